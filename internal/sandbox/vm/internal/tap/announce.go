@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// announce tells the neighbours where the guest's addresses are. One that was another pod's a moment ago would be sought
-// there for as long as they remember it, some tens of seconds; not every CNI chain tells, and the guest does not until it
-// is up. Neighbours that do not hear it learn it later.
+// announce announces the guest's addresses to the neighbours. Without it, neighbours would send to an address's
+// previous pod until their caches expire, some tens of seconds. Not every CNI chain announces, and the guest does so
+// only after it has booted. An announcement can be lost; neighbours then learn the address later.
 func announce(i Interface, index int) error {
 	mac, err := net.ParseMAC(i.MAC)
 	if err != nil {
@@ -30,8 +30,8 @@ func announce(i Interface, index int) error {
 	return nil
 }
 
-// announcement is a gratuitous ARP request (RFC 5227, section 3), or an unsolicited neighbour advertisement (RFC 4861,
-// section 7.2.6).
+// announcement returns a gratuitous ARP request (RFC 5227, section 3) or an unsolicited neighbour advertisement (RFC
+// 4861, section 7.2.6).
 func announcement(mac [6]byte, addr netip.Addr) []byte {
 	if addr.Is6() {
 		a := addr.As16()
@@ -40,7 +40,7 @@ func announcement(mac [6]byte, addr netip.Addr) []byte {
 	}
 	const request = 1
 	a := addr.As4()
-	b := ether(everyone, mac, unix.ETH_P_ARP, 28)
+	b := ether(broadcastMAC, mac, unix.ETH_P_ARP, 28)
 	b = binary.BigEndian.AppendUint16(b, unix.ARPHRD_ETHER)
 	b = binary.BigEndian.AppendUint16(b, unix.ETH_P_IP)
 	b = append(b, 6, 4, 0, request)

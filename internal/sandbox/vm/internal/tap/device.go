@@ -16,21 +16,21 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// flags of a tap: Ethernet frames, no packet information before them, but virtio's header, by which checksums and
-// segmentation are left to who can do them best.
+// flags of a tap: Ethernet frames without packet information, with virtio's header, by which checksums and segmentation
+// are offloaded.
 const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 
 const tunDevice = "/dev/net/tun"
 
-// Open opens the tap of the namespace for a hypervisor: non-blocking, closed on exec, with virtio's header before each
-// frame. One can have it open at a time.
+// Open opens the namespace's tap for a hypervisor: non-blocking, close-on-exec, with virtio's header before each frame.
+// Only one process can have it open.
 //
-// Errors: ErrNotFound when the namespace or the tap is gone, as after a reboot of the node; ErrFailedPrecondition when
-// somebody has it open, or the node has no taps.
+// Open returns ErrNotFound if the namespace or the tap does not exist, for example after a reboot, and
+// ErrFailedPrecondition if the tap is already open or the kernel has no taps.
 func Open(ctx context.Context, netns, tap string) (*os.File, error) {
 	var file *os.File
-	err := inside(ctx, netns, func(h *netlink.Handle) error {
-		// TUNSETIFF would make one that is not there.
+	err := inNetns(ctx, netns, func(h *netlink.Handle) error {
+		// TUNSETIFF would create a missing tap.
 		if _, err := h.LinkByName(tap); err != nil {
 			return linkError(tap, err)
 		}
@@ -47,7 +47,7 @@ func Open(ctx context.Context, netns, tap string) (*os.File, error) {
 	return file, nil
 }
 
-// attach opens a tap of the calling thread's namespace, and makes it, not persistent, if it is not there.
+// attach opens a tap of the calling thread's namespace. It creates a missing tap, which is not persistent.
 func attach(name string) (fd int, err error) {
 	fd, err = unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -59,7 +59,7 @@ func attach(name string) (fd int, err error) {
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
 	}
 	if errors.Is(err, unix.EBUSY) {
-		err = fmt.Errorf("somebody has it open: %w: %w", err, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("another process has it open: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -68,7 +68,8 @@ func attach(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// ensureTap finds the tap, or makes it, persistent and its owner's. A kill in the middle leaves none.
+// ensureTap makes a missing tap, persistent and owned by the given user, and configures it. A kill during the creation
+// leaves no tap.
 func ensureTap(h *netlink.Handle, w wiring, uid, gid int) (netlink.Link, error) {
 	link, err := h.LinkByName(w.Tap)
 	if isNotFound(err) {
@@ -80,13 +81,13 @@ func ensureTap(h *netlink.Handle, w wiring, uid, gid int) (netlink.Link, error) 
 		return nil, fmt.Errorf("make tap %s: %w", w.Tap, err)
 	}
 	if _, ok := link.(*netlink.Tuntap); !ok {
-		return nil, fmt.Errorf("make tap %s: it is there, but of type %s: %w", w.Tap, link.Type(), errdefs.ErrAlreadyExists)
+		return nil, fmt.Errorf("make tap %s: an interface of type %s has this name: %w", w.Tap, link.Type(), errdefs.ErrAlreadyExists)
 	}
-	if err := setDisableIPv6(w.Tap, "1"); err != nil { // the guest is to meet no neighbour there
+	if err := setDisableIPv6(w.Tap, "1"); err != nil { // the namespace must not be a neighbour of the guest
 		return nil, err
 	}
 	if !IsTap(link) {
-		err = h.LinkSetAlias(link, alias+w.Link)
+		err = h.LinkSetAlias(link, aliasPrefix+w.Link)
 	}
 	if err == nil && link.Attrs().MTU != w.MTU {
 		err = h.LinkSetMTU(link, w.MTU)
@@ -95,7 +96,7 @@ func ensureTap(h *netlink.Handle, w wiring, uid, gid int) (netlink.Link, error) 
 		err = h.LinkSetUp(link)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set tap %s up, MTU %d: %w", w.Tap, w.MTU, err)
+		return nil, fmt.Errorf("bring up tap %s with MTU %d: %w", w.Tap, w.MTU, err)
 	}
 	return link, nil
 }
@@ -117,9 +118,9 @@ func makeTap(name string, uid, gid int) error {
 	return nil
 }
 
-// inside runs fn on a thread that is in the network namespace, with a netlink handle of it. The namespace that is not
-// there is ErrNotFound, a file in its place that is none ErrFailedPrecondition.
-func inside(ctx context.Context, netns string, fn func(h *netlink.Handle) error) error {
+// inNetns runs fn on a thread in the network namespace, with a netlink handle of it. It returns ErrNotFound if the
+// namespace does not exist, and ErrFailedPrecondition if the file is not a namespace.
+func inNetns(ctx context.Context, netns string, fn func(h *netlink.Handle) error) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
@@ -145,17 +146,16 @@ func isNotFound(err error) bool {
 
 func linkError(name string, err error) error {
 	if isNotFound(err) {
-		return fmt.Errorf("there is no interface %s in the namespace: %w", name, errdefs.ErrNotFound)
+		return fmt.Errorf("the namespace has no interface %s: %w", name, errdefs.ErrNotFound)
 	}
 	return fmt.Errorf("interface %s: %w", name, err)
 }
-
-// The sysctl by which an interface has no IPv6. On a node without IPv6 there is none, which reads as "".
 
 func disableIPv6Path(link string) string {
 	return filepath.Join("/proc/sys/net/ipv6/conf", link, "disable_ipv6")
 }
 
+// disableIPv6 reads the link's sysctl disable_ipv6. It returns "" on a node without IPv6.
 func disableIPv6(link string) (string, error) {
 	value, err := os.ReadFile(disableIPv6Path(link))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -164,6 +164,7 @@ func disableIPv6(link string) (string, error) {
 	return strings.TrimSpace(string(value)), nil
 }
 
+// setDisableIPv6 sets the link's sysctl disable_ipv6, if it exists and value is not empty.
 func setDisableIPv6(link, value string) error {
 	now, err := disableIPv6(link)
 	if err != nil || now == "" || value == "" || now == value {

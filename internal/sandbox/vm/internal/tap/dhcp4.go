@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
@@ -11,30 +12,29 @@ import (
 	"github.com/insomniacslk/dhcp/rfc1035label"
 )
 
-// leaseTime is how long the guest may keep its address: as good as for ever, in a number that no client overflows on. The
-// address is the guest's for as long as the pod is.
+// leaseTime is practically infinite, because the address belongs to the pod, but small enough not to overflow in any
+// client.
 const leaseTime = 365 * 24 * time.Hour
 
-// minMessage4 is the size of an IP packet that each DHCP client takes (RFC 2131, section 2), leastMTU4 the least MTU that
-// can be told (RFC 2132, section 5.1).
-const minMessage4, leastMTU4 = 576, 68
+// minMessage4 is the size of an IP packet that every DHCP client accepts (RFC 2131, section 2). minMTU4 is the least
+// value of the MTU option (RFC 2132, section 5.1).
+const minMessage4, minMTU4 = 576, 68
 
-// serverMAC is the Ethernet address that answers come from; nothing is sent to it.
+// serverMAC is the source MAC address of answers. Nothing is sent to it.
 var serverMAC = [6]byte{0x02, 0x00, 0x54, 0x52, 0x50, 0x44}
 
-// nobody4 identifies the server where there is no gateway whose address would do. Renewals to it are lost, and broadcast
-// in the end.
-var nobody4 = netip.MustParseAddr("169.254.1.1")
+// fallbackServer4 identifies the server if the guest has no gateway. Renewals to this address are lost; the client
+// finally broadcasts.
+var fallbackServer4 = netip.MustParseAddr("169.254.1.1")
 
-// server4 answers a guest's DHCPv4 messages (RFC 2131, section 4.3) with its only address. It has no state: an address is
-// leased by being the pod's.
+// server4 answers a guest's DHCPv4 messages (RFC 2131, section 4.3) with its first address. It keeps no lease state,
+// because the address belongs to the pod.
 type server4 struct {
-	mac net.HardwareAddr
-	// address is the guest's, server what identifies us: the gateway, which a client that renews can reach, if only to
-	// be answered by us.
-	address netip.Prefix
-	server  netip.Addr
-	// offer are the options for whoever accepts the address; search is the one that may be left out for its size.
+	mac     net.HardwareAddr
+	address netip.Prefix // of the guest
+	// server is the server identifier: the gateway's address, because a client sends renewals there. server4 answers them.
+	server netip.Addr
+	// offer holds the options of an offer or acknowledgement. search is a further option that is omitted if it does not fit.
 	offer  []dhcpv4.Option
 	search *dhcpv4.Option
 }
@@ -46,9 +46,9 @@ func newServer4(i Interface, mac net.HardwareAddr, cfg Config) *server4 {
 	if s.server.IsValid() {
 		add(dhcpv4.OptRouter(s.server.AsSlice()))
 	} else {
-		s.server = nobody4
+		s.server = fallbackServer4
 	}
-	if routes := classless(i); len(routes) > 0 {
+	if routes := classlessRoutes(i); len(routes) > 0 {
 		add(dhcpv4.OptClasslessStaticRoute(routes...))
 	}
 	if dns := addrsOf(cfg.Servers, netip.Addr.Is4); len(dns) > 0 {
@@ -57,7 +57,7 @@ func newServer4(i Interface, mac net.HardwareAddr, cfg Config) *server4 {
 	if cfg.Hostname != "" {
 		add(dhcpv4.OptHostName(cfg.Hostname))
 	}
-	if i.MTU >= leastMTU4 {
+	if i.MTU >= minMTU4 {
 		add(dhcpv4.OptGeneric(dhcpv4.OptionInterfaceMTU, []byte{byte(i.MTU >> 8), byte(i.MTU)}))
 	}
 	if len(cfg.Searches) > 0 {
@@ -68,9 +68,9 @@ func newServer4(i Interface, mac net.HardwareAddr, cfg Config) *server4 {
 	return s
 }
 
-// classless are all routes of IPv4 (RFC 3442): a client that knows them does not look at the router option. Gateways that
-// are no neighbours by the address's subnet are made so by a route before.
-func classless(i Interface) []*dhcpv4.Route {
+// classlessRoutes returns all IPv4 routes as RFC 3442 options; a client that supports them ignores the router option. A
+// gateway outside the address's subnet gets an on-link route first.
+func classlessRoutes(i Interface) []*dhcpv4.Route {
 	var all []*dhcpv4.Route
 	near := []netip.Prefix{i.addrs4()[0].Masked()}
 	add := func(dst netip.Prefix, gw net.IP) {
@@ -88,7 +88,7 @@ func classless(i Interface) []*dhcpv4.Route {
 		if !r.GW.Is4() {
 			continue
 		}
-		if !within(near, r.GW) {
+		if !slices.ContainsFunc(near, func(p netip.Prefix) bool { return p.Contains(r.GW) }) {
 			host := netip.PrefixFrom(r.GW, 32)
 			near = append(near, host)
 			add(host, net.IPv4zero.To4())
@@ -98,21 +98,12 @@ func classless(i Interface) []*dhcpv4.Route {
 	return all
 }
 
-func within(some []netip.Prefix, addr netip.Addr) bool {
-	for _, p := range some {
-		if p.Contains(addr) {
-			return true
-		}
-	}
-	return false
-}
-
-// answer is the frame that answers the message, or none, and what was done, for the log; nothing was if that is empty.
+// answer returns the frame that answers the message, or nil, and a description of the exchange for the log, or "".
 func (s *server4) answer(message []byte) (reply []byte, what string) {
 	request, err := dhcpv4.FromBytes(message)
 	if err != nil || request.OpCode != dhcpv4.OpcodeBootRequest || request.HWType != iana.HWTypeEthernet ||
 		request.ClientHWAddr.String() != s.mac.String() || !request.GatewayIPAddr.IsUnspecified() {
-		return nil, "" // damaged, another's, or by a relay, which the guest may be for others
+		return nil, "" // damaged, another client's, or relayed: the guest can be a relay for others
 	}
 	kind, why := s.decide(request)
 	if kind == dhcpv4.MessageTypeNone {
@@ -139,7 +130,7 @@ func (s *server4) answer(message []byte) (reply []byte, what string) {
 	return s.frame(request, r, kind), fmt.Sprintf("%s: %s of %s", request.MessageType(), kind, s.address.Addr())
 }
 
-// decide tells how a message is answered, and in words why it is refused or passed over. MessageTypeNone is no answer.
+// decide returns the type of the answer, MessageTypeNone for no answer, and the reason for a refusal or for no answer.
 func (s *server4) decide(request *dhcpv4.DHCPv4) (kind dhcpv4.MessageType, why string) {
 	mine := func(ip net.IP) bool { return ip.Equal(s.address.Addr().AsSlice()) }
 	switch kind := request.MessageType(); kind {
@@ -149,9 +140,9 @@ func (s *server4) decide(request *dhcpv4.DHCPv4) (kind dhcpv4.MessageType, why s
 		return dhcpv4.MessageTypeAck, ""
 	case dhcpv4.MessageTypeRequest:
 		if server := request.ServerIdentifier(); server != nil && !server.Equal(s.server.AsSlice()) {
-			return dhcpv4.MessageTypeNone, fmt.Sprintf("%s of another server's offer, %s", kind, server)
+			return dhcpv4.MessageTypeNone, fmt.Sprintf("%s selects the offer of another server, %s", kind, server)
 		}
-		wanted := request.RequestedIPAddress() // SELECTING and INIT-REBOOT; else RENEWING and REBINDING
+		wanted := request.RequestedIPAddress() // set in SELECTING and INIT-REBOOT, not in RENEWING and REBINDING
 		if wanted == nil {
 			wanted = request.ClientIPAddr
 		}
@@ -160,29 +151,29 @@ func (s *server4) decide(request *dhcpv4.DHCPv4) (kind dhcpv4.MessageType, why s
 		}
 		return dhcpv4.MessageTypeAck, ""
 	case dhcpv4.MessageTypeDecline:
-		return dhcpv4.MessageTypeNone, fmt.Sprintf("the guest declines %s: another on its network answers for it", request.RequestedIPAddress())
+		return dhcpv4.MessageTypeNone, fmt.Sprintf("the guest declines %s: another host on its network uses it", request.RequestedIPAddress())
 	case dhcpv4.MessageTypeRelease:
-		return dhcpv4.MessageTypeNone, "" // it stays the pod's
+		return dhcpv4.MessageTypeNone, "" // the address still belongs to the pod
 	default:
-		return dhcpv4.MessageTypeNone, fmt.Sprintf("%s is no client's", kind)
+		return dhcpv4.MessageTypeNone, fmt.Sprintf("%s is not a client's message", kind)
 	}
 }
 
-// frame addresses the reply (RFC 2131, section 4.1): to the address that the guest has, else to the one that it gets,
-// unless it cannot hear that yet and says so.
+// frame addresses the reply as RFC 2131, section 4.1, says: to the guest's present address, otherwise to the offered
+// address, or by broadcast if the client asks for it.
 func (s *server4) frame(request, r *dhcpv4.DHCPv4, kind dhcpv4.MessageType) []byte {
 	payload := r.ToBytes()
 	if s.search != nil && kind != dhcpv4.MessageTypeNak {
 		most := minMessage4
-		if told, err := request.MaxMessageSize(); err == nil {
-			most = max(most, int(told))
+		if size, err := request.MaxMessageSize(); err == nil {
+			most = max(most, int(size))
 		}
 		r.UpdateOption(*s.search)
 		if full := r.ToBytes(); ip4Len+udpLen+len(full) <= most {
 			payload = full
 		}
 	}
-	to, dst := broadcast4, everyone
+	to, dst := broadcast4, broadcastMAC
 	if client, ok := netip.AddrFromSlice(request.ClientIPAddr.To4()); kind != dhcpv4.MessageTypeNak && ok && !client.IsUnspecified() {
 		to, dst = client, [6]byte(s.mac)
 	} else if kind != dhcpv4.MessageTypeNak && !request.IsBroadcast() {

@@ -4,27 +4,28 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
 	"github.com/insomniacslk/dhcp/iana"
 )
 
-// infinite is DHCPv6's time without end, 0xffffffff seconds.
+// infinite is the infinite lifetime of DHCPv6, 0xffffffff seconds.
 const infinite = forever * time.Second
 
-// serverID identifies us to DHCPv6 clients; it is the same for every pod, as each hears only one.
+// serverID is the DHCPv6 server identifier. Every pod gets the same one, because each guest sees only one server.
 var serverID = &dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: serverMAC[:]}
 
-// answer is the frame that answers a DHCPv6 message (RFC 8415, section 18.3), or none, and what was done, for the log;
-// nothing was if that is empty.
+// answer returns the frame that answers a DHCPv6 message (RFC 8415, section 18.3), or nil, and a description of the
+// exchange for the log, or "".
 func (s *server6) answer(f frame) (reply []byte, what string) {
 	request, err := dhcpv6.MessageFromBytes(f.payload)
 	if err != nil || request.GetOneOption(dhcpv6.OptionRelayMsg) != nil || !f.from.IsLinkLocalUnicast() {
 		return nil, ""
 	}
 	if id := request.Options.ServerID(); id != nil && !id.Equal(serverID) {
-		return nil, fmt.Sprintf("%s to another server", request.Type())
+		return nil, fmt.Sprintf("%s is for another server", request.Type())
 	}
 	r := s.reply(request)
 	if r == nil {
@@ -41,7 +42,7 @@ func (s *server6) answer(f frame) (reply []byte, what string) {
 	return frame, fmt.Sprintf("%s: %s", request.Type(), r.Type())
 }
 
-// reply makes the answer but for what all have in common; nil is none.
+// reply returns the answer without the options that all answers have, or nil.
 func (s *server6) reply(request *dhcpv6.Message) *dhcpv6.Message {
 	var r *dhcpv6.Message
 	var err error
@@ -52,19 +53,19 @@ func (s *server6) reply(request *dhcpv6.Message) *dhcpv6.Message {
 		} else {
 			r, err = dhcpv6.NewAdvertiseFromSolicit(request)
 		}
-		s.give(request, r)
+		s.assignAddrs(request, r)
 	case dhcpv6.MessageTypeRequest, dhcpv6.MessageTypeRenew, dhcpv6.MessageTypeRebind:
 		r, err = dhcpv6.NewReplyFromMessage(request)
-		s.give(request, r)
+		s.assignAddrs(request, r)
 	case dhcpv6.MessageTypeConfirm:
 		r, err = dhcpv6.NewReplyFromMessage(request)
-		status(r, s.confirm(request))
-	case dhcpv6.MessageTypeRelease: // they stay the pod's
+		setStatus(r, s.confirm(request))
+	case dhcpv6.MessageTypeRelease: // the addresses still belong to the pod
 		r, err = dhcpv6.NewReplyFromMessage(request)
-		status(r, iana.StatusSuccess)
+		setStatus(r, iana.StatusSuccess)
 	case dhcpv6.MessageTypeInformationRequest:
 		r = &dhcpv6.Message{MessageType: dhcpv6.MessageTypeReply, TransactionID: request.TransactionID}
-		if id := request.GetOneOption(dhcpv6.OptionClientID); id != nil { // which it need not tell
+		if id := request.GetOneOption(dhcpv6.OptionClientID); id != nil { // optional in this message
 			r.AddOption(id)
 		}
 	}
@@ -74,15 +75,15 @@ func (s *server6) reply(request *dhcpv6.Message) *dhcpv6.Message {
 	return r
 }
 
-func status(r *dhcpv6.Message, code iana.StatusCode) {
+func setStatus(r *dhcpv6.Message, code iana.StatusCode) {
 	if r != nil {
 		r.AddOption(&dhcpv6.OptStatusCode{StatusCode: code})
 	}
 }
 
-// give answers each identity association: the first one that the client has gets all addresses, with them go others that
-// it asks to keep, to be given up at once.
-func (s *server6) give(request, r *dhcpv6.Message) {
+// assignAddrs answers each identity association. The first gets all addresses; other addresses that it asks to keep get
+// lifetime 0, so that the client drops them immediately. Further associations get no addresses.
+func (s *server6) assignAddrs(request, r *dhcpv6.Message) {
 	if r == nil {
 		return
 	}
@@ -98,7 +99,7 @@ func (s *server6) give(request, r *dhcpv6.Message) {
 		}
 		if request.Type() == dhcpv6.MessageTypeRenew || request.Type() == dhcpv6.MessageTypeRebind {
 			for _, a := range ia.Options.Addresses() {
-				if !s.has(a.IPv6Addr) {
+				if !s.hasAddr(a.IPv6Addr) {
 					answer.Options.Add(&dhcpv6.OptIAAddress{IPv6Addr: a.IPv6Addr})
 				}
 			}
@@ -107,20 +108,15 @@ func (s *server6) give(request, r *dhcpv6.Message) {
 	}
 }
 
-func (s *server6) has(ip net.IP) bool {
-	for _, a := range s.addrs {
-		if ip.Equal(a.Addr().AsSlice()) {
-			return true
-		}
-	}
-	return false
+func (s *server6) hasAddr(ip net.IP) bool {
+	return slices.ContainsFunc(s.addrs, func(a netip.Prefix) bool { return ip.Equal(a.Addr().AsSlice()) })
 }
 
-// confirm tells whether the addresses that a client had are still right.
+// confirm checks whether the client's addresses are still valid.
 func (s *server6) confirm(request *dhcpv6.Message) iana.StatusCode {
 	for _, ia := range request.Options.IANA() {
 		for _, a := range ia.Options.Addresses() {
-			if !s.has(a.IPv6Addr) {
+			if !s.hasAddr(a.IPv6Addr) {
 				return iana.StatusNotOnLink
 			}
 		}

@@ -6,24 +6,25 @@
 //	                                                  └─ AF_PACKET ── Responder: DHCPv4, router advertisements, DHCPv6
 //	└────── node ───┘ └──────── pod's namespace ────────┘
 //
-//	Wire    record ─► taps ─► addresses off the links ─► filters ─► announcement     a repeat finishes what was cut off
-//	Unwire  taps and filters away ─► addresses on the links ─► record removed
+//	Wire    write record ─► make taps ─► remove addresses ─► add filters ─► announce     a repeat completes a partial Wire
+//	Unwire  remove taps and filters ─► restore addresses ─► remove record
 //
-// The guest takes the MAC of the pod's interface, which keeps it too: to its neighbours nothing changes, and what the
-// network remembers of the pod (bridge tables, ARP, filters against spoofing) stays true. There is no learning bridge in
-// between, which a reflecting port (CNI's hairpinMode) would mislead.
+// The guest uses the MAC of the pod's interface, which keeps its MAC too. Nothing changes for the neighbours, and bridge
+// tables, ARP caches and anti-spoofing filters stay valid. There is no learning bridge between interface and tap, because a
+// reflecting port (CNI's hairpinMode) would mislead it.
 //
-// The filters are u32 with mirred alone: kernels have these where they lack matchall, flower and gact. What is to go no
-// further is classified without an action, which hands it to the namespace's own IP stack, and that has no address there:
+// The filters use u32 with mirred only, because some kernels lack matchall, flower and gact. A frame that must not be
+// forwarded matches a filter without an action. It then reaches the namespace's own IP stack, which drops it for lack of
+// an address. These frames are not forwarded:
 //
-//	from the guest   requests to DHCP servers, router solicitations, solicitations of our router   → the Responder's
-//	from the wire    answers of other DHCP servers, router advertisements of others                 → of no family that we serve
-//	                 the guest's own broadcasts, reflected                                          → always
+//	from the guest   requests to DHCP servers, router solicitations, solicitations of our router   the Responder answers them
+//	from the wire    answers of DHCP servers, router advertisements                                if the guest has addresses of the family
+//	                 the guest's own broadcasts, reflected                                         always
 //
-// A family of which an interface has no address is left alone: such a guest may use a DHCP server of its network.
+// A family without an address on the interface is not filtered: the guest can use a DHCP server of its network.
 //
-// Only the main routing table is moved, and interfaces that are up, Ethernet, and no part of another. IPv6 routes beside
-// the default one cannot be told by the Responder; callers who write the guest's network configuration have them.
+// Wire moves the main routing table only, and only Ethernet interfaces that are up and not part of another interface. The
+// Responder cannot announce IPv6 routes other than the default; callers who write the guest's network configuration can.
 //
-// The package must not know pods, machines or CNI; it changes nothing outside the namespace and the record.
+// The package knows no pods, machines or CNI. It changes nothing outside the namespace and the record.
 package tap

@@ -1,6 +1,6 @@
 package tap
 
-// Frames for tests of what passes the filters.
+// Frame builders for the tests of the filters.
 var (
 	UDP4Frame  = udp4Frame
 	UDP6Frame  = udp6Frame

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
-// TestKilledAnywhere: a daemon that dies between two steps leaves what the next one finishes, or undoes.
+// TestKilledAnywhere: after a kill between any two steps, the next daemon can complete or undo the wiring.
 func TestKilledAnywhere(t *testing.T) {
 	failpoint.Needed(t)
 	n := newNode(t, "")
@@ -29,12 +29,12 @@ func TestKilledAnywhere(t *testing.T) {
 			id := strings.TrimPrefix(point, "network.tap.")
 			r := n.pod(id)
 			n.dieAt(id, point)
-			if strings.HasPrefix(id, "unwire") { // what only Unwire may follow
+			if strings.HasPrefix(id, "unwire") { // only Unwire can follow
 				n.unwire(id)
 			}
 			interfaces := n.wire(id)
 			if got := addrs(interfaces[0]); !reflect.DeepEqual(got, r.IPs) {
-				t.Fatalf("wired %v, the pod has %v", got, r.IPs)
+				t.Fatalf("addresses of the guest = %v, want the pod's %v", got, r.IPs)
 			}
 			n.serve(id, interfaces)
 			g := n.guest(id, interfaces)
@@ -42,18 +42,18 @@ func TestKilledAnywhere(t *testing.T) {
 			n.listener(g.netns, "[::]:80", body(1))
 			for _, ip := range r.IPs {
 				if got := n.fetch("", netip.AddrPortFrom(ip, 80).String()); got != 1 {
-					t.Errorf("%d bytes from %s", got, ip)
+					t.Errorf("got %d bytes from %s, want 1", got, ip)
 				}
 			}
 			n.unwire(id)
 			if out := n.must(r.Netns, "ip", "addr", "show", "dev", "eth0"); !strings.Contains(out, r.IPs[0].String()) || !strings.Contains(out, r.IPs[1].String()) {
-				t.Errorf("after Unwire:\n%s", out)
+				t.Errorf("eth0 lacks an address of the pod after Unwire:\n%s", out)
 			}
 		})
 	}
 }
 
-// TestReboot: the namespace is gone, the record stays until Unwire; one of another namespace is forgotten.
+// TestReboot: without the namespace, the record stays until Unwire. Wire in another namespace replaces it.
 func TestReboot(t *testing.T) {
 	n := newNode(t, "")
 	r := n.pod("pod")
@@ -71,35 +71,35 @@ func TestReboot(t *testing.T) {
 	}
 	for name, call := range calls {
 		if err := call(); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s without the namespace: got error %v, want ErrNotFound", name, err)
 		}
 	}
-	if told, err := tap.Read(n.record("pod")); err != nil || !reflect.DeepEqual(told, interfaces) {
-		t.Errorf("Read: %v, %v", told, err)
+	if got, err := tap.Read(n.record("pod")); err != nil || !reflect.DeepEqual(got, interfaces) {
+		t.Errorf("Read = %v, %v; want %v", got, err, interfaces)
 	}
 	if _, err := n.NewNetns(t.Context(), "pod"); err != nil {
 		t.Fatal(err)
 	}
 	if all := n.wire("pod"); len(all) != 0 {
-		t.Errorf("in another namespace: %v", all)
+		t.Errorf("Wire in another namespace = %v, want no interfaces", all)
 	}
 	if err := n.RemoveNetns(t.Context(), "pod"); err != nil {
 		t.Fatal(err)
 	}
 	n.unwire("pod")
 	if _, err := os.Stat(n.record("pod")); !os.IsNotExist(err) {
-		t.Errorf("the record stays: %v", err)
+		t.Errorf("the record still exists after Unwire: %v", err)
 	}
 }
 
-// TestTapGone: a tap that somebody removed is made again by the next Wire.
+// TestTapGone: Wire makes a tap again that another program removed.
 func TestTapGone(t *testing.T) {
 	n := newNode(t, "")
 	r := n.pod("pod")
 	first := n.wire("pod")
 	n.must(r.Netns, "ip", "link", "del", first[0].Tap)
 	if _, err := tap.Serve(t.Context(), r.Netns, first, tap.Config{}); !errdefs.IsNotFound(err) {
-		t.Errorf("Serve without its tap: %v", err)
+		t.Errorf("Serve without its tap: got error %v, want ErrNotFound", err)
 	}
 	interfaces := n.wire("pod")
 	g := n.guest("pod", interfaces)
@@ -107,12 +107,12 @@ func TestTapGone(t *testing.T) {
 	n.listener(g.netns, "[::]:80", body(1))
 	for _, ip := range r.IPs {
 		if got := n.fetch("", netip.AddrPortFrom(ip, 80).String()); got != 1 {
-			t.Errorf("%d bytes from %s", got, ip)
+			t.Errorf("got %d bytes from %s, want 1", got, ip)
 		}
 	}
 }
 
-// TestDamagedRecord: it is said, and Unwire gets rid of it and of the taps.
+// TestDamagedRecord: Wire reports a damaged record, and Unwire removes it and the taps.
 func TestDamagedRecord(t *testing.T) {
 	n := newNode(t, "")
 	r := n.pod("pod")
@@ -121,11 +121,11 @@ func TestDamagedRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := tap.Wire(t.Context(), r.Netns, tap.Options{Record: n.record("pod")}); !errdefs.IsDataLoss(err) {
-		t.Errorf("Wire: %v", err)
+		t.Errorf("Wire with a damaged record: got error %v, want ErrDataLoss", err)
 	}
 	n.unwire("pod")
 	if out := n.must(r.Netns, "ip", "link"); strings.Contains(out, "tap0") {
-		t.Errorf("left:\n%s", out)
+		t.Errorf("a tap remains after Unwire:\n%s", out)
 	}
 }
 
@@ -133,27 +133,27 @@ func TestErrors(t *testing.T) {
 	n := newNode(t, "")
 	n.pod("pod")
 	if _, err := tap.Wire(t.Context(), n.Netns("pod"), tap.Options{Record: "relative"}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a relative record: %v", err)
+		t.Errorf("Wire with a relative record path: got error %v, want ErrInvalidArgument", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := tap.Wire(ctx, n.Netns("pod"), tap.Options{Record: n.record("pod")}); err == nil {
-		t.Error("Wire after the end of its context")
+		t.Error("Wire with a canceled context succeeded")
 	}
-	if err := tap.Unwire(t.Context(), n.Netns("nobody"), n.record("nobody")); err != nil {
-		t.Errorf("Unwire of what never was: %v", err)
+	if err := tap.Unwire(t.Context(), n.Netns("missing"), n.record("missing")); err != nil {
+		t.Errorf("Unwire of a namespace that never existed: %v", err)
 	}
 	interfaces := n.wire("pod")
 	n.must(n.Netns("pod"), "ip", "link", "del", "eth0")
 	if _, err := tap.Wire(t.Context(), n.Netns("pod"), tap.Options{Record: n.record("pod")}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("Wire without its interface: %v", err)
+		t.Errorf("Wire without its interface: got error %v, want ErrFailedPrecondition", err)
 	}
 	if err := n.Check(t.Context(), network.Attachment{ID: "pod"}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("Check without its interface: %v", err)
+		t.Errorf("Check without its interface: got error %v, want ErrFailedPrecondition", err)
 	}
 	n.must(n.Netns("pod"), "ip", "link", "del", interfaces[0].Tap)
 	if _, err := tap.Open(t.Context(), n.Netns("pod"), interfaces[0].Tap); !errdefs.IsNotFound(err) {
-		t.Errorf("Open without its tap: %v", err)
+		t.Errorf("Open without its tap: got error %v, want ErrNotFound", err)
 	}
 	n.unwire("pod")
 }

@@ -12,20 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// match says which frames of a protocol go no further: all keys must fit. Offsets are those of the network header.
+// match selects frames of a protocol that are not forwarded. All keys must match. Offsets count from the network
+// header.
 type match struct {
 	protocol uint16
 	keys     []netlink.TcU32Key
 }
 
-// router is the link-local address of the router that the Responder advertises, where the gateway's own is not known.
-var router = netip.MustParseAddr("fe80::7472:6970:6f64:1")
+// virtualRouter is the link-local router address that the Responder advertises if the gateway's address is not
+// link-local.
+var virtualRouter = netip.MustParseAddr("fe80::7472:6970:6f64:1")
 
-// filters are the exceptions from joining the two sides; see the package comment.
+// filters returns the frames that are not forwarded between the pod's interface and the guest; see the package comment.
 func filters(i Interface) (fromWire, fromGuest []match) {
 	if mac, err := net.ParseMAC(i.MAC); err == nil && len(mac) == 6 {
 		fromWire = append(fromWire, match{unix.ETH_P_ALL, []netlink.TcU32Key{
-			{Off: -16, Mask: 0x100, Val: 0x100}, // a group as destination
+			{Off: -16, Mask: 0x100, Val: 0x100}, // group bit of the destination
 			{Off: -8, Mask: 0xffffffff, Val: binary.BigEndian.Uint32(mac)},
 			{Off: -4, Mask: 0xffff0000, Val: uint32(binary.BigEndian.Uint16(mac[4:])) << 16},
 		}})
@@ -35,20 +37,20 @@ func filters(i Interface) (fromWire, fromGuest []match) {
 		fromGuest = append(fromGuest, udp4(dhcp4Client, dhcp4Server))
 	}
 	if len(i.addrs6()) > 0 {
-		target := router.As16()
-		sought := icmp6(ndSolicit)
+		target := virtualRouter.As16()
+		routerNS := icmp6(ndSolicit)
 		for at := 0; at < len(target); at += 4 {
-			sought.keys = append(sought.keys, netlink.TcU32Key{
+			routerNS.keys = append(routerNS.keys, netlink.TcU32Key{
 				Off: int32(48 + at), Mask: 0xffffffff, Val: binary.BigEndian.Uint32(target[at:]),
 			})
 		}
 		fromWire = append(fromWire, udp6(dhcp6Server, dhcp6Client), icmp6(routerAdvert))
-		fromGuest = append(fromGuest, udp6(dhcp6Client, dhcp6Server), icmp6(routerSolicit), sought)
+		fromGuest = append(fromGuest, udp6(dhcp6Client, dhcp6Server), icmp6(routerSolicit), routerNS)
 	}
 	return fromWire, fromGuest
 }
 
-// udp4 fits unfragmented UDP over IPv4 without options.
+// udp4 matches unfragmented UDP over IPv4 without IP options.
 func udp4(src, dst uint16) match {
 	return match{unix.ETH_P_IP, []netlink.TcU32Key{
 		{Off: 0, Mask: 0x0f000000, Val: 0x05000000},
@@ -72,25 +74,25 @@ func icmp6(kind uint8) match {
 	}}
 }
 
-// ingress is the queueing discipline by which filters see what a link receives.
-func ingress(link netlink.Link) netlink.Qdisc {
+// ingressQdisc returns the queueing discipline for filters on frames that the link receives.
+func ingressQdisc(link netlink.Link) netlink.Qdisc {
 	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: link.Attrs().Index, Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
 	}}
 }
 
-// ensureFilters has what from receives sent out by to, but for the exceptions. The filter that does so is the last one
-// and is added last: where it is, all are.
+// ensureFilters forwards all frames that from receives to to, except the given ones. It adds the forwarding filter
+// last, so that filter implies all others.
 func ensureFilters(h *netlink.Handle, from, to netlink.Link, exceptions []match) error {
-	qdisc := ingress(from)
+	qdisc := ingressQdisc(from)
 	parent := qdisc.Attrs().Handle
 	err := h.QdiscAdd(qdisc)
 	if errors.Is(err, unix.EEXIST) {
-		if joined, err := isJoined(h, from, to, parent); joined || err != nil {
+		if joined, err := isForwarding(h, from, to, parent); joined || err != nil {
 			return err
 		}
 		if err := h.QdiscDel(qdisc); err != nil {
-			return fmt.Errorf("remove half-made filters of %s (has it a clsact of somebody else's?): %w: %w", from.Attrs().Name, err, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("remove incomplete filters of %s (does another program use a clsact qdisc on it?): %w: %w", from.Attrs().Name, err, errdefs.ErrFailedPrecondition)
 		}
 		err = h.QdiscAdd(qdisc)
 	}
@@ -112,15 +114,15 @@ func ensureFilters(h *netlink.Handle, from, to netlink.Link, exceptions []match)
 		return nil
 	}
 	for i, m := range exceptions {
-		if err := add(i+1, m); err != nil { // a priority has one protocol
+		if err := add(i+1, m); err != nil { // all filters of a priority have one protocol
 			return err
 		}
 	}
 	return add(len(exceptions)+1, match{protocol: unix.ETH_P_ALL}, netlink.NewMirredAction(to.Attrs().Index))
 }
 
-// isJoined reports whether the last filter is there.
-func isJoined(h *netlink.Handle, from, to netlink.Link, parent uint32) (bool, error) {
+// isForwarding reports whether the forwarding filter exists.
+func isForwarding(h *netlink.Handle, from, to netlink.Link, parent uint32) (bool, error) {
 	have, err := list(func() ([]netlink.Filter, error) { return h.FilterList(from, parent) })
 	if err != nil {
 		return false, fmt.Errorf("list filters of %s: %w", from.Attrs().Name, err)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ports and ICMPv6 types of what is answered.
+// UDP ports of DHCP and ICMPv6 types of neighbour discovery.
 const (
 	dhcp4Server, dhcp4Client = 67, 68
 	dhcp6Server, dhcp6Client = 547, 546
@@ -26,29 +26,30 @@ const (
 )
 
 var (
-	allNodes   = netip.MustParseAddr("ff02::1")
-	broadcast4 = netip.AddrFrom4([4]byte{255, 255, 255, 255})
-	everyone   = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	allNodes     = netip.MustParseAddr("ff02::1")
+	broadcast4   = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	broadcastMAC = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 )
 
-// frame is what matters of an Ethernet frame with UDP or ICMPv6.
+// frame holds the fields of an Ethernet frame with UDP or ICMPv6 that the Responder uses.
 type frame struct {
 	src      [6]byte
 	from, to netip.Addr
 	protocol uint8
-	port     uint16 // of UDP, the destination's
-	payload  []byte // of UDP; of ICMPv6 with its header
+	port     uint16 // destination port of UDP
+	payload  []byte // of UDP, or the whole ICMPv6 message
 }
 
 func (f frame) isUDP(port uint16) bool { return f.protocol == unix.IPPROTO_UDP && f.port == port }
 
-// isICMP6 reports whether it is a message of that type of neighbour discovery, which no router has passed on.
+// isICMP6 reports whether the frame is a neighbour discovery message of that type. parseFrame has checked the hop
+// limit, so no router has forwarded it.
 func (f frame) isICMP6(kind uint8) bool {
 	return f.protocol == unix.IPPROTO_ICMPV6 && len(f.payload) >= 8 && f.payload[0] == kind && f.payload[1] == 0
 }
 
-// parseFrame reads a frame; not ok: it is damaged or of another kind. Checksums are not looked at: a guest's may be
-// left for hardware to fill in.
+// parseFrame parses a frame. It returns false for a frame that is damaged or of another kind. It ignores checksums,
+// because a guest may leave them to offloading.
 func parseFrame(b []byte) (f frame, ok bool) {
 	if len(b) < etherLen {
 		return f, false
@@ -110,14 +111,14 @@ func (f *frame) parse6(b []byte) (payload []byte, ok bool) {
 	return b[ip6Len : ip6Len+size], true
 }
 
-// ether begins a frame with room for size more bytes.
+// ether returns an Ethernet header with capacity for size more bytes.
 func ether(dst, src [6]byte, kind uint16, size int) []byte {
 	b := make([]byte, 0, etherLen+size)
 	b = append(append(b, dst[:]...), src[:]...)
 	return binary.BigEndian.AppendUint16(b, kind)
 }
 
-// udp4Frame is UDP over IPv4.
+// udp4Frame returns a frame with UDP over IPv4.
 func udp4Frame(dst, src [6]byte, from, to netip.AddrPort, payload []byte) []byte {
 	b := ether(dst, src, unix.ETH_P_IP, ip4Len+udpLen+len(payload))
 	header := make([]byte, ip4Len)
@@ -131,13 +132,13 @@ func udp4Frame(dst, src [6]byte, from, to netip.AddrPort, payload []byte) []byte
 	return appendUDP(b, from, to, payload)
 }
 
-// udp6Frame is UDP over IPv6.
+// udp6Frame returns a frame with UDP over IPv6.
 func udp6Frame(dst, src [6]byte, from, to netip.AddrPort, payload []byte) []byte {
 	b := appendIP6(ether(dst, src, unix.ETH_P_IPV6, ip6Len+udpLen+len(payload)), from.Addr(), to.Addr(), unix.IPPROTO_UDP, 64, udpLen+len(payload))
 	return appendUDP(b, from, to, payload)
 }
 
-// icmp6Frame is an ICMPv6 message to neighbours; its checksum is filled in.
+// icmp6Frame returns a frame with an ICMPv6 message to neighbours (hop limit 255), and fills in its checksum.
 func icmp6Frame(dst, src [6]byte, from, to netip.Addr, message []byte) []byte {
 	binary.BigEndian.PutUint16(message[2:], 0)
 	binary.BigEndian.PutUint16(message[2:], checksum(pseudoHeader(from, to, unix.IPPROTO_ICMPV6, len(message)), message))
@@ -158,21 +159,21 @@ func appendUDP(b []byte, from, to netip.AddrPort, payload []byte) []byte {
 	binary.BigEndian.PutUint16(header[2:], to.Port())
 	binary.BigEndian.PutUint16(header[4:], uint16(udpLen+len(payload)))
 	sum := checksum(pseudoHeader(from.Addr(), to.Addr(), unix.IPPROTO_UDP, udpLen+len(payload)), header, payload)
-	if sum == 0 { // which would say that there is none
+	if sum == 0 { // 0 means no checksum
 		sum = 0xffff
 	}
 	binary.BigEndian.PutUint16(header[6:], sum)
 	return append(append(b, header...), payload...)
 }
 
-// pseudoHeader is what the checksums of UDP and ICMPv6 cover beside the message.
+// pseudoHeader returns the pseudo-header that the checksums of UDP and ICMPv6 include.
 func pseudoHeader(from, to netip.Addr, protocol uint8, size int) []byte {
 	b := append(from.AsSlice(), to.AsSlice()...)
 	b = binary.BigEndian.AppendUint32(b, uint32(size))
 	return binary.BigEndian.AppendUint32(b, uint32(protocol))
 }
 
-// checksum is that of RFC 1071; all parts but the last are of even length.
+// checksum returns the checksum of RFC 1071. All parts except the last must have even length.
 func checksum(parts ...[]byte) uint16 {
 	var sum uint32
 	for _, p := range parts {
@@ -189,17 +190,16 @@ func checksum(parts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// groupMAC is the Ethernet address of an IPv6 multicast group (RFC 2464, section 7).
+// groupMAC returns the Ethernet address of an IPv6 multicast group (RFC 2464, section 7).
 func groupMAC(group netip.Addr) [6]byte {
 	a := group.As16()
 	return [6]byte{0x33, 0x33, a[12], a[13], a[14], a[15]}
 }
 
-// Programs of packet sockets: what passes is copied to us, out of all that the guest sends.
-
-// fromGuest passes requests to DHCP servers, router solicitations and neighbour solicitations that come in.
-func fromGuest() ([]unix.SockFilter, error) {
-	const ip6, icmp, pass, drop = 9, 14, 18, 19 // where these begin
+// guestFilter returns the packet socket's program for the tap. It accepts incoming requests to DHCP servers, router
+// solicitations and neighbour solicitations.
+func guestFilter() ([]unix.SockFilter, error) {
+	const ip6, icmp, pass, drop = 9, 14, 18, 19 // instruction numbers
 	jump := func(at int, value uint32, yes, no int) bpf.Instruction {
 		return bpf.JumpIf{Cond: bpf.JumpEqual, Val: value, SkipTrue: uint8(yes - at - 1), SkipFalse: uint8(no - at - 1)}
 	}
@@ -227,8 +227,9 @@ func fromGuest() ([]unix.SockFilter, error) {
 	})
 }
 
-// neighbourAdverts passes neighbour advertisements that come in.
-func neighbourAdverts() ([]unix.SockFilter, error) {
+// advertFilter returns the packet socket's program for the pod's interface. It accepts incoming neighbour
+// advertisements.
+func advertFilter() ([]unix.SockFilter, error) {
 	return assemble([]bpf.Instruction{
 		bpf.LoadExtension{Num: bpf.ExtType},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.PACKET_OUTGOING, SkipTrue: 7},

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// primary is the interface that Kubernetes takes for the pod's own.
+// primary is the name of the interface that Kubernetes regards as the pod's.
 const primary = "eth0"
 
-// defaultMetric6 is the priority that the kernel gives IPv6 routes which name none.
+// defaultMetric6 is the kernel's default priority of IPv6 routes.
 const defaultMetric6 = 1024
 
-// look finds what the pod's namespace has to give to a guest; the calling thread is in it.
-func look(h *netlink.Handle) ([]wiring, error) {
+// readNetwork returns the interfaces of the calling thread's namespace that a guest can take over.
+func readNetwork(h *netlink.Handle) ([]wiring, error) {
 	links, err := list(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
@@ -28,7 +28,7 @@ func look(h *netlink.Handle) ([]wiring, error) {
 	for _, link := range links {
 		taken[link.Attrs().Name] = true
 	}
-	links = slices.DeleteFunc(links, func(l netlink.Link) bool { return !givable(l) })
+	links = slices.DeleteFunc(links, func(l netlink.Link) bool { return !isEligible(l) })
 	slices.SortStableFunc(links, func(a, b netlink.Link) int {
 		return cmp.Or(-compareBool(a.Attrs().Name == primary, b.Attrs().Name == primary), a.Attrs().Index-b.Attrs().Index)
 	})
@@ -39,7 +39,7 @@ func look(h *netlink.Handle) ([]wiring, error) {
 	var all []wiring
 	number := 0
 	for _, link := range links {
-		w, err := lookAt(h, link, routes)
+		w, err := readInterface(h, link, routes)
 		if err != nil {
 			return nil, err
 		}
@@ -63,15 +63,15 @@ func compareBool(a, b bool) int {
 	}
 }
 
-// givable reports whether a guest can take the interface's place: it is up, Ethernet, and no part of another one. That
-// leaves out lo and the devices that tunnel modules put into every namespace.
-func givable(link netlink.Link) bool {
+// isEligible reports whether a guest can take over the interface: it is up, Ethernet, and not part of another
+// interface. This excludes lo and the devices that tunnel modules create in every namespace.
+func isEligible(link netlink.Link) bool {
 	a := link.Attrs()
 	_, isTap := link.(*netlink.Tuntap)
 	return a.EncapType == "ether" && len(a.HardwareAddr) == 6 && a.Flags&net.FlagUp != 0 && a.MasterIndex == 0 && !isTap
 }
 
-func lookAt(h *netlink.Handle, link netlink.Link, routes []netlink.Route) (wiring, error) {
+func readInterface(h *netlink.Handle, link netlink.Link, routes []netlink.Route) (wiring, error) {
 	a := link.Attrs()
 	w := wiring{Interface: Interface{Link: a.Name, MAC: a.HardwareAddr.String(), MTU: a.MTU}}
 	connected := map[netip.Prefix]bool{}
@@ -95,7 +95,7 @@ func lookAt(h *netlink.Handle, link netlink.Link, routes []netlink.Route) (wirin
 			return w, err
 		}
 		for _, addr := range addrs {
-			w.Had = append(w.Had, addr)
+			w.LinkAddrs = append(w.LinkAddrs, addr)
 			if !connected[addr.Masked()] {
 				addr = netip.PrefixFrom(addr.Addr(), addr.Addr().BitLen())
 			}
@@ -107,7 +107,8 @@ func lookAt(h *netlink.Handle, link netlink.Link, routes []netlink.Route) (wirin
 	return w, err
 }
 
-// addresses lists the link's addresses of a family, but link-local ones of IPv6, in the order in which it got them.
+// addresses returns the link's addresses of a family in the order in which they were added, without IPv6 link-local
+// ones.
 func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netip.Prefix, error) {
 	have, err := list(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
 	if err != nil {
@@ -120,13 +121,13 @@ func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netip.Prefix
 			all = append(all, addr)
 		}
 	}
-	if family == unix.AF_INET6 { // the kernel puts a new one before the others
+	if family == unix.AF_INET6 { // the kernel lists the newest first
 		slices.Reverse(all)
 	}
 	return all, nil
 }
 
-// mainRoutes lists the unicast routes of the main table.
+// mainRoutes returns the unicast routes of the main table.
 func mainRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 	var all []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -142,7 +143,7 @@ func mainRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 	return all, nil
 }
 
-// destination is where the route leads; the family of a default route that names none is that of its gateway.
+// destination returns the route's destination. A default route without one takes its family from r.Family.
 func destination(r netlink.Route) netip.Prefix {
 	if r.Dst != nil {
 		return prefixOf(r.Dst)
@@ -153,7 +154,7 @@ func destination(r netlink.Route) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// nextHops are the gateways of the route by the link of that index; one that is not valid is the link itself.
+// nextHops returns the gateways of the route on the link with that index. An invalid gateway means an on-link route.
 func nextHops(r netlink.Route, index int) []netip.Addr {
 	gateway := func(ip net.IP) netip.Addr {
 		gw, _ := netip.AddrFromSlice(ip)
@@ -194,7 +195,7 @@ func netOf(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// list repeats a listing that was cut short by a change meanwhile; the second answer is taken as it is.
+// list calls fn a second time if a concurrent change interrupted its dump. It accepts the second result as it is.
 func list[T any](fn func() ([]T, error)) ([]T, error) {
 	all, err := fn()
 	if errors.Is(err, netlink.ErrDumpInterrupted) {

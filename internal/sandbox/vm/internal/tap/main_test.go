@@ -14,10 +14,10 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// inHost marks the process that runs the tests: inside namespaces of its own, which play the host.
+// inHost is set in the process that runs the tests. Its own namespaces act as the host.
 const inHost = "TRIPOD_TAP_TEST_HOST"
 
-// TestMain runs the tests in a fresh network and mount namespace, which end with the process.
+// TestMain runs the tests in new network and mount namespaces, which disappear with the process.
 func TestMain(m *testing.M) {
 	if os.Getenv(inHost) == "" {
 		os.Exit(rerun())
@@ -33,11 +33,11 @@ func TestMain(m *testing.M) {
 }
 
 func rerun() int {
-	if !testns.Inside() { // the guest's image is made where the network is
+	if !testns.Inside() { // build the guest's image while there is a network
 		build := exec.Command("../../../../../hack/images.sh", "build")
 		build.Stderr = os.Stderr
 		if err := build.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, "the image of the guest:", err)
+			fmt.Fprintln(os.Stderr, "build the guest's image:", err)
 			return 1
 		}
 	}
@@ -50,13 +50,13 @@ func rerun() int {
 		return exit.ExitCode()
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "the tests need root, for namespaces of their own:", err)
+		fmt.Fprintln(os.Stderr, "the tests need root to create namespaces:", err)
 		return 1
 	}
 	return 0
 }
 
-// prepareHost cuts the mounts off from the real host, and sets lo up; /run is hidden for iptables' lock.
+// prepareHost detaches the mounts from the real host and sets lo up. It hides /run, where iptables has its lock.
 func prepareHost() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err

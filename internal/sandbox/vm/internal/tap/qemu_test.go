@@ -21,11 +21,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// patience is for a guest without hardware to run it, on a busy machine.
+// patience bounds each wait for a guest, which runs without KVM on a busy host.
 const patience = 120 * time.Second
 
-// qemu starts a real machine at the pod's first tap, which runs script once it is up, and returns what its serial console
-// has said so far.
+// qemu starts a real machine on the pod's first tap. The machine runs script after its boot. console returns the output
+// of its serial console so far.
 func (n *node) qemu(id string, i tap.Interface, script string) (console func() string) {
 	n.t.Helper()
 	file, err := tap.Open(n.t.Context(), n.Netns(id), i.Tap)
@@ -63,14 +63,14 @@ func within(t *testing.T, console func() string, pattern string) string {
 			return found
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the console does not say %s within %s:\n%s", pattern, patience, said)
+			t.Fatalf("the console does not show %s within %s:\n%s", pattern, patience, said)
 		}
 		time.Sleep(20 * time.Millisecond) // pacing of the poll
 	}
 }
 
-// TestRealGuest: a machine with Linux in it gets its network by DHCP, answers twenty of twenty pings and moves 50 MB each
-// way between it and another pod, a bridge that reflects included.
+// TestRealGuest: a Linux guest gets its network by DHCP, answers 20 of 20 pings and moves 50 MB in each direction
+// between it and another pod, also behind a reflecting bridge.
 func TestRealGuest(t *testing.T) {
 	for name, configuration := range map[string]string{"default": "", "hairpin": hairpin} {
 		t.Run(name, func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestRealGuest(t *testing.T) {
 			report := within(t, console, `TRIPOD-GUEST-READY.*\n`)
 			t.Log(strings.TrimSpace(report))
 			if !strings.Contains(report, "host=guest ") && !strings.Contains(report, "host=tripod-guest ") || !strings.Contains(report, "net=dhcp") || !strings.Contains(report, pod.IPs[0].String()+"/24") {
-				t.Fatalf("the guest's report: %s", report)
+				t.Fatalf("the guest reports %s, want DHCP with its hostname and address", report)
 			}
 			within(t, console, fmt.Sprint(size))
 			address := pod.IPs[0].String()
@@ -94,7 +94,7 @@ func TestRealGuest(t *testing.T) {
 				began := time.Now()
 				got := n.get(netns, address, fmt.Sprintf("/cgi-bin/blob?%d", size))
 				if got != size {
-					t.Errorf("%s: %d bytes of %d", from, got, size)
+					t.Errorf("%s got %d bytes, want %d", from, got, size)
 				}
 				t.Logf("%s: 50 MB by HTTP in %s", from, time.Since(began))
 			}
@@ -102,7 +102,7 @@ func TestRealGuest(t *testing.T) {
 	}
 }
 
-// serveHTTP answers each request at port 80 of the namespace with a body of that size.
+// serveHTTP answers each request to port 80 of the namespace with size bytes.
 func serveHTTP(n *node, netns string, size int) {
 	file, err := n.Listen(n.t.Context(), netns, "tcp", "0.0.0.0:80")
 	if err != nil {
@@ -126,7 +126,7 @@ func serveHTTP(n *node, netns string, size int) {
 	})
 }
 
-// get fetches a page of a guest from inside a namespace and returns its size.
+// get fetches a page of the guest from a namespace and returns its size.
 func (n *node) get(netns, host, path string) int64 {
 	n.t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -17,32 +17,32 @@ import (
 
 const recordVersion = 1
 
-// record is what there was before Wire changed anything: enough to finish it, to undo it, and to tell the guest.
+// record is the state of the namespace before Wire: enough to complete Wire, to undo it, and to configure the guest.
 type record struct {
 	Version int `json:"version"`
-	// Netns tells namespaces apart.
+	// Netns identifies the namespace.
 	Netns identity `json:"netns"`
 	Links []wiring `json:"links"`
 }
 
-// wiring is one interface with what Unwire must know.
+// wiring is one interface with the state that Unwire restores.
 type wiring struct {
 	Interface
-	// Had are the addresses as they were on the link.
-	Had []netip.Prefix `json:"had"`
-	// DisableIPv6 is the link's sysctl of that name, as it was; empty on a node without IPv6.
+	// LinkAddrs are the addresses of the link with their prefix lengths.
+	LinkAddrs []netip.Prefix `json:"had"`
+	// DisableIPv6 is the link's sysctl disable_ipv6; empty on a node without IPv6.
 	DisableIPv6 string `json:"disableIPv6"`
 }
 
-// identity is what is different for each network namespace that ever was on this node.
+// identity distinguishes all network namespaces that ever existed on this node.
 type identity struct {
 	// Boot is the kernel's boot ID.
 	Boot string `json:"boot"`
-	// Cookie is SO_NETNS_COOKIE, which is never used twice; 0 on kernels before 5.14.
+	// Cookie is SO_NETNS_COOKIE, which is unique within a boot; 0 on kernels before 5.14.
 	Cookie uint64 `json:"cookie"`
 }
 
-// identify identifies the calling thread's namespace.
+// identify returns the identity of the calling thread's namespace.
 func identify() (identity, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -71,7 +71,8 @@ func (r *record) interfaces() []Interface {
 	return all
 }
 
-// Read tells what Wire told. ErrNotFound: there is no record, nothing was wired; ErrDataLoss: it cannot be understood.
+// Read returns the interfaces that Wire returned. It returns ErrNotFound if there is no record, because nothing is
+// wired, and ErrDataLoss if the record is damaged.
 func Read(path string) ([]Interface, error) {
 	r, err := readRecord(path)
 	if err != nil {
@@ -93,14 +94,13 @@ func readRecord(path string) (*record, error) {
 		return nil, fmt.Errorf("record %s of a guest's network: %v: %w", path, err, errdefs.ErrDataLoss)
 	}
 	if r.Version != recordVersion {
-		return nil, fmt.Errorf("record %s of a guest's network: version %d is not known to this program (%d is): was it downgraded?: %w",
+		return nil, fmt.Errorf("record %s of a guest's network has version %d, but this program supports %d; was it downgraded?: %w",
 			path, r.Version, recordVersion, errdefs.ErrFailedPrecondition)
 	}
 	return &r, nil
 }
 
-// write replaces the record atomically. It is not synced to the disk, since the namespace does not survive a loss of power
-// either.
+// write replaces the record atomically. It does not sync, because the namespace does not survive a power loss either.
 func (r *record) write(path string) error {
 	data, err := json.Marshal(r)
 	if err != nil {

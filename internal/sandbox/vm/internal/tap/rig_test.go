@@ -27,7 +27,7 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// node is a network manager on the test host, with a bridge and subnets of its own.
+// node is a network manager on the test host, with its own bridge and subnets.
 type node struct {
 	*network.Manager
 	t   testing.TB
@@ -36,8 +36,8 @@ type node struct {
 
 var nodes atomic.Int64
 
-// newNode makes a node with the default chain, for both families; configuration, if not "", is a conflist in its place,
-// in which %d is the node's number.
+// newNode makes a node with the default chain for both families. A configuration, if not empty, is a conflist that
+// replaces the default chain; %d in it stands for the node's number.
 func newNode(t testing.TB, configuration string, change ...func(*network.Config)) *node {
 	t.Helper()
 	number := nodes.Add(1)
@@ -76,14 +76,14 @@ func newNode(t testing.TB, configuration string, change ...func(*network.Config)
 	return n
 }
 
-// pod sets up a pod's network, which ends with the test.
+// pod sets up a pod's network until the end of the test.
 func (n *node) pod(id string, ports ...network.PortMapping) *network.Result {
 	n.t.Helper()
 	r, err := n.Setup(n.t.Context(), network.Attachment{ID: id, PortMappings: ports})
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	eventually(n.t, 10*time.Second, "the bridge's address", func() bool { return n.must("", "ip", "addr", "show", "tentative") == "" })
+	eventually(n.t, 10*time.Second, "bridge address is usable", func() bool { return n.must("", "ip", "addr", "show", "tentative") == "" })
 	n.t.Cleanup(func() {
 		if err := n.Teardown(context.Background(), network.Attachment{ID: id}); err != nil {
 			n.t.Error(err)
@@ -127,8 +127,8 @@ func (n *node) serve(id string, interfaces []tap.Interface) *tap.Responder {
 	return r
 }
 
-// guest is a machine in all but name: a namespace with a kernel's IP stack, whose Ethernet interfaces eth0, eth1 … are
-// wired to the pod's taps as a hypervisor does it, offloads included.
+// guest acts as a machine: a namespace with its own IP stack, whose Ethernet interfaces eth0, eth1 … are connected to
+// the pod's taps as a hypervisor would do it, with offloads.
 type guest struct {
 	n     *node
 	netns string
@@ -155,8 +155,8 @@ func (n *node) guest(id string, interfaces []tap.Interface) *guest {
 		nic := g.nic(fmt.Sprintf("eth%d", number), mac, i.MTU)
 		offload(n.t, backend)
 		offload(n.t, nic)
-		// Until the kernel has seen that it is open, a tap drops what it is to send.
-		eventually(n.t, 10*time.Second, "a tap that is up", func() bool {
+		// A tap drops outgoing frames until the kernel has noticed that it is open.
+		eventually(n.t, 10*time.Second, "tap is up", func() bool {
 			return strings.Contains(n.must(n.Netns(id), "ip", "-br", "link", "show", "dev", i.Tap), " UP ")
 		})
 		go pump(backend, nic)
@@ -165,7 +165,7 @@ func (n *node) guest(id string, interfaces []tap.Interface) *guest {
 	return g
 }
 
-// nic makes an interface of the guest and returns its other end.
+// nic makes an interface in the guest and returns its other end.
 func (g *guest) nic(name string, mac net.HardwareAddr, mtu int) *os.File {
 	g.n.t.Helper()
 	var file *os.File
@@ -204,7 +204,7 @@ func (g *guest) nic(name string, mac net.HardwareAddr, mtu int) *os.File {
 	return file
 }
 
-// offload leaves checksums and segmentation to the other side, as virtio-net does.
+// offload enables checksum and segmentation offloading, as virtio-net does.
 func offload(t testing.TB, f *os.File) {
 	t.Helper()
 	raw, err := f.SyscallConn()
@@ -219,7 +219,7 @@ func offload(t testing.TB, f *os.File) {
 	}
 }
 
-// pump carries frames until an end is closed. An end that takes no frame now loses it.
+// pump copies frames until an end is closed. A frame that the other end cannot take is lost.
 func pump(from, to *os.File) {
 	buf := make([]byte, 70000)
 	for {
@@ -248,12 +248,12 @@ func (n *node) inside(netns string, fn func() error) {
 	}
 }
 
-// command runs a program in a namespace; "" is the host's.
+// command runs a program in a namespace; "" is the host.
 func (n *node) command(netns string, args ...string) (string, error) {
 	if netns != "" {
 		args = append([]string{"nsenter", "--net=" + netns}, args...)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second) // cleaning up runs commands too
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second) // not the test's context, because cleanups run commands too
 	defer cancel()
 	out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput()
 	return string(out), err
@@ -268,7 +268,7 @@ func (n *node) must(netns string, args ...string) string {
 	return out
 }
 
-// ping sends twenty and expects twenty.
+// ping sends 20 packets and expects 20 answers.
 func (n *node) ping(netns, to string) {
 	n.t.Helper()
 	out, err := n.command(netns, "busybox", "ping", "-c", "20", "-i", "0.02", "-W", "2", "-q", to)
@@ -277,7 +277,7 @@ func (n *node) ping(netns, to string) {
 	}
 }
 
-// static gives the guest what a network configuration would: every address and route of its interfaces.
+// static configures the guest with all addresses and routes of its interfaces.
 func (g *guest) static(interfaces []tap.Interface) {
 	g.n.t.Helper()
 	for number, i := range interfaces {
@@ -298,17 +298,17 @@ func (g *guest) static(interfaces []tap.Interface) {
 	}
 }
 
-// add gives an interface an address, and waits until the kernel, which does that in the background, takes it for its own.
+// add adds an address to an interface, and waits until the kernel, which works in the background, has made it local.
 func (g *guest) add(a netip.Prefix, dev string) {
 	g.n.t.Helper()
 	family := map[bool]string{true: "-4", false: "-6"}[a.Addr().Is4()]
 	g.n.must(g.netns, "ip", "addr", "add", a.String(), "dev", dev, "nodad")
-	eventually(g.n.t, 10*time.Second, "an address of the guest's own", func() bool {
+	eventually(g.n.t, 10*time.Second, "address is local", func() bool {
 		return strings.Contains(g.n.must(g.netns, "ip", family, "route", "show", "table", "local"), "local "+a.Addr().String()+" ")
 	})
 }
 
-// listener serves body to each that connects to the port in the namespace.
+// listener calls body for each connection to addr in the namespace.
 func (n *node) listener(netns, addr string, body func(io.Writer)) {
 	n.t.Helper()
 	file, err := n.Listen(n.t.Context(), netns, "tcp", addr)
@@ -333,20 +333,20 @@ func (n *node) listener(netns, addr string, body func(io.Writer)) {
 	}()
 }
 
-// fetch reads all that a port says, and returns how much.
+// fetch reads from addr until the peer closes, and returns the number of bytes.
 func (n *node) fetch(netns, addr string) int64 {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), 60*time.Second)
 	defer cancel()
 	conn, err := n.Dial(ctx, netns, "tcp", addr)
 	if err != nil {
-		n.t.Fatalf("from %q to %s: %v", netns, addr, err)
+		n.t.Fatalf("dial %[2]s from %[1]q: %[3]v", netns, addr, err)
 	}
 	defer conn.Close()
 	_ = conn.SetReadDeadline(time.Now().Add(60 * time.Second))
 	count, err := io.Copy(io.Discard, conn)
 	if err != nil {
-		n.t.Fatalf("from %q to %s, after %d bytes: %v", netns, addr, count, err)
+		n.t.Fatalf("read from %[2]s in %[1]q, after %[3]d bytes: %[4]v", netns, addr, count, err)
 	}
 	return count
 }
@@ -355,7 +355,7 @@ func body(size int) func(io.Writer) {
 	return func(w io.Writer) { _, _ = w.Write(make([]byte, size)) }
 }
 
-// eventually waits for what happens in the background.
+// eventually waits for a condition.
 var eventually = until.Within
 
 type testWriter struct{ t testing.TB }
@@ -365,7 +365,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// asDaemon makes the test program wire and unwire one namespace, by the call in the variable.
+// asDaemon holds a daemonCall. With it, the test program wires and unwires that namespace instead of running tests.
 const asDaemon = "TRIPOD_TAP_TEST_DAEMON"
 
 type daemonCall struct{ Netns, Record string }
@@ -386,7 +386,7 @@ func daemon(args string) int {
 	return 0
 }
 
-// dieAt runs a daemon that is killed at the fail point.
+// dieAt runs a daemon, which the fail point kills.
 func (n *node) dieAt(id, point string) {
 	n.t.Helper()
 	args, err := json.Marshal(daemonCall{n.Netns(id), n.record(id)})

@@ -9,30 +9,30 @@ import (
 	"github.com/insomniacslk/dhcp/rfc1035label"
 )
 
-// server6 tells a guest of its IPv6: as the router that advertises where to get addresses and whereto to send, and as the
-// DHCPv6 server that gives them (file dhcp6.go).
+// server6 configures a guest's IPv6. It sends the router advertisements, and it is the DHCPv6 server (dhcp6.go).
 //
-// A default router is known to its neighbours by a link-local address, a CNI chain's gateway mostly by another one. So the
-// guest gets the address router, which nobody has. Its neighbour solicitations for that address are sent on for the gateway,
-// and the gateway's answer is returned as the router's. A link-local gateway is advertised itself.
+// A router advertisement comes from a link-local address, but a CNI chain's gateway usually has another kind of address. So
+// server6 advertises virtualRouter, a link-local address that nobody uses. It turns the guest's neighbour solicitations for
+// virtualRouter into solicitations for the gateway, and the gateway's answers into answers of virtualRouter. A link-local
+// gateway is advertised itself.
 //
-//	guest ── NS for router ──▶ Responder ── NS for the gateway ──▶ gateway
-//	guest ◀── NA of router ─── Responder ◀── NA of the gateway ─── gateway
+//	guest ── NS for virtualRouter ──▶ Responder ── NS for the gateway ──▶ gateway
+//	guest ◀── NA of virtualRouter ─── Responder ◀── NA of the gateway ─── gateway
 type server6 struct {
 	mac     [6]byte
 	addrs   []netip.Prefix
-	gateway netip.Addr // not valid: no default route
-	router  netip.Addr
+	gateway netip.Addr // invalid without a default route
+	router  netip.Addr // the advertised address
 	mtu     int
 	dns     []net.IP
 	search  []string
-	// seeker is who asked for the router last; nil once answered.
-	seeker atomic.Pointer[netip.Addr]
+	// requester is the guest's address that asked for the router last; nil once answered.
+	requester atomic.Pointer[netip.Addr]
 }
 
 func newServer6(i Interface, mac net.HardwareAddr, cfg Config) *server6 {
 	s := &server6{
-		mac: [6]byte(mac), addrs: i.addrs6(), gateway: i.gateway(netip.Addr.Is6), router: router, mtu: i.MTU,
+		mac: [6]byte(mac), addrs: i.addrs6(), gateway: i.gateway(netip.Addr.Is6), router: virtualRouter, mtu: i.MTU,
 		dns: addrsOf(cfg.Servers, netip.Addr.Is6), search: cfg.Searches,
 	}
 	if s.gateway.IsLinkLocalUnicast() {
@@ -41,22 +41,23 @@ func newServer6(i Interface, mac net.HardwareAddr, cfg Config) *server6 {
 	return s
 }
 
-// stands reports whether the router advertised stands for a gateway of another address.
-func (s *server6) stands() bool { return s.gateway.IsValid() && s.gateway != s.router }
+// proxiesGateway reports whether the advertised router represents a gateway with another address.
+func (s *server6) proxiesGateway() bool { return s.gateway.IsValid() && s.gateway != s.router }
 
 // Fields of a router advertisement (RFC 4861, section 4.2).
 const (
 	hopLimit = 64
-	// managed and otherConfig: addresses and the rest are to be had by DHCPv6.
+	// managed and otherConfig refer the guest to DHCPv6 for addresses and other settings.
 	managed, otherConfig = 0x80, 0x40
-	// routerLifetime in seconds is the longest that the RFC allows.
+	// routerLifetime is the longest lifetime that the RFC allows, in seconds.
 	routerLifetime = 9000
-	// onLink: the prefix's addresses are neighbours. The flag for making an address of it is not set.
+	// onLink marks a prefix whose addresses are neighbours. Without the autonomous flag the guest makes no address from
+	// it.
 	onLink = 0x80
-	// forever is an infinite lifetime.
+	// forever is the infinite lifetime.
 	forever = 0xffffffff
-	// leastMTU6 is IPv6's own.
-	leastMTU6 = 1280
+	// minMTU6 is the least MTU of IPv6.
+	minMTU6 = 1280
 )
 
 // Types of neighbour discovery options (RFC 4861, section 4.6; RFC 8106).
@@ -69,7 +70,7 @@ const (
 	optSearch        = 31
 )
 
-// option pads the body to a whole option.
+// option returns an option, with the body padded to a multiple of 8 bytes.
 func option(kind uint8, body []byte) []byte {
 	size := (2 + len(body) + 7) / 8
 	o := make([]byte, size*8)
@@ -78,28 +79,28 @@ func option(kind uint8, body []byte) []byte {
 	return o
 }
 
-// solicited answers a router solicitation.
-func (s *server6) solicited(f frame) []byte {
+// answerSolicit answers a router solicitation.
+func (s *server6) answerSolicit(f frame) []byte {
 	if f.from.IsLinkLocalUnicast() {
 		return s.advertisement(f.from, s.mac)
 	}
 	return s.advertisement(allNodes, groupMAC(allNodes))
 }
 
-// advertisement is the router advertisement.
+// advertisement returns a router advertisement.
 func (s *server6) advertisement(to netip.Addr, dst [6]byte) []byte {
 	m := make([]byte, 16)
 	m[0], m[4], m[5] = routerAdvert, hopLimit, managed|otherConfig
 	if s.gateway.IsValid() {
 		binary.BigEndian.PutUint16(m[6:], routerLifetime)
 	}
-	if s.mtu >= leastMTU6 {
+	if s.mtu >= minMTU6 {
 		m = append(m, option(optMTU, binary.BigEndian.AppendUint32([]byte{0, 0}, uint32(s.mtu)))...)
 	}
-	told := map[netip.Prefix]bool{}
+	seen := map[netip.Prefix]bool{}
 	for _, a := range s.addrs {
-		if p := a.Masked(); !p.IsSingleIP() && !told[p] {
-			told[p] = true
+		if p := a.Masked(); !p.IsSingleIP() && !seen[p] {
+			seen[p] = true
 			body := []byte{uint8(p.Bits()), onLink}
 			body = binary.BigEndian.AppendUint32(body, forever)
 			body = binary.BigEndian.AppendUint32(body, forever)
@@ -120,14 +121,14 @@ func (s *server6) advertisement(to netip.Addr, dst [6]byte) []byte {
 	return icmp6Frame(dst, serverMAC, s.router, to, m)
 }
 
-// seek asks the gateway for its Ethernet address, if it is the router's that the guest asks for. The gateway answers to
-// the guest's own address, which it can reach.
-func (s *server6) seek(f frame) []byte {
+// solicitGateway turns the guest's solicitation for the router into one for the gateway, or returns nil if the target
+// is not the router. Its source is the guest's global address, to which the gateway can reply.
+func (s *server6) solicitGateway(f frame) []byte {
 	if len(f.payload) < 24 || netip.AddrFrom16([16]byte(f.payload[8:24])) != s.router {
 		return nil
 	}
 	from := f.from
-	s.seeker.Store(&from)
+	s.requester.Store(&from)
 	gateway := s.gateway.As16()
 	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
 	copy(group[13:], gateway[13:])
@@ -140,12 +141,12 @@ func (s *server6) seek(f frame) []byte {
 // Flags of a neighbour advertisement.
 const (
 	ndRouter, ndSolicited, ndOverride = 0x80, 0x40, 0x20
-	// advertLen is its size without options.
+	// advertLen is the size of a neighbour advertisement without options.
 	advertLen = 24
 )
 
-// found passes the gateway's advertisement of itself on as the router's.
-func (s *server6) found(f frame) []byte {
+// gatewayAdvert turns the gateway's advertisement of itself into one of the router, or returns nil for other targets.
+func (s *server6) gatewayAdvert(f frame) []byte {
 	if len(f.payload) < advertLen || netip.AddrFrom16([16]byte(f.payload[8:24])) != s.gateway {
 		return nil
 	}
@@ -154,8 +155,8 @@ func (s *server6) found(f frame) []byte {
 		mac = f.src
 	}
 	flags, to, dst := byte(ndRouter|f.payload[4]&ndOverride), allNodes, groupMAC(allNodes)
-	if seeker := s.seeker.Swap(nil); seeker != nil && !seeker.IsUnspecified() {
-		flags, to, dst = ndRouter|ndSolicited|ndOverride, *seeker, s.mac
+	if requester := s.requester.Swap(nil); requester != nil && !requester.IsUnspecified() {
+		flags, to, dst = ndRouter|ndSolicited|ndOverride, *requester, s.mac
 	}
 	r := s.router.As16()
 	m := append([]byte{ndAdvert, 0, 0, 0, flags, 0, 0, 0}, r[:]...)
@@ -163,7 +164,7 @@ func (s *server6) found(f frame) []byte {
 	return icmp6Frame(dst, serverMAC, s.router, to, m)
 }
 
-// targetAddress finds the option that tells the Ethernet address of a target.
+// targetAddress returns the target's Ethernet address from the options.
 func targetAddress(options []byte) (mac [6]byte, ok bool) {
 	for len(options) >= 8 {
 		size := int(options[1]) * 8

@@ -18,40 +18,40 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// advertEvery is how often a router is advertised without being asked for (RFC 4861, MaxRtrAdvInterval).
-const advertEvery = 10 * time.Minute
+// advertInterval is the interval of unsolicited router advertisements (RFC 4861, MaxRtrAdvInterval).
+const advertInterval = 10 * time.Minute
 
-// A guest may talk as much as it likes; it is listened to within bounds, in frames and in log lines per second.
+// Limits for each guest, per second: frames that are read, and log lines about messages without an answer.
 const (
-	frameRate, frameBurst = 100, 200
-	oddRate, oddBurst     = 0.1, 5
+	frameRate, frameBurst           = 100, 200
+	unansweredRate, unansweredBurst = 0.1, 5
 )
 
-// Config is what the guests are told beside their Interface.
+// Config holds settings for the guests in addition to their Interfaces.
 type Config struct {
-	// Servers and Searches are the pod's resolver configuration, of both families; what is no address or no domain is
-	// passed over.
+	// Servers and Searches are the pod's resolver configuration, for both families. Invalid addresses and domains are
+	// ignored.
 	Servers, Searches []string
-	// Hostname is the guest's name; "" tells none.
+	// Hostname is the guest's name; "" sends none.
 	Hostname string
-	// Logger, or nil for none.
+	// Logger can be nil.
 	Logger *slog.Logger
 }
 
-// Responder configures the guest of a pod, for as long as it is not closed: it answers DHCPv4, DHCPv6 and router
-// solicitations at the taps. Nothing but the guest hears it. It keeps nothing: one that takes the place of another, in
-// another process too, gives the same answers. A tap that goes away ends what is done for it, quietly.
+// Responder configures a pod's guest until Close. It answers DHCPv4, DHCPv6 and router solicitations on the taps; only
+// the guest receives its frames. It keeps no state: a new Responder, in any process, gives the same answers. If a tap
+// disappears, the Responder stops serving it without an error.
 type Responder struct {
 	log     *slog.Logger
 	sockets []*packetSocket
 	work    sync.WaitGroup
-	life    context.Context // ends with Close
+	life    context.Context // canceled by Close
 	end     context.CancelFunc
 	close   sync.Once
 }
 
-// Serve starts a Responder for interfaces of Wire or Read; those without an address, and those of the configuration that
-// are none, are passed over. ErrNotFound: the namespace or a tap is gone.
+// Serve starts a Responder for interfaces that Wire or Read returned. It ignores interfaces without an address. It
+// returns ErrNotFound if the namespace or a tap does not exist.
 func Serve(ctx context.Context, netns string, interfaces []Interface, cfg Config) (*Responder, error) {
 	r := &Responder{log: cfg.Logger}
 	r.life, r.end = context.WithCancel(context.Background())
@@ -59,7 +59,7 @@ func Serve(ctx context.Context, netns string, interfaces []Interface, cfg Config
 		r.log = slog.New(slog.DiscardHandler)
 	}
 	cfg.Searches = domains(cfg.Searches)
-	err := inside(ctx, netns, func(h *netlink.Handle) error {
+	err := inNetns(ctx, netns, func(h *netlink.Handle) error {
 		for _, i := range interfaces {
 			if len(i.Addrs) == 0 {
 				continue
@@ -76,7 +76,7 @@ func Serve(ctx context.Context, netns string, interfaces []Interface, cfg Config
 	return r, nil
 }
 
-// Close ends the Responder and waits for it. Guests keep what they were told.
+// Close stops the Responder and waits until it has stopped. Guests keep their configuration.
 func (r *Responder) Close() error {
 	var err error
 	r.close.Do(func() {
@@ -92,45 +92,45 @@ func (r *Responder) Close() error {
 func (r *Responder) serveOne(h *netlink.Handle, i Interface, cfg Config) error {
 	mac, err := net.ParseMAC(i.MAC)
 	if err != nil {
-		return fmt.Errorf("%w: of %s", err, i.Link)
+		return fmt.Errorf("MAC of %s: %w", i.Link, err)
 	}
 	tap, err := h.LinkByName(i.Tap)
 	if err != nil {
 		return linkError(i.Tap, err)
 	}
-	port, err := listenPacket(i.Tap, tap.Attrs().Index, fromGuest)
+	port, err := listenPacket(i.Tap, tap.Attrs().Index, guestFilter)
 	if err != nil {
 		return err
 	}
 	r.sockets = append(r.sockets, port)
-	g := &guest{log: r.log.With("interface", i.Link, "mac", i.MAC), odd: rate.NewLimiter(oddRate, oddBurst), mac: mac, tap: port}
+	g := &guest{log: r.log.With("interface", i.Link, "mac", i.MAC), unanswered: rate.NewLimiter(unansweredRate, unansweredBurst), mac: mac, tap: port}
 	if len(i.addrs4()) > 0 {
 		g.v4 = newServer4(i, mac, cfg)
 	}
 	if len(i.addrs6()) > 0 {
 		g.v6 = newServer6(i, mac, cfg)
 	}
-	if g.v6 != nil && g.v6.stands() {
+	if g.v6 != nil && g.v6.proxiesGateway() {
 		link, err := h.LinkByName(i.Link)
 		if err != nil {
 			return linkError(i.Link, err)
 		}
-		if g.wire, err = listenPacket(i.Link, link.Attrs().Index, neighbourAdverts); err != nil {
+		if g.wire, err = listenPacket(i.Link, link.Attrs().Index, advertFilter); err != nil {
 			return err
 		}
 		r.sockets = append(r.sockets, g.wire)
-		r.work.Go(func() { g.wire.receive(r.life, g.heardOnWire) })
+		r.work.Go(func() { g.wire.receive(r.life, g.handleWireFrame) })
 	}
-	r.work.Go(func() { port.receive(r.life, g.heard) })
+	r.work.Go(func() { port.receive(r.life, g.handleGuestFrame) })
 	if g.v6 != nil {
 		r.work.Go(func() { r.advertise(g) })
 	}
 	return nil
 }
 
-// advertise keeps the guest's default route alive: an advertisement holds for some hours.
+// advertise sends an advertisement every advertInterval. An advertised default route expires after routerLifetime.
 func (r *Responder) advertise(g *guest) {
-	tick := time.NewTicker(advertEvery)
+	tick := time.NewTicker(advertInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -142,21 +142,21 @@ func (r *Responder) advertise(g *guest) {
 	}
 }
 
-// guest is the other end of a tap.
+// guest is the peer at a tap.
 type guest struct {
 	log *slog.Logger
-	// odd bounds what is logged of messages that get no answer.
-	odd *rate.Limiter
-	mac net.HardwareAddr
-	tap *packetSocket
-	v4  *server4 // nil: no address of the family
-	v6  *server6
-	// wire is the pod's interface, where the gateway is that v6 stands for; else nil.
+	// unanswered limits the log lines about messages without an answer.
+	unanswered *rate.Limiter
+	mac        net.HardwareAddr
+	tap        *packetSocket
+	v4         *server4 // nil without an IPv4 address
+	v6         *server6 // nil without an IPv6 address
+	// wire listens on the pod's interface for a gateway that v6 proxies; otherwise nil.
 	wire *packetSocket
 }
 
-// heard answers a frame of the guest's.
-func (g *guest) heard(data []byte) {
+// handleGuestFrame answers a frame from the guest.
+func (g *guest) handleGuestFrame(data []byte) {
 	f, ok := parseFrame(data)
 	if !ok || f.src != [6]byte(g.mac) {
 		return
@@ -164,23 +164,23 @@ func (g *guest) heard(data []byte) {
 	switch {
 	case g.v4 != nil && f.isUDP(dhcp4Server) && f.from.Is4():
 		answer, what := g.v4.answer(f.payload)
-		g.tell("DHCPv4", what, answer != nil)
+		g.logExchange("DHCPv4", what, answer != nil)
 		g.send(g.tap, answer)
 	case g.v6 != nil && f.isUDP(dhcp6Server) && f.from.Is6():
 		answer, what := g.v6.answer(f)
-		g.tell("DHCPv6", what, answer != nil)
+		g.logExchange("DHCPv6", what, answer != nil)
 		g.send(g.tap, answer)
 	case g.v6 != nil && f.isICMP6(routerSolicit):
-		g.send(g.tap, g.v6.solicited(f))
+		g.send(g.tap, g.v6.answerSolicit(f))
 	case g.wire != nil && f.isICMP6(ndSolicit):
-		g.send(g.wire, g.v6.seek(f))
+		g.send(g.wire, g.v6.solicitGateway(f))
 	}
 }
 
-// heardOnWire passes on what the gateway says of itself.
-func (g *guest) heardOnWire(data []byte) {
+// handleWireFrame forwards the gateway's advertisements of itself to the guest.
+func (g *guest) handleWireFrame(data []byte) {
 	if f, ok := parseFrame(data); ok && f.isICMP6(ndAdvert) {
-		g.send(g.tap, g.v6.found(f))
+		g.send(g.tap, g.v6.gatewayAdvert(f))
 	}
 }
 
@@ -189,31 +189,31 @@ func (g *guest) send(to *packetSocket, frame []byte) {
 		return
 	}
 	if err := to.send(frame); err != nil {
-		g.log.Debug("an answer to the guest was not sent", "err", err) // it asks again
+		g.log.Debug("sending an answer to the guest failed", "err", err) // the guest retries
 	}
 }
 
-// tell logs an exchange: what was not answered deserves more attention, but not more than some.
-func (g *guest) tell(protocol, exchange string, answered bool) {
+// logExchange logs an exchange, as a warning if the message was not answered. Warnings are rate-limited.
+func (g *guest) logExchange(protocol, exchange string, answered bool) {
 	switch {
 	case exchange == "":
 	case answered:
 		g.log.Debug(protocol, "exchange", exchange)
-	case g.odd.Allow():
-		g.log.Warn(protocol+": a message of the guest's is not answered", "exchange", exchange)
+	case g.unanswered.Allow():
+		g.log.Warn(protocol+" message from the guest not answered", "exchange", exchange)
 	}
 }
 
-// packetSocket is an AF_PACKET socket at one interface, which sees frames before the filters do and may send.
+// packetSocket is an AF_PACKET socket on one interface. It sees frames before the filters do, and can send.
 type packetSocket struct {
 	file  *os.File
 	index int
 }
 
-// listenPacket opens a socket in the calling thread's namespace for the frames that the program selects.
+// listenPacket opens a socket in the calling thread's namespace for the frames that the program accepts.
 //
-// It must be one for all protocols: those for a single one are served after the filters, which leave nothing. The program
-// is attached before the socket is bound, so that nothing else is queued.
+// The socket must be for all protocols: a socket for one protocol gets its frames after the filters, which leave none.
+// The program is attached before the socket is bound, so that no other frames are queued.
 func listenPacket(name string, index int, program func() ([]unix.SockFilter, error)) (*packetSocket, error) {
 	filter, err := program()
 	if err != nil {
@@ -229,18 +229,18 @@ func listenPacket(name string, index int, program func() ([]unix.SockFilter, err
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("listen at %s: %w", name, err)
+		return nil, fmt.Errorf("listen on %s: %w", name, err)
 	}
 	return &packetSocket{file: os.NewFile(uintptr(fd), name), index: index}, nil
 }
 
 func networkOrder(v uint16) uint16 { return v<<8 | v>>8 }
 
-// maxFrame bounds what is read of a frame; longer ones are none of ours.
+// maxFrame is the size of the receive buffer. Longer frames are ignored.
 const maxFrame = 4096
 
-// receive hands over frames until the socket is closed, not faster than the bounds: the kernel drops the rest.
-func (s *packetSocket) receive(life context.Context, hear func([]byte)) {
+// receive passes frames to handle until the socket is closed, at most at frameRate. The kernel drops the excess.
+func (s *packetSocket) receive(life context.Context, handle func([]byte)) {
 	pace := rate.NewLimiter(frameRate, frameBurst)
 	raw, err := s.file.SyscallConn()
 	if err != nil {
@@ -257,9 +257,9 @@ func (s *packetSocket) receive(life context.Context, hear func([]byte)) {
 		if err != nil {
 			return // closed
 		}
-		// ENETDOWN is returned once when the interface goes down or away.
+		// The kernel returns ENETDOWN once when the interface goes down or disappears.
 		if failure == nil && n <= len(buf) {
-			hear(buf[:n])
+			handle(buf[:n])
 		}
 		if pace.Wait(life) != nil {
 			return
@@ -279,7 +279,7 @@ func (s *packetSocket) send(frame []byte) error {
 	return errors.Join(err, failure)
 }
 
-// addrsOf parses resolver addresses of one family; what is no address is passed over.
+// addrsOf returns the valid resolver addresses of one family.
 func addrsOf(servers []string, is func(netip.Addr) bool) []net.IP {
 	var all []net.IP
 	for _, s := range servers {
@@ -290,7 +290,7 @@ func addrsOf(servers []string, is func(netip.Addr) bool) []net.IP {
 	return all
 }
 
-// domains are the search domains that can be told in DNS's form: labels of 1 to 63 bytes, 255 in all.
+// domains returns the search domains that fit DNS's wire format: labels of 1 to 63 bytes, 255 in total.
 func domains(searches []string) []string {
 	var all []string
 	for _, s := range searches {

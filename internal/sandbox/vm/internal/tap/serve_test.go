@@ -19,17 +19,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
-// udhcpc runs busybox's DHCP client until it has an address, which is configured, and returns what it was told.
+// udhcpc runs busybox's DHCP client until it has an address, configures it, and returns the client's environment.
 func (g *guest) udhcpc(args ...string) map[string]string {
 	g.n.t.Helper()
 	dir := g.n.t.TempDir()
-	script, told := filepath.Join(dir, "script"), filepath.Join(dir, "told")
-	text := fmt.Sprintf("#!/bin/sh\n[ $1 = bound ] || exit 0\nenv >%s\nip addr add $ip/$mask dev $interface\nip route add default via $router\n", told)
+	script, result := filepath.Join(dir, "script"), filepath.Join(dir, "env")
+	text := fmt.Sprintf("#!/bin/sh\n[ $1 = bound ] || exit 0\nenv >%s\nip addr add $ip/$mask dev $interface\nip route add default via $router\n", result)
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
 		g.n.t.Fatal(err)
 	}
 	g.n.must(g.netns, append([]string{"busybox", "udhcpc", "-i", "eth0", "-f", "-q", "-n", "-t", "20", "-T", "1", "-s", script, "-O", "search", "-O", "mtu", "-O", "staticroutes"}, args...)...)
-	data, err := os.ReadFile(told)
+	data, err := os.ReadFile(result)
 	if err != nil {
 		g.n.t.Fatal(err)
 	}
@@ -42,31 +42,31 @@ func (g *guest) udhcpc(args ...string) map[string]string {
 	return env
 }
 
-// TestDHCP: a guest that knows nothing gets all of its network from a DHCP client, again after the daemon's restart, and
-// nobody else hears of it.
+// TestDHCP: a guest gets its whole network from a DHCP client, again after a restart of the daemon, and no neighbour
+// receives a DHCP frame.
 func TestDHCP(t *testing.T) {
 	n := newNode(t, "")
 	r := n.pod("pod")
 	neighbour := n.pod("neighbour")
-	heard := n.overhear(neighbour.Netns, "eth0")
+	receivedPorts := n.capturePorts(neighbour.Netns, "eth0")
 	interfaces := n.wire("pod")
 	g := n.guest("pod", interfaces)
 	first := n.serve("pod", interfaces)
-	told := g.udhcpc()
+	env := g.udhcpc()
 	want := map[string]string{
 		"ip": r.IPs[0].String(), "mask": "24", "router": interfaces[0].Routes[0].GW.String(), "dns": "10.96.0.10", "hostname": "guest",
 		"domain": "ns.svc.cluster.local", "search": "ns.svc.cluster.local svc.cluster.local", "mtu": "1500",
 		"staticroutes": "0.0.0.0/0 " + interfaces[0].Routes[0].GW.String(), "lease": "31536000", "serverid": interfaces[0].Routes[0].GW.String(),
 	}
 	for key, value := range want {
-		if told[key] != value {
-			t.Errorf("%s: %q, want %q", key, told[key], value)
+		if env[key] != value {
+			t.Errorf("DHCP gave %s = %q, want %q", key, env[key], value)
 		}
 	}
 	n.ping("", r.IPs[0].String())
 	n.ping(g.netns, neighbour.IPs[0].String())
 
-	if err := first.Close(); err != nil { // the daemon ends, and there is another
+	if err := first.Close(); err != nil { // the next daemon serves the guest
 		t.Fatal(err)
 	}
 	again, err := tap.Read(n.record("pod"))
@@ -75,18 +75,18 @@ func TestDHCP(t *testing.T) {
 	}
 	n.serve("pod", again)
 	n.must(g.netns, "ip", "addr", "flush", "dev", "eth0")
-	// It wants an address that it had elsewhere.
-	if told := g.udhcpc("-r", "10.1.2.3"); told["ip"] != r.IPs[0].String() {
-		t.Errorf("in the second life: %v", told)
+	// The client asks for an address that it had elsewhere.
+	if env := g.udhcpc("-r", "10.1.2.3"); env["ip"] != r.IPs[0].String() {
+		t.Errorf("the second Responder gave %v, want address %s", env, r.IPs[0])
 	}
-	for _, port := range heard() {
+	for _, port := range receivedPorts() {
 		if port == 67 || port == 68 {
-			t.Errorf("the neighbour heard DHCP")
+			t.Errorf("the neighbour received a DHCP frame to port %d", port)
 		}
 	}
 }
 
-// packetSocket opens a socket for all frames at an interface.
+// packetSocket opens a socket for all frames on an interface.
 func (n *node) packetSocket(netns, name string) (file *os.File, index int) {
 	n.t.Helper()
 	n.inside(netns, func() error {
@@ -106,8 +106,9 @@ func (n *node) packetSocket(netns, name string) (file *os.File, index int) {
 	return file, index
 }
 
-// overhear collects the destination ports of UDP over IPv4 that arrive at an interface, until it is asked.
-func (n *node) overhear(netns, name string) func() []uint16 {
+// capturePorts captures UDP over IPv4 that arrives on an interface. The returned function returns the destination ports
+// so far.
+func (n *node) capturePorts(netns, name string) func() []uint16 {
 	n.t.Helper()
 	file, _ := n.packetSocket(netns, name)
 	return func() []uint16 {
@@ -126,7 +127,8 @@ func (n *node) overhear(netns, name string) func() []uint16 {
 	}
 }
 
-// TestFilters: what others say of DHCP and routers does not reach the guest, nor what it sent itself; all else does.
+// TestFilters: DHCP and router messages of others, and the guest's own broadcasts, do not reach the guest. All other
+// frames do.
 func TestFilters(t *testing.T) {
 	n := newNode(t, "")
 	n.pod("pod")
@@ -175,40 +177,40 @@ func TestFilters(t *testing.T) {
 	}
 	send(passed[last])
 
-	heard := map[string]bool{}
+	received := map[string]bool{}
 	_ = arrived.SetReadDeadline(time.Now().Add(20 * time.Second))
 	buf := make([]byte, 70000)
-	for !heard[last] {
+	for !received[last] {
 		count, err := arrived.Read(buf)
 		if err != nil {
-			t.Fatalf("%v; heard %v", err, heard)
+			t.Fatalf("read on the guest's interface: %v; received so far: %v", err, received)
 		}
 		for _, frames := range []map[string][]byte{refused, passed} {
 			for name := range frames {
 				if strings.Contains(string(buf[:count]), name) {
-					heard[name] = true
+					received[name] = true
 				}
 			}
 		}
 	}
 	for name := range refused {
-		if heard[name] {
-			t.Errorf("the guest heard %s", name)
+		if received[name] {
+			t.Errorf("the guest received %s, want it filtered", name)
 		}
 	}
 	for name := range passed {
-		if !heard[name] {
-			t.Errorf("the guest did not hear %s", name)
+		if !received[name] {
+			t.Errorf("the guest did not receive %s", name)
 		}
 	}
 }
 
-// only6 is a chain that gives IPv6 only.
+// only6 is a chain with IPv6 only.
 const only6 = `{"cniVersion":"1.0.0","name":"six%d","plugins":[{"type":"bridge","bridge":"six%d","isGateway":true,
  "ipam":{"type":"host-local","dataDir":"/run/six%d","ranges":[[{"subnet":"fd98:%d::/64"}]],"routes":[{"dst":"::/0"}]}}]}`
 
-// TestIPv6: a guest learns its prefix and router by advertisement, its addresses by DHCPv6, and reaches what is beyond the
-// router, whose gateway has another address.
+// TestIPv6: a guest learns its prefix and router from advertisements and its addresses by DHCPv6, and reaches a host
+// beyond the router, whose gateway has another address.
 func TestIPv6(t *testing.T) {
 	for name, configuration := range map[string]string{"both families": "", "only IPv6": only6} {
 		t.Run(name, func(t *testing.T) { testIPv6(t, configuration) })
@@ -224,19 +226,19 @@ func testIPv6(t *testing.T, configuration string) {
 	interfaces := n.wire("pod")
 	n.serve("pod", interfaces)
 	g := n.guest("pod", interfaces)
-	eventually(t, 30*time.Second, "a default route by advertisement", func() bool {
+	eventually(t, 30*time.Second, "a default route from an advertisement", func() bool {
 		return strings.Contains(n.must(g.netns, "ip", "-6", "route"), "default via fe80::")
 	})
 	routes := n.must(g.netns, "ip", "-6", "route")
 	mine := r.IPs[len(r.IPs)-1]
 	prefix := netip.PrefixFrom(mine, 64).Masked().String()
 	if !strings.Contains(routes, prefix+" dev eth0 proto kernel") {
-		t.Errorf("routes:\n%s", routes)
+		t.Errorf("no route to %s from the advertisement:\n%s", prefix, routes)
 	}
 	if addrs := n.must(g.netns, "ip", "-6", "addr", "show", "scope", "global"); addrs != "" {
-		t.Errorf("the guest made itself an address:\n%s", addrs)
+		t.Errorf("the guest configured an address by itself:\n%s", addrs)
 	}
-	eventually(t, 10*time.Second, "the guest's link-local address", func() bool {
+	eventually(t, 10*time.Second, "link-local address of the guest is usable", func() bool {
 		return !strings.Contains(n.must(g.netns, "ip", "-6", "addr", "show", "dev", "eth0"), "tentative")
 	})
 	got, dns := g.dhcp6(interfaces[0].MAC)
@@ -248,11 +250,11 @@ func testIPv6(t *testing.T, configuration string) {
 	n.ping("", got[0].String())
 	neighbours := n.must(g.netns, "ip", "-6", "neigh")
 	if !strings.Contains(neighbours, "router") {
-		t.Errorf("neighbours:\n%s", neighbours)
+		t.Errorf("the guest knows no router among its neighbours:\n%s", neighbours)
 	}
 }
 
-// dhcp6 asks for an address as a client does: solicit, request.
+// dhcp6 acts as a DHCPv6 client: it sends solicit and request, and returns the addresses and DNS servers.
 func (g *guest) dhcp6(mac string) (addrs []netip.Addr, dns []net.IP) {
 	t := g.n.t
 	t.Helper()
@@ -289,7 +291,7 @@ func (g *guest) dhcp6(mac string) (addrs []netip.Addr, dns []net.IP) {
 			}
 			answer, err := dhcpv6.MessageFromBytes(buf[:count])
 			if err != nil || answer.Type() != want || answer.TransactionID != m.TransactionID {
-				t.Fatalf("answer to %s: %v, %v", m.Type(), answer, err)
+				t.Fatalf("answer to %s = %v (error %v), want %s", m.Type(), answer, err, want)
 			}
 			return answer
 		}
@@ -310,7 +312,7 @@ func (g *guest) dhcp6(mac string) (addrs []netip.Addr, dns []net.IP) {
 	}
 	reply := ask(request, dhcpv6.MessageTypeReply)
 	if s := reply.Options.Status(); s != nil && s.StatusCode != iana.StatusSuccess {
-		t.Errorf("status %v", s)
+		t.Errorf("status of the reply = %v, want success", s)
 	}
 	for _, a := range reply.Options.OneIANA().Options.Addresses() {
 		addr, _ := netip.AddrFromSlice(a.IPv6Addr)
@@ -319,7 +321,7 @@ func (g *guest) dhcp6(mac string) (addrs []netip.Addr, dns []net.IP) {
 	return addrs, reply.Options.DNS()
 }
 
-// TestResponderEnds: with Close nothing of it is left, and a tap that goes first does not hold it.
+// TestResponderEnds: Close releases all descriptors and goroutines, even if the tap is removed first.
 func TestResponderEnds(t *testing.T) {
 	n := newNode(t, "")
 	n.pod("pod")
@@ -338,7 +340,7 @@ func TestResponderEnds(t *testing.T) {
 		}
 		return r
 	}
-	if err := serve().Close(); err != nil { // what is made once, is made
+	if err := serve().Close(); err != nil { // create what the process creates only once
 		t.Fatal(err)
 	}
 	files, routines := descriptors(), runtime.NumGoroutine()
@@ -352,11 +354,11 @@ func TestResponderEnds(t *testing.T) {
 			t.Error(err)
 		}
 		if err := r.Close(); err != nil {
-			t.Errorf("a second time: %v", err)
+			t.Errorf("second Close: %v", err)
 		}
 	}
 	if now := descriptors(); now > files {
-		t.Errorf("%d descriptors before, %d after", files, now)
+		t.Errorf("%d descriptors after Close, want at most %d", now, files)
 	}
-	eventually(t, 5*time.Second, "an end of goroutines", func() bool { return runtime.NumGoroutine() <= routines })
+	eventually(t, 5*time.Second, "goroutines have ended", func() bool { return runtime.NumGoroutine() <= routines })
 }

@@ -11,22 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unwire undoes Wire: the taps go, with them what a hypervisor has open of them, and the addresses return to the pod's
-// interfaces, where plugins look for them in DEL. It may be called in any state and repeated; without a record, or in a
-// namespace that is another one or gone, as after a reboot, there is nothing to undo but the record.
+// Unwire undoes Wire. It removes the taps, also from a hypervisor that has them open, and restores the addresses, which
+// CNI plugins expect in DEL. It can be called in any state and repeated. Without a record there is nothing to undo; if
+// the namespace does not exist or is another one, as after a reboot, Unwire only removes the record.
 func Unwire(ctx context.Context, netns, path string) error {
 	r, err := readRecord(path)
 	switch {
 	case errdefs.IsNotFound(err):
 		return nil
 	case errdefs.IsDataLoss(err):
-		r = &record{} // the taps are known by their mark; the addresses are lost
+		r = &record{} // the taps are found by their alias; the addresses are lost
 	case err != nil:
 		return err
 	}
-	err = inside(ctx, netns, func(h *netlink.Handle) error { return r.undo(ctx, h) })
-	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) { // no namespace
-		return fmt.Errorf("take the network of %s back from a guest: %w", netns, err)
+	err = inNetns(ctx, netns, func(h *netlink.Handle) error { return r.undo(ctx, h) })
+	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) { // those two mean no namespace
+		return fmt.Errorf("unwire the network of %s from a guest: %w", netns, err)
 	}
 	return removeFile(path)
 }
@@ -43,7 +43,7 @@ func (r *record) undo(ctx context.Context, h *netlink.Handle) error {
 			}
 		}
 	}
-	if err := unwireParted.Hit(ctx); err != nil {
+	if err := unwireRemoved.Hit(ctx); err != nil {
 		return err
 	}
 	id, err := identify()
@@ -56,27 +56,27 @@ func (r *record) undo(ctx context.Context, h *netlink.Handle) error {
 			continue
 		}
 		if err := w.restore(h, links[i]); err != nil && !isNotFound(err) {
-			return fmt.Errorf("give %s back what it had: %w", w.Link, err)
+			return fmt.Errorf("restore %s: %w", w.Link, err)
 		}
 	}
 	return unwireRestored.Hit(ctx)
 }
 
-// restore brings the link back to what it was.
+// restore removes the link's filters and restores its addresses and routes.
 func (w wiring) restore(h *netlink.Handle, link netlink.Link) error {
-	if err := h.QdiscDel(ingress(link)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // none
-		return fmt.Errorf("its filters: %w", err)
+	if err := h.QdiscDel(ingressQdisc(link)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // errors for a missing qdisc
+		return fmt.Errorf("remove its filters: %w", err)
 	}
 	if err := setDisableIPv6(w.Link, w.DisableIPv6); err != nil {
 		return err
 	}
-	for _, addr := range w.Had {
+	for _, addr := range w.LinkAddrs {
 		a := &netlink.Addr{IPNet: netOf(addr)}
 		if addr.Addr().Is6() {
 			a.Flags = unix.IFA_F_NODAD
 		}
 		if err := h.AddrAdd(link, a); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("address %s: %w", addr, err)
+			return fmt.Errorf("add address %s: %w", addr, err)
 		}
 	}
 	for _, r := range w.Routes {
@@ -87,7 +87,7 @@ func (w wiring) restore(h *netlink.Handle, link netlink.Link) error {
 			route.Scope = netlink.SCOPE_LINK
 		}
 		if err := h.RouteReplace(route); err != nil {
-			return fmt.Errorf("route to %s: %w", r.Dst, err)
+			return fmt.Errorf("add the route to %s: %w", r.Dst, err)
 		}
 	}
 	return nil

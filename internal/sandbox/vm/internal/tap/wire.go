@@ -13,34 +13,34 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// Between the steps of Wire and Unwire.
+// Fail points between the steps of Wire and Unwire.
 var (
 	wireRecorded   = failpoint.New("network.tap.wire.recorded")
 	wireTapped     = failpoint.New("network.tap.wire.tapped")
 	wireMoved      = failpoint.New("network.tap.wire.moved")
 	wireJoined     = failpoint.New("network.tap.wire.joined")
-	unwireParted   = failpoint.New("network.tap.unwire.parted")
+	unwireRemoved  = failpoint.New("network.tap.unwire.parted")
 	unwireRestored = failpoint.New("network.tap.unwire.restored")
 )
 
-// Options of Wire.
+// Options configures Wire.
 type Options struct {
-	// Record is the path of the file that Wire keeps until Unwire; its directory is there.
+	// Record is the absolute path of the record, which exists from Wire to Unwire. Its directory must exist.
 	Record string
-	// UID and GID own the taps: a process of theirs may open them without further rights.
+	// UID and GID own the taps. A process of this user can open them without privileges.
 	UID, GID int
 }
 
-// Wire joins each interface of the namespace to a tap and takes its addresses away, for the guest to have them. It
-// returns the guest's interfaces, eth0 first; an empty list when there are none. A repeat returns the same and finishes
-// what was cut off, be it while a guest runs. What a record of another namespace says is forgotten.
+// Wire connects each interface of the namespace to a tap and removes its addresses, which become the guest's. It
+// returns the guest's interfaces, eth0 first; the list can be empty. A repeated call returns the same list and
+// completes an interrupted Wire, even while a guest runs. A record of another namespace is replaced.
 //
-// Errors: ErrNotFound when the namespace is gone, ErrFailedPrecondition when an interface of the record is, or the
-// kernel lacks something; ErrDataLoss for a damaged record, which Unwire removes.
+// Wire returns ErrNotFound if the namespace does not exist, ErrFailedPrecondition if an interface of the record is
+// missing or the kernel lacks a feature, and ErrDataLoss for a damaged record, which Unwire removes.
 func Wire(ctx context.Context, netns string, o Options) ([]Interface, error) {
 	var r *record
-	err := inside(ctx, netns, func(h *netlink.Handle) (err error) {
-		if r, err = begin(h, o.Record); err != nil {
+	err := inNetns(ctx, netns, func(h *netlink.Handle) (err error) {
+		if r, err = loadOrCreateRecord(h, o.Record); err != nil {
 			return err
 		}
 		if err := wireRecorded.Hit(ctx); err != nil {
@@ -54,15 +54,15 @@ func Wire(ctx context.Context, netns string, o Options) ([]Interface, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("give the network of %s to a guest: %w", netns, err)
+		return nil, fmt.Errorf("wire the network of %s to a guest: %w", netns, err)
 	}
 	return r.interfaces(), nil
 }
 
-// begin reads the record of an earlier Wire, or writes that of this one.
-func begin(h *netlink.Handle, path string) (*record, error) {
+// loadOrCreateRecord returns the record of an earlier Wire in this namespace, or writes a new record.
+func loadOrCreateRecord(h *netlink.Handle, path string) (*record, error) {
 	if !filepath.IsAbs(path) {
-		return nil, fmt.Errorf("the record's path %q is not absolute: %w", path, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("record path %q is not absolute: %w", path, errdefs.ErrInvalidArgument)
 	}
 	id, err := identify()
 	if err != nil {
@@ -76,7 +76,7 @@ func begin(h *netlink.Handle, path string) (*record, error) {
 		return nil, err
 	}
 	r = &record{Version: recordVersion, Netns: id}
-	if r.Links, err = look(h); err != nil {
+	if r.Links, err = readNetwork(h); err != nil {
 		return nil, err
 	}
 	return r, r.write(path)
@@ -85,9 +85,9 @@ func begin(h *netlink.Handle, path string) (*record, error) {
 func wireOne(ctx context.Context, h *netlink.Handle, w wiring, o Options) error {
 	link, err := h.LinkByName(w.Link)
 	if err == nil && link.Attrs().HardwareAddr.String() != w.MAC {
-		err = fmt.Errorf("its MAC was %s and is %s: %w", w.MAC, link.Attrs().HardwareAddr, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("its MAC changed from %s to %s: %w", w.MAC, link.Attrs().HardwareAddr, errdefs.ErrFailedPrecondition)
 	} else if isNotFound(err) {
-		err = fmt.Errorf("the interface is gone: %w", errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("the interface no longer exists: %w", errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func wireOne(ctx context.Context, h *netlink.Handle, w wiring, o Options) error 
 	if err := wireTapped.Hit(ctx); err != nil {
 		return err
 	}
-	if err := takeAddresses(h, link); err != nil {
+	if err := removeAddresses(h, link); err != nil {
 		return err
 	}
 	if err := wireMoved.Hit(ctx); err != nil {
@@ -116,19 +116,19 @@ func wireOne(ctx context.Context, h *netlink.Handle, w wiring, o Options) error 
 	return wireJoined.Hit(ctx)
 }
 
-// takeAddresses takes every address off the link; the kernel takes the routes with them.
-func takeAddresses(h *netlink.Handle, link netlink.Link) error {
+// removeAddresses removes every address from the link. The kernel removes the routes with them.
+func removeAddresses(h *netlink.Handle, link netlink.Link) error {
 	name := link.Attrs().Name
 	if err := setDisableIPv6(name, "1"); err != nil {
-		return fmt.Errorf("take the IPv6 addresses off: %w", err)
+		return fmt.Errorf("remove its IPv6 addresses: %w", err)
 	}
 	have, err := list(func() ([]netlink.Addr, error) { return h.AddrList(link, unix.AF_INET) })
 	if err != nil {
 		return fmt.Errorf("list its addresses: %w", err)
 	}
 	for i := range have {
-		if err := h.AddrDel(link, &have[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // gone with its primary one
-			return fmt.Errorf("take address %s off: %w", have[i].IPNet, err)
+		if err := h.AddrDel(link, &have[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // the kernel removed it with its primary address
+			return fmt.Errorf("remove address %s: %w", have[i].IPNet, err)
 		}
 	}
 	return nil

@@ -17,13 +17,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
-// hairpin is a bridge whose ports reflect what they receive.
+// hairpin is a chain with a bridge whose ports reflect frames.
 const hairpin = `{"cniVersion":"1.0.0","name":"hairpin%d","plugins":[{"type":"bridge","bridge":"hairpin%d","isGateway":true,
  "hairpinMode":true,"ipam":{"type":"host-local","dataDir":"/run/hairpin%d","ranges":[[{"subnet":"10.98.%d.0/24"}],[{"subnet":"fd98:%d::/64"}]],
  "routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}]}`
 
-// TestGuestTakesThePodsPlace: the guest has the pod's addresses for its neighbours on the bridge, for the node and for
-// other guests, in both families and directions, and however much is sent.
+// TestGuestTakesThePodsPlace: the guest has the pod's addresses for neighbours on the bridge, for the node and for
+// other guests, in both families and directions, with little and much data.
 func TestGuestTakesThePodsPlace(t *testing.T) {
 	for name, configuration := range map[string]string{"default": "", "hairpin": hairpin} {
 		t.Run(name, func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestGuestTakesThePodsPlace(t *testing.T) {
 			neighbour, a, b := n.pod("neighbour"), n.pod("a"), n.pod("b")
 			interfaces, others := n.wire("a"), n.wire("b")
 			if got := addrs(interfaces[0]); !reflect.DeepEqual(got, a.IPs) {
-				t.Fatalf("wired %v, the pod has %v", got, a.IPs)
+				t.Fatalf("addresses of the guest = %v, want the pod's %v", got, a.IPs)
 			}
 			n.serve("a", interfaces)
 			n.serve("b", others)
@@ -54,14 +54,14 @@ func TestGuestTakesThePodsPlace(t *testing.T) {
 				for _, ip := range a.IPs {
 					began := time.Now()
 					if got := n.fetch(netns, netip.AddrPortFrom(ip, 80).String()); got != size {
-						t.Errorf("%s: %d bytes of %d from %s", from, got, size, ip)
+						t.Errorf("%s got %d bytes from %s, want %d", from, got, ip, size)
 					}
 					t.Logf("%s: 50 MiB from %s in %s", from, ip, time.Since(began))
 				}
 			}
 			n.listener(neighbour.Netns, "[::]:80", body(size))
 			if got := n.fetch(g.netns, netip.AddrPortFrom(neighbour.IPs[0], 80).String()); got != size {
-				t.Errorf("the guest got %d bytes of %d", got, size)
+				t.Errorf("the guest got %d bytes, want %d", got, size)
 			}
 		})
 	}
@@ -75,7 +75,7 @@ func addrs(i tap.Interface) []netip.Addr {
 	return all
 }
 
-// TestNodeSeesThePod: host ports, figures, CHECK and DEL of a pod whose addresses a guest has.
+// TestNodeSeesThePod: host ports, statistics, CHECK and DEL work for a pod whose addresses a guest has.
 func TestNodeSeesThePod(t *testing.T) {
 	n := newNode(t, "")
 	pod := network.Attachment{ID: "pod"}
@@ -91,34 +91,34 @@ func TestNodeSeesThePod(t *testing.T) {
 	n.listener(g.netns, "[::]:80", body(size))
 	gateway := interfaces[0].Routes[0].GW
 	if got := n.fetch(other.Netns, netip.AddrPortFrom(gateway, 8099).String()); got != size {
-		t.Errorf("by the host port: %d bytes of %d", got, size)
+		t.Errorf("got %d bytes through the host port, want %d", got, size)
 	}
 	stats, err := n.Stats(r.Netns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(stats) != 1 || stats[0].Name != "eth0" || stats[0].TxBytes < size || stats[0].RxBytes == 0 || stats[0].RxBytes > size {
-		t.Errorf("figures after the guest has sent %d bytes: %+v", size, stats)
+		t.Errorf("statistics after the guest sent %d bytes = %+v, want eth0 with these bytes", size, stats)
 	}
-	// DEL without Unwire, as when the daemon forgot of the machine, frees all the same.
+	// DEL without Unwire, as when the daemon lost its record of the machine, still frees everything.
 	if err := n.Teardown(t.Context(), pod); err != nil {
 		t.Error(err)
 	}
 	if leases, err := filepath.Glob(filepath.Join(n.dir, "cni", "leases", "*", r.IPs[0].String())); err != nil || len(leases) > 0 {
-		t.Errorf("leases left: %v, %v", leases, err)
+		t.Errorf("leases after Teardown = %v (error %v), want none", leases, err)
 	}
 	rules := n.must("", "iptables", "-t", "nat", "-S")
 	if strings.Contains(rules, r.IPs[0].String()) {
-		t.Errorf("rules left:\n%s", rules)
+		t.Errorf("iptables rules of the pod remain after Teardown:\n%s", rules)
 	}
 	n.wire("other")
 	n.unwire("other")
 	if err := n.Check(t.Context(), network.Attachment{ID: "other"}); err != nil {
-		t.Errorf("after Unwire: %v", err)
+		t.Errorf("Check after Unwire: %v", err)
 	}
 }
 
-// TestPluginsDelete: DEL of plugins that are executables finds what it looks for, and leaves no rule.
+// TestPluginsDelete: after Unwire, DEL of executable plugins finds the addresses and leaves no rule.
 func TestPluginsDelete(t *testing.T) {
 	n := newNode(t, strings.ReplaceAll(hairpin, `"hairpinMode":true`, `"ipMasq":true`), func(c *network.Config) { c.Executables = true })
 	r := n.pod("pod")
@@ -131,19 +131,20 @@ func TestPluginsDelete(t *testing.T) {
 		return n.must("", "iptables", "-t", "nat", "-S") + n.must("", "ip6tables", "-t", "nat", "-S")
 	}
 	if !strings.Contains(rules(), r.IPs[0].String()) {
-		t.Errorf("there are no rules for %s:\n%s", r.IPs[0], rules())
+		t.Errorf("iptables has no rules for %s:\n%s", r.IPs[0], rules())
 	}
 	if err := n.Teardown(t.Context(), network.Attachment{ID: "pod"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, ip := range r.IPs {
 		if strings.Contains(rules(), ip.String()) {
-			t.Errorf("left of %s:\n%s", ip, rules())
+			t.Errorf("rules for %s remain after Teardown:\n%s", ip, rules())
 		}
 	}
 }
 
-// TestWireAgain: a repeat tells the same and disturbs nothing, Read tells it too, and Unwire brings everything back.
+// TestWireAgain: a repeated Wire and Read return the first result, the repeat does not interrupt traffic, and Unwire
+// restores everything.
 func TestWireAgain(t *testing.T) {
 	n := newNode(t, "")
 	r := n.pod("pod")
@@ -155,37 +156,37 @@ func TestWireAgain(t *testing.T) {
 	g := n.guest("pod", first)
 	g.static(first)
 	if left := n.must(r.Netns, "ip", "-br", "addr", "show", "dev", "eth0"); len(strings.Fields(left)) != 2 {
-		t.Errorf("addresses left: %s", left)
+		t.Errorf("eth0 still has addresses after Wire: %s", left)
 	}
 	again := n.wire("pod")
-	told, err := tap.Read(n.record("pod"))
-	if err != nil || !reflect.DeepEqual(first, again) || !reflect.DeepEqual(first, told) {
-		t.Errorf("first %+v\nagain %+v\nread %+v, %v", first, again, told, err)
+	read, err := tap.Read(n.record("pod"))
+	if err != nil || !reflect.DeepEqual(first, again) || !reflect.DeepEqual(first, read) {
+		t.Errorf("results differ or Read failed:\nfirst Wire %+v\nsecond Wire %+v\nRead %+v, %v", first, again, read, err)
 	}
 	n.ping("", r.IPs[0].String())
 
 	if _, err := tap.Open(t.Context(), r.Netns, first[0].Tap); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("a second one opens the tap: %v", err)
+		t.Errorf("second Open of the tap: got error %v, want ErrFailedPrecondition", err)
 	}
 	if _, err := tap.Open(t.Context(), r.Netns, "tap7"); !errdefs.IsNotFound(err) {
-		t.Errorf("opening a tap that is not: %v", err)
+		t.Errorf("Open of a missing tap: got error %v, want ErrNotFound", err)
 	}
 	links := n.must(r.Netns, "ip", "-d", "link")
 	if !strings.Contains(links, "user 4242") || !strings.Contains(links, "group 4243") || !strings.Contains(links, "persist on") || strings.Contains(links, "tap7") {
-		t.Errorf("links:\n%s", links)
+		t.Errorf("want a persistent tap of user 4242 and group 4243, and no tap7; got:\n%s", links)
 	}
 	n.unwire("pod")
 	n.unwire("pod")
-	if after := look(); stable(after) != stable(before) {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	if after := look(); normalize(after) != normalize(before) {
+		t.Errorf("Unwire did not restore the network; before Wire:\n%s\nafter Unwire:\n%s", before, after)
 	}
 	if _, err := tap.Read(n.record("pod")); !errdefs.IsNotFound(err) {
-		t.Errorf("the record after Unwire: %v", err)
+		t.Errorf("Read after Unwire: got error %v, want ErrNotFound", err)
 	}
 }
 
-// stable leaves out what differs without a difference: the lines' order, link-local addresses and lifetimes' words.
-func stable(s string) string {
+// normalize removes link-local addresses, lifetimes, equivalent flags and spaces, which differ without meaning.
+func normalize(s string) string {
 	var lines []string
 	for line := range strings.Lines(s) {
 		if !strings.Contains(line, "fe80::") && !strings.Contains(line, "valid_lft") {
@@ -196,19 +197,20 @@ func stable(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// few is a chain with so few addresses that they are used again at once, of plugins that announce nothing in time.
+// few is a chain with so few addresses that it reuses them immediately, and with plugins that announce too late.
 const few = `{"cniVersion":"1.0.0","name":"few%d","plugins":[{"type":"bridge","bridge":"few%d","isGateway":true,
  "ipam":{"type":"host-local","dataDir":"/run/few%d","ranges":[[{"subnet":"10.98.%d.0/30"}],[{"subnet":"fd98:%d::/126"}]],
  "routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}]}`
 
-// TestAddressOfAnother: an address that was another pod's a moment ago is the guest's now, and not when the neighbours forget.
+// TestAddressOfAnother: a guest is reachable immediately at an address that another pod has just released, before the
+// neighbours' caches expire.
 func TestAddressOfAnother(t *testing.T) {
 	n := newNode(t, few, func(c *network.Config) { c.Executables = true })
 	for lap := range 3 {
 		func() {
 			n := &node{Manager: n.Manager, t: t, dir: n.dir}
 			r := n.pod("pod")
-			if lap == 0 { // a bridge without ports would be down, and forget its neighbours
+			if lap == 0 { // a bridge without ports would be down and lose its neighbour cache
 				bridge := fmt.Sprintf("few%d", nodes.Load())
 				n.must("", "ip", "link", "add", "port", "up", "master", bridge, "type", "veth", "peer", "name", "plug")
 				n.must("", "ip", "link", "set", "plug", "up")
@@ -221,7 +223,7 @@ func TestAddressOfAnother(t *testing.T) {
 			for _, ip := range r.IPs {
 				began := time.Now()
 				if got := n.fetch("", netip.AddrPortFrom(ip, 80).String()); got != 1 || time.Since(began) > 5*time.Second {
-					t.Errorf("%d bytes from %s after %s", got, ip, time.Since(began))
+					t.Errorf("got %d bytes from %s after %s, want 1 within 5 s", got, ip, time.Since(began))
 				}
 			}
 			n.unwire("pod")
@@ -235,8 +237,8 @@ func TestAddressOfAnother(t *testing.T) {
 	}
 }
 
-// several is a pod's namespace as a chain with several interfaces leaves it: one with IPv6 only, one without an address,
-// one as the ptp plugin makes it, and others that are no guest's.
+// several makes a pod's namespace with several interfaces: one with IPv6 only, one without an address, one like the ptp
+// plugin's, and others that a guest cannot take over.
 func several(t *testing.T) (*node, string) {
 	n := newNode(t, "")
 	netns, err := n.NewNetns(t.Context(), "several")
@@ -268,7 +270,7 @@ func TestSeveralInterfaces(t *testing.T) {
 	}
 	prefix := netip.MustParsePrefix
 	gw := netip.MustParseAddr("10.1.1.1")
-	// The others, peers of the pairs but for the one that is down, are up neither.
+	// The peers of these interfaces are not up.
 	want := []tap.Interface{
 		{Link: "eth0", Tap: "tap0", MTU: 1400, Addrs: []netip.Prefix{prefix("10.1.1.2/32"), prefix("10.1.7.2/32")}, Routes: []tap.Route{
 			{Dst: prefix("10.1.1.1/32")}, {Dst: prefix("0.0.0.0/0"), GW: gw, Metric: 50}, {Dst: prefix("10.1.1.0/24"), GW: gw},
@@ -279,21 +281,21 @@ func TestSeveralInterfaces(t *testing.T) {
 		}},
 	}
 	if !sameJSON(got, want) {
-		t.Errorf("got  %s\nwant %s", toJSON(got), toJSON(want))
+		t.Errorf("Wire returned\n     %s\nwant %s", toJSON(got), toJSON(want))
 	}
-	told := n.must(netns, "ip", "-br", "addr")
-	for line := range strings.Lines(told) {
+	listing := n.must(netns, "ip", "-br", "addr")
+	for line := range strings.Lines(listing) {
 		if fields := strings.Fields(line); fields[0] != "lo" && len(fields) > 2 {
-			t.Errorf("addresses left: %s", line)
+			t.Errorf("an interface still has addresses after Wire: %s", line)
 		}
 	}
 	n.serve("several", n.wire("several"))
 	n.unwire("several")
 	if out := n.must(netns, "ip", "route"); !strings.Contains(out, "default via 10.1.1.1") {
-		t.Errorf("routes after Unwire:\n%s", out)
+		t.Errorf("no IPv4 default route after Unwire:\n%s", out)
 	}
 	if out := n.must(netns, "ip", "-6", "route"); !strings.Contains(out, "default via fe80::1") {
-		t.Errorf("routes after Unwire:\n%s", out)
+		t.Errorf("no IPv6 default route after Unwire:\n%s", out)
 	}
 }
 
@@ -306,7 +308,7 @@ func sameJSON(a, b any) bool {
 	return strings.ReplaceAll(toJSON(a), "[]", "null") == strings.ReplaceAll(toJSON(b), "[]", "null")
 }
 
-// BenchmarkWire is Wire and Unwire of a pod of the default chain; the first's part is reported.
+// BenchmarkWire measures Wire and Unwire of a pod with the default chain, and reports the time of Wire separately.
 func BenchmarkWire(b *testing.B) {
 	n := newNode(b, "")
 	n.pod("pod")
