@@ -1,5 +1,6 @@
-// Command tripod-vmwrap is the <emulator> of libvirt domains that Tripod defines: it fetches the machine's descriptors from
-// the daemon, adds the network to QEMU's arguments, and becomes QEMU (internal/sandbox/vm/vmwrap). It is not called by hand.
+// Command tripod-vmwrap is the <emulator> of libvirt domains that Tripod defines. It fetches the machine's descriptors
+// from the daemon, adds the network to QEMU's arguments, and executes QEMU (internal/sandbox/vm/vmwrap). Only libvirt
+// calls it.
 package main
 
 import (
@@ -12,7 +13,7 @@ import (
 
 func main() {
 	err := vmwrap.Exec(context.Background(), os.Args, os.Environ())
-	// libvirt shows what its emulator says last as the reason why the domain did not start.
+	// libvirt reports the emulator's last output as the reason why the domain did not start.
 	fmt.Fprintf(os.Stderr, "%s: %v\n", vmwrap.ProgramName, err)
 	os.Exit(1)
 }

@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// firstSet is where the numbers of our sets of descriptors begin; libvirt counts its own from 0.
+	// firstSet is the number of our first descriptor set. libvirt counts its own from 0.
 	firstSet  = 1000
 	firstSlot = 0x10
-	// defaultMTU is what a guest takes without being told.
+	// defaultMTU is the guest's MTU if QEMU sets none.
 	defaultMTU = 1500
 )
 
-// edit puts what a grant brings into QEMU's arguments. fds are the descriptors' numbers in this process. Each thing of the
-// grant must be found in the arguments as often as it should: else the domain is not the one that the grant was made for,
+// edit applies a grant to QEMU's arguments. fds are the descriptors' numbers in this process. Each entry of the grant
+// must match exactly one argument. Otherwise the grant belongs to another domain, and edit returns
 // errdefs.ErrFailedPrecondition.
 func edit(args []string, g Grant, fds []int) ([]string, error) {
 	e := &editor{args: slices.Clone(args), fds: fds}
@@ -54,7 +54,7 @@ func edit(args []string, g Grant, fds []int) ([]string, error) {
 	return append(e.args, e.added...), nil
 }
 
-// editor changes arguments; the first error stays.
+// editor edits arguments. err is the first error.
 type editor struct {
 	args  []string
 	added []string
@@ -69,16 +69,16 @@ func (e *editor) fail(format string, args ...any) {
 	}
 }
 
-// fd is the number of a descriptor.
+// fd returns the number of a descriptor.
 func (e *editor) fd(index int) int {
 	if index < 0 || index >= len(e.fds) {
-		e.fail("descriptor %d of %d", index, len(e.fds))
+		e.fail("the grant refers to descriptor %d, but has only %d", index, len(e.fds))
 		return -1
 	}
 	return e.fds[index]
 }
 
-// set makes a set of descriptors, and is the path by which QEMU opens one of them.
+// set adds a set of descriptors and returns the path by which QEMU opens it.
 func (e *editor) set(indexes ...int) string {
 	number := firstSet + e.sets
 	e.sets++
@@ -88,7 +88,7 @@ func (e *editor) set(indexes ...int) string {
 	return "/dev/fdset/" + strconv.Itoa(number)
 }
 
-// values calls change with each value of an option, and counts the changes.
+// values calls change with each value of an option and returns the number of changes.
 func (e *editor) values(option string, change func(value string) (string, bool)) (changed int) {
 	for i := 0; i+1 < len(e.args); i++ {
 		if e.args[i] != option {
@@ -105,11 +105,11 @@ func (e *editor) values(option string, change func(value string) (string, bool))
 func (e *editor) file(f File) {
 	name := e.set(f.FDs...)
 	if n := e.values("-blockdev", func(value string) (string, bool) { return setFile(value, f, name) }); n != 1 {
-		e.fail("%d block devices have the file %s; one should", n, f.Path)
+		e.fail("%d block devices have the file %s, want 1", n, f.Path)
 	}
 }
 
-// setFile changes the file of a block node, if it is the one that f stands for.
+// setFile changes the file of a block node if the node has f's path.
 func setFile(node string, f File, to string) (string, bool) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(node), &fields) != nil {
@@ -148,7 +148,7 @@ func (e *editor) plain(p Plain) {
 		return strings.Replace(value, "unix:"+p.Path+"/", "unix:"+name+"/", 1), strings.Contains(value, "unix:"+p.Path+"/")
 	}
 	if n := e.values("-kernel", whole) + e.values("-initrd", whole) + e.values("-fsdev", part) + e.values("-vnc", below); n != 1 {
-		e.fail("%d options name %s; one should", n, p.Path)
+		e.fail("%d options have the path %s, want 1", n, p.Path)
 	}
 }
 
@@ -159,7 +159,7 @@ func (e *editor) socket(s Plain) {
 		return begin + end, found && strings.HasPrefix(begin, "socket,")
 	}
 	if n := e.values("-chardev", connected); n != 1 {
-		e.fail("%d sockets have the path %s; one should", n, s.Path)
+		e.fail("%d sockets have the path %s, want 1", n, s.Path)
 	}
 }
 
@@ -167,10 +167,10 @@ func (e *editor) chardev(c Chardev) {
 	e.replace(c.ID, fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", c.ID, e.fd(c.Socket)))
 }
 
-// replace puts a backend in the place of the null device of that ID.
+// replace replaces the null device with that ID by a backend.
 func (e *editor) replace(id, backend string) {
 	if n := e.values("-chardev", func(value string) (string, bool) { return backend, value == "null,id="+id }); n != 1 {
-		e.fail("%d null devices are called %s; one should", n, id)
+		e.fail("%d null devices have the ID %s, want 1", n, id)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 
 func one(n int) *int { return &n }
 
-// What libvirt 9.0 says, shortened.
+// domain is an abridged command line of libvirt 9.0.
 var domain = []string{"/e/qemu", "-name", "guest=x",
 	"-kernel", "/p/kernel", "-initrd", "/p/initrd",
 	"-chardev", "socket,id=charmonitor,fd=25,server=on,wait=off",
@@ -54,7 +54,7 @@ func TestEdit(t *testing.T) {
 	}, got)
 }
 
-// TestEditRefuses: a domain that is not the grant's is not started.
+// TestEditRefuses: edit refuses a grant that does not match the domain.
 func TestEditRefuses(t *testing.T) {
 	for name, g := range map[string]Grant{
 		"no such disk":      {Files: []File{{Path: "/p/other", FDs: []int{0}}}},
@@ -63,7 +63,7 @@ func TestEditRefuses(t *testing.T) {
 		"no such console":   {Serial: &Serial{ID: "charserial2"}},
 		"no such port":      {Rings: []Ring{{ID: "charserial2", Size: 65536}}},
 		"no such socket":    {Sockets: []Plain{{"/p/other", 0}}},
-		"a listening one":   {Sockets: []Plain{{"charmonitor", 0}}},
+		"listening socket":  {Sockets: []Plain{{"charmonitor", 0}}},
 		"not a null device": {Chardevs: []Chardev{{ID: "charmonitor"}}},
 		"no such fd":        {NICs: []NIC{{Tap: 1}}},
 		"a negative fd":     {Files: []File{{Path: "/p/root", FDs: []int{-1}}}},
@@ -74,7 +74,7 @@ func TestEditRefuses(t *testing.T) {
 	}
 }
 
-// TestPrepareProbe: without a machine the wrapper is QEMU.
+// TestPrepareProbe: without a machine's name, prepare changes nothing.
 func TestPrepareProbe(t *testing.T) {
 	env := []string{"PATH=/bin", "HOME=/"}
 	emulator, argv, environ, err := prepare(t.Context(), []string{"/e/tripod-vmwrap", "-S", "-machine", "none"}, env)
@@ -88,7 +88,7 @@ func TestPrepareProbe(t *testing.T) {
 	require.ErrorIs(t, err, errdefs.ErrUnavailable)
 }
 
-// FuzzEdit: no arguments and no grant make the wrapper panic, and what has no grant is left as it is.
+// FuzzEdit: edit never panics, and an empty grant changes nothing.
 func FuzzEdit(f *testing.F) {
 	f.Add("-blockdev", `{"filename":"/p/root"}`, "/p/root", 0)
 	f.Add("-fsdev", `local,path=/p`, "/p", 0)
@@ -97,11 +97,11 @@ func FuzzEdit(f *testing.F) {
 		args := []string{"/e/qemu", option, value, "-kernel"}
 		for _, g := range []Grant{{Files: []File{{Path: path, FDs: []int{fd}}}}, {Plain: []Plain{{path, fd}}}, {Chardevs: []Chardev{{ID: path, Socket: fd}}}} {
 			if got, err := edit(args, g, []int{3}); err == nil && (len(got) < len(args) || got[1] != option) {
-				t.Fatalf("%q became %q", args, got)
+				t.Fatalf("edit(%q) = %q, which lost an argument", args, got)
 			}
 		}
 		if got, err := edit(args, Grant{}, nil); err != nil || len(got) != len(args) {
-			t.Fatalf("%q, %v", got, err)
+			t.Fatalf("edit with an empty grant = %q, %v; want %q", got, err, args)
 		}
 	})
 }

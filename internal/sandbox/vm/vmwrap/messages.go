@@ -1,28 +1,28 @@
 package vmwrap
 
-// Variables of the wrapper's environment, set in the domain. QEMU does not get them.
+// Environment variables of the wrapper, set in the domain. QEMU does not get them.
 const (
-	// SocketVar is the path of the tap service's socket.
+	// SocketVar is the path of the daemon's socket.
 	SocketVar = "TRIPOD_TAP_SOCKET"
-	// MachineVar is the machine's name, SecretVar what proves that the domain is that machine's.
+	// MachineVar is the machine's name. SecretVar proves that the domain belongs to the machine.
 	MachineVar = "TRIPOD_MACHINE"
 	SecretVar  = "TRIPOD_TAP_SECRET"
 )
 
-// Names of the links beside each other in the directory that a domain's <emulator> is in.
+// Names of the links in the directory of a domain's <emulator>.
 const (
 	ProgramName = "tripod-vmwrap"
 	// EmulatorName is the link to QEMU.
 	EmulatorName = "qemu"
 )
 
-// Request asks for what a machine's domain is to be started with.
+// Request requests the Grant for a machine.
 type Request struct {
 	Machine string `json:"machine"`
 	Secret  string `json:"secret"`
 }
 
-// Grant is the answer. Numbers of type int that are called FD are indexes into the descriptors that come along.
+// Grant is the answer to a Request. The descriptor fields are indexes into the descriptors that accompany it.
 type Grant struct {
 	Files    []File    `json:"files,omitempty"`
 	Plain    []Plain   `json:"plain,omitempty"`
@@ -33,48 +33,49 @@ type Grant struct {
 	NICs     []NIC     `json:"nics,omitempty"`
 }
 
-// File stands for a path in -blockdev: QEMU chooses among the descriptors by how it wants to open (read-only, read-write).
+// File replaces a path in -blockdev by a set of descriptors. QEMU chooses one according to the access mode (read-only,
+// read-write).
 type File struct {
 	Path string `json:"path"`
 	FDs  []int  `json:"fds"`
-	// Device says that it is a block device.
+	// Device is set for a block device.
 	Device bool `json:"device,omitempty"`
 }
 
-// Plain stands for the path of a kernel, an initrd, a share or the directory of VNC's socket, which QEMU uses by name: it
-// gets one below /proc/self/fd. Among the Sockets it stands for the path of one that QEMU would connect to: it is connected.
+// Plain replaces the path of a kernel, an initrd, a share or the directory of VNC's socket by a path in /proc/self/fd.
+// In Sockets it replaces the path of a socket by a connected descriptor.
 type Plain struct {
 	Path string `json:"path"`
 	FD   int    `json:"fd"`
 }
 
-// Serial stands for the null device of that ID: QEMU's standard input and output (package qemu says why).
+// Serial replaces the null device with that ID by QEMU's standard input and output (package qemu gives the reason).
 type Serial struct {
 	ID     string `json:"id"`
 	Input  int    `json:"input"`
 	Output int    `json:"output"`
 }
 
-// Chardev stands for the null device of that ID: a listening socket.
+// Chardev replaces the null device with that ID by a listening socket.
 type Chardev struct {
 	ID     string `json:"id"`
 	Socket int    `json:"socket"`
 }
 
-// Ring stands for the null device of that ID: a ring buffer in QEMU of Size bytes, which libvirt does not have.
+// Ring replaces the null device with that ID by a ring buffer of Size bytes in QEMU, which libvirt does not support.
 type Ring struct {
 	ID   string `json:"id"`
 	Size int    `json:"size"`
 }
 
-// NIC is a network interface that is added.
+// NIC is a network interface to add.
 type NIC struct {
 	MAC string `json:"mac"`
 	MTU int    `json:"mtu"`
 	Tap int    `json:"tap"`
-	// VHost is /dev/vhost-net, where the host has it.
+	// VHost is the descriptor of /dev/vhost-net, if the host has it.
 	VHost *int `json:"vhost,omitempty"`
 }
 
-// MaxNICs is how many interfaces a machine can have: the slots from 0x10 on are free in libvirt's machines of type q35.
+// MaxNICs is the maximum number of interfaces. libvirt's q35 machines leave the PCI slots from 0x10 free.
 const MaxNICs = 8

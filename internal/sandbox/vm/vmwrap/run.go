@@ -18,25 +18,24 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// askTimeout bounds the daemon's answer. The daemon has the files open before it lets libvirt start a domain.
+// askTimeout bounds the daemon's answer. The daemon opens the files before it asks libvirt to start the domain.
 const askTimeout = 30 * time.Second
 
-// Exec makes QEMU of this process, which libvirt called with args in env. It returns only when that fails.
+// Exec replaces this process, which libvirt started with args and env, by QEMU. It returns only on error.
 func Exec(ctx context.Context, args, env []string) error {
 	emulator, argv, env, err := prepare(ctx, args, env)
 	if err != nil {
 		return err
 	}
-	// QEMU inherits what libvirt meant for it and the descriptors of the grant. Everything else is closed on exec.
+	// QEMU inherits libvirt's descriptors and those of the grant. All others are closed on exec.
 	err = syscall.Exec(emulator, argv, env) //nolint:forbidigo // libvirt knows the emulator by the PID that it started
 	return fmt.Errorf("execute %s: %w", emulator, err)
 }
 
-// prepare returns what to execute: the path of QEMU, its arguments and its environment. The descriptors in the arguments
-// are open and inheritable.
+// prepare returns QEMU's path, arguments and environment. The descriptors in the arguments are open and inheritable.
 func prepare(ctx context.Context, args, env []string) (emulator string, argv, environ []string, err error) {
 	if len(args) == 0 || !filepath.IsAbs(args[0]) {
-		return "", nil, nil, fmt.Errorf("called as %q; libvirt calls it by the path that the domain's <emulator> has: %w", args, errdefs.ErrInvalidArgument)
+		return "", nil, nil, fmt.Errorf("called as %q, but libvirt calls it by the absolute path in the domain's <emulator>: %w", args, errdefs.ErrInvalidArgument)
 	}
 	emulator = filepath.Join(filepath.Dir(args[0]), EmulatorName)
 	argv = append([]string{emulator}, args[1:]...)
@@ -51,55 +50,56 @@ func prepare(ctx context.Context, args, env []string) (emulator string, argv, en
 	defer cancel()
 	conn, err := machine.Dial(ctx, socket)
 	if err != nil {
-		return "", nil, nil, fmt.Errorf("the daemon is not there: %w", err)
+		return "", nil, nil, fmt.Errorf("connect to the daemon: %w", err)
 	}
 	var grant Grant
 	files, err := fdpass.Call(ctx, conn, Request{Machine: name, Secret: secret}, &grant)
 	if err != nil {
 		return "", nil, nil, fmt.Errorf("machine %s: %w", name, err)
 	}
-	fds, err := keep(files)
+	fds, err := inheritable(files)
 	if err != nil {
 		return "", nil, nil, err
 	}
 	if argv, err = edit(argv, grant, fds); err != nil {
 		return "", nil, nil, fmt.Errorf("machine %s: %w", name, err)
 	}
-	if err := errors.Join(confine(), standard(grant.Serial, fds)); err != nil {
+	if err := errors.Join(confine(), redirectSerial(grant.Serial, fds)); err != nil {
 		return "", nil, nil, err
 	}
 	return emulator, argv, environ, nil
 }
 
-// confine denies this process, and so QEMU, every way to gain rights, and core files, which would hold the guest's memory.
+// confine sets no_new_privs for this process, and so for QEMU, and disables core files, which would contain the guest's
+// memory.
 func confine() error {
 	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
-		return fmt.Errorf("no_new_privs: %w", errno)
+		return fmt.Errorf("set no_new_privs: %w", errno)
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("no core files: %w", err)
+		return fmt.Errorf("disable core files: %w", err)
 	}
 	return nil
 }
 
-// standard makes the serial console QEMU's standard input and output.
-func standard(s *Serial, fds []int) error {
+// redirectSerial makes the serial console the standard input and output.
+func redirectSerial(s *Serial, fds []int) error {
 	if s == nil {
 		return nil
 	}
 	for number, index := range []int{s.Input, s.Output} {
 		if index < 0 || index >= len(fds) {
-			return fmt.Errorf("descriptor %d of %d for the serial console: %w", index, len(fds), errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("the grant's serial console refers to descriptor %d, but the grant has only %d: %w", index, len(fds), errdefs.ErrFailedPrecondition)
 		}
 		if err := unix.Dup3(fds[index], number, 0); err != nil {
-			return fmt.Errorf("the serial console: %w", err)
+			return fmt.Errorf("redirect the serial console: %w", err)
 		}
 	}
 	return nil
 }
 
-// keep returns inheritable descriptors of the files, and closes the files.
-func keep(files []*os.File) ([]int, error) {
+// inheritable returns inheritable duplicates of the files and closes the files.
+func inheritable(files []*os.File) ([]int, error) {
 	fds := make([]int, len(files))
 	for i, file := range files {
 		raw, err := file.SyscallConn()

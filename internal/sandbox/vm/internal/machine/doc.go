@@ -1,10 +1,10 @@
-// Package machine is the contract between the backend and the hypervisor drivers: the Definition of a virtual machine, and the
-// Driver that runs it.
+// Package machine is the contract between the backend and the hypervisor drivers: the Definition of a virtual machine,
+// and the Driver that runs it.
 //
 //	internal/sandbox/vm ──Definition──▶ Driver ──▶ QEMU
 //	     ▲                       │          qmp:     internal/sandbox/vm/internal/qemu, started by the daemon
 //	     └──────── Event ────────┘          libvirt: internal/sandbox/vm/internal/libvirt, started by libvirtd through tripod-vmwrap
 //
-// A driver knows machines, not pods: the Definition has all that it needs, and it decides nothing about a pod's state. The
-// package must not import a driver, the network or the image store.
+// A driver knows machines, not pods. The Definition contains everything that it needs, and it decides nothing about a
+// pod's state. The package must not import a driver, the network or the image store.
 package machine

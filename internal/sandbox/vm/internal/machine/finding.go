@@ -1,10 +1,10 @@
 package machine
 
-// Finding is one thing that a check of the host looked at.
+// Finding is a result of a check of the host.
 type Finding struct {
 	Subject string
-	// OK says that it is as it should be; Required, that machines cannot run when it is not.
+	// OK is the result. If Required is set, machines cannot run without it.
 	OK, Required bool
-	// Detail says what was found, Remedy what to do when it is not OK.
+	// Detail is what the check found, Remedy what to do if it is not OK.
 	Detail, Remedy string
 }

@@ -8,27 +8,27 @@ import (
 	"time"
 )
 
-// Definition is one virtual machine. It is immutable once defined, and drivers store it as it is. Files are opened for every
-// start; everything else is plain data.
+// Definition describes a virtual machine. It is immutable once defined, and drivers store it as JSON. Files are opened
+// at every start; everything else is plain data.
 type Definition struct {
 	// Name identifies the machine on this node: 64 lower-case hex digits.
 	Name string `json:"name"`
 	// UUID is the SMBIOS system UUID, in RFC 9562's text form.
 	UUID string `json:"uuid"`
-	// Dir is the machine's own directory on a tmpfs (sockets), made by the driver with mode 0700; the hypervisor's user has no
-	// access to it. StateDir is its directory on disk (root overlay).
+	// Dir is the machine's directory for sockets, on a tmpfs. The driver makes it with mode 0700; the hypervisor's user
+	// has no access. StateDir is its directory on disk (root overlay).
 	Dir      string `json:"dir"`
 	StateDir string `json:"stateDir"`
 
-	// CPUs is the number of virtual CPUs, CPUModel QEMU's name of their model ("" is the driver's choice).
+	// CPUs is the number of virtual CPUs. CPUModel is QEMU's name of their model; "" leaves it to the driver.
 	CPUs     int    `json:"cpus"`
 	CPUModel string `json:"cpuModel,omitempty"`
 	// Memory is the guest's RAM in bytes.
 	Memory uint64 `json:"memory"`
 
-	// Disks are in the guest's order: the root disk first, where there is one.
+	// Disks are in the guest's order, the root disk first if there is one.
 	Disks []Disk `json:"disks,omitempty"`
-	// Kernel and Initrd say that the machine boots them directly; Cmdline is the kernel's command line then.
+	// Kernel and Initrd, if set, are booted directly, with the command line Cmdline.
 	Kernel  *File  `json:"kernel,omitempty"`
 	Initrd  *File  `json:"initrd,omitempty"`
 	Cmdline string `json:"cmdline,omitempty"`
@@ -36,29 +36,28 @@ type Definition struct {
 	NICs   []NIC   `json:"nics,omitempty"`
 	Shares []Share `json:"shares,omitempty"`
 
-	// SerialLog is the path of the file to which all output of the serial console is appended, whoever listens. What there is no
-	// room for is dropped.
+	// SerialLog is the path of the file to which all output of the serial console is appended. Output for which the
+	// file system has no space is dropped.
 	SerialLog string `json:"serialLog"`
 
-	// UID and GID are what the hypervisor process runs as.
+	// UID and GID are the user and group of the hypervisor process.
 	UID int `json:"uid"`
 	GID int `json:"gid"`
-	// Cgroup is the path, below the roots of the hierarchies, of the cgroup in which it runs; it is there already.
+	// Cgroup is the path of the machine's cgroup below the roots of the hierarchies. It must exist.
 	Cgroup string `json:"cgroup"`
 
-	// LibvirtCPU is XML for the <cpu> element of a libvirt domain; other drivers refuse it.
+	// LibvirtCPU is XML for the <cpu> element of a libvirt domain. Other drivers refuse it.
 	LibvirtCPU string `json:"libvirtCPU,omitempty"`
 	// VNC asks for a VNC server on a unix socket, vnc/vnc.sock in Dir.
 	VNC bool `json:"vnc,omitempty"`
 }
 
-// File is a file that the machine uses, by path. The daemon, which is root, opens it; the hypervisor process need not be
-// able to.
+// File is a file of the machine. The daemon, which is root, opens it; the hypervisor process needs no access.
 type File struct {
 	Path string `json:"path"`
 }
 
-// Bus is how a disk is attached.
+// Bus is the bus of a disk.
 type Bus string
 
 // The buses.
@@ -67,19 +66,19 @@ const (
 	BusSCSI   Bus = "scsi"
 )
 
-// Disk is a disk of the machine. Formats are always said, never probed (faults I5).
+// Disk is a disk of the machine. Formats are always given, never probed (faults I5).
 type Disk struct {
-	// ID is a short name, unique in the machine: root, cidata, agent, disk0 …
+	// ID is a short name, unique in the machine, such as root, cidata, agent or disk0.
 	ID string `json:"id"`
 	File
 	// Format is "qcow2" or "raw".
 	Format   string `json:"format"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	Bus      Bus    `json:"bus"`
-	// Offset and Size, with Format raw, say which bytes of the file are the disk; a Size of 0 is the whole file.
+	// Offset and Size, with Format raw, select a part of the file; a Size of 0 means the whole file.
 	Offset uint64 `json:"offset,omitempty"`
 	Size   uint64 `json:"size,omitempty"`
-	// Base, with Format qcow2, is the image below the overlay; it is only ever read.
+	// Base, with Format qcow2, is the image below the overlay. It is only read.
 	Base *Base `json:"base,omitempty"`
 }
 
@@ -89,11 +88,11 @@ type Base struct {
 	Format string `json:"format"`
 }
 
-// NIC is a network interface of the machine, joined to a persistent tap in a network namespace.
+// NIC is a network interface of the machine, connected to a persistent tap in a network namespace.
 type NIC struct {
 	MAC string `json:"mac"`
 	MTU int    `json:"mtu"`
-	// Netns is the path of the namespace in which Tap is.
+	// Netns is the path of Tap's namespace.
 	Netns string `json:"netns"`
 	Tap   string `json:"tap"`
 }
@@ -101,20 +100,20 @@ type NIC struct {
 // HardwareAddr parses MAC.
 func (n NIC) HardwareAddr() (net.HardwareAddr, error) { return net.ParseMAC(n.MAC) }
 
-// ShareDriver is how a directory reaches the guest.
+// ShareDriver is the way in which a directory reaches the guest.
 type ShareDriver string
 
-// The ways.
+// Values of ShareDriver.
 const (
-	// ShareVirtiofs is virtio-fs, served by virtiofsd: owners and permissions are those of the files.
+	// ShareVirtiofs is virtio-fs, served by virtiofsd. Owners and permissions are those of the files.
 	ShareVirtiofs ShareDriver = "virtiofs"
-	// Share9p is virtio-9p, served by QEMU, for guests without virtio-fs. What the guest makes is root's.
+	// Share9p is virtio-9p, served by QEMU, for guests without virtio-fs. Files that the guest creates belong to root.
 	Share9p ShareDriver = "9p"
-	// Share9pMapped is the same with owners, modes and special files as the guest sees them in attributes of plain files.
+	// Share9pMapped is Share9p with the guest's owners, modes and special files stored as attributes of plain files.
 	Share9pMapped ShareDriver = "9p-mapped"
 )
 
-// By9p tells whether the guest mounts it by 9p.
+// By9p reports whether the guest mounts the share by 9p.
 func (d ShareDriver) By9p() bool { return d == Share9p || d == Share9pMapped }
 
 // Share is a directory of the node that the guest mounts by Tag.
@@ -125,34 +124,32 @@ type Share struct {
 	ReadOnly bool        `json:"readOnly,omitempty"`
 }
 
-// HasVirtiofs tells whether a share is by virtio-fs: then the guest's memory must be shared with virtiofsd.
+// HasVirtiofs reports whether a share uses virtio-fs. The guest's memory must then be shared with virtiofsd.
 func (d *Definition) HasVirtiofs() bool {
 	return slices.ContainsFunc(d.Shares, func(s Share) bool { return s.Driver == ShareVirtiofs })
 }
 
-// What of a running machine can be reached, in Definition.Dir. A socket takes one client at a time.
+// Files in Definition.Dir by which a running machine can be reached. A socket serves one client at a time.
 const (
-	// SerialInput is the named pipe that takes the serial console's input. Its output is in the serial log.
+	// SerialInput is the named pipe for the serial console's input. The output goes to the serial log.
 	SerialInput = "serial.in"
 	// AgentSocket is the virtio-serial port of tripod-agent, wire.PortName.
 	AgentSocket = "agent.sock"
-	// QGASocket is the port of the QEMU guest agent, org.qemu.guest_agent.0.
+	// QGASocket is the virtio-serial port of the QEMU guest agent, org.qemu.guest_agent.0.
 	QGASocket = "qga.sock"
 )
 
-// Phase is what a machine is doing.
+// Phase is the phase of a machine.
 type Phase string
 
 // The phases.
 const (
-	// Defined: it is known and does not run.
-	Defined Phase = "defined"
+	Defined Phase = "defined" // it has not run since Define
 	Running Phase = "running"
-	// Ended: it ran; Cause and ExitCode say how it ended.
-	Ended Phase = "ended"
+	Ended   Phase = "ended" // Cause and ExitCode say how
 )
 
-// Cause is how a machine ended.
+// Cause is the cause of a machine's end.
 type Cause string
 
 // The causes.
@@ -161,96 +158,96 @@ const (
 	CausePowerOff Cause = "poweroff"
 	// CausePanic: the guest's kernel reported a panic (pvpanic).
 	CausePanic Cause = "panic"
-	// CauseKilled: the hypervisor process was killed by us.
+	// CauseKilled: the daemon killed the hypervisor process.
 	CauseKilled Cause = "killed"
-	// CauseOOM: it was killed since its cgroup was out of memory.
+	// CauseOOM: the kernel killed the hypervisor process because its cgroup was out of memory.
 	CauseOOM Cause = "oom"
-	// CauseFailed: the hypervisor process ended by itself, or by somebody else's signal.
+	// CauseFailed: the hypervisor process ended by itself, or another process killed it.
 	CauseFailed Cause = "failed"
-	// CauseNoBoot: its firmware found nothing to boot. No driver says it: who reads the firmware's words kills the machine.
+	// CauseNoBoot: the firmware found nothing to boot. Drivers do not report it; the backend reads the firmware's
+	// output and kills the machine.
 	CauseNoBoot Cause = "noboot"
-	// CauseStart: it could not be started.
+	// CauseStart: the start failed.
 	CauseStart Cause = "start"
-	// CauseUnknown: nobody saw it end (a reboot of the node).
+	// CauseUnknown: no daemon observed the end, because the node was rebooted.
 	CauseUnknown Cause = "unknown"
 )
 
-// Exit codes of machines whose hypervisor has none that says something.
+// Exit codes for ends in which the hypervisor has no useful exit code.
 const (
 	// ExitKilled is 128+SIGKILL.
 	ExitKilled int32 = 137
-	// ExitPanic is that of a guest whose kernel panicked: 128+SIGABRT.
+	// ExitPanic is 128+SIGABRT, for a panic of the guest's kernel.
 	ExitPanic int32 = 134
 )
 
-// State is what there is of a machine.
+// State is the state of a machine.
 type State struct {
 	Phase      Phase     `json:"phase"`
 	Pid        int       `json:"pid,omitempty"`
 	StartedAt  time.Time `json:"startedAt,omitzero"`
 	FinishedAt time.Time `json:"finishedAt,omitzero"`
 	Cause      Cause     `json:"cause,omitempty"`
-	// ExitCode is 0 for a power-off, ExitPanic for a panic, ExitKilled for one that was killed or whose end nobody saw, else
-	// the process's own (128+n for a signal) and never 0.
+	// ExitCode is 0 for a power-off, ExitPanic for a panic, and ExitKilled for a kill or an unobserved end. Otherwise
+	// it is the process's exit code (128+n for a signal), never 0.
 	ExitCode int32 `json:"exitCode,omitempty"`
-	// Message says more, for a person: the hypervisor's last words.
+	// Message explains the end to people, with the hypervisor's last words.
 	Message string `json:"message,omitempty"`
 }
 
-// Event tells that a machine ended.
+// Event reports the end of a machine.
 type Event struct {
 	Name  string
 	State State
 }
 
-// Stats are figures of a running machine that its cgroup does not have.
+// Stats are statistics of a running machine that its cgroup does not have.
 type Stats struct {
-	// BalloonActual is the guest's RAM in bytes as the balloon leaves it; 0 when unknown.
+	// BalloonActual is the guest's RAM in bytes after ballooning; 0 if unknown.
 	BalloonActual uint64
-	// Blocks holds bytes and operations per Disk.ID.
+	// Blocks holds the counters by Disk.ID.
 	Blocks map[string]BlockStats
 }
 
 // BlockStats are the counters of a disk.
 type BlockStats struct{ ReadBytes, WriteBytes, ReadOps, WriteOps uint64 }
 
-// Driver runs machines. Its methods may be called from many goroutines, but never two at a time that change the same
-// machine, except that Destroy may arrive while Shutdown's effect is awaited. Errors carry an errdefs class. What runs
-// outlives the driver.
+// Driver runs machines. Its methods can be called concurrently, but only one call at a time may change a machine;
+// Destroy can arrive while a Shutdown is in progress. Errors carry an errdefs class. Machines outlive the driver.
 type Driver interface {
 	// Name is "qmp" or "libvirt".
 	Name() string
-	// Ready tells, without waiting, why new machines cannot be made or started now: another daemon that runs them, for
-	// instance, is not there. It is nil when they can, and errdefs.ErrUnavailable otherwise.
+	// Ready returns nil if machines can be defined and started, otherwise errdefs.ErrUnavailable with the reason, for
+	// example that libvirtd does not run. It does not block.
 	Ready() error
-	// Recover is called once, first: it finds the machines again whose names are given, removes what carries this driver's
-	// mark and is not named, and from then on reports ends to sink. A name that is not there is missing in the answer.
+	// Recover is called once, before all other methods. It recovers the named machines, removes other machines that
+	// this driver made, and reports later ends to sink. The result lacks names of unknown machines.
 	Recover(ctx context.Context, names []string, sink func(Event)) (map[string]State, error)
-	// Define makes the machine known, or replaces the definition of one that does not run. Repeated with the same
-	// definition it does nothing.
+	// Define defines a machine, or replaces the definition of a machine that does not run. A repeated call with the
+	// same definition has no effect.
 	Define(ctx context.Context, d Definition) error
-	// Start runs a machine that is defined or has ended, and returns when the hypervisor says that its CPUs run. One that
-	// cannot be started is errdefs.ErrFailedPrecondition or errdefs.ErrUnavailable with the hypervisor's words, and Ended
-	// with CauseStart.
+	// Start starts a machine that is defined or has ended, and returns when the hypervisor reports that its CPUs run.
+	// If the start fails, Start returns errdefs.ErrFailedPrecondition or errdefs.ErrUnavailable with the hypervisor's
+	// last words, and the machine is Ended with CauseStart.
 	Start(ctx context.Context, name string) error
-	// Shutdown presses the power button and returns; the end is an event. Pressing it again is harmless.
+	// Shutdown presses the power button and returns; an Event reports the end. It can be repeated.
 	Shutdown(ctx context.Context, name string) error
-	// Destroy kills the machine and returns when it is dead. One that does not run is fine.
+	// Destroy kills the machine and returns when it has ended. It has no effect on a machine that does not run.
 	Destroy(ctx context.Context, name string) error
-	// State tells what there is of it: errdefs.ErrNotFound when it is not defined.
+	// State returns the machine's state, or errdefs.ErrNotFound if it is not defined.
 	State(ctx context.Context, name string) (State, error)
-	// Stats asks a running machine.
+	// Stats returns statistics of a running machine.
 	Stats(ctx context.Context, name string) (Stats, error)
-	// Firmware takes what the firmware of a running machine has said on its debug port since this was last called; what is older
-	// than firmware.RingSize bytes is lost. One that does not run is errdefs.ErrFailedPrecondition.
+	// Firmware returns the output of the machine's firmware on its debug port since the last call. Output beyond the
+	// last firmware.RingSize bytes is lost. If the machine does not run, it returns errdefs.ErrFailedPrecondition.
 	Firmware(ctx context.Context, name string) (string, error)
-	// Undefine forgets a machine, destroying it first if it runs. One that is not defined is fine.
+	// Undefine removes a machine and destroys it first if it runs. It has no effect on an unknown machine.
 	Undefine(ctx context.Context, name string) error
-	// Close ends what the driver does; machines go on running.
+	// Close stops the driver. Machines continue to run.
 	Close() error
 }
 
-// Opener opens what a machine needs, as root, right before it is started. The files are the caller's to close.
+// Opener opens a machine's devices as root immediately before a start. The caller closes the files.
 type Opener interface {
 	// Tap opens a queue of the NIC's persistent tap.
 	Tap(ctx context.Context, nic NIC) (*os.File, error)

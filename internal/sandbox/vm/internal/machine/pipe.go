@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MakePipe makes a named pipe of mode 0600 at path, in place of what was there, and gives its reading end, to be inherited
-// by the hypervisor. It reads no end of input, whoever comes and goes, for it could write as well.
+// MakePipe makes a named pipe of mode 0600 at path, which may already exist, and returns its read end for the
+// hypervisor to inherit. Reads never return EOF, because the descriptor is also open for writing.
 func MakePipe(path string) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("make a pipe: %w", err)
+		return nil, fmt.Errorf("replace the pipe %s: %w", path, err)
 	}
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		return nil, fmt.Errorf("make the pipe %s: %w", path, err)
@@ -22,8 +22,8 @@ func MakePipe(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 }
 
-// OpenPipe opens a named pipe of a machine for writing; deadlines work. A pipe that is not there, or that nobody reads any
-// more, is errdefs.ErrUnavailable.
+// OpenPipe opens a named pipe of a machine for writing, with support for deadlines. It returns errdefs.ErrUnavailable
+// if the pipe does not exist or has no reader.
 func OpenPipe(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {

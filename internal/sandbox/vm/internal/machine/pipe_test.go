@@ -10,12 +10,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// TestPipe: what writers say is read in its order, their end is not the reader's, and a pipe without a reader is none.
+// TestPipe: a reader gets the input of successive writers and no EOF between them; OpenPipe fails without a reader.
 func TestPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), machine.SerialInput)
 	_, err := machine.OpenPipe(path)
 	require.ErrorIs(t, err, errdefs.ErrUnavailable)
-	for range 2 { // the second in place of the first
+	for range 2 { // the second pipe replaces the first
 		end, err := machine.MakePipe(path)
 		require.NoError(t, err)
 		for _, word := range []string{"one", "two"} {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects to a unix socket of a machine. Its path may be longer than the 107 bytes that fit into an address. A
-// socket that is not there, or that nobody listens at any more, is errdefs.ErrUnavailable.
+// Dial connects to a unix socket of a machine. The path can exceed the 107 bytes of a socket address. It returns
+// errdefs.ErrUnavailable if the socket does not exist or nothing listens on it.
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	short, done, err := shortPath(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -35,8 +35,8 @@ func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// Listen makes a listening unix socket of mode 0600 at path, in place of what was there, and gives its descriptor, to be
-// inherited by the hypervisor. Its path may be longer than what fits into an address.
+// Listen makes a listening unix socket of mode 0600 at path, which may already exist, and returns its descriptor for
+// the hypervisor to inherit. The path can exceed the length of a socket address.
 func Listen(path string) (*os.File, error) {
 	short, done, err := shortPath(path)
 	if err != nil {
@@ -44,21 +44,21 @@ func Listen(path string) (*os.File, error) {
 	}
 	defer done()
 	if err := os.Remove(short); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("listen at %s: %w", path, err)
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: short, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("listen at %s: %w", path, err)
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	defer l.Close()
 	l.SetUnlinkOnClose(false)
 	if err := os.Chmod(short, 0o600); err != nil {
-		return nil, fmt.Errorf("listen at %s: %w", path, err)
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return l.File()
 }
 
-// shortPath names the same file by a descriptor of its directory, which is held until done is called.
+// shortPath returns a short path of the same file, which is valid until done is called.
 func shortPath(path string) (short string, done func(), err error) {
 	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

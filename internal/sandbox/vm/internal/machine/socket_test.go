@@ -13,7 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// TestSocketsOfLongPaths: a socket whose path fits into no address is made, reached, and replaced.
+// TestSocketsOfLongPaths: Listen and Dial work for a path that does not fit in an address, and Listen replaces a
+// socket.
 func TestSocketsOfLongPaths(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120))
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -43,12 +44,12 @@ func TestSocketsOfLongPaths(t *testing.T) {
 		f.Close()
 	}
 	if _, err := machine.Dial(context.Background(), path); !errdefs.IsUnavailable(err) {
-		t.Errorf("a socket that nobody listens at: %v", err)
+		t.Errorf("Dial of a closed socket: got error %v, want ErrUnavailable", err)
 	}
 	if _, err := machine.Dial(context.Background(), filepath.Join(dir, "none")); !errdefs.IsUnavailable(err) {
-		t.Errorf("no socket: %v", err)
+		t.Errorf("Dial of a missing socket: got error %v, want ErrUnavailable", err)
 	}
 	if _, err := machine.Dial(context.Background(), filepath.Join(dir, "none", "none")); !errdefs.IsUnavailable(err) {
-		t.Errorf("no directory: %v", err)
+		t.Errorf("Dial in a missing directory: got error %v, want ErrUnavailable", err)
 	}
 }

@@ -168,7 +168,7 @@ func (h *handle) awaitGuest(ctx context.Context, r *run) error {
 	}
 	if err != nil {
 		if words := lastWords(logPath(h.def)); !r.proc.Alive() {
-			if served := r.shares.Words(); served != "" { // QEMU ends when a virtiofsd ends
+			if served := r.shares.LastWords(); served != "" { // QEMU ends when a virtiofsd ends
 				words += "; " + served
 			}
 			return fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)

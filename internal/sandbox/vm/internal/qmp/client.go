@@ -13,28 +13,28 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// eventQueue is how many events wait for their reader.
+// eventQueue is the capacity of the event channel.
 const eventQueue = 128
 
-// Client is a connection to a monitor. Its methods may be called from many goroutines.
+// Client is a connection to a monitor. It is safe for concurrent use.
 type Client struct {
 	conn    net.Conn
 	version Version
 	events  chan Event
 	lost    atomic.Uint64
-	ctx     context.Context // ends with the connection, for its reason
+	ctx     context.Context // canceled with the reason when the connection ends
 	end     context.CancelCauseFunc
 
-	writing chan struct{} // holds one token: who has it writes
+	writing chan struct{} // semaphore of the writer
 
 	mu      sync.Mutex
 	next    uint64
 	pending map[uint64]chan *message
 }
 
-// NewClient waits for the greeting on conn, negotiates and serves the connection from then on. It is closed when that
-// fails: errdefs.ErrUnavailable for a monitor that ends or does not answer until ctx ends, errdefs.ErrDataLoss for one
-// that speaks something else.
+// NewClient waits for the greeting on conn, negotiates capabilities and serves the connection. On failure it closes
+// conn and returns errdefs.ErrUnavailable if the monitor ends or does not answer before ctx ends, and
+// errdefs.ErrDataLoss if the peer does not speak QMP.
 func NewClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	c := &Client{
 		conn: conn, events: make(chan Event, eventQueue),
@@ -64,38 +64,38 @@ func (c *Client) greet(ctx context.Context, r *bufio.Reader) error {
 	case errdefs.IsDataLoss(err):
 		return err
 	case err != nil && ctx.Err() != nil:
-		return fmt.Errorf("QEMU's monitor does not greet: %w (%w)", context.Cause(ctx), errdefs.ErrUnavailable)
+		return fmt.Errorf("QEMU's monitor sent no greeting in time: %w (%w)", context.Cause(ctx), errdefs.ErrUnavailable)
 	case err != nil:
-		return fmt.Errorf("QEMU's monitor ended before it greeted: %w (%w)", err, errdefs.ErrUnavailable)
+		return fmt.Errorf("QEMU's monitor ended before its greeting: %w (%w)", err, errdefs.ErrUnavailable)
 	case m.Greeting == nil:
-		return fmt.Errorf("QEMU's monitor began without a greeting: %w", errdefs.ErrDataLoss)
+		return fmt.Errorf("QEMU's monitor sent something other than a greeting: %w", errdefs.ErrDataLoss)
 	}
 	c.version = m.Greeting.Version.QEMU
 	return nil
 }
 
-// Version is that of the QEMU at the other end.
+// Version returns the version of QEMU.
 func (c *Client) Version() Version { return c.version }
 
-// Events gives what happens. It is closed with the connection. When it is not read, the latest events are dropped and
-// counted by Lost: then the state must be asked for.
+// Events returns the channel of events, which is closed with the connection. If the channel is full, new events are
+// dropped and counted by Lost; the caller must then query the state.
 func (c *Client) Events() <-chan Event { return c.events }
 
-// Lost is how many events were dropped so far.
+// Lost returns the number of dropped events.
 func (c *Client) Lost() uint64 { return c.lost.Load() }
 
-// Done is closed when the connection has ended; Err tells why.
+// Done returns a channel that is closed when the connection has ended; Err returns the reason.
 func (c *Client) Done() <-chan struct{} { return c.ctx.Done() }
 
-// Err is why the connection ended, nil while it has not.
+// Err returns the reason why the connection ended, or nil.
 func (c *Client) Err() error { return context.Cause(c.ctx) }
 
-// Close ends the connection. QEMU goes on.
+// Close closes the connection. QEMU continues to run.
 func (c *Client) Close() { c.fail(net.ErrClosed) }
 
-// Execute runs a command with its arguments (nil for none, else what is JSON for an object) and stores what it returns
-// in result, unless that is nil. A failure that QEMU reports is an *Error. A connection that ends, or an answer that
-// does not come until ctx ends, is errdefs.ErrUnavailable; the command may have been run then.
+// Execute runs a command and stores its return value in result, unless result is nil. arguments is nil or marshals to a
+// JSON object. A failure that QEMU reports is an *Error. If the connection ends, or ctx ends before the answer, Execute
+// returns errdefs.ErrUnavailable; the command may have run.
 func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
 	id, answer, err := c.register()
 	if err != nil {
@@ -122,11 +122,11 @@ func (c *Client) Execute(ctx context.Context, command string, arguments, result 
 			return nil
 		}
 		if err := json.Unmarshal(m.Return, result); err != nil {
-			return fmt.Errorf("%s: answered %.80q: %w (%w)", command, m.Return, err, errdefs.ErrDataLoss)
+			return fmt.Errorf("%s: unexpected answer %.80q: %w (%w)", command, m.Return, err, errdefs.ErrDataLoss)
 		}
 		return nil
 	case <-c.ctx.Done():
-		return fmt.Errorf("%s: %w", command, c.ended())
+		return fmt.Errorf("%s: %w", command, c.endedError())
 	case <-ctx.Done():
 		return fmt.Errorf("%s: QEMU's monitor does not answer: %w (%w)", command, context.Cause(ctx), errdefs.ErrUnavailable)
 	}
@@ -139,7 +139,7 @@ func (c *Client) register() (uint64, chan *message, error) {
 		return 0, nil, fmt.Errorf("QEMU's monitor: %w (%w)", err, errdefs.ErrUnavailable)
 	}
 	c.next++
-	answer := make(chan *message, 1) // so that the reader never waits
+	answer := make(chan *message, 1) // buffered, so that the reader never blocks
 	c.pending[c.next] = answer
 	return c.next, answer, nil
 }
@@ -150,14 +150,15 @@ func (c *Client) forget(id uint64) {
 	delete(c.pending, id)
 }
 
-// write sends a line, or ends the connection: half a line would spoil the next.
+// write sends a line. If only a part of it is sent, write closes the connection, because the next line would be
+// garbled.
 func (c *Client) write(ctx context.Context, line []byte) error {
 	select {
 	case c.writing <- struct{}{}:
 	case <-c.ctx.Done():
-		return c.ended()
+		return c.endedError()
 	case <-ctx.Done():
-		return fmt.Errorf("QEMU's monitor takes no command: %w (%w)", context.Cause(ctx), errdefs.ErrUnavailable)
+		return fmt.Errorf("QEMU's monitor accepts no command: %w (%w)", context.Cause(ctx), errdefs.ErrUnavailable)
 	}
 	defer func() { <-c.writing }()
 	_ = c.conn.SetWriteDeadline(time.Time{})
@@ -168,7 +169,7 @@ func (c *Client) write(ctx context.Context, line []byte) error {
 	})
 	n, err := c.conn.Write(line)
 	if !stop() {
-		<-cut // or it would cut the next writer
+		<-cut // otherwise the deadline could hit the next writer
 	}
 	if err == nil {
 		return nil
@@ -176,7 +177,7 @@ func (c *Client) write(ctx context.Context, line []byte) error {
 	if n > 0 || ctx.Err() == nil {
 		c.fail(err)
 	}
-	return fmt.Errorf("QEMU's monitor takes no command: %w (%w)", err, errdefs.ErrUnavailable)
+	return fmt.Errorf("QEMU's monitor accepts no command: %w (%w)", err, errdefs.ErrUnavailable)
 }
 
 func (c *Client) read(r *bufio.Reader) {
@@ -195,7 +196,7 @@ func (c *Client) deliver(m *message) {
 	switch {
 	case m.Event != "":
 		select {
-		case c.events <- Event{Name: m.Event, Data: m.Data, Time: m.at()}:
+		case c.events <- Event{Name: m.Event, Data: m.Data, Time: m.time()}:
 		default:
 			c.lost.Add(1)
 		}
@@ -210,13 +211,13 @@ func (c *Client) deliver(m *message) {
 	}
 }
 
-// fail ends the connection for a reason; the first one counts.
+// fail closes the connection. The first reason wins.
 func (c *Client) fail(err error) {
 	c.end(err)
 	c.conn.Close()
 }
 
-func (c *Client) ended() error {
+func (c *Client) endedError() error {
 	err := c.Err()
 	if errdefs.IsDataLoss(err) {
 		return err

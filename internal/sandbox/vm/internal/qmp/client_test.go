@@ -26,7 +26,7 @@ type request struct {
 	ID        uint64          `json:"id"`
 }
 
-// serve is a monitor that greets and gives each command to answer, which writes lines.
+// serve acts as a monitor: it sends the greeting and passes each command to answer, which writes lines.
 func serve(t *testing.T, answer func(r request, say func(format string, a ...any))) net.Conn {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -66,7 +66,7 @@ func client(t *testing.T, conn net.Conn) *qmp.Client {
 	return c
 }
 
-// TestCommands: arguments go there, results and errors come back, of many callers at a time and in any order.
+// TestCommands: many concurrent callers get their own results and errors, in any order of the answers.
 func TestCommands(t *testing.T) {
 	var mu sync.Mutex
 	var held *request
@@ -75,7 +75,7 @@ func TestCommands(t *testing.T) {
 		defer mu.Unlock()
 		switch r.Execute {
 		case "echo":
-			if held == nil { // answered after the next one
+			if held == nil { // answer it after the next command
 				held = &r
 				return
 			}
@@ -87,14 +87,14 @@ func TestCommands(t *testing.T) {
 		}
 	}))
 	if v := c.Version().String(); v != "7.2.22" {
-		t.Errorf("version %s", v)
+		t.Errorf("Version() = %s, want 7.2.22", v)
 	}
 	var calls sync.WaitGroup
 	for i := range 20 {
 		calls.Go(func() {
 			var got struct{ N int }
 			if err := c.Execute(t.Context(), "echo", map[string]int{"N": i}, &got); err != nil || got.N != i {
-				t.Errorf("call %d: %v, %v", i, got, err)
+				t.Errorf("Execute(echo, N %d) returned N %d, error %v", i, got.N, err)
 			}
 		})
 	}
@@ -102,11 +102,11 @@ func TestCommands(t *testing.T) {
 	err := c.Execute(t.Context(), "no-such", nil, nil)
 	var refused *qmp.Error
 	if !errors.As(err, &refused) || !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "no-such: The command") {
-		t.Errorf("an unknown command: %v", err)
+		t.Errorf("Execute of an unknown command: got error %v, want an *Error with ErrNotFound", err)
 	}
 }
 
-// TestEventsNeverBlock: with nobody who reads events, answers come all the same, and what did not fit is counted.
+// TestEventsNeverBlock: without a reader of events, answers still arrive, and dropped events are counted.
 func TestEventsNeverBlock(t *testing.T) {
 	c := client(t, serve(t, func(r request, say func(string, ...any)) {
 		for range 1000 {
@@ -119,10 +119,10 @@ func TestEventsNeverBlock(t *testing.T) {
 	}
 	e := <-c.Events()
 	if e.Name != "RESET" || string(e.Data) != `{"guest": true}` || !e.Time.Equal(time.Unix(1700000000, 5000)) {
-		t.Errorf("event %+v", e)
+		t.Errorf("first event = %+v, want RESET with its data and time", e)
 	}
 	if c.Lost() == 0 {
-		t.Error("nothing was counted as lost")
+		t.Error("Lost() = 0 after 1000 events without a reader")
 	}
 	c.Close()
 	n := 1
@@ -130,39 +130,40 @@ func TestEventsNeverBlock(t *testing.T) {
 		n++
 	}
 	if got := uint64(n) + c.Lost(); got != 1000 {
-		t.Errorf("%d events are known of 1000", got)
+		t.Errorf("received and lost events = %d, want 1000", got)
 	}
 }
 
-// TestSilentMonitor (V1): whoever waits for a monitor that says nothing is released by his deadline, others go on.
+// TestSilentMonitor (V1): a caller of a silent monitor returns at its deadline; other calls still work.
 func TestSilentMonitor(t *testing.T) {
 	c := client(t, serve(t, func(r request, say func(string, ...any)) {
 		if r.Execute == "ping" {
-			say(`{"return": {}, "id": 77777}`) // nobody's
+			say(`{"return": {}, "id": 77777}`) // no call has this ID
 			say(`{"return": {}, "id": %d}`, r.ID)
 		}
 	}))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := c.Execute(ctx, "sleep", nil, nil); !errdefs.IsUnavailable(err) {
-		t.Errorf("silence: %v", err)
+		t.Errorf("Execute with a silent monitor: got error %v, want ErrUnavailable", err)
 	}
 	if err := c.Execute(t.Context(), "ping", nil, nil); err != nil {
-		t.Errorf("after silence: %v", err)
+		t.Errorf("Execute after the silence: %v", err)
 	}
 	if err := c.Execute(t.Context(), "end", nil, nil); !errdefs.IsUnavailable(err) {
-		t.Errorf("a monitor that ends: %v", err)
+		t.Errorf("Execute while the monitor ends: got error %v, want ErrUnavailable", err)
 	}
 	<-c.Done()
 	if c.Err() == nil {
-		t.Error("no reason")
+		t.Error("Err() = nil after Done")
 	}
 	if err := c.Execute(t.Context(), "ping", nil, nil); !errdefs.IsUnavailable(err) {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("Execute after the end: got error %v, want ErrUnavailable", err)
 	}
 }
 
-// TestFullPipe: a peer that reads nothing blocks nobody beyond his deadline; half a command ends the connection.
+// TestFullPipe: a peer that does not read blocks a caller only until its deadline; a partly sent command ends the
+// connection.
 func TestFullPipe(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
@@ -176,7 +177,7 @@ func TestFullPipe(t *testing.T) {
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		if err := c.Execute(ctx, "ping", nil, nil); !errdefs.IsUnavailable(err) {
-			t.Errorf("%v", err)
+			t.Errorf("Execute without a reader: got error %v, want ErrUnavailable", err)
 		}
 		cancel()
 	}
@@ -184,29 +185,29 @@ func TestFullPipe(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := c.Execute(ctx, "ping", nil, nil); !errdefs.IsUnavailable(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Execute of a partly read command: got error %v, want ErrUnavailable", err)
 	}
 	<-c.Done()
 }
 
-// TestBadGreetings: what is at the other end is no monitor, or is silent.
+// TestBadGreetings: NewClient refuses a peer that is silent or not a monitor.
 func TestBadGreetings(t *testing.T) {
 	for name, c := range map[string]struct {
 		line string
 		is   func(error) bool
 	}{
-		"silence":   {"", errdefs.IsUnavailable},
-		"no JSON":   {"SSH-2.0-OpenSSH_9.2\n", errdefs.IsDataLoss},
-		"no QMP":    {`{"return": {}}` + "\n", errdefs.IsDataLoss},
-		"too long":  {`{"QMP": "` + strings.Repeat("x", qmp.MaxLine) + `"}` + "\n", errdefs.IsDataLoss},
-		"a half":    {`{"QMP": `, errdefs.IsUnavailable},
-		"another's": {`{"QMP": 7}` + "\n", errdefs.IsDataLoss},
+		"silence":    {"", errdefs.IsUnavailable},
+		"no JSON":    {"SSH-2.0-OpenSSH_9.2\n", errdefs.IsDataLoss},
+		"no QMP":     {`{"return": {}}` + "\n", errdefs.IsDataLoss},
+		"too long":   {`{"QMP": "` + strings.Repeat("x", qmp.MaxLine) + `"}` + "\n", errdefs.IsDataLoss},
+		"truncated":  {`{"QMP": `, errdefs.IsUnavailable},
+		"other type": {`{"QMP": 7}` + "\n", errdefs.IsDataLoss},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ours, theirs := net.Pipe()
 			go func() {
 				_, _ = io.WriteString(ours, c.line)
-				if name == "a half" {
+				if name == "truncated" {
 					ours.Close()
 				}
 			}()
@@ -214,13 +215,13 @@ func TestBadGreetings(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			if _, err := qmp.NewClient(ctx, theirs); !c.is(err) {
-				t.Errorf("%v", err)
+				t.Errorf("NewClient: got error %v, want another class", err)
 			}
 		})
 	}
 }
 
-// FuzzReader: whatever a monitor sends, the client neither panics nor hangs.
+// FuzzReader: no input makes the client panic or hang.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte(greeting + "\r\n" + `{"return": {}, "id": 1}` + "\n" + `{"event": "STOP", "timestamp": {"seconds": -1}}` + "\n" + `{"return": [], "id": 2}`))
 	f.Add([]byte(greeting + "\n" + `{"error": {"class": "GenericError", "desc": ""}, "id": 1}`))

@@ -5,10 +5,9 @@
 //	     ◀───────────────────────────────── {"return"|"error", "id"}
 //	     ◀───────────────────────────────── {"event"} ─────────────────▶ a bounded channel
 //
-// One goroutine reads; it never waits for anybody: answers that nobody awaits any more are dropped, events that do not
-// fit are counted. The length of a line is bounded. Whoever is at the other end may be hung or hostile (a guest that
-// broke out of QEMU), so every wait has a deadline and every message is checked.
+// One goroutine reads and never blocks: it drops answers without a caller, and counts and drops events that do not fit. The
+// length of a line is bounded. The peer can be hung or hostile (a guest that broke out of QEMU), so every wait has a
+// deadline and every message is checked.
 //
-// It must not know what the commands mean, and never connects by itself: after Done, a new Client on a new connection is
-// the caller's affair.
+// The package does not know what commands mean and never connects by itself. After Done, the caller makes a new Client.
 package qmp

@@ -11,11 +11,11 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// MaxLine is the longest line that is accepted of QEMU, in bytes. The longest of a healthy one, the answer to
-// query-qmp-schema, has about 200 KiB.
+// MaxLine is the maximum length of a line from QEMU in bytes. The longest regular line, the answer to query-qmp-schema,
+// has about 200 KiB.
 const MaxLine = 1 << 20
 
-// Version is QEMU's own, from the greeting.
+// Version is QEMU's version, from the greeting.
 type Version struct {
 	Major int `json:"major"`
 	Minor int `json:"minor"`
@@ -24,18 +24,18 @@ type Version struct {
 
 func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Micro) }
 
-// Event is something that happened without having been asked for.
+// Event is an asynchronous event.
 type Event struct {
-	// Name is QEMU's, such as SHUTDOWN.
+	// Name is QEMU's name of the event, such as SHUTDOWN.
 	Name string
-	// Data is what belongs to it, a JSON object or nil.
+	// Data is the event's data, a JSON object or nil.
 	Data json.RawMessage
-	// Time is when it happened, by QEMU's clock.
+	// Time is the time of the event according to QEMU's clock; zero if unknown.
 	Time time.Time
 }
 
-// Error is QEMU's answer that a command failed. It is an errdefs.ErrNotFound for a device or command that is not there,
-// else an errdefs.ErrFailedPrecondition.
+// Error is QEMU's report of a failed command. It unwraps to errdefs.ErrNotFound for an unknown device or command,
+// otherwise to errdefs.ErrFailedPrecondition.
 type Error struct {
 	Class string `json:"class"`
 	Desc  string `json:"desc"`
@@ -43,7 +43,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Desc }
 
-// Unwrap implements errdefs' classes.
+// Unwrap returns the errdefs class.
 func (e *Error) Unwrap() error {
 	if e.Class == "CommandNotFound" || e.Class == "DeviceNotFound" {
 		return errdefs.ErrNotFound
@@ -51,7 +51,7 @@ func (e *Error) Unwrap() error {
 	return errdefs.ErrFailedPrecondition
 }
 
-// message is any line that QEMU sends.
+// message is a line from QEMU, of any kind.
 type message struct {
 	Greeting *struct {
 		Version struct {
@@ -69,16 +69,16 @@ type message struct {
 	} `json:"timestamp"`
 }
 
-// at is the time of an event; seconds are -1 where QEMU's clock failed.
-func (m *message) at() time.Time {
+// time returns the time of an event, or the zero time if QEMU's clock failed (seconds are -1).
+func (m *message) time() time.Time {
 	if m.Timestamp.Seconds <= 0 {
 		return time.Time{}
 	}
 	return time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*1000)
 }
 
-// readMessage reads one line. Its errors end the connection: io.EOF between two lines, errdefs.ErrDataLoss for anything
-// that is no message.
+// readMessage reads one message. Its errors end the connection: io.EOF between two lines, errdefs.ErrDataLoss for a
+// line that is not a message.
 func readMessage(r *bufio.Reader) (*message, error) {
 	for {
 		line, err := readLine(r)
@@ -90,13 +90,13 @@ func readMessage(r *bufio.Reader) (*message, error) {
 		}
 		var m message
 		if err := json.Unmarshal(line, &m); err != nil {
-			return nil, fmt.Errorf("QEMU's monitor sent what is no message (%.80q): %w (%w)", line, err, errdefs.ErrDataLoss)
+			return nil, fmt.Errorf("QEMU's monitor sent an invalid message (%.80q): %w (%w)", line, err, errdefs.ErrDataLoss)
 		}
 		return &m, nil
 	}
 }
 
-// readLine reads to the next line feed, MaxLine bytes at most, and gives what is before "\r\n" or "\n".
+// readLine reads a line of at most MaxLine bytes and returns it without "\r\n" or "\n".
 func readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// device is what a root disk is on.
+// device is the device of a root disk.
 type device interface {
 	io.ReaderAt
 	io.WriterAt
-	// Zero makes length bytes at offset zero.
+	// Zero zeroes length bytes at offset.
 	Zero(offset, length int64) error
-	// Sync returns when all that was written is on the disk.
+	// Sync flushes all writes to the disk.
 	Sync() error
-	// Size is in bytes.
+	// Size returns the size in bytes.
 	Size() int64
 }
 
@@ -28,14 +28,14 @@ type blockDevice struct {
 	size int64
 }
 
-// The bytes of a file on which QEMU holds locks (its block/file-posix.c): one for each thing that it does or lets do.
+// QEMU locks these bytes of an image file, one for each permission that it uses or shares (its block/file-posix.c).
 const (
 	lockStart = 100
 	lockBytes = 200
 )
 
-// openDevice opens a block device, for us alone when it is to be written. One that is mounted, or in use by a machine, is
-// errdefs.ErrFailedPrecondition; what is no block device is errdefs.ErrInvalidArgument.
+// openDevice opens a block device, exclusively for writing. It returns errdefs.ErrFailedPrecondition for a device that
+// is mounted or in use by a machine, and errdefs.ErrInvalidArgument for anything but a block device.
 func openDevice(path string, write bool) (*blockDevice, error) {
 	flags := os.O_RDONLY
 	if write {
@@ -44,7 +44,7 @@ func openDevice(path string, write bool) (*blockDevice, error) {
 	f, err := os.OpenFile(path, flags|unix.O_NONBLOCK, 0)
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return nil, fmt.Errorf("%w: it is mounted, or somebody else copies to it: %w", err, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("%w: it is mounted, or another copy to it is running: %w", err, errdefs.ErrFailedPrecondition)
 	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EACCES), errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 	case err != nil:
@@ -80,7 +80,7 @@ func (d *blockDevice) claim(write bool) error {
 // Size implements device.
 func (d *blockDevice) Size() int64 { return d.size }
 
-// zeroes are written where the kernel cannot make zeros by itself.
+// zeroes is for devices on which fallocate cannot write zeros.
 var zeroes = make([]byte, 1<<20)
 
 // Zero implements device.

@@ -1,19 +1,19 @@
-// Package rootdisk keeps a machine's root disk on a block device of the node: the image is copied onto it once, and what the
-// guest writes stays when its pod goes.
+// Package rootdisk keeps a machine's root disk on a block device of the node. It copies the image to the device once; the
+// guest's writes survive the pod.
 //
 //	0        512                 1 MiB                            the device's end
 //	┌────────┬───────────────────┬─────────────────────────────────────┐
-//	│ mark   │ nothing           │ the disk as the guest sees it       │
+//	│ mark   │ unused            │ the disk as the guest sees it       │
 //	└────────┴───────────────────┴─────────────────────────────────────┘
 //
-// The mark is one sector, so that it is written whole or not at all:
+// The mark fits in one sector, so that its write is atomic:
 //
-//	(none) ──▶ writing ──fsync──▶ the image is copied ──fsync──▶ complete ──fsync──▶ it can be booted
+//	(none) ──▶ writing ──fsync──▶ the image is copied ──fsync──▶ complete ──fsync──▶ bootable
 //	              ▲                       │
-//	              └── power loss, kill ───┘  the copy starts again
+//	              └── power loss, kill ───┘  the copy restarts
 //
-// A device that is complete keeps its disk, and one that holds anything else is refused, unless the caller says what may be
-// overwritten. While the image is copied, nobody else can claim the device, and QEMU does not get its locks.
+// A complete device keeps its disk. A device with other content is refused, unless the caller allows Prepare to overwrite it.
+// During the copy the device is open exclusively and locked against QEMU.
 //
-// The package must not know pods or machines, nor format or partition anything.
+// The package knows no pods or machines, and does not format or partition devices.
 package rootdisk

@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Offset is where on the device the guest's disk begins, in bytes.
+// Offset is the offset of the guest's disk on the device, in bytes.
 const Offset = 1 << 20
 
 const (
@@ -19,10 +19,10 @@ const (
 	maxImage = 256
 )
 
-// magic begins every mark.
+// magic is the first field of every mark.
 var magic = [16]byte([]byte("TRIPOD ROOT DISK"))
 
-// stage is how far a device has come.
+// stage is the progress of the copy.
 type stage uint32
 
 const (
@@ -30,14 +30,14 @@ const (
 	stageComplete stage = 2
 )
 
-// mark is the first sector of a device of ours, little endian, with the CRC-32C of all before it as its last four bytes.
+// mark is the first sector of a root disk, in little endian. Its last four bytes are the CRC-32C of the bytes before.
 type mark struct {
 	Magic   [16]byte
 	Version uint32
 	Stage   stage
-	// ID is new for every copy.
+	// ID is random for every copy.
 	ID [16]byte
-	// Image is the ID of the image, padded with NUL bytes, ImageSize its disk's size in bytes.
+	// Image is the ID of the image, padded with NUL bytes. ImageSize is the size of its disk in bytes.
 	ImageSize uint64
 	Image     [maxImage]byte
 }
@@ -54,9 +54,9 @@ func (m mark) encode() []byte {
 	return raw
 }
 
-// decode reads a mark; there is none where the first bytes are not its magic. A damaged one is errdefs.ErrDataLoss, one of
-// another version errdefs.ErrFailedPrecondition.
-func decode(raw []byte) (m mark, there bool, err error) {
+// decode decodes a mark. found is false if raw does not begin with magic. The error is errdefs.ErrDataLoss for a
+// damaged mark and errdefs.ErrFailedPrecondition for an unknown version.
+func decode(raw []byte) (m mark, found bool, err error) {
 	if !bytes.HasPrefix(raw, magic[:]) {
 		return m, false, nil
 	}
@@ -67,7 +67,7 @@ func decode(raw []byte) (m mark, there bool, err error) {
 		return m, true, err
 	}
 	if m.Version != version || m.Stage != stageWriting && m.Stage != stageComplete {
-		return m, true, fmt.Errorf("the mark of its root disk is of version %d, stage %d, which this program does not know: %w", m.Version, m.Stage, errdefs.ErrFailedPrecondition)
+		return m, true, fmt.Errorf("the mark of its root disk has the unknown version %d or stage %d: %w", m.Version, m.Stage, errdefs.ErrFailedPrecondition)
 	}
 	return m, true, nil
 }

@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// errPower is what every call says once the power is gone.
+// errPower is the error of every call after the power loss.
 var errPower = errors.New("no power")
 
-// fragile is a device with a write cache: what was not synced when the power goes is there in part, in any order.
-type fragile struct {
+// crashDevice is a device with a write cache. A power loss keeps a random part of the writes that were not synced.
+type crashDevice struct {
 	durable, seen []byte
 	pending       []write
-	// calls is how many writes and syncs there are until the power goes; negative: it stays.
+	// calls is the number of writes and syncs until the power loss; negative means never.
 	calls  int
 	random *rand.Rand
 }
@@ -25,11 +25,11 @@ type write struct {
 	data []byte
 }
 
-func newFragile(size int) *fragile {
-	return &fragile{durable: make([]byte, size), seen: make([]byte, size), calls: -1, random: rand.New(rand.NewPCG(1, 2))}
+func newCrashDevice(size int) *crashDevice {
+	return &crashDevice{durable: make([]byte, size), seen: make([]byte, size), calls: -1, random: rand.New(rand.NewPCG(1, 2))}
 }
 
-func (f *fragile) spend() error {
+func (f *crashDevice) spend() error {
 	if f.calls == 0 {
 		return errPower
 	}
@@ -37,11 +37,11 @@ func (f *fragile) spend() error {
 	return nil
 }
 
-func (f *fragile) ReadAt(p []byte, at int64) (int, error) {
+func (f *crashDevice) ReadAt(p []byte, at int64) (int, error) {
 	return bytes.NewReader(f.seen).ReadAt(p, at)
 }
 
-func (f *fragile) WriteAt(p []byte, at int64) (int, error) {
+func (f *crashDevice) WriteAt(p []byte, at int64) (int, error) {
 	if err := f.spend(); err != nil {
 		return 0, err
 	}
@@ -53,12 +53,12 @@ func (f *fragile) WriteAt(p []byte, at int64) (int, error) {
 	return len(p), nil
 }
 
-func (f *fragile) Zero(at, length int64) error {
+func (f *crashDevice) Zero(at, length int64) error {
 	_, err := f.WriteAt(make([]byte, length), at)
 	return err
 }
 
-func (f *fragile) Sync() error {
+func (f *crashDevice) Sync() error {
 	if err := f.spend(); err != nil {
 		return err
 	}
@@ -67,10 +67,10 @@ func (f *fragile) Sync() error {
 	return nil
 }
 
-func (f *fragile) Size() int64 { return int64(len(f.seen)) }
+func (f *crashDevice) Size() int64 { return int64(len(f.seen)) }
 
-// lose is the loss of power and its return: of what was not synced, some sectors are on the disk.
-func (f *fragile) lose() {
+// losePower simulates a power loss and its end: some sectors of unsynced writes are on the disk.
+func (f *crashDevice) losePower() {
 	const sector = 512
 	for _, w := range f.pending {
 		for from := 0; from < len(w.data); from += sector {
@@ -83,7 +83,7 @@ func (f *fragile) lose() {
 	copy(f.seen, f.durable)
 }
 
-// image is a disk of a few chunks with holes.
+// image returns a disk of a few chunks with holes.
 func image(seed uint64, size int) Source {
 	disk := make([]byte, size)
 	random := rand.NewChaCha8([32]byte{byte(seed)})
@@ -102,16 +102,16 @@ func (s Source) bytes(t *testing.T) []byte {
 	return all
 }
 
-// TestV4PowerLoss: the power goes at every write and every sync of a copy, onto an empty device and over another image's disk;
-// what is complete afterwards is whole, and a copy that is begun again ends well.
+// TestV4PowerLoss: the power fails at every write and sync of a copy, to an empty device and over another image's disk.
+// Afterwards a complete disk is intact, and a restarted copy succeeds.
 func TestV4PowerLoss(t *testing.T) {
 	old, next := image(1, chunk+512), image(2, 3*chunk+1024)
-	for name, dirty := range map[string]bool{"empty": false, "over another": true} {
+	for name, dirty := range map[string]bool{"empty": false, "over another image": true} {
 		t.Run(name, func(t *testing.T) {
 			for calls := 0; ; calls++ {
 				done := false
 				for seed := range uint64(2) {
-					dev := newFragile(5 * chunk)
+					dev := newCrashDevice(5 * chunk)
 					dev.random = rand.New(rand.NewPCG(seed, uint64(calls)))
 					if dirty {
 						if _, err := prepare(t.Context(), dev, old, OverwriteNever); err != nil {
@@ -124,12 +124,12 @@ func TestV4PowerLoss(t *testing.T) {
 					if !done && !errors.Is(err, errPower) {
 						t.Fatal(err)
 					}
-					dev.lose()
-					wantWhole(t, dev, old, next)
+					dev.losePower()
+					checkComplete(t, dev, old, next)
 					if d, err := prepare(t.Context(), dev, next, OverwriteImage); err != nil || d.Image != next.Image {
-						t.Fatalf("after a loss of power at call %d: %+v, %v", calls, d, err)
+						t.Fatalf("prepare after a power loss at call %d = %+v, %v; want image %q", calls, d, err, next.Image)
 					}
-					wantWhole(t, dev, next)
+					checkComplete(t, dev, next)
 				}
 				if done {
 					return
@@ -139,23 +139,23 @@ func TestV4PowerLoss(t *testing.T) {
 	}
 }
 
-// wantWhole checks that a device whose mark says complete has all of one of the images.
-func wantWhole(t *testing.T, dev *fragile, images ...Source) {
+// checkComplete checks that a device whose mark says complete holds all of one of the images.
+func checkComplete(t *testing.T, dev *crashDevice, images ...Source) {
 	t.Helper()
-	m, there, err := read(dev)
+	m, found, err := readMark(dev)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !there || m.Stage != stageComplete {
+	if !found || m.Stage != stageComplete {
 		return
 	}
 	for _, s := range images {
 		if m.image() == s.Image {
 			if !bytes.Equal(dev.seen[Offset:Offset+s.Size], s.bytes(t)) {
-				t.Fatalf("the disk of %q is complete and not whole", s.Image)
+				t.Fatalf("the disk of %q is marked complete, but differs from the image", s.Image)
 			}
 			return
 		}
 	}
-	t.Fatalf("complete with the image %q", m.image())
+	t.Fatalf("the mark names the image %q, want another", m.image())
 }

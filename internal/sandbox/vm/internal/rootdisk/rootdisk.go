@@ -11,7 +11,6 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// Lines at which the crash tests stop the program.
 var (
 	fpMarked   = failpoint.New("rootdisk.marked")
 	fpCopying  = failpoint.New("rootdisk.copying")
@@ -20,42 +19,42 @@ var (
 	fpComplete = failpoint.New("rootdisk.complete")
 )
 
-// Overwrite says which devices may lose what they hold. A disk that an interrupted copy has left is always overwritten, and
-// the complete disk of the same image is always kept.
+// Overwrite says which content of a device may be overwritten. The disk of an interrupted copy is always overwritten,
+// and the complete disk of the same image is always kept.
 type Overwrite string
 
-// What may be overwritten; the empty value is OverwriteNever.
+// Values of Overwrite; the empty value means OverwriteNever.
 const (
-	// OverwriteNever: only what is empty is written to.
+	// OverwriteNever allows only an empty device.
 	OverwriteNever Overwrite = "never"
-	// OverwriteForeign: what is no root disk, too.
+	// OverwriteForeign also allows content that is not a root disk.
 	OverwriteForeign Overwrite = "foreign"
-	// OverwriteImage: the root disk of another image, too.
+	// OverwriteImage also allows the root disk of another image.
 	OverwriteImage Overwrite = "image"
 )
 
-// Disk is a root disk that is complete.
+// Disk is a complete root disk.
 type Disk struct {
-	// ID is that of the copy: another one at the same path is another disk.
+	// ID identifies the copy. Each copy has a new ID, even at the same path.
 	ID string
-	// Offset and Size say where the guest's disk is on the device, in bytes.
+	// Offset and Size are the guest's disk on the device, in bytes.
 	Offset, Size uint64
-	// Image is the ID of the image of which it was made.
+	// Image is the ID of the copied image.
 	Image string
-	// Copied says that it was made now.
+	// Copied is set if this call made the copy.
 	Copied bool
 }
 
-// Prepare makes the device at path the root disk of a machine: it copies the image onto a device that is empty, and keeps
-// the disk of one that is complete. A device that holds something else, or is in use, is errdefs.ErrFailedPrecondition and
-// says what may be done, one that is too small errdefs.ErrInvalidArgument. Whenever it ends early, the device is not
-// complete, and the next call starts again (fault V4).
+// Prepare makes the device at path the root disk of a machine. It copies the image to an empty device and keeps the
+// disk of a complete device. It returns errdefs.ErrFailedPrecondition, with advice, for a device that has other content
+// or is in use, and errdefs.ErrInvalidArgument for a device that is too small. After an early end the device is
+// incomplete, and the next call restarts the copy (fault V4).
 func Prepare(ctx context.Context, path string, src Source, over Overwrite) (Disk, error) {
 	dev, err := openDevice(path, false)
 	if err != nil {
 		return Disk{}, fmt.Errorf("root disk %s: %w", path, err)
 	}
-	have, err := survey(dev, src, over)
+	have, err := inspect(dev, src, over)
 	dev.Close()
 	if err != nil {
 		return Disk{}, fmt.Errorf("root disk %s: %w", path, err)
@@ -74,26 +73,26 @@ func Prepare(ctx context.Context, path string, src Source, over Overwrite) (Disk
 	return d, nil
 }
 
-// Check tells whether the device at path still holds the complete disk with this ID: errdefs.ErrFailedPrecondition when not.
+// Check returns errdefs.ErrFailedPrecondition if the device at path no longer holds the complete disk with this ID.
 func Check(path, id string) error {
 	dev, err := openDevice(path, false)
 	if err != nil {
 		return fmt.Errorf("root disk %s: %w", path, err)
 	}
 	defer dev.Close()
-	m, there, err := read(dev)
+	m, found, err := readMark(dev)
 	switch {
 	case err != nil:
 		return fmt.Errorf("root disk %s: %w", path, err)
-	case !there || m.Stage != stageComplete || m.id() != id:
-		return fmt.Errorf("root disk %s: the device does not hold the disk any more with which the container was created: %w", path, errdefs.ErrFailedPrecondition)
+	case !found || m.Stage != stageComplete || m.id() != id:
+		return fmt.Errorf("root disk %s: the device no longer holds the disk with which the container was created: %w", path, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
 
-// prepare is Prepare on a device that is ours alone.
+// prepare is Prepare for a device that is open exclusively.
 func prepare(ctx context.Context, dev device, src Source, over Overwrite) (Disk, error) {
-	have, err := survey(dev, src, over) // it may have changed before it was ours
+	have, err := inspect(dev, src, over) // the device can have changed before the exclusive open
 	if err != nil {
 		return Disk{}, err
 	}
@@ -106,13 +105,13 @@ func prepare(ctx context.Context, dev device, src Source, over Overwrite) (Disk,
 		return Disk{}, err
 	}
 	steps := []func() error{
-		func() error { return put(dev, m) },
+		func() error { return writeMark(dev, m) },
 		func() error { return fpMarked.Hit(ctx) },
 		func() error { return src.copyTo(ctx, dev) },
 		func() error { return fpCopied.Hit(ctx) },
 		dev.Sync,
 		func() error { return fpSynced.Hit(ctx) },
-		func() error { m.Stage = stageComplete; return put(dev, m) },
+		func() error { m.Stage = stageComplete; return writeMark(dev, m) },
 		func() error { return fpComplete.Hit(ctx) },
 	}
 	for _, step := range steps {
@@ -125,32 +124,32 @@ func prepare(ctx context.Context, dev device, src Source, over Overwrite) (Disk,
 	return d, nil
 }
 
-// survey tells what to do with a device: its disk is kept, or nothing stands in the way of a copy (nil), or it is refused.
-func survey(dev device, src Source, over Overwrite) (*Disk, error) {
+// inspect decides what to do with a device. It returns the disk to keep, nil if a copy may begin, or an error.
+func inspect(dev device, src Source, over Overwrite) (*Disk, error) {
 	if len(src.Image) == 0 || len(src.Image) > maxImage || bytes.ContainsRune([]byte(src.Image), 0) {
 		return nil, fmt.Errorf("image ID %q: %w", src.Image, errdefs.ErrInvalidArgument)
 	}
-	m, there, err := read(dev)
+	m, found, err := readMark(dev)
 	if err != nil && over != OverwriteForeign && over != OverwriteImage {
-		return nil, fmt.Errorf("%w; the annotation root-device-overwrite: foreign has it overwritten", err)
+		return nil, fmt.Errorf("%w; the annotation root-device-overwrite: foreign allows Tripod to overwrite it", err)
 	}
-	if err == nil && there && m.Stage == stageComplete && (m.image() == src.Image || over != OverwriteImage) {
+	if err == nil && found && m.Stage == stageComplete && (m.image() == src.Image || over != OverwriteImage) {
 		d := m.disk(dev)
 		return &d, nil
 	}
 	if room := dev.Size() - Offset; room < 0 || src.Size > uint64(room) {
-		return nil, fmt.Errorf("it has %d bytes, and the image's disk of %d with the mark before it wants %d: %w",
+		return nil, fmt.Errorf("it has %d bytes; the image's disk of %d bytes and the mark need %d: %w",
 			dev.Size(), src.Size, src.Size+Offset, errdefs.ErrInvalidArgument)
 	}
-	if there || over == OverwriteForeign || over == OverwriteImage {
-		return nil, nil // ours, half copied or of another image; or overwriting was asked for
+	if found || over == OverwriteForeign || over == OverwriteImage {
+		return nil, nil // an incomplete copy, another image's disk, or content to overwrite
 	}
-	empty, err := blank(dev)
+	empty, err := isBlank(dev)
 	if err != nil {
 		return nil, err
 	}
 	if !empty {
-		return nil, fmt.Errorf("it is neither empty nor a root disk of Tripod's, and is not overwritten; the annotation root-device-overwrite: foreign says otherwise: %w", errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("it is neither empty nor a root disk of Tripod; the annotation root-device-overwrite: foreign allows Tripod to overwrite it: %w", errdefs.ErrFailedPrecondition)
 	}
 	return nil, nil
 }
@@ -159,15 +158,15 @@ func (m mark) disk(dev device) Disk {
 	return Disk{ID: m.id(), Offset: Offset, Size: uint64(dev.Size()-Offset) &^ (markSize - 1), Image: m.image()}
 }
 
-// put writes the mark, and returns when it is on the disk.
-func put(dev device, m mark) error {
+// writeMark writes the mark and syncs the device.
+func writeMark(dev device, m mark) error {
 	if _, err := dev.WriteAt(m.encode(), 0); err != nil {
 		return err
 	}
 	return dev.Sync()
 }
 
-func read(dev device) (mark, bool, error) {
+func readMark(dev device) (mark, bool, error) {
 	if dev.Size() < Offset {
 		return mark{}, false, nil
 	}
@@ -178,8 +177,9 @@ func read(dev device) (mark, bool, error) {
 	return decode(raw)
 }
 
-// blank looks where partition tables and file systems have their beginnings and their backups: the first 2 MiB and the last.
-func blank(dev device) (bool, error) {
+// isBlank reports whether the places of partition tables, file systems and their backups are zero: the first 2 MiB and
+// the last 1 MiB.
+func isBlank(dev device) (bool, error) {
 	buf := make([]byte, 1<<20)
 	for _, at := range []int64{0, Offset, dev.Size() - int64(len(buf))} {
 		n := min(int64(len(buf)), dev.Size()-at)

@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// loop makes a block device of size bytes; file is what is behind it.
+// loop makes a loop device of size bytes, backed by file.
 func loop(t *testing.T, size int64) (device, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "device")
@@ -26,7 +26,7 @@ func loop(t *testing.T, size int64) (device, file string) {
 	check(t, os.Truncate(file, size))
 	out, err := exec.Command("losetup", "--find", "--show", file).Output()
 	if err != nil {
-		t.Fatalf("a loop device: %v: %s", err, out)
+		t.Fatalf("set up a loop device: %v: %s", err, out)
 	}
 	device = strings.TrimSpace(string(out))
 	t.Cleanup(func() {
@@ -44,26 +44,26 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// wantDisk checks what the guest would see at the beginning of a device.
-func wantDisk(t *testing.T, device string, s Source) {
+// checkDisk checks the guest's disk on a device.
+func checkDisk(t *testing.T, device string, s Source) {
 	t.Helper()
 	all, err := os.ReadFile(device)
 	check(t, err)
 	if !bytes.Equal(all[Offset:Offset+s.Size], s.bytes(t)) {
-		t.Errorf("%s does not have the disk of %q", device, s.Image)
+		t.Errorf("%s does not hold the disk of %q", device, s.Image)
 	}
 }
 
-// TestPrepare: an image is copied onto an empty device once; what the guest wrote stays, also when the image is another one,
-// unless that is to be overwritten.
+// TestPrepare: Prepare copies an image to an empty device once. The guest's writes stay, even for another image, unless
+// overwriting is allowed.
 func TestPrepare(t *testing.T) {
 	device, _ := loop(t, 8*chunk+4096)
 	one, two := image(1, 3*chunk+512), image(2, 4*chunk)
 	first, err := Prepare(t.Context(), device, one, OverwriteNever)
 	if err != nil || !first.Copied || first.Offset != Offset || first.Size != 7*chunk+4096 || first.Image != one.Image {
-		t.Fatalf("%+v, %v", first, err)
+		t.Fatalf("Prepare of an empty device = %+v, %v; want a new copy", first, err)
 	}
-	wantDisk(t, device, one)
+	checkDisk(t, device, one)
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
 	check(t, err)
 	_, err = f.WriteAt([]byte("the guest's"), Offset+5)
@@ -75,46 +75,46 @@ func TestPrepare(t *testing.T) {
 	}{{one, OverwriteNever}, {one, OverwriteForeign}, {one, OverwriteImage}, {two, OverwriteNever}, {two, OverwriteForeign}} {
 		kept, err := Prepare(t.Context(), device, c.src, c.over)
 		if err != nil || kept.Copied || kept.ID != first.ID || kept.Image != one.Image {
-			t.Errorf("%q, overwrite %s: %+v, %v", c.src.Image, c.over, kept, err)
+			t.Errorf("Prepare with %q, overwrite %s = %+v, %v; want the first disk", c.src.Image, c.over, kept, err)
 		}
 	}
 	check(t, Check(device, first.ID))
 	again, err := Prepare(t.Context(), device, two, OverwriteImage)
 	if err != nil || !again.Copied || again.ID == first.ID {
-		t.Errorf("another image over it: %+v, %v", again, err)
+		t.Errorf("Prepare over another image = %+v, %v; want a new copy", again, err)
 	}
-	wantDisk(t, device, two)
+	checkDisk(t, device, two)
 	if err := Check(device, first.ID); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("the first disk is said to be there: %v", err)
+		t.Errorf("Check of the overwritten disk: got error %v, want ErrFailedPrecondition", err)
 	}
 }
 
-// TestPrepareQCOW2: a compressed image is unpacked.
+// TestPrepareQCOW2: Prepare decompresses a qcow2 image.
 func TestPrepareQCOW2(t *testing.T) {
 	device, _ := loop(t, 8*chunk)
 	want := image(3, 4*chunk)
 	raw, path := filepath.Join(t.TempDir(), "raw"), filepath.Join(t.TempDir(), "qcow2")
 	check(t, os.WriteFile(raw, want.bytes(t), 0o600))
 	if out, err := exec.Command("qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", raw, path).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("qemu-img convert: %v: %s", err, out)
 	}
 	packed, err := os.ReadFile(path)
 	check(t, err)
 	src := Source{Image: want.Image, File: bytes.NewReader(packed), FileSize: int64(len(packed)), Format: "qcow2", Size: want.Size}
 	_, err = Prepare(t.Context(), device, src, OverwriteNever)
 	check(t, err)
-	wantDisk(t, device, want)
+	checkDisk(t, device, want)
 	src.File = bytes.NewReader(packed[:len(packed)/2])
 	src.FileSize, src.Image = int64(len(packed)/2), "broken"
 	if _, err := Prepare(t.Context(), device, src, OverwriteImage); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a cut-off image: %v", err)
+		t.Errorf("Prepare with a truncated image: got error %v, want ErrInvalidArgument", err)
 	}
 	if d, err := Prepare(t.Context(), device, want, OverwriteNever); err != nil || !d.Copied {
-		t.Errorf("what a failed copy has left counts as a disk: %+v, %v", d, err)
+		t.Errorf("Prepare after a failed copy = %+v, %v; want a new copy", d, err)
 	}
 }
 
-// TestPrepareRefused: what holds something, is too small, in use, or no device is left alone.
+// TestPrepareRefused: Prepare does not touch a device that has content, is too small, or is no block device.
 func TestPrepareRefused(t *testing.T) {
 	src := image(1, 3*chunk)
 	dirt := map[string]int64{"a partition table": 512, "a file system": 0x10040, "data where the disk would begin": Offset + 7, "a backup at the end": 8*chunk - 512}
@@ -130,39 +130,39 @@ func TestPrepareRefused(t *testing.T) {
 		check(t, err)
 		for _, over := range []Overwrite{OverwriteNever, ""} {
 			if _, err := Prepare(t.Context(), device, src, over); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "root-device-overwrite") {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("Prepare over %s: got error %v, want ErrFailedPrecondition that names the annotation", name, err)
 			}
 		}
 		if after, err := os.ReadFile(file); err != nil || !bytes.Equal(before, after) {
-			t.Errorf("%s: the device was written to (%v)", name, err)
+			t.Errorf("Prepare over %s changed the device (error %v)", name, err)
 		}
 		if d, err := Prepare(t.Context(), device, src, OverwriteForeign); err != nil || !d.Copied {
-			t.Errorf("%s, to be overwritten: %+v, %v", name, d, err)
+			t.Errorf("Prepare over %s with overwrite = %+v, %v; want a copy", name, d, err)
 		}
 	}
 	small, _ := loop(t, 4*chunk-512)
 	if _, err := Prepare(t.Context(), small, src, OverwriteNever); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("too small: %v", err)
+		t.Errorf("Prepare of a device that is too small: got error %v, want ErrInvalidArgument", err)
 	}
 	tiny, _ := loop(t, 512)
 	if _, err := Prepare(t.Context(), tiny, src, OverwriteNever); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("far too small: %v", err)
+		t.Errorf("Prepare of a device smaller than the mark's area: got error %v, want ErrInvalidArgument", err)
 	}
 	for _, path := range []string{"/dev/null", "/etc/passwd", "/nowhere"} {
 		if _, err := Prepare(t.Context(), path, src, OverwriteForeign); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", path, err)
+			t.Errorf("Prepare(%s): got error %v, want ErrInvalidArgument", path, err)
 		}
 	}
 }
 
-// TestPrepareInUse: a device that is claimed, or on which QEMU has its locks, is not written to.
+// TestPrepareInUse: Prepare does not write to a device that is open exclusively or locked by QEMU.
 func TestPrepareInUse(t *testing.T) {
 	src := image(1, 3*chunk)
 	device, _ := loop(t, 8*chunk)
 	mounted, err := os.OpenFile(device, os.O_RDWR|unix.O_EXCL, 0)
 	check(t, err)
 	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "mounted") {
-		t.Errorf("a device that is claimed: %v", err)
+		t.Errorf("Prepare of a device that is open exclusively: got error %v, want ErrFailedPrecondition", err)
 	}
 	check(t, mounted.Close())
 	used, err := os.OpenFile(device, os.O_RDWR, 0)
@@ -170,11 +170,11 @@ func TestPrepareInUse(t *testing.T) {
 	defer used.Close()
 	check(t, unix.FcntlFlock(used.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: 201, Len: 1}))
 	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "in use by a machine") {
-		t.Errorf("a device that QEMU has locked: %v", err)
+		t.Errorf("Prepare of a device that QEMU has locked: got error %v, want ErrFailedPrecondition", err)
 	}
 }
 
-// TestDamagedMark: a mark that was written badly is neither trusted nor overwritten.
+// TestDamagedMark: Prepare neither trusts nor overwrites a damaged mark.
 func TestDamagedMark(t *testing.T) {
 	device, _ := loop(t, 8*chunk)
 	src := image(1, 3*chunk)
@@ -187,20 +187,20 @@ func TestDamagedMark(t *testing.T) {
 	_, err = f.WriteAt([]byte{9}, 60)
 	check(t, err)
 	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsDataLoss(err) {
-		t.Errorf("a damaged mark: %v", err)
+		t.Errorf("Prepare with a damaged mark: got error %v, want ErrDataLoss", err)
 	}
 	if d, err := Prepare(t.Context(), device, src, OverwriteForeign); err != nil || !d.Copied {
-		t.Errorf("to be overwritten: %+v, %v", d, err)
+		t.Errorf("Prepare over a damaged mark with overwrite = %+v, %v; want a copy", d, err)
 	}
 	newer := mark{Magic: magic, Version: 2, Stage: stageComplete}
 	_, err = f.WriteAt(newer.encode(), 0)
 	check(t, err)
 	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("a mark of a newer version: %v", err)
+		t.Errorf("Prepare with a mark of a newer version: got error %v, want ErrFailedPrecondition", err)
 	}
 }
 
-// victimEnv holds, as JSON, what a process shall do that is to be killed at a fail point.
+// victimEnv is the environment variable with the orders, as JSON, for a process that dies at a fail point.
 const victimEnv = "TRIPOD_ROOTDISK_VICTIM"
 
 type victim struct{ Device, Raw string }
@@ -227,9 +227,9 @@ func (v victim) source() (Source, error) {
 }
 
 func TestMain(m *testing.M) {
-	if told := os.Getenv(victimEnv); told != "" {
+	if orders := os.Getenv(victimEnv); orders != "" {
 		var v victim
-		err := json.Unmarshal([]byte(told), &v)
+		err := json.Unmarshal([]byte(orders), &v)
 		if err == nil {
 			err = v.live()
 		}
@@ -239,8 +239,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestV4Killed: the process that copies is killed at each of its fail points; the device is complete only if all of it is
-// there, and the next process makes it so, with no lock left in its way.
+// TestV4Killed: the copying process is killed at each fail point. The device is complete only if the whole disk is on
+// it, and the next process completes it, unhindered by locks.
 func TestV4Killed(t *testing.T) {
 	failpoint.Needed(t)
 	want := image(1, 5*chunk)
@@ -252,10 +252,10 @@ func TestV4Killed(t *testing.T) {
 		}
 		device, _ := loop(t, 8*chunk)
 		v := victim{Device: device, Raw: raw}
-		told, err := json.Marshal(v)
+		orders, err := json.Marshal(v)
 		check(t, err)
 		cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-		cmd.Env = append(os.Environ(), victimEnv+"="+string(told), failpoint.Variable+"="+point+"=kill")
+		cmd.Env = append(os.Environ(), victimEnv+"="+string(orders), failpoint.Variable+"="+point+"=kill")
 		out, err := cmd.CombinedOutput()
 		if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !s.Signaled() || s.Signal() != syscall.SIGKILL {
 			t.Fatalf("%s: the process was not killed: %v %s", point, err, out)
@@ -264,13 +264,13 @@ func TestV4Killed(t *testing.T) {
 		check(t, err)
 		d, err := Prepare(t.Context(), device, src, OverwriteNever)
 		if err != nil || d.Copied != (point != "rootdisk.complete") {
-			t.Errorf("%s: %+v, %v", point, d, err)
+			t.Errorf("Prepare after a kill at %s = %+v, %v; want a new copy unless it was complete", point, d, err)
 		}
-		wantDisk(t, device, want)
+		checkDisk(t, device, want)
 	}
 }
 
-// TestCancelled: a copy that is called off ends, and is not complete.
+// TestCancelled: a canceled copy ends and is not complete.
 func TestCancelled(t *testing.T) {
 	failpoint.Needed(t)
 	device, _ := loop(t, 8*chunk)
@@ -280,9 +280,9 @@ func TestCancelled(t *testing.T) {
 	_, err := Prepare(ctx, device, image(1, 3*chunk), OverwriteNever)
 	check(t, failpoint.Arm("rootdisk.copying", ""))
 	if err == nil {
-		t.Error("it went on")
+		t.Error("Prepare with a canceled context succeeded")
 	}
 	if d, err := Prepare(t.Context(), device, image(1, 3*chunk), OverwriteNever); err != nil || !d.Copied {
-		t.Errorf("afterwards: %+v, %v", d, err)
+		t.Errorf("Prepare after a canceled copy = %+v, %v; want a new copy", d, err)
 	}
 }

@@ -10,30 +10,30 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// Source is the image's disk.
+// Source is the image to copy.
 type Source struct {
-	// Image is the image's ID, of 256 bytes at most.
+	// Image is the image's ID, 256 bytes at most.
 	Image string
-	// File holds the disk in Format ("qcow2" or "raw"), FileSize is its length in bytes.
+	// File holds the disk in Format ("qcow2" or "raw"). FileSize is its length in bytes.
 	File     io.ReaderAt
 	FileSize int64
 	Format   string
-	// Size is the disk's size in bytes, as the guest sees it.
+	// Size is the size of the guest's disk in bytes.
 	Size uint64
 }
 
-// chunk is how much of a raw image is copied at a time, in bytes.
+// chunk is the size of a copy step of a raw image, in bytes.
 const chunk = 1 << 20
 
-// copyTo writes the whole disk behind the mark: zeros are written, too, for what the device holds there is not known. What is
-// behind it at the device's end, where a partition table's backup may be, is made zero.
+// copyTo writes the whole disk behind the mark, including zeros, because the device's old content is unknown. It also
+// zeroes the end of the device, where the backup of a partition table can be.
 func (s Source) copyTo(ctx context.Context, dev device) error {
 	step, read, done, err := s.open()
 	if err != nil {
 		return err
 	}
 	defer done()
-	var hole int64 // bytes of zeros that end at the present place, and are not written yet
+	var hole int64 // length of the zeros before at that are not written yet
 	buf := make([]byte, step)
 	at := int64(0)
 	flush := func() error {
@@ -77,7 +77,7 @@ func (s Source) copyTo(ctx context.Context, dev device) error {
 	return nil
 }
 
-// open gives how the disk is read: piece n of step bytes.
+// open returns a function that reads the n-th piece of step bytes, and one that releases its resources.
 func (s Source) open() (step int, read func(n uint64, buf []byte) (zero bool, err error), done func(), err error) {
 	switch s.Format {
 	case "qcow2":
@@ -87,7 +87,7 @@ func (s Source) open() (step int, read func(n uint64, buf []byte) (zero bool, er
 		}
 		if q.Info().VirtualSize != s.Size {
 			q.Close()
-			return 0, nil, nil, fmt.Errorf("the image's disk has %d bytes, not %d: %w", q.Info().VirtualSize, s.Size, errdefs.ErrInvalidArgument)
+			return 0, nil, nil, fmt.Errorf("the image's disk has %d bytes, expected %d: %w", q.Info().VirtualSize, s.Size, errdefs.ErrInvalidArgument)
 		}
 		return int(q.Info().ClusterSize), q.ReadCluster, q.Close, nil
 	case "raw":
@@ -100,5 +100,5 @@ func (s Source) open() (step int, read func(n uint64, buf []byte) (zero bool, er
 			return false, err
 		}, func() {}, nil
 	}
-	return 0, nil, nil, fmt.Errorf("format %q: %w", s.Format, errdefs.ErrInvalidArgument)
+	return 0, nil, nil, fmt.Errorf("unknown image format %q: %w", s.Format, errdefs.ErrInvalidArgument)
 }

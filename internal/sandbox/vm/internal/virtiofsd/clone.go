@@ -13,18 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open clones the tree of mounts at path into one that is nowhere, and opens it: it is read-only for whoever has it when it
-// shall be, whatever he tries, and vanishes with its descriptor. Where the file system can, root's files are in it those of
-// user uid and group gid, and the other way round: then that user, as whom the guest's root acts, reads what is root's, as a
-// container's root would, and what he writes is root's. Users other than root are what they are. mapped tells whether that is
-// so; elsewhere (NFS, FUSE, old kernels) owners are what they are.
+// Open clones the tree of mounts at path as a detached tree and opens it. The clone disappears with its descriptor. If
+// readOnly is set, no user of the clone can write through it.
+//
+// Where the file system supports it, the clone swaps the owners root and uid/gid; other owners are unchanged. The user
+// uid, as which the guest's root acts, can then read root's files, as root in a container could, and the files that it
+// creates belong to root. mapped reports whether owners are swapped. On other file systems (NFS, FUSE, old kernels)
+// owners are unchanged.
 func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, false, err
 	}
 	if !info.IsDir() {
-		return nil, false, fmt.Errorf("%s is no directory; only directories can be shared", path)
+		return nil, false, fmt.Errorf("%s is not a directory; only directories can be shared", path)
 	}
 	tree, err = clone(path, readOnly, uid, gid)
 	mapped = err == nil
@@ -37,7 +39,7 @@ func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool,
 	return tree, mapped, nil
 }
 
-// clone clones with the mapping of owners, unless uid is 0.
+// clone clones the tree. It swaps owners unless uid is 0.
 func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
@@ -49,7 +51,7 @@ func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
 	if uid != 0 {
-		owners, err := mapping(uid, gid)
+		owners, err := swapUserns(uid, gid)
 		if err != nil {
 			tree.Close()
 			return nil, err
@@ -67,18 +69,18 @@ func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	return tree, nil
 }
 
-// makingUserns: one at a time, each starts a process.
-var makingUserns sync.Mutex
+// usernsMu serializes the creation of user namespaces, because each starts a process.
+var usernsMu sync.Mutex
 
-// mapping makes a user namespace that swaps root with a user and a group.
-func mapping(uid, gid int) (*os.File, error) {
-	makingUserns.Lock()
-	defer makingUserns.Unlock()
-	return mount.GetUsernsFD(swap(uid), swap(gid))
+// swapUserns returns a user namespace that swaps root with a user and a group.
+func swapUserns(uid, gid int) (*os.File, error) {
+	usernsMu.Lock()
+	defer usernsMu.Unlock()
+	return mount.GetUsernsFD(swapMap(uid), swapMap(gid))
 }
 
-// swap writes the mapping on disk:mounted:count that exchanges 0 and id and leaves all others.
-func swap(id int) string {
+// swapMap returns the mapping, as on-disk:mounted:count, that swaps 0 and id and leaves all others unchanged.
+func swapMap(id int) string {
 	const all = 1<<32 - 2
 	n := strconv.Itoa
 	parts := []string{"0:" + n(id) + ":1", n(id) + ":0:1"}

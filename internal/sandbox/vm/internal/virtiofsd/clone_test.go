@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestShareOwners: a shared tree shows root's files as QEMU's user's, leaves the others, cannot be written when it shall
-// not be, and vanishes with its descriptor; where owners cannot be mapped it is shared as it is.
+// TestShareOwners: a clone swaps root's files with those of QEMU's user and leaves other owners. It refuses writes if
+// it is read-only. On a file system without owner mapping the owners are unchanged.
 func TestShareOwners(t *testing.T) {
-	memory, err := os.MkdirTemp("/run", "share") // a tmpfs, as of Secrets
+	memory, err := os.MkdirTemp("/run", "share") // a tmpfs, as for Secrets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,32 +29,33 @@ func TestShareOwners(t *testing.T) {
 		for _, readOnly := range []bool{true, false} {
 			f, mapped, err := Open(dir, readOnly, 200001, 200001)
 			if err != nil || !mapped {
-				t.Fatalf("%s: %v", dir, err)
+				t.Fatalf("Open(%s): mapped = %t, error %v; want mapped", dir, mapped, err)
 			}
 			at := func(name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", f.Fd(), name) }
 			for name, want := range map[string]uint32{"root's": 200001, "another's": 1234, "qemu's": 0} {
 				if info, err := os.Stat(at(name)); err != nil || owner(info) != want {
-					t.Errorf("%s: %s file is shared as %v, %v", dir, name, info, err)
+					t.Errorf("%s: %s file in the clone = %v, %v; want owner %d", dir, name, info, err, want)
 				}
 			}
-			// Our own root is QEMU's user's equal here, who is nobody on this mount, but a read-only one refuses before that.
+			// Our root corresponds to QEMU's user, who does not exist on this mount. A read-only mount refuses the
+			// write earlier.
 			err = os.WriteFile(at("root's"), []byte("x"), 0)
 			if readOnly != errors.Is(err, unix.EROFS) {
-				t.Errorf("%s, read-only %t: write: %v", dir, readOnly, err)
+				t.Errorf("%s, read-only %t: write returned %v", dir, readOnly, err)
 			}
 			f.Close()
 		}
 	}
-	odd, mapped, err := Open("/proc/sys", true, 200001, 200001)
+	unmapped, mapped, err := Open("/proc/sys", true, 200001, 200001)
 	if err != nil || mapped {
-		t.Fatalf("a file system that maps no owners: %v", err)
+		t.Fatalf("Open on a file system without owner mapping: mapped = %t, error %v", mapped, err)
 	}
-	defer odd.Close()
-	if info, err := os.Stat(fmt.Sprintf("/proc/self/fd/%d/kernel", odd.Fd())); err != nil || owner(info) != 0 {
-		t.Errorf("%v, %v", info, err)
+	defer unmapped.Close()
+	if info, err := os.Stat(fmt.Sprintf("/proc/self/fd/%d/kernel", unmapped.Fd())); err != nil || owner(info) != 0 {
+		t.Errorf("file in the unmapped clone = %v, %v; want owner root", info, err)
 	}
 	if _, _, err := Open("/proc/version", true, 200001, 200001); err == nil {
-		t.Error("a file was shared")
+		t.Error("Open of a plain file succeeded")
 	}
 }
 

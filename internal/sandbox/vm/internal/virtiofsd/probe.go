@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// probeTime bounds a probe; it takes some 10 ms.
-	probeTime = 10 * time.Second
-	// probeAgain is how long a failure is cached: virtiofsd may be installed while the daemon runs.
-	probeAgain = time.Minute
+	// probeTimeout bounds a probe, which takes about 10 ms.
+	probeTimeout = 10 * time.Second
+	// retryInterval is how long a failure is cached. virtiofsd can be installed while the daemon runs.
+	retryInterval = time.Minute
 )
 
-// Prober tries whether virtiofsd works on this host, and caches the result. It ignores Dir, LogDir and Cgroup of Options.
+// Prober tests whether virtiofsd works on this host, and caches the result. It ignores Options.Dir, LogDir and Cgroup.
 type Prober struct {
 	Options
 
@@ -32,27 +32,27 @@ type Prober struct {
 	result error
 }
 
-// Probe returns nil if directories can be shared by virtio-fs: errdefs.ErrNotFound without virtiofsd,
-// errdefs.ErrFailedPrecondition if it does not serve a directory.
+// Probe returns nil if virtiofsd works, errdefs.ErrNotFound if it is missing, and errdefs.ErrFailedPrecondition if it
+// does not serve a directory.
 func (p *Prober) Probe(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.at.IsZero() && (p.result == nil || time.Since(p.at) < probeAgain) {
+	if !p.at.IsZero() && (p.result == nil || time.Since(p.at) < retryInterval) {
 		return p.result
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	err := p.try(ctx)
+	err := p.probe(ctx)
 	if errors.Is(err, context.Canceled) {
-		return err // the caller has left
+		return err // not the result of a probe
 	}
 	p.at, p.result = time.Now(), err
 	return err
 }
 
-// try starts a virtiofsd on an empty directory and asks for its features, as the hypervisor would. It answers once it has
-// confined itself.
-func (p *Prober) try(ctx context.Context) (err error) {
+// probe starts a virtiofsd on an empty directory and queries its features, as the hypervisor would. virtiofsd answers
+// only after it has confined itself.
+func (p *Prober) probe(ctx context.Context) (err error) {
 	o := p.Options
 	if o.Program == "" {
 		return fmt.Errorf("there is no virtiofsd: %w", errdefs.ErrNotFound)
@@ -74,15 +74,15 @@ func (p *Prober) try(ctx context.Context) (err error) {
 	}
 	defer conn.Close()
 	if err := askFeatures(ctx, conn); err != nil {
-		if words := servers.Words(); words != "" {
+		if words := servers.LastWords(); words != "" {
 			err = errors.New(words)
 		}
-		return fmt.Errorf("%s serves no directory: %w (%w)", o.Program, err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s does not serve a directory: %w (%w)", o.Program, err, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
 
-// askFeatures sends VHOST_USER_GET_FEATURES and reads the answer, as the vhost-user specification of QEMU has them.
+// askFeatures sends VHOST_USER_GET_FEATURES and reads the answer (QEMU's vhost-user specification).
 func askFeatures(ctx context.Context, file *os.File) error {
 	conn, err := net.FileConn(file)
 	if err != nil {
@@ -104,7 +104,7 @@ func askFeatures(ctx context.Context, file *os.File) error {
 		return err
 	}
 	if got := binary.NativeEndian.Uint32(answer); got != getFeatures {
-		return fmt.Errorf("answer %d to request %d", got, getFeatures)
+		return fmt.Errorf("unexpected answer %d to request %d", got, getFeatures)
 	}
 	return nil
 }

@@ -23,8 +23,7 @@ func options(t *testing.T) Options {
 	return Options{Program: program, Dir: dir, LogDir: dir, UID: 200001, GID: 200002}
 }
 
-// TestProbe: virtiofsd serves a directory here; without it, or with one that does not serve, the reason is said, and a socket or
-// process is not left behind.
+// TestProbe: Probe succeeds here. Without a working virtiofsd it returns the reason.
 func TestProbe(t *testing.T) {
 	good := &Prober{Options: options(t)}
 	for range 2 {
@@ -33,12 +32,12 @@ func TestProbe(t *testing.T) {
 		}
 	}
 	if _, err := Find("/nowhere/virtiofsd"); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "/nowhere/virtiofsd") {
-		t.Errorf("%v", err)
+		t.Errorf("Find of a missing path: got error %v, want ErrNotFound with the path", err)
 	}
 	if err := (&Prober{}).Probe(t.Context()); !errdefs.IsNotFound(err) {
-		t.Errorf("no virtiofsd: %v", err)
+		t.Errorf("Probe without virtiofsd: got error %v, want ErrNotFound", err)
 	}
-	dir, err := os.MkdirTemp("/run", "virtiofsd") // where its user gets to it
+	dir, err := os.MkdirTemp("/run", "virtiofsd") // accessible to virtiofsd's user
 	if err == nil {
 		err = os.Chmod(dir, 0o755)
 	}
@@ -56,16 +55,16 @@ func TestProbe(t *testing.T) {
 		bad := &Prober{Options: o}
 		err := bad.Probe(t.Context())
 		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), program) || program == script && !strings.Contains(err.Error(), "no namespaces here") {
-			t.Errorf("%s: %v", program, err)
+			t.Errorf("Probe with %s: got error %v, want ErrFailedPrecondition with the reason", program, err)
 		}
 		if again := bad.Probe(t.Context()); again == nil || again.Error() != err.Error() {
-			t.Errorf("%s: then %v", program, again)
+			t.Errorf("second Probe with %s: got error %v, want the cached %v", program, again, err)
 		}
 	}
 }
 
-// TestUnmappedOwners: a directory whose file system maps no owners is served by a virtiofsd whose users are the node's, and
-// whose capabilities are those of a user namespace of its own.
+// TestUnmappedOwners: if the file system does not map owners, virtiofsd has the node's users, with capabilities in its
+// own user namespace only.
 func TestUnmappedOwners(t *testing.T) {
 	o := options(t)
 	for path, mapped := range map[string]bool{t.TempDir(): true, overlay(t): false} {
@@ -78,27 +77,27 @@ func TestUnmappedOwners(t *testing.T) {
 			err = askFeatures(t.Context(), conn)
 		}
 		if err != nil {
-			t.Fatalf("%s: %v; %s", path, err, servers.Words())
+			t.Fatalf("virtiofsd does not serve %s: %v; %s", path, err, servers.LastWords())
 		}
 		conn.Close()
 		if _, err := servers.Conn("a"); !errdefs.IsNotFound(err) {
-			t.Errorf("the connection is there twice: %v", err)
+			t.Errorf("second Conn: got error %v, want ErrNotFound", err)
 		}
 		pid := servers.IDs()[0].Pid
 		users, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", pid))
 		if first := strings.Fields(string(users)); err != nil || (first[1] == "200001") != mapped || (first[1] == "0") == mapped {
-			t.Errorf("%s: the users are %s, %v", path, users, err)
+			t.Errorf("uid_map for %s = %s (error %v), want mapped: %t", path, users, err, mapped)
 		}
 		if err := servers.End(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
-			t.Errorf("process %d is left behind", pid)
+			t.Errorf("process %d still runs after End", pid)
 		}
 	}
 }
 
-// overlay mounts an overlay, which maps no owners.
+// overlay mounts an overlay, which does not map owners.
 func overlay(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -18,20 +18,20 @@ import (
 )
 
 const (
-	// trimInterval is how often the logs are looked at.
+	// trimInterval is the interval at which the logs are trimmed.
 	trimInterval = time.Minute
-	// endTime bounds the end of a virtiofsd that was killed.
-	endTime = 10 * time.Second
+	// killTimeout bounds the time from SIGKILL to the end of a virtiofsd.
+	killTimeout = 10 * time.Second
 )
 
-// Servers are the virtiofsd of one machine, in the order of its shares by virtio-fs. The nil Servers are none.
+// Servers are the virtiofsd processes of a machine, in the order of its virtio-fs shares. A nil *Servers has none.
 type Servers struct{ list []*server }
 
-// Start starts one for each of the shares that are by virtio-fs. They wait for the hypervisor, which is given Conn, and end
-// when that has ended, or if it is never there when the ends of their connections are closed.
+// Start starts a virtiofsd for each virtio-fs share. Each waits for the hypervisor, which gets its connection from
+// Conn. It ends when the hypervisor ends, or when the connection is closed unused.
 func Start(ctx context.Context, o Options, shares []machine.Share) (*Servers, error) {
 	s := &Servers{}
-	for i, share := range virtiofs(shares) {
+	for i, share := range onlyVirtiofs(shares) {
 		one, err := o.start(ctx, i, share)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("share %s: %w", share.Path, err), s.End(ctx))
@@ -41,10 +41,10 @@ func Start(ctx context.Context, o Options, shares []machine.Share) (*Servers, er
 	return s, nil
 }
 
-// Adopt finds those that an earlier life of the daemon has started; one that has ended is among them.
+// Adopt returns the Servers that an earlier daemon started, including ended ones.
 func Adopt(o Options, shares []machine.Share, ids []process.ID) (*Servers, error) {
 	s := &Servers{}
-	shares = virtiofs(shares)
+	shares = onlyVirtiofs(shares)
 	for i, id := range ids[:min(len(ids), len(shares))] {
 		proc, err := process.Adopt(id)
 		if errdefs.IsNotFound(err) {
@@ -59,8 +59,8 @@ func Adopt(o Options, shares []machine.Share, ids []process.ID) (*Servers, error
 	return s, nil
 }
 
-// virtiofs are those of the shares that are by virtio-fs.
-func virtiofs(shares []machine.Share) (list []machine.Share) {
+// onlyVirtiofs returns the virtio-fs shares.
+func onlyVirtiofs(shares []machine.Share) (list []machine.Share) {
 	for _, s := range shares {
 		if s.Driver == machine.ShareVirtiofs {
 			list = append(list, s)
@@ -69,7 +69,7 @@ func virtiofs(shares []machine.Share) (list []machine.Share) {
 	return list
 }
 
-// IDs are what a state file keeps.
+// IDs returns the process IDs, for the state file.
 func (s *Servers) IDs() (ids []process.ID) {
 	if s == nil {
 		return nil
@@ -80,8 +80,8 @@ func (s *Servers) IDs() (ids []process.ID) {
 	return ids
 }
 
-// Conn takes the hypervisor's end of the connection for the share of that tag, which is the caller's to close. It is
-// errdefs.ErrNotFound when there is none, or it was taken.
+// Conn returns the hypervisor's end of the connection for a share, which the caller must close. It returns
+// errdefs.ErrNotFound for an unknown tag or on a second call.
 func (s *Servers) Conn(tag string) (*os.File, error) {
 	if s != nil {
 		for _, one := range s.list {
@@ -95,29 +95,29 @@ func (s *Servers) Conn(tag string) (*os.File, error) {
 	return nil, fmt.Errorf("no virtiofsd was started for the share %s: %w", tag, errdefs.ErrNotFound)
 }
 
-// Words are what they have had to say: warnings and errors, for a person.
-func (s *Servers) Words() string {
+// LastWords returns the last warnings and errors of all virtiofsd logs, for error messages.
+func (s *Servers) LastWords() string {
 	var all []string
 	if s != nil {
 		for _, one := range s.list {
 			if words := confine.LastWords(one.log, ProgramName); words != "" {
-				all = append(all, fmt.Sprintf("virtiofsd of the share %s said: %s", one.tag, words))
+				all = append(all, fmt.Sprintf("last words of virtiofsd of the share %s: %s", one.tag, words))
 			}
 		}
 	}
 	return strings.Join(all, "; ")
 }
 
-func (s *server) lost() string {
-	message := fmt.Sprintf("virtiofsd of the share %s (pid %d) ended, and the guest would wait for its files for ever", s.tag, s.proc.Pid)
+func (s *server) lostMessage() string {
+	message := fmt.Sprintf("virtiofsd of the share %s (pid %d) ended, and the guest would wait for its files forever", s.tag, s.proc.Pid)
 	if words := confine.LastWords(s.log, ProgramName); words != "" {
 		message += ": " + words
 	}
 	return message
 }
 
-// Watch returns once one of them has ended, which it names with its last words, or "" at the end of ctx. Meanwhile it bounds
-// the logs.
+// Watch waits until a virtiofsd has ended, and returns a message that names it, with its last words. It returns "" when
+// ctx ends. It trims the logs meanwhile.
 func (s *Servers) Watch(ctx context.Context) string {
 	if s == nil || len(s.list) == 0 {
 		<-ctx.Done()
@@ -140,7 +140,7 @@ func (s *Servers) Watch(ctx context.Context) string {
 		case <-ctx.Done():
 			return ""
 		case one := <-ended:
-			return one.lost()
+			return one.lostMessage()
 		case <-trim.C:
 			for _, one := range s.list {
 				confine.TrimLog(one.log)
@@ -149,12 +149,12 @@ func (s *Servers) Watch(ctx context.Context) string {
 	}
 }
 
-// End kills them and waits until they are dead. The machine must not run any more.
+// End kills all of them and waits until they have ended. The machine must have ended before.
 func (s *Servers) End(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
 	var errs []error
 	for _, one := range s.list {
@@ -162,7 +162,7 @@ func (s *Servers) End(ctx context.Context) error {
 	}
 	for _, one := range s.list {
 		if err := one.proc.Wait(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("virtiofsd (pid %d) was killed and has not ended: %w (%w)", one.proc.Pid, err, errdefs.ErrUnavailable))
+			errs = append(errs, fmt.Errorf("virtiofsd (pid %d) was killed but has not ended: %w (%w)", one.proc.Pid, err, errdefs.ErrUnavailable))
 		} else if one.reaped != nil {
 			<-one.reaped
 		}
@@ -171,7 +171,7 @@ func (s *Servers) End(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Close lets go of them: they go on.
+// Close releases the processes, which continue to run, and closes unused connections.
 func (s *Servers) Close() {
 	if s == nil {
 		return
@@ -185,7 +185,7 @@ func (s *Servers) Close() {
 	}
 }
 
-// RemoveLogs removes what they have said.
+// RemoveLogs removes the logs of all virtiofsd in dir.
 func RemoveLogs(dir string) error {
 	logs, err := filepath.Glob(filepath.Join(dir, ProgramName+"*.log"))
 	for _, log := range logs {

@@ -19,14 +19,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// ProgramName is virtiofsd.
+// ProgramName is the file name of virtiofsd.
 const ProgramName = "virtiofsd"
 
-// programPaths are where distributions have it, which is not in PATH: Debian 12 (of QEMU), Fedora and later Debian.
+// programPaths are the paths in distributions, which are not in PATH: Debian 12 (part of QEMU), Fedora, later Debian.
 var programPaths = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 
-// Find returns the path of virtiofsd: configured if that is not empty, or where distributions install it, or in PATH.
-// errdefs.ErrNotFound.
+// Find returns the path of virtiofsd: the configured one if it is not empty, otherwise one of the distributions' paths
+// or one in PATH. It returns errdefs.ErrNotFound if there is none.
 func Find(configured string) (string, error) {
 	candidates := append(programPaths, ProgramName)
 	if configured != "" {
@@ -40,27 +40,27 @@ func Find(configured string) (string, error) {
 	return "", fmt.Errorf("no virtiofsd at %v; install it (Debian 12: qemu-system-common), or set vm.virtiofsd: %w", candidates, errdefs.ErrNotFound)
 }
 
-// SocketName is the socket in Options.Dir, for the moment in which the two ends are joined.
+// SocketName is the name of the socket in Options.Dir. It exists only until QEMU's end is connected.
 const SocketName = "virtiofs.sock"
 
 const (
-	// mountPoint is where a share is mounted for its virtiofsd, in a mount namespace of its own. It is there on every host,
-	// and nothing that virtiofsd needs is below it.
+	// mountPoint is the mount point of a share in virtiofsd's own mount namespace. The directory exists on every host,
+	// and virtiofsd needs nothing below it.
 	mountPoint = "/tmp"
-	// maxFiles bounds the descriptors of a virtiofsd, which holds one for each file that the guest's kernel remembers. What
-	// they take of memory is charged to the pod.
+	// maxFiles bounds the descriptors of a virtiofsd, which holds one for each file that the guest's kernel caches.
+	// Their memory is charged to the pod.
 	maxFiles = 1_000_000
-	// socketFD is the listening socket's number in virtiofsd.
+	// socketFD is the descriptor number of the listening socket in virtiofsd.
 	socketFD = 3
 )
 
-// Options is how the virtiofsd of a machine are run.
+// Options configures the virtiofsd processes of a machine.
 type Options struct {
-	// Program is what Find has found.
+	// Program is the path that Find returned.
 	Program string
-	// Dir is the machine's directory for sockets, LogDir has their logs.
+	// Dir is the machine's directory for sockets. LogDir is the directory for logs.
 	Dir, LogDir string
-	// UID and GID are the pod's: root in virtiofsd's user namespace.
+	// UID and GID are the pod's user and group, which are root in virtiofsd's user namespace.
 	UID, GID int
 	Tree     cgroup.Tree
 	Cgroup   string
@@ -71,9 +71,9 @@ type server struct {
 	tag  string
 	log  string
 	proc *process.Process
-	// reaped is closed when it has ended and is no zombie; nil when it is not our child.
+	// reaped is closed when the process was reaped. It is nil if the process is not a child of this daemon.
 	reaped chan struct{}
-	// conn is the hypervisor's end of the connection, until it is taken.
+	// conn is the hypervisor's end of the connection, or nil once Conn has returned it.
 	conn *os.File
 }
 
@@ -97,9 +97,9 @@ func (o Options) start(ctx context.Context, i int, s machine.Share) (_ *server, 
 	defer log.Close()
 	cmd := o.command(mapped)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{listener}
-	if cmd.Stdin, err = noInput(); err == nil {
+	if cmd.Stdin, err = closedPipe(); err == nil {
 		defer cmd.Stdin.(*os.File).Close()
-		err = confine.Start(cmd, confine.Place{Tree: o.Tree, Cgroup: o.Cgroup, Prepare: func() error { return mountHere(tree) }})
+		err = confine.Start(cmd, confine.Place{Tree: o.Tree, Cgroup: o.Cgroup, Prepare: func() error { return mountPrivately(tree) }})
 	}
 	if err != nil {
 		conn.Close()
@@ -114,7 +114,7 @@ func (o Options) start(ctx context.Context, i int, s machine.Share) (_ *server, 
 	}
 	started := &server{tag: s.Tag, log: o.logFile(i), proc: proc, conn: conn, reaped: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // how it ended says nothing
+		_ = cmd.Wait() // the exit status is of no use
 		close(started.reaped)
 	}()
 	return started, nil
@@ -124,29 +124,29 @@ func (o Options) logFile(i int) string {
 	return filepath.Join(o.LogDir, fmt.Sprintf("%s%d.log", ProgramName, i))
 }
 
-// command is virtiofsd's. It is the first process of a PID namespace, so that nothing of it is left when it is killed, and
-// makes further namespaces in which the share is the root of all files.
+// command returns the command of virtiofsd. It is the first process of a PID namespace, so that a kill leaves no child.
+// It creates further namespaces, in which the share is the root directory.
 //
-// Of the capabilities that it would keep, all of its user namespace, mknod and setfcap are given up. Attributes (xattr)
-// stay off: there is no way to let a guest have those of its users and not those of the node's security.
+// It keeps the capabilities of its user namespace except mknod and setfcap. Extended attributes stay off, because
+// virtiofsd cannot allow user.* and refuse security.*.
 func (o Options) command(mapped bool) *exec.Cmd {
-	cmd := exec.Command(o.Program, // not bound to a context: it outlives us
+	cmd := exec.Command(o.Program, // no context, because virtiofsd outlives the daemon
 		"-f", fmt.Sprintf("--fd=%d", socketFD), fmt.Sprintf("--rlimit-nofile=%d", fileLimit()),
 		"-o", "source="+mountPoint+",sandbox=namespace,cache=auto,log_level=warn,modcaps=-mknod:-setfcap")
 	cmd.Env, cmd.Dir = confine.Environment(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:                 confine.Namespaces | unix.CLONE_NEWUSER | unix.CLONE_NEWPID,
-		UidMappings:                users(o.UID, mapped),
-		GidMappings:                users(o.GID, mapped),
+		UidMappings:                idMap(o.UID, mapped),
+		GidMappings:                idMap(o.GID, mapped),
 		GidMappingsEnableSetgroups: true,
 		Credential:                 &syscall.Credential{Uid: 0, Gid: 0},
 	}
 	return cmd
 }
 
-// users maps the users of virtiofsd's user namespace: id is its root, nobody is the node's, all others are themselves.
-// Where a share's owners are not mapped, all are themselves.
-func users(id int, mapped bool) []syscall.SysProcIDMap {
+// idMap maps the IDs of virtiofsd's user namespace: its root is id, the node's root does not exist, and all others are
+// unchanged. If the share's owners are not mapped, all IDs are unchanged.
+func idMap(id int, mapped bool) []syscall.SysProcIDMap {
 	const all = 1<<32 - 1
 	if !mapped {
 		return []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: all}}
@@ -158,16 +158,17 @@ func users(id int, mapped bool) []syscall.SysProcIDMap {
 	return append(list, syscall.SysProcIDMap{ContainerID: id + 1, HostID: id + 1, Size: all - id - 1})
 }
 
-// fileLimit is how many descriptors a virtiofsd may have: as many as we could.
+// fileLimit returns the descriptor limit of a virtiofsd: the daemon's hard limit, at most maxFiles. 0 means no change.
 func fileLimit() uint64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return 0 // leave it
+		return 0
 	}
 	return min(limit.Max, maxFiles)
 }
 
-// connection makes both ends of virtiofsd's connection: the socket at which it accepts one, and the one that it will accept.
+// connection returns virtiofsd's listening socket, and the hypervisor's end of the connection that virtiofsd will
+// accept.
 func (o Options) connection(ctx context.Context) (listener, conn *os.File, err error) {
 	path := filepath.Join(o.Dir, SocketName)
 	if listener, err = machine.Listen(path); err != nil {
@@ -185,8 +186,8 @@ func (o Options) connection(ctx context.Context) (listener, conn *os.File, err e
 	return listener, conn, nil
 }
 
-// noInput is an input that has ended, and nobody else's.
-func noInput() (*os.File, error) {
+// closedPipe returns the read end of a pipe whose write end is closed.
+func closedPipe() (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -194,10 +195,10 @@ func noInput() (*os.File, error) {
 	return r, w.Close()
 }
 
-// mountHere gives the calling thread a mount namespace of its own, in which the tree is mounted.
-func mountHere(tree *os.File) error {
+// mountPrivately moves the calling thread to a new mount namespace and mounts the tree there.
+func mountPrivately(tree *os.File) error {
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("a mount namespace: %w", err)
+		return fmt.Errorf("create a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
