@@ -24,8 +24,7 @@ func serve(t *testing.T, address string) (broker.Broker, string) {
 	return b, b.URL()
 }
 
-// freeAddress finds a port that nobody listens at, below those that the kernel gives to outgoing connections: a broker comes back
-// to it.
+// freeAddress returns an address with a free port below the kernel's ephemeral ports, so that a restarted broker can use it again.
 func freeAddress(t testing.TB) string {
 	for range 1000 {
 		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
@@ -38,7 +37,7 @@ func freeAddress(t testing.TB) string {
 	return ""
 }
 
-// TestAwayAtStart: the client is made, used and closed before there is a broker, and goes on when it comes.
+// TestAwayAtStart: a client can be made, used and closed without a broker, and connects once there is one.
 func TestAwayAtStart(t *testing.T) {
 	address := freeAddress(t)
 	got, connected := make(chan mqtt.Message, 10), make(chan bool, 10)
@@ -66,8 +65,8 @@ func TestAwayAtStart(t *testing.T) {
 	assert.True(t, c.Connected())
 }
 
-// TestSlowHandler: with QoS 1 the broker waits and nothing is lost; with QoS 0 the oldest go, and are counted. The connection
-// stands all the while, far over the keep-alive.
+// TestSlowHandler: with QoS 1 the broker waits and nothing is lost; with QoS 0 the oldest messages are dropped and counted. The
+// connection survives for much longer than the keep-alive.
 func TestSlowHandler(t *testing.T) {
 	b, url := serve(t, "127.0.0.1:0")
 	ctx := patient(t)
@@ -111,8 +110,8 @@ func TestSlowHandler(t *testing.T) {
 	require.Eventually(t, func() bool { s := slow.Stats(); return s.Received+s.Lost == 2050 }, patience, time.Millisecond)
 }
 
-// TestReconnect: subscriptions, many of them, are made again, those taken back meanwhile are not; OnConnect is called for each
-// connection, one at a time, with a context that ends with it.
+// TestReconnect: many subscriptions are renewed, except those removed meanwhile; OnConnect is called for each connection, one at a
+// time, with a context that ends with the connection.
 func TestReconnect(t *testing.T) {
 	b, url := serve(t, freeAddress(t))
 	ctx := patient(t)
@@ -143,7 +142,7 @@ func TestReconnect(t *testing.T) {
 		<-ended
 		require.NoError(t, c.Unsubscribe(ctx, "f/0"))
 		require.NoError(t, c.Subscribe(ctx, "f/1", 2, mqtt.SubscribeOptions{}))
-		b, _ = serve(t, b.Addresses()[0]) // in memory: the session is gone
+		b, _ = serve(t, b.Addresses()[0]) // in memory, so the session is lost
 		require.NoError(t, c.WaitConnected(ctx))
 		assert.Equal(t, filters-1, b.Stats().Subscriptions)
 	}
@@ -156,7 +155,7 @@ func TestReconnect(t *testing.T) {
 	assert.Equal(t, uint64(4), c.Stats().Connects)
 }
 
-// TestCloseFlushes: what is queued goes out before the DISCONNECT.
+// TestCloseFlushes: queued messages are sent before the DISCONNECT.
 func TestCloseFlushes(t *testing.T) {
 	_, url := serve(t, "127.0.0.1:0")
 	ctx := patient(t)

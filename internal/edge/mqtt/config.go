@@ -17,10 +17,10 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// maxPacketLimit is the largest remaining length that MQTT can say (MQTT 5.0 §1.5.5), in bytes.
+// maxPacketLimit is the largest remaining length that MQTT can encode (MQTT 5.0 §1.5.5), in bytes.
 const maxPacketLimit = 268_435_455
 
-// withDefaults fills in what was left out and refuses what cannot work.
+// withDefaults sets defaults for missing fields, and validates the others.
 func (c Config) withDefaults() (Config, error) {
 	if _, _, err := c.address(); err != nil {
 		return c, err
@@ -29,7 +29,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Protocol = 5
 	}
 	if c.Protocol != 4 && c.Protocol != 5 {
-		return c, fmt.Errorf("mqtt: protocol %d is asked for; 5 and 4 (MQTT 3.1.1) are there: %w", c.Protocol, errdefs.ErrInvalidArgument)
+		return c, fmt.Errorf("mqtt: protocol %d is neither 5 nor 4 (MQTT 3.1.1): %w", c.Protocol, errdefs.ErrInvalidArgument)
 	}
 	if c.Handler == nil {
 		c.Handler = func(Message) {}
@@ -74,17 +74,17 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("mqtt: last will: %w", err)
 		}
 		if len(w.Payload) > 65_535 {
-			return c, fmt.Errorf("mqtt: the last will's payload of %d bytes is over 65535: %w", len(w.Payload), errdefs.ErrInvalidArgument)
+			return c, fmt.Errorf("mqtt: the last will's payload has %d bytes, more than 65535: %w", len(w.Payload), errdefs.ErrInvalidArgument)
 		}
 	}
 	return c, nil
 }
 
-// address takes the URL apart: what to dial, and whether by TLS.
+// address returns the URL's host and port, and whether it asks for TLS.
 func (c Config) address() (hostport string, secure bool, err error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Hostname() == "" {
-		return "", false, fmt.Errorf("mqtt: broker %q: a URL as mqtt://HOST:1883 or mqtts://HOST:8883 is expected: %w", c.URL, errdefs.ErrInvalidArgument)
+		return "", false, fmt.Errorf("mqtt: broker %q is not a URL like mqtt://HOST:1883 or mqtts://HOST:8883: %w", c.URL, errdefs.ErrInvalidArgument)
 	}
 	port := u.Port()
 	switch u.Scheme {
@@ -98,12 +98,12 @@ func (c Config) address() (hostport string, secure bool, err error) {
 			port = "8883"
 		}
 	default:
-		return "", false, fmt.Errorf("mqtt: broker %q: scheme %q is not known; use mqtt:// or mqtts://: %w", c.URL, u.Scheme, errdefs.ErrInvalidArgument)
+		return "", false, fmt.Errorf("mqtt: broker %q: unknown scheme %q; use mqtt:// or mqtts://: %w", c.URL, u.Scheme, errdefs.ErrInvalidArgument)
 	}
 	return net.JoinHostPort(u.Hostname(), port), secure, nil
 }
 
-// config reads the files at each connect, so renewed certificates take effect without a restart.
+// config returns the TLS configuration. It is called at each connect, so renewed certificates take effect without a restart.
 func (t TLS) config(host string) (*tls.Config, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	if conf.ServerName == "" {
@@ -116,7 +116,7 @@ func (t TLS) config(host string) (*tls.Config, error) {
 		}
 		conf.RootCAs = x509.NewCertPool()
 		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("mqtt: certificate authority %s: no certificate in PEM form in it: %w", t.CA, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("mqtt: certificate authority: %s has no PEM certificate: %w", t.CA, errdefs.ErrInvalidArgument)
 		}
 	}
 	if t.Cert != "" || t.Key != "" {
@@ -129,28 +129,28 @@ func (t TLS) config(host string) (*tls.Config, error) {
 	return conf, nil
 }
 
-// checkTopic refuses a topic that nobody may publish to (MQTT 5.0 §3.3.2.1, §4.7).
+// checkTopic checks a topic and a QoS to publish with (MQTT 5.0 §3.3.2.1, §4.7).
 func checkTopic(topic string, qos byte) error {
 	switch {
 	case topic == "":
 		return fmt.Errorf("a message needs a topic: %w", errdefs.ErrInvalidArgument)
 	case strings.ContainsAny(topic, "+#"):
-		return fmt.Errorf("topic %q has a wildcard; these are for subscriptions: %w", topic, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("topic %q has a wildcard, which only subscriptions can have: %w", topic, errdefs.ErrInvalidArgument)
 	case qos > 2:
 		return fmt.Errorf("topic %q: QoS %d is not 0, 1 or 2: %w", topic, qos, errdefs.ErrInvalidArgument)
 	}
 	return checkString(topic)
 }
 
-// checkFilter refuses a filter that is no filter (MQTT 5.0 §4.7.1).
+// checkFilter checks a filter and a QoS to subscribe with (MQTT 5.0 §4.7.1).
 func checkFilter(filter string, qos byte) error {
 	if filter == "" || qos > 2 {
-		return fmt.Errorf("filter %q, QoS %d: a filter and QoS 0, 1 or 2 are expected: %w", filter, qos, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("filter %q, QoS %d: the filter is empty, or the QoS is not 0, 1 or 2: %w", filter, qos, errdefs.ErrInvalidArgument)
 	}
 	levels := strings.Split(filter, "/")
 	for i, level := range levels {
 		if hash := strings.Contains(level, "#"); (hash || strings.Contains(level, "+")) && len(level) > 1 || hash && i < len(levels)-1 {
-			return fmt.Errorf("filter %q: + stands for a whole level, and # for all that is left: %w", filter, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("filter %q: + must be a whole level, and # the last one: %w", filter, errdefs.ErrInvalidArgument)
 		}
 	}
 	return checkString(filter)
@@ -158,7 +158,7 @@ func checkFilter(filter string, qos byte) error {
 
 func checkString(s string) error {
 	if len(s) > 65_535 || !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
-		return fmt.Errorf("topic of %d bytes: UTF-8 without NUL of at most 65535 bytes is expected: %w", len(s), errdefs.ErrInvalidArgument)
+		return fmt.Errorf("topic of %d bytes: it must be UTF-8 without NUL and have at most 65535 bytes: %w", len(s), errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

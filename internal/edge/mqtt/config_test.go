@@ -33,7 +33,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestConnectPacket holds the CONNECT of each version to its bytes.
+// TestConnectPacket checks the bytes of the CONNECT in each version.
 func TestConnectPacket(t *testing.T) {
 	for name, test := range map[string]struct {
 		cfg  Config

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzReadPacket: no bytes of a broker's make the client panic, or take more memory than the limit.
+// FuzzReadPacket: no bytes from a broker make the client panic or use more memory than the limit.
 func FuzzReadPacket(f *testing.F) {
 	for _, seed := range []string{
 		"\x20\x02\x00\x00", "\x30\x03\x00\x01a", "\x32\x06\x00\x01a\x00\x01m", "\x40\x02\x00\x01", "\x90\x03\x00\x01\x00", "\xb0\x02\x00\x01", "\xd0\x00", "\xe0\x02\x8b\x00",

@@ -2,24 +2,24 @@ package mqtt
 
 import "sync"
 
-// arrival is one message on its way to the Handler, with what acknowledges it afterwards.
+// arrival is a message for the Handler, and the function that acknowledges it afterwards.
 type arrival struct {
 	Message
 	seq uint64
 	ack func()
 }
 
-// inbox keeps the connection's reader from waiting for the Handler. It is bounded for QoS 0, where the oldest is dropped; with
-// QoS 1 and 2 the broker sends no more than its window before an acknowledgement.
+// inbox queues messages between the connection's reader and the Handler. For QoS 0 it is bounded and drops the oldest. For QoS 1 and 2
+// the receive maximum bounds it.
 type inbox struct {
 	limit int
 	bytes int64
 
 	mu       sync.Mutex
 	ready    *sync.Cond
-	loose    []arrival // QoS 0
-	kept     []arrival // QoS 1 and 2
-	used     int64     // bytes of loose
+	qos0     []arrival
+	qos12    []arrival // QoS 1 and 2
+	used     int64     // bytes of qos0
 	seq      uint64
 	closed   bool
 	dropped  uint64
@@ -40,35 +40,35 @@ func (b *inbox) add(m Message, ack func()) {
 	b.seq++
 	a := arrival{Message: m, seq: b.seq, ack: ack}
 	if m.QoS > 0 {
-		b.kept = append(b.kept, a)
+		b.qos12 = append(b.qos12, a)
 	} else {
 		b.used += size(m)
-		b.loose = append(b.loose, a)
-		for len(b.loose) > 1 && (len(b.loose) > b.limit || b.used > b.bytes) {
-			b.used -= size(b.loose[0].Message)
-			b.loose[0] = arrival{}
-			b.loose = b.loose[1:]
+		b.qos0 = append(b.qos0, a)
+		for len(b.qos0) > 1 && (len(b.qos0) > b.limit || b.used > b.bytes) {
+			b.used -= size(b.qos0[0].Message)
+			b.qos0[0] = arrival{}
+			b.qos0 = b.qos0[1:]
 			b.dropped++
 		}
 	}
 	b.ready.Signal()
 }
 
-// next waits for the oldest message; false when the inbox is closed.
+// next waits for the oldest message. It reports false if the inbox is closed.
 func (b *inbox) next() (a arrival, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.loose)+len(b.kept) == 0 && !b.closed {
+	for len(b.qos0)+len(b.qos12) == 0 && !b.closed {
 		b.ready.Wait()
 	}
 	if b.closed {
 		return arrival{}, false
 	}
-	from := &b.loose
-	if len(b.loose) == 0 || len(b.kept) > 0 && b.kept[0].seq < b.loose[0].seq {
-		from = &b.kept
+	from := &b.qos0
+	if len(b.qos0) == 0 || len(b.qos12) > 0 && b.qos12[0].seq < b.qos0[0].seq {
+		from = &b.qos12
 	} else {
-		b.used -= size(b.loose[0].Message)
+		b.used -= size(b.qos0[0].Message)
 	}
 	a = (*from)[0]
 	(*from)[0] = arrival{}
@@ -87,5 +87,5 @@ func (b *inbox) close() {
 func (b *inbox) stats() (waiting int, received, dropped uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.loose) + len(b.kept), b.received, b.dropped
+	return len(b.qos0) + len(b.qos12), b.received, b.dropped
 }

@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// receiveMaximum is how many messages with QoS 1 and 2 the broker may send before we have acknowledged one.
+	// receiveMaximum bounds the unacknowledged messages with QoS 1 and 2 from the broker.
 	receiveMaximum = 1024
-	// windowMax bounds how many we send before the broker has acknowledged one. A broker of MQTT 3.1.1 cannot say how many it
-	// takes: window4 is mosquitto's default, and its 2.0.11 loses messages with QoS 2 above that.
+	// windowMax bounds the unacknowledged messages to the broker. A broker of MQTT 3.1.1 cannot announce its limit. window4 is
+	// mosquitto's default, above which its version 2.0.11 loses messages with QoS 2.
 	windowMax, window4 = 1024, 20
-	// writeAhead is how much may wait in memory for the socket, in bytes, before a sender has to wait.
+	// writeAhead is the number of bytes waiting for the socket above which senders wait.
 	writeAhead = 1 << 20
 )
 
@@ -34,7 +34,7 @@ type link struct {
 	limit   int64
 	timeout time.Duration // of one write
 
-	// What the broker has said in CONNACK.
+	// From the CONNACK.
 	resumed   bool
 	window    int
 	maxQoS    byte
@@ -52,7 +52,7 @@ type link struct {
 	since    time.Time
 }
 
-// dial connects, and returns when the broker has accepted.
+// dial connects and returns once the broker has accepted the client.
 func dial(ctx context.Context, c Config) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.ConnectTimeout)
 	defer cancel()
@@ -66,7 +66,7 @@ func dial(ctx context.Context, c Config) (*link, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { socket.Close() })
 	defer stop()
-	conn := prompt(socket)
+	conn := quickAck(socket)
 	if secure {
 		host, _, _ := net.SplitHostPort(address)
 		conf, err := c.TLS.config(host)
@@ -104,7 +104,7 @@ func handshake(conn net.Conn, c Config) (*link, error) {
 	case err != nil:
 		return nil, fmt.Errorf("no answer to CONNECT: %w", err)
 	case pk.FixedHeader.Type != packets.Connack:
-		return nil, fmt.Errorf("answered CONNECT by %s: %w", packets.PacketNames[pk.FixedHeader.Type], errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("answered CONNECT with %s: %w", packets.PacketNames[pk.FixedHeader.Type], errdefs.ErrFailedPrecondition)
 	case pk.ReasonCode != 0:
 		return nil, fmt.Errorf("refused %q as user %q: %s: %w", c.ClientID, c.Username, refusal(l.version, pk), errdefs.ErrPermissionDenied)
 	}
@@ -112,7 +112,7 @@ func handshake(conn net.Conn, c Config) (*link, error) {
 	return l, nil
 }
 
-// accepted takes up what the broker has said (MQTT 5.0 §3.2.2.3).
+// accepted sets the link's limits from the CONNACK (MQTT 5.0 §3.2.2.3).
 func (l *link) accepted(pk packets.Packet) {
 	l.resumed = pk.SessionPresent
 	now := time.Now().UnixNano()
@@ -134,7 +134,7 @@ func (l *link) accepted(pk packets.Packet) {
 	l.maxPacket = pk.Properties.MaximumPacketSize
 }
 
-// refusal names the reason of a CONNACK (MQTT 3.1.1 §3.2.2.3, MQTT 5.0 §3.2.2.2).
+// refusal returns the reason in a CONNACK as text (MQTT 3.1.1 §3.2.2.3, MQTT 5.0 §3.2.2.2).
 func refusal(version byte, pk packets.Packet) string {
 	if version >= 5 {
 		return fmt.Sprintf("reason 0x%02x %s", pk.ReasonCode, pk.Properties.ReasonString)
@@ -146,7 +146,7 @@ func refusal(version byte, pk packets.Packet) string {
 	return fmt.Sprintf("return code %d", pk.ReasonCode)
 }
 
-// send appends a packet to what is written next. It waits only while more than writeAhead waits for the socket.
+// send appends a packet to the buffer that write writes. It blocks only while the buffer has more than writeAhead bytes.
 func (l *link) send(pk packets.Packet) error {
 	pk.ProtocolVersion = l.version
 	l.mu.Lock()
@@ -167,9 +167,9 @@ func (l *link) send(pk packets.Packet) error {
 	return nil
 }
 
-// write moves what send has gathered to the socket: one packet when there is time, many at once when there is not.
+// write writes the buffer that send fills to the socket. Under load, it holds many packets.
 func (l *link) write() {
-	spare := &bytes.Buffer{}
+	reuse := &bytes.Buffer{}
 	for {
 		select {
 		case <-l.kick:
@@ -178,11 +178,11 @@ func (l *link) write() {
 		}
 		l.mu.Lock()
 		full := l.buf
-		l.buf = spare
+		l.buf = reuse
 		l.space.Broadcast()
 		l.mu.Unlock()
 		if full.Len() > 0 {
-			_ = l.conn.SetWriteDeadline(time.Now().Add(l.timeout)) // a closed connection shows at the write
+			_ = l.conn.SetWriteDeadline(time.Now().Add(l.timeout)) // if the connection is closed, Write fails
 			if _, err := l.conn.Write(full.Bytes()); err != nil {
 				l.fail(fmt.Errorf("mqtt: write to the broker: %w", err))
 				return
@@ -193,11 +193,11 @@ func (l *link) write() {
 		if full.Cap() > 2*writeAhead { // after a large message
 			full = &bytes.Buffer{}
 		}
-		spare = full
+		reuse = full
 	}
 }
 
-// read gives every packet to handle, until the connection ends.
+// read passes every packet to handle, until the connection ends.
 func (l *link) read(handle func(packets.Packet) error) {
 	for {
 		pk, err := readPacket(l.r, l.version, l.limit)
@@ -212,12 +212,12 @@ func (l *link) read(handle func(packets.Packet) error) {
 	}
 }
 
-// ping keeps the connection alive and notices when the broker is silent.
+// ping keeps the connection alive, and ends it when the broker is silent for twice the keep-alive.
 func (l *link) ping() {
 	if l.keepAlive <= 0 {
 		return
 	}
-	tick := time.NewTicker(l.keepAlive / 4) // a ping goes out after a half to three quarters of it
+	tick := time.NewTicker(l.keepAlive / 4) // so a ping is sent after 1/2 to 3/4 of the keep-alive
 	defer tick.Stop()
 	for {
 		select {
@@ -232,13 +232,13 @@ func (l *link) ping() {
 			return
 		}
 		if quiet := now.Sub(time.Unix(0, l.lastSent.Load())); max(silent, quiet) >= l.keepAlive/2 {
-			// A link that cannot send fails by itself.
+			// If send fails, the link has ended.
 			_ = l.send(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Pingreq}})
 		}
 	}
 }
 
-// fail ends the link; the first error stays.
+// fail ends the link. Later errors are ignored.
 func (l *link) fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -251,10 +251,10 @@ func (l *link) fail(err error) {
 	l.space.Broadcast()
 }
 
-// disconnect says goodbye, so the broker does not publish the will, and ends the link.
+// disconnect sends a DISCONNECT, so that the broker does not publish the will, and ends the link.
 func (l *link) disconnect() {
 	if l.send(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Disconnect}}) == nil {
-		// The broker closes the connection when it has read that, and the reader ends the link.
+		// The broker then closes the connection, and the reader ends the link.
 		select {
 		case <-l.done:
 		case <-time.After(2 * time.Second):
@@ -263,7 +263,7 @@ func (l *link) disconnect() {
 	l.fail(errClosed)
 }
 
-// cause returns why the link has ended.
+// cause returns the error that ended the link.
 func (l *link) cause() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

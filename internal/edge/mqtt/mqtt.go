@@ -16,29 +16,30 @@ import (
 
 var errClosed = fmt.Errorf("mqtt: the client is closed: %w", errdefs.ErrFailedPrecondition)
 
-// early is how soon after the connect a connection must be lost to be taken for refused in deed.
+// early is the age below which a lost connection counts as refused: the delay before the next attempt continues to grow, and the
+// oldest message in flight is suspected.
 const early = 5 * time.Second
 
-// client is the one implementation of Client, for both protocol versions.
+// client implements Client for both protocol versions.
 type client struct {
 	cfg    Config
 	out    *outbox
 	in     *inbox
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	done   chan struct{} // run has ended
-	idle   chan struct{} // the last Handler has returned
-	onConn sync.Mutex    // one OnConnect at a time
+	done   chan struct{} // closed when run has ended
+	idle   chan struct{} // closed when dispatch has ended
+	onConn sync.Mutex    // held while OnConnect runs
 
-	mu    sync.Mutex
-	link  *link // nil while away
-	up    chan struct{}
-	ready bool // the subscriptions are made
-	subs  map[string]subscription
-	gone  map[string]struct{} // filters unsubscribed while away, which the broker may still know
-	exact map[uint16]bool     // identifiers of QoS 2 received and not released; true: handled
-	epoch uint64              // of the session at the broker; grows when that has forgotten us
-	last  error               // of the last attempt to connect
+	mu           sync.Mutex
+	link         *link         // nil while not connected
+	connectedCh  chan struct{} // closed while ready is set
+	ready        bool          // the subscriptions are renewed
+	subs         map[string]subscription
+	unsubscribed map[string]struct{} // filters that the broker's session may still have
+	qos2         map[uint16]bool     // identifiers of messages received with QoS 2 and not released; true: handled
+	epoch        uint64              // number of the broker's session; increases when the broker has lost it
+	last         error               // of the last attempt to connect
 
 	connects, sent, lost atomic.Uint64
 }
@@ -48,8 +49,8 @@ type subscription struct {
 	opts SubscribeOptions
 }
 
-// New makes a client and lets it connect in the background; that the broker is away is no error. A configuration that cannot
-// work is errdefs.ErrInvalidArgument.
+// New makes a client that connects in the background; an unavailable broker is not an error. It returns errdefs.ErrInvalidArgument for
+// a configuration that cannot work.
 func New(cfg Config) (Client, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -57,8 +58,8 @@ func New(cfg Config) (Client, error) {
 	}
 	c := &client{
 		cfg: cfg, out: newOutbox(cfg.QueueMessages, cfg.QueueBytes, cfg.QueueTTL), in: newInbox(cfg.InboxMessages, cfg.InboxBytes),
-		done: make(chan struct{}), idle: make(chan struct{}), up: make(chan struct{}),
-		subs: map[string]subscription{}, gone: map[string]struct{}{}, exact: map[uint16]bool{},
+		done: make(chan struct{}), idle: make(chan struct{}), connectedCh: make(chan struct{}),
+		subs: map[string]subscription{}, unsubscribed: map[string]struct{}{}, qos2: map[uint16]bool{},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	go c.run()
@@ -66,7 +67,7 @@ func New(cfg Config) (Client, error) {
 	return c, nil
 }
 
-// run connects, again and again.
+// run connects and serves until Close.
 func (c *client) run() {
 	defer close(c.done)
 	for attempt := 0; c.ctx.Err() == nil; attempt++ {
@@ -85,8 +86,8 @@ func (c *client) run() {
 					c.cfg.OnDisconnect(err)
 				}
 			}
-		} else if c.ctx.Err() == nil && (attempt == 0 || attempt == 5 || attempt%100 == 0) { // not the same line for hours
-			c.cfg.Log.Warn("mqtt: no connection; trying on", "broker", c.cfg.URL, "client", c.cfg.ClientID, "attempt", attempt+1, "err", err)
+		} else if c.ctx.Err() == nil && (attempt == 0 || attempt == 5 || attempt%100 == 0) { // log only some of the attempts
+			c.cfg.Log.Warn("mqtt: cannot connect; retrying", "broker", c.cfg.URL, "client", c.cfg.ClientID, "attempt", attempt+1, "err", err)
 		}
 		select {
 		case <-time.After(c.backoff(attempt)):
@@ -95,7 +96,8 @@ func (c *client) run() {
 	}
 }
 
-// backoff doubles with each attempt; the jitter of up to a half keeps many clients from coming at once.
+// backoff returns the delay before the next attempt. It doubles with each attempt, minus a jitter of up to a half, so that many
+// clients do not reconnect at the same time.
 func (c *client) backoff(attempt int) time.Duration {
 	d := c.cfg.BackoffMax
 	if attempt < 16 {
@@ -104,15 +106,15 @@ func (c *client) backoff(attempt int) time.Duration {
 	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1))
 }
 
-// serve works one connection until it ends, and returns why.
+// serve serves one connection until it ends, and returns the reason.
 func (c *client) serve(l *link) error {
 	c.connects.Add(1)
 	var workers sync.WaitGroup
 	workers.Go(guard.Func(c.cfg.Log, "MQTT connection", l.write))
 	workers.Go(guard.Func(c.cfg.Log, "MQTT connection", l.ping))
-	again := c.attach(l)
+	resend := c.attach(l)
 	workers.Go(func() { l.read(func(pk packets.Packet) error { return c.handle(l, pk) }) })
-	workers.Go(func() { c.startUp(l, again) })
+	workers.Go(func() { c.startUp(l, resend) })
 	select {
 	case <-l.done:
 	case <-c.ctx.Done():
@@ -123,15 +125,15 @@ func (c *client) serve(l *link) error {
 	return l.cause()
 }
 
-// attach makes a link the current one and returns what is to be sent again first.
+// attach makes l the current link and returns the messages to send again first.
 func (c *client) attach(l *link) []item {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.link = l
 	if !l.resumed {
 		c.epoch++
-		clear(c.exact)
-		clear(c.gone)
+		clear(c.qos2)
+		clear(c.unsubscribed)
 	}
 	return c.out.resume(l.resumed)
 }
@@ -140,18 +142,18 @@ func (c *client) detach(l *link) {
 	c.mu.Lock()
 	c.link = nil
 	if c.ready {
-		c.ready, c.up = false, make(chan struct{})
+		c.ready, c.connectedCh = false, make(chan struct{})
 	}
 	c.mu.Unlock()
-	if it := c.out.lost(time.Since(l.since) < early); it != nil {
-		c.cfg.Log.Error("mqtt: message dropped: it was in flight at every one of the last disconnects", "topic", it.topic, "bytes", len(it.payload), "times", it.tries)
+	if it := c.out.disconnected(time.Since(l.since) < early); it != nil {
+		c.cfg.Log.Error("mqtt: message dropped: it was in flight at each of the last disconnects", "topic", it.topic, "bytes", len(it.payload), "times", it.tries)
 	}
 }
 
-// startUp sends again what was in flight, makes the subscriptions, tells the owner, and goes on with the queue.
-func (c *client) startUp(l *link, again []item) {
-	for i := range again {
-		if err := l.send(c.packet(l, &again[i], true)); err != nil {
+// startUp sends messages in flight again, renews the subscriptions, calls OnConnect, and continues with the queue.
+func (c *client) startUp(l *link, resend []item) {
+	for i := range resend {
+		if err := l.send(c.packet(l, &resend[i], true)); err != nil {
 			return
 		}
 	}
@@ -161,7 +163,7 @@ func (c *client) startUp(l *link, again []item) {
 	}
 	c.mu.Lock()
 	c.ready = true
-	close(c.up)
+	close(c.connectedCh)
 	c.mu.Unlock()
 	c.cfg.Log.Info("mqtt: connected", "broker", c.cfg.URL, "client", c.cfg.ClientID, "protocol", c.cfg.Protocol, "resumed", l.resumed)
 	if c.cfg.OnConnect != nil {
@@ -184,19 +186,19 @@ func (c *client) connected(l *link) {
 		}
 	}()
 	select {
-	case <-l.done: // while the one before still ran
+	case <-l.done: // the connection ended while the previous call was running
 	default:
 		c.cfg.OnConnect(ctx, l.resumed)
 	}
 }
 
-// drain sends what is queued, as far as the broker's window goes.
+// drain sends queued messages within the broker's window.
 func (c *client) drain(l *link) {
 	for {
 		for it := c.out.next(l.window); it != nil; it = c.out.next(l.window) {
 			if l.maxPacket > 0 && it.size()+packetOverhead > int64(l.maxPacket) {
 				c.out.done(it.id, packets.ErrPacketTooLarge.Code)
-				c.cfg.Log.Error("mqtt: message dropped: larger than the broker takes", "topic", it.topic, "bytes", it.size(), "limit", l.maxPacket)
+				c.cfg.Log.Error("mqtt: message dropped: larger than the broker's limit", "topic", it.topic, "bytes", it.size(), "limit", l.maxPacket)
 				continue
 			}
 			if err := l.send(c.packet(l, it, false)); err != nil {
@@ -211,7 +213,7 @@ func (c *client) drain(l *link) {
 	}
 }
 
-// packet makes what is sent for a message in flight.
+// packet returns the next packet for a message in flight: PUBLISH, or PUBREL once the broker has the message.
 func (c *client) packet(l *link, it *item, dup bool) packets.Packet {
 	if it.released {
 		return ack(packets.Pubrel, it.id, 0)
@@ -222,7 +224,7 @@ func (c *client) packet(l *link, it *item, dup bool) packets.Packet {
 	}
 }
 
-// dispatch gives the messages to the Handler, one after the other.
+// dispatch passes messages to the Handler, one at a time.
 func (c *client) dispatch() {
 	defer close(c.idle)
 	for {
@@ -237,61 +239,60 @@ func (c *client) dispatch() {
 	}
 }
 
-// Close ends the client; see Client. What the Handler has done is acknowledged before the DISCONNECT; what it has not seen, the
-// broker keeps.
+// Close implements Client. Messages that the Handler has processed are acknowledged before the DISCONNECT; the broker keeps the others.
 func (c *client) Close(ctx context.Context) (err error) {
 	c.in.close()
 	select {
 	case <-c.idle:
 	case <-ctx.Done():
-		err = fmt.Errorf("mqtt: the handler still runs: %w", ctx.Err())
+		err = fmt.Errorf("mqtt: the handler is still running: %w", ctx.Err())
 	}
 	c.out.flush(ctx)
 	c.out.close()
 	c.cancel()
-	<-c.done // within the connect's or the DISCONNECT's own bound
+	<-c.done // bounded by the timeouts of connecting and of DISCONNECT
 	return err
 }
 
-// Connected tells whether the subscriptions of the current connection are made.
+// Connected implements Client.
 func (c *client) Connected() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ready
 }
 
-// WaitConnected waits for that.
+// WaitConnected implements Client.
 func (c *client) WaitConnected(ctx context.Context) error {
 	c.mu.Lock()
-	up := c.up
+	connected := c.connectedCh
 	c.mu.Unlock()
 	select {
-	case <-up:
+	case <-connected:
 		return nil
 	case <-c.ctx.Done():
 		return errClosed
 	case <-ctx.Done():
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.last != nil { // says which broker, too
+		if c.last != nil { // it names the broker
 			return fmt.Errorf("%w (%w)", c.last, ctx.Err())
 		}
 		return fmt.Errorf("mqtt: no connection to %s: %w", c.cfg.URL, ctx.Err())
 	}
 }
 
-// Stats returns the counters.
+// Stats implements Client.
 func (c *client) Stats() Stats {
 	var s Stats
-	var loose uint64
+	var dropped uint64
 	s.Queued, s.Published, s.Dropped = c.out.stats()
-	s.Inbox, s.Received, loose = c.in.stats()
+	s.Inbox, s.Received, dropped = c.in.stats()
 	s.Published += c.sent.Load()
-	s.Connects, s.Lost = c.connects.Load(), c.lost.Load()+loose
+	s.Connects, s.Lost = c.connects.Load(), c.lost.Load()+dropped
 	return s
 }
 
-// current returns the link, nil while there is none.
+// current returns the current link, or nil while the client is not connected.
 func (c *client) current() *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -3,6 +3,7 @@ package mqtt
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -21,21 +22,21 @@ type item struct {
 	seq      uint64
 	expires  time.Time
 	id       uint16 // packet identifier while in flight
-	released bool   // QoS 2: the broker has the message (PUBREC), PUBCOMP is awaited
-	tries    int    // short-lived connections on which it was the oldest in flight
+	released bool   // QoS 2: PUBREC received, PUBCOMP expected
+	tries    int    // consecutive connections that ended early with this message as the oldest in flight
 }
 
 func (i *item) size() int64 { return int64(len(i.topic) + len(i.payload)) }
 
-// maxTries is on how many connections in a row, each lost within moments, one message may be the oldest in flight. Then it is
-// taken for the reason (a broker that disconnects for its size, say) and dropped, so it does not keep all others from passing.
+// maxTries is the limit of item.tries. The message is then assumed to be the cause, for example because the broker disconnects when
+// it is too large. It is dropped, so that it does not block all others.
 const maxTries = 8
 
-// outbox holds what waits for the broker with QoS 1 or 2, and the packet identifiers in use.
+// outbox holds messages with QoS 1 or 2 for the broker, and the packet identifiers in use.
 //
 //	add ──▶ pending ──next──▶ flight ──done──▶ (counted)
 //	           ▲                 │
-//	           └───── lost ──────┘   the broker has forgotten the session
+//	           └──── resume ─────┘   if the broker has lost the session
 type outbox struct {
 	limit int
 	bytes int64
@@ -44,29 +45,29 @@ type outbox struct {
 	mu        sync.Mutex
 	pending   []*item
 	flight    map[uint16]*item
-	waiters   map[uint16]chan packets.Packet // SUBSCRIBE and UNSUBSCRIBE that wait for their answer
+	waiters   map[uint16]chan packets.Packet // for answers to SUBSCRIBE and UNSUBSCRIBE
 	used      int64                          // bytes of pending and flight
 	seq       uint64
 	lastID    uint16
-	away      bool
+	offline   bool
 	closed    bool
-	changed   chan struct{} // closed and replaced when there may be room or the state has changed
-	work      chan struct{} // something to send, or a free identifier
+	changed   chan struct{} // closed and replaced when messages leave the outbox or its state changes
+	work      chan struct{} // receives when a message was added or acknowledged
 	published uint64
 	dropped   uint64
 }
 
 func newOutbox(limit int, bytes int64, ttl time.Duration) *outbox {
 	return &outbox{
-		limit: limit, bytes: bytes, ttl: ttl, away: true,
+		limit: limit, bytes: bytes, ttl: ttl, offline: true,
 		flight: map[uint16]*item{}, waiters: map[uint16]chan packets.Packet{},
-		// A broker may remember identifiers of the process before this one.
+		// Random, because the broker may still use identifiers of the previous process.
 		lastID:  uint16(rand.Uint32()),
 		changed: make(chan struct{}), work: make(chan struct{}, 1),
 	}
 }
 
-// add takes a message, and waits for room while the broker is there.
+// add queues a message. While connected, it waits for room; otherwise it drops the oldest messages.
 func (o *outbox) add(ctx context.Context, it *item) error {
 	if it.size() > o.bytes {
 		return fmt.Errorf("mqtt: a message of %d bytes is larger than the whole queue (%d bytes): %w", it.size(), o.bytes, errdefs.ErrResourceExhausted)
@@ -77,11 +78,11 @@ func (o *outbox) add(ctx context.Context, it *item) error {
 			o.mu.Unlock()
 			return errClosed
 		}
-		if o.away {
+		if o.offline {
 			for !o.fits(it) && len(o.pending) > 0 {
 				o.drop(o.shift())
 			}
-			if !o.fits(it) { // all of it is in flight: the newest has to go
+			if !o.fits(it) { // messages in flight fill the outbox: drop the new one
 				o.dropped++
 				o.mu.Unlock()
 				return nil
@@ -101,7 +102,7 @@ func (o *outbox) add(ctx context.Context, it *item) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("mqtt: %d messages wait for the broker, and no room came: %w", o.limit, ctx.Err())
+			return fmt.Errorf("mqtt: the queue of messages for the broker (at most %d) is full: %w", o.limit, ctx.Err())
 		}
 	}
 }
@@ -122,13 +123,13 @@ func (o *outbox) wake() {
 	}
 }
 
-// broadcast tells all that wait in add and flush. The caller holds the lock.
+// broadcast wakes callers of add and flush. The caller holds the lock.
 func (o *outbox) broadcast() {
 	close(o.changed)
 	o.changed = make(chan struct{})
 }
 
-// next moves the oldest message into flight; nil when there is none, or as many as window are in flight already.
+// next moves the oldest message into flight. It returns nil if there is none, or if window messages are in flight already.
 func (o *outbox) next(window int) *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -142,7 +143,7 @@ func (o *outbox) next(window int) *item {
 	return it
 }
 
-// expire drops what has waited too long. Messages are in the order of their arrival, so the old ones are in front.
+// expire drops expired messages, which are at the front of the queue.
 func (o *outbox) expire(now time.Time) {
 	n := len(o.pending)
 	for len(o.pending) > 0 && o.pending[0].expires.Before(now) {
@@ -153,7 +154,7 @@ func (o *outbox) expire(now time.Time) {
 	}
 }
 
-// shift takes the oldest message out of the queue.
+// shift removes the oldest message from the queue.
 func (o *outbox) shift() *item {
 	it := o.pending[0]
 	o.pending[0] = nil
@@ -161,19 +162,19 @@ func (o *outbox) shift() *item {
 	return it
 }
 
-// freeID finds an identifier that is not in use. There is one: the window and the waiters are far below 65535.
+// freeID returns an unused packet identifier. The window and the waiters are far fewer than 65535.
 func (o *outbox) freeID() uint16 {
 	for {
 		o.lastID++
-		_, flying := o.flight[o.lastID]
-		_, waiting := o.waiters[o.lastID]
-		if o.lastID != 0 && !flying && !waiting {
+		_, inFlight := o.flight[o.lastID]
+		_, awaited := o.waiters[o.lastID]
+		if o.lastID != 0 && !inFlight && !awaited {
 			return o.lastID
 		}
 	}
 }
 
-// wait takes an identifier for a request and gives the channel that its answer comes on.
+// wait reserves an identifier for a request, and returns the channel for its answer.
 func (o *outbox) wait() (uint16, chan packets.Packet) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -182,14 +183,14 @@ func (o *outbox) wait() (uint16, chan packets.Packet) {
 	return id, answer
 }
 
-// forget gives the identifier of a request back.
+// forget frees the identifier of a request.
 func (o *outbox) forget(id uint16) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.waiters, id)
 }
 
-// answer passes an answer on to the request that waits for it.
+// answer passes an answer to the request that waits for it.
 func (o *outbox) answer(pk packets.Packet) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -199,7 +200,7 @@ func (o *outbox) answer(pk packets.Packet) {
 	}
 }
 
-// release notes that the broker has a message of QoS 2; false when none of this identifier is in flight.
+// release records that the broker has received a message with QoS 2. It reports whether such a message is in flight.
 func (o *outbox) release(id uint16) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -211,7 +212,7 @@ func (o *outbox) release(id uint16) bool {
 	return ok
 }
 
-// done ends a message: it is with the broker, or, with a reason of 0x80 or more, refused by it. It returns the message.
+// done removes and returns a message that the broker has acknowledged, or refused with a reason of 0x80 or more.
 func (o *outbox) done(id uint16, reason byte) *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -221,7 +222,7 @@ func (o *outbox) done(id uint16, reason byte) *item {
 	}
 	delete(o.flight, id)
 	switch {
-	case reason == packets.ErrPacketIdentifierInUse.Code: // by the process before this one: once more, under another one
+	case reason == packets.ErrPacketIdentifierInUse.Code: // by the previous process: send it again with another identifier
 		o.pending = slices.Insert(o.pending, 0, it)
 	case reason >= 0x80 && !it.released:
 		o.drop(it)
@@ -234,44 +235,40 @@ func (o *outbox) done(id uint16, reason byte) *item {
 	return it
 }
 
-// resume is called when a connection has come up. With the session kept it returns what was in flight, to be sent again under
-// the same identifiers; with the session lost, that goes back to the front of the queue.
+// resume is called after a connect. If the broker has kept the session, it returns the messages in flight, to be sent again with
+// their identifiers. Otherwise it puts them back to the front of the queue.
 func (o *outbox) resume(kept bool) []item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.away = false
-	flying := make([]*item, 0, len(o.flight))
-	for _, it := range o.flight {
-		flying = append(flying, it)
-	}
-	slices.SortFunc(flying, func(a, b *item) int { return int(int64(a.seq) - int64(b.seq)) })
+	o.offline = false
+	inFlight := slices.SortedFunc(maps.Values(o.flight), func(a, b *item) int { return int(int64(a.seq) - int64(b.seq)) })
 	o.broadcast()
 	if kept {
-		again := make([]item, len(flying)) // copies: acknowledgements come while they are sent
-		for i, it := range flying {
-			again[i] = *it
+		resend := make([]item, len(inFlight)) // copies, because acknowledgements arrive while they are sent
+		for i, it := range inFlight {
+			resend[i] = *it
 		}
-		return again
+		return resend
 	}
-	again := flying[:0]
-	for _, it := range flying {
+	queue := inFlight[:0]
+	for _, it := range inFlight {
 		delete(o.flight, it.id)
 		if it.released {
 			o.used -= it.size()
 			o.published++
 			continue
 		}
-		again = append(again, it)
+		queue = append(queue, it)
 	}
-	o.pending = append(again, o.pending...)
+	o.pending = append(queue, o.pending...)
 	return nil
 }
 
-// lost is called when a connection has gone. It returns a message that is dropped because it ends each connection.
-func (o *outbox) lost(early bool) (poison *item) {
+// disconnected is called after a connection has ended. It returns the message that it drops because of maxTries, if any.
+func (o *outbox) disconnected(early bool) (poison *item) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.away = true
+	o.offline = true
 	var oldest *item
 	for _, it := range o.flight {
 		if oldest == nil || it.seq < oldest.seq {
@@ -292,11 +289,11 @@ func (o *outbox) lost(early bool) (poison *item) {
 	return poison
 }
 
-// flush waits until nothing is left, or the connection is gone.
+// flush waits until the outbox is empty, the connection ends or ctx ends.
 func (o *outbox) flush(ctx context.Context) {
 	for {
 		o.mu.Lock()
-		idle, changed := o.away || len(o.pending)+len(o.flight) == 0, o.changed
+		idle, changed := o.offline || len(o.pending)+len(o.flight) == 0, o.changed
 		o.mu.Unlock()
 		if idle {
 			return
@@ -309,7 +306,7 @@ func (o *outbox) flush(ctx context.Context) {
 	}
 }
 
-// close lets nothing in any more and counts what is left as dropped.
+// close makes add fail, and counts the remaining messages as dropped.
 func (o *outbox) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -59,7 +59,7 @@ func TestOutboxWaitsForRoomWhileConnected(t *testing.T) {
 	assert.ErrorIs(t, <-added, context.Canceled)
 
 	go func() { added <- o.add(context.Background(), one("e")) }()
-	o.lost(false) // now the oldest makes room
+	o.disconnected(false) // from now on the oldest is dropped
 	require.NoError(t, <-added)
 	_, published, dropped := o.stats()
 	assert.Equal(t, []uint64{1, 1}, []uint64{published, dropped})
@@ -123,7 +123,7 @@ func TestOutboxPoison(t *testing.T) {
 	for i := range maxTries {
 		o.resume(i%2 == 0)
 		topics(o)
-		if it := o.lost(true); i < maxTries-1 {
+		if it := o.disconnected(true); i < maxTries-1 {
 			require.Nil(t, it)
 		} else {
 			assert.Equal(t, "poison", it.topic)
@@ -131,8 +131,8 @@ func TestOutboxPoison(t *testing.T) {
 	}
 	o.resume(false)
 	assert.Equal(t, []string{"good"}, topics(o))
-	for range 2 * maxTries { // connections that have lived are no sign
-		o.lost(false)
+	for range 2 * maxTries { // connections that lasted do not count
+		o.disconnected(false)
 		o.resume(true)
 	}
 	_, _, dropped := o.stats()

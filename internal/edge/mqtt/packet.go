@@ -11,8 +11,8 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// bridgeBit in the protocol level of a CONNECT of MQTT 3.1.1 says that the client is a bridge: mosquitto, and our own broker,
-// then send nothing back to where it came from.
+// bridgeBit in the protocol level of an MQTT 3.1.1 CONNECT marks the client as a bridge: mosquitto and our own broker then do not send
+// it its own messages.
 const bridgeBit = 0x80
 
 // readPacket reads and decodes one packet of at most limit bytes.
@@ -30,7 +30,7 @@ func readPacket(r *bufio.Reader, version byte, limit int64) (packets.Packet, err
 		return pk, fmt.Errorf("mqtt: length of a packet: %w", err)
 	}
 	if int64(length) > limit {
-		return pk, fmt.Errorf("mqtt: the broker sends a packet of %d bytes; at most %d are taken: %w", length, limit, errdefs.ErrResourceExhausted)
+		return pk, fmt.Errorf("mqtt: the broker sent a packet of %d bytes, more than the limit of %d: %w", length, limit, errdefs.ErrResourceExhausted)
 	}
 	pk.FixedHeader.Remaining = length
 	body := make([]byte, length)
@@ -43,7 +43,7 @@ func readPacket(r *bufio.Reader, version byte, limit int64) (packets.Packet, err
 	return pk, nil
 }
 
-// decode takes apart what a broker may send. The library panics at some packets that end too early.
+// decode decodes the packets that a broker can send. It recovers, because the library panics on some truncated packets.
 func decode(pk *packets.Packet, body []byte) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -69,7 +69,7 @@ func decode(pk *packets.Packet, body []byte) (err error) {
 	return packets.ErrProtocolViolation
 }
 
-// encode appends a packet that a client may send.
+// encode appends a packet that a client can send.
 func encode(buf *bytes.Buffer, pk packets.Packet) error {
 	switch pk.FixedHeader.Type {
 	case packets.Connect:
@@ -90,7 +90,7 @@ func encode(buf *bytes.Buffer, pk packets.Packet) error {
 	return packets.ErrProtocolViolation
 }
 
-// connectPacket says who we are (MQTT 3.1.1 §3.1, MQTT 5.0 §3.1).
+// connectPacket returns the CONNECT (MQTT 3.1.1 §3.1, MQTT 5.0 §3.1).
 func connectPacket(c Config) packets.Packet {
 	pk := packets.Packet{
 		FixedHeader:     packets.FixedHeader{Type: packets.Connect},
@@ -122,7 +122,7 @@ func connectPacket(c Config) packets.Packet {
 	return pk
 }
 
-// ack answers a packet of the broker. A reason is only sent, and only known, in MQTT 5.0.
+// ack returns an acknowledgement. Its reason is sent only in MQTT 5.0.
 func ack(kind byte, id uint16, reason byte) packets.Packet {
 	pk := packets.Packet{FixedHeader: packets.FixedHeader{Type: kind}, PacketID: id, ReasonCode: reason}
 	if kind == packets.Pubrel {
@@ -131,7 +131,7 @@ func ack(kind byte, id uint16, reason byte) packets.Packet {
 	return pk
 }
 
-// seconds is how MQTT says a duration: whole seconds, in 32 bits.
+// seconds returns d as MQTT encodes it: in whole seconds, rounded up, in 32 bits.
 func seconds(d time.Duration) uint32 {
 	return uint32(min(int64((d+time.Second-1)/time.Second), 0xffff_ffff))
 }

@@ -23,7 +23,7 @@ func patient(t testing.TB) context.Context {
 	return ctx
 }
 
-// scripted is a broker of bytes: every connection is given to the script.
+// scripted is a broker that passes every connection to the script.
 func scripted(t *testing.T, script func(n int, c net.Conn)) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -68,7 +68,7 @@ func start(t *testing.T, cfg mqtt.Config) mqtt.Client {
 
 const connack, resumed = "\x20\x02\x00\x00", "\x20\x02\x01\x00"
 
-// TestBadBrokers: whatever a broker does, the client lives on and comes to the next one that behaves.
+// TestBadBrokers: whatever a broker does, the client survives and reconnects until the broker behaves.
 func TestBadBrokers(t *testing.T) {
 	bad := map[string]string{
 		"nothing":            "",
@@ -106,7 +106,7 @@ func TestBadBrokers(t *testing.T) {
 			var lost atomic.Int32
 			c := start(t, mqtt.Config{URL: url, Protocol: 4, OnDisconnect: func(error) { lost.Add(1) }})
 			require.Eventually(t, func() bool {
-				// Four connections were tried, and the last one has stayed.
+				// There were four connections, and the last one is still up.
 				s := c.Stats()
 				return c.Connected() && int(s.Connects)-int(lost.Load()) == 1 && (s.Connects == 4 || s.Connects == 1)
 			}, patience, time.Millisecond)
@@ -114,8 +114,8 @@ func TestBadBrokers(t *testing.T) {
 	}
 }
 
-// TestExactlyOnce: a message of QoS 2 that the broker sends again, on this connection and on the next, is given to the Handler
-// once, and is acknowledged each time.
+// TestExactlyOnce: a message with QoS 2 that the broker sends again, on the same connection or the next, reaches the Handler
+// once and is acknowledged each time.
 func TestExactlyOnce(t *testing.T) {
 	const message = "\x34\x06\x00\x01t\x00\x05m"
 	const again = "\x3c\x06\x00\x01t\x00\x05m"
@@ -132,11 +132,11 @@ func TestExactlyOnce(t *testing.T) {
 			expect(c, 0x50)
 			io.WriteString(c, "\x62\x02\x00\x05")
 			expect(c, 0x70)
-			io.WriteString(c, message) // the identifier is free: a new one
+			io.WriteString(c, message) // the identifier is free, so this is a new message
 			expect(c, 0x50)
 			io.WriteString(c, "\x62\x02\x00\x05")
 			expect(c, 0x70)
-			io.WriteString(c, "\x62\x02\x00\x05") // once more: nothing is known of it, and that is said
+			io.WriteString(c, "\x62\x02\x00\x05") // again: the client answers that it does not know the identifier
 			done <- expect(c, 0x70) != nil
 			expect(c, 0xe0)
 			c.Close()
@@ -149,8 +149,8 @@ func TestExactlyOnce(t *testing.T) {
 	require.NoError(t, c.Close(patient(t)))
 }
 
-// TestResend: what was in flight is sent again: to a broker that has kept the session under the same identifiers, with DUP, and
-// from PUBREL on where it had come so far; to one that has forgotten it as new.
+// TestResend: messages in flight are sent again: with the same identifiers and DUP, or continuing from PUBREL, to a broker that has
+// kept the session; as new messages to a broker that has lost it.
 func TestResend(t *testing.T) {
 	type seen struct {
 		first byte
@@ -201,7 +201,7 @@ func TestResend(t *testing.T) {
 	require.NoError(t, c.Close(patient(t)))
 }
 
-// TestSilence: a broker that says nothing any more, and one that reads nothing, are left.
+// TestSilence: the client disconnects from a broker that sends nothing, or reads nothing.
 func TestSilence(t *testing.T) {
 	for name, cfg := range map[string]mqtt.Config{
 		"silent":  {KeepAlive: 200 * time.Millisecond},
@@ -239,7 +239,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestRefused: the reason can be had.
+// TestRefused: WaitConnected returns the broker's reason.
 func TestRefused(t *testing.T) {
 	url := scripted(t, func(_ int, c net.Conn) {
 		expect(c, 0x10)

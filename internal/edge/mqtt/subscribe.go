@@ -10,20 +10,20 @@ import (
 )
 
 const (
-	// filtersAtOnce is how many filters one SUBSCRIBE carries after a reconnect.
+	// filtersAtOnce is the number of filters in one SUBSCRIBE after a reconnect.
 	filtersAtOnce = 64
-	// answerTimeout is after how long a broker that does not answer a SUBSCRIBE is taken for gone.
+	// answerTimeout is the time after which the client disconnects from a broker that does not answer a SUBSCRIBE or UNSUBSCRIBE.
 	answerTimeout = 20 * time.Second
 )
 
-// Subscribe asks for a filter; see Client.
+// Subscribe implements Client.
 func (c *client) Subscribe(ctx context.Context, filter string, qos byte, opts SubscribeOptions) error {
 	if err := checkFilter(filter, qos); err != nil {
 		return fmt.Errorf("mqtt: subscribe: %w", err)
 	}
 	c.mu.Lock()
 	c.subs[filter] = subscription{qos, opts}
-	delete(c.gone, filter)
+	delete(c.unsubscribed, filter)
 	l := c.link
 	c.mu.Unlock()
 	if c.ctx.Err() != nil {
@@ -34,7 +34,7 @@ func (c *client) Subscribe(ctx context.Context, filter string, qos byte, opts Su
 	}
 	codes, err := c.subscribe(ctx, l, []packets.Subscription{c.option(filter, subscription{qos, opts})})
 	if err != nil {
-		if ctx.Err() == nil { // the connection is gone; the next one makes the subscription
+		if ctx.Err() == nil { // the connection is lost; the next one renews the subscription
 			return nil
 		}
 		return fmt.Errorf("mqtt: subscribe to %q: %w", filter, err)
@@ -43,18 +43,18 @@ func (c *client) Subscribe(ctx context.Context, filter string, qos byte, opts Su
 		c.mu.Lock()
 		delete(c.subs, filter)
 		c.mu.Unlock()
-		return fmt.Errorf("mqtt: subscribe to %q: the broker refuses, reason 0x%02x: %w", filter, codes[0], errdefs.ErrPermissionDenied)
+		return fmt.Errorf("mqtt: subscribe to %q: the broker refused, reason 0x%02x: %w", filter, codes[0], errdefs.ErrPermissionDenied)
 	}
 	return nil
 }
 
-// Unsubscribe takes a filter back; see Client.
+// Unsubscribe implements Client.
 func (c *client) Unsubscribe(ctx context.Context, filter string) error {
 	c.mu.Lock()
 	_, known := c.subs[filter]
 	delete(c.subs, filter)
 	if known {
-		c.gone[filter] = struct{}{}
+		c.unsubscribed[filter] = struct{}{}
 	}
 	l := c.link
 	c.mu.Unlock()
@@ -66,7 +66,7 @@ func (c *client) Unsubscribe(ctx context.Context, filter string) error {
 	})
 	if err == nil {
 		c.mu.Lock()
-		delete(c.gone, filter)
+		delete(c.unsubscribed, filter)
 		c.mu.Unlock()
 	} else if ctx.Err() != nil {
 		return fmt.Errorf("mqtt: unsubscribe from %q: %w", filter, err)
@@ -82,7 +82,7 @@ func (c *client) option(filter string, s subscription) packets.Subscription {
 	return o
 }
 
-// subscribe sends one SUBSCRIBE and returns the broker's word on each filter.
+// subscribe sends a SUBSCRIBE and returns the broker's reason code for each filter.
 func (c *client) subscribe(ctx context.Context, l *link, filters []packets.Subscription) ([]byte, error) {
 	pk, err := c.request(ctx, l, packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Subscribe, Qos: 1}, Filters: filters})
 	if err != nil {
@@ -118,15 +118,15 @@ func (c *client) request(ctx context.Context, l *link, pk packets.Packet) (packe
 	}
 }
 
-// resubscribe makes every subscription on a new connection, and takes back there what was unsubscribed while away.
+// resubscribe renews all subscriptions on a new connection, and sends the UNSUBSCRIBEs that had no connection.
 func (c *client) resubscribe(l *link) error {
 	c.mu.Lock()
-	var all, gone packets.Subscriptions
+	var all, unsubscribed packets.Subscriptions
 	for filter, s := range c.subs {
 		all = append(all, c.option(filter, s))
 	}
-	for filter := range c.gone {
-		gone = append(gone, packets.Subscription{Filter: filter})
+	for filter := range c.unsubscribed {
+		unsubscribed = append(unsubscribed, packets.Subscription{Filter: filter})
 	}
 	c.mu.Unlock()
 	for len(all) > 0 {
@@ -136,20 +136,20 @@ func (c *client) resubscribe(l *link) error {
 			return err
 		}
 		for i, code := range codes {
-			if code >= 0x80 { // kept: an ACL may change before the next connect
-				c.cfg.Log.Error("mqtt: the broker refuses a subscription that it had granted", "filter", all[i].Filter, "reason", fmt.Sprintf("0x%02x", code))
+			if code >= 0x80 { // keep the subscription: the broker's ACL may change before the next connect
+				c.cfg.Log.Error("mqtt: the broker refused a subscription that it had granted", "filter", all[i].Filter, "reason", fmt.Sprintf("0x%02x", code))
 			}
 		}
 		all = all[n:]
 	}
-	if len(gone) == 0 {
+	if len(unsubscribed) == 0 {
 		return nil
 	}
-	_, err := c.request(c.ctx, l, packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Unsubscribe, Qos: 1}, Filters: gone})
+	_, err := c.request(c.ctx, l, packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Unsubscribe, Qos: 1}, Filters: unsubscribed})
 	if err == nil {
 		c.mu.Lock()
-		for _, s := range gone {
-			delete(c.gone, s.Filter)
+		for _, s := range unsubscribed {
+			delete(c.unsubscribed, s.Filter)
 		}
 		c.mu.Unlock()
 	}
