@@ -194,12 +194,12 @@ func DefaultTOML() string { return string(defaults) }
 func Default() *Config {
 	c := &Config{}
 	if err := decode(c, defaults, "default.toml"); err != nil {
-		panic(err) // embedded in the program; a test decodes it
+		panic(err) // the document is embedded, and a test decodes it
 	}
 	return c
 }
 
-// Parse decodes a document over the defaults; name is for messages. Unknown keys are errors with key and line.
+// Parse decodes a document over the defaults. name is the document's name in errors. An unknown key is an error.
 func Parse(document []byte, name string) (*Config, error) {
 	c := Default()
 	aliases := c.Node.HandlerAliases

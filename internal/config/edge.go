@@ -11,7 +11,7 @@ import (
 // EmbeddedBroker is the value of edge.broker and orchestrator.broker for the broker inside the same process.
 const EmbeddedBroker = "embedded"
 
-// Edge configures the edge: the node's manager and its runtimes.
+// Edge configures the node's manager of the edge protocol and its runtimes.
 type Edge struct {
 	Enabled           bool          `toml:"enabled"`
 	Broker            string        `toml:"broker"`
@@ -52,7 +52,7 @@ type EdgeWasm struct {
 	MaxModules int    `toml:"max_modules"`
 }
 
-// EdgeRuntime is one [[edge.runtime]]: a program that speaks SLSocket, linux/minimal.
+// EdgeRuntime is one [[edge.runtime]]: a program that speaks SLSocket.
 type EdgeRuntime struct {
 	Name       string   `toml:"name"`
 	UUID       string   `toml:"uuid"`
@@ -62,7 +62,7 @@ type EdgeRuntime struct {
 	MaxModules int      `toml:"max_modules"`
 }
 
-// Broker configures the embedded MQTT broker, in either program.
+// Broker configures the MQTT broker that is embedded in the daemon or the orchestrator.
 type Broker struct {
 	Address     string       `toml:"address"`
 	TLSAddress  string       `toml:"tls_address"`
@@ -73,7 +73,7 @@ type Broker struct {
 	Users       []BrokerUser `toml:"user"`
 }
 
-// BrokerUser is one [[broker.user]]. Without users, everybody may do everything.
+// BrokerUser is one [[broker.user]]. Without users, the broker allows everything to everybody.
 type BrokerUser struct {
 	Name         string   `toml:"name"`
 	PasswordFile string   `toml:"password_file"`
@@ -99,14 +99,15 @@ type Orchestrator struct {
 	KeepaliveMissed   int      `toml:"keepalive_missed"`
 }
 
-// Limits of the narrow header and of messages.
 const (
+	// maxEdgeModules is the number of modules that SLSocket's narrow header can address.
 	maxEdgeModules = 128
-	minFrame       = 4 << 10
-	maxFrame       = 256 << 20
+	// minFrame and maxFrame limit the configured sizes of frames and messages, in bytes.
+	minFrame = 4 << 10
+	maxFrame = 256 << 20
 )
 
-// validateEdge checks the edge's sections. The settings of a disabled edge are not checked.
+// validateEdge checks the sections edge, broker and orchestrator.
 func (c *Config) validateEdge(v *validator) {
 	v.broker("edge", c.Edge.Broker, c.Edge.Protocol, c.Edge.Realm, c.Edge.Topics)
 	v.credentials("edge", c.Edge.PasswordFile, c.Edge.CA, c.Edge.Certificate, c.Edge.Key)
@@ -159,7 +160,7 @@ func (c *Config) validateBroker(v *validator) {
 	v.check(b.TLSAddress != "" || b.ClientCA == "", "broker.client_ca", "needs broker.tls_address")
 	v.check(b.MaxMessage >= minFrame && b.MaxMessage <= maxFrame, "broker.max_message", "%d is not between %d and %d bytes", b.MaxMessage, minFrame, maxFrame)
 	if c.Edge.Enabled && c.Edge.Broker == EmbeddedBroker || c.Orchestrator.Broker == EmbeddedBroker {
-		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: nobody can reach the embedded broker")
+		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: clients cannot reach the embedded broker")
 	}
 	names := map[string]bool{}
 	for i, u := range b.Users {
@@ -183,7 +184,7 @@ func (c *Config) validateOrchestrator(v *validator) {
 	v.check(o.KeepaliveMissed >= 1, "orchestrator.keepalive_missed", "%d is not at least 1", o.KeepaliveMissed)
 }
 
-// broker checks the settings that every party of the protocol has.
+// broker checks the settings that the sections edge and orchestrator share.
 func (v *validator) broker(section, broker string, protocol int, realm, topics string) {
 	if broker != EmbeddedBroker {
 		u, err := url.Parse(broker)

@@ -19,14 +19,15 @@ import (
 // maxSocketPath is the size of sun_path in unix(7) without the final zero byte.
 const maxSocketPath = 107
 
-// The connections that clients need at least, and the range of header sizes.
+// minConnections is the smallest usable number of connections; minHeader and maxHeader limit the size of headers, in
+// bytes.
 const (
 	minConnections = 16
 	minHeader      = 4 << 10
 	maxHeader      = 1 << 20
 )
 
-// Complete fills in the paths that derive from others and validates the configuration. The error names every invalid key.
+// Complete sets the paths that derive from others and validates the configuration. The error names every invalid key.
 func (c *Config) Complete() error {
 	if c.GRPC.Socket == "" {
 		c.GRPC.Socket = filepath.Join(c.State, "tripod.sock")
@@ -115,12 +116,13 @@ func (c *Config) validateNetwork(v *validator) {
 	v.subnet("network.default.subnet_v6", d.SubnetV6, false)
 }
 
-// minLogSize is the smallest limit of a container's log: room for some of the longest lines.
+// minLogSize is the smallest limit of a container's log in bytes. It has room for some of the longest lines.
 const minLogSize = 1 << 20
 
-// The minimum memory for a component and for the compiler: a page of linear memory; the engine alone.
 const (
-	minWasmMemory    = 64 << 10
+	// minWasmMemory is a page of linear memory, in bytes.
+	minWasmMemory = 64 << 10
+	// minCompileMemory is the memory of the compiler without a component, in bytes.
 	minCompileMemory = 64 << 20
 	maxUser          = 1<<31 - 1
 )
@@ -140,12 +142,13 @@ func (c *Config) validateWasm(v *validator) {
 	v.positive("wasm.compile_timeout", w.CompileTimeout)
 }
 
-// The minimum memory for a kernel to report that it has too little, and for QEMU to start.
 const (
+	// minGuestMemory is enough for a kernel to report that it has too little memory, in bytes.
 	minGuestMemory = 16 << 20
-	minOverhead    = 32 << 20
-	maxCPUs        = 255
-	// minConsoleBuffer is twice what a console's reader frees at a time.
+	// minOverhead is enough for QEMU to start, in bytes.
+	minOverhead = 32 << 20
+	maxCPUs     = 255
+	// minConsoleBuffer is twice the number of bytes that a console's reader frees at a time.
 	minConsoleBuffer = 1 << 20
 )
 
@@ -172,7 +175,7 @@ func (c *Config) validateVM(v *validator) {
 	}
 }
 
-// handlers are the names of all backends, enabled or not.
+// handlers are the handler names of all backends, enabled or not.
 var handlers = []string{"linux", "wasm", "vm", "fake", "fake-unit"}
 
 // handlerName matches a RuntimeClass handler: a DNS label.
@@ -184,11 +187,11 @@ func (c *Config) validateAliases(v *validator) {
 		_, chained := c.Node.HandlerAliases[handler]
 		switch {
 		case !handlerName.MatchString(alias):
-			v.check(false, key, "%q is not a DNS label, which the handler of a RuntimeClass must be", alias)
+			v.check(false, key, "%q is not a DNS label, as the handler of a RuntimeClass must be", alias)
 		case slices.Contains(handlers, alias):
 			v.check(false, key, "%q is already the name of a handler", alias)
 		case chained:
-			v.check(false, key, "%q is an alias; use the handler that it stands for", handler)
+			v.check(false, key, "%q is an alias; use the handler itself", handler)
 		default:
 			v.oneOf(key, handler, handlers...)
 		}
@@ -266,7 +269,7 @@ func (v *validator) address(key, address string) {
 	v.check(err == nil, key, "%q is not HOST:PORT", address)
 }
 
-// endpoint checks a server's URL without a path; "" passes.
+// endpoint checks a URL without a path; "" passes.
 func (v *validator) endpoint(key, text string) {
 	if text == "" {
 		return
