@@ -18,13 +18,13 @@ import (
 // DefaultEndpoint is the socket of a node with the default configuration.
 const DefaultEndpoint = "unix:///run/tripod/tripod.sock"
 
-// EndpointVariable overrides DefaultEndpoint; crictl and the kubelet's tools use it too.
+// EndpointVariable is the environment variable that overrides DefaultEndpoint, also for crictl.
 const EndpointVariable = "CONTAINER_RUNTIME_ENDPOINT"
 
 // Group is the cobra group of this package's commands.
 const Group = "cri"
 
-// App holds what the commands share.
+// App holds the streams and flags that the commands share.
 type App struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -68,7 +68,7 @@ func (a *App) Commands() []*cobra.Command {
 func (a *App) common(c *cobra.Command) {
 	c.GroupID = Group
 	a.endpointFlag(c)
-	c.Flags().DurationVar(&a.timeout, "timeout", 2*time.Minute, "how long one call may take")
+	c.Flags().DurationVar(&a.timeout, "timeout", 2*time.Minute, "time limit of one call")
 }
 
 func (a *App) endpointFlag(c *cobra.Command) {
@@ -86,8 +86,8 @@ func (a *App) formatFlags(c *cobra.Command, quiet string) {
 	}
 }
 
-// with calls do with a connection that ends with the command's context.
-func (a *App) with(c *cobra.Command, do func(context.Context, *Client) error) error {
+// withClient calls do with a connected client.
+func (a *App) withClient(c *cobra.Command, do func(context.Context, *Client) error) error {
 	ctx := metadata.AppendToOutgoingContext(Quiet(c.Context()), cri.HeaderPods, cri.HeaderPodsAll)
 	client, err := Connect(ctx, a.endpoint, a.timeout)
 	if err != nil {
@@ -97,6 +97,5 @@ func (a *App) with(c *cobra.Command, do func(context.Context, *Client) error) er
 	return do(ctx, client)
 }
 
-// Quiet returns a context for a Client's calls. cri-client reports each error to klog as well as to its caller; Quiet
-// suppresses the first.
+// Quiet returns a context for a Client's calls in which cri-client does not log errors to klog. It returns them anyway.
 func Quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }

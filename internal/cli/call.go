@@ -53,7 +53,7 @@ func (a *App) CallCommand() *cobra.Command {
 	return c
 }
 
-// statusText adds the code of a gRPC status to the text: it is part of the server's answer.
+// statusText formats a gRPC status error with its code and details.
 func statusText(err error) error {
 	s, ok := status.FromError(err)
 	if err == nil || !ok {
@@ -154,7 +154,7 @@ func (a *App) messages(args []string) ([]string, error) {
 func (o *callOptions) tlsConfig() (*tls.Config, error) {
 	if !o.tls && !o.http3 {
 		if o.insecure || o.ca != "" || o.cert != "" || o.name != "" {
-			return nil, fmt.Errorf("certificates are for --tls and --http3: %w", errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("the certificate flags need --tls or --http3: %w", errdefs.ErrInvalidArgument)
 		}
 		return nil, nil
 	}

@@ -115,7 +115,7 @@ func TestCallThatFails(t *testing.T) {
 		"is not PACKAGE.SERVICE":    {address, "Check"},
 		"is not a grpc.health":      {address, "grpc.health.v1.Health/Check", `{"no": 1}`},
 		"takes one message, not 2":  {address, "grpc.health.v1.Health/Check", "{}", "{}"},
-		"are for --tls and --http3": {"--insecure", address},
+		"need --tls or --http3": {"--insecure", address},
 		"no such file":              {"--tls", "--ca", "/no/such/file", address},
 		"a.b":                       {address, "a.b/C"},
 		"certificate":               {"--tls", address},

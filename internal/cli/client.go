@@ -49,7 +49,8 @@ func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Clie
 	return &Client{RuntimeService: runtime, Images: images, Endpoint: endpoint}, nil
 }
 
-// reachable detects the two most common problems before gRPC hides them in its own errors.
+// reachable detects the two most common problems, a missing socket and missing permission, before gRPC hides them in
+// its own errors.
 func reachable(endpoint string) error {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok {
@@ -81,7 +82,7 @@ func (c *Client) ImageStatus(ctx context.Context, ref string) (*runtimeapi.Image
 	return resp.GetImage(), nil
 }
 
-// Explain words an error for a person: the runtime's message without gRPC's prefix.
+// Explain formats an error for users: the runtime's message without gRPC's prefix.
 func Explain(err error) string {
 	var framed interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &framed) {
@@ -100,7 +101,7 @@ func Explain(err error) string {
 	return strings.ReplaceAll(err.Error(), st.Err().Error(), text)
 }
 
-// ExitCode is the exit code of the program for err.
+// ExitCode returns the program's exit code for err.
 func ExitCode(err error) int {
 	var exit *ExitError
 	var remote exec.ExitError

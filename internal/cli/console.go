@@ -13,7 +13,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The keys that end a session: Ctrl-] for a console, as in telnet and virsh; Ctrl-P Ctrl-Q for a container, as in Docker.
+// The keys that end a session: Ctrl-] for a console, as in telnet and virsh; Ctrl-P Ctrl-Q for a container, as in
+// Docker.
 const (
 	consoleKeys = "\x1d"
 	attachKeys  = "\x10\x11"
@@ -23,12 +24,12 @@ func (a *App) consoleCommand() *cobra.Command {
 	var transport string
 	c := &cobra.Command{
 		Use: "console POD", Short: "Connect to the serial console of a virtual machine; Ctrl-] disconnects",
-		Long: `Console joins the terminal to the console of the one container that a pod has, a virtual machine. It shows what the
-machine writes from now on (tripod logs shows what it wrote before) and passes every key on, Ctrl-C as well, but Ctrl-],
-which leaves. The machine does not notice. A container that was created without stdin can be watched only.`,
+		Long: `Console connects the terminal to the console of a pod's only container, a virtual machine. It shows what the machine
+writes from now on (tripod logs shows earlier output). It passes on all keys, including Ctrl-C, except Ctrl-], which
+disconnects. The machine does not notice. The console of a container that was created without stdin is read-only.`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completePods,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.onlyContainer(ctx, args[0])
 				if err != nil {
 					return err
@@ -89,8 +90,8 @@ func (c *Client) stdio(ctx context.Context, id string) (stdio, error) {
 	return info.Config, nil
 }
 
-// console connects our streams to those behind the URL. The guest's line discipline does a terminal's work, so our terminal
-// is raw whether or not the container was created with a tty.
+// console connects our streams to those behind the URL. The guest's line discipline does a terminal's work, so our
+// terminal is raw whether or not the container was created with a tty.
 func (a *App) console(ctx context.Context, address, transport string, o stdio) error {
 	executor, err := newExecutor(address, transport)
 	if err != nil {
@@ -105,7 +106,7 @@ func (a *App) console(ctx context.Context, address, transport string, o stdio) e
 	if !o.Stdin {
 		fmt.Fprintln(a.Stderr, "The container was created without stdin: its console is read-only.")
 	} else {
-		options.Stdin = &escape{from: a.Stdin, keys: consoleKeys, left: leave}
+		options.Stdin = &escape{from: a.Stdin, keys: consoleKeys, onMatch: leave}
 		restore, err := a.raw()
 		if err != nil {
 			return err
@@ -114,37 +115,46 @@ func (a *App) console(ctx context.Context, address, transport string, o stdio) e
 	}
 	err = executor.StreamWithContext(ctx, options)
 	if ctx.Err() != nil {
-		return nil // by Ctrl-], or interrupted
+		return nil // disconnected by Ctrl-], or interrupted
 	}
 	return withoutFrame(err)
 }
 
 // raw puts our terminal, if there is one, into raw mode and prints how to disconnect.
 func (a *App) raw() (restore func(), err error) {
-	f, ok := a.Stdin.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return func() {}, nil
-	}
-	before, err := term.MakeRaw(int(f.Fd()))
-	if err != nil {
-		return nil, fmt.Errorf("terminal: %w", err)
+	f, unset, err := a.makeRaw()
+	if f == nil || err != nil {
+		return unset, err
 	}
 	fmt.Fprint(a.Stderr, "Connected to the console. Press Ctrl-] to disconnect.\r\n")
 	return func() {
-		_ = term.Restore(int(f.Fd()), before)
+		unset()
 		fmt.Fprintln(a.Stderr)
 	}, nil
 }
 
-// escape passes input on until the escape keys appear in sequence. A partial match waits for the next key.
-type escape struct {
-	from io.Reader
-	keys string
-	left func()
+// makeRaw puts our terminal into raw mode. It returns a nil file if standard input is not a terminal.
+func (a *App) makeRaw() (f *os.File, restore func(), err error) {
+	f, ok := a.Stdin.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil, func() {}, nil
+	}
+	before, err := term.MakeRaw(int(f.Fd()))
+	if err != nil {
+		return nil, nil, fmt.Errorf("terminal: %w", err)
+	}
+	return f, func() { _ = term.Restore(int(f.Fd()), before) }, nil
+}
 
-	held int    // how many of the keys match the end of the input
-	out  []byte // input to pass on
-	end  error
+// escape passes input on until the escape keys appear in sequence. It holds a partial match back until the next key.
+type escape struct {
+	from    io.Reader
+	keys    string
+	onMatch func()
+
+	matched int    // number of keys that match the end of the input
+	out     []byte // input to pass on
+	end     error
 }
 
 func (e *escape) Read(p []byte) (int, error) {
@@ -152,7 +162,7 @@ func (e *escape) Read(p []byte) (int, error) {
 	for len(e.out) == 0 && e.end == nil {
 		n, err := e.from.Read(buf)
 		e.end = err
-		e.take(buf[:n])
+		e.scan(buf[:n])
 	}
 	n := copy(p, e.out)
 	e.out = e.out[n:]
@@ -162,24 +172,24 @@ func (e *escape) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// take searches the input for the keys.
-func (e *escape) take(read []byte) {
+// scan searches input for the keys.
+func (e *escape) scan(read []byte) {
 	for _, b := range read {
-		if b != e.keys[e.held] {
-			e.out = append(e.out, e.keys[:e.held]...)
-			e.held = 0
+		if b != e.keys[e.matched] {
+			e.out = append(e.out, e.keys[:e.matched]...)
+			e.matched = 0
 		}
-		if b != e.keys[e.held] {
+		if b != e.keys[e.matched] {
 			e.out = append(e.out, b)
 			continue
 		}
-		if e.held++; e.held == len(e.keys) {
-			e.left()
+		if e.matched++; e.matched == len(e.keys) {
+			e.onMatch()
 			e.end = io.EOF
 			return
 		}
 	}
 	if e.end != nil {
-		e.out = append(e.out, e.keys[:e.held]...)
+		e.out = append(e.out, e.keys[:e.matched]...)
 	}
 }

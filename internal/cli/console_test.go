@@ -16,7 +16,7 @@ func TestEscape(t *testing.T) {
 		for in, want := range cases {
 			for _, wrap := range []func(io.Reader) io.Reader{func(r io.Reader) io.Reader { return r }, iotest.OneByteReader, iotest.DataErrReader} {
 				left := 0
-				got, err := io.ReadAll(&escape{from: wrap(strings.NewReader(in)), keys: keys, left: func() { left++ }})
+				got, err := io.ReadAll(&escape{from: wrap(strings.NewReader(in)), keys: keys, onMatch: func() { left++ }})
 				if string(got) != want || err != nil || (left == 1) != strings.Contains(in, keys) {
 					t.Errorf("%q: %q, %v, left %d times; want %q", in, got, err, left, want)
 				}

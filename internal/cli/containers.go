@@ -16,9 +16,9 @@ func (a *App) containerCommands() []*cobra.Command {
 }
 
 type psOptions struct {
-	all                    bool
-	name, pod, state, imag string
-	labels                 map[string]string
+	all                     bool
+	name, pod, state, image string
+	labels                  map[string]string
 }
 
 func (a *App) psCommand() *cobra.Command {
@@ -26,14 +26,14 @@ func (a *App) psCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "ps", Short: "List containers", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error { return a.listContainers(ctx, client, o) })
+			return a.withClient(c, func(ctx context.Context, client *Client) error { return a.listContainers(ctx, client, o) })
 		},
 	}
 	c.Flags().BoolVarP(&o.all, "all", "a", false, "containers in every state, not only running ones")
 	c.Flags().StringVar(&o.name, "name", "", "only containers whose name contains this")
 	c.Flags().StringVarP(&o.pod, "pod", "p", "", "only containers of this pod")
 	c.Flags().StringVarP(&o.state, "state", "s", "", "only containers that are created, running, exited or unknown")
-	c.Flags().StringVar(&o.imag, "image", "", "only containers whose image contains this")
+	c.Flags().StringVar(&o.image, "image", "", "only containers whose image contains this")
 	c.Flags().StringToStringVarP(&o.labels, "label", "l", nil, "only containers with these labels, key=value")
 	a.formatFlags(c, "print only IDs")
 	return c
@@ -73,7 +73,7 @@ func (a *App) listContainers(ctx context.Context, client *Client, o psOptions) e
 		return err
 	}
 	for _, k := range containers {
-		if strings.Contains(k.GetMetadata().GetName(), o.name) && strings.Contains(imageOf(k), o.imag) {
+		if strings.Contains(k.GetMetadata().GetName(), o.name) && strings.Contains(imageOf(k), o.image) {
 			list.Containers = append(list.Containers, k)
 		}
 	}
@@ -140,7 +140,7 @@ func (a *App) startCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "start CONTAINER...", Short: "Start created containers", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,
 					func(arg string) (string, error) { return client.Container(ctx, arg) },
 					func(id string) error { return client.StartContainer(ctx, id) })
@@ -154,14 +154,14 @@ func (a *App) stopCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "stop CONTAINER...", Short: "Stop running containers", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,
 					func(arg string) (string, error) { return client.Container(ctx, arg) },
 					func(id string) error { return client.StopContainer(ctx, id, grace) })
 			})
 		},
 	}
-	c.Flags().Int64Var(&grace, "grace", 10, "seconds before the container is killed; 0: at once")
+	c.Flags().Int64Var(&grace, "grace", 10, "seconds before the container is killed; 0: immediately")
 	return c
 }
 
@@ -171,7 +171,7 @@ func (a *App) rmCommand() *cobra.Command {
 		Use: "rm [-f] CONTAINER...", Short: "Remove stopped containers (-f: running ones too)", ValidArgsFunction: a.completeContainers,
 		Args: needArgsOr(&all),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				containers, err := client.ListContainers(ctx, nil)
 				if err != nil {
 					return err

@@ -17,7 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// Where a broker and an orchestrator with the default configuration listen, and what overrides that.
+// Addresses of a broker and an orchestrator with the default configuration, and the environment variables that override
+// them.
 const (
 	DefaultBroker        = "mqtt://127.0.0.1:1883"
 	DefaultOrchestrator  = "http://127.0.0.1:8081"
@@ -36,13 +37,14 @@ type edgeOptions struct {
 	format               string
 }
 
-// EdgeCommand is `tripod edge`: a client of the edge protocol, which needs no node. wrap is put around each command that runs.
+// EdgeCommand returns `tripod edge`, a client of the edge protocol, which needs no node. It calls wrap with each
+// subcommand.
 func (a *App) EdgeCommand(wrap func(*cobra.Command)) *cobra.Command {
 	o := &edgeOptions{}
 	c := &cobra.Command{
-		Use: "edge", Short: "Run modules by MQTT, on any node that has registered with the orchestrator",
-		Long: `These commands are a client of the edge protocol (docs/edge.md). What changes something is a message to the broker; what
-lists something asks the orchestrator's REST interface.`,
+		Use: "edge", Short: "Run modules over MQTT, on any node that has registered with the orchestrator",
+		Long: `These commands are a client of the edge protocol (docs/edge.md). Commands that change something send a message to the
+broker; commands that list something ask the orchestrator's REST interface.`,
 	}
 	f := c.PersistentFlags()
 	f.StringVar(&o.broker, "broker", fromEnv(BrokerVariable, DefaultBroker), "MQTT broker, mqtt:// or mqtts:// ($"+BrokerVariable+")")
@@ -51,8 +53,8 @@ lists something asks the orchestrator's REST interface.`,
 	f.IntVar(&o.protocol, "protocol", 5, "version of MQTT: 5, or 4 for 3.1.1")
 	f.StringVar(&o.user, "user", "", "user at the broker")
 	f.StringVar(&o.passwordFile, "password-file", "", "file with the user's password")
-	f.StringVar(&o.ca, "ca", "", "file with the authorities (PEM) to believe; default: the system's")
-	f.StringVar(&o.cert, "cert", "", "file with a client certificate (PEM); --key has its key")
+	f.StringVar(&o.ca, "ca", "", "file with the trusted authorities (PEM); default: the system's")
+	f.StringVar(&o.cert, "cert", "", "file with a client certificate (PEM); see --key")
 	f.StringVar(&o.key, "key", "", "file with the key of --cert")
 	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "how long to wait for an answer")
 	f.StringVarP(&o.format, "output", "o", "table", "table, json or yaml")
@@ -74,16 +76,16 @@ func fromEnv(name, otherwise string) string {
 
 func (o *edgeOptions) topics() wire.Topics { return wire.Topics{Realm: o.realm} }
 
-// edgeClient is a connection to the broker whose messages come over a channel.
+// edgeClient is a connection to the broker that delivers messages to a channel.
 type edgeClient struct {
 	mqtt.Client
 	messages chan mqtt.Message
-	leave    context.CancelFunc // nobody reads messages any more
+	leave    context.CancelFunc // stops the delivery of messages
 }
 
-// connect waits until the broker has accepted this client; it lives as long as ctx or until Close.
+// connect connects to the broker and waits until the broker has accepted the client. The caller must close the client.
 func (o *edgeOptions) connect(ctx context.Context) (*edgeClient, error) {
-	if err := o.brokerAnswers(ctx); err != nil {
+	if err := o.checkBroker(ctx); err != nil {
 		return nil, err
 	}
 	password, err := readPassword(o.passwordFile)
@@ -115,16 +117,16 @@ func (o *edgeOptions) connect(ctx context.Context) (*edgeClient, error) {
 	return e, nil
 }
 
-// close flushes what was published, for a moment.
+// close waits up to five seconds until published messages are sent, and disconnects.
 func (e *edgeClient) close() {
 	e.leave()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	_ = e.Close(ctx) // a message that did not get through is missed by who waits for the answer
+	_ = e.Close(ctx) // the caller notices a lost message by the missing answer
 }
 
-// brokerAnswers tells the usual trouble apart before the client tries again and again.
-func (o *edgeOptions) brokerAnswers(ctx context.Context) error {
+// checkBroker detects an invalid address and a broker that is not running. The client itself would retry forever.
+func (o *edgeOptions) checkBroker(ctx context.Context) error {
 	u, err := url.Parse(o.broker)
 	if err != nil || u.Hostname() == "" || u.Scheme != "mqtt" && u.Scheme != "mqtts" {
 		return fmt.Errorf("--broker %q is neither mqtt://HOST:PORT nor mqtts://HOST:PORT: %w", o.broker, errdefs.ErrInvalidArgument)
@@ -157,7 +159,7 @@ func (e *edgeClient) request(ctx context.Context, topics wire.Topics, action str
 	return id, e.Publish(ctx, topics.Control(), 2, false, m.Bytes())
 }
 
-// subscribe asks for all the filters.
+// subscribe subscribes to all filters.
 func (e *edgeClient) subscribe(ctx context.Context, qos byte, filters ...string) error {
 	for _, f := range filters {
 		if err := e.Subscribe(ctx, f, qos, mqtt.SubscribeOptions{}); err != nil {

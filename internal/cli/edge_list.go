@@ -14,7 +14,7 @@ import (
 func (a *App) edgePs(o *edgeOptions) *cobra.Command {
 	var all, quiet bool
 	c := &cobra.Command{
-		Use: "ps [MODULE...]", Short: "List modules: alive, queued, exiting, lost; with -a also the dead, and how they ended", ValidArgsFunction: a.completeEdge(o, "modules"),
+		Use: "ps [MODULE...]", Short: "List modules that are alive, queued, exiting or lost (-a: dead ones too)", ValidArgsFunction: a.completeEdge(o, "modules"),
 		RunE: func(c *cobra.Command, args []string) error {
 			modules, err := o.modules(c.Context(), args, all)
 			if err != nil {
@@ -29,12 +29,12 @@ func (a *App) edgePs(o *edgeOptions) *cobra.Command {
 			return a.printRecords(o.format, modules, func() error { return a.modulesTable(modules) })
 		},
 	}
-	c.Flags().BoolVarP(&all, "all", "a", false, "the dead, too")
-	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "only uuids")
+	c.Flags().BoolVarP(&all, "all", "a", false, "dead modules too, with how they ended")
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only uuids")
 	return c
 }
 
-// modules are those that are asked for by name, or all of them.
+// modules returns the modules in args, dead or alive, or without args all modules, the dead ones only if dead is set.
 func (o *edgeOptions) modules(ctx context.Context, args []string, dead bool) ([]edgeRecord, error) {
 	if len(args) == 0 {
 		modules, err := o.list(ctx, "modules")
@@ -60,7 +60,7 @@ func (a *App) modulesTable(modules []edgeRecord) error {
 	return t.flush()
 }
 
-// ended words how the module ended: our managers' object, or whatever another's sent.
+// ended formats how the module ended; "-" if it has not.
 func (r *edgeRecord) ended() string {
 	if len(r.Exit) == 0 || string(r.Exit) == "null" {
 		return "-"
@@ -68,16 +68,16 @@ func (r *edgeRecord) ended() string {
 	return exitText(exitStatus(r.Exit))
 }
 
-// exitStatus is the status in a manager's report of an exit.
+// exitStatus returns the status in a manager's report of an exit.
 func exitStatus(exit json.RawMessage) json.RawMessage {
-	var told struct {
+	var report struct {
 		Status json.RawMessage `json:"status"`
 	}
-	_ = json.Unmarshal(exit, &told) // none: the status stays empty
-	return told.Status
+	_ = json.Unmarshal(exit, &report) // a report without a status leaves it empty
+	return report.Status
 }
 
-// exitText words an exit status: ours is an object, a public peer's a string.
+// exitText formats an exit status: an object from our managers, a string from public peers.
 func exitText(status json.RawMessage) string {
 	var text string
 	if len(status) == 0 || json.Unmarshal(status, &text) == nil {
@@ -134,7 +134,7 @@ func (a *App) edgeRuntimes(o *edgeOptions) *cobra.Command {
 	}
 }
 
-// completeEdge answers the shell's question for modules or runtimes.
+// completeEdge completes the shell's arguments with modules or runtimes.
 func (a *App) completeEdge(o *edgeOptions, kind string) cobra.CompletionFunc {
 	return func(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		records, err := o.list(c.Context(), kind)

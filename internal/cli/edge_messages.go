@@ -38,19 +38,19 @@ func (a *App) edgePub(o *edgeOptions) *cobra.Command {
 		},
 	}
 	c.Flags().IntVarP(&qos, "qos", "q", 0, "quality of service: 0, 1 or 2")
-	c.Flags().BoolVarP(&retain, "retain", "R", false, "the broker keeps it for who subscribes later; an empty one ends that")
-	c.Flags().BoolVarP(&lines, "lines", "l", false, "each line of standard input is a message")
+	c.Flags().BoolVarP(&retain, "retain", "R", false, "retain the message at the broker for later subscribers; an empty message ends this")
+	c.Flags().BoolVarP(&lines, "lines", "l", false, "publish each line of standard input as a message")
 	return c
 }
 
 func validMessage(qos int, topic error) error {
 	if qos < 0 || qos > 2 {
-		return fmt.Errorf("--qos %d is none of 0, 1, 2: %w", qos, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("--qos %d is not 0, 1 or 2: %w", qos, errdefs.ErrInvalidArgument)
 	}
 	return topic
 }
 
-// eachMessage gives what the arguments say to publish: the word, or standard input as a whole or by lines.
+// eachMessage calls publish with each message: the argument, all of standard input, or each line of it.
 func (a *App) eachMessage(args []string, lines bool, publish func([]byte) error) error {
 	if lines {
 		if len(args) > 0 && args[0] != "-" {
@@ -79,7 +79,7 @@ func (a *App) edgeSub(o *edgeOptions) *cobra.Command {
 	var qos, count int
 	var verbose bool
 	c := &cobra.Command{
-		Use: "sub FILTER...", Short: "Print the messages of topics, + and # are wildcards, until interrupted", Args: cobra.MinimumNArgs(1),
+		Use: "sub FILTER...", Short: "Print the messages of topics until interrupted; + and # are wildcards", Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			for _, filter := range args {
 				if err := validMessage(qos, channel.ValidFilter(filter)); err != nil {
@@ -98,12 +98,12 @@ func (a *App) edgeSub(o *edgeOptions) *cobra.Command {
 		},
 	}
 	c.Flags().IntVarP(&qos, "qos", "q", 0, "quality of service to ask for: 0, 1 or 2")
-	c.Flags().IntVarP(&count, "count", "n", 0, "end after so many messages; 0: never")
-	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "put its topic before each message")
+	c.Flags().IntVarP(&count, "count", "n", 0, "end after this many messages; 0: never")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "prefix each message with its topic")
 	return c
 }
 
-// printMessages goes on until it is interrupted, or count messages have come.
+// printMessages prints messages until ctx ends or it has printed count messages.
 func (a *App) printMessages(ctx context.Context, client *edgeClient, format string, verbose bool, count int) error {
 	for n := 1; ; n++ {
 		select {
@@ -120,7 +120,7 @@ func (a *App) printMessages(ctx context.Context, client *edgeClient, format stri
 	}
 }
 
-// messageJSON is a message as -o json has it: one a line, its payload as text where it is text.
+// messageJSON is a message in the output of -o json, one per line. A payload that is not UTF-8 is in base64.
 type messageJSON struct {
 	Time    time.Time `json:"time"`
 	Topic   string    `json:"topic"`
@@ -155,17 +155,17 @@ func (a *App) printMessage(m mqtt.Message, format string, verbose bool) error {
 func (a *App) edgeLogs(o *edgeOptions) *cobra.Command {
 	var follow bool
 	c := &cobra.Command{
-		Use: "logs -f MODULE", Short: "Print what a module logs from now on, until it ends", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
-		Long: `Print what a module logs from now on, until it ends. The log is messages, which no broker keeps: what was logged before is
-known to the module's node alone ("tripod logs", for modules of the runtime tripod/wasm).`,
+		Use: "logs -f MODULE", Short: "Print a module's log from now on, until the module ends", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
+		Long: `Print a module's log from now on, until the module ends. The log is sent as messages, which no broker keeps. Only the
+module's node has earlier output ("tripod logs", for modules of the runtime tripod/wasm).`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if !follow {
-				return fmt.Errorf("a module's log is messages, and nobody keeps them: follow it with -f, or ask its node with `tripod logs`: %w", errdefs.ErrInvalidArgument)
+				return fmt.Errorf("a module's log is sent as messages, which are not kept: follow it with -f, or use `tripod logs` on its node: %w", errdefs.ErrInvalidArgument)
 			}
 			return a.edgeFollow(c.Context(), o, args[0])
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "print what comes, until the module ends")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow the log until the module ends")
 	return c
 }
 
@@ -175,7 +175,7 @@ func (a *App) edgeFollow(ctx context.Context, o *edgeOptions, arg string) error 
 		return err
 	}
 	if record.Status == "D" {
-		return fmt.Errorf("module %s is dead, and logs nothing more: %w", record.UUID, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("module %s is dead and logs nothing more: %w", record.UUID, errdefs.ErrFailedPrecondition)
 	}
 	client, err := o.connect(ctx)
 	if err != nil {
@@ -191,7 +191,7 @@ func (a *App) edgeFollow(ctx context.Context, o *edgeOptions, arg string) error 
 		select {
 		case m := <-client.messages:
 			if len(wire.Cut(m.Topic, seed.Control())) > 0 {
-				if ended, _ := w.take(m); ended {
+				if ended, _ := w.handle(m); ended {
 					return nil
 				}
 				continue
@@ -205,7 +205,7 @@ func (a *App) edgeFollow(ctx context.Context, o *edgeOptions, arg string) error 
 	}
 }
 
-// printLog writes one log message, which may or may not have its line break.
+// printLog prints a log message and adds a line break if it has none.
 func (a *App) printLog(payload []byte) error {
 	_, text := wire.ParseLog(payload)
 	if n := len(text); n == 0 || text[n-1] != '\n' {

@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// edgeRecord is a runtime's or a module's record as the orchestrator tells it, with the fields that tables show.
+// edgeRecord is the orchestrator's record of a runtime or a module. raw is the whole record; the other fields are for
+// tables.
 type edgeRecord struct {
 	raw json.RawMessage
 
@@ -33,7 +34,7 @@ type edgeRecord struct {
 	Exit       json.RawMessage `json:"exit"`
 }
 
-// UnmarshalJSON keeps the record as it came.
+// UnmarshalJSON keeps a copy of the record in raw.
 func (r *edgeRecord) UnmarshalJSON(b []byte) error {
 	type plain edgeRecord
 	if err := json.Unmarshal(b, (*plain)(r)); err != nil {
@@ -43,7 +44,7 @@ func (r *edgeRecord) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// program is what the module was made of.
+// program returns the image or file that the module was made from.
 func (r *edgeRecord) program() string {
 	for _, s := range []string{r.Image, r.File, r.Filename} {
 		if s != "" {
@@ -53,7 +54,7 @@ func (r *edgeRecord) program() string {
 	return "-"
 }
 
-// parent is the uuid of the parent, which some orchestrators tell as a record.
+// parent returns the parent's uuid. Some orchestrators send the parent's record instead of its uuid.
 func (r *edgeRecord) parent() string {
 	var id string
 	if json.Unmarshal(r.Parent, &id) == nil {
@@ -62,11 +63,11 @@ func (r *edgeRecord) parent() string {
 	var record struct {
 		UUID string `json:"uuid"`
 	}
-	_ = json.Unmarshal(r.Parent, &record) // neither: the cell stays empty
+	_ = json.Unmarshal(r.Parent, &record) // if it is neither, the cell stays empty
 	return record.UUID
 }
 
-// states words the states of records.
+// edgeStates maps the states of records to words.
 var edgeStates = map[string]string{"A": "alive", "Q": "queued", "E": "exiting", "K": "lost", "D": "dead"}
 
 func (r *edgeRecord) state() string {
@@ -76,7 +77,7 @@ func (r *edgeRecord) state() string {
 	return r.Status
 }
 
-// list asks for all records of a kind: runtimes, modules or queued.
+// list gets all records of a kind: runtimes, modules or queued.
 func (o *edgeOptions) list(ctx context.Context, kind string) ([]edgeRecord, error) {
 	var all []edgeRecord
 	for {
@@ -95,7 +96,8 @@ func (o *edgeOptions) list(ctx context.Context, kind string) ([]edgeRecord, erro
 	}
 }
 
-// find asks for one record by uuid, name or the end of the uuid; errdefs.ErrNotFound when there is none.
+// find gets one record by its uuid, its name or the end of its uuid. The error is errdefs.ErrNotFound if it does not
+// exist.
 func (o *edgeOptions) find(ctx context.Context, kind, q string) (*edgeRecord, error) {
 	r := &edgeRecord{}
 	err := o.get(ctx, "/api/"+kind+"/"+url.PathEscape(q)+"/", r)
@@ -120,31 +122,31 @@ func (o *edgeOptions) get(ctx context.Context, path string, into any) error {
 	body, err := io.ReadAll(io.LimitReader(response.Body, 64<<20))
 	switch {
 	case err != nil:
-		return fmt.Errorf("the orchestrator's answer broke off: %w", err)
+		return fmt.Errorf("read the orchestrator's answer: %w", err)
 	case response.StatusCode == http.StatusNotFound:
 		return errdefs.ErrNotFound
 	case response.StatusCode != http.StatusOK:
 		return fmt.Errorf("the orchestrator at %s answers %s to GET %s: %s", o.orchestrator, response.Status, path, bytes.TrimSpace(body[:min(len(body), 300)]))
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("what answers at %s is no orchestrator: %w", o.orchestrator, err)
+		return fmt.Errorf("the server at %s is not an orchestrator: %w", o.orchestrator, err)
 	}
 	return nil
 }
 
-// printRecords writes records as they came, or calls people for a table.
-func (a *App) printRecords(format string, records []edgeRecord, people func() error) error {
+// printRecords prints whole records as JSON or YAML if requested; otherwise it calls printTable.
+func (a *App) printRecords(format string, records []edgeRecord, printTable func() error) error {
 	raw := make([]json.RawMessage, len(records))
 	for i := range records {
 		raw[i] = records[i].raw
 	}
-	return a.printDocument(format, raw, people)
+	return a.printDocument(format, raw, printTable)
 }
 
-func (a *App) printDocument(format string, document any, people func() error) error {
+func (a *App) printDocument(format string, document any, printTable func() error) error {
 	switch format {
 	case "table", "":
-		return people()
+		return printTable()
 	case "json":
 		out := json.NewEncoder(a.Stdout)
 		out.SetEscapeHTML(false)
@@ -157,5 +159,5 @@ func (a *App) printDocument(format string, document any, people func() error) er
 		}
 		return err
 	}
-	return fmt.Errorf("output format %q is none of table, json, yaml: %w", format, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("output format %q is not table, json or yaml: %w", format, errdefs.ErrInvalidArgument)
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// edgeModule is what `edge run` makes a module of.
+// edgeModule holds the flags of `edge run`.
 type edgeModule struct {
 	uuid, name, runtime string
 	channels, env, dirs []string
@@ -33,14 +33,14 @@ func (a *App) edgeRun(o *edgeOptions) *cobra.Command {
 	var m edgeModule
 	c := &cobra.Command{
 		Use: "run FILE|IMAGE [-- ARGUMENT...]", Short: "Create a module from a file on the node or an image, and wait until it runs",
-		Long: `Run asks the orchestrator for a module and waits until it runs (or has ended well), or says why it does not. It prints the
-module's uuid.
+		Long: `Run asks the orchestrator to create a module and waits until the module runs (or has ended successfully). If it does not
+run, the error says why. Run prints the module's uuid.
 
-FILE is a path on the node, below one of its edge.module_roots; one that does not begin with / is taken to lie here. What is no
-file here and does not look like one is an image, OCI reference with digest.
+FILE is a path on the node, below one of its edge.module_roots. A path that does not begin with / is relative to the current
+directory. An argument that is neither a file here nor looks like a path is an image: an OCI reference with a digest.
 
-A channel is NAME=TOPIC[:MODE[:QOS]]: the module finds it as the file /ch/NAME; stdin, stdout and stderr as names put its standard
-streams there. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with $SL/ is the module's own.`,
+A channel is NAME=TOPIC[:MODE[:QOS]]: the module opens it as the file /ch/NAME. The names stdin, stdout and stderr connect its
+standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with $SL/ belongs to the module alone.`,
 		Example: `  tripod edge run /var/lib/tripod-modules/upper.wasm --channel in=app/in:r --channel out=app/out:w:1
   tripod edge run --runtime wasm --restart always registry.example/relay@sha256:... -- -v`,
 		Args: cobra.MinimumNArgs(1),
@@ -61,16 +61,16 @@ streams there. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with $S
 	f.StringVar(&m.uuid, "uuid", "", "uuid of the module; default: a new one")
 	f.StringArrayVar(&m.channels, "channel", nil, "channel NAME=TOPIC[:MODE[:QOS]]")
 	f.StringArrayVarP(&m.env, "env", "e", nil, "environment NAME=VALUE")
-	f.StringArrayVar(&m.dirs, "dir", nil, "directory of the node that the module sees, below one of its edge.dir_roots")
-	f.StringVar(&m.restart, "restart", wire.RestartNever, "what to do when it ends: always, on-failure or never")
-	f.StringSliceVar(&m.apis, "api", nil, "what the runtime must offer, where the orchestrator chooses")
+	f.StringArrayVar(&m.dirs, "dir", nil, "directory of the node to share with the module, below one of the node's edge.dir_roots")
+	f.StringVar(&m.restart, "restart", wire.RestartNever, "restart the module when it ends: always, on-failure or never")
+	f.StringSliceVar(&m.apis, "api", nil, "API that the runtime must offer, if the orchestrator chooses it")
 	f.BoolVarP(&m.detach, "detach", "d", false, "do not wait until it runs")
 	_ = c.RegisterFlagCompletionFunc("runtime", a.completeEdge(o, "runtimes"))
 	_ = c.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{wire.RestartAlways, wire.RestartOnFailure, wire.RestartNever}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-// data are the fields of the create message.
+// data returns the data of the create message.
 func (m edgeModule) data(args []string) (wire.ModuleData, error) {
 	fields := map[string]any{"type": "module", "uuid": m.uuid, "name": m.name, "restart": m.restart}
 	if m.uuid == "" {
@@ -79,8 +79,8 @@ func (m edgeModule) data(args []string) (wire.ModuleData, error) {
 	if m.name == "" {
 		fields["name"] = nameOf(strings.TrimSuffix(filepath.Base(args[0]), ".wasm"))
 	}
-	if file, ok := moduleFile(args[0]); ok {
-		absolute, err := filepath.Abs(file)
+	if isModuleFile(args[0]) {
+		absolute, err := filepath.Abs(args[0])
 		if err != nil {
 			return nil, err
 		}
@@ -116,23 +116,24 @@ func (m edgeModule) data(args []string) (wire.ModuleData, error) {
 	return data, data.Validate()
 }
 
-// moduleFile tells whether arg is a path: it looks like one, or a file is there.
-func moduleFile(arg string) (string, bool) {
+// isModuleFile reports whether arg looks like a path or is an existing file.
+func isModuleFile(arg string) bool {
 	if strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, "./") || strings.HasPrefix(arg, "../") || strings.HasSuffix(arg, ".wasm") {
-		return arg, true
+		return true
 	}
 	info, err := os.Stat(arg)
-	return arg, err == nil && info.Mode().IsRegular()
+	return err == nil && info.Mode().IsRegular()
 }
 
-// channelField is a channel as the create message has it.
+// channelField is a channel in the create message.
 type channelField struct {
 	Name  string `json:"name"`
 	Topic string `json:"topic"`
 	Mode  string `json:"mode"`
 }
 
-// parseChannels reads NAME=TOPIC[:MODE[:QOS]]. A topic may itself have colons: only what reads as a mode is taken for one.
+// parseChannels parses NAME=TOPIC[:MODE[:QOS]]. A topic can contain colons; only a suffix that is a valid mode counts
+// as one.
 func parseChannels(list []string) ([]channelField, error) {
 	all := make([]channelField, 0, len(list))
 	for _, text := range list {
@@ -141,7 +142,7 @@ func parseChannels(list []string) ([]channelField, error) {
 			return nil, fmt.Errorf("--channel %q is not NAME=TOPIC[:MODE[:QOS]]: %w", text, errdefs.ErrInvalidArgument)
 		}
 		if slices.ContainsFunc(all, func(c channelField) bool { return c.Name == name }) {
-			return nil, fmt.Errorf("--channel %q: there is a channel %s already: %w", text, name, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("--channel %q: channel %s is set twice: %w", text, name, errdefs.ErrInvalidArgument)
 		}
 		topic, mode := cutMode(topic)
 		if mode == "" {
@@ -162,7 +163,7 @@ func parseChannels(list []string) ([]channelField, error) {
 	return all, nil
 }
 
-// cutMode takes a mode off the end, with its quality of service if there is one.
+// cutMode cuts a mode, and its quality of service if present, off the end of text.
 func cutMode(text string) (topic, mode string) {
 	rest, last, ok := cutLast(text)
 	if !ok {
@@ -186,7 +187,7 @@ func cutLast(text string) (before, after string, ok bool) {
 	return text[:i], text[i+1:], true
 }
 
-// runModule asks for the module and waits for the first word on what became of it.
+// runModule asks for the module and, unless detach is set, waits until it runs or has failed.
 func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleData, detach bool) error {
 	client, err := o.connect(ctx)
 	if err != nil {
@@ -213,10 +214,10 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 	return a.printDocument(o.format, json.RawMessage(data.Bytes()), nil)
 }
 
-// statePoll is how often the orchestrator is asked about a module whose manager does not report.
+// statePoll is the interval for asking the orchestrator about a module, because some managers do not report.
 const statePoll = 250 * time.Millisecond
 
-// awaitModule waits for the module to run, or for the error.
+// awaitModule waits until the module runs or has failed.
 func (o *edgeOptions) awaitModule(ctx context.Context, client *edgeClient, w *moduleWatch) error {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
@@ -226,7 +227,7 @@ func (o *edgeOptions) awaitModule(ctx context.Context, client *edgeClient, w *mo
 	for {
 		select {
 		case m := <-client.messages:
-			if done, err := w.take(m); done {
+			if done, err := w.handle(m); done {
 				return err
 			}
 		case <-tick.C:
@@ -235,21 +236,21 @@ func (o *edgeOptions) awaitModule(ctx context.Context, client *edgeClient, w *mo
 				record, known = r, true
 			}
 			if err == nil && r.Status == "A" && !w.reporting[r.parent()] {
-				return nil // its manager says no more than the orchestrator
+				return nil // the manager does not report, so the orchestrator's state must do
 			}
 			if err == nil && r.Status == "D" {
-				return w.ended(exitStatus(r.Exit))
+				return w.exitError(exitStatus(r.Exit))
 			}
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
 			}
-			return w.silence(o, record, known)
+			return w.timeoutError(o, record, known)
 		}
 	}
 }
 
-// moduleWatch understands what is said about one module.
+// moduleWatch interprets the messages about one module.
 type moduleWatch struct {
 	topics         wire.Topics
 	object, module string
@@ -260,10 +261,10 @@ func newModuleWatch(topics wire.Topics, object, module string) *moduleWatch {
 	return &moduleWatch{topics: topics, object: object, module: module, reporting: map[string]bool{}}
 }
 
-// take looks at a message; done says that it decides.
-func (w *moduleWatch) take(m mqtt.Message) (done bool, err error) {
+// handle interprets a message. done means that the module runs, has ended or was refused; err is then the result.
+func (w *moduleWatch) handle(m mqtt.Message) (done bool, err error) {
 	if m.Topic == w.topics.Errors() {
-		return w.takeError(m.Payload)
+		return w.handleError(m.Payload)
 	}
 	if rt := wire.Cut(m.Topic, w.topics.Reported("+")[:len(w.topics.Reported("+"))-len("/+")]); len(rt) == 1 {
 		w.reporting[rt[0]] = true
@@ -280,11 +281,12 @@ func (w *moduleWatch) take(m mqtt.Message) (done bool, err error) {
 	if json.Unmarshal(e.Data, &data) != nil || data.UUID != w.module {
 		return false, nil
 	}
-	return true, w.ended(data.Status)
+	return true, w.exitError(data.Status)
 }
 
-// takeError looks whether an error, of the orchestrator or of a manager, is about our request.
-func (w *moduleWatch) takeError(payload []byte) (bool, error) {
+// handleError interprets an error message of the orchestrator or a manager. It reports whether the error is about our
+// request.
+func (w *moduleWatch) handleError(payload []byte) (bool, error) {
 	e, err := wire.ParseEnvelope(payload)
 	if err != nil || e.Action != wire.ActionError {
 		return false, nil
@@ -293,7 +295,7 @@ func (w *moduleWatch) takeError(payload []byte) (bool, error) {
 		Desc string          `json:"desc"`
 		Data json.RawMessage `json:"data"`
 	}
-	_ = json.Unmarshal(e.Data, &data) // what is not there stays empty
+	_ = json.Unmarshal(e.Data, &data) // missing fields stay empty
 	var about struct {
 		ObjectID string `json:"object_id"`
 		UUID     string `json:"uuid"`
@@ -305,8 +307,8 @@ func (w *moduleWatch) takeError(payload []byte) (bool, error) {
 	return true, fmt.Errorf("refused: %s", data.Desc)
 }
 
-// ended is nil for a module that has done its work already.
-func (w *moduleWatch) ended(status json.RawMessage) error {
+// exitError returns an error for a module that has ended, unless it has ended successfully.
+func (w *moduleWatch) exitError(status json.RawMessage) error {
 	var s struct {
 		Code   *int   `json:"code"`
 		Reason string `json:"reason"`
@@ -316,21 +318,21 @@ func (w *moduleWatch) ended(status json.RawMessage) error {
 	}
 	var text string
 	if json.Unmarshal(status, &text) == nil && text == "exited" {
-		return nil // a public peer's word for any end
+		return nil // a public peer reports every exit like this
 	}
 	return fmt.Errorf("module %s has ended: %s", w.module, exitText(status))
 }
 
-// silence words that nothing has been heard in time.
-func (w *moduleWatch) silence(o *edgeOptions, record *edgeRecord, known bool) error {
-	what := "the orchestrator has not answered: does it run, with this broker and realm?"
+// timeoutError returns the error for a module that does not run in time. known says whether record is valid.
+func (w *moduleWatch) timeoutError(o *edgeOptions, record *edgeRecord, known bool) error {
+	what := "the orchestrator has not answered: is it running, with this broker and realm?"
 	if known {
-		what = fmt.Sprintf("the orchestrator has it as %s on runtime %s; `tripod edge ps %s` tells more", record.state(), record.parent(), w.module)
+		what = fmt.Sprintf("the orchestrator has it as %s on runtime %s; see `tripod edge ps %s`", record.state(), record.parent(), w.module)
 	}
 	return fmt.Errorf("module %s does not run after %s: %s: %w", w.module, o.timeout, what, errdefs.ErrUnavailable)
 }
 
-// reportedRunning tells whether a manager's report has the module as running.
+// reportedRunning reports whether a manager's report lists the module as running.
 func reportedRunning(payload []byte, module string) bool {
 	var report struct {
 		Modules []struct {

@@ -15,7 +15,7 @@ import (
 
 func (a *App) edgeStop(o *edgeOptions) *cobra.Command {
 	return &cobra.Command{
-		Use: "stop MODULE...", Short: "Delete modules, and wait until they have ended", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
+		Use: "stop MODULE...", Short: "Delete modules and wait until they have ended", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx := c.Context()
 			client, err := o.connect(ctx)
@@ -29,7 +29,7 @@ func (a *App) edgeStop(o *edgeOptions) *cobra.Command {
 			return a.each(args, func(arg string) (string, error) {
 				r, err := o.find(ctx, "modules", arg)
 				if err == nil && r.Status == "D" {
-					err = fmt.Errorf("module %s is dead already: %w", r.UUID, errdefs.ErrFailedPrecondition)
+					err = fmt.Errorf("module %s is already dead: %w", r.UUID, errdefs.ErrFailedPrecondition)
 				}
 				if err != nil {
 					return "", err
@@ -40,7 +40,7 @@ func (a *App) edgeStop(o *edgeOptions) *cobra.Command {
 	}
 }
 
-// stopModule asks for the module's end and waits for the record to say so.
+// stopModule asks the orchestrator to delete a module and waits until the module's record says that it is dead.
 func (o *edgeOptions) stopModule(ctx context.Context, client *edgeClient, module string) error {
 	data, err := json.Marshal(map[string]string{"type": "module", "uuid": module})
 	if err != nil {
@@ -60,9 +60,9 @@ func (o *edgeOptions) stopModule(ctx context.Context, client *edgeClient, module
 		select {
 		case m := <-client.messages:
 			if m.Topic != w.topics.Errors() {
-				continue // its end is true when the record says so
+				continue // a message about the exit can precede the record
 			}
-			if refused, err := w.takeError(m.Payload); refused {
+			if refused, err := w.handleError(m.Payload); refused {
 				return err
 			}
 		case <-tick.C:
@@ -77,7 +77,7 @@ func (o *edgeOptions) stopModule(ctx context.Context, client *edgeClient, module
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
 			}
-			return fmt.Errorf("module %s has not ended after %s, it is %s: does its node run? %w", module, o.timeout, state, errdefs.ErrUnavailable)
+			return fmt.Errorf("module %s has not ended after %s, it is %s: is its node running? %w", module, o.timeout, state, errdefs.ErrUnavailable)
 		}
 	}
 }

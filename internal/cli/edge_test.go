@@ -105,7 +105,7 @@ func TestModuleWatch(t *testing.T) {
 		"refused by object": {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"object","action":"error","type":"arts_resp","data":{"desc":"bad"}}`)}, true, "bad"},
 		"another's refusal": {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"bad","data":{"uuid":"other"}}}`)}, false, ""},
 	} {
-		done, err := watch().take(test.message)
+		done, err := watch().handle(test.message)
 		if done != test.done || (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, %v", name, done, err)
 		}

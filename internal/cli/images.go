@@ -21,7 +21,7 @@ func (a *App) imagesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "images [REFERENCE]", Short: "List images", Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				filter := &runtimeapi.ImageFilter{}
 				if len(args) == 1 {
 					filter.Image = &runtimeapi.ImageSpec{Image: args[0]}
@@ -80,7 +80,7 @@ func namesOf(i *runtimeapi.Image) []string {
 
 func firstName(i *runtimeapi.Image) string { return namesOf(i)[0] }
 
-// splitTag splits at the colon before the tag, which is never that of a port.
+// splitTag splits a reference at the colon before the tag, not at the colon before a port.
 func splitTag(ref string) (name, tag string) {
 	if i := strings.LastIndexByte(ref, ':'); i > strings.LastIndexByte(ref, '/') {
 		return ref[:i], ref[i+1:]
@@ -104,7 +104,7 @@ func (a *App) pullCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "pull REFERENCE", Short: "Pull an image", Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				auth, err := parseCreds(creds)
 				if err != nil {
 					return err
@@ -140,7 +140,8 @@ func parseCreds(creds string) (*runtimeapi.AuthConfig, error) {
 	return &runtimeapi.AuthConfig{Username: user, Password: password}, nil
 }
 
-// pull shows on a terminal the elapsed time and the growth of the image file system; the CRI reports nothing more.
+// pull pulls an image. On a terminal it shows the elapsed time and the growth of the image file system, because the CRI
+// reports no progress.
 func (a *App) pull(ctx context.Context, client *Client, ref string, auth *runtimeapi.AuthConfig) (string, error) {
 	f, ok := a.Stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -187,7 +188,7 @@ func (a *App) rmiCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "rmi IMAGE...", Short: "Remove images", Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,
 					func(arg string) (string, error) { return client.Image(ctx, arg) },
 					func(ref string) error { return client.Images.RemoveImage(ctx, &runtimeapi.ImageSpec{Image: ref}) })

@@ -22,9 +22,9 @@ func (a *App) verifyImagesCommand() *cobra.Command {
 	var quick bool
 	c := &cobra.Command{
 		Use: "verify", Short: "Check all images for damage (exit code 1: damaged); pulling an image again repairs it", Args: cobra.NoArgs,
-		Long: `Compare the images' blobs, unpacked layers and records to each other and to their digests. Nothing is changed: the next
-pull of an image mends what was found of it, also while containers run from it. With --quick files are not read: what is
-missing, empty or cut off is found still, as it is at each start of the daemon.`,
+		Long: `Compare the images' blobs, unpacked layers and records with each other and with their digests. Verify changes nothing:
+the next pull of an image repairs its damage, even while containers run from it. With --quick it does not read files. It
+then finds only missing, empty and truncated files, as the daemon does at each start.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			found, raw, err := VerifyImages(Quiet(c.Context()), a.endpoint, !quick)
 			if err != nil {

@@ -51,7 +51,7 @@ func (a *App) inspectCommand(use, short string, complete cobra.CompletionFunc, g
 				return fmt.Errorf("output format %q is neither json nor yaml", format)
 			}
 			a.format = format
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				for _, arg := range args {
 					msg, err := get(ctx, client, arg)
 					if err != nil {

@@ -29,7 +29,7 @@ func (a *App) logCommands() []*cobra.Command {
 			if o.TailSet && tail < 0 {
 				return fmt.Errorf("--tail %d is negative", tail)
 			}
-			return a.with(c, func(ctx context.Context, client *Client) error { return a.logs(ctx, client, args[0], o) })
+			return a.withClient(c, func(ctx context.Context, client *Client) error { return a.logs(ctx, client, args[0], o) })
 		},
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow the log until the container ends")

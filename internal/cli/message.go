@@ -11,9 +11,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// readMessage reads a CRI message from a JSON or YAML file; field names may have either form (log_path, logPath). Unknown
-// fields are errors. Values of environment variables are plain text, as in every example of a container configuration,
-// although the CRI declares them as bytes, which JSON would encode in base64.
+// readMessage reads a CRI message from a JSON or YAML file; field names may have either form (log_path, logPath).
+// Unknown fields are errors. Values of environment variables are plain text, as in every example of a container
+// configuration, although the CRI declares them as bytes, which JSON would encode in base64.
 func readMessage(path string, into proto.Message) error {
 	text, err := os.ReadFile(path)
 	if err != nil {

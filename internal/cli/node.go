@@ -21,7 +21,7 @@ func (a *App) infoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "info", Aliases: []string{"status"}, Short: "State of the node: conditions, handlers, features (exit code 1: not ready)", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				resp, err := client.Status(ctx, true)
 				if err != nil {
 					return err
@@ -80,7 +80,7 @@ func (a *App) eventsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "events", Short: "Print events of pods and containers until interrupted", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error { return a.events(ctx, client) })
+			return a.withClient(c, func(ctx context.Context, client *Client) error { return a.events(ctx, client) })
 		},
 	}
 	c.Flags().StringVarP(&a.format, "output", "o", "table", "table or json (one object per line)")

@@ -29,7 +29,7 @@ func newTable(out io.Writer, header ...string) *table {
 
 func (t *table) row(cells ...string) {
 	for i, c := range cells {
-		// A tab or a line break in a cell would break the table, and names come from others.
+		// Names come from users and can contain a tab or a line break, which would break the table.
 		cells[i] = strings.Map(func(r rune) rune {
 			if r < ' ' || r == 0x7f {
 				return '?'
@@ -42,13 +42,13 @@ func (t *table) row(cells ...string) {
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// print writes msg as JSON or YAML if requested; otherwise it calls people for a table.
-func (a *App) print(msg proto.Message, people func(wide bool) error) error {
+// print writes msg as JSON or YAML if requested; otherwise it calls printTable for a table.
+func (a *App) print(msg proto.Message, printTable func(wide bool) error) error {
 	switch a.format {
 	case "table", "":
-		return people(false)
+		return printTable(false)
 	case "wide":
-		return people(true)
+		return printTable(true)
 	case "json", "yaml":
 		document, err := jsonOf(msg)
 		if err != nil {
@@ -102,11 +102,11 @@ func jsonOf(msg proto.Message) ([]byte, error) {
 	if fields["info"], err = json.Marshal(opened); err != nil {
 		return nil, err
 	}
-	return inOrder(fields)
+	return marshalOrdered(fields)
 }
 
-// inOrder orders the fields of a status answer for people: the long info comes last.
-func inOrder(fields map[string]json.RawMessage) ([]byte, error) {
+// marshalOrdered marshals the fields of a status answer with the status first and the long info last.
+func marshalOrdered(fields map[string]json.RawMessage) ([]byte, error) {
 	var out bytes.Buffer
 	names := slices.SortedFunc(maps.Keys(fields), func(a, b string) int {
 		return cmp.Or(boolInt(a == "info")-boolInt(b == "info"), boolInt(b == "status")-boolInt(a == "status"), cmp.Compare(a, b))
@@ -126,7 +126,7 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// shortID truncates hexadecimal IDs; names stay whole.
+// shortID truncates hexadecimal IDs. It does not change names.
 func shortID(id string) string {
 	hex := strings.TrimPrefix(id, "sha256:")
 	if len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {

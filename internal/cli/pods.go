@@ -20,7 +20,7 @@ func (a *App) podsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "pods", Short: "List pods", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				filter := &runtimeapi.PodSandboxFilter{LabelSelector: labels}
 				switch strings.ToLower(state) {
 				case "":
@@ -101,7 +101,7 @@ func (a *App) stoppCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "stopp POD...", Short: "Stop pods and the containers in them", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completePods,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,
 					func(arg string) (string, error) { return client.Pod(ctx, arg) },
 					func(id string) error { return client.StopPodSandbox(ctx, id) })
@@ -113,10 +113,10 @@ func (a *App) stoppCommand() *cobra.Command {
 func (a *App) rmpCommand() *cobra.Command {
 	var force, all bool
 	c := &cobra.Command{
-		Use: "rmp [-f] POD...", Short: "Remove pods that are stopped (-f: running ones too)", ValidArgsFunction: a.completePods,
+		Use: "rmp [-f] POD...", Short: "Remove stopped pods (-f: running ones too)", ValidArgsFunction: a.completePods,
 		Args: needArgsOr(&all),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				pods, err := client.ListPodSandbox(ctx, nil)
 				if err != nil {
 					return err

@@ -59,13 +59,13 @@ func (a *App) PushCommand() *cobra.Command {
 	f.StringSliceVar(&p.registries.HostsDir, "hosts-dir", config.Default().Image.HostsDirs, "directories with hosts.toml files (certs.d)")
 	f.StringVar(&p.registries.DockerConfig, "docker-config", dockerConfig(), "docker config.json with logins")
 	f.StringVar(&p.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
-	f.BoolVar(&p.dry, "dry-run", false, "check the files without pushing")
+	f.BoolVar(&p.dryRun, "dry-run", false, "check the files without pushing")
 	f.DurationVar(&p.timeout, "timeout", 10*time.Minute, "timeout")
 	f.StringVarP(&a.format, "output", "o", "table", "table (the digest reference), json or yaml")
 	return c
 }
 
-// dockerConfig is the file in which docker login stores logins.
+// dockerConfig returns the path of the file in which docker login stores logins.
 func dockerConfig() string {
 	if dir := os.Getenv("DOCKER_CONFIG"); dir != "" {
 		return filepath.Join(dir, "config.json")
@@ -84,19 +84,19 @@ type push struct {
 	annotations               map[string]string
 	registries                image.Registries
 	creds                     string
-	dry                       bool
+	dryRun                    bool
 	timeout                   time.Duration
 }
 
-// pushed describes what was pushed.
+// pushed is the result of a push.
 type pushed struct {
-	Reference string            `json:"reference"`
-	Digest    string            `json:"digest"`
-	World     artifact.World    `json:"world,omitempty"`
-	Services  []string          `json:"services,omitempty"`
-	Layers    []pushedLayer     `json:"layers"`
-	Notes     map[string]string `json:"annotations,omitempty"`
-	Warnings  []string          `json:"warnings,omitempty"`
+	Reference   string            `json:"reference"`
+	Digest      string            `json:"digest"`
+	World       artifact.World    `json:"world,omitempty"`
+	Services    []string          `json:"services,omitempty"`
+	Layers      []pushedLayer     `json:"layers"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Warnings    []string          `json:"warnings,omitempty"`
 }
 
 type pushedLayer struct {
@@ -116,7 +116,7 @@ func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
 		return nil, err
 	}
 	spec := artifact.Spec{Wasm: binary}
-	if spec.Annotations, err = p.notes(); err != nil {
+	if spec.Annotations, err = p.manifestAnnotations(); err != nil {
 		return nil, err
 	}
 	schema, err := p.describe(ctx, &spec)
@@ -128,7 +128,7 @@ func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	interfaces, services := exported(schema)
-	result := &pushed{Digest: built.Manifest.Digest.String(), Services: services, Notes: spec.Annotations}
+	result := &pushed{Digest: built.Manifest.Digest.String(), Services: services, Annotations: spec.Annotations}
 	if result.World, err = artifact.Check(built.Outline, interfaces); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -151,7 +151,7 @@ func (p *push) runDisk(ctx context.Context, file, ref string) (*pushed, error) {
 	if err != nil {
 		return nil, err
 	}
-	result := &pushed{Digest: manifest.Digest.String(), Notes: p.annotations}
+	result := &pushed{Digest: manifest.Digest.String(), Annotations: p.annotations}
 	return result, p.send(ctx, result, ref, manifest, blobs)
 }
 
@@ -165,7 +165,7 @@ func (p *push) send(ctx context.Context, result *pushed, ref string, manifest im
 }
 
 func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, blobs []image.Blob) (string, error) {
-	if p.dry {
+	if p.dryRun {
 		return image.DigestReference(ref, manifest.Digest)
 	}
 	creds, err := parseCreds(p.creds)
@@ -179,24 +179,24 @@ func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, bl
 	return p.registries.Push(ctx, ref, auth, manifest, blobs...)
 }
 
-// notes returns the annotations of the manifest.
-func (p *push) notes() (map[string]string, error) {
-	notes := map[string]string{}
-	maps.Copy(notes, p.annotations)
+// annotations returns the annotations of the manifest.
+func (p *push) manifestAnnotations() (map[string]string, error) {
+	annotations := map[string]string{}
+	maps.Copy(annotations, p.annotations)
 	if p.component != "" {
 		named, err := artifact.NameAnnotations(p.prefix, p.component)
 		if err != nil {
 			return nil, fmt.Errorf("--component: %w", err)
 		}
-		maps.Copy(notes, named)
+		maps.Copy(annotations, named)
 	}
-	if len(notes) == 0 {
+	if len(annotations) == 0 {
 		return nil, nil
 	}
-	return notes, nil
+	return annotations, nil
 }
 
-// describe determines the descriptors and services of the component; nil if it has none.
+// describe sets the component's descriptors in spec and returns its schema, or nil if the component has no services.
 func (p *push) describe(ctx context.Context, spec *artifact.Spec) (*protowit.Schema, error) {
 	services := p.services
 	var err error
@@ -227,16 +227,17 @@ func (p *push) describe(ctx context.Context, spec *artifact.Spec) (*protowit.Sch
 	return p.schema(spec, services)
 }
 
-// schema compiles the descriptors as a node does. It records the services if the node would find others by itself.
+// schema compiles the descriptors as a node does. It adds the services to the annotations if a node would choose
+// others.
 func (p *push) schema(spec *artifact.Spec, services []string) (*protowit.Schema, error) {
 	schema, err := protowit.Parse(spec.Descriptors, services...)
 	if err != nil {
 		return nil, err
 	}
-	byItself, err := protowit.Parse(spec.Descriptors)
+	chosen, err := protowit.Parse(spec.Descriptors)
 	_, want := exported(schema)
 	if err == nil {
-		if _, got := exported(byItself); slices.Equal(got, want) {
+		if _, got := exported(chosen); slices.Equal(got, want) {
 			return schema, nil
 		}
 	}

@@ -199,7 +199,7 @@ func TestPushDisk(t *testing.T) {
 	} {
 		out, err := pushTo(t, path(name), host+"/disks/a:1", "--plain-http", "-o", "json", "--annotation", "note=x")
 		var got pushed
-		if err != nil || json.Unmarshal([]byte(out), &got) != nil || len(got.Layers) != 2 || got.Layers[1].MediaType != want || got.Notes["note"] != "x" {
+		if err != nil || json.Unmarshal([]byte(out), &got) != nil || len(got.Layers) != 2 || got.Layers[1].MediaType != want || got.Annotations["note"] != "x" {
 			t.Errorf("%s: %s, %v", name, out, err)
 		}
 	}

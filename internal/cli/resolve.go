@@ -13,7 +13,7 @@ import (
 // named is one candidate for an argument.
 type named struct{ id, name string }
 
-// pick finds the thing that arg names: by ID, name or ID prefix, in this order. kind is for messages.
+// pick returns the ID of the candidate that arg refers to by ID, name or ID prefix, in this order. kind is for errors.
 func pick(kind, arg string, all []named) (string, error) {
 	if arg == "" {
 		return "", fmt.Errorf("the %s ID is empty", kind)
@@ -42,6 +42,7 @@ func pick(kind, arg string, all []named) (string, error) {
 	return "", fmt.Errorf("no %s has the ID or the name %q", kind, arg)
 }
 
+// Pod returns the ID of the pod that arg refers to.
 func (c *Client) Pod(ctx context.Context, arg string) (string, error) {
 	pods, err := c.ListPodSandbox(ctx, nil)
 	if err != nil {
@@ -61,12 +62,13 @@ func (c *Client) Pod(ctx context.Context, arg string) (string, error) {
 	return "", err
 }
 
+// Container returns the ID of the container that arg refers to.
 func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 	containers, err := c.ListContainers(ctx, nil)
 	if err != nil {
 		return "", err
 	}
-	// A restarted container leaves its stopped predecessors under the same name; prefer the running one.
+	// A restarted container leaves stopped attempts under the same name; prefer the latest.
 	slices.SortStableFunc(containers, func(x, y *runtimeapi.Container) int {
 		return int(y.GetMetadata().GetAttempt()) - int(x.GetMetadata().GetAttempt())
 	})
@@ -87,7 +89,7 @@ func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 	return pick("container", arg, all)
 }
 
-// each resolves every argument and runs do on it, continuing after errors; it prints each ID that succeeded.
+// each calls do with the ID of every argument, continues after errors, and prints the IDs for which do succeeded.
 func (a *App) each(args []string, resolve func(string) (string, error), do func(id string) error) error {
 	failed := 0
 	for _, arg := range args {
@@ -111,7 +113,7 @@ func (a *App) each(args []string, resolve func(string) (string, error), do func(
 // completePods and completeContainers complete arguments for the shell.
 func (a *App) completePods(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var words []string
-	_ = a.with(c, func(ctx context.Context, client *Client) error {
+	_ = a.withClient(c, func(ctx context.Context, client *Client) error {
 		pods, err := client.ListPodSandbox(ctx, nil)
 		for _, p := range pods {
 			words = append(words, shortID(p.GetId())+"\t"+p.GetMetadata().GetName())
@@ -123,7 +125,7 @@ func (a *App) completePods(c *cobra.Command, _ []string, _ string) ([]string, co
 
 func (a *App) completeContainers(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var words []string
-	_ = a.with(c, func(ctx context.Context, client *Client) error {
+	_ = a.withClient(c, func(ctx context.Context, client *Client) error {
 		containers, err := client.ListContainers(ctx, nil)
 		for _, k := range containers {
 			words = append(words, shortID(k.GetId())+"\t"+k.GetMetadata().GetName())

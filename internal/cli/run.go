@@ -27,7 +27,7 @@ func (a *App) runpCommand() *cobra.Command {
 			if err := readMessage(args[0], config); err != nil {
 				return err
 			}
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.RunPodSandbox(ctx, config, handler)
 				if err == nil {
 					fmt.Fprintln(a.Stdout, id)
@@ -49,7 +49,7 @@ func (a *App) createCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				podID, err := client.Pod(ctx, args[0])
 				if err != nil {
 					return err
@@ -67,7 +67,7 @@ func (a *App) createCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVar(&pull, "with-pull", false, "pull the image first if it is not there")
+	c.Flags().BoolVar(&pull, "with-pull", false, "pull the image first if it is missing")
 	return c
 }
 
@@ -105,8 +105,8 @@ func (a *App) runCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run {IMAGE [-- ARGUMENT...] | CONTAINER-FILE POD-FILE}",
 		Short: "Run a container in its own pod, from an image or from two files",
-		Long: `Run pulls what is not there, starts a pod, and creates and starts one container in it; what it began is
-removed again when a step fails. It prints the container's ID.
+		Long: `Run pulls the image if it is missing, starts a pod, and creates and starts one container in it. If a step
+fails, it removes the pod again. It prints the container's ID.
 
   tripod run docker.io/library/nginx:1 -p 8080:80
   tripod run --name hello docker.io/library/busybox:1 -- sh -c 'echo hello; sleep 60'
@@ -118,7 +118,7 @@ removed again when a step fails. It prints the container's ID.
 			if err != nil {
 				return err
 			}
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := a.run(ctx, client, container, pod, o.handler)
 				if err == nil {
 					fmt.Fprintln(a.Stdout, id)
@@ -141,7 +141,8 @@ removed again when a step fails. It prints the container's ID.
 	return c
 }
 
-// configs makes the two messages from the arguments; dash is the number of arguments before "--", or -1.
+// configs makes the messages for container and pod from the arguments. dash is the number of arguments before "--", or
+// -1.
 func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfig, *runtimeapi.PodSandboxConfig, error) {
 	if dash < 0 && len(args) == 2 && isConfigFile(args[0]) && isConfigFile(args[1]) {
 		return readConfigs(args[0], args[1])
@@ -209,7 +210,7 @@ func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.Con
 	if err == nil {
 		return id, nil
 	}
-	// The caller may be gone, so the clean-up has its own timeout.
+	// ctx may have ended, so the clean-up has its own timeout.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	if undo := removePod(ctx, client, podID, true, true); undo != nil {

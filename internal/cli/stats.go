@@ -17,7 +17,7 @@ func (a *App) statsCommands() []*cobra.Command {
 	c := &cobra.Command{
 		Use: "stats [ID]", Short: "Show the resource use of containers (with --pods: of pods)", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				if pods {
 					return a.podStats(ctx, client, args, interval)
 				}
@@ -100,8 +100,8 @@ func (a *App) podStats(ctx context.Context, client *Client, args []string, inter
 	})
 }
 
-// measure returns each CPU use in nanoseconds per second: the runtime's own rate if there is one, otherwise the difference of
-// two samples.
+// measure returns the CPU use by ID in nanoseconds per second: the runtime's own rate if it reports one, otherwise the
+// difference of two samples.
 func measure[S any](ctx context.Context, first []S, again func() ([]S, error), interval time.Duration,
 	cpu func(S) (string, *runtimeapi.CpuUsage)) (map[string]float64, error) {
 	rates, before := map[string]float64{}, map[string]*runtimeapi.CpuUsage{}

@@ -30,7 +30,7 @@ func (a *App) streamCommands() []*cobra.Command {
 type streamOptions struct {
 	stdin, tty bool
 	transport  string
-	keys       string // these keys, typed on a terminal, end the session
+	keys       string // keys that end the session when typed on a terminal
 }
 
 func (o *streamOptions) flags(c *cobra.Command, tty bool) {
@@ -48,7 +48,7 @@ func (a *App) execCommand() *cobra.Command {
 		Use: "exec [-it] CONTAINER [--] COMMAND...", Short: "Run a command in a running container and exit with its exit code",
 		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.Container(ctx, args[0])
 				if err != nil {
 					return err
@@ -77,7 +77,7 @@ func (a *App) execSync(ctx context.Context, client *Client, id string, cmd []str
 	_, _ = a.Stdout.Write(stdout)
 	_, _ = a.Stderr.Write(stderr)
 	if code := ExitCode(err); code > 1 || (code == 1 && stdout != nil) {
-		return &ExitError{Code: code} // the program's own failure, which it has reported itself
+		return &ExitError{Code: code} // the program has reported its failure itself
 	}
 	return err
 }
@@ -88,7 +88,7 @@ func (a *App) attachCommand() *cobra.Command {
 		Use: "attach [-it] CONTAINER", Short: "Connect to the standard streams of a running container; with -it, Ctrl-P Ctrl-Q disconnects",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.Container(ctx, args[0])
 				if err != nil {
 					return err
@@ -120,7 +120,7 @@ func (a *App) stream(ctx context.Context, address string, o streamOptions) error
 	left := false
 	switch {
 	case o.stdin && o.tty && o.keys != "":
-		options.Stdin = &escape{from: a.Stdin, keys: o.keys, left: func() { left = true; leave() }}
+		options.Stdin = &escape{from: a.Stdin, keys: o.keys, onMatch: func() { left = true; leave() }}
 	case o.stdin:
 		options.Stdin = a.Stdin
 	}
@@ -165,9 +165,9 @@ func isExit(err error) bool {
 }
 
 func newExecutor(address, transport string) (remotecommand.Executor, error) {
-	target, err := url.Parse(address)
-	if err != nil || target.Host == "" {
-		return nil, fmt.Errorf("the runtime answered with an unusable stream address %q", address)
+	target, err := parseTarget(address)
+	if err != nil {
+		return nil, err
 	}
 	config := restConfig(target)
 	switch transport {
@@ -180,8 +180,16 @@ func newExecutor(address, transport string) (remotecommand.Executor, error) {
 	}
 }
 
-// restConfig is for a node's own streaming server. Its certificate is self-signed; both sides trust the one-time token in the
-// URL, which came over the CRI socket.
+func parseTarget(address string) (*url.URL, error) {
+	target, err := url.Parse(address)
+	if err != nil || target.Host == "" {
+		return nil, fmt.Errorf("the runtime answered with an unusable stream address %q", address)
+	}
+	return target, nil
+}
+
+// restConfig returns the configuration for a node's own streaming server. It accepts the server's self-signed
+// certificate: both sides trust the one-time token in the URL, which came over the CRI socket.
 func restConfig(target *url.URL) *rest.Config {
 	c := &rest.Config{Host: target.Host}
 	if target.Scheme == "https" {
@@ -190,20 +198,17 @@ func restConfig(target *url.URL) *rest.Config {
 	return c
 }
 
-// terminal puts our terminal, if there is one, into raw mode and returns its size queue and a function that restores it.
+// terminal puts our terminal, if there is one, into raw mode and returns its size queue and a function that restores
+// it.
 func (a *App) terminal(ctx context.Context) (remotecommand.TerminalSizeQueue, func(), error) {
-	f, ok := a.Stdin.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return nil, func() {}, nil
-	}
-	before, err := term.MakeRaw(int(f.Fd()))
-	if err != nil {
-		return nil, nil, fmt.Errorf("terminal: %w", err)
+	f, restore, err := a.makeRaw()
+	if f == nil || err != nil {
+		return nil, restore, err
 	}
 	ctx, stop := context.WithCancel(ctx)
 	return newSizes(ctx, f), func() {
 		stop()
-		_ = term.Restore(int(f.Fd()), before)
+		restore()
 	}, nil
 }
 
@@ -250,7 +255,7 @@ func (a *App) portForwardCommand() *cobra.Command {
 		Use: "port-forward POD [LOCAL:]REMOTE...", Short: "Forward local TCP ports to ports inside a pod, until interrupted",
 		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completePods,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.with(c, func(ctx context.Context, client *Client) error {
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.Pod(ctx, args[0])
 				if err != nil {
 					return err
@@ -268,9 +273,9 @@ func (a *App) portForwardCommand() *cobra.Command {
 }
 
 func (a *App) portForward(ctx context.Context, address string, listen, ports []string) error {
-	target, err := url.Parse(address)
-	if err != nil || target.Host == "" {
-		return fmt.Errorf("the runtime answered with an unusable stream address %q", address)
+	target, err := parseTarget(address)
+	if err != nil {
+		return err
 	}
 	transport, upgrader, err := spdy.RoundTripperFor(restConfig(target))
 	if err != nil {

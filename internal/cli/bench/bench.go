@@ -16,7 +16,7 @@ type Round struct {
 	Parallel int      `json:"parallel"`
 	Pods     int      `json:"pods"`
 	Figures  []Figure `json:"figures"`
-	// PodsPerSecond counts the up phase only.
+	// PodsPerSecond covers the up phase only.
 	PodsPerSecond float64 `json:"pods_per_second"`
 	Memory        Memory  `json:"memory"`
 }
@@ -47,7 +47,8 @@ func newReport(ctx context.Context, d *driver) (*Report, error) {
 	return r, nil
 }
 
-// Pods measures the life of pods: one round for each number in atATime, after one pod to warm up.
+// Pods measures how pods start and end: after one pod to warm up, one round for each number of parallel pods in
+// atATime.
 func Pods(ctx context.Context, client *cli.Client, o Options, pods int, atATime []int) (_ *Report, err error) {
 	d := newDriver(client, o)
 	report, err := newReport(ctx, d)
@@ -84,7 +85,7 @@ func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 	round, r, all := &Round{Parallel: atATime, Pods: pods}, newRecorder(), make([]*pod, pods)
 	started := time.Now()
 	err = parallel(ctx, atATime, pods, func(i int) (err error) {
-		all[i], err = d.up(ctx, r)
+		all[i], err = d.startPod(ctx, r)
 		return err
 	})
 	if err != nil {
@@ -99,7 +100,7 @@ func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 		return nil, err
 	}
 	round.Memory.DaemonGrowth = (daemonsNow - daemonsBefore) / int64(pods)
-	err = parallel(ctx, atATime, pods, func(i int) error { return d.down(ctx, r, all[i]) })
+	err = parallel(ctx, atATime, pods, func(i int) error { return d.removePod(ctx, r, all[i]) })
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +108,7 @@ func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 	return round, nil
 }
 
-// Lists measures the calls that a kubelet repeats constantly, on a node with the given number of pods.
+// Lists measures the calls that a kubelet makes constantly, on a node with the given number of pods.
 func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int) (_ *Report, err error) {
 	d := newDriver(client, o)
 	report, err := newReport(ctx, d)
@@ -120,7 +121,7 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 	defer func() { err = errors.Join(err, d.sweep(ctx)) }()
 	all, discard := make([]*pod, pods), newRecorder()
 	err = parallel(ctx, 10, pods, func(i int) (err error) {
-		all[i], err = d.up(ctx, discard)
+		all[i], err = d.startPod(ctx, discard)
 		return err
 	})
 	if err != nil {
@@ -144,7 +145,7 @@ const (
 
 // lists makes each call once and checks that the answers are complete.
 func (d *driver) lists(ctx context.Context, r *recorder, p *pod, pods int) error {
-	whole := func(call string, list func() (int, error)) error {
+	timeList := func(call string, list func() (int, error)) error {
 		if r.count(call) >= listLeast && r.total(call) > listTime {
 			return nil
 		}
@@ -159,11 +160,11 @@ func (d *driver) lists(ctx context.Context, r *recorder, p *pod, pods int) error
 		return nil
 	}
 	return errors.Join(
-		whole("ListPodSandbox", func() (int, error) {
+		timeList("ListPodSandbox", func() (int, error) {
 			all, err := d.client.ListPodSandbox(ctx, nil)
 			return len(all), err
 		}),
-		whole("ListContainers", func() (int, error) {
+		timeList("ListContainers", func() (int, error) {
 			all, err := d.client.ListContainers(ctx, nil)
 			return len(all), err
 		}),
@@ -183,11 +184,11 @@ func (d *driver) lists(ctx context.Context, r *recorder, p *pod, pods int) error
 			_, err := d.client.Status(ctx, false)
 			return err
 		}),
-		whole("ListContainerStats", func() (int, error) {
+		timeList("ListContainerStats", func() (int, error) {
 			all, err := d.client.ListContainerStats(ctx, nil)
 			return len(all), err
 		}),
-		whole("ListPodSandboxStats", func() (int, error) {
+		timeList("ListPodSandboxStats", func() (int, error) {
 			all, err := d.client.ListPodSandboxStats(ctx, nil)
 			return len(all), err
 		}),

@@ -15,7 +15,7 @@ type Figure struct {
 	Max  float64 `json:"max_ms"`
 }
 
-// recorder collects durations by call; safe for concurrent use.
+// recorder collects durations by call. It is safe for concurrent use.
 type recorder struct {
 	mu    sync.Mutex
 	order []string
@@ -43,7 +43,7 @@ func (r *recorder) time(call string, do func() error) error {
 	return err
 }
 
-// count and total return how often a call was made and its total duration.
+// count returns the number of times that a call was made.
 func (r *recorder) count(call string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -44,7 +44,7 @@ func processes(proc string) (map[process]string, error) {
 	return all, nil
 }
 
-// pss is the proportional set size of a process in bytes (smaps_rollup); 0 if it has ended.
+// pss returns the proportional set size of a process in bytes (smaps_rollup), or 0 if the process has ended.
 func pss(proc string, pid int) int64 {
 	f, err := os.Open(filepath.Join(proc, strconv.Itoa(pid), "smaps_rollup"))
 	if err != nil {
@@ -61,18 +61,17 @@ func pss(proc string, pid int) int64 {
 	return 0
 }
 
-// ownProgram reports whether a process runs inside the container: its root contains the mark that only the image's file
-// system has.
-func ownProgram(proc string, pid int) bool {
+// inContainer reports whether a process runs inside a container, that is, its root directory is not ours.
+func inContainer(proc string, pid int) bool {
 	ours, err1 := os.Stat(filepath.Join(proc, "self", "root") + "/")
 	theirs, err2 := os.Stat(filepath.Join(proc, strconv.Itoa(pid), "root") + "/")
 	return err1 == nil && err2 == nil && !os.SameFile(ours, theirs)
 }
 
-// daemons are the programs that serve all pods of a node and grow with their number.
+// daemons are the programs that serve all pods of a node and grow with the number of pods.
 var daemons = []string{"tripod", "tripod-wasm", "containerd"}
 
-// daemonsPSS sums the memory of the daemons, excluding this process, which may run one of the programs.
+// daemonsPSS returns the total PSS of the daemons in bytes. It excludes this process, which may be named like a daemon.
 func daemonsPSS(proc string) (total int64, err error) {
 	now, err := processes(proc)
 	for p, name := range now {
@@ -86,7 +85,7 @@ func daemonsPSS(proc string) (total int64, err error) {
 // Memory is a runtime's memory use while pods are idle.
 type Memory struct {
 	Pods int `json:"pods"`
-	// DaemonGrowth is the growth of the daemons' PSS since there were no pods, per pod.
+	// DaemonGrowth is the growth of the daemons' PSS per pod.
 	DaemonGrowth int64 `json:"daemon_growth_bytes_per_pod"`
 	// HelperPSS is the PSS per pod of the processes that appeared with the pods and are neither the containers' own nor
 	// daemons.
@@ -95,8 +94,8 @@ type Memory struct {
 	Helpers map[string]int `json:"helpers"`
 }
 
-// helpers measures the processes that did not exist before. It leaves out programs inside containers, except the runtime's
-// own, see isPause.
+// helpers measures the processes that did not exist before. It leaves out programs inside containers, except the
+// runtime's own (see isPause).
 func helpers(proc string, before map[process]string, pods int) (Memory, error) {
 	m := Memory{Pods: pods, Helpers: map[string]int{}}
 	now, err := processes(proc)
@@ -108,7 +107,7 @@ func helpers(proc string, before map[process]string, pods int) (Memory, error) {
 		if _, old := before[p]; old {
 			continue
 		}
-		if ownProgram(proc, p.pid) && !isPause(name) || slices.Contains(daemons, name) {
+		if inContainer(proc, p.pid) && !isPause(name) || slices.Contains(daemons, name) {
 			continue
 		}
 		if size := pss(proc, p.pid); size > 0 {
@@ -122,5 +121,5 @@ func helpers(proc string, before map[process]string, pods int) (Memory, error) {
 	return m, nil
 }
 
-// isPause recognises the programs that a runtime, not a user, puts inside a pod.
+// isPause reports whether name is a program that the runtime itself runs inside a pod.
 func isPause(name string) bool { return name == "pause" || name == "catatonit" }

@@ -25,9 +25,10 @@ type Options struct {
 	Command     []string
 	Handler     string
 	HostNetwork bool
-	// CgroupParent is the cgroup below which each pod gets its own parent cgroup (cgroupfs), as from a kubelet; empty: none.
+	// CgroupParent is the cgroup below which each pod gets its own parent cgroup (cgroupfs), as from a kubelet; empty:
+	// none.
 	CgroupParent string
-	// Annotations are the pods' annotations; {port} in a value becomes a port that no other pod of the run has.
+	// Annotations are the pods' annotations. Each pod gets its own port number for {port} in a value.
 	Annotations map[string]string
 	// LogDir is the parent of the pods' log directories.
 	LogDir string
@@ -86,8 +87,8 @@ func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerC
 	return sandbox, container
 }
 
-// up runs one pod. The up phase is RunPodSandbox, CreateContainer and StartContainer.
-func (d *driver) up(ctx context.Context, r *recorder) (*pod, error) {
+// startPod starts one pod. The up phase is RunPodSandbox, CreateContainer and StartContainer.
+func (d *driver) startPod(ctx context.Context, r *recorder) (*pod, error) {
 	sandbox, container := d.configs()
 	p := &pod{config: sandbox}
 	return p, r.time("up phase", func() error {
@@ -112,8 +113,8 @@ func (d *driver) up(ctx context.Context, r *recorder) (*pod, error) {
 	})
 }
 
-// down stops and removes one pod.
-func (d *driver) down(ctx context.Context, r *recorder, p *pod) error {
+// removePod stops and removes one pod.
+func (d *driver) removePod(ctx context.Context, r *recorder, p *pod) error {
 	return r.time("down phase", func() error {
 		for _, step := range []struct {
 			call string
@@ -132,8 +133,8 @@ func (d *driver) down(ctx context.Context, r *recorder, p *pod) error {
 	})
 }
 
-// sweep removes every pod of this run, including failed ones, and the cgroups made for them. It has its own timeout, because
-// ctx may have ended.
+// sweep removes every pod of this run, including failed ones, and the cgroups made for them. It has its own timeout,
+// because ctx may have ended.
 func (d *driver) sweep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 	defer cancel()
@@ -164,7 +165,7 @@ func (d *driver) removeCgroups() {
 	}
 }
 
-// parallel runs do for 0 … n-1 with the given number of workers, and starts nothing more after the first error.
+// parallel calls do with 0 … n-1 from the given number of workers. After the first error it makes no further calls.
 func parallel(ctx context.Context, workers, n int, do func(i int) error) error {
 	var next atomic.Int64
 	var wg sync.WaitGroup

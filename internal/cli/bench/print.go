@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Markdown writes reports side by side, one column each. With two or more, a last column has the ratio of the last report's
-// p50 to the first's: above 1, the first is faster.
+// Markdown writes reports side by side, one column each. With two or more reports, a last column has the ratio of the
+// last report's p50 to the first's; above 1, the first is faster.
 func Markdown(out io.Writer, reports []*Report) error {
 	w := &writer{out: out}
 	for i := range rounds(reports) {
@@ -31,7 +31,7 @@ func Markdown(out io.Writer, reports []*Report) error {
 	return w.err
 }
 
-// rounds is the number of rounds that all reports have.
+// rounds returns the smallest number of rounds in a report.
 func rounds(reports []*Report) int {
 	if len(reports) == 0 {
 		return 0

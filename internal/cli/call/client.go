@@ -23,7 +23,8 @@ import (
 
 // Client is a connection to a server.
 type Client interface {
-	// Open starts a call of a method, whether unary or streaming. Its errors carry codes of google.golang.org/grpc/status.
+	// Open starts a call of a method, whether unary or streaming. Its errors carry codes of
+	// google.golang.org/grpc/status.
 	Open(ctx context.Context, m protoreflect.MethodDescriptor, header map[string]string) (Stream, error)
 	Close() error
 }

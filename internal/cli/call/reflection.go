@@ -76,7 +76,7 @@ func Method(ctx context.Context, c Client, name string) (protoreflect.MethodDesc
 	for i := range s.Methods().Len() {
 		known = append(known, string(s.Methods().Get(i).Name()))
 	}
-	return nil, fmt.Errorf("%s has no method %s, but %s: %w", service, method, strings.Join(known, ", "), errdefs.ErrNotFound)
+	return nil, fmt.Errorf("%s has no method %s, only %s: %w", service, method, strings.Join(known, ", "), errdefs.ErrNotFound)
 }
 
 // ask sends one request to the reflection service.

@@ -11,9 +11,9 @@ import (
 type Finding struct {
 	// Subject names what was checked: "overlayfs", "CNI plugins" …
 	Subject string
-	// OK means that the check passed; Required, that pods cannot run without it.
+	// OK means that the check passed. Required means that pods cannot run unless it passes.
 	OK, Required bool
-	// Detail is what was found, Remedy what to do if it is not OK.
+	// Detail describes the result. Remedy says what to do if OK is false.
 	Detail, Remedy string
 }
 
@@ -47,7 +47,7 @@ func Errors(findings []Finding) int {
 	return n
 }
 
-// Print writes the findings for a person, with their remedies and a summary.
+// Print writes the findings as text, with their remedies and a summary.
 func Print(out io.Writer, findings []Finding) error {
 	width, notes := 0, 0
 	for _, f := range findings {

@@ -21,7 +21,7 @@ import (
 
 // Host is the source of the checks' data. System returns the real one; tests substitute their own.
 type Host struct {
-	// Proc is where procfs is mounted.
+	// Proc is the mount point of procfs.
 	Proc string
 	// UID is the effective user.
 	UID int
@@ -33,7 +33,7 @@ type Host struct {
 	Statfs func(path string) (unix.Statfs_t, error)
 	// FileLimit is the hard limit of open files.
 	FileLimit func() (uint64, error)
-	// Clock returns the time and whether it is synchronised.
+	// Clock returns the time and reports whether it is synchronised.
 	Clock      func() (now time.Time, synchronised bool)
 	LoopbackUp func() bool
 	Config     *config.Config
@@ -59,7 +59,8 @@ func (h Host) root() Finding {
 		Remedy: "run as root: only root can make namespaces, mounts and cgroups (some findings below are wrong otherwise)"}
 }
 
-// The oldest kernels with openat2 and pidfd_open (5.6) and with mount_setattr (5.12), which recursive read-only mounts need.
+// kernelNeeded is the first kernel with both openat2 and pidfd_open; kernelWanted is the first with mount_setattr,
+// which recursive read-only mounts need.
 var (
 	kernelNeeded = [2]int{5, 6}
 	kernelWanted = [2]int{5, 12}
@@ -155,7 +156,7 @@ func existing(path string) string {
 	}
 }
 
-// Disk space below the root directory: the minimum for a few small images, and the recommended one.
+// Free space below the root directory in bytes: the minimum, for a few small images, and the recommended value.
 const (
 	diskNeeded = 256 << 20
 	diskWanted = 5 << 30
@@ -187,7 +188,7 @@ func (h Host) disk() Finding {
 	return f
 }
 
-// A running container costs the daemon a few descriptors.
+// Limits of open files. The daemon needs a few descriptors for each running container.
 const (
 	filesNeeded = 1024
 	filesWanted = 16384
@@ -270,8 +271,8 @@ func (h Host) plugins(names []string) Finding {
 	return f
 }
 
-// cniConf is the part of a CNI configuration that is checked (CNI SPEC 1.0, section 1): a list of plugins or, in the older
-// form, one plugin.
+// cniConf contains the checked fields of a CNI configuration (CNI SPEC 1.0, section 1): a list of plugins or, in the
+// older form, one plugin.
 type cniConf struct {
 	Name    string      `json:"name"`
 	Plugins []cniPlugin `json:"plugins"`
