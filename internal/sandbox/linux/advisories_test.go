@@ -12,7 +12,7 @@ import (
 	"github.com/Masterminds/semver/v3"
 )
 
-// The three of November 2025, which runc fixed in three release lines.
+// november2025 are the advisories of November 2025, which runc fixed in three release lines.
 var november2025 = []string{"CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}
 
 // TestAdvisories: the finding for version lines that runtimes print.
@@ -47,7 +47,7 @@ func TestAdvisories(t *testing.T) {
 	} {
 		f := advisoryFinding(line, want.pkg)
 		if f.OK != want.ok || f.Required || !f.OK && f.Remedy == "" {
-			t.Errorf("%s: %+v", line, f)
+			t.Errorf("advisoryFinding(%q) = %+v, want OK %v, not required, and a remedy unless OK", line, f, want.ok)
 		}
 		parts := map[string]string{}
 		for part := range strings.SplitSeq(f.Detail, "; ") {
@@ -57,16 +57,16 @@ func TestAdvisories(t *testing.T) {
 		for what, cves := range map[string][]string{"open": want.open, "fixed by the package, according to its changelog": want.patched, "out of reach of containers": want.unreached} {
 			for _, cve := range cves {
 				if !regexp.MustCompile(cve + `\b`).MatchString(parts[what]) {
-					t.Errorf("%s: %s is not %s: %s", line, cve, what, f.Detail)
+					t.Errorf("advisoryFinding(%q): detail %q, want %s listed as %s", line, f.Detail, cve, what)
 				}
 			}
 		}
 		if want.open == nil && parts["open"] != "" {
-			t.Errorf("%s: open are %s", line, parts["open"])
+			t.Errorf("advisoryFinding(%q): open vulnerabilities %s, want none", line, parts["open"])
 		}
 		for _, cve := range want.without {
 			if strings.Contains(f.Detail, cve) {
-				t.Errorf("%s: %s is named: %s", line, cve, f.Detail)
+				t.Errorf("advisoryFinding(%q): detail %q, want no %s", line, f.Detail, cve)
 			}
 		}
 	}
@@ -77,7 +77,7 @@ func TestAdvisoryTable(t *testing.T) {
 	for name, list := range advisories {
 		for _, a := range list {
 			if cveName.FindString(a.cve) != a.cve {
-				t.Errorf("%s: %q", name, a.cve)
+				t.Errorf("%s: %q is not a CVE ID", name, a.cve)
 			}
 			versions := a.fixed
 			if a.since != "" {
@@ -88,7 +88,7 @@ func TestAdvisoryTable(t *testing.T) {
 				parsed[i] = semver.MustParse(v)
 			}
 			if !slices.IsSortedFunc(parsed, (*semver.Version).Compare) {
-				t.Errorf("%s %s: %v", name, a.cve, versions)
+				t.Errorf("%s %s: versions %v, want ascending order", name, a.cve, versions)
 			}
 		}
 	}
@@ -98,7 +98,7 @@ func TestAdvisoryTable(t *testing.T) {
 func TestPackageChangelog(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "changelog.Debian.gz")
 	if named := changelogCVEs(file); named != nil {
-		t.Errorf("without a changelog: %v", named)
+		t.Errorf("CVEs without a changelog: got %v, want nil", named)
 	}
 	f, err := os.Create(file)
 	if err != nil {
@@ -113,6 +113,6 @@ func TestPackageChangelog(t *testing.T) {
 		t.Errorf("CVEs in the changelog: got %v, want CVE-2025-31133 and CVE-2025-52565", named)
 	}
 	if p := packageOf(t.Context(), file); p != nil {
-		t.Errorf("a file of no package is from %+v", p)
+		t.Errorf("packageOf a file that no package owns: got %+v, want nil", p)
 	}
 }

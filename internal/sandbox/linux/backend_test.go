@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
+// forever is a script that prints "up" and runs until SIGTERM, when it exits with code 7.
 const forever = "trap 'exit 7' TERM; echo up; while :; do sleep 1000 & wait $!; done"
 
 func TestLifecycle(t *testing.T) {
@@ -26,23 +27,23 @@ func TestLifecycle(t *testing.T) {
 		p := r.pod()
 		c := p.container("echo out; echo err >&2; exit 3")
 		if s := c.status(); s.State != sandbox.StateCreated {
-			t.Fatalf("created: %+v", s)
+			t.Fatalf("status before the start: got %+v, want created", s)
 		}
 		c.start()
 		s := c.waitExit()
 		if s.State != sandbox.StateExited || s.ExitCode != 3 || s.Reason != sandbox.ReasonError || s.FinishedAt.Before(s.StartedAt) || s.StartedAt.IsZero() {
-			t.Errorf("exit: %+v", s)
+			t.Errorf("status after the exit: got %+v, want exit code 3, reason Error and valid times", s)
 		}
 		if got := c.log(); !strings.Contains(got, "stdout out\n") || !strings.Contains(got, "stderr err\n") {
-			t.Errorf("log %q", got)
+			t.Errorf("log: got %q, want a line of stdout and a line of stderr", got)
 		}
 		if again := c.status(); again != s {
-			t.Errorf("status %+v, event %+v", again, s)
+			t.Errorf("status: got %+v, want that of the event: %+v", again, s)
 		}
 		// A second start is a new run on the same file system.
 		c.start()
 		if s := c.waitExit(); s.ExitCode != 3 {
-			t.Errorf("second exit: %+v", s)
+			t.Errorf("status after the second exit: got %+v, want exit code 3", s)
 		}
 		for range 2 {
 			if err := r.RemoveContainer(t.Context(), p.Pod, c.Container); err != nil {
@@ -50,7 +51,7 @@ func TestLifecycle(t *testing.T) {
 			}
 		}
 		if s := c.status(); s.State != sandbox.StateAbsent {
-			t.Errorf("removed: %+v", s)
+			t.Errorf("status after the removal: got %+v, want absent", s)
 		}
 	})
 }
@@ -73,7 +74,7 @@ func TestExitReasons(t *testing.T) {
 			}).start()
 			s := c.waitExit()
 			if test.reason != "" && (s.ExitCode != test.code || s.Reason != test.reason) {
-				t.Errorf("%s: %+v", name, s)
+				t.Errorf("%s: got status %+v, want exit code %d, reason %s", name, s, test.code, test.reason)
 			}
 		}
 	})
@@ -89,11 +90,11 @@ func TestStartError(t *testing.T) {
 			c := p.container("", change)
 			err := r.StartContainer(t.Context(), p.Pod, c.Container)
 			if !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: StartContainer: got error %v, want ErrFailedPrecondition", name, err)
 			}
 			s := c.status()
 			if s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError || s.Message == "" {
-				t.Errorf("%s: %+v", name, s)
+				t.Errorf("%s: got status %+v, want exited with StartError and a message", name, s)
 			}
 			t.Log(s.Message)
 		}
@@ -107,14 +108,14 @@ func TestStop(t *testing.T) {
 		polite.waitLog("up")
 		polite.stop(20 * time.Second)
 		if s := polite.status(); s.State != sandbox.StateExited || s.ExitCode != 7 {
-			t.Errorf("stopped: %+v", s)
+			t.Errorf("status after the stop: got %+v, want exit code 7", s)
 		}
 		deaf := p.container("trap '' TERM; echo up; while :; do sleep 1; done").start()
 		deaf.waitLog("up")
 		began := time.Now()
 		deaf.stop(300 * time.Millisecond)
 		if s := deaf.status(); s.ExitCode != 137 || time.Since(began) < 300*time.Millisecond {
-			t.Errorf("killed after %v: %+v", time.Since(began), s)
+			t.Errorf("status after %v: got %+v, want exit code 137 after 300 ms", time.Since(began), s)
 		}
 		deaf.stop(0) // a repeat
 		// A second call with a shorter grace ends the first one early.
@@ -123,14 +124,14 @@ func TestStop(t *testing.T) {
 		go func() { first <- r.StopContainer(t.Context(), p.Pod, deaf.Container, time.Hour) }()
 		deaf.stop(0)
 		if err := <-first; err != nil {
-			t.Error(err)
+			t.Errorf("first StopContainer: %v", err)
 		}
-		// The end of the context ends only the waiting.
+		// The end of the context ends the call, but the container is still killed.
 		deaf.start()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if err := r.StopContainer(ctx, p.Pod, deaf.Container, 200*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
-			t.Error(err)
+			t.Errorf("StopContainer beyond its deadline: got error %v, want DeadlineExceeded", err)
 		}
 		deaf.waitExitOf(137)
 	})
@@ -168,26 +169,26 @@ func TestSharedNamespaces(t *testing.T) {
 		one, two := p.container(forever).start(), p.container(forever).start()
 		for _, ns := range []string{"ipc", "uts", "net"} {
 			if a, b := namespaceOf(t, one, ns), namespaceOf(t, two, ns); a != b {
-				t.Errorf("%s: %s and %s", ns, a, b)
+				t.Errorf("%s namespaces: got %s and %s, want the same", ns, a, b)
 			}
 		}
 		for _, ns := range []string{"pid", "mnt"} {
 			if a, b := namespaceOf(t, one, ns), namespaceOf(t, two, ns); a == b {
-				t.Errorf("%s is shared", ns)
+				t.Errorf("%s namespaces: both containers have %s, want two", ns, a)
 			}
 		}
 		if got := one.exec("hostname"); got != p.Config.Hostname {
-			t.Errorf("host name %q", got)
+			t.Errorf("host name: got %q, want %q", got, p.Config.Hostname)
 		}
 		if got := one.exec("cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_unprivileged_port_start | tr '\n' ' '"); got != "1 80" {
-			t.Errorf("sysctls %q", got)
+			t.Errorf("sysctls: got %q, want 1 80", got)
 		}
-		if got := one.exec("cat /etc/resolv.conf"); got != "search a.example b.example\nnameserver 10.0.0.10\noptions ndots:5" {
-			t.Errorf("resolv.conf %q", got)
+		if got, want := one.exec("cat /etc/resolv.conf"), "search a.example b.example\nnameserver 10.0.0.10\noptions ndots:5"; got != want {
+			t.Errorf("/etc/resolv.conf: got %q, want %q", got, want)
 		}
 		one.exec("echo shared > /dev/shm/x")
 		if got := two.exec("cat /dev/shm/x"); got != "shared" {
-			t.Errorf("/dev/shm: %q", got)
+			t.Errorf("/dev/shm/x in the second container: got %q, want %q", got, "shared")
 		}
 	})
 }
@@ -245,16 +246,16 @@ func TestOwnNetworkNeedsNoRoot(t *testing.T) {
 		}
 		const serve = "/bin/busybox nc -l -p 80 >/dev/null 2>&1 & for i in 0 1 2 3 4 5 6 7 8 9; do cat /proc/net/tcp /proc/net/tcp6 | grep -q ':0050 ' && break; sleep 0.5; done; "
 		if got := c.exec(serve + "cat /proc/net/tcp /proc/net/tcp6 | grep -c ':0050 '; kill $!"); got != "1" {
-			t.Errorf("%s programs listen on port 80", got)
+			t.Errorf("programs that listen on port 80: got %s, want 1", got)
 		}
 		if got := c.exec(settings); got != "0 0 2147483647" {
-			t.Errorf("settings %q", got)
+			t.Errorf("sysctls: got %q, want 0 0 2147483647", got)
 		}
 		other := r.pod(func(c *runtimeapi.PodSandboxConfig) {
 			c.Linux.Sysctls = map[string]string{"net/ipv4/ip_unprivileged_port_start": "1024", "net.ipv4.ping_group_range": "1 0"}
 		})
 		if got := other.container(forever, user).start().exec(settings); got != "1024 1 0" {
-			t.Errorf("settings of a pod that says otherwise: %q", got)
+			t.Errorf("sysctls that the pod requests: got %q, want 1024 1 0", got)
 		}
 		raw, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 		if err != nil {
@@ -264,7 +265,7 @@ func TestOwnNetworkNeedsNoRoot(t *testing.T) {
 			c.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
 		})
 		if got := host.container(forever).start().exec("cat /proc/sys/net/ipv4/ip_unprivileged_port_start"); got != strings.TrimSpace(string(raw)) || got == "0" {
-			t.Errorf("the node's own parameter is %q, was %q", got, raw)
+			t.Errorf("the node's ip_unprivileged_port_start: got %q, want %q and not 0", got, raw)
 		}
 	})
 }
@@ -286,15 +287,15 @@ func TestSharedPIDNamespace(t *testing.T) {
 		one, two := p.container("setsid sleep 4321 & "+forever).start(), p.container(forever).start()
 		one.waitLog("up")
 		if a, b := namespaceOf(t, one, "pid"), namespaceOf(t, two, "pid"); a != b {
-			t.Errorf("pid: %s and %s", a, b)
+			t.Errorf("pid namespaces: got %s and %s, want the same", a, b)
 		}
 		if got := two.exec("ps"); !strings.Contains(got, "sleep 4321") || !strings.Contains(got, "/pause") {
-			t.Errorf("ps: %s", got)
+			t.Errorf("ps in the second container: got %s, want the first container's sleep and /pause", got)
 		}
 		// Processes that a container leaves in the shared namespace end with it.
 		one.stop(10 * time.Second)
 		if got := two.exec("ps"); strings.Contains(got, "sleep 4321") {
-			t.Errorf("ps: %s", got)
+			t.Errorf("ps after the first container's end: got %s, want no sleep 4321", got)
 		}
 		// The pod is unusable without its init.
 		state, err := readPodState(r.cfg.podRunDir(p.ID))
@@ -322,13 +323,13 @@ func TestTargetPIDNamespace(t *testing.T) {
 			c.Linux.SecurityContext.NamespaceOptions.TargetId = target.ID
 		})
 		if err := r.StartContainer(t.Context(), p.Pod, debug.Container); !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("the target does not run: %v", err)
+			t.Errorf("StartContainer before its target: got error %v, want ErrFailedPrecondition", err)
 		}
 		target.start()
 		debug.start().waitLog("sleep 9876")
 		debug.stop(0)
 		if s := target.status(); s.State != sandbox.StateRunning {
-			t.Errorf("the target: %+v", s)
+			t.Errorf("status of the target: got %+v, want running", s)
 		}
 	})
 }
@@ -346,11 +347,11 @@ func TestOwnIPC(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a, b := namespaceOf(t, one, "ipc"), namespaceOf(t, two, "ipc"); a == b || a == host || b == host {
-		t.Errorf("ipc: %s and %s, the host's is %s", a, b, host)
+		t.Errorf("ipc namespaces: got %s, %s and %s (the host's), want three", a, b, host)
 	}
 	p.Config.Linux.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1"}
 	if err := r.Validate(p.Pod, nil); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
+		t.Errorf("Validate with an IPC sysctl: got error %v, want ErrInvalidArgument", err)
 	}
 	p.Config.Linux.Sysctls = nil
 }
@@ -370,14 +371,14 @@ func TestHostNetwork(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := namespaceOf(t, c, ns); got != host {
-				t.Errorf("%s is %s, the host's is %s", ns, got, host)
+				t.Errorf("%s namespace: got %s, want the host's %s", ns, got, host)
 			}
 		}
 		s, _ := c.handle(t).Snapshot()
 		c.stop(0)
 		for _, dir := range r.cgroups.Dirs(s.Cgroup) {
 			if pids := cgroup.Procs(dir); len(pids) > 0 {
-				t.Errorf("left in %s: %v", dir, pids)
+				t.Errorf("processes in %s after the stop: got %v, want none", dir, pids)
 			}
 		}
 	})
@@ -402,7 +403,7 @@ func TestC3LogPathEscapes(t *testing.T) {
 			Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: busybox}, LogPath: bad,
 		}}
 		if err := r.Validate(p.Pod, c); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", bad, err)
+			t.Errorf("Validate with log path %q: got error %v, want ErrInvalidArgument", bad, err)
 		}
 	}
 	if err := os.MkdirAll(filepath.Join(p.logs, "dir"), 0o755); err != nil {
@@ -418,11 +419,11 @@ func TestC3LogPathEscapes(t *testing.T) {
 	for _, bad := range []string{"link/0.log", "dir/0.log", "fifo"} {
 		c := p.container("echo hello", func(c *runtimeapi.ContainerConfig) { c.LogPath = bad })
 		if err := r.StartContainer(t.Context(), p.Pod, c.Container); err == nil {
-			t.Errorf("%s: started", bad)
+			t.Errorf("StartContainer with log path %q succeeded, want an error", bad)
 		}
 	}
 	if entries, _ := os.ReadDir(outside); len(entries) > 0 {
-		t.Errorf("written outside: %v", entries)
+		t.Errorf("files outside of the log directory: got %v, want none", entries)
 	}
 }
 
@@ -431,7 +432,7 @@ func TestReopenLog(t *testing.T) {
 		p := r.pod()
 		c := p.container("echo one; cat; echo two; "+forever, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true }).start()
 		c.waitLog("one")
-		// Nothing was rotated, so nothing may be lost.
+		// The log was not rotated, so its content must stay.
 		if err := r.ReopenLog(t.Context(), p.Pod, c.Container); err != nil {
 			t.Fatal(err)
 		}
@@ -443,7 +444,7 @@ func TestReopenLog(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := c.log(); got != "" {
-			t.Errorf("the new log holds %q", got)
+			t.Errorf("content of the new log: got %q, want none", got)
 		}
 		// The end of stdin lets the program continue.
 		if err := r.Attach(t.Context(), p.Pod, c.Container, sandbox.AttachRequest{Stdin: strings.NewReader("in\n"), Stdout: stopAt("two")}); err == nil {
@@ -453,12 +454,12 @@ func TestReopenLog(t *testing.T) {
 		c.waitLog("two")
 		c.stop(0)
 		if err := r.ReopenLog(t.Context(), p.Pod, c.Container); !errdefs.IsFailedPrecondition(err) {
-			t.Error(err)
+			t.Errorf("ReopenLog of a stopped container: got error %v, want ErrFailedPrecondition", err)
 		}
 	})
 }
 
-// stopAt is a writer that fails once it has received text.
+// stopAt returns a writer that fails once it has received text.
 func stopAt(text string) writerFunc {
 	var got strings.Builder
 	return func(p []byte) (int, error) {
@@ -491,7 +492,7 @@ func TestUpdate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := st.Memory.GetAvailableBytes().GetValue() + st.Memory.GetWorkingSetBytes().GetValue(); got != 96<<20 {
-				t.Errorf("the limit is %d", got)
+				t.Errorf("memory limit: got %d bytes, want %d", got, 96<<20)
 			}
 		}
 		check()
@@ -506,7 +507,7 @@ func TestStats(t *testing.T) {
 	p := r.pod()
 	c := p.container(forever)
 	if st, err := r.ContainerStats(t.Context(), p.Pod, c.Container); err != nil || st.Cpu != nil || st.WritableLayer == nil {
-		t.Errorf("created: %v, %v", st, err)
+		t.Errorf("stats of a created container: got %v, error %v; want only the writable layer", st, err)
 	}
 	c.start()
 	st, err := r.ContainerStats(t.Context(), p.Pod, c.Container)
@@ -520,7 +521,7 @@ func TestStats(t *testing.T) {
 	for _, target := range []*sandbox.Container{nil, c.Container} {
 		got, err := r.Inspect(t.Context(), p.Pod, target)
 		if err != nil || got["pid"] == nil || got["sandboxID"] != p.ID {
-			t.Errorf("inspect: %v, %v", got, err)
+			t.Errorf("Inspect: got %v, error %v; want pid and sandboxID", got, err)
 		}
 	}
 }
@@ -572,12 +573,12 @@ func TestDoctor(t *testing.T) {
 		if f.Required && !f.OK {
 			bad++
 			if f.Remedy == "" {
-				t.Errorf("no remedy: %+v", f)
+				t.Errorf("finding %+v has no remedy", f)
 			}
 		}
 	}
 	if bad != 2 {
-		t.Errorf("%d findings", bad)
+		t.Errorf("failed findings without crun and conmon: got %d, want 2", bad)
 	}
 	if _, err := Open(t.Context(), broken, Services{Images: r.images}); !errdefs.IsUnavailable(err) {
 		t.Errorf("Open with missing programs: got %v, want ErrUnavailable", err)

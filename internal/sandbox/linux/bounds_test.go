@@ -31,12 +31,12 @@ func TestFaultC10FilledPodFiles(t *testing.T) {
 		} {
 			size, err := strconv.Atoi(c.exec("dd if=/dev/zero of=" + f.name + " bs=1M count=80 2>/dev/null; stat -c %s " + f.name))
 			if err != nil || size < f.least || size > f.most {
-				t.Errorf("%s took %d bytes (%v), not %d to %d", f.name, size, err, f.least, f.most)
+				t.Errorf("size of %s: got %d bytes, error %v; want %d to %d bytes", f.name, size, err, f.least, f.most)
 			}
 			written += size
 		}
 		if charged := memoryOf(t, r, s.Cgroup) - beforeMemory; charged < written/2 {
-			t.Errorf("of %d bytes written %d are charged to the container", written, charged)
+			t.Errorf("memory charged to the container: got %d bytes of %d written, want at least half", charged, written)
 		}
 		for _, name := range []string{"hosts", "hostname", "resolv.conf"} {
 			var pod, run unix.Stat_t
@@ -47,7 +47,7 @@ func TestFaultC10FilledPodFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			if pod.Dev == run.Dev {
-				t.Errorf("%s is a file on the file system of the run directory", name)
+				t.Errorf("%s is on the file system of the run directory, want a file system of its own", name)
 			}
 		}
 		c.exec("rm /dev/shm/x; echo 127.0.0.1 again >/etc/hosts; grep -q again /etc/hosts")
@@ -72,8 +72,8 @@ func memoryOf(t *testing.T, r *rig, cgroup string) int {
 	return n
 }
 
-// TestRecoverFilesForEtc: if a pod's files for /etc are not at the expected place, as after an upgrade, the daemon's start
-// recreates them; its containers keep running, and new ones get the files.
+// TestRecoverFilesForEtc: if a pod's files for /etc are missing, as after an upgrade, the daemon's start recreates
+// them. The pod's containers keep running, and new containers get the files.
 func TestRecoverFilesForEtc(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()
@@ -83,10 +83,10 @@ func TestRecoverFilesForEtc(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found := r.restart(p.known(old)); !found.Sandboxes[p.ID] {
-		t.Error("the sandbox is not found")
+		t.Error("Recover did not find the sandbox")
 	}
 	if got := p.container(forever).start().exec("cat /etc/hostname"); got != p.Config.Hostname {
-		t.Errorf("/etc/hostname: %q", got)
+		t.Errorf("/etc/hostname: got %q, want %q", got, p.Config.Hostname)
 	}
 	old.stop(time.Second)
 }
@@ -103,15 +103,15 @@ func TestFaultC10LogFlood(t *testing.T) {
 	c.waitExit()
 	raw, err := os.ReadFile(c.logFile())
 	if err != nil || len(raw) > most {
-		t.Errorf("%d bytes, %v", len(raw), err)
+		t.Errorf("size of the log: got %d bytes, error %v; want at most %d bytes", len(raw), err, most)
 	}
 	text := string(raw)
 	if !strings.HasSuffix(text, "\n") || !strings.Contains(text, "line 59999 of a flood\n") {
-		t.Errorf("the end of the log: %q", text[max(0, len(text)-200):])
+		t.Errorf("end of the log: got %q, want the last line written", text[max(0, len(text)-200):])
 	}
 	for line := range strings.Lines(text) {
 		if f := strings.Fields(line); len(f) < 4 || f[1] != "stdout" || f[2] != "F" && f[2] != "P" {
-			t.Fatalf("not a whole line: %q", line)
+			t.Fatalf("log line %q is not complete", line)
 		}
 	}
 }

@@ -41,10 +41,10 @@ func TestCgroupNames(t *testing.T) {
 		g := cgroups{cgroup.Tree{Driver: test.driver, Parent: test.base}}
 		p := podWithParent(test.parent)
 		if dir, ours := g.pod(p); dir != test.pod || ours != test.ours {
-			t.Errorf("%s, parent %q: pod %s, %v", test.driver, test.parent, dir, ours)
+			t.Errorf("%s, parent %q: pod() = %s, %v, want %s, %v", test.driver, test.parent, dir, ours, test.pod, test.ours)
 		}
 		if oci, dir := g.container(p, id); oci != test.oci || dir != test.container {
-			t.Errorf("%s, parent %q: container %s, %s", test.driver, test.parent, oci, dir)
+			t.Errorf("%s, parent %q: container() = %s, %s, want %s, %s", test.driver, test.parent, oci, dir, test.oci, test.container)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func TestCgroupParentForm(t *testing.T) {
 		for parent, ok := range parents {
 			err := cgroups{cgroup.Tree{Driver: driver}}.ValidParent(parent)
 			if ok != (err == nil) || err != nil && !errdefs.IsInvalidArgument(err) {
-				t.Errorf("%s %q: %v", driver, parent, err)
+				t.Errorf("%s: ValidParent(%q) = %v, want success %v or ErrInvalidArgument", driver, parent, err, ok)
 			}
 		}
 	}
@@ -83,21 +83,21 @@ func TestPodLimitsV2(t *testing.T) {
 		got[name] = string(raw)
 	}
 	if want := map[string]string{"memory.max": "111", "cpu.max": "5500 10000", "cpu.weight": "39"}; !reflect.DeepEqual(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("limits: got %v, want %v", got, want)
 	}
 	for _, above := range []string{root, filepath.Join(root, "tripod")} {
 		if raw, err := os.ReadFile(filepath.Join(above, "cgroup.subtree_control")); err != nil || string(raw) != "+cpu" {
-			t.Errorf("%s: %q, %v", above, raw, err)
+			t.Errorf("cgroup.subtree_control in %s: got %q, error %v; want +cpu", above, raw, err)
 		}
 	}
 	// A caller that names a parent limits the pod there.
 	p.Config.Linux.CgroupParent = "/kubepods/pod1"
 	if err := g.limit(p); err != nil || exists(filepath.Join(root, "kubepods")) {
-		t.Error(err)
+		t.Errorf("limit with a parent: error %v, want no error and no new cgroup", err)
 	}
 }
 
-// TestHierarchies finds cgroup v1 controllers as hosts mount them: one by one, or cpu and cpuacct together.
+// TestHierarchies: cgroup v1 controllers are found both if cpu and cpuacct are mounted separately and if together.
 func TestHierarchies(t *testing.T) {
 	for name, roots := range map[string]map[string]string{
 		"apart": {"cpu": t.TempDir(), "cpuacct": "/none", "memory": "/none"}, "together": {"cpu,cpuacct": t.TempDir(), "memory": "/none"},
@@ -106,15 +106,15 @@ func TestHierarchies(t *testing.T) {
 		p := podWithParent("")
 		p.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuShares: 1024}
 		if err := g.limit(p); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: limit: %v", name, err)
 		}
 		dir, _ := g.pod(p)
 		if err := g.LiftQuota(dir); err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: LiftQuota: %v", name, err)
 		}
 		for file, want := range map[string]string{"cpu.shares": "1024", "cpu.cfs_quota_us": "-1"} {
 			if raw, err := os.ReadFile(filepath.Join(g.Roots[g.Hierarchy("cpu")], dir, file)); string(raw) != want {
-				t.Errorf("%s: %s is %q, want %s: %v", name, file, raw, want, err)
+				t.Errorf("%s: %s: got %q, error %v; want %s", name, file, raw, err, want)
 			}
 		}
 	}
@@ -133,20 +133,20 @@ func TestMonitorOf(t *testing.T) {
 	} {
 		got, ok := monitorOf(strings.Fields(line), "/r")
 		if ok != (want != "") || ok && got != want {
-			t.Errorf("%s: %q, %v", line, got, ok)
+			t.Errorf("monitorOf(%q) = %q, %v, want %q", line, got, ok, want)
 		}
 	}
 }
 
 func TestRuntimeMessage(t *testing.T) {
-	for said, want := range map[string]string{
+	for log, want := range map[string]string{
 		`{"msg":"not found","level":"error"}`: "not found",
 		"time=\"2026\" level=warning msg=\"x\"\ntime=\"2026\" level=error msg=\"exec: \\\"nope\\\": not found\"\n": `exec: "nope": not found`,
 		"executable file `nope` not found\n": "executable file `nope` not found",
 		"":                                   "",
 	} {
-		if got := runtimeMessage(said); got != want {
-			t.Errorf("%q: %q", said, got)
+		if got := runtimeMessage(log); got != want {
+			t.Errorf("runtimeMessage(%q) = %q, want %q", log, got, want)
 		}
 	}
 }
@@ -157,7 +157,7 @@ func TestContainerOfKey(t *testing.T) {
 		"linux-" + id: id, "linux-" + id + "-volume-3": id, id: "", "vm-" + id: "", "linux-x": "", "": "",
 	} {
 		if got := containerOfKey(key); got != want {
-			t.Errorf("%q: %q", key, got)
+			t.Errorf("containerOfKey(%q) = %q, want %q", key, got, want)
 		}
 	}
 }
@@ -165,7 +165,7 @@ func TestContainerOfKey(t *testing.T) {
 func FuzzRuntimeMessage(f *testing.F) {
 	f.Add(`time="x" level=error msg="y"`)
 	f.Add(`{"msg":1}`)
-	f.Fuzz(func(_ *testing.T, said string) { runtimeMessage(said) })
+	f.Fuzz(func(_ *testing.T, log string) { runtimeMessage(log) })
 }
 
 // TestStateVersion: a file of another version is refused; a damaged one counts as missing.
@@ -182,7 +182,7 @@ func TestStateVersion(t *testing.T) {
 		}
 		var s state
 		if err := format.Read(name, &s); !is(err) {
-			t.Errorf("%q: %v", content, err)
+			t.Errorf("Read of a file with %q: error %v has the wrong class", content, err)
 		}
 	}
 }
@@ -195,12 +195,12 @@ func TestN10ProcessIdentity(t *testing.T) {
 	}
 	p, err := process.Adopt(process.ID{Pid: os.Getpid(), Start: start})
 	if err != nil || !p.Alive() {
-		t.Fatal(err)
+		t.Fatalf("Adopt of this process: error %v, want a live process", err)
 	}
 	p.Close()
 	for _, other := range []process.ID{{Pid: os.Getpid(), Start: start + 1}, {}, {Pid: 1 << 22}} {
 		if _, err := process.Adopt(other); !errdefs.IsNotFound(err) {
-			t.Errorf("%+v: %v", other, err)
+			t.Errorf("Adopt(%+v): got error %v, want ErrNotFound", other, err)
 		}
 	}
 }

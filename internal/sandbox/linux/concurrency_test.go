@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestManyAtOnce: pods and containers that are made and removed concurrently do not disturb each other and leave neither
-// goroutines nor descriptors behind.
+// TestManyAtOnce: pods and containers that are created and removed concurrently do not affect each other and leave
+// neither goroutines nor descriptors behind.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()
@@ -39,7 +39,7 @@ func TestManyAtOnce(t *testing.T) {
 			return err
 		}
 		if s := r.waitEvent(pod.ID, c.ID).Status; s.ExitCode != int32(n) {
-			return fmt.Errorf("container %d: %+v", n, s)
+			return fmt.Errorf("status of container %d: got %+v, want exit code %d", n, s, n)
 		}
 		return errors.Join(r.RemoveContainer(t.Context(), pod, c), r.RemoveSandbox(t.Context(), pod))
 	}
@@ -62,8 +62,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	if !settled() {
 		stacks := make([]byte, 64<<10)
-		t.Errorf("%d goroutines became %d, %d descriptors %d:\n%s", goroutines, runtime.NumGoroutine(), descriptors,
-			countDescriptors(t), stacks[:runtime.Stack(stacks, true)])
+		t.Errorf("got %d goroutines and %d descriptors, want at most %d and %d; stacks:\n%s", runtime.NumGoroutine(),
+			countDescriptors(t), goroutines, descriptors, stacks[:runtime.Stack(stacks, true)])
 	}
 }
 

@@ -54,11 +54,11 @@ func (v victim) live() error {
 			return err
 		}
 	}
-	return errors.New("lived to the end")
+	return errors.New("the victim reached no fail point")
 }
 
-// TestN1CrashMatrix kills a process that uses the backend at every fail point. A new backend then finds every container in
-// its true state and can remove it, or removes everything if the record does not contain it.
+// TestN1CrashMatrix kills a process that uses the backend, at every fail point. A new backend then finds the container
+// in its true state and can remove it. If the record does not contain the pod, the backend removes everything itself.
 func TestN1CrashMatrix(t *testing.T) {
 	failpoint.Needed(t)
 	for _, point := range failpoint.Names() {
@@ -76,7 +76,7 @@ func TestN1CrashMatrix(t *testing.T) {
 				}
 				found := r.restart(sandbox.Known{Pod: v.pod(), Containers: []*sandbox.Container{v.container()}})
 				if s := found.Containers[v.ContainerID]; s.State == sandbox.StateRunning && syscall.Kill(s.Pid, 0) != nil {
-					t.Errorf("found running, but is not: %+v", s)
+					t.Errorf("Recover reports the container as running, but process %d does not exist: %+v", s.Pid, s)
 				}
 				for range 2 {
 					if err := errors.Join(r.RemoveContainer(t.Context(), v.pod(), v.container()), r.StopSandbox(t.Context(), v.pod()),
@@ -121,6 +121,6 @@ func (r *rig) die(v victim, point string) {
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		r.tb.Fatalf("the victim was not killed: %v: %s", err, out)
+		r.tb.Fatalf("end of the victim: got %v, want SIGKILL: %s", err, out)
 	}
 }

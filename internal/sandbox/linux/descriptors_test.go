@@ -18,31 +18,31 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// TestC9NoInodeOfTheHost: no descriptor of a container's process, of a program run by exec or of a pod's init process is an
-// inode of the host, and nothing done to a container changes the node's /dev/null. Each process also inspects its descriptors
-// from inside: as root it changes their mode.
+// TestC9NoInodeOfTheHost: no descriptor of a container's process, of a program run by exec or of a pod's init process
+// is an inode of the host, and no operation on a container changes the node's /dev/null. Each process also tries to
+// change the mode of its descriptors from inside, as root.
 func TestC9NoInodeOfTheHost(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		null := ownNull(t)
-		look := func(what string, pids ...int) {
+		check := func(what string, pids ...int) {
 			t.Helper()
 			for _, pid := range pids {
 				inspect(t, what, pid)
 			}
 			if now := statOf(t, "/dev/null"); now != null {
-				t.Errorf("%s: the node's /dev/null was %+v and is %+v", what, null, now)
+				t.Errorf("%s: the node's /dev/null changed from %+v to %+v", what, null, now)
 				null = now
 			}
 		}
 		r.restart()
-		look("the probe of the OCI runtime")
+		check("the probe of the OCI runtime")
 		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
 			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
 		})
 		r.Backend.mu.Lock()
 		pause := r.pauses[p.ID]
 		r.Backend.mu.Unlock()
-		look("the pod's init process", pause.Pid)
+		check("the pod's init process", pause.Pid)
 
 		const chmod = "/bin/busybox chmod 667 /proc/self/fd/* 2>/dev/null; "
 		for name, change := range map[string]func(*runtimeapi.ContainerConfig){
@@ -54,7 +54,7 @@ func TestC9NoInodeOfTheHost(t *testing.T) {
 			},
 		} {
 			c := p.container(chmod+forever, change).start()
-			look("a container "+name, initPid(t, r, p, c))
+			check("a container "+name, initPid(t, r, p, c))
 			for i, req := range []sandbox.ExecRequest{
 				{},
 				{Stdout: &safeBuffer{}, Stderr: &safeBuffer{}},
@@ -69,7 +69,7 @@ func TestC9NoInodeOfTheHost(t *testing.T) {
 					defer close(done)
 					_, _ = r.Exec(ctx, p.Pod, c.Container, req)
 				}()
-				look(fmt.Sprintf("exec %d in a container %s", i, name), waitProcess(t, mark))
+				check(fmt.Sprintf("exec %d in a container %s", i, name), waitProcess(t, mark))
 				end()
 				<-done
 			}
@@ -107,8 +107,8 @@ func ownNull(t *testing.T) owner {
 	return statOf(t, "/dev/null")
 }
 
-// inspect fails for each descriptor of a process that is in none of its own mounts. Pipes, sockets and memory are in no file
-// system and have no other owner.
+// inspect fails the test for each descriptor of a process that is not on one of the process's own mounts. Pipes,
+// sockets and memory files are on no mount and belong to no other process.
 func inspect(t *testing.T, what string, pid int) {
 	t.Helper()
 	var own []string
@@ -122,7 +122,7 @@ func inspect(t *testing.T, what string, pid int) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) < 3 {
-		t.Fatalf("%s: descriptors %v, %v", what, entries, err)
+		t.Fatalf("%s: got descriptors %v, error %v; want at least three", what, entries, err)
 	}
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
@@ -138,12 +138,12 @@ func inspect(t *testing.T, what string, pid int) {
 		}
 		_, rest, _ := strings.Cut(string(info), "mnt_id:")
 		if mount := strings.Fields(rest)[0]; !slices.Contains(own, mount) {
-			t.Errorf("%s: descriptor %s is %s, on mount %s of the host", what, e.Name(), target, mount)
+			t.Errorf("%s: descriptor %s is %s on mount %s, want a mount of the container", what, e.Name(), target, mount)
 		}
 	}
 }
 
-// initPid is the container's first process, once the OCI runtime has become the container's program.
+// initPid waits until the OCI runtime has executed the container's program, and returns its PID.
 func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
 	t.Helper()
 	_, l, err := r.ledger.GetRun(p.ID, c.ID)
@@ -157,7 +157,7 @@ func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
 	return l.init.Pid
 }
 
-// waitFor waits for a condition that nothing announces.
+// waitFor polls a condition that no event reports.
 var waitFor = until.Holds
 
 // waitProcess waits for the sleep with this argument.

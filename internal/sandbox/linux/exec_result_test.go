@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 )
 
-// TestExecInDyingContainer: an exec that fails because the container ends reports that, rather than a fault or an invalid
-// request, even if the end has not been noticed yet.
+// TestExecInDyingContainer: an exec that fails because the container ends reports the end, rather than an internal
+// error or an invalid request, even if the backend has not noticed the end yet.
 func TestExecInDyingContainer(t *testing.T) {
 	zombie := exec.Command("true")
 	if err := zombie.Start(); err != nil {
@@ -29,15 +29,15 @@ func TestExecInDyingContainer(t *testing.T) {
 	}
 	soon := unnoticed(os.Getpid())
 	for _, c := range []struct {
-		name, said string
-		init       *process.Process
+		name, log string
+		init      *process.Process
 	}{
-		{"the runtime says so", `{"msg":"the container is not running"}`, unnoticed(zombie.Process.Pid)},
-		{"the runtime was killed, too", "", soon},
+		{"the runtime reports the end", `{"msg":"the container is not running"}`, unnoticed(zombie.Process.Pid)},
+		{"the runtime was killed too", "", soon},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := os.WriteFile(filepath.Join(dir, "log"), []byte(c.said), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, "log"), []byte(c.log), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			if c.init == soon {
@@ -45,7 +45,7 @@ func TestExecInDyingContainer(t *testing.T) {
 			}
 			x := &execution{dir: dir, container: &life{launched: launched{init: c.init}}}
 			if _, err := x.result(errors.New("exit status 1")); !errdefs.IsFailedPrecondition(err) {
-				t.Error(err)
+				t.Errorf("result: got error %v, want ErrFailedPrecondition", err)
 			}
 		})
 	}
@@ -55,8 +55,8 @@ func TestExecInDyingContainer(t *testing.T) {
 // Unknown.
 func TestExecInLivingContainer(t *testing.T) {
 	for _, c := range []struct {
-		said string
-		is   func(error) bool
+		log string
+		is  func(error) bool
 	}{
 		{`{"msg":"executable file ` + "`none`" + ` not found in $PATH: No such file or directory"}`, errdefs.IsInvalidArgument},
 		{`{"msg":"fork: Resource temporarily unavailable"}`, errdefs.IsResourceExhausted},
@@ -65,12 +65,12 @@ func TestExecInLivingContainer(t *testing.T) {
 		{"", errdefs.IsUnavailable}, // killed by a process in the container
 	} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "log"), []byte(c.said), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "log"), []byte(c.log), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		x := &execution{dir: dir, container: &life{launched: launched{init: &process.Process{ID: process.ID{Pid: os.Getpid()}, Dead: make(chan struct{})}}}}
 		if _, err := x.result(errors.New("exit status 1")); !c.is(err) {
-			t.Errorf("%q: %v", c.said, err)
+			t.Errorf("result after the message %q: error %v has the wrong class", c.log, err)
 		}
 	}
 }

@@ -28,18 +28,18 @@ func TestExec(t *testing.T) {
 			Cmd: []string{"/bin/sh", "-c", "cat; echo err >&2; exit 5"}, Stdin: strings.NewReader("in"), Stdout: &out, Stderr: &errOut,
 		})
 		if err != nil || code != 5 || out.String() != "in" || errOut.String() != "err\n" {
-			t.Errorf("code %d, %v, %q, %q", code, err, &out, &errOut)
+			t.Errorf("Exec: got code %d, error %v, stdout %q, stderr %q; want code 5, %q and %q", code, err, &out, &errOut, "in", "err\n")
 		}
 		if _, err = r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/nowhere"}}); !errdefs.IsInvalidArgument(err) ||
 			!strings.HasPrefix(err.Error(), "failed to exec") {
-			t.Error(err)
+			t.Errorf("Exec of a missing program: got error %v, want ErrInvalidArgument that begins with \"failed to exec\"", err)
 		}
 		if code, err = r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/sh", "-c", "kill -9 $$"}}); err != nil || code != 137 {
-			t.Errorf("killed: %d, %v", code, err)
+			t.Errorf("Exec of a killed program: got code %d, error %v; want code 137", code, err)
 		}
 		c.stop(0)
 		if _, err = r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/true"}}); !errdefs.IsFailedPrecondition(err) {
-			t.Error(err)
+			t.Errorf("Exec in a stopped container: got error %v, want ErrFailedPrecondition", err)
 		}
 	})
 }
@@ -64,10 +64,10 @@ func TestC4ExecDrain(t *testing.T) {
 		defer cancel()
 		_, err = r.Exec(ctx, p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/sh", "-c", "trap '' TERM; sleep 2222"}, Stdout: &out})
 		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Error(err)
+			t.Errorf("Exec beyond its deadline: got error %v, want DeadlineExceeded", err)
 		}
 		if got := c.exec("ps"); strings.Contains(got, "2222") {
-			t.Errorf("it lives: %s", got)
+			t.Errorf("the program still runs: %s", got)
 		}
 	})
 }
@@ -103,7 +103,7 @@ func TestExecTerminal(t *testing.T) {
 	})
 }
 
-// safeBuffer is a buffer that late writers may still use.
+// safeBuffer is a buffer for concurrent use.
 type safeBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -125,7 +125,7 @@ func (s *safeBuffer) waitFor(t *testing.T, text string) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(s.String(), text); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%q is not in %q", text, s.String())
+			t.Fatalf("output: got %q, want it to contain %q", s.String(), text)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func TestAttachTwice(t *testing.T) {
 			out.waitFor(t, "got-"+word)
 			cancel()
 			if err := <-result; !errors.Is(err, context.Canceled) {
-				t.Error(err)
+				t.Errorf("Attach after its context ended: got error %v, want Canceled", err)
 			}
 		}
 		if s := c.status(); s.State != sandbox.StateRunning {
@@ -213,24 +213,24 @@ func TestC6NoDescriptorLeaks(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
 		c := p.container(forever).start()
-		c.waitLog("up") // until then runc's own init may be at work
+		c.waitLog("up") // before, runc's own init may still be running
 		h, _ := r.ledger.Find(p.ID, c.ID)
 		s, _ := h.Snapshot()
 		for _, fd := range descriptors(t, s.Init.Pid) {
 			if !strings.HasPrefix(fd, "pipe:") && fd != "/dev/null" && !strings.HasPrefix(fd, "/bin/") {
-				t.Errorf("the container holds %s", fd)
+				t.Errorf("the container has the descriptor %s", fd)
 			}
 		}
 		for _, fd := range descriptors(t, s.Conmon.Pid) {
 			known := strings.HasPrefix(fd, "pipe:") || strings.HasPrefix(fd, "socket:") || strings.HasPrefix(fd, "anon_inode:[") ||
 				strings.HasPrefix(fd, r.bundleOf(h)) || fd == "/dev/null" || fd == c.logFile() || strings.HasPrefix(fd, "/sys/fs/cgroup/")
 			if !known || strings.HasPrefix(fd, "anon_inode:[eventpoll]") || strings.Contains(fd, "pidfd") {
-				t.Errorf("the monitor holds %s", fd)
+				t.Errorf("conmon has the descriptor %s", fd)
 			}
 		}
 		var st unix.Stat_t
 		if err := unix.Stat(r.bundleOf(h), &st); err != nil || st.Mode&0o77 != 0 {
-			t.Errorf("the bundle's mode is %o, %v", st.Mode, err)
+			t.Errorf("mode of the bundle: got %o, error %v; want no access for group and others", st.Mode, err)
 		}
 	})
 }

@@ -22,14 +22,15 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// chatter writes on both streams as fast as it can, so conmon almost always writes to its clients.
+// chatter is a script that writes to both streams as fast as it can, so that conmon is almost always writing to its
+// clients.
 const chatter = "yes error >&2 & yes output"
 
 func withStdin(once, tty bool) func(*runtimeapi.ContainerConfig) {
 	return func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce, c.Tty = true, once, tty }
 }
 
-// attach attaches in the background. The channel delivers Attach's result.
+// attach runs Attach in the background and returns a channel with its result.
 func (c *testContainer) attach(ctx context.Context, req sandbox.AttachRequest) <-chan error {
 	result := make(chan error, 1)
 	b := c.pod.r.Backend
@@ -41,7 +42,7 @@ func (c *testContainer) hub(t *testing.T) *hub {
 	t.Helper()
 	_, l := c.handle(t).Snapshot()
 	if l == nil {
-		t.Fatal("it does not run")
+		t.Fatal("the container is not running")
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,24 +58,24 @@ func await(t *testing.T, what string, done <-chan struct{}) {
 	}
 }
 
-// wantResult waits for the end of an attach session.
+// wantResult waits for the end of an attach session and checks its error.
 func wantResult(t *testing.T, result <-chan error, want func(error) bool) {
 	t.Helper()
 	select {
 	case err := <-result:
 		if !want(err) {
-			t.Errorf("the attachment ended with %v", err)
+			t.Errorf("the session ended with error %v, want another result", err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("the attachment does not end")
+		t.Error("the session did not end within 20 s")
 	}
 }
 
 func canceled(err error) bool { return errors.Is(err, context.Canceled) }
 func fine(err error) bool     { return err == nil }
 
-// strictConmon makes conmon crash on every use of a freed client: with these settings of the C library (mallopt(3)) each
-// client is its own mapping, which disappears when it is freed.
+// strictConmon makes conmon crash on every use of a freed client: with these settings the C library (mallopt(3)) gives
+// each client its own mapping and removes the mapping when the client is freed.
 func (r *rig) strictConmon() {
 	r.tb.Helper()
 	real, err := exec.LookPath("conmon")
@@ -107,7 +108,7 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 	goroutines, here, there := runtime.NumGoroutine(), countDescriptors(t), countSockets(t, s.Conmon.Pid)
 	var wg sync.WaitGroup
 	var visits atomic.Int64
-	for begin, guest := time.Now(), 0; guest < 6; guest++ {
+	for begin, client := time.Now(), 0; client < 6; client++ {
 		wg.Go(func() {
 			for time.Since(begin) < 1500*time.Millisecond && !t.Failed() {
 				ctx, cancel := context.WithCancel(t.Context())
@@ -122,7 +123,7 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 	}
 	wg.Wait()
 	if s := c.status(); s.State != sandbox.StateRunning {
-		t.Fatalf("after %d clients: %+v", visits.Load(), s)
+		t.Fatalf("status after %d clients: got %+v, want a running container", visits.Load(), s)
 	}
 	t.Logf("%d clients", visits.Load())
 	settled := func() bool {
@@ -131,8 +132,8 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) { // pacing of a poll: the last clients disconnect
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 64<<10)
-			t.Fatalf("%d goroutines became %d, %d descriptors %d, conmon's %d sockets %d:\n%s", goroutines, runtime.NumGoroutine(), here,
-				countDescriptors(t), there, countSockets(t, s.Conmon.Pid), stacks[:runtime.Stack(stacks, true)])
+			t.Fatalf("got %d goroutines, %d descriptors and %d sockets of conmon, want at most %d, %d and %d; stacks:\n%s", runtime.NumGoroutine(),
+				countDescriptors(t), countSockets(t, s.Conmon.Pid), goroutines, here, there, stacks[:runtime.Stack(stacks, true)])
 		}
 	}
 }
@@ -188,7 +189,7 @@ func waitBlocked(t *testing.T, pid int) {
 	for deadline := time.Now().Add(20 * time.Second); where != "sock_alloc_send_pskb"; time.Sleep(5 * time.Millisecond) {
 		raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/wchan")
 		if where = string(raw); err != nil || time.Now().After(deadline) {
-			t.Fatalf("it is in %q: %v", where, err)
+			t.Fatalf("process %d waits in %q, error %v; want sock_alloc_send_pskb", pid, where, err)
 		}
 	}
 }
@@ -216,9 +217,9 @@ func TestC5SlowAttachClient(t *testing.T) {
 		waitClients(t, c, 2)
 		_, _ = io.WriteString(feed, "go\n")
 		wantResult(t, slow, errdefs.IsResourceExhausted)
-		await(t, "the other client does not see the end", finished)
-		if n := total.Load(); n != 20000000+len64("\ndone\n") {
-			t.Errorf("it saw %d bytes", n)
+		await(t, "the other client did not receive the last output", finished)
+		if n, want := total.Load(), 20000000+len64("\ndone\n"); n != want {
+			t.Errorf("output of the other client: got %d bytes, want %d", n, want)
 		}
 		_, _ = io.WriteString(feed, "end\n")
 		wantResult(t, good, fine)
@@ -242,7 +243,7 @@ func waitClients(t *testing.T, c *testContainer, n int) {
 	}
 	for deadline := time.Now().Add(20 * time.Second); count() != n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d clients, want %d", count(), n)
+			t.Fatalf("got %d attached clients, want %d", count(), n)
 		}
 	}
 }
@@ -255,7 +256,7 @@ func TestAttachTogether(t *testing.T) {
 		s, _ := c.handle(t).Snapshot()
 		before := countSockets(t, s.Conmon.Pid)
 		if c.hub(t) != nil {
-			t.Error("there is a connection, and no client")
+			t.Error("got a hub before the first client, want none")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -277,7 +278,7 @@ func TestAttachTogether(t *testing.T) {
 			errs[i].waitFor(t, "err-0\nerr-1\n")
 		}
 		if after := countSockets(t, s.Conmon.Pid); after != before+1 {
-			t.Errorf("conmon has %d sockets more for two clients", after-before)
+			t.Errorf("two clients opened %d sockets of conmon, want 1", after-before)
 		}
 		cancel()
 		for i := range results {
@@ -290,7 +291,7 @@ func TestAttachTogether(t *testing.T) {
 		again := c.attach(t.Context(), sandbox.AttachRequest{Stdin: strings.NewReader("again\n"), Stdout: &out})
 		out.waitFor(t, "got-again")
 		if c.hub(t) != same {
-			t.Error("a further connection was made")
+			t.Error("the next client opened another connection, want the same")
 		}
 		c.stop(0)
 		wantResult(t, again, fine)
@@ -320,7 +321,7 @@ func TestAttachStdinOnce(t *testing.T) {
 		wantResult(t, witness, fine)
 		feed.Close()
 		if got := out.String(); got != "got-one\nend of input\n" {
-			t.Errorf("attached client: got %q, want its line and the end of input", got)
+			t.Errorf("output of the other client: got %q, want the echoed line and the end of input", got)
 		}
 		if s := c.waitExit(); s.ExitCode != 6 {
 			t.Errorf("status: got %+v, want exit code 6", s)
@@ -337,7 +338,7 @@ func TestAttachStdinOnce(t *testing.T) {
 	})
 }
 
-// TestAttachAfterRestart: a new backend does not know the old one's connection and opens its own.
+// TestAttachAfterRestart: a new backend does not know the previous backend's connection and opens its own.
 func TestAttachAfterRestart(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -355,8 +356,8 @@ func TestAttachAfterRestart(t *testing.T) {
 	})
 }
 
-// TestN2AttachedFlood: a container that floods its clients survives a crash of the daemon, which closes conmon's connection
-// without a farewell.
+// TestN2AttachedFlood: a container that floods its clients survives a crash of the daemon, which closes the connection
+// to conmon abruptly.
 func TestN2AttachedFlood(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		r.strictConmon()
@@ -366,20 +367,20 @@ func TestN2AttachedFlood(t *testing.T) {
 			seen := make(chan struct{})
 			once := sync.OnceFunc(func() { close(seen) })
 			result := c.attach(t.Context(), sandbox.AttachRequest{Stdout: writerFunc(func(p []byte) (int, error) { once(); return len(p), nil })})
-			await(t, "no output", seen)
+			await(t, "the client received no output", seen)
 			h := c.hub(t)
 			await(t, "conmon has not seen the end of input", h.closable)
 			_ = h.conn.Close()
 			wantResult(t, result, fine)
 			if s := c.status(); s.State != sandbox.StateRunning {
-				t.Fatalf("after %d: %+v", n, s)
+				t.Fatalf("status after %d crashes: got %+v, want a running container", n, s)
 			}
 		}
 	})
 }
 
-// TestAttachUnreadInput: input that the container does not read blocks neither disconnecting clients nor output, and later
-// clients leave nothing more behind.
+// TestAttachUnreadInput: input that the container does not read blocks neither output nor the disconnection of clients,
+// and more clients do not leave more behind.
 func TestAttachUnreadInput(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()
@@ -400,7 +401,7 @@ func TestAttachUnreadInput(t *testing.T) {
 	}
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines+3 || countDescriptors(t) > here+1; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines became %d, %d descriptors %d", goroutines, runtime.NumGoroutine(), here, countDescriptors(t))
+			t.Fatalf("got %d goroutines and %d descriptors, want at most %d and %d", runtime.NumGoroutine(), countDescriptors(t), goroutines+3, here+1)
 		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 // busybox is the ID of the only image.
 const busybox = "sha256:busybox"
 
-// fakeImages provides overlays over one directory with busybox. Its state is on disk: <dir>/<key>/.
+// fakeImages is an ImageStore of overlays over one directory with busybox. Its state is on disk, in <dir>/<key>/.
 type fakeImages struct{ base, dir string }
 
 func openFakeImages(dir string) *fakeImages { return &fakeImages{filepath.Join(dir, "base"), dir} }
@@ -94,8 +94,8 @@ func (f *fakeImages) Usage(_ context.Context, key string) (image.Usage, error) {
 	return image.Usage{Bytes: 4096, Inodes: 1, Timestamp: time.Now()}, nil
 }
 
-// makeRootfs makes a root file system of Debian's busybox and its libraries. The applets are hard links, so that each is a
-// separate file to the kernel.
+// makeRootfs creates a root file system with Debian's busybox and its libraries. The applets are hard links, so that
+// /proc/<pid>/exe names the applet.
 func makeRootfs(dir string) error {
 	const program = "/bin/busybox"
 	for _, sub := range []string{"bin", "dev", "proc", "sys", "etc", "tmp", "root"} {

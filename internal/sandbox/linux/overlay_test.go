@@ -14,22 +14,22 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
-// rootMount is the mount of a container's root file system.
+// rootMount returns the mount of a container's root file system.
 func rootMount(t *testing.T, r *rig, c *testContainer) *mountinfo.Info {
 	t.Helper()
 	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(rootfsDir(r.cfg.bundle(c.pod.ID, c.ID))))
 	if err != nil || len(found) != 1 {
-		t.Fatalf("%d mounts, %v", len(found), err)
+		t.Fatalf("mounts of the root file system: got %d, error %v; want 1", len(found), err)
 	}
 	return found[0]
 }
 
-// isVolatile checks for the option, which newer kernels show as "fsync=volatile".
+// isVolatile reports whether a mount has the option "volatile", which newer kernels show as "fsync=volatile".
 func isVolatile(m *mountinfo.Info) bool {
 	return slices.ContainsFunc(strings.Split(m.VFSOptions, ","), func(o string) bool { return o == volatile || o == "fsync="+volatile })
 }
 
-// markOfContainer is the kernel's mark in the layer of a container.
+// markOfContainer returns the path of the kernel's mark in a container's layer.
 func markOfContainer(t *testing.T, r *rig, c *testContainer) string {
 	t.Helper()
 	mounts, err := r.images.Mounts(t.Context(), snapshotPrefix+c.ID)
@@ -39,21 +39,21 @@ func markOfContainer(t *testing.T, r *rig, c *testContainer) string {
 	return markOf(mounts)
 }
 
-// TestVolatileLayer: a container's layer is mounted without syncs. Its content is there at the next start in the same boot,
-// even if the daemon was killed or somebody unmounted it, with or without a mark.
+// TestVolatileLayer: a container's layer is mounted with "volatile". Its content survives until the next start in the
+// same boot, even if the daemon was killed or the layer was unmounted, with the kernel's mark or without.
 func TestVolatileLayer(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
 		c := p.container("cat /kept 2>/dev/null; echo up; " + forever).start()
 		c.waitLog("up")
 		if !isVolatile(rootMount(t, r, c)) {
-			t.Errorf("mounted with %s", rootMount(t, r, c).VFSOptions)
+			t.Errorf("mount options: got %s, want volatile", rootMount(t, r, c).VFSOptions)
 		}
 		c.exec("echo written >/kept")
 		r.restart(p.known(c))
 		c.stop(0)
 		if !exists(markOfContainer(t, r, c)) {
-			t.Error("the kernel has left no mark: this test shows nothing")
+			t.Error("the kernel left no mark, so the test proves nothing")
 		}
 		if err := unmount(rootfsDir(r.cfg.bundle(p.ID, c.ID))); err != nil {
 			t.Fatal(err)
@@ -61,13 +61,13 @@ func TestVolatileLayer(t *testing.T) {
 		r.restart(p.known(c))
 		c.start().waitLog("written")
 		if !isVolatile(rootMount(t, r, c)) {
-			t.Error("mounted again with syncs")
+			t.Error("the second mount lacks the option volatile")
 		}
 	})
 }
 
-// TestVolatileLayerAfterReboot: after the machine went down, a container's layer that was not synced is dropped, and the
-// container starts from its image; also if the daemon was killed while dropping it.
+// TestVolatileLayerAfterReboot: after a crash of the machine, a container's unsynced layer is dropped and the container
+// starts from its image, even if the daemon was killed while it dropped the layer.
 func TestVolatileLayerAfterReboot(t *testing.T) {
 	for name, interrupted := range map[string]func(t *testing.T, r *rig, c *testContainer){
 		"mark": func(*testing.T, *rig, *testContainer) {},
@@ -98,18 +98,17 @@ func TestVolatileLayerAfterReboot(t *testing.T) {
 			r.restart(p.known(c))
 			c.start().waitLog("up")
 			if log := c.log(); strings.Contains(log, "half-written") {
-				t.Errorf("it started on what was not synced: %s", log)
+				t.Errorf("the container started on its unsynced layer: %s", log)
 			}
 			if s, _ := h.Snapshot(); s.Phase == ledger.Created {
-				t.Error("not started")
+				t.Errorf("phase after the start: got %v, want another", s.Phase)
 			}
 			c.stop(0)
 		})
 	}
 }
 
-// TestLayerWithoutVolatile: on a kernel without the option, containers work as usual, and a newer kernel's mark does not stop
-// them.
+// TestLayerWithoutVolatile: on a kernel without the option, containers work, even if a newer kernel has left its mark.
 func TestLayerWithoutVolatile(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()
@@ -123,12 +122,13 @@ func TestLayerWithoutVolatile(t *testing.T) {
 	r.volatile = false
 	c.start()
 	if isVolatile(rootMount(t, r, c)) || c.exec("cat /kept") != "written" {
-		t.Errorf("mounted with %s", rootMount(t, r, c).VFSOptions)
+		t.Errorf("mount options: got %s, want no volatile and the earlier content", rootMount(t, r, c).VFSOptions)
 	}
 }
 
-// TestRemoveFlushesNothing: removing a container does not flush others' dirty data on the same file system. The kernel may
-// flush for its own reasons, so one success in several attempts suffices; with syncs there is none.
+// TestRemoveFlushesNothing: removing a container does not write out other programs' dirty data on the same file system.
+// The kernel can write for its own reasons, so one success in several attempts is enough; without "volatile" no attempt
+// succeeds.
 func TestRemoveFlushesNothing(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()
@@ -148,12 +148,12 @@ func TestRemoveFlushesNothing(t *testing.T) {
 		}
 		after := dirtyPages(t, other)
 		other.Close()
-		t.Logf("%d pages were dirty, %d are", before, after)
+		t.Logf("dirty pages: %d before the removal, %d after", before, after)
 		if before > 0 && after > before/2 {
 			return
 		}
 	}
-	t.Error("a removal writes out what others have written")
+	t.Error("every removal wrote out another program's dirty data")
 }
 
 func dirtyPages(t *testing.T, f *os.File) uint64 {
@@ -161,7 +161,7 @@ func dirtyPages(t *testing.T, f *os.File) uint64 {
 	var stat unix.Cachestat_t
 	err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{}, &stat, 0)
 	if errors.Is(err, unix.ENOSYS) {
-		t.Skip("the kernel does not tell which pages are dirty (cachestat(2), Linux 6.5)")
+		t.Skip("the kernel does not report dirty pages (cachestat(2), Linux 6.5)")
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
-// TestRecoverRunning: a new backend finds running containers, and their output and exit are still recorded.
+// TestRecoverRunning: a new backend finds running containers and records their further output and their exit.
 func TestRecoverRunning(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
@@ -33,10 +33,10 @@ func TestRecoverRunning(t *testing.T) {
 			t.Error("the sandbox was not found")
 		}
 		if after := found.Containers[c.ID]; after.Pid != before.Pid || after.State != sandbox.StateRunning || !after.StartedAt.Equal(before.StartedAt) {
-			t.Errorf("%+v became %+v", before, after)
+			t.Errorf("status of the running container: got %+v, want %+v", after, before)
 		}
 		if s := found.Containers[created.ID]; s.State != sandbox.StateCreated {
-			t.Errorf("created: %+v", s)
+			t.Errorf("status of the other container: got %+v, want created", s)
 		}
 		if err := unix.Kill(before.Pid, unix.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -44,13 +44,13 @@ func TestRecoverRunning(t *testing.T) {
 		if s := c.waitExit(); s.ExitCode != 7 {
 			t.Errorf("status: got %+v, want exit code 7", s)
 		}
-		if got := c.log(); got != "stdout up\nstdout down\n" {
-			t.Errorf("log %q", got)
+		if got, want := c.log(), "stdout up\nstdout down\n"; got != want {
+			t.Errorf("log: got %q, want %q", got, want)
 		}
 	})
 }
 
-// TestRecoverExited: a container that ended while the daemon was down has its exit code.
+// TestRecoverExited: a new backend finds the exit code of a container that ended while the daemon was down.
 func TestRecoverExited(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -67,7 +67,7 @@ func TestRecoverExited(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !watch.WaitFor(10 * time.Second) {
-			t.Fatal("conmon goes on")
+			t.Fatal("conmon did not exit within 10 s")
 		}
 		r.Backend = nil
 		found := r.restart(p.known(c))
@@ -112,7 +112,7 @@ func TestRecoverAfterReboot(t *testing.T) {
 	r.Backend = nil
 	found := r.restart(p.known(c))
 	if found.Sandboxes[p.ID] {
-		t.Error("the sandbox is found")
+		t.Error("Recover found the sandbox, want it missing after a reboot")
 	}
 	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitUnknown || s.Reason != sandbox.ReasonUnknown {
 		t.Errorf("status: got %+v, want exited with an unknown exit code", s)
@@ -139,13 +139,14 @@ func TestN2ConmonKilled(t *testing.T) {
 			t.Errorf("status: got %+v, want an unknown exit code because of the monitor", got)
 		}
 		if init, err := process.Adopt(s.Init); err == nil && !init.WaitFor(5*time.Second) {
-			t.Error("the container lives")
+			t.Error("the container's init still runs")
 		}
 		c.start().stop(0) // it can be started again
 	})
 }
 
-// TestRecoverRemovesOrphans: what is not in the record is removed; foreign things stay.
+// TestRecoverRemovesOrphans: pods and containers that are not in the record are removed; foreign files and snapshots
+// stay.
 func TestRecoverRemovesOrphans(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p, keep := r.pod(), r.pod()
@@ -160,14 +161,14 @@ func TestRecoverRemovesOrphans(t *testing.T) {
 		pid := orphan.status().Pid
 		r.restart(keep.known(kept))
 		if unix.Kill(pid, 0) == nil {
-			t.Error("the orphan lives")
+			t.Error("the orphan's init still runs")
 		}
 		if s := kept.status(); s.State != sandbox.StateRunning {
-			t.Errorf("the other one: %+v", s)
+			t.Errorf("status of the recorded container: got %+v, want running", s)
 		}
 		for _, dir := range []string{r.cfg.podDir(p.ID), r.cfg.podRunDir(p.ID)} {
 			if exists(dir) {
-				t.Errorf("%s is there", dir)
+				t.Errorf("%s still exists", dir)
 			}
 		}
 		if !exists(foreign) {
@@ -175,7 +176,7 @@ func TestRecoverRemovesOrphans(t *testing.T) {
 		}
 		_ = os.Remove(foreign)
 		if keys, _ := r.images.Snapshots(t.Context()); len(keys) != 2 {
-			t.Errorf("snapshots: %v", keys)
+			t.Errorf("snapshots: got %v, want those of the recorded container and of the other user", keys)
 		}
 		_ = r.images.Release(t.Context(), "vm-something")
 	})
@@ -197,10 +198,10 @@ func TestRecoverStarting(t *testing.T) {
 		}
 		found := r.restart(p.known(c)) // interrupted between create and start
 		if s := found.Containers[c.ID]; s.State != sandbox.StateCreated {
-			t.Errorf("created only: %+v", s)
+			t.Errorf("status after an interrupted creation: got %+v, want created", s)
 		}
 		if !got.init.WaitFor(5*time.Second) || !got.conmon.WaitFor(5*time.Second) {
-			t.Error("what was begun lives")
+			t.Error("processes of the interrupted start still run")
 		}
 		c.start().waitLog("up")
 		h, _ = r.ledger.Find(p.ID, c.ID)
@@ -209,7 +210,7 @@ func TestRecoverStarting(t *testing.T) {
 		}
 		found = r.restart(p.known(c)) // interrupted between start and record
 		if s := found.Containers[c.ID]; s.State != sandbox.StateRunning || s.Pid == 0 {
-			t.Errorf("started: %+v", s)
+			t.Errorf("status after an unrecorded start: got %+v, want running", s)
 		}
 		c.stop(10 * time.Second)
 		if s := c.status(); s.ExitCode != 7 {
@@ -218,7 +219,7 @@ func TestRecoverStarting(t *testing.T) {
 	})
 }
 
-// TestHalfMade: a creation that failed at any step can be repeated and removed.
+// TestHalfMade: a failed creation can be repeated, and its remains can be removed.
 func TestHalfMade(t *testing.T) {
 	r := newRig(t, "runc")
 	p := r.pod()
@@ -230,7 +231,7 @@ func TestHalfMade(t *testing.T) {
 		Mounts: []*runtimeapi.Mount{{ContainerPath: "/vol", Image: &runtimeapi.ImageSpec{Image: "sha256:missing"}, Readonly: true}},
 	}}
 	if _, err := r.CreateContainer(t.Context(), p.Pod, c); !errdefs.IsNotFound(err) {
-		t.Fatal(err)
+		t.Fatalf("CreateContainer with a missing image volume: got error %v, want ErrNotFound", err)
 	}
 	if s, err := r.Status(t.Context(), p.Pod, c); err != nil || s.State != sandbox.StateAbsent {
 		t.Errorf("status: got %+v, error %v; want an absent container", s, err)

@@ -24,8 +24,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// TestMain runs the tests as root in their own namespaces: they mount and make cgroups, and crun does not accept cgroup2
-// beside cgroup v1.
+// TestMain runs the tests as root in their own namespaces, because they mount file systems and create cgroups, and crun
+// does not accept cgroup2 beside cgroup v1.
 func TestMain(m *testing.M) {
 	testns.Reenter()
 	if !testns.Inside() {
@@ -48,7 +48,7 @@ func bothRuntimes(t *testing.T, test func(t *testing.T, r *rig)) {
 	}
 }
 
-// rig is a backend with its own directory, images and cgroups, which must be empty at the end.
+// rig is a backend with its own directory, images and cgroups, which the test must leave empty.
 type rig struct {
 	tb     testing.TB
 	cfg    Config
@@ -58,7 +58,7 @@ type rig struct {
 
 	mu     sync.Mutex
 	events []sandbox.Event
-	wake   chan struct{} // closed by the next event
+	wake   chan struct{} // closed on the next event
 }
 
 func newRig(tb testing.TB, runtime string) *rig {
@@ -103,7 +103,7 @@ func (r *rig) restart(known ...sandbox.Known) sandbox.Found {
 	return found
 }
 
-// abandon makes the backend ignore all events, as if its process were gone.
+// abandon makes the backend ignore all further events, as if its process had died.
 func (b *Backend) abandon() {
 	defer b.Close()
 	b.ledger.ReportTo(nil)
@@ -154,12 +154,12 @@ func (r *rig) waitEvent(pod, container string) sandbox.Event {
 		select {
 		case <-wake:
 		case <-deadline:
-			r.tb.Fatalf("no event of %s/%s", pod, container)
+			r.tb.Fatalf("no event of pod %s, container %q within 20 s", pod, container)
 		}
 	}
 }
 
-// checkEmpty checks for leaks: no mount, process, cgroup, directory or snapshot may be left.
+// checkEmpty fails the test if a mount, process, cgroup, directory or snapshot is left.
 func (r *rig) checkEmpty() {
 	r.Backend.abandon()
 	if r.tb.Failed() {
@@ -171,7 +171,7 @@ func (r *rig) checkEmpty() {
 	}
 	for _, dir := range []string{r.cfg.Root, filepath.Join(r.cfg.RunDir, "pods"), r.cfg.exitDir(), r.cfg.ociDir(), r.cfg.execDir()} {
 		if entries, _ := os.ReadDir(dir); len(entries) > 0 {
-			r.tb.Errorf("left in %s: %v", dir, entries)
+			r.tb.Errorf("entries left in %s: %v", dir, entries)
 		}
 	}
 	if keys, _ := r.images.Snapshots(context.Background()); len(keys) > 0 {
@@ -227,8 +227,8 @@ func newID() string {
 	return hex.EncodeToString(b)
 }
 
-// pod makes a pod with its own network namespace and containers with their own PID namespaces, unless change alters that. It
-// is removed at the end.
+// pod creates a pod with its own network namespace and a PID namespace per container, unless change alters the request.
+// The pod is removed at the end of the test.
 func (r *rig) pod(change ...func(*runtimeapi.PodSandboxConfig)) *testPod {
 	r.tb.Helper()
 	id := newID()
@@ -285,7 +285,7 @@ type testContainer struct {
 	*sandbox.Container
 }
 
-// container makes a container that runs a shell script. It is removed at the end.
+// container creates a container that runs a shell script. The container is removed at the end of the test.
 func (p *testPod) container(script string, change ...func(*runtimeapi.ContainerConfig)) *testContainer {
 	p.r.tb.Helper()
 	id := newID()
@@ -358,7 +358,7 @@ func (c *testContainer) exec(script string) string {
 		Cmd: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &errOut,
 	})
 	if err != nil || code != 0 {
-		c.pod.r.tb.Fatalf("exec %q: code %d, %v, %s", script, code, err, &errOut)
+		c.pod.r.tb.Fatalf("exec %q: got code %d, error %v, stderr %q; want success", script, code, err, &errOut)
 	}
 	return strings.TrimSpace(out.String())
 }
@@ -376,7 +376,7 @@ func (c *testContainer) log() string {
 	for line := range strings.Lines(string(raw)) {
 		f := strings.SplitN(line, " ", 4)
 		if len(f) != 4 {
-			c.pod.r.tb.Fatalf("not a line of a CRI log: %q", line)
+			c.pod.r.tb.Fatalf("log line %q is not in the CRI format", line)
 		}
 		if _, err := time.Parse(time.RFC3339Nano, f[0]); err != nil {
 			c.pod.r.tb.Fatal(err)
@@ -391,7 +391,7 @@ func (c *testContainer) waitLog(text string) {
 	c.pod.r.tb.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(c.log(), text); {
 		if time.Now().After(deadline) {
-			c.pod.r.tb.Fatalf("%q is not in the log: %s", text, c.log())
+			c.pod.r.tb.Fatalf("log: got %q, want it to contain %q", c.log(), text)
 		}
 		time.Sleep(5 * time.Millisecond) // pacing of a poll: another process writes the log
 	}

@@ -16,8 +16,8 @@ import (
 // ociVersion is the version of the specification that we write; runc 1.1 accepts nothing newer.
 const ociVersion = "1.0.2"
 
-// Annotations of the specification. Only these are written. Labels of images and requests never get here, because OCI
-// runtimes act on annotations (CVE-2026-53488).
+// The annotations of the specification. Labels and annotations of images and requests are never copied to it, because
+// OCI runtimes act on annotations (CVE-2026-53488).
 const (
 	AnnotationPod       = "io.tripod.pod"
 	AnnotationContainer = "io.tripod.container"
@@ -32,7 +32,7 @@ const (
 	annotationImage         = "io.kubernetes.cri.image-name"
 )
 
-// Input is the input of Build apart from the host. Paths are paths on the host.
+// Input is the input of Build, except for the host. Paths are paths on the host.
 type Input struct {
 	Pod       *sandbox.Pod
 	Container *sandbox.Container
@@ -40,8 +40,9 @@ type Input struct {
 	Image ocispec.ImageConfig
 	// Rootfs is the container's mounted root file system, in which users and paths are resolved.
 	Rootfs string
-	// Net, IPC, UTS and PID are namespaces to join where ContainerModes says POD or TARGET. If the container is not on the
-	// host network and UTS is empty, it gets a new one with the pod's host name.
+	// Net, IPC, UTS and PID are the paths of the namespaces that the container joins in the modes POD and TARGET (see
+	// ContainerModes). If UTS is empty, a container that is not on the host network gets a new UTS namespace with the
+	// pod's host name.
 	Net, IPC, UTS, PID string
 	// CgroupsPath is the specification's cgroupsPath: /parent/id for cgroupfs, slice:prefix:name for systemd.
 	CgroupsPath string
@@ -55,8 +56,8 @@ type Input struct {
 	ImageVolumes map[string]string
 }
 
-// Build makes the runtime specification of a container. It rejects fields with errdefs.ErrInvalidArgument or
-// errdefs.ErrNotImplemented and names them; other errors are the host's.
+// Build returns the runtime specification of a container. It rejects a field with errdefs.ErrInvalidArgument or
+// errdefs.ErrNotImplemented and names the field; other errors come from the host.
 func Build(in Input, h Host) (*specs.Spec, sandbox.Resolved, error) {
 	if err := Validate(in.Pod, in.Container, h); err != nil {
 		return nil, sandbox.Resolved{}, err
@@ -152,7 +153,7 @@ func (b *builder) devices() error {
 	}
 	limits.Devices = rules
 	b.spec.Linux.Resources = limits
-	// A bind-mounted /dev has its nodes already; making them there would make them on the host.
+	// A bind-mounted /dev already has its nodes. Creating nodes in it would create them on the host.
 	if !slices.ContainsFunc(b.spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" && m.Type == "bind" }) {
 		b.spec.Linux.Devices = nodes
 	}
@@ -173,7 +174,8 @@ func (b *builder) security() (err error) {
 	return err
 }
 
-// imageVolumes makes the directories that the image declares as volumes but does not contain, in the container's own layer.
+// imageVolumes creates, in the container's layer, the directories that the image declares as volumes but does not
+// contain.
 func (b *builder) imageVolumes() error {
 	for _, name := range slices.Sorted(maps.Keys(b.in.Image.Volumes)) {
 		if err := checkDestination("image Volumes", name); err != nil {

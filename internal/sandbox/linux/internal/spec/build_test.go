@@ -26,7 +26,7 @@ func golden(t *testing.T, name, text string) {
 	}
 	want, err := os.ReadFile(file)
 	require.NoError(t, err, "run go test -update once")
-	assert.Equal(t, string(want), text, "differs from %s; if that is meant, run go test -update", file)
+	assert.Equal(t, string(want), text, "differs from %s; if the change is intended, run go test -update", file)
 }
 
 // TestBuildGolden compares whole specifications; the other tests cover single fields.
@@ -138,7 +138,7 @@ func TestBuildPrivileged(t *testing.T) {
 	}
 }
 
-// TestImageLabelsNeverReachTheSpec is fault I1.
+// TestImageLabelsNeverReachTheSpec tests fault I1.
 func TestImageLabelsNeverReachTheSpec(t *testing.T) {
 	in := testInput(t)
 	in.Image.Labels = map[string]string{AnnotationPod: "another", "run.oci.handler": "krun", "org.systemd.property.X": "1"}
@@ -152,7 +152,7 @@ func TestImageLabelsNeverReachTheSpec(t *testing.T) {
 	}
 }
 
-// TestRootfsWithSymlinks is fault I3: mount points of the runtime must be real directories.
+// TestRootfsWithSymlinks tests fault I3: the runtime's mount points must be real directories.
 func TestRootfsWithSymlinks(t *testing.T) {
 	for _, dir := range []string{"proc", "sys", "dev"} {
 		in := testInput(t)
@@ -266,7 +266,7 @@ func TestVariables(t *testing.T) {
 	requireRefused(t, err, errInvalid, `"A"`)
 }
 
-// TestWorkingDir is fault C6: no working directory below /proc, however it is reached.
+// TestWorkingDir tests fault C6: no path leads to a working directory below /proc.
 func TestWorkingDir(t *testing.T) {
 	root := testRootfs(t)
 	require.NoError(t, os.Symlink("/proc/self", filepath.Join(root, "innocent")))

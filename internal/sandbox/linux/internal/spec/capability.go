@@ -18,27 +18,25 @@ var defaultCapabilities = []string{
 	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// capabilities computes the capability sets of a container's process. It applies, in order: add ALL, drop ALL, add names,
-// drop names. A name that the host cannot grant is rejected; ALL and privileged mean all that it can grant.
-// ALL and privileged mean all that it can.
-// Inheritable stays empty unless ambient capabilities are requested; otherwise an unprivileged user's program with file
-// capabilities would gain them (CVE-2022-24769).
-// capabilities would gain them (CVE-2022-24769).
+// capabilities returns the capability sets of a container's process. It applies, in order: add ALL, drop ALL, add
+// names, drop names. It rejects a name that the host cannot grant; ALL and privileged mean all capabilities that the
+// host can grant. Inheritable is empty unless ambient capabilities are requested, because an unprivileged user who runs
+// a program with file capabilities would gain them (CVE-2022-24769).
 func capabilities(sc *runtimeapi.LinuxContainerSecurityContext, h Host) (*specs.LinuxCapabilities, error) {
 	const field = "linux.security_context.capabilities"
-	asked := sc.GetCapabilities()
+	requested := sc.GetCapabilities()
 	if sc.GetPrivileged() {
 		return capabilitySets(h.Caps, nil), nil
 	}
-	add, addAll, err := capabilityNames(field+".add_capabilities", asked.GetAddCapabilities(), &h)
+	add, addAll, err := capabilityNames(field+".add_capabilities", requested.GetAddCapabilities(), &h)
 	if err != nil {
 		return nil, err
 	}
-	drop, dropAll, err := capabilityNames(field+".drop_capabilities", asked.GetDropCapabilities(), nil)
+	drop, dropAll, err := capabilityNames(field+".drop_capabilities", requested.GetDropCapabilities(), nil)
 	if err != nil {
 		return nil, err
 	}
-	ambient, allAmbient, err := capabilityNames(field+".add_ambient_capabilities", asked.GetAddAmbientCapabilities(), &h)
+	ambient, allAmbient, err := capabilityNames(field+".add_ambient_capabilities", requested.GetAddAmbientCapabilities(), &h)
 	if err != nil {
 		return nil, err
 	}
@@ -58,8 +56,7 @@ func capabilities(sc *runtimeapi.LinuxContainerSecurityContext, h Host) (*specs.
 }
 
 func capabilitySets(granted, ambient []string) *specs.LinuxCapabilities {
-	granted = slices.Sorted(slices.Values(granted))
-	granted = slices.Compact(granted)
+	granted = slices.Compact(slices.Sorted(slices.Values(granted)))
 	return &specs.LinuxCapabilities{
 		Bounding: granted, Effective: granted, Permitted: granted,
 		Inheritable: ambient, Ambient: ambient,
@@ -68,8 +65,8 @@ func capabilitySets(granted, ambient []string) *specs.LinuxCapabilities {
 
 // capabilityNames converts names to the kernel's form (CAP_NET_ADMIN) and reports whether ALL is among them. With a host, it
 // rejects names that the host cannot grant.
-func capabilityNames(field string, asked []string, grantable *Host) (names []string, all bool, err error) {
-	for _, name := range asked {
+func capabilityNames(field string, requested []string, grantable *Host) (names []string, all bool, err error) {
+	for _, name := range requested {
 		full := strings.ToUpper(name)
 		if full == allCapabilities {
 			all = true

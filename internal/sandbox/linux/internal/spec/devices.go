@@ -19,10 +19,10 @@ import (
 // maxDevices limits the devices found below one directory.
 const maxDevices = 4096
 
-// notShared are the entries of /dev that a privileged container has of its own instead of the host's.
+// notShared are the entries of /dev that a privileged container does not share with the host.
 var notShared = []string{"console", "fd", "mqueue", "pts", "shm"}
 
-// checkDevices checks the form of the requested devices without looking at the host's.
+// checkDevices checks the form of the requested devices without reading the host's files.
 func checkDevices(devices []*runtimeapi.Device) error {
 	for i, d := range devices {
 		field := fmt.Sprintf("devices[%d]", i)
@@ -44,8 +44,8 @@ func checkDevices(devices []*runtimeapi.Device) error {
 	return nil
 }
 
-// devices returns the device nodes to make and the cgroup's rules. The OCI runtime adds the basic nodes (null, zero, random,
-// tty …). A privileged container has the host's nodes and may use any device.
+// devices returns the device nodes to create and the cgroup's device rules. The OCI runtime adds the basic nodes (null,
+// zero, random, tty …). A privileged container has the host's nodes and can use any device.
 func devices(c *runtimeapi.ContainerConfig, h Host) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 	nodes := map[string]specs.LinuxDevice{}
 	rules := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
@@ -107,7 +107,7 @@ func devicesAt(host, dest string) ([]specs.LinuxDevice, error) {
 	return []specs.LinuxDevice{node}, nil
 }
 
-// devicesBelow walks a host directory. It skips files that are not devices and the entries of dir in skip.
+// devicesBelow returns the devices below a host directory, without those below its entries in skip.
 func devicesBelow(dir, dest string, skip []string) ([]specs.LinuxDevice, error) {
 	var found []specs.LinuxDevice
 	entries := 0

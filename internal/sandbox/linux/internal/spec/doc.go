@@ -5,17 +5,18 @@
 //	image config ─────┤              └─▶ sandbox.Resolved  user, mounts, stop signal for the record
 //	Host (Probe) ─────┘
 //
-// It owns the meaning of every field of LinuxContainerSecurityContext, LinuxSandboxSecurityContext, LinuxContainerResources,
-// Mount, Device and KeyValue on this kind of node. A field is enforced or rejected by name, never ignored (Validate), except
-// for what every pod carries and does no harm: see Harmless.
+// It owns the meaning of every field of LinuxContainerSecurityContext, LinuxSandboxSecurityContext,
+// LinuxContainerResources, Mount, Device and KeyValue on this kind of node. A field is enforced or rejected by name,
+// never ignored (Validate), except for the fields in Harmless.
 //
-// It must not run anything, keep anything, or know where bundles, cgroups and namespaces are: the caller passes paths. Its
-// only effects are to read the container's root file system and the host's /dev, /proc and /sys, and to make a missing host
-// directory of a bind mount.
+// It must not run programs, keep state, or know where bundles, cgroups and namespaces are: the caller passes paths. It
+// only reads the container's root file system and the host's /dev, /proc and /sys, and creates a missing host directory
+// of a bind mount.
 //
 // Paths that an image or a pod names inside the root file system are opened below it (openat2 with RESOLVE_IN_ROOT), checked
 // for their type, and read up to a limit.
 //
-// The specification is version 1.0.2, which runc 1.1 and crun 1.8 both accept. Resources use the specification's cgroup v1
-// terms also on cgroup v2, because the OCI runtime converts them; LinuxContainerResources.unified is added to them.
+// The specification has version 1.0.2, which runc 1.1 and crun 1.8 both accept. Resources use the specification's
+// cgroup v1 terms on cgroup v2 too, because the OCI runtime converts them; LinuxContainerResources.unified is passed on
+// separately.
 package spec

@@ -9,18 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// invalid rejects a field whose value can never be right.
+// invalid returns the error for a field whose value is wrong on any host.
 func invalid(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 }
 
-// unsupported rejects a valid field that this host or this backend does not support.
+// unsupported returns the error for a valid field that this host or this backend does not support.
 func unsupported(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
 }
 
-// classifyFileError classifies the failure of a file operation for a field: the node's fault if it lacks a resource or its disk fails,
-// otherwise the caller's.
+// classifyFileError adds the field and a class to the error of a file operation: errdefs.ErrResourceExhausted if the
+// node lacks a resource, none if its disk fails, otherwise errdefs.ErrInvalidArgument.
 func classifyFileError(field string, err error) error {
 	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, exhausted) {

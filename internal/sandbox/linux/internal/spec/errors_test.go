@@ -14,7 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func TestBlame(t *testing.T) {
+func TestClassifyFileError(t *testing.T) {
 	for errno, class := range map[unix.Errno]error{
 		unix.ENOSPC: errdefs.ErrResourceExhausted, unix.EMFILE: errdefs.ErrResourceExhausted,
 		unix.ENOTDIR: errdefs.ErrInvalidArgument, unix.ELOOP: errdefs.ErrInvalidArgument,

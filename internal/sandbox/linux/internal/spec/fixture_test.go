@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// fullHost supports everything; tests remove what they examine.
+// fullHost supports everything. A test removes the support that it examines.
 func fullHost() Host {
 	return Host{
 		Controllers: map[string]bool{
@@ -47,7 +47,7 @@ func testContainer() *sandbox.Container {
 	}}
 }
 
-// testInput is a valid container in the test's own root file system.
+// testInput returns a valid container with the test's own root file system.
 func testInput(t testing.TB) Input {
 	return Input{
 		Pod: testPod(), Container: testContainer(), Rootfs: testRootfs(t),
@@ -68,7 +68,7 @@ const (
 	testGroup = "root:x:0:\napp:x:1001:\nextra:x:50000:app,other\nmore:x:50001:other,app\nhugegroup:x:99999999999:\nalien:x:60000:other\n"
 )
 
-// testRootfs is a small root file system with users.
+// testRootfs creates a small root file system with users and groups.
 func testRootfs(t testing.TB) string {
 	root := t.TempDir()
 	writeFile(t, filepath.Join(root, "etc/passwd"), testPasswd)

@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// FuzzBuild is fault C1 for this package: no message causes a panic, and every refusal is the caller's fault or not
-// implemented, never an internal error.
+// FuzzBuild tests fault C1 for this package: no message causes a panic, and every error is errdefs.ErrInvalidArgument
+// or errdefs.ErrNotImplemented.
 func FuzzBuild(f *testing.F) {
 	seed := func(p *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 		pod, err := proto.Marshal(p)
@@ -65,11 +65,11 @@ func FuzzBuild(f *testing.F) {
 func checkClass(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && !errdefs.IsInvalidArgument(err) && !errdefs.IsNotImplemented(err) {
-		t.Fatalf("neither the caller's fault nor unimplemented: %v", err)
+		t.Fatalf("got error %v, want ErrInvalidArgument or ErrNotImplemented", err)
 	}
 }
 
-// confine moves host paths below the test's own directory, because Build creates missing ones.
+// confine moves host paths below the test's own directory, because Build creates missing directories.
 func confine(t *testing.T, c *sandbox.Container) {
 	dir := t.TempDir()
 	for _, m := range c.Config.GetMounts() {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is what this machine supports. Probe fills it once, at start; it is read-only afterwards.
+// Host describes what this machine supports. Probe fills it once, at start; after that it is read-only.
 type Host struct {
 	// CgroupV2 means that only the unified hierarchy is mounted at /sys/fs/cgroup.
 	CgroupV2 bool
@@ -47,10 +47,11 @@ type Host struct {
 	root string
 }
 
+// Probe examines this machine.
 func Probe() (Host, error) { return ProbeAt("/") }
 
-// ProbeAt is Probe with /proc and /sys below root, for tests with a made-up machine. The process's own limits (open files,
-// system calls) are always the real ones.
+// ProbeAt is like Probe, but reads /proc and /sys below root, so that tests can simulate a machine. The process's own
+// limits (open files, system calls) are always the real ones.
 func ProbeAt(root string) (Host, error) {
 	h := Host{root: root, Controllers: map[string]bool{}}
 	h.CgroupV2 = h.exists("sys/fs/cgroup/cgroup.controllers")
@@ -103,7 +104,7 @@ func (h *Host) probeV2() error {
 	for _, name := range strings.Fields(string(controllers)) {
 		h.Controllers[name] = true
 	}
-	// The root cgroup has no limits, so look for the limits' files in its children.
+	// The root cgroup has no limits, so look for the files of the limits in its children.
 	h.SwapAccounting = h.match("sys/fs/cgroup/*/memory.swap.max")
 	h.CPUQuota = h.match("sys/fs/cgroup/*/cpu.max")
 	return nil
@@ -133,7 +134,7 @@ func (h *Host) hugepageSizes() ([]string, error) {
 	return names, nil
 }
 
-// probeProcess finds what this process can pass on to its children.
+// probeProcess finds the capabilities and limits that this process can pass on to containers.
 func (h *Host) probeProcess() error {
 	f, err := os.Open(h.path("proc/self/status"))
 	if err != nil {

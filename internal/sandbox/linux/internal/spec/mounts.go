@@ -20,14 +20,15 @@ import (
 // mountOptions are the valid values of a request's mount_options.
 var mountOptions = []string{"nodev", "noexec", "nosuid"}
 
-// procFiles are the files below /proc that a mount may cover: those that lxcfs provides. Covering others could replace the
-// files by which the runtime confines the container (CVE-2019-19921).
+// procFiles are the files below /proc that a mount can cover, which are those that lxcfs provides. Covering others
+// could replace the files with which the runtime confines the container (CVE-2019-19921).
 var procFiles = []string{
 	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat",
 	"/proc/swaps", "/proc/uptime",
 }
 
-// defaultMounts are the mounts that every Linux program expects (runtime-spec, config-linux.md), and the pod's files.
+// defaultMounts returns the mounts that every Linux program expects (runtime-spec, config-linux.md), and the pod's
+// files for /etc.
 func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	sc := in.Container.Config.GetLinux().GetSecurityContext()
 	kernel := "ro"
@@ -63,7 +64,7 @@ func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	return mounts, nil
 }
 
-// sharedMemory is /dev/shm. Containers that share the IPC namespace share it.
+// sharedMemory returns the mount of /dev/shm. Containers that share the IPC namespace share it.
 func sharedMemory(in Input, m Modes) (specs.Mount, error) {
 	const dest = "/dev/shm"
 	source := in.ShmPath
@@ -79,7 +80,7 @@ func sharedMemory(in Input, m Modes) (specs.Mount, error) {
 	return specs.Mount{Destination: dest, Type: "bind", Source: source, Options: []string{"rbind", "rprivate", "rw", "nosuid", "noexec", "nodev"}}, nil
 }
 
-// checkMounts rejects impossible mounts without looking at the host's files.
+// checkMounts rejects invalid mounts without reading the host's files.
 func checkMounts(mounts []*runtimeapi.Mount, h Host) error {
 	seen := map[string]bool{}
 	for i, m := range mounts {
@@ -182,7 +183,7 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		if err != nil {
 			return nil, nil, "", err
 		}
-		// Propagation needs a root mount that does not block it; shared implies slave.
+		// The root mount must not block the propagation. A shared root also serves slave mounts.
 		if propagation == "rshared" || propagation == "rslave" && rootfs == "" {
 			rootfs = propagation
 		}
@@ -205,8 +206,9 @@ func access(m *runtimeapi.Mount) string {
 	return "rw"
 }
 
-// bindOptions returns the mount options of the request. An image volume has neither devices nor set-user-ID programs, but its
-// programs can run, because image volumes often hold tools; a pod that wants only data can request noexec.
+// bindOptions returns the mount options of the request. In an image volume, devices and set-user-ID bits have no
+// effect. Its programs can run, because image volumes often contain tools; a pod that needs only data can request
+// noexec.
 func bindOptions(m *runtimeapi.Mount) []string {
 	options := slices.Clone(m.GetMountOptions())
 	if m.GetImage().GetImage() != "" {
@@ -216,8 +218,8 @@ func bindOptions(m *runtimeapi.Mount) []string {
 	return slices.Compact(options)
 }
 
-// mountSource is the host path to bind: the image's, or the request's with symlinks resolved. A missing directory is created,
-// as kubelets expect.
+// mountSource returns the host path to bind: the image's, or the request's with symlinks resolved. It creates a missing
+// directory, as kubelets expect.
 func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
 	if m.GetImage().GetImage() != "" {
 		source, ok := in.ImageVolumes[m.GetContainerPath()]
@@ -239,8 +241,8 @@ func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
 	return real, nil
 }
 
-// propagation returns the mount option and checks that the mount below source can propagate that way; a private one would
-// silently not.
+// propagation returns the mount option for mode. It rejects a source on a mount that does not propagate that way,
+// because the kernel would accept the option without effect.
 func propagation(field, source string, mode runtimeapi.MountPropagation) (string, error) {
 	if mode == runtimeapi.MountPropagation_PROPAGATION_PRIVATE {
 		return "rprivate", nil

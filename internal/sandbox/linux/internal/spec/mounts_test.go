@@ -62,7 +62,7 @@ func TestMountsRefused(t *testing.T) {
 	assert.NoError(t, checkMounts(lxcfs, fullHost()))
 }
 
-// TestMountLeadsIntoProc is fault I3: a symlink of the image on a mount's path.
+// TestMountLeadsIntoProc tests fault I3: a symlink of the image in a mount's path.
 func TestMountLeadsIntoProc(t *testing.T) {
 	in := testInput(t)
 	require.NoError(t, os.Symlink("/proc/self", filepath.Join(in.Rootfs, "data")))
@@ -143,7 +143,7 @@ func TestPropagation(t *testing.T) {
 		{HostPath: shared, ContainerPath: "/a", Propagation: bidirect}, {HostPath: shared, ContainerPath: "/b", Propagation: slave},
 	}
 	s, _ := build(t, in, fullHost())
-	assert.Equal(t, "rshared", s.Linux.RootfsPropagation, "shared gives slaves what they need too")
+	assert.Equal(t, "rshared", s.Linux.RootfsPropagation, "a shared root also serves slave mounts")
 }
 
 func findMount(t *testing.T, s *specs.Spec, dest string) specs.Mount {

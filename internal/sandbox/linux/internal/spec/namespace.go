@@ -17,7 +17,8 @@ type Modes struct {
 	Target string
 }
 
-// UTS reports whether the container has the pod's host name rather than the node's: always, except on the host network.
+// UTS reports whether the container has the pod's host name rather than the node's, which it has unless it is on the
+// host network.
 func (m Modes) UTS() bool { return m.Network != runtimeapi.NamespaceMode_NODE }
 
 // PodModes returns the pod's own namespaces. A shared PID namespace (POD) needs a process.
@@ -54,8 +55,8 @@ func checkPodNamespaces(o *runtimeapi.NamespaceOption) error {
 	return nil
 }
 
-// checkContainerNamespaces rejects namespaces that do not fit the pod's: a container may share less with its pod than the
-// others do, but must not use the node's unless the pod does.
+// checkContainerNamespaces rejects namespaces that conflict with the pod's. A container can have namespaces of its own,
+// but must not use one of the node's unless the pod does.
 func checkContainerNamespaces(p *sandbox.Pod, o *runtimeapi.NamespaceOption) error {
 	const field = "linux.security_context.namespace_options"
 	if err := checkModes(field, o); err != nil {

@@ -11,9 +11,10 @@ import (
 const (
 	// pauseProgram is the path of the pause binary in its container.
 	pauseProgram = "/pause"
-	// pauseUser is the default user, which no common system assigns otherwise.
+	// pauseUser is the default user and group ID, which common systems do not assign.
 	pauseUser = 65535
-	// pauseOOMScore makes it a late victim, because all containers of the pod end with it.
+	// pauseOOMScore makes the process one of the last victims of the OOM killer, because the pod's containers end with
+	// it.
 	pauseOOMScore = -998
 )
 
@@ -21,7 +22,7 @@ const (
 type PauseInput struct {
 	Pod  *sandbox.Pod
 	Host Host
-	// Rootfs is an empty directory, in which mount points are made.
+	// Rootfs is an empty directory, in which the OCI runtime creates mount points.
 	Rootfs string
 	// Binary is a static program on the host that reaps orphans and exits on SIGTERM; Args are its arguments.
 	Binary string

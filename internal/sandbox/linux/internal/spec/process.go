@@ -25,11 +25,11 @@ type ExecInput struct {
 	TTY  bool
 }
 
-// Process makes the process of an exec. It has the identity of the container's own process (user, capabilities, limits,
-// no_new_privs, environment, working directory), other arguments and its own choice of a terminal. The OCI runtime joins the
-// container's system call filter and namespaces.
+// Process returns the process of an exec: the container's own process (user, capabilities, limits, no_new_privs,
+// environment, working directory) with the command and terminal of the exec. The OCI runtime adds the container's
+// system call filter and namespaces.
 //
-// The program's stdio must not be an inode of the host: crun 1.8 makes the process's user its owner.
+// The process's stdio must not be an inode of the host, because crun 1.8 makes the process's user its owner.
 func Process(in ExecInput) (*specs.Process, error) {
 	if len(in.Cmd) == 0 {
 		return nil, invalid("cmd", "must not be empty")
@@ -52,7 +52,7 @@ func Process(in ExecInput) (*specs.Process, error) {
 }
 
 // arguments combines the request's command and args with the image's entrypoint and cmd, as Kubernetes does: a command
-// replaces both of the image's; args alone replace its cmd.
+// replaces entrypoint and cmd; args alone replace cmd.
 func arguments(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig) ([]string, error) {
 	argv := slices.Concat(c.GetCommand(), c.GetArgs())
 	if len(c.GetCommand()) == 0 {
@@ -95,7 +95,8 @@ func (e *environment) setDefault(name, value string) {
 	}
 }
 
-// variables is the process's environment: the image's, HOSTNAME, then the request's, which takes precedence.
+// variables returns the process's environment: the image's variables, HOSTNAME, and the request's, which take
+// precedence.
 func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, h Host) ([]string, error) {
 	var env environment
 	for _, entry := range image.Env {
@@ -147,9 +148,9 @@ func checkVariable(field, name, value string) error {
 	return nil
 }
 
-// workingDir is the request's working directory, otherwise the image's, otherwise "/". Directories below /proc are rejected,
-// also behind the image's symlinks: /proc/self/fd/N would be a descriptor of the OCI runtime (CVE-2024-21626). The OCI
-// runtime creates a missing directory.
+// workingDir returns the request's working directory, otherwise the image's, otherwise "/". It rejects directories
+// below /proc, even through the image's symlinks, because /proc/self/fd/N would be a descriptor of the OCI runtime
+// (CVE-2024-21626). The OCI runtime creates a missing directory.
 func workingDir(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, rootfs string) (string, error) {
 	field, dir := "working_dir", c.GetWorkingDir()
 	if dir == "" {

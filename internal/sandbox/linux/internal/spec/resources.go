@@ -11,8 +11,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Bounds of the kernel for CFS bandwidth, in microseconds (Documentation/scheduler/sched-bwc.rst), and of
-// oom_score_adj (proc_pid_oom_score_adj(5)).
+// The kernel's limits of CFS bandwidth, in microseconds (Documentation/scheduler/sched-bwc.rst), and of oom_score_adj
+// (proc_pid_oom_score_adj(5)).
 const (
 	minCPUQuota  = 1_000
 	minCPUPeriod = 1_000
@@ -20,9 +20,9 @@ const (
 	maxOOMScore  = 1000
 )
 
-// Resources converts a container's limits for the OCI runtime, both at creation and for an update in place. A limit without a
-// controller on the host is errdefs.ErrNotImplemented; a value that no kernel accepts is errdefs.ErrInvalidArgument.
-// oom_score_adj belongs to the process rather than the cgroup: see Build.
+// Resources converts a container's limits for the OCI runtime, for its creation or an update. It returns
+// errdefs.ErrNotImplemented for a limit whose controller the host lacks, and errdefs.ErrInvalidArgument for a value
+// that no kernel accepts. Build handles oom_score_adj, which belongs to the process rather than the cgroup.
 func Resources(res *runtimeapi.LinuxContainerResources, h Host) (*specs.LinuxResources, error) {
 	if err := checkOOMScore(res); err != nil {
 		return nil, err
@@ -112,7 +112,8 @@ func checkIDList(field, list string) error {
 	return nil
 }
 
-// addMemory limits memory and, unless the request says otherwise, forbids swap. The OCI's memory.swap is memory plus swap.
+// addMemory limits memory. It forbids swap unless the request sets a swap limit. The OCI's memory.swap is memory plus
+// swap.
 func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.memory_"
 	limit, swap := res.GetMemoryLimitInBytes(), res.GetMemorySwapLimitInBytes()
@@ -206,8 +207,8 @@ func pageSizeName(size uint64) string {
 	return strconv.FormatUint(size, 10) + pageUnits[unit:unit+1] + "B"
 }
 
-// addUnified passes on cgroup v2 files by name. They must be limits of a controller that the host has; files of every cgroup
-// (cgroup.procs and the like) are not resources.
+// addUnified passes on values of cgroup v2 files. The files must belong to a controller that the host has, so
+// cgroup.procs and other cgroup.* files are rejected.
 func addUnified(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.unified"
 	if len(res.GetUnified()) == 0 {
@@ -239,8 +240,8 @@ func checkOOMScore(res *runtimeapi.LinuxContainerResources) error {
 	return nil
 }
 
-// oomScore is the process's oom_score_adj: the request's, but not below the lowest that we may set. It is always set, so that
-// a container does not inherit the daemon's protection.
+// oomScore returns the process's oom_score_adj: the request's, but not less than we can set. The result is never nil,
+// so that no container inherits the daemon's protection.
 func oomScore(res *runtimeapi.LinuxContainerResources, h Host) *int {
 	return new(max(int(res.GetOomScoreAdj()), h.OwnOOMScore))
 }

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	before := ownersOfDevices()
 	code := m.Run()
 	if after := ownersOfDevices(); after != before {
-		fmt.Fprintf(os.Stderr, "the tests changed devices of the host:\n%s\n%s\n", before, after)
+		fmt.Fprintf(os.Stderr, "the tests changed devices of the host: before\n%s\nafter\n%s\n", before, after)
 		code = 1
 	}
 	if probeDir != "" {
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// ownersOfDevices are the owners and modes of the device types that every container shares with the host.
+// ownersOfDevices lists the owners and modes of the devices that every container shares with the host.
 func ownersOfDevices() string {
 	var b strings.Builder
 	for _, name := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"} {
@@ -73,7 +73,7 @@ func probeBinary(t *testing.T) string {
 	return binary
 }
 
-// report is the probe's report.
+// report is the output of the probe.
 type report struct {
 	Status map[string]string // /proc/self/status
 	Cwd    string
@@ -94,7 +94,7 @@ var runtimes = map[string][]string{
 		exec crun "$@"`, "crun"},
 }
 
-// testNamespaces are the pod's, held by one of our processes.
+// testNamespaces starts a process with its own network, IPC and UTS namespaces, for pods to use.
 func testNamespaces(t *testing.T) (pid int) {
 	t.Helper()
 	holder := exec.Command(probeBinary(t), "hold")
@@ -113,7 +113,7 @@ func testNamespaces(t *testing.T) (pid int) {
 	return holder.Process.Pid
 }
 
-// realInput is a container that can really run: its program is the probe, with the given actions.
+// realInput returns a container that can run. Its program is the probe, which executes the given actions.
 func realInput(t *testing.T, deeds ...string) Input {
 	t.Helper()
 	in := testInput(t)
@@ -134,7 +134,7 @@ func realInput(t *testing.T, deeds ...string) Input {
 	return in
 }
 
-// run has a runtime run s to its end and returns the container's output.
+// run runs s with a runtime and returns the container's output after its end.
 func run(t *testing.T, runtime []string, id string, s *specs.Spec) ([]byte, error) {
 	t.Helper()
 	bundle := t.TempDir()
@@ -149,8 +149,8 @@ func run(t *testing.T, runtime []string, id string, s *specs.Spec) ([]byte, erro
 	return out, nil
 }
 
-// onBoth runs the result of input with both runtimes and checks the probe's report.
-func onBoth(t *testing.T, h Host, input func(t *testing.T) Input, look func(t *testing.T, r report)) {
+// onBoth runs the result of input with both runtimes and calls check with the probe's report.
+func onBoth(t *testing.T, h Host, input func(t *testing.T) Input, check func(t *testing.T, r report)) {
 	for name, runtime := range runtimes {
 		t.Run(name, func(t *testing.T) {
 			in := input(t)
@@ -159,7 +159,7 @@ func onBoth(t *testing.T, h Host, input func(t *testing.T) Input, look func(t *t
 			require.NoError(t, err)
 			var r report
 			require.NoError(t, json.Unmarshal(out, &r), "%s", out)
-			look(t, r)
+			check(t, r)
 		})
 	}
 }
@@ -174,8 +174,8 @@ func realHost(t *testing.T) Host {
 func succeeded(t *testing.T, r report, deeds ...string) {
 	t.Helper()
 	for _, deed := range deeds {
-		did, asked := r.Did[deed]
-		assert.True(t, asked && !strings.HasPrefix(did, "error:"), "%s: %s", deed, did)
+		did, ok := r.Did[deed]
+		assert.True(t, ok && !strings.HasPrefix(did, "error:"), "%s: got %q, want success", deed, did)
 	}
 }
 
@@ -193,16 +193,16 @@ func memoryLimitFile(h Host, cgroup string) string {
 	return filepath.Join("/sys/fs/cgroup/memory", cgroup, "memory.limit_in_bytes")
 }
 
-// ociCommand has an empty pipe as stdin. Otherwise os/exec would use /dev/null, and crun 1.8 would make the container's user
-// its owner.
+// ociCommand returns a command with an empty pipe as stdin. Otherwise os/exec would use /dev/null, and crun 1.8 would
+// make the container's user its owner.
 func ociCommand(runtime []string, state string, args ...string) *exec.Cmd {
 	cmd := exec.Command(runtime[0], append(append(append([]string{}, runtime[1:]...), "--root", state), args...)...)
 	cmd.Stdin = strings.NewReader("")
 	return cmd
 }
 
-// startHeld starts a container whose program is the probe with "hold", returns the runtime's state directory once it runs,
-// and ends it with the test.
+// startHeld starts a container whose program is the probe with "hold". It returns the runtime's state directory once
+// the container runs. The container ends with the test.
 func startHeld(t *testing.T, runtime []string, id string, s *specs.Spec) (state string) {
 	t.Helper()
 	bundle := t.TempDir()

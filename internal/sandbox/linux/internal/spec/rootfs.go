@@ -32,7 +32,7 @@ func openInRoot(root, name string, flags uint64) (*os.File, error) {
 		fd, err := unix.Openat2(dir, name, &how)
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
-			// A rename in the tree raced with a ".."; the kernel asks for a retry.
+			// The path contains ".." and a directory was renamed during the call; the kernel asks for a retry.
 			continue
 		case err != nil:
 			return nil, &fs.PathError{Op: "openat2", Path: name, Err: err}
@@ -41,8 +41,8 @@ func openInRoot(root, name string, flags uint64) (*os.File, error) {
 	}
 }
 
-// readInRoot reads a regular file of at most limit bytes below root. A missing file is fs.ErrNotExist; another type or a
-// larger file is an error that says so.
+// readInRoot reads a regular file of at most limit bytes below root. It returns fs.ErrNotExist for a missing file, and
+// another error for a larger file or another file type.
 func readInRoot(root, name string, limit int64) ([]byte, error) {
 	f, err := openInRoot(root, name, unix.O_RDONLY|unix.O_NOCTTY)
 	if err != nil {
@@ -71,8 +71,8 @@ func readRegular(f *os.File, name string, limit int64) ([]byte, error) {
 	return text, nil
 }
 
-// ResolveSubPath returns the host path of sub inside the tree at root (image_sub_path of an image volume); symlinks resolve
-// inside the tree. It must exist; "" means root itself. Errors are errdefs.ErrInvalidArgument.
+// ResolveSubPath returns the host path of sub inside the tree at root (image_sub_path of an image volume). Symlinks
+// resolve inside the tree. sub must exist; "" means root itself. Errors are errdefs.ErrInvalidArgument.
 func ResolveSubPath(root, sub string) (string, error) {
 	const field = "image_sub_path"
 	if sub == "" {
@@ -93,8 +93,8 @@ func ResolveSubPath(root, sub string) (string, error) {
 	return real, nil
 }
 
-// insideRoot resolves the symlinks of a container path as the container would, including missing components, and returns the
-// path inside the container.
+// insideRoot returns a container path with its symlinks resolved as the container would resolve them. Components can be
+// missing.
 func insideRoot(root, name string) (string, error) {
 	real, err := securejoin.SecureJoin(root, name)
 	if err != nil {
@@ -103,13 +103,13 @@ func insideRoot(root, name string) (string, error) {
 	return path.Join("/", strings.TrimPrefix(real, path.Clean(root))), nil
 }
 
-// below reports whether p is dir or below it. Both are clean and absolute.
+// below reports whether p is dir or a path below dir. Both are clean and absolute.
 func below(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// checkRootfs rejects a root file system in which a directory that the runtime mounts on is something else: a symlink there
-// would redirect the mount (CVE-2025-31133 and similar).
+// checkRootfs rejects a root file system in which /proc, /sys or /dev exists and is not a directory, because a symlink
+// would redirect the runtime's mount (CVE-2025-31133 and similar).
 func checkRootfs(root string) error {
 	for _, name := range []string{"proc", "sys", "dev"} {
 		info, err := os.Lstat(path.Join(root, name))

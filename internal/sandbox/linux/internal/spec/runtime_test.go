@@ -41,7 +41,7 @@ func TestRuntimesPlain(t *testing.T) {
 		assert.Equal(t, "0", r.Did["list:/sys/firmware"], "masked")
 		assert.Equal(t, "00000000a80425fb", r.Status["CapEff"], "the default capabilities")
 		assert.Equal(t, "0000000000000000", r.Status["CapInh"])
-		assert.Equal(t, "0", r.Status["Seccomp"], "nothing said is unconfined")
+		assert.Equal(t, "0", r.Status["Seccomp"], "a request without a profile is unconfined")
 		assert.Equal(t, "0", r.Status["NoNewPrivs"])
 		succeeded(t, r, "write:/tmpfile", "write:/dev/shm/x", "stat:/dev/null", "open:/dev/mine", "read:/etc/resolv.conf", "list:/sys/fs/cgroup")
 		failed(t, r, "write:/proc/sys/kernel/msgmax", "write:/sys/x", "stat:/dev/kvm", "sethostname:x", "unshare:", "write:/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -76,7 +76,7 @@ func TestRuntimesConfined(t *testing.T) {
 	})
 }
 
-// TestRuntimesSeccomp proves that the filter forbids calls, by running them without it too.
+// TestRuntimesSeccomp runs the same calls with and without the filter.
 func TestRuntimesSeccomp(t *testing.T) {
 	h := realHost(t)
 	profileFile := filepath.Join(t.TempDir(), "profile.json")
@@ -127,7 +127,7 @@ func TestRuntimesPrivileged(t *testing.T) {
 	})
 }
 
-// TestRuntimesHostDev binds the host's whole /dev: nothing in it may be recreated or changed.
+// TestRuntimesHostDev binds the host's whole /dev, in which the runtimes must not create or change anything.
 func TestRuntimesHostDev(t *testing.T) {
 	before, err := os.Stat("/dev/null")
 	require.NoError(t, err)

@@ -17,11 +17,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// maxProfile limits the bytes of a seccomp profile on the node; common ones have some ten thousand.
+// maxProfile limits the size of a seccomp profile on the node, in bytes; common profiles have about ten thousand.
 const maxProfile = 4 << 20
 
-// The paths of /proc and /sys that show or change the node. These are the lists that other runtimes use for requests without
-// their own.
+// The default paths of /proc and /sys to hide or make read-only, because they reveal or change the node. Other runtimes
+// use the same lists.
 var (
 	defaultMaskedPaths = []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
@@ -39,8 +39,8 @@ const (
 	profileLocalhost  = "localhost/"
 )
 
-// profile returns the effective security profile: the message, or else the deprecated string. A request without either is
-// unconfined.
+// profile returns the effective security profile: the message p if set, otherwise the profile that the deprecated
+// string names. A request without either is unconfined.
 func profile(field string, p *runtimeapi.SecurityProfile, deprecated string) (*runtimeapi.SecurityProfile, error) {
 	if p != nil {
 		if _, ok := runtimeapi.SecurityProfile_ProfileType_name[int32(p.GetProfileType())]; !ok {
@@ -79,8 +79,8 @@ func checkSeccomp(p *runtimeapi.SecurityProfile, deprecated string, h Host) (*ru
 	return p, checkText(field, p.GetLocalhostRef())
 }
 
-// systemCallFilter is the container's seccomp filter; nil leaves it unconfined. The process's capabilities must be in the
-// specification already, because the default profile depends on them.
+// systemCallFilter returns the container's seccomp filter; nil leaves the container unconfined. The specification must
+// already have the process's capabilities, because the default profile depends on them.
 func systemCallFilter(sc *runtimeapi.LinuxContainerSecurityContext, s *specs.Spec, h Host) (*specs.LinuxSeccomp, error) {
 	if sc.GetPrivileged() {
 		return nil, nil
@@ -123,8 +123,8 @@ func readProfile(name string) (*specs.LinuxSeccomp, error) {
 	return &filter, nil
 }
 
-// checkAppArmor returns the AppArmor profile to apply, or "" for none. This runtime has no default profile; a profile on the
-// node must be loaded.
+// checkAppArmor returns the AppArmor profile to apply, or "" for none. The backend has no default profile. A localhost
+// profile must be loaded on the node.
 func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (string, error) {
 	const field = "linux.security_context.apparmor"
 	p, err := profile(field, p, deprecated)
@@ -149,7 +149,7 @@ func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (st
 	return name, nil
 }
 
-// checkSELinux rejects labels, because nothing here applies them.
+// checkSELinux rejects labels, because the backend does not apply them.
 func checkSELinux(o *runtimeapi.SELinuxOption) error {
 	if !sandbox.DemandsLabel(o) {
 		return nil
@@ -157,8 +157,8 @@ func checkSELinux(o *runtimeapi.SELinuxOption) error {
 	return unsupported("linux.security_context.selinux_options", "SELinux labels are not available on this node")
 }
 
-// maskedPaths returns the hidden and the read-only paths of /proc and /sys: the request's, or the defaults, because the CRI
-// cannot tell an empty list from a missing one. A privileged container has neither.
+// maskedPaths returns the hidden and the read-only paths of /proc and /sys: the request's, or the defaults for an empty
+// list, which the CRI cannot distinguish from a missing one. A privileged container has neither.
 func maskedPaths(sc *runtimeapi.LinuxContainerSecurityContext) (masked, readonly []string) {
 	if sc.GetPrivileged() {
 		return nil, nil

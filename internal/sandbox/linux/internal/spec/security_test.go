@@ -84,7 +84,7 @@ func TestSeccomp(t *testing.T) {
 		sc   *runtimeapi.LinuxContainerSecurityContext
 		want specs.LinuxSeccompAction // the default action; "" means no filter
 	}{
-		"nothing said":            {sc: nil},
+		"no profile":              {sc: nil},
 		"unconfined":              {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: unconfined, SeccompProfilePath: profileDefault}},
 		"runtime default":         {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: runtimeDefault}, want: specs.ActErrno},
 		"localhost":               {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: localhostProfile(good)}, want: specs.ActAllow},
@@ -106,15 +106,15 @@ func TestSeccomp(t *testing.T) {
 	}
 
 	for name, p := range map[string]*runtimeapi.SecurityProfile{
-		"relative path":       localhostProfile("profiles/good"),
-		"no path":             localhostProfile(""),
-		"absent":              localhostProfile(filepath.Join(dir, "absent")),
-		"no JSON":             localhostProfile(file("junk", "{")),
-		"no profile":          localhostProfile(file("other", `{"kind": "other"}`)),
-		"directory":           localhostProfile(dir),
-		"FIFO":                localhostProfile(fifo),
-		"ref without its use": {ProfileType: runtimeapi.SecurityProfile_RuntimeDefault, LocalhostRef: good},
-		"unknown type":        {ProfileType: 7},
+		"relative path": localhostProfile("profiles/good"),
+		"no path":       localhostProfile(""),
+		"absent":        localhostProfile(filepath.Join(dir, "absent")),
+		"no JSON":       localhostProfile(file("junk", "{")),
+		"no profile":    localhostProfile(file("other", `{"kind": "other"}`)),
+		"directory":     localhostProfile(dir),
+		"FIFO":          localhostProfile(fifo),
+		"unused ref":    {ProfileType: runtimeapi.SecurityProfile_RuntimeDefault, LocalhostRef: good},
+		"unknown type":  {ProfileType: 7},
 	} {
 		_, err := systemCallFilter(&runtimeapi.LinuxContainerSecurityContext{Seccomp: p}, &specs.Spec{}, fullHost())
 		require.ErrorIs(t, err, errInvalid, name)
@@ -177,7 +177,7 @@ func TestMaskedPaths(t *testing.T) {
 	requireRefused(t, checkMaskedPaths(&runtimeapi.LinuxContainerSecurityContext{ReadonlyPaths: []string{"/a\x00"}}), errInvalid, "readonly_paths")
 }
 
-// TestSysctls is fault C3.
+// TestSysctls tests fault C3.
 func TestSysctls(t *testing.T) {
 	pod := testPod()
 	pod.Config.Linux.Sysctls = map[string]string{

@@ -9,16 +9,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The real-time signals available to programs; glibc and musl reserve the first ones (signal(7)).
+// The range of real-time signals that programs can use; glibc and musl reserve the first two (signal(7)).
 const (
 	sigRTMin = 34
 	sigRTMax = 64
 )
 
-// stopSignal is the signal that asks the container to end: the request's, otherwise the image's, otherwise SIGTERM.
-func stopSignal(asked runtimeapi.Signal, image string) (runtimeapi.Signal, error) {
-	if asked != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
-		return asked, checkStopSignal(asked)
+// stopSignal returns the signal that asks the container to end: the request's, otherwise the image's, otherwise
+// SIGTERM.
+func stopSignal(requested runtimeapi.Signal, image string) (runtimeapi.Signal, error) {
+	if requested != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
+		return requested, checkStopSignal(requested)
 	}
 	if image == "" {
 		return runtimeapi.Signal_SIGNAL_SIGTERM, nil
@@ -62,7 +63,8 @@ func isAlias(s runtimeapi.Signal) bool {
 	return false
 }
 
-// SignalNumber returns the kernel's number of a signal; SIGTERM for SIGNAL_RUNTIME_DEFAULT and unknown ones.
+// SignalNumber returns the kernel's number of a signal. For SIGNAL_RUNTIME_DEFAULT and unknown signals it returns
+// SIGTERM.
 func SignalNumber(s runtimeapi.Signal) syscall.Signal {
 	name := strings.TrimPrefix(s.String(), "SIGNAL_")
 	if offset, ok := strings.CutPrefix(name, "SIGRTMINPLUS"); ok {

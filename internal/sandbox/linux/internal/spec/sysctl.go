@@ -14,15 +14,16 @@ import (
 // sysctlSegment matches one component of a name below /proc/sys; interface names have the widest character set.
 var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
 
-// Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward), which
-// is safe to join. Only parameters of the pod's own namespaces are allowed: IPC ones with its own IPC namespace, net.* with
-// its own network namespace. Any other would change the node (see CVE-2022-0811) and is errdefs.ErrInvalidArgument.
+// Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward),
+// which is safe to join. It allows only parameters of the pod's own namespaces: IPC parameters if the pod has its own
+// IPC namespace, and net.* if it has its own network namespace. All others would change the node (see CVE-2022-0811)
+// and are errdefs.ErrInvalidArgument.
 func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	const field = "linux.sysctls"
-	asked := p.Config.GetLinux().GetSysctls()
+	requested := p.Config.GetLinux().GetSysctls()
 	ns := p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	result := make(map[string]string, len(asked))
-	for name, value := range asked {
+	result := make(map[string]string, len(requested))
+	for name, value := range requested {
 		segments := sysctlSegments(name)
 		for _, s := range segments {
 			if !sysctlSegment.MatchString(s) {
@@ -48,20 +49,21 @@ func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	return result, nil
 }
 
-// ownNetDefaults let a program that is not root listen on any port and ping, because the network namespace is the pod's own.
+// ownNetDefaults let a program that is not root listen on any port and ping, which is safe in the pod's own network
+// namespace.
 var ownNetDefaults = map[string]string{
 	"net/ipv4/ip_unprivileged_port_start": "0",
 	"net/ipv4/ping_group_range":           "0 2147483647",
 }
 
-// DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, except those that it requests itself. A
-// kernel may lack them.
-func DefaultSysctls(p *sandbox.Pod, asked map[string]string) map[string]string {
+// DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, without those in requested. The
+// kernel may not have them.
+func DefaultSysctls(p *sandbox.Pod, requested map[string]string) map[string]string {
 	if PodModes(p).Network == runtimeapi.NamespaceMode_NODE {
 		return nil
 	}
 	result := maps.Clone(ownNetDefaults)
-	maps.DeleteFunc(result, func(key, _ string) bool { _, set := asked[key]; return set })
+	maps.DeleteFunc(result, func(key, _ string) bool { _, set := requested[key]; return set })
 	return result
 }
 

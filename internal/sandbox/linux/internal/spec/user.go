@@ -23,15 +23,15 @@ const (
 	maxGroups = 65536
 )
 
-// identity is a requested user: by ID or name, with or without a group.
+// identity is a requested user, by ID or name, with or without a group.
 type identity struct {
 	field       string // the field to name in errors
 	user, group string // a number or a name; group may be empty
 }
 
-// askedIdentity returns the requested user: the request's, otherwise the image's USER. If the request sets a user, nothing of
-// the image's USER applies, not even its group.
-func askedIdentity(sc *runtimeapi.LinuxContainerSecurityContext, imageUser string) identity {
+// requestedIdentity returns the request's user, otherwise the image's USER. If the request sets a user, nothing in the
+// image's USER applies, not even its group.
+func requestedIdentity(sc *runtimeapi.LinuxContainerSecurityContext, imageUser string) identity {
 	const prefix = "linux.security_context."
 	id := identity{field: "image USER"}
 	id.user, id.group, _ = strings.Cut(imageUser, ":")
@@ -64,20 +64,27 @@ func checkUser(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	if err := checkText(prefix+"run_as_username", sc.GetRunAsUsername()); err != nil {
 		return err
 	}
-	ids := []struct {
-		field string
-		value *runtimeapi.Int64Value
-	}{{prefix + "run_as_user", sc.GetRunAsUser()}, {prefix + "run_as_group", sc.GetRunAsGroup()}}
-	for _, id := range ids {
-		if id.value != nil {
-			if _, err := checkID(id.field, id.value.GetValue()); err != nil {
-				return err
-			}
-		}
+	if err := checkRunAs(sc); err != nil {
+		return err
 	}
 	for _, g := range sc.GetSupplementalGroups() {
 		if _, err := checkID(prefix+"supplemental_groups", g); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// checkRunAs checks the range of the user and group ID of a container or a pod.
+func checkRunAs(sc interface {
+	GetRunAsUser() *runtimeapi.Int64Value
+	GetRunAsGroup() *runtimeapi.Int64Value
+}) error {
+	for field, id := range map[string]*runtimeapi.Int64Value{"run_as_user": sc.GetRunAsUser(), "run_as_group": sc.GetRunAsGroup()} {
+		if id != nil {
+			if _, err := checkID("linux.security_context."+field, id.GetValue()); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -90,8 +97,8 @@ func checkID(field string, id int64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// number reports whether s is a number, and returns it as an ID. A number is always an ID, even if the image's passwd file
-// has a user of that name.
+// number returns s as an ID if s is a number. A number is always an ID, even if the image's passwd file has a user of
+// that name.
 func number(field, s string) (id uint32, isNumber bool, err error) {
 	digits := strings.TrimPrefix(s, "-")
 	if digits == "" || strings.Trim(digits, "0123456789") != "" {
@@ -105,11 +112,11 @@ func number(field, s string) (id uint32, isNumber bool, err error) {
 	return id, true, err
 }
 
-// user resolves the process's identity in the container's root file system. A user without a group has the one in
-// /etc/passwd, otherwise 0. The primary group is always among the additional ones, so that dropping it with setgroups takes a
-// privilege (CVE-2022-36109).
+// user resolves the process's identity in the container's root file system. If no group is requested, it is the user's
+// group in /etc/passwd, otherwise 0. The additional groups always include the primary group, so that a process needs
+// privileges to drop it (CVE-2022-36109).
 func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string) (specs.User, error) {
-	asked := askedIdentity(sc, imageUser)
+	requested := requestedIdentity(sc, imageUser)
 	passwd, err := userFile(rootfs, "etc/passwd")
 	if err != nil {
 		return specs.User{}, err
@@ -119,13 +126,13 @@ func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string
 		return specs.User{}, err
 	}
 	var u specs.User
-	entry, err := findUser(asked, passwd)
+	entry, err := findUser(requested, passwd)
 	if err != nil {
 		return specs.User{}, err
 	}
 	u.UID, u.GID = entry.uid, entry.gid
-	if asked.group != "" {
-		if u.GID, err = findGroup(asked, groups); err != nil {
+	if requested.group != "" {
+		if u.GID, err = findGroup(requested, groups); err != nil {
 			return specs.User{}, err
 		}
 	}
@@ -149,11 +156,11 @@ type passwdEntry struct {
 }
 
 // findUser finds a user in the lines of /etc/passwd (name:password:uid:gid:gecos:home:shell).
-func findUser(asked identity, passwd [][]byte) (passwdEntry, error) {
-	if asked.user == "" {
-		asked.user = "0"
+func findUser(requested identity, passwd [][]byte) (passwdEntry, error) {
+	if requested.user == "" {
+		requested.user = "0"
 	}
-	uid, isID, err := number(asked.field, asked.user)
+	uid, isID, err := number(requested.field, requested.user)
 	if err != nil {
 		return passwdEntry{}, err
 	}
@@ -166,51 +173,53 @@ func findUser(asked identity, passwd [][]byte) (passwdEntry, error) {
 			if id, ok, err := number("", f[2]); !ok || err != nil || id != uid {
 				continue
 			}
-		} else if f[0] != asked.user {
+		} else if f[0] != requested.user {
 			continue
 		}
-		return parseUser(asked.field, f)
+		return parseUser(requested.field, f)
 	}
 	if isID {
 		return passwdEntry{uid: uid}, nil
 	}
-	return passwdEntry{}, invalid(asked.field, "no user %q in /etc/passwd of the image", asked.user)
+	return passwdEntry{}, invalid(requested.field, "no user %q in /etc/passwd of the image", requested.user)
 }
 
 func parseUser(field string, f []string) (passwdEntry, error) {
 	entry := passwdEntry{name: f[0]}
-	for i, id := range []*uint32{&entry.uid, &entry.gid} {
-		n, ok, err := number(field, f[2+i])
-		if err != nil || !ok {
-			return passwdEntry{}, invalid(field, "user %q has ID %q in /etc/passwd of the image, which is not between 0 and %d", f[0], f[2+i], maxID)
-		}
-		*id = n
+	var err error
+	if entry.uid, err = fileID(field, "user", "/etc/passwd", f[0], f[2]); err == nil {
+		entry.gid, err = fileID(field, "user", "/etc/passwd", f[0], f[3])
 	}
-	return entry, nil
+	return entry, err
+}
+
+// fileID parses an ID of the user or group called name in a file of the image.
+func fileID(field, kind, file, name, s string) (uint32, error) {
+	id, isNumber, err := number(field, s)
+	if err != nil || !isNumber {
+		return 0, invalid(field, "%s %q has ID %q in %s of the image, which is not between 0 and %d", kind, name, s, file, maxID)
+	}
+	return id, nil
 }
 
 // findGroup finds a group in the lines of /etc/group (name:password:gid:member,member).
-func findGroup(asked identity, groups [][]byte) (uint32, error) {
-	gid, isID, err := number(asked.field, asked.group)
+func findGroup(requested identity, groups [][]byte) (uint32, error) {
+	gid, isID, err := number(requested.field, requested.group)
 	if err != nil || isID {
 		return gid, err
 	}
 	for _, line := range groups {
 		f := strings.Split(string(line), ":")
-		if len(f) < 3 || f[0] != asked.group {
+		if len(f) < 3 || f[0] != requested.group {
 			continue
 		}
-		gid, ok, err := number(asked.field, f[2])
-		if err != nil || !ok {
-			return 0, invalid(asked.field, "group %q has ID %q in /etc/group of the image, which is not between 0 and %d", f[0], f[2], maxID)
-		}
-		return gid, nil
+		return fileID(requested.field, "group", "/etc/group", f[0], f[2])
 	}
-	return 0, invalid(asked.field, "no group %q in /etc/group of the image", asked.group)
+	return 0, invalid(requested.field, "no group %q in /etc/group of the image", requested.group)
 }
 
-// additionalGroups are the primary group, the request's and, unless the policy is Strict, the user's groups in /etc/group;
-// ascending after the primary one.
+// additionalGroups returns the primary group and then, in ascending order, the request's groups and, unless the policy
+// is Strict, the user's groups in /etc/group.
 func additionalGroups(sc *runtimeapi.LinuxContainerSecurityContext, primary uint32, name string, groups [][]byte) ([]uint32, error) {
 	const field = "linux.security_context.supplemental_groups"
 	var more []uint32
@@ -227,9 +236,9 @@ func additionalGroups(sc *runtimeapi.LinuxContainerSecurityContext, primary uint
 			if len(f) < 4 || !slices.Contains(strings.Split(strings.TrimSpace(f[3]), ","), name) {
 				continue
 			}
-			gid, ok, err := number(field, f[2])
-			if err != nil || !ok {
-				return nil, invalid(field, "group %q has ID %q in /etc/group of the image, which is not between 0 and %d", f[0], f[2], maxID)
+			gid, err := fileID(field, "group", "/etc/group", f[0], f[2])
+			if err != nil {
+				return nil, err
 			}
 			more = append(more, gid)
 		}
@@ -242,7 +251,7 @@ func additionalGroups(sc *runtimeapi.LinuxContainerSecurityContext, primary uint
 	return all, nil
 }
 
-// userFile reads the lines of an image's user or group file; a missing file has none.
+// userFile returns the lines of an image's user or group file. A missing file has no lines.
 func userFile(rootfs, name string) ([][]byte, error) {
 	text, err := readInRoot(rootfs, name, maxUserFile)
 	if errors.Is(err, fs.ErrNotExist) {

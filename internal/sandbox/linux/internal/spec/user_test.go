@@ -22,7 +22,7 @@ func TestUser(t *testing.T) {
 		image string
 		want  specs.User
 	}{
-		"nobody says":          {want: specs.User{AdditionalGids: []uint32{0}}},
+		"no user":              {want: specs.User{AdditionalGids: []uint32{0}}},
 		"image name":           {image: "app", want: specs.User{UID: 1000, GID: 1001, AdditionalGids: []uint32{1001, 50000, 50001}}},
 		"image uid of passwd":  {image: "1000", want: specs.User{UID: 1000, GID: 1001, AdditionalGids: []uint32{1001, 50000, 50001}}},
 		"image unknown uid":    {image: "77", want: specs.User{UID: 77, AdditionalGids: []uint32{0}}},
@@ -50,7 +50,7 @@ func TestUser(t *testing.T) {
 	}
 }
 
-// TestUserRefused checks the ID range of fault I2: IDs outside it are refused, never wrapped around to root.
+// TestUserRefused tests fault I2: IDs out of range are refused and never wrap around to root.
 func TestUserRefused(t *testing.T) {
 	root := testRootfs(t)
 	for _, image := range []string{
@@ -75,7 +75,7 @@ func TestUserRefused(t *testing.T) {
 	}
 }
 
-// TestUserFiles is faults I2 and I3: huge files, symlinks out of the image, and things that are not files.
+// TestUserFiles tests faults I2 and I3: huge files, symlinks out of the image, and files that are not regular.
 func TestUserFiles(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "passwd")
 	writeFile(t, secret, "app:x:1:1::/:\n")

@@ -9,8 +9,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Harmless lists what is accepted without any effect on this host or in this backend: what the kubelet sends with every pod,
-// and what the CRI declares void. Everything else is enforced or rejected.
+// Harmless lists the fields that are accepted although they have no effect on this host or in this backend, and why.
+// The kubelet sends them with every pod, or the CRI says that they may be ignored. All other fields are enforced or
+// rejected.
 var Harmless = map[string]string{
 	"mounts.selinux_relabel":                                   "there is nothing to relabel without SELinux",
 	"linux.resources.hugepage_limits of 0":                     "sent for every page size; without a hugetlb controller there is nothing to limit",
@@ -24,13 +25,13 @@ var Harmless = map[string]string{
 	"annotations, except classes of other runtimes' (BlockIO)": "the CRI says that they do not influence the runtime",
 }
 
-// refusedAnnotations are the prefixes that request cgroup classes from other runtimes. A pod that sets them relies on the
-// limit.
+// refusedAnnotations are prefixes of annotations that request cgroup classes from other runtimes. They are rejected
+// because a pod that sets them relies on the limit.
 var refusedAnnotations = []string{"blockio.resources.beta.kubernetes.io/", "rdt.resources.beta.kubernetes.io/"}
 
-// Validate rejects what this host does not support, with errdefs.ErrInvalidArgument or errdefs.ErrNotImplemented, naming the
-// field. With a nil container it checks the pod alone. It has no side effects; what needs the image or the host's files is
-// left to Build.
+// Validate rejects a field that this host does not support, with errdefs.ErrInvalidArgument or
+// errdefs.ErrNotImplemented, and names the field. If c is nil, it checks only the pod. It has no side effects. Build
+// makes the checks that need the image or the host's files.
 func Validate(p *sandbox.Pod, c *sandbox.Container, h Host) error {
 	if p == nil || p.Config == nil {
 		return invalid("config", "missing")
@@ -53,12 +54,8 @@ func validatePod(p *sandbox.Pod, h Host) error {
 	if sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil {
 		return invalid("linux.security_context.run_as_group", "needs run_as_user too")
 	}
-	for field, id := range map[string]*runtimeapi.Int64Value{"run_as_user": sc.GetRunAsUser(), "run_as_group": sc.GetRunAsGroup()} {
-		if id != nil {
-			if _, err := checkID("linux.security_context."+field, id.GetValue()); err != nil {
-				return err
-			}
-		}
+	if err := checkRunAs(sc); err != nil {
+		return err
 	}
 	if parent := cfg.GetLinux().GetCgroupParent(); strings.Contains(parent, "\x00") || parent != "" && !filepath.IsLocal(strings.TrimLeft(parent, "/")) && parent != "/" {
 		return invalid("linux.cgroup_parent", "%q is not the path of a cgroup", parent)

@@ -1,4 +1,5 @@
-// Command probe is the program in the containers of TestRuntimes: it says what it finds and what it may do.
+// Command probe is the program in the containers of the TestRuntimes tests. It reports its environment and the results of
+// actions.
 package main
 
 import (
@@ -10,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// main does what its arguments ask for (VERB:OBJECT) and prints a report. With the argument hold it keeps the
-// namespaces that it was started in until its parent closes its stdin.
+// main executes the actions in its arguments (VERB:OBJECT) and prints a report. With the argument hold it only waits until
+// its parent closes its stdin, which keeps its namespaces alive.
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == "hold" {
 		fmt.Println("ready")
@@ -25,13 +26,13 @@ func main() {
 	os.Stdout.Write(text)
 }
 
-// report is what the probe says; the test has the same type.
+// report is the output; the test has the same type.
 type report struct {
 	Status map[string]string // /proc/self/status
 	Cwd    string
 	Env    []string
 	Mounts map[string]string // mount point → options and optional fields
-	Did    map[string]string // an asked deed → "" or the error or what was read
+	Did    map[string]string // action → "", the error, or the content read
 }
 
 func probe(deeds []string) report {
