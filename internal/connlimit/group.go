@@ -67,8 +67,8 @@ func (g *Group) take(files int) bool {
 	if g.held.Add(int64(files)) <= g.budget() {
 		return true
 	}
-	g.give(files)
+	g.release(files)
 	return false
 }
 
-func (g *Group) give(files int) { g.held.Add(-int64(files)) }
+func (g *Group) release(files int) { g.held.Add(-int64(files)) }

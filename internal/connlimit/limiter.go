@@ -112,12 +112,12 @@ type Conn struct {
 	close   func() // nil: cannot be displaced yet
 
 	// The limiter's lock guards the rest.
-	at     *list.Element // in Limiter.fresh or Limiter.idle; nil when busy or gone
-	active int           // requests under way
-	since  time.Time     // when it was admitted
-	proved bool          // there was a request
-	late   bool          // it was counted as expired
-	gone   bool
+	at         *list.Element // in Limiter.fresh or Limiter.idle; nil when busy or gone
+	active     int           // requests under way
+	since      time.Time     // when it was admitted
+	hadRequest bool          // there was a request
+	late       bool          // it was counted as expired
+	gone       bool
 }
 
 // minAge is how long a new connection is left alone by those of other peers that come after it through a Listener, so that a
@@ -174,14 +174,14 @@ func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 
 // patience is how long the next connection should wait before it is accepted, lest it displace one that is younger than minAge.
 // Where only the bound of a peer is reached nobody waits: others would as well.
-func (l *Limiter) patience() time.Duration {
+func (l *Limiter) acceptDelay() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open < l.Max {
 		return 0
 	}
 	victim := l.victim(ReasonMax, "")
-	if victim == nil || victim.proved {
+	if victim == nil || victim.hadRequest {
 		return 0
 	}
 	return minAge - time.Since(victim.since)
@@ -213,7 +213,7 @@ func (l *Limiter) leave(c *Conn) {
 	c.gone = true
 	c.unlist()
 	l.open--
-	l.group.give(l.Files)
+	l.group.release(l.Files)
 	if c.peer == "" {
 		return
 	}
@@ -228,7 +228,7 @@ func (c *Conn) unlist() {
 		return
 	}
 	from := &c.limiter.fresh
-	if c.proved {
+	if c.hadRequest {
 		from = &c.limiter.idle
 	}
 	from.Remove(c.at)
@@ -244,7 +244,7 @@ func (c *Conn) Begin() {
 	defer c.limiter.mu.Unlock()
 	c.active++
 	c.unlist()
-	c.proved = true
+	c.hadRequest = true
 }
 
 // End says that a request has been answered.
@@ -279,7 +279,7 @@ func (c *Conn) Leave() {
 // expired counts a connection whose time for the first request is over.
 func (c *Conn) expired(peer net.Addr) {
 	c.limiter.mu.Lock()
-	counts := !c.proved && !c.gone && !c.late
+	counts := !c.hadRequest && !c.gone && !c.late
 	c.late = true
 	c.limiter.mu.Unlock()
 	if counts {
@@ -327,7 +327,7 @@ func (l *Limiter) reject(reason string, peer net.Addr) {
 		r.peer = peer.String()
 	}
 	if r.timer == nil {
-		l.write()
+		l.logReport()
 		r.timer = time.AfterFunc(logInterval, l.flush)
 	}
 }
@@ -338,13 +338,13 @@ func (l *Limiter) flush() {
 	defer l.mu.Unlock()
 	l.report.timer = nil
 	if len(l.report.counts) > 0 {
-		l.write()
+		l.logReport()
 		l.report.timer = time.AfterFunc(logInterval, l.flush)
 	}
 }
 
 // write logs the report and empties it.
-func (l *Limiter) write() {
+func (l *Limiter) logReport() {
 	args := []any{"address", l.name, "peer", l.report.peer, "open", l.open, "max", l.Max}
 	for _, reason := range []string{ReasonMax, ReasonPeer, ReasonFiles, ReasonDisplaced, ReasonExpired} {
 		if n := l.report.counts[reason]; n > 0 {

@@ -107,21 +107,21 @@ func TestPatience(t *testing.T) {
 	l, _, _ := newLimiter(Config{Max: 2, MaxPerPeer: -1})
 	var gone []string
 	first := admit(t, l, "192.0.2.1", "first", &gone)
-	if wait := l.patience(); wait != 0 {
+	if wait := l.acceptDelay(); wait != 0 {
 		t.Errorf("with room it waits for %v", wait)
 	}
 	second := admit(t, l, "192.0.2.1", "second", &gone)
 	first.since = time.Now().Add(time.Hour)
-	if wait := l.patience(); wait <= minAge {
+	if wait := l.acceptDelay(); wait <= minAge {
 		t.Errorf("with new ones it waits for %v", wait)
 	}
 	first.since = time.Now().Add(-time.Hour)
-	if wait := l.patience(); wait > 0 {
+	if wait := l.acceptDelay(); wait > 0 {
 		t.Errorf("with an old one it waits for %v", wait)
 	}
 	first.Begin()
 	second.Begin()
-	if wait := l.patience(); wait != 0 {
+	if wait := l.acceptDelay(); wait != 0 {
 		t.Errorf("with busy ones it waits for %v", wait)
 	}
 }

@@ -22,7 +22,7 @@ type listener struct {
 // kernel.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
-		for wait := l.limiter.patience(); wait > 0; wait = l.limiter.patience() {
+		for wait := l.limiter.acceptDelay(); wait > 0; wait = l.limiter.acceptDelay() {
 			time.Sleep(wait) // meanwhile newcomers are the kernel's
 		}
 		conn, err := l.Listener.Accept()

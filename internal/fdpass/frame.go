@@ -93,7 +93,7 @@ func (r *Reader) Next() (Frame, error) {
 func (r *Reader) fill(n int) error {
 	for len(r.buf) < n {
 		got, oobn, flags, _, err := r.conn.ReadMsgUnix(r.tmp, r.oob)
-		if oobErr := r.take(r.oob[:oobn]); err == nil {
+		if oobErr := r.keepFiles(r.oob[:oobn]); err == nil {
 			err = oobErr
 		}
 		switch {
@@ -112,7 +112,7 @@ func (r *Reader) fill(n int) error {
 }
 
 // take keeps the descriptors of a control message.
-func (r *Reader) take(oob []byte) error {
+func (r *Reader) keepFiles(oob []byte) error {
 	if len(oob) == 0 {
 		return nil
 	}

@@ -70,7 +70,7 @@ func (s *Server) Serve() error {
 		conn, err := s.listener.AcceptUnix()
 		switch {
 		case err == nil:
-			s.take(conn)
+			s.start(conn)
 		case s.ctx.Err() != nil:
 			return nil
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ECONNABORTED):
@@ -102,7 +102,7 @@ func (s *Server) Close() error {
 }
 
 // take serves a connection unless its user has too many.
-func (s *Server) take(conn *net.UnixConn) {
+func (s *Server) start(conn *net.UnixConn) {
 	peer, err := PeerOf(conn)
 	if err == nil {
 		err = s.admit(conn, peer)
@@ -113,7 +113,7 @@ func (s *Server) take(conn *net.UnixConn) {
 		return
 	}
 	go func() {
-		defer s.dismiss(conn, peer)
+		defer s.release(conn, peer)
 		if err := s.serve(conn, peer); err != nil {
 			s.logger.Warn("a request for descriptors failed", "pid", peer.PID, "uid", peer.UID, "err", err)
 		}
@@ -136,7 +136,7 @@ func (s *Server) admit(conn *net.UnixConn, peer Peer) error {
 	return nil
 }
 
-func (s *Server) dismiss(conn *net.UnixConn, peer Peer) {
+func (s *Server) release(conn *net.UnixConn, peer Peer) {
 	defer s.running.Done()
 	conn.Close()
 	s.mu.Lock()
@@ -168,14 +168,14 @@ func (s *Server) serve(conn *net.UnixConn, peer Peer) error {
 		f.Close()
 	}()
 	answer, failure := s.handler(ctx, peer, f.Payload)
-	err = send(conn, answer, failure)
+	err = sendReply(conn, answer, failure)
 	conn.Close()
 	<-watched
 	return errors.Join(failure, err)
 }
 
 // send sends a reply and closes its files.
-func send(conn *net.UnixConn, answer Reply, failure error) error {
+func sendReply(conn *net.UnixConn, answer Reply, failure error) error {
 	defer CloseFiles(answer.Files)
 	m := reply{Error: ToWire(failure)}
 	files := answer.Files

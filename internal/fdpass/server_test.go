@@ -149,7 +149,7 @@ func TestPerUser(t *testing.T) {
 	}
 	require.Error(t, s.admit(&net.UnixConn{}, Peer{UID: 7}))
 	require.NoError(t, s.admit(&net.UnixConn{}, Peer{UID: 8}))
-	s.dismiss(conns[0], Peer{UID: 7})
+	s.release(conns[0], Peer{UID: 7})
 	require.NoError(t, s.admit(&net.UnixConn{}, Peer{UID: 7}))
 }
 

@@ -19,7 +19,7 @@ var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 8<<
 
 func borrow() *buffer { return buffers.Get().(*buffer) }
 
-func (b *buffer) giveBack() { buffers.Put(b) }
+func (b *buffer) release() { buffers.Put(b) }
 
 // dir is the open directory of a cgroup in one hierarchy. It keeps its first failure in err and reads nothing after it, so
 // that callers check once, at the end. A missing file is no failure: kernels and configurations differ.
@@ -50,10 +50,10 @@ func (r Root) open(controller, name string, buf *buffer) (*dir, error) {
 	case unix.Access(hierarchy, unix.F_OK) != nil:
 		return nil, fmt.Errorf("%s: %w: %w", hierarchy, errNotMounted, errdefs.ErrUnavailable)
 	}
-	return nil, gone(name)
+	return nil, notFound(name)
 }
 
-func gone(path string) error { return fmt.Errorf("cgroup %s: %w", path, errdefs.ErrNotFound) }
+func notFound(path string) error { return fmt.Errorf("cgroup %s: %w", path, errdefs.ErrNotFound) }
 
 func (d *dir) close() { unix.Close(d.fd) }
 
@@ -71,9 +71,9 @@ func (d *dir) file(name string) []byte {
 		if d.alive() {
 			return nil
 		}
-		d.err = gone(d.path)
+		d.err = notFound(d.path)
 	case unix.ENODEV: // removed between open and read
-		d.err = gone(d.path)
+		d.err = notFound(d.path)
 	default:
 		d.err = fmt.Errorf("read %s of cgroup %s: %w", name, d.path, err)
 	}

@@ -55,12 +55,12 @@ type Stall struct {
 }
 
 // Available is what remains below the limit, counted from the working set; false when there is no limit.
-func (m Memory) Available() (uint64, bool) { return below(m.Limit, m.WorkingSet) }
+func (m Memory) Available() (uint64, bool) { return available(m.Limit, m.WorkingSet) }
 
 // Available is what remains below the limit; false when there is no limit.
-func (s Swap) Available() (uint64, bool) { return below(s.Limit, s.Usage) }
+func (s Swap) Available() (uint64, bool) { return available(s.Limit, s.Usage) }
 
-func below(limit, used uint64) (uint64, bool) {
+func available(limit, used uint64) (uint64, bool) {
 	if limit == Unlimited {
 		return 0, false
 	}

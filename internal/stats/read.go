@@ -64,7 +64,7 @@ func (r Root) Read(name string) (Figures, error) {
 		return Figures{}, err
 	}
 	buf := borrow()
-	defer buf.giveBack()
+	defer buf.release()
 	f := Figures{Time: time.Now(), Memory: Memory{Limit: Unlimited}}
 	parts := partsV1
 	if r.V2 {
@@ -93,7 +93,7 @@ func (r Root) OOMKills(name string) (uint64, error) {
 		return 0, err
 	}
 	buf := borrow()
-	defer buf.giveBack()
+	defer buf.release()
 	controller, file := "memory", "memory.oom_control"
 	if r.V2 {
 		controller, file = "", "memory.events"
