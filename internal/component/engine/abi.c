@@ -1,6 +1,6 @@
-// The core path: flat values to and from linear memory by the canonical ABI
-// (https://github.com/WebAssembly/component-model/blob/main/design/mvp/CanonicalABI.md), and the guest's handles.
-// Flat bytes that go in have been checked (tw_check); what comes out of the guest is trusted in nothing.
+// The core path: conversion between flat values and linear memory by the canonical ABI
+// (https://github.com/WebAssembly/component-model/blob/main/design/mvp/CanonicalABI.md), and the guest's handles. Flat
+// bytes from the caller have been checked (tw_check). Nothing from the guest is trusted.
 #include "tw.h"
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@ static bool broken(tw_inst *i, const char *what) {
   return false;
 }
 
-// Linear memory may move when it grows, so nobody keeps this pointer over a call into the guest.
+// Linear memory can move when it grows, so do not keep this pointer across calls into the guest.
 static uint8_t *mem(tw_inst *i, uint32_t addr) { return wasmtime_memory_data(i->cx, &i->memory) + addr; }
 
 bool tw_range(tw_inst *i, uint32_t addr, uint64_t size, uint32_t align) {
@@ -30,7 +30,7 @@ bool tw_alloc(tw_inst *i, uint32_t size, uint32_t align, uint32_t *addr) {
   wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &i->realloc, v, 4, &trap);
   i->may_leave = true;
   if (tw_took(i, err, trap)) {
-    // An allocator has no other way to say that there is no more.
+    // A trap is the only way in which an allocator can report that there is no more memory.
     if (i->why == TW_TRAP && size > 0) i->why = TW_MEMORY;
     return false;
   }
@@ -61,7 +61,7 @@ bool tw_handle_new(tw_inst *i, uint32_t type, uint32_t rep, bool own, uint32_t *
       tw_handle *more = tw_get(i->handles, cap * sizeof *more);
       if (!more) return tw_starve(i, "a handle");
       i->handles = more, i->cap_handles = cap;
-      if (!i->nhandles) i->nhandles = 1; // 0 is no handle
+      if (!i->nhandles) i->nhandles = 1; // 0 is not a valid handle
     }
     i->free_handle = i->nhandles++;
     i->handles[i->free_handle] = (tw_handle){.rep = 0, .type = TW_NONE};
@@ -99,13 +99,13 @@ static uint32_t next32(tw_src *s) {
   return v;
 }
 
-// lower_list lowers a string or list, and gives its address and length.
+// lower_list lowers a string or list and returns its address and length.
 static bool lower_list(tw_src *s, const tw_node *n, uint32_t *addr, uint32_t *count) {
   const tw_node *e = n->kind == TW_LIST ? &s->prog->nodes[s->prog->children[n->first].node] : NULL;
   *count = next32(s);
   uint32_t each = e ? e->size : 1, size = *count * each;
   if (!tw_alloc(s->i, size, e ? e->align : 1, addr)) return false;
-  if (!e || e->kind <= TW_F64) { // bools too: they are 0 and 1 in both
+  if (!e || e->kind <= TW_F64) { // bools too, which are 0 and 1 in both encodings
     if (size) memcpy(mem(s->i, *addr), s->at, size);
     s->at += size;
     return true;
@@ -165,8 +165,8 @@ static int32_t sign_extend(uint32_t kind, uint32_t v) {
   return kind == TW_S8 ? (int8_t)v : kind == TW_S16 ? (int16_t)v : (int32_t)v;
 }
 
-// tw_lower_flat writes the value's core values to v, which is zero. In a slot that alternatives of a variant share, the
-// narrower one's bits stand at the low end: so all of them are written as what they are.
+// tw_lower_flat writes the value's core values to v, which is zeroed. In a slot shared by the cases of a variant, a
+// narrower value occupies the low bits, so every value can be written with its own type.
 bool tw_lower_flat(tw_src *s, uint32_t node, wasmtime_val_raw_t *v) {
   const tw_node *n = &s->prog->nodes[node];
   uint32_t which, handle, small = 0;
@@ -211,7 +211,7 @@ bool tw_lower_flat(tw_src *s, uint32_t node, wasmtime_val_raw_t *v) {
   }
 }
 
-// ---- lifting: what the guest gives, to flat bytes ----
+// ---- lifting: values from the guest to flat bytes ----
 
 static bool out(tw_inst *i, tw_buf *b, const void *from, size_t n) {
   tw_put(b, from, n);
@@ -226,7 +226,7 @@ static bool lift_list(tw_inst *i, const tw_prog *p, const tw_node *n, uint32_t a
   uint32_t each = e ? e->size : 1;
   if (!tw_range(i, addr, (uint64_t)count * each, e ? e->align : 1) || !out(i, b, &count, 4)) return false;
   if (!e || (e->kind >= TW_S8 && e->kind <= TW_F64)) {
-    if (!out(i, b, mem(i, addr), (size_t)count * each)) return false; // before it is read: it may be all of the memory
+    if (!out(i, b, mem(i, addr), (size_t)count * each)) return false; // before the check, because it may be all of the memory
     return e || tw_utf8(b->data + b->len - count, count) || broken(i, "a string of the guest is not UTF-8");
   }
   for (uint32_t k = 0; k < count; k++)
@@ -259,7 +259,7 @@ static bool lift_flags(tw_inst *i, const tw_node *n, const uint32_t *words, tw_b
   return true;
 }
 
-// lift_word lifts what fits into 32 bits and is not a plain number, or is.
+// lift_word lifts a value of at most 32 bits.
 static bool lift_word(tw_inst *i, const tw_node *n, uint32_t v, tw_buf *b) {
   if (n->kind == TW_BOOL) v = v != 0;
   if (n->kind == TW_CHAR && !tw_char(v)) return broken(i, "a char that is no Unicode scalar value");

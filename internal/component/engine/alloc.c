@@ -1,4 +1,4 @@
-// Memory of the C half. Whoever asks for some must be ready to get none: that is the end of a call, not of the worker.
+// Memory of the C half. A failed allocation ends a call, not the worker, so every caller must handle it.
 #include "tw.h"
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-// The component path: flat values to and from wasmtime's dynamic ones. Values made for wasmtime live in an arena and
-// are never given to wasmtime_component_val_delete.
+// The component path: conversion between flat values and wasmtime's dynamic values. Values made for wasmtime live in an
+// arena and are never passed to wasmtime_component_val_delete.
 #include "tw.h"
 #include <stdlib.h>
 #include <string.h>
@@ -13,11 +13,11 @@ typedef struct resource {
 struct tw_arena {
   struct tw_arena *next;
   size_t used, cap;
-  resource *resources; // of the whole arena, on the first chunk
+  resource *resources; // of the whole arena, in the first chunk
   _Alignas(16) uint8_t room[];
 };
 
-// room gives n bytes, or ends the call and gives NULL.
+// room returns n bytes, or ends the call and returns NULL.
 static void *room(tw_inst *i, tw_arena **a, size_t n) {
   n = (n + 15) & ~(size_t)15;
   if (!*a || (*a)->cap - (*a)->used < n) {
@@ -44,7 +44,7 @@ void tw_arena_free(tw_arena *a) {
 void tw_release(tw_inst *i, tw_arena *a, bool take_back) {
   for (resource *r = a && take_back ? a->resources : NULL; r; r = r->next) {
     if (!r->borrow) continue;
-    wasmtime_component_resource_host_t *h = NULL; // taken out of the store's table, without being dropped
+    wasmtime_component_resource_host_t *h = NULL; // removed from the store's table without being dropped
     wasmtime_error_t *e = wasmtime_component_resource_any_to_host(i->cx, r->any, &h);
     if (e) wasmtime_error_delete(e);
     else wasmtime_component_resource_host_delete(h);
@@ -70,7 +70,7 @@ static bool to_resource(tw_src *s, uint32_t node, wasmtime_component_val_t *v, t
   bool own = s->prog->nodes[node].kind == TW_OWN;
   resource *r = room(s->i, a, sizeof *r);
   if (!r || (own && !tw_resource_new(s->i))) return false;
-  // What is lent is the host's own: a borrow exists only within a call of the guest, and none is under way yet.
+  // Lend the host's own resource: a borrow exists only within a call of the guest, and none is running yet.
   wasmtime_component_resource_host_t *h = wasmtime_component_resource_host_new(true, next32(s), s->prog->resources[node]);
   wasmtime_error_t *e = wasmtime_component_resource_host_to_any(s->i->cx, h, &v->of.resource);
   wasmtime_component_resource_host_delete(h);
@@ -156,7 +156,7 @@ static bool to_flags(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, t
 bool tw_to_val(tw_src *s, uint32_t node, wasmtime_component_val_t *v, tw_arena **a) {
   const tw_node *n = &s->prog->nodes[node];
   memset(v, 0, sizeof *v);
-  v->kind = n->kind >= TW_OWN ? TW_VAL_RESOURCE : n->kind; // else the numbers are the same
+  v->kind = n->kind >= TW_OWN ? TW_VAL_RESOURCE : n->kind; // otherwise the numbers are the same
   switch (n->kind) {
   case TW_STRING:
     v->of.string.size = next32(s), v->of.string.data = (char *)s->at;
@@ -178,7 +178,7 @@ bool tw_to_val(tw_src *s, uint32_t node, wasmtime_component_val_t *v, tw_arena *
   case TW_OWN:
   case TW_BORROW:
     return to_resource(s, node, v, a);
-  default: // numbers stand at the low end of the union
+  default: // numbers are at the low end of the union
     memcpy(&v->of, s->at, n->size);
     s->at += n->size;
     return true;

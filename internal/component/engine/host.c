@@ -1,9 +1,9 @@
-// Calls of host functions by the guest. The guest's thread turns to Go for the time of the call.
+// Calls of host functions by the guest. The guest's thread runs Go code during such a call.
 #include "tw.h"
 #include <stdlib.h>
 #include <string.h>
 
-// may tells whether the guest may call the host now.
+// may checks whether the guest may call the host now.
 static bool may(tw_inst *i) {
   if (!i->ready) tw_fail(i, TW_ABI, "the host is called before the guest is initialised");
   else if (!i->may_leave) tw_fail(i, TW_ABI, "the host is called from within cabi_realloc or cabi_post");
@@ -12,7 +12,7 @@ static bool may(tw_inst *i) {
   return false;
 }
 
-// call_go leaves the checked flat result in scratch.
+// call_go calls the host function and leaves the checked flat result in scratch.
 static bool call_go(tw_inst *i, const tw_hostfn *f, tw_buf *args) {
   const char *text;
   i->scratch.len = 0;
@@ -93,7 +93,7 @@ wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *cx, const wasmtime_
   uint8_t small[512];
   tw_buf args = {small, 0, sizeof small, i->max_value, false, false, false};
   tw_arena *arena = NULL;
-  i->ready = true; // here it is wasmtime that keeps the guest from calling out of turn
+  i->ready = true; // on this path wasmtime prevents calls at the wrong time
   bool ok = may(i);
   for (size_t k = 0; k < nin && ok; k++) ok = tw_from_val(i, f->prog, f->prog->params[k], &in[k], &args);
   ok = ok && call_go(i, f, &args);
@@ -111,7 +111,7 @@ wasmtime_error_t *tw_comp_drop(void *fn, wasmtime_context_t *cx, uint32_t rep) {
   const tw_hostfn *f = fn;
   tw_inst *i = wasmtime_context_get_data(cx);
   tw_resource_gone(i);
-  if (tw_ended(i)) return wasmtime_error_new("ended by the host"); // its caller may be gone
+  if (tw_ended(i)) return wasmtime_error_new("ended by the host"); // the caller of the function may be gone
   int64_t paused = tw_pause(i);
   twDrop(i->go_, f->index, rep);
   tw_resume(i, paused);
@@ -130,7 +130,7 @@ wasm_functype_t *tw_core_type(const uint8_t *params, uint32_t np, const uint8_t 
   return wasm_functype_new(&ps, &rs);
 }
 
-// import_type is the core type of an imported function: flattened, or through memory where it is too long.
+// import_type returns the core type of an imported function: flattened, or through memory if there are too many values.
 static wasm_functype_t *import_type(const tw_hostfn *f) {
   const tw_prog *p = f->prog;
   uint8_t params[TW_MAX_FLAT + 1] = {TW_WASM_I32}, results[1];

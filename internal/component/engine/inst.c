@@ -1,4 +1,4 @@
-// Stores and instances, WASI's configuration, and calls.
+// Stores and instances, the configuration of WASI, and calls.
 #define _GNU_SOURCE
 #include "p1.h"
 #include <errno.h>
@@ -16,8 +16,7 @@ void tw_fail(tw_inst *i, int why, const char *fmt, ...) {
   i->why = why;
 }
 
-// text is a message without the backtrace of the engine itself, which tells nobody anything; NULL when there is no memory
-// for it.
+// text returns a message without wasmtime's own backtrace, which is useless, or NULL if there is no memory.
 static char *text(wasm_byte_vec_t *v) {
   char *s = tw_get(NULL, v->size + 1), *end;
   if (s) {
@@ -54,7 +53,7 @@ bool tw_took(tw_inst *i, wasmtime_error_t *e, wasm_trap_t *t) {
     wasm_trap_delete(t);
     s = text(&v);
   }
-  if (i->why) { // whoever ended the guest has said so already
+  if (i->why) { // whatever ended the guest has already set the reason
     if (i->message) free(s);
     else i->message = s;
     return true;
@@ -95,7 +94,7 @@ static bool preopens(tw_inst *i, wasi_config_t *w, const tw_opts *o, const char 
   return true;
 }
 
-// keep copies arguments and environment, for preview 1, and gives what follows them, or NULL.
+// keep copies arguments and environment for preview 1. It returns what follows them in strings, or NULL.
 static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_t len) {
   if (!(i->strings = tw_get(NULL, len))) return tw_starve(i, "arguments and environment"), NULL;
   memcpy(i->strings, strings, len);
@@ -108,10 +107,10 @@ static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_
   return s;
 }
 
-// descriptors are those of preview 1: the directories, which are the engine's, and after them that of the channels. There is room
-// for all: tw_fd_new ends the call otherwise.
+// descriptors sets up the descriptors of preview 1: the directories, which belong to wasmtime's WASI, and after them
+// the directory of channels. There is room for all; otherwise tw_fd_new ends the call.
 static void descriptors(tw_inst *i, const tw_opts *o) {
-  enum { FIRST = 3 }; // the engine's first directory
+  enum { FIRST = 3 }; // the first directory in wasmtime's WASI
   uint32_t number;
   i->nfds = sizeof i->stdio / sizeof *i->stdio;
   for (uint32_t k = 0; k < 3; k++) {
@@ -122,7 +121,7 @@ static void descriptors(tw_inst *i, const tw_opts *o) {
   if (o->channels) tw_fd_new(i, (tw_fd){FD_ROOM, 0, 0, 0}, &number);
 }
 
-// set_wasi configures the engine's own WASI.
+// set_wasi configures wasmtime's WASI.
 static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
   const char **args = tw_zeroed((o->nargs + 2 * (size_t)o->nenv + 1) * sizeof *args), *s = i->strings;
   if (!args) {
@@ -137,12 +136,12 @@ static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
     *equals = 0, values[k] = equals + 1;
   }
   bool ok = wasi_config_set_argv(w, o->nargs, args) && wasi_config_set_env(w, o->nenv, names, values);
-  for (uint32_t k = 0; k < o->nenv; k++) ((char *)values[k])[-1] = '='; // the guest may ask us for it, too
+  for (uint32_t k = 0; k < o->nenv; k++) ((char *)values[k])[-1] = '='; // our own WASI uses the strings, too
   free(args);
   if (!ok) tw_fail(i, TW_FAILED, "arguments or environment are not UTF-8");
   char path[40];
   snprintf(path, sizeof path, "/proc/self/fd/%d", o->stdin_fd);
-  if (ok && !i->core && o->stdin_fd >= 0 && !wasi_config_set_stdin_file(w, path)) { // it reads ahead
+  if (ok && !i->core && o->stdin_fd >= 0 && !wasi_config_set_stdin_file(w, path)) { // reads ahead
     tw_fail(i, TW_FAILED, "standard input cannot be opened");
     ok = false;
   }
@@ -182,13 +181,13 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
   i->scratch.max = SIZE_MAX / 4;
   i->store = wasmtime_store_new(c->engine, i, NULL);
   i->cx = wasmtime_store_context(i->store);
-  // Memories are limited each by itself: those of a component share what there is for all. What else there can be many of
-  // takes memory of the host.
+  // The limit is per memory, so a component's memories get equal shares. The limits of instances and tables protect the
+  // host's memory.
   int64_t memories = i->core || !o->memories ? 1 : (int64_t)o->memories;
   wasmtime_store_limiter(i->store, (int64_t)o->max_memory / memories, (int64_t)o->max_table, MAX_INSTANCES, MAX_TABLES, memories);
   wasmtime_store_epoch_deadline_callback(i->store, tw_tick, i, NULL);
   if (!i->core) tw_charge(i, (int64_t)o->min_memory);
-  i->fds = i->stdio; // none yet, and not in malloc
+  i->fds = i->stdio; // empty, and not allocated
   const char *dirs = keep(i, o, strings, len);
   if (!dirs) return i;
   if (c->wasi && o->npreopens) {
@@ -216,7 +215,7 @@ int tw_start(tw_inst *i, const tw_code *c, uint64_t seq) {
 void tw_free(tw_inst *i) {
   if (i->account) __atomic_sub_fetch(&i->account->memory, i->mem, __ATOMIC_RELAXED);
   wasmtime_store_delete(i->store);
-  tw_give(i->account, TW_FILES, i->files); // they are closed by now
+  tw_give(i->account, TW_FILES, i->files); // already closed
   tw_give(i->account, TW_RESOURCES, i->live);
   tw_buf_free(&i->scratch);
   tw_buf_free(&i->out);
@@ -259,8 +258,8 @@ static bool lift_result(tw_inst *i, const tw_prog *p, const wasmtime_val_raw_t *
   return tw_range(i, at, n->size, n->align) && tw_lift_at(i, p, p->result, at, out);
 }
 
-// afterwards is for a guest that traps when it has given its result and only cleans up. (componentize-qjs collects garbage
-// then, and drops handles, which is forbidden there.) The result is good, the guest is not.
+// afterwards handles a guest that traps during cleanup, after it has returned its result. (componentize-qjs then
+// collects garbage and drops handles, which is forbidden there.) The result is valid, but the guest is dead.
 static void afterwards(tw_inst *i) {
   if (i->why == TW_TRAP || i->why == TW_ABI) i->why = TW_OK, i->spent = true;
 }

@@ -1,11 +1,11 @@
 // WASI preview 1: arguments, environment, clocks, random numbers, standard streams, exit.
 // (https://github.com/WebAssembly/WASI/blob/main/legacy/preview1/docs.md)
 //
-// The engine's own starts tasks of an asynchronous runtime for each instance, which costs as much as the rest of a
-// request, a guest that sleeps in it cannot be woken, and it opens as many files as it is asked to. This one costs
-// nothing until it is called, and wherever it waits the guest can be killed. Guests without directories, which are
-// most, have no other; for those with some, what concerns a directory or file is counted here and passed on (p1pass.c).
-// Channels are in /ch (p1channel.c).
+// Wasmtime's own WASI starts tasks of an asynchronous runtime for each instance, which costs as much as the rest of a
+// request. A guest that sleeps in it cannot be woken, and it opens as many files as it is asked to. This WASI costs
+// nothing until it is called, and a guest can be killed wherever it waits. It is the only one for guests without
+// directories, which are most. For other guests, calls on directories and files are counted here and passed on
+// (p1pass.c). Channels are in /ch (p1channel.c).
 #define _GNU_SOURCE
 #include "p1.h"
 #include <errno.h>
@@ -35,7 +35,7 @@ bool tw_fd_new(tw_inst *i, tw_fd d, uint32_t *number) {
   return *number = k, true;
 }
 
-// ---- arguments and environment: NUL-terminated strings, one after the other ----
+// ---- arguments and environment: consecutive NUL-terminated strings ----
 
 static int sizes(const call *c, const char *from, const char *to, uint32_t n) {
   if (!fits(c, arg(c, 0), 4) || !fits(c, arg(c, 1), 4)) return EFAULT_;
@@ -128,8 +128,7 @@ static ptrdiff_t write_some(call *c, uint8_t *from, size_t n) {
   return tw_over(c->i) ? ENDED : k == ENDED ? -EIO : k;
 }
 
-// p1_wait_input waits until there is input, or until a time on the monotonic clock; in slices, so that it learns of the
-// guest's end. It gives whether there is input.
+// p1_wait_input waits for input until a time on the monotonic clock. It waits in slices, to notice the guest's end.
 int p1_wait_input(call *c, int64_t until) {
   for (;;) {
     struct pollfd p = {.fd = c->i->stdin_fd, .events = POLLIN};
@@ -162,7 +161,7 @@ static int stream(call *c, bool out) {
 static int fd_write(call *c) { return stream(c, true); }
 static int fd_read(call *c) { return stream(c, false); }
 
-// shut closes what a descriptor is of, and frees its number.
+// shut closes a descriptor and frees its number.
 static int shut(call *c, tw_fd *d) {
   int error = d->kind == FD_PASSED ? p1_pass_close(c, d) : OK;
   if (d->kind == FD_CHANNEL) p1_channel_close(c, d);
@@ -175,7 +174,7 @@ static int fd_close(call *c) {
   return d ? shut(c, d) : EBADF_;
 }
 
-// fd_renumber moves a descriptor to the number of another one, which is closed.
+// fd_renumber moves a descriptor to the number of another one, which it closes.
 static int fd_renumber(call *c) {
   tw_fd *from = fd_at(c, arg(c, 0)), *to = fd_at(c, arg(c, 1));
   if (!from || !to) return EBADF_;
@@ -185,8 +184,8 @@ static int fd_renumber(call *c) {
   return error;
 }
 
-// type_of is the file type of a descriptor. Streams are no terminal; channels are like one in that the libraries of
-// languages end a message with each line.
+// type_of returns the file type of a descriptor. Streams are not terminals. Channels look like one, which makes the
+// libraries of languages end a message at each line.
 static uint8_t type_of(const tw_fd *d) {
   return d->kind == FD_STREAM ? UNKNOWN : d->kind == FD_ROOM ? DIRECTORY : CHARACTER_DEVICE;
 }
@@ -223,7 +222,7 @@ static int fd_filestat_get(call *c) {
   return OK;
 }
 
-// ---- the rest: there are no files, directories and sockets ----
+// ---- the rest: files, directories and sockets do not exist ----
 
 static int no_file(call *c) { return is_open(c, arg(c, 0)) ? ENOTSUP_ : EBADF_; }
 static int no_seek(call *c) { return is_open(c, arg(c, 0)) ? ESPIPE_ : EBADF_; }
@@ -235,7 +234,7 @@ static int no_socket(call *c) { return is_open(c, arg(c, 0)) ? ENOTSOCK_ : EBADF
 static int not_here(call *c) { return (void)c, ENOTSUP_; }
 static int no_symlink(call *c) { return is_open(c, arg(c, 2)) ? ENOTDIR_ : EBADF_; }
 
-// What there is of directories: the one with the channels.
+// The only directory is that of the channels.
 static bool in_room(const call *c) { return is_open(c, arg(c, 0)) && fd_at(c, arg(c, 0))->kind == FD_ROOM; }
 static int fd_prestat_get(call *c) { return in_room(c) ? p1_room_prestat(c) : no_directory(c); }
 static int fd_prestat_dir_name(call *c) { return in_room(c) ? p1_room_dir_name(c) : no_directory(c); }
@@ -244,8 +243,8 @@ static int fd_readdir(call *c) { return no_directory(c); }
 static int path_remove_directory(call *c) { return no_directory(c); }
 static int path_filestat_get(call *c) { return in_room(c) ? p1_channel_filestat(c) : no_directory(c); }
 
-// functions is preview 1: name, parameters (i: i32, l: i64), which of them are descriptors (bits), what it does. All but
-// proc_exit give an error number.
+// functions are the functions of preview 1: name, parameters (i: i32, l: i64), a bit mask of those that are
+// descriptors, and the implementation. All except proc_exit return an error number.
 static const struct function {
   const char *name, *params;
   uint32_t fds;
@@ -304,7 +303,7 @@ const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds) {
   return *params = functions[n].params, *fds = functions[n].fds, functions[n].name;
 }
 
-// passed passes a call on that is about descriptors of the engine's WASI.
+// passed passes on a call whose descriptors belong to wasmtime's WASI.
 static int passed(call *c, const struct function *f) {
   uint32_t n = (uint32_t)(f - functions), nparams = (uint32_t)strlen(f->params);
   if (f->run == fd_close) return fd_close(c);
@@ -314,7 +313,7 @@ static int passed(call *c, const struct function *f) {
   return p1_pass(c, n, nparams, f->fds);
 }
 
-// is_passed tells whether the first descriptor of a call is one of the engine's WASI.
+// is_passed tells whether the first descriptor of a call belongs to wasmtime's WASI.
 static bool is_passed(const call *c, const struct function *f) {
   const tw_fd *d = c->i->files && f->fds ? fd_at(c, arg(c, __builtin_ctz(f->fds))) : NULL;
   return d && d->kind == FD_PASSED;
@@ -325,7 +324,7 @@ static wasm_trap_t *enter(void *f, wasmtime_caller_t *caller, wasmtime_val_raw_t
   wasmtime_context_t *cx = wasmtime_caller_context(caller);
   call c = {.i = wasmtime_context_get_data(cx), .v = v};
   c.memory = c.i->memory;
-  if (!c.i->has_memory) { // it is still being instantiated
+  if (!c.i->has_memory) { // the guest is still being instantiated
     wasmtime_extern_t e;
     if (!wasmtime_caller_export_get(caller, "memory", 6, &e) || e.kind != TW_EXTERN_MEMORY) return wasmtime_trap_new("no memory", 9);
     c.memory = e.of.memory;

@@ -1,4 +1,4 @@
-// What the files of preview 1 share (p1.c, p1poll.c, p1channel.c, p1pass.c).
+// Shared declarations of the preview 1 files (p1.c, p1poll.c, p1channel.c, p1pass.c).
 #ifndef P1_H
 #define P1_H
 #include "tw.h"
@@ -9,22 +9,22 @@ enum {
   OK, EACCES_ = 2, EAGAIN_ = 6, EBADF_ = 8, EEXIST_ = 20, EFAULT_ = 21, EINVAL_ = 28, EIO_ = 29, EISDIR_ = 31, EMFILE_ = 33,
   EMSGSIZE_ = 35, ENAMETOOLONG_ = 37, ENOENT_ = 44, ENOMEM_ = 48, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, EPERM_ = 63, ESPIPE_ = 70, EXDEV_ = 75,
 };
-enum { ENDED = -1 }; // the guest has been ended; why is set
+enum { ENDED = -1 }; // the guest's call has ended; why is set
 
-// What a call does in one piece, between two looks at whether the guest has been killed: vectors of a stream and
-// subscriptions (as IOV_MAX), bytes.
+// The limits of what a call does between two checks whether the guest has been killed: vectors or subscriptions (as
+// IOV_MAX), and bytes.
 enum { MAX_ENTRIES = 1024, MAX_PIECE = 1 << 20 };
 
-// Kinds of tw_fd, what may be done with it (modes), and of its flags the one that matters.
+// Kinds of tw_fd, its modes, and the one flag that matters.
 enum { FD_NONE, FD_STREAM, FD_ROOM, FD_CHANNEL, FD_PASSED };
 enum { CAN_READ = TW_READ, CAN_WRITE = TW_WRITE };
 enum { NONBLOCK = 4 };
 
-// Rights of a descriptor that somebody looks at, types of files.
+// Rights that are checked, and types of files.
 enum { RIGHT_READ = 1 << 1, RIGHT_WRITE = 1 << 6, RIGHT_OPEN = 1 << 13, RIGHT_POLL = 1 << 27 };
 enum { UNKNOWN, CHARACTER_DEVICE = 2, DIRECTORY, REGULAR_FILE, SYMBOLIC_LINK = 7 };
 
-// call is one call: its parameters, and the guest's memory, which does not move meanwhile.
+// call is one call: its parameters, and the guest's memory, which does not move during the call.
 typedef struct {
   tw_inst *i;
   const wasmtime_val_raw_t *v;
@@ -48,7 +48,7 @@ static inline uint64_t get64(const call *c, uint32_t at) {
   return v;
 }
 
-// fd_at is the open descriptor of a number, or NULL.
+// fd_at returns the open descriptor with a number, or NULL.
 static inline tw_fd *fd_at(const call *c, uint32_t fd) {
   return fd < c->i->nfds && c->i->fds[fd].kind ? &c->i->fds[fd] : NULL;
 }
@@ -56,7 +56,7 @@ static inline tw_fd *fd_at(const call *c, uint32_t fd) {
 // ---- p1.c, p1poll.c ----
 
 bool p1_clock(uint32_t id, bool resolution, uint64_t *ns);
-// p1_wait_input waits until there is input, or until a time on the monotonic clock; it gives whether there is.
+// p1_wait_input waits for input until a time on the monotonic clock. It returns whether there is input, or ENDED.
 int p1_wait_input(call *, int64_t until);
 int p1_poll(call *); // poll_oneoff
 
@@ -66,14 +66,14 @@ int p1_channel_open(call *);     // path_open below /ch
 int p1_channel_filestat(call *); // path_filestat_get below /ch
 int p1_channel_read(call *, tw_fd *);
 int p1_channel_write(call *, tw_fd *);
-bool p1_channel_ready(call *, const tw_fd *, int mode); // whether a read, or a write, would not wait
+bool p1_channel_ready(call *, const tw_fd *, int mode); // whether a read or write would not wait
 void p1_channel_close(call *, const tw_fd *);
 int p1_room_prestat(call *);  // fd_prestat_get of /ch
 int p1_room_dir_name(call *); // fd_prestat_dir_name
 
-// ---- descriptors of the engine's own WASI (p1pass.c) ----
+// ---- descriptors of wasmtime's WASI (p1pass.c) ----
 
-// p1_pass calls a function of preview 1 in the engine's WASI. Bit k of fds says that parameter k is a descriptor.
+// p1_pass calls a function of preview 1 in wasmtime's WASI. Bit k of fds means that parameter k is a descriptor.
 int p1_pass(call *, uint32_t function, uint32_t nparams, uint32_t fds);
 int p1_pass_open(call *, uint32_t function, uint32_t nparams); // path_open, which makes a descriptor
 int p1_pass_close(call *, const tw_fd *);

@@ -1,6 +1,6 @@
-// Channels for guests of preview 1: /ch is a directory in which each channel is a file. A read gives one message, or what is
-// left of the last one; a write publishes one. What a channel is, Go knows (InstanceOptions.Channels). The guest waits here, not
-// there, so that it can be killed, and needs no processor of Go's meanwhile.
+// Channels for preview 1 guests: /ch is a directory in which each channel is a file. A read returns one message, or the
+// rest of the current one; a write publishes one. The channels themselves are in Go (InstanceOptions.Channels). The
+// guest waits here and not in Go, so that it can be killed and occupies no Go processor.
 #include "p1.h"
 #include <stdlib.h>
 
@@ -21,7 +21,7 @@ int p1_room_dir_name(call *c) {
   return OK;
 }
 
-// name_of takes a path apart: the name of a channel in the guest's memory. "./NAME" is one too.
+// name_of splits a path: it returns the name of a channel, in the guest's memory. "./NAME" is valid too.
 static int name_of(call *c, uint32_t at, uint32_t n, const uint8_t **name, uint32_t *len) {
   enum { MAX_NAME = 255 };
   if (!fits(c, at, n)) return EFAULT_;
@@ -48,7 +48,7 @@ int p1_channel_open(call *c) {
   int error = name_of(c, arg(c, 2), arg(c, 3), &name, &len);
   if (error) return error;
   if (!fits(c, at, 4)) return EFAULT_;
-  if (len == 1 && *name == '.') return ENOTSUP_; // there is nothing to list
+  if (len == 1 && *name == '.') return ENOTSUP_; // the directory cannot be listed
   int modes = (rights & RIGHT_READ ? CAN_READ : 0) | (rights & RIGHT_WRITE ? CAN_WRITE : 0);
   if (flags & IS_DIRECTORY) return ENOTDIR_;
   if (flags & EXCLUSIVE) return EEXIST_;
@@ -89,7 +89,7 @@ bool p1_channel_ready(call *c, const tw_fd *d, int mode) {
   return ready;
 }
 
-// vectors checks the vectors of a read or write, and gives their sum.
+// vectors checks the vectors of a read or write, and returns their total size.
 static int vectors(call *c, uint64_t *sum) {
   uint32_t at = arg(c, 1), n = arg(c, 2);
   *sum = 0;
@@ -103,8 +103,9 @@ static int vectors(call *c, uint64_t *sum) {
   return OK;
 }
 
-// once reads into a vector or publishes a message: it gives what Go gives, a length or a negative error. A guest that gets on
-// with messages does not stand back: to change that for each of them would cost more than they do.
+// once reads into a vector or publishes a message. It returns Go's result: a length or a negative error. A guest that
+// gets messages stops yielding until it has computed for long again, because switching for each message would cost more
+// than the message.
 static int64_t once(call *c, const tw_fd *d, int mode, uint8_t *p, size_t n, bool more) {
   int64_t paused = tw_pause(c->i);
   int64_t k = mode == CAN_READ ? twChannelRead(c->i->go_, (int)d->n, p, n, more) : twChannelWrite(c->i->go_, (int)d->n, p, n);
@@ -113,9 +114,9 @@ static int64_t once(call *c, const tw_fd *d, int mode, uint8_t *p, size_t n, boo
   return k;
 }
 
-// patiently is once, but it waits where once would have to.
+// patiently is like once, but waits where once would return EAGAIN.
 static int64_t patiently(call *c, const tw_fd *d, int mode, uint8_t *p, size_t n) {
-  enum { AGAIN = 200 * 1000 * 1000 }; // ns: room can also come by the passing of time
+  enum { AGAIN = 200 * 1000 * 1000 }; // ns; room can also appear just because time passes
   for (;;) {
     uint32_t seen = tw_seen(c->i);
     if (tw_over(c->i)) return ENDED;
@@ -137,13 +138,13 @@ int p1_channel_read(call *c, tw_fd *d) {
     if (n == ENDED) return ENDED;
     if (n < 0) return (int)-n;
     got += (uint64_t)n;
-    if ((uint64_t)n < len) break; // the message ends here
+    if ((uint64_t)n < len) break; // end of the message
   }
   return put32(c, arg(c, 3), (uint32_t)got), OK;
 }
 
 int p1_channel_write(call *c, tw_fd *d) {
-  enum { MAX_MESSAGE = 16 << 20 }; // as the frames have it
+  enum { MAX_MESSAGE = 16 << 20 }; // the limit of the frames
   uint64_t sum;
   int error = vectors(c, &sum);
   if (error) return error;
@@ -154,7 +155,7 @@ int p1_channel_write(call *c, tw_fd *d) {
     uint32_t len = get32(c, at + 4);
     if (!len) continue;
     uint8_t *from = c->mem + get32(c, at);
-    if (len == sum) { // the message is in one piece
+    if (len == sum) { // the message is contiguous
       p = from;
       break;
     }

@@ -1,9 +1,9 @@
-// Directories and files of guests of preview 1: what concerns them is passed on to the engine's, whose descriptors have other
-// numbers. Each holds one of the worker's, so they are counted: what is one too many is EMFILE.
+// Directories and files of preview 1 guests: calls are passed on to wasmtime's WASI, whose descriptors have other
+// numbers. Each uses one of the worker's descriptors, so they are counted; beyond the limit, opening fails with EMFILE.
 //
-// The engine's functions find the memory of the guest by who calls them: an instance that exports it. So each such guest
-// has a second, tiny one (forwarder.go), which has the guest's memory and calls what it is told to. It is made when it is needed
-// for the first time.
+// Wasmtime's functions find the guest's memory through their caller, which must be an instance that exports it. So each
+// such guest gets a second, tiny instance (forwarder.go), which imports and exports the guest's memory and passes the
+// calls on. It is made on first use.
 #include "p1.h"
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@ static const char preview1[] = "wasi_snapshot_preview1";
 
 static bool took(call *c, wasmtime_error_t *e, wasm_trap_t *t) { return tw_took(c->i, e, t); }
 
-// imports are what the second instance imports: the memory, and all functions that are passed on, in their order.
+// imports collects the imports of the second instance: the memory, and all functions that are passed on, in order.
 static size_t imports(tw_inst *i, wasmtime_memory_t memory, wasmtime_extern_t *all) {
   const char *name, *params;
   uint32_t fds;
@@ -43,7 +43,7 @@ static bool prepare(call *c) {
   return true;
 }
 
-// function_named is the number of a function.
+// function_named returns the number of a function.
 static uint32_t function_named(const char *want) {
   const char *name, *params;
   uint32_t fds, k = 0;
@@ -69,7 +69,8 @@ int p1_pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
 
 enum { STAT = 64, STAT_TYPE = 16, STAT_SIZE = 32 }; // a filestat of preview 1
 
-// ask calls a function whose last parameter is where a filestat goes: a place in the guest's memory, which is as before afterwards.
+// ask calls a function that writes a filestat to its last parameter. It uses a place in the guest's memory, and
+// restores the contents.
 static int ask(call *c, const char *function, wasmtime_val_raw_t *v, uint32_t nparams, uint32_t at, uint8_t *stat) {
   uint8_t was[STAT];
   call asking = *c;
@@ -81,8 +82,9 @@ static int ask(call *c, const char *function, wasmtime_val_raw_t *v, uint32_t np
   return error;
 }
 
-// may_open lets a guest open files and directories only. To open a pipe waits for its other end, on a thread of the engine's, of
-// which there are some for all guests. A path that cannot be asked for is left to the call that opens it.
+// may_open lets a guest open only files and directories. Opening a pipe waits for its other end, on one of wasmtime's
+// threads, of which there is a limited number for all guests. If the path cannot be checked, the call that opens it
+// reports the error.
 static int may_open(call *c) {
   enum { PATH = 2, LENGTH = 3 };
   uint8_t stat[STAT];
@@ -96,8 +98,8 @@ static int may_open(call *c) {
   return type == REGULAR_FILE || type == DIRECTORY || type == SYMBOLIC_LINK ? OK : EPERM_;
 }
 
-// p1_pass_list has a directory listed. The engine reads all of it for each call, into some times the memory that it takes on disk,
-// which is counted for that time.
+// p1_pass_list lists a directory. For each call, wasmtime reads the whole directory into several times its size on
+// disk, so that memory is counted during the call.
 int p1_pass_list(call *c, uint32_t function, uint32_t nparams) {
   enum { LISTED = 8 };
   uint8_t stat[STAT];
@@ -128,8 +130,8 @@ int p1_pass_open(call *c, uint32_t function, uint32_t nparams) {
   return put32(c, at, number), OK;
 }
 
-// p1_pass_remove passes the path on without slashes at its end, which the engine has for invalid, while they only say once more that
-// it is a directory's.
+// p1_pass_remove removes slashes at the end of the path before passing it on, because wasmtime takes them for invalid.
+// They only mean that the path is a directory.
 int p1_pass_remove(call *c, uint32_t function, uint32_t nparams) {
   enum { PATH = 1, LENGTH = 2 };
   uint32_t at = arg(c, PATH), n = arg(c, LENGTH);

@@ -1,9 +1,9 @@
-// poll_oneoff of preview 1: a guest waits for clocks, its standard input and channels together.
+// poll_oneoff of preview 1: a guest waits for clocks, its standard input and channels at the same time.
 #include "p1.h"
 
 enum { SUBSCRIPTION = 48, EVENT = 32, CLOCK = 0, FD_READ_READY = 1, HANGUP = 1, ABSOLUTE = 1 };
 
-// deadline_of gives when a subscription of a clock is due, on the monotonic clock.
+// deadline_of computes when a clock subscription is due, on the monotonic clock.
 static int deadline_of(call *c, uint32_t sub, int64_t now, int64_t *due) {
   uint64_t timeout = get64(c, sub + 24), clock;
   if (!p1_clock(get32(c, sub + 16), false, &clock)) return EINVAL_;
@@ -23,8 +23,8 @@ static void event(call *c, uint32_t sub, uint32_t *n, int error, bool hangup) {
   ++*n;
 }
 
-// streams_ready tells events of streams: output to streams never makes anybody wait, input does if there is a standard input;
-// channels know.
+// streams_ready writes events for streams and channels that are ready. Output to streams is always ready, and so is
+// input without a standard input.
 static uint32_t streams_ready(call *c, uint32_t subs, uint32_t n, bool input) {
   uint32_t events = 0;
   for (uint32_t k = 0; k < n; k++) {
@@ -41,7 +41,7 @@ static uint32_t streams_ready(call *c, uint32_t subs, uint32_t n, bool input) {
   return events;
 }
 
-// waits_for tells which kinds of descriptors are among what the guest waits for (bits), for reading or for writing.
+// waits_for returns a bit mask of the kinds of descriptors that the guest waits to read, or to write.
 static uint32_t waits_for(call *c, uint32_t subs, uint32_t n, bool reading) {
   uint32_t kinds = 0;
   for (uint32_t k = 0; k < n; k++) {
@@ -52,7 +52,7 @@ static uint32_t waits_for(call *c, uint32_t subs, uint32_t n, bool reading) {
   return kinds;
 }
 
-// clocks_due tells events of clocks that were due first.
+// clocks_due writes events for the clocks that were due first.
 static uint32_t clocks_due(call *c, uint32_t subs, uint32_t n, int64_t now, int64_t first) {
   uint32_t events = 0;
   int64_t due;
@@ -65,9 +65,9 @@ static uint32_t clocks_due(call *c, uint32_t subs, uint32_t n, int64_t now, int6
 
 static int64_t sooner(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// wait_streams waits for something to happen to streams and channels, and gives their events: none when it is time.
-// Whoever waits for both looks at the streams every few milliseconds, and whoever waits for room looks now and then, since
-// that can also come by the passing of time.
+// wait_streams waits for streams and channels, and writes their events, or none if the time is up. A guest that waits
+// for both is polled every few milliseconds. A guest that waits for room is polled now and then, because room can also
+// appear just because time passes.
 static int wait_streams(call *c, uint32_t subs, uint32_t n, int64_t first, uint32_t *events) {
   enum { BOTH = 5 * 1000 * 1000, NOW_AND_THEN = 200 * 1000 * 1000 }; // ns
   uint32_t reads = waits_for(c, subs, n, true), writes = waits_for(c, subs, n, false);

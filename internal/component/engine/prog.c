@@ -103,7 +103,7 @@ static bool take32(check *c, uint32_t *v) {
   return true;
 }
 
-// tw_utf8 holds to table 3-7 of the Unicode standard: no overlong forms, no surrogates, nothing above U+10FFFF.
+// tw_utf8 follows table 3-7 of the Unicode standard: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool tw_utf8(const uint8_t *s, size_t n) {
   const uint8_t *end = s + n;
   while (s < end) {

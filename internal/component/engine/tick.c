@@ -1,4 +1,4 @@
-// Clocks, the epoch ticker, accounts, and what a guest's thread does at a tick.
+// Clocks, the epoch ticker, accounts, and the work of a guest's thread at a tick.
 #define _GNU_SOURCE
 #include "tw.h"
 #include <errno.h>
@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #define TICK 10000000          // ns
-#define LINGER 100             // ticks that the ticker goes on without guests, to save them its waking
-#define LONG_HOST_CALL 1000000 // ns; a host call that takes more has waited, and waiting is not computing
+#define LINGER 100             // ticks that the ticker continues without guests, to avoid waking it for the next one
+#define LONG_HOST_CALL 1000000 // ns; a longer host call has waited, and waiting does not count as computing
 #define MAX_ENGINES 64
 
 static int64_t ns(clockid_t clock) {
@@ -31,11 +31,11 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t awake = PTHREAD_COND_INITIALIZER;
 static wasm_engine_t *engines[MAX_ENGINES];
 static int nengines, parked;
-static int64_t active; // guests that run
+static int64_t active; // number of running guests
 
-// How guests that compute for long stand back: as SCHED_IDLE threads, if we may undo that (RLIMIT_NICE allows nice 0, or
-// CAP_SYS_NICE); else by a long slice, so that those who wake up come first (Linux 6.12), and by sleeping when others
-// want the processor.
+// How guests that compute for long yield to others: as SCHED_IDLE threads, if we may undo that (RLIMIT_NICE allows nice
+// 0, or CAP_SYS_NICE). Otherwise they get a long slice, so that waking threads come first (Linux 6.12), and sleep when
+// other threads want the processor.
 enum { UNKNOWN, IDLE, POLITE };
 static int standing_back;
 
@@ -44,7 +44,7 @@ static int idle(bool on) {
   return sched_setscheduler(0, on ? SCHED_IDLE : SCHED_OTHER, &none);
 }
 
-static void slice(uint64_t ns) { // 0: the system's
+static void slice(uint64_t ns) { // 0: the system's default
   struct {
     uint32_t size, policy;
     uint64_t flags;
@@ -62,7 +62,7 @@ static void stand_back(bool on) {
   else slice(on ? 100000000 : 0);
 }
 
-// try_idle has a thread of its own, which may be left as it is.
+// try_idle runs on its own thread, which may stay SCHED_IDLE.
 static void *try_idle(void *arg) {
   *(int *)arg = idle(true) || idle(false) ? POLITE : IDLE;
   return NULL;
@@ -75,8 +75,8 @@ static bool killed(tw_inst *i) {
   return k == TW_FOREVER || k == i->seq;
 }
 
-// idlers are the guests that stand back as SCHED_IDLE threads. On a machine with nothing to spare these would not get to notice
-// their own end, so the ticker takes those that are to end out of the class.
+// idlers are the guests that yield as SCHED_IDLE threads. On a fully loaded machine, such a thread would not run to
+// notice that its guest must end. So the ticker takes it out of SCHED_IDLE.
 static pthread_mutex_t idlers_mu = PTHREAD_MUTEX_INITIALIZER;
 static tw_inst *idlers;
 
@@ -109,7 +109,7 @@ static void *tick(void *arg) {
   return NULL;
 }
 
-// start makes a thread that no signal reaches: they are for the threads of Go.
+// start starts a thread with all signals blocked, because signals must reach Go's threads.
 static int start(pthread_t *t, void *(*run)(void *), void *arg) {
   sigset_t all, old;
   sigfillset(&all);
@@ -178,8 +178,8 @@ void tw_give(tw_account *a, int what, int64_t n) {
   for (; a; a = a->within) __atomic_sub_fetch(&a->held[what], n, __ATOMIC_RELAXED);
 }
 
-// owed adds what has been computed, and gives how long the thread has to sleep for it. What a period is overdrawn by
-// is taken from the next ones.
+// owed adds computed time and returns how long the thread must sleep for it. Time beyond the quota of a period is taken
+// from the next ones.
 static int64_t owed(tw_account *a, int64_t now, int64_t computed) {
   __atomic_fetch_add(&a->cpu, computed, __ATOMIC_RELAXED);
   int64_t debt = 0;
@@ -228,7 +228,7 @@ bool tw_over(tw_inst *i) {
 
 uint32_t tw_seen(tw_inst *i) { return __atomic_load_n(&i->wake, __ATOMIC_SEQ_CST); }
 
-// give_way has the guest's thread stand back, or not any more.
+// give_way makes the guest's thread start or stop to yield.
 static void give_way(tw_inst *i, bool on) {
   if (standing_back == IDLE) {
     pthread_mutex_lock(&idlers_mu);
@@ -245,7 +245,7 @@ static void give_way(tw_inst *i, bool on) {
   stand_back(on);
 }
 
-// rest sleeps until it is time, the guest is killed, or somebody has called tw_wake since it was seen.
+// rest sleeps until the time, until the guest is killed, or until tw_wake is called after tw_seen.
 static void rest(tw_inst *i, int64_t ns, uint32_t seen) {
   struct timespec t = {ns / 1000000000, ns % 1000000000};
   if (tw_ended(i)) return;
@@ -290,8 +290,8 @@ void tw_wake(tw_inst *i) {
   if (__atomic_load_n(&i->waits, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &i->wake, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-// computed accounts for what the guest has run since the last time. The clock of a thread's CPU time is a system call, so
-// it is asked only of calls that see a tick: until then the time that has passed stands for it.
+// computed accounts the CPU time since its last call. Reading a thread's CPU clock is a system call, so this is only
+// done for calls that have seen a tick. Until then the elapsed time is used.
 static void computed(tw_inst *i, bool more) {
   int64_t now = tw_now(), cpu = i->on_cpu_clock || more ? ns(CLOCK_THREAD_CPUTIME_ID) : 0, debt;
   int64_t used = i->on_cpu_clock ? cpu - i->mark : now - i->mark;
@@ -302,19 +302,19 @@ static void computed(tw_inst *i, bool more) {
     __atomic_fetch_add(&i->account->throttled, tw_sleep(i, debt), __ATOMIC_RELAXED);
 }
 
-// let_others lets the thread sleep if it was made to give way since the last tick, and longer each time: so it takes but
-// a small part of a processor that others want too, and all of one that nobody wants.
+// let_others makes the thread sleep if it was preempted since the last tick, longer each time. So it uses only a small
+// part of a processor that others want, and all of one that nothing else uses.
 static void let_others(tw_inst *i) {
   struct rusage u;
   getrusage(RUSAGE_THREAD, &u);
   bool wanted = i->preempted && u.ru_nivcsw != i->preempted;
   i->preempted = u.ru_nivcsw;
-  int64_t most = i->command ? 1 : 15; // a command computes for its living
+  int64_t most = i->command ? 1 : 15; // commands are expected to compute
   i->back_off = !wanted ? 0 : i->back_off >= most ? most : i->back_off * 2 + 1;
   if (wanted) tw_sleep(i, i->back_off * TICK);
 }
 
-// seen notes when the guest was last known to run; 0: it is in a host function, or sleeps.
+// seen records when the guest was last known to run, or 0 while it is in a host function or sleeps.
 static void seen(tw_inst *i, int64_t now) { __atomic_store_n(&i->seen, now, __ATOMIC_RELAXED); }
 
 void tw_enter(tw_inst *i) {
@@ -359,7 +359,7 @@ void tw_kill(tw_inst *i, uint64_t seq) {
   tw_wake(i);
 }
 
-// A host function holds locks that others wait for, so it runs as all do.
+// A host function can hold locks that others wait for, so it must not yield.
 int64_t tw_pause(tw_inst *i) {
   if (i->demoted) give_way(i, false);
   guest_ends();
