@@ -1,12 +1,11 @@
-// Command tripod-wasm is the program that runs guests: the Wasm worker of a node, and the compiler of components. The
-// daemon starts it.
+// Command tripod-wasm runs guests: it is the Wasm worker of a node, and the compiler of components. The daemon starts it.
 //
 //	tripod-wasm worker CONFIG      serve pods until SIGTERM
 //	tripod-wasm compile CONFIG     compile the component on standard input to standard output
 //	tripod-wasm fingerprint        print what compiled code depends on besides the component
 //	tripod-wasm version
 //
-// It is the one program of the project with cgo.
+// It is the only program of the project with cgo.
 package main
 
 import (

@@ -51,7 +51,8 @@ type notRunning struct{ id string }
 func (e *notRunning) Error() string { return "container " + e.id + " has ended" }
 func (e *notRunning) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// UpdateContainer implements sandbox.Updater. A container that does not run takes its limits from its configuration later.
+// UpdateContainer implements sandbox.Updater. A container that does not run takes its limits from its configuration
+// later.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {

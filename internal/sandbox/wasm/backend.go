@@ -28,8 +28,8 @@ import (
 
 // Config says where the backend keeps things and how it runs components.
 type Config struct {
-	// Root holds compiled code and the node's certificate authority and must survive a reboot. RunDir holds the pods' files and
-	// the workers' sockets and must not.
+	// Root holds compiled code and the node's certificate authority and must survive a reboot. RunDir holds the pods'
+	// files and the workers' sockets and must not.
 	Root, RunDir string
 	// Program is the path of tripod-wasm; empty: it is beside the executable of this process, or in PATH.
 	Program string
@@ -37,21 +37,21 @@ type Config struct {
 	Workers WorkerMode
 	// UID and GID are what workers and compilers run as.
 	UID, GID int
-	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent, a path (cgroupfs) or the name of a slice (systemd), is the parent of
-	// shared workers, and of those of pods that name no parent.
+	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent, a path (cgroupfs) or the name of a slice (systemd), is the
+	// parent of shared workers, and of those of pods that name no parent.
 	CgroupDriver, CgroupParent string
 	// LabelPrefix is the prefix of the labels that name a component and of the annotations that say how it is served.
 	LabelPrefix string
 	// LogSizeMax bounds the log file of a container, in bytes; 0: no bound.
 	LogSizeMax int64
-	// Instances bounds the live instances of guests in one worker, MaxMemory each linear memory in bytes; 0: the worker's
-	// defaults.
+	// Instances bounds the live instances of guests in one worker, MaxMemory each linear memory in bytes; 0: the
+	// worker's defaults.
 	Instances int
 	MaxMemory uint64
 	// Connections bounds those of each pod.
 	Connections connlimit.Config
-	// Holdings bound what the guests of one pod hold in their worker, Concurrency what a pod's annotation may request; 0: no
-	// bound.
+	// Holdings bound what the guests of one pod hold in their worker, Concurrency what a pod's annotation may request;
+	// 0: no bound.
 	Holdings    Holdings
 	Concurrency int
 	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
@@ -90,8 +90,8 @@ type ImageStore interface {
 	Get(ctx context.Context, refOrID string) (image.Image, error)
 	// List lists all images.
 	List(ctx context.Context) ([]image.Image, error)
-	// Hold keeps the blobs of an image, even if it is removed, until Unhold of the same key. Holds lists all keys, those of other
-	// users included.
+	// Hold keeps the blobs of an image, even if it is removed, until Unhold of the same key. Holds lists all keys,
+	// those of other users included.
 	Hold(ctx context.Context, key, imageID string) error
 	Unhold(ctx context.Context, key string) error
 	Holds(ctx context.Context) ([]string, error)
@@ -156,8 +156,8 @@ func (c *Config) findProgram() (err error) {
 	return err
 }
 
-// Open creates the directories and finds the program. If the configuration names no program and none is found, the error is
-// errdefs.ErrNotFound. Workers start when pods need them. ctx bounds this call only.
+// Open creates the directories and finds the program. If the configuration names no program and none is found, the
+// error is errdefs.ErrNotFound. Workers start when pods need them. ctx bounds this call only.
 func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	cfg := setup{c.withDefaults(), s}
 	if cfg.Logger == nil {
@@ -358,8 +358,8 @@ func (b *Backend) hasPods(scope string) bool {
 	return false
 }
 
-// busy reports whether a worker must outlive the daemon: its scope has pods, or it runs a pod of another scope, which started
-// before the configuration changed.
+// busy reports whether a worker must outlive the daemon: its scope has pods, or it runs a pod of another scope, which
+// started before the configuration changed.
 func (b *Backend) busy(w *worker) bool {
 	if b.hasPods(w.scope) {
 		return true

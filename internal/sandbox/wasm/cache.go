@@ -30,8 +30,8 @@ var (
 //	<dir>/<half the digest of the component>/<hash of the fingerprint>.code    machine code
 //	                                                        .json    entry: its checksum, written after it
 //
-// A file without a matching entry is not trusted: the component is compiled again. If the disk cannot be written, code stays
-// in memory until it is loaded.
+// A file without a matching entry is not trusted: the component is compiled again. If the disk cannot be written, code
+// stays in memory until it is loaded.
 type cache struct {
 	dir      string
 	compiler *compiler
@@ -67,8 +67,8 @@ func newCache(cfg setup, compiler *compiler) *cache {
 // source opens the binary of a component that must be compiled.
 type source func(ctx context.Context) (*os.File, error)
 
-// open returns the code of a component, verified and at its beginning. It compiles the component if needed; concurrent callers
-// share one compilation, which is cancelled when the last of them gives up.
+// open returns the code of a component, verified and at its beginning. It compiles the component if needed; concurrent
+// callers share one compilation, which is cancelled when the last of them gives up.
 func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
@@ -156,7 +156,8 @@ func (c *cache) make(ctx context.Context, digest, engine string, component sourc
 	return code, nil
 }
 
-// entryDir is the directory of a component's code, named after the first half of its digest; the entry has the whole digest.
+// entryDir is the directory of a component's code, named after the first half of its digest; the entry has the whole
+// digest.
 func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, shortName(digest)) }
 
 func (c *cache) file(digest, engine, kind string) string {

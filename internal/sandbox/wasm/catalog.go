@@ -27,7 +27,8 @@ type component struct {
 	used time.Time
 }
 
-// codeName is the name of the component in workers. The same binary with other descriptors or services is another component.
+// codeName is the name of the component in workers. The same binary with other descriptors or services is another
+// component.
 func codeName(a *artifact.Artifact, description string) string {
 	return strings.Join(append([]string{a.Wasm.Digest.String(), description}, a.Services...), "+")
 }
@@ -54,13 +55,14 @@ func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) 
 	return nil
 }
 
-// holdMark is the prefix of our holds on images. There is one hold for each image in use, not for each container, because each
-// costs a commit of the image store.
+// holdMark is the prefix of our holds on images. There is one hold for each image in use, not for each container,
+// because each costs a commit of the image store.
 const holdMark = "wasm-"
 
 func holdOf(imageID string) string { return holdMark + shortName(imageID) }
 
-// catalog caches the components of images. It holds their blobs while containers run from them, even if the image is removed.
+// catalog caches the components of images. It holds their blobs while containers run from them, even if the image is
+// removed.
 type catalog struct {
 	images ImageStore
 
@@ -89,7 +91,8 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 	})
 }
 
-// recall returns the component of a container that exists, perhaps since a previous daemon: its image may have been removed.
+// recall returns the component of a container that exists, perhaps since a previous daemon: its image may have been
+// removed.
 func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description string) (*component, error) {
 	found, err := c.once(ctx, a.ImageID, func() (*component, error) {
 		found := &component{artifact: a}
@@ -142,8 +145,8 @@ func (c *catalog) learn(imageID string, look func() (*component, error)) (*compo
 	return found, nil
 }
 
-// release drops the holds on images that no container runs from. Images that were requested after since stay: their container may
-// be about to be created.
+// release drops the holds on images that no container runs from. Images that were requested after since stay: their
+// container may be about to be created.
 func (c *catalog) release(ctx context.Context, inUse map[string]bool, since time.Time) error {
 	held, err := c.images.Holds(ctx)
 	if err != nil {

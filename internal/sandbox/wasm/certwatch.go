@@ -9,12 +9,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// settleTime is how long a mount with a certificate must be unchanged before it is read again: a Secret is replaced by one
-// rename, a file in an editor by many writes.
+// settleTime is how long a mount with a certificate must be unchanged before it is read again: a Secret is replaced by
+// one rename, a file in an editor by many writes.
 const settleTime = 200 * time.Millisecond
 
-// certWatcher reports changes to the certificate files of running containers. One inotify instance serves all, because the
-// kernel allows a user only few (fs.inotify.max_user_instances).
+// certWatcher reports changes to the certificate files of running containers. One inotify instance serves all, because
+// the kernel allows a user only few (fs.inotify.max_user_instances).
 type certWatcher struct {
 	log     *slog.Logger
 	notify  *fsnotify.Watcher
@@ -136,8 +136,8 @@ func (b *Backend) followCertificate(id string, l *life) {
 	b.watcher.follow(id, hostPathOf(l.container.Config.GetMounts(), o.tls))
 }
 
-// certificateChanged gives a running container the current certificate of its mount. If that is invalid, the previous one stays
-// in use.
+// certificateChanged gives a running container the current certificate of its mount. If that is invalid, the previous
+// one stays in use.
 func (b *Backend) certificateChanged(id string) {
 	h := b.ledger.Loaded(id)
 	if h == nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// compiler runs `tripod-wasm compile` in an unprivileged process: a component is foreign bytes, and its author decides what its
-// compilation costs.
+// compiler runs `tripod-wasm compile` in an unprivileged process: a component is foreign bytes, and its author decides
+// what its compilation costs.
 type compiler struct {
 	cfg Config
 	// slots bounds the concurrent compilations: each can take hundreds of megabytes.
@@ -56,9 +56,9 @@ func askFingerprint(cfg Config) (string, error) {
 	return line, nil
 }
 
-// unprivileged is a command that runs tripod-wasm as the unprivileged user, in namespaces of its own, without the daemon's
-// environment. It starts the program by a descriptor, because that user may lack access to the program's directory. The caller
-// closes the command's ExtraFiles.
+// unprivileged is a command that runs tripod-wasm as the unprivileged user, in namespaces of its own, without the
+// daemon's environment. It starts the program by a descriptor, because that user may lack access to the program's
+// directory. The caller closes the command's ExtraFiles.
 func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	fd, err := unix.Open(c.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -89,8 +89,8 @@ func noted(err error) error {
 // guestlessEnv is the environment of our programs: it has nothing of the daemon's.
 func guestlessEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
 
-// compile compiles a component into a memory file, so that the compiler gets no file of ours. A fault of the component is
-// errdefs.ErrInvalidArgument in the compiler's words.
+// compile compiles a component into a memory file, so that the compiler gets no file of ours. A fault of the component
+// is errdefs.ErrInvalidArgument in the compiler's words.
 func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File, err error) {
 	select {
 	case c.slots <- struct{}{}:
@@ -117,8 +117,8 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 	return code, seal(code)
 }
 
-// run runs one child process. The kernel kills it when its parent thread ends. This goroutine keeps that thread to itself, so the
-// child does not outlive the daemon.
+// run runs one child process. The kernel kills it when its parent thread ends. This goroutine keeps that thread to
+// itself, so the child does not outlive the daemon.
 func (c *compiler) run(ctx context.Context, component, code *os.File) (said []byte, err error) {
 	config, err := json.Marshal(workerapi.CompileConfig{
 		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,

@@ -39,8 +39,8 @@ func named(values map[string]string, prefix string) componentName {
 	}
 }
 
-// checkImage compares the image with the name in the pod's labels, which determine the image: the manifest's annotations must
-// have the same name, or the last parts of the reference must spell it.
+// checkImage compares the image with the name in the pod's labels, which determine the image: the manifest's
+// annotations must have the same name, or the last parts of the reference must spell it.
 func checkImage(wanted componentName, annotations map[string]string, prefix string, references []string) error {
 	if says := named(annotations, prefix); says != (componentName{}) {
 		if says == wanted {
@@ -106,7 +106,8 @@ func derive(references []string) componentName {
 	return componentName{}
 }
 
-// versionOf is the tag as a SemVer 2.0 version: v1.2 is 1.2.0, and a tag that is no version becomes a pre-release of 0.0.0.
+// versionOf is the tag as a SemVer 2.0 version: v1.2 is 1.2.0, and a tag that is no version becomes a pre-release of
+// 0.0.0.
 func versionOf(ref reference.Named) string {
 	tagged, ok := ref.(reference.Tagged)
 	if !ok {

@@ -20,8 +20,9 @@ var (
 	fpCreated  = failpoint.New("wasm.create-container.created")
 )
 
-// CreateContainer implements sandbox.Backend: the component is found, held against the pod's labels, compiled and loaded
-// into the worker, which checks that it exports what its descriptors promise. What is wrong with it is found here.
+// CreateContainer implements sandbox.Backend: the component is found, held against the pod's labels, compiled and
+// loaded into the worker, which checks that it exports what its descriptors promise. What is wrong with it is found
+// here.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	comp, err := b.catalog.find(ctx, c.ImageID)
 	if err != nil {
@@ -70,8 +71,8 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	return derive(refs).String(), true, nil
 }
 
-// prepare makes sure that the component can run: it compiles the component and, if the worker exists already, loads it. This
-// executes no guest. A component that must not run in a shared worker is detected here, and gets its own.
+// prepare makes sure that the component can run: it compiles the component and, if the worker exists already, loads it.
+// This executes no guest. A component that must not run in a shared worker is detected here, and gets its own.
 func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) error {
 	scope := b.scopeOf(p)
 	if isOwn(scope) {
@@ -97,8 +98,8 @@ func (b *Backend) source(a *artifact.Artifact) source {
 	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, b.cfg.Images) }
 }
 
-// load makes sure that a worker has a component. If the worker refuses the code as damaged or another engine's, load compiles
-// the component again, once.
+// load makes sure that a worker has a component. If the worker refuses the code as damaged or another engine's, load
+// compiles the component again, once.
 func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
 	loaded, err := b.loadOnce(ctx, w, a, description)
 	if errdefs.IsFailedPrecondition(err) {

@@ -14,17 +14,17 @@
 //	           │ pidfd and connection: the two witnesses of a worker's end
 //	           └─ one per node, per namespace or per pod
 //
-// <key> is the pod's ID if that is 64 hexadecimal digits, otherwise its SHA-256 (names.go): the ID of a pod with a component
-// name can be longer than a file name may be.
+// <key> is the pod's ID if that is 64 hexadecimal digits, otherwise its SHA-256 (names.go): the ID of a pod with a
+// component name can be longer than a file name may be.
 //
-// A container's worker knows what the container is doing, and remembers its exit until the daemon removes it. The files say
-// what was ordered (created, started in which worker, exited), so that a daemon that was killed at any line can tell a
-// container that never started from one whose worker died. They are on a tmpfs and are not synced: a crash that loses the
-// page cache ends the workers as well.
+// A container's worker knows what the container is doing, and remembers its exit until the daemon removes it. The files
+// say what was ordered (created, started in which worker, exited), so that a daemon that was killed at any line can
+// tell a container that never started from one whose worker died. They are on a tmpfs and are not synced: a crash that
+// loses the page cache ends the workers as well.
 //
-// Compiled code is machine code that a worker will execute. A worker loads only what this daemon wrote: the cache is closed
-// to others, and each file is compared with the checksum in its description before every load (faults I7). The compiler
-// reads foreign bytes, so it is a process of its own, without rights (faults I6).
+// Compiled code is machine code that a worker will execute. A worker loads only what this daemon wrote: the cache is
+// closed to others, and each file is compared with the checksum in its description before every load (faults I7). The
+// compiler reads foreign bytes, so it is a process of its own, without rights (faults I6).
 //
 // The package must not import the engine (it is pure Go), decide states (the node does), or answer requests of the data
 // plane: they never pass through the daemon. (Requests at the node's own addresses do, see Route.)

@@ -123,8 +123,8 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return fpStopped.Hit(ctx)
 }
 
-// endLife has the worker end the container and returns when that is recorded. When the connection breaks meanwhile, either
-// the worker has died, and its pods with it, or the order is repeated over the next connection.
+// endLife has the worker end the container and returns when that is recorded. When the connection breaks meanwhile,
+// either the worker has died, and its pods with it, or the order is repeated over the next connection.
 func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Duration) error {
 	for deadline := time.Now().Add(grace); ; {
 		status, err := l.worker.conn().Stop(ctx, h.ID, max(0, time.Until(deadline)))

@@ -31,8 +31,8 @@ const (
 	maxPEM = 1 << 20
 )
 
-// identityOf is the certificate of the pod's server; nil when TLS is off. renewAt is zero for a certificate from a mount, which we
-// do not renew.
+// identityOf is the certificate of the pod's server; nil when TLS is off. renewAt is zero for a certificate from a
+// mount, which we do not renew.
 func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, component string) (t *workerapi.TLS, renewAt time.Time, err error) {
 	switch o.tls {
 	case tlsOff:

@@ -31,8 +31,9 @@ const (
 	WorkerPerPod       WorkerMode = "pod"
 )
 
-// keeper owns the workers. A scope is the set of pods that share a worker; a worker's name is scope.N. Each scope has one
-// worker that takes new pods. Others in it were started from another version of the program (retired), or are ending.
+// keeper owns the workers. A scope is the set of pods that share a worker; a worker's name is scope.N. Each scope has
+// one worker that takes new pods. Others in it were started from another version of the program (retired), or are
+// ending.
 //
 //	scope   node | ns-<namespace> | pod-<key>
 type keeper struct {
@@ -194,8 +195,8 @@ func (k *keeper) keepLocked(w *worker) {
 	k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.follow(w) }))
 }
 
-// follow handles what a worker reports until it ends. Then it records the worker's pods as exited, and starts another worker
-// if pods need one.
+// follow handles what a worker reports until it ends. Then it records the worker's pods as exited, and starts another
+// worker if pods need one.
 func (k *keeper) follow(w *worker) {
 	w.watch(func(s workerapi.Status) { k.exited(w, s) }, k.spans, k.adopt)
 	if w.isParted() {
@@ -260,8 +261,8 @@ func (k *keeper) recover(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// takeOver connects to a worker of the previous daemon. It fails if the worker speaks another version of the protocol, or does
-// not answer.
+// takeOver connects to a worker of the previous daemon. It fails if the worker speaks another version of the protocol,
+// or does not answer.
 func (k *keeper) takeOver(ctx context.Context, w *worker) error {
 	ctx, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()

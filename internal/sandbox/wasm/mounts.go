@@ -18,8 +18,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// wantedMounts are the mounts that a guest gets: all but the single files that a kubelet mounts into every container and that no
-// guest can use.
+// wantedMounts are the mounts that a guest gets: all but the single files that a kubelet mounts into every container
+// and that no guest can use.
 func wantedMounts(config *runtimeapi.ContainerConfig) []*runtimeapi.Mount {
 	kubelets := []string{"/etc/hosts", sandbox.TerminationMessagePath(config)}
 	return slices.DeleteFunc(slices.Clone(config.GetMounts()), func(m *runtimeapi.Mount) bool {
@@ -69,8 +69,8 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, e
 	return opened, nil
 }
 
-// resolveOf says how the paths of a container's mounts are resolved. A kubelet's paths are trusted. The paths of a module were
-// checked against the directories that modules may have, so they must not contain links.
+// resolveOf says how the paths of a container's mounts are resolved. A kubelet's paths are trusted. The paths of a
+// module were checked against the directories that modules may have, so they must not contain links.
 func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 	if isModule(config) {
 		return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
@@ -78,8 +78,8 @@ func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 	return 0
 }
 
-// openMount opens a directory as a detached mount: from its root no ".." leads to the rest of the node, the kernel enforces
-// read-only, and device files do not work. The mount ends with its last descriptor.
+// openMount opens a directory as a detached mount: from its root no ".." leads to the rest of the node, the kernel
+// enforces read-only, and device files do not work. The mount ends with its last descriptor.
 func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, host, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
 	if err != nil {

@@ -19,20 +19,20 @@ import (
 // workerOverhead is what a worker needs for itself, in bytes, beyond the memory limit of its pod's guest.
 const workerOverhead = 64 << 20
 
-// place is the cgroup that a worker starts in; without a directory, the daemon's own. With the systemd driver only systemd
-// makes cgroups: workers then stay in the daemon's service, which does not kill them when it stops.
+// place is the cgroup that a worker starts in; without a directory, the daemon's own. With the systemd driver only
+// systemd makes cgroups: workers then stay in the daemon's service, which does not kill them when it stops.
 type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
 }
 
-// cgroupName marks a cgroup as ours. A name that is a pod's ID alone would be another backend's, which removes those that it
-// does not know.
+// cgroupName marks a cgroup as ours. A name that is a pod's ID alone would be another backend's, which removes those
+// that it does not know.
 func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
 
-// of is the worker's own cgroup below this one. It is named after the worker, not after the pod: the cgroup of the pod's
-// previous worker may be removed while the next one starts.
+// of is the worker's own cgroup below this one. It is named after the worker, not after the pod: the cgroup of the
+// pod's previous worker may be removed while the next one starts.
 func (p place) of(worker string) place {
 	if p.dir != "" {
 		p.dir = path.Join(p.dir, cgroupName(worker))
@@ -48,8 +48,8 @@ func (k *keeper) shared() place {
 	return place{tree: k.cgroups, dir: k.cgroups.Parent}
 }
 
-// own is the place of a pod's own worker: below the parent that the kubelet names, with the container's limits as far as the
-// kernel can enforce them on a process.
+// own is the place of a pod's own worker: below the parent that the kubelet names, with the container's limits as far
+// as the kernel can enforce them on a process.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}

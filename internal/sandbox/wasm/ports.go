@@ -43,12 +43,12 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 	return ports, nil
 }
 
-// udpBuffer is the size that quic-go recommends: smaller buffers lose packets when requests arrive in bursts. The kernel doubles
-// it, and allocates only what is needed.
+// udpBuffer is the size that quic-go recommends: smaller buffers lose packets when requests arrive in bursts. The
+// kernel doubles it, and allocates only what is needed.
 const udpBuffer = 7 << 20
 
-// widen sets a socket's buffers beyond net.core.rmem_max, which the worker may not do. Without CAP_NET_ADMIN the buffers stay
-// within the limit.
+// widen sets a socket's buffers beyond net.core.rmem_max, which the worker may not do. Without CAP_NET_ADMIN the
+// buffers stay within the limit.
 func widen(socket *os.File) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -60,8 +60,8 @@ func widen(socket *os.File) {
 	})
 }
 
-// forkTime is how long a closed socket may still be open in a child process: a child that is being started has copies of all
-// descriptors until it executes its program.
+// forkTime is how long a closed socket may still be open in a child process: a child that is being started has copies
+// of all descriptors until it executes its program.
 const forkTime = 500 * time.Millisecond
 
 // socket listens on all addresses of the namespace, of both families if it has both.

@@ -120,7 +120,8 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	return nil
 }
 
-// resync brings what is known of a worker's containers up to date after its connection broke: events may have been lost.
+// resync brings what is known of a worker's containers up to date after its connection broke: events may have been
+// lost.
 func (b *Backend) resync(ctx context.Context, w *worker) error {
 	list, err := w.conn().List(ctx)
 	if err != nil {

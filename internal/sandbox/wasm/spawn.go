@@ -34,8 +34,8 @@ var (
 // startTime is how long a worker may take to report that it is ready.
 const startTime = time.Minute
 
-// maxFiles is the limit of open files of a worker: a thousand pods with a thousand connections or files each, if the kernel
-// allows one process that many (fs.nr_open).
+// maxFiles is the limit of open files of a worker: a thousand pods with a thousand connections or files each, if the
+// kernel allows one process that many (fs.nr_open).
 func maxFiles() uint64 {
 	const wanted = 1 << 20
 	text, err := os.ReadFile("/proc/sys/fs/nr_open")
@@ -178,8 +178,8 @@ func listenUnix(dir, name string) (*os.File, error) {
 	return l.File()
 }
 
-// limitProcess sets a worker's limits besides memory and CPU. The worker may lower and restore its priority. It leaves no core
-// file, which would hold guests' data. A limit that we may not raise (CAP_SYS_RESOURCE) stays as it is.
+// limitProcess sets a worker's limits besides memory and CPU. The worker may lower and restore its priority. It leaves
+// no core file, which would hold guests' data. A limit that we may not raise (CAP_SYS_RESOURCE) stays as it is.
 func limitProcess(pid int) error {
 	files := maxFiles()
 	for resource, limit := range map[int]unix.Rlimit{
@@ -194,7 +194,8 @@ func limitProcess(pid int) error {
 	return nil
 }
 
-// awaitReady waits until the worker reports that it is ready. A pipe that ends without that means that the worker has ended.
+// awaitReady waits until the worker reports that it is ready. A pipe that ends without that means that the worker has
+// ended.
 func awaitReady(ctx context.Context, ready *os.File) error {
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -209,7 +210,8 @@ func awaitReady(ctx context.Context, ready *os.File) error {
 	}
 }
 
-// introduced finds the process of a worker by the process ID in its Hello, and checks that it is the worker of that name.
+// introduced finds the process of a worker by the process ID in its Hello, and checks that it is the worker of that
+// name.
 func (k *keeper) introduced(w *worker) (*process.Process, error) {
 	pid := w.conn().Hello().Pid
 	p, err := process.Open(pid)

@@ -120,14 +120,14 @@ func (b *Backend) leaveFormer(ctx context.Context, h *handle, s state, w *worker
 	return b.forgetIn(ctx, s.Worker, h.ID)
 }
 
-// undoBegin makes a container created again whose worker was not told to start it, or refused to. If the worker died meanwhile,
-// that is the container's end already.
+// undoBegin makes a container created again whose worker was not told to start it, or refused to. If the worker died
+// meanwhile, that is the container's end already.
 func undoBegin(h *handle, l *life) {
 	h.End(l, func(s *state) { s.Phase, s.StartedAt, s.RenewAt = ledger.Created, time.Time{}, time.Time{} })
 }
 
-// failStart records a start that failed. When its caller went away, the container is as it was created, and whatever came
-// of the order is taken back.
+// failStart records a start that failed. When its caller went away, the container is as it was created, and whatever
+// came of the order is taken back.
 func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
 	s, _ := h.Snapshot()
 	if ctx.Err() != nil {
@@ -140,7 +140,8 @@ func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
 	return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
 }
 
-// spec is all that the worker must know, with the files that it gets; the caller closes them, also when there is an error.
+// spec is all that the worker must know, with the files that it gets; the caller closes them, also when there is an
+// error.
 func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
 	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
 	if err != nil {
@@ -182,8 +183,8 @@ func servicesOf(loaded workerapi.Loaded) []string {
 	return slices.Compact(services)
 }
 
-// servicesOf are the full names of the gRPC services that a running container serves; nil when it does not run, or serves
-// none.
+// servicesOf are the full names of the gRPC services that a running container serves; nil when it does not run, or
+// serves none.
 func (b *Backend) servicesOf(containerID string) []string {
 	h, _, err := b.ledger.GetRun(containerID, containerID)
 	if err != nil {

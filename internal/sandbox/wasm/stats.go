@@ -15,11 +15,12 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// freshFor is how long the figures of a worker are reused: a kubelet asks for one pod after the other, and a worker answers for
-// all at once.
+// freshFor is how long the figures of a worker are reused: a kubelet asks for one pod after the other, and a worker
+// answers for all at once.
 const freshFor = 500 * time.Millisecond
 
-// figures caches the latest answers of the workers. A worker that does not answer delays only requests for its own pods.
+// figures caches the latest answers of the workers. A worker that does not answer delays only requests for its own
+// pods.
 type figures struct {
 	mu sync.Mutex
 	of map[*worker]*answer
@@ -51,8 +52,8 @@ func (f *figures) forget(w *worker) {
 	delete(f.of, w)
 }
 
-// figuresOf returns the figures of a running container. errdefs.ErrFailedPrecondition: the worker does not know it, so it has just
-// ended.
+// figuresOf returns the figures of a running container. errdefs.ErrFailedPrecondition: the worker does not know it, so
+// it has just ended.
 func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.Stats, error) {
 	a := b.figures.answerOf(l.worker)
 	select {
@@ -79,13 +80,13 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.
 	return s, nil
 }
 
-// shareOfWorker is the memory of a pod in its worker besides its guests', in bytes: sockets, a server and its goroutines.
-// TestIdleServerMemory of the data plane measures it. Without it an idle component would use nothing, and a metrics-server omits
-// a pod without memory.
+// shareOfWorker is the memory of a pod in its worker besides its guests', in bytes: sockets, a server and its
+// goroutines. TestIdleServerMemory of the data plane measures it. Without it an idle component would use nothing, and a
+// metrics-server omits a pod without memory.
 const shareOfWorker = 32 << 10
 
-// asCgroup is a container's figures in the form of a cgroup's: the guests' memory and the pod's share of its worker, and no page
-// cache.
+// asCgroup is a container's figures in the form of a cgroup's: the guests' memory and the pod's share of its worker,
+// and no page cache.
 func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 	f := stats.Figures{Time: s.Time}
 	f.CPU = s.CPUNanos

@@ -81,8 +81,8 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 	}
 }
 
-// sweep unloads code that no container needs from the workers, deletes code without an image or a container from the disk, and
-// releases the images of containers that are gone, except those that were requested after since.
+// sweep unloads code that no container needs from the workers, deletes code without an image or a container from the
+// disk, and releases the images of containers that are gone, except those that were requested after since.
 func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {

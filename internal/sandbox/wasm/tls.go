@@ -28,16 +28,16 @@ import (
 )
 
 const (
-	// authorityLife is the validity of the node's own authority, leafLife that of its certificates, which are renewed when a
-	// third is left.
+	// authorityLife is the validity of the node's own authority, leafLife that of its certificates, which are renewed
+	// when a third is left.
 	authorityLife = 10 * 365 * 24 * time.Hour
 	leafLife      = 30 * 24 * time.Hour
 	// backdated makes certificates valid for clients with a slow clock.
 	backdated = time.Hour
 )
 
-// authority is the node's certificate authority, for pods without a certificate of their own: <Root>/ca.crt and ca.key. It is
-// created when it is first needed.
+// authority is the node's certificate authority, for pods without a certificate of their own: <Root>/ca.crt and ca.key.
+// It is created when it is first needed.
 type authority struct {
 	dir string
 
@@ -52,7 +52,8 @@ func newAuthority(dir string) *authority { return &authority{dir: dir} }
 func (a *authority) certFile() string { return filepath.Join(a.dir, "ca.crt") }
 func (a *authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
 
-// issue makes a certificate for the addresses and names, with its key, both in PEM. Clients that trust ca.crt accept it.
+// issue makes a certificate for the addresses and names, with its key, both in PEM. Clients that trust ca.crt accept
+// it.
 func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -136,8 +136,8 @@ func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	return reasons.Namespaces(sc.GetNamespaceOptions())
 }
 
-// exclusiveCPUs reports whether a container was given CPUs of its own. With the static CPU manager a kubelet names CPUs for every
-// container. It lifts the quota of those that have CPUs to themselves; the others' are what is left for all.
+// exclusiveCPUs reports whether a container was given CPUs of its own. With the static CPU manager a kubelet names CPUs
+// for every container. It lifts the quota of those that have CPUs to themselves; the others' are what is left for all.
 func exclusiveCPUs(res *runtimeapi.LinuxContainerResources) bool {
 	return res.GetCpusetCpus() != "" && res.GetCpuQuota() < 0
 }

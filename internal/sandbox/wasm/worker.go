@@ -76,8 +76,8 @@ func newWorker(name, scope, dir string, log *slog.Logger) *worker {
 	}
 }
 
-// dial connects to one of the worker's sockets. The path can be too long for a socket address, so the address goes through an
-// open directory.
+// dial connects to one of the worker's sockets. The path can be too long for a socket address, so the address goes
+// through an open directory.
 func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	dir, err := unix.Open(w.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -14,46 +14,46 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// SectionDescriptors is the custom section of a component that holds a FileDescriptorSet.
+// SectionDescriptors is the name of a component's custom section with a FileDescriptorSet.
 const SectionDescriptors = image.MediaTypeDescriptorSet
 
-// maxDescriptors bounds a FileDescriptorSet in bytes, wherever it travels.
+// maxDescriptors bounds a FileDescriptorSet, in bytes.
 const maxDescriptors = 8 << 20
 
-// Artifact is the component of one image of the store. It is plain data: a backend may keep it in a record, and read
-// the blobs later for as long as it holds the image (image.Store.Hold), whatever becomes of the image.
+// Artifact is the component in an image of the store. It is plain data, which a backend can record. The blobs stay
+// readable while the backend holds the image (image.Store.Hold), even after the image is removed.
 type Artifact struct {
 	// ImageID is the image's ID in the store.
 	ImageID string `json:"imageID"`
 	// Layout is how the image carries the component.
 	Layout image.Layout `json:"layout"`
-	// Wasm is the binary: its digest, which names compiled code, and its size in bytes.
+	// Wasm describes the binary. Compiled code is identified by its digest.
 	Wasm ocispec.Descriptor `json:"wasm"`
-	// DescriptorSet is the layer with the FileDescriptorSet; its Digest is empty when there is none.
+	// DescriptorSet is the layer with the FileDescriptorSet, with an empty Digest if the image has none.
 	DescriptorSet ocispec.Descriptor `json:"descriptorSet,omitzero"`
-	// MetadataLayer is the layer with the public system's Metadata message; its Digest is empty when there is none.
+	// MetadataLayer is the layer with Vimana's Metadata message, with an empty Digest if the image has none.
 	MetadataLayer ocispec.Descriptor `json:"metadata,omitzero"`
-	// Annotations are the manifest's.
+	// Annotations are from the manifest.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// Services are the full names of the services it serves; empty: those of the files in the descriptors that no other
-	// file imports.
+	// Services are the full names of the component's services; if empty, the services in the files of the descriptor
+	// set that no other file imports.
 	Services []string `json:"services,omitempty"`
-	// Program is what the guest calls itself when nobody names it: the base name of the entrypoint's file, or "main.wasm".
+	// Program is the default for the guest's argv[0]: the base name of the entrypoint's file, or "main.wasm".
 	Program string `json:"program"`
-	// Entrypoint and Cmd are the image's, without the program; Env is the image's ("NAME=value").
+	// Entrypoint and Cmd are from the image, without the program. Env is from the image ("NAME=value").
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
 	Env        []string `json:"env,omitempty"`
 }
 
-// Blobs is what the blobs of an Artifact are read from; *image.Store is one.
+// Blobs opens the blobs of an Artifact. *image.Store implements it.
 type Blobs interface {
 	// OpenBlob opens a blob for reading, after checking it against its digest.
 	OpenBlob(ctx context.Context, desc ocispec.Descriptor) (*os.File, error)
 }
 
-// Open finds the component of an image. Unknown images are errdefs.ErrNotFound; images without a component, and
-// container images whose entrypoint cannot be read as a file below their root, are errdefs.ErrInvalidArgument.
+// Open returns the component in an image. It returns errdefs.ErrNotFound for an unknown image, and ErrInvalidArgument
+// for an image without a component and for a container image whose entrypoint is not a readable file in the image.
 func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, error) {
 	img, err := store.Get(ctx, imageID)
 	if err != nil {
@@ -82,8 +82,8 @@ func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, e
 	return a, nil
 }
 
-// Argv is the guest's argument vector for a container's command and args (CRI ContainerConfig), which stand in for the
-// image's entrypoint and cmd as they do for a container image. The program itself is the image's whatever they say.
+// Argv returns the guest's arguments for a container's command and args (CRI ContainerConfig), which replace the
+// image's entrypoint and cmd as in a container image. They never replace the binary itself.
 func (a *Artifact) Argv(command, args []string) []string {
 	var argv []string
 	switch {
@@ -97,14 +97,14 @@ func (a *Artifact) Argv(command, args []string) []string {
 	return append(argv, a.Cmd...)
 }
 
-// OpenWasm opens the binary, read-only and at its beginning, checked against its digest. A damaged one is
-// errdefs.ErrDataLoss, a missing one errdefs.ErrNotFound.
+// OpenWasm opens the binary for reading, after checking it against its digest. It returns errdefs.ErrDataLoss if the
+// blob is damaged, and ErrNotFound if the blob is missing.
 func (a *Artifact) OpenWasm(ctx context.Context, blobs Blobs) (*os.File, error) {
 	return blobs.OpenBlob(ctx, a.Wasm)
 }
 
-// Descriptors returns the FileDescriptorSet that travels with the component, serialized: the layer's, or that of the
-// binary's custom section; nil when there is neither. It is not validated.
+// Descriptors returns the serialized FileDescriptorSet from the image's layer or the binary's custom section, or nil if
+// the image has neither. It does not validate the set.
 func (a *Artifact) Descriptors(ctx context.Context, blobs Blobs) ([]byte, error) {
 	if a.DescriptorSet.Digest != "" {
 		return readBlob(ctx, blobs, a.DescriptorSet)
@@ -121,7 +121,7 @@ func (a *Artifact) Descriptors(ctx context.Context, blobs Blobs) ([]byte, error)
 	return section, nil
 }
 
-// Metadata returns the public system's Metadata message, serialized; nil when the image has none.
+// Metadata returns Vimana's serialized Metadata message, or nil if the image has none.
 func (a *Artifact) Metadata(ctx context.Context, blobs Blobs) ([]byte, error) {
 	if a.MetadataLayer.Digest == "" {
 		return nil, nil

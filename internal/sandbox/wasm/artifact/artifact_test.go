@@ -177,7 +177,7 @@ func TestCheck(t *testing.T) {
 		"http":           {component("wasi:http/incoming-handler@0.2.0", "wasi:http/types@0.2.0"), nil, wit.WorldHTTP, ""},
 		"run":            {component("wasi:cli/run@0.2.3", ""), nil, wit.WorldCommand, ""},
 		"start":          {module("_start", "wasi_snapshot_preview1 fd_write"), nil, wit.WorldCommand, ""},
-		"other service":  {component("proto:other/greeter x", ""), greeter, "", "does not export proto:greet-v1/greeter, which the descriptors call for; it exports proto:other/greeter, x"},
+		"other service":  {component("proto:other/greeter x", ""), greeter, "", "does not export proto:greet-v1/greeter, which its descriptors require; it exports proto:other/greeter, x"},
 		"no descriptors": {component("proto:greet-v1/greeter", "proto:greet-v1/types"), nil, "", "--proto"},
 		"nothing":        {component("", ""), nil, "", "exports nothing"},
 		"unknown import": {component("proto:greet-v1/greeter", "acme:secrets/store"), greeter, "", "imports acme:secrets/store"},

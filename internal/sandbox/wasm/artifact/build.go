@@ -18,17 +18,17 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// AnnotationServices, on a manifest, are the full names of the services that a component serves, with commas between,
-// where they are not those of the files in its descriptors that no other file imports.
+// AnnotationServices is the manifest annotation with the full names of a component's services, separated by commas.
+// Without it, the services are those in the files of the descriptor set that no other file imports.
 const AnnotationServices = "tripod.run/services"
 
-// Spec is what Build makes an artifact of.
+// Spec is the input of Build.
 type Spec struct {
 	// Wasm is the binary.
 	Wasm []byte
-	// Descriptors is a serialized FileDescriptorSet; empty: none.
+	// Descriptors is a serialized FileDescriptorSet, or empty.
 	Descriptors []byte
-	// Annotations are for the manifest.
+	// Annotations are the manifest's annotations.
 	Annotations map[string]string
 }
 
@@ -37,12 +37,12 @@ type Image struct {
 	Manifest image.Blob
 	// Blobs are the config and the layers.
 	Blobs []image.Blob
-	// Outline is that of the binary.
+	// Outline is the outline of the binary.
 	Outline *wasmbin.Outline
 }
 
-// config is the config of the CNCF's layout (TAG Runtime, "Wasm OCI Artifact layout", version 0). Without a date, what
-// is built of the same files is the same artifact.
+// config is the config in the CNCF's layout (TAG Runtime, "Wasm OCI Artifact layout", version 0). It omits the creation
+// date, so that the same files always yield the same artifact.
 type config struct {
 	Architecture string          `json:"architecture"`
 	OS           string          `json:"os"`
@@ -56,8 +56,8 @@ type interfaces struct {
 	Target  *string  `json:"target"`
 }
 
-// Build lays out an artifact in the CNCF's layout. A binary that is not WebAssembly, or cut off, is
-// errdefs.ErrInvalidArgument.
+// Build makes an artifact in the CNCF's layout. It returns errdefs.ErrInvalidArgument if the binary is not WebAssembly
+// or is truncated.
 func Build(s Spec) (*Image, error) {
 	outline, err := wasmbin.Read(bytes.NewReader(s.Wasm), int64(len(s.Wasm)))
 	if err != nil {
@@ -95,20 +95,22 @@ func Build(s Spec) (*Image, error) {
 	}, nil
 }
 
-// World is what a binary offers to its host.
+// World is the kind of a binary, by its exports.
 type World = wit.World
 
-// Exports that make a world, of any version that release tells.
+// Exports that determine the world.
 const (
 	exportHTTP    = "wasi:http/incoming-handler"
 	exportCommand = "wasi:cli/run"
 	exportStart   = "_start"
 )
 
-// wasiPackages are those of WASI 0.2. Others have carried that version as drafts ("wasi:keyvalue/store@0.2.0-draft").
+// wasiPackages are the packages of WASI 0.2. Drafts of other packages also had the version
+// ("wasi:keyvalue/store@0.2.0-draft").
 var wasiPackages = []string{"wasi:cli", "wasi:clocks", "wasi:filesystem", "wasi:http", "wasi:io", "wasi:random", "wasi:sockets"}
 
-// release is the name of an interface of WASI 0.2 without its version; hosts serve every 0.2.x. It is false for drafts.
+// release returns the name of a WASI 0.2 interface without its version, because hosts support every 0.2.x. ok is false
+// for other interfaces and for drafts.
 func release(name string) (base string, ok bool) {
 	base, version, _ := strings.Cut(name, "@")
 	patch, ok := strings.CutPrefix(version, "0.2.")
@@ -119,21 +121,21 @@ func release(name string) (base string, ok bool) {
 	return base, ok && slices.Contains(wasiPackages, pkg)
 }
 
-// Check refuses what no node would run, as far as names tell: an errdefs.ErrInvalidArgument that says what is missing.
-// services are the interfaces that the component must export by its descriptors ("proto:greet-v1/greeter"); none when
-// it comes without.
+// Check checks by names whether a node can run a binary, and returns its world. The error is errdefs.ErrInvalidArgument
+// and says what is missing. services are the interfaces that the component must export according to its descriptors
+// ("proto:greet-v1/greeter"), or empty without descriptors.
 func Check(o *wasmbin.Outline, services []string) (World, error) {
 	if !o.Component {
 		return checkModule(o, services)
 	}
 	for _, name := range services {
 		if !o.HasExport(name) {
-			return "", fmt.Errorf("the component does not export %s, which the descriptors call for; it exports %s: %w",
+			return "", fmt.Errorf("the component does not export %s, which its descriptors require; it exports %s: %w",
 				name, list(o.Exports), errdefs.ErrInvalidArgument)
 		}
 	}
 	if len(services) == 0 && slices.Contains(o.Custom, SectionDescriptors) {
-		return wit.WorldGRPC, nil // what the section says was not read
+		return wit.WorldGRPC, nil // the caller has not read the section
 	}
 	world := worldOf(o, services)
 	if world == "" {
@@ -169,9 +171,9 @@ func worldOf(o *wasmbin.Outline, services []string) World {
 func checkModule(o *wasmbin.Outline, services []string) (World, error) {
 	switch {
 	case len(services) > 0:
-		return "", fmt.Errorf("a core module cannot serve %s: make a component of it: %w", list(services), errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("a core module cannot serve %s; convert it to a component: %w", list(services), errdefs.ErrInvalidArgument)
 	case !o.HasExport(exportStart):
-		return "", fmt.Errorf("a core module without _start: it is no command; if it exports interfaces, make a component of it: %w", errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("the core module does not export _start, so it is not a command; if it exports interfaces, convert it to a component: %w", errdefs.ErrInvalidArgument)
 	}
 	for _, name := range o.Imports {
 		if module, _, _ := strings.Cut(name, " "); module != "wasi_snapshot_preview1" {
@@ -181,8 +183,8 @@ func checkModule(o *wasmbin.Outline, services []string) (World, error) {
 	return wit.WorldCommand, nil
 }
 
-// provided reports whether a node has what a component imports: WASI 0.2, the package tripod:grpc, and the types and
-// streams of its services, which are in their packages.
+// provided reports whether a node provides an import of a component: WASI 0.2, the package tripod:grpc, and the types
+// and streams in the packages of the component's services.
 func provided(name string, services []string) bool {
 	if strings.HasPrefix(name, "wasi:") {
 		_, ok := release(name)

@@ -1,5 +1,5 @@
-// Package artifact is the format of WebAssembly in OCI registries: it builds artifacts and opens those in the image store. It
-// also says, without an engine, what a binary is.
+// Package artifact implements the format of WebAssembly in OCI registries: it builds artifacts, and opens those in the
+// image store. It also determines, without an engine, what a binary is.
 //
 //	tripod push ── Build ── Push ──► registry ── pull ──► internal/image (finds the layout, image.Component)
 //	                 │                                          │
@@ -7,16 +7,16 @@
 //
 // # Layouts
 //
-// An image is a component by its content, never by its name:
+// The content of an image, never its name, determines whether it is a component:
 //
-//	cncf    config application/vnd.wasm.config.v0+json, a layer application/wasm, and perhaps a layer
+//	cncf    config application/vnd.wasm.config.v0+json, a layer application/wasm, and optionally a layer
 //	        application/vnd.tripod.protobuf.descriptorset.v1+protobuf, a google.protobuf.FileDescriptorSet
 //	vimana  a layer application/wasm and a layer application/protobuf, the Metadata message of the public system
-//	rootfs  a container image whose entrypoint is a file that ends in ".wasm"
+//	rootfs  a container image whose entrypoint is a file with the extension .wasm
 //
-// A FileDescriptorSet may also travel inside the binary, as a custom section of the component named like the layer's
-// media type (SectionDescriptors). A layer goes before a section.
+// The binary can also contain the FileDescriptorSet, as a custom section of the component named like the layer's media
+// type (SectionDescriptors). A layer takes precedence over a section.
 //
-// The daemon and the command line use the package; workers do not. It is pure Go and runs no guest: what it says of a binary
-// comes from names (internal/component/wasmbin). Only the engine validates binaries.
+// The daemon and the command line use the package; workers do not. The package is pure Go and runs no guest: it
+// classifies a binary by the names in it (internal/component/wasmbin). Only the engine validates binaries.
 package artifact

@@ -15,9 +15,9 @@ import (
 // maxLocal bounds a file that ImportFile reads, in bytes.
 const maxLocal = 256 << 20
 
-// ImportFile makes an image of a binary in a file, from its beginning, with the name image.LocalPrefix and its SHA-256.
-// Files with the same content are the same image, and one that is in the store is not written again. What is not
-// WebAssembly, too large, or not a regular file is errdefs.ErrInvalidArgument.
+// ImportFile imports the binary in a file as an image, whose name is image.LocalPrefix and the binary's SHA-256. Files
+// with the same content are one image, which is stored once. ImportFile returns errdefs.ErrInvalidArgument if the file
+// is not WebAssembly, too large, or not a regular file.
 func ImportFile(ctx context.Context, store *image.Store, file *os.File) (image.Image, error) {
 	wasm, err := readLocal(file)
 	if err != nil {
@@ -38,12 +38,12 @@ func readLocal(file *os.File) ([]byte, error) {
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s is not a regular file: %w", file.Name(), errdefs.ErrInvalidArgument)
 	case info.Size() > maxLocal:
-		return nil, fmt.Errorf("%s has %d bytes, at most %d are taken: %w", file.Name(), info.Size(), maxLocal, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s has %d bytes; the limit is %d: %w", file.Name(), info.Size(), maxLocal, errdefs.ErrInvalidArgument)
 	}
-	// One byte more than it said shows that it grows.
+	// The additional byte shows whether the file has grown.
 	wasm, err := io.ReadAll(io.NewSectionReader(file, 0, info.Size()+1))
 	if err == nil && int64(len(wasm)) != info.Size() {
-		err = fmt.Errorf("%s changes while it is read: %w", file.Name(), errdefs.ErrUnavailable)
+		err = fmt.Errorf("%s changed while it was read: %w", file.Name(), errdefs.ErrUnavailable)
 	}
 	return wasm, err
 }

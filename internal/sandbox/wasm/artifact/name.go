@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// NameAnnotations are the annotations that make an artifact the component of a name, domain:server@version. They are spelled
-// as the labels of its pods, PREFIXdomain and so on, which the node compares with them; no label can hold a plus sign, so
-// that of a version is an underscore.
+// NameAnnotations returns the annotations that give an artifact the component name domain:server@version. The node
+// compares them with the labels of the component's pods (PREFIXdomain, PREFIXserver, PREFIXversion), so they have the
+// same form: because labels cannot contain a plus sign, an underscore replaces the one in a version.
 func NameAnnotations(prefix, name string) (map[string]string, error) {
 	domain, rest, ok1 := strings.Cut(name, ":")
 	server, version, ok2 := strings.Cut(rest, "@")
@@ -27,7 +27,7 @@ func NameAnnotations(prefix, name string) (map[string]string, error) {
 	version = strings.Replace(version, "+", "_", 1)
 	for _, value := range []string{server, version} {
 		if wrong := validation.IsValidLabelValue(value); len(wrong) > 0 || value == "" {
-			return nil, fmt.Errorf("component name %q: no label can be %q: %w", name, value, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("component name %q: %q is not a valid label value: %w", name, value, errdefs.ErrInvalidArgument)
 		}
 	}
 	return map[string]string{prefix + "domain": domain, prefix + "server": server, prefix + "version": version}, nil

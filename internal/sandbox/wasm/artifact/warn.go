@@ -9,17 +9,17 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// numbersOnly is in each component that componentize-qjs makes: it hands JavaScript all integers as numbers, which are exact to
-// 2^53 (its README, "Type Mappings").
-var numbersOnly = []byte("componentize_qjs")
+// qjsMarker is part of every component made by componentize-qjs, which passes integers to JavaScript as numbers.
+// Numbers are exact only up to 2^53 (its README, "Type Mappings").
+var qjsMarker = []byte("componentize_qjs")
 
-// moments are messages whose 64-bit integers are exact in any case: their seconds are far below 2^53.
-var moments = map[protoreflect.FullName]bool{"google.protobuf.Timestamp": true, "google.protobuf.Duration": true}
+// exactMessages are messages with 64-bit integers that are always exact, because their seconds are far below 2^53.
+var exactMessages = map[protoreflect.FullName]bool{"google.protobuf.Timestamp": true, "google.protobuf.Duration": true}
 
-// Warnings are what a component that can run does otherwise than its clients will think: values that it cannot hold. Methods are
-// those that it serves.
+// Warnings returns warnings about a valid component: 64-bit fields that its language cannot represent. methods are the
+// methods that the component serves.
 func Warnings(wasm []byte, methods []protoreflect.MethodDescriptor) []string {
-	if !bytes.Contains(wasm, numbersOnly) {
+	if !bytes.Contains(wasm, qjsMarker) {
 		return nil
 	}
 	var wide []string
@@ -32,13 +32,13 @@ func Warnings(wasm []byte, methods []protoreflect.MethodDescriptor) []string {
 		return nil
 	}
 	slices.Sort(wide)
-	return []string{fmt.Sprintf("64-bit integers are numbers in this component's JavaScript, and change in silence beyond 2^53: %s. "+
-		"Where values can be that large, make the field a string", strings.Join(wide, ", "))}
+	return []string{fmt.Sprintf("this component's JavaScript silently rounds 64-bit integers beyond 2^53: %s. "+
+		"If values can be that large, make the field a string", strings.Join(wide, ", "))}
 }
 
-// wideFields are the fields of a message, and of those in it, that are 64-bit integers.
+// wideFields returns the 64-bit integer fields of a message and of its nested messages.
 func wideFields(m protoreflect.MessageDescriptor, seen map[protoreflect.FullName]bool) (wide []string) {
-	if seen[m.FullName()] || moments[m.FullName()] {
+	if seen[m.FullName()] || exactMessages[m.FullName()] {
 		return nil
 	}
 	seen[m.FullName()] = true

@@ -22,14 +22,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Limits of a compilation by default.
+// Default limits of a compilation.
 const (
 	defaultMaxInput = 256 << 20
 	compilerMemory  = 2 << 30
 	defaultMaxCPU   = 2 * time.Minute
 )
 
-// errLimit is the class of inputs that need more than they may have.
+// errLimit is the class of errors for inputs that exceed a limit.
 var errLimit = errors.New("over the limit")
 
 // compile compiles standard input to standard output and returns the exit code.
@@ -53,7 +53,7 @@ func compileWithin(config workerapi.CompileConfig, in io.Reader, out io.Writer) 
 		return fmt.Errorf("read the component: %w", err)
 	}
 	if int64(len(wasm)) > maxInput {
-		return fmt.Errorf("the component has more than %d bytes: %w", maxInput, errLimit)
+		return fmt.Errorf("the component is larger than %d bytes: %w", maxInput, errLimit)
 	}
 	maxCPU, maxMemory := cmp.Or(config.MaxCPU, defaultMaxCPU), cmp.Or(config.MaxMemory, compilerMemory)
 	if err := limit(maxCPU, maxMemory); err != nil {
@@ -73,11 +73,12 @@ func compileWithin(config workerapi.CompileConfig, in io.Reader, out io.Writer) 
 	return nil
 }
 
-// limit bounds the process. The compiler cannot be asked to stop: over a limit, the process says so and ends. What the
-// kernel does by itself somewhat later is for a compiler that leaves no time for that.
+// limit bounds the CPU time and memory of the process. The compiler cannot be cancelled, so the process prints an error
+// and exits when it exceeds a limit. The kernel's own, slightly higher limits are for a process that does not get to
+// exit itself.
 func limit(cpu time.Duration, memory int64) error {
 	seconds := uint64(max(cpu.Round(time.Second)/time.Second, 1))
-	mapped := uint64(memory)*2 + 1<<30 // Go maps more than it uses
+	mapped := uint64(memory)*2 + 1<<30 // Go maps more memory than it uses
 	for _, l := range []struct {
 		resource int
 		soft     uint64
@@ -95,19 +96,19 @@ func limit(cpu time.Duration, memory int64) error {
 	signal.Notify(over, syscall.SIGXCPU)
 	go func() {
 		<-over
-		os.Exit(complain(fmt.Errorf("compiling takes more than %v of CPU time: %w", cpu, errLimit), workerapi.CompileLimit))
+		os.Exit(complain(fmt.Errorf("compilation needs more than %v of CPU time: %w", cpu, errLimit), workerapi.CompileLimit))
 	}()
 	go func() {
-		for range time.Tick(5 * time.Millisecond) { // there is no event for memory use
+		for range time.Tick(5 * time.Millisecond) { // no event reports memory use
 			if held, err := residentBytes(); err == nil && held > memory {
-				os.Exit(complain(fmt.Errorf("compiling takes more than %d bytes of memory: %w", memory, errLimit), workerapi.CompileLimit))
+				os.Exit(complain(fmt.Errorf("compilation needs more than %d bytes of memory: %w", memory, errLimit), workerapi.CompileLimit))
 			}
 		}
 	}()
 	return nil
 }
 
-// residentBytes is how much memory the process holds (proc_pid_statm(5)).
+// residentBytes returns the process's resident memory in bytes (proc_pid_statm(5)).
 func residentBytes() (int64, error) {
 	statm, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
@@ -115,11 +116,11 @@ func residentBytes() (int64, error) {
 	}
 	fields := strings.Fields(string(statm))
 	if len(fields) < 2 {
-		return 0, errors.New("/proc/self/statm is not as it should be")
+		return 0, errors.New("/proc/self/statm has too few fields")
 	}
 	pages, err := strconv.ParseInt(fields[1], 10, 64)
 	return pages * int64(os.Getpagesize()), err
 }
 
-// oneLine is a message as one line.
+// oneLine replaces line breaks and other runs of white space by single spaces.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -17,7 +17,7 @@ func TestFaultC10WorkerLog(t *testing.T) {
 	}
 	defer file.Close()
 	const most = 10 << 10
-	log := slog.New(slog.NewJSONHandler(&boundedLog{file: file, most: most}, nil))
+	log := slog.New(slog.NewJSONHandler(&boundedLog{file: file, limit: most}, nil))
 	for range 1000 {
 		log.Error("request failed", "err", "trap")
 	}
@@ -34,7 +34,7 @@ func TestFaultC10WorkerLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Contains(text, []byte("lines are lost since the log was full")) || bytes.Count(text, []byte("again")) != 2 || bytes.Count(text, []byte("\n")) != 3 {
+	if !bytes.Contains(text, []byte("lines lost while the log was full")) || bytes.Count(text, []byte("again")) != 2 || bytes.Count(text, []byte("\n")) != 3 {
 		t.Errorf("after a cut: %s", text)
 	}
 }

@@ -1,5 +1,5 @@
-// Package program is tripod-wasm, the program that runs guests: its arguments, how a worker starts and gives up its rights,
-// and the compiler of components, which has a process for each.
+// Package program implements the program tripod-wasm: its arguments, the start of a worker, which drops its privileges,
+// and the compiler, which compiles one component per process.
 package program
 
 import (
@@ -16,10 +16,10 @@ import (
 
 const usage = "usage: tripod-wasm worker CONFIG | compile CONFIG | fingerprint | version (the daemon starts it)"
 
-// exitUsage is the code for wrong arguments (EX_USAGE of sysexits.h).
+// exitUsage is the exit code for wrong arguments (EX_USAGE in sysexits.h).
 const exitUsage = 64
 
-// Main runs the program with its arguments and returns its exit code. The version is for its log and its spans.
+// Main runs the program and returns its exit code. The worker reports version in its log and to the daemon.
 func Main(version string, args []string) int {
 	switch {
 	case len(args) == 2 && args[0] == "worker":
@@ -48,12 +48,12 @@ func Main(version string, args []string) int {
 
 func parse(text string, config any) error {
 	if err := json.Unmarshal([]byte(text), config); err != nil {
-		return fmt.Errorf("the configuration is not what it should be: %w: %w", err, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("parse the configuration: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
-// complain says what is wrong, in one line, and returns the exit code.
+// complain prints err in one line and returns code.
 func complain(err error, code int) int {
 	fmt.Fprintln(os.Stderr, "tripod-wasm:", oneLine(err.Error()))
 	return code

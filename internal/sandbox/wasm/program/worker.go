@@ -23,32 +23,29 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Sizes of a worker by default: how many instances have room in the pool, how many more may live outside of it, and the
-// largest linear memory.
 const (
-	defaultInstances = 1024
-	overflow         = 4096
-	defaultMaxMemory = 4 << 30
-	// threadReserve is for threads that no guest blocks.
-	threadReserve = 1000
-	// gcPercent spares the small heap of a worker half of its collections; a tenth of the CPU time of a call.
+	defaultInstances = 1024    // instances in the engine's pool
+	overflow         = 4096    // instances beyond the pool
+	defaultMaxMemory = 4 << 30 // bytes of a linear memory
+	threadReserve    = 1000    // threads that no guest blocks
+	// gcPercent halves the garbage collections of a worker's small heap, which saves a tenth of the CPU time of a call.
 	gcPercent = 200
 )
 
-// runWorker serves until SIGTERM.
+// runWorker runs a worker until SIGTERM.
 func runWorker(config workerapi.WorkerConfig, version string) error {
-	// A crash of the engine prints one stack, not those of all requests.
+	// A crash prints the stack of one goroutine only.
 	debug.SetTraceback("single")
 	debug.SetGCPercent(gcPercent)
-	// A guest that waits for a message or for input holds a thread.
+	// A guest that waits for a message or for input occupies a thread.
 	debug.SetMaxThreads(cmp.Or(config.Instances, defaultInstances) + overflow + threadReserve)
-	// The worker must survive the daemon: neither a closed log pipe nor the end of a terminal may end it.
+	// The worker must survive the daemon, so a closed log pipe or terminal must not end the worker.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
 	logger, err := newLogger(config)
 	if err != nil {
 		return err
 	}
-	controlSocket, dataSocket, err := inherited()
+	controlSocket, dataSocket, err := inheritedSockets()
 	if err != nil {
 		return err
 	}
@@ -57,10 +54,10 @@ func runWorker(config workerapi.WorkerConfig, version string) error {
 	if err != nil {
 		return err
 	}
-	if err := giveUp(config, logger); err != nil {
+	if err := dropPrivileges(config, logger); err != nil {
 		return err
 	}
-	e, err := engine.New(engine.Config{ // after giveUp: the engine probes what its user may do
+	e, err := engine.New(engine.Config{ // after dropPrivileges, because the engine probes its user's permissions
 		Instances: cmp.Or(config.Instances, defaultInstances), Overflow: overflow,
 		MaxMemory: cmp.Or(config.MaxMemory, defaultMaxMemory), Logger: logger,
 	})
@@ -80,13 +77,13 @@ func newLogger(config workerapi.WorkerConfig) (*slog.Logger, error) {
 			return nil, fmt.Errorf("logLevel: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
-	logger := slog.New(slog.NewJSONHandler(&boundedLog{file: os.Stderr, most: maxLog}, &slog.HandlerOptions{Level: level})).With("worker", config.Name)
+	logger := slog.New(slog.NewJSONHandler(&boundedLog{file: os.Stderr, limit: maxLog}, &slog.HandlerOptions{Level: level})).With("worker", config.Name)
 	slog.SetDefault(logger)
 	return logger, nil
 }
 
-// inherited are the listening sockets.
-func inherited() (controlSocket, data *net.UnixListener, err error) {
+// inheritedSockets returns the listeners that the daemon passed.
+func inheritedSockets() (controlSocket, data *net.UnixListener, err error) {
 	listeners := make([]*net.UnixListener, 2)
 	for i, fd := range []uintptr{workerapi.FDControl, workerapi.FDData} {
 		file := os.NewFile(fd, "socket")
@@ -96,13 +93,14 @@ func inherited() (controlSocket, data *net.UnixListener, err error) {
 		if err != nil || !ok {
 			return nil, nil, fmt.Errorf("descriptor %d is not a listening unix socket: %v: %w", fd, err, errdefs.ErrInvalidArgument)
 		}
-		listener.SetUnlinkOnClose(false) // the path is the daemon's
+		listener.SetUnlinkOnClose(false) // the daemon owns the path
 		listeners[i] = listener
 	}
 	return listeners[0], listeners[1], nil
 }
 
-// outerPID is the process ID in the daemon's namespace. It works only while /proc is still the daemon's.
+// outerPID returns the process ID in the daemon's PID namespace. Call it before Isolate, which replaces the daemon's
+// /proc.
 func outerPID() (int, error) {
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
@@ -111,16 +109,16 @@ func outerPID() (int, error) {
 	return strconv.Atoi(self)
 }
 
-// giveUp gives up the node's file systems and root.
-func giveUp(config workerapi.WorkerConfig, logger *slog.Logger) error {
+// dropPrivileges removes the worker's access to the node's file systems and to root.
+func dropPrivileges(config workerapi.WorkerConfig, logger *slog.Logger) error {
 	if config.Isolated {
 		if err := lockdown.Isolate(); err != nil {
 			return err
 		}
 	}
-	// Threads leave SCHED_IDLE again only with this limit (sched(7)); 20 is nice 0.
+	// A thread can leave SCHED_IDLE only with this limit (sched(7)); 20 is nice 0.
 	if err := unix.Setrlimit(unix.RLIMIT_NICE, &unix.Rlimit{Cur: 20, Max: 20}); err != nil {
-		logger.Debug("RLIMIT_NICE cannot be set: the engine finds another way to hold back guests that compute for long", "err", err)
+		logger.Debug("set RLIMIT_NICE failed; the engine throttles long-running guests in another way", "err", err)
 	}
 	if config.UID == 0 {
 		return nil
@@ -135,23 +133,23 @@ func serve(config workerapi.WorkerConfig, version string, e *engine.Engine, logg
 	w := worker.New(worker.Config{
 		Name: config.Name, Program: version, Pid: pid, Engine: e, Logger: logger, LogSizeMax: config.LogSizeMax, Spans: config.Spans,
 		Connections: config.Connections,
-		Publish:     func(e workerapi.Event) { server.Publish(e) }, // there are no pods before there is a server
+		Publish:     func(e workerapi.Event) { server.Publish(e) }, // pods are started by the server only
 	})
 	server = workerapi.NewServer(controlSocket, w, logger)
 	ended := make(chan error, 2)
 	go func() { ended <- server.Serve() }()
 	go func() { ended <- w.ServeData(ctx, data) }()
 	if _, err := io.WriteString(ready, "ready\n"); err != nil {
-		logger.Warn("the daemon no longer waits for the worker", "err", err)
+		logger.Warn("report to the daemon failed", "err", err)
 	}
 	ready.Close()
-	logger.Info("the worker serves", "version", version, "pid", pid, "uid", os.Getuid(), "engine", engine.Fingerprint())
+	logger.Info("worker started", "version", version, "pid", pid, "uid", os.Getuid(), "engine", engine.Fingerprint())
 	var err error
 	select {
 	case <-ctx.Done():
-		logger.Info("the worker ends, and its pods with it")
+		logger.Info("worker shutting down")
 	case err = <-ended:
 	}
-	w.Close() // reports each pod's end to the daemon
+	w.Close() // before the server, which reports each pod's exit to the daemon
 	return errors.Join(err, server.Close())
 }

@@ -1,5 +1,5 @@
-// Package collector shows the figures of components to Prometheus. The workers count; this adds their counters up by component,
-// so that a counter goes on when a container is replaced.
+// Package collector exports the metrics of components to Prometheus. It sums the workers' counters by component, so
+// that a counter continues when a container is replaced.
 package collector
 
 import (
@@ -23,8 +23,8 @@ type Workload struct {
 	Stats workerapi.Stats
 }
 
-// Components aggregates the metrics of each component's containers. A counter must not decrease when a container disappears,
-// so its last values are kept.
+// Components aggregates the metrics of each component's containers. A counter must not decrease when a container
+// disappears, so its last values are kept.
 type Components struct {
 	// List returns the containers that workers know, including stopped ones.
 	List func(ctx context.Context) []Workload
@@ -58,16 +58,16 @@ var (
 	memoryOf      = gauge("memory_bytes", "Linear memory and tables of the component's live instances.")
 	cpuOf         = gauge("cpu_seconds_total", "CPU time used by the component's guests.")
 	throttledOf   = gauge("throttled_seconds_total", "Time that guests have waited for CPU quota.")
-	endedOf       = gauge("guests_ended_total", "Guests that were ended, by cause: trap, deadline, memory.", "cause")
+	endedOf       = gauge("guests_ended_total", "Guests that were killed, by cause: trap, deadline, memory.", "cause")
 	droppedOf     = gauge("log_dropped_bytes_total", "Output that could not be written to the container's log.")
-	lostOf        = gauge("channel_dropped_messages_total", "Messages of the component's channels that were dropped: the daemon was away, or they were not read.")
+	lostOf        = gauge("channel_dropped_messages_total", "Messages of the component's channels that were dropped because the daemon was absent or the component did not read them.")
 	connectionsOf = gauge("connections", "Open connections of clients.")
-	rejectedOf    = gauge("connections_rejected_total", "Connections that were refused (max, peer, files), closed for a newcomer (displaced) or sent no request in time (expired).", "reason")
-	inFlightOf    = gauge("requests_in_flight", "Requests being answered now.", "method")
-	requestsOf    = gauge("requests_total", "Requests answered, by gRPC method and code; for plain HTTP the method is HTTP and the code its status.", "method", "code")
+	rejectedOf    = gauge("connections_rejected_total", "Connections that were refused (max, peer, files), closed for a new connection (displaced) or closed because they sent no request in time (expired).", "reason")
+	inFlightOf    = gauge("requests_in_flight", "Requests in progress.", "method")
+	requestsOf    = gauge("requests_total", "Requests answered, by gRPC method and code. For plain HTTP, the method is HTTP and the code is the status.", "method", "code")
 	durationOf    = gauge("request_duration_seconds", "Duration of requests, to the last byte of the response.", "method")
-	receivedOf    = gauge("received_bytes_total", "Bytes of requests' messages.", "method")
-	sentOf        = gauge("sent_bytes_total", "Bytes of responses' messages.", "method")
+	receivedOf    = gauge("received_bytes_total", "Bytes of request messages.", "method")
+	sentOf        = gauge("sent_bytes_total", "Bytes of response messages.", "method")
 )
 
 // Describe implements prometheus.Collector.
@@ -90,7 +90,7 @@ func (c *Components) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// sum adds the containers that workers report, including stopped ones, to the sums of removed containers.
+// sum returns the totals of each component: the sums of removed containers plus the containers in now.
 func (c *Components) sum(now []Workload) map[string]*totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,7 +127,7 @@ func restarted(before, now Workload) bool {
 	return now.Stats.Requests < before.Stats.Requests || now.Stats.CPUNanos < before.Stats.CPUNanos
 }
 
-// keep adds the counters of a removed container.
+// keep adds a container's last counters to the sums of removed containers.
 func (c *Components) keep(w Workload) {
 	if c.gone == nil {
 		c.gone = map[string]*totals{}

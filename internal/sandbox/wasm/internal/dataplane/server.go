@@ -47,6 +47,19 @@ type Sockets struct {
 	Cleartext net.Listener
 }
 
+// Close closes the sockets.
+func (s Sockets) Close() {
+	if s.TLS != nil {
+		s.TLS.Close()
+	}
+	if s.QUIC != nil {
+		s.QUIC.Close()
+	}
+	if s.Cleartext != nil {
+		s.Cleartext.Close()
+	}
+}
+
 // Stats are a Server's open connections and requests.
 type Stats struct {
 	Connections     int

@@ -1,17 +1,17 @@
-// Package lockdown takes from the Wasm worker what it does not need, before any guest runs: the node's file systems
-// (Isolate), root (Drop) and most system calls (Restrict). Each holds for the whole process, all its threads included, and
-// cannot be undone.
+// Package lockdown removes a Wasm worker's access to the node's file systems (Isolate), to root (Drop) and to most
+// system calls (Restrict) before any guest runs. Each step applies to all threads of the process and cannot be undone.
 //
-//	started by the daemon as root, in mount, PID, IPC, UTS and network namespaces of its own (workerapi.Namespaces)
-//	  │ Isolate    the root is an empty read-only tmpfs with /proc: nothing to see, and no mount of the node is pinned
-//	  │ Drop       own user and group, no other groups, no capabilities
-//	  │ Restrict   no new privileges; system calls of the allow-list only
+//	started by the daemon as root, in new mount, PID, IPC, UTS and network namespaces (workerapi.Namespaces)
+//	  │ Isolate    the root is an empty read-only tmpfs with /proc; no mount of the node is visible or pinned
+//	  │ Drop       the worker's user and group, no supplementary groups, no capabilities
+//	  │ Restrict   no new privileges; only the system calls of the allow-list
 //	  ▼
 //	guests run
 //
-// The engine confines guests; this package limits the damage if the engine has a hole. A guest that breaks out still has the
-// descriptors of the worker's own pods, the worker's memory, and threads to compute with. All workers run as one user, but
-// each has a PID namespace: it can neither signal, trace, slow nor see another.
+// The engine confines guests; this package limits the damage if the engine has a vulnerability. A guest that escapes
+// from the engine still has the descriptors of the worker's pods, the worker's memory, and threads for CPU time. All
+// workers run as one user, but each has a PID namespace, so a worker can neither signal, trace, slow nor see another
+// worker.
 //
-// The package must not know what the worker does beyond the system calls that it makes.
+// The package depends on the worker only through the list of allowed system calls.
 package lockdown

@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Drop makes the process that of a user and group for good. The kernel takes all capabilities with the change from root
-// (capabilities(7)); no further groups are kept. A process that is not root must be of that user already.
+// Drop switches the process irrevocably to a user and group, without supplementary groups. The kernel removes all
+// capabilities when a process leaves root (capabilities(7)). A process that is not root must already run as uid.
 func Drop(uid, gid int) error {
 	if os.Geteuid() != 0 {
 		if os.Getuid() != uid || os.Geteuid() != uid {
@@ -20,7 +20,7 @@ func Drop(uid, gid int) error {
 	if uid <= 0 || gid <= 0 {
 		return fmt.Errorf("drop: %d:%d is root: %w", uid, gid, errdefs.ErrInvalidArgument)
 	}
-	// These change all threads (package syscall does it, or libc in programs with cgo).
+	// These calls change all threads, by package syscall or, with cgo, by libc.
 	if err := syscall.Setgroups(nil); err != nil {
 		return fmt.Errorf("drop: groups: %w", err)
 	}

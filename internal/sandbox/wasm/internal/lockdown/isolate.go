@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Isolate gives the process a root directory that holds nothing but /proc, and drops what was mounted. It needs root, and
-// a mount namespace that the process was started in and does not share with its parent (errdefs.ErrFailedPrecondition):
-// all others in the namespace would lose their files, too.
+// Isolate gives the process a root directory that contains only /proc, and unmounts everything else. It needs root. It
+// returns errdefs.ErrFailedPrecondition if the process shares its mount namespace with its parent, because all
+// processes in the namespace would lose their files.
 func Isolate() error {
 	if err := ownMountNamespace(); err != nil {
 		return err
 	}
-	// /proc is there surely; what is below is covered for a moment only.
+	// The new root is mounted over /proc, which always exists, and is covered only until the root has changed.
 	const root = "/proc"
 	steps := []struct {
 		what string
@@ -29,7 +29,7 @@ func Isolate() error {
 		{"make /proc", func() error { return os.Mkdir(root+"/proc", 0o555) }},
 		{"mount /proc", func() error { return mountProc(root + "/proc") }},
 		{"enter the root", func() error { return os.Chdir(root) }},
-		{"change the root", func() error { return unix.PivotRoot(".", ".") }}, // the old root lies over the new one then
+		{"change the root", func() error { return unix.PivotRoot(".", ".") }}, // mounts the old root over the new one
 		{"drop the old root", func() error { return unix.Unmount(".", unix.MNT_DETACH) }},
 		{"enter the root", func() error { return os.Chdir("/") }},
 		{"make the root read-only", func() error {
@@ -44,7 +44,7 @@ func Isolate() error {
 	return nil
 }
 
-// ownMountNamespace refuses a namespace that the parent is in as well.
+// ownMountNamespace returns an error if the process shares its mount namespace with its parent.
 func ownMountNamespace() error {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -52,19 +52,19 @@ func ownMountNamespace() error {
 	}
 	parent, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // a parent that this PID namespace does not see, or that has ended
+		return nil // the parent has ended or is outside of this PID namespace
 	}
 	if err != nil {
 		return fmt.Errorf("isolate: %w", err)
 	}
 	if own == parent {
-		return fmt.Errorf("isolate: the mount namespace is the parent's: %w", errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("isolate: the mount namespace is shared with the parent: %w", errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
 
-// mountProc shows the process to itself: preopened directories are reached through /proc/self/fd. Kernels before 5.8 do
-// not know subset.
+// mountProc mounts /proc, because preopened directories are reached through /proc/self/fd. Kernels before 5.8 do not
+// support subset=pid.
 func mountProc(path string) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	if err := unix.Mount("proc", path, "proc", flags, "hidepid=2,subset=pid"); err == nil {

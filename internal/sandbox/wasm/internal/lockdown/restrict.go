@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Restrict allows the process, for good, the system calls of Policy alone, and no program with more privileges.
+// Restrict limits the process irrevocably to the system calls of Policy, and sets no_new_privs.
 func Restrict() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -19,16 +19,16 @@ func Restrict() error {
 	return nil
 }
 
-// Policy is the allow-list: the rest fails with EPERM. What matters is what is not in it: execve, fork (clone makes threads
-// only), ptrace, process_vm_*, mount and its kin, socket and connect (sockets come from the daemon), bpf, keyctl,
-// io_uring, userfaultfd, setns, unshare, kill of others, setuid and its kin, chmod and chown.
+// Policy returns the allow-list. Other system calls fail with EPERM, among them: execve, fork (clone makes only
+// threads), ptrace, process_vm_*, the mount calls, socket and connect (the daemon passes sockets), bpf, keyctl,
+// io_uring, userfaultfd, setns, unshare, kill, the setuid calls, chmod and chown.
 func Policy() seccomp.Policy {
 	return seccomp.Policy{
 		DefaultAction: seccomp.ActionErrno,
 		Syscalls: []seccomp.SyscallGroup{
 			{Action: seccomp.ActionAllow, Names: concat(sockets, scheduling, memory, files, signals, process)},
 			{Action: seccomp.ActionAllow, NamesWithCondtions: conditional()},
-			// glibc goes on with clone then, whose flags are no pointer and can be looked at.
+			// glibc then falls back to clone, whose flags are an integer argument that a filter can check.
 			{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},
 		},
 	}
@@ -41,16 +41,17 @@ func concat(lists ...[]string) (all []string) {
 	return all
 }
 
-// What is called most comes first: the kernel goes through the list in this order, unless it remembers.
+// Frequent calls come first, because the kernel checks the list in this order unless it has cached the result.
 var (
-	// The data plane: the Go runtime's poller, TCP, and QUIC's batches with GSO and ECN as socket options. Not socket, connect
-	// or bind: all sockets are handed over.
+	// The data plane: the Go runtime's poller, TCP, and QUIC's batches with GSO and ECN as socket options. Not socket,
+	// connect or bind, because the daemon passes all sockets.
 	sockets = []string{
 		"epoll_pwait", "epoll_wait", "recvmsg", "sendmsg", "recvmmsg", "sendmmsg", "read", "write", "readv", "writev",
 		"recvfrom", "sendto", "accept4", "accept", "setsockopt", "getsockopt", "getsockname", "getpeername", "shutdown", "listen",
 		"epoll_ctl", "epoll_create1", "eventfd2", "poll", "ppoll", "select", "pselect6", "close",
 	}
-	// Threads of the Go runtime, of the engine, and those that guests run on, which are demoted when they compute for long.
+	// Threads of the Go runtime, the engine and guests. The scheduling priority of guests that compute for long is
+	// lowered.
 	scheduling = []string{
 		"futex", "nanosleep", "clock_nanosleep", "sched_yield", "clock_gettime", "clock_getres", "gettimeofday", "time", "getcpu",
 		"sched_getaffinity", "sched_setscheduler", "sched_getscheduler", "sched_setparam", "sched_getparam", "sched_setattr", "sched_getattr",
@@ -58,11 +59,11 @@ var (
 		"timer_create", "timer_settime", "timer_gettime", "timer_delete", "setitimer", "getitimer",
 		"timerfd_create", "timerfd_settime", "timerfd_gettime",
 	}
-	// Memory: of Go, of compiled code (made executable by mprotect), and of guests, copy-on-write from memfds.
+	// Memory of Go, of compiled code (made executable by mprotect), and of guests (copy-on-write from memfds).
 	memory = []string{
 		"madvise", "mmap", "munmap", "mprotect", "mremap", "brk", "mincore", "msync", "memfd_create",
 	}
-	// Files: of guests, below their directories, and logs.
+	// Files: the guests' directories, and logs.
 	files = []string{
 		"pread64", "pwrite64", "preadv", "pwritev", "preadv2", "pwritev2", "lseek", "openat", "openat2", "open",
 		"fstat", "newfstatat", "stat", "lstat", "statx", "fstatfs", "statfs", "access", "faccessat", "faccessat2", "getdents64", "readlink", "readlinkat",
@@ -79,7 +80,7 @@ var (
 	}
 )
 
-// fionbio sets a file non-blocking (ioctl_fionbio(2)), as Rust does it.
+// fionbio makes a file non-blocking (ioctl_fionbio(2)). Rust uses it.
 const fionbio = 0x5421
 
 func conditional() []seccomp.NameWithConditions {
@@ -93,7 +94,7 @@ func conditional() []seccomp.NameWithConditions {
 	}
 	one("clone", 0, seccomp.BitsSet, unix.CLONE_THREAD)
 	one("prctl", 0, seccomp.Equal, unix.PR_SET_NAME, unix.PR_GET_NAME, unix.PR_SET_VMA, unix.PR_GET_DUMPABLE)
-	one("prlimit64", 2, seccomp.Equal, 0) // reading only
+	one("prlimit64", 2, seccomp.Equal, 0) // read-only: new_limit is NULL
 	one("ioctl", 1, seccomp.Equal, unix.TIOCINQ /* FIONREAD */, fionbio, unix.TCGETS)
 	return all
 }

@@ -11,12 +11,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// certificateCheck is the time between two looks at the files of the certificate.
+// certificateCheck is the interval at which the certificate files are checked for changes.
 const certificateCheck = time.Minute
 
-// identify gives the router's certificate: that of the configured files, which follow watches, or one that is generated.
-func identify(c ServeConfig) (_ *dataplane.TLS, follow func(context.Context), err error) {
-	material, err := materialOf(c)
+// serverTLS returns the router's TLS configuration, with a certificate from the configured files or a generated one.
+// follow reloads the files until its context ends.
+func serverTLS(c ServeConfig) (_ *dataplane.TLS, follow func(context.Context), err error) {
+	material, err := readMaterial(c)
 	if err != nil {
 		return nil, nil, fmt.Errorf("route: %w", err)
 	}
@@ -31,7 +32,7 @@ func identify(c ServeConfig) (_ *dataplane.TLS, follow func(context.Context), er
 	}, nil
 }
 
-func materialOf(c ServeConfig) (m dataplane.Material, err error) {
+func readMaterial(c ServeConfig) (m dataplane.Material, err error) {
 	if c.Certificate == "" {
 		m, err = generatedMaterial(c.Address)
 	} else if m.Certificate, err = os.ReadFile(c.Certificate); err == nil {
@@ -44,7 +45,7 @@ func materialOf(c ServeConfig) (m dataplane.Material, err error) {
 	return m, err
 }
 
-// generatedMaterial is for the node's name and the address, where that is one.
+// generatedMaterial returns a self-signed certificate for the node's name and for the IP address, if address has one.
 func generatedMaterial(address string) (dataplane.Material, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -57,7 +58,7 @@ func generatedMaterial(address string) (dataplane.Material, error) {
 	return dataplane.SelfSigned([]string{host, "localhost"}, addresses)
 }
 
-// followMaterial takes new certificates from their files until ctx ends. A generated one stays.
+// followMaterial reloads the files periodically until ctx ends.
 func followMaterial(ctx context.Context, c ServeConfig, identity *dataplane.TLS, last dataplane.Material, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -71,9 +72,9 @@ func followMaterial(ctx context.Context, c ServeConfig, identity *dataplane.TLS,
 	}
 }
 
-// refresh reads the files again and returns the material that is in use afterwards.
+// refresh reloads the files and returns the material in use afterwards. A generated certificate stays.
 func refresh(c ServeConfig, identity *dataplane.TLS, last dataplane.Material) dataplane.Material {
-	next, err := materialOf(c)
+	next, err := readMaterial(c)
 	if err == nil && c.Certificate == "" {
 		next.Certificate, next.Key = last.Certificate, last.Key
 	}
@@ -83,10 +84,10 @@ func refresh(c ServeConfig, identity *dataplane.TLS, last dataplane.Material) da
 	if err == nil {
 		err = identity.Update(next)
 	}
-	if err != nil { // a certificate and its key are seldom replaced in one step: the next look may find both
-		c.Logger.Warn("the certificate stays as it is", "err", err)
+	if err != nil { // possibly between the replacement of the certificate and of its key; the next check finds both
+		c.Logger.Warn("certificate not replaced", "err", err)
 		return last
 	}
-	c.Logger.Info("the certificate was replaced")
+	c.Logger.Info("certificate replaced")
 	return next
 }

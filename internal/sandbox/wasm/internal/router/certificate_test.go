@@ -46,7 +46,7 @@ func TestRouteCertificate(t *testing.T) {
 	c := ServeConfig{
 		Address: "127.0.0.1:0", Certificate: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), Logger: slog.New(slog.DiscardHandler),
 	}
-	if _, _, err := identify(c); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := serverTLS(c); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("files that are not there: %v", err)
 	}
 	write := func(certificate, key []byte) {
@@ -63,7 +63,7 @@ func TestRouteCertificate(t *testing.T) {
 	}
 	first, second := generate(), generate()
 	write(first.Certificate, first.Key)
-	identity, _, err := identify(c)
+	identity, _, err := serverTLS(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestRouteCertificate(t *testing.T) {
 func TestRouteGeneratedCertificate(t *testing.T) {
 	var seen []string
 	for range 2 {
-		identity, _, err := identify(ServeConfig{Address: "127.0.0.1:8443"})
+		identity, _, err := serverTLS(ServeConfig{Address: "127.0.0.1:8443"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,30 +11,31 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// ServeConfig says where a Router listens.
+// ServeConfig configures the addresses of a Router.
 type ServeConfig struct {
-	// Address takes HTTP/3 (UDP) and HTTP/2 and HTTP/1.1 over TLS (TCP) on one port number, host:port; empty: none.
+	// Address (host:port) serves HTTP/3 over UDP, and HTTP/2 and HTTP/1.1 over TLS on the same TCP port; empty for
+	// none.
 	Address string
-	// Cleartext takes h2c and HTTP/1.1; empty: none.
+	// Cleartext (host:port) serves h2c and HTTP/1.1; empty for none.
 	Cleartext string
-	// Certificate and Key are PEM files with what Address shows; empty: a certificate is generated at each start. ClientCA is one
-	// with the authorities of clients' certificates, which clients then need.
+	// Certificate and Key are the PEM files for Address; if empty, a certificate is generated at each start. ClientCA
+	// is a PEM file with the authorities for client certificates; if set, clients need a certificate.
 	Certificate, Key, ClientCA string
-	// TLS is used instead of these files.
+	// TLS replaces these files.
 	TLS *dataplane.TLS
-	// Group counts the connections, which Connections bounds; nil: a group of its own.
+	// Group counts the connections, which Connections limits; by default the router has its own Group.
 	Group       *connlimit.Group
 	Connections connlimit.Config
 	Logger      *slog.Logger
 }
 
-// drainTime is how long requests through the router may take to finish once it is closed.
+// drainTime is how long requests in progress can continue after the router is stopped.
 const drainTime = 5 * time.Second
 
-// Open makes a Router and serves it on its addresses, with a certificate that follows its files, until the returned function
-// is called.
+// Open makes a Router and serves it on its addresses until stop is called. It reloads the certificate when its files
+// change.
 func Open(ctx context.Context, rc Config, c ServeConfig) (stop func(), err error) {
-	identity, follow, err := identify(c)
+	identity, follow, err := serverTLS(c)
 	if err != nil {
 		return nil, err
 	}
@@ -46,19 +47,19 @@ func Open(ctx context.Context, rc Config, c ServeConfig) (stop func(), err error
 	}
 	following, unfollow := context.WithCancel(context.Background())
 	go follow(following)
-	c.Logger.Info("requests for components are routed", "address", c.Address, "cleartext", c.Cleartext)
+	c.Logger.Info("router started", "address", c.Address, "cleartext", c.Cleartext)
 	return func() {
 		unfollow()
 		defer r.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 		defer cancel()
 		if err := server.Shutdown(ctx); err != nil {
-			c.Logger.Warn("requests under way are cut off", "err", err)
+			c.Logger.Warn("requests in progress aborted", "err", err)
 		}
 	}, nil
 }
 
-// Serve opens the addresses and serves r on them. Shut the Server down to end it.
+// Serve listens on the addresses and serves r in the background until the returned Server is shut down.
 func Serve(ctx context.Context, r *Router, c ServeConfig) (*dataplane.Server, error) {
 	server, err := dataplane.NewServer(dataplane.Config{Handler: r, TLS: c.TLS, Name: "route", Group: c.Group, Connections: c.Connections, Logger: c.Logger})
 	if err != nil {
@@ -69,7 +70,7 @@ func Serve(ctx context.Context, r *Router, c ServeConfig) (*dataplane.Server, er
 		return nil, err
 	}
 	if err := server.Start(sockets); err != nil {
-		closeAll(sockets)
+		sockets.Close()
 		return nil, err
 	}
 	return server, nil
@@ -78,7 +79,7 @@ func Serve(ctx context.Context, r *Router, c ServeConfig) (*dataplane.Server, er
 func listen(ctx context.Context, c ServeConfig) (sockets dataplane.Sockets, err error) {
 	defer func() {
 		if err != nil {
-			closeAll(sockets)
+			sockets.Close()
 			err = fmt.Errorf("router: %w", err)
 		}
 	}()
@@ -87,7 +88,7 @@ func listen(ctx context.Context, c ServeConfig) (sockets dataplane.Sockets, err 
 		if sockets.TLS, err = l.Listen(ctx, "tcp", c.Address); err != nil {
 			return sockets, err
 		}
-		bound := sockets.TLS.Addr().(*net.TCPAddr) // port 0 has become one
+		bound := sockets.TLS.Addr().(*net.TCPAddr) // has the chosen port if c.Address has port 0
 		var conn net.PacketConn
 		if conn, err = l.ListenPacket(ctx, "udp", bound.String()); err != nil {
 			return sockets, err
@@ -98,16 +99,4 @@ func listen(ctx context.Context, c ServeConfig) (sockets dataplane.Sockets, err 
 		sockets.Cleartext, err = l.Listen(ctx, "tcp", c.Cleartext)
 	}
 	return sockets, err
-}
-
-func closeAll(s dataplane.Sockets) {
-	if s.TLS != nil {
-		s.TLS.Close()
-	}
-	if s.QUIC != nil {
-		s.QUIC.Close()
-	}
-	if s.Cleartext != nil {
-		s.Cleartext.Close()
-	}
 }

@@ -18,39 +18,40 @@ func (l *load) of(container string) int64 {
 	return 0
 }
 
-// begin counts a request until done, which may be called more than once.
+// begin counts a request until done is called. Further calls of done do nothing.
 func (l *load) begin(container string) (done func()) {
 	n, _ := l.counts.LoadOrStore(container, new(atomic.Int64))
 	count := n.(*atomic.Int64)
 	count.Add(1)
 	return sync.OnceFunc(func() {
 		if count.Add(-1) == 0 {
-			// A request that begins between these two lines is lost from the count. That costs at most one bad choice, and keeps
-			// containers that are gone out of the map.
+			// A request that begins between these two lines is not counted, which can cost one bad choice. In return
+			// the map does not keep removed containers.
 			l.counts.CompareAndDelete(container, n)
 		}
 	})
 }
 
-// heldBody is a request's body that stays open when an attempt reaches no container: a transport closes its body even then.
-type heldBody struct {
+// retryBody is a request body that ignores Close until the request has been sent. A transport closes the body even if
+// it could not connect, but another container then needs the body.
+type retryBody struct {
 	io.ReadCloser
-	live, read atomic.Bool
+	sent, read atomic.Bool
 }
 
-func (b *heldBody) Read(p []byte) (int, error) {
+func (b *retryBody) Read(p []byte) (int, error) {
 	b.read.Store(true)
 	return b.ReadCloser.Read(p)
 }
 
-func (b *heldBody) Close() error {
-	if b.live.Load() {
+func (b *retryBody) Close() error {
+	if b.sent.Load() {
 		return b.ReadCloser.Close()
 	}
 	return nil // the server closes it when the handler returns
 }
 
-// countedBody is a response's body. Its close ends the request.
+// countedBody is a response body that calls done on Close.
 type countedBody struct {
 	io.ReadCloser
 	done func()
@@ -61,13 +62,13 @@ func (b *countedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// serviceCache caches the services of containers, which never change: looking them up takes a lock.
+// serviceCache caches the services of containers, which never change, because the lookup takes a lock.
 type serviceCache struct {
 	byContainer sync.Map // container → []string
 	size        atomic.Int64
 }
 
-// cachedContainers bounds the cache; containers come and go.
+// cachedContainers bounds the cache, which also keeps removed containers.
 const cachedContainers = 4096
 
 func (c *serviceCache) of(container string, find func(string) []string) []string {

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// refusal is a request's answer from the router itself.
+// refusal is an error response of the router itself.
 type refusal struct {
 	status  int
 	message string
@@ -17,7 +17,7 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.message }
 
-// codeOf is the gRPC code of a refusal.
+// code returns the gRPC code of a refusal.
 func (r *refusal) code() codes.Code {
 	switch r.status {
 	case http.StatusNotFound:
@@ -28,7 +28,7 @@ func (r *refusal) code() codes.Code {
 	return codes.Unavailable
 }
 
-// refuse answers in the protocol of the request: gRPC has its status in the header, with 200.
+// refuse answers a request with err in its protocol: HTTP, or gRPC with the status in the header.
 func refuse(w http.ResponseWriter, req *http.Request, err error) {
 	r, ok := errors.AsType[*refusal](err)
 	if !ok {
@@ -41,6 +41,6 @@ func refuse(w http.ResponseWriter, req *http.Request, err error) {
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Grpc-Status", strconv.Itoa(int(r.code())))
-	w.Header().Set("Grpc-Message", strings.ReplaceAll(r.message, "%", "%25")) // names are ASCII, or quoted
+	w.Header().Set("Grpc-Message", strings.ReplaceAll(r.message, "%", "%25")) // names in it are ASCII or quoted
 	w.WriteHeader(http.StatusOK)
 }

@@ -18,22 +18,22 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// HeaderComponent is the header by which a client names the component that it wants.
+// HeaderComponent is the request header that names the requested component.
 const HeaderComponent = "Component"
 
-// Components is the node's component map; *node.Index is one.
+// Components is the node's component map. *node.Index implements it.
 type Components interface {
-	// Running lists the running containers of a component. The slice is not changed.
+	// Running returns the running containers of a component. Neither side modifies the slice.
 	Running(component string) []string
-	// All is the whole map, which is not changed.
+	// All returns the whole map. Neither side modifies the map.
 	All() map[string][]string
 }
 
-// Config is what a Router is made of.
+// Config configures a Router.
 type Config struct {
 	Components Components
-	// Services lists the gRPC services (package.Service) of a running container; nil: the only service is the server part of the
-	// component's name.
+	// Services returns the gRPC services (package.Service) of a running container. If Services is nil, a component's
+	// only service is the server part of its name.
 	Services func(container string) []string
 	// Dial connects to the data socket of a container's worker.
 	Dial   func(ctx context.Context, container string) (net.Conn, error)
@@ -47,7 +47,7 @@ type Router struct {
 	transport *http.Transport
 	load      load
 	services  serviceCache
-	turn      atomic.Uint64 // where the search for the least loaded starts, so that equals take turns
+	turn      atomic.Uint64 // rotates between containers with equal load
 }
 
 // New makes a Router.
@@ -86,7 +86,7 @@ type targetKey struct{}
 type target struct {
 	component  string
 	containers []string
-	// byAuthority: :authority names the component and so no host.
+	// byAuthority says that :authority names the component instead of a host.
 	byAuthority bool
 }
 
@@ -104,7 +104,7 @@ func (r *Router) serve(w http.ResponseWriter, req *http.Request) {
 	r.proxy.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), targetKey{}, t)))
 }
 
-// resolve finds the component that a request is for, and its running containers.
+// resolve returns the requested component and its running containers.
 func (r *Router) resolve(req *http.Request) (*target, error) {
 	t := &target{component: req.Header.Get(HeaderComponent)}
 	if t.component == "" {
@@ -122,8 +122,8 @@ func (r *Router) resolve(req *http.Request) (*target, error) {
 	return t, nil
 }
 
-// componentOf distinguishes domain:server@version from host:port. HTTP forbids an '@' in :authority and Host (RFC 9110, 4.2.4;
-// RFC 9113, 8.3.1; RFC 9114, 4.3.1), so it is spelled %40.
+// componentOf returns the component that an authority names, and false if the authority is host:port. HTTP forbids an
+// '@' in :authority and Host (RFC 9110, 4.2.4; RFC 9113, 8.3.1; RFC 9114, 4.3.1), so clients write %40.
 func componentOf(authority string) (string, bool) {
 	component := strings.ReplaceAll(authority, "%40", "@")
 	if _, rest, ok := strings.Cut(component, ":"); !ok || !strings.Contains(rest, "@") {
@@ -132,7 +132,8 @@ func componentOf(authority string) (string, bool) {
 	return component, true
 }
 
-// serving finds the one component that serves the service of a path.
+// serving returns the only component that serves the service in path. It is an error if no component or several ones
+// do.
 func (r *Router) serving(path string) (string, error) {
 	service, _, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if !ok || service == "" {
@@ -151,11 +152,11 @@ func (r *Router) serving(path string) (string, error) {
 		return found[0], nil
 	}
 	slices.Sort(found)
-	return "", &refusal{http.StatusConflict, fmt.Sprintf("several components serve %q, name one by the header %q: %s",
+	return "", &refusal{http.StatusConflict, fmt.Sprintf("several components serve %q; name one by the header %q: %s",
 		service, strings.ToLower(HeaderComponent), strings.Join(found, ", "))}
 }
 
-// serverOf is the server part of domain:server@version.
+// serverOf returns the server part of domain:server@version.
 func serverOf(component string) string {
 	_, rest, _ := strings.Cut(component, ":")
 	server, _, _ := strings.Cut(rest, "@")
@@ -166,7 +167,7 @@ func (r *Router) serves(containers []string, service string) bool {
 	return r.Services != nil && len(containers) > 0 && slices.Contains(r.services.of(containers[0], r.Services), service)
 }
 
-// rewrite turns the client's request into the one to the worker. RoundTrip adds the container.
+// rewrite makes the request to the worker from the client's request. RoundTrip adds the container.
 func rewrite(p *httputil.ProxyRequest) {
 	p.SetXForwarded()
 	t := p.In.Context().Value(targetKey{}).(*target)
@@ -179,11 +180,11 @@ func rewrite(p *httputil.ProxyRequest) {
 	p.Out.Header.Set(workerapi.HeaderPeer, p.In.RemoteAddr)
 }
 
-// RoundTrip implements http.RoundTripper: it sends a request to the least loaded container, or to the next if that cannot be
-// reached.
+// RoundTrip implements http.RoundTripper. It sends a request to the least loaded container, or to the next one if the
+// container cannot be reached.
 func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 	containers := slices.Clone(req.Context().Value(targetKey{}).(*target).containers)
-	body := &heldBody{ReadCloser: req.Body}
+	body := &retryBody{ReadCloser: req.Body}
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = body
 	}
@@ -191,7 +192,7 @@ func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 		container := r.pick(containers)
 		response, err := r.send(req, container)
 		if err == nil {
-			body.live.Store(true)
+			body.sent.Store(true)
 			return response, nil
 		}
 		containers = slices.DeleteFunc(containers, func(c string) bool { return c == container })
@@ -202,7 +203,7 @@ func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// pick finds the container with the fewest requests in flight.
+// pick returns the container with the fewest requests in flight.
 func (r *Router) pick(containers []string) string {
 	start := int(r.turn.Add(1) % uint64(len(containers)))
 	best, least := "", int64(0)
@@ -228,18 +229,18 @@ func (r *Router) send(req *http.Request, container string) (*http.Response, erro
 	return response, nil
 }
 
-// failed responds to a request that no container has answered.
+// failed answers a request that no container has answered.
 func (r *Router) failed(w http.ResponseWriter, req *http.Request, err error) {
 	if req.Context().Err() == nil {
 		r.Logger.Warn("request failed", "component", req.Context().Value(targetKey{}).(*target).component, "err", err)
 	}
-	refuse(w, req, &refusal{http.StatusBadGateway, "the component was not reached, or aborted the response"})
+	refuse(w, req, &refusal{http.StatusBadGateway, "the component could not be reached or aborted its response"})
 }
 
-// hostOf encodes a container ID as a host name: IDs have characters that host names must not have.
+// hostOf encodes a container ID as a host name, because IDs can have characters that are invalid in host names.
 func hostOf(container string) string { return fmt.Sprintf("%x", container) }
 
-// unreachedError says that no connection was made, so that nothing was sent.
+// unreachedError says that no connection was made, so nothing was sent.
 type unreachedError struct{ error }
 
 func (e *unreachedError) Unwrap() error { return e.error }

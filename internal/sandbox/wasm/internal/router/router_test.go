@@ -289,7 +289,7 @@ func TestRefusals(t *testing.T) {
 	r.run("example.com:grpc.testing.TestService@2.0.0", "example.com:grpc.testing.TestService@2.0.0#0")
 	check("two versions serve the path", t.Context(), codes.FailedPrecondition, "grpc.testing.TestService@2.0.0")
 	r.dead[testComponent+"#0"] = true
-	check("the only container is not reached", header(testComponent), codes.Unavailable, "not reached")
+	check("the only container is not reached", header(testComponent), codes.Unavailable, "could not be reached")
 	response, err := http.Get("http://" + r.clearAddess + "/nothing/here")
 	if err != nil || response.StatusCode != http.StatusNotFound {
 		t.Errorf("plain HTTP: %v, %v", response, err)

@@ -112,7 +112,7 @@ func openSockets(spec *workerapi.PodSpec) (dataplane.Sockets, error) {
 			err = fmt.Errorf("port %q: unknown or duplicate kind: %w", port.Kind, errdefs.ErrInvalidArgument)
 		}
 		if err != nil {
-			closeSockets(sockets)
+			sockets.Close()
 			return dataplane.Sockets{}, err
 		}
 		port.Socket.Close() // the listener has a duplicate
@@ -132,18 +132,6 @@ func udpConn(file *os.File) (*net.UDPConn, error) {
 		return nil, fmt.Errorf("the socket for QUIC is not a UDP socket: %w", errdefs.ErrInvalidArgument)
 	}
 	return udp, nil
-}
-
-func closeSockets(s dataplane.Sockets) {
-	if s.TLS != nil {
-		s.TLS.Close()
-	}
-	if s.Cleartext != nil {
-		s.Cleartext.Close()
-	}
-	if s.QUIC != nil {
-		s.QUIC.Close()
-	}
 }
 
 func material(t workerapi.TLS) dataplane.Material {
