@@ -6,5 +6,5 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// BenchmarkLife is the same as that of the driver qmp.
+// BenchmarkLife measures the same calls as the benchmark of the driver qmp.
 func BenchmarkLife(b *testing.B) { machinetest.BenchmarkLife(b, newRig(b).subject(b)) }

@@ -21,7 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// victimEnv holds, as JSON, what a process shall do that is to be killed at a fail point.
+// victimEnv is the environment variable with the orders, as JSON, for a process that dies at a fail point.
 const victimEnv = "TRIPOD_LIBVIRT_VICTIM"
 
 type victim struct {
@@ -31,7 +31,7 @@ type victim struct {
 	Calls                                      []string
 }
 
-// live is the life of a daemon that should end at a fail point. It returns an error if it does not.
+// live acts as a daemon that dies at a fail point. It returns an error if it survives.
 func (v victim) live() error {
 	d, err := New(Config{URI: v.URI, Dir: v.Dir, Owner: v.Owner, Wrapper: v.Wrapper, Virtiofsd: v.Virtiofsd, Accel: v.Accel, Cgroup: v.Cgroups})
 	if err != nil {
@@ -40,8 +40,8 @@ func (v victim) live() error {
 	return machinetest.Live(d, v.Definition, v.Calls)
 }
 
-// TestKilledAnywhere (faults N1): the daemon is killed at every fail point; the next one knows what there is, has no more
-// than one QEMU, and can go on.
+// TestKilledAnywhere (faults N1): after a kill of the daemon at each fail point, the next daemon knows the machine's
+// state, runs at most one QEMU for it, and can start it.
 func TestKilledAnywhere(t *testing.T) {
 	failpoint.Needed(t)
 	define, start := []string{"define", "undefine"}, []string{"define", "start"}
@@ -69,7 +69,7 @@ func TestKilledAnywhere(t *testing.T) {
 		}
 		t.Run(point, func(t *testing.T) {
 			p, ok := plan[point]
-			require.True(t, ok, "nobody visits it")
+			require.True(t, ok, "the plan has no entry for this fail point")
 			s := r.subject(t)
 			d := s.Definition(t)
 			machinetest.AddShare(t, &d)
@@ -80,7 +80,7 @@ func TestKilledAnywhere(t *testing.T) {
 			l := s.Begin(t, d.Name)
 			defer l.Close()
 			require.Contains(t, l.Found, d.Name)
-			require.Eventually(t, func() bool { return l.MustState(d.Name).Phase == p.phase }, time.Minute, 20*time.Millisecond, "found as %+v", l.Found[d.Name])
+			require.Eventually(t, func() bool { return l.MustState(d.Name).Phase == p.phase }, time.Minute, 20*time.Millisecond, "Recover found %+v", l.Found[d.Name])
 			require.Equal(t, p.cause, l.MustState(d.Name).Cause)
 			machinetest.AwaitMachines(t, d, map[machine.Phase]int{machine.Running: 1}[p.phase])
 			require.NoError(t, l.Define(t.Context(), d))
@@ -95,7 +95,7 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-// die runs the victim until the fail point kills it.
+// die runs a victim, which the fail point kills.
 func (r rig) die(t *testing.T, point string, v victim) {
 	t.Helper()
 	v.URI, v.Dir, v.Owner, v.Wrapper, v.Virtiofsd, v.Accel, v.Cgroups = r.URI, r.cfg.Dir, r.cfg.Owner, r.cfg.Wrapper, r.cfg.Virtiofsd, r.cfg.Accel, r.cfg.Cgroup

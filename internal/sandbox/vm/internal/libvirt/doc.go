@@ -9,13 +9,13 @@
 //	watch ◀── lifecycle events, a query of every domain after a reconnect, the process's pidfd
 //	   └─▶ reason from libvirt ─▶ StateDir/libvirt.json ─▶ Event
 //
-// A domain has all of the machine's devices except its network. Placeholders in Dir stand for disks, kernel and shares, null
-// devices for console and channels, and the wrapper replaces them by descriptors (internal/sandbox/vm/vmwrap). So QEMU opens
-// nothing by itself, as with the driver qmp, and libvirt's settings for owners, labels, logs and the length of paths do not
-// matter.
+// A domain has all devices of the machine except its network. Disks, kernel and shares are placeholders in Dir, console
+// and channels are null devices, and the wrapper replaces them by descriptors (internal/sandbox/vm/vmwrap). So QEMU
+// opens no files, as with the driver qmp, and libvirt's settings for owners, labels, logs and path lengths have no
+// effect.
 //
-// The reason that libvirt gives for a domain's end shows a power-off. A domain that panicked is kept, crashed, until the driver
-// has seen it. libvirt.json holds what libvirt forgets when it restarts.
+// libvirt's reason for the end of a domain identifies a power-off. libvirt keeps the domain of a panicked guest,
+// crashed, until the driver has seen it. libvirt.json holds what libvirt loses when it restarts.
 //
 // The package knows machines, not pods, and must not import the backend, the image store or the network.
 package libvirt

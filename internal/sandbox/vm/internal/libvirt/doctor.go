@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Doctor looks whether the wrapper is there and whether libvirtd answers. It changes nothing. cfg needs no Dir and no Owner.
+// Doctor checks the wrapper and the connection to libvirtd. It changes nothing. cfg needs neither Dir nor Owner.
 func Doctor(ctx context.Context, cfg Config) []machine.Finding {
 	wrapper := machine.Finding{Subject: "tripod-vmwrap", Required: true, Remedy: "install tripod-vmwrap beside tripod, where every user can execute it"}
 	var err error
@@ -18,7 +18,7 @@ func Doctor(ctx context.Context, cfg Config) []machine.Finding {
 		cfg.Wrapper, err = FindWrapper()
 	}
 	if err == nil {
-		err = reachable(cfg.Wrapper)
+		err = checkReachable(cfg.Wrapper)
 	}
 	wrapper.OK, wrapper.Detail = err == nil, cfg.Wrapper
 	if err != nil {
@@ -33,7 +33,7 @@ func Doctor(ctx context.Context, cfg Config) []machine.Finding {
 	return []machine.Finding{wrapper, daemon}
 }
 
-// version asks libvirtd for its version, over a connection of its own.
+// version returns libvirtd's version, over a new connection.
 func version(ctx context.Context, uri string) (string, error) {
 	if uri == "" {
 		uri = DefaultURI
@@ -47,9 +47,9 @@ func version(ctx context.Context, uri string) (string, error) {
 		return "", fmt.Errorf("libvirtd cannot be reached: %w", err)
 	}
 	l.set(client, nil)
-	n, err := ask(ctx, l, "libvirt's version", func(c *golibvirt.Libvirt) (uint64, error) { return c.ConnectGetLibVersion() })
+	n, err := ask(ctx, l, "query libvirt's version", func(c *golibvirt.Libvirt) (uint64, error) { return c.ConnectGetLibVersion() })
 	conn.Close()
-	for range events { // until the client has noticed
+	for range events { // until the client has noticed the end
 	}
 	if err != nil {
 		return "", err

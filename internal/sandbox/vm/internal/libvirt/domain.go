@@ -20,28 +20,28 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
 )
 
-// namePrefix begins the names of our domains.
+// namePrefix is the prefix of our domains' names.
 const namePrefix = "tripod-"
 
-// metadataURI names our element in a domain's <metadata>.
+// metadataURI is the XML namespace of our element in a domain's <metadata>.
 const metadataURI = "https://tripod.dev/xmlns/machine/1"
 
 func domainName(name string) string { return namePrefix + name }
 
-// uuidText is RFC 9562's text form of a UUID.
+// uuidText returns the text form of a UUID (RFC 9562).
 func uuidText(u golibvirt.UUID) string {
 	s := hex.EncodeToString(u[:])
 	return strings.Join([]string{s[:8], s[8:12], s[12:16], s[16:20], s[20:]}, "-")
 }
 
-// metadata is our element: whose domain it is, and what it was made from.
+// metadata is our element in a domain: the owner and the machine's definition.
 type metadata struct {
 	XMLName    xml.Name
 	Owner      string `xml:"owner,attr"`
 	Definition string `xml:"definition"`
 }
 
-// validate refuses what neither QEMU nor a domain can have.
+// validate refuses a definition that QEMU or a domain does not support.
 func (d *Driver) validate(def machine.Definition) error {
 	plain := def
 	plain.LibvirtCPU = ""
@@ -49,13 +49,14 @@ func (d *Driver) validate(def machine.Definition) error {
 		return err
 	}
 	if len(def.NICs) > vmwrap.MaxNICs {
-		return fmt.Errorf("machine %s: %d network interfaces; the driver libvirt adds at most %d: %w", def.Name, len(def.NICs), vmwrap.MaxNICs, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("machine %s: %d network interfaces are more than the %d that the driver libvirt can add: %w", def.Name, len(def.NICs), vmwrap.MaxNICs, errdefs.ErrInvalidArgument)
 	}
 	_, err := d.cpu(def)
 	return err
 }
 
-// domainXML is the domain of a machine. It has no network: that is the wrapper's. model is libvirt's security model.
+// domainXML returns the domain of a machine, without its network, which the wrapper adds. model is libvirt's security
+// model.
 func (d *Driver) domainXML(def machine.Definition, secret, model string) (string, error) {
 	record, err := json.Marshal(def)
 	if err != nil {
@@ -81,9 +82,10 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		OS:       d.boot(def),
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}, VMPort: &libvirtxml.DomainFeatureState{State: "off"}},
 		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
-		// A guest that panics is kept, crashed, until the driver has seen why it ends; a reboot is not an end.
+		// libvirt keeps the domain of a panicked guest, crashed, until the driver has seen the panic. A reboot does not
+		// end the domain.
 		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "preserve",
-		// A guest that went to sleep could never be woken.
+		// Disable suspend, because nothing could wake the guest.
 		PM: &libvirtxml.DomainPM{
 			SuspendToMem:  &libvirtxml.DomainPMPolicy{Enabled: "no"},
 			SuspendToDisk: &libvirtxml.DomainPMPolicy{Enabled: "no"},
@@ -92,7 +94,7 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		SecLabel: []libvirtxml.DomainSecLabel{{Type: "static", Model: "dac", Relabel: "no", Label: fmt.Sprintf("+%d:+%d", def.UID, d.group(def))}},
 	}
 	if d.cfg.Accel == qemu.AccelTCG {
-		// QEMU's own default, up to 1 GiB of translated code, is not for many small guests.
+		// QEMU's default, up to 1 GiB of translated code, is too much for many small guests.
 		domain.Features.TCG = &libvirtxml.DomainFeatureTCG{TBCache: &libvirtxml.DomainFeatureTCGTBCache{Size: 32, Unit: "MiB"}}
 	}
 	if def.HasVirtiofs() {
@@ -101,7 +103,7 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		}
 	}
 	if model == "apparmor" || model == "selinux" {
-		// libvirt's profiles are made for a QEMU that is executed by its own name and opens its disks.
+		// libvirt's profiles expect that libvirt executes QEMU itself and that QEMU opens its disks.
 		domain.SecLabel = append(domain.SecLabel, libvirtxml.DomainSecLabel{Type: "none", Model: model})
 	}
 	if secret != "" {
@@ -114,7 +116,8 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 	return domain.Marshal()
 }
 
-// group is what QEMU's group is: the one that may use /dev/kvm where others may not, as libvirt gives it no second one.
+// group returns QEMU's group. It is the group of /dev/kvm if only that group has access, because libvirt sets no
+// supplementary groups.
 func (d *Driver) group(def machine.Definition) int {
 	var st unix.Stat_t
 	if d.cfg.Accel == qemu.AccelKVM && unix.Stat("/dev/kvm", &st) == nil && st.Mode&0o066 == 0o060 && st.Gid != 0 {
@@ -123,13 +126,13 @@ func (d *Driver) group(def machine.Definition) int {
 	return def.GID
 }
 
-// cpu is the definition's <cpu> element, its model, or ours: all that the host has under KVM, all that can be emulated
-// without.
+// cpu returns the definition's <cpu> element or CPU model, or the default: all features of the host under KVM,
+// otherwise all that QEMU emulates.
 func (d *Driver) cpu(def machine.Definition) (*libvirtxml.DomainCPU, error) {
 	if def.LibvirtCPU != "" {
 		var cpu libvirtxml.DomainCPU
 		if err := cpu.Unmarshal(def.LibvirtCPU); err != nil {
-			return nil, fmt.Errorf("%q is no <cpu> element of a libvirt domain: %w: %w", def.LibvirtCPU, err, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("%q is not a <cpu> element of a libvirt domain: %w: %w", def.LibvirtCPU, err, errdefs.ErrInvalidArgument)
 		}
 		return &cpu, nil
 	}
@@ -215,11 +218,11 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 	return list
 }
 
-// qgaPort is the port of the QEMU guest agent.
+// qgaPort is the name of the QEMU guest agent's port.
 const qgaPort = "org.qemu.guest_agent.0"
 
-// disk is disk i of a machine, the nth on its bus. Formats and bases are said, whatever is written in the files
-// (faults I5).
+// disk returns disk i of a machine, the nth on its bus. The definition determines formats and bases; the headers of the
+// files do not (faults I5).
 func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk {
 	source := def.Disks[i]
 	disk := libvirtxml.DomainDisk{
@@ -228,11 +231,12 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		Source: fileSource(d.layout.placeholder(def.Name, source.ID)),
 		Target: targetName(source.Bus, nth),
 		Serial: source.ID,
-		// An empty element: there is nothing below, and nobody looks for it.
+		// An empty element means no base, and prevents probing.
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
 	if source.Bus == machine.BusSCSI {
-		// A target each, as with QEMU alone: Linux finds the units of one target in another order.
+		// Each disk is its own target, as with the driver qmp, because Linux orders the units of one target
+		// differently.
 		var zero uint
 		target := uint(nth)
 		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}
@@ -252,7 +256,8 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 	if source.ReadOnly {
 		disk.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
 	} else {
-		// A guest gets the error of a full or broken disk. If it were paused instead, nobody would resume it.
+		// Report errors of a full or broken disk to the guest. libvirt would otherwise pause the guest, and nothing
+		// would resume it.
 		disk.Driver.ErrorPolicy, disk.Driver.RErrorPolicy = "report", "report"
 	}
 	if i == 0 && def.Kernel == nil {
@@ -265,7 +270,7 @@ func fileSource(path string) *libvirtxml.DomainDiskSource {
 	return &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: path}}
 }
 
-// targetName is libvirt's name of the nth disk of a bus: vda … vdz, vdaa …; guests need not agree.
+// targetName returns libvirt's name of the nth disk on a bus: vda … vdz, vdaa …; a guest can use other names.
 func targetName(bus machine.Bus, n int) *libvirtxml.DomainDiskTarget {
 	target, prefix := &libvirtxml.DomainDiskTarget{Bus: "virtio"}, "vd"
 	if bus == machine.BusSCSI {

@@ -19,7 +19,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files in testdata")
 
-// plainDriver makes domains and has no libvirtd.
+// plainDriver returns a driver without libvirtd.
 func plainDriver(accel string) *Driver {
 	return &Driver{
 		cfg:    Config{Owner: "/var/lib/tripod", Accel: accel},
@@ -74,7 +74,7 @@ func TestDomainXML(t *testing.T) {
 			require.NoError(t, d.validate(c.def))
 			got, err := d.domainXML(c.def, c.secret, c.model)
 			require.NoError(t, err)
-			// With KVM the group is that of this host's /dev/kvm.
+			// With KVM the group can be that of this host's /dev/kvm.
 			got = strings.ReplaceAll(got, fmt.Sprintf("+200001:+%d<", d.group(c.def)), "+200001:+200001<")
 			file := filepath.Join("testdata", name+".xml")
 			if *update {
@@ -84,7 +84,7 @@ func TestDomainXML(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, string(want), got+"\n")
 			for _, path := range []string{"/var/lib/tripod/base", "tap0", "/dev/sdx", "/srv/"} {
-				require.NotContains(t, withoutMetadata(t, got), path, "QEMU is not told a path of ours, nor the network")
+				require.NotContains(t, withoutMetadata(t, got), path, "the domain must not contain our paths or the network")
 			}
 		})
 	}
@@ -98,7 +98,7 @@ func withoutMetadata(t *testing.T, text string) string {
 	return before + after
 }
 
-// TestMark: what libvirt gives back of the mark is the definition, whatever is in it.
+// TestMark: the mark in the domain's XML decodes to the definition, whatever characters it contains.
 func TestMark(t *testing.T) {
 	def := everything()
 	text, err := plainDriver(qemu.AccelTCG).domainXML(def, "", "none")
@@ -115,8 +115,8 @@ func TestMark(t *testing.T) {
 func TestValidate(t *testing.T) {
 	d := plainDriver(qemu.AccelTCG)
 	for name, change := range map[string]func(*machine.Definition){
-		"no <cpu>":      func(d *machine.Definition) { d.LibvirtCPU = "<memory/>" },
-		"no XML":        func(d *machine.Definition) { d.LibvirtCPU = "<cpu" },
+		"other element": func(d *machine.Definition) { d.LibvirtCPU = "<memory/>" },
+		"not XML":       func(d *machine.Definition) { d.LibvirtCPU = "<cpu" },
 		"too many NICs": func(d *machine.Definition) { d.NICs = make([]machine.NIC, 9) },
 		"no CPUs":       func(d *machine.Definition) { d.CPUs = 0 },
 	} {
@@ -133,7 +133,7 @@ func TestTargetNames(t *testing.T) {
 	require.Equal(t, "sdb", targetName(machine.BusSCSI, 1).Dev)
 }
 
-// TestClassify: libvirt's words stay, and have a class.
+// TestClassify: classify keeps libvirt's message and adds a class.
 func TestClassify(t *testing.T) {
 	for number, class := range map[golibvirt.ErrorNumber]error{
 		golibvirt.ErrNoDomain: errdefs.ErrNotFound, golibvirt.ErrOperationInvalid: errdefs.ErrFailedPrecondition,
@@ -160,12 +160,12 @@ func TestURI(t *testing.T) {
 	}
 }
 
-// TestFigures reads libvirt's typed parameters by the order of the disks.
-func TestFigures(t *testing.T) {
+// TestParseStats: parseStats assigns libvirt's parameters by the order of the disks.
+func TestParseStats(t *testing.T) {
 	p := func(field string, v any) golibvirt.TypedParam {
 		return golibvirt.TypedParam{Field: field, Value: golibvirt.TypedParamValue{I: v}}
 	}
-	got := figures([]golibvirt.TypedParam{
+	got := parseStats([]golibvirt.TypedParam{
 		p("balloon.current", uint64(1024)), p("block.count", uint32(2)), p("block.0.name", "vda"), p("block.0.rd.bytes", uint64(7)),
 		p("block.1.wr.reqs", uint64(8)), p("block.1.wr.bytes", int64(-1)), p("block.2.rd.bytes", uint64(9)), p("block.x.rd.bytes", uint64(9)),
 	}, []machine.Disk{{ID: "root"}, {ID: "data"}})

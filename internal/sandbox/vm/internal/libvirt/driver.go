@@ -24,27 +24,30 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
 )
 
-// DefaultURI is the libvirtd of the host.
+// DefaultURI is the URI of the host's libvirtd.
 const DefaultURI = "qemu:///system"
 
 // Config configures the driver.
 type Config struct {
-	// URI says which libvirtd; "" is DefaultURI. "?socket=/path" names another socket than libvirt's own.
+	// URI selects the libvirtd; "" means DefaultURI. "?socket=/path" overrides the path of libvirt's socket.
 	URI string
-	// Dir is where the tap service listens and what libvirt executes and looks at is. Every user must get there: libvirt
-	// executes the wrapper as the machine's user. Nothing secret is in it. It is made, and may be on a tmpfs.
+	// Dir is the directory of the tap service's socket and of the files that libvirt executes or checks. Every user
+	// must be able to enter it, because libvirt executes the wrapper as the machine's user. It contains no secrets. New
+	// creates it; it may be on a tmpfs.
 	Dir string
-	// Owner marks the domains that are ours among those of this libvirtd: the daemon's root directory.
+	// Owner is the daemon's root directory. It marks the domains that belong to this daemon.
 	Owner string
-	// Emulator is QEMU, a path or a name; "" is qemu.ProgramName. Wrapper is tripod-vmwrap; "" is FindWrapper's.
+	// Emulator is the path or name of QEMU; "" means qemu.ProgramName. Wrapper is the path of tripod-vmwrap; "" means
+	// the result of FindWrapper.
 	Emulator, Wrapper string
-	// Virtiofsd is the program of that name, as package virtiofsd finds it; "": machines with shares by virtio-fs are refused.
+	// Virtiofsd is the path of virtiofsd, as package virtiofsd finds it. If it is empty, machines with virtio-fs shares
+	// are refused.
 	Virtiofsd string
 	// Accel is qemu.AccelKVM or qemu.AccelTCG.
 	Accel string
 	// Opener opens taps.
 	Opener machine.Opener
-	// Cgroup knows the hierarchies in which Definition.Cgroup is.
+	// Cgroup is the tree that contains Definition.Cgroup.
 	Cgroup cgroup.Tree
 	Logger *slog.Logger
 }
@@ -56,7 +59,7 @@ type Driver struct {
 	layout  layout
 	link    *link
 	service *fdpass.Server
-	ctx     context.Context // ends with Close
+	ctx     context.Context // canceled by Close
 	end     context.CancelFunc
 	bg      sync.WaitGroup
 
@@ -68,23 +71,23 @@ type Driver struct {
 
 var _ machine.Driver = (*Driver)(nil)
 
-// instance is a machine that is defined.
+// instance is a defined machine.
 type instance struct {
 	mu     sync.Mutex
 	def    machine.Definition
 	domain golibvirt.Domain
 	state  machine.State
 	run    run
-	proc   *process.Process   // QEMU, while it runs and is known
-	shares *virtiofsd.Servers // of a run that is under way
-	launch *launch            // while Start is under way
-	ended  chan struct{}      // closed at the end of the run that is under way
-	// lookPending says that another look at the domain will follow.
-	lookPending bool
+	proc   *process.Process   // QEMU, while it runs
+	shares *virtiofsd.Servers // of the present run
+	launch *launch            // set during Start
+	ended  chan struct{}      // closed at the end of the present run
+	// retryPending is set while a retryRefresh is pending.
+	retryPending bool
 }
 
-// FindWrapper looks for tripod-vmwrap: named by TRIPOD_VMWRAP_BIN, beside the executable of this process, in PATH.
-// errdefs.ErrNotFound.
+// FindWrapper returns the path of tripod-vmwrap: from TRIPOD_VMWRAP_BIN, beside this process's executable, or in PATH.
+// It returns errdefs.ErrNotFound if there is none.
 func FindWrapper() (string, error) {
 	candidates := []string{os.Getenv("TRIPOD_VMWRAP_BIN")}
 	if self, err := os.Executable(); err == nil {
@@ -98,11 +101,11 @@ func FindWrapper() (string, error) {
 			return filepath.Abs(found)
 		}
 	}
-	return "", fmt.Errorf("%s, which the driver libvirt needs, is neither beside this program nor in PATH: %w", vmwrap.ProgramName, errdefs.ErrNotFound)
+	return "", fmt.Errorf("the driver libvirt needs %s, which is neither beside this program nor in PATH: %w", vmwrap.ProgramName, errdefs.ErrNotFound)
 }
 
-// New makes a driver, whose tap service listens from now on. libvirtd need not be there yet. It is errdefs.ErrNotFound when
-// there is no emulator or no wrapper.
+// New returns a driver and starts its tap service. libvirtd need not run yet. New returns errdefs.ErrNotFound if the
+// emulator or the wrapper is missing.
 func New(cfg Config) (*Driver, error) {
 	cfg, err := cfg.complete()
 	if err != nil {
@@ -126,11 +129,11 @@ func New(cfg Config) (*Driver, error) {
 	d.service = fdpass.NewServer(listener, d.grant, d.log)
 	d.bg.Go(func() {
 		if err := d.service.Serve(); err != nil {
-			d.log.Error("the tap service has ended", "err", err)
+			d.log.Error("tap service ended", "err", err)
 		}
 	})
-	d.link.connected, d.link.event = d.lookAtAll, d.lookAtDomain
-	d.bg.Go(func() { d.link.keep(ctx) })
+	d.link.connected, d.link.event = d.refreshAll, d.domainEvent
+	d.bg.Go(func() { d.link.maintain(ctx) })
 	return d, nil
 }
 
@@ -154,10 +157,10 @@ func (c Config) complete() (Config, error) {
 		}
 	}
 	if c.Accel != qemu.AccelKVM && c.Accel != qemu.AccelTCG {
-		return c, fmt.Errorf("the driver libvirt runs machines by kvm or tcg, not by %q: %w", c.Accel, errdefs.ErrInvalidArgument)
+		return c, fmt.Errorf("the driver libvirt does not support vm.accel %q, only kvm and tcg: %w", c.Accel, errdefs.ErrInvalidArgument)
 	}
 	if !filepath.IsAbs(c.Dir) || !filepath.IsAbs(c.Wrapper) || c.Owner == "" {
-		return c, fmt.Errorf("directory %q and wrapper %q must be absolute, and an owner (%q) named: %w", c.Dir, c.Wrapper, c.Owner, errdefs.ErrInvalidArgument)
+		return c, fmt.Errorf("directory %q and wrapper %q must be absolute paths, and owner %q must not be empty: %w", c.Dir, c.Wrapper, c.Owner, errdefs.ErrInvalidArgument)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -165,7 +168,7 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
-// Ready implements machine.Driver: libvirtd is connected and answers.
+// Ready implements machine.Driver. It returns nil if libvirtd is connected and answers.
 func (d *Driver) Ready() error { return d.link.ready() }
 
 // Name implements machine.Driver.
@@ -206,7 +209,7 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 		return err
 	}
 	if d.cfg.Virtiofsd == "" && def.HasVirtiofs() {
-		return fmt.Errorf("machine %s: shares by virtio-fs, and there is no virtiofsd: %w", def.Name, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("machine %s has virtio-fs shares, but there is no virtiofsd: %w", def.Name, errdefs.ErrFailedPrecondition)
 	}
 	in, err := d.find(def.Name)
 	if err == nil {
@@ -217,7 +220,7 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 			return nil
 		}
 		if running {
-			return fmt.Errorf("machine %s runs: it cannot be defined otherwise: %w", def.Name, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("replace the definition of machine %s: it runs: %w", def.Name, errdefs.ErrFailedPrecondition)
 		}
 		if uuidText(before.UUID) != def.UUID {
 			if err := d.link.undefine(ctx, before); err != nil {
@@ -244,7 +247,7 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	return nil
 }
 
-// defineDomain tells libvirt of a machine. secret is for its next start.
+// defineDomain defines the machine's domain in libvirt. secret is for the next start.
 func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secret string) (golibvirt.Domain, error) {
 	model, err := d.securityModel(ctx)
 	if err != nil {
@@ -255,7 +258,7 @@ func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secre
 		return golibvirt.Domain{}, err
 	}
 	var flags golibvirt.DomainDefineFlags
-	if def.LibvirtCPU != "" { // somebody else wrote a part of it
+	if def.LibvirtCPU != "" { // the user wrote this part, so libvirt must validate it
 		flags = golibvirt.DomainDefineValidate
 	}
 	return ask(ctx, d.link, "define domain "+domainName(def.Name), func(l *golibvirt.Libvirt) (golibvirt.Domain, error) {
@@ -263,7 +266,8 @@ func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secre
 	})
 }
 
-// securityModel asks libvirt, once, by what it confines domains besides users: "apparmor", "selinux", "none".
+// securityModel returns how libvirt confines domains besides users: "apparmor", "selinux" or "none". It queries libvirt
+// once.
 func (d *Driver) securityModel(ctx context.Context) (string, error) {
 	d.mu.Lock()
 	model := d.model
@@ -271,7 +275,7 @@ func (d *Driver) securityModel(ctx context.Context) (string, error) {
 	if model != "" {
 		return model, nil
 	}
-	raw, err := ask(ctx, d.link, "libvirt's security model", func(c *golibvirt.Libvirt) ([]int8, error) {
+	raw, err := ask(ctx, d.link, "query libvirt's security model", func(c *golibvirt.Libvirt) ([]int8, error) {
 		model, _, err := c.NodeGetSecurityModel()
 		return model, err
 	})
@@ -290,7 +294,7 @@ func (d *Driver) securityModel(ctx context.Context) (string, error) {
 	return model, nil
 }
 
-// State implements machine.Driver. It never queries libvirt: events keep the state.
+// State implements machine.Driver. It does not query libvirt, because events keep the state current.
 func (d *Driver) State(_ context.Context, name string) (machine.State, error) {
 	in, err := d.find(name)
 	if err != nil {
@@ -316,7 +320,7 @@ func (d *Driver) Undefine(ctx context.Context, name string) error {
 	in.mu.Lock()
 	domain, def := in.domain, in.def
 	in.mu.Unlock()
-	if err := d.forget(ctx, domain, def); err != nil {
+	if err := d.removeMachine(ctx, domain, def); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -325,9 +329,10 @@ func (d *Driver) Undefine(ctx context.Context, name string) error {
 	return nil
 }
 
-// forget removes all that there is of a machine that does not run. The domain, by which it would be found again, goes last.
-func (d *Driver) forget(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
-	if err := errors.Join(d.layout.forget(def.Name), removeRun(def.StateDir), virtiofsd.RemoveLogs(def.StateDir), os.RemoveAll(def.Dir)); err != nil {
+// removeMachine removes the files and the domain of a machine that does not run. It removes the domain last, because
+// Recover finds the machine by it.
+func (d *Driver) removeMachine(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
+	if err := errors.Join(d.layout.remove(def.Name), removeRun(def.StateDir), virtiofsd.RemoveLogs(def.StateDir), os.RemoveAll(def.Dir)); err != nil {
 		return err
 	}
 	if err := fpUndefined.Hit(ctx); err != nil {

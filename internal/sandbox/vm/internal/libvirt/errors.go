@@ -11,7 +11,7 @@ import (
 	golibvirt "github.com/digitalocean/go-libvirt"
 )
 
-// classes are the errdefs classes of libvirt's error numbers (virterror.h); all others are internal.
+// classes maps libvirt's error numbers (virterror.h) to errdefs classes. All others are internal.
 var classes = map[golibvirt.ErrorNumber]error{
 	golibvirt.ErrNoMemory:             errdefs.ErrResourceExhausted,
 	golibvirt.ErrNoSupport:            errdefs.ErrNotImplemented,
@@ -29,14 +29,14 @@ var classes = map[golibvirt.ErrorNumber]error{
 	golibvirt.ErrNoDomain:             errdefs.ErrNotFound,
 	golibvirt.ErrOperationInvalid:     errdefs.ErrFailedPrecondition,
 	golibvirt.ErrOperationFailed:      errdefs.ErrFailedPrecondition,
-	golibvirt.ErrInternalError:        errdefs.ErrFailedPrecondition, // QEMU's own words come as these
+	golibvirt.ErrInternalError:        errdefs.ErrFailedPrecondition, // libvirt's class for errors of QEMU
 	golibvirt.ErrSystemError:          errdefs.ErrFailedPrecondition,
 	golibvirt.ErrOperationTimeout:     errdefs.ErrUnavailable,
 	golibvirt.ErrOperationAborted:     errdefs.ErrUnavailable,
 	golibvirt.ErrRPC:                  errdefs.ErrUnavailable,
 }
 
-// classify says what was asked, and gives libvirt's words a class.
+// classify adds what was asked and an errdefs class to an error of libvirt.
 func classify(what string, err error) error {
 	if err == nil {
 		return nil
@@ -51,7 +51,7 @@ func classify(what string, err error) error {
 	}
 	var netErr net.Error
 	if errors.Is(err, golibvirt.ErrInterrupted) || errors.Is(err, syscall.EINVAL) || errors.Is(err, io.EOF) || errors.As(err, &netErr) {
-		return fmt.Errorf("%s: the connection to libvirtd has broken: %w: %w", what, err, errdefs.ErrUnavailable)
+		return fmt.Errorf("%s: the connection to libvirtd broke: %w: %w", what, err, errdefs.ErrUnavailable)
 	}
 	return fmt.Errorf("%s: %w: %w", what, err, errdefs.ErrInternal)
 }

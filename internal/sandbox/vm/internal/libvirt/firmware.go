@@ -12,10 +12,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// readRing asks QEMU's monitor, which libvirt passes on, for what is in the firmware's ring buffer.
+// readRing is the monitor command that reads the firmware's ring buffer.
 var readRing = fmt.Sprintf(`{"execute":"ringbuf-read","arguments":{"device":%q,"size":%d}}`, firmwareRing, firmware.RingSize)
 
-// Firmware implements machine.Driver. libvirt notes in its log that the domain is tainted by "custom-monitor".
+// Firmware implements machine.Driver. libvirt logs that the monitor command taints the domain ("custom-monitor").
 func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 	in, err := d.find(name)
 	if err != nil {
@@ -29,7 +29,7 @@ func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	raw, err := ask(ctx, d.link, "firmware of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
+	raw, err := ask(ctx, d.link, "read the firmware output of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
 		return c.QEMUDomainMonitorCommand(domain, readRing, 0)
 	})
 	if err != nil {
@@ -39,7 +39,7 @@ func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 		Return *string `json:"return"`
 	}
 	if err := json.Unmarshal([]byte(raw), &answer); err != nil || answer.Return == nil {
-		return "", fmt.Errorf("firmware of domain %s: QEMU answered %.200q: %w", domain.Name, raw, errdefs.ErrUnavailable)
+		return "", fmt.Errorf("read the firmware output of domain %s: unexpected answer %.200q: %w", domain.Name, raw, errdefs.ErrUnavailable)
 	}
 	return *answer.Return, nil
 }

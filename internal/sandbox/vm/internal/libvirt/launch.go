@@ -27,10 +27,10 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// vncDir is the directory in Definition.Dir that is QEMU's own: it makes the socket of VNC itself.
+// vncDir is a directory in Definition.Dir that belongs to QEMU's user, because QEMU creates the VNC socket itself.
 const vncDir = "vnc"
 
-// launch is a start under way: what the wrapper will ask for, once.
+// launch is a start in progress: the files for the wrapper, which gets them once.
 type launch struct {
 	secret  string
 	grant   vmwrap.Grant
@@ -39,16 +39,17 @@ type launch struct {
 	granted bool
 }
 
-// firmwareRing is libvirt's name of the second serial port's backend: the ring buffer with what the firmware says.
+// firmwareRing is libvirt's ID of the second serial port's backend, the ring buffer with the firmware's output.
 const firmwareRing = "charserial1"
 
-// newLaunch opens everything that a machine needs. What is not there is errdefs.ErrFailedPrecondition, or the Opener's word.
+// newLaunch opens all files of a machine. It returns errdefs.ErrFailedPrecondition for a missing file, or the Opener's
+// error.
 func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *launch, err error) {
 	l = &launch{secret: newSecret()}
 	defer func() {
 		if err != nil {
 			l.close()
-			err = fmt.Errorf("what machine %s needs: %w", def.Name, withClass(err))
+			err = fmt.Errorf("open the files of machine %s: %w", def.Name, withClass(err))
 		}
 	}()
 	if err := os.MkdirAll(def.Dir, 0o700); err != nil {
@@ -69,7 +70,7 @@ func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *laun
 	return l, nil
 }
 
-// newSecret is unguessable.
+// newSecret returns a random secret.
 func newSecret() string {
 	raw := make([]byte, 32)
 	_, _ = rand.Read(raw) // never fails, as its documentation says
@@ -85,21 +86,21 @@ func withClass(err error) error {
 	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 }
 
-// close closes what nobody has taken over.
+// close closes the files and ends the virtiofsd processes that the wrapper has not taken over.
 func (l *launch) close() {
 	fdpass.CloseFiles(l.files)
-	_ = l.shares.End(context.Background()) // bounded; without their connections they end by themselves
+	_ = l.shares.End(context.Background()) // bounded; they also end once their connections are closed
 	l.files, l.shares = nil, nil
 }
 
-// add keeps a file and gives its index.
+// add adds a file and returns its index.
 func (l *launch) add(f *os.File) int {
 	l.files = append(l.files, f)
 	return len(l.files) - 1
 }
 
-// openDisks opens disks and their bases. libvirt lets QEMU open a disk that is written to for reading first, and once more
-// when the guest's device is joined to it.
+// openDisks opens disks and their bases. A writable disk gets two descriptors, because libvirt makes QEMU open it
+// read-only first and again when the guest's device is attached.
 func (l *launch) openDisks(at layout) func(context.Context, machine.Definition) error {
 	return func(_ context.Context, def machine.Definition) error {
 		for _, disk := range def.Disks {
@@ -119,11 +120,11 @@ func (l *launch) openDisks(at layout) func(context.Context, machine.Definition) 
 
 func (l *launch) openDisk(placeholder, path string, readOnly bool) error {
 	granted := vmwrap.File{Path: placeholder}
-	for _, onlyRead := range []bool{true, false} {
-		if readOnly && !onlyRead {
+	for _, reading := range []bool{true, false} {
+		if readOnly && !reading {
 			break
 		}
-		file, device, err := qemu.OpenDisk(path, onlyRead)
+		file, device, err := qemu.OpenDisk(path, reading)
 		if err != nil {
 			return err
 		}
@@ -133,7 +134,7 @@ func (l *launch) openDisk(placeholder, path string, readOnly bool) error {
 	return nil
 }
 
-// openPlain opens what QEMU uses by a name.
+// openPlain opens the files that QEMU opens by name.
 func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) error {
 	return func(_ context.Context, def machine.Definition) error {
 		add := func(name string, file *os.File, err error) error {
@@ -169,14 +170,14 @@ func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) 
 	}
 }
 
-// shareOptions say how a machine's shares by virtio-fs are served.
+// shareOptions returns the options of a machine's virtiofsd processes.
 func (d *Driver) shareOptions(def machine.Definition) virtiofsd.Options {
 	return virtiofsd.Options{
 		Program: d.cfg.Virtiofsd, Dir: def.Dir, LogDir: def.StateDir, UID: def.UID, GID: def.GID, Tree: d.cfg.Cgroup, Cgroup: def.Cgroup,
 	}
 }
 
-// openShares starts what serves the shares by virtio-fs, and takes QEMU's ends of the connections.
+// openShares starts the virtiofsd processes and takes QEMU's ends of their connections.
 func (l *launch) openShares(d *Driver) func(context.Context, machine.Definition) error {
 	return func(ctx context.Context, def machine.Definition) (err error) {
 		if l.shares, err = virtiofsd.Start(ctx, d.shareOptions(def), def.Shares); err != nil {
@@ -196,8 +197,8 @@ func (l *launch) openShares(d *Driver) func(context.Context, machine.Definition)
 	}
 }
 
-// openConsoles opens the ends of the serial console and makes the sockets of the channels, by libvirt's names of them: they
-// are in their order in the domain.
+// openConsoles opens the ends of the serial console and makes the sockets of the channels. The IDs are libvirt's, in
+// the order of the domain.
 func (l *launch) openConsoles(_ context.Context, def machine.Definition) error {
 	log, err := qemu.OpenSerialLog(def.SerialLog)
 	if err != nil {
@@ -224,7 +225,7 @@ func (l *launch) openNICs(taps machine.Opener) func(context.Context, machine.Def
 	return func(ctx context.Context, def machine.Definition) error {
 		for _, nic := range def.NICs {
 			if taps == nil {
-				return fmt.Errorf("nobody opens taps: %w", errdefs.ErrFailedPrecondition)
+				return fmt.Errorf("the driver has no opener for taps: %w", errdefs.ErrFailedPrecondition)
 			}
 			tap, err := taps.Tap(ctx, nic)
 			if err != nil {
@@ -241,14 +242,15 @@ func (l *launch) openNICs(taps machine.Opener) func(context.Context, machine.Def
 	}
 }
 
-// grant is the tap service: it answers the wrapper of a machine that is being started, by its user and its secret, once.
-// Before it does, the wrapper, which will be QEMU, is moved into the machine's cgroup and its run is written down.
+// grant is the handler of the tap service. It answers the wrapper of a starting machine once, if user and secret are
+// right. Before it answers, it moves the wrapper, which will become QEMU, into the machine's cgroup and records the
+// run.
 func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (fdpass.Reply, error) {
 	var r vmwrap.Request
 	if err := json.Unmarshal(request, &r); err != nil {
-		return fdpass.Reply{}, fmt.Errorf("a request that is not understood: %w: %w", err, errdefs.ErrInvalidArgument)
+		return fdpass.Reply{}, fmt.Errorf("decode the wrapper's request: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
-	refused := fmt.Errorf("no such machine is being started by user %d: %w", peer.UID, errdefs.ErrPermissionDenied)
+	refused := fmt.Errorf("user %d is starting no machine with this name and secret: %w", peer.UID, errdefs.ErrPermissionDenied)
 	in, err := d.find(r.Machine)
 	if err != nil {
 		return fdpass.Reply{}, refused
@@ -268,10 +270,10 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 	in.shares, l.shares = l.shares, nil
 	in.run = run{Process: proc.ID, Shares: in.shares.IDs(), Boot: bootID(), StartedAt: time.Now()}
 	if in.def.Cgroup != "" {
-		if err := d.join(in.def.Cgroup, peer.PID); err != nil {
+		if err := d.joinCgroup(in.def.Cgroup, peer.PID); err != nil {
 			return fdpass.Reply{}, err
 		}
-		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // a hierarchy without it says nothing of them, then or now
+		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // a hierarchy without a count has none later either
 	}
 	if err := errors.Join(in.run.save(in.def.StateDir), fpGranted.Hit(ctx)); err != nil {
 		return fdpass.Reply{}, err
@@ -281,35 +283,35 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 	return fdpass.Reply{Body: l.grant, Files: files}, nil
 }
 
-// checkCgroup refuses one that is not there; "" is the one in which libvirt puts the machine.
+// checkCgroup checks that the cgroup exists. "" leaves the choice to libvirt.
 func (d *Driver) checkCgroup(cgroup string) error {
 	if cgroup == "" {
 		return nil
 	}
 	for _, dir := range d.cfg.Cgroup.Dirs(cgroup) {
 		if _, err := os.Stat(dir); err != nil {
-			return fmt.Errorf("the machine's cgroup: %w", err)
+			return fmt.Errorf("check the machine's cgroup: %w", err)
 		}
 	}
 	return nil
 }
 
-// join moves a process into a cgroup.
-func (d *Driver) join(cgroup string, pid int) error {
+// joinCgroup moves a process into a cgroup.
+func (d *Driver) joinCgroup(cgroup string, pid int) error {
 	for _, dir := range d.cfg.Cgroup.Dirs(cgroup) {
 		err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("process %d into cgroup %s: %w: %w", pid, cgroup, err, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("move process %d into cgroup %s: %w: %w", pid, cgroup, err, errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil
 }
 
-// inCgroup tells whether all threads of a process are in a cgroup, in all hierarchies that count.
+// inCgroup reports whether all threads of a process are in the cgroup, in all hierarchies that Tripod uses.
 func (d *Driver) inCgroup(pid int, cgroup string) bool {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/cgroup", pid))
 	for _, task := range tasks {
-		raw, _ := os.ReadFile(task) // nothing of a thread that has ended
+		raw, _ := os.ReadFile(task) // empty for a thread that has ended
 		for line := range strings.Lines(string(raw)) {
 			parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy:controllers:path
 			if len(parts) == 3 && (parts[1] == "") == d.cfg.Cgroup.V2 && !strings.HasSuffix(parts[2], cgroup) {

@@ -16,17 +16,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
 )
 
-// layout is what there is in Config.Dir, all of it root's and anybody's to look up:
+// layout is the content of Config.Dir. Root owns it; every user can look up its paths:
 //
-//	tap.sock                     the tap service
-//	emulator-HASH/               tripod-vmwrap (a domain's <emulator>) and qemu, links
-//	machines/NAME/root, kernel…  what a domain's disks are called: empty files; libvirt sees whether they are there
+//	tap.sock                     the socket of the tap service
+//	emulator-HASH/               links: tripod-vmwrap (a domain's <emulator>) and qemu
+//	machines/NAME/root, kernel…  placeholders in a domain: empty files, whose existence libvirt checks
 type layout struct {
 	dir      string
-	emulator string // of domains
+	emulator string // <emulator> of domains
 }
 
-// publicDir lets everybody through, and nobody else in.
+// publicDir lets other users enter a directory, but not list it.
 const publicDir = 0o711
 
 func newLayout(dir, wrapper, emulator string) (layout, error) {
@@ -34,8 +34,8 @@ func newLayout(dir, wrapper, emulator string) (layout, error) {
 	if err := makePublic(dir); err != nil {
 		return l, err
 	}
-	// libvirt keeps what an emulator can do until its file changes. The link leads to the wrapper, so it is QEMU's file that
-	// the name must follow.
+	// libvirt caches an emulator's capabilities until its file changes. The file here is the wrapper, so the link's
+	// name must change with QEMU's file.
 	info, err := os.Stat(emulator)
 	if err != nil {
 		return l, err
@@ -52,14 +52,14 @@ func newLayout(dir, wrapper, emulator string) (layout, error) {
 	}
 	l.emulator = filepath.Join(links, vmwrap.ProgramName)
 	for _, path := range []string{links, wrapper, emulator} {
-		if err := reachable(path); err != nil {
+		if err := checkReachable(path); err != nil {
 			return l, err
 		}
 	}
 	return l, makePublic(filepath.Join(dir, "machines"))
 }
 
-// makePublic makes a directory whatever the umask is.
+// makePublic makes a directory with mode publicDir, whatever the umask.
 func makePublic(dir string) error {
 	if err := os.MkdirAll(dir, publicDir); err != nil {
 		return err
@@ -67,8 +67,8 @@ func makePublic(dir string) error {
 	return os.Chmod(dir, publicDir)
 }
 
-// reachable refuses a path at which other users cannot get: errdefs.ErrFailedPrecondition.
-func reachable(path string) error {
+// checkReachable returns errdefs.ErrFailedPrecondition for a path that other users cannot reach.
+func checkReachable(path string) error {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func reachable(path string) error {
 			return fmt.Errorf("%s: %w", at, err)
 		}
 		if st.Mode&0o001 == 0 {
-			return fmt.Errorf("libvirt executes %s as the user of a machine, who cannot pass %s: let others through (chmod o+x): %w",
+			return fmt.Errorf("libvirt executes %s as the machine's user, who cannot enter %s; allow it with chmod o+x: %w",
 				path, at, errdefs.ErrFailedPrecondition)
 		}
 		if at == "/" {
@@ -90,7 +90,7 @@ func reachable(path string) error {
 
 func (l layout) socket() string { return filepath.Join(l.dir, "tap.sock") }
 
-// listen makes the socket of the tap service. Every user may connect: whom it answers is decided by what is asked.
+// listen makes the socket of the tap service. Every user can connect; the request decides.
 func (l layout) listen() (*net.UnixListener, error) {
 	file, err := machine.Listen(l.socket())
 	if err != nil {
@@ -108,7 +108,7 @@ func (l layout) listen() (*net.UnixListener, error) {
 	return listener.(*net.UnixListener), nil
 }
 
-// placeholder is the name in a domain of something that the machine has.
+// placeholder returns the path that stands for one of the machine's files in its domain.
 func (l layout) placeholder(name, what string) string {
 	return filepath.Join(l.dir, "machines", name, what)
 }
@@ -145,7 +145,7 @@ func (l layout) prepare(d machine.Definition) error {
 	}
 	for i, s := range d.Shares {
 		if s.Driver == machine.ShareVirtiofs {
-			continue // the path of a socket, which is never there
+			continue // its placeholder is the path of a socket that never exists
 		}
 		if err := makePublic(l.placeholder(d.Name, shareName(i))); err != nil {
 			return err
@@ -154,10 +154,10 @@ func (l layout) prepare(d machine.Definition) error {
 	return nil
 }
 
-// forget removes the placeholders of a machine.
-func (l layout) forget(name string) error { return os.RemoveAll(l.placeholder(name, "")) }
+// remove removes the placeholders of a machine.
+func (l layout) remove(name string) error { return os.RemoveAll(l.placeholder(name, "")) }
 
-// Names of placeholders. IDs of disks contain no dot.
+// Names of placeholders. They contain a dot, which disk IDs do not.
 const (
 	baseSuffix = ".base"
 	kernelName = "boot.kernel"

@@ -17,7 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// TestLibvirtdIsAway: machines live on without libvirtd, can be killed, and what happened meanwhile is reported when it is back.
+// TestLibvirtdIsAway: without libvirtd, machines continue to run and can be killed. Their ends are reported once
+// libvirtd is back.
 func TestLibvirtdIsAway(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)
@@ -32,7 +33,7 @@ func TestLibvirtdIsAway(t *testing.T) {
 
 	require.NoError(t, l.Ready())
 	r.Kill()
-	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 10*time.Millisecond, "it is not told that libvirtd is away")
+	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 10*time.Millisecond, "Ready does not report that libvirtd is down")
 	consoles[off.Name].Type("poweroff -f")
 	for _, d := range []machine.Definition{killed, off, stays} {
 		require.Equal(t, machine.Running, l.MustState(d.Name).Phase)
@@ -52,10 +53,10 @@ func TestLibvirtdIsAway(t *testing.T) {
 	require.Equal(t, machine.Running, l.MustState(stays.Name).Phase)
 	require.NoError(t, l.Shutdown(t.Context(), stays.Name))
 	require.Equal(t, machine.CausePowerOff, l.End(stays.Name).Cause)
-	require.NoError(t, l.Start(t.Context(), idle.Name), "what could not be started is started now")
-	require.NoError(t, l.Start(t.Context(), killed.Name), "what was killed is started again")
+	require.NoError(t, l.Start(t.Context(), idle.Name), "start the machine that could not start before")
+	require.NoError(t, l.Start(t.Context(), killed.Name), "start the killed machine again")
 
-	// Both daemons are restarted, in either order: what ended is still told, from what was written down.
+	// Restart both daemons. The ends are still known, from the records.
 	require.NoError(t, l.Close())
 	r.Restart()
 	l = s.Begin(t, killed.Name, off.Name, stays.Name, idle.Name)
@@ -66,10 +67,10 @@ func TestLibvirtdIsAway(t *testing.T) {
 	for _, d := range []machine.Definition{killed, off, stays, idle} {
 		require.NoError(t, l.Undefine(t.Context(), d.Name))
 	}
-	require.Empty(t, entries(t, filepath.Join(r.cfg.Dir, "machines")), "no placeholder is left")
+	require.Empty(t, entries(t, filepath.Join(r.cfg.Dir, "machines")), "placeholders remain")
 }
 
-// TestLibvirtdHangs: a libvirtd that does not answer holds nobody up; what it was asked to start is ended when it answers.
+// TestLibvirtdHangs: a libvirtd that does not answer blocks no call. It ends a start that was given up once it answers.
 func TestLibvirtdHangs(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)
@@ -90,9 +91,9 @@ func TestLibvirtdHangs(t *testing.T) {
 	})
 	inTime(t, 10*time.Second, "destroy", nil, func() error { return l.Destroy(t.Context(), up.Name) })
 	require.Equal(t, machine.CauseKilled, l.End(up.Name).Cause)
-	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 100*time.Millisecond, "it is not told that libvirtd hangs")
+	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 100*time.Millisecond, "Ready does not report that libvirtd hangs")
 	r.Signal(syscall.SIGCONT)
-	require.Eventually(t, func() bool { return l.Ready() == nil }, machinetest.Patience, 100*time.Millisecond, "it is not told that libvirtd answers again")
+	require.Eventually(t, func() bool { return l.Ready() == nil }, machinetest.Patience, 100*time.Millisecond, "Ready does not report that libvirtd answers again")
 	require.Eventually(t, func() bool { return l.Start(t.Context(), started.Name) == nil }, machinetest.Patience, 100*time.Millisecond)
 	machinetest.AwaitLog(t, started, "TRIPOD-GUEST-READY", 1)
 	for _, d := range []machine.Definition{up, started} {
@@ -100,7 +101,7 @@ func TestLibvirtdHangs(t *testing.T) {
 	}
 }
 
-// TestConfined: QEMU is the machine's user, in its cgroup, without a way to more rights, and does not know the secret.
+// TestConfined: QEMU runs as the machine's user, in its cgroup, cannot gain privileges, and does not get the secret.
 func TestConfined(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)
@@ -118,7 +119,7 @@ func TestConfined(t *testing.T) {
 	require.NoError(t, l.Undefine(t.Context(), d.Name))
 }
 
-// TestOwners: daemons of the same libvirtd leave each other's machines alone.
+// TestOwners: daemons that share a libvirtd do not touch each other's machines.
 func TestOwners(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)
@@ -131,11 +132,11 @@ func TestOwners(t *testing.T) {
 	require.NoError(t, second.Close())
 	require.Empty(t, second.Found)
 	_, err := l.Stats(t.Context(), d.Name)
-	require.NoError(t, err, "it lives")
+	require.NoError(t, err, "the first daemon's machine must still run")
 	require.NoError(t, l.Undefine(t.Context(), d.Name))
 }
 
-// TestShares: directories are mounted by their tags, read-only where they shall be.
+// TestShares: the guest mounts directories by their tags, read-only ones included.
 func TestShares(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)
@@ -173,7 +174,7 @@ func TestShares(t *testing.T) {
 	require.NoError(t, l.Undefine(t.Context(), d.Name))
 }
 
-// TestLibvirtCPU: a <cpu> element of somebody else's is libvirt's to judge.
+// TestLibvirtCPU: libvirt validates a user's <cpu> element.
 func TestLibvirtCPU(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)
@@ -191,7 +192,7 @@ func TestLibvirtCPU(t *testing.T) {
 	require.NoError(t, l.Undefine(t.Context(), d.Name))
 }
 
-// inTime checks that a call ends in time and with an error of a class, or nil.
+// inTime checks that a call returns within limit, with an error of a class, or nil.
 func inTime(t *testing.T, limit time.Duration, what string, class error, call func() error) {
 	t.Helper()
 	begun := time.Now()
@@ -221,7 +222,7 @@ func entries(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// TestDoctor: what is missing is reported with what to do.
+// TestDoctor: Doctor reports what is missing, with a remedy.
 func TestDoctor(t *testing.T) {
 	r := newRig(t)
 	cfg := r.cfg

@@ -16,55 +16,55 @@ import (
 )
 
 const (
-	// defaultSocket is where libvirtd listens, and its successor for QEMU alone.
+	// defaultSocket is libvirtd's socket; virtqemudSock is the socket of its successor for QEMU.
 	defaultSocket = "/run/libvirt/libvirt-sock"
 	virtqemudSock = "/run/libvirt/virtqemud-sock"
 
-	// helloTimeout bounds the set-up of a connection, for instance to a libvirtd that accepts and stays silent.
+	// helloTimeout bounds the setup of a connection, for example to a libvirtd that accepts but does not answer.
 	helloTimeout = 15 * time.Second
 	// waitTimeout is how long a call waits for a connection.
 	waitTimeout = 5 * time.Second
-	// recoverWait is the same for Recover, which the node repeats.
+	// recoverWait is the waitTimeout of Recover, which the node repeats.
 	recoverWait = 2 * time.Second
-	// maxUnanswered bounds the calls without an answer, including those whose callers have given up.
+	// maxUnanswered bounds the calls without an answer, including calls whose callers have given up.
 	maxUnanswered = 256
-	// libvirtd is pinged every pingInterval, and is unresponsive after pingTimeout without an answer.
+	// pingInterval is the interval of pings. Without an answer for pingTimeout, libvirtd is unresponsive.
 	pingInterval, pingTimeout = 5 * time.Second, 15 * time.Second
 	// retryMin and retryMax bound the time between attempts to connect.
 	retryMin, retryMax = 50 * time.Millisecond, 2 * time.Second
 )
 
-// link is a connection to libvirtd that reconnects whenever it breaks.
+// link is a connection to libvirtd that reconnects when it breaks.
 type link struct {
 	uri    golibvirt.ConnectURI
 	socket string
 	log    *slog.Logger
-	// connected is called after each connect, in a goroutine of its own; event when the state of a domain changes.
+	// connected is called in a new goroutine after each connect; event is called when the state of a domain changes.
 	connected func(context.Context)
 	event     func(domain string)
 
 	unanswered atomic.Int32
 
-	mu      sync.Mutex
-	client  *golibvirt.Libvirt
-	lastErr error
-	silent  bool          // connected, but not answering
-	changed chan struct{} // closed when client has changed
+	mu           sync.Mutex
+	client       *golibvirt.Libvirt
+	lastErr      error
+	unresponsive bool          // connected, but not answering
+	changed      chan struct{} // closed when client has changed
 }
 
-// newLink parses a URI of libvirt's, of which the path and the socket count: the daemon is one of this host.
+// newLink parses a libvirt URI. It must name a libvirtd on this host.
 func newLink(uri string, log *slog.Logger) (*link, error) {
 	u, err := url.Parse(uri)
 	if err != nil || u.Host != "" || (u.Scheme != "qemu" && u.Scheme != "qemu+unix") || u.Path != "/system" {
-		return nil, fmt.Errorf("vm.libvirt_uri %q is not of the form qemu:///system or qemu:///system?socket=/path: %w", uri, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("vm.libvirt_uri %q is neither qemu:///system nor qemu:///system?socket=/path: %w", uri, errdefs.ErrInvalidArgument)
 	}
 	return &link{uri: golibvirt.QEMUSystem, socket: u.Query().Get("socket"), log: log, changed: make(chan struct{})}, nil
 }
 
-// connection is one connection to libvirtd. Its first failed read closes broken.
+// connection is one connection to libvirtd. The first failed read closes broken.
 type connection struct {
 	net.Conn
-	opening sync.Mutex // held while the client is being set up, which does not lock what it writes then
+	opening sync.Mutex // held during the client's setup, which writes without a lock
 	once    sync.Once
 	broken  chan struct{}
 }
@@ -74,14 +74,14 @@ func (w *connection) Read(b []byte) (int, error) {
 	if err != nil {
 		w.once.Do(func() { close(w.broken) })
 		w.Conn.Close()
-		if w.opening.TryLock() { // else the client is still being set up, and learns of it
+		if w.opening.TryLock() { // if it is held, the setup itself sees the error
 			w.opening.Unlock()
 		}
 	}
 	return n, err
 }
 
-// Dial implements the socket.Dialer of go-libvirt: the connection is open already.
+// Dial implements socket.Dialer of go-libvirt. It returns the open connection.
 func (w *connection) Dial() (net.Conn, error) { return w, nil }
 
 // dial connects to libvirtd's socket.
@@ -101,7 +101,7 @@ func (l *link) dial(ctx context.Context) (net.Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// open makes one connection and subscribes to what happens to domains.
+// open connects once and subscribes to the domains' lifecycle events.
 func (l *link) open(ctx context.Context) (*golibvirt.Libvirt, *connection, <-chan golibvirt.DomainEventLifecycleMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
@@ -112,7 +112,7 @@ func (l *link) open(ctx context.Context) (*golibvirt.Libvirt, *connection, <-cha
 	w := &connection{Conn: conn, broken: make(chan struct{})}
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	client := golibvirt.NewWithDialer(w)
-	if err := l.greet(client, w); err != nil {
+	if err := l.handshake(client, w); err != nil {
 		conn.Close()
 		return nil, nil, nil, errors.Join(err, context.Cause(ctx))
 	}
@@ -124,8 +124,8 @@ func (l *link) open(ctx context.Context) (*golibvirt.Libvirt, *connection, <-cha
 	return client, w, events, nil
 }
 
-// greet opens libvirt's protocol. A connection that breaks meanwhile ends it.
-func (l *link) greet(client *golibvirt.Libvirt, w *connection) error {
+// handshake opens libvirt's protocol. It returns early if the connection breaks.
+func (l *link) handshake(client *golibvirt.Libvirt, w *connection) error {
 	done := make(chan error, 1)
 	go func() {
 		w.opening.Lock()
@@ -136,12 +136,12 @@ func (l *link) greet(client *golibvirt.Libvirt, w *connection) error {
 	case err := <-done:
 		return err
 	case <-w.broken:
-		return fmt.Errorf("libvirtd hung up, or does not answer")
+		return fmt.Errorf("libvirtd closed the connection or did not answer")
 	}
 }
 
-// keep keeps the connection until ctx ends.
-func (l *link) keep(ctx context.Context) {
+// maintain keeps the connection open until ctx ends.
+func (l *link) maintain(ctx context.Context) {
 	pause := retryMin
 	for ctx.Err() == nil {
 		client, conn, events, err := l.open(ctx)
@@ -157,32 +157,32 @@ func (l *link) keep(ctx context.Context) {
 		pause = retryMin
 		l.set(client, nil)
 		stop := context.AfterFunc(ctx, func() { conn.Close() })
-		l.log.Info("Connected to libvirtd")
-		looking := make(chan struct{})
-		go func() { defer close(looking); l.connected(ctx) }()
+		l.log.Info("connected to libvirtd")
+		refreshed := make(chan struct{})
+		go func() { defer close(refreshed); l.connected(ctx) }()
 		go l.ping(client, conn.broken)
 		for e := range events { // until the connection has ended
 			l.event(e.Dom.Name)
 		}
 		stop()
 		conn.Close()
-		l.set(nil, fmt.Errorf("the connection has broken"))
+		l.set(nil, errors.New("the connection broke"))
 		if ctx.Err() == nil {
-			l.log.Warn("the connection to libvirtd has broken")
+			l.log.Warn("connection to libvirtd broke")
 		}
-		<-looking
+		<-refreshed
 	}
 }
 
 func (l *link) set(client *golibvirt.Libvirt, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.client, l.lastErr, l.silent = client, err, false
+	l.client, l.lastErr, l.unresponsive = client, err, false
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
 
-// ping finds out whether libvirtd answers, until the connection is broken.
+// ping checks regularly whether libvirtd answers, until the connection breaks.
 func (l *link) ping(client *golibvirt.Libvirt, broken <-chan struct{}) {
 	for {
 		select {
@@ -202,24 +202,24 @@ func (l *link) ping(client *golibvirt.Libvirt, broken <-chan struct{}) {
 			return
 		case <-time.After(pingTimeout):
 		}
-		l.setSilent(client, true)
+		l.setUnresponsive(client, true)
 		l.log.Warn("libvirtd does not answer", "timeout", pingTimeout)
 		select {
 		case <-answered:
 		case <-broken:
 			return
 		}
-		l.setSilent(client, false)
+		l.setUnresponsive(client, false)
 		l.log.Info("libvirtd answers again")
 	}
 }
 
-// setSilent notes whether libvirtd answers on the connection of client.
-func (l *link) setSilent(client *golibvirt.Libvirt, silent bool) {
+// setUnresponsive records whether libvirtd answers on client's connection.
+func (l *link) setUnresponsive(client *golibvirt.Libvirt, unresponsive bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.client == client {
-		l.silent = silent
+		l.unresponsive = unresponsive
 	}
 }
 
@@ -229,17 +229,17 @@ func (l *link) ready() error {
 	defer l.mu.Unlock()
 	switch {
 	case l.client == nil && l.lastErr == nil:
-		return fmt.Errorf("libvirtd is being connected to: %w", errdefs.ErrUnavailable)
+		return fmt.Errorf("still connecting to libvirtd: %w", errdefs.ErrUnavailable)
 	case l.client == nil:
 		return fmt.Errorf("libvirtd cannot be reached: %w: %w", l.lastErr, errdefs.ErrUnavailable)
-	case l.silent:
+	case l.unresponsive:
 		return fmt.Errorf("libvirtd does not answer: %w", errdefs.ErrUnavailable)
 	}
 	return nil
 }
 
-// wait returns a client that is connected: errdefs.ErrUnavailable when there is none for a while.
-func (l *link) wait(ctx context.Context) (*golibvirt.Libvirt, error) {
+// awaitClient returns the connected client. It waits for waitTimeout at most, and then returns errdefs.ErrUnavailable.
+func (l *link) awaitClient(ctx context.Context) (*golibvirt.Libvirt, error) {
 	timer := time.NewTimer(waitTimeout)
 	defer timer.Stop()
 	for {
@@ -260,17 +260,17 @@ func (l *link) wait(ctx context.Context) (*golibvirt.Libvirt, error) {
 	}
 }
 
-// ask makes one call. libvirt's calls cannot be given up: one that is not answered until ctx ends is left to itself, and is
-// errdefs.ErrUnavailable.
+// ask makes one call. If ctx ends before the answer, ask returns errdefs.ErrUnavailable; the call, which cannot be
+// canceled, continues in the background.
 func ask[T any](ctx context.Context, l *link, what string, call func(*golibvirt.Libvirt) (T, error)) (T, error) {
 	var none T
-	client, err := l.wait(ctx)
+	client, err := l.awaitClient(ctx)
 	if err != nil {
 		return none, fmt.Errorf("%s: %w", what, err)
 	}
 	if l.unanswered.Add(1) > maxUnanswered {
 		l.unanswered.Add(-1)
-		return none, fmt.Errorf("%s: libvirtd owes %d answers: %w", what, maxUnanswered, errdefs.ErrUnavailable)
+		return none, fmt.Errorf("%s: libvirtd has not answered %d calls: %w", what, maxUnanswered, errdefs.ErrUnavailable)
 	}
 	type answer struct {
 		value T
@@ -290,26 +290,26 @@ func ask[T any](ctx context.Context, l *link, what string, call func(*golibvirt.
 	}
 }
 
-// order is ask for calls without an answer.
-func (l *link) order(ctx context.Context, what string, call func(*golibvirt.Libvirt) error) error {
+// do is like ask, for calls without a result.
+func (l *link) do(ctx context.Context, what string, call func(*golibvirt.Libvirt) error) error {
 	_, err := ask(ctx, l, what, func(c *golibvirt.Libvirt) (struct{}, error) { return struct{}{}, call(c) })
 	return err
 }
 
-// undefine forgets a domain that does not run; one that is not there is fine.
+// undefine undefines a domain that does not run. A missing domain is not an error.
 func (l *link) undefine(ctx context.Context, domain golibvirt.Domain) error {
 	const all = golibvirt.DomainUndefineManagedSave | golibvirt.DomainUndefineSnapshotsMetadata |
 		golibvirt.DomainUndefineCheckpointsMetadata | golibvirt.DomainUndefineNvram
-	err := l.order(ctx, "undefine domain "+domain.Name, func(c *golibvirt.Libvirt) error { return c.DomainUndefineFlags(domain, all) })
+	err := l.do(ctx, "undefine domain "+domain.Name, func(c *golibvirt.Libvirt) error { return c.DomainUndefineFlags(domain, all) })
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	return err
 }
 
-// destroy ends a domain; one that does not run, or is not there, is fine.
+// destroy destroys a domain. A domain that does not run or does not exist is not an error.
 func (l *link) destroy(ctx context.Context, domain golibvirt.Domain) error {
-	err := l.order(ctx, "destroy domain "+domain.Name, func(c *golibvirt.Libvirt) error {
+	err := l.do(ctx, "destroy domain "+domain.Name, func(c *golibvirt.Libvirt) error {
 		return c.DomainDestroyFlags(domain, golibvirt.DomainDestroyDefault)
 	})
 	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
@@ -318,20 +318,20 @@ func (l *link) destroy(ctx context.Context, domain golibvirt.Domain) error {
 	return err
 }
 
-// condition is what libvirt says of a domain.
-type condition struct {
+// domainStatus is a domain's state and libvirt's reason.
+type domainStatus struct {
 	state  golibvirt.DomainState
 	reason int32
 }
 
-func (l *link) condition(ctx context.Context, domain golibvirt.Domain) (condition, error) {
-	return ask(ctx, l, "state of domain "+domain.Name, func(c *golibvirt.Libvirt) (condition, error) {
+func (l *link) domainStatus(ctx context.Context, domain golibvirt.Domain) (domainStatus, error) {
+	return ask(ctx, l, "query the state of domain "+domain.Name, func(c *golibvirt.Libvirt) (domainStatus, error) {
 		state, reason, err := c.DomainGetState(domain, 0)
-		return condition{golibvirt.DomainState(state), reason}, err
+		return domainStatus{golibvirt.DomainState(state), reason}, err
 	})
 }
 
-// active tells whether there is a hypervisor process.
-func (c condition) active() bool {
+// active reports whether the domain has a hypervisor process.
+func (c domainStatus) active() bool {
 	return c.state != golibvirt.DomainShutoff && c.state != golibvirt.DomainNostate
 }

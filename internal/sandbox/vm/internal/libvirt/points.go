@@ -2,7 +2,6 @@ package libvirt
 
 import "github.com/tripod-run/tripod/internal/failpoint"
 
-// Lines at which a test may let the daemon die.
 var (
 	fpDefined   = failpoint.New("libvirt.define.domain")
 	fpUndefined = failpoint.New("libvirt.undefine.forgotten")

@@ -22,7 +22,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// Recover implements machine.Driver. It is errdefs.ErrUnavailable while libvirtd is not there, and may be called again then.
+// Recover implements machine.Driver. It returns errdefs.ErrUnavailable if libvirtd does not run, and can then be called
+// again.
 func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.Event)) (map[string]machine.State, error) {
 	d.mu.Lock()
 	d.sink = sink
@@ -45,10 +46,10 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 		}
 		def, err := d.definition(ctx, domain)
 		if errdefs.IsNotFound(err) {
-			continue // of another daemon, or gone
+			continue // another daemon's, or removed meanwhile
 		}
 		if err == nil && slices.Contains(names, name) {
-			found[name], err = d.readopt(ctx, domain, def)
+			found[name], err = d.recoverMachine(ctx, domain, def)
 		} else if err == nil {
 			err = d.remove(ctx, domain, def)
 		}
@@ -59,17 +60,18 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	return found, nil
 }
 
-// awaitLink waits for libvirtd for a short while, since the start of the node waits for the answer.
+// awaitLink waits for libvirtd, but only briefly, because it delays the start of the node.
 func (d *Driver) awaitLink(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, recoverWait)
 	defer cancel()
-	_, err := d.link.wait(ctx)
+	_, err := d.link.awaitClient(ctx)
 	return err
 }
 
-// definition reads our mark on a domain: errdefs.ErrNotFound when it is not there, or another daemon's.
+// definition returns the definition in our mark on a domain. It returns errdefs.ErrNotFound if the mark is missing or
+// another daemon's.
 func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machine.Definition, error) {
-	text, err := ask(ctx, d.link, "mark of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
+	text, err := ask(ctx, d.link, "read the mark of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
 		text, err := c.DomainGetMetadata(domain, int32(golibvirt.DomainMetadataElement), golibvirt.OptString{metadataURI}, golibvirt.DomainAffectCurrent)
 		if said, ok := err.(golibvirt.Error); ok && said.Code == uint32(golibvirt.ErrNoDomainMetadata) { //nolint:errorlint // go-libvirt returns it bare
 			return "", golibvirt.Error{Code: uint32(golibvirt.ErrNoDomain), Message: said.Message}
@@ -81,37 +83,38 @@ func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machi
 	}
 	var mark metadata
 	if err := xml.Unmarshal([]byte(text), &mark); err != nil || mark.Owner != d.cfg.Owner {
-		return machine.Definition{}, fmt.Errorf("domain %s is not of %s: %w", domain.Name, d.cfg.Owner, errdefs.ErrNotFound)
+		return machine.Definition{}, fmt.Errorf("domain %s does not belong to %s: %w", domain.Name, d.cfg.Owner, errdefs.ErrNotFound)
 	}
 	var def machine.Definition
 	if err := json.Unmarshal([]byte(mark.Definition), &def); err != nil {
-		return machine.Definition{}, fmt.Errorf("definition in domain %s: %w: %w", domain.Name, err, errdefs.ErrDataLoss)
+		return machine.Definition{}, fmt.Errorf("decode the definition in domain %s: %w: %w", domain.Name, err, errdefs.ErrDataLoss)
 	}
 	return def, nil
 }
 
-// readopt takes a machine over from an earlier daemon, once: Recover may have been cut off before.
-func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machine.Definition) (machine.State, error) {
+// recoverMachine takes over a machine from an earlier daemon. It does nothing if an interrupted Recover has already
+// done it.
+func (d *Driver) recoverMachine(ctx context.Context, domain golibvirt.Domain, def machine.Definition) (machine.State, error) {
 	if state, err := d.State(ctx, def.Name); err == nil {
 		return state, nil
 	}
 	record, err := loadRun(def.StateDir)
 	if err != nil {
-		d.log.Warn("What was written down of a machine's run is lost", "machine", def.Name, "err", err)
+		d.log.Warn("the record of a machine's run is lost", "machine", def.Name, "err", err)
 	}
-	c, err := d.link.condition(ctx, domain)
+	c, err := d.link.domainStatus(ctx, domain)
 	if err != nil {
 		return machine.State{}, err
 	}
-	if c.active() && record.dead() {
-		if c, err = d.settled(ctx, domain); err != nil {
+	if c.active() && record.processEnded() {
+		if c, err = d.awaitInactive(ctx, domain); err != nil {
 			return machine.State{}, err
 		}
 	}
 	in := &instance{def: def, domain: domain, run: record, state: machine.State{Phase: machine.Defined}}
 	switch {
 	case c.active():
-		if in.run.Ended != nil || in.run.Process.Pid == 0 { // it was started, and the daemon ended before it wrote that down
+		if in.run.Ended != nil || in.run.Process.Pid == 0 { // the daemon died before it recorded the start
 			in.run = run{Boot: bootID(), StartedAt: time.Now()}
 		}
 		in.ended = make(chan struct{})
@@ -128,7 +131,7 @@ func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machi
 		}
 		cause, message := in.causeOf(c.reason)
 		if _, err := os.Stat(def.Dir); in.run.Boot != bootID() || errors.Is(err, fs.ErrNotExist) {
-			cause, message = machine.CauseUnknown, "nobody saw it end: the node was restarted"
+			cause, message = machine.CauseUnknown, "the node was restarted"
 		}
 		in.state = in.run.end(cause, message)
 		in.run.Ended = &in.state
@@ -145,23 +148,23 @@ func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machi
 	if in.proc.Pid != 0 {
 		d.watch(in, in.proc, in.ended)
 	}
-	d.look(ctx, in) // a guest that has panicked meanwhile
+	d.refresh(ctx, in) // the guest may have panicked meanwhile
 	if in.killing() {
-		if err := d.Destroy(ctx, def.Name); err != nil { // as was begun
+		if err := d.Destroy(ctx, def.Name); err != nil { // the earlier daemon had begun it
 			return machine.State{}, err
 		}
 	}
 	return d.State(ctx, def.Name)
 }
 
-// settled waits until libvirtd has noticed that the process of a domain has ended, and makes it destroy the domain if it does
-// not within noticeTimeout.
-func (d *Driver) settled(ctx context.Context, domain golibvirt.Domain) (condition, error) {
+// awaitInactive waits until libvirtd has noticed that a domain's process has ended. After noticeTimeout it destroys the
+// domain.
+func (d *Driver) awaitInactive(ctx context.Context, domain golibvirt.Domain) (domainStatus, error) {
 	deadline, tick := time.NewTimer(noticeTimeout), time.NewTicker(noticeInterval/10)
 	defer deadline.Stop()
 	defer tick.Stop()
 	for {
-		c, err := d.link.condition(ctx, domain)
+		c, err := d.link.domainStatus(ctx, domain)
 		if err != nil || !c.active() {
 			return c, err
 		}
@@ -172,13 +175,13 @@ func (d *Driver) settled(ctx context.Context, domain golibvirt.Domain) (conditio
 				return c, err
 			}
 		case <-ctx.Done():
-			return c, fmt.Errorf("domain %s has ended, but not for libvirtd: %w: %w", domain.Name, context.Cause(ctx), errdefs.ErrUnavailable)
+			return c, fmt.Errorf("domain %s has ended, but libvirtd has not noticed: %w: %w", domain.Name, context.Cause(ctx), errdefs.ErrUnavailable)
 		}
 	}
 }
 
-// findProcess finds the QEMU of a run: the recorded one, or the one in the cgroup. If there is none, only libvirt reports on the
-// machine.
+// findProcess returns the QEMU of a run: the recorded process, or the one in the cgroup. Otherwise it returns an ended
+// process with PID 0, and only libvirt reports on the machine.
 func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
 	if proc, err := in.run.adopt(); err == nil {
 		return proc
@@ -199,13 +202,13 @@ func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
 	return process.Ended(process.ID{})
 }
 
-// remove ends and forgets a machine that nobody knows any more.
+// remove ends and removes a machine that Recover's caller did not name.
 func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
-	d.log.Info("Removing a machine that is not known", "machine", def.Name)
+	d.log.Info("removing an unknown machine", "machine", def.Name)
 	record, _ := loadRun(def.StateDir)
 	proc, err := record.adopt()
 	if err != nil {
-		proc = nil // libvirt knows it
+		proc = nil // leave it to libvirt
 	}
 	defer proc.Close()
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
@@ -214,10 +217,10 @@ func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machin
 	if err := d.endShares(ctx, def, record); err != nil {
 		return err
 	}
-	return d.forget(ctx, domain, def)
+	return d.removeMachine(ctx, domain, def)
 }
 
-// endShares ends the virtiofsd of a run whose QEMU has ended.
+// endShares ends the virtiofsd processes of a run whose QEMU has ended.
 func (d *Driver) endShares(ctx context.Context, def machine.Definition, r run) error {
 	if r.Boot != bootID() {
 		return nil

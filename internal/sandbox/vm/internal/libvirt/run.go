@@ -17,33 +17,33 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// runFile is what is written down, in StateDir, of a machine's run: what libvirt does not know, or forgets.
+// runFile is the record of a machine's run, in StateDir. It holds what libvirt does not know or loses.
 const runFile = "libvirt.json"
 
-// runVersion is the version of runFile; others are refused.
+// runVersion is the version of runFile. Other versions are refused.
 const runVersion = 1
 
-// run is a run of a machine, under way or ended. The zero run is none.
+// run is a run of a machine, in progress or ended. The zero run means none.
 type run struct {
 	Version int `json:"version"`
-	// Process is QEMU, in the boot of the node that Boot names.
+	// Process is the QEMU process. It is valid only in Boot.
 	Process process.ID `json:"process"`
-	// Shares are the virtiofsd of its shares, in that boot too.
+	// Shares are the virtiofsd processes. Like Process, they are valid only in Boot.
 	Shares    []process.ID `json:"shares,omitempty"`
 	Boot      string       `json:"boot"`
 	StartedAt time.Time    `json:"startedAt"`
-	// OOMKills is the cgroup's count when QEMU was started.
+	// OOMKills is the cgroup's OOM kill count when QEMU was started.
 	OOMKills uint64 `json:"oomKills,omitempty"`
-	// Killing says that we have decided to kill it, Panicked that its guest has.
+	// Killing is set before the daemon kills the machine. Panicked is set if the guest panicked.
 	Killing  bool `json:"killing,omitempty"`
 	Panicked bool `json:"panicked,omitempty"`
-	// Lost says what of the machine has ended before QEMU, which was ended for it.
+	// Lost names the virtiofsd whose early end made the daemon end the machine.
 	Lost string `json:"lost,omitempty"`
-	// Ended is the end, once it is known.
+	// Ended is the final state, once known.
 	Ended *machine.State `json:"ended,omitempty"`
 }
 
-// save replaces the record.
+// save writes the record atomically.
 func (r run) save(stateDir string) error {
 	r.Version = runVersion
 	raw, err := json.Marshal(r)
@@ -52,12 +52,12 @@ func (r run) save(stateDir string) error {
 	}
 	path := filepath.Join(stateDir, runFile)
 	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
-		return fmt.Errorf("record of the machine's run: %w", err)
+		return fmt.Errorf("write the record of the machine's run: %w", err)
 	}
 	return os.Rename(path+".new", path)
 }
 
-// loadRun reads the record; the zero run when there is none. One that cannot be used is errdefs.ErrDataLoss.
+// loadRun reads the record. It returns the zero run if there is none, and errdefs.ErrDataLoss for an unusable record.
 func loadRun(stateDir string) (run, error) {
 	path := filepath.Join(stateDir, runFile)
 	raw, err := os.ReadFile(path)
@@ -72,7 +72,7 @@ func loadRun(stateDir string) (run, error) {
 		return run{}, fmt.Errorf("%s: %w: %w", path, err, errdefs.ErrDataLoss)
 	}
 	if r.Version != runVersion {
-		return run{}, fmt.Errorf("%s is of version %d, this tripod knows %d: %w", path, r.Version, runVersion, errdefs.ErrDataLoss)
+		return run{}, fmt.Errorf("%s has version %d, this tripod supports version %d: %w", path, r.Version, runVersion, errdefs.ErrDataLoss)
 	}
 	return r, nil
 }
@@ -85,14 +85,14 @@ func removeRun(stateDir string) error {
 	return err
 }
 
-// bootID names this boot of the node: PIDs and start times of another one mean nothing.
+// bootID returns the boot ID of the node. PIDs and start times recorded in another boot are meaningless.
 var bootID = sync.OnceValue(func() string {
 	raw, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(raw))
 })
 
-// dead tells whether the run's process is known and has ended, though nobody has seen why.
-func (r run) dead() bool {
+// processEnded reports whether the recorded process has ended, although the end is not recorded.
+func (r run) processEnded() bool {
 	if r.Process.Pid == 0 || r.Ended != nil {
 		return false
 	}
@@ -101,10 +101,10 @@ func (r run) dead() bool {
 	return errdefs.IsNotFound(err)
 }
 
-// adopt watches the run's process again. It is errdefs.ErrNotFound when that has ended.
+// adopt opens the recorded process. It returns errdefs.ErrNotFound if the process has ended.
 func (r run) adopt() (*process.Process, error) {
 	if r.Boot != bootID() {
-		return nil, fmt.Errorf("process %d was of another boot: %w", r.Process.Pid, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("process %d belongs to an earlier boot: %w", r.Process.Pid, errdefs.ErrNotFound)
 	}
 	return process.Adopt(r.Process)
 }

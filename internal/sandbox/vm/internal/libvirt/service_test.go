@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
 )
 
-// TestGrant: only the machine that is being started gets its files, by its user, its secret, and once.
+// TestGrant: only the wrapper of a starting machine gets its files: as the right user, with the right secret, once.
 func TestGrant(t *testing.T) {
 	def := minimal()
 	def.StateDir, def.Cgroup, def.UID = t.TempDir(), "", 200001
@@ -59,24 +59,24 @@ func TestGrant(t *testing.T) {
 	require.Equal(t, peer.PID, in.run.Process.Pid)
 	written, err := loadRun(def.StateDir)
 	require.NoError(t, err)
-	require.Equal(t, in.run.Process, written.Process, "before QEMU exists it is known which it will be")
+	require.Equal(t, in.run.Process, written.Process, "the record must name QEMU's process before QEMU starts")
 	_, err = ask(d, peer, right)
-	require.ErrorIs(t, err, errdefs.ErrPermissionDenied, "a second time")
-	in.launched()
+	require.ErrorIs(t, err, errdefs.ErrPermissionDenied, "second request")
+	in.endStart()
 	in.proc.Close()
 
 	d, in = fresh()
-	in.launched() // the start is over
+	in.endStart()
 	_, err = ask(d, peer, right)
-	require.ErrorIs(t, err, errdefs.ErrPermissionDenied, "not being started")
+	require.ErrorIs(t, err, errdefs.ErrPermissionDenied, "request after the start")
 }
 
-// TestReachable: directories that others cannot pass are named.
+// TestReachable: checkReachable names a directory that other users cannot enter.
 func TestReachable(t *testing.T) {
 	dir := publicTemp(t)
-	require.NoError(t, reachable(dir))
+	require.NoError(t, checkReachable(dir))
 	require.NoError(t, os.Chmod(dir, 0o700))
-	err := reachable(dir)
+	err := checkReachable(dir)
 	require.ErrorIs(t, err, errdefs.ErrFailedPrecondition)
 	require.ErrorContains(t, err, dir)
 }
@@ -99,7 +99,7 @@ func TestNewRefuses(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestRunRecord: a record that cannot be read is reported, and ignored.
+// TestRunRecord: loadRun returns what save wrote, and reports an unusable record.
 func TestRunRecord(t *testing.T) {
 	dir := t.TempDir()
 	r, err := loadRun(dir)

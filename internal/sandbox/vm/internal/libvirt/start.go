@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	// startTimeout bounds a start. It takes 0.3–0.5 s on a quiet machine, and 5 s more when libvirt asks QEMU what it can do.
+	// startTimeout bounds a start. It takes 0.3–0.5 s on an idle host, and 5 s more when libvirt probes QEMU's
+	// capabilities.
 	startTimeout = 2 * time.Minute
-	// undoTimeout bounds what is done after a start that was given up.
+	// undoTimeout bounds the cleanup after a failed start.
 	undoTimeout = 30 * time.Second
 )
 
@@ -37,13 +38,13 @@ func (d *Driver) Start(ctx context.Context, name string) error {
 		return fmt.Errorf("machine %s is being started: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	if err := d.run(ctx, in, def); err != nil {
-		return errors.Join(err, in.fail(ctx, err))
+		return errors.Join(err, in.recordStartFailure(ctx, err))
 	}
-	d.look(ctx, in) // it may have ended by now
+	d.refresh(ctx, in) // it may have ended already
 	return nil
 }
 
-// run starts the domain and waits until libvirt says that it runs.
+// run starts the domain and waits until libvirt reports that it runs.
 func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) error {
 	l, err := d.newLaunch(ctx, def)
 	if err != nil {
@@ -53,8 +54,8 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 		l.close()
 		return err
 	}
-	// The domain is defined again: its secret is for this start only, and after a reboot of the node, or with another QEMU, the
-	// emulator has another name.
+	// Define the domain again, because the secret is for this start only, and the emulator's path changes with a reboot
+	// of the node and with QEMU.
 	domain, err := d.defineDomain(ctx, def, l.secret)
 	if err == nil {
 		err = fpReady.Hit(ctx)
@@ -63,8 +64,8 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 		l.close()
 		return err
 	}
-	in.begin(domain, l)
-	defer in.launched()
+	in.beginStart(domain, l)
+	defer in.endStart()
 	_, err = ask(ctx, d.link, "start domain "+domain.Name, func(c *golibvirt.Libvirt) (golibvirt.Domain, error) {
 		return c.DomainCreateWithFlags(domain, 0)
 	})
@@ -72,10 +73,10 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 		err = fpCreated.Hit(ctx)
 	}
 	if err == nil && !in.granted() {
-		err = fmt.Errorf("domain %s runs, but its emulator has not asked for the machine's descriptors: %w", domain.Name, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("domain %s runs, but its emulator did not request the machine's descriptors: %w", domain.Name, errdefs.ErrFailedPrecondition)
 	}
 	if err == nil {
-		err = in.running(d)
+		err = in.recordRunning(d)
 	}
 	if err != nil {
 		d.undo(ctx, in, domain)
@@ -84,24 +85,24 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 	return nil
 }
 
-// undo ends what is left of a start that failed or was given up, whatever has become of ctx.
+// undo ends a domain whose start failed, even if ctx has ended.
 func (d *Driver) undo(ctx context.Context, in *instance, domain golibvirt.Domain) {
-	in.launched() // from now on nobody gets the machine's files: a domain that has not got them ends by itself
+	in.endStart() // a wrapper that has not got the machine's files yet fails now
 	in.mu.Lock()
 	proc, limit := in.proc, undoTimeout
 	in.mu.Unlock()
 	if proc == nil {
-		limit = kindTimeout
+		limit = sigtermTimeout
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
-		d.log.Warn("a domain that was not started could not be ended", "domain", domain.Name, "err", err)
+		d.log.Warn("ending a domain after a failed start failed", "domain", domain.Name, "err", err)
 	}
 }
 
-// begin notes that a start is under way: the tap service answers.
-func (in *instance) begin(domain golibvirt.Domain, l *launch) {
+// beginStart records that a start is in progress. The tap service then answers the wrapper.
+func (in *instance) beginStart(domain golibvirt.Domain, l *launch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.proc.Close()
@@ -109,8 +110,8 @@ func (in *instance) begin(domain golibvirt.Domain, l *launch) {
 	in.ended = make(chan struct{})
 }
 
-// launched ends the start: nobody gets anything from the tap service any more.
-func (in *instance) launched() {
+// endStart ends the start. The tap service no longer answers the wrapper.
+func (in *instance) endStart() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.launch != nil {
@@ -125,13 +126,13 @@ func (in *instance) granted() bool {
 	return in.launch.granted && in.proc != nil
 }
 
-// running notes that the machine runs. On a host whose libvirt has put it, or some of its threads,
-// into a cgroup of its own, it is moved back.
-func (in *instance) running(d *Driver) error {
+// recordRunning records that the machine runs. If libvirt has put the process or some threads into another cgroup,
+// recordRunning moves them back.
+func (in *instance) recordRunning(d *Driver) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.def.Cgroup != "" && in.proc.Alive() && !d.inCgroup(in.proc.Pid, in.def.Cgroup) {
-		if err := d.join(in.def.Cgroup, in.proc.Pid); err != nil {
+		if err := d.joinCgroup(in.def.Cgroup, in.proc.Pid); err != nil {
 			return err
 		}
 	}
@@ -140,8 +141,8 @@ func (in *instance) running(d *Driver) error {
 	return nil
 }
 
-// fail notes that the machine could not be started, and ends what was to serve it.
-func (in *instance) fail(ctx context.Context, err error) error {
+// recordStartFailure records that the start failed, and ends the virtiofsd processes.
+func (in *instance) recordStartFailure(ctx context.Context, err error) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	now := time.Now()
@@ -151,7 +152,7 @@ func (in *instance) fail(ctx context.Context, err error) error {
 		in.ended = nil
 	}
 	in.run.Boot, in.run.StartedAt, in.run.Ended = bootID(), now, &in.state
-	_ = in.run.save(in.def.StateDir) // the caller gets the end, and records it too
+	_ = in.run.save(in.def.StateDir) // the caller records the end too
 	shares := in.shares
 	in.shares = nil
 	return shares.End(ctx)

@@ -13,11 +13,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// statsTimeout is how long one machine may keep the figures of all waiting.
+// statsTimeout bounds a query, so that one machine cannot delay the statistics of all.
 const statsTimeout = time.Second
 
-// Stats implements machine.Driver. A machine that does not run is errdefs.ErrFailedPrecondition, one that does not answer
-// errdefs.ErrUnavailable.
+// Stats implements machine.Driver. It returns errdefs.ErrFailedPrecondition if the machine does not run, and
+// errdefs.ErrUnavailable if it does not answer.
 func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {
 	in, err := d.find(name)
 	if err != nil {
@@ -31,7 +31,7 @@ func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	records, err := ask(ctx, d.link, "figures of domain "+domain.Name, func(c *golibvirt.Libvirt) ([]golibvirt.DomainStatsRecord, error) {
+	records, err := ask(ctx, d.link, "query the statistics of domain "+domain.Name, func(c *golibvirt.Libvirt) ([]golibvirt.DomainStatsRecord, error) {
 		return c.ConnectGetAllDomainStats([]golibvirt.Domain{domain}, uint32(golibvirt.DomainStatsBalloon|golibvirt.DomainStatsBlock),
 			uint32(golibvirt.ConnectGetAllDomainsStatsNowait))
 	})
@@ -39,16 +39,17 @@ func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) 
 		return machine.Stats{}, err
 	}
 	if len(records) != 1 {
-		return machine.Stats{}, fmt.Errorf("figures of domain %s: libvirt has none: %w", domain.Name, errdefs.ErrUnavailable)
+		return machine.Stats{}, fmt.Errorf("query the statistics of domain %s: libvirt returned none: %w", domain.Name, errdefs.ErrUnavailable)
 	}
-	return figures(records[0].Params, disks), nil
+	return parseStats(records[0].Params, disks), nil
 }
 
-// figures reads libvirt's typed parameters (virConnectGetAllDomainStats): block.N.* are of the disks in the domain's order.
-func figures(params []golibvirt.TypedParam, disks []machine.Disk) machine.Stats {
+// parseStats parses libvirt's typed parameters (virConnectGetAllDomainStats). block.N.* belongs to the Nth disk of the
+// domain.
+func parseStats(params []golibvirt.TypedParam, disks []machine.Disk) machine.Stats {
 	stats := machine.Stats{Blocks: map[string]machine.BlockStats{}}
 	for _, p := range params {
-		value, ok := unsigned(p.Value.I)
+		value, ok := toUint64(p.Value.I)
 		if !ok {
 			continue
 		}
@@ -80,7 +81,7 @@ func figures(params []golibvirt.TypedParam, disks []machine.Disk) machine.Stats 
 	return stats
 }
 
-func unsigned(v any) (uint64, bool) {
+func toUint64(v any) (uint64, bool) {
 	switch v := v.(type) {
 	case uint64:
 		return v, true

@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	// buttonTimeout bounds the pressing of the power button; a QEMU that hangs does not answer libvirt.
+	// buttonTimeout bounds the press of the power button. libvirt does not answer while QEMU hangs.
 	buttonTimeout = 5 * time.Second
-	// kindTimeout is how long libvirt's SIGTERM, on which QEMU writes out what its disks have not, may take to work.
-	kindTimeout = 2 * time.Second
+	// sigtermTimeout is the time after libvirt's SIGTERM in which QEMU flushes its disks and ends.
+	sigtermTimeout = 2 * time.Second
 )
 
-// Shutdown implements machine.Driver. A machine that has ended is left as it is.
+// Shutdown implements machine.Driver. It has no effect on an ended machine.
 func (d *Driver) Shutdown(ctx context.Context, name string) error {
 	in, err := d.find(name)
 	if err != nil {
@@ -38,18 +38,18 @@ func (d *Driver) Shutdown(ctx context.Context, name string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, buttonTimeout)
 	defer cancel()
-	err = d.link.order(ctx, "shut domain "+domain.Name+" down", func(c *golibvirt.Libvirt) error {
+	err = d.link.do(ctx, "shut down domain "+domain.Name, func(c *golibvirt.Libvirt) error {
 		return c.DomainShutdownFlags(domain, golibvirt.DomainShutdownAcpiPowerBtn)
 	})
 	if errdefs.IsFailedPrecondition(err) {
-		if c, stateErr := d.link.condition(ctx, domain); stateErr == nil && !c.active() {
+		if c, stateErr := d.link.domainStatus(ctx, domain); stateErr == nil && !c.active() {
 			return nil // it has ended meanwhile
 		}
 	}
 	return err
 }
 
-// Destroy implements machine.Driver. It works without libvirtd, too.
+// Destroy implements machine.Driver. It also works without libvirtd.
 func (d *Driver) Destroy(ctx context.Context, name string) error {
 	in, err := d.find(name)
 	if err != nil {
@@ -61,7 +61,7 @@ func (d *Driver) Destroy(ctx context.Context, name string) error {
 	if runs && !in.run.Killing {
 		in.run.Killing = true
 		if err := in.run.save(in.def.StateDir); err != nil {
-			d.log.Warn("That a machine is killed could not be written down", "machine", name, "err", err)
+			d.log.Warn("recording the kill of a machine failed", "machine", name, "err", err)
 		}
 	}
 	in.mu.Unlock()
@@ -79,39 +79,39 @@ func (d *Driver) Destroy(ctx context.Context, name string) error {
 		return err
 	}
 	if starting && !runs {
-		return nil // Start ends it with its own error
+		return nil // Start returns the error
 	}
 	if !forced {
-		d.look(ctx, in) // libvirt's word first: the guest may have powered off just before
+		d.refresh(ctx, in) // libvirt's reason comes first: the guest may have powered off just before
 	}
 	cause, message := in.causeOf(int32(golibvirt.DomainShutoffDestroyed))
 	d.finish(in, ended, cause, message)
 	return nil
 }
 
-// killing tells whether it was decided to kill the machine.
+// killing reports whether the daemon has decided to kill the machine.
 func (in *instance) killing() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.run.Killing
 }
 
-// destroyDomain returns when the domain's process is dead: by libvirt, or, when that does not help in time, forced by
-// SIGKILL.
+// destroyDomain destroys a domain and waits until its process has ended. If libvirt does not end it in time,
+// destroyDomain sends SIGKILL and returns forced = true.
 func (d *Driver) destroyDomain(ctx context.Context, domain golibvirt.Domain, proc *process.Process) (forced bool, err error) {
 	if proc != nil && proc.Pid == 0 {
-		proc = nil // libvirt alone knows it
+		proc = nil // only libvirt knows the process
 	}
 	destroyed := make(chan error, 1)
 	go func() { destroyed <- d.link.destroy(ctx, domain) }()
-	kind := time.NewTimer(kindTimeout)
-	defer kind.Stop()
+	grace := time.NewTimer(sigtermTimeout)
+	defer grace.Stop()
 	select {
 	case err = <-destroyed:
-		if err == nil && (proc == nil || proc.WaitFor(kindTimeout)) {
+		if err == nil && (proc == nil || proc.WaitFor(sigtermTimeout)) {
 			return false, nil
 		}
-	case <-kind.C:
+	case <-grace.C:
 		if proc == nil {
 			return false, <-destroyed
 		}

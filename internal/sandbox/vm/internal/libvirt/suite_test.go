@@ -29,12 +29,12 @@ func TestMain(m *testing.M) {
 	machinetest.Main(m)
 }
 
-// TestDriver runs the suite of all drivers, with a real libvirtd.
+// TestDriver runs the common suite of all drivers with a real libvirtd.
 func TestDriver(t *testing.T) {
 	machinetest.Run(t, newRig(t).subject(t))
 }
 
-// rig is a libvirtd and what drivers for it have in common.
+// rig is a libvirtd and the common configuration of drivers for it.
 type rig struct {
 	*libvirtdtest.Daemon
 	cfg Config
@@ -45,11 +45,11 @@ func newRig(t testing.TB) rig {
 	return rig{libvirtdtest.Start(t), Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: libvirtdtest.Wrapper(t), Virtiofsd: machinetest.FindVirtiofsd(t), Accel: qemu.AccelTCG, Opener: machinetest.Taps{}, Cgroup: machinetest.Cgroups(t)}}
 }
 
-// publicTemp is a directory that every user can pass.
+// publicTemp returns a directory that every user can enter.
 func publicTemp(t testing.TB) string {
 	dir := t.TempDir()
 	for at := dir; at != "/"; at = filepath.Dir(at) {
-		if reachable(at) == nil {
+		if checkReachable(at) == nil {
 			break
 		}
 		require.NoError(t, os.Chmod(at, 0o755))
@@ -57,7 +57,7 @@ func publicTemp(t testing.TB) string {
 	return dir
 }
 
-// driver makes a driver of the rig's daemon. Whoever has it closes it.
+// driver makes a driver for the rig's libvirtd. The caller closes it.
 func (r rig) driver(t testing.TB) *Driver {
 	cfg := r.cfg
 	cfg.URI, cfg.Logger = r.URI, logger(t)

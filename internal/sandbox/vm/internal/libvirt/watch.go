@@ -17,21 +17,22 @@ import (
 )
 
 const (
-	// lookTimeout bounds a look at a domain; lookPause is from one that failed to the next.
-	lookTimeout, lookPause = 10 * time.Second, 5 * time.Second
-	// noticeTimeout is how long libvirtd may take to notice that a process of its own has ended.
+	// refreshTimeout bounds a query of a domain; refreshRetry is the pause after a failed query.
+	refreshTimeout, refreshRetry = 10 * time.Second, 5 * time.Second
+	// noticeTimeout is the time in which libvirtd should notice that its child process has ended.
 	noticeTimeout = 5 * time.Second
-	// noticeInterval is how often it is asked meanwhile; it tells by an event, too.
+	// noticeInterval is the interval of queries during noticeTimeout. libvirtd also sends an event.
 	noticeInterval = 200 * time.Millisecond
 
-	// lostTime is how long QEMU may take to end after its virtiofsd, which ends as soon as QEMU lets go of it.
-	lostTime = time.Second
+	// shareLossGrace is the time between the ends of a virtiofsd and of QEMU when QEMU ends first: a virtiofsd ends as
+	// soon as QEMU disconnects.
+	shareLossGrace = time.Second
 
 	killedMessage = "killed"
 )
 
-// lookAtAll looks at every machine that runs, after a connection has been made: events may have been missed.
-func (d *Driver) lookAtAll(ctx context.Context) {
+// refreshAll queries every running machine after a connect, because events may have been missed.
+func (d *Driver) refreshAll(ctx context.Context) {
 	d.mu.Lock()
 	var all []*instance
 	for _, in := range d.machines {
@@ -39,36 +40,36 @@ func (d *Driver) lookAtAll(ctx context.Context) {
 	}
 	d.mu.Unlock()
 	for _, in := range all {
-		d.look(ctx, in)
+		d.refresh(ctx, in)
 	}
 }
 
-// lookAtDomain looks at the machine of a domain to which something has happened.
-func (d *Driver) lookAtDomain(domain string) {
+// domainEvent handles an event of a domain: it queries the domain's machine.
+func (d *Driver) domainEvent(domain string) {
 	name, ours := strings.CutPrefix(domain, namePrefix)
 	in, err := d.find(name)
 	if !ours || err != nil {
 		return
 	}
-	d.bg.Go(func() { d.look(d.ctx, in) })
+	d.bg.Go(func() { d.refresh(d.ctx, in) })
 }
 
-// look asks libvirt how a machine that runs is, and ends its run when it does not any more.
-func (d *Driver) look(ctx context.Context, in *instance) {
+// refresh queries the state of a running machine, and finishes its run if it has ended.
+func (d *Driver) refresh(ctx context.Context, in *instance) {
 	in.mu.Lock()
-	domain, over, ended := in.domain, in.state.Phase != machine.Running || in.launch != nil, in.ended
+	domain, idle, ended := in.domain, in.state.Phase != machine.Running || in.launch != nil, in.ended
 	in.mu.Unlock()
-	if over {
+	if idle {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
-	c, err := d.link.condition(ctx, domain)
+	c, err := d.link.domainStatus(ctx, domain)
 	switch {
 	case errdefs.IsNotFound(err):
-		d.finish(in, ended, machine.CauseUnknown, "the domain is not in libvirt any more")
+		d.finish(in, ended, machine.CauseUnknown, "the domain no longer exists in libvirt")
 	case err != nil:
-		d.lookAgain(in, err)
+		d.retryRefresh(in, err)
 	case c.state == golibvirt.DomainCrashed:
 		d.panicked(ctx, in, domain)
 	case !c.active():
@@ -77,31 +78,31 @@ func (d *Driver) look(ctx context.Context, in *instance) {
 	}
 }
 
-// lookAgain queries a machine once more, later: a libvirtd that has just restarted may need time, and sends no events for what
-// happened while it was down.
-func (d *Driver) lookAgain(in *instance, why error) {
+// retryRefresh queries a machine again after refreshRetry. A libvirtd that has just restarted may need time, and sends
+// no events for what happened while it was down.
+func (d *Driver) retryRefresh(in *instance, why error) {
 	in.mu.Lock()
-	pending, domain := in.lookPending, in.domain.Name
-	in.lookPending = true
+	pending, domain := in.retryPending, in.domain.Name
+	in.retryPending = true
 	in.mu.Unlock()
 	if pending {
 		return
 	}
-	d.log.Warn("a machine could not be looked at", "domain", domain, "err", why)
+	d.log.Warn("querying a machine failed", "domain", domain, "err", why)
 	d.bg.Go(func() {
 		select {
-		case <-time.After(lookPause):
+		case <-time.After(refreshRetry):
 		case <-d.ctx.Done():
 			return
 		}
 		in.mu.Lock()
-		in.lookPending = false
+		in.retryPending = false
 		in.mu.Unlock()
-		d.look(d.ctx, in)
+		d.refresh(d.ctx, in)
 	})
 }
 
-// panicked ends a machine whose guest has panicked; libvirt keeps it until then.
+// panicked ends a machine whose guest has panicked. libvirt keeps its domain until then.
 func (d *Driver) panicked(ctx context.Context, in *instance, domain golibvirt.Domain) {
 	in.mu.Lock()
 	in.run.Panicked = true
@@ -109,59 +110,60 @@ func (d *Driver) panicked(ctx context.Context, in *instance, domain golibvirt.Do
 	proc, ended := in.proc, in.ended
 	in.mu.Unlock()
 	if err != nil {
-		d.log.Warn("a guest's panic could not be written down", "domain", domain.Name, "err", err)
+		d.log.Warn("recording a guest's panic failed", "domain", domain.Name, "err", err)
 	}
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
-		d.log.Warn("a machine whose guest has panicked could not be ended", "domain", domain.Name, "err", err)
+		d.log.Warn("ending a machine after its guest's panic failed", "domain", domain.Name, "err", err)
 		return
 	}
 	cause, message := in.causeOf(int32(golibvirt.DomainShutoffDestroyed))
 	d.finish(in, ended, cause, message)
 }
 
-// causeOf says why a run ended, from libvirt's reason and what we know.
+// causeOf returns the cause of a run's end, from libvirt's reason and the record.
 func (in *instance) causeOf(reason int32) (cause machine.Cause, message string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.run.Panicked {
-		return machine.CausePanic, "the guest's kernel has panicked"
+		return machine.CausePanic, "the guest's kernel panicked"
 	}
 	if in.run.Lost != "" && golibvirt.DomainShutoffReason(reason) != golibvirt.DomainShutoffShutdown {
 		if in.oomKilled() {
-			return machine.CauseOOM, "the pod's memory was used up: " + in.run.Lost
+			return machine.CauseOOM, "the pod ran out of memory: " + in.run.Lost
 		}
 		return machine.CauseFailed, in.run.Lost
 	}
 	switch golibvirt.DomainShutoffReason(reason) {
 	case golibvirt.DomainShutoffShutdown:
-		return machine.CausePowerOff, "the guest has turned itself off"
+		return machine.CausePowerOff, "the guest turned itself off"
 	case golibvirt.DomainShutoffDestroyed:
 		if in.run.Killing {
 			return machine.CauseKilled, killedMessage
 		}
-		return machine.CauseFailed, "the domain was destroyed by somebody else"
+		return machine.CauseFailed, "another client of libvirt destroyed the domain"
 	case golibvirt.DomainShutoffCrashed, golibvirt.DomainShutoffFailed:
 		if in.oomKilled() {
-			return machine.CauseOOM, "QEMU was killed: the pod's memory was used up"
+			return machine.CauseOOM, "QEMU was killed: the pod ran out of memory"
 		}
 		if in.run.Killing {
 			return machine.CauseKilled, killedMessage
 		}
-		return machine.CauseFailed, "QEMU has ended by itself or by a signal; libvirt's log of the domain may say more"
+		return machine.CauseFailed, "QEMU ended by itself or by a signal; see libvirt's log of the domain"
 	case golibvirt.DomainShutoffSaved, golibvirt.DomainShutoffMigrated, golibvirt.DomainShutoffFromSnapshot, golibvirt.DomainShutoffDaemon:
-		return machine.CauseFailed, fmt.Sprintf("the domain was ended by somebody else (libvirt's reason %d)", reason)
+		return machine.CauseFailed, fmt.Sprintf("another client of libvirt ended the domain (libvirt's reason %d)", reason)
 	default:
 		return machine.CauseUnknown, "libvirt does not know how the domain ended"
 	}
 }
 
-// oomKilled tells whether something in the machine's cgroup was killed for want of memory since it was started.
+// oomKilled reports whether the kernel killed a process of the machine's cgroup for lack of memory since the machine
+// started.
 func (in *instance) oomKilled() bool {
 	kills, err := stats.OOMKills(in.def.Cgroup)
 	return in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills
 }
 
-// finish ends the run that ended stands for, once: it is written down and told.
+// finish records and reports the end of the run that ended identifies, once.
 func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, message string) {
 	in.mu.Lock()
 	if in.state.Phase != machine.Running || in.ended != ended {
@@ -177,7 +179,7 @@ func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, 
 	in.mu.Unlock()
 	err = errors.Join(err, shares.End(d.ctx))
 	if err != nil {
-		d.log.Warn("the end of a machine could not be written down", "machine", name, "err", err)
+		d.log.Warn("recording a machine's end failed", "machine", name, "err", err)
 	}
 	d.mu.Lock()
 	sink := d.sink
@@ -185,7 +187,7 @@ func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, 
 	sink(machine.Event{Name: name, State: state})
 }
 
-// end is the state at the end of a run. libvirt does not tell how QEMU exited, so one that failed counts as killed.
+// end returns the final state of a run. libvirt does not report QEMU's exit status, so a failed run has ExitKilled.
 func (r run) end(cause machine.Cause, message string) machine.State {
 	s := machine.State{Phase: machine.Ended, StartedAt: r.StartedAt, FinishedAt: time.Now(), Cause: cause, ExitCode: machine.ExitKilled, Message: message}
 	switch cause {
@@ -197,8 +199,8 @@ func (r run) end(cause machine.Cause, message string) machine.State {
 	return s
 }
 
-// watchShares ends a machine of which a virtiofsd has ended while QEMU goes on. QEMU's own end ends it too, so that is given
-// the time to be seen.
+// watchShares ends a machine if one of its virtiofsd processes ends first. QEMU's own end also ends virtiofsd, so
+// watchShares gives QEMU time to end.
 func (d *Driver) watchShares(in *instance, shares *virtiofsd.Servers, proc *process.Process, ended chan struct{}) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
@@ -210,32 +212,32 @@ func (d *Driver) watchShares(in *instance, shares *virtiofsd.Servers, proc *proc
 		}
 	})
 	lost := shares.Watch(ctx)
-	if lost == "" || proc.WaitFor(lostTime) {
+	if lost == "" || proc.WaitFor(shareLossGrace) {
 		return
 	}
 	in.mu.Lock()
-	over := in.ended != ended || in.run.Killing || in.run.Panicked
-	if !over {
+	ending := in.ended != ended || in.run.Killing || in.run.Panicked
+	if !ending {
 		in.run.Lost = lost
 		if err := in.run.save(in.def.StateDir); err != nil {
-			d.log.Warn("that a machine has lost a share could not be written down", "machine", in.def.Name, "err", err)
+			d.log.Warn("recording the loss of a share failed", "machine", in.def.Name, "err", err)
 		}
 	}
 	domain := in.domain
 	in.mu.Unlock()
-	if over {
-		return // it is about to end
+	if ending {
+		return // QEMU is about to end
 	}
-	d.log.Error("a machine has lost a share; ending it", "domain", domain.Name, "reason", lost)
+	d.log.Error("ending a machine that lost a share", "domain", domain.Name, "reason", lost)
 	end, cancelEnd := context.WithTimeout(d.ctx, undoTimeout)
 	defer cancelEnd()
 	if _, err := d.destroyDomain(end, domain, proc); err != nil {
-		d.log.Error("end a machine that has lost a share", "domain", domain.Name, "err", err)
+		d.log.Error("ending the machine failed", "domain", domain.Name, "err", err)
 	}
-	d.look(d.ctx, in)
+	d.refresh(d.ctx, in)
 }
 
-// watch waits for the end of a run's process. libvirtd notices it as well and says why, unless it is not there.
+// watch waits for the end of a run's process. libvirtd also notices the end and reports the reason, if it runs.
 func (d *Driver) watch(in *instance, proc *process.Process, ended chan struct{}) {
 	shares := in.shares
 	d.bg.Go(func() { d.watchShares(in, shares, proc, ended) })
@@ -251,7 +253,7 @@ func (d *Driver) watch(in *instance, proc *process.Process, ended chan struct{})
 		defer deadline.Stop()
 		defer tick.Stop()
 		for {
-			d.look(d.ctx, in)
+			d.refresh(d.ctx, in)
 			select {
 			case <-ended:
 				return
