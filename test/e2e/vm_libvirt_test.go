@@ -31,7 +31,7 @@ func TestVMLibvirt(t *testing.T) {
 
 	lv.Kill()
 	d.Kill()
-	lv.Up()
+	lv.Start()
 	d.Start()
 	waitAgent(t, d, c)
 	if out := c.Must("sh", "-c", "cat /proc/uptime >/dev/null && echo still here"); out != "still here\n" {
@@ -79,7 +79,7 @@ func TestVMLibvirtAway(t *testing.T) {
 	other := d.RunPod(t, harness.PodConfig(t, "linux")) // is served
 	other.Remove()
 
-	lv.Up()
+	lv.Start()
 	allReady(t, d)
 	ends.WaitExit(137)
 	before := len(runs.Logs())
@@ -162,7 +162,7 @@ func TestVMLibvirtDies(t *testing.T) {
 	other := d.RunPod(t, harness.PodConfig(t, "linux"))
 	other.Remove()
 
-	lv.Up()
+	lv.Start()
 	allReady(t, d)
 	next := pod.Run(harness.ContainerConfig("c", harness.TinyGuest))
 	next.WaitConsole("tick 00002")

@@ -122,7 +122,7 @@ func (d *Daemon) end(sig syscall.Signal) {
 func (d *Daemon) Kill() { d.end(syscall.SIGKILL) }
 
 // Up starts it again after Kill.
-func (d *Daemon) Up() {
+func (d *Daemon) Start() {
 	d.t.Helper()
 	program, err := exec.LookPath("libvirtd")
 	require.NoError(d.t, err)
@@ -133,7 +133,7 @@ func (d *Daemon) Up() {
 func (d *Daemon) Restart() {
 	d.t.Helper()
 	d.end(syscall.SIGTERM)
-	d.Up()
+	d.Start()
 }
 
 // Signal sends it a signal: SIGSTOP makes a libvirtd that does not answer, until SIGCONT.

@@ -47,7 +47,7 @@ func TestLibvirtdIsAway(t *testing.T) {
 	require.Equal(t, machine.CauseKilled, l.End(killed.Name).Cause)
 	inTime(t, 10*time.Second, "undefine", errdefs.ErrUnavailable, func() error { return l.Undefine(t.Context(), killed.Name) })
 
-	r.Up()
+	r.Start()
 	require.Equal(t, machine.CausePowerOff, l.End(off.Name).Cause)
 	require.NoError(t, l.Ready())
 	require.Equal(t, machine.Running, l.MustState(stays.Name).Phase)
