@@ -245,7 +245,7 @@ func TestE2WhatComesWhileItIsAway(t *testing.T) {
 			client.say("realm/proc/reg/r", envelope("create", `{"type":"runtime","uuid":"r","parent":"m","max_nmodules":1}`))
 			client.say("realm/proc/control", envelope("create", `{"type":"module","uuid":"a","parent":"r"}`))
 			eventually(t, "a is ordered", func() bool { return len(client.all("realm/proc/control/r")) == 1 })
-			eventually(t, "that is noted", func() bool { return !o.state.get(key{Module, "a"}).Untold })
+			eventually(t, "that is noted", func() bool { return !o.state.get(key{Module, "a"}).Unconfirmed })
 			stop(t, o)
 			client.say("realm/proc/control/r", envelope("exited", `{"type":"module","uuid":"a","status":"exited"}`))
 			client.say("realm/proc/control", envelope("create", `{"type":"module","uuid":"b","parent":"r"}`))

@@ -14,38 +14,38 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// Config says what an Orchestrator uses. Zero values mean the defaults.
+// Config configures an Orchestrator. Path, Topics and Connect are required; other zero values mean the defaults.
 type Config struct {
-	// Path is the record's file; its directory is there.
+	// Path is the record's file. Its directory must exist.
 	Path   string
 	Topics wire.Topics
-	// Broker configures the connection. Open sets Handler, NoLocal and the call-backs.
+	// Broker configures the connection. Open sets Handler, NoLocal and the callbacks.
 	Broker mqtt.Config
-	// Connect makes the client: mqtt.New.
+	// Connect makes the client. Use mqtt.New.
 	Connect func(mqtt.Config) (mqtt.Client, error)
 
 	// KeepaliveInterval is the ka_interval_sec in answers to registrations; 60 s by default. A peer that sends keepalives, or has
-	// promised to, is marked dead after KeepaliveMissed intervals (3) of silence.
+	// promised to, is marked dead after KeepaliveMissed silent intervals; 3 by default.
 	KeepaliveInterval time.Duration
 	KeepaliveMissed   int
-	// RestartMin and RestartMax bound the delay before a module that has ended is created again, 1 s and 5 min; it doubles with
-	// each restart. A run of RestartReset (10 min) resets it.
+	// RestartMin and RestartMax bound the delay before an ended module is created again, which doubles with each restart; 1 s and
+	// 5 min by default. A module that runs for RestartReset (10 min by default) resets the delay.
 	RestartMin, RestartMax, RestartReset time.Duration
-	// KeepDead is how many dead records of each kind are kept; 1000 by default.
+	// KeepDead is the number of dead records of each kind to keep; 1000 by default.
 	KeepDead int
 
-	// Connections bounds those of the REST interface; nil: by its defaults.
+	// Connections limits the connections to the REST interface; by default with connlimit's defaults.
 	Connections *connlimit.Limiter
-	// Collectors are shown by /metrics too.
+	// Collectors add metrics to /metrics.
 	Collectors []prometheus.Collector
-	// Now is the clock: time.Now.
+	// Now is the clock; time.Now by default.
 	Now func() time.Time
 	Log *slog.Logger
 }
 
 func (c Config) complete() (Config, error) {
 	if c.Path == "" || c.Connect == nil || channel.ValidTopic(c.Topics.Control()) != nil || c.Topics.Realm == "" {
-		return c, fmt.Errorf("an orchestrator needs the path of its record, a realm and a way to its broker: %w", errdefs.ErrInvalidArgument)
+		return c, fmt.Errorf("an orchestrator needs the path of its record, a realm and a broker: %w", errdefs.ErrInvalidArgument)
 	}
 	for _, d := range []struct {
 		to    *time.Duration

@@ -217,14 +217,14 @@ func (c *child) settled() {
 	eventually(c.t, "all orders are noted as told", func() bool {
 		var list struct {
 			Results []struct {
-				Untold bool `json:"untold"`
+				Unconfirmed bool `json:"untold"`
 			}
 		}
 		if !c.get("/api/modules/", &list) {
 			return false
 		}
 		for _, m := range list.Results {
-			if m.Untold {
+			if m.Unconfirmed {
 				return false
 			}
 		}

@@ -31,9 +31,9 @@ func newCounters() *counters {
 var (
 	recordsDesc = prometheus.NewDesc("tripod_orchestrator_records", "Managers, runtimes and modules, by state: A, Q, E, K, D.",
 		[]string{"type", "status"}, nil)
-	slotsDesc = prometheus.NewDesc("tripod_orchestrator_slots", "Slots for modules of living runtimes: used, and all.",
+	slotsDesc = prometheus.NewDesc("tripod_orchestrator_slots", "Slots for modules of living runtimes: used and all.",
 		[]string{"runtime", "of"}, nil)
-	restartsDesc  = prometheus.NewDesc("tripod_orchestrator_restarts_pending", "Modules that are to be created again after their back-off.", nil, nil)
+	restartsDesc  = prometheus.NewDesc("tripod_orchestrator_restarts_pending", "Modules that will be created again after their back-off.", nil, nil)
 	connectedDesc = prometheus.NewDesc("tripod_orchestrator_broker_connected", "1 while the broker is connected.", nil, nil)
 	connectsDesc  = prometheus.NewDesc("tripod_orchestrator_broker_connects_total", "Connections that the broker has accepted.", nil, nil)
 	droppedDesc   = prometheus.NewDesc("tripod_orchestrator_broker_dropped_total", "Messages that the MQTT client has dropped from its queue.", nil, nil)
@@ -49,7 +49,7 @@ func (o *Orchestrator) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (o *Orchestrator) Collect(to chan<- prometheus.Metric) {
-	guard.Func(o.log, "metrics", func() { o.collect(to) })() // the registry collects in goroutines of its own
+	guard.Func(o.log, "metrics", func() { o.collect(to) })() // the registry calls Collect in its own goroutines
 }
 
 func (o *Orchestrator) collect(to chan<- prometheus.Metric) {

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// create records a module and places it. After an error nothing has changed.
+// create records a module and places it. After an error, nothing has changed.
 func (t *transition) create(raw json.RawMessage, later bool) error {
 	m, err := t.newModule(raw)
 	if err != nil {
@@ -45,7 +45,7 @@ func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	if old := t.get(key{Module, d.UUID()}); old != nil && old.Status != Dead {
 		return nil, fmt.Errorf("duplicate module UUID; request ignored: %w", errdefs.ErrAlreadyExists)
 	}
-	m := &Record{Kind: Module, UUID: d.UUID(), Name: d.Name(), Since: t.now, Choosy: len(d.APIs()) > 0, Data: maps.Clone(d)}
+	m := &Record{Kind: Module, UUID: d.UUID(), Name: d.Name(), Since: t.now, WantsAPIs: len(d.APIs()) > 0, Data: maps.Clone(d)}
 	if m.Name == "" {
 		m.Name = m.UUID
 	}
@@ -53,7 +53,7 @@ func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	return m, nil
 }
 
-// maxData bounds the data of one module, runtime or manager in bytes: they stay in memory.
+// maxData bounds the data of a module, runtime or manager in bytes, because it stays in memory.
 const maxData = 1 << 20
 
 // parse reads the data of a message.
@@ -72,14 +72,14 @@ func moduleData(raw json.RawMessage) (wire.ModuleData, error) {
 	}
 	switch kind := text(d, "type"); {
 	case kind == "":
-		return nil, fmt.Errorf(`a module's data: "type" is missing: %w`, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf(`data of a module: "type" is missing: %w`, errdefs.ErrInvalidArgument)
 	case kind != string(Module):
-		return nil, fmt.Errorf("data of type %q: this topic is about modules: %w", kind, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("data of type %q: this topic is for modules: %w", kind, errdefs.ErrInvalidArgument)
 	}
 	return d, wire.ValidName("uuid", d.UUID())
 }
 
-// adopt records a module that a client created at its manager, without the orchestrator.
+// adopt records a module that a client created directly at its manager.
 func (t *transition) adopt(runtime string, e wire.Envelope) error {
 	m, err := t.newModule(e.Data)
 	if errdefs.IsAlreadyExists(err) {
@@ -123,12 +123,12 @@ func (t *transition) remove(raw json.RawMessage) error {
 		return t.fill()
 	}
 	if r := t.get(key{Runtime, m.Parent}); r != nil {
-		t.tell(m, r, wire.ActionDelete)
+		t.sendOrder(m, r, wire.ActionDelete)
 	}
 	return nil
 }
 
-// removed records that a client deleted a module at its manager, without the orchestrator.
+// removed records that a client deleted a module directly at its manager.
 func (t *transition) removed(raw json.RawMessage) error {
 	d, err := moduleData(raw)
 	if err != nil {
@@ -151,7 +151,7 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	m := t.get(key{Module, d.UUID()})
 	switch {
 	case m == nil:
-		return errIgnored // it came from a desired document (Topics.Desired), or the record has been lost
+		return errIgnored // created by a desired document (Topics.Desired), or the record was lost
 	case m.Parent != runtime:
 		return fmt.Errorf("exited: module %s belongs to the runtime %q, not to %q: %w", m.UUID, m.Parent, runtime, errdefs.ErrInvalidArgument)
 	case m.Status == Dead || m.Status == Killed && !m.Lost:
@@ -167,7 +167,7 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	if err != nil {
 		return fmt.Errorf("exited: module %s: %w", d.UUID(), err)
 	}
-	m.Exit, m.Lost, m.Doomed, m.Untold = ending.raw, false, false, false
+	m.Exit, m.Lost, m.Doomed, m.Unconfirmed = ending.raw, false, false, false
 	t.notify(m)
 	if restarts && !ending.lost {
 		t.backOff(m, ranFor)
@@ -175,12 +175,12 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	return t.fill()
 }
 
-// notify announces to everybody that a module has ended.
+// notify publishes that a module has ended.
 func (t *transition) notify(m *Record) {
 	t.publish(t.o.config.Topics.Notif(), request(wire.ActionExited, m.message(wire.ActionExited), m.Later))
 }
 
-// restartDue creates the modules again whose back-off has ended.
+// restartDue creates modules again after their back-off.
 func (t *transition) restartDue() error {
 	due := func(m *Record) bool { return m.Status == Killed && m.RestartAt != nil && !m.RestartAt.After(t.now) }
 	for _, m := range t.list(Module, due) {
@@ -193,16 +193,16 @@ func (t *transition) restartDue() error {
 	return nil
 }
 
-// recreate creates a killed module again in its own slot, or lets it wait for its runtime. After a loss the order has the
-// object_id of the previous one, by which a manager recognizes a module that never stopped or that it has recreated itself.
+// recreate creates a killed module again in its own slot, or leaves it waiting for its runtime. After a loss the order has the
+// object_id of the previous one, so that the manager recognizes a module that never stopped or that it has recreated itself.
 func (t *transition) recreate(m *Record) error {
 	r := t.get(key{Runtime, m.Parent})
 	if r == nil || r.Status != Alive {
 		t.edit(m).RestartAt = nil
 		return nil
 	}
-	mates := slices.DeleteFunc(t.modulesOf(r.UUID), func(x *Record) bool { return !x.Status.holds() || x.UUID == m.UUID || x.Number > m.Number })
-	if len(mates) < r.slots() {
+	neighbours := slices.DeleteFunc(t.modulesOf(r.UUID), func(x *Record) bool { return !x.Status.holds() || x.UUID == m.UUID || x.Number > m.Number })
+	if len(neighbours) < r.slots() {
 		return t.order(m, r)
 	}
 	m, err := t.move(m, wait)

@@ -221,10 +221,10 @@ func TestRestartPolicies(t *testing.T) {
 				return
 			}
 			b.wantStates("a:K")
-			b.look(t.Context())
+			b.checkDeadlines(t.Context())
 			b.hears() // not yet
 			b.clock.pass(time.Second)
-			b.look(t.Context())
+			b.checkDeadlines(t.Context())
 			if second := b.hears("control/r1 create a")[0]; second.ObjectID == first.ObjectID {
 				t.Error("the next life has the order of the last")
 			}
@@ -246,7 +246,7 @@ func TestBackoffDoublesAndBeginsAnew(t *testing.T) {
 		}
 		b.wantStates("a:K waits:Q") // its slot is kept
 		b.clock.pass(want * time.Second)
-		b.look(t.Context())
+		b.checkDeadlines(t.Context())
 		b.wantStates("a:A waits:Q")
 	}
 	b.clock.pass(time.Minute)
@@ -258,7 +258,7 @@ func TestBackoffDoublesAndBeginsAnew(t *testing.T) {
 	b.delete("a") // while its back-off is under way
 	b.hears("notif exited a", "control/r1 create waits")
 	b.clock.pass(time.Hour)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	b.hears()
 	b.wantStates("a:D waits:A")
 }

@@ -38,20 +38,20 @@ type Orchestrator struct {
 
 	subscribed atomic.Bool
 
-	deciding sync.Mutex // held over a whole transition, so that messages go out in the order of the record
+	deciding sync.Mutex // held during a whole transition, so that messages are sent in the order of the record
 	own      own
 	ledger   ledger
 
-	mu    sync.Mutex
-	beats map[string]beat // by uuid of a manager or runtime
-	deaf  time.Time       // when the broker was last missing
+	mu         sync.Mutex
+	beats      map[string]beat // by uuid of a manager or runtime
+	brokerLost time.Time       // when the broker was last found disconnected
 
 	stop context.CancelFunc
 	done sync.WaitGroup
 }
 
-// Open reads the record, connects to the broker as soon as that is there, repeats what an earlier process may not have sent, and
-// handles messages until Close.
+// Open reads the record, repeats the orders that an earlier process may not have sent, and handles messages until Close. It connects
+// in the background, and does not wait for the broker.
 func Open(ctx context.Context, c Config) (*Orchestrator, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -83,7 +83,7 @@ func load(s *store) (*state, error) {
 	return st, err
 }
 
-// connect makes the client, which keeps the subscriptions while the broker is away.
+// connect makes the client and its subscriptions. It does not wait for the broker.
 func (o *Orchestrator) connect(ctx context.Context) error {
 	b := o.config.Broker
 	b.NoLocal, b.Log = true, o.log
@@ -98,7 +98,7 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 	ready := make(chan struct{})
 	defer close(ready)
 	b.Handler = func(m mqtt.Message) {
-		<-ready // o.client is set
+		<-ready // until o.client is set
 		o.receive(m)
 	}
 	client, err := o.config.Connect(b)
@@ -115,18 +115,18 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 	return nil
 }
 
-// Close sends the messages in flight, as long as ctx allows. Modules run on: managers are not told.
+// Close sends the messages in flight until ctx ends, disconnects and closes the record. Modules keep running.
 func (o *Orchestrator) Close(ctx context.Context) error {
 	o.stop()
 	o.done.Wait()
 	err := o.client.Close(ctx)
 	o.settleOrders(context.WithoutCancel(ctx), true)
-	o.deciding.Lock() // a handler that Close did not wait for
+	o.deciding.Lock() // wait for a handler that the client's Close did not wait for
 	defer o.deciding.Unlock()
 	return errors.Join(err, o.store.close())
 }
 
-// Connected reports whether the broker is connected and has the subscriptions.
+// Connected reports whether the orchestrator is connected to the broker and has its subscriptions.
 func (o *Orchestrator) Connected() bool { return o.subscribed.Load() && o.client.Connected() }
 
 // transact runs decide as one transition.
@@ -166,7 +166,7 @@ func (o *Orchestrator) commit(ctx context.Context, t *transition) error {
 	return pointRecorded.Hit(ctx)
 }
 
-// publish hands a message to the client. If that fails the record keeps it as untold.
+// publish passes a message to the client. If that fails, the order stays marked as unconfirmed in the record.
 func (o *Orchestrator) publish(ctx context.Context, m message) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
@@ -174,7 +174,7 @@ func (o *Orchestrator) publish(ctx context.Context, m message) {
 	if err := o.client.Publish(ctx, m.topic, qos, false, m.payload); err != nil {
 		o.ledger.failed = true
 		o.counts.published.WithLabelValues("failed").Inc()
-		o.log.Error("a message was not sent", "topic", m.topic, "err", err)
+		o.log.Error("message not sent", "topic", m.topic, "err", err)
 		return
 	}
 	o.counts.published.WithLabelValues("queued").Inc()

@@ -12,17 +12,17 @@ import (
 // runtimeFor looks up the runtime that a client asked for, by uuid or name.
 func (t *transition) runtimeFor(wanted string) (*Record, error) {
 	if r := t.get(key{Runtime, wanted}); r != nil {
-		return t.living(r)
+		return t.requireAlive(r)
 	}
-	if r := youngest(t.list(Runtime, func(r *Record) bool { return r.Name == wanted }), anyone); r != nil {
-		return t.living(r)
+	if r := youngest(t.list(Runtime, func(r *Record) bool { return r.Name == wanted }), anyRecord); r != nil {
+		return t.requireAlive(r)
 	}
-	return nil, fmt.Errorf("unknown parent %q: no runtime of this uuid or name has registered; request ignored: %w", wanted, errdefs.ErrNotFound)
+	return nil, fmt.Errorf("unknown parent %q: no runtime with this uuid or name has registered; request ignored: %w", wanted, errdefs.ErrNotFound)
 }
 
-func (t *transition) living(r *Record) (*Record, error) {
+func (t *transition) requireAlive(r *Record) (*Record, error) {
 	if r.Status != Alive {
-		return nil, fmt.Errorf("the runtime %s (%q) is dead; request ignored: create the module when it has registered again: %w",
+		return nil, fmt.Errorf("the runtime %s (%q) is dead; request ignored: create the module once the runtime has registered again: %w",
 			r.UUID, r.Name, errdefs.ErrUnavailable)
 	}
 	return r, nil
@@ -38,8 +38,8 @@ func (t *transition) used() map[string]int {
 	return n
 }
 
-// choose finds the living runtime with the most free slots among those that offer the APIs. Nil means that all of them are full;
-// none at all is errdefs.ErrNotFound.
+// choose returns the living runtime with the most free slots among those that offer the APIs, or nil if all of these are full. If no
+// living runtime offers the APIs, it returns errdefs.ErrNotFound.
 func (t *transition) choose(apis []string) (*Record, error) {
 	var best *Record
 	var most int
@@ -60,7 +60,7 @@ func offers(r *Record, apis []string) bool {
 	return !slices.ContainsFunc(apis, func(api string) bool { return !slices.Contains(have, api) })
 }
 
-// settle places a module on a runtime with room, or queues it.
+// settle places a module on a runtime with a free slot, or queues it.
 func (t *transition) settle(m *Record) error {
 	var r *Record
 	var err error
@@ -85,9 +85,9 @@ func (t *transition) settle(m *Record) error {
 	return t.order(m, r)
 }
 
-// wantedAPIs are the APIs that the client asked for; the defaults of the message restrict nothing.
+// wantedAPIs returns the APIs that the client asked for. Defaults do not restrict the choice of a runtime.
 func (r *Record) wantedAPIs() []string {
-	if !r.Choosy {
+	if !r.WantsAPIs {
 		return nil
 	}
 	return r.Data.APIs()
@@ -100,21 +100,21 @@ func (t *transition) order(m, r *Record) error {
 		return err
 	}
 	m.Parent = r.UUID
-	t.tell(m, r, wire.ActionCreate)
+	t.sendOrder(m, r, wire.ActionCreate)
 	return nil
 }
 
-// tell sends the runtime's manager an order about a module. m must be a copy (edit).
-func (t *transition) tell(m, r *Record, action string) {
+// sendOrder sends the runtime's manager an order about a module, and records it in m, which must be a copy made by edit.
+func (t *transition) sendOrder(m, r *Record, action string) {
 	e := request(action, m.message(action), r.Later)
 	if action == wire.ActionCreate && m.Order != "" {
 		e.ObjectID = m.Order
 	}
-	m.Order, m.Untold = e.ObjectID, true
+	m.Order, m.Unconfirmed = e.ObjectID, true
 	t.publish(t.o.config.Topics.ControlOf(r.UUID), e)
 }
 
-// message is the data of a message about the module to its manager.
+// message returns the data of a message about the module to its manager.
 func (r *Record) message(action string) wire.ModuleData {
 	if action == wire.ActionCreate {
 		return r.order()
@@ -148,7 +148,7 @@ func (t *transition) fill() error {
 	return nil
 }
 
-// free counts the free slots of living runtimes that have some.
+// free counts the free slots of living runtimes. Full runtimes are left out.
 func (t *transition) free() map[string]int {
 	n, used := map[string]int{}, t.used()
 	for _, r := range t.list(Runtime, func(r *Record) bool { return r.Status == Alive && r.slots() > used[r.UUID] }) {

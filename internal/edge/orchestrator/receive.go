@@ -17,10 +17,10 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// errIgnored marks a message that needs no action: a response, our own, a retained one.
+// errIgnored marks a message that needs no action: a response, one of our own, or a retained one.
 var errIgnored = errors.New("ignored")
 
-// maxEcho is how much of a bad message its answer repeats, in bytes.
+// maxEcho bounds how much of a bad message its answer repeats, in bytes.
 const maxEcho = 4 << 10
 
 // receive handles one message. A bad one is answered on the error topic.
@@ -29,7 +29,7 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 	e, envelopeErr := wire.ParseEnvelope(m.Payload)
 	err := envelopeErr
 	switch {
-	case m.Retain: // every connection would repeat it
+	case m.Retain: // the broker would send it again after every connect
 		err = errIgnored
 	case err == nil:
 		err = guard.Call(o.log, "MQTT message", func() error { return o.act(ctx, m.Topic, e) })
@@ -40,10 +40,10 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 		o.counts.messages.WithLabelValues(kind, "done").Inc()
 	case errors.Is(err, errIgnored):
 		o.counts.messages.WithLabelValues(kind, "ignored").Inc()
-		o.log.Debug("a message is ignored", "topic", m.Topic, "retained", m.Retain)
+		o.log.Debug("message ignored", "topic", m.Topic, "retained", m.Retain)
 	default:
 		o.counts.messages.WithLabelValues(kind, "refused").Inc()
-		o.log.Warn("a message is refused", "topic", m.Topic, "object", e.ObjectID, "action", e.Action, "err", err)
+		o.log.Warn("message refused", "topic", m.Topic, "object", e.ObjectID, "action", e.Action, "err", err)
 		data := e.Data
 		if envelopeErr != nil {
 			data = m.Payload
@@ -60,11 +60,11 @@ func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) e
 	parts := wire.Cut(topic, o.config.Topics.Realm+"/proc")
 	switch {
 	case len(parts) == 1 && parts[0] == "control":
-		return o.ask(ctx, e)
+		return o.clientRequest(ctx, e)
 	case len(parts) == 2 && parts[0] == "control":
-		return o.report(ctx, parts[1], e)
+		return o.managerReport(ctx, parts[1], e)
 	case len(parts) == 2 && parts[0] == "reg":
-		return o.enrol(ctx, parts[1], e)
+		return o.registration(ctx, parts[1], e)
 	case len(parts) == 2 && parts[0] == "keepalive":
 		if e.Action != wire.ActionUpdate {
 			return unknownAction(e)
@@ -74,8 +74,8 @@ func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) e
 	return errIgnored
 }
 
-// ask handles a client's request.
-func (o *Orchestrator) ask(ctx context.Context, e wire.Envelope) error {
+// clientRequest handles a request from a client.
+func (o *Orchestrator) clientRequest(ctx context.Context, e wire.Envelope) error {
 	switch e.Action {
 	case wire.ActionCreate:
 		return o.transact(ctx, func(t *transition) error { return t.create(e.Data, isLater(e)) })
@@ -87,7 +87,7 @@ func (o *Orchestrator) ask(ctx context.Context, e wire.Envelope) error {
 	return unknownAction(e)
 }
 
-// createBatch creates many modules in one transition. Each refused one gets an answer of its own.
+// createBatch creates many modules in one transition. Each refused module gets its own answer.
 func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	list, err := batch(e.Data)
 	if err != nil {
@@ -107,7 +107,7 @@ func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	}
 	for i, raw := range list {
 		if err := refused[i]; err != nil {
-			o.log.Warn("a module of a batch is refused", "object", e.ObjectID, "module", i, "err", err)
+			o.log.Warn("module of a batch refused", "object", e.ObjectID, "module", i, "err", err)
 			o.refuse(ctx, e, raw, err)
 		}
 	}
@@ -124,13 +124,13 @@ func batch(raw json.RawMessage) ([]json.RawMessage, error) {
 		list = object.Modules
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf(`the data of create_batch: want a list of modules, or {"modules": [...]}: %w`, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf(`data of create_batch: want a list of modules, or {"modules": [...]}: %w`, errdefs.ErrInvalidArgument)
 	}
 	return list, nil
 }
 
-// report handles what a manager reports about its modules, and orders that clients sent to it without the orchestrator.
-func (o *Orchestrator) report(ctx context.Context, runtime string, e wire.Envelope) error {
+// managerReport handles a manager's reports about its modules, and orders that clients sent directly to the manager.
+func (o *Orchestrator) managerReport(ctx context.Context, runtime string, e wire.Envelope) error {
 	if o.own.has(e.ObjectID) {
 		return errIgnored
 	}
@@ -145,8 +145,8 @@ func (o *Orchestrator) report(ctx context.Context, runtime string, e wire.Envelo
 	return unknownAction(e)
 }
 
-// enrol handles registrations and farewells.
-func (o *Orchestrator) enrol(ctx context.Context, id string, e wire.Envelope) error {
+// registration handles registrations and deregistrations.
+func (o *Orchestrator) registration(ctx context.Context, id string, e wire.Envelope) error {
 	switch e.Action {
 	case wire.ActionCreate:
 		return o.transact(ctx, func(t *transition) error { return t.register(id, e) })
@@ -180,7 +180,7 @@ func (o *Orchestrator) refuse(ctx context.Context, e wire.Envelope, data []byte,
 	o.publish(ctx, message{topic: o.config.Topics.Errors(), payload: answer.Bytes()})
 }
 
-// describe is an error's text for peers, without the errdefs class.
+// describe returns an error's text for peers, without the errdefs class.
 func describe(err error) string {
 	text := err.Error()
 	for _, class := range []error{
@@ -193,7 +193,7 @@ func describe(err error) string {
 	return text
 }
 
-// topicKind is the label of a topic in the metrics.
+// topicKind returns the label of a topic in the metrics.
 func topicKind(t wire.Topics, topic string) string {
 	parts := wire.Cut(topic, t.Realm+"/proc")
 	if len(parts) == 0 {
@@ -206,8 +206,8 @@ func topicKind(t wire.Topics, topic string) string {
 	return "other"
 }
 
-// own remembers the latest requests that were sent, to recognize them when the broker sends them back: managers, clients and the
-// orchestrator share topics.
+// own remembers the latest requests that the orchestrator has sent, to recognize them when the broker sends them back: managers,
+// clients and the orchestrator share topics.
 type own struct {
 	mu   sync.Mutex
 	ids  map[string]bool

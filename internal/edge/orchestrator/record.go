@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// Kind is what a record is about, as "type" in the messages.
+// Kind is the kind of a record, and the "type" in messages.
 type Kind string
 
 // The kinds.
@@ -22,7 +22,7 @@ const (
 	Module  Kind = "module"
 )
 
-// kinds are all of them, each with a bucket of its own.
+// kinds lists all kinds. Each has its own bucket.
 var kinds = []Kind{Manager, Runtime, Module}
 
 // Record describes a manager, a runtime or a module. Records are immutable: a transition replaces them (transition.edit).
@@ -34,36 +34,36 @@ type Record struct {
 	Status Status    `json:"status"`
 	Since  time.Time `json:"since"` // start of this state
 	Number uint64    `json:"number"`
-	// Later: its messages have the types of later peers, "req" and "resp".
+	// Later is set if messages to it have the types of later peers, "req" and "resp".
 	Later bool `json:"later,omitempty"`
 
-	// Beats, of managers and runtimes: it has sent a keepalive or promised to, so its silence means that it is dead.
+	// Beats is set for managers and runtimes that have sent a keepalive or promised to. Their silence means that they are dead.
 	Beats bool `json:"beats,omitempty"`
 
-	// Of modules.
+	// The remaining fields except Data are set for modules only.
 
-	// Wanted is the runtime that the client asked for, by uuid; "" where the orchestrator chooses.
+	// Wanted is the uuid of the runtime that the client asked for; "" if the orchestrator chooses.
 	Wanted string `json:"wanted,omitempty"`
-	// Choosy: the client asked for APIs; otherwise those in Data are defaults.
-	Choosy bool `json:"choosy,omitempty"`
-	// Order is the object_id of the last message about it to its manager.
+	// WantsAPIs is set if the client asked for APIs. Otherwise those in Data are defaults.
+	WantsAPIs bool `json:"choosy,omitempty"`
+	// Order is the object_id of the last order about the module to its manager.
 	Order string `json:"order,omitempty"`
-	// Untold: that message may not have reached the broker.
-	Untold bool `json:"untold,omitempty"`
-	// Lost: it is Killed because its runtime was lost as a whole; it may still run there.
+	// Unconfirmed is set while that order may not have reached the broker.
+	Unconfirmed bool `json:"untold,omitempty"`
+	// Lost is set if the module is Killed because its runtime was lost. It may still run there.
 	Lost bool `json:"lost,omitempty"`
-	// Doomed: it was deleted while its runtime was lost; the runtime gets the order when it is back.
+	// Doomed is set if the module was deleted while its runtime was lost. The runtime gets the order when it registers again.
 	Doomed    bool       `json:"doomed,omitempty"`
 	Restarts  int        `json:"restarts,omitempty"`
-	RestartAt *time.Time `json:"restart_at,omitempty"` // the end of the back-off; nil: none
-	// Exit is the data of its last exited message, verbatim, without type and uuid.
+	RestartAt *time.Time `json:"restart_at,omitempty"` // end of the back-off; nil if there is none
+	// Exit is the data of the module's last exited message, verbatim, without type and uuid.
 	Exit json.RawMessage `json:"exit,omitempty"`
 
-	// Data are the fields of its registration or creation, verbatim.
+	// Data has the fields of the registration or creation, verbatim.
 	Data wire.ModuleData `json:"-"`
 }
 
-// encode is the stored form: a line of JSON, then Data, verbatim.
+// encode returns the stored form: a line of JSON, then Data, verbatim.
 func (r *Record) encode() ([]byte, error) {
 	head, err := json.Marshal(r)
 	if err != nil {
@@ -76,7 +76,7 @@ func decodeRecord(b []byte) (*Record, error) {
 	head, data, found := bytes.Cut(b, []byte{'\n'})
 	r := &Record{}
 	if err := json.Unmarshal(head, r); !found || err != nil {
-		return nil, fmt.Errorf("an unreadable record (%v): %w", err, errdefs.ErrDataLoss)
+		return nil, fmt.Errorf("unreadable record (%v): %w", err, errdefs.ErrDataLoss)
 	}
 	var err error
 	if r.Data, err = wire.ParseModuleData(data); err != nil {
@@ -85,7 +85,7 @@ func decodeRecord(b []byte) (*Record, error) {
 	return r, nil
 }
 
-// details is the record in answers and orders: the fields of its registration or creation, and its state.
+// details returns the record for answers and orders: the fields of its registration or creation, and its state.
 func (r *Record) details() wire.ModuleData {
 	d := maps.Clone(r.Data)
 	delete(d, "type")
@@ -98,7 +98,7 @@ func (r *Record) details() wire.ModuleData {
 	return d
 }
 
-// order is the data of a create message to the module's manager.
+// order returns the data of a create message to the module's manager.
 func (r *Record) order() wire.ModuleData {
 	d := r.details()
 	set(d, "type", Module)
@@ -106,7 +106,7 @@ func (r *Record) order() wire.ModuleData {
 	return d
 }
 
-// view is the record as REST shows it.
+// view returns the record for REST.
 func (r *Record) view() wire.ModuleData {
 	d := r.details()
 	set(d, "type", r.Kind)
@@ -115,7 +115,7 @@ func (r *Record) view() wire.ModuleData {
 		return d
 	}
 	set(d, "restarts", r.Restarts)
-	if r.Untold {
+	if r.Unconfirmed {
 		set(d, "untold", true) // the broker has not acknowledged its order yet
 	}
 	if r.RestartAt != nil {
@@ -136,7 +136,7 @@ func set(d wire.ModuleData, name string, value any) {
 	d[name] = raw
 }
 
-// defaults adds the fields that a message left out, as public peers write them.
+// defaults adds missing fields, with the values that public peers send.
 func defaults(d wire.ModuleData, with map[string]string) {
 	for name, value := range with {
 		if raw, ok := d[name]; !ok || len(raw) == 0 {
@@ -156,7 +156,7 @@ var (
 	}
 )
 
-// number reads a whole number; ok is false if there is none.
+// number returns a field's integer; ok is false if the field is missing or not an integer.
 func number(d wire.ModuleData, name string) (n int, ok bool) {
 	raw := d[name]
 	if len(raw) == 0 || string(raw) == "null" {
@@ -165,7 +165,7 @@ func number(d wire.ModuleData, name string) (n int, ok bool) {
 	return n, json.Unmarshal(raw, &n) == nil
 }
 
-// text reads a string; "" if there is none.
+// text returns a field's string, or "".
 func text(d wire.ModuleData, name string) string {
 	var s string
 	if raw := d[name]; len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
@@ -174,7 +174,7 @@ func text(d wire.ModuleData, name string) string {
 	return s
 }
 
-// slots is the number of modules that a runtime takes at a time.
+// slots returns the number of modules that a runtime can have at a time.
 func (r *Record) slots() int {
 	n, ok := number(r.Data, "max_nmodules")
 	if !ok {

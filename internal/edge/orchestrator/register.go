@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// maxSlots bounds max_nmodules, by what the wide header holds.
+// maxSlots bounds max_nmodules. The wide header of channel frames has no more indexes.
 const maxSlots = channel.MaxModulesWide
 
 // maxInterval bounds ka_interval_sec, in seconds: a week.
@@ -64,14 +64,14 @@ func (t *transition) answer(r *Record, e wire.Envelope) {
 	t.publish(t.o.config.Topics.Reg(r.UUID), e.Answer(d.Bytes()))
 }
 
-// restore creates the killed modules of a runtime that has come up again, and fills its free slots.
+// restore creates the killed modules of a runtime that has registered again, and fills its free slots.
 func (t *transition) restore(r *Record) error {
 	for _, m := range t.modulesOf(r.UUID) {
 		switch {
 		case m.Doomed:
 			m = t.edit(m)
 			m.Doomed = false
-			t.tell(m, r, wire.ActionDelete)
+			t.sendOrder(m, r, wire.ActionDelete)
 		case m.Status == Killed && m.RestartAt == nil:
 			if err := t.recreate(m); err != nil {
 				return err
@@ -81,7 +81,7 @@ func (t *transition) restore(r *Record) error {
 	return t.fill()
 }
 
-// unregister handles the farewell, or the last will, of a manager or runtime. An unknown one is ignored.
+// unregister handles the deregistration or the last will of a manager or runtime. It ignores an unknown one.
 func (t *transition) unregister(id string, raw json.RawMessage) error {
 	_, kind, err := peerData(id, raw)
 	if err != nil {
@@ -94,13 +94,13 @@ func (t *transition) unregister(id string, raw json.RawMessage) error {
 	return t.loseAll(r)
 }
 
-// loseAll marks a manager or runtime dead, with all that is below it.
+// loseAll marks a manager or runtime dead. The runtimes of a manager and the modules of a runtime are lost with it.
 func (t *transition) loseAll(r *Record) error {
 	r = t.enter(r, Dead)
 	if r.Kind == Manager {
-		its := func(below *Record) bool { return below.Parent == r.UUID && below.Status == Alive }
-		for _, below := range t.list(Runtime, its) {
-			if err := t.loseAll(below); err != nil {
+		child := func(runtime *Record) bool { return runtime.Parent == r.UUID && runtime.Status == Alive }
+		for _, runtime := range t.list(Runtime, child) {
+			if err := t.loseAll(runtime); err != nil {
 				return err
 			}
 		}
@@ -122,32 +122,32 @@ func (t *transition) loseModule(m *Record) error {
 			return err
 		}
 		if m.Lost = m.Status == Killed; !m.Lost {
-			m.Doomed = true // its deletion may not have arrived
+			m.Doomed = true // the order to delete it may not have arrived
 			t.notify(m)
 		}
-		m.Untold = false
+		m.Unconfirmed = false
 	case Killed:
 		t.edit(m).RestartAt = nil
 	}
 	return nil
 }
 
-// heartbeat handles a keepalive. A peer that was marked dead was only silent: after a restart it would have registered. So its
-// modules run, and are not created again.
+// heartbeat handles a keepalive. If the peer was marked dead, it was only silent, because it registers after a restart. So its modules
+// still run, and are not created again.
 func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	d, err := parse(raw)
 	if err != nil {
 		return err
 	}
 	if named := text(d, "uuid"); named != "" && named != id {
-		return fmt.Errorf("a keepalive on the topic of %q with the uuid %q: %w", id, named, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("keepalive on the topic of %q with the uuid %q: %w", id, named, errdefs.ErrInvalidArgument)
 	}
 	r := t.get(key{Runtime, id})
 	if r == nil {
 		r = t.get(key{Manager, id})
 	}
 	if r == nil {
-		return fmt.Errorf("a keepalive of %q, which has not registered: %w", id, errdefs.ErrNotFound)
+		return fmt.Errorf("keepalive of %q, which has not registered: %w", id, errdefs.ErrNotFound)
 	}
 	t.o.noteBeat(id, d)
 	if !r.Beats {
@@ -179,21 +179,21 @@ func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 func peerData(id string, raw json.RawMessage) (wire.ModuleData, Kind, error) {
 	d, err := parse(raw)
 	if err != nil {
-		return nil, "", fmt.Errorf("the data of a registration: %w", err)
+		return nil, "", fmt.Errorf("data of a registration: %w", err)
 	}
 	kind := Kind(text(d, "type"))
 	if kind != Manager && kind != Runtime {
-		return nil, "", fmt.Errorf("a registration of type %q: want manager or runtime: %w", kind, errdefs.ErrInvalidArgument)
+		return nil, "", fmt.Errorf("registration of type %q: want manager or runtime: %w", kind, errdefs.ErrInvalidArgument)
 	}
 	if named := text(d, "uuid"); named != id {
-		return nil, "", fmt.Errorf("a registration on the topic of %q with the uuid %q: %w", id, named, errdefs.ErrInvalidArgument)
+		return nil, "", fmt.Errorf("registration on the topic of %q with the uuid %q: %w", id, named, errdefs.ErrInvalidArgument)
 	}
 	if err := wire.ValidName("uuid", id); err != nil {
 		return nil, "", err
 	}
 	for _, name := range []string{"name", "parent", "runtime_type"} {
 		if raw := d[name]; len(raw) > 0 && string(raw) != "null" && !isText(raw) {
-			return nil, "", fmt.Errorf("a registration: %q is not a string without NUL: %w", name, errdefs.ErrInvalidArgument)
+			return nil, "", fmt.Errorf("registration: %q is not a string without NUL: %w", name, errdefs.ErrInvalidArgument)
 		}
 	}
 	return d, kind, nil
@@ -208,16 +208,16 @@ func isText(raw json.RawMessage) bool {
 func (t *transition) validRuntime(d wire.ModuleData) error {
 	var apis []string
 	if raw := d["apis"]; len(raw) > 0 && json.Unmarshal(raw, &apis) != nil {
-		return fmt.Errorf(`a registration: "apis" is not a list of strings: %w`, errdefs.ErrInvalidArgument)
+		return fmt.Errorf(`registration: "apis" is not a list of strings: %w`, errdefs.ErrInvalidArgument)
 	}
 	for name, most := range map[string]int{"max_nmodules": maxSlots, "ka_interval_sec": maxInterval} {
 		raw := d[name]
 		if n, ok := number(d, name); len(raw) > 0 && string(raw) != "null" && (!ok || n < 0 || n > most) {
-			return fmt.Errorf("a registration: %q is not a number from 0 to %d: %w", name, most, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("registration: %q is not a number from 0 to %d: %w", name, most, errdefs.ErrInvalidArgument)
 		}
 	}
 	if parent := text(d, "parent"); parent != "" && t.get(key{Manager, parent}) == nil {
-		return fmt.Errorf("unknown parent %q: no manager of this uuid has registered; register it first: %w", parent, errdefs.ErrNotFound)
+		return fmt.Errorf("unknown parent %q: no manager with this uuid has registered; register it first: %w", parent, errdefs.ErrNotFound)
 	}
 	return nil
 }

@@ -105,7 +105,7 @@ func TestRuntimeIsLostUnderItsManager(t *testing.T) {
 	b.say("realm/proc/reg/r1", envelope("delete", `{"type":"runtime","uuid":"r1"}`))
 	b.wantStates("a:K b:K")
 	b.clock.pass(time.Minute)
-	b.look(t.Context()) // b's back-off ends while nobody could run it
+	b.checkDeadlines(t.Context()) // b's back-off ends while nobody could run it
 	b.hears()
 	b.wantStates("a:K b:K")
 	b.register("r1", 1) // it takes fewer now
@@ -121,13 +121,13 @@ func TestSilenceMeansDeath(t *testing.T) {
 	b.say("realm/proc/keepalive/r1", beatOf("r1"))
 	b.hear()
 	b.clock.pass(29 * time.Second)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	b.say("realm/proc/keepalive/r1", beatOf("r1"))
 	b.clock.pass(29 * time.Second)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	b.wantStates("a:A q:A") // one that never beat has promised nothing; its manager's last will speaks for it
 	b.clock.pass(2 * time.Second)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	b.wantStates("a:K q:A")
 	b.hears()
 	b.say("realm/proc/keepalive/r1", beatOf("r1")) // it was only silent: the module runs
@@ -144,12 +144,12 @@ func TestPromisedKeepalives(t *testing.T) {
 		t.Error(all)
 	}
 	b.clock.pass(16 * time.Second)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	if s := b.state.get(key{Runtime, "r1"}).Status; s != Dead {
 		t.Errorf("after 16 s of 5 s intervals it is %s", s)
 	}
 	b.clock.pass(165 * time.Second)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	if s := b.state.get(key{Runtime, "alone"}).Status; s != Dead {
 		t.Errorf("after three minutes the one without a manager is %s", s)
 	}
@@ -161,15 +161,15 @@ func TestNobodyDiesWhileTheBrokerIsAway(t *testing.T) {
 	b.say("realm/proc/keepalive/r1", beatOf("r1"))
 	b.link.set(func(l *link) { l.away = true })
 	b.clock.pass(time.Hour)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	b.link.set(func(l *link) { l.away = false })
 	b.clock.pass(time.Minute)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	if s := b.state.get(key{Runtime, "r1"}).Status; s != Alive {
 		t.Fatalf("it is %s: its keepalives could not be heard", s)
 	}
 	b.clock.pass(3 * time.Minute)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	if s := b.state.get(key{Runtime, "r1"}).Status; s != Dead {
 		t.Errorf("it is %s", s)
 	}
@@ -198,7 +198,7 @@ func TestRecordIsServedAfterARestart(t *testing.T) {
 	b.end()
 	b.start()
 	b.wantStates("a:A b:Q")
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	b.hears() // nothing is created twice
 	b.exited("r1", "a", `"exited"`)
 	b.hears("notif exited a", "control/r1 create b")
@@ -284,6 +284,6 @@ func TestRecordIsBounded(t *testing.T) {
 		b.exited("r1", m, `"exited"`)
 	}
 	b.settleOrders(t.Context(), false)
-	b.look(t.Context())
+	b.checkDeadlines(t.Context())
 	b.wantStates("m3:D m4:D m5:D")
 }

@@ -20,13 +20,13 @@ import (
 func (o *Orchestrator) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for path, h := range map[string]http.HandlerFunc{
-		"/api/runtimes":     o.list(Runtime, anyone),
+		"/api/runtimes":     o.list(Runtime, anyRecord),
 		"/api/runtimes/{q}": o.one(Runtime),
-		"/api/modules":      o.list(Module, anyone),
+		"/api/modules":      o.list(Module, anyRecord),
 		"/api/modules/{q}":  o.one(Module),
 		"/api/queued":       o.list(Module, func(r *Record) bool { return r.Status == Queued }),
 	} {
-		mux.HandleFunc("GET "+path, h) // the protocol has a slash at the end, which clients forget
+		mux.HandleFunc("GET "+path, h) // the protocol's paths end in a slash, which clients forget
 		mux.HandleFunc("GET "+path+"/{$}", h)
 	}
 	mux.HandleFunc("GET /healthz", o.health)
@@ -45,7 +45,7 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 	fail(w, http.StatusNotFound, fmt.Sprintf("nothing is at %s", r.URL.Path))
 }
 
-// list answers with the records of a kind, oldest first, from ?start= and at most ?limit=. "count" is the number of all.
+// list answers with the wanted records of a kind, oldest first, from ?start= and at most ?limit=. "count" is their total number.
 func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start, err := page(r, "start", 0)
@@ -70,7 +70,7 @@ func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFu
 	}
 }
 
-// page reads a number from the query.
+// page reads a number of 0 or more from the query.
 func page(r *http.Request, name string, otherwise int) (int, error) {
 	s := r.URL.Query().Get(name)
 	if s == "" {
@@ -83,20 +83,20 @@ func page(r *http.Request, name string, otherwise int) (int, error) {
 	return min(int(n), maxRecords), nil
 }
 
-// one answers with one record, by uuid, name or the end of the uuid.
+// one answers with one record, found by uuid, name or a suffix of the uuid.
 func (o *Orchestrator) one(kind Kind) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		q := r.PathValue("q")
 		found := o.state.find(kind, q)
 		if found == nil {
-			fail(w, http.StatusNotFound, fmt.Sprintf("no %s has the uuid or name %q, or a uuid with that end", kind, q))
+			fail(w, http.StatusNotFound, fmt.Sprintf("no %s has the uuid or name %q, or a uuid with that suffix", kind, q))
 			return
 		}
 		reply(w, http.StatusOK, o.show(found))
 	}
 }
 
-// show is a record in JSON; a runtime with its modules and its last keepalive.
+// show returns a record as JSON. A runtime includes its modules and its last keepalive.
 func (o *Orchestrator) show(r *Record) json.RawMessage {
 	d := r.view()
 	if r.Kind != Runtime {
@@ -117,7 +117,7 @@ func (o *Orchestrator) show(r *Record) json.RawMessage {
 // health answers 200 while the broker is connected, otherwise 503.
 func (o *Orchestrator) health(w http.ResponseWriter, _ *http.Request) {
 	if !o.Connected() {
-		fail(w, http.StatusServiceUnavailable, "the broker is not there")
+		fail(w, http.StatusServiceUnavailable, "the broker is not connected")
 		return
 	}
 	reply(w, http.StatusOK, []byte(`{"status":"ok"}`))
@@ -134,10 +134,10 @@ func reply(w http.ResponseWriter, code int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(append(body, '\n')) // fails when the client has gone
+	_, _ = w.Write(append(body, '\n')) // fails if the client has disconnected
 }
 
-// responseTimeout bounds a call, from its header to the last byte of the answer.
+// responseTimeout bounds a call from its header to the last byte of the answer.
 const responseTimeout = time.Minute
 
 // Serve serves HTTP on the listener until ctx ends; calls in progress then have a few seconds.

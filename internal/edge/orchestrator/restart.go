@@ -12,16 +12,16 @@ import (
 type ending struct {
 	raw    json.RawMessage // the data without type and uuid
 	failed bool
-	lost   bool // the runtime was lost, the module did nothing wrong
+	lost   bool // the runtime was lost; the module did not fail
 }
 
-// Reasons of an end, in "status".
+// Reasons in "status".
 const (
 	reasonExited = "exited"
 	reasonLost   = "runtime-lost"
 )
 
-// readExit reads {"status": {"code", "reason", …}}, and of foreign runtimes {"status": "exited", "exit_code": 3}.
+// readExit reads {"status": {"code", "reason", …}}, or {"status": "exited", "exit_code": 3} from foreign runtimes.
 func readExit(d wire.ModuleData) ending {
 	e := ending{raw: d.Without("type", "uuid").Bytes()}
 	var status struct {
@@ -40,10 +40,10 @@ func readExit(d wire.ModuleData) ending {
 	return e
 }
 
-// Values of "fault_crash" that mean what the policy on-failure means; "ignore" is the default.
+// Values of "fault_crash" that mean the same as the policy on-failure; "ignore" is the default.
 var crashRestarts = []string{"restart", "recreate"}
 
-// restarts reports whether a module with this end is created again. "restart" decides, without it "fault_crash".
+// restarts reports whether a module with this end is created again, according to "restart" or, if that is missing, "fault_crash".
 func (e ending) restarts(d wire.ModuleData) bool {
 	switch {
 	case text(d, "restart") == "":
@@ -54,7 +54,8 @@ func (e ending) restarts(d wire.ModuleData) bool {
 	return e.failed && d.Restart() == wire.RestartOnFailure
 }
 
-// backOff sets when a killed module is created again. The delay doubles with each restart, and is reset by a run of RestartReset.
+// backOff sets the time at which a killed module is created again. The delay doubles with each restart; a run of RestartReset resets
+// it.
 func (t *transition) backOff(m *Record, ranFor time.Duration) {
 	c := t.o.config
 	if ranFor >= c.RestartReset {

@@ -21,15 +21,15 @@ type key struct {
 	uuid string
 }
 
-// maxRecords bounds the records of a kind, and so the memory that peers can use.
+// maxRecords bounds the records of a kind, and so the memory that peers can make the orchestrator use.
 const maxRecords = 1 << 17
 
-// state is the record in memory. It equals the file: only commit changes it, after the write to disk.
+// state is the record in memory. It has the same content as the file: only commit changes it, after the write to disk.
 type state struct {
 	mu      sync.RWMutex
 	records map[Kind]map[string]*Record
 	used    map[string]int // occupied slots, by runtime
-	last    uint64         // the highest Record.Number
+	last    uint64         // highest Record.Number
 }
 
 func newState() *state {
@@ -43,9 +43,9 @@ func (s *state) get(k key) *Record {
 }
 
 // list returns the records of a kind, oldest first.
-func (s *state) list(kind Kind) []*Record { return s.where(kind, anyone) }
+func (s *state) list(kind Kind) []*Record { return s.where(kind, anyRecord) }
 
-// where returns the records of a kind that are wanted, oldest first.
+// where returns the records of a kind for which wanted returns true, oldest first.
 func (s *state) where(kind Kind, wanted func(*Record) bool) []*Record {
 	var all []*Record
 	s.any(kind, func(r *Record) bool {
@@ -70,7 +70,7 @@ func (s *state) any(kind Kind, condition func(*Record) bool) bool {
 	return false
 }
 
-// size is the number of records of a kind, and the highest Record.Number of all kinds.
+// size returns the number of records of a kind, and the highest Record.Number of all kinds.
 func (s *state) size(kind Kind) (n int, last uint64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -80,7 +80,7 @@ func (s *state) size(kind Kind) (n int, last uint64) {
 // older orders records by age.
 func older(a, b *Record) int { return cmp.Compare(a.Number, b.Number) }
 
-// apply makes changes visible; a nil record is removed.
+// apply applies changes; nil removes a record.
 func (s *state) apply(changes map[key]*Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,15 +106,15 @@ func count(used map[string]int, m *Record, n int) {
 	}
 }
 
-// slots returns the slots in use, by runtime.
+// slots returns the number of occupied slots, by runtime.
 func (s *state) slots() map[string]int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return maps.Clone(s.used)
 }
 
-// find looks a record up for REST: by uuid, then by name, then by the end of the uuid. Of several it prefers the youngest that is
-// not dead. Nil is none.
+// find looks a record up for REST: by uuid, then by name, then by a suffix of the uuid. Among several it prefers the youngest that is
+// not dead. It returns nil if there is none.
 func (s *state) find(kind Kind, q string) *Record {
 	if r := s.get(key{kind, q}); r != nil {
 		return r
@@ -131,8 +131,8 @@ func (s *state) find(kind Kind, q string) *Record {
 	return nil
 }
 
-// anyone is a filter that accepts all records.
-func anyone(*Record) bool { return true }
+// anyRecord is a filter that accepts all records.
+func anyRecord(*Record) bool { return true }
 
 func youngest(all []*Record, matches func(*Record) bool) *Record {
 	var found *Record
@@ -147,7 +147,7 @@ func youngest(all []*Record, matches func(*Record) bool) *Record {
 // message is published once its transition is on the disk.
 type message struct {
 	topic   string
-	id      string // of our own requests; "" for an answer
+	id      string // object_id of our own request; "" for an answer
 	payload []byte
 }
 
@@ -171,7 +171,7 @@ func (t *transition) get(k key) *Record {
 	return t.o.state.get(k)
 }
 
-// list returns the records of a kind that are wanted, oldest first.
+// list returns the records of a kind for which wanted returns true, oldest first.
 func (t *transition) list(kind Kind, wanted func(*Record) bool) []*Record {
 	all := t.o.state.where(kind, func(r *Record) bool {
 		if !wanted(r) {
@@ -189,7 +189,7 @@ func (t *transition) list(kind Kind, wanted func(*Record) bool) []*Record {
 	return all
 }
 
-// edit returns a copy of the record, which replaces it.
+// edit returns a copy of r that replaces it in the transition, or r itself if it is such a copy.
 func (t *transition) edit(r *Record) *Record {
 	k := key{r.Kind, r.UUID}
 	if t.changes[k] == r {
@@ -200,11 +200,11 @@ func (t *transition) edit(r *Record) *Record {
 	return &c
 }
 
-// add adds a new record, the youngest of all. Above maxRecords it is errdefs.ErrResourceExhausted.
+// add adds a new record as the youngest of all. It returns errdefs.ErrResourceExhausted above maxRecords.
 func (t *transition) add(r *Record) (*Record, error) {
 	n, last := t.o.state.size(r.Kind)
 	if n+len(t.changes) >= maxRecords && t.get(key{r.Kind, r.UUID}) == nil {
-		return nil, fmt.Errorf("the record has %d of type %s, which is the limit; request ignored: %w", n, r.Kind, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("the record has %d entries of type %s, which is the limit; request ignored: %w", n, r.Kind, errdefs.ErrResourceExhausted)
 	}
 	t.numbers++
 	r.Number = last + t.numbers
@@ -224,7 +224,7 @@ func (t *transition) enter(r *Record, s Status) *Record {
 	return r
 }
 
-// move applies an event to a module, or returns why it cannot happen.
+// move applies an event to a module. It returns an error if the event cannot happen in the module's state.
 func (t *transition) move(r *Record, e event) (*Record, error) {
 	to, err := r.Status.next(e)
 	if err != nil {
@@ -238,7 +238,7 @@ func (t *transition) move(r *Record, e event) (*Record, error) {
 	return r, nil
 }
 
-// publish queues a message until the transition is on the disk.
+// publish queues a message, which is sent once the transition is on the disk.
 func (t *transition) publish(topic string, e wire.Envelope) {
 	m := message{topic: topic, payload: e.Bytes()}
 	if e.IsRequest() {
@@ -247,7 +247,7 @@ func (t *transition) publish(topic string, e wire.Envelope) {
 	t.out = append(t.out, m)
 }
 
-// request is a request of the orchestrator; later gives it the type of later peers.
+// request makes a request of the orchestrator. With later, it has the message type of later peers.
 func request(action string, data wire.ModuleData, later bool) wire.Envelope {
 	e := wire.Envelope{ObjectID: uuid.NewString(), Action: action, Type: wire.Request, Data: data.Bytes()}
 	if later {

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
-// format is the format of the file that this program writes.
+// format is the version of the file format that this program writes.
 const format = 1
 
 var (
@@ -19,11 +19,11 @@ var (
 	keyFormat  = []byte("format")
 )
 
-// store keeps the records in one bbolt file: a bucket for each kind, uuid to record.
+// store keeps the records in a bbolt file with a bucket for each kind, by uuid.
 type store struct{ db *bbolt.DB }
 
-// openStore opens the file, or makes it. A damaged or foreign file is errdefs.ErrDataLoss, one that another process has open
-// errdefs.ErrUnavailable, one that a later version wrote errdefs.ErrFailedPrecondition; none of them is changed.
+// openStore opens or creates the file. It returns errdefs.ErrDataLoss for a damaged or foreign file, ErrUnavailable if another process
+// has it open, and ErrFailedPrecondition if a later version wrote it. It changes none of these files.
 func openStore(path string) (*store, error) {
 	db, _, err := boltfile.Open(path, boltfile.Options{Fill: prepare, Recognize: recognize})
 	if errdefs.IsDataLoss(err) {
@@ -41,12 +41,12 @@ func openStore(path string) (*store, error) {
 
 func recognize(tx *bbolt.Tx) error {
 	if meta := tx.Bucket(bucketMeta); meta == nil || meta.Get(keyFormat) == nil {
-		return errors.New("is no record of an orchestrator")
+		return errors.New("is not an orchestrator's record")
 	}
 	return nil
 }
 
-// prepare makes the buckets of a new file and checks the format of an old one.
+// prepare creates the buckets of a new file, and checks the format of an existing one.
 func prepare(tx *bbolt.Tx) error {
 	meta, err := tx.CreateBucketIfNotExists(bucketMeta)
 	if err != nil {
@@ -61,9 +61,9 @@ func prepare(tx *bbolt.Tx) error {
 	case raw == nil:
 		return meta.Put(keyFormat, binary.BigEndian.AppendUint32(nil, format))
 	case len(raw) != 4:
-		return fmt.Errorf("its format number is damaged: %w", errdefs.ErrDataLoss)
+		return fmt.Errorf("the format number is damaged: %w", errdefs.ErrDataLoss)
 	case binary.BigEndian.Uint32(raw) > format:
-		return fmt.Errorf("format %d was written by a later tripod, this one knows %d: start the later one: %w",
+		return fmt.Errorf("a later tripod wrote format %d, this one supports %d: start the later one: %w",
 			binary.BigEndian.Uint32(raw), format, errdefs.ErrFailedPrecondition)
 	}
 	return nil
@@ -88,7 +88,7 @@ func (s *store) all(each func(*Record) error) error {
 	})
 }
 
-// write puts and removes records in one transaction, which is on the disk when write returns nil.
+// write puts and removes records in one transaction. When it returns nil, they are on the disk.
 func (s *store) write(changes map[key]*Record) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		for k, r := range changes {

@@ -14,19 +14,19 @@ const (
 	Alive   Status = "A"
 	Queued  Status = "Q" // waits for a free slot
 	Exiting Status = "E" // its deletion is ordered
-	Killed  Status = "K" // to be created again: its runtime is lost, or a restart is due
+	Killed  Status = "K" // will be created again: its runtime is lost, or it waits for a restart
 	Dead    Status = "D"
 )
 
-// event is what moves a module from one state to another.
+// event moves a module from one state to another.
 type event string
 
 const (
-	place   event = "place"   // its creation is ordered at a runtime
-	wait    event = "wait"    // no runtime has room
+	place   event = "place"   // a runtime is ordered to create it
+	wait    event = "wait"    // no runtime has a free slot
 	remove  event = "delete"  // a client deletes it
 	exit    event = "exit"    // it has ended
-	restart event = "restart" // it has ended, and is to be created again
+	restart event = "restart" // it has ended, and will be created again
 	lose    event = "lose"    // its runtime is lost
 	revive  event = "revive"  // its runtime was only silent
 )
@@ -34,7 +34,7 @@ const (
 // unborn is the state of a module without a record.
 const unborn Status = ""
 
-// transitions is all that can happen to a module. Dead is final: a later module of that uuid has a new record.
+// transitions are all possible transitions of a module. Dead is final: a later module with the same uuid has a new record.
 var transitions = map[Status]map[event]Status{
 	unborn:  {place: Alive, wait: Queued},
 	Queued:  {place: Alive, remove: Dead},
@@ -43,7 +43,7 @@ var transitions = map[Status]map[event]Status{
 	Killed:  {place: Alive, revive: Alive, wait: Queued, remove: Dead, exit: Dead, restart: Killed},
 }
 
-// next is the state after an event; one that cannot happen is errdefs.ErrFailedPrecondition.
+// next returns the state after an event. It returns errdefs.ErrFailedPrecondition for an event that cannot happen in s.
 func (s Status) next(e event) (Status, error) {
 	to, ok := transitions[s][e]
 	if !ok {

@@ -17,13 +17,13 @@ const (
 	deadlineTick = 250 * time.Millisecond // how often deadlines are checked
 )
 
-// beat is the last sign of life of a manager or runtime.
+// beat is the last registration or keepalive of a manager or runtime.
 type beat struct {
 	at   time.Time
 	data wire.ModuleData // of its last keepalive; nil before the first
 }
 
-// noteBeat notes a sign of life, in memory only: after a restart every peer has the whole interval again.
+// noteBeat records a beat in memory only. After a restart, every peer has the whole interval again.
 func (o *Orchestrator) noteBeat(uuid string, data wire.ModuleData) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -40,7 +40,7 @@ func (o *Orchestrator) lastBeat(uuid string) beat {
 	return o.beats[uuid]
 }
 
-// interval is the time between keepalives of a manager or runtime, in seconds.
+// interval returns the time between keepalives of a manager or runtime, in seconds.
 func (o *Orchestrator) interval(r *Record) int {
 	if n, ok := number(r.Data, "ka_interval_sec"); ok && n > 0 && n <= maxInterval {
 		return n
@@ -48,7 +48,7 @@ func (o *Orchestrator) interval(r *Record) int {
 	return max(1, int(o.config.KeepaliveInterval/time.Second))
 }
 
-// watch acts on time: missing keepalives, due restarts, acknowledged orders.
+// watch handles missing keepalives, due restarts and acknowledged orders until ctx ends.
 func (o *Orchestrator) watch(ctx context.Context) {
 	orders, deadlines := time.NewTicker(orderTick), time.NewTicker(deadlineTick)
 	defer orders.Stop()
@@ -60,16 +60,16 @@ func (o *Orchestrator) watch(ctx context.Context) {
 		case <-orders.C:
 			o.settleOrders(ctx, false)
 		case <-deadlines.C:
-			o.look(ctx)
+			o.checkDeadlines(ctx)
 		}
 	}
 }
 
-// look acts on deadlines that have passed.
-func (o *Orchestrator) look(ctx context.Context) {
+// checkDeadlines runs a transition if a deadline has passed.
+func (o *Orchestrator) checkDeadlines(ctx context.Context) {
 	if !o.Connected() {
 		o.mu.Lock()
-		o.deaf = o.config.Now()
+		o.brokerLost = o.config.Now()
 		o.mu.Unlock()
 	}
 	if !o.due() {
@@ -77,7 +77,7 @@ func (o *Orchestrator) look(ctx context.Context) {
 	}
 	err := guard.Call(o.log, "deadlines", func() error { return o.transact(ctx, (*transition).timePasses) })
 	if err != nil && ctx.Err() == nil {
-		o.log.Error("deadlines were not handled, to be retried", "err", err)
+		o.log.Error("deadlines not handled; retrying", "err", err)
 	}
 }
 
@@ -93,36 +93,36 @@ func (o *Orchestrator) due() bool {
 func (o *Orchestrator) tooManyDead(kind Kind) bool {
 	n := 0
 	return o.state.any(kind, func(r *Record) bool {
-		if r.forgettable() {
+		if r.removable() {
 			n++
 		}
 		return n > o.config.KeepDead
 	})
 }
 
-// silent reports whether a manager or runtime has missed its keepalives. Time without a broker does not count.
+// silent reports whether a manager or runtime has missed too many keepalives. Time without a broker does not count.
 func (o *Orchestrator) silent(r *Record, now time.Time) bool {
 	if r.Status != Alive || !r.Beats {
 		return false
 	}
-	patience := time.Duration(o.interval(r)*o.config.KeepaliveMissed) * time.Second
+	limit := time.Duration(o.interval(r)*o.config.KeepaliveMissed) * time.Second
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	last := o.beats[r.UUID].at
-	if o.deaf.After(last) {
-		last = o.deaf
+	if o.brokerLost.After(last) {
+		last = o.brokerLost
 	}
-	return now.Sub(last) > patience
+	return now.Sub(last) > limit
 }
 
-// forgettable reports whether the record may be dropped when there are too many.
-func (r *Record) forgettable() bool { return r.Status == Dead && !r.Untold }
+// removable reports whether the record can be dropped when there are too many.
+func (r *Record) removable() bool { return r.Status == Dead && !r.Unconfirmed }
 
-// timePasses acts on all deadlines that have passed, and drops the oldest dead records above the limit.
+// timePasses handles all deadlines that have passed, and drops the oldest dead records above the limit.
 func (t *transition) timePasses() error {
 	for _, kind := range []Kind{Manager, Runtime} {
 		for _, r := range t.list(kind, func(r *Record) bool { return t.o.silent(r, t.now) }) {
-			t.o.log.Warn("keepalives are missing; marked dead", "type", r.Kind, "uuid", r.UUID, "name", r.Name,
+			t.o.log.Warn("keepalives missing; marked dead", "type", r.Kind, "uuid", r.UUID, "name", r.Name,
 				"silent", t.now.Sub(t.o.lastBeat(r.UUID).at).Round(time.Second))
 			if err := t.loseAll(r); err != nil {
 				return err
@@ -133,7 +133,7 @@ func (t *transition) timePasses() error {
 		return err
 	}
 	for _, kind := range kinds {
-		dead := t.list(kind, (*Record).forgettable)
+		dead := t.list(kind, (*Record).removable)
 		for _, r := range dead[:max(0, len(dead)-t.o.config.KeepDead)] {
 			t.drop(r)
 		}
@@ -143,14 +143,14 @@ func (t *transition) timePasses() error {
 
 // ledger lists the orders that may not have reached the broker. Orchestrator.deciding guards it.
 type ledger struct {
-	open    map[string]bool // uuids of modules whose record is Untold
-	failed  bool            // one could not be queued
-	dropped uint64          // the client's counter when all orders had arrived
+	open    map[string]bool // uuids of modules whose record is Unconfirmed
+	failed  bool            // the client has refused an order
+	dropped uint64          // the client's Stats.Dropped at the last check
 }
 
 func (l *ledger) note(changes map[key]*Record) {
 	for k, r := range changes {
-		if r != nil && r.Untold {
+		if r != nil && r.Unconfirmed {
 			if l.open == nil {
 				l.open = map[string]bool{}
 			}
@@ -160,7 +160,7 @@ func (l *ledger) note(changes map[key]*Record) {
 }
 
 // resume restarts all keepalive deadlines, and repeats the orders that an earlier process may not have sent. An order is sent twice
-// only if that process died between the broker's acknowledgement and the write to the record; it has the same object_id then.
+// only if that process died between the broker's acknowledgement and the write to the record; both then have the same object_id.
 func (o *Orchestrator) resume(ctx context.Context) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
@@ -171,15 +171,15 @@ func (o *Orchestrator) resume(ctx context.Context) {
 	}
 	for _, m := range o.state.list(Module) {
 		o.own.add(m.Order)
-		if m.Untold {
+		if m.Unconfirmed {
 			o.ledger.note(map[key]*Record{{Module, m.UUID}: m})
-			o.orderAgain(ctx, m)
+			o.repeatOrder(ctx, m)
 		}
 	}
 }
 
-// orderAgain repeats the last message about a module.
-func (o *Orchestrator) orderAgain(ctx context.Context, m *Record) {
+// repeatOrder repeats the last message about a module.
+func (o *Orchestrator) repeatOrder(ctx context.Context, m *Record) {
 	action := wire.ActionDelete
 	if m.Status == Alive {
 		action = wire.ActionCreate
@@ -193,8 +193,8 @@ func (o *Orchestrator) orderAgain(ctx context.Context, m *Record) {
 	o.publish(ctx, message{topic: o.config.Topics.ControlOf(r.UUID), id: e.ObjectID, payload: e.Bytes()})
 }
 
-// settleOrders records that orders have arrived, once the broker has acknowledged all that was sent. Orders that the client has
-// dropped are sent again; after the client is closed, by the next process.
+// settleOrders records orders as confirmed once the broker has acknowledged all messages. If the client has dropped some, it sends all
+// unconfirmed orders again; if the client is closed, the next process does.
 func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
@@ -203,8 +203,8 @@ func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 	if len(l.open) == 0 || stats.Queued > 0 || !closed && !o.client.Connected() {
 		return
 	}
-	whole := !l.failed && stats.Dropped == l.dropped
-	if closed && !whole {
+	confirmed := !l.failed && stats.Dropped == l.dropped
+	if closed && !confirmed {
 		return
 	}
 	l.failed, l.dropped = false, stats.Dropped
@@ -212,17 +212,17 @@ func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 	for id := range l.open {
 		m := t.get(key{Module, id})
 		switch {
-		case m == nil || !m.Untold:
+		case m == nil || !m.Unconfirmed:
 			delete(l.open, id)
-		case whole:
-			t.edit(m).Untold = false
+		case confirmed:
+			t.edit(m).Unconfirmed = false
 			delete(l.open, id)
 		default:
-			o.orderAgain(ctx, m)
+			o.repeatOrder(ctx, m)
 		}
 	}
 	if err := o.commit(ctx, t); err != nil {
-		o.log.Error("the record was not written; the next start repeats orders", "err", err)
+		o.log.Error("record not written; the next start repeats orders", "err", err)
 		return
 	}
 	if err := pointSettled.Hit(ctx); err != nil {
