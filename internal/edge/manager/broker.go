@@ -10,13 +10,13 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Bounds of the modules' messages that the client has not taken yet. When the queue is full a module waits for outPatience; then
-// messages are dropped until half of the queue is free.
+// Bounds of the queue of messages for the client. When the queue is full, put waits for outPatience. After that, messages are dropped
+// until half of the queue is free.
 const (
 	outMessages = 4096
 	outBytes    = 64 << 20
 	outPatience = 100 * time.Millisecond
-	outFirst    = 2 * time.Second // the wait for the first connection
+	outFirst    = 2 * time.Second // bounds the wait for the first connection
 )
 
 // outQueue passes modules' messages, logs and exits to the broker, in order.
@@ -35,7 +35,7 @@ type outgoing struct {
 	qos     byte
 	payload []byte
 	done    func(error)   // may be nil
-	flushed chan struct{} // no message; closed once everything before it was handed over
+	flushed chan struct{} // if set, this is not a message; closed once the client has all earlier messages
 }
 
 func newOutQueue(m *Manager) *outQueue {
@@ -46,7 +46,7 @@ func newOutQueue(m *Manager) *outQueue {
 
 func (q *outQueue) start() { q.wg.Go(guard.Loop(q.m.log, "edge messages", q.run)) }
 
-// stop ends the queue and counts the rest as dropped.
+// stop stops the queue and counts the remaining messages as dropped.
 func (q *outQueue) stop() {
 	q.cancel()
 	q.wg.Wait()
@@ -55,7 +55,7 @@ func (q *outQueue) stop() {
 	}
 }
 
-// put queues a message of a module.
+// put queues a message from a module, or drops it.
 func (q *outQueue) put(topic string, qos byte, payload []byte) {
 	o := outgoing{topic: topic, qos: qos, payload: payload}
 	if _, ok := q.queue.put(o, len(payload), false); ok {
@@ -72,7 +72,7 @@ func (q *outQueue) put(topic string, qos byte, payload []byte) {
 	}
 }
 
-// send queues a message of the manager and waits for room. done is called with the result.
+// send queues a message from the manager. It waits for room. done is called with the result.
 func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)) {
 	o := outgoing{topic: topic, qos: qos, payload: payload, done: done}
 	if !q.wait(o, nil) {
@@ -80,7 +80,7 @@ func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)
 	}
 }
 
-// flush waits until everything in the queue was handed over, or ctx ends.
+// flush waits until the client has all messages of the queue, or ctx ends.
 func (q *outQueue) flush(ctx context.Context) {
 	flushed := make(chan struct{})
 	q.queue.put(outgoing{flushed: flushed}, 0, true)
@@ -93,7 +93,7 @@ func (q *outQueue) flush(ctx context.Context) {
 func (q *outQueue) wait(o outgoing, patience <-chan time.Time) bool {
 	for {
 		if _, ok := q.queue.put(o, len(o.payload), false); ok {
-			poke(q.queue.room) // others may wait too
+			poke(q.queue.room) // for other waiters
 			return true
 		}
 		select {
@@ -107,7 +107,7 @@ func (q *outQueue) wait(o outgoing, patience <-chan time.Time) bool {
 }
 
 func (q *outQueue) run() {
-	// Messages from the start of the runtimes wait a moment for the broker.
+	// Give the first connection some time, so that early messages are not lost.
 	ctx, cancel := context.WithTimeout(q.m.ctx, outFirst)
 	if err := q.m.client.WaitConnected(ctx); err != nil {
 		q.m.log.Debug("edge: the broker is not connected yet", "err", err)
@@ -137,7 +137,7 @@ func (q *outQueue) run() {
 	}
 }
 
-// subscriber subscribes for channels, in order and in the background.
+// subscriber makes the subscriptions of channels, in order and in the background.
 type subscriber struct {
 	m    *Manager
 	more chan struct{} // one token
@@ -180,7 +180,7 @@ func (s *subscriber) run() {
 		s.mu.Unlock()
 		for _, one := range todo {
 			if err := s.do(one); err != nil && s.m.ctx.Err() == nil {
-				s.m.refuse("subscribe", "a channel's subscription fails", "filter", one.filter, "remove", one.remove, "err", err)
+				s.m.refuse("subscribe", "cannot change a channel's subscription", "filter", one.filter, "remove", one.remove, "err", err)
 			}
 		}
 	}

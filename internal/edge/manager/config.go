@@ -14,11 +14,11 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// Config says what a Manager is and what it serves.
+// Config configures a Manager.
 type Config struct {
-	// Root is the daemon's directory for what outlives a boot; the record is edge/manager.db below it.
+	// Root is the daemon's directory for files that survive a reboot. The record is edge/manager.db in it.
 	Root string
-	// UUID names the manager to the orchestrator and never changes; Name is for people.
+	// UUID identifies the manager to the orchestrator and never changes; Name is for people.
 	UUID, Name string
 	Topics     wire.Topics
 	// MQTT configures the connection. The manager sets NoLocal, the will and the handlers, and ClientID if it is empty.
@@ -26,25 +26,25 @@ type Config struct {
 	// Dial makes the client; mqtt.New by default.
 	Dial     func(mqtt.Config) (mqtt.Client, error)
 	Runtimes []runtime.Runtime
-	// KeepAlive is the time between keepalives of a runtime; 0: as the orchestrator asks, or 60 s.
+	// KeepAlive is the time between keepalives of a runtime. By default the orchestrator chooses it; if it does not, 60 s.
 	KeepAlive time.Duration
 	Limits    Limits
-	// RegisterTimeout is the wait for the orchestrator's answer; 5 s by default.
+	// RegisterTimeout bounds the wait for the orchestrator's answer; 5 s by default.
 	RegisterTimeout time.Duration
-	// BackoffMin and BackoffMax bound the delays between attempts to register, to start a runtime and to start a module again,
-	// which double; 500 ms and 30 s by default.
+	// BackoffMin and BackoffMax bound the delays between attempts to register, to start a runtime and to restart a module. Delays
+	// double; 500 ms and 30 s by default.
 	BackoffMin, BackoffMax time.Duration
 	Log                    *slog.Logger
 }
 
-// Limits of one module.
+// Limits are the limits of one module.
 type Limits struct {
-	// Messages and Bytes bound what waits for a module that does not read; the oldest is dropped. 1024 and 16 MiB by default;
-	// one message that is longer waits alone.
+	// Messages and Bytes bound the queue for a module that does not read; 1024 and 16 MiB by default. A full queue drops the oldest
+	// message. A single message can be larger than Bytes.
 	Messages int
 	Bytes    int
-	// MessagesPerSecond and BytesPerSecond bound what a module publishes, with bursts of one second's worth; the rest is dropped.
-	// 0: unlimited.
+	// MessagesPerSecond and BytesPerSecond bound a module's own messages, with bursts of one second's worth; the rest is dropped. 0
+	// means unlimited.
 	MessagesPerSecond float64
 	BytesPerSecond    float64
 }
@@ -79,22 +79,22 @@ func (c *Config) complete() error {
 			return fmt.Errorf("the edge runtime %q: %d modules at a time: want 1 to %d: %w", info.Name, info.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
 		}
 		if slices.Contains(seen, info.UUID) {
-			return fmt.Errorf("the edge runtime %q: its uuid %s is taken: %w", info.Name, info.UUID, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("the edge runtime %q: its uuid %s is in use: %w", info.Name, info.UUID, errdefs.ErrInvalidArgument)
 		}
 		seen = append(seen, info.UUID)
 	}
-	orElse(&c.RegisterTimeout, defaultRegisterTimeout)
-	orElse(&c.BackoffMin, defaultBackoffMin)
-	orElse(&c.BackoffMax, max(defaultBackoffMax, c.BackoffMin))
-	orElse(&c.Limits.Messages, defaultMessages)
-	orElse(&c.Limits.Bytes, defaultBytes)
+	setDefault(&c.RegisterTimeout, defaultRegisterTimeout)
+	setDefault(&c.BackoffMin, defaultBackoffMin)
+	setDefault(&c.BackoffMax, max(defaultBackoffMax, c.BackoffMin))
+	setDefault(&c.Limits.Messages, defaultMessages)
+	setDefault(&c.Limits.Bytes, defaultBytes)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return nil
 }
 
-func orElse[T comparable](to *T, value T) {
+func setDefault[T comparable](to *T, value T) {
 	var zero T
 	if *to == zero {
 		*to = value

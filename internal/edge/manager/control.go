@@ -15,8 +15,8 @@ import (
 // actionStop stops a runtime.
 const actionStop = "stop"
 
-// control obeys a message on the runtime's control topic. It returns once the order is recorded, so that the broker redelivers what
-// was not.
+// control obeys a message on the runtime's control topic. It returns once the order is recorded, so that the broker redelivers an order
+// that was not.
 func (h *host) control(msg mqtt.Message) {
 	m := h.m
 	if len(msg.Payload) == 0 {
@@ -28,7 +28,7 @@ func (h *host) control(msg mqtt.Message) {
 		return
 	}
 	if e.IsResponse() || e.Action == wire.ActionExited || e.Action == wire.ActionUpdate {
-		m.counts.ignored.Inc() // the manager's own, from a broker without No Local, or for somebody else
+		m.counts.ignored.Inc() // the manager's own message from a broker without No Local, or a message for another peer
 		return
 	}
 	if h.recent.isRepeat(e.ObjectID, msg.Payload, time.Now()) {
@@ -36,7 +36,7 @@ func (h *host) control(msg mqtt.Message) {
 		return
 	}
 	if msg.Retain {
-		m.fail("retained", e, e.Data, fmt.Errorf("%s on %s is a retained message, which every connection would repeat: %w", e.Action, msg.Topic, errdefs.ErrInvalidArgument))
+		m.fail("retained", e, e.Data, fmt.Errorf("%s on %s is a retained message, which the broker would repeat after every connect: %w", e.Action, msg.Topic, errdefs.ErrInvalidArgument))
 		return
 	}
 	if reason, err := h.obey(e); err != nil {
@@ -44,7 +44,7 @@ func (h *host) control(msg mqtt.Message) {
 	}
 }
 
-// obey executes a request; reason is the label under which an error is counted.
+// obey executes a request. reason is the metric label of an error.
 func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	data, err := wire.ParseModuleData(e.Data)
 	if err != nil {
@@ -65,12 +65,12 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 		if kind == "" {
 			return "missing-field", fmt.Errorf("%s: %q is missing: want module or runtime: %w", e.Action, "type", errdefs.ErrInvalidArgument)
 		}
-		return "unknown-action", fmt.Errorf("the action %q of a %q: want create, delete or stop, of a module or runtime: %w", e.Action, kind, errdefs.ErrInvalidArgument)
+		return "unknown-action", fmt.Errorf("action %q for a %q: want create, delete or stop for a module or runtime: %w", e.Action, kind, errdefs.ErrInvalidArgument)
 	}
 }
 
-// createFor creates a module. If that fails it also reports the module exited, so that nobody waits for it, unless the uuid belongs
-// to another module.
+// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for it, unless the uuid belongs to
+// another module.
 func (h *host) createFor(e wire.Envelope, data wire.ModuleData) (reason string, err error) {
 	reason, err = reasonFor(h.create(e.ObjectID, fromControl, data))
 	if err != nil && reason != "duplicate" && wire.ValidName("uuid", data.UUID()) == nil {
@@ -94,7 +94,7 @@ func reasonFor(err error) (string, error) {
 	return "failed", err
 }
 
-// excerpt is the beginning of an unreadable message, as text.
+// excerpt returns the beginning of an unreadable message as text.
 func excerpt(payload []byte) string {
 	const most = 1024
 	if len(payload) > most {
@@ -105,25 +105,27 @@ func excerpt(payload []byte) string {
 
 func trimNUL(payload []byte) []byte { return bytes.TrimRight(payload, "\x00") }
 
-// Bounds of what is remembered of control messages. A broker delivers a message once for each filter that matches, and a module may
-// have a channel on the control topics.
+// Bounds of recentMessages. A broker can deliver a message once for each matching filter, and a module can have a channel on the
+// control topics.
 const (
 	repeatTime = 5 * time.Second
-	repeatMost = 4096 // in a flood earlier ones are forgotten
+	repeatMost = 4096 // of messages in each half
 )
 
-// recentMessages are the latest control messages in two halves; the older half is forgotten as a whole. One goroutine uses it.
+// recentMessages remembers hashes of the latest control messages in two halves, of which the older one is dropped as a whole. Only one
+// goroutine uses it.
 type recentMessages struct {
 	seed     maphash.Seed
 	now, old map[uint64]bool
-	since    time.Time // when now began
+	since    time.Time // start of now
 }
 
 func newRecentMessages() *recentMessages {
 	return &recentMessages{seed: maphash.MakeSeed(), now: map[uint64]bool{}}
 }
 
-// isRepeat reports whether the same message came a moment ago, and remembers it. A message without an id is never a repeat.
+// isRepeat reports whether the same message arrived within about repeatTime, and remembers it. A message without an id is never a
+// repeat.
 func (r *recentMessages) isRepeat(id string, payload []byte, now time.Time) bool {
 	if id == "" {
 		return false

@@ -23,8 +23,8 @@ var (
 	adoptDone      = failpoint.New("edge.manager.adopt.done")
 )
 
-// create records a module and has it created. It returns once the module is recorded. A uuid that is taken is errdefs.ErrAlreadyExists,
-// a runtime without a free index errdefs.ErrResourceExhausted.
+// create records a module and starts to create it. It returns once the module is recorded: errdefs.ErrAlreadyExists if the uuid is in
+// use, errdefs.ErrResourceExhausted if the runtime has no free index.
 func (h *host) create(objectID, origin string, data wire.ModuleData) error {
 	if err := data.Validate(); err != nil {
 		return err
@@ -54,12 +54,13 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 	if err := createRecorded.Hit(h.m.ctx); err != nil {
 		return err
 	}
-	h.bringUp(mod, evRecorded)
+	h.applyAndLaunch(mod, evRecorded)
 	return nil
 }
 
-// isRepeat reports whether a create message repeats the one that made the live module, or is the orchestrator's for a module that
-// the manager has created again itself. Any other module of that uuid, on whichever runtime, is an error.
+// isRepeat reports whether a create message is for a module that exists already: it repeats the module's create message, or the
+// orchestrator sends it for a module that the manager has created again itself. A module with the same uuid is otherwise an error, on
+// any runtime.
 func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 	for _, other := range h.m.hosts {
 		other.mu.Lock()
@@ -71,17 +72,17 @@ func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 		other.mu.Unlock()
 		switch {
 		case same:
-			h.m.log.Info("edge: a module is created already", "runtime", h.info.Name, "module", uuid)
+			h.m.log.Info("edge: module exists already", "runtime", h.info.Name, "module", uuid)
 			return true, nil
 		case mod != nil:
-			return false, fmt.Errorf("create module %s: a module of that uuid is on the runtime %s: %w", uuid, other.info.Name, errdefs.ErrAlreadyExists)
+			return false, fmt.Errorf("create module %s: the runtime %s has a module with this uuid: %w", uuid, other.info.Name, errdefs.ErrAlreadyExists)
 		}
 	}
 	return false, nil
 }
 
-// bringUp applies an event after which the module may have to be launched.
-func (h *host) bringUp(mod *module, e event) {
+// applyAndLaunch applies an event, and starts the launcher or the clean-up if the event calls for it.
+func (h *host) applyAndLaunch(mod *module, e event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch do := mod.apply(e); {
@@ -99,13 +100,13 @@ func (h *host) bringUp(mod *module, e event) {
 	}
 }
 
-// apply moves a module by an event.
+// apply applies an event to a module.
 func (h *host) apply(mod *module, e event) (do action) {
 	h.update(func() { do = mod.apply(e) })
 	return do
 }
 
-// launch brings a module up, and tries again as long as the runtime is up.
+// launch creates or adopts a module. It retries while the runtime is up.
 func (h *host) launch(run context.Context, mod *module) {
 	delay := backoff{min: h.m.config.BackoffMin, max: h.m.config.BackoffMax}
 	for run.Err() == nil {
@@ -118,7 +119,7 @@ func (h *host) launch(run context.Context, mod *module) {
 			if !h.createOnce(run, mod) {
 				return
 			}
-			pause(run, delay.delay(), mod.nudge)
+			pause(run, delay.delay(), mod.wake)
 		case settle:
 			h.settle(mod, status(codeKilled, "killed", "deleted before it ran"))
 			return
@@ -128,18 +129,18 @@ func (h *host) launch(run context.Context, mod *module) {
 	}
 }
 
-// pause waits for the time, a token, or the context.
-func pause(ctx context.Context, d time.Duration, nudge <-chan struct{}) {
+// pause sleeps for d, or until wake has a token or ctx ends.
+func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-	case <-nudge:
+	case <-wake:
 	case <-ctx.Done():
 	}
 }
 
-// adopt asks the runtime to adopt the module; true if the launcher has to go on.
+// adopt asks the runtime to adopt the module. It reports true if the runtime does not have the module.
 func (h *host) adopt(run context.Context, mod *module) (missing bool) {
 	mod.box.start(run)
 	runs, err := h.rt.Adopt(run, mod.record.Index, h.dataOf(mod))
@@ -147,7 +148,7 @@ func (h *host) adopt(run context.Context, mod *module) (missing bool) {
 		return false
 	}
 	if err != nil {
-		h.m.refuse("adopt", "a module cannot be adopted", "runtime", h.info.Name, "module", mod.uuid, "err", err)
+		h.m.refuse("adopt", "cannot adopt a module", "runtime", h.info.Name, "module", mod.uuid, "err", err)
 	}
 	if runs && err == nil {
 		if adoptDone.Hit(run) == nil {
@@ -155,13 +156,13 @@ func (h *host) adopt(run context.Context, mod *module) (missing bool) {
 		}
 		return false
 	}
-	if h.apply(mod, evMissing) == tellLost {
-		h.tellLost(mod)
+	if h.apply(mod, evMissing) == reportLost {
+		h.reportLost(mod)
 	}
 	return true
 }
 
-// createOnce asks the runtime to create the module; true if it is to be asked again.
+// createOnce asks the runtime to create the module. It reports whether to try again.
 func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 	mod.box.start(run)
 	err := errors.Join(h.rt.Create(run, mod.record.Index, h.dataOf(mod)), createDone.Hit(run))
@@ -170,7 +171,7 @@ func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 		h.runs(run, mod)
 	case run.Err() != nil:
 	case errdefs.IsUnavailable(err):
-		h.m.refuse("create", "a module cannot be created now", "runtime", h.info.Name, "module", mod.uuid, "err", err)
+		h.m.refuse("create", "cannot create a module now", "runtime", h.info.Name, "module", mod.uuid, "err", err)
 		h.apply(mod, evRetry)
 		return true
 	default:
@@ -180,7 +181,7 @@ func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 	return false
 }
 
-// dataOf is the module's data for its runtime: every field verbatim, and the index.
+// dataOf returns the module's data for its runtime: all fields verbatim, and the index.
 func (h *host) dataOf(mod *module) wire.ModuleData {
 	data, err := mod.data.With("index", mod.record.Index)
 	if err != nil { // a number always has a JSON form
@@ -189,14 +190,14 @@ func (h *host) dataOf(mod *module) wire.ModuleData {
 	return data
 }
 
-// runs notes that the module runs, and ends it if that was ordered meanwhile.
+// runs records that the module runs, and ends it if its deletion was ordered meanwhile.
 func (h *host) runs(run context.Context, mod *module) {
 	if h.apply(mod, evRuns) == end {
 		h.end(run, mod)
 	}
 }
 
-// delete records that a module is to end, and ends it. An unknown uuid is errdefs.ErrNotFound.
+// delete records the deletion of a module, and ends it. It returns errdefs.ErrNotFound for an unknown uuid.
 func (h *host) delete(uuid string) error {
 	h.orders.Lock()
 	defer h.orders.Unlock()
@@ -214,7 +215,7 @@ func (h *host) deleteLocked(mod *module) error {
 	r, recorded := mod.record, mod.state.recorded()
 	h.mu.Unlock()
 	if recorded == recordExited {
-		return nil // on its way
+		return nil // it is ending already
 	}
 	if recorded != recordDeleting {
 		r.State = recordDeleting
@@ -236,7 +237,7 @@ func (h *host) deleteLocked(mod *module) error {
 			now = !h.up
 		}
 	})
-	poke(mod.nudge)
+	poke(mod.wake)
 	if now {
 		h.finish(mod, status(codeKilled, "killed", "deleted before it ran"))
 	}
@@ -249,14 +250,14 @@ func (h *host) deleteLocked(mod *module) error {
 	return nil
 }
 
-// end asks the runtime to end a module; its exit follows as a message.
+// end asks the runtime to end a module. The exit follows as a message.
 func (h *host) end(run context.Context, mod *module) {
 	err := h.rt.Delete(run, mod.record.Index, mod.uuid)
 	if err = errors.Join(err, deleteDone.Hit(run)); err == nil || run.Err() != nil {
 		return
 	}
 	if errdefs.IsNotFound(err) {
-		h.finish(mod, status(codeKilled, "killed", "the runtime did not have it"))
+		h.finish(mod, status(codeKilled, "killed", "the runtime did not have the module"))
 		return
 	}
 	h.m.fail("delete", wire.Envelope{}, object(map[string]any{"type": "module", "uuid": mod.uuid}), fmt.Errorf("delete module %s: %w", mod.uuid, err))

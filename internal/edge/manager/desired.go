@@ -12,19 +12,19 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindFinished is the kind of records of desired modules that have ended and are not restarted, by runtime and uuid; the value is
-// the module's data.
+// kindFinished is the kind of records of desired modules that have ended and are not restarted, by runtime and uuid. The value is the
+// module's data.
 const kindFinished = "finished"
 
 var desiredRecorded = failpoint.New("edge.manager.desired.recorded")
 
-// desired is a desired document: the modules that the runtime is to run.
+// desired is a desired document: the modules that the runtime should run.
 //
 //	{"generation": …, "modules": [{"uuid": …, "restart": "always|on-failure|never", …}]}
 type desired struct {
 	generation json.RawMessage
 	modules    []wire.ModuleData
-	err        error // why the document is refused
+	err        error // if set, the document is refused
 }
 
 // restart counts the restarts of a desired module, and delays the next one.
@@ -32,11 +32,11 @@ type restart struct {
 	count int
 	delay backoff
 	after time.Time
-	ended bool // it is not restarted with these data
+	ended bool // the module is not restarted until its data change
 	data  []byte
 }
 
-// parseDesired reads a document. One mistake refuses the whole document.
+// parseDesired reads a document. An error in one module makes it refuse the whole document.
 func parseDesired(payload []byte) *desired {
 	d := &desired{}
 	if len(trimNUL(payload)) == 0 {
@@ -55,7 +55,7 @@ func parseDesired(payload []byte) *desired {
 	for i, data := range list {
 		err := data.Validate()
 		if err == nil && seen[data.UUID()] {
-			err = fmt.Errorf("the uuid %s is there twice: %w", data.UUID(), errdefs.ErrInvalidArgument)
+			err = fmt.Errorf("the uuid %s is used twice: %w", data.UUID(), errdefs.ErrInvalidArgument)
 		}
 		if err != nil {
 			return &desired{err: fmt.Errorf("the desired document, module %d: %w", i, err)}
@@ -66,7 +66,7 @@ func parseDesired(payload []byte) *desired {
 	return d
 }
 
-// setDesired accepts a document. A bad one is answered on the error topic, and the previous one stays in force.
+// setDesired accepts a document. It answers a bad document on the error topic, and the previous one stays in force.
 func (h *host) setDesired(payload []byte) {
 	d := parseDesired(payload)
 	if d.err != nil {
@@ -95,7 +95,7 @@ func (h *host) reconcileAll() {
 			return
 		}
 		if d := h.desired.Load(); d != nil && d.err == nil {
-			if wait := h.meet(d); wait > 0 {
+			if wait := h.reconcileOnce(d); wait > 0 {
 				time.AfterFunc(wait, func() { poke(h.reconcile) })
 			}
 		}
@@ -113,12 +113,13 @@ func (h *host) loadFinished() {
 		return nil
 	})
 	if err != nil {
-		h.m.refuse("record", "the finished modules cannot be read", "runtime", h.info.Name, "err", err)
+		h.m.refuse("record", "cannot read the finished modules", "runtime", h.info.Name, "err", err)
 	}
 }
 
-// meet deletes modules that are no longer desired and creates missing ones. It returns when to try again; 0: after a change.
-func (h *host) meet(d *desired) time.Duration {
+// reconcileOnce deletes modules that are no longer desired, and creates missing ones. It returns the delay before the next attempt; 0
+// means that the next change triggers it.
+func (h *host) reconcileOnce(d *desired) time.Duration {
 	h.orders.Lock()
 	defer h.orders.Unlock()
 	wanted := map[string]wire.ModuleData{}
@@ -129,13 +130,13 @@ func (h *host) meet(d *desired) time.Duration {
 	for _, mod := range h.all() {
 		if data, ok := wanted[mod.uuid]; mod.record.Origin == fromDesired && (!ok || !bytes.Equal(data.Bytes(), mod.record.Data)) {
 			if err := h.deleteLocked(mod); err != nil {
-				h.m.refuse("delete", "a module that is not desired cannot be deleted", "module", mod.uuid, "err", err)
+				h.m.refuse("delete", "cannot delete a module that is no longer desired", "module", mod.uuid, "err", err)
 			}
 		}
 	}
 	var next time.Duration
 	for _, data := range d.modules {
-		wait, err := h.meetOne(data)
+		wait, err := h.createMissing(data)
 		if err != nil {
 			h.m.fail("desired", wire.Envelope{}, data.Bytes(), fmt.Errorf("the desired document: %w", err))
 			wait = h.m.config.BackoffMax
@@ -147,8 +148,9 @@ func (h *host) meet(d *desired) time.Duration {
 	return next
 }
 
-// meetOne creates a desired module that is missing, unless it has finished or its delay has not passed.
-func (h *host) meetOne(data wire.ModuleData) (time.Duration, error) {
+// createMissing creates a desired module if it is missing, unless it has finished. It returns the rest of the module's restart delay, if
+// any.
+func (h *host) createMissing(data wire.ModuleData) (time.Duration, error) {
 	h.mu.Lock()
 	mod, halted := h.byUUID[data.UUID()], h.halted
 	h.mu.Unlock()
@@ -175,7 +177,7 @@ func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 		}
 		if r.ended {
 			if err := h.m.store.Delete(kindFinished, h.info.UUID+"/"+uuid); err != nil {
-				h.m.refuse("record", "a finished module cannot be taken out of the record", "module", uuid, "err", err)
+				h.m.refuse("record", "cannot remove a finished module from the record", "module", uuid, "err", err)
 				continue
 			}
 		}
@@ -183,7 +185,7 @@ func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 	}
 }
 
-// scheduleRestart decides whether and when a desired module that has ended is restarted. Without a policy it always is. The caller
+// scheduleRestart decides whether and when an ended desired module is restarted. Without a policy it is always restarted. The caller
 // holds orders.
 func (h *host) scheduleRestart(mod *module, payload []byte) {
 	if mod.record.Origin != fromDesired {
@@ -199,7 +201,7 @@ func (h *host) scheduleRestart(mod *module, payload []byte) {
 	if policy == wire.RestartNever || policy == wire.RestartOnFailure && ok {
 		r.ended = true
 		if err := h.m.store.Put(kindFinished, h.info.UUID+"/"+mod.uuid, r.data); err != nil {
-			h.m.refuse("record", "a desired module's end cannot be recorded", "module", mod.uuid, "err", err)
+			h.m.refuse("record", "cannot record the end of a desired module", "module", mod.uuid, "err", err)
 		}
 		return
 	}
@@ -226,7 +228,7 @@ type reportedModule struct {
 	Restarts int    `json:"restarts"`
 }
 
-// reportAll publishes the reported state, retained, whenever it has changed. States while the broker was away are skipped.
+// reportAll publishes the reported state as a retained message whenever it changes. It skips states without a connection to the broker.
 func (h *host) reportAll() {
 	var last []byte
 	for {

@@ -11,22 +11,22 @@ import (
 
 func newID() string { return uuid.NewString() }
 
-// request is a request with a new id.
+// request makes a request with a new id.
 func (m *Manager) request(action string, data json.RawMessage) wire.Envelope {
 	return wire.Envelope{ObjectID: newID(), Action: action, Type: wire.Request, Data: data}
 }
 
-// identity is the data with which the manager registers.
+// identity returns the data of the manager's registration.
 func (m *Manager) identity() json.RawMessage {
 	return object(map[string]any{"type": "manager", "uuid": m.config.UUID, "name": m.config.Name})
 }
 
-// identity names the runtime.
+// identity returns the data of the runtime's deregistration.
 func (h *host) identity() json.RawMessage {
 	return object(map[string]any{"type": "runtime", "uuid": h.info.UUID, "name": h.info.Name})
 }
 
-// registration is the data with which the runtime registers: the fields from its Start, overridden by what the manager knows.
+// registration returns the data of the runtime's registration: the fields from Start, overridden by what the manager knows.
 func (h *host) registration(extra map[string]any) json.RawMessage {
 	apis := h.info.APIs
 	if apis == nil {
@@ -45,7 +45,7 @@ func (h *host) registration(extra map[string]any) json.RawMessage {
 	return object(fields)
 }
 
-// object is a JSON object. Values that are JSON already stay verbatim.
+// object returns a JSON object. Values that are json.RawMessage stay verbatim.
 func object(fields map[string]any) json.RawMessage {
 	raw := make(map[string]json.RawMessage, len(fields))
 	for name, value := range fields {

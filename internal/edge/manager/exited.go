@@ -15,8 +15,8 @@ import (
 // kindExit is the kind of records of exits that the broker has not acknowledged. Their keys are random.
 const kindExit = "exit"
 
-// exitsPoll is the time between checks whether the broker has acknowledged everything; exitsKeep bounds how long an exit is kept on
-// a busy connection.
+// exitsPoll is the interval of checks whether the broker has acknowledged all messages. exitsKeep bounds how long an exit is kept on a
+// connection that is too busy for that.
 const (
 	exitsPoll = 250 * time.Millisecond
 	exitsKeep = time.Minute
@@ -32,16 +32,16 @@ var (
 	exitAcked     = failpoint.New("edge.manager.exited.acknowledged")
 )
 
-// finish ends a module, once.
+// finish handles the end of a module. Later calls for the same module do nothing.
 func (h *host) finish(mod *module, payload []byte) {
 	if h.apply(mod, evExit) == settle {
 		h.settle(mod, payload)
 	}
 }
 
-// settle records the exit of a module that has ended, and concludes it.
+// settle records the exit of an ended module and concludes it, in the background.
 func (h *host) settle(mod *module, payload []byte) {
-	poke(mod.nudge)
+	poke(mod.wake)
 	mod.box.clear()
 	h.m.wg.Go(func() {
 		h.record(mod, payload)
@@ -49,7 +49,7 @@ func (h *host) settle(mod *module, payload []byte) {
 	})
 }
 
-// record records the exit.
+// record records an exit in the module's record.
 func (h *host) record(mod *module, payload []byte) {
 	h.orders.Lock()
 	defer h.orders.Unlock()
@@ -58,7 +58,7 @@ func (h *host) record(mod *module, payload []byte) {
 	r := mod.record
 	h.mu.Unlock()
 	if err := h.m.put(mod.uuid, r); err != nil {
-		h.m.refuse("record", "an exit cannot be recorded", "module", mod.uuid, "err", err)
+		h.m.refuse("record", "cannot record an exit", "module", mod.uuid, "err", err)
 	}
 }
 
@@ -68,7 +68,7 @@ func (h *host) conclude(mod *module, payload []byte) {
 	if exitRecorded.Hit(m.ctx) != nil {
 		return
 	}
-	// Its index stays taken until the call that creates it has returned.
+	// The index stays in use until the call that creates the module has returned.
 	if !h.wait(m.ctx, func() bool { return !mod.launching }) {
 		return
 	}
@@ -76,7 +76,7 @@ func (h *host) conclude(mod *module, payload []byte) {
 	done := m.retry(m.ctx, func() error {
 		err := h.rt.Cleanup(m.ctx, mod.record.Index, mod.uuid)
 		if err != nil && m.ctx.Err() == nil {
-			m.refuse("cleanup", "what a module leaves cannot be removed", "module", mod.uuid, "err", err)
+			m.refuse("cleanup", "cannot clean up after a module", "module", mod.uuid, "err", err)
 		}
 		if errdefs.IsUnavailable(err) || m.ctx.Err() != nil {
 			return err
@@ -91,7 +91,7 @@ func (h *host) conclude(mod *module, payload []byte) {
 	h.scheduleRestart(mod, payload)
 	if exitKept.Hit(m.ctx) == nil {
 		if err := m.store.Delete(kindModule, mod.uuid); err != nil {
-			m.refuse("record", "a module cannot be taken out of the record", "module", mod.uuid, "err", err)
+			m.refuse("record", "cannot remove a module from the record", "module", mod.uuid, "err", err)
 		}
 	}
 	h.remove(mod)
@@ -104,7 +104,8 @@ func (h *host) conclude(mod *module, payload []byte) {
 	poke(h.reconcile)
 }
 
-// metadata reads the payload of a runtime's exited message as an object. A plain string is its status; anything else is quoted.
+// metadata returns the payload of a runtime's exited message as a JSON object. A JSON string becomes its status; anything else is
+// quoted as its message.
 func (h *host) metadata(payload []byte) []byte {
 	payload = trimNUL(payload)
 	if len(payload) == 0 {
@@ -119,10 +120,10 @@ func (h *host) metadata(payload []byte) []byte {
 	}
 	h.m.refuse("bad-json", "a runtime's exited message is not JSON", "runtime", h.info.Name, "bytes", len(payload))
 	const most = 256
-	return object(map[string]any{"status": "exited", "message": fmt.Sprintf("the runtime's metadata is no JSON object: %.*q", most, payload)})
+	return object(map[string]any{"status": "exited", "message": fmt.Sprintf("the runtime's metadata is not a JSON object: %.*q", most, payload)})
 }
 
-// exitedData is the data of an exited message: the runtime's fields, and the module.
+// exitedData returns the data of an exited message: the runtime's fields, and the module's type and uuid.
 func (h *host) exitedData(uuid string, payload []byte) json.RawMessage {
 	fields, err := wire.ParseObject(payload)
 	if err != nil {
@@ -136,7 +137,7 @@ func (h *host) exitedData(uuid string, payload []byte) json.RawMessage {
 	return object(data)
 }
 
-// outcome reads from an exit whether it was a success, and its reason.
+// outcome reports whether an exit was a success, and its reason.
 func outcome(payload []byte) (ok bool, reason string) {
 	var e struct {
 		Status   json.RawMessage `json:"status"`
@@ -155,7 +156,7 @@ func outcome(payload []byte) (ok bool, reason string) {
 	return e.ExitCode == 0, "exited"
 }
 
-// reasonOf is an exit's reason as a label; one that the protocol does not know is "other".
+// reasonOf returns an exit's reason as a metric label. A reason that the protocol does not know becomes "other".
 func reasonOf(payload []byte) string {
 	_, reason := outcome(payload)
 	switch reason {
@@ -171,10 +172,10 @@ type exit struct {
 	UUID    string `json:"uuid"`
 	Payload []byte `json:"payload"`
 
-	sent time.Time // when the client took it; zero: not yet
+	sent time.Time // when the client accepted it; zero: not yet
 }
 
-// exits are the exits that the broker has not acknowledged.
+// exits holds the exits that the broker has not acknowledged.
 type exits struct {
 	mu   sync.Mutex
 	all  map[string]exit // by key
@@ -183,7 +184,7 @@ type exits struct {
 
 func newExits() *exits { return &exits{all: map[string]exit{}, more: make(chan struct{}, 1)} }
 
-// keep records an exit; the returned function sends it.
+// keep records an exit, and returns the function that sends it.
 func (x *exits) keep(m *Manager, e exit) (send func()) {
 	key := newID()
 	raw, err := json.Marshal(e)
@@ -191,7 +192,7 @@ func (x *exits) keep(m *Manager, e exit) (send func()) {
 		err = m.store.Put(kindExit, key, raw)
 	}
 	if err != nil {
-		m.refuse("record", "an exit cannot be recorded", "module", e.UUID, "err", err)
+		m.refuse("record", "cannot record an exit", "module", e.UUID, "err", err)
 	}
 	x.put(key, e)
 	return func() { x.send(m, key) }
@@ -230,7 +231,7 @@ func (x *exits) send(m *Manager, key string) {
 	})
 }
 
-// sendAll sends the exits that were not sent before, such as those of an earlier daemon. It precedes the registration, so that the
+// sendAll sends the exits that were not sent before, such as those of an earlier daemon. Call it before registering, so that the
 // orchestrator does not create those modules again.
 func (x *exits) sendAll(m *Manager) {
 	x.mu.Lock()
@@ -244,7 +245,7 @@ func (x *exits) sendAll(m *Manager) {
 	}
 }
 
-// run forgets exits once the broker has acknowledged them.
+// run returns a loop that removes exits once the broker has acknowledged them.
 func (x *exits) run(m *Manager) func() {
 	return func() {
 		for {
@@ -260,7 +261,8 @@ func (x *exits) run(m *Manager) func() {
 	}
 }
 
-// forget removes the exits that were sent before the client's queue was last empty; it returns how many are left.
+// forget removes the exits that the broker has acknowledged: those sent more than exitsPoll ago while the client's queue is empty, or
+// more than exitsKeep ago. It returns the number of remaining exits.
 func (x *exits) forget(m *Manager) int {
 	now := time.Now()
 	stats := m.client.Stats()
@@ -280,7 +282,7 @@ func (x *exits) forget(m *Manager) int {
 			return left
 		}
 		if err := m.store.Delete(kindExit, key); err != nil {
-			m.refuse("record", "an exit cannot be taken out of the record", "err", err)
+			m.refuse("record", "cannot remove an exit from the record", "err", err)
 		}
 	}
 	return left
@@ -291,7 +293,7 @@ func (x *exits) load(m *Manager) error {
 	return m.store.All(kindExit, func(key string, value []byte) error {
 		var e exit
 		if err := json.Unmarshal(value, &e); err != nil {
-			m.refuse("record", "a recorded exit cannot be read", "err", err)
+			m.refuse("record", "unreadable exit in the record", "err", err)
 			return nil
 		}
 		x.put(key, e)

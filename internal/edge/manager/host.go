@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// stable is the time after which a runtime that is lost starts again without a longer delay.
+// stable is the run time after which the restart delay of a runtime is reset.
 const stable = 10 * time.Second
 
 // stopTimeout bounds the wait for a runtime to stop.
@@ -25,29 +25,29 @@ type host struct {
 	rt   runtime.Runtime
 	info runtime.Info
 
-	orders sync.Mutex     // serialises create and delete, on the record and in the tables
-	calls  sync.WaitGroup // launchers and deletions, for which a lost runtime waits
+	orders sync.Mutex     // serializes create and delete, in the record and in the tables
+	calls  sync.WaitGroup // running launchers and deletions; lose waits for them
 
 	byIndex [channel.MaxModules]atomic.Pointer[module]
 	desired atomic.Pointer[desired]
 
-	mu       sync.Mutex // guards the fields down to change
-	byUUID   map[string]*module
-	up       bool
-	halted   bool
-	run      context.Context // ends when the runtime is lost
-	cancel   context.CancelFunc
-	extra    map[string]any             // from Start, for the registration
-	own      map[string]json.RawMessage // the runtime's fields of keepalives
-	interval time.Duration              // of keepalives, from the orchestrator; 0: unknown
-	change   chan struct{}              // closed and replaced with every change of the above
+	mu              sync.Mutex // guards the fields down to change
+	byUUID          map[string]*module
+	up              bool
+	halted          bool
+	run             context.Context // ends when the runtime is lost
+	cancel          context.CancelFunc
+	extra           map[string]any             // from Start, for the registration
+	keepaliveFields map[string]json.RawMessage // the runtime's fields of keepalives
+	interval        time.Duration              // of keepalives, from the orchestrator; 0: unknown
+	change          chan struct{}              // closed and replaced with every change of the above
 
 	restarts map[string]*restart // of desired modules; guarded by orders
 
 	recent *recentMessages
 
 	report    chan struct{} // one token: the reported state may have changed
-	reconcile chan struct{} // one token: the desired state may not be met
+	reconcile chan struct{} // one token: the modules may differ from the desired document
 	beat      chan struct{} // one token: send a keepalive now
 }
 
@@ -82,7 +82,7 @@ func (h *host) update(change func()) {
 	poke(h.report)
 }
 
-// wait waits until the condition, which is evaluated under mu, holds; false if the context ends first.
+// wait waits until condition, which is called with mu held, returns true. It reports false if the context ends first.
 func (h *host) wait(ctx context.Context, condition func() bool) bool {
 	for {
 		h.mu.Lock()
@@ -119,7 +119,7 @@ func (h *host) supervise() {
 		extra, err := h.rt.Start(m.ctx)
 		if err != nil {
 			if m.ctx.Err() == nil {
-				m.refuse("runtime-start", "a runtime does not start", "runtime", h.info.Name, "err", err)
+				m.refuse("runtime-start", "cannot start a runtime", "runtime", h.info.Name, "err", err)
 			}
 			delay.wait(m.ctx)
 			continue
@@ -130,11 +130,11 @@ func (h *host) supervise() {
 			return
 		}
 		if h.isHalted() {
-			m.log.Info("edge: a runtime has stopped", "runtime", h.info.Name)
+			m.log.Info("edge: runtime stopped", "runtime", h.info.Name)
 			continue
 		}
 		m.counts.lost.WithLabelValues(h.info.Name).Inc()
-		m.log.Warn("edge: a runtime is lost", "runtime", h.info.Name, "err", err)
+		m.log.Warn("edge: runtime lost", "runtime", h.info.Name, "err", err)
 		if time.Since(began) > stable {
 			delay.next = 0
 		}
@@ -146,9 +146,9 @@ func (h *host) supervise() {
 func (h *host) serve(extra map[string]any) error {
 	run, cancel := context.WithCancel(h.m.ctx)
 	defer cancel()
-	h.update(func() { h.up, h.run, h.cancel, h.extra, h.own = true, run, cancel, extra, nil })
+	h.update(func() { h.up, h.run, h.cancel, h.extra, h.keepaliveFields = true, run, cancel, extra, nil })
 	for _, mod := range h.all() {
-		h.bringUp(mod, evUp)
+		h.applyAndLaunch(mod, evUp)
 	}
 	var err error
 	for {
@@ -165,7 +165,7 @@ func (h *host) serve(extra map[string]any) error {
 	return err
 }
 
-// lose moves the modules of a runtime that is lost, and takes the runtime from the orchestrator's list.
+// lose handles the loss or the end of the runtime: it moves the modules to their next states, and unregisters the runtime.
 func (h *host) lose() {
 	h.update(func() { h.up = false })
 	h.calls.Wait()
@@ -180,8 +180,8 @@ func (h *host) lose() {
 		switch h.apply(mod, e) {
 		case settle:
 			h.settle(mod, status(codeKilled, "killed", "its runtime has ended"))
-		case tellLost:
-			h.tellLost(mod)
+		case reportLost:
+			h.reportLost(mod)
 		}
 	}
 	if h.m.client.Connected() {
@@ -189,13 +189,13 @@ func (h *host) lose() {
 	}
 }
 
-// tellLost reports that a module has ended with its runtime. It stays in the record, and is created again.
-func (h *host) tellLost(mod *module) {
-	payload := status(codeKilled, "runtime-lost", "the runtime "+h.info.Name+" has gone")
+// reportLost reports that a module has ended with its runtime. The module stays in the record, and is created again.
+func (h *host) reportLost(mod *module) {
+	payload := status(codeKilled, "runtime-lost", "the runtime "+h.info.Name+" was lost")
 	mod.box.clear()
 	h.m.router.CloseModule(h.info.UUID, mod.record.Index)
 	if err := h.rt.Cleanup(h.m.ctx, mod.record.Index, mod.uuid); err != nil {
-		h.m.refuse("cleanup", "what a lost module leaves cannot be removed now", "module", mod.uuid, "err", err)
+		h.m.refuse("cleanup", "cannot clean up after a lost module", "module", mod.uuid, "err", err)
 	}
 	h.mu.Lock()
 	mod.repeatable = true
@@ -213,7 +213,7 @@ func (h *host) halt() {
 	h.update(func() { h.halted, run, cancel = true, h.run, h.cancel })
 	for _, mod := range h.all() {
 		if err := h.deleteLocked(mod); err != nil {
-			h.m.refuse("delete", "a module of a stopped runtime cannot be deleted", "module", mod.uuid, "err", err)
+			h.m.refuse("delete", "cannot delete a module of a stopped runtime", "module", mod.uuid, "err", err)
 		}
 	}
 	if run == nil {
@@ -228,7 +228,7 @@ func (h *host) halt() {
 		}
 		h.wait(ctx, func() bool { return len(h.byUUID) == 0 })
 		if !h.info.Durable {
-			<-ctx.Done() // Receive fails when it has ended
+			<-ctx.Done() // until Receive fails because the runtime has ended, or stopTimeout
 		}
 	})
 }
@@ -258,7 +258,7 @@ func (h *host) stayRegistered(ctx context.Context) {
 	}
 }
 
-// accept takes the details of the orchestrator's answer to the registration.
+// accept takes the keepalive interval from the orchestrator's answer to the registration.
 func (h *host) accept(details json.RawMessage) {
 	var d struct {
 		Interval float64 `json:"ka_interval_sec"`

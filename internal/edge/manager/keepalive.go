@@ -7,23 +7,23 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// ownKeepalive stores the fields of a runtime's keepalive, and sends a keepalive with them.
-func (h *host) ownKeepalive(payload []byte) {
+// runtimeKeepalive stores the fields of a runtime's keepalive, and sends a keepalive with them.
+func (h *host) runtimeKeepalive(payload []byte) {
 	own := map[string]json.RawMessage{}
 	if len(trimNUL(payload)) > 0 {
 		var err error
 		if own, err = wire.ParseObject(payload); err != nil {
-			h.m.refuse("bad-json", "a runtime's keepalive is no JSON object", "runtime", h.info.Name, "err", err)
+			h.m.refuse("bad-json", "a runtime's keepalive is not a JSON object", "runtime", h.info.Name, "err", err)
 			return
 		}
 	}
 	h.mu.Lock()
-	h.own = own
+	h.keepaliveFields = own
 	h.mu.Unlock()
 	poke(h.beat)
 }
 
-// keepAlive sends keepalives of the runtime, at the interval of the configuration or the orchestrator.
+// keepAlive sends the runtime's keepalives, at the interval of the configuration or the orchestrator.
 func (h *host) keepAlive() {
 	m := h.m
 	for m.ctx.Err() == nil {
@@ -33,7 +33,7 @@ func (h *host) keepAlive() {
 		if m.config.KeepAlive > 0 {
 			interval = m.config.KeepAlive
 		}
-		orElse(&interval, defaultKeepAlive)
+		setDefault(&interval, defaultKeepAlive)
 		t := time.NewTimer(interval)
 		for waiting := true; waiting; {
 			select {
@@ -56,7 +56,7 @@ func (h *host) keepAlive() {
 	}
 }
 
-// sendKeepalive sends one keepalive.
+// sendKeepalive sends a keepalive if the runtime is up and the broker connected.
 func (h *host) sendKeepalive() {
 	if !h.isUp() || !h.m.client.Connected() {
 		return
@@ -72,7 +72,7 @@ func (h *host) sendKeepalive() {
 	}
 	data["name"], data["apis"], data["children"], data["modules"] = h.info.Name, apis, children, modules
 	h.mu.Lock()
-	for name, value := range h.own {
+	for name, value := range h.keepaliveFields {
 		data[name] = value
 	}
 	h.mu.Unlock()

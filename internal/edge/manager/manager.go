@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// Manager is a running edge front door.
+// Manager is the running MQTT front door of a node.
 type Manager struct {
 	config Config
 	log    *slog.Logger
@@ -27,13 +27,13 @@ type Manager struct {
 	exits  *exits
 	counts *counts
 
-	out  *outQueue   // of channels' messages to the broker
-	subs *subscriber // of channels' subscriptions
+	out  *outQueue   // messages of channels to the broker
+	subs *subscriber // subscriptions of channels
 
-	ready      chan struct{} // closed once everything that the client's handlers need is set
+	ready      chan struct{} // closed once the fields that the client's handlers need are set
 	answers    answers       // registrations that wait for the orchestrator
 	registered atomic.Bool
-	reconnects atomic.Bool // this daemon or an earlier one was connected before
+	reconnects atomic.Bool // this daemon or an earlier one has been connected before
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -41,8 +41,8 @@ type Manager struct {
 	once   sync.Once
 }
 
-// Open starts a manager: its runtimes and the modules of its record, and the rest as soon as there are a broker and an orchestrator.
-// It waits for none of them.
+// Open starts a manager, its runtimes and the recorded modules. It waits for none of them. It registers once broker and orchestrator
+// are available.
 func Open(c Config) (*Manager, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func Open(c Config) (*Manager, error) {
 	return m, nil
 }
 
-// mqttConfig is the client's configuration. The handlers wait until Open has set the client.
+// mqttConfig returns the client's configuration. The handlers wait until Open has set the client.
 func (m *Manager) mqttConfig() mqtt.Config {
 	c := m.config.MQTT
 	if c.ClientID == "" {
@@ -93,13 +93,13 @@ func (m *Manager) mqttConfig() mqtt.Config {
 	c.OnConnect = m.connected
 	c.OnDisconnect = func(err error) {
 		m.registered.Store(false)
-		m.log.Warn("edge: the broker is gone", "err", err)
+		m.log.Warn("edge: connection to the broker lost", "err", err)
 	}
 	return c
 }
 
-// Close takes the node from the orchestrator's list and ends the connection and the runtimes. Modules of durable runtimes run on, and
-// the next Open adopts them.
+// Close unregisters the node, and ends the connection and the runtimes. Modules of durable runtimes keep running, and the next Open
+// adopts them.
 func (m *Manager) Close(ctx context.Context) error {
 	var err error
 	m.once.Do(func() { err = m.close(ctx) })
@@ -107,7 +107,7 @@ func (m *Manager) Close(ctx context.Context) error {
 }
 
 func (m *Manager) close(ctx context.Context) error {
-	m.cancel() // no module, no registration from here on
+	m.cancel() // from here on, no module is created and nothing is registered
 	m.out.flush(ctx)
 	if m.client.Connected() {
 		for _, h := range m.hosts {
@@ -126,13 +126,13 @@ func (m *Manager) close(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		err = errors.Join(err, fmt.Errorf("the edge manager's runtimes have not ended in time: %w", context.Cause(ctx)))
+		err = errors.Join(err, fmt.Errorf("the edge manager's runtimes did not end in time: %w", context.Cause(ctx)))
 	}
 	m.out.stop()
 	return errors.Join(err, m.store.Close())
 }
 
-// handle handles a message from the broker. It returns once orders are recorded.
+// handle handles a message from the broker. It returns once an order is recorded.
 func (m *Manager) handle(msg mqtt.Message) {
 	<-m.ready
 	topics := m.config.Topics
@@ -166,17 +166,17 @@ func (m *Manager) host(uuid string) *host {
 	return nil
 }
 
-// publish sends a message of the manager itself. A failure is logged and counted.
+// publish sends a message of the manager itself. It logs and counts a failure.
 func (m *Manager) publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) {
 	if err := m.client.Publish(ctx, topic, qos, retain, payload); err != nil {
 		m.drop("publish", 1)
-		m.log.Debug("edge: a message is lost", "topic", topic, "err", err)
+		m.log.Debug("edge: message lost", "topic", topic, "err", err)
 	}
 }
 
-// fail answers a request that failed on the error topic, with the requester's types.
+// fail answers a failed request on the error topic, with the message types of the requester.
 func (m *Manager) fail(reason string, e wire.Envelope, data any, err error) {
-	m.refuse(reason, "a control message is refused", "err", err)
+	m.refuse(reason, "control message refused", "err", err)
 	if e.Type == "" {
 		e.Type = wire.Request
 	}
@@ -188,7 +188,7 @@ func (m *Manager) fail(reason string, e wire.Envelope, data any, err error) {
 	m.publish(m.ctx, m.config.Topics.Errors(), 2, false, answer.Bytes())
 }
 
-// refuse logs and counts a message or order that was refused.
+// refuse counts and, within mayLog's limit, logs a failure.
 func (m *Manager) refuse(reason, what string, args ...any) {
 	m.counts.refused.WithLabelValues(reason).Inc()
 	if m.counts.mayLog(reason, time.Now()) {

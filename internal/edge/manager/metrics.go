@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// logEvery bounds how often each kind of trouble is logged, so that no peer can fill the disk.
+// logEvery is the minimum time between log lines for the same reason, so that no peer can fill the disk.
 const logEvery = time.Second
 
 // counts are the manager's counters.
@@ -28,15 +28,15 @@ func newCounts() *counts {
 	}
 	return &counts{
 		refused: vec("refused_total", "Messages and orders that were not obeyed, by reason.", "reason"),
-		dropped: vec("dropped_messages_total", "Messages that reach nobody, by reason.", "reason"),
+		dropped: vec("dropped_messages_total", "Messages that were dropped, by reason.", "reason"),
 		exited:  vec("exited_modules_total", "Modules that have ended, by reason.", "reason"),
-		lost:    vec("runtime_losses_total", "Ends of a runtime that nobody asked for.", "runtime"),
-		ignored: prometheus.NewCounter(prometheus.CounterOpts{Name: "tripod_edge_ignored_messages_total", Help: "Control messages that are no requests to the manager, its own among them."}),
+		lost:    vec("runtime_losses_total", "Unexpected ends of a runtime.", "runtime"),
+		ignored: prometheus.NewCounter(prometheus.CounterOpts{Name: "tripod_edge_ignored_messages_total", Help: "Control messages that are not requests to the manager, including its own."}),
 		logged:  map[string]time.Time{},
 	}
 }
 
-// mayLog reports whether to log trouble of this kind now.
+// mayLog reports whether to log a failure with this reason now.
 func (c *counts) mayLog(reason string, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,11 +57,11 @@ var (
 	registeredNow = describe("registered", "Whether the orchestrator has accepted the manager in this connection.")
 	queuedNow     = describe("broker_queued_messages", "Messages of QoS 1 and 2 that wait for the broker.")
 	expiredTotal  = describe("broker_queue_dropped_messages_total", "Messages of QoS 1 and 2 that were dropped from the queue for the broker: no room, too old, or refused.")
-	lostTotal     = describe("broker_lost_messages_total", "Messages of QoS 0 that found no broker or no room.")
-	outNow        = describe("out_queued_messages", "Messages of modules that the MQTT client has not taken yet.")
+	lostTotal     = describe("broker_lost_messages_total", "Messages of QoS 0 that were dropped: no connection, or no room.")
+	outNow        = describe("out_queued_messages", "Messages of modules that wait for the MQTT client.")
 	upNow         = describe("runtime_up", "Whether the runtime is up.", "runtime")
 	modulesNow    = describe("modules", "Modules, by runtime and state.", "runtime", "state")
-	channelTotal  = describe("channel_messages_total", "Messages of channels: published by modules, delivered to them, come from the broker, come for nobody, refused.", "what")
+	channelTotal  = describe("channel_messages_total", "Messages of channels: published by modules, delivered to them, received from the broker, unmatched, refused.", "what")
 )
 
 func (m *Manager) vecs() []prometheus.Collector {

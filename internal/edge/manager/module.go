@@ -16,15 +16,15 @@ type module struct {
 	data       wire.ModuleData
 	record     record
 	state      state
-	repeatable bool          // the orchestrator may send one more create message for it
-	launching  bool          // its launcher runs
-	nudge      chan struct{} // wakes the launcher; one token
+	repeatable bool          // the next create message for this uuid is a repetition
+	launching  bool          // the launcher is running
+	wake       chan struct{} // wakes the launcher; one token
 	box        *outbox
 	rate       *limiter
 }
 
 func (h *host) newModule(uuid string, data wire.ModuleData, r record) *module {
-	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, nudge: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits)}
+	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, wake: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits)}
 	mod.box = newOutbox(h, r.Index)
 	return mod
 }
@@ -49,7 +49,7 @@ func (h *host) add(uuid string, data wire.ModuleData, r record) (*module, error)
 	return nil, fmt.Errorf("create module %s: the runtime %s has %d modules, which is the limit: %w", uuid, h.info.Name, h.info.MaxModules, errdefs.ErrResourceExhausted)
 }
 
-// restore puts a recorded module back at its index; false if that is taken, or the record makes no sense.
+// restore puts a recorded module back at its index. It reports false if the index is in use or the record is invalid.
 func (h *host) restore(uuid string, r record, data wire.ModuleData) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -63,7 +63,7 @@ func (h *host) restore(uuid string, r record, data wire.ModuleData) bool {
 	return true
 }
 
-// allowRepeats lets the orchestrator send one more create message for each module: it may take those that live for lost.
+// allowRepeats allows one more create message for each module, because the orchestrator may believe that they are lost.
 func (h *host) allowRepeats() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,7 +72,7 @@ func (h *host) allowRepeats() {
 	}
 }
 
-// remove takes a module out of the tables, which frees its index.
+// remove removes a module from the tables, which frees its index.
 func (h *host) remove(mod *module) {
 	h.update(func() {
 		h.byIndex[mod.record.Index].Store(nil)
@@ -80,7 +80,7 @@ func (h *host) remove(mod *module) {
 	})
 }
 
-// at is the module at an index; nil if there is none.
+// at returns the module at an index, or nil.
 func (h *host) at(index int) *module {
 	if index < 0 || index >= len(h.byIndex) {
 		return nil
@@ -88,7 +88,7 @@ func (h *host) at(index int) *module {
 	return h.byIndex[index].Load()
 }
 
-// all are the modules, in the order of their indices.
+// all returns the modules by index.
 func (h *host) all() []*module {
 	var list []*module
 	for i := range h.byIndex {
@@ -103,7 +103,7 @@ func (h *host) key(mod *module, fd int) channel.Key {
 	return channel.Key{Runtime: h.info.UUID, Module: mod.record.Index, FD: fd}
 }
 
-// status is the payload of an exit that the manager itself reports.
+// status returns the payload of an exit that the manager itself reports.
 func status(code int, reason, message string) []byte {
 	s := map[string]any{"code": code, "reason": reason}
 	if message != "" {
@@ -114,11 +114,11 @@ func status(code int, reason, message string) []byte {
 
 // Exit codes that the manager itself reports.
 const (
-	codeNotCreated = 125 // as container engines report what they could not start
+	codeNotCreated = 125 // like container engines for a container that could not start
 	codeKilled     = 137
 )
 
-// text is a field of a JSON object that is a string.
+// text returns a field's string, or "".
 func text(d wire.ModuleData, name string) string {
 	var s string
 	if json.Unmarshal(d[name], &s) != nil {

@@ -9,14 +9,14 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// outbox queues the messages for one module, so that one that does not read does not delay the others.
+// outbox queues the messages for one module, so that a module that does not read does not delay others.
 type outbox struct {
 	h     *host
 	index int
 	queue *queue[delivery]
 
 	mu  sync.Mutex
-	run context.Context // of the runtime's connection; nil: none
+	run context.Context // of the runtime's connection; nil without one
 	end context.CancelFunc
 }
 
@@ -31,7 +31,7 @@ func newOutbox(h *host, index int) *outbox {
 	return &outbox{h: h, index: index, queue: newQueue[delivery](l.Messages, l.Bytes)}
 }
 
-// put queues a message; if there is no room, the oldest is dropped.
+// put queues a message. A full queue drops the oldest.
 func (o *outbox) put(fd int, payload []byte) {
 	dropped, _ := o.queue.put(delivery{fd, payload}, len(payload), true)
 	if dropped > 0 {
@@ -39,7 +39,7 @@ func (o *outbox) put(fd int, payload []byte) {
 	}
 }
 
-// start delivers until the runtime's connection ends.
+// start delivers messages until the runtime's connection ends.
 func (o *outbox) start(run context.Context) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -89,7 +89,7 @@ func (o *outbox) deliver(ctx context.Context) {
 	}
 }
 
-// limiter bounds what a module publishes, with two token buckets of one second's worth. One goroutine uses it.
+// limiter limits a module's messages with two token buckets, each with one second's worth. Only one goroutine uses it.
 type limiter struct {
 	limits          Limits
 	messages, bytes float64
@@ -100,7 +100,7 @@ func newLimiter(l Limits) *limiter {
 	return &limiter{limits: l, messages: max(l.MessagesPerSecond, 1), bytes: l.BytesPerSecond}
 }
 
-// allow reports whether a message of so many bytes may pass now. One above the bucket's size passes when the bucket is full.
+// allow reports whether a message of size bytes can pass now. A message larger than the bucket passes when the bucket is full.
 func (l *limiter) allow(now time.Time, size int) bool {
 	if l.limits.MessagesPerSecond <= 0 && l.limits.BytesPerSecond <= 0 {
 		return true

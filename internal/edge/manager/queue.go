@@ -2,23 +2,23 @@ package manager
 
 import "sync"
 
-// queue is a bounded queue of things with a size; it can be waited for.
+// queue is a bounded queue of items with a size. Its channels wake waiters.
 type queue[T any] struct {
-	most, bytes int // bounds; one thing that is longer than bytes is taken when it is alone
+	most, bytes int // bounds; an item larger than bytes fits only into an empty queue
 
 	mu    sync.Mutex
 	items []T
 	sizes []int
 	size  int
-	more  chan struct{} // one token: there is something
-	room  chan struct{} // one token: there may be room
+	more  chan struct{} // one token: the queue may have items
+	room  chan struct{} // one token: the queue may have room
 }
 
 func newQueue[T any](most, bytes int) *queue[T] {
 	return &queue[T]{most: most, bytes: bytes, more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// put appends an item. If there is no room, evict drops the oldest; without it put returns false.
+// put appends an item. If there is no room, put drops the oldest items with evict, and otherwise returns false.
 func (q *queue[T]) put(item T, size int, evict bool) (dropped int, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -34,7 +34,7 @@ func (q *queue[T]) put(item T, size int, evict bool) (dropped int, ok bool) {
 	return dropped, true
 }
 
-// take removes the oldest item; false if there is none.
+// take removes and returns the oldest item. It reports false if there is none.
 func (q *queue[T]) take() (item T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -54,7 +54,7 @@ func (q *queue[T]) shift() {
 	q.items, q.sizes = q.items[1:], q.sizes[1:]
 }
 
-// empty drops everything and returns the number of items.
+// empty drops all items and returns their number.
 func (q *queue[T]) empty() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

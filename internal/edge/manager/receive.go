@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// receive handles a runtime's message. It must not wait: the runtime's other modules would wait too.
+// receive handles a message from a runtime. It must not block, because the runtime's other modules would wait too.
 func (h *host) receive(msg channel.Message) {
 	if !msg.Control {
 		h.fromModule(msg)
@@ -18,7 +18,7 @@ func (h *host) receive(msg channel.Message) {
 	}
 	switch msg.Arg {
 	case wire.Keepalive:
-		h.ownKeepalive(msg.Payload)
+		h.runtimeKeepalive(msg.Payload)
 		return
 	case wire.RuntimeLog:
 		_, line := wire.ParseLog(msg.Payload)
@@ -27,7 +27,7 @@ func (h *host) receive(msg channel.Message) {
 	}
 	mod := h.at(msg.Module)
 	if mod == nil {
-		h.m.refuse("unknown-index", "a control message for a module that the runtime does not have", "runtime", h.info.Name, "index", msg.Module, "type", msg.Arg)
+		h.m.refuse("unknown-index", "control message for an unknown module", "runtime", h.info.Name, "index", msg.Module, "type", msg.Arg)
 		return
 	}
 	switch msg.Arg {
@@ -43,15 +43,15 @@ func (h *host) receive(msg channel.Message) {
 	case wire.Profile:
 		h.m.out.put(h.m.config.Topics.Profile(h.profileKind(mod), h.info.UUID, mod.uuid), 0, msg.Payload)
 	default:
-		h.m.refuse("unknown-type", "a runtime sends a control message of an unknown type", "runtime", h.info.Name, "module", mod.uuid, "type", msg.Arg)
+		h.m.refuse("unknown-type", "control message of an unknown type from a runtime", "runtime", h.info.Name, "module", mod.uuid, "type", msg.Arg)
 	}
 }
 
-// fromModule routes what a module publishes.
+// fromModule routes a message that a module publishes.
 func (h *host) fromModule(msg channel.Message) {
 	mod := h.at(msg.Module)
 	if mod == nil {
-		h.m.refuse("unknown-index", "a message of a module that the runtime does not have", "runtime", h.info.Name, "index", msg.Module)
+		h.m.refuse("unknown-index", "message from an unknown module", "runtime", h.info.Name, "index", msg.Module)
 		return
 	}
 	if !mod.rate.allow(time.Now(), len(msg.Payload)) {
@@ -59,11 +59,11 @@ func (h *host) fromModule(msg channel.Message) {
 		return
 	}
 	if err := h.m.router.Publish(h.key(mod, msg.Arg), msg.Payload); err != nil {
-		h.m.refuse("channel", "a module's message cannot be published", "runtime", h.info.Name, "module", mod.uuid, "fd", msg.Arg, "err", err)
+		h.m.refuse("channel", "cannot publish a module's message", "runtime", h.info.Name, "module", mod.uuid, "fd", msg.Arg, "err", err)
 	}
 }
 
-// openChannel opens a channel. One that is open on another topic is closed first, as the public manager does.
+// openChannel opens a channel. If the descriptor is open for another topic, openChannel closes it first, as the public manager does.
 func (h *host) openChannel(mod *module, payload []byte) {
 	o, err := channel.ParseOpen(payload)
 	if err == nil {
@@ -72,7 +72,7 @@ func (h *host) openChannel(mod *module, payload []byte) {
 		group := h.rt.Group(mod.record.Index)
 		deliver := func(payload []byte) { mod.box.put(o.FD, payload) }
 		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
-			h.m.refuse("channel", "a module may not write to the topics that govern nodes", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)
+			h.m.refuse("channel", "modules must not write to the topics that control nodes", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)
 			return
 		}
 		err = h.m.router.Open(key, o, group, deliver)
@@ -81,13 +81,13 @@ func (h *host) openChannel(mod *module, payload []byte) {
 		}
 	}
 	if err != nil {
-		h.m.refuse("channel", "a channel cannot be opened", "runtime", h.info.Name, "module", mod.uuid, "err", err)
+		h.m.refuse("channel", "cannot open a channel", "runtime", h.info.Name, "module", mod.uuid, "err", err)
 		return
 	}
 	h.mu.Lock()
-	gone := mod.state.recorded() == recordExited
+	ended := mod.state.recorded() == recordExited
 	h.mu.Unlock()
-	if gone {
+	if ended {
 		h.m.router.CloseModule(h.info.UUID, mod.record.Index)
 	}
 }
@@ -98,12 +98,12 @@ func (h *host) closeChannel(mod *module, payload []byte) {
 		err = h.m.router.Close(h.key(mod, fd))
 	}
 	if err != nil {
-		h.m.refuse("channel", "a channel cannot be closed", "runtime", h.info.Name, "module", mod.uuid, "err", err)
+		h.m.refuse("channel", "cannot close a channel", "runtime", h.info.Name, "module", mod.uuid, "err", err)
 	}
 }
 
-// profileKind is the kind of a module's profiles: the module's field "profile", or the first part of the runtime's type, as in the
-// topics of public peers.
+// profileKind returns the kind of a module's profiles: the module's field "profile", or the first part of the runtime's type, as in
+// the topics of public peers.
 func (h *host) profileKind(mod *module) string {
 	if kind := text(mod.data, "profile"); wire.ValidName("profile", kind) == nil {
 		return kind

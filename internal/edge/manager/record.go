@@ -13,16 +13,16 @@ import (
 // Kinds of records in the store.
 const (
 	kindModule  = "module"  // record, by uuid
-	kindDesired = "desired" // the document as it came, by the runtime's uuid
+	kindDesired = "desired" // the document verbatim, by the runtime's uuid
 )
 
-// recordState is what a module's record says.
+// recordState is the state of a module in the record.
 type recordState string
 
 const (
-	recordCreated  recordState = "created"  // it is to run
-	recordDeleting recordState = "deleting" // it is to end
-	recordExited   recordState = "exited"   // it has ended, and is not cleaned up after yet
+	recordCreated  recordState = "created"  // it should run
+	recordDeleting recordState = "deleting" // it should end
+	recordExited   recordState = "exited"   // it has ended; the clean-up is not finished
 )
 
 // Origins of modules.
@@ -42,7 +42,7 @@ type record struct {
 	Exited   []byte      `json:"exited,omitempty"`    // payload of the runtime's message
 }
 
-// openStore opens the record, and makes its directory.
+// openStore opens the record. It creates the directory if necessary.
 func openStore(root string) (*store.Store, error) {
 	dir := filepath.Join(root, "edge")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -66,7 +66,7 @@ func (m *Manager) put(uuid string, r record) error {
 	return nil
 }
 
-// load reads the record into the hosts. An entry that cannot be read, or whose runtime is not configured, stays in the record.
+// load loads the record into the hosts. It leaves an entry in the record that is unreadable or whose runtime is not configured.
 func (m *Manager) load() error {
 	err := m.store.All(kindModule, func(uuid string, value []byte) error {
 		var r record
@@ -76,16 +76,16 @@ func (m *Manager) load() error {
 			data, err = wire.ParseModuleData(r.Data)
 		}
 		if err != nil {
-			m.refuse("record", "a module's record cannot be read", "module", uuid, "err", err)
+			m.refuse("record", "unreadable record of a module", "module", uuid, "err", err)
 			return nil
 		}
 		h := m.host(r.Runtime)
 		if h == nil {
-			m.refuse("record", "a module is recorded for a runtime that is not configured", "module", uuid, "runtime", r.Runtime)
+			m.refuse("record", "recorded module of a runtime that is not configured", "module", uuid, "runtime", r.Runtime)
 			return nil
 		}
 		if !h.restore(uuid, r, data) {
-			m.refuse("record", "a module's record does not fit: its index is taken or out of range, or its state unknown", "module", uuid, "index", r.Index, "state", r.State)
+			m.refuse("record", "invalid record of a module: its index is in use or out of range, or its state unknown", "module", uuid, "index", r.Index, "state", r.State)
 		}
 		return nil
 	})

@@ -17,8 +17,8 @@ import (
 // connected serves a new connection: it repeats exits that were not acknowledged, then registers the manager, then each runtime
 // whenever it is up. It keeps trying until the connection ends.
 //
-// If the broker has lost the session of an earlier connection, orders may be lost with it, and the last will too. Then the manager
-// first unregisters, so that the orchestrator creates its modules again; those that live are recognized (allowRepeats).
+// If the broker has lost the session of an earlier connection, orders and the last will can be lost with it. Then the manager first
+// unregisters, so that the orchestrator creates its modules again; the manager recognizes those that still run (allowRepeats).
 func (m *Manager) connected(ctx context.Context, resumed bool) {
 	<-m.ready
 	ctx, cancel := context.WithCancel(ctx)
@@ -44,14 +44,14 @@ func (m *Manager) connected(ctx context.Context, resumed bool) {
 	wg.Wait()
 }
 
-// subscribeAll subscribes to the manager's own topics, which the client renews itself. A refusal is retried, since the broker's
-// configuration may change.
+// subscribeAll subscribes to the manager's own topics. The client renews the subscriptions. A refused one is retried, because the
+// broker's configuration may change.
 func (m *Manager) subscribeAll(ctx context.Context) {
 	for _, filter := range m.config.filters() {
 		try := func() error {
 			err := m.client.Subscribe(ctx, filter, 2, mqtt.SubscribeOptions{})
 			if err != nil && ctx.Err() == nil {
-				m.refuse("subscribe", "the broker refuses a subscription", "filter", filter, "err", err)
+				m.refuse("subscribe", "the broker refused a subscription", "filter", filter, "err", err)
 			}
 			return err
 		}
@@ -61,7 +61,7 @@ func (m *Manager) subscribeAll(ctx context.Context) {
 	}
 }
 
-// filters are the manager's own topics.
+// filters returns the filters of the manager's own topics.
 func (c *Config) filters() []string {
 	filters := []string{c.Topics.Reg(c.UUID)}
 	for _, rt := range c.Runtimes {
@@ -71,7 +71,7 @@ func (c *Config) filters() []string {
 	return filters
 }
 
-// register retries a registration until it is accepted; false if the context ends first.
+// register retries a registration until it is accepted. It reports false if the context ends first.
 func (m *Manager) register(ctx context.Context, id string, data func() json.RawMessage, done func(details json.RawMessage)) bool {
 	return m.retry(ctx, func() error {
 		e := m.request(wire.ActionCreate, data())
@@ -93,7 +93,7 @@ func (m *Manager) register(ctx context.Context, id string, data func() json.RawM
 			case <-wait.Done():
 				err := fmt.Errorf("no answer to the registration of %s within %s: %w", id, m.config.RegisterTimeout, errdefs.ErrUnavailable)
 				if ctx.Err() == nil {
-					m.refuse("registration", "no orchestrator answers", "uuid", id, "err", err)
+					m.refuse("registration", "no answer from an orchestrator", "uuid", id, "err", err)
 				}
 				return err
 			}
@@ -104,8 +104,8 @@ func (m *Manager) register(ctx context.Context, id string, data func() json.RawM
 // answered handles the orchestrator's answer to a registration.
 func (m *Manager) answered(id string, a answer, done func(details json.RawMessage)) error {
 	if a.Result != "ok" {
-		err := fmt.Errorf("the orchestrator answers the registration of %s with %q: %w", id, a.Result, errdefs.ErrFailedPrecondition)
-		m.refuse("registration", "the orchestrator refuses a registration", "uuid", id, "err", err)
+		err := fmt.Errorf("the orchestrator answered the registration of %s with %q: %w", id, a.Result, errdefs.ErrFailedPrecondition)
+		m.refuse("registration", "the orchestrator refused a registration", "uuid", id, "err", err)
 		return err
 	}
 	if done != nil {
@@ -114,10 +114,10 @@ func (m *Manager) answered(id string, a answer, done func(details json.RawMessag
 	return nil
 }
 
-// registerResend is the time between copies of a registration while its answer is missing.
+// registerResend is the interval at which a registration is sent again while there is no answer.
 const registerResend = 2 * time.Second
 
-// retry repeats try with growing delays until it succeeds; false if the context ends first.
+// retry repeats try with growing delays until it succeeds. It reports false if the context ends first.
 func (m *Manager) retry(ctx context.Context, try func() error) bool {
 	delay := backoff{min: m.config.BackoffMin, max: m.config.BackoffMax}
 	for ctx.Err() == nil {
@@ -132,7 +132,7 @@ func (m *Manager) retry(ctx context.Context, try func() error) bool {
 // backoff computes delays that double, with jitter.
 type backoff struct{ min, max, next time.Duration }
 
-// delay is the next one.
+// delay returns the next delay.
 func (b *backoff) delay() time.Duration {
 	if b.next == 0 {
 		b.next = b.min
@@ -142,7 +142,7 @@ func (b *backoff) delay() time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// wait waits for the next delay, or the context.
+// wait sleeps for the next delay, or until ctx ends.
 func (b *backoff) wait(ctx context.Context) { sleep(ctx, b.delay()) }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -182,11 +182,11 @@ func (a *answers) forget(id string) {
 	delete(a.waiting, id)
 }
 
-// take passes a response on a registration's topic to the register that waits for it, and ignores requests.
+// take passes a response on a registration topic to the call of register that waits for it, and ignores requests.
 func (a *answers) take(m *Manager, payload []byte) {
 	e, err := wire.ParseEnvelope(payload)
 	if err != nil {
-		m.refuse("bad-json", "a message on a registration's topic cannot be read", "err", err)
+		m.refuse("bad-json", "unreadable message on a registration topic", "err", err)
 		return
 	}
 	if !e.IsResponse() {
@@ -194,7 +194,7 @@ func (a *answers) take(m *Manager, payload []byte) {
 	}
 	var got answer
 	if err := json.Unmarshal(e.Data, &got); err != nil {
-		m.refuse("bad-json", "the answer to a registration cannot be read", "err", err)
+		m.refuse("bad-json", "unreadable answer to a registration", "err", err)
 		return
 	}
 	a.mu.Lock()

@@ -1,6 +1,6 @@
 package manager
 
-// state is what a module does in this daemon. Only module.apply changes it.
+// state is the state of a module in this daemon. Only module.apply changes it.
 type state string
 
 const (
@@ -18,8 +18,7 @@ const (
 	unconcluded state = "unconcluded"
 )
 
-// states are the states in the order of the documentation: what each means, what the record says then, and under which name the
-// state is reported.
+// states lists the states in the order of the documentation: their meaning, the state in the record, and the reported name.
 var states = []struct {
 	state    state
 	recorded recordState
@@ -27,26 +26,26 @@ var states = []struct {
 	means    string
 }{
 	{unrecorded, "", "pending", "it has an index, and no record yet"},
-	{pending, recordCreated, "pending", "it is to run, and its runtime does not have it"},
-	{restored, recordCreated, "pending", "it is to run, and an earlier daemon created it"},
-	{lost, recordCreated, "pending", "it is to run, and ran when the connection to its runtime broke"},
-	{creating, recordCreated, "creating", "its runtime has been asked to create it"},
+	{pending, recordCreated, "pending", "it should run; its runtime does not have it"},
+	{restored, recordCreated, "pending", "it should run; an earlier daemon created it"},
+	{lost, recordCreated, "pending", "it should run; it ran when the connection to its runtime broke"},
+	{creating, recordCreated, "creating", "its runtime was asked to create it"},
 	{running, recordCreated, "running", "it runs"},
-	{cancelled, recordDeleting, "deleting", "it is to end, and its runtime does not have it"},
-	{abandoned, recordDeleting, "deleting", "it is to end, and its runtime may have it"},
-	{aborting, recordDeleting, "deleting", "it is to end, and its runtime has been asked to create it"},
-	{deleting, recordDeleting, "deleting", "it is to end, and runs"},
-	{exited, recordExited, "exited", "it has ended: its exit is recorded, cleaned up after and sent"},
+	{cancelled, recordDeleting, "deleting", "it should end; its runtime does not have it"},
+	{abandoned, recordDeleting, "deleting", "it should end; its runtime may have it"},
+	{aborting, recordDeleting, "deleting", "it should end; its runtime was asked to create it"},
+	{deleting, recordDeleting, "deleting", "it should end; it runs"},
+	{exited, recordExited, "exited", "it has ended; its exit is being recorded and sent, and its files removed"},
 	{unconcluded, recordExited, "exited", "it ended under an earlier daemon, which did not finish cleaning up"},
 }
 
-// loaded are the states of modules that an earlier daemon recorded.
+// loaded maps the state that an earlier daemon recorded to a module's first state in this daemon.
 var loaded = map[recordState]state{recordCreated: restored, recordDeleting: abandoned, recordExited: unconcluded}
 
-// recorded is what the record says of a module in this state.
+// recorded returns the state that the record has for s.
 func (s state) recorded() recordState { return states[s.row()].recorded }
 
-// reported is the state's name in the reported document and in the metrics.
+// reported returns the name of s in the reported document and in the metrics.
 func (s state) reported() string { return states[s.row()].reported }
 
 func (s state) row() int {
@@ -55,10 +54,10 @@ func (s state) row() int {
 			return i
 		}
 	}
-	panic("no state " + s) // module.state only has those of the table
+	panic("no state " + s) // module.state has only states of the table
 }
 
-// event is what moves a module.
+// event moves a module from one state to another.
 type event string
 
 const (
@@ -82,30 +81,30 @@ var events = []struct {
 	{evRecorded, "its record is on the disk"},
 	{evUp, "its runtime has started"},
 	{evLaunch, "its launcher takes the next step"},
-	{evMissing, "the runtime does not have it, when asked to adopt it"},
+	{evMissing, "the runtime, asked to adopt it, does not have it"},
 	{evRuns, "the runtime has created or adopted it"},
 	{evRetry, "the runtime cannot create it now"},
 	{evDelete, "its deletion is recorded"},
 	{evExit, "it has ended, or cannot be created"},
 	{evDetached, "a durable runtime is lost: its modules may run"},
-	{evDied, "another runtime is lost, and its modules with it"},
-	{evStopped, "such a runtime has ended as it was asked to"},
+	{evDied, "a runtime that is not durable is lost, and its modules with it"},
+	{evStopped, "a runtime that is not durable has ended because it was stopped"},
 }
 
-// action is what follows from a transition.
+// action is the action that follows a transition.
 type action string
 
 const (
-	none     action = ""
-	launch   action = "launch"
-	create   action = "create"
-	adopt    action = "adopt"
-	end      action = "end"
-	cancel   action = "cancel"
-	release  action = "release"
-	tellLost action = "tell lost"
-	settle   action = "settle"
-	conclude action = "conclude"
+	none       action = ""
+	launch     action = "launch"
+	create     action = "create"
+	adopt      action = "adopt"
+	end        action = "end"
+	cancel     action = "cancel"
+	release    action = "release"
+	reportLost action = "report lost"
+	settle     action = "settle"
+	conclude   action = "conclude"
 )
 
 var actions = []struct {
@@ -115,10 +114,10 @@ var actions = []struct {
 	{launch, "start the launcher, if the runtime is up"},
 	{create, "ask the runtime to create it"},
 	{adopt, "ask the runtime to adopt it"},
-	{end, "ask the runtime to end it, if that is up"},
+	{end, "ask the runtime to end it, if the runtime is up"},
 	{cancel, "end it now if the runtime is down, otherwise wake the launcher"},
-	{release, "the same, unless the runtime is durable: then its next start ends it"},
-	{tellLost, "clean up, and report the exit `runtime-lost`; it stays in the record"},
+	{release, "like cancel, but if the runtime is durable, its next start ends it"},
+	{reportLost, "clean up, and report the exit `runtime-lost`; it stays in the record"},
 	{settle, "record the exit, then conclude"},
 	{conclude, "clean up, free the index, report the exit"},
 }
@@ -128,18 +127,18 @@ type transition struct {
 	do action
 }
 
-// transitions is all that can happen to a module. An event without an entry changes nothing.
+// transitions are all possible transitions of a module. An event without an entry changes nothing.
 var transitions = map[state]map[event]transition{
 	unrecorded: {evRecorded: {pending, launch}, evDelete: {cancelled, cancel}, evExit: {exited, settle}, evStopped: {exited, settle}},
 	pending: {evUp: {pending, launch}, evLaunch: {creating, create}, evDelete: {cancelled, cancel}, evExit: {exited, settle},
 		evStopped: {exited, settle}},
 	restored: {evUp: {restored, launch}, evLaunch: {restored, adopt}, evMissing: {pending, none}, evRuns: {running, none},
 		evDelete: {abandoned, release}, evExit: {exited, settle}, evStopped: {exited, settle}},
-	lost: {evUp: {lost, launch}, evLaunch: {lost, adopt}, evMissing: {pending, tellLost}, evRuns: {running, none},
+	lost: {evUp: {lost, launch}, evLaunch: {lost, adopt}, evMissing: {pending, reportLost}, evRuns: {running, none},
 		evDelete: {abandoned, release}, evExit: {exited, settle}},
 	creating: {evRuns: {running, none}, evRetry: {pending, none}, evDelete: {aborting, none}, evExit: {exited, settle},
 		evDetached: {pending, none}, evDied: {pending, none}, evStopped: {exited, settle}},
-	running: {evDelete: {deleting, end}, evExit: {exited, settle}, evDetached: {lost, none}, evDied: {pending, tellLost},
+	running: {evDelete: {deleting, end}, evExit: {exited, settle}, evDetached: {lost, none}, evDied: {pending, reportLost},
 		evStopped: {exited, settle}},
 	cancelled: {evUp: {cancelled, launch}, evLaunch: {exited, settle}, evDelete: {cancelled, cancel}, evExit: {exited, settle},
 		evDied: {exited, settle}, evStopped: {exited, settle}},
@@ -153,7 +152,7 @@ var transitions = map[state]map[event]transition{
 	unconcluded: {evUp: {exited, conclude}},
 }
 
-// apply moves the module and returns what follows. The host's mu is held.
+// apply moves the module and returns the action to take. The caller holds the host's mu.
 func (mod *module) apply(e event) action {
 	t, ok := transitions[mod.state][e]
 	if !ok {

@@ -126,7 +126,7 @@ func TestRefusals(t *testing.T) {
 		"unknown parent":                         envelope("create", `{"type":"module","uuid":"x","parent":"nowhere"}`),
 		`"uuid" is missing`:                      envelope("create", `{"type":"module","name":"x"}`),
 		`"type" is missing`:                      envelope("create", `{"uuid":"x"}`),
-		"this topic is about modules":            envelope("create", `{"type":"runtime","uuid":"x"}`),
+		"this topic is for modules":            envelope("create", `{"type":"runtime","uuid":"x"}`),
 		"no / + # $":                             envelope("create", `{"type":"module","uuid":"x/#"}`),
 		`"parent" is not a string`:               envelope("create", `{"type":"module","uuid":"x","parent":7}`),
 		`"restart" is not`:                       envelope("create", `{"type":"module","uuid":"x","parent":"r1","restart":"sometimes"}`),
