@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// TestAliases: a pod that requests an alias belongs to the handler, is reported under the alias, and keeps working after the
-// alias is removed from the configuration.
+// TestAliases: a pod that requests an alias belongs to the handler, is reported under the alias, and keeps working
+// after the alias is removed from the configuration.
 func TestAliases(t *testing.T) {
 	dir := t.TempDir()
 	b := openAliases(t, dir, map[string]string{"runc": "linux", "kata": "vm"})

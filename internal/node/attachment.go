@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 )
 
-// Kubernetes limits a pod's traffic with these annotations, in bits per second.
+// Annotations with which Kubernetes limits a pod's traffic, in bits per second.
 const (
 	annotationIngress = "kubernetes.io/ingress-bandwidth"
 	annotationEgress  = "kubernetes.io/egress-bandwidth"
@@ -35,7 +35,7 @@ func attachment(p *Pod) network.Attachment {
 	return a
 }
 
-// bandwidth reads one limit. A value that is not a quantity sets no limit, as in other runtimes.
+// bandwidth returns one limit. A value that is not a quantity means no limit, as in other runtimes.
 func bandwidth(p *Pod, annotation string) uint64 {
 	q, err := resource.ParseQuantity(p.Config.GetAnnotations()[annotation])
 	if err != nil {

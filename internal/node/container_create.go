@@ -25,9 +25,9 @@ var (
 // restartCount is the kubelet's annotation for its restart counter. It is not a parameter of the container.
 const restartCount = "io.kubernetes.container.restartCount"
 
-// CreateContainer prepares a container in a pod (CRI CreateContainer) and returns its ID. A repeat with unchanged
-// parameters returns the same ID and changes nothing. Errors: ErrNotFound (pod, image), ErrAlreadyExists (changed
-// parameters), ErrFailedPrecondition (the state table), ErrInvalidArgument, ErrNotImplemented.
+// CreateContainer prepares a container in a pod (CRI CreateContainer) and returns its ID. A repeated call with
+// unchanged parameters returns the same ID and changes nothing. Errors: ErrNotFound (pod, image), ErrAlreadyExists
+// (changed parameters), ErrFailedPrecondition (the state table), ErrInvalidArgument, ErrNotImplemented.
 func (n *Node) CreateContainer(ctx context.Context, podID string, config *runtimeapi.ContainerConfig) (string, error) {
 	if config.GetMetadata() == nil || config.GetImage() == nil {
 		return "", fmt.Errorf("the container has no metadata or no image: %w", errdefs.ErrInvalidArgument)
@@ -51,7 +51,7 @@ func (n *Node) CreateContainer(ctx context.Context, podID string, config *runtim
 func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.ContainerConfig) (string, error) {
 	rec := p.rec.Load()
 	existing := rec.existing(config.Metadata)
-	if err := rec.oneContainer(existing, config.Metadata); err != nil {
+	if err := rec.rejectSecond(existing, config.Metadata); err != nil {
 		return "", err
 	}
 	state := rec.State
@@ -71,7 +71,7 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	case verdict == Refused:
 		return "", refusal(rec.unit, p.id, state, CreateContainer)
 	}
-	if err := p.node.inheritComponent(rec, config); err != nil {
+	if err := p.node.checkComponentLabels(rec, config); err != nil {
 		return "", err
 	}
 	if err := p.node.checkImage(rec, config.Image); err != nil {
@@ -84,8 +84,9 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	return p.makeContainer(ctx, newContainer(rec, config, img), replaced)
 }
 
-// replacedBy returns the container of a unit pod that a newer attempt replaces; it must not be running. A kubelet restarts a
-// container this way. The transition uses only edges of the table: Stopped → Removed → Created.
+// replacedBy returns the container of a unit pod that a newer attempt replaces, or nil. A kubelet restarts a container
+// this way. The container must not be running. The transition uses only edges of the table: Stopped → Removed →
+// Created.
 func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	if !p.unit || (s != Created && s != Stopped) {
 		return nil
@@ -96,8 +97,8 @@ func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	return nil
 }
 
-// oneContainer rejects a second container (an init container, a sidecar, an ephemeral container) in a unit pod.
-func (p *Pod) oneContainer(existing *Container, m *runtimeapi.ContainerMetadata) error {
+// rejectSecond rejects a second container (an init container, a sidecar, an ephemeral container) in a unit pod.
+func (p *Pod) rejectSecond(existing *Container, m *runtimeapi.ContainerMetadata) error {
 	if !p.unit || p.State != Initiated || existing == nil || existing.State == Removed {
 		return nil
 	}
@@ -110,7 +111,7 @@ func (p *Pod) oneContainer(existing *Container, m *runtimeapi.ContainerMetadata)
 		m.GetName(), p.Handler, first, errdefs.ErrNotImplemented)
 }
 
-// newContainer returns the initial record of a container; nothing else exists of it yet.
+// newContainer returns the initial record of a container.
 func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *Container {
 	c := &Container{PodID: p.ID, Config: config, ImageID: img.ID, ImageRef: img.ID, CreatedAt: time.Now(), unit: p.unit}
 	if p.unit {
@@ -124,8 +125,8 @@ func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *
 	return c
 }
 
-// makeContainer goes from nothing to Created: intent, backend, commit. It removes the container that it replaces only after
-// the backend has accepted the new one.
+// makeContainer makes a container that is Created: intent, backend, commit. It removes the replaced container only
+// after the backend has accepted the new one.
 func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (string, error) {
 	pod := p.rec.Load().sandboxPod()
 	if err := p.backend.Validate(pod, c.sandboxContainer()); err != nil {
@@ -147,7 +148,7 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 		if err := next.acceptsWork(CreateContainer); err != nil {
 			return err
 		}
-		if next.unit { // drop the Removed one
+		if next.unit { // drop the Removed container
 			next.Containers = nil
 			next.Attempts++
 		}
@@ -158,7 +159,7 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 		return "", err
 	}
 	if err := p.prepare(ctx, c); err != nil {
-		ctx, cancel := undo(ctx)
+		ctx, cancel := rollbackContext(ctx)
 		defer cancel()
 		return "", errors.Join(err, p.rollBackContainer(ctx, c))
 	}
@@ -210,8 +211,8 @@ func (p *Pod) acceptsWork(call Call) error {
 	return refusal(p.unit, p.ID, Killed, call)
 }
 
-// sameParameters reports whether two requests ask for the same container: labels, annotations, environment, image, command,
-// args, mounts and resources. The kubelet's own counters do not count.
+// sameParameters reports whether two requests ask for the same container: labels, annotations, environment, image,
+// command, args, mounts and resources. It ignores the kubelet's counters.
 func sameParameters(a, b *runtimeapi.ContainerConfig) bool {
 	return proto.Equal(parameters(a), parameters(b))
 }
@@ -231,9 +232,9 @@ func parameters(c *runtimeapi.ContainerConfig) *runtimeapi.ContainerConfig {
 	}
 }
 
-// inheritComponent checks that a container has the same component labels as its pod. A container without any inherits the
-// pod's, because a kubelet does not copy pod labels.
-func (n *Node) inheritComponent(p *Pod, config *runtimeapi.ContainerConfig) error {
+// checkComponentLabels rejects a container whose component labels differ from its pod's. A container without such
+// labels inherits the pod's, because a kubelet does not copy pod labels.
+func (n *Node) checkComponentLabels(p *Pod, config *runtimeapi.ContainerConfig) error {
 	if p.Component == "" {
 		return nil
 	}

@@ -17,8 +17,9 @@ var (
 	failStartCommit = failpoint.New("node.start-container.commit")
 )
 
-// StartContainer starts a created or stopped container (CRI StartContainer) and returns once it is Running. A container that
-// cannot be started becomes Stopped, with the reason. Errors: ErrNotFound, ErrFailedPrecondition, or the backend's.
+// StartContainer starts a created or stopped container (CRI StartContainer) and returns once it is Running. A container
+// that cannot be started becomes Stopped, with the reason. Errors: ErrNotFound, ErrFailedPrecondition, or the
+// backend's.
 func (n *Node) StartContainer(ctx context.Context, id string) error {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
@@ -80,7 +81,7 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 func (p *livePod) commitRunning(ctx context.Context, rec *Pod, c *Container) error {
 	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
 	if err != nil {
-		p.node.log.Warn("query a container that has just started", "container", c.ID, "err", err)
+		p.node.log.Warn("cannot query a container that has just started", "container", c.ID, "err", err)
 	}
 	var ended *sandbox.Status
 	err = p.commit(func(next *Pod) error {
@@ -105,19 +106,19 @@ func (p *livePod) commitRunning(ctx context.Context, rec *Pod, c *Container) err
 	return p.commitStopped(c.ID, *ended)
 }
 
-// startFailed stops what the start began and commits Stopped with the reason. If that cannot be stopped, the container is
-// recorded as Running, because it is.
+// startFailed stops a container that failed to start and commits Stopped with the reason. If the container keeps
+// running, it commits Running.
 func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause error) {
-	ctx, cancel := undo(ctx)
+	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
 	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
-		p.node.log.Warn("stop a container that failed to start", "container", c.ID, "err", err)
+		p.node.log.Warn("stop of a container that failed to start returned an error", "container", c.ID, "err", err)
 	}
 	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
 	if err == nil && status.State == sandbox.StateRunning {
 		p.node.log.Error("cannot stop a container that failed to start", "container", c.ID, "err", cause)
 		if err := p.commitRunning(ctx, rec, c); err != nil {
-			p.node.log.Error("record that a container cannot be stopped", "container", c.ID, "err", err)
+			p.node.log.Error("cannot record that a container runs", "container", c.ID, "err", err)
 		}
 		return
 	}
@@ -128,7 +129,7 @@ func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause
 		status.Message = cause.Error()
 	}
 	if err := p.commitStopped(c.ID, status); err != nil {
-		p.node.log.Error("record that a container failed to start", "container", c.ID, "err", err)
+		p.node.log.Error("cannot record that a container failed to start", "container", c.ID, "err", err)
 	}
 }
 
@@ -152,19 +153,19 @@ func (p *livePod) recordExit(id string, status sandbox.Status) {
 		switch {
 		case c == nil:
 		case c.State == Starting:
-			p.exits[c.ID] = status // StartContainer commits Running first and then reads this
+			p.exits[c.ID] = status // commitRunning commits Running first and then reads the exit
 		case c.State == Running:
 			c.finish(status)
 		}
 		return nil
 	})
 	if err != nil {
-		p.node.log.Error("record a container's exit", "container", id, "err", err)
+		p.node.log.Error("cannot record a container's exit", "container", id, "err", err)
 	}
 }
 
-// containerState finds the container and its state for the table. In a unit pod the container may be nil; the table accepts no order
-// in those states.
+// containerState returns the record, the container and its state for the table. The container of a unit pod can be nil,
+// in states in which the table accepts no order.
 func (p *livePod) containerState(id string) (*Pod, *Container, State, error) {
 	rec := p.rec.Load()
 	if previous := rec.previous(id); previous != nil {
@@ -190,7 +191,7 @@ func (p *livePod) keyOf(id string) string {
 	return ""
 }
 
-// lostStatus is the status of a container whose exit nobody observed.
+// lostStatus returns the status of a container whose exit was not observed.
 func lostStatus(why string) sandbox.Status {
 	return sandbox.Status{
 		State: sandbox.StateExited, FinishedAt: time.Now(), ExitCode: sandbox.ExitUnknown,

@@ -22,7 +22,7 @@ var (
 )
 
 // StopContainer asks a container to end and kills it after grace (CRI StopContainer). It returns when the container is
-// Stopped and its exit code is known. An unknown container is a success.
+// Stopped and its exit code is known. It succeeds for an unknown container.
 func (n *Node) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	p, id, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
@@ -34,21 +34,21 @@ func (n *Node) StopContainer(ctx context.Context, id string, grace time.Duration
 	return p.stopContainer(ctx, id, p.keyOf(id), grace)
 }
 
-// stopContainer takes the container's slot. A call with a shorter grace cancels the one under way; the cancelled call waits
-// here again and finds the container stopped.
+// stopContainer takes the container's slot and stops the container. A call with a shorter grace cancels the call under
+// way, which then waits for the slot again and finds the container stopped.
 func (p *livePod) stopContainer(ctx context.Context, id, key string, grace time.Duration) error {
 	if p.rec.Load().previous(id) != nil {
-		return nil // a previous attempt has ended; the slot belongs to the newest
+		return nil // a previous attempt has ended; the slot belongs to the newest attempt
 	}
 	if err := p.admits(id, StopContainer); err != nil {
 		return err
 	}
-	by := time.Now().Add(grace)
+	killBy := time.Now().Add(grace)
 	for {
 		o := p.node.order(StopContainer)
-		o.by, o.limit = by, time.Until(by)+o.limit
+		o.killBy, o.limit = killBy, time.Until(killBy)+o.limit
 		err := p.slotOf(key).run(ctx, o, func(ctx context.Context) error {
-			return p.endContainer(ctx, id, max(0, time.Until(by)))
+			return p.endContainer(ctx, id, max(0, time.Until(killBy)))
 		})
 		if !errors.Is(err, errOverridden) || ctx.Err() != nil {
 			return err
@@ -74,7 +74,7 @@ func (p *livePod) endContainer(ctx context.Context, id string, grace time.Durati
 	return p.stopAndCommit(ctx, rec, c, grace)
 }
 
-// stopAndCommit has the backend stop the container and commits Stopped.
+// stopAndCommit stops the container by its backend and commits Stopped.
 func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, grace time.Duration) error {
 	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace); err != nil {
 		return fmt.Errorf("stop container %s: %w", c.ID, err)
@@ -98,9 +98,9 @@ func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, gra
 	return failStopCommit.Hit(ctx)
 }
 
-// RemoveContainer removes a container (CRI RemoveContainer) and kills a running one first, except in a unit pod, where the
-// state table applies. The container of a Killed unit pod is only hidden from lists; it is removed with its pod. Previous
-// attempts can always be removed. An unknown container is a success.
+// RemoveContainer removes a container (CRI RemoveContainer). It kills a running container first, except in a unit pod,
+// where the state table applies. The container of a Killed unit pod is only hidden from lists; it is removed with its
+// pod. Previous attempts can always be removed. RemoveContainer succeeds for an unknown container.
 func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	p, full, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
@@ -124,7 +124,7 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// admits checks an order against the table before it may cancel the order under way.
+// admits checks an order against the table before the order can cancel the one under way.
 func (p *livePod) admits(id string, call Call) error {
 	rec, _, state, err := p.containerState(id)
 	if err == nil && Decide(rec.unit, state, call) == Refused {
@@ -162,8 +162,8 @@ func (p *livePod) removePrevious(id string) error {
 	return p.commit(func(next *Pod) error { next.dropPrevious(id); return nil })
 }
 
-// removeStopped removes a container that is not running: intent, backend, commit. With intentRetain, its record stays as a
-// previous attempt.
+// removeStopped removes a container that is not running: intent, backend, commit. With intentRetain, its record stays
+// as a previous attempt.
 func (p *livePod) removeStopped(ctx context.Context, id string, intent Call) error {
 	if err := p.commit(func(next *Pod) error { next.find(id).Intent = intent; return nil }); err != nil {
 		return err
@@ -178,8 +178,8 @@ func (p *livePod) removeStopped(ctx context.Context, id string, intent Call) err
 	return failRemoveCommit.Hit(ctx)
 }
 
-// unlist hides the container of a Killed unit pod from lists. A kubelet removes containers before their sandbox, and a
-// sandbox only once it sees no containers in it; the table alone would allow neither.
+// unlist hides the container of a Killed unit pod from lists. A kubelet removes containers before their sandbox, and
+// waits until the sandbox lists none; the table does not allow removing the container.
 func (p *livePod) unlist(id string) error {
 	killed := func(rec *Pod) *Container {
 		if !rec.unit || rec.State != Killed {

@@ -19,8 +19,8 @@ var (
 	failUpdateEffect = failpoint.New("node.update-container.effect")
 )
 
-// UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources). Unset fields keep
-// their values. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, or the backend's.
+// UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources). Unset fields
+// keep their values. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, or the backend's.
 func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
@@ -68,7 +68,7 @@ func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, 
 	return errors.Join(err, undone)
 }
 
-// applyUpdate applies the recorded resources.
+// applyUpdate applies the recorded resources and clears the intent.
 func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
 	rec := p.rec.Load()
 	c := rec.find(id)
@@ -86,8 +86,8 @@ func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id s
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
-// mergeResources returns old with the non-zero fields of change (CRI: a field that is 0 or empty keeps its value). Unified
-// limits merge by key, huge page limits by page size.
+// mergeResources returns old with the non-zero fields of change (CRI: a field that is 0 or empty keeps its value).
+// Unified limits merge by key, huge page limits by page size.
 func mergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	merged := &runtimeapi.LinuxContainerResources{}
 	proto.Merge(merged, old)

@@ -28,7 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// crashScript takes a pod with many containers and a unit pod through every lifecycle call, and so past every fail point.
+// crashScript takes a pod with many containers and a unit pod through every lifecycle call, and so past every fail
+// point.
 func crashScript(ctx context.Context, dir string) error {
 	b, err := tryOpen(dir)
 	if err != nil {
@@ -59,8 +60,9 @@ func crashScript(ctx context.Context, dir string) error {
 	return nil
 }
 
-// TestN1KilledAtEveryFailPoint kills a node with SIGKILL at each fail point of the lifecycle, opens another on its state, and
-// compares the record to reality. Then the pods can be removed, and the same script completes and leaves nothing behind.
+// TestN1KilledAtEveryFailPoint kills a node with SIGKILL at each fail point of the lifecycle, opens another on its
+// state, and compares the record to reality. Then the pods can be removed, and the same script completes and leaves
+// nothing behind.
 func TestN1KilledAtEveryFailPoint(t *testing.T) {
 	failpoint.Needed(t)
 	visited := 0

@@ -1,5 +1,5 @@
-// Package node is the pod pool, the only owner of state. Control planes send orders. The node checks each order against the
-// state table, records the intent, calls the backend and the network, and records the result.
+// Package node is the pod pool, the only owner of state. Control planes send orders. The node checks each order against
+// the state table, records the intent, calls the backend and the network, and records the result.
 //
 //	internal/cri   internal/edge
 //	       │  orders     │            reads (Pods, Pod, Container) take no lock
@@ -14,15 +14,15 @@
 //	       ▼                      ▼
 //	sandbox.Backend        internal/network
 //
-// A record is one pod with its containers. Its intents (Pod.Intent, Container.Intent, the state Starting, the empty state)
-// mark orders that have not completed. They let a daemon that was killed at any point finish or undo the work at its next
-// start (Open), and let the janitor retry a failed clean-up.
+// A record is one pod with its containers. Its intents (Pod.Intent, Container.Intent, the state Starting, the empty
+// state) mark orders that have not completed. They let a daemon that was killed at any point finish or undo the work at
+// its next start (Open), and let the janitor retry a failed clean-up.
 //
-// Snapshots are immutable. While a backend works, only that pod's slot is held, so List and Status calls never wait for a
-// backend.
+// Snapshots are immutable. While a backend works, only that pod's slot is held, so List and Status calls never wait for
+// a backend.
 //
 // "Seed 1" in comments is the document that defines the state table: docs/sources.md.
 //
-// The package knows no concrete backend and no control plane; cmd/tripod wires them together. Begin reading at node.go, then
-// sandbox_run.go.
+// The package knows no concrete backend and no control plane; cmd/tripod wires them together. Begin reading at node.go,
+// then sandbox_run.go.
 package node

@@ -9,10 +9,10 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// eventBuffer is how many events a subscriber may lag behind before its subscription ends.
+// eventBuffer is the number of events that a subscriber can lag behind before its subscription ends.
 const eventBuffer = 4096
 
-// Event is a transition that CRI v1 defines an event for. A sandbox's own events carry its ID in both fields.
+// Event is a transition that CRI v1 defines an event for. A sandbox's own events have its ID in both ID fields.
 type Event struct {
 	Type        runtimeapi.ContainerEventType
 	ContainerID string
@@ -35,8 +35,8 @@ type Subscription struct {
 	err    error
 }
 
-// Events delivers the events as they happen. It is closed by Close, when the node closes, and when the subscriber lags more
-// than 4096 events behind. Err returns which.
+// Events returns the channel of events. The channel is closed by Close, when the node closes, and when the subscriber
+// lags more than 4096 events behind; Err returns the cause.
 func (s *Subscription) Events() <-chan Event { return s.events }
 
 // Err returns why Events was closed: nil after Close, errdefs.ErrResourceExhausted for a subscriber that lagged behind,
@@ -87,8 +87,8 @@ func (h *hub) close() {
 	}
 }
 
-// emit queues the events of the transition from old to next for every subscriber. It never blocks: it ends a subscription
-// whose buffer is full.
+// emit queues the events of the transition from old to next for every subscriber. It never blocks: it ends a
+// subscription whose buffer is full.
 func (h *hub) emit(old, next *Pod) {
 	events := transitionEvents(old, next)
 	if len(events) == 0 {

@@ -31,9 +31,9 @@ func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (in
 // errDetached ends an attach session whose client has closed its input.
 var errDetached = errors.New("the client has closed its input")
 
-// Attach connects the client to the stdio of a running container. It ends when the container exits or the client disconnects
-// or closes its input. If closing the input also closes the container's stdin (stdin_once without a terminal), the client
-// keeps receiving output. Errors as for Exec.
+// Attach connects the client to the stdio of a running container. It ends when the container exits or the client
+// disconnects or closes its input. If closing the input also closes the container's stdin (stdin_once without a
+// terminal), the client keeps receiving output. Errors as for Exec.
 func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest) error {
 	p, rec, c, err := n.runningContainer(id, "attach")
 	if err != nil {
@@ -55,7 +55,8 @@ func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest)
 	return err
 }
 
-// endReader calls end at the end of the input. Backends forward what they have read before they read again.
+// endReader calls end at the end of the input, when the backend has forwarded everything: backends forward what they
+// have read before they read again.
 type endReader struct {
 	io.Reader
 	end func()
@@ -72,9 +73,9 @@ func (r endReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Channels returns a connection that carries a running container's channels (sandbox.Channeler) and the group of containers
-// that deliver messages to each other directly. Errors as for Exec; also ErrFailedPrecondition for a container without
-// channels.
+// Channels returns a connection that carries a running container's channels (sandbox.Channeler) and the group of
+// containers that deliver messages to each other directly. Errors as for Exec; also ErrFailedPrecondition for a
+// container without channels.
 func (n *Node) Channels(ctx context.Context, id string) (conn net.Conn, group string, err error) {
 	p, rec, c, err := n.runningContainer(id, "channels")
 	if err != nil {
@@ -87,7 +88,7 @@ func (n *Node) Channels(ctx context.Context, id string) (conn net.Conn, group st
 	return channeler.Channels(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
 
-// ReopenLog has a running container's log writer reopen its file after a rotation. Errors as for Exec.
+// ReopenLog makes a running container's log writer reopen its file after a rotation. Errors as for Exec.
 func (n *Node) ReopenLog(ctx context.Context, id string) error {
 	p, rec, c, err := n.runningContainer(id, "reopen the log")
 	if err != nil {
@@ -100,8 +101,8 @@ func (n *Node) ReopenLog(ctx context.Context, id string) error {
 	return reopener.ReopenLog(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
 
-// DialPod opens a connection from inside the pod's network namespace, from the node's for a pod on the host network, or from
-// where the backend decides.
+// DialPod opens a connection from the pod's network namespace, which is the node's for a pod on the host network. A
+// backend that is a sandbox.Dialer opens the connection itself.
 func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net.Conn, error) {
 	p, err := n.Pod(podID)
 	if err != nil {
@@ -114,8 +115,8 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	if !ok {
 		return n.Network.Dial(ctx, p.Netns, network, address)
 	}
-	if err := n.broken.of(p.Handler); err != nil {
-		return nil, unrecovered(p.Handler, err)
+	if err := n.handlerErrors.get(p.Handler); err != nil {
+		return nil, notReady(p.Handler, err)
 	}
 	var running *sandbox.Container
 	for _, c := range p.Containers {
@@ -126,8 +127,8 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	return dialer.Dial(ctx, p.sandboxPod(), running, network, address)
 }
 
-// Inspect returns what the node and the backend know beyond the CRI's fields, as one JSON object under the key "info", which
-// CRI clients expect. An empty containerID means the sandbox.
+// Inspect returns details from the node and the backend that the CRI has no fields for, as a JSON object under the key
+// "info", which CRI clients expect. An empty containerID means the sandbox.
 func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[string]string, error) {
 	p, err := n.pool.pod(podID)
 	if err != nil {
@@ -155,7 +156,7 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 		about["cniResult"] = result
 	}
 	inspector, ok := p.backend.(sandbox.Inspector)
-	if ok && rec.previous(containerID) == nil { // the backend knows the newest attempt only
+	if ok && rec.previous(containerID) == nil { // the backend knows only the newest attempt
 		more, err := inspector.Inspect(ctx, rec.sandboxPod(), c)
 		if err != nil {
 			return nil, err

@@ -36,8 +36,8 @@ func (x *Index) Component(id string) (name string, ok bool) {
 	return name, ok
 }
 
-// track updates both maps for the pod's transition from old to next; either may be nil.
-func (x *Index) track(old, next *Pod) {
+// update applies the pod's transition from old to next to both maps. old or next can be nil.
+func (x *Index) update(old, next *Pod) {
 	before, after := entryOf(old), entryOf(next)
 	if before == after {
 		return
@@ -63,12 +63,12 @@ func (x *Index) track(old, next *Pod) {
 	x.running.Store(&running)
 }
 
-// without returns a copy of ids that lacks id.
+// without returns a copy of ids without id.
 func without(ids []string, id string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(other string) bool { return other == id })
 }
 
-// indexEntry is what the index holds about one pod.
+// indexEntry is a pod's entry in the index.
 type indexEntry struct {
 	component, id string
 	running       bool

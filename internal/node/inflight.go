@@ -15,7 +15,7 @@ type inflight struct {
 	mu     sync.Mutex
 	closed bool
 	count  int
-	idle   chan struct{} // closed after close, once nothing is under way
+	idle   chan struct{} // closed after close, once no order is under way
 }
 
 func newInflight(ctx context.Context) *inflight {
@@ -24,7 +24,7 @@ func newInflight(ctx context.Context) *inflight {
 	return d
 }
 
-// begin counts an order in. It fails once the node is closed.
+// begin registers an order under way. It fails once the node is closed.
 func (d *inflight) begin() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -43,8 +43,8 @@ func (d *inflight) end() {
 	}
 }
 
-// close refuses new orders and waits for those under way. After patience it cancels their context and waits for the same time
-// again. It reports whether all have ended.
+// close refuses new orders and waits for those under way. After patience it cancels their context and waits for the
+// same time again. It reports whether all have ended.
 func (d *inflight) close(patience time.Duration) bool {
 	d.mu.Lock()
 	if !d.closed {

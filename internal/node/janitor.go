@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// The shortest and longest pauses between two attempts at a pod's pending work.
+	// Shortest and longest pause between two attempts at a pod's pending work.
 	retryMin = time.Second
 	retryMax = time.Minute
-	// leftoverPatience is how long a clean-up may take before it is reported.
+	// leftoverPatience is the duration after which a clean-up is reported.
 	leftoverPatience = 5 * time.Second
 )
 
@@ -33,7 +33,7 @@ func newLeftovers() leftovers {
 	return leftovers{all: map[string]*leftover{}, tried: make(chan struct{})}
 }
 
-// leftover is one pending clean-up; busy while an attempt is under way.
+// leftover is one pending clean-up.
 type leftover struct {
 	since time.Time
 	// err is the last attempt's error; nil until the first attempt ends.
@@ -41,7 +41,7 @@ type leftover struct {
 
 	pause time.Duration
 	next  time.Time
-	busy  bool
+	busy  bool // an attempt is under way
 }
 
 // begin records that the first attempt is under way.
@@ -51,31 +51,31 @@ func (l *leftovers) begin(id string) {
 	l.all[id] = &leftover{since: time.Now(), pause: retryMin, busy: true}
 }
 
-// due reports whether a pod's pending work should be tried now, and otherwise how long to wait. The first attempt comes
-// retryMin after the work was first seen.
+// due reports whether to attempt a pod's pending work now, or how long to wait. The first attempt comes retryMin after
+// due first sees the work.
 func (l *leftovers) due(id string) (now bool, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	one := l.all[id]
-	if one == nil {
-		one = &leftover{since: time.Now(), pause: retryMin, next: time.Now().Add(retryMin)}
-		l.all[id] = one
+	entry := l.all[id]
+	if entry == nil {
+		entry = &leftover{since: time.Now(), pause: retryMin, next: time.Now().Add(retryMin)}
+		l.all[id] = entry
 	}
-	if one.busy {
+	if entry.busy {
 		return false, retryMax
 	}
-	wait = time.Until(one.next)
-	one.busy = wait <= 0
-	return one.busy, wait
+	wait = time.Until(entry.next)
+	entry.busy = wait <= 0
+	return entry.busy, wait
 }
 
 // end records the result of an attempt; nil removes the entry.
 func (l *leftovers) end(id string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if one := l.all[id]; one != nil {
-		one.err, one.busy, one.pause = err, false, min(2*one.pause, retryMax)
-		one.next = time.Now().Add(one.pause)
+	if entry := l.all[id]; entry != nil {
+		entry.err, entry.busy, entry.pause = err, false, min(2*entry.pause, retryMax)
+		entry.next = time.Now().Add(entry.pause)
 		if err == nil {
 			delete(l.all, id)
 		}
@@ -84,7 +84,7 @@ func (l *leftovers) end(id string, err error) {
 	l.tried = make(chan struct{})
 }
 
-// forget drops the entries of pods that no longer exist; an order has cleaned them up.
+// forget drops the entries of pods that no longer exist, because an order has cleaned them up.
 func (l *leftovers) forget(pods []*livePod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,18 +95,18 @@ func (l *leftovers) forget(pods []*livePod) {
 	}
 }
 
-// await waits, for at most patience, until everything has been tried once.
+// await waits, for at most patience, until every clean-up has been attempted once.
 func (l *leftovers) await(patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for {
 		l.mu.Lock()
-		tried, left := l.tried, false
-		for _, one := range l.all {
-			left = left || one.err == nil
+		tried, untried := l.tried, false
+		for _, entry := range l.all {
+			untried = untried || entry.err == nil
 		}
 		l.mu.Unlock()
-		if !left {
+		if !untried {
 			return
 		}
 		select {
@@ -117,26 +117,26 @@ func (l *leftovers) await(patience time.Duration) {
 	}
 }
 
-// abandoned is the key of networks whose pods have no record.
+// abandoned is the key of the clean-up of networks whose pods have no record.
 const abandoned = "abandoned networks"
 
-// Leftovers returns nil, or an error that names how many clean-ups are pending, since when, and the cause of the oldest. They
-// are retried in the background. Addresses stay allocated until their plugins release them.
+// Leftovers returns an error with the number of pending clean-ups and the age and cause of the oldest, or nil if none
+// are pending. Clean-ups are retried in the background. Addresses stay allocated until their plugins release them.
 func (n *Node) Leftovers() error {
-	n.left.mu.Lock()
-	defer n.left.mu.Unlock()
+	n.leftovers.mu.Lock()
+	defer n.leftovers.mu.Unlock()
 	var (
 		count  int
 		oldest *leftover
-		of     string
+		name   string
 	)
-	for id, one := range n.left.all {
-		if one.err == nil && time.Since(one.since) < leftoverPatience {
+	for id, entry := range n.leftovers.all {
+		if entry.err == nil && time.Since(entry.since) < leftoverPatience {
 			continue
 		}
 		count++
-		if oldest == nil || one.since.Before(oldest.since) {
-			oldest, of = one, id
+		if oldest == nil || entry.since.Before(oldest.since) {
+			oldest, name = entry, id
 		}
 	}
 	if count == 0 {
@@ -146,15 +146,15 @@ func (n *Node) Leftovers() error {
 	if why == nil {
 		why = fmt.Errorf("the first attempt has not ended: %w", errdefs.ErrUnavailable)
 	}
-	return fmt.Errorf("%d could not be cleaned up yet; the oldest is %s, since %s: %w", count, of, oldest.since.UTC().Format(time.RFC3339), why)
+	return fmt.Errorf("%d could not be cleaned up yet; the oldest is %s, since %s: %w", count, name, oldest.since.UTC().Format(time.RFC3339), why)
 }
 
-// inBackground runs finish, which settle returned, and leaves a failure to the janitor.
+// inBackground runs finish, which settle returned. After a failure the janitor retries.
 func (n *Node) inBackground(p *livePod, finish func() error) {
-	n.left.begin(p.id)
+	n.leftovers.begin(p.id)
 	n.workers.Go(func() {
 		err := guard.Call(n.log, "settle a pod", finish)
-		n.left.end(p.id, err)
+		n.leftovers.end(p.id, err)
 		if err != nil {
 			n.log.Warn("clean-up of a pod failed and will be retried", "pod", p.id, "err", err)
 			n.wakeJanitor()
@@ -175,7 +175,7 @@ type retryResult struct {
 	err error
 }
 
-// janitor retries work that failed when it was ordered: a CNI DEL that fails, a mount that is busy. Each pod has its own
+// janitor retries work that failed in its order, such as a CNI DEL or the unmount of a busy mount. Each pod has its own
 // backoff, so that a hanging plugin delays no other pod.
 func (n *Node) janitor(ctx context.Context) {
 	outcomes := make(chan retryResult)
@@ -198,13 +198,13 @@ func (n *Node) janitor(ctx context.Context) {
 func (n *Node) sweep(ctx context.Context, outcomes chan<- retryResult) (pause time.Duration) {
 	pause = retryMax
 	all := n.pool.all()
-	n.left.forget(all)
+	n.leftovers.forget(all)
 	for _, p := range all {
 		if !p.pending() {
-			n.left.end(p.id, nil)
+			n.leftovers.end(p.id, nil)
 			continue
 		}
-		now, wait := n.left.due(p.id)
+		now, wait := n.leftovers.due(p.id)
 		if !now {
 			pause = min(pause, wait)
 			continue
@@ -220,10 +220,10 @@ func (n *Node) sweep(ctx context.Context, outcomes chan<- retryResult) (pause ti
 	return pause
 }
 
-// recordRetry records the result of an attempt. Pending work without an error belongs to an order under way; it is checked
-// again and is not a leftover.
+// recordRetry records the result of an attempt. Work that is pending without an error is not a leftover: it belongs to
+// an order under way.
 func (n *Node) recordRetry(o retryResult) {
-	n.left.end(o.pod.id, o.err)
+	n.leftovers.end(o.pod.id, o.err)
 	if o.err != nil {
 		n.log.Warn("clean-up of a pod failed again and will be retried", "pod", o.pod.id, "err", o.err)
 	}
@@ -232,7 +232,7 @@ func (n *Node) recordRetry(o retryResult) {
 // retryPending makes one attempt to complete a pod's pending work.
 func (p *livePod) retryPending(ctx context.Context) error {
 	err := p.write()
-	if p.backend == nil || p.node.broken.of(p.rec.Load().Handler) != nil {
+	if p.backend == nil || p.node.handlerErrors.get(p.rec.Load().Handler) != nil {
 		return err
 	}
 	return errors.Join(err, p.settle(ctx)())
@@ -245,7 +245,7 @@ func (n *Node) collectNetworks(ctx context.Context, keep []string) {
 		if ctx.Err() != nil {
 			return
 		}
-		n.left.end(abandoned, err)
+		n.leftovers.end(abandoned, err)
 		if err == nil {
 			return
 		}
@@ -256,7 +256,7 @@ func (n *Node) collectNetworks(ctx context.Context, keep []string) {
 	}
 }
 
-// sleep returns false if ctx ended first.
+// sleep pauses for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

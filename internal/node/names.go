@@ -13,8 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Component is the name of a component, for example example.com:foo.Bar@1.2.3 (seed 1, "Resource Hierarchy"). A name has
-// exactly one spelling: String returns what ComponentFromLabels read.
+// Component is the name of a component, for example example.com:foo.Bar@1.2.3 (seed 1, "Resource Hierarchy"). A name
+// has exactly one spelling, which ComponentFromLabels accepts and String returns.
 type Component struct {
 	// Domain is a lower-case DNS name or 32 lower-case hex digits.
 	Domain string
@@ -36,7 +36,7 @@ const (
 	maxVersion = 63 // a Kubernetes label value
 )
 
-// String is the canonical spelling, domain:server@version.
+// String returns the canonical spelling, domain:server@version.
 func (c Component) String() string { return c.Domain + ":" + c.Server + "@" + c.Version }
 
 // validate rejects every spelling except the canonical one.
@@ -53,8 +53,8 @@ func (c Component) validate() error {
 	return nil
 }
 
-// ComponentFromLabels reads the labels PREFIXdomain, PREFIXserver and PREFIXversion; ok is false if none is set. A label
-// value cannot hold a plus sign, so build metadata follows an underscore: 1.2.3_build.
+// ComponentFromLabels reads the labels PREFIXdomain, PREFIXserver and PREFIXversion; ok is false if none is set. A
+// label value cannot hold a plus sign, so build metadata follows an underscore: 1.2.3_build.
 func ComponentFromLabels(labels map[string]string, prefix string) (c Component, ok bool, err error) {
 	domain, d := labels[prefix+"domain"]
 	server, s := labels[prefix+"server"]
@@ -72,9 +72,9 @@ func ComponentFromLabels(labels map[string]string, prefix string) (c Component, 
 // Instance returns the ID of a component's nth pod: component#n, n in lower-case hex.
 func (c Component) Instance(n uint64) string { return c.String() + "#" + strconv.FormatUint(n, 16) }
 
-// attemptID returns the ID of the nth attempt of a unit pod's container. For a component it is the unit's ID, a dot and n in
-// lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise 64 random hex digits. It must differ from the unit's ID, because
-// a kubelet keeps containers and sandboxes in one map.
+// attemptID returns the ID of the nth attempt of a unit pod's container. For a component it is the unit's ID, a dot and
+// n in lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise 64 random hex digits. It must differ from the unit's
+// ID, because a kubelet keeps containers and sandboxes in one map.
 func (p *Pod) attemptID(n uint64) string {
 	id := p.ID + "." + strconv.FormatUint(n, 16)
 	if !podIDPattern.MatchString(p.ID) {
@@ -87,6 +87,6 @@ func (p *Pod) attemptID(n uint64) string {
 // newID returns a random ID of 64 hex digits.
 func newID() string {
 	raw := make([]byte, 32)
-	_, _ = rand.Read(raw) // documented never to fail
+	_, _ = rand.Read(raw) // never fails, by its documentation
 	return hex.EncodeToString(raw)
 }

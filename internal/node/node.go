@@ -27,12 +27,12 @@ const kindPod = "pods"
 // rollbackTimeout bounds the rollback of a failed order.
 const rollbackTimeout = time.Minute
 
-// closePatience is how long Close waits for orders under way, once before it cancels them and once after.
+// closePatience is the time that Close waits for orders under way, once before it cancels them and once after.
 const closePatience = 10 * time.Second
 
 var errNodeClosed = fmt.Errorf("the node is shutting down: %w", errdefs.ErrUnavailable)
 
-// Network is what the node needs of the pod network; implemented by *network.Manager.
+// Network is the node's interface to the pod network. *network.Manager implements it.
 type Network interface {
 	Setup(ctx context.Context, a network.Attachment) (*network.Result, error)
 	Teardown(ctx context.Context, a network.Attachment) error
@@ -41,12 +41,12 @@ type Network interface {
 	Status(ctx context.Context) error
 	Dial(ctx context.Context, netns, network, address string) (net.Conn, error)
 	Stats(netns string) ([]network.InterfaceStats, error)
-	// CNIResult returns what the last plugin returned, or nil if the pod is not attached.
+	// CNIResult returns the last plugin's result, or nil if the pod is not attached.
 	CNIResult(id string) (json.RawMessage, error)
 	UpdatePodCIDR(cidr string) error
 }
 
-// Images is what the node needs of the image store; implemented by *image.Store.
+// Images is the node's interface to the image store. *image.Store implements it.
 type Images interface {
 	// Get finds an image by reference, digest or ID, or returns errdefs.ErrNotFound.
 	Get(ctx context.Context, ref string) (image.Image, error)
@@ -55,18 +55,18 @@ type Images interface {
 // Config configures a Node. Logger, ComponentPrefix and OperationTimeout are optional.
 type Config struct {
 	Store *store.Store
-	// Backends are keyed by RuntimeClass handler. Pods that name no handler get DefaultHandler.
+	// Backends maps RuntimeClass handlers to backends. Pods that name no handler get DefaultHandler.
 	Backends       map[string]sandbox.Backend
 	DefaultHandler string
-	// Aliases map further names to handlers.
+	// Aliases maps further names to handlers.
 	Aliases map[string]string
 	// Routes select the handler of pods and images that belong to a handler other than the default.
 	Routes  []Route
 	Network Network
 	Images  Images
-	// ComponentPrefix is the prefix of the labels that name a component; "vimana.host/" by default.
+	// ComponentPrefix is the prefix of the labels that name a component; the default is "vimana.host/".
 	ComponentPrefix string
-	// OperationTimeout bounds one order, even after its caller has gone away; 5 minutes by default.
+	// OperationTimeout bounds one order, even after its caller has gone away; the default is 5 minutes.
 	OperationTimeout time.Duration
 	Logger           *slog.Logger
 }
@@ -80,9 +80,9 @@ type Node struct {
 	index  *Index
 	events *hub
 
-	broken broken
-	left   leftovers
-	// silent holds the IDs of pods and containers whose backend has not answered a request for statistics.
+	handlerErrors handlerErrors
+	leftovers     leftovers
+	// silent holds the IDs of pods and containers whose last request for statistics is still unanswered.
 	silent sync.Map
 
 	inflight *inflight
@@ -94,10 +94,10 @@ type Node struct {
 type HandlerInfo struct {
 	Name    string
 	Default bool
-	// AliasOf is the handler that this name stands for; empty for a handler itself.
+	// AliasOf is the handler that Name is an alias of; empty for a handler itself.
 	AliasOf      string `json:",omitempty"`
 	Capabilities sandbox.Capabilities
-	// Err is why the handler's pods accept no orders; nil if they do.
+	// Err is the reason why the handler cannot run new pods; nil if it can.
 	Err error
 }
 
@@ -116,7 +116,7 @@ func (c *Config) setDefaults() error {
 	}
 	for alias, handler := range c.Aliases {
 		if c.Backends[handler] == nil || c.Backends[alias] != nil {
-			return fmt.Errorf("alias %q of %q: the alias must not be a backend's name, and its target must be: %w", alias, handler, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("alias %q of %q: the alias must not be a backend's name, and its target must be one: %w", alias, handler, errdefs.ErrInvalidArgument)
 		}
 	}
 	return nil
@@ -137,7 +137,7 @@ func (n *Node) Handlers() []HandlerInfo {
 
 // ready returns nil if a handler can run new pods, or the reason why it cannot.
 func (n *Node) ready(handler string) error {
-	if err := n.broken.of(handler); err != nil {
+	if err := n.handlerErrors.get(handler); err != nil {
 		return err
 	}
 	if b, ok := n.Backends[handler].(sandbox.Readier); ok {
@@ -154,7 +154,7 @@ func (n *Node) SetPodCIDR(cidr string) error { return n.Network.UpdatePodCIDR(ci
 
 func (n *Node) Components() *Index { return n.index }
 
-// Subscribe delivers all transitions from now on.
+// Subscribe returns a subscription to all events from now on.
 func (n *Node) Subscribe() *Subscription { return n.events.subscribe() }
 
 // Pods lists the pods in order of creation.
@@ -219,8 +219,8 @@ func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
 	if b == nil {
 		return "", nil, fmt.Errorf("no runtime handler %q on this node: %w", handler, errdefs.ErrInvalidArgument)
 	}
-	if err := n.broken.of(handler); err != nil {
-		return "", nil, unrecovered(handler, err)
+	if err := n.handlerErrors.get(handler); err != nil {
+		return "", nil, notReady(handler, err)
 	}
 	return handler, b, nil
 }
@@ -231,7 +231,7 @@ func (n *Node) orderPod(id string) (*livePod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, n.takesOrders(p)
+	return p, n.acceptsOrders(p)
 }
 
 // orderContainer finds the pod and full ID of a container, or of a unit pod, for an order.
@@ -240,13 +240,13 @@ func (n *Node) orderContainer(id string) (*livePod, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	return p, full, n.takesOrders(p)
+	return p, full, n.acceptsOrders(p)
 }
 
-func (n *Node) takesOrders(p *livePod) error {
+func (n *Node) acceptsOrders(p *livePod) error {
 	handler := p.rec.Load().Handler
-	if err := n.broken.of(handler); err != nil {
-		return unrecovered(handler, err)
+	if err := n.handlerErrors.get(handler); err != nil {
+		return notReady(handler, err)
 	}
 	return nil
 }
@@ -256,8 +256,8 @@ func (n *Node) order(call Call) order {
 	return order{call: call, limit: n.OperationTimeout, inflight: n.inflight, log: n.log}
 }
 
-// undo returns a context for a rollback: it outlives the failed order's.
-func undo(ctx context.Context) (context.Context, context.CancelFunc) {
+// rollbackContext returns a context for a rollback, which outlives the failed order's context.
+func rollbackContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 }
 

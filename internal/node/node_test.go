@@ -419,7 +419,8 @@ func TestN4FailuresAreRolledBack(t *testing.T) {
 	})
 }
 
-// TestN4NetworkReleaseIsRetried: the caller's stop succeeds at once, and the pod leaves the network when the plugin works.
+// TestN4NetworkReleaseIsRetried: the caller's stop succeeds at once, and the pod leaves the network when the plugin
+// works.
 func TestN4NetworkReleaseIsRetried(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "", podConfig("p", "network-teardown", "error(plugin is ill)"))

@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// TestN12PanicAtEveryFailPoint panics once at each fail point of the lifecycle. The process survives, the panic is counted,
-// the node removes its pods, and the same calls then succeed.
+// TestN12PanicAtEveryFailPoint panics once at each fail point of the lifecycle. The process survives, the panic is
+// counted, the node removes its pods, and the same calls then succeed.
 func TestN12PanicAtEveryFailPoint(t *testing.T) {
 	failpoint.Needed(t)
 	for _, point := range failpoint.Names() {

@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// pool is the pod pool of seed 1: every pod of the node by ID, by name and by container. Its lock protects map accesses only;
-// no work happens under it.
+// pool is the pod pool of seed 1: every pod of the node by ID, by name and by container. Its lock is held only for
+// accesses to the maps.
 type pool struct {
 	mu         sync.RWMutex
 	pods       map[string]*livePod
@@ -30,7 +30,7 @@ func newPool() *pool {
 	return p
 }
 
-// livePod is a pod in the pool: its record and the slots of its orders.
+// livePod is a pod in the pool: its record, and the slots for its orders.
 type livePod struct {
 	node    *Node
 	id      string
@@ -41,28 +41,29 @@ type livePod struct {
 	// mu serialises transitions: read the record, write the next, publish it.
 	mu    sync.Mutex
 	rec   atomic.Pointer[Pod] // the record
-	view  atomic.Pointer[Pod] // what the control planes see; nil while it is being made
+	view  atomic.Pointer[Pod] // the record for control planes; nil while the pod is being made
 	slots map[string]*slot    // by containerKey; a unit pod's containers share one
+	// exits holds the exits of containers that are Starting, by ID.
 	exits map[string]sandbox.Status
 	gone  bool // removed from the pool
 	// unwritten means that the record on disk is older than rec.
 	unwritten bool
 }
 
-// reserve finds the pod named key, or adds the one that fresh makes.
-func (p *pool) reserve(key string, fresh func() *livePod) *livePod {
+// reserve returns the pod named key, or adds the pod that newPod returns.
+func (p *pool) reserve(key string, newPod func() *livePod) *livePod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if existing := p.names[key]; existing != nil {
 		return existing
 	}
-	pod := fresh()
+	pod := newPod()
 	p.names[key] = pod
 	p.insert(pod)
 	return pod
 }
 
-// sort restores the order of creation after the pods were read by ID.
+// sort restores the order of creation after the pods were loaded in order of ID.
 func (p *pool) sort() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,8 +99,8 @@ func (p *pool) remove(pod *livePod) {
 	p.order.Store(&order)
 }
 
-// track updates the containers' index for the pod's transition from old to next.
-func (p *pool) track(pod *livePod, old, next *Pod) {
+// update applies the pod's transition from old to next to the index of containers. old can be nil.
+func (p *pool) update(pod *livePod, old, next *Pod) {
 	var before []string
 	if old != nil {
 		before = old.containerIDs()
@@ -118,7 +119,7 @@ func (p *pool) track(pod *livePod, old, next *Pod) {
 	}
 }
 
-// containerIDs lists every ID that finds one of the pod's containers, in any state.
+// containerIDs lists the IDs of the pod's containers in any state, and of its previous attempts.
 func (p *Pod) containerIDs() []string {
 	ids := make([]string, 0, len(p.Previous)+len(p.Containers))
 	for _, c := range slices.Concat(p.Previous, p.Containers) {
@@ -142,7 +143,8 @@ func (p *pool) pod(id string) (*livePod, error) {
 	return nil, err
 }
 
-// container finds the pod and the full ID of a container by ID or unique prefix. A unit pod's ID means its newest attempt.
+// container finds the pod and the full ID of a container by ID or unique prefix. A unit pod's ID means its newest
+// attempt.
 func (p *pool) container(id string) (*livePod, string, error) {
 	pod, err := lookup(p, p.containers, "container", id)
 	if errdefs.IsNotFound(err) {
@@ -171,8 +173,8 @@ func (p *pool) newestAttempt(id string) (*livePod, string, error) {
 	return nil, "", notFound("container", id)
 }
 
-// target finds what an order for a container addresses: a container's pod, or a unit pod whose container is removed or not
-// created yet.
+// target finds the pod and full ID for an order to a container. The ID can also be that of a unit pod whose container
+// is removed or not created yet.
 func (p *pool) target(id string) (pod *livePod, full string, err error) {
 	pod, full, err = p.container(id)
 	if !errdefs.IsNotFound(err) {
@@ -229,15 +231,15 @@ func (p *livePod) slotOf(key string) *slot {
 	return s
 }
 
-// commit makes a transition: change edits a copy of the record, which is then written and published. If change or the write
-// fails, the record stays as it was.
+// commit makes a transition: change edits a copy of the record, which is then written and published. If change or the
+// write fails, the record stays as it was.
 func (p *livePod) commit(change func(next *Pod) error) error {
 	return p.transition(change, false)
 }
 
-// observe records something that has already happened (a container ended), or the end of something, which must work whatever
-// the state of the disk. It publishes the record even if it cannot be written; the janitor writes it later, and after a
-// restart the backends report the same. The error is change's.
+// observe records an event that has already happened, such as a container's exit, or a stop, which must work even if
+// the disk is full. It publishes the record even if it cannot write it. The janitor writes the record later, and after
+// a restart the backends report the same event again. It returns only errors of change.
 func (p *livePod) observe(change func(next *Pod) error) error {
 	return p.transition(change, true)
 }
@@ -273,7 +275,7 @@ func (p *livePod) isUnwritten() bool {
 	return p.unwritten
 }
 
-// write writes the record to disk if it is behind.
+// write writes the record to disk if the record there is older.
 func (p *livePod) write() error {
 	if !p.isUnwritten() {
 		return nil
@@ -284,19 +286,20 @@ func (p *livePod) write() error {
 	return nil // removed in the meantime
 }
 
-// publish makes next visible: pool, index, views, events. States change only here. The caller holds mu.
+// publish makes next visible in the pool, the index, the view and the events. Only publish changes states. The caller
+// holds mu.
 func (p *livePod) publish(next *Pod) {
 	old := p.rec.Load()
 	p.rec.Store(next)
-	p.node.pool.track(p, old, next)
-	p.node.index.track(old, next)
+	p.node.pool.update(p, old, next)
+	p.node.index.update(old, next)
 	oldView := p.view.Load()
 	view := viewOf(next)
 	p.view.Store(view)
 	p.node.events.emit(oldView, view)
 }
 
-// viewOf returns what the control planes see: no pod that is being made, no container that does not exist.
+// viewOf returns the record for control planes: nil for a pod that is being made, and only containers that exist.
 func viewOf(p *Pod) *Pod {
 	if p == nil || p.State == "" {
 		return nil
@@ -319,7 +322,7 @@ func (p *livePod) forget() error {
 	}
 	p.gone = true
 	p.node.pool.remove(p)
-	p.node.index.track(p.rec.Load(), nil)
+	p.node.index.update(p.rec.Load(), nil)
 	p.node.events.emit(p.view.Load(), nil)
 	p.view.Store(nil)
 	return nil

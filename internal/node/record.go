@@ -15,13 +15,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Pod is one record of the node: a pod with its containers. A published Pod is immutable; a transition makes the next one.
-// State is Initiated or Killed; empty while RunPodSandbox is under way.
+// Pod is one record of the node: a pod with its containers. A published Pod is immutable; a transition publishes a new
+// one. State is Initiated or Killed; empty while RunPodSandbox is under way.
 type Pod struct {
 	ID string
 	// Handler is the backend's name. Alias is the alias that the pod asked for, if any.
 	Handler, Alias string
-	// Component is the component's name, for unit pods whose labels name one; see ComponentName.
+	// Component is the name of the component in a unit pod's labels; see ComponentName.
 	Component string
 	Config    *runtimeapi.PodSandboxConfig
 	State     State
@@ -29,10 +29,10 @@ type Pod struct {
 	Netns     string
 	IPs       []netip.Addr
 	CreatedAt time.Time
-	// Intent is the call that was ordered and has not completed; empty if none.
+	// Intent is the ordered call that has not completed; empty if none.
 	Intent Call
-	// Containers are in order of creation. A unit pod has at most one, the newest attempt. Once Removed it stays, hidden,
-	// until the next CreateContainer.
+	// Containers are in order of creation. A unit pod has at most one, the newest attempt. A Removed attempt stays,
+	// hidden, until the next CreateContainer.
 	Containers []*Container
 	// Previous holds the records of a unit pod's earlier attempts, oldest first. At most maxPrevious are kept.
 	Previous []*Container
@@ -49,7 +49,7 @@ type Container struct {
 	PodID   string
 	Config  *runtimeapi.ContainerConfig
 	ImageID string
-	// ImageRef is a repository digest of the image, or its ID if it has none.
+	// ImageRef is a repository digest of the image, or its ID if the image has no digest.
 	ImageRef   string
 	State      State
 	Resolved   sandbox.Resolved
@@ -75,7 +75,7 @@ const (
 	intentRetain Call = "RetainAttempt"
 )
 
-// maxPrevious is how many ended attempts of a unit pod are kept. A kubelet keeps one by default.
+// maxPrevious is the number of ended attempts of a unit pod that are kept. A kubelet keeps one by default.
 const maxPrevious = 16
 
 // Ready reports whether the sandbox accepts containers (CRI SANDBOX_READY).
@@ -117,8 +117,8 @@ func (p *Pod) Container(id string) *Container {
 	return nil
 }
 
-// ComponentName returns the component that the pod runs: from its labels, or as the backend derived it from the container;
-// empty if it runs none.
+// ComponentName returns the component that the pod runs, from the pod's labels or from the backend; empty if the pod
+// runs none.
 func (p *Pod) ComponentName() string {
 	if p.Component == "" && p.unit && len(p.Containers) > 0 && p.Containers[0].visible() {
 		return p.Containers[0].Resolved.Component
@@ -126,7 +126,8 @@ func (p *Pod) ComponentName() string {
 	return p.Component
 }
 
-// Visible lists the containers that control planes may see: previous attempts, and containers between Created and Removed.
+// Visible lists the containers that control planes can see: previous attempts, and containers between Created and
+// Removed.
 func (p *Pod) Visible() []*Container {
 	made := p.present()
 	if len(p.Previous) == 0 {
@@ -158,7 +159,8 @@ func containerKey(m *runtimeapi.ContainerMetadata) string {
 	return fmt.Sprintf("%s_%d", m.GetName(), m.GetAttempt())
 }
 
-// podKey identifies a RunPodSandbox request: name, namespace, uid and attempt. A second one with the same key is a repeat.
+// podKey identifies a RunPodSandbox request: name, namespace, uid and attempt. A second one with the same key is a
+// repeat.
 func podKey(m *runtimeapi.PodSandboxMetadata) string {
 	return fmt.Sprintf("%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
 }
@@ -175,7 +177,8 @@ func (p *Pod) clone() *Pod {
 	return &next
 }
 
-// find returns a container of the record in any state, but no previous attempt. A unit pod's ID means its newest attempt.
+// find returns a container in any state, but not a previous attempt; nil if there is none. A unit pod's ID means its
+// newest attempt.
 func (p *Pod) find(id string) *Container {
 	for _, c := range p.Containers {
 		if c.ID == id || p.unit && id == p.ID {
@@ -222,7 +225,8 @@ func (c *Container) sandboxContainer() *sandbox.Container {
 	return &sandbox.Container{ID: c.backendID(), Config: c.Config, ImageID: c.ImageID}
 }
 
-// backendID is the container's ID in its backend. There, all attempts of a unit pod are one object with the pod's ID.
+// backendID returns the container's ID in its backend, where all attempts of a unit pod share one object with the pod's
+// ID.
 func (c *Container) backendID() string {
 	if c.unit {
 		return c.PodID
@@ -251,7 +255,7 @@ func (c *Container) finish(s sandbox.Status) {
 	}
 }
 
-// recordVersion is the version of the encoding below. A later version is refused.
+// recordVersion is the version of the encoding of podRecord. Records of a later version are refused.
 //
 //	1  the container of a unit pod has the pod's ID
 //	2  each attempt has an ID of its own

@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	// startPatience is how long Open waits for backends. Pods of a backend that has not recovered accept no orders.
+	// startPatience is the time that Open waits for backends. Pods of a backend that has not recovered accept no
+	// orders.
 	startPatience = 5 * time.Second
-	// settlePatience is how long Open waits for pending work, which takes milliseconds unless something hangs.
+	// settlePatience is the time that Open waits for pending work, which takes milliseconds unless something hangs.
 	settlePatience = time.Second
 	// recoverTimeout bounds a backend's recovery.
 	recoverTimeout = time.Minute
@@ -24,9 +25,9 @@ const (
 
 var errRecovering = fmt.Errorf("its backend is still recovering: %w", errdefs.ErrUnavailable)
 
-// Open reads the record and reconciles it with the node: it adopts what runs and records what ended. It then serves, and in
-// the background rolls back what was half-made when the daemon died and completes pending removals. Orders for these pods
-// wait. Open waits only briefly for backends and pending work: startPatience and settlePatience.
+// Open reads the records and reconciles them with the node: it adopts running containers and records exits. In the
+// background it rolls back creations that were incomplete when the daemon died, and completes pending removals. Orders
+// for these pods wait. Open itself waits for backends and pending work only for startPatience and settlePatience.
 //
 // If any record is unreadable, Open fails and deletes nothing.
 func Open(ctx context.Context, config Config) (*Node, error) {
@@ -35,7 +36,7 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	}
 	n := &Node{
 		Config: config, log: config.Logger, store: config.Store, pool: newPool(), index: newIndex(), events: newHub(), inflight: newInflight(ctx),
-		kick: make(chan struct{}, 1), left: newLeftovers(),
+		kick: make(chan struct{}, 1), leftovers: newLeftovers(),
 	}
 	if err := n.load(); err != nil {
 		return nil, err
@@ -48,9 +49,9 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	n.stop = stop
 	n.adopt(background)
 	n.workers.Go(guard.Loop(n.log, "janitor", func() { n.janitor(background) }))
-	n.left.begin(abandoned)
+	n.leftovers.begin(abandoned)
 	n.workers.Go(guard.Loop(n.log, "abandoned networks", func() { n.collectNetworks(background, keep) }))
-	n.left.await(settlePatience)
+	n.leftovers.await(settlePatience)
 	return n, nil
 }
 
@@ -76,21 +77,22 @@ func (n *Node) load() error {
 	n.pool.sort()
 	for _, p := range n.pool.all() {
 		if p.backend == nil {
-			n.broken.set(p.rec.Load().Handler, fmt.Errorf("no backend has this name: %w", errdefs.ErrUnavailable))
+			n.handlerErrors.set(p.rec.Load().Handler, fmt.Errorf("no backend has this name: %w", errdefs.ErrUnavailable))
 		}
 		rec := p.rec.Load()
-		n.pool.track(p, nil, rec)
-		n.index.track(nil, rec)
+		n.pool.update(p, nil, rec)
+		n.index.update(nil, rec)
 		p.view.Store(viewOf(rec))
 	}
 	return nil
 }
 
-// adopt recovers every backend. One that takes longer than startPatience, or lacks a dependency, continues in the background.
+// adopt recovers every backend. The recovery of a backend that takes longer than startPatience, or lacks a dependency,
+// continues in the background.
 func (n *Node) adopt(ctx context.Context) {
 	var recovered sync.WaitGroup
 	for handler := range n.Backends {
-		n.broken.set(handler, errRecovering)
+		n.handlerErrors.set(handler, errRecovering)
 		recovered.Add(1)
 		done := sync.OnceFunc(recovered.Done)
 		n.workers.Go(func() {
@@ -102,7 +104,7 @@ func (n *Node) adopt(ctx context.Context) {
 				done()
 				guard.Loop(n.log, "recover "+handler, func() { n.retryRecovery(ctx, handler) })()
 			case err != nil:
-				n.broken.set(handler, err)
+				n.handlerErrors.set(handler, err)
 				n.log.Error("recovery of a backend failed; its pods accept no orders", "runtime", handler, "err", err)
 			}
 		})
@@ -118,7 +120,7 @@ func (n *Node) adopt(ctx context.Context) {
 	}
 }
 
-// known returns the record of a handler's pods, as Backend.Recover takes it.
+// known returns the records of a handler's pods in the form that Backend.Recover expects.
 func (n *Node) known(handler string) []sandbox.Known {
 	var known []sandbox.Known
 	for _, p := range n.pool.all() {
@@ -151,7 +153,7 @@ func (n *Node) record(e sandbox.Event) {
 	p.recordExit(e.ContainerID, e.Status)
 }
 
-// reconcile updates the record to what the backend found after a restart of the daemon.
+// reconcile updates the record to the pod's state that the backend found after a restart of the daemon.
 func (p *livePod) reconcile(found sandbox.Found) {
 	rec := p.rec.Load()
 	err := p.observe(func(next *Pod) error {
@@ -161,7 +163,7 @@ func (p *livePod) reconcile(found sandbox.Found) {
 		return nil
 	})
 	if err != nil {
-		p.node.log.Error("record a recovered pod", "pod", p.id, "err", err)
+		p.node.log.Error("cannot record a recovered pod", "pod", p.id, "err", err)
 	}
 	if rec.State == Initiated && rec.Intent == "" {
 		switch {
@@ -173,7 +175,7 @@ func (p *livePod) reconcile(found sandbox.Found) {
 	}
 }
 
-// adoptContainer records what became of a container while the daemon was down.
+// adoptContainer records how a container changed while the daemon was down.
 func adoptContainer(c *Container, now sandbox.Status) {
 	if c.State != Starting && c.State != Running {
 		return
@@ -211,7 +213,7 @@ func (p *livePod) pending() bool {
 }
 
 // settle takes the slots of containers with an intent. The returned function completes the pod's intents: it rolls back
-// creations and completes removals. Slots in use are skipped; their intent belongs to the order under way.
+// creations and completes removals. It skips slots in use, because their intent belongs to the order under way.
 func (p *livePod) settle(ctx context.Context) (finish func() error) {
 	var (
 		steps []func() error
@@ -284,8 +286,8 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 	return nil
 }
 
-// settleUpdate applies recorded resources. If the backend rejects them for good, they stay recorded as requested, because
-// nobody told the caller that they failed.
+// settleUpdate applies recorded resources. If the backend rejects them permanently, they stay recorded as requested,
+// because the caller was not told of the failure.
 func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
 	err := p.applyUpdate(ctx, updater, id)
 	if !errdefs.IsInvalidArgument(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotImplemented(err) && !errdefs.IsNotFound(err) {

@@ -109,8 +109,8 @@ func (w waiting) Recover(ctx context.Context, known []sandbox.Known, sink sandbo
 	}
 }
 
-// TestBackendThatWaits: while a backend's dependency is missing, its handler reports why it is not ready and its pods accept
-// no orders; once it is back, the pods are recovered and half-made ones removed.
+// TestBackendThatWaits: while a backend's dependency is missing, its handler reports why it is not ready and its pods
+// accept no orders; once it is back, the pods are recovered and half-made ones removed.
 func TestBackendThatWaits(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "vm", podConfig("vm"))
@@ -269,7 +269,8 @@ func (h hanging) Recover(ctx context.Context, known []sandbox.Known, sink sandbo
 	return h.Backend.Recover(ctx, known, sink)
 }
 
-// TestN8BackendThatHangsAtStart: the node serves the pods of other backends at once, and its own after it has recovered.
+// TestN8BackendThatHangsAtStart: the node serves the pods of other backends at once, and its own after it has
+// recovered.
 func TestN8BackendThatHangsAtStart(t *testing.T) {
 	b := open(t, t.TempDir())
 	stuck := b.run(t, "vm", podConfig("stuck"))

@@ -10,16 +10,17 @@ import (
 
 // Route selects a handler by something other than the RuntimeClass.
 type Route struct {
-	// Annotation and Value select pods that name no handler; empty for none.
+	// Annotation and Value select pods that name no handler; an empty Annotation selects none.
 	Annotation, Value string
-	// ImagePrefix begins the names of images that only this handler can run; empty for none. A sandbox exists before its
-	// image is known, so the prefix cannot select the handler; in a pod of another handler such an image is refused.
+	// ImagePrefix begins the names of images that only this handler can run; empty if there are none. The prefix cannot
+	// select the handler, because a sandbox exists before its image is known. Pods of other handlers refuse such an
+	// image.
 	ImagePrefix string
 	Handler     string
 }
 
-// routed returns the handler that the request names, or that of the first matching route.
-func (n *Node) routed(handler string, config *runtimeapi.PodSandboxConfig) string {
+// selectHandler returns the handler in the request or, if it is empty, the handler of the first matching route.
+func (n *Node) selectHandler(handler string, config *runtimeapi.PodSandboxConfig) string {
 	if handler != "" {
 		return handler
 	}

@@ -29,7 +29,8 @@ func target(name, runtime string) *runtimeapi.PodSandboxConfig {
 	return config
 }
 
-// TestRoutes: a pod without a handler goes to the one that its annotation selects; an image of another handler is refused.
+// TestRoutes: a pod without a handler goes to the one that its annotation selects; an image of another handler is
+// refused.
 func TestRoutes(t *testing.T) {
 	b := open(t, t.TempDir())
 	marked := target("marked", "virtlet.cloud")

@@ -16,8 +16,8 @@ var (
 	failRemoveSandboxCommit     = failpoint.New("node.remove-sandbox.commit")
 )
 
-// RemoveSandbox removes a pod and its containers (CRI RemovePodSandbox), and stops the pod first if necessary. An unknown pod
-// is a success.
+// RemoveSandbox removes a pod and its containers (CRI RemovePodSandbox), and stops the pod first if necessary. It
+// succeeds for an unknown pod.
 func (n *Node) RemoveSandbox(ctx context.Context, id string) error {
 	p, err := n.orderPod(id)
 	if errdefs.IsNotFound(err) {
@@ -34,18 +34,18 @@ func (p *livePod) removeSandbox(ctx context.Context) error {
 	if err := p.stopSandbox(ctx); err != nil {
 		return err
 	}
-	if p.isGone() { // the pod was half-made, and the stop rolled it back
+	if p.isGone() { // the pod was incomplete, and the stop rolled it back
 		return nil
 	}
-	if err := p.erase(ctx); err != nil {
+	if err := p.removeKilled(ctx); err != nil {
 		p.node.wakeJanitor()
 		return err
 	}
 	return nil
 }
 
-// erase goes from Killed to no record.
-func (p *livePod) erase(ctx context.Context) error {
+// removeKilled removes a Killed pod with its containers and its record.
+func (p *livePod) removeKilled(ctx context.Context) error {
 	if err := p.commit(func(next *Pod) error { next.Intent = RemovePodSandbox; return nil }); err != nil {
 		return err
 	}

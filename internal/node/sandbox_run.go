@@ -20,21 +20,21 @@ var (
 	failRunCommit  = failpoint.New("node.run-sandbox.commit")
 )
 
-// RunSandbox makes a pod sandbox (CRI RunPodSandbox) and returns its ID once its network is up. A repeat with the same
-// metadata returns the same ID while that sandbox is ready. Errors: ErrInvalidArgument, ErrNotImplemented (the backend does
-// not support a field), ErrAlreadyExists (a stopped sandbox has that metadata), ErrUnavailable.
+// RunSandbox makes a pod sandbox (CRI RunPodSandbox) and returns its ID once its network is up. A repeated call with
+// the same metadata returns the same ID while that sandbox is ready. Errors: ErrInvalidArgument, ErrNotImplemented (the
+// backend does not support a field), ErrAlreadyExists (a stopped sandbox has that metadata), ErrUnavailable.
 func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	if config.GetMetadata() == nil {
 		return "", fmt.Errorf("the sandbox has no metadata: %w", errdefs.ErrInvalidArgument)
 	}
-	asked := n.routed(handler, config)
-	handler, backend, err := n.backend(asked)
+	selected := n.selectHandler(handler, config)
+	handler, backend, err := n.backend(selected)
 	if err != nil {
 		return "", err
 	}
 	alias := ""
-	if n.Aliases[asked] != "" {
-		alias = asked
+	if n.Aliases[selected] != "" {
+		alias = selected
 	}
 	for {
 		p, err := n.reserve(config, handler, alias, backend)
@@ -48,7 +48,7 @@ func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConf
 	}
 }
 
-// errPodGone is returned to an order that waited for a pod until it was rolled back or removed.
+// errPodGone is the error of an order that waited for a pod which was then rolled back or removed.
 var errPodGone = fmt.Errorf("the pod is gone: %w", errdefs.ErrNotFound)
 
 // reserve finds the pod with the metadata of config, or adds a new one to the pool.
@@ -103,12 +103,12 @@ func (p *livePod) runSandbox(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	ctx, cancel := undo(ctx)
+	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
 	return errors.Join(err, p.rollBackSandbox(ctx))
 }
 
-// makeSandbox goes from nothing to Initiated: intent, network, backend, commit.
+// makeSandbox makes a sandbox that is Initiated: intent, network, backend, commit.
 func (p *livePod) makeSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	if err := p.backend.Validate(rec.sandboxPod(), nil); err != nil {
@@ -150,8 +150,8 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	return failRunCommit.Hit(ctx)
 }
 
-// rollBackSandbox undoes a partial RunPodSandbox and deletes its record. If that fails, the record stays for the janitor, and
-// the name is free.
+// rollBackSandbox undoes a partial RunPodSandbox and deletes its record. If that fails, the record stays for the
+// janitor, but the name becomes free.
 func (p *livePod) rollBackSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	if rec.State != "" {

@@ -20,8 +20,8 @@ var (
 	failStopSandboxCommit     = failpoint.New("node.stop-sandbox.commit")
 )
 
-// StopSandbox kills the pod's containers and releases its network (CRI StopPodSandbox). An unknown or stopped pod is a
-// success.
+// StopSandbox kills the pod's containers and releases its network (CRI StopPodSandbox). It succeeds for an unknown or
+// stopped pod.
 func (n *Node) StopSandbox(ctx context.Context, id string) error {
 	p, err := n.orderPod(id)
 	if errdefs.IsNotFound(err) {
@@ -41,8 +41,8 @@ func ignoreGone(err error) error {
 }
 
 // stopSandbox implements StopPodSandbox inside the pod's slot and resumes where an earlier call failed: it records the
-// intent, commits Killed once nothing runs, and clears the intent once the IP is released. A record that cannot be written
-// does not prevent the stop.
+// intent, commits Killed once no container runs, and clears the intent once the network is released. It goes on if the
+// record cannot be written.
 func (p *livePod) stopSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	switch {
@@ -53,25 +53,25 @@ func (p *livePod) stopSandbox(ctx context.Context) error {
 	case rec.State == Killed && rec.Intent == "":
 		return nil
 	case rec.State == Initiated:
-		if err := p.bringDown(ctx); err != nil {
+		if err := p.kill(ctx); err != nil {
 			p.node.wakeJanitor()
 			return err
 		}
 	default:
-		if err := p.forceDown(ctx); err != nil {
+		if err := p.ensureKilled(ctx); err != nil {
 			p.node.wakeJanitor()
 			return err
 		}
 	}
-	if err := p.freeSandbox(ctx); err != nil {
+	if err := p.finishStop(ctx); err != nil {
 		p.node.wakeJanitor()
 		return err
 	}
 	return nil
 }
 
-// bringDown goes from Initiated to Killed: it refuses new orders, cancels those under way and kills the containers.
-func (p *livePod) bringDown(ctx context.Context) error {
+// kill takes the pod from Initiated to Killed: it refuses new orders, cancels those under way and kills the containers.
+func (p *livePod) kill(ctx context.Context) error {
 	if err := p.observe(func(next *Pod) error { next.Intent = laterIntent(next.Intent, StopPodSandbox); return nil }); err != nil {
 		return err
 	}
@@ -98,9 +98,9 @@ func (p *livePod) bringDown(ctx context.Context) error {
 	return failStopSandboxKilled.Hit(ctx)
 }
 
-// forceDown makes sure that nothing runs in a pod that became Killed without an order (a lost sandbox) or whose stop was
+// ensureKilled stops everything in a pod that became Killed without an order (a lost sandbox) or whose stop was
 // interrupted.
-func (p *livePod) forceDown(ctx context.Context) error {
+func (p *livePod) ensureKilled(ctx context.Context) error {
 	rec := p.rec.Load()
 	err := p.eachContainer(func(c *Container) error {
 		return p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0)
@@ -111,8 +111,8 @@ func (p *livePod) forceDown(ctx context.Context) error {
 	return p.backend.StopSandbox(ctx, rec.sandboxPod())
 }
 
-// freeSandbox releases the network of a Killed pod and clears the intent to stop it.
-func (p *livePod) freeSandbox(ctx context.Context) error {
+// finishStop releases the network of a Killed pod and clears its intent StopPodSandbox.
+func (p *livePod) finishStop(ctx context.Context) error {
 	if err := p.releaseNetwork(ctx, p.rec.Load()); err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func laterIntent(have, want Call) Call {
 	return want
 }
 
-// eachContainer calls do for all containers of the record concurrently and waits.
+// eachContainer calls do for all containers of the record concurrently and waits for all calls.
 func (p *livePod) eachContainer(do func(*Container) error) error {
 	var (
 		wg   sync.WaitGroup
@@ -159,8 +159,8 @@ func (p *livePod) eachContainer(do func(*Container) error) error {
 	return errors.Join(errs...)
 }
 
-// sandboxLost records that a sandbox became unusable (its namespaces, init process or machine are gone). It collects the
-// containers' exits, commits Killed and releases the network in the background.
+// sandboxLost records that a sandbox became unusable, because its namespaces, init process or machine are gone. It
+// commits Killed and the containers' exits. The janitor then releases the network.
 func (p *livePod) sandboxLost(why string) {
 	err := p.observe(func(next *Pod) error {
 		if next.State != Initiated {

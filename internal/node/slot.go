@@ -15,9 +15,9 @@ import (
 
 // A slot lets one order at a time work on a pod or on a container.
 //
-// The work outlives its caller: if the caller goes away, the work completes. The caller's retry waits for the slot, finds the
-// resulting state and, since repeats are idempotent, succeeds. An order that makes the one under way pointless (a stop during
-// a start) cancels it instead of waiting.
+// The work completes even if its caller goes away. The caller's retry waits for the slot, finds the resulting state and
+// succeeds, because repeated calls are idempotent. An order that makes the order under way pointless (a stop during a
+// start) cancels it instead of waiting.
 type slot struct {
 	mu  sync.Mutex
 	cur *operation
@@ -25,11 +25,11 @@ type slot struct {
 
 type order struct {
 	call Call
-	// by is the latest time at which a StopContainer kills the container.
-	by time.Time
+	// killBy is the latest time at which a StopContainer kills the container.
+	killBy time.Time
 	// limit bounds the work's duration.
 	limit time.Duration
-	// inflight counts the order among the node's orders.
+	// inflight counts the node's orders under way.
 	inflight *inflight
 	// bound means that the work ends with its caller's context.
 	bound bool
@@ -49,12 +49,12 @@ var (
 	errTooLong    = fmt.Errorf("the node's operation timeout passed: %w", context.DeadlineExceeded)
 )
 
-// overrides reports whether o makes the order under way pointless.
+// overrides reports whether o makes cur, the order under way, pointless.
 func (o order) overrides(cur order) bool {
 	switch o.call {
 	case StopContainer:
 		return cur.call == CreateContainer || cur.call == StartContainer || cur.call == intentUpdate ||
-			cur.call == StopContainer && o.by.Before(cur.by)
+			cur.call == StopContainer && o.killBy.Before(cur.killBy)
 	case RemoveContainer:
 		return cur.call != RemoveContainer
 	default:
@@ -62,8 +62,8 @@ func (o order) overrides(cur order) bool {
 	}
 }
 
-// run waits for the slot and then does work. The context of work ends at the limit or when an order overrides it. The end of
-// ctx ends only the waiting.
+// run waits for the slot and then calls work. The context of work ends at the limit or when another order overrides o.
+// If ctx ends, run returns, but work goes on.
 func (s *slot) run(ctx context.Context, o order, work func(context.Context) error) error {
 	for {
 		cur, op, opctx, err := s.enter(ctx, o)
@@ -85,7 +85,7 @@ func (s *slot) run(ctx context.Context, o order, work func(context.Context) erro
 	}
 }
 
-// tryAcquire takes the slot if it is free and returns the function that runs work in it; otherwise nil.
+// tryAcquire takes the slot and returns a function that runs work in it, or nil if the slot is in use.
 func (s *slot) tryAcquire(ctx context.Context, o order) (perform func(work func(context.Context) error) error, err error) {
 	_, op, opctx, err := s.enter(ctx, o)
 	if op == nil {
@@ -117,10 +117,10 @@ func (s *slot) enter(ctx context.Context, o order) (cur, op *operation, opctx co
 
 func (s *slot) perform(ctx context.Context, op *operation, work func(context.Context) error) {
 	ctx, stop := context.WithTimeoutCause(ctx, op.limit, errTooLong)
-	given := context.AfterFunc(op.inflight.ctx, func() { op.cancel(context.Cause(op.inflight.ctx)) })
+	unwatch := context.AfterFunc(op.inflight.ctx, func() { op.cancel(context.Cause(op.inflight.ctx)) })
 	defer op.inflight.end()
 	defer func() {
-		given()
+		unwatch()
 		stop()
 		op.cancel(nil)
 		s.mu.Lock()

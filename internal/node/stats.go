@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// statsTimeout bounds how long one unresponsive pod can delay a list of statistics.
+	// statsTimeout limits the delay of a list of statistics by one unresponsive pod.
 	statsTimeout = 2 * time.Second
-	// statsWorkers is how many pods are measured concurrently.
+	// statsWorkers is the number of pods that are measured concurrently.
 	statsWorkers = 8
 )
 
@@ -55,8 +55,9 @@ func (n *Node) PodsStats(ctx context.Context, pods []*Pod) []*runtimeapi.PodSand
 	return measure(ctx, n, pods, func(p *Pod) string { return p.ID }, n.podStats)
 }
 
-// measure collects the statistics of many things, a few at a time, and gives up on each after statsTimeout, so that one that
-// hangs (a process in uninterruptible sleep, a silent machine) does not delay the others.
+// measure calls one for many pods or containers, a few at a time, and returns the results of the calls that succeed. It
+// waits for each call for at most statsTimeout, so that one that hangs (a process in uninterruptible sleep, a silent
+// machine) does not delay the others.
 func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In) string, one func(context.Context, In) (Out, error)) []Out {
 	out, got := make([]Out, len(things)), make([]bool, len(things))
 	var wg sync.WaitGroup
@@ -64,7 +65,7 @@ func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In)
 	for range min(statsWorkers, len(things)) {
 		wg.Go(func() {
 			for i := range queue {
-				value, err := within(ctx, n, id(things[i]), func(ctx context.Context) (Out, error) { return one(ctx, things[i]) })
+				value, err := withStatsTimeout(ctx, n, id(things[i]), func(ctx context.Context) (Out, error) { return one(ctx, things[i]) })
 				out[i], got[i] = value, err == nil
 			}
 		})
@@ -83,9 +84,9 @@ func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In)
 	return kept
 }
 
-// within runs work and waits for at most statsTimeout. Until work returns, its ID stays in silent and is not asked again:
-// something that hangs forever costs one goroutine in all.
-func within[Out any](ctx context.Context, n *Node, id string, work func(context.Context) (Out, error)) (Out, error) {
+// withStatsTimeout calls work and waits for at most statsTimeout. Until work returns, the ID stays in silent and
+// further calls for it fail, so that work that hangs forever costs only one goroutine.
+func withStatsTimeout[Out any](ctx context.Context, n *Node, id string, work func(context.Context) (Out, error)) (Out, error) {
 	type result struct {
 		value Out
 		err   error
@@ -124,7 +125,7 @@ func (n *Node) containerStats(ctx context.Context, p *Pod, c *Container) (*runti
 		return nil, err
 	}
 	stats := &runtimeapi.ContainerStats{}
-	if p.previous(c.ID) == nil { // the backend knows the newest attempt only
+	if p.previous(c.ID) == nil { // the backend knows only the newest attempt
 		if stats, err = provider.ContainerStats(ctx, p.sandboxPod(), c.sandboxContainer()); err != nil {
 			return nil, err
 		}
@@ -168,10 +169,10 @@ func (n *Node) podStats(ctx context.Context, p *Pod) (*runtimeapi.PodSandboxStat
 func (n *Node) provider(p *Pod) (sandbox.StatsProvider, error) {
 	provider, ok := n.Backends[p.Handler].(sandbox.StatsProvider)
 	if !ok {
-		return nil, unsupported(p, "figures")
+		return nil, unsupported(p, "statistics")
 	}
-	if err := n.broken.of(p.Handler); err != nil {
-		return nil, unrecovered(p.Handler, err)
+	if err := n.handlerErrors.get(p.Handler); err != nil {
+		return nil, notReady(p.Handler, err)
 	}
 	return provider, nil
 }

@@ -25,8 +25,8 @@ func (d deaf) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPo
 	return d.Backend.PodStats(ctx, p)
 }
 
-// TestN8SickPodCostsItsFiguresOnce: a list of statistics omits a hanging pod, and repeated requests cost neither time nor
-// goroutines.
+// TestN8SickPodCostsItsFiguresOnce: a list of statistics omits a hanging pod, and repeated requests cost neither time
+// nor goroutines.
 func TestN8SickPodCostsItsFiguresOnce(t *testing.T) {
 	free := make(chan struct{})
 	b := openWith(t, t.TempDir(), "linux", sandbox.Capabilities{}, func(f *fake.Backend) sandbox.Backend { return deaf{f, "sick", free} })

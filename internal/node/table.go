@@ -22,8 +22,8 @@ const (
 	Killed    State = "Killed"
 )
 
-// Retained is the state of a unit pod's previous attempts in the table. It is not one of the seven, because the pod itself
-// has moved on.
+// Retained is the state of a unit pod's previous attempts in the table. It is not one of the seven, because the pod
+// itself is in another state.
 const Retained State = "Retained"
 
 // States lists the seven states in the order of seed 1.
@@ -57,8 +57,8 @@ const (
 	Walk Verdict = '⇒'
 )
 
-// unitTable is the state table of seed 1, with a row per state and a column per call, for pods whose container is the pod.
-// RunPodSandbox names no pod: it is Idempotent where a repeat with the same metadata finds the sandbox ready.
+// unitTable is the state table of seed 1 for unit pods, with a row per state and a column per call. RunPodSandbox names
+// no pod; it is Idempotent in the states in which a repeated call with the same metadata finds the sandbox ready.
 // RemovePodSandbox outside Killed walks through Killed, because CRI v1 requires that every sandbox can be removed.
 var unitTable = table{
 	//          Run  Create Start Stop Remove StopPod RemovePod
@@ -72,9 +72,9 @@ var unitTable = table{
 	Retained:  {'✘', '✘', '✘', '↻', '✔', '✘', '✘'},
 }
 
-// containerTable is the table of one container in a pod with many. It differs from unitTable only where CRI v1 requires it:
-// any container can be removed, stopping a container that does not run succeeds, and containers can still be stopped and
-// removed in a stopped sandbox (the row Killed, for a container that has ended).
+// containerTable is the table of one container in a pod with many. It differs from unitTable only where CRI v1 requires
+// it: any container can be removed, stopping a container that does not run succeeds, and containers can still be
+// stopped and removed in a stopped sandbox (the row Killed, for a container that has ended).
 var containerTable = table{
 	Initiated: {'↻', '✔', '✘', '✘', '✘', '✔', '⇒'},
 	Created:   {'↻', '↻', '✔', '↻', '⇒', '✔', '⇒'},
@@ -104,7 +104,7 @@ func Decide(unit bool, s State, c Call) Verdict {
 	return containerTable.verdict(s, c)
 }
 
-// refusal is the error of a Refused cell: the call, the state, the calls that are valid.
+// refusal returns the error for a Refused call, with the state and the valid calls.
 func refusal(unit bool, id string, s State, c Call) error {
 	var valid []string
 	for _, other := range Calls {

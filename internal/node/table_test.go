@@ -19,8 +19,8 @@ const seedTable = `
    Killed         .        ✘       ✘        .       ✘       ✘      ↻
 `
 
-// TestUnitTableIsSeedOnes compares each of the 49 cells. No call leads to Running, and the column Initiated is RunPodSandbox,
-// which names no existing pod.
+// TestUnitTableIsSeedOnes compares each of the 49 cells. No call leads to Running, and the column Initiated is
+// RunPodSandbox, which names no existing pod.
 func TestUnitTableIsSeedOnes(t *testing.T) {
 	call := map[State]Call{Created: CreateContainer, Starting: StartContainer, Stopped: StopContainer, Removed: RemoveContainer, Killed: StopPodSandbox}
 	lines := strings.Split(strings.TrimSpace(seedTable), "\n")

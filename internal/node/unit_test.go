@@ -93,8 +93,8 @@ func TestPreviousAttemptsAreBounded(t *testing.T) {
 	}
 }
 
-// TestUnmakeableNextAttemptIsRemoved: if the last attempt is retained and the next one cannot be made, the pod is like one
-// whose container was removed.
+// TestUnmakeableNextAttemptIsRemoved: if the last attempt is retained and the next one cannot be made, the pod is like
+// one whose container was removed.
 func TestUnmakeableNextAttemptIsRemoved(t *testing.T) {
 	b := open(t, t.TempDir())
 	ctx := t.Context()
@@ -172,8 +172,8 @@ func (n naming) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return r, err
 }
 
-// TestComponentsNamedByTheBackend: pods without component labels are indexed under the name from their backend until the
-// container is removed.
+// TestComponentsNamedByTheBackend: pods without component labels are indexed under the name from their backend until
+// the container is removed.
 func TestComponentsNamedByTheBackend(t *testing.T) {
 	b := openUnit(t, t.TempDir())
 	ctx := t.Context()

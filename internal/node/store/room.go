@@ -7,8 +7,8 @@ import (
 	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
-// Reserve makes sure that the next record can still be changed and deleted if the disk fills up. Call it before recording
-// something new. On a full disk it fails with the file system's errno.
+// Reserve makes room, so that a new record can be changed and deleted even if the disk fills up. Call it before Put of
+// a new record. On a full disk it fails with the file system's errno.
 func (s *Store) Reserve() error {
 	err := boltfile.Reserve(s.path)
 	if errors.Is(err, fs.ErrNotExist) {

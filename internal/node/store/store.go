@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
-// Format is the file format that this program writes. Migrations from older formats belong in migrate.
+// Format is the file format that this program writes.
 const Format = 1
 
 var (
@@ -48,9 +48,9 @@ type request struct {
 	done  chan error
 }
 
-// Open opens the record file at path, or creates it. An existing file must be complete and ours; otherwise Open leaves it
-// unchanged and returns errdefs.ErrDataLoss. It returns errdefs.ErrUnavailable if another process holds the file, and
-// errdefs.ErrFailedPrecondition if a later version of tripod wrote it.
+// Open opens the record file at path, or creates it. An existing file must be complete and ours; otherwise Open leaves
+// it unchanged and returns errdefs.ErrDataLoss. It returns errdefs.ErrUnavailable if another process holds the file,
+// and errdefs.ErrFailedPrecondition if a later version of tripod wrote it.
 //
 // On a read-only file system the records can be read. Writes fail until the file system is writable.
 func Open(path string) (*Store, error) {
@@ -66,7 +66,7 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// open opens the file. With readOnly, a missing file counts as one without records.
+// open opens the file. With readOnly, a missing file counts as a file without records.
 func (s *Store) open(readOnly bool) error {
 	db, fresh, err := boltfile.Open(s.path, boltfile.Options{Fill: fill, Recognize: recognize, Shallow: true, ReadOnly: readOnly})
 	if readOnly && errors.Is(err, os.ErrNotExist) {
@@ -117,7 +117,7 @@ func (s *Store) identify(tx *bbolt.Tx) error {
 	return nil
 }
 
-// prepare calls identify and adds what older versions did not write.
+// prepare calls identify and adds the bucket and the ID that older versions did not write.
 func (s *Store) prepare(tx *bbolt.Tx) error {
 	if err := s.identify(tx); err != nil {
 		return err
@@ -132,7 +132,7 @@ func (s *Store) prepare(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketMeta).Put(keyID, []byte(s.id))
 }
 
-// Err returns errdefs.ErrUnavailable if records cannot be written now, or nil. It writes nothing.
+// Err returns errdefs.ErrUnavailable if records cannot be written now, or nil. It does not write.
 func (s *Store) Err() error {
 	err := unix.Access(s.path, unix.W_OK)
 	if errors.Is(err, unix.ENOENT) && s.isReadOnly() {
@@ -208,7 +208,7 @@ func (s *Store) Put(kind, key string, value []byte) error {
 	})
 }
 
-// Delete removes key. A missing key is a success.
+// Delete removes key. It succeeds if the key is missing.
 func (s *Store) Delete(kind, key string) error {
 	return s.submit(func(tx *bbolt.Tx) error {
 		if b := tx.Bucket([]byte(kind)); b != nil {
@@ -232,7 +232,7 @@ func (s *Store) Next(name string) (uint64, error) {
 	return n, err
 }
 
-// All calls each for every record of kind, in key order. The slices belong to each.
+// All calls each for every record of kind, in key order. each may keep the slices.
 func (s *Store) All(kind string, each func(key string, value []byte) error) error {
 	return s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(kind))
@@ -257,7 +257,7 @@ func (s *Store) submit(apply func(*bbolt.Tx) error) error {
 	case err := <-r.done:
 		return err
 	case <-s.closed:
-		s.wg.Wait() // the committer may have taken the request before it ended
+		s.wg.Wait() // commitLoop may have taken the request before it ended
 		select {
 		case err := <-r.done:
 			return err
@@ -293,8 +293,8 @@ func (s *Store) drain(batch []request) []request {
 	}
 }
 
-// commit writes batch in one transaction. If that fails, it writes each request alone, so that one bad record does not fail
-// the others.
+// commit writes batch in one transaction. If that fails, it writes each request alone, so that one bad record does not
+// fail the others.
 func (s *Store) commit(batch []request) {
 	if err := s.makeWritable(); err != nil {
 		for _, r := range batch {

@@ -13,27 +13,27 @@ import (
 )
 
 const (
-	// The shortest and longest pauses between two attempts to recover a backend whose dependency is missing.
+	// Shortest and longest pause between two attempts to recover a backend whose dependency is missing.
 	recoveryRetryMin = 500 * time.Millisecond
 	recoveryRetryMax = 10 * time.Second
 )
 
-// broken maps a handler to the error that keeps it from recovering. Pods of that handler are listed in their last known state
-// and accept no orders.
-type broken struct {
+// handlerErrors maps a handler to the error that keeps it from recovering. Pods of that handler are listed in their
+// last known state and accept no orders.
+type handlerErrors struct {
 	mu  sync.Mutex
 	why map[string]error
 }
 
-// of returns nil for a handler whose pods accept orders.
-func (b *broken) of(handler string) error {
+// get returns nil for a handler whose pods accept orders.
+func (b *handlerErrors) get(handler string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.why[handler]
 }
 
 // set records why a handler's pods accept no orders; nil means that they do.
-func (b *broken) set(handler string, err error) {
+func (b *handlerErrors) set(handler string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err == nil {
@@ -46,18 +46,18 @@ func (b *broken) set(handler string, err error) {
 	b.why[handler] = err
 }
 
-func unrecovered(handler string, why error) error {
+func notReady(handler string, why error) error {
 	return fmt.Errorf("runtime handler %q is not ready (%v): %w", handler, why, errdefs.ErrUnavailable)
 }
 
-// recover asks a backend what exists of its pods and records the differences. The pods then accept orders; an order for a pod
-// with pending work waits for that work.
+// recover records how a backend's pods differ from their records. The pods then accept orders; an order for a pod with
+// pending work waits for that work.
 func (n *Node) recover(background context.Context, handler string) error {
 	ctx, cancel := context.WithTimeout(background, recoverTimeout)
 	defer cancel()
 	found, err := n.Backends[handler].Recover(ctx, n.known(handler), n.report)
 	if err != nil {
-		n.broken.set(handler, err)
+		n.handlerErrors.set(handler, err)
 		return err
 	}
 	finish := map[*livePod]func() error{}
@@ -70,7 +70,7 @@ func (n *Node) recover(background context.Context, handler string) error {
 			finish[p] = p.settle(background)
 		}
 	}
-	n.broken.set(handler, nil)
+	n.handlerErrors.set(handler, nil)
 	for p, finish := range finish {
 		n.inBackground(p, finish)
 	}
