@@ -40,13 +40,13 @@ func (g *ground) faulty(t *testing.T) *component {
 	return f
 }
 
-// component is a faults.v1.Faults with a client that speaks the Connect protocol in JSON.
+// component is a running faults.v1.Faults with a client that speaks the Connect protocol in JSON.
 type component struct {
 	*harness.Container
 	url string
 }
 
-// call gives the code of the answer, empty when it was none of an error's. The error is for the connection.
+// call returns the error code in the answer, or "" for a success. err is an error of the connection.
 func (f *component) call(ctx context.Context, method, message string) (code string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
@@ -71,23 +71,23 @@ func (f *component) call(ctx context.Context, method, message string) (code stri
 	return failure.Code, nil
 }
 
-// each makes so many calls at a time, which all must end with one of the codes between bars, or with the deadline: its processor
-// is slow.
-func (f *component) each(t *testing.T, n int, method, message, codes string) {
+// callAll makes n concurrent calls. Each must end with one of the codes, which are separated by bars, or with
+// deadline_exceeded, because the component gets little CPU time.
+func (f *component) callAll(t *testing.T, n int, method, message, codes string) {
 	t.Helper()
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(func() {
 			if got, err := f.call(t.Context(), method, message); err != nil || got != "deadline_exceeded" && !slices.Contains(strings.Split(codes, "|"), got) {
-				t.Errorf("%s %s: code %q, %v; want %q", method, message, got, err, codes)
+				t.Errorf("%s %s: got code %q, error %v; want code %q", method, message, got, err, codes)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// lives waits until the attacker itself is served on: what it did has ended its calls, and no more.
-func (f *component) lives(t *testing.T) {
+// wantServing waits until the attacker's own calls succeed again, and checks that its container is running.
+func (f *component) wantServing(t *testing.T) {
 	t.Helper()
 	harness.Eventually(t, waitLimit, func() error {
 		code, err := f.call(t.Context(), "Echo", `{"data":"aGk="}`)
@@ -97,7 +97,7 @@ func (f *component) lives(t *testing.T) {
 		return err
 	})
 	if s := f.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		t.Errorf("the container is %v, want running: %s", s.State, s.Message)
+		t.Errorf("state of the container: got %v (%s), want running", s.State, s.Message)
 	}
 }
 
@@ -120,11 +120,11 @@ func TestComponent(t *testing.T) {
 		{"files outside", "ReadFile", `{"path":"/proc/self/environ"}`, "not_found", 4},
 	} {
 		g.attack(c.name, func(t *testing.T) {
-			f.each(t, c.atATime, c.method, c.message, c.code)
-			f.lives(t)
+			f.callAll(t, c.atATime, c.method, c.message, c.code)
+			f.wantServing(t)
 		})
 	}
-	// Its clients conspire with it: they ask for what never ends, and do not read it.
+	// The component's clients are accomplices: they request endless streams and do not read them.
 	g.attack("clients that do not read", func(t *testing.T) {
 		const message = `{"bytes":100000}`
 		body := string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message)))) + message
@@ -138,12 +138,12 @@ func TestComponent(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// What they hold is the pod's, which may have no room for more, but never the others'.
-		for begin := time.Now(); time.Since(begin) < spell; {
+		// The clients can exhaust the pod's own resources, but not those of other pods.
+		for begin := time.Now(); time.Since(begin) < caseTime; {
 			if _, err := f.call(t.Context(), "Echo", `{"data":"aGk="}`); err != nil {
 				t.Fatal(err)
 			}
 		}
 	})
-	f.lives(t)
+	f.wantServing(t)
 }

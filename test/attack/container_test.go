@@ -18,14 +18,13 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// podPids is what a kubelet's podPidsLimit is in these tests, podMemory the memory limit of a container.
+// podPids is the kubelet's podPidsLimit in these tests. podMemory is the memory limit of a container in bytes.
 const (
 	podPids   = 100
 	podMemory = 64 << 20
 )
 
-// attacker runs a container with the limits that a platform gives to those whom it does not know: half a processor, memory,
-// processes.
+// attacker runs a container with limits for an untrusted user: half a CPU, podMemory and podPids.
 func (g *ground) attacker(t *testing.T, opts ...harness.ContainerOption) *harness.Container {
 	t.Helper()
 	parent := g.d.CgroupParent + "/attackers"
@@ -38,7 +37,7 @@ func (g *ground) attacker(t *testing.T, opts ...harness.ContainerOption) *harnes
 	return pod.Run(harness.ContainerConfig("c", harness.Busybox, append([]harness.ContainerOption{harness.Sleep(), limits}, opts...)...))
 }
 
-// limitPids makes the cgroup of a pod as a kubelet does that has podPidsLimit.
+// limitPids creates the cgroup of a pod with the limit podPids, as a kubelet with podPidsLimit does.
 func (g *ground) limitPids(t *testing.T, cgroup string) {
 	t.Helper()
 	dir := filepath.Join("/sys/fs/cgroup/pids", cgroup)
@@ -50,12 +49,12 @@ func (g *ground) limitPids(t *testing.T, cgroup string) {
 	}
 }
 
-// refused runs scripts that must fail.
+// refused runs scripts in a container and fails the test if one succeeds.
 func refused(t *testing.T, c *harness.Container, scripts ...string) {
 	t.Helper()
 	for _, script := range scripts {
 		if stdout, stderr, code := c.ExecSync("sh", "-c", script); code == 0 {
-			t.Errorf("%s: %s%s", script, stdout, stderr)
+			t.Errorf("%q succeeded, want a failure; output %s%s", script, stdout, stderr)
 		}
 	}
 }
@@ -71,7 +70,7 @@ func used(t *testing.T, path string) uint64 {
 
 func TestContainer(t *testing.T) {
 	g := open(t)
-	// The kernel's own files, and what belongs to the node.
+	// Files and functions of the kernel, and files of the node.
 	g.attack("kernel", func(t *testing.T) {
 		c := g.attacker(t)
 		refused(t, c,
@@ -99,21 +98,21 @@ func TestContainer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if b, a := before.Sys().(*syscall.Stat_t), after.Sys().(*syscall.Stat_t); before.Mode() != after.Mode() || b.Uid != a.Uid || b.Gid != a.Gid {
-			t.Errorf("/dev/null of the host is %v of %d, was %v of %d", after.Mode(), a.Uid, before.Mode(), b.Uid)
+			t.Errorf("the host's /dev/null: got mode %v, owner %d; want mode %v, owner %d", after.Mode(), a.Uid, before.Mode(), b.Uid)
 		}
 	})
 	g.attack("fork bomb", func(t *testing.T) {
 		c := g.attacker(t, harness.Command("sleep", "3600"))
-		// A shell ends when it gets no more processes, and leaves those that it got.
+		// A shell exits when it cannot fork, and leaves its children running.
 		refused(t, c, "while :; do sleep 3600 >/dev/null 2>&1 & done", "true | true")
-		c.Must("true") // the kubelet's own programs still come in: the kernel does not count those that are moved
+		c.Must("true") // the kubelet's execs still work: the limit does not apply to processes that are moved into the cgroup
 	})
 	g.attack("memory", func(t *testing.T) {
 		if s := g.attacker(t, harness.Command("tail", "/dev/zero")).WaitExit(137); s.Reason != "OOMKilled" {
-			t.Errorf("%s: %s", s.Reason, s.Message)
+			t.Errorf("reason of the exit: got %s (%s), want OOMKilled", s.Reason, s.Message)
 		}
 	})
-	// Whatever the node has given it to write to.
+	// All files that the node provides and that the container can write.
 	g.attack("files of the node", func(t *testing.T) {
 		before := used(t, "/run")
 		c := g.attacker(t, func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.MemoryLimitInBytes = 0 })
@@ -121,7 +120,7 @@ func TestContainer(t *testing.T) {
 			c.ExecSync("dd", "if=/dev/zero", "of="+file, "bs=1M", "count=300")
 		}
 		if now := used(t, "/run"); now > before+100<<20 {
-			t.Errorf("/run of the node holds %d MiB, it was %d", now>>20, before>>20)
+			t.Errorf("size of the node's /run: got %d MiB, was %d MiB", now>>20, before>>20)
 		}
 	})
 	g.attack("log", func(t *testing.T) {
@@ -134,15 +133,15 @@ func TestContainer(t *testing.T) {
 	})
 	g.attack("exec", func(t *testing.T) {
 		c := g.attacker(t)
-		// More output than an answer may have, and a child that keeps the streams.
+		// The output exceeds the limit of an answer, and a child keeps the streams open.
 		ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 		defer cancel()
 		resp, err := g.d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "yes | head -c 40000000; sleep 3600 &"}, Timeout: 20})
 		if err == nil && len(resp.Stdout) > 16<<20 {
-			t.Errorf("%d bytes of output", len(resp.Stdout))
+			t.Errorf("output of the exec: got %d bytes, want at most %d", len(resp.Stdout), 16<<20)
 		}
 		if _, err := g.d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "trap '' TERM INT HUP; while :; do :; done"}, Timeout: 1}); err == nil {
-			t.Error("an endless command has succeeded")
+			t.Error("ExecSync of an endless command succeeded, want a timeout")
 		}
 	})
 	g.attack("its neighbours' processes", func(t *testing.T) {
@@ -150,12 +149,12 @@ func TestContainer(t *testing.T) {
 		for range 5 {
 			resp, err := g.d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sleep", "1"}, Timeout: 10})
 			if code := status.Code(err); code != codes.Unavailable && resp.GetExitCode() != 137 {
-				t.Errorf("an exec that was killed: %v, %v", resp, err)
+				t.Errorf("ExecSync that was killed: got %v, error %v; want Unavailable or exit code 137", resp, err)
 			}
 		}
 		c.Stop(time.Second)
 	})
-	// The node's own doors are not open to pods.
+	// Pods cannot reach the ports on which the node listens.
 	g.attack("doors of the node", func(t *testing.T) {
 		c := g.attacker(t)
 		gateway := strings.TrimSpace(c.Must("sh", "-c", "ip route | awk '/default/ {print $3}'"))

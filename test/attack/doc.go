@@ -1,13 +1,13 @@
-// Package attack is those who mean harm, from outside: a container, a component, a machine, an image, a registry, an MQTT
-// client, a streaming client. Each has a file, a daemon, and cases that it tries again and again for two seconds. Beside
-// them are neighbours, one pod of each kind and a client of the CRI, who are asked all the time. After each case
+// Package attack simulates attackers: a container, a component, a machine, an image, a registry, an MQTT client and a
+// streaming client. Each attacker has a file, a daemon, and cases that it repeats for two seconds. Neighbours run
+// beside it, one pod of each kind and a CRI client, and are called continuously. After each case
 //
-//   - a new pod of each kind starts and does its work;
-//   - no call of a neighbour has failed, and with TRIPOD_TEST_FULL=1 their 99th percentile has risen by less
-//     than half and what a busy machine does to everybody;
-//   - nothing is left: processes, mounts, cgroups, interfaces, addresses, files that the daemon and its workers have open.
+//   - a new pod of each kind starts and works;
+//   - no call to a neighbour has failed, and with TRIPOD_TEST_FULL=1 the 99th percentile of each neighbour's calls has risen
+//     by less than half, apart from the noise of a busy machine;
+//   - nothing is left: processes, mounts, cgroups, interfaces, addresses, open files of the daemon and its workers.
 //
-// The table of [SECURITY.md] names the cases of each of its rows.
+// The table in [SECURITY.md] names the cases of each of its rows.
 //
 // [SECURITY.md]: ../../SECURITY.md
 package attack

@@ -26,29 +26,29 @@ import (
 
 const (
 	waitLimit = time.Minute
-	// spell is how long a case goes on, and how long its neighbours are asked before it to know what is usual.
-	spell = 2 * time.Second
-	// pace is the time from one call of a neighbour's to the next, callLimit what one may take.
+	// caseTime is the duration of a case, and of a measurement of the neighbours without an attack.
+	caseTime = 2 * time.Second
+	// pace is the interval between two calls to a neighbour. callLimit is the timeout of one call.
 	pace, callLimit = 4 * time.Millisecond, 10 * time.Second
 )
 
-// full compares figures, which takes a machine without other work.
+// full also compares the neighbours' latencies, which requires an otherwise idle machine.
 var full = os.Getenv("TRIPOD_TEST_FULL") != ""
 
 func TestMain(m *testing.M) {
-	// The streaming clients' libraries write about every stream that was left.
+	// The streaming clients' libraries log every abandoned stream.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	harness.Main(m)
 }
 
-// ground is where one attacker is: a daemon with neighbours.
+// ground is a test with a daemon and neighbours, for one attacker.
 type ground struct {
 	*testing.T
 	d          *harness.Daemon
 	neighbours []*neighbour
 }
 
-// open starts a daemon that has every kind of pod, and the neighbours.
+// open starts a daemon with every kind of pod, and the neighbours.
 func open(t *testing.T, opts ...harness.Option) *ground {
 	t.Helper()
 	all := append([]harness.Option{harness.Wasm(t, "node"), harness.VM(t)}, opts...)
@@ -78,11 +78,11 @@ func open(t *testing.T, opts ...harness.Option) *ground {
 	for _, n := range g.neighbours {
 		harness.Eventually(t, waitLimit, func() error { return n.ask(t.Context()) })
 	}
-	g.probe(t) // what is made once is there now
+	g.probe(t) // creates what is created only once, before the first snapshot
 	return g
 }
 
-// getter asks a web server over one connection.
+// getter returns a function that sends a GET request to a web server, over one connection.
 func getter(url string) func(context.Context) error {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConns: 1}}
 	return func(ctx context.Context) error {
@@ -105,21 +105,22 @@ func getter(url string) func(context.Context) error {
 	}
 }
 
-// neighbour is one whom an attack must not reach. The canary is none of the node's: it tells how fast the machine is.
+// neighbour is a service that an attack must not affect. The neighbour "canary" does not run on the node: it measures
+// how busy the machine is.
 type neighbour struct {
 	name string
 	ask  func(context.Context) error
 }
 
-// figures are the 99th percentile of each neighbour's calls.
-type figures map[string]time.Duration
+// latencies maps a neighbour's name to the 99th percentile of its calls.
+type latencies map[string]time.Duration
 
-// watch asks the neighbours until it is called off, which gives the figures.
-func (g *ground) watch(t *testing.T) (stop func() figures) {
+// watch calls the neighbours until stop, which returns their latencies.
+func (g *ground) watch(t *testing.T) (stop func() latencies) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	f := figures{}
+	f := latencies{}
 	for _, n := range g.neighbours {
 		wg.Go(func() {
 			var took []time.Duration
@@ -144,55 +145,57 @@ func (g *ground) watch(t *testing.T) (stop func() figures) {
 			mu.Unlock()
 		})
 	}
-	return func() figures { cancel(); wg.Wait(); return f }
+	return func() latencies { cancel(); wg.Wait(); return f }
 }
 
-// calm are the figures without an attack.
-func (g *ground) calm(t *testing.T) figures {
+// measure returns the latencies without an attack.
+func (g *ground) measure(t *testing.T) latencies {
 	stop := g.watch(t)
-	time.Sleep(spell) // the length of the sample
+	time.Sleep(caseTime) // the length of the sample
 	return stop()
 }
 
-// moved compares the figures during an attack with those before and after it. What the canary lost as well is the machine's
-// doing, and so are 25 milliseconds: on two processors, which the clients share with everybody, turns of the kernel's scheduler.
-func moved(before, during, after figures) error {
+// slower returns an error for each neighbour whose latency during an attack was higher than before and after it. It
+// allows for the slowdown of the canary, and for 25 ms: the kernel's scheduling on two CPUs that all processes of the
+// test share.
+func slower(before, during, after latencies) error {
 	var errs []error
-	usual := figures{}
+	usual := latencies{}
 	for name := range before {
 		usual[name] = max(before[name], after[name])
 	}
 	noise := 25*time.Millisecond + 4*max(0, during["canary"]-usual["canary"])
 	for name, now := range during {
 		if limit := usual[name]*3/2 + noise; name != "canary" && now > limit {
-			errs = append(errs, fmt.Errorf("%s: %v, usually %v; at most %v", name, now, usual[name], limit))
+			errs = append(errs, fmt.Errorf("%s: got %v, want at most %v (usually %v)", name, now, limit, usual[name]))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// attack is one case: try is called until a spell is over, once at least. Then come the three probes.
+// attack runs one case: it calls try repeatedly for caseTime, at least once, and then makes the checks in the package
+// comment.
 func (g *ground) attack(name string, try func(t *testing.T)) {
 	g.Run(name, func(t *testing.T) {
 		before := g.resources()
-		var usual, after figures
+		var usual, after latencies
 		if full {
-			usual = g.calm(t)
+			usual = g.measure(t)
 		}
 		stop := g.watch(t)
-		t.Run("it", func(t *testing.T) { // its clean-up is part of it
+		t.Run("it", func(t *testing.T) { // a subtest, so that the clean-up is part of the case
 			for begin := time.Now(); ; {
-				if try(t); t.Failed() || time.Since(begin) > spell {
+				if try(t); t.Failed() || time.Since(begin) > caseTime {
 					return
 				}
 			}
 		})
 		during := stop()
 		if full {
-			after = g.calm(t)
+			after = g.measure(t)
 			t.Logf("99th percentiles before %v\nduring %v\nafter %v", usual, during, after)
-			if err := moved(usual, during, after); err != nil {
-				t.Errorf("neighbours are slower: %v", err)
+			if err := slower(usual, during, after); err != nil {
+				t.Errorf("slower neighbours: %v", err)
 			}
 		}
 		g.probe(t)
@@ -206,7 +209,7 @@ func (g *ground) probe(t *testing.T) {
 	web := g.d.RunPod(t, harness.PodConfig(t, "probe"))
 	web.Run(harness.ContainerConfig("c", harness.Nginx))
 	if page := web.Get("/"); !strings.Contains(page, "nginx") {
-		t.Errorf("a new container says %q", page)
+		t.Errorf("page of a new container: got %q, want nginx's", page)
 	}
 	web.Remove()
 	component := g.d.RunPodWith(t, harness.PodConfig(t, "probe-wasm"), "wasm")
@@ -218,7 +221,7 @@ func (g *ground) probe(t *testing.T) {
 	machine.Remove()
 }
 
-// resources are what a node holds, and the open files of its workers of components by kind.
+// resources are the resources of a node, and the number of open files of its component workers by kind.
 type resources struct {
 	harness.Resources
 	workerFiles map[string]int
@@ -255,13 +258,13 @@ func (r resources) leaks(after resources) error {
 	errs := []error{r.Leaks(after.Resources)}
 	for kind, n := range after.workerFiles {
 		if had := r.workerFiles[kind]; n > had {
-			errs = append(errs, fmt.Errorf("the worker has %d open files %q, not %d", n, kind, had))
+			errs = append(errs, fmt.Errorf("open files %q of the worker: got %d, want at most %d", kind, n, had))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// listening are the TCP ports that somebody listens at on the node.
+// listening returns the TCP ports on which the node listens.
 func listening(t *testing.T) (ports []int) {
 	t.Helper()
 	for _, file := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
@@ -282,7 +285,7 @@ func listening(t *testing.T) (ports []int) {
 		}
 	}
 	if len(ports) == 0 {
-		t.Fatal("nobody listens on the node")
+		t.Fatal("found no listening port on the node")
 	}
 	return ports
 }

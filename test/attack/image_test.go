@@ -21,8 +21,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// runs pulls an image and runs it, as far as it goes; the error is what it was refused with.
-func (g *ground) runs(t *testing.T, image, handler string) (*harness.Container, error) {
+// run pulls an image and runs it. It returns the error of the first call that is refused.
+func (g *ground) run(t *testing.T, image, handler string) (*harness.Container, error) {
 	t.Helper()
 	if _, err := g.d.ImageCRI().PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: image}}); err != nil {
 		return nil, err
@@ -48,48 +48,48 @@ func (g *ground) runs(t *testing.T, image, handler string) (*harness.Container, 
 	return c, err
 }
 
-// wantRefusal checks that an image was refused for what it is, and not by an accident.
+// wantRefusal checks that err refuses the image itself, rather than reports an internal error.
 func wantRefusal(t *testing.T, err error) {
 	t.Helper()
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.FailedPrecondition, codes.ResourceExhausted, codes.DataLoss:
 	default:
-		t.Errorf("not refused for what it is: %v", err)
+		t.Errorf("got error %v, want a code that refuses the image", err)
 	}
 }
 
 func TestImage(t *testing.T) {
 	o := newOrigin(t)
 	g := open(t, o.option(t))
-	// Those of the harness are one case: the connections to its registry are kept for half a minute.
+	// The harness's images are one case, because connections to its registry stay open for half a minute.
 	g.attack("bad artifacts", func(t *testing.T) {
 		for image, handler := range map[string]string{
 			harness.BackingDisk: "vm", harness.TwoDisks: "vm", harness.Httpd: "vm",
 			harness.InvalidWasm: "wasm", harness.MismatchWasm: "wasm", harness.UnknownImportWasm: "wasm",
 		} {
-			if _, err := g.runs(t, image, handler); err == nil {
-				t.Errorf("%s runs", image)
+			if _, err := g.run(t, image, handler); err == nil {
+				t.Errorf("%s runs, want a refusal", image)
 			} else {
 				wantRefusal(t, err)
 			}
 		}
-		c, err := g.runs(t, harness.HugeMemoryWasm, "wasm")
+		c, err := g.run(t, harness.HugeMemoryWasm, "wasm")
 		if err != nil {
 			wantRefusal(t, err)
 			return
 		}
 		harness.Eventually(t, waitLimit, func() error {
 			if s := c.Status(); s.Reason != "OOMKilled" {
-				return fmt.Errorf("%v: %s", s.State, s.Reason)
+				return fmt.Errorf("status: got %v, reason %q; want reason OOMKilled", s.State, s.Reason)
 			}
 			return nil
 		})
 	})
-	// The library that looks into roots keeps a handle of /proc from the first one on.
-	g.Run("first", func(t *testing.T) { _, _ = g.runs(t, harness.Symlinks, "") })
+	// The library that opens files in root file systems keeps a handle of /proc after its first use.
+	g.Run("first", func(t *testing.T) { _, _ = g.run(t, harness.Symlinks, "") })
 	g.attack("bad roots", func(t *testing.T) {
 		for _, image := range []string{harness.HostileIDs, harness.Symlinks} {
-			if c, err := g.runs(t, image, ""); err != nil {
+			if c, err := g.run(t, image, ""); err != nil {
 				wantRefusal(t, err)
 			} else {
 				refused(t, c, "ls /proc/1/root"+g.d.Root)
@@ -108,23 +108,23 @@ func TestImage(t *testing.T) {
 	} {
 		g.attack(name, func(t *testing.T) {
 			t.Cleanup(o.server.CloseClientConnections)
-			if c, err := g.runs(t, image, ""); err != nil {
+			if c, err := g.run(t, image, ""); err != nil {
 				wantRefusal(t, err)
-			} else { // it was made harmless
+			} else { // the image was accepted, so it must be harmless
 				refused(t, c, "ls "+g.d.Root, "ls "+filepath.Join("/proc/1/root", g.d.Root), "grep -q root: /passwd && false", "head -c 1 /disk")
 			}
 			if _, err := os.Stat("/" + marker); err == nil {
-				t.Error("a file of the image is on the node")
+				t.Error("the image created a file in the node's root directory")
 				_ = os.Remove("/" + marker)
 			}
 		})
 	}
 }
 
-// marker is the name of a file that must not come to be in the root of the node.
+// marker is the name of a file that images try to create in the node's root directory.
 const marker = "tripod-attack-marker"
 
-// layer is a layer of such entries.
+// layer returns a layer with these entries.
 func layer(t *testing.T, entries ...*tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -145,10 +145,10 @@ func layer(t *testing.T, entries ...*tar.Header) []byte {
 	return b.Bytes()
 }
 
-// bomb is a layer of 64 MiB with a file of 64 GiB.
+// bomb returns a layer of 64 MiB with a file of 64 GiB.
 func bomb(t *testing.T) []byte {
 	t.Helper()
-	// One mebibyte of zeros as a member of its own; members of gzip may follow each other.
+	// The file consists of copies of one gzip member of zeros, which the format allows.
 	var head, member bytes.Buffer
 	w := gzip.NewWriter(&head)
 	tw := tar.NewWriter(w)

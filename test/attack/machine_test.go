@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestMachine: the guest is root in its machine, and does what it likes there.
+// TestMachine: the attacker is root in the guest.
 func TestMachine(t *testing.T) {
 	g := open(t)
 	parent := g.d.CgroupParent + "/attackers"
@@ -30,7 +30,6 @@ func TestMachine(t *testing.T) {
 		{"network", "for i in $(seq 1 40); do nc -w 1 10.0.0.$i 80 </dev/null & arping -c 1 -A -I eth0 $(ip route | awk '/default/ {print $3}') & done; wait"},
 	} {
 		g.attack(a.name, func(t *testing.T) {
-			// How it ends is its own affair.
 			g.shell(t, c, a.script)
 			g.agent(t, c)
 		})
@@ -40,36 +39,36 @@ func TestMachine(t *testing.T) {
 		g.agent(t, c)
 	})
 	g.attack("agent", func(t *testing.T) {
-		// The port has one reader: the agent, which is killed once this command is over, and does not come back.
+		// Only the agent can open the port. The script kills it once this command has returned; it is not restarted.
 		g.shell(t, c, "(trap '' HUP TERM; sleep 1; kill -9 $(pidof tripod-agent); for p in /dev/vport*; do head -c 10000000 /dev/urandom >$p & done; sleep 5) >/dev/null 2>&1 &")
 		g.shell(t, c, "true")
-		g.told(t, c)
+		g.wantReason(t, c)
 	})
-	// Whatever it can reach of its devices; that may be its end.
+	// The guest writes garbage to all devices that it can reach, which may end it.
 	g.attack("devices", func(t *testing.T) {
 		g.shell(t, c, "reboot -f")
 		g.shell(t, c, "for d in /sys/bus/pci/devices/*/config; do head -c 256 /dev/urandom >$d; done; for p in /dev/mem /dev/port; do head -c 65536 /dev/urandom >$p; done")
-		g.told(t, c)
+		g.wantReason(t, c)
 	})
 	c.Stop(time.Second)
 	c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
 }
 
-// shell runs a script in the guest; how it ends is the guest's affair.
+// shell runs a script in the guest. The script may fail.
 func (g *ground) shell(t *testing.T, c *harness.Container, script string) {
 	_, err := g.d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", script}, Timeout: 10})
 	t.Logf("%s: %v", script, err)
 }
 
-// told checks that the machine runs, or that its end has a reason.
-func (g *ground) told(t *testing.T, c *harness.Container) {
+// wantReason checks that the machine is running or has ended with a reason.
+func (g *ground) wantReason(t *testing.T, c *harness.Container) {
 	t.Helper()
 	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING && s.Reason == "" {
-		t.Errorf("it is %v without a reason", s)
+		t.Errorf("status of the machine: got %v, want running or a reason", s)
 	}
 }
 
-// agent waits until a command can be run in the guest.
+// agent waits until the guest's agent can run a command.
 func (g *ground) agent(t *testing.T, c *harness.Container) {
 	t.Helper()
 	harness.Eventually(t, harness.GuestTimeout, func() error {

@@ -14,22 +14,22 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// packet is an MQTT control packet with its remaining length in front (MQTT 3.1.1, section 2.2).
+// packet returns an MQTT control packet with the fixed header (MQTT 3.1.1, section 2.2).
 func packet(kind byte, body ...string) string {
 	rest := strings.Join(body, "")
 	return string(binary.AppendUvarint([]byte{kind}, uint64(len(rest)))) + rest
 }
 
-// text is a string as MQTT has it, with its length.
+// text encodes a string for MQTT, prefixed with its length.
 func text(s string) string { return string(binary.BigEndian.AppendUint16(nil, uint16(len(s)))) + s }
 
-// connect is a CONNECT of MQTT 3.1.1 with a clean session.
+// connect returns a CONNECT packet of MQTT 3.1.1 with a clean session.
 func connect(client string) string {
 	return packet(0x10, text("MQTT"), "\x04\x02\x00\x3c", text(client))
 }
 
-// say connects to the broker, sends, and gives the connection, from which somebody has to read or not.
-func say(t *testing.T, address string, packets ...string) net.Conn {
+// send connects to the broker, sends packets, and returns the connection, from which it does not read.
+func send(t *testing.T, address string, packets ...string) net.Conn {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp", address, waitLimit)
 	if err != nil {
@@ -37,20 +37,20 @@ func say(t *testing.T, address string, packets ...string) net.Conn {
 	}
 	t.Cleanup(func() { conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(waitLimit))
-	_, _ = io.WriteString(conn, strings.Join(packets, "")) // it may be closed before the end
+	_, _ = io.WriteString(conn, strings.Join(packets, "")) // the broker may close the connection early
 	return conn
 }
 
-// ends waits until the broker has closed the connection.
-func ends(t *testing.T, what string, conn net.Conn) {
+// wantClosed waits until the broker has closed the connection.
+func wantClosed(t *testing.T, what string, conn net.Conn) {
 	t.Helper()
 	_, err := io.Copy(io.Discard, conn)
 	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
-		t.Errorf("%s: the broker keeps the connection", what)
+		t.Errorf("%s: the broker did not close the connection within %v", what, waitLimit)
 	}
 }
 
-// TestMQTTClient: whoever can reach the embedded broker of a node without users.
+// TestMQTTClient: the attacker can connect to the embedded broker of a node, which has no users configured.
 func TestMQTTClient(t *testing.T) {
 	address := harness.FreeAddress(t)
 	g := open(t, harness.Edge(t, address, ""))
@@ -59,7 +59,7 @@ func TestMQTTClient(t *testing.T) {
 	relay := filepath.Join(harness.Root(), "examples/edge/relay-c/relay.wasm")
 	module := o.MustEdge("run", relay, "--name", "neighbour", "--channel", "in=app/a:r:1", "--channel", "out=app/b:w:1")
 	out := harness.Subscribe(t, address, "app/b")
-	// relays checks that the module and its channels are served on.
+	// relays checks that the module still relays messages between its channels.
 	sent := 0
 	relays := func(t *testing.T) {
 		t.Helper()
@@ -74,7 +74,7 @@ func TestMQTTClient(t *testing.T) {
 					return nil
 				}
 			}
-			return fmt.Errorf("the relay says nothing to %q", message)
+			return fmt.Errorf("no answer of the relay to %q", message)
 		})
 	}
 	relays(t)
@@ -97,12 +97,12 @@ func TestMQTTClient(t *testing.T) {
 			"a reserved kind":          connect("kind") + packet(0x00),
 			"no packet at all":         connect("random") + "\xff\xff\xff\xff\xff\xff",
 		} {
-			ends(t, what, say(t, address, bad))
+			wantClosed(t, what, send(t, address, bad))
 		}
 		relays(t)
 	})
 	g.attack("a packet of 256 MiB", func(t *testing.T) {
-		conn := say(t, address, connect("large"), string(binary.AppendUvarint([]byte{0x30}, 1<<28-1)), text("app/a"))
+		conn := send(t, address, connect("large"), string(binary.AppendUvarint([]byte{0x30}, 1<<28-1)), text("app/a"))
 		go func() {
 			for junk := make([]byte, 1<<16); ; {
 				if _, err := conn.Write(junk); err != nil {
@@ -110,12 +110,12 @@ func TestMQTTClient(t *testing.T) {
 				}
 			}
 		}()
-		ends(t, "256 MiB", conn)
+		wantClosed(t, "256 MiB", conn)
 	})
 	g.attack("somebody who does not read", func(t *testing.T) {
-		deaf := say(t, address, connect("deaf"), packet(0x82, "\x00\x01", text("#"), "\x01"))
+		deaf := send(t, address, connect("deaf"), packet(0x82, "\x00\x01", text("#"), "\x01"))
 		defer deaf.Close()
-		loud := say(t, address, connect("loud"))
+		loud := send(t, address, connect("loud"))
 		large := packet(0x30, text("other/topic"), strings.Repeat("x", 100_000))
 		for range 200 {
 			if _, err := io.WriteString(loud, large); err != nil {
@@ -125,7 +125,7 @@ func TestMQTTClient(t *testing.T) {
 		relays(t)
 	})
 	g.attack("retained messages", func(t *testing.T) {
-		conn := say(t, address, connect("retains"))
+		conn := send(t, address, connect("retains"))
 		for i := range 2000 {
 			if _, err := io.WriteString(conn, packet(0x31, text(fmt.Sprintf("retained/%d", i)), "x")); err != nil {
 				t.Fatal(err)
@@ -139,7 +139,7 @@ func TestMQTTClient(t *testing.T) {
 		}
 	})
 	g.attack("orders", func(t *testing.T) {
-		conn := say(t, address, connect("orders"))
+		conn := send(t, address, connect("orders"))
 		for _, order := range []string{
 			`{`, `null`, `[[[[[[[[` + strings.Repeat("[", 100_000), `{"object_id":"1","action":"create","type":"arts_req","data":{"type":"module","uuid":"../../x","name":"n","filename":"/etc/passwd"}}`,
 			`{"object_id":"2","action":"create","type":"arts_req","data":{"type":"module","uuid":"m","name":"n","filename":"` + filepath.Join(harness.Root(), "../../../etc/passwd") + `"}}`,

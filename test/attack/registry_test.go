@@ -25,13 +25,13 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// origin is a registry of ours that serves what it is given, however wrong, as images of origin.test.
+// origin is a registry that serves arbitrary, also invalid, content as images of origin.test.
 type origin struct {
 	server *httptest.Server
 	dir    string // of hosts.toml files
 
 	mu    sync.Mutex
-	files map[string]file // by the path of a request
+	files map[string]file // by request path
 }
 
 type file struct {
@@ -48,7 +48,7 @@ func newOrigin(t *testing.T) *origin {
 	return o
 }
 
-// option makes a daemon ask the origin for its images, and the usual registry for others.
+// option makes a daemon pull the origin's images from it, and other images from the usual registry.
 func (o *origin) option(t *testing.T) harness.Option {
 	return harness.Set("image.hosts_dirs", []string{o.dir, harness.Registry(t).HostsDir})
 }
@@ -83,7 +83,7 @@ func (o *origin) tag(repository string, d v1.Descriptor) string {
 	return "origin.test/" + repository + ":1"
 }
 
-// push makes an image of one layer and gives its reference.
+// push creates an image of one layer and returns its reference.
 func (o *origin) push(t *testing.T, repository string, layer []byte) string {
 	t.Helper()
 	unpacked := digest.FromString("not known")
@@ -102,7 +102,7 @@ func (o *origin) push(t *testing.T, repository string, layer []byte) string {
 	return o.tag(repository, o.add(repository, v1.MediaTypeImageManifest, encode(t, manifest)))
 }
 
-// pushNested makes a tower of a thousand indices.
+// pushNested creates an image of a thousand nested indices and returns its reference.
 func (o *origin) pushNested(t *testing.T) string {
 	t.Helper()
 	d := o.add("nested", v1.MediaTypeImageIndex, encode(t, v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex}))
@@ -123,7 +123,8 @@ func encode(t *testing.T, v any) []byte {
 	return data
 }
 
-// TestRegistry: what is between a pull and its images cannot be relied on, and must not learn what is not for it.
+// TestRegistry: a registry, or a server to which it redirects, can send anything and must not learn credentials for
+// other hosts.
 func TestRegistry(t *testing.T) {
 	dir := t.TempDir()
 	var thief atomic.Bool
@@ -206,19 +207,19 @@ func TestRegistry(t *testing.T) {
 			_, err := g.d.ImageCRI().PullImage(t.Context(), &runtimeapi.PullImageRequest{
 				Image: &runtimeapi.ImageSpec{Image: name + ".test/image:1"}, Auth: &runtimeapi.AuthConfig{Username: "user", Password: "secret", ServerAddress: name + ".test"},
 			})
-			// A kubelet knows what it has to wait for by its name, not by a code.
+			// A kubelet recognises an unavailable registry by the error's name, not by its code.
 			if code, named := status.Code(err), strings.Contains(fmt.Sprint(err), crierrors.ErrRegistryUnavailable.Error()); code == codes.OK || (code == codes.Unknown || code == codes.Internal) && !named {
-				t.Errorf("got %v, want a code of its own or the name %v", err, crierrors.ErrRegistryUnavailable)
+				t.Errorf("PullImage: got error %v, want another code than Unknown and Internal, or %v", err, crierrors.ErrRegistryUnavailable)
 			}
 		})
 	}
 	if thief.Load() {
-		t.Error("a password was sent to a host that it is not for")
+		t.Error("the daemon sent a password to another host")
 	}
 	if log := g.d.DaemonLog(); strings.Contains(log, "secret") {
-		t.Error("a password is in the log")
+		t.Error("the daemon's log contains the password")
 	}
 	if left, err := filepath.Glob(filepath.Join(g.d.Root, "*/ingest/*")); err != nil || len(left) > 0 {
-		t.Errorf("left of pulls: %v, %v", left, err)
+		t.Errorf("files left by pulls: got %v, error %v; want none", left, err)
 	}
 }

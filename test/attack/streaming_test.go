@@ -21,8 +21,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// halfOpen opens so many connections to an address that say nothing, or no more than the beginning of a request, and keeps them
-// until they are closed.
+// halfOpen opens n connections to an address, sends beginning on each, and keeps them open until closeAll.
 func halfOpen(address, beginning string, n int) (closeAll func()) {
 	var wg sync.WaitGroup
 	open := make(chan net.Conn, n)
@@ -31,10 +30,10 @@ func halfOpen(address, beginning string, n int) (closeAll func()) {
 			for range n / 8 {
 				conn, err := net.DialTimeout("tcp", address, time.Second)
 				if err != nil {
-					continue // it was turned away
+					continue // the server refused it
 				}
 				open <- conn
-				_, _ = io.WriteString(conn, beginning) // it may have been closed
+				_, _ = io.WriteString(conn, beginning) // the server may have closed it
 			}
 		})
 	}
@@ -47,7 +46,7 @@ func halfOpen(address, beginning string, n int) (closeAll func()) {
 	}
 }
 
-// TestStreamingClient: whoever can reach the streaming port, with or without a URL that the kubelet was given.
+// TestStreamingClient: the attacker can connect to the streaming port, with a URL from the kubelet or without.
 func TestStreamingClient(t *testing.T) {
 	g := open(t)
 	pod := g.d.RunPod(t, harness.PodConfig(t, "victim"))
@@ -71,7 +70,7 @@ func TestStreamingClient(t *testing.T) {
 	works := func(t *testing.T) {
 		t.Helper()
 		if r := c.Exec(harness.WebSocket, nil, false, "echo", "hello"); r.Stdout != "hello\n" {
-			t.Errorf("%+v", r)
+			t.Errorf("exec of echo: got %+v, want %q", r, "hello\n")
 		}
 	}
 	for name, beginning := range map[string]string{
@@ -91,7 +90,7 @@ func TestStreamingClient(t *testing.T) {
 				t.Fatal(err)
 			}
 			if resp.Body.Close(); resp.StatusCode < 400 {
-				t.Errorf("%.40s: %s", path, resp.Status)
+				t.Errorf("POST %.40s: got status %s, want an error", path, resp.Status)
 			}
 		}
 	})
@@ -100,7 +99,7 @@ func TestStreamingClient(t *testing.T) {
 		for i := range 3 {
 			code, err := harness.Stream(t.Context(), harness.WebSocket, u.String(), remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard})
 			if used := i > 0; used == (err == nil) {
-				t.Errorf("use %d: %d, %v", i, code, err)
+				t.Errorf("use %d of the URL: got exit code %d, error %v; want an error on every use but the first", i, code, err)
 			}
 		}
 	})
@@ -121,15 +120,15 @@ func TestStreamingClient(t *testing.T) {
 		_ = conn.SetReadDeadline(time.Now().Add(waitLimit))
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err == nil && resp.StatusCode < 400 {
-			t.Error(resp.Status)
+			t.Errorf("request with endless headers: got status %s, want an error", resp.Status)
 		}
 		if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
-			t.Error("they are read without end")
+			t.Error("the server reads headers without limit")
 		}
 	})
-	// A program that does not read, with a client that sends; one that writes, with a client that does not read.
+	// A client sends to a program that does not read, and a program writes to a client that does not read.
 	g.attack("nobody reads", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), spell)
+		ctx, cancel := context.WithTimeout(t.Context(), caseTime)
 		defer cancel()
 		full, stop := io.Pipe()
 		defer stop.Close()
@@ -177,13 +176,13 @@ func TestStreamingClient(t *testing.T) {
 				t.Fatal(err)
 			}
 			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n", u.RequestURI(), upgrade)
-			_, _ = io.CopyN(conn, rand.Reader, 1<<20) // it may be closed before the end
+			_, _ = io.CopyN(conn, rand.Reader, 1<<20) // the server may close the connection early
 			conn.Close()
 		}
 		works(t)
 	})
 	g.attack("ports of nobody", func(t *testing.T) {
-		for range 5 { // the client's end of it goes with the first failure
+		for range 5 { // the client closes its connection on the first failure
 			conn, err := net.Dial("tcp", pod.Forward(t, 9))
 			if err != nil {
 				t.Fatal(err)

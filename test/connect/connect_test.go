@@ -26,16 +26,16 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// runTime bounds the suite, which takes two minutes on a machine that does nothing else.
+// runTime limits the suite, which takes two minutes on an idle machine.
 const runTime = 30 * time.Minute
 
-// fewest is how many cases the runner makes of config.yaml, at least: fewer would mean that it has left some out.
-const fewest = 4000
+// minCases is the least number of cases that the runner must derive from config.yaml.
+const minCases = 4000
 
-// heading is that of the list of known failures in docs/conformance.md, which goes on to the next heading.
+// heading is the heading of the list of known failures in docs/conformance.md. The list ends at the next heading.
 const heading = "### Known failures of the Connect suite\n"
 
-// knownFailures reads the list: a table of patterns, in the runner's own syntax, and reasons.
+// knownFailures returns the patterns in the list, which is a table of patterns in the runner's syntax, and reasons.
 func knownFailures(t *testing.T) (patterns []string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(harness.Root(), "docs", "conformance.md"))
@@ -44,7 +44,7 @@ func knownFailures(t *testing.T) (patterns []string) {
 	}
 	_, list, found := strings.Cut(string(data), "\n"+heading)
 	if !found {
-		t.Fatalf("docs/conformance.md has no %q", heading)
+		t.Fatalf("docs/conformance.md has no heading %q", heading)
 	}
 	list, _, _ = strings.Cut(list, "\n#")
 	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (.+) \\|$").FindAllStringSubmatch(list, -1) {
@@ -53,7 +53,7 @@ func knownFailures(t *testing.T) (patterns []string) {
 	return patterns
 }
 
-// output of a command in a directory of the repository.
+// output runs a command in a directory of the repository and returns its output.
 func output(t *testing.T, dir string, argv ...string) string {
 	t.Helper()
 	c := exec.Command(argv[0], argv[1:]...)
@@ -65,7 +65,7 @@ func output(t *testing.T, dir string, argv ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// push makes an image of the component and the suite's own service.proto, and returns its name.
+// push pushes an image with the component and the suite's service.proto, and returns its name.
 func push(t *testing.T) string {
 	t.Helper()
 	bin, err := harness.Binary()
@@ -82,7 +82,7 @@ func push(t *testing.T) string {
 	return "images.test/" + name
 }
 
-// TestConformance runs the suite. The runner fails when a case fails that is not in the list, and when one passes that is.
+// TestConformance runs the suite. The runner fails if a case outside the list fails, or if a case in the list passes.
 func TestConformance(t *testing.T) {
 	runner := filepath.Join(harness.Root(), "build/tools/connectconformance")
 	if _, err := os.Stat(runner); err != nil {
@@ -108,14 +108,14 @@ func TestConformance(t *testing.T) {
 	c.Env = append(os.Environ(), envSocket+"="+d.Socket, envImage+"="+image, envDir+"="+t.TempDir())
 	out, err := c.CombinedOutput()
 	if err != nil {
-		t.Fatalf("the suite: %v\n%s", err, out)
+		t.Fatalf("run the suite: %v\n%s", err, out)
 	}
 	summary := regexp.MustCompile(`(?m)^Total cases: (\d+)$`).FindSubmatch(out)
 	if summary == nil {
-		t.Fatalf("the runner says nothing of its cases:\n%s", out)
+		t.Fatalf("the runner's output has no number of cases:\n%s", out)
 	}
-	if n, _ := strconv.Atoi(string(summary[1])); n < fewest && os.Getenv("TRIPOD_CONNECT_RUN") == "" {
-		t.Errorf("there were %d cases only", n)
+	if n, _ := strconv.Atoi(string(summary[1])); n < minCases && os.Getenv("TRIPOD_CONNECT_RUN") == "" {
+		t.Errorf("cases run: got %d, want at least %d", n, minCases)
 	}
 	t.Logf("%s", out)
 }

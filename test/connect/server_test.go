@@ -20,22 +20,22 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// What the test tells a server of the runner.
+// Environment variables from the test for the servers that the runner starts.
 const (
 	envSocket = "TRIPOD_CONNECT_SOCKET" // of the daemon's CRI
 	envImage  = "TRIPOD_CONNECT_IMAGE"
 	envDir    = "TRIPOD_CONNECT_DIR" // for certificates
 )
 
-// wanted is the runner's ServerCompatRequest.
-type wanted struct {
+// request is the runner's ServerCompatRequest.
+type request struct {
 	tls              bool
 	clientCA         []byte
 	limit            uint64 // bytes of a message; 0: none
 	certificate, key []byte
 }
 
-// readMessage reads what the runner writes: a length of four bytes, and a message.
+// readMessage reads a message of the runner, which follows its length in four bytes.
 func readMessage(from io.Reader) ([]byte, error) {
 	var length uint32
 	if err := binary.Read(from, binary.BigEndian, &length); err != nil {
@@ -46,7 +46,7 @@ func readMessage(from io.Reader) ([]byte, error) {
 	return message, err
 }
 
-// fields calls f with the fields of a message; of a varint n is the value.
+// fields calls f with the fields of a message. n is the value of a varint.
 func fields(message []byte, f func(number protowire.Number, n uint64, bytes []byte) error) error {
 	for len(message) > 0 {
 		number, kind, size := protowire.ConsumeTag(message)
@@ -74,8 +74,8 @@ func fields(message []byte, f func(number protowire.Number, n uint64, bytes []by
 	return nil
 }
 
-// parse reads a ServerCompatRequest. Protocol and version of HTTP do not matter: a pod serves all.
-func parse(message []byte) (w wanted, err error) {
+// parse decodes a ServerCompatRequest. It ignores the protocol and the HTTP version, because a pod serves all of them.
+func parse(message []byte) (w request, err error) {
 	err = fields(message, func(number protowire.Number, n uint64, bytes []byte) error {
 		switch number {
 		case 4:
@@ -100,7 +100,7 @@ func parse(message []byte) (w wanted, err error) {
 	return w, err
 }
 
-// answer is the ServerCompatResponse.
+// answer encodes the ServerCompatResponse.
 func answer(port int, certificate []byte) []byte {
 	var m []byte
 	m = protowire.AppendString(protowire.AppendTag(m, 1, protowire.BytesType), "127.0.0.1")
@@ -111,7 +111,7 @@ func answer(port int, certificate []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(m))), m...)
 }
 
-// freePort is one that nobody listens at, neither for TCP nor for UDP.
+// freePort returns a port that is free for TCP and UDP.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "0.0.0.0:0")
 	if err != nil {
@@ -126,7 +126,7 @@ func freePort() (int, error) {
 	return port, u.Close()
 }
 
-// serve is one server of the runner: a pod, until the runner ends it.
+// serve runs a pod as a server of the suite until the runner ends this process.
 func serve() error {
 	message, err := readMessage(os.Stdin)
 	if err != nil {
@@ -162,8 +162,8 @@ type pod struct {
 	name, id string
 }
 
-// run starts the pod and returns the port that the runner is to call.
-func (p *pod) run(ctx context.Context, w wanted) (int, error) {
+// run starts the pod and returns the port for the runner to call.
+func (p *pod) run(ctx context.Context, w request) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	overTLS, err1 := freePort()
@@ -209,8 +209,8 @@ func (p *pod) run(ctx context.Context, w wanted) (int, error) {
 	return port, err
 }
 
-// writeIdentity makes what a Secret with a certificate is as a mount.
-func writeIdentity(dir string, w wanted) error {
+// writeIdentity writes the files of a mounted Secret of type kubernetes.io/tls.
+func writeIdentity(dir string, w request) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -235,6 +235,6 @@ func (p *pod) remove() {
 	_, err1 := p.cri.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 	_, err2 := p.cri.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
 	if err := errors.Join(err1, err2); err != nil {
-		fmt.Fprintln(os.Stderr, "the pod is left:", err)
+		fmt.Fprintln(os.Stderr, "remove the pod:", err)
 	}
 }

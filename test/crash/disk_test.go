@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// readOnly makes a directory of a daemon read-only, as a file system becomes that has errors, and gives what undoes it.
+// readOnly makes a directory of a daemon read-only, as the kernel does with a file system that has errors, until undo.
 func readOnly(t *testing.T, dir string) (undo func()) {
 	t.Helper()
 	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
@@ -42,7 +42,7 @@ func readOnly(t *testing.T, dir string) (undo func()) {
 	return undo
 }
 
-// wantCode holds the code of a call's error.
+// wantCode checks that the code of a call's error is one of want.
 func wantCode(t *testing.T, what string, err error, want ...codes.Code) {
 	t.Helper()
 	for _, code := range want {
@@ -50,35 +50,35 @@ func wantCode(t *testing.T, what string, err error, want ...codes.Code) {
 			return
 		}
 	}
-	t.Errorf("%s: %v, want one of the codes %v", what, err, want)
+	t.Errorf("%s: got error %v, want one of the codes %v", what, err, want)
 }
 
-// wantChecked holds that `tripod check` says text.
+// wantChecked checks that `tripod check` reports text.
 func wantChecked(t *testing.T, d *harness.Daemon, text string) {
 	t.Helper()
 	bin, err := harness.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, _ := exec.Command(bin, "check", "--config", d.ConfigPath()).CombinedOutput() // fails, for the node cannot run pods
+	out, _ := exec.Command(bin, "check", "--config", d.ConfigPath()).CombinedOutput() // fails, because the node cannot run pods
 	if !strings.Contains(string(out), text) {
-		t.Errorf("tripod check does not say %q:\n%s", text, out)
+		t.Errorf("tripod check: got output without %q:\n%s", text, out)
 	}
 }
 
-// wantReady waits until the daemon says that its runtime and its network are ready.
+// wantReady waits until the daemon reports that its runtime and its network are ready.
 func wantReady(t *testing.T, d *harness.Daemon) {
 	t.Helper()
 	harness.Eventually(t, 60*time.Second, func() error {
 		conditions, err := d.Conditions()
 		if err == nil && (!conditions[runtimeapi.RuntimeReady].GetStatus() || !conditions[runtimeapi.NetworkReady].GetStatus()) {
-			err = fmt.Errorf("conditions: %v", conditions)
+			err = fmt.Errorf("conditions: got %v, want RuntimeReady and NetworkReady", conditions)
 		}
 		return err
 	})
 }
 
-// pod makes and removes a pod with a container: the node does all of its work.
+// wantPod creates, runs and removes a pod, which shows that the node works.
 func wantPod(t *testing.T, d *harness.Daemon) {
 	t.Helper()
 	pod := d.RunPod(t, harness.PodConfig(t, "whole"))
@@ -86,8 +86,8 @@ func wantPod(t *testing.T, d *harness.Daemon) {
 	pod.Remove()
 }
 
-// TestN5ReadOnlyRoot: a daemon whose root is read-only starts, says so, serves what runs, stops it, refuses what it cannot do, and
-// does all of it once the root can be written, without a restart.
+// TestN5ReadOnlyRoot: a daemon with a read-only root starts, reports the problem, serves and stops running containers,
+// and refuses what it cannot do. Once the root is writable, it works again without a restart.
 func TestN5ReadOnlyRoot(t *testing.T) {
 	for _, restarted := range []bool{true, false} {
 		t.Run(fmt.Sprintf("at start %v", restarted), func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestN5ReadOnlyRoot(t *testing.T) {
 				var errs []error
 				for _, name := range []string{runtimeapi.RuntimeReady, runtimeapi.NetworkReady} {
 					if c := conditions[name]; c.GetStatus() || c.GetReason() == "" || !strings.Contains(c.GetMessage(), "read-only file system") {
-						errs = append(errs, fmt.Errorf("condition %s: %v", name, c))
+						errs = append(errs, fmt.Errorf("condition %s: got %v, want false because of a read-only file system", name, c))
 					}
 				}
 				return errors.Join(errs...)
@@ -118,7 +118,7 @@ func TestN5ReadOnlyRoot(t *testing.T) {
 			wantChecked(t, d, "read-only file system")
 
 			if s := runs.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-				t.Errorf("the container that runs: %v", s)
+				t.Errorf("status of the running container: got %v, want running", s)
 			}
 			runs.Must("true")
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -134,27 +134,28 @@ func TestN5ReadOnlyRoot(t *testing.T) {
 
 			runs.Stop(5 * time.Second)
 			if s := runs.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
-				t.Errorf("the container that was stopped: %v", s)
+				t.Errorf("status of the stopped container: got %v, want exited", s)
 			}
 			_, err = d.CRI().RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: runs.ID})
 			wantCode(t, "RemoveContainer", err, codes.Unavailable)
 			_, err = d.CRI().StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.ID})
-			wantCode(t, "StopPodSandbox", err, codes.OK, codes.Unavailable) // its address cannot be given back yet
+			wantCode(t, "StopPodSandbox", err, codes.OK, codes.Unavailable) // the pod's address cannot be released yet
 			if s := stays.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
-				t.Errorf("the container of the pod that was stopped: %v", s)
+				t.Errorf("status of the stopped pod's container: got %v, want exited", s)
 			}
 
 			undo()
 			wantReady(t, d)
 			pod.Remove()
 			wantPod(t, d)
-			d.Restart() // what could not be written is
+			d.Restart() // by now the daemon has written what it could not write before
 		})
 	}
 }
 
-// TestN11ImageStoreIsDamaged: with metadata of the images that is empty, cut off, garbage or gone the node starts and says so, the
-// containers run on, nothing of the store is changed, and with the right file back it does all of its work without a restart.
+// TestN11ImageStoreIsDamaged: if the images' metadata is empty, truncated, garbage or missing, the node starts and
+// reports it, the containers keep running, and the store is not changed. Once the file is restored, the node works
+// without a restart.
 func TestN11ImageStoreIsDamaged(t *testing.T) {
 	d := harness.StartDaemon(t)
 	pod := d.RunPod(t, harness.PodConfig(t, "p"))
@@ -185,11 +186,11 @@ func TestN11ImageStoreIsDamaged(t *testing.T) {
 				d.StartNotReady()
 				conditions, err := d.Conditions()
 				if r := conditions[runtimeapi.RuntimeReady]; err != nil || r.GetReason() != "StoreDamaged" || !strings.Contains(r.GetMessage(), "nothing was changed") {
-					t.Errorf("conditions %v, %v", conditions, err)
+					t.Errorf("conditions: got %v, error %v; want reason StoreDamaged", conditions, err)
 				}
 				wantChecked(t, d, "nothing was changed")
 				if out := c.Must("cat", "/kept"); strings.TrimSpace(out) != "kept" {
-					t.Errorf("the container has %q", out)
+					t.Errorf("the container's file: got %q, want kept", out)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
@@ -202,7 +203,7 @@ func TestN11ImageStoreIsDamaged(t *testing.T) {
 				_, err = d.ImageCRI().ListImages(ctx, &runtimeapi.ListImagesRequest{})
 				wantCode(t, "ListImages", err, codes.FailedPrecondition)
 				if now, err := os.ReadFile(file); content != nil && (err != nil || string(now) != string(content)) {
-					t.Errorf("the damaged file was changed, %v", err)
+					t.Errorf("the daemon changed the damaged file, error %v", err)
 				}
 
 				if err := os.WriteFile(file, right, 0o600); err != nil {
@@ -211,7 +212,7 @@ func TestN11ImageStoreIsDamaged(t *testing.T) {
 				wantReady(t, d)
 				wantPod(t, d)
 				if out := c.Must("cat", "/kept"); strings.TrimSpace(out) != "kept" {
-					t.Errorf("the container has %q", out)
+					t.Errorf("the container's file after the repair: got %q, want kept", out)
 				}
 				d.Stop()
 				if err := before.Leaks(harness.Snapshot(d)); err != nil {
@@ -228,8 +229,8 @@ func TestN11ImageStoreIsDamaged(t *testing.T) {
 	pod.Remove()
 }
 
-// TestN6ImageIsDamaged: what is lost of an image that runs is named by `tripod images verify`, with the daemon up, and mended by a pull;
-// the container runs on, and new ones start.
+// TestN6ImageIsDamaged: `tripod images verify` reports the missing parts of an image in use while the daemon runs, and
+// a pull restores them. The container keeps running, and new containers start.
 func TestN6ImageIsDamaged(t *testing.T) {
 	d := harness.StartDaemon(t)
 	bin, err := harness.Binary()
@@ -238,21 +239,21 @@ func TestN6ImageIsDamaged(t *testing.T) {
 	}
 	tripod := func(args ...string) (string, int) {
 		c := exec.Command(bin, append(args, "--endpoint", d.Socket)...)
-		out, _ := c.CombinedOutput() // its code says what is found
+		out, _ := c.CombinedOutput() // the exit code is a result
 		return string(out), c.ProcessState.ExitCode()
 	}
 	pod := d.RunPod(t, harness.PodConfig(t, "p"))
 	c := pod.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 	if out, code := tripod("images", "verify"); code != 0 {
-		t.Fatalf("a whole store: %s", out)
+		t.Fatalf("images verify of an intact store: got exit code %d, want 0: %s", code, out)
 	}
 	for name, pattern := range map[string]string{"layer": "image/snapshots/snapshots/*/fs/bin", "blob": "image/content/blobs/sha256/*"} {
 		paths, err := filepath.Glob(filepath.Join(d.Root, pattern))
 		if err != nil || len(paths) == 0 {
-			t.Fatalf("nothing is at %s, %v", pattern, err)
+			t.Fatalf("no files match %s, error %v", pattern, err)
 		}
 		for _, path := range paths {
-			if name == "layer" { // with the directory of the snapshot that it is in
+			if name == "layer" { // remove the snapshot's whole directory
 				path = filepath.Dir(filepath.Dir(path))
 			}
 			if err := os.RemoveAll(path); err != nil {
@@ -261,28 +262,28 @@ func TestN6ImageIsDamaged(t *testing.T) {
 		}
 		for _, args := range [][]string{{"images", "verify"}, {"images", "verify", "--quick"}} {
 			if out, code := tripod(args...); code != 1 || !strings.Contains(out, name) || !strings.Contains(out, "missing") {
-				t.Errorf("%v says with the code %d: %s", args, code, out)
+				t.Errorf("%v: got exit code %d, want 1 and a missing %s: %s", args, code, name, out)
 			}
 		}
 		if out, err := exec.Command(bin, "check", "--images", "--config", d.ConfigPath()).CombinedOutput(); !strings.Contains(string(out), "image "+name) {
-			t.Errorf("tripod check --images: %v\n%s", err, out)
+			t.Errorf("tripod check --images: got error %v and output without \"image %s\":\n%s", err, name, out)
 		}
 		if out, code := tripod("pull", harness.Busybox); code != 0 {
-			t.Fatalf("pull: %s", out)
+			t.Fatalf("pull: got exit code %d, want 0: %s", code, out)
 		}
 		if out, code := tripod("images", "verify"); code != 0 {
-			t.Errorf("after the pull: %s", out)
+			t.Errorf("images verify after the pull: got exit code %d, want 0: %s", code, out)
 		}
 		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-			t.Errorf("the container that ran: %v", s)
+			t.Errorf("status of the container: got %v, want running", s)
 		}
 		wantPod(t, d)
 	}
 	pod.Remove()
 }
 
-// TestN7RootIsNotMounted: where the disk with the root was not mounted, or another node's was, the daemon refuses to start with what to
-// do, and touches nothing; with the right disk the pods are found, which ran on.
+// TestN7RootIsNotMounted: if the disk with the root is not mounted, or another node's disk is, the daemon refuses to
+// start, says what to do, and changes nothing. With the right disk it finds its pods, which have kept running.
 func TestN7RootIsNotMounted(t *testing.T) {
 	other := harness.StartDaemon(t)
 	other.Stop()
@@ -295,7 +296,7 @@ func TestN7RootIsNotMounted(t *testing.T) {
 		}
 		return func() {
 			t.Helper()
-			if err := unix.Unmount(d.Root, unix.MNT_DETACH); err != nil { // containers stand on it
+			if err := unix.Unmount(d.Root, unix.MNT_DETACH); err != nil { // detached, because containers use it
 				t.Fatal(err)
 			}
 		}
@@ -312,13 +313,13 @@ func TestN7RootIsNotMounted(t *testing.T) {
 	undo()
 	refused := func(what, why string) {
 		t.Helper()
-		for range 2 { // the refusal must not make what would let the second try pass
+		for range 2 { // the first refusal must not create files with which the second start succeeds
 			before := len(d.DaemonLog())
 			if err := d.TryStart(); err == nil {
-				t.Fatalf("%s: the daemon started", what)
+				t.Fatalf("%s: the daemon started, want a refusal", what)
 			}
 			if log := d.DaemonLog()[before:]; !strings.Contains(log, why) {
-				t.Errorf("%s: it does not say %q:\n%s", what, why, log)
+				t.Errorf("%s: got a log without %q:\n%s", what, why, log)
 			}
 		}
 	}
@@ -331,11 +332,11 @@ func TestN7RootIsNotMounted(t *testing.T) {
 	lines := len(c.Logs())
 	d.Start()
 	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		t.Errorf("the container: %v", s)
+		t.Errorf("status of the container: got %v, want running", s)
 	}
 	harness.Eventually(t, 20*time.Second, func() error {
 		if now := len(c.Logs()); now <= lines {
-			return fmt.Errorf("its log has %d lines, before the start %d", now, lines)
+			return fmt.Errorf("lines in the container's log: got %d, want more than %d", now, lines)
 		}
 		return nil
 	})

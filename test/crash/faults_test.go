@@ -2,6 +2,7 @@ package crash
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,7 +20,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// pids finds the processes whose command line holds all the words.
+// pids returns the processes whose command lines contain all words.
 func pids(t *testing.T, words ...string) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -44,8 +45,8 @@ next:
 	return found
 }
 
-// TestN2MonitorIsKilled: the container that conmon watched is ended and says why; its neighbour and the node go on,
-// also when the daemon was away.
+// TestN2MonitorIsKilled: if conmon is killed, its container is ended with a reason, and other containers and the node
+// keep running, even if the daemon was down.
 func TestN2MonitorIsKilled(t *testing.T) {
 	d := harness.StartDaemon(t)
 	pod := d.RunPod(t, harness.PodConfig(t, "p"))
@@ -55,7 +56,7 @@ func TestN2MonitorIsKilled(t *testing.T) {
 			c := pod.Run(harness.ContainerConfig(fmt.Sprintf("c-%v", away), harness.Busybox, harness.Shell("sleep 8765 & wait")))
 			monitors := pids(t, "conmon", c.ID)
 			if len(monitors) != 1 {
-				t.Fatalf("monitors of the container: %v", monitors)
+				t.Fatalf("monitors of the container: got %v, want one", monitors)
 			}
 			if away {
 				d.Kill()
@@ -68,11 +69,11 @@ func TestN2MonitorIsKilled(t *testing.T) {
 			}
 			s := c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
 			if s.ExitCode == 0 || s.Message == "" {
-				t.Errorf("status %v", s)
+				t.Errorf("status: got %v, want an exit code other than 0 and a message", s)
 			}
 			harness.Eventually(t, 10*time.Second, func() error {
 				if left := pids(t, "sleep", "8765"); len(left) > 0 {
-					return fmt.Errorf("the container's processes %v live on", left)
+					return fmt.Errorf("processes of the container: got %v, want none", left)
 				}
 				return nil
 			})
@@ -90,7 +91,7 @@ func TestN2InitProcessIsKilled(t *testing.T) {
 	c := pod.Run(container)
 	inits := pids(t, "pause", "-P")
 	if len(inits) != 1 {
-		t.Fatalf("init processes: %v", inits)
+		t.Fatalf("init processes: got %v, want one", inits)
 	}
 	if err := syscall.Kill(inits[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -98,14 +99,14 @@ func TestN2InitProcessIsKilled(t *testing.T) {
 	c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
 	harness.Eventually(t, 10*time.Second, func() error {
 		if s := pod.Status(); s.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
-			return fmt.Errorf("the pod is %s", s.State)
+			return fmt.Errorf("state of the pod: got %s, want not ready", s.State)
 		}
 		return nil
 	})
 	pod.Remove()
 }
 
-// plugin writes a CNI plugin that is a shell script, and a configuration of the chain PLUGIN.
+// plugin writes a CNI plugin that is a shell script, and a network configuration that uses it.
 func plugin(t *testing.T, dir, script string) {
 	t.Helper()
 	for name, text := range map[string]string{
@@ -125,11 +126,11 @@ func plugin(t *testing.T, dir, script string) {
 	}
 }
 
-// result is what a plugin prints that gives an address.
+// result is the script of a plugin that assigns an address.
 const result = `echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"'$CNI_NETNS'"}],"ips":[{"address":"192.0.2.7/24","interface":0}]}'`
 
-// TestN4NetworkPluginMisbehaves: a pod whose ADD fails, hangs or prints junk is not made and leaves nothing; one whose
-// DEL fails is released as soon as the plugin can, without another order.
+// TestN4NetworkPluginMisbehaves: a pod whose ADD fails, hangs or prints junk is not created and leaves nothing. A pod
+// whose DEL fails is released as soon as the plugin works, without another order.
 func TestN4NetworkPluginMisbehaves(t *testing.T) {
 	dir := filepath.Join(harness.Dir(), "faulty")
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -146,10 +147,10 @@ func TestN4NetworkPluginMisbehaves(t *testing.T) {
 			plugin(t, dir, script)
 			_, err := d.CRI().RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "p")})
 			if code := status.Code(err); code == codes.OK || code == codes.Internal || code == codes.Unknown {
-				t.Errorf("code %s: %v", code, err)
+				t.Errorf("RunPodSandbox: got error %v (code %s), want another code than Internal and Unknown", err, code)
 			}
 			if err := before.Leaks(harness.Snapshot(d)); err != nil {
-				t.Errorf("left behind: %v", err)
+				t.Errorf("the failed pod left resources: %v", err)
 			}
 		})
 	}
@@ -161,10 +162,10 @@ func TestN4NetworkPluginMisbehaves(t *testing.T) {
 		plugin(t, dir, `case $CNI_COMMAND in ADD) `+result+`;; DEL) [ ! -e `+ill+` ];; esac`)
 		pod := d.RunPod(t, harness.PodConfig(t, "p"))
 		if _, err := d.CRI().StopPodSandbox(context.Background(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.ID}); err == nil {
-			t.Error("the failing DEL was not reported")
+			t.Error("StopPodSandbox with a failing DEL succeeded, want an error")
 		}
 		if s := pod.Status(); s.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
-			t.Errorf("the pod is %s", s.State)
+			t.Errorf("state of the pod: got %s, want not ready", s.State)
 		}
 		if err := os.Remove(ill); err != nil {
 			t.Fatal(err)
@@ -174,23 +175,23 @@ func TestN4NetworkPluginMisbehaves(t *testing.T) {
 	})
 }
 
-// noNetns reports the network namespaces that the daemon holds.
+// noNetns returns an error if the daemon has a network namespace.
 func noNetns(d *harness.Daemon) error {
 	entries, err := os.ReadDir(filepath.Join(d.State, "netns"))
 	if err == nil && len(entries) > 0 {
-		err = fmt.Errorf("network namespaces are left: %v", entries)
+		err = fmt.Errorf("network namespaces: got %v, want none", entries)
 	}
 	return err
 }
 
-// TestN8StuckRuntime: while the OCI runtime hangs for one pod, lists, status calls and other pods' lives go on.
+// TestN8StuckRuntime: while the OCI runtime hangs for one pod, lists, status calls and other pods work.
 func TestN8StuckRuntime(t *testing.T) {
 	dir := filepath.Join(harness.Dir(), "stuck")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	// The wrapper hangs in "create" for the container that is named in the file "victim".
+	// The wrapper hangs in "create" for the container that the file "victim" names.
 	wrapper := filepath.Join(dir, "crun")
 	script := fmt.Sprintf("#!/bin/sh\nv=$(cat %s/victim 2>/dev/null)\ncase \"$*\" in *create*\"$v\"*) [ -n \"$v\" ] && sleep 7654;; esac\nexec /usr/bin/crun \"$@\"\n", dir)
 	if err := os.WriteFile(wrapper, []byte(script), 0o755); err != nil {
@@ -210,13 +211,13 @@ func TestN8StuckRuntime(t *testing.T) {
 	}()
 	harness.Eventually(t, 10*time.Second, func() error {
 		if len(pids(t, "sleep", "7654")) == 0 {
-			return fmt.Errorf("the runtime does not hang yet")
+			return errors.New("the runtime does not hang yet")
 		}
 		return nil
 	})
 	other := fine.Run(harness.ContainerConfig("other", harness.Busybox, harness.Sleep()))
 	other.Must("true")
-	for range 50 { // calls that would queue behind the stuck pod would never return
+	for range 50 { // a call that waits for the stuck pod would time out
 		call, done := context.WithTimeout(context.Background(), 5*time.Second)
 		for what, err := range map[string]error{
 			"ListPodSandbox":  second(d.CRI().ListPodSandbox(call, &runtimeapi.ListPodSandboxRequest{})),
@@ -232,18 +233,18 @@ func TestN8StuckRuntime(t *testing.T) {
 	}
 	cancel()
 	<-started
-	stuck.Remove() // overrides the start that still hangs
+	stuck.Remove() // ends the start, which still hangs
 	fine.Remove()
 	for _, pid := range pids(t, "sleep", "7654") {
-		t.Errorf("process %d of the stuck start lives on", pid)
+		t.Errorf("process %d of the stuck start still runs", pid)
 	}
 }
 
-// second drops the answer of a call.
+// second returns the error of a call.
 func second[T any](_ T, err error) error { return err }
 
-// TestN1DuringPull: killed at every step of a pull, the daemon comes back and pulls the image. The steps of disk images and
-// downloads are internal/image's tests' own.
+// TestN1DuringPull: after a crash at any fail point of a pull, the daemon starts and pulls the image. The tests of
+// internal/image visit the fail points of disk images and downloads.
 func TestN1DuringPull(t *testing.T) {
 	names := without(without(points(t, "image."), "image.disk."), "image.download.")
 	for _, point := range names {
@@ -257,7 +258,7 @@ func TestN1DuringPull(t *testing.T) {
 				_, err = d.ImageCRI().RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: image})
 			}
 			if s := d.WaitExit(10 * time.Second).Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGKILL {
-				t.Fatalf("the daemon ended with %v, the calls with %v: the point was never passed", s, err)
+				t.Fatalf("the daemon ended with %v, the calls with error %v; want SIGKILL at the fail point", s, err)
 			}
 			d.Start()
 			pod := d.RunPod(t, harness.PodConfig(t, "p"))
@@ -266,6 +267,6 @@ func TestN1DuringPull(t *testing.T) {
 		})
 	}
 	if len(names) < 3 {
-		t.Errorf("only %d fail points were visited", len(names))
+		t.Errorf("fail points visited: got %d, want at least 3", len(names))
 	}
 }

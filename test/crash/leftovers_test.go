@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// hungPlugin writes a CNI plugin that gives 192.0.2.1, .2 and so on, the lowest that is free, and whose DEL hangs while there is the file
-// "hung", before it frees anything.
+// hungPlugin writes a CNI plugin that assigns the lowest free address of 192.0.2.0/24. While the file hung exists, its
+// DEL hangs before it releases the address.
 func hungPlugin(t *testing.T, dir string) (hung, leases string) {
 	t.Helper()
 	hung, leases = filepath.Join(dir, "hung"), filepath.Join(dir, "leases")
@@ -35,9 +35,10 @@ exit 0`)
 	return hung, leases
 }
 
-// TestN4StartBesideHungPlugins: with network plugins that hang in DEL, for a pod whose stop was under way and for one that is in no
-// record any more, the daemon starts and serves while they hang; the addresses stay taken; the status says so; its stop does not
-// wait for them; and once the plugins work everything is given back without another order.
+// TestN4StartBesideHungPlugins: network plugins hang in DEL, for a pod that was being stopped and for a pod that is no
+// longer in the record. Meanwhile the daemon starts and serves, keeps the addresses reserved, reports the leftovers in
+// its status, and stops without waiting for the plugins. Once the plugins work, the daemon releases everything without
+// another order.
 func TestN4StartBesideHungPlugins(t *testing.T) {
 	dir := filepath.Join(harness.Dir(), "hung")
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -48,7 +49,8 @@ func TestN4StartBesideHungPlugins(t *testing.T) {
 	c := kept.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 	taken := map[string]bool{kept.IP(): true, stopping.IP(): true, lost.IP(): true}
 
-	// The lost pod's record of its network comes back after its removal, and its lease: as when the daemon's record was older.
+	// After the lost pod's removal the test restores its attachment and its lease, as if an older record had been
+	// restored.
 	attachment := filepath.Join(d.Root, "network", "attachments", lost.ID+".json")
 	record, err := os.ReadFile(attachment)
 	if err != nil {
@@ -56,7 +58,7 @@ func TestN4StartBesideHungPlugins(t *testing.T) {
 	}
 	lease, err := filepath.Glob(filepath.Join(leases, "*", lost.ID))
 	if err != nil || len(lease) != 1 {
-		t.Fatalf("leases of the pod: %v, %v", lease, err)
+		t.Fatalf("leases of the pod: got %v, error %v; want one", lease, err)
 	}
 	lost.Remove()
 	if err := os.WriteFile(hung, nil, 0o644); err != nil {
@@ -70,7 +72,7 @@ func TestN4StartBesideHungPlugins(t *testing.T) {
 		var found []int
 		harness.Eventually(t, 20*time.Second, func() error {
 			if found = pids(t, "sleep", "6545"); len(found) != n {
-				return fmt.Errorf("%d plugins hang, want %d", len(found), n)
+				return fmt.Errorf("hanging plugins: got %d, want %d", len(found), n)
 			}
 			return nil
 		})
@@ -89,22 +91,22 @@ func TestN4StartBesideHungPlugins(t *testing.T) {
 	fresh := d.RunPod(t, harness.PodConfig(t, "new"))
 	fresh.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("exit 3"))).WaitExit(3)
 	if ip := fresh.IP(); taken[ip] {
-		t.Errorf("the new pod has the address %s, which its plugin has not given back", ip)
+		t.Errorf("address of the new pod: got %s, which another pod has not released", ip)
 	}
 	harness.Eventually(t, 30*time.Second, func() error {
 		conditions, err := d.Conditions()
 		if clean := conditions["Clean"]; err == nil && (clean == nil || clean.Status || !strings.HasPrefix(clean.Message, "leftovers: 2 ")) {
-			err = fmt.Errorf("condition %v", clean)
+			err = fmt.Errorf("condition Clean: got %v, want false with 2 leftovers", clean)
 		}
 		return err
 	})
 	wantChecked(t, d, "could not be cleaned up yet")
 	if now := hangs(2); fmt.Sprint(now) != fmt.Sprint(before) {
-		t.Errorf("all of this was to be while the plugins %v hang; now %v do", before, now)
+		t.Errorf("hanging plugins: got %v, want still %v", now, before)
 	}
 	d.Stop()
 	if strings.Contains(d.DaemonLog(), "orders are still under way") {
-		t.Error("the stop waited for what hangs")
+		t.Error("the daemon's stop waited for the hanging plugins")
 	}
 	hangs(0)
 
@@ -122,7 +124,7 @@ func TestN4StartBesideHungPlugins(t *testing.T) {
 		conditions, err := d.Conditions()
 		left, _ := filepath.Glob(filepath.Join(leases, "*"))
 		if clean := conditions["Clean"]; err == nil && (clean != nil || len(left) != 2) { // kept and new
-			err = fmt.Errorf("condition %v, leases %v", clean, left)
+			err = fmt.Errorf("got condition Clean %v, leases %v; want no condition and 2 leases", clean, left)
 		}
 		return err
 	})

@@ -15,8 +15,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// limitFiles sets how many files a process may have open, and gives how many it might before. The hard limit stays, for nobody but
-// who may lift it could undo that.
+// limitFiles sets the soft limit of a process's open files and returns the previous limit. It does not lower the hard
+// limit, which could not be undone without privileges.
 func limitFiles(t *testing.T, pid int, files uint64) (before uint64) {
 	t.Helper()
 	var limit unix.Rlimit
@@ -30,8 +30,8 @@ func limitFiles(t *testing.T, pid int, files uint64) (before uint64) {
 	return before
 }
 
-// TestN10DescriptorsRunOut: a daemon that can open no more files answers what needs none, refuses the rest as a node that is out of
-// something, keeps what runs, and does everything again once there are some.
+// TestN10DescriptorsRunOut: a daemon that cannot open more files answers the calls that need none, and refuses the
+// others with ResourceExhausted or Unavailable. Its containers keep running. Once it can open files, it works again.
 func TestN10DescriptorsRunOut(t *testing.T) {
 	d := harness.StartDaemon(t)
 	pod := d.RunPod(t, harness.PodConfig(t, "p"))
@@ -63,7 +63,7 @@ func TestN10DescriptorsRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := map[string]int{}
-	// At each number of files that are left something else is the first that fails.
+	// With each number of remaining files, another operation is the first to fail.
 	for left := range 12 {
 		old := limitFiles(t, d.Pid(), uint64(len(open)+left))
 		for name, call := range calls {
@@ -72,25 +72,25 @@ func TestN10DescriptorsRunOut(t *testing.T) {
 			case codes.ResourceExhausted, codes.Unavailable:
 				refused[name]++
 			case codes.OK:
-			case codes.AlreadyExists: // an earlier call of its name went well
+			case codes.AlreadyExists: // an earlier call with the same name succeeded
 			default:
-				t.Errorf("%s with %d files left: %v", name, left, err)
+				t.Errorf("%s with %d files left: got error %v, want success, ResourceExhausted or Unavailable", name, left, err)
 			}
 		}
 		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-			t.Fatalf("the container that runs: %v", s)
+			t.Fatalf("status of the container: got %v, want running", s)
 		}
 		limitFiles(t, d.Pid(), old)
 	}
 	for name := range calls {
-		if refused[name] == 0 && name != "StartContainer" { // once it has started it is not started again
-			t.Errorf("%s never ran out of files", name)
+		if refused[name] == 0 && name != "StartContainer" { // after one success, the call does nothing
+			t.Errorf("%s was never refused, want at least one refusal", name)
 		}
 	}
 	c.Must("true")
 	wantPod(t, d)
 	wantReady(t, d)
-	fresh, err := harness.Dial(d.Socket) // who could not be accepted is now
+	fresh, err := harness.Dial(d.Socket) // the daemon accepts connections again
 	if err != nil {
 		t.Fatal(err)
 	}

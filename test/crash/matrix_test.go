@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// points lists the fail points of the daemon's program with one of the prefixes.
+// points lists the fail points in the daemon's program that have one of the prefixes.
 func points(t *testing.T, prefixes ...string) []string {
 	t.Helper()
 	var names []string
@@ -34,22 +34,20 @@ func points(t *testing.T, prefixes ...string) []string {
 	return names
 }
 
-// retainPoint is passed by unit pods alone, when a next attempt follows one that ended; internal/node visits it.
-const retainPoint = "node.retain-attempt."
+// Prefixes of fail points that not every script passes.
+const (
+	retainPoint  = "node.retain-attempt." // only unit pods with a second attempt; the tests of internal/node visit them
+	noBootPoints = "vm.no-boot."          // only machines that cannot boot; the tests of internal/sandbox/vm visit them
+	tapPoints    = "network.tap."         // only machines
+)
 
-// noBootPoints are passed by machines that cannot boot alone; internal/sandbox/vm visits them.
-const noBootPoints = "vm.no-boot."
-
-// tapPoints are the fail points of what machines' networks have besides.
-const tapPoints = "network.tap."
-
-// without leaves out the names with the prefix.
+// without returns the names that do not have the prefix.
 func without(names []string, prefix string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// victim is the pod that the script takes through its life. It shares its PID namespace, so that its init process is
-// at stake, too.
+// victim returns the pod with which the script makes its calls. The pod shares its PID namespace, so that it has an
+// init process too.
 func victim(t *testing.T) (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	pod := harness.PodConfig(t, "victim", harness.Namespaces(func(n *runtimeapi.NamespaceOption) { n.Pid = runtimeapi.NamespaceMode_POD }))
 	container := harness.ContainerConfig("c", harness.Busybox, harness.Sleep())
@@ -105,15 +103,16 @@ func script(d *harness.Daemon, handler string, pod *runtimeapi.PodSandboxConfig,
 	return nil
 }
 
-// TestN1KilledAtEveryFailPoint kills the daemon with SIGKILL at each fail point that a pod's life passes, starts it
-// again, and demands: a record that is true, a bystander that never noticed, no trace of the victim once it is removed.
+// TestN1KilledAtEveryFailPoint kills the daemon with SIGKILL at each fail point in the life of a pod, and starts it
+// again. The record must then be true, another pod must be unaffected, and nothing of the victim may be left after its
+// removal.
 func TestN1KilledAtEveryFailPoint(t *testing.T) {
 	for _, runtime := range runtimes() {
 		t.Run(runtime, func(t *testing.T) { visitAll(t, runtime) })
 	}
 }
 
-// runtimes are crun and, in the long form of the tests, runc.
+// runtimes returns crun and, for make test-all, runc.
 func runtimes() []string {
 	if os.Getenv("TRIPOD_TEST_FULL") != "" {
 		return []string{"crun", "runc"}
@@ -121,28 +120,28 @@ func runtimes() []string {
 	return []string{"crun"}
 }
 
-// crash is a victim's life on a daemon that is killed in it.
+// crash is a crash of a daemon while it runs the script with a victim.
 type crash struct {
 	d         *harness.Daemon
 	handler   string
 	pod       *runtimeapi.PodSandboxConfig
 	container *runtimeapi.ContainerConfig
-	bystander string // a pod that stays
+	bystander string // the ID of a pod that keeps running
 	before    harness.Resources
 }
 
-// at kills the daemon at a fail point and starts it again. Then holds must find nothing wrong, no trace of the victim may stay,
-// and the same calls must succeed.
-func (c crash) at(t *testing.T, point string, holds func() error) {
+// at kills the daemon at a fail point and starts it again. Then check must return nil, nothing of the victim may be
+// left after its removal, and the same calls must succeed.
+func (c crash) at(t *testing.T, point string, check func() error) {
 	t.Helper()
 	c.d.Restart(failpoint.Variable + "=" + point + "=kill")
 	err := script(c.d, c.handler, c.pod, c.container)
 	state := c.d.WaitExit(10 * time.Second)
 	if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
-		t.Fatalf("the daemon ended with %v, the script with %v: the point was never passed", state, err)
+		t.Fatalf("the daemon ended with %v, the script with error %v; want SIGKILL at the fail point", state, err)
 	}
 	c.d.Start()
-	if err := holds(); err != nil {
+	if err := check(); err != nil {
 		t.Error(err)
 	}
 	removeVictims(t, c.d, c.bystander)
@@ -171,12 +170,12 @@ func visitAll(t *testing.T, runtime string) {
 		})
 	}
 	if len(names) < 40 {
-		t.Errorf("only %d fail points were visited", len(names))
+		t.Errorf("fail points visited: got %d, want at least 40", len(names))
 	}
 }
 
-// resources are those that the pods hold: without the open files, which are of another daemon each time, and without
-// the bystander's pauses, which are another process each time.
+// resources returns the resources of the pods. It leaves out the daemon's open files, because each start is another
+// process, and the bystander's sleep processes, which change all the time.
 func resources(d *harness.Daemon) harness.Resources {
 	r := harness.Snapshot(d)
 	r.Files = nil
@@ -184,7 +183,7 @@ func resources(d *harness.Daemon) harness.Resources {
 	return r
 }
 
-// recordIsTrue holds what the daemon says of each container against its processes.
+// recordIsTrue compares the state that the daemon reports for each container with the container's processes.
 func recordIsTrue(d *harness.Daemon) error {
 	ctx := context.Background()
 	list, err := d.CRI().ListContainers(ctx, &runtimeapi.ListContainersRequest{})
@@ -196,31 +195,31 @@ func recordIsTrue(d *harness.Daemon) error {
 		resp, err := d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.Id, Cmd: []string{"true"}, Timeout: 10})
 		runs := err == nil && resp.ExitCode == 0
 		if says := c.State == runtimeapi.ContainerState_CONTAINER_RUNNING; says != runs {
-			errs = append(errs, fmt.Errorf("container %s is %s; a program could be run in it: %v (%v)", c.Metadata.Name, c.State, runs, err))
+			errs = append(errs, fmt.Errorf("container %s is reported as %s, but an exec in it succeeds: %v (error %v)", c.Metadata.Name, c.State, runs, err))
 		}
 		status, err := d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id})
 		if err != nil {
 			errs = append(errs, err)
 		} else if s := status.Status; s.State == runtimeapi.ContainerState_CONTAINER_EXITED && (s.FinishedAt == 0 || s.Reason == "") {
-			errs = append(errs, fmt.Errorf("container %s has ended without a time or a reason: %v", c.Metadata.Name, s))
+			errs = append(errs, fmt.Errorf("status of container %s: got %v, want a time and a reason of its end", c.Metadata.Name, s))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// stillTicking waits for a line that the bystander writes after now, and looks whether one is missing before it.
+// stillTicking waits for a new line of the bystander and checks that no line before it is missing.
 func stillTicking(clock *harness.Container) error {
 	count := len(clock.Logs())
 	clock.WaitLog(fmt.Sprintf("tick %d\n", count+1))
 	for i, line := range clock.Logs() {
 		if want := fmt.Sprintf("tick %d", i+1); strings.TrimSpace(line.Text) != want {
-			return fmt.Errorf("line %d of the bystander's log is %q, not %q", i+1, line.Text, want)
+			return fmt.Errorf("line %d of the bystander's log: got %q, want %q", i+1, line.Text, want)
 		}
 	}
 	return nil
 }
 
-// removeVictims removes every pod but the bystander.
+// removeVictims removes all pods except the bystander.
 func removeVictims(t *testing.T, d *harness.Daemon, bystander string) {
 	t.Helper()
 	ctx := context.Background()
@@ -231,7 +230,7 @@ func removeVictims(t *testing.T, d *harness.Daemon, bystander string) {
 	for _, p := range list.Items {
 		if p.Id == bystander {
 			if p.State != runtimeapi.PodSandboxState_SANDBOX_READY {
-				t.Errorf("the bystander is %s", p.State)
+				t.Errorf("state of the bystander: got %s, want ready", p.State)
 			}
 			continue
 		}

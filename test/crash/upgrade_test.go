@@ -19,11 +19,11 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// previous is the commit whose programs an upgrade begins with: one from before records had an ID (ADR 25).
+// previous is the commit from which the test upgrades. Its records have no ID yet (ADR 25).
 const previous = "93d106f"
 
-// previousPrograms builds the programs of the commit previous, once, and gives the path of its tripod, which finds tripod-wasm beside
-// itself.
+// previousPrograms builds the programs of the commit previous, once, and returns the path of its tripod. tripod-wasm is
+// in the same directory.
 func previousPrograms(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -34,7 +34,7 @@ func previousPrograms(t *testing.T) string {
 		t.Skip("building another commit takes minutes: make test-all does it (TRIPOD_TEST_FULL=1)")
 	}
 	if err := exec.Command("git", "-C", root, "cat-file", "-e", previous+"^{commit}").Run(); err != nil {
-		t.Skipf("the commit %s is not in the history here: %v", previous, err)
+		t.Skipf("this repository does not have the commit %s: %v", previous, err)
 	}
 	bin := filepath.Join(root, "build", "previous", previous)
 	if _, err := os.Stat(filepath.Join(bin, "tripod")); err == nil {
@@ -60,28 +60,28 @@ func previousPrograms(t *testing.T) string {
 	return filepath.Join(bin, "tripod")
 }
 
-// ticker is a container that writes a line ten times a second.
+// ticker returns a container that logs ten lines a second.
 func ticker(name string) *runtimeapi.ContainerConfig {
 	return harness.ContainerConfig(name, harness.Busybox, harness.Shell("i=0; while sleep 0.1; do i=$((i+1)); echo $i; done"))
 }
 
-// goesOn holds that a container runs and still writes its log.
-func goesOn(t *testing.T, c *harness.Container) {
+// wantTicking checks that a container is running and still writes its log.
+func wantTicking(t *testing.T, c *harness.Container) {
 	t.Helper()
 	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		t.Fatalf("the container: %v", s)
+		t.Fatalf("status of the container: got %v, want running", s)
 	}
 	lines := len(c.Logs())
 	harness.Eventually(t, 20*time.Second, func() error {
 		if now := len(c.Logs()); now <= lines {
-			return fmt.Errorf("its log has %d lines and had %d", now, lines)
+			return fmt.Errorf("lines in the container's log: got %d, want more than %d", now, lines)
 		}
 		return nil
 	})
 }
 
-// TestN9UpgradeWithRunningPods: pods that an earlier tripod runs run on under this one, which takes orders for them; the earlier one
-// refuses the record from then on, and harms nothing.
+// TestN9UpgradeWithRunningPods: the pods of an earlier tripod keep running after an upgrade, and this tripod takes
+// orders for them. After that, the earlier tripod refuses the record and changes nothing.
 func TestN9UpgradeWithRunningPods(t *testing.T) {
 	earlier := previousPrograms(t)
 	d := harness.NewDaemon(t)
@@ -94,8 +94,8 @@ func TestN9UpgradeWithRunningPods(t *testing.T) {
 
 	d.Program("")
 	d.Start()
-	goesOn(t, a)
-	goesOn(t, b)
+	wantTicking(t, a)
+	wantTicking(t, b)
 	b.Must("true")
 	created.Start()
 	created.WaitExit(4)
@@ -104,17 +104,17 @@ func TestN9UpgradeWithRunningPods(t *testing.T) {
 	wantPod(t, d)
 	d.Stop()
 
-	d.Program(earlier) // it knows version 1 of pods' records only
+	d.Program(earlier) // knows only version 1 of pods' records
 	if err := d.TryStart(); err == nil || !strings.Contains(d.DaemonLog(), "start the version of tripod that wrote it") {
-		t.Errorf("the earlier one on a later record: %v", err)
+		t.Errorf("start of the earlier tripod on a later record: got error %v, want a refusal that names the remedy", err)
 	}
 	d.Program("")
 	d.Start()
-	goesOn(t, b)
+	wantTicking(t, b)
 	stays.Remove()
 }
 
-// editRecord changes the node's record while the daemon is stopped.
+// editRecord changes the record of a node whose daemon is stopped.
 func editRecord(t *testing.T, d *harness.Daemon, change func(tx *bbolt.Tx) error) {
 	t.Helper()
 	db, err := bbolt.Open(filepath.Join(d.Root, "record.db"), 0o600, &bbolt.Options{Timeout: 5 * time.Second})
@@ -126,7 +126,8 @@ func editRecord(t *testing.T, d *harness.Daemon, change func(tx *bbolt.Tx) error
 	}
 }
 
-// TestN9DowngradeIsRefused: a record that a later tripod wrote, as a whole or for one pod, is refused; nothing of its pods is touched.
+// TestN9DowngradeIsRefused: the daemon refuses a record that a later tripod wrote, wholly or for one pod, and leaves
+// its pods alone.
 func TestN9DowngradeIsRefused(t *testing.T) {
 	d := harness.StartDaemon(t)
 	pod := d.RunPod(t, harness.PodConfig(t, "p"))
@@ -158,34 +159,35 @@ func TestN9DowngradeIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := d.TryStart(); err == nil {
-			t.Fatalf("%s: the daemon started", name)
+			t.Fatalf("%s: the daemon started, want a refusal", name)
 		}
 		if log := d.DaemonLog(); !strings.Contains(log, "99") {
-			t.Errorf("%s: it does not say which version it is", name)
+			t.Errorf("%s: the daemon's log does not name version 99", name)
 		}
 		lines := len(c.Logs())
 		harness.Eventually(t, 20*time.Second, func() error {
 			if len(c.Logs()) <= lines {
-				return errors.New("the container writes no more")
+				return errors.New("the container's log has no new line")
 			}
 			return nil
 		})
 		if now, err := os.ReadFile(filepath.Join(d.Root, "record.db")); err != nil || name == "the file" && !bytes.Equal(now, before) {
-			t.Errorf("%s: the record was changed, %v", name, err)
+			t.Errorf("%s: the daemon changed the record, error %v", name, err)
 		}
 		if err := os.WriteFile(filepath.Join(d.Root, "record.db"), right, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	d.Start()
-	goesOn(t, c)
+	wantTicking(t, c)
 	pod.Remove()
 }
 
-// TestN10ClockJumped: with everything that the record says to have happened decades from now, or decades ago, as when the clock was set
-// while the daemon was away, pods are found, listed, stopped with their grace and removed; new ones come after them.
+// TestN10ClockJumped: all times in the record are decades in the future or in the past, as if the clock had been set
+// while the daemon was down. The daemon still finds, lists, stops (with the grace period) and removes its pods, and
+// creates new pods.
 func TestN10ClockJumped(t *testing.T) {
-	for name, years := range map[string]int{"back": 30, "forward": -30} { // what was now is in the future when the clock went back
+	for name, years := range map[string]int{"back": 30, "forward": -30} { // if the clock goes back, recorded times are in the future
 		t.Run(name, func(t *testing.T) {
 			d := harness.StartDaemon(t)
 			pod := d.RunPod(t, harness.PodConfig(t, "p"))
@@ -196,7 +198,7 @@ func TestN10ClockJumped(t *testing.T) {
 			shift := func(raw []byte) ([]byte, error) {
 				var v any
 				numbers := json.NewDecoder(bytes.NewReader(raw))
-				numbers.UseNumber() // those of processes are large
+				numbers.UseNumber() // process start times do not fit a float64
 				if err := numbers.Decode(&v); err != nil {
 					return nil, err
 				}
@@ -211,7 +213,7 @@ func TestN10ClockJumped(t *testing.T) {
 			})
 			files, err := filepath.Glob(filepath.Join(d.Root, "linux", "*", "*", "state.json"))
 			if err != nil || len(files) != 2 {
-				t.Fatalf("states of containers: %v, %v", files, err)
+				t.Fatalf("state files of containers: got %v, error %v; want 2", files, err)
 			}
 			for _, file := range files {
 				raw, err := os.ReadFile(file)
@@ -227,24 +229,24 @@ func TestN10ClockJumped(t *testing.T) {
 				}
 			}
 			d.Start()
-			goesOn(t, c)
+			wantTicking(t, c)
 			if s := ended.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.ExitCode != 5 {
-				t.Errorf("the container that had ended: %v", s)
+				t.Errorf("status of the exited container: got %v, want exit code 5", s)
 			}
 			if got, want := time.Unix(0, pod.Status().CreatedAt).Year(), time.Now().AddDate(years, 0, 0).Year(); got < want-1 || got > want+1 {
-				t.Errorf("the pod is of %d, its record says %d", got, want)
+				t.Errorf("year of the pod's creation: got %d, want %d", got, want)
 			}
 			wantPod(t, d)
 			c.Stop(5 * time.Second)
 			if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.FinishedAt < s.StartedAt || s.FinishedAt < time.Now().Add(-time.Hour).UnixNano() {
-				t.Errorf("it has ended at %s, and was started at %s: %v", time.Unix(0, s.FinishedAt), time.Unix(0, s.StartedAt), s)
+				t.Errorf("status after the stop: got %v, started %s, finished %s; want an end just now", s, time.Unix(0, s.StartedAt), time.Unix(0, s.FinishedAt))
 			}
 			pod.Remove()
 		})
 	}
 }
 
-// shifted moves every time of a JSON value by years.
+// shifted adds years to every time in a JSON value.
 func shifted(v any, years int) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -17,20 +17,20 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// vmPoints are the fail points of machines that `make test` visits; `make test-all` visits all of them.
+// vmPoints are the fail points of machines that `make test` visits; `make test-all` visits all fail points of machines.
 var vmPoints = []string{
 	"vm.create-sandbox.wired", "vm.create-container.defined", "vm.start-container.intent", "vm.start-container.booted",
 	"vm.stop-container.pressed", "vm.remove-container.undefined", "vm.stop-sandbox.unwired",
 	"network.tap.wire.moved", "network.tap.unwire.parted",
 }
 
-// vmVictim is the machine that the script takes through its life.
+// vmVictim returns the machine with which the script makes its calls.
 func vmVictim(t *testing.T) (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	return harness.PodConfig(t, "victim"), harness.ContainerConfig("c", harness.TinyGuest)
 }
 
-// TestN1VMKilledAtEveryFailPoint is TestN1KilledAtEveryFailPoint over machines: users, taps, leases, disks, definitions and QEMU
-// are cut off at every line, while a bystander's machine ticks, and not one tick is missing in its log.
+// TestN1VMKilledAtEveryFailPoint is TestN1KilledAtEveryFailPoint for machines: a crash interrupts the handling of
+// users, taps, leases, disks, definitions and QEMU. Another machine writes ticks, and none may be missing in its log.
 func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 32<<20))
 	bystander := d.RunVM(t, &harness.PodSpec{Name: "bystander", Image: harness.TinyGuest})
@@ -44,13 +44,13 @@ func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
 	names := without(points(t, "vm.", tapPoints), noBootPoints)
 	for _, name := range vmPoints {
 		if !slices.Contains(names, name) {
-			t.Errorf("%s is no fail point", name)
+			t.Errorf("%s is not a fail point", name)
 		}
 	}
 	if os.Getenv("TRIPOD_TEST_FULL") == "" {
 		names = vmPoints
 	} else if len(names) < 25 {
-		t.Errorf("only %d fail points were found", len(names))
+		t.Errorf("fail points found: got %d, want at least 25", len(names))
 	}
 	for _, point := range names {
 		t.Run(point, func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
 			c := crash{d: d, handler: "vm", pod: pod, container: container, bystander: bystander.Pod.ID, before: before}
 			c.at(t, point, func() error {
 				if s := bystander.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt != began {
-					t.Errorf("the bystander is %v", s)
+					t.Errorf("status of the bystander: got %v, want running since %d", s, began)
 				}
 				return errors.Join(machinesAreTrue(d), machineTicks(bystander))
 			})
@@ -66,16 +66,16 @@ func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
 	}
 }
 
-// machineTicks waits for a line that a tiny guest writes after now, and looks whether one is missing before it.
+// machineTicks waits for a new line of a tiny guest and checks that no line before it is missing.
 func machineTicks(c *harness.Container) error {
 	ticks := func() (n int, err error) {
 		for _, line := range c.Logs() {
 			_, number, ok := strings.Cut(strings.TrimSpace(line.Text), "tick ")
 			if !ok {
-				continue // the firmware's
+				continue // from the firmware
 			}
 			if n++; number != fmt.Sprintf("%05d", n) {
-				return n, fmt.Errorf("line %d of the bystander's log is %q", n, line.Text)
+				return n, fmt.Errorf("line %d of the bystander's log: got %q, want tick %05d", n, line.Text, n)
 			}
 		}
 		return n, nil
@@ -89,7 +89,7 @@ func machineTicks(c *harness.Container) error {
 	return err
 }
 
-// machinesAreTrue holds what the daemon says of each machine against its process.
+// machinesAreTrue compares the state that the daemon reports for each machine with its process.
 func machinesAreTrue(d *harness.Daemon) error {
 	ctx := context.Background()
 	list, err := d.CRI().ListContainers(ctx, &runtimeapi.ListContainersRequest{})
@@ -110,17 +110,17 @@ func machinesAreTrue(d *harness.Daemon) error {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", info.Pid))
 		runs := info.Pid != 0 && strings.Contains(string(cmdline), "qemu")
 		if says := resp.Status.State == runtimeapi.ContainerState_CONTAINER_RUNNING; says != runs {
-			errs = append(errs, fmt.Errorf("container %s is %s; its process %d runs %q", c.Metadata.Name, resp.Status.State, info.Pid, cmdline))
+			errs = append(errs, fmt.Errorf("container %s is reported as %s, but its process %d runs %q", c.Metadata.Name, resp.Status.State, info.Pid, cmdline))
 		}
 		if s := resp.Status; s.State == runtimeapi.ContainerState_CONTAINER_EXITED && (s.FinishedAt == 0 || s.Reason == "") {
-			errs = append(errs, fmt.Errorf("container %s has ended without a time or a reason: %v", c.Metadata.Name, s))
+			errs = append(errs, fmt.Errorf("status of container %s: got %v, want a time and a reason of its end", c.Metadata.Name, s))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// TestN4VMNetworkPluginMisbehaves: a machine's pod whose ADD fails leaves nothing. One whose chain makes no link runs without a
-// network card, and is released when its DEL works again, without another order.
+// TestN4VMNetworkPluginMisbehaves: a machine's pod whose ADD fails leaves nothing. A pod whose plugins create no link
+// runs without a network card, and is released once its DEL works, without another order.
 func TestN4VMNetworkPluginMisbehaves(t *testing.T) {
 	dir := filepath.Join(harness.Dir(), "faulty-vm")
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -130,10 +130,10 @@ func TestN4VMNetworkPluginMisbehaves(t *testing.T) {
 	before := resources(d)
 	_, err := d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "p"), RuntimeHandler: "vm"})
 	if err == nil || !strings.Contains(err.Error(), "no address left") {
-		t.Errorf("a pod without an address: %v", err)
+		t.Errorf("RunPodSandbox without an address: got error %v, want the plugin's message", err)
 	}
 	if err := before.Leaks(resources(d)); err != nil {
-		t.Errorf("left behind: %v", err)
+		t.Errorf("the failed pod left resources: %v", err)
 	}
 	ill := filepath.Join(dir, "ill")
 	if err := os.WriteFile(ill, nil, 0o644); err != nil {
@@ -144,7 +144,7 @@ func TestN4VMNetworkPluginMisbehaves(t *testing.T) {
 	c := pod.Run(harness.ContainerConfig("c", harness.TinyGuest))
 	c.WaitConsole("tick 00001")
 	if _, err := d.CRI().StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.ID}); err == nil {
-		t.Error("the failing DEL was not reported")
+		t.Error("StopPodSandbox with a failing DEL succeeded, want an error")
 	}
 	c.WaitExit(137)
 	if err := os.Remove(ill); err != nil {

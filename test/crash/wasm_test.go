@@ -20,15 +20,15 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// wasmVictim is the component pod that the script takes through its life. Its namespace has a worker of its own, which is
-// started and ended with it.
+// wasmVictim returns the component pod with which the script makes its calls. Its namespace has its own worker, which
+// starts and ends with the pod.
 func wasmVictim(t *testing.T) (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	pod := harness.PodConfig(t, "victim", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "victims" })
 	return pod, harness.ContainerConfig("c", harness.GreeterC)
 }
 
-// TestN1WasmKilledAtEveryFailPoint is TestN1KilledAtEveryFailPoint over components: compilations, workers and pods in
-// workers are cut off at every line, while a bystander in another worker answers.
+// TestN1WasmKilledAtEveryFailPoint is TestN1KilledAtEveryFailPoint for components: a crash interrupts the handling of
+// compilations, workers and pods in workers, while a bystander in another worker answers.
 func TestN1WasmKilledAtEveryFailPoint(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "namespace"))
 	for _, image := range []string{harness.GreeterC, harness.HelloHTTP} {
@@ -46,23 +46,23 @@ func TestN1WasmKilledAtEveryFailPoint(t *testing.T) {
 	for _, point := range names {
 		t.Run(point, func(t *testing.T) {
 			d.Stop()
-			makePassed(t, d, point)
+			removeMade(t, d, point)
 			d.Start(failpoint.Variable + "=" + point + "=kill")
 			pod, container := wasmVictim(t)
 			err := script(d, "wasm", pod, container)
 			state := d.WaitExit(10 * time.Second)
 			if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
-				t.Fatalf("the daemon ended with %v, the script with %v: the point was never passed", state, err)
+				t.Fatalf("the daemon ended with %v, the script with error %v; want SIGKILL at the fail point", state, err)
 			}
 			if err := greets(address); err != nil {
-				t.Errorf("without a daemon: %v", err)
+				t.Errorf("while the daemon is down: %v", err)
 			}
 			d.Start()
 			if err := componentsAreTrue(d); err != nil {
 				t.Error(err)
 			}
 			if s := served.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt != began {
-				t.Errorf("the bystander is %v", s)
+				t.Errorf("status of the bystander: got %v, want running since %d", s, began)
 			}
 			removeVictims(t, d, bystander.ID)
 			harness.Eventually(t, 10*time.Second, func() error { return before.Leaks(resources(d)) })
@@ -75,28 +75,29 @@ func TestN1WasmKilledAtEveryFailPoint(t *testing.T) {
 		})
 	}
 	if len(names) < 15 {
-		t.Errorf("only %d fail points were visited", len(names))
+		t.Errorf("fail points visited: got %d, want at least 15", len(names))
 	}
 }
 
-// makePassed removes what a life would find made by the one before: compiled code, the node's authority.
-func makePassed(t *testing.T, d *harness.Daemon, point string) {
+// removeMade removes the compiled code or the node's authority, so that the next script creates it and passes the fail
+// point.
+func removeMade(t *testing.T, d *harness.Daemon, point string) {
 	t.Helper()
-	var gone []string
+	var names []string
 	switch {
 	case strings.HasPrefix(point, "wasm.cache."):
-		gone = []string{"cache"}
+		names = []string{"cache"}
 	case strings.HasPrefix(point, "wasm.tls."):
-		gone = []string{"ca.crt", "ca.key"}
+		names = []string{"ca.crt", "ca.key"}
 	}
-	for _, name := range gone {
+	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(d.Root, "wasm", name)); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// greets asks the bystander's component over HTTP.
+// greets sends a request to the bystander's component.
 func greets(address string) error {
 	client := http.Client{Timeout: 10 * time.Second}
 	defer client.CloseIdleConnections()
@@ -106,12 +107,13 @@ func greets(address string) error {
 	}
 	defer resp.Body.Close()
 	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("the bystander answers %s %q, %w", resp.Status, body, err)
+		return fmt.Errorf("answer of the bystander: got status %s, body %q, error %w; want 200 OK", resp.Status, body, err)
 	}
 	return nil
 }
 
-// componentsAreTrue holds what the daemon says of each component against its port, and against its worker's process.
+// componentsAreTrue compares the state that the daemon reports for each component with its port and its worker's
+// process.
 func componentsAreTrue(d *harness.Daemon) error {
 	ctx := context.Background()
 	list, err := d.CRI().ListContainers(ctx, &runtimeapi.ListContainersRequest{})
@@ -129,13 +131,13 @@ func componentsAreTrue(d *harness.Daemon) error {
 			conn.Close()
 		}
 		if says := c.State == runtimeapi.ContainerState_CONTAINER_RUNNING; says != (err == nil) {
-			errs = append(errs, fmt.Errorf("container %s is %s; its port: %v", c.Metadata.Name, c.State, err))
+			errs = append(errs, fmt.Errorf("container %s is reported as %s, but the error of a connection to its port is %v", c.Metadata.Name, c.State, err))
 		}
 		status, err := d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id})
 		if err != nil {
 			errs = append(errs, err)
 		} else if s := status.Status; s.State == runtimeapi.ContainerState_CONTAINER_EXITED && (s.FinishedAt == 0 || s.Reason == "") {
-			errs = append(errs, fmt.Errorf("container %s has ended without a time or a reason: %v", c.Metadata.Name, s))
+			errs = append(errs, fmt.Errorf("status of container %s: got %v, want a time and a reason of its end", c.Metadata.Name, s))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,5 +1,5 @@
-// Package until polls for conditions that nothing announces: those of other processes, and of goroutines that offer no event.
-// It stands here once, so that no test has a loop or a deadline of its own.
+// Package until polls for conditions without an event, such as the state of another process. With it, no test needs its
+// own loop or deadline.
 package until
 
 import (
@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// patience is how long a condition may take on a busy machine when its test names no bound.
-const patience = 30 * time.Second
+// defaultTimeout is the timeout of Holds, which is long enough for a busy machine.
+const defaultTimeout = 30 * time.Second
 
-// Holds fails the test if the condition does not come true. what names the condition.
+// Holds waits until the condition is true, and fails the test after 30 seconds. what names the condition.
 func Holds(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	Within(t, patience, what, holds)
+	Within(t, defaultTimeout, what, holds)
 }
 
-// Within is Holds with a bound.
+// Within is like Holds, but with a timeout.
 func Within(t testing.TB, timeout time.Duration, what string, holds func() bool) {
 	t.Helper()
 	err := poll(timeout, 5*time.Millisecond, func() error {
@@ -31,7 +31,7 @@ func Within(t testing.TB, timeout time.Duration, what string, holds func() bool)
 	}
 }
 
-// NoError fails the test with cond's last error if it does not succeed within timeout.
+// NoError waits until cond returns nil, and fails the test with cond's last error after timeout.
 func NoError(t testing.TB, timeout time.Duration, cond func() error) {
 	t.Helper()
 	if err := Poll(timeout, cond); err != nil {
@@ -44,7 +44,7 @@ func Poll(timeout time.Duration, cond func() error) error {
 	return poll(timeout, 100*time.Millisecond, cond)
 }
 
-// poll calls cond often at first, then less often, down to once in slowest.
+// poll calls cond at growing intervals, up to slowest.
 func poll(timeout, slowest time.Duration, cond func() error) error {
 	pause := 2 * time.Millisecond
 	for deadline := time.Now().Add(timeout); ; pause = min(2*pause, slowest) {
