@@ -13,23 +13,25 @@ import (
 	bbolterrors "go.etcd.io/bbolt/errors"
 )
 
-// LockTimeout bounds the wait for another process that still has the file open.
+// LockTimeout limits the wait while another process has the file open.
 const LockTimeout = 2 * time.Second
 
-// Options for Open.
+// Options are options for Open.
 type Options struct {
 	// Fill writes the initial content of a new file; nil writes nothing.
 	Fill func(*bbolt.Tx) error
-	// Recognize returns an error for an existing file that is not the caller's; nil accepts any. The error needs no class.
+	// Recognize returns an error for an existing file that is not the caller's; nil accepts any file. The error needs
+	// no class.
 	Recognize func(*bbolt.Tx) error
-	// Shallow skips the walk over all pages, for callers that do it themselves.
+	// Shallow skips the check of all pages, for callers that call Check themselves.
 	Shallow bool
 	// ReadOnly opens an existing file for reading.
 	ReadOnly bool
 }
 
-// Open opens the file at path, or creates it when it is missing and reports that as fresh. Errors: errdefs.ErrDataLoss for a file
-// that is damaged or not the caller's, which stays as it is; errdefs.ErrUnavailable when another process holds it.
+// Open opens the file at path. If the file is missing, Open creates it and returns true for fresh. It returns
+// errdefs.ErrDataLoss for a file that is damaged or not the caller's, and leaves the file unchanged. If another process
+// has the file open, it returns errdefs.ErrUnavailable.
 func Open(path string, o Options) (db *bbolt.DB, fresh bool, err error) {
 	_, err = os.Lstat(path)
 	fresh = errors.Is(err, os.ErrNotExist) && !o.ReadOnly
@@ -52,7 +54,7 @@ func open(path string, readOnly bool) (db *bbolt.DB, err error) {
 		Timeout: LockTimeout, FreelistType: bbolt.FreelistMapType, ReadOnly: readOnly, NoStatistics: true,
 	})
 	if errors.Is(err, bbolterrors.ErrTimeout) {
-		return nil, fmt.Errorf("%s is held by another process: %w", path, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("%s is open in another process: %w", path, errdefs.ErrUnavailable)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
@@ -60,14 +62,14 @@ func open(path string, readOnly bool) (db *bbolt.DB, err error) {
 	return db, nil
 }
 
-// recoverDamage turns a panic into an error: bbolt panics over damaged pages.
+// recoverDamage turns a panic into an error, because bbolt panics on damaged pages.
 func recoverDamage(path string, err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("%s is damaged: %v: %w", path, p, errdefs.ErrDataLoss)
 	}
 }
 
-// create makes a file that is complete or absent, whenever the process ends or the power fails.
+// create creates a file. The file is complete or absent, even if the process ends or the power fails meanwhile.
 func create(path string, fill func(*bbolt.Tx) error) error {
 	draft := path + ".new"
 	if err := os.Remove(draft); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -98,7 +100,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// verify checks a file without changing it. It compares the size first: a read past the end would kill the process (SIGBUS).
+// verify checks a file without changing it. It compares the size before it reads pages, because a read past the end of
+// the file would kill the process (SIGBUS).
 func verify(path string, o Options) (err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -109,7 +112,7 @@ func verify(path string, o Options) (err error) {
 	}
 	db, err := open(path, true)
 	if err != nil {
-		if foreign(err) {
+		if isContentError(err) {
 			err = fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 		}
 		return err
@@ -135,16 +138,17 @@ func verify(path string, o Options) (err error) {
 	})
 }
 
-// foreign reports whether an error is about the file's content. One about access to the file has an errno.
-func foreign(err error) bool {
+// isContentError reports whether an error of open is about the file's content. Errors of access to the file have an
+// errno.
+func isContentError(err error) bool {
 	_, errno := errors.AsType[syscall.Errno](err)
 	return !errno && !errdefs.IsUnavailable(err)
 }
 
-// maxDamages bounds what Check reports: one bad page leads to an error for each page below it.
+// maxDamages limits the errors that Check returns: one bad page leads to an error for each page below it.
 const maxDamages = 3
 
-// Check walks over all pages and returns what is damaged.
+// Check reads all pages and returns an error that lists the damage.
 func Check(tx *bbolt.Tx) error {
 	var errs []error
 	for err := range tx.Check() { // drain it: the walk runs in a goroutine

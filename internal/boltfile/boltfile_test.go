@@ -25,13 +25,13 @@ func recognize(tx *bbolt.Tx) error {
 
 var options = Options{Fill: fill, Recognize: recognize}
 
-// whole is the content of a file with some pages of each kind.
+// whole returns the content of a valid file with several pages of each kind.
 func whole(t *testing.T) []byte {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "whole.db")
 	db, fresh, err := Open(path, options)
 	if err != nil || !fresh {
-		t.Fatalf("a new file: fresh %v, %v", fresh, err)
+		t.Fatalf("Open of a missing file: fresh = %v, %v, want true", fresh, err)
 	}
 	for i := range 100 {
 		err = errors.Join(err, db.Update(func(tx *bbolt.Tx) error {
@@ -48,7 +48,7 @@ func whole(t *testing.T) []byte {
 	return raw
 }
 
-// TestN11FileThatIsNotWhole: it is refused, and stays as it is.
+// TestN11FileThatIsNotWhole checks that Open refuses a damaged file and does not change it.
 func TestN11FileThatIsNotWhole(t *testing.T) {
 	raw := whole(t)
 	page := os.Getpagesize()
@@ -65,13 +65,13 @@ func TestN11FileThatIsNotWhole(t *testing.T) {
 			if err := os.WriteFile(path, content, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // the second time as the first
+			for range 2 { // the first refusal must not change the second
 				if db, _, err := Open(path, options); !errdefs.IsDataLoss(err) {
-					t.Fatalf("%v, %v; want data loss", db, err)
+					t.Fatalf("Open = %v, %v, want data loss", db, err)
 				}
 			}
 			if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, content) {
-				t.Errorf("the file was changed, %v", err)
+				t.Errorf("Open changed the file, or the file cannot be read: %v", err)
 			}
 		})
 	}
@@ -84,11 +84,11 @@ func TestWholeFile(t *testing.T) {
 	}
 	db, fresh, err := Open(path, options)
 	if err != nil || fresh {
-		t.Fatalf("fresh %v, %v", fresh, err)
+		t.Fatalf("Open of a valid file: fresh = %v, %v, want false", fresh, err)
 	}
 	defer db.Close()
 	if _, _, err := Open(path, options); !errdefs.IsUnavailable(err) {
-		t.Errorf("the second opener: %v, want unavailable", err)
+		t.Errorf("Open of an open file = %v, want unavailable", err)
 	}
 }
 
@@ -100,14 +100,14 @@ func TestAnothersFile(t *testing.T) {
 	}
 	_ = db.Close()
 	if _, _, err := Open(path, options); !errdefs.IsDataLoss(err) {
-		t.Errorf("a file without our bucket: %v, want data loss", err)
+		t.Errorf("Open of a file without our bucket = %v, want data loss", err)
 	}
 	if _, _, err := Open(filepath.Join(t.TempDir(), "none.db"), Options{ReadOnly: true}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that is to be read and is not there: %v", err)
+		t.Errorf("Open of a missing file with ReadOnly = %v, want ErrNotExist", err)
 	}
 }
 
-// TestKilledWhileMade: what a process left that died while it made the file is no file yet.
+// TestKilledWhileMade checks that Open ignores what a process left behind that died while it created the file.
 func TestKilledWhileMade(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.db")
 	if err := os.WriteFile(path+".new", []byte("half"), 0o600); err != nil {
@@ -115,7 +115,7 @@ func TestKilledWhileMade(t *testing.T) {
 	}
 	db, fresh, err := Open(path, options)
 	if err != nil || !fresh {
-		t.Fatalf("fresh %v, %v", fresh, err)
+		t.Fatalf("Open: fresh = %v, %v, want true", fresh, err)
 	}
 	_ = db.Close()
 }

@@ -10,14 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserved is how many bytes Reserve leaves free for changes, on top of what the file uses. A removal changes a few pages, and the
-// next removal reuses the pages that it has freed.
+// reserved is the free space that Reserve ensures after the used pages, in bytes. A removal changes a few pages, and
+// the next removal reuses the pages that it has freed.
 const reserved = 512 << 10
 
-// Reserve allocates disk space for later changes to the bbolt file at path. bbolt writes changed pages beside those that they
-// replace, so even a removal needs space; on a full disk nothing could be removed. Call it before recording something new, and
-// refuse that when it fails: what exists can then always be removed. It may run while others write to the file. On a full disk it
-// returns ENOSPC. On a file system without fallocate(2), or with copy on write, it has no effect.
+// Reserve allocates disk space for later changes to the bbolt file at path. bbolt writes changed pages beside the pages
+// that they replace, so even a removal needs space, and would fail on a full disk. Call Reserve before adding a record;
+// if it fails, do not add the record. Existing records can then always be removed.
+//
+// Reserve may run while others write to the file. On a full disk it returns ENOSPC. On a file system without
+// fallocate(2), or with copy on write, it has no effect.
 func Reserve(path string) error {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -42,7 +44,7 @@ func Reserve(path string) error {
 	return nil
 }
 
-// Byte offsets in the first two pages of a file, which say how much of it is used; see the type Meta of bbolt.
+// Byte offsets in the first two pages of a file, the meta pages; see the type Meta of bbolt.
 const (
 	metaAt    = 16 // after the page header
 	magicAt   = metaAt
@@ -54,7 +56,8 @@ const (
 	magic = 0xED0CDAED
 )
 
-// usedBytes is the end of the file's used pages. bbolt writes the two meta pages in turn, so one of them is always whole.
+// usedBytes returns the offset of the end of the file's used pages. bbolt writes the two meta pages in turn, so one of
+// them is always valid.
 func usedBytes(file *os.File) (int64, error) {
 	size := os.Getpagesize()
 	var used int64
@@ -72,7 +75,7 @@ func usedBytes(file *os.File) (int64, error) {
 		used = max(used, int64(binary.NativeEndian.Uint64(raw[highWater:]))*int64(size))
 	}
 	if used == 0 {
-		return 0, fmt.Errorf("%s is no bbolt file", file.Name())
+		return 0, fmt.Errorf("%s is not a bbolt file", file.Name())
 	}
 	return used, nil
 }

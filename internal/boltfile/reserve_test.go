@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// smallDisk is a file system of a few MiB.
+// smallDisk mounts a file system of 6 MiB and returns its path.
 func smallDisk(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -54,9 +54,9 @@ func fillDisk(t *testing.T, dir string) {
 
 func key(i int) []byte { return fmt.Appendf(nil, "pod-%03d", i) }
 
-// removeOnFullDisk records pods, fills the disk, and removes them one by one, each after its record was changed as by a stop. It
-// returns the error of the first that could not be.
-func removeOnFullDisk(t *testing.T, keep bool) error {
+// removeOnFullDisk adds records, fills the disk, and then changes and removes each record. It returns the first error
+// of a change or removal. reserve calls Reserve before each addition.
+func removeOnFullDisk(t *testing.T, reserve bool) error {
 	dir := smallDisk(t)
 	path := filepath.Join(dir, "record.db")
 	db, err := bbolt.Open(path, 0o600, nil)
@@ -66,7 +66,7 @@ func removeOnFullDisk(t *testing.T, keep bool) error {
 	defer db.Close()
 	const pods = 200
 	for i := range pods {
-		if keep {
+		if reserve {
 			if err := Reserve(path); err != nil {
 				t.Fatal(err)
 			}
@@ -96,14 +96,14 @@ func removeOnFullDisk(t *testing.T, keep bool) error {
 	return nil
 }
 
-// TestFaultN5RemoveOnAFullDisk: what was recorded with room kept can be removed when the disk is full, in any number; what is new is
-// refused then.
+// TestFaultN5RemoveOnAFullDisk checks that all records can be removed on a full disk if Reserve was called before each
+// was added.
 func TestFaultN5RemoveOnAFullDisk(t *testing.T) {
 	if err := removeOnFullDisk(t, true); err != nil {
 		t.Error(err)
 	}
 	if err := removeOnFullDisk(t, false); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("without: %v; this test shows nothing", err)
+		t.Errorf("removal without Reserve = %v, want ENOSPC (otherwise this test shows nothing)", err)
 	}
 }
 
@@ -117,10 +117,10 @@ func TestFaultN5ReserveOnAFullDisk(t *testing.T) {
 	defer db.Close()
 	fillDisk(t, dir)
 	if err := Reserve(path); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("%v, want ENOSPC", err)
+		t.Errorf("Reserve on a full disk = %v, want ENOSPC", err)
 	}
 	if err := Reserve(filepath.Join(dir, "filler")); err == nil {
-		t.Error("a file of zeros is taken for one of bbolt's")
+		t.Error("Reserve accepts a file of zeros")
 	}
 	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
 		t.Fatal(err)

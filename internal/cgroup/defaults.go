@@ -2,7 +2,7 @@ package cgroup
 
 import "cmp"
 
-// Defaults fills in the driver and the parent of pods that name none, where a configuration leaves them empty.
+// Defaults returns the cgroup driver and the default parent of pods. Empty arguments get their defaults.
 func Defaults(driver, parent string) (string, string) {
 	driver = cmp.Or(driver, DriverCgroupfs)
 	if driver == DriverSystemd {

@@ -1,11 +1,12 @@
-// Package cgroup makes, limits, kills and removes cgroups, on cgroup v1 and v2, below the parents that a kubelet names or below
-// our own. The names of our cgroups begin with Mark, and no other is ever removed.
+// Package cgroup creates, limits, kills and removes cgroups, on cgroup v1 and v2. The cgroups are below parents that
+// the kubelet names, or below our own parent. The names of our cgroups begin with Mark; other cgroups are never
+// removed.
 //
-//	Open ─► Tree ─┬─ Pod(parent, key)       where a pod's cgroup is
-//	              ├─ Create, Apply          make it, set limits
+//	Open ─► Tree ─┬─ Pod(parent, key)       the path of a pod's cgroup
+//	              ├─ Create, Apply          create it, set limits
 //	              ├─ Enter                  move the calling thread there, so that its children start there
 //	              └─ Kill, Remove, Marked   empty it, remove it, find leftovers
 //
-// Package stats reads what a cgroup has used. This package must not know pods beyond their keys, nor import stats;
-// docs/adr/0038-*.md says what containerd/cgroups does of this and what it cannot.
+// Package stats reads what a cgroup has used. This package must not import stats, nor know pods beyond their keys.
+// docs/adr/0038-*.md explains which parts containerd/cgroups could replace.
 package cgroup

@@ -28,25 +28,29 @@ const (
 	DriverSystemd  = "systemd"
 )
 
-// Mark begins the names of all cgroups of ours.
+// Mark is the prefix of the names of our cgroups.
 const Mark = "tripod-"
 
-// ID matches what follows Mark in the names of pods' and containers' cgroups.
+// ID matches the part after Mark in the names of pods' and containers' cgroups.
 var ID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Tree is the host's cgroup hierarchies and the place of our cgroups in them. Paths of cgroups are relative to the roots.
+// Tree describes the host's cgroup hierarchies and the location of our cgroups. Paths of cgroups are relative to the
+// roots of the hierarchies.
 type Tree struct {
-	// Driver is DriverCgroupfs or DriverSystemd. Parent is for pods that name none: a path, or the name of a slice.
+	// Driver is DriverCgroupfs or DriverSystemd. Parent is the parent of pods that name none: a path, or the name of a
+	// slice.
 	Driver, Parent string
 	V2             bool
-	// Roots are the mount points of the hierarchies by name: their controllers', or "" for the only one of v2.
+	// Roots maps the hierarchies to their mount points. The key is the list of a v1 hierarchy's controllers, such as
+	// "cpu,cpuacct", or "" on v2.
 	Roots map[string]string
 }
 
-// Mount is where every distribution mounts the cgroup file system.
+// Mount is the mount point of the cgroup file system on every distribution.
 const Mount = "/sys/fs/cgroup"
 
-// IsV2 reports whether this host has cgroup v2 alone. It returns errdefs.ErrUnavailable when there is no cgroup file system.
+// IsV2 reports whether this host has only cgroup v2. It returns errdefs.ErrUnavailable if there is no cgroup file
+// system.
 func IsV2() (bool, error) {
 	mode := cgroups.Mode()
 	if mode == cgroups.Unavailable {
@@ -55,7 +59,7 @@ func IsV2() (bool, error) {
 	return mode == cgroups.Unified, nil
 }
 
-// Open finds the hierarchies of this host. parent is for pods that name none.
+// Open finds the hierarchies of this host. parent is the parent of pods that name none.
 func Open(driver, parent string) (Tree, error) {
 	if driver != DriverCgroupfs && driver != DriverSystemd {
 		return Tree{}, fmt.Errorf("cgroup driver %q is neither cgroupfs nor systemd: %w", driver, errdefs.ErrInvalidArgument)
@@ -85,24 +89,25 @@ func Open(driver, parent string) (Tree, error) {
 	return g, nil
 }
 
-// ValidParent returns errdefs.ErrInvalidArgument for a cgroup parent of the wrong form for the driver.
+// ValidParent returns errdefs.ErrInvalidArgument if the form of a cgroup parent is wrong for the driver.
 func (g Tree) ValidParent(parent string) error {
 	ok := parent == "" || path.IsAbs(parent) && path.Clean(parent) == parent
 	if g.Driver == DriverSystemd {
 		ok = parent == "" || strings.HasSuffix(parent, ".slice") && !strings.Contains(path.Base(parent), "--")
 	}
 	if !ok {
-		return fmt.Errorf("linux.cgroup_parent %q is not what the %s driver takes (an absolute path, or the name of a slice): %w",
+		return fmt.Errorf("linux.cgroup_parent %q is invalid for the %s driver (cgroupfs needs an absolute path, systemd the name of a slice): %w",
 			parent, g.Driver, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
-// Pod is the path of a pod's cgroup, and whether it is ours alone. parent is what the pod's request names, or empty:
+// Pod returns the path of a pod's cgroup, and whether we create and remove the cgroup. parent is the parent that the
+// pod names, or empty:
 //
 //	cgroupfs   <parent>/tripod-<key>                 ours
-//	systemd    <parent slice>                        with a parent: the slice is the pod's
-//	           tripod.slice/tripod-<key>.slice       without one
+//	systemd    <parent>                              with a parent, which is the pod's own slice: not ours
+//	           tripod.slice/tripod-<key>.slice       without a parent: ours
 func (g Tree) Pod(parent, key string) (string, bool) {
 	if g.Driver == DriverCgroupfs {
 		if parent == "" {
@@ -111,13 +116,13 @@ func (g Tree) Pod(parent, key string) (string, bool) {
 		return path.Join(parent, Mark+key), true
 	}
 	if parent == "" {
-		// A dash in the name of a slice nests: tripod-KEY.slice lies in tripod.slice.
+		// A dash in the name of a slice means nesting: tripod-KEY.slice is a child of tripod.slice.
 		return ExpandSlice(strings.TrimSuffix(path.Base(g.Parent), ".slice") + "-" + key + ".slice"), true
 	}
 	return ExpandSlice(path.Base(parent)), false
 }
 
-// ExpandSlice gives the path of a slice (systemd.slice(5)): a-b.slice lies in a.slice.
+// ExpandSlice returns the path of a slice (systemd.slice(5)): /a.slice/a-b.slice for a-b.slice.
 func ExpandSlice(name string) string {
 	stem := strings.TrimSuffix(name, ".slice")
 	if stem == "-" || stem == "" {
@@ -132,10 +137,10 @@ func ExpandSlice(name string) string {
 	return dir
 }
 
-// Write is one file of a cgroup that sets a limit.
+// Write is a value to write to a cgroup's file, to set a limit.
 type Write struct{ Controller, File, Value string }
 
-// Limits returns the writes that limit a cgroup to the resources plus the overhead. An overhead alone sets no limit.
+// Limits returns the writes that limit a cgroup to the resources plus the overhead. Overhead alone sets no limit.
 func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) {
 	number := func(v int64) string { return strconv.FormatInt(v, 10) }
 	if v := res.GetMemoryLimitInBytes(); v > 0 {
@@ -162,7 +167,7 @@ func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) 
 	if v := res.GetCpuShares(); v > 0 {
 		v = min(max(v+over.GetCpuShares(), 2), 262144)
 		if g.V2 {
-			// The conversion of the OCI runtimes: [2, 262144] to [1, 10000].
+			// Like the OCI runtimes, map [2, 262144] to [1, 10000].
 			w = append(w, Write{"cpu", "cpu.weight", number(1 + ((v-2)*9999)/262142)})
 		} else {
 			w = append(w, Write{"cpu", "cpu.shares", number(v)})
@@ -182,7 +187,7 @@ func CPUSet(res *runtimeapi.LinuxContainerResources) (w []Write) {
 	return w
 }
 
-// LiftQuota removes the limit on CPU time of an existing cgroup.
+// LiftQuota removes the limit on an existing cgroup's CPU time.
 func (g Tree) LiftQuota(dir string) error {
 	file, value := "cpu.cfs_quota_us", "-1"
 	if g.V2 {
@@ -191,7 +196,7 @@ func (g Tree) LiftQuota(dir string) error {
 	return os.WriteFile(filepath.Join(g.Roots[g.Hierarchy("cpu")], dir, file), []byte(value), 0o644)
 }
 
-// MemoryLimit is a cgroup's own limit on memory, in bytes; 0 is no limit.
+// MemoryLimit returns a cgroup's own limit on memory, in bytes; 0 means no limit.
 func (g Tree) MemoryLimit(dir string) (uint64, error) {
 	file := "memory.limit_in_bytes"
 	if g.V2 {
@@ -215,10 +220,12 @@ func (g Tree) MemoryLimit(dir string) (uint64, error) {
 	return limit, nil
 }
 
-// unlimited is more memory than any machine has. Without a limit, cgroup v1 shows the largest number of whole pages.
+// unlimited is more memory than any machine has, in bytes. Without a limit, cgroup v1 shows the largest number of whole
+// pages.
 const unlimited = 1 << 60
 
-// Hierarchy is the key in Roots of the hierarchy with the controller. On v1 one may have several, as cpu,cpuacct.
+// Hierarchy returns the key in Roots of the hierarchy that has the controller. On v1, a hierarchy can have several
+// controllers, such as cpu,cpuacct.
 func (g Tree) Hierarchy(controller string) string {
 	if g.V2 {
 		return ""
@@ -231,7 +238,7 @@ func (g Tree) Hierarchy(controller string) string {
 	return controller
 }
 
-// Apply sets limits of a cgroup, which it makes in the hierarchies that they need.
+// Apply sets limits on a cgroup. It creates the cgroup in the hierarchies that the limits need.
 func (g Tree) Apply(dir string, writes []Write) error {
 	for _, w := range writes {
 		full := filepath.Join(g.Roots[g.Hierarchy(w.Controller)], dir)
@@ -245,7 +252,7 @@ func (g Tree) Apply(dir string, writes []Write) error {
 	return nil
 }
 
-// Create makes a cgroup in every hierarchy, ready to take processes.
+// Create creates a cgroup in every hierarchy, ready for processes.
 func (g Tree) Create(dir string) error {
 	for controller, root := range g.Roots {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
@@ -258,7 +265,7 @@ func (g Tree) Create(dir string) error {
 	return nil
 }
 
-// Make makes a cgroup in the hierarchy of one controller. On v2 it enables the controller from the root down.
+// Make creates a cgroup in the hierarchy of one controller. On v2, it enables the controller from the root down.
 func (g Tree) Make(controller, dir string) error {
 	root, ok := g.Roots[g.Hierarchy(controller)]
 	if !ok {
@@ -280,7 +287,7 @@ func (g Tree) Make(controller, dir string) error {
 	return nil
 }
 
-// Dirs is the cgroup's directory in each hierarchy, whether it exists or not.
+// Dirs returns the cgroup's directory in each hierarchy, whether it exists or not.
 func (g Tree) Dirs(dir string) []string {
 	dirs := make([]string, 0, len(g.Roots))
 	for _, root := range g.Roots {
@@ -289,8 +296,9 @@ func (g Tree) Dirs(dir string) []string {
 	return dirs
 }
 
-// Remove removes a cgroup of ours and the empty ones below it from all hierarchies. A missing one is no error. The kernel
-// releases a cgroup a moment after its last process was reaped, so Remove retries a busy one until ctx ends.
+// Remove removes one of our cgroups, and the empty cgroups below it, from all hierarchies. A missing cgroup is not an
+// error. The kernel releases a cgroup a moment after its last process was reaped, so Remove retries a busy cgroup until
+// ctx ends.
 func (g Tree) Remove(ctx context.Context, dir string) error {
 	if dir == "" || dir == "/" || !strings.HasPrefix(path.Base(dir), Mark) {
 		return nil // not ours
@@ -327,7 +335,7 @@ func removeCgroup(ctx context.Context, full string) error {
 		if below {
 			continue
 		}
-		// On v1 no event says that the kernel has cleaned up.
+		// On v1, no event shows that the kernel has cleaned up.
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("remove cgroup %s: %w (processes: %v)", full, err, Procs(full))
@@ -336,7 +344,7 @@ func removeCgroup(ctx context.Context, full string) error {
 	}
 }
 
-// Kill ends every process of a cgroup.
+// Kill kills every process in a cgroup and in the cgroups below it.
 func (g Tree) Kill(ctx context.Context, dir string) error {
 	if g.V2 {
 		full := filepath.Join(g.Roots[""], dir)
@@ -348,8 +356,8 @@ func (g Tree) Kill(ctx context.Context, dir string) error {
 	return g.killFrozen(ctx, dir)
 }
 
-// killFrozen is Kill for kernels without cgroup.kill. While a cgroup is frozen, nothing in it can fork, or end and leave its
-// PID to another process.
+// killFrozen implements Kill for kernels without cgroup.kill. It freezes the cgroup first: frozen processes can neither
+// fork, nor end and leave their PIDs to other processes.
 func (g Tree) killFrozen(ctx context.Context, dir string) error {
 	freezer, file, on, off := g.Roots["freezer"], "freezer.state", "FROZEN", "THAWED"
 	if g.V2 {
@@ -369,7 +377,7 @@ func (g Tree) killFrozen(ctx context.Context, dir string) error {
 		if len(pids) == 0 {
 			return nil
 		}
-		// Frozen processes receive the signal when they thaw, so the loop ends after a round or two.
+		// Frozen processes receive the signal when they thaw, so the loop ends after one or two rounds.
 		for _, pid := range pids {
 			if p, err := process.Open(pid); err == nil {
 				err = p.Wait(ctx)
@@ -382,7 +390,7 @@ func (g Tree) killFrozen(ctx context.Context, dir string) error {
 	}
 }
 
-// Procs lists the processes of a cgroup's directory and of those below it.
+// Procs lists the processes in a cgroup's directory and in the directories below it.
 func Procs(full string) (pids []int) {
 	_ = filepath.WalkDir(full, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
@@ -399,7 +407,7 @@ func Procs(full string) (pids []int) {
 	return pids
 }
 
-// Marked lists the IDs of pods and containers that have a cgroup directly below the default parent.
+// Marked returns the IDs of pods and containers that have a cgroup directly below the default parent.
 func (g Tree) Marked() (ids []string) {
 	seen := map[string]bool{}
 	parent := g.Parent
@@ -424,7 +432,8 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// inheritCPUSet gives each cpuset cgroup on the way down the CPUs of its parent: an empty one takes no process.
+// inheritCPUSet copies the CPUs and memory nodes of each cgroup on the path to its child, unless the child has its own.
+// A cgroup whose cpuset is empty accepts no processes.
 func inheritCPUSet(root, dir string) {
 	parent := root
 	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
@@ -442,15 +451,16 @@ func inheritCPUSet(root, dir string) {
 	}
 }
 
-// Enter moves the calling thread into an existing cgroup, in all v1 hierarchies, so that its children start there. The thread
-// must be locked, and not be the main one. Moving another thread or process costs an RCU grace period per hierarchy, over
-// 1 ms each. On v2 Enter does nothing: there a child is created in its cgroup (SysProcAttr.CgroupFD).
+// Enter moves the calling thread into an existing cgroup, in all v1 hierarchies, so that its children start there. The
+// goroutine must be locked to the thread, which must not be the main thread. Moving another thread or process would
+// cost an RCU grace period per hierarchy, over 1 ms each. On v2, Enter does nothing, because children can be created in
+// their cgroup (SysProcAttr.CgroupFD).
 func (g Tree) Enter(dir string) error {
 	if g.V2 {
 		return nil
 	}
 	for _, full := range g.Dirs(dir) {
-		// "0" is the calling thread; its ID would cost the grace period.
+		// "0" means the calling thread. Its thread ID would cost the grace period.
 		if err := os.WriteFile(filepath.Join(full, "tasks"), []byte("0"), 0); err != nil {
 			return err
 		}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestMemoryLimit reads what the kernel writes, on both versions; one of them is not on this machine.
+// TestMemoryLimit reads files as the kernel writes them. They are fake, because a machine has only one cgroup version.
 func TestMemoryLimit(t *testing.T) {
 	for _, c := range []struct {
 		v2         bool
@@ -29,10 +29,10 @@ func TestMemoryLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := tree.MemoryLimit("/pod"); err != nil || got != c.want {
-			t.Errorf("%s %q is %d, %v; want %d", c.file, c.text, got, err, c.want)
+			t.Errorf("MemoryLimit with %s %q = %d, %v, want %d", c.file, c.text, got, err, c.want)
 		}
 		if _, err := tree.MemoryLimit("/gone"); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("of a cgroup that is gone: %v", err)
+			t.Errorf("MemoryLimit of a missing cgroup = %v, want ErrNotExist", err)
 		}
 	}
 }

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logInterval lies between two lines about one address.
+// logInterval is the shortest time between two log lines for an address.
 const logInterval = 10 * time.Second
 
-// Group holds the Limiters of a process, which share a budget of file descriptors: half of those that the process may
-// open. The other half is for what it does itself, and for sockets that only root may connect to.
+// Group holds the Limiters of a process. They share a budget of file descriptors: half of the process's limit. The
+// other half is for the process's own work, and for sockets that only root may connect to.
 type Group struct {
 	budget func() int64
 	held   atomic.Int64
@@ -31,7 +31,8 @@ func NewGroup(log *slog.Logger) *Group {
 	return &Group{budget: halfOfFiles, log: log, limiters: map[*Limiter]struct{}{}}
 }
 
-// halfOfFiles is asked for each connection: others may set the limit of a running process (prlimit).
+// halfOfFiles returns half of the process's limit on open files. It is called for each connection, because prlimit(1)
+// can change the limit of a running process.
 func halfOfFiles() int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > math.MaxInt64 {
@@ -40,7 +41,7 @@ func halfOfFiles() int64 {
 	return int64(limit.Cur / 2)
 }
 
-// Limiter makes the Limiter of an address. The name stands in logs and metrics.
+// Limiter makes the Limiter of an address. The name appears in logs and metrics.
 func (g *Group) Limiter(name string, c Config) *Limiter {
 	c = c.withDefaults()
 	l := &Limiter{Config: c, name: name, group: g, peers: map[string]int{}}
@@ -62,7 +63,7 @@ func (g *Group) Stats() []Stats {
 	return all
 }
 
-// take takes descriptors from the budget, and reports whether there were enough.
+// take takes descriptors from the budget. It reports false, and takes none, if the budget does not suffice.
 func (g *Group) take(files int) bool {
 	if g.held.Add(int64(files)) <= g.budget() {
 		return true

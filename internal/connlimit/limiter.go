@@ -12,20 +12,21 @@ import (
 	"time"
 )
 
-// Config bounds the connections of one address. The zero value has the defaults.
+// Config limits the connections to one address. The zero value of each field stands for its default.
 type Config struct {
-	// Max is how many connections there may be at a time; 1024 by default.
+	// Max limits the number of connections; 1024 by default.
 	Max int `json:"max,omitempty"`
-	// MaxPerPeer is how many of them may come from one IP address; half of Max by default, and a negative number sets no
-	// bound. A loopback address stands for all programs of the machine and has no bound.
+	// MaxPerPeer limits the number of connections from one IP address; half of Max by default, and no limit if
+	// negative. Loopback addresses have no limit, because all programs of the machine share them.
 	MaxPerPeer int `json:"maxPerPeer,omitempty"`
-	// HeaderTimeout bounds the time for a TLS handshake, and that for the first request after it; 10 s by default.
+	// HeaderTimeout limits the time for a TLS handshake, and again the time for the first request after it; 10 s by
+	// default.
 	HeaderTimeout time.Duration `json:"headerTimeout,omitempty"`
 	// IdleTimeout is how long a connection without requests is kept; 5 minutes by default.
 	IdleTimeout time.Duration `json:"idleTimeout,omitempty"`
-	// MaxHeaderBytes bounds the header of a request; 64 KiB by default.
+	// MaxHeaderBytes limits the header of a request, in bytes; 64 KiB by default.
 	MaxHeaderBytes int `json:"maxHeaderBytes,omitempty"`
-	// Files is how many descriptors of the process a connection may come to hold; 1 by default.
+	// Files is the largest number of the process's descriptors that a connection can hold; 1 by default.
 	Files int `json:"files,omitempty"`
 }
 
@@ -39,32 +40,32 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Reasons why a connection was not taken, or was closed before its time. They are the keys of Stats.Rejected.
+// Reasons why a connection was refused or closed early. They are the keys of Stats.Rejected.
 const (
-	// ReasonMax, ReasonPeer and ReasonFiles are of connections that were refused: all others were busy, all others of the
-	// same peer, or the process has no descriptors to spare.
+	// ReasonMax, ReasonPeer and ReasonFiles mean that the connection was refused, because all others were busy at the
+	// limit of the address, of the peer, or of the process's descriptors.
 	ReasonMax   = "max"
 	ReasonPeer  = "peer"
 	ReasonFiles = "files"
-	// ReasonDisplaced is of connections that were not busy and were closed for a newcomer.
+	// ReasonDisplaced means that the connection was not busy and was closed to make room for another one.
 	ReasonDisplaced = "displaced"
-	// ReasonExpired is of connections whose first request did not come in time.
+	// ReasonExpired means that the first request did not arrive in time.
 	ReasonExpired = "expired"
 )
 
-// ErrRefused is the error of Admit.
+// ErrRefused is the error that Admit wraps.
 var ErrRefused = errors.New("too many connections")
 
-// Stats are the figures of a Limiter.
+// Stats holds the figures of a Limiter.
 type Stats struct {
 	Name string
-	// Open is the number of connections at this moment.
+	// Open is the current number of connections.
 	Open int
 	// Rejected counts connections by reason since the Limiter was made.
 	Rejected map[string]uint64
 }
 
-// Limiter admits the connections of one address. Close it when the address is no longer listened at.
+// Limiter admits the connections to one address. Close it when the process no longer listens on the address.
 type Limiter struct {
 	Config
 	name  string
@@ -72,21 +73,21 @@ type Limiter struct {
 
 	mu       sync.Mutex
 	open     int
-	peers    map[string]int // connections by IP address, where that is bounded
-	fresh    list.List      // of *Conn, new ones, the oldest first
-	idle     list.List      // of *Conn, idle ones, the longest first
+	peers    map[string]int // number of connections by peer (peerOf)
+	fresh    list.List      // of *Conn: new connections, the oldest first
+	idle     list.List      // of *Conn: idle connections, the longest idle first
 	rejected map[string]uint64
 	report   report
 }
 
-// report is what the next line of the log will say.
+// report holds the rejections for the next log line.
 type report struct {
-	counts map[string]uint64
-	peer   string // of the last one
+	counts map[string]uint64 // by reason
+	peer   string            // peer of the last rejection
 	timer  *time.Timer
 }
 
-// Close takes the Limiter out of its Group. Its connections stay counted until they leave.
+// Close removes the Limiter from its Group. Its connections remain counted until they leave.
 func (l *Limiter) Close() {
 	l.group.mu.Lock()
 	delete(l.group.limiters, l)
@@ -105,28 +106,28 @@ func (l *Limiter) Stats() Stats {
 	return Stats{Name: l.name, Open: l.open, Rejected: maps.Clone(l.rejected)}
 }
 
-// Conn is a connection that was admitted. Its methods may be called in any order and on nil.
+// Conn is an admitted connection. Its methods may be called in any order; most do nothing on nil.
 type Conn struct {
 	limiter *Limiter
-	peer    string // the key of Limiter.peers; empty: not counted there
-	close   func() // nil: cannot be displaced yet
+	peer    string // key of Limiter.peers; empty if not counted there
+	close   func() // nil if the connection cannot be displaced yet
 
-	// The limiter's lock guards the rest.
-	at         *list.Element // in Limiter.fresh or Limiter.idle; nil when busy or gone
-	active     int           // requests under way
-	since      time.Time     // when it was admitted
-	hadRequest bool          // there was a request
-	late       bool          // it was counted as expired
-	gone       bool
+	// The limiter's lock guards the other fields.
+	at         *list.Element // in Limiter.fresh or Limiter.idle; nil if busy or gone
+	active     int           // number of running requests
+	since      time.Time     // time of admission
+	hadRequest bool
+	late       bool // counted as expired
+	gone       bool // no longer counted
 }
 
-// minAge is how long a new connection is left alone by those of other peers that come after it through a Listener, so that a
-// client that sends its request at once is served in the middle of a flood.
+// minAge is the age before which later connections to a Listener do not displace a new connection. So a client that
+// sends its request immediately is served even during a flood.
 const minAge = 100 * time.Millisecond
 
-// Admit counts a connection in; the Conn's Leave counts it out. close ends the connection when it is displaced; it is called in
-// a goroutine of the newcomer and after the connection was counted out. A nil close keeps it from being displaced until
-// Conn.Closable. The error is ErrRefused.
+// Admit counts a connection until Conn.Leave. If there is no room, it displaces another connection: it removes that one
+// from the counts and calls its close function. A connection with a nil close cannot be displaced until Conn.Closable.
+// If no connection can be displaced, Admit returns ErrRefused.
 func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 	c := &Conn{limiter: l, peer: l.peerOf(peer), close: close, since: time.Now()}
 	displaced, reason := l.admit(c)
@@ -141,7 +142,7 @@ func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 	return c, nil
 }
 
-// admit makes room if it must. displaced closes the connection that had to go.
+// admit counts a connection, after it made room if necessary. displaced closes the connection that was removed, if any.
 func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,7 +161,7 @@ func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 		}
 		displaced = victim.close
 		l.leave(victim)
-		if !l.group.take(l.Files) { // another address was quicker
+		if !l.group.take(l.Files) { // another address took them first
 			return displaced, ReasonFiles
 		}
 	}
@@ -172,8 +173,8 @@ func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 	return displaced, ""
 }
 
-// patience is how long the next connection should wait before it is accepted, lest it displace one that is younger than minAge.
-// Where only the bound of a peer is reached nobody waits: others would as well.
+// acceptDelay returns how long Accept must wait so that the next connection does not displace one younger than minAge.
+// It is 0 if only a peer is at its limit, because other peers would wait too.
 func (l *Limiter) acceptDelay() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,9 +188,8 @@ func (l *Limiter) acceptDelay() time.Duration {
 	return minAge - time.Since(victim.since)
 }
 
-// victim chooses the connection that is closed for a newcomer: the oldest new one while these have more than a quarter of the
-// room, otherwise the one that has been idle for the longest. So new ones cannot drive out all idle ones, nor the other way
-// round.
+// victim chooses the connection to displace: the oldest new one if more than a quarter of Max are new, and otherwise
+// the one that has been idle longest. So new connections cannot displace all idle ones, nor the reverse.
 func (l *Limiter) victim(reason, peer string) *Conn {
 	first, second := &l.idle, &l.fresh
 	if l.fresh.Len() > l.Max/4 {
@@ -205,7 +205,7 @@ func (l *Limiter) victim(reason, peer string) *Conn {
 	return nil
 }
 
-// leave counts a connection out, once.
+// leave removes a connection from the counts, once.
 func (l *Limiter) leave(c *Conn) {
 	if c.gone {
 		return
@@ -222,7 +222,7 @@ func (l *Limiter) leave(c *Conn) {
 	}
 }
 
-// unlist takes a connection out of the list that it is in.
+// unlist removes a connection from its list, if it is in one.
 func (c *Conn) unlist() {
 	if c.at == nil {
 		return
@@ -235,7 +235,7 @@ func (c *Conn) unlist() {
 	c.at = nil
 }
 
-// Begin says that a request has come whole.
+// Begin marks the connection busy. Call it when a request has arrived completely.
 func (c *Conn) Begin() {
 	if c == nil {
 		return
@@ -247,7 +247,7 @@ func (c *Conn) Begin() {
 	c.hadRequest = true
 }
 
-// End says that a request has been answered.
+// End ends a Begin. Call it when the request has been answered.
 func (c *Conn) End() {
 	if c == nil {
 		return
@@ -259,14 +259,14 @@ func (c *Conn) End() {
 	}
 }
 
-// Closable says how the connection is closed, if Admit did not know it.
+// Closable sets the function that closes the connection, if Admit got nil.
 func (c *Conn) Closable(close func()) {
 	c.limiter.mu.Lock()
 	defer c.limiter.mu.Unlock()
 	c.close = close
 }
 
-// Leave says that the connection is closed.
+// Leave removes the connection from the counts. Call it when the connection is closed.
 func (c *Conn) Leave() {
 	if c == nil {
 		return
@@ -276,7 +276,7 @@ func (c *Conn) Leave() {
 	c.limiter.leave(c)
 }
 
-// expired counts a connection whose time for the first request is over.
+// expired counts the connection as expired, unless it had a request.
 func (c *Conn) expired(peer net.Addr) {
 	c.limiter.mu.Lock()
 	counts := !c.hadRequest && !c.gone && !c.late
@@ -287,15 +287,15 @@ func (c *Conn) expired(peer net.Addr) {
 	}
 }
 
-// peerOf is the key under which a peer's connections are counted, empty if they are not. IPv6 peers are told apart by their
-// /64, which is what one machine has (RFC 4291, 2.5.4).
+// peerOf returns the key under which a peer's connections are counted, or "" if they are not counted. IPv6 peers are
+// distinguished by their /64, because one machine has a whole /64 (RFC 4291, 2.5.4).
 func (l *Limiter) peerOf(a net.Addr) string {
 	if l.MaxPerPeer < 0 || a == nil {
 		return ""
 	}
 	at, err := netip.ParseAddrPort(a.String())
 	if err != nil {
-		return "" // a unix socket
+		return "" // a Unix socket
 	}
 	ip := at.Addr().Unmap().WithZone("")
 	if ip.IsLoopback() {
@@ -310,7 +310,8 @@ func (l *Limiter) peerOf(a net.Addr) string {
 	return ip.String()
 }
 
-// reject counts a connection, and logs it: at once if nothing was logged lately, otherwise with those that follow.
+// reject counts a rejection and logs it: immediately if there was no log line within logInterval, otherwise together
+// with the following rejections.
 func (l *Limiter) reject(reason string, peer net.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -332,7 +333,7 @@ func (l *Limiter) reject(reason string, peer net.Addr) {
 	}
 }
 
-// flush logs the rejections since the last line.
+// flush logs the rejections since the last log line, if there are any.
 func (l *Limiter) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

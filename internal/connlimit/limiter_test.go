@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// buffer is a log that may be read while it is written.
+// buffer is a log that can be read while it is written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -42,12 +42,12 @@ func newLimiter(c Config) (*Limiter, *Group, *buffer) {
 
 func from(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
 
-// admit admits a connection that notes its name when it is displaced.
+// admit admits a connection that appends its name to displaced when it is displaced.
 func admit(t *testing.T, l *Limiter, ip, name string, displaced *[]string) *Conn {
 	t.Helper()
 	c, err := l.Admit(from(ip), func() { *displaced = append(*displaced, name) })
 	if err != nil {
-		t.Fatalf("%s: %v", name, err)
+		t.Fatalf("Admit of connection %s: %v", name, err)
 	}
 	return c
 }
@@ -55,12 +55,12 @@ func admit(t *testing.T, l *Limiter, ip, name string, displaced *[]string) *Conn
 func wantDisplaced(t *testing.T, got []string, want ...string) {
 	t.Helper()
 	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("displaced are %v, want %v", got, want)
+		t.Errorf("displaced connections = %v, want %v", got, want)
 	}
 }
 
-// Those that are not busy make room, the oldest first, and new ones before idle ones while they are many. Where all are busy the
-// newcomer is refused.
+// TestDisplace checks that connections that are not busy make room, the oldest first, and new ones before idle ones
+// while there are many of them. If all are busy, the next connection is refused.
 func TestDisplace(t *testing.T) {
 	l, _, log := newLimiter(Config{Max: 4, MaxPerPeer: -1})
 	var gone []string
@@ -75,58 +75,59 @@ func TestDisplace(t *testing.T) {
 	new3 := admit(t, l, "192.0.2.1", "new3", &gone) // two of four are new
 	wantDisplaced(t, gone, "new1")
 	new2.Begin()
-	new4 := admit(t, l, "192.0.2.1", "new4", &gone) // one of four is
+	new4 := admit(t, l, "192.0.2.1", "new4", &gone) // one of four is new
 	wantDisplaced(t, gone, "new1", "idle")
 	new3.Begin()
 	new4.Begin()
 	if _, err := l.Admit(from("192.0.2.2"), nil); !errors.Is(err, ErrRefused) {
-		t.Errorf("all are busy: %v", err)
+		t.Errorf("Admit while all are busy = %v, want ErrRefused", err)
 	}
-	idle.Leave() // counted out already
+	idle.Leave() // was displaced, so this does nothing
 	if s := l.Stats(); s.Open != 4 || s.Rejected[ReasonDisplaced] != 2 || s.Rejected[ReasonMax] != 1 {
-		t.Errorf("%+v", s)
+		t.Errorf("Stats = %+v, want 4 open, 2 displaced and 1 refused", s)
 	}
 	for _, c := range []*Conn{busy, new2, new3, new4, new4} {
 		c.Leave()
 		c.End()
 	}
 	if s := l.Stats(); s.Open != 0 || l.fresh.Len()+l.idle.Len() != 0 || l.group.held.Load() != 0 {
-		t.Errorf("left: %+v, %d new, %d idle, %d files", s, l.fresh.Len(), l.idle.Len(), l.group.held.Load())
+		t.Errorf("after all have left: %+v, %d new, %d idle, %d files, want none", s, l.fresh.Len(), l.idle.Len(), l.group.held.Load())
 	}
 	if n := log.lines(); n != 1 {
-		t.Errorf("%d lines in the log", n)
+		t.Errorf("%d log lines, want 1", n)
 	}
 	l.flush()
 	if n := log.lines(); n != 2 {
-		t.Errorf("the rest was not logged: %d lines", n)
+		t.Errorf("%d log lines after flush, want 2", n)
 	}
 }
 
-// The next connection waits while those that would go for it have just come, and no longer.
+// TestPatience checks that the next connection waits only while it would displace a connection younger than minAge.
 func TestPatience(t *testing.T) {
 	l, _, _ := newLimiter(Config{Max: 2, MaxPerPeer: -1})
 	var gone []string
 	first := admit(t, l, "192.0.2.1", "first", &gone)
 	if wait := l.acceptDelay(); wait != 0 {
-		t.Errorf("with room it waits for %v", wait)
+		t.Errorf("acceptDelay with room = %v, want 0", wait)
 	}
 	second := admit(t, l, "192.0.2.1", "second", &gone)
 	first.since = time.Now().Add(time.Hour)
 	if wait := l.acceptDelay(); wait <= minAge {
-		t.Errorf("with new ones it waits for %v", wait)
+		t.Errorf("acceptDelay with new connections = %v, want more than %v", wait, minAge)
 	}
 	first.since = time.Now().Add(-time.Hour)
 	if wait := l.acceptDelay(); wait > 0 {
-		t.Errorf("with an old one it waits for %v", wait)
+		t.Errorf("acceptDelay with an old connection = %v, want none", wait)
 	}
 	first.Begin()
 	second.Begin()
 	if wait := l.acceptDelay(); wait != 0 {
-		t.Errorf("with busy ones it waits for %v", wait)
+		t.Errorf("acceptDelay with busy connections = %v, want 0", wait)
 	}
 }
 
-// A peer makes room for itself only, and one address of IPv6 is as good as another of the same network.
+// TestPerPeer checks that a peer at its limit displaces only its own connections, and that IPv6 addresses of one /64
+// count as one peer.
 func TestPerPeer(t *testing.T) {
 	l, _, _ := newLimiter(Config{Max: 100, MaxPerPeer: 2})
 	var gone []string
@@ -143,7 +144,7 @@ func TestPerPeer(t *testing.T) {
 		}
 	}
 	if _, err := l.Admit(from("2001:db8::ffff"), nil); !errors.Is(err, ErrRefused) {
-		t.Errorf("a third from one /64: %v", err)
+		t.Errorf("Admit of a third connection from one /64 = %v, want ErrRefused", err)
 	}
 	admit(t, l, "2001:db8:0:1::1", "neighbour", &gone)
 	for range 10 {
@@ -153,7 +154,8 @@ func TestPerPeer(t *testing.T) {
 	wantDisplaced(t, gone)
 }
 
-// All addresses of a process share its descriptors: one that is flooded does not take those of another.
+// TestFiles checks that the addresses of a process share its descriptors, and that an address at the limit displaces
+// only its own connections.
 func TestFiles(t *testing.T) {
 	l, g, _ := newLimiter(Config{Max: 1000, MaxPerPeer: -1, Files: 3})
 	g.budget = func() int64 { return 10 }
@@ -165,14 +167,14 @@ func TestFiles(t *testing.T) {
 	other := g.Limiter("other", Config{})
 	admit(t, other, "192.0.2.1", "other", &gone).Begin()
 	if _, err := other.Admit(from("192.0.2.1"), nil); !errors.Is(err, ErrRefused) || other.Stats().Rejected[ReasonFiles] != 1 {
-		t.Errorf("no descriptor is left: %v, %+v", err, other.Stats())
+		t.Errorf("Admit without free descriptors = %v, %+v, want ErrRefused with reason %s", err, other.Stats(), ReasonFiles)
 	}
 	if n := g.held.Load(); n != 10 {
-		t.Errorf("%d are held", n)
+		t.Errorf("%d descriptors are held, want 10", n)
 	}
 }
 
-// A server's connections change their states with its requests, keep-alive and slow headers included.
+// TestHTTPServer checks the states of an HTTP server's connections, including keep-alive and slow headers.
 func TestHTTPServer(t *testing.T) {
 	l, _, _ := newLimiter(Config{Max: 8, HeaderTimeout: 300 * time.Millisecond})
 	release := make(chan struct{})
@@ -212,22 +214,22 @@ func TestHTTPServer(t *testing.T) {
 	slow := dial("GET / HTTP/1.1\r\nX-Slow: ")
 	slow.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if _, err := io.ReadAll(slow); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("a header that does not come to its end is waited for")
+		t.Error("the server did not close a connection with an unfinished header within 10 s")
 	}
 	if n := l.Stats().Rejected[ReasonExpired]; n != 1 {
-		t.Errorf("%d are expired", n)
+		t.Errorf("%d connections have expired, want 1", n)
 	}
 	for range 40 {
-		dial("") // half open
+		dial("") // sends nothing
 	}
 	if s := status(dial("GET / HTTP/1.1\r\nHost: x\r\n\r\n")); s != "HTTP/1.1 200 OK" {
-		t.Errorf("a newcomer gets %s", s)
+		t.Errorf("status for a new connection = %s, want 200 OK", s)
 	}
 	close(release)
 	if s := status(waiting); s != "HTTP/1.1 200 OK" {
-		t.Errorf("one that was busy gets %s", s)
+		t.Errorf("status for the busy connection = %s, want 200 OK", s)
 	}
 	if s := l.Stats(); s.Open > 8 || s.Rejected[ReasonDisplaced] < 30 {
-		t.Errorf("%+v", s)
+		t.Errorf("Stats = %+v, want at most 8 open and at least 30 displaced", s)
 	}
 }

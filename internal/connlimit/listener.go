@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Listener gives the connections of ln that the Limiter admits.
+// Listener returns a listener that accepts the connections of ln that the Limiter admits.
 func (l *Limiter) Listener(ln net.Listener) net.Listener { return &listener{ln, l} }
 
 type listener struct {
@@ -18,12 +18,12 @@ type listener struct {
 	limiter *Limiter
 }
 
-// Accept implements net.Listener. Connections that are refused or displaced see a reset, so that they leave nothing in the
+// Accept implements net.Listener. It resets refused and displaced connections, so that they leave no state in the
 // kernel.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		for wait := l.limiter.acceptDelay(); wait > 0; wait = l.limiter.acceptDelay() {
-			time.Sleep(wait) // meanwhile newcomers are the kernel's
+			time.Sleep(wait) // pacing: meanwhile, new connections wait in the kernel
 		}
 		conn, err := l.Listener.Accept()
 		if err != nil {
@@ -40,18 +40,18 @@ func (l *listener) Accept() (net.Conn, error) {
 
 func abort(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // fails when it is closed already
+		_ = tcp.SetLinger(0) // fails if the connection is already closed
 	}
 	conn.Close()
 }
 
-// limitedConn is a connection that leaves its Limiter when it is closed.
+// limitedConn is a connection whose Close calls Conn.Leave.
 type limitedConn struct {
 	net.Conn
 	entry *Conn
 }
 
-// Read counts connections whose first request takes too long.
+// Read implements net.Conn. It counts a connection whose first request takes too long as expired.
 func (c *limitedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -66,7 +66,7 @@ func (c *limitedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite is that of *net.TCPConn.
+// CloseWrite calls CloseWrite of the *net.TCPConn.
 func (c *limitedConn) CloseWrite() error {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok {
@@ -75,7 +75,7 @@ func (c *limitedConn) CloseWrite() error {
 	return half.CloseWrite()
 }
 
-// SyscallConn is that of *net.TCPConn.
+// SyscallConn calls SyscallConn of the *net.TCPConn.
 func (c *limitedConn) SyscallConn() (syscall.RawConn, error) {
 	raw, ok := c.Conn.(syscall.Conn)
 	if !ok {
@@ -84,11 +84,11 @@ func (c *limitedConn) SyscallConn() (syscall.RawConn, error) {
 	return raw.SyscallConn()
 }
 
-// NetConn is the connection below, as tls.Conn has it.
+// NetConn returns the underlying connection, like the method of tls.Conn.
 func (c *limitedConn) NetConn() net.Conn { return c.Conn }
 
-// Of returns the entry of a connection from a Listener, also through layers that have a method NetConn as tls.Conn has; nil if
-// it is another one.
+// Of returns the Conn of a connection from a Listener, or nil for other connections. It unwraps connections that have a
+// NetConn method, such as tls.Conn.
 func Of(c net.Conn) *Conn {
 	for {
 		if limited, ok := c.(*limitedConn); ok {
@@ -104,12 +104,12 @@ func Of(c net.Conn) *Conn {
 
 type contextKey struct{}
 
-// WithConn returns a context that carries the entry of a connection for Handler.
+// WithConn returns a context that carries c for Handler.
 func WithConn(ctx context.Context, c *Conn) context.Context {
 	return context.WithValue(ctx, contextKey{}, c)
 }
 
-// HTTPServer makes a server of h for connections of a Listener, with the bounds of the Limiter.
+// HTTPServer returns a server of h for connections from Listener, with the timeouts and size limit of the Config.
 func (l *Limiter) HTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           Handler(h),
@@ -120,7 +120,7 @@ func (l *Limiter) HTTPServer(h http.Handler) *http.Server {
 	}
 }
 
-// Handler tells the connection of each request, which is in its context, that it is busy.
+// Handler calls Conn.Begin and Conn.End around each request, for the Conn in the request's context.
 func Handler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, _ := r.Context().Value(contextKey{}).(*Conn)

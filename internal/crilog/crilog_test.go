@@ -27,7 +27,7 @@ func TestPieces(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	w := crilog.NewWriter(openLog(t, path), 0)
 	s := w.Stream(crilog.Stdout)
-	s.Write([]byte(strings.Repeat("a", crilog.MaxPiece) + "\n")) // just fits
+	s.Write([]byte(strings.Repeat("a", crilog.MaxPiece) + "\n")) // the longest line that fits into an entry
 	s.Write([]byte(strings.Repeat("b", crilog.MaxPiece+1)))
 	s.Write([]byte("\n"))
 	s.Close()
@@ -44,15 +44,15 @@ func TestPieces(t *testing.T) {
 		}
 		got = append(got, fmt.Sprintf("%.1s×%d %t", l.Content, len(l.Content), l.Partial))
 		if time.Since(l.Time) > time.Minute || l.Stream != crilog.Stdout {
-			t.Errorf("entry of %v on %s", l.Time, l.Stream)
+			t.Errorf("entry has time %v and stream %s, want the current time and stdout", l.Time, l.Stream)
 		}
 	}
 	if want := "a×16384 false,b×16384 true,b×1 false"; strings.Join(got, ",") != want {
-		t.Errorf("entries %v, want %s", got, want)
+		t.Errorf("entries are %v, want %s", got, want)
 	}
 }
 
-// TestFaultC10FullLog: what would make the log larger than it may be is lost, until it was rotated.
+// TestFaultC10FullLog checks that lines beyond the size limit are dropped until the log is rotated.
 func TestFaultC10FullLog(t *testing.T) {
 	dir := t.TempDir()
 	const most = 10 << 10
@@ -69,7 +69,7 @@ func TestFaultC10FullLog(t *testing.T) {
 	}
 	info, err := os.Stat(filepath.Join(dir, "0.log"))
 	if err != nil || info.Size() > most || info.Size() < most/2 || lost == 0 {
-		t.Errorf("%d bytes, %d lines lost, %v", info.Size(), lost, err)
+		t.Errorf("the log has %d bytes and %d lines were lost, %v, want at most %d bytes and some lines lost", info.Size(), lost, err, most)
 	}
 	if err := w.Replace(openLog(t, filepath.Join(dir, "1.log"))); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestFaultC10FullLog(t *testing.T) {
 		t.Error(err)
 	}
 	if next, err := os.ReadFile(filepath.Join(dir, "1.log")); err != nil || !strings.HasSuffix(string(next), "after the rotation\n") {
-		t.Errorf("%q, %v", next, err)
+		t.Errorf("the new log contains %q, %v, want the line written after the rotation", next, err)
 	}
 }
 
@@ -87,14 +87,14 @@ func TestWriterIsClosed(t *testing.T) {
 	w := crilog.NewWriter(openLog(t, path), 0)
 	w.Close()
 	if _, err := w.Stream(crilog.Stdout).Write([]byte("x\n")); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("a write after Close: %v", err)
+		t.Errorf("Write after Close = %v, want ErrClosed", err)
 	}
 	file := openLog(t, path)
 	if err := w.Replace(file); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("a rotation after Close: %v", err)
+		t.Errorf("Replace after Close = %v, want ErrClosed", err)
 	}
 	if err := file.Close(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("the file that was refused is open still: %v", err)
+		t.Errorf("Replace after Close left the new file open: closing it = %v, want ErrClosed", err)
 	}
 }
 
@@ -104,7 +104,7 @@ func TestParseRefuses(t *testing.T) {
 		"2026-01-02T03:04:05Z stdout X x", "yesterday stdout F x", "2026-01-02T03:04:05Z  stdout F x",
 	} {
 		if l, err := crilog.Parse([]byte(line)); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q passed as %+v, %v", line, l, err)
+			t.Errorf("Parse(%q) = %+v, %v, want an invalid argument", line, l, err)
 		}
 	}
 }

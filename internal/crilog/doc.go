@@ -1,5 +1,5 @@
-// Package crilog is the CRI's log format: Parse reads an entry, a Writer writes log files. It takes open files and must not
-// know where they are: opening a container's log safely is the caller's task (internal/stream).
+// Package crilog reads and writes the CRI's log format: Parse reads an entry, a Writer writes a log file. It must not
+// know where files are: the caller opens a container's log safely (internal/stream).
 //
 //	guest's stdout ──► Writer.Stream ──► lines, or pieces of long ones ──► file ◄── Replace, at a rotation
 package crilog

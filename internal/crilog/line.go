@@ -8,12 +8,12 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// The CRI's log format has one line per line of output, or per piece of a long one:
+// The CRI's log format has one entry per line of output, or several entries for a long line:
 //
 //	2016-10-06T00:17:09.669794202Z stdout F The content of a full line
 //	2016-10-06T00:17:09.669794202Z stderr P The beginning of a line that continues in the next entry of its stream
 //
-// (kubernetes: design proposal "kubelet-cri-logging"). Tags may be joined by colons; the first is F or P.
+// (Kubernetes: design proposal "kubelet-cri-logging"). Tags are separated by colons; the first is F or P.
 
 // The streams of a log.
 const (
@@ -21,7 +21,7 @@ const (
 	Stderr = "stderr"
 )
 
-// TimeFormat is RFC 3339 with exactly nine digits of a second, so that lines sort as text.
+// TimeFormat is RFC 3339 with exactly nine digits after the second, so that entries sort as text.
 const TimeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 const (
@@ -29,10 +29,10 @@ const (
 	tagPartial = "P"
 )
 
-// MaxPiece is the most bytes of a line that one entry holds; a longer line is written in pieces.
+// MaxPiece is the largest content of an entry, in bytes. A longer line is split into several entries.
 const MaxPiece = 16 << 10
 
-// Line is one entry of a log in the CRI's format.
+// Line is an entry of a log in the CRI's format.
 type Line struct {
 	Time   time.Time
 	Stream string
@@ -42,12 +42,12 @@ type Line struct {
 	Content []byte
 }
 
-// Parse reads an entry, with or without its newline. Content refers to line's memory. It returns errdefs.ErrInvalidArgument for
-// anything else.
+// Parse parses an entry, with or without its newline. Content shares line's memory. Parse returns
+// errdefs.ErrInvalidArgument if line is not an entry.
 func Parse(line []byte) (Line, error) {
 	stamp, rest, ok1 := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
 	stream, rest, ok2 := bytes.Cut(rest, []byte(" "))
-	tags, content, _ := bytes.Cut(rest, []byte(" ")) // an empty line may end after its tag
+	tags, content, _ := bytes.Cut(rest, []byte(" ")) // an entry without content can end after its tag
 	tag, _, _ := bytes.Cut(tags, []byte(":"))
 	if !ok1 || !ok2 {
 		return Line{}, badLine(line, "it has no time, stream and tag")
@@ -79,7 +79,7 @@ func badLine(line []byte, why string) error {
 	return fmt.Errorf("%.60q is not a line of a CRI log: %s: %w", line, why, errdefs.ErrInvalidArgument)
 }
 
-// Append appends the entry, with its newline, to b.
+// Append appends the encoded entry and a newline to b.
 func (l Line) Append(b []byte) []byte {
 	tag := tagFull
 	if l.Partial {
@@ -95,12 +95,12 @@ func (l Line) Append(b []byte) []byte {
 	return append(b, '\n')
 }
 
-// Cut splits the first entry off output: a line, or the first MaxPiece bytes of a longer one as a partial entry. n is the number
-// of bytes consumed; it is 0 while the line is incomplete. Content refers to output's memory.
+// Cut returns the first entry of output: a line, or the first MaxPiece bytes of a longer line. n is the number of bytes
+// consumed; it is 0 if the line is incomplete. Content shares output's memory.
 func Cut(output []byte) (l Line, n int) {
 	end := bytes.IndexByte(output[:min(MaxPiece+1, len(output))], '\n')
 	switch {
-	case end >= 0: // a line that just fits is whole
+	case end >= 0: // a complete line of at most MaxPiece bytes
 		return Line{Content: output[:end]}, end + 1
 	case len(output) <= MaxPiece:
 		return Line{}, 0

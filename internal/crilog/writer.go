@@ -9,27 +9,29 @@ import (
 	"time"
 )
 
-// Writer writes a container's log file. It may be used from many goroutines; each of its streams from one at a time.
+// Writer writes a container's log file. It is safe for concurrent use, but each of its streams is not.
 type Writer struct {
 	now func() time.Time
 
-	most int64 // the largest size of the file; 0 is no bound
+	max int64 // largest size of the file, in bytes; 0 means no limit
 
 	mu   sync.Mutex
 	file *os.File
 	buf  []byte
 }
 
-// ErrFull is the error of lines that would make the file larger than its bound. They are lost, until a rotation.
-var ErrFull = errors.New("the container log is as large as it may be")
+// ErrFull is the error for lines that would make the file larger than its limit. They are lost. After a rotation, there
+// is room again.
+var ErrFull = errors.New("the container log has reached its size limit")
 
-// NewWriter makes a writer that owns file, which must be open for appending. The file grows to at most most bytes; 0 is no bound.
-func NewWriter(file *os.File, most int64) *Writer {
-	return &Writer{now: time.Now, file: file, most: most}
+// NewWriter makes a writer that owns file, which must be open for appending. max limits the size of the file, in bytes;
+// 0 means no limit.
+func NewWriter(file *os.File, max int64) *Writer {
+	return &Writer{now: time.Now, file: file, max: max}
 }
 
-// Replace rotates the log: it closes the previous file and writes to file, which the writer then owns. After Close it closes
-// file and returns os.ErrClosed.
+// Replace rotates the log: it closes the current file and continues with file, which the writer then owns. After Close,
+// it closes file and returns os.ErrClosed.
 func (l *Writer) Replace(file *os.File) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -54,8 +56,8 @@ func (l *Writer) Close() error {
 	return file.Close()
 }
 
-// Stream is the writer for Stdout or Stderr. It writes a line to the log when the line is complete or has MaxPiece bytes. Close
-// writes the rest as a full line.
+// Stream returns a writer for Stdout or Stderr. It writes a line to the log when the line is complete or has MaxPiece
+// bytes. Close of the stream writes the rest as a full line.
 func (l *Writer) Stream(name string) io.WriteCloser { return &stream{log: l, name: name} }
 
 type stream struct {
@@ -96,7 +98,8 @@ func (s *stream) Close() error {
 	return s.log.write(s.name, []Line{line})
 }
 
-// write appends the lines of one Write in one system call, so that readers and crashes seldom meet half a line.
+// write appends the lines of one Write in one system call, so that half-written lines are rare, for readers and after a
+// crash.
 func (l *Writer) write(name string, lines []Line) error {
 	if len(lines) == 0 {
 		return nil
@@ -112,12 +115,12 @@ func (l *Writer) write(name string, lines []Line) error {
 		line.Time, line.Stream = now, name
 		l.buf = line.Append(l.buf)
 	}
-	if l.most > 0 {
+	if l.max > 0 {
 		info, err := l.file.Stat()
 		if err != nil {
 			return err
 		}
-		if info.Size()+int64(len(l.buf)) > l.most {
+		if info.Size()+int64(len(l.buf)) > l.max {
 			return ErrFull
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Do performs the action spec at once, as a point called name would; "" is nothing. It serves components that are told
-// where to fail by their own configuration.
+// Do performs the action spec like a point called name; "" does nothing. It is for components whose own configuration
+// says where they fail.
 func Do(ctx context.Context, name, spec string) error {
 	if spec == "" {
 		return nil
@@ -29,7 +29,7 @@ type action struct {
 	kind  string
 	text  string
 	delay time.Duration
-	left  atomic.Int64 // hits that still act; negative: always
+	left  atomic.Int64 // number of hits that still act; negative means all
 }
 
 func (a *action) do(ctx context.Context, name string) error {
@@ -86,6 +86,6 @@ func parseAction(spec string) (*action, error) {
 		}
 		return a, nil
 	default:
-		return nil, fmt.Errorf("fail point action %q: know kill, hang, panic, error(TEXT), delay(DURATION)", spec)
+		return nil, fmt.Errorf("fail point action %q is not kill, hang, panic, error(TEXT) or delay(DURATION)", spec)
 	}
 }

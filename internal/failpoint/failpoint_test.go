@@ -14,7 +14,7 @@ var testPoint = New("failpoint.test")
 func TestArmedActions(t *testing.T) {
 	t.Cleanup(func() { _ = Arm("failpoint.test", "") })
 	if err := testPoint.Hit(t.Context()); err != nil {
-		t.Fatalf("unarmed point: %v", err)
+		t.Fatalf("Hit of an unarmed point = %v, want nil", err)
 	}
 	if err := Arm("failpoint.test", "2*error(boom)"); err != nil {
 		t.Fatal(err)
@@ -22,7 +22,7 @@ func TestArmedActions(t *testing.T) {
 	for i := range 3 {
 		err := testPoint.Hit(t.Context())
 		if want := i < 2; (err != nil) != want {
-			t.Errorf("hit %d of 2*error: %v", i, err)
+			t.Errorf("Hit %d of 2*error(boom) = %v, want error = %v", i, err, want)
 		}
 	}
 	if err := Arm("failpoint.test", "hang"); err != nil {
@@ -31,7 +31,7 @@ func TestArmedActions(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	if err := testPoint.Hit(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("hang ended with %v, want the context's error", err)
+		t.Errorf("Hit with hang = %v, want the context's error", err)
 	}
 }
 
@@ -42,9 +42,9 @@ func TestBadSpecs(t *testing.T) {
 		}
 	}
 	if err := Arm("no.such.point", "kill"); err == nil {
-		t.Error("an unknown point was armed")
+		t.Error("Arm of an unknown point succeeded")
 	}
 	if _, err := parse("name-without-action"); err == nil {
-		t.Error("an entry without action was taken")
+		t.Error("parse of an entry without an action succeeded")
 	}
 }

@@ -15,17 +15,17 @@ import (
 var (
 	mu    sync.Mutex
 	known = map[string]*Point{}
-	// armedAtStart holds the actions of the environment, by point name.
+	// armedAtStart returns the actions in the environment variable, by point name.
 	armedAtStart = sync.OnceValues(func() (map[string]*action, error) { return parse(os.Getenv(Variable)) })
 )
 
-// Point is one named line.
+// Point is a fail point.
 type Point struct {
 	name   string
 	action atomic.Pointer[action]
 }
 
-// New makes the point called name, "package.operation.line". Two points of one name are a programming error and panic.
+// New makes a point called name, in the form "package.operation.line". It panics if a point of that name exists.
 func New(name string) *Point {
 	mu.Lock()
 	defer mu.Unlock()
@@ -40,7 +40,7 @@ func New(name string) *Point {
 	return p
 }
 
-// Names lists every point of the program, sorted.
+// Names returns the names of all points of the program, sorted.
 func Names() []string {
 	mu.Lock()
 	defer mu.Unlock()
@@ -52,7 +52,7 @@ func Names() []string {
 	return names
 }
 
-// Check reports an environment that arms points wrongly: bad syntax or unknown names.
+// Check returns an error if the environment variable has bad syntax or unknown names.
 func Check() error {
 	actions, err := armedAtStart()
 	if err != nil {
@@ -61,13 +61,14 @@ func Check() error {
 	names := Names()
 	for name := range actions {
 		if _, ok := slices.BinarySearch(names, name); !ok {
-			return fmt.Errorf("%s names %q, which is no fail point", Variable, name)
+			return fmt.Errorf("%s contains %q, which is not a fail point", Variable, name)
 		}
 	}
 	return nil
 }
 
-// Arm sets the action of the point called name, in the syntax of the environment; "" disarms it. For tests in process.
+// Arm sets the action of the point called name, in the syntax of the environment variable; "" disarms the point. It is
+// for tests in the same process.
 func Arm(name, spec string) error {
 	mu.Lock()
 	p := known[name]
@@ -87,10 +88,10 @@ func Arm(name, spec string) error {
 	return nil
 }
 
-// Needed skips a test that arms points when this build has none. This one has.
+// Needed skips a test if the build has no fail points. This build has them.
 func Needed(skipper) {}
 
-// Hit does what the point is armed for; nil when it is not armed.
+// Hit performs the point's action, if the point is armed.
 func (p *Point) Hit(ctx context.Context) error {
 	a := p.action.Load()
 	if a == nil {

@@ -7,27 +7,27 @@ import (
 	"errors"
 )
 
-// Point is nothing: this build has no points.
+// Point is empty, because this build has no fail points.
 type Point struct{}
 
-// New drops the name.
+// New returns nil.
 func New(string) *Point { return nil }
 
 // Hit does nothing.
 func (*Point) Hit(context.Context) error { return nil }
 
-// Names lists nothing.
+// Names returns nil.
 func Names() []string { return nil }
 
-// Check finds nothing wrong.
+// Check returns nil.
 func Check() error { return nil }
 
-// Arm fails: there is nothing to arm.
+// Arm always fails.
 func Arm(string, string) error {
 	return errors.New("this build has no fail points: use -tags failpoints")
 }
 
-// Needed skips a test that arms points.
+// Needed skips the test, because it needs fail points.
 func Needed(t skipper) {
 	t.Helper()
 	t.Skip("needs a build with -tags failpoints")

@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Error is an error that came over the wire: its text and, by errors.Is, its class.
+// Error is an error received from the peer. errors.Is finds its class.
 type Error struct {
 	Class   string `json:"class,omitempty"`
 	Message string `json:"message"`
@@ -15,7 +15,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// Unwrap is the errdefs error of the class, so that errors.Is and the errdefs functions see it.
+// Unwrap returns the error of the class, for errors.Is and the errdefs functions; nil if the class is unknown.
 func (e *Error) Unwrap() error {
 	for _, c := range classes {
 		if c.name == e.Class {
@@ -25,7 +25,7 @@ func (e *Error) Unwrap() error {
 	return nil
 }
 
-// classes travel over the wire; any other error becomes Internal.
+// classes maps names on the wire to error classes. Errors of other classes are sent without a class.
 var classes = []struct {
 	name string
 	err  error
@@ -41,7 +41,7 @@ var classes = []struct {
 	{"deadline-exceeded", context.DeadlineExceeded},
 }
 
-// ToWire converts an error for the wire; nil stays nil.
+// ToWire converts an error to send it to the peer; nil stays nil.
 func ToWire(err error) *Error {
 	if err == nil {
 		return nil
@@ -56,7 +56,7 @@ func ToWire(err error) *Error {
 	return e
 }
 
-// Classes lists the errors whose class travels over the wire.
+// Classes returns the error classes that can be sent to the peer.
 func Classes() []error {
 	all := make([]error, len(classes))
 	for i, c := range classes {

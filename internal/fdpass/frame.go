@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxFiles bounds the descriptors of a frame; the kernel takes 253 at a time (SCM_MAX_FD).
+// MaxFiles limits the descriptors of a frame, like the kernel (SCM_MAX_FD).
 const MaxFiles = 253
 
 const headerSize = 8
 
-// ErrFrame is the error of an invalid frame. Write returns it before it sends anything.
+// ErrFrame is the error for an invalid frame. If Write returns it, nothing was sent.
 var ErrFrame = errors.New("frames with descriptors")
 
-// Frame is one message with its files.
+// Frame is a message with its files.
 type Frame struct {
 	Payload []byte
 	Files   []*os.File
@@ -32,7 +32,7 @@ func (f *Frame) Close() {
 	f.Files = nil
 }
 
-// CloseFiles closes those of the files that are not nil.
+// CloseFiles closes the files that are not nil.
 func CloseFiles(files []*os.File) {
 	for _, file := range files {
 		if file != nil {
@@ -41,13 +41,13 @@ func CloseFiles(files []*os.File) {
 	}
 }
 
-// Conn is a byte stream with files: *net.UnixConn, or a fake in tests.
+// Conn is a byte stream with files: a *net.UnixConn, or a fake in tests.
 type Conn interface {
 	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
 }
 
-// Reader splits a stream into frames. Files arrive in order and no later than the first byte of their frame, so each frame takes
-// the number in its header from the front of those that have arrived.
+// Reader splits a stream into frames. Files arrive in order, and no later than the first byte of their frame. So each
+// frame gets the first of the files that have arrived, as many as its header says.
 type Reader struct {
 	conn Conn
 	max  int
@@ -57,19 +57,19 @@ type Reader struct {
 	fds  []int
 }
 
-// NewReader makes a reader for messages of a bounded size. The caller must Close it.
+// NewReader makes a reader for messages of at most maxMessage bytes. The caller must Close it.
 func NewReader(conn Conn, maxMessage int) *Reader {
 	return &Reader{conn: conn, max: maxMessage, tmp: make([]byte, 64<<10), oob: make([]byte, unix.CmsgSpace(4*MaxFiles))}
 }
 
-// Next returns the next frame; io.EOF at an end between frames.
+// Next returns the next frame. It returns io.EOF if the stream ends between frames.
 func (r *Reader) Next() (Frame, error) {
 	if err := r.fill(headerSize); err != nil {
 		return Frame{}, err
 	}
 	length, count := binary.BigEndian.Uint32(r.buf), binary.BigEndian.Uint32(r.buf[4:])
 	if uint64(length) > uint64(r.max) || count > MaxFiles {
-		return Frame{}, fmt.Errorf("%w: a frame of %d bytes and %d files; at most %d and %d are taken", ErrFrame, length, count, r.max, MaxFiles)
+		return Frame{}, fmt.Errorf("%w: a frame of %d bytes and %d files exceeds the limits of %d and %d", ErrFrame, length, count, r.max, MaxFiles)
 	}
 	if err := r.fill(headerSize + int(length)); err != nil {
 		if errors.Is(err, io.EOF) {
@@ -78,7 +78,7 @@ func (r *Reader) Next() (Frame, error) {
 		return Frame{}, err
 	}
 	if int(count) > len(r.fds) {
-		return Frame{}, fmt.Errorf("%w: a frame says that it brings %d files and brings %d", ErrFrame, count, len(r.fds))
+		return Frame{}, fmt.Errorf("%w: a frame announces %d files and has %d", ErrFrame, count, len(r.fds))
 	}
 	f := Frame{Payload: append([]byte(nil), r.buf[headerSize:headerSize+int(length)]...)}
 	for _, fd := range r.fds[:count] {
@@ -89,7 +89,8 @@ func (r *Reader) Next() (Frame, error) {
 	return f, nil
 }
 
-// fill reads until the buffer has n bytes. The buffer grows with what has arrived, whatever a header announces.
+// fill reads until the buffer has n bytes. It allocates memory only for data that has arrived, not for n bytes in
+// advance.
 func (r *Reader) fill(n int) error {
 	for len(r.buf) < n {
 		got, oobn, flags, _, err := r.conn.ReadMsgUnix(r.tmp, r.oob)
@@ -100,7 +101,7 @@ func (r *Reader) fill(n int) error {
 		case err != nil && !errors.Is(err, io.EOF):
 			return err
 		case flags&unix.MSG_CTRUNC != 0:
-			return fmt.Errorf("%w: files were lost on the way (out of file descriptors?)", ErrFrame)
+			return fmt.Errorf("%w: files were lost in transit (out of file descriptors?)", ErrFrame)
 		case got == 0 && len(r.buf) == 0:
 			return io.EOF
 		case got == 0:
@@ -111,7 +112,7 @@ func (r *Reader) fill(n int) error {
 	return nil
 }
 
-// take keeps the descriptors of a control message.
+// keepFiles keeps the descriptors of a control message for the next frames.
 func (r *Reader) keepFiles(oob []byte) error {
 	if len(oob) == 0 {
 		return nil
@@ -123,17 +124,17 @@ func (r *Reader) keepFiles(oob []byte) error {
 	for i := range messages {
 		fds, err := unix.ParseUnixRights(&messages[i])
 		if err != nil {
-			continue // credentials or timestamps: nothing to close
+			continue // not descriptors, but credentials or timestamps
 		}
 		r.fds = append(r.fds, fds...)
 	}
 	if len(r.fds) > 4*MaxFiles {
-		return fmt.Errorf("%w: %d files that no frame claims", ErrFrame, len(r.fds))
+		return fmt.Errorf("%w: %d files arrived without a frame", ErrFrame, len(r.fds))
 	}
 	return nil
 }
 
-// Close closes the files that no frame has taken. The connection stays the caller's.
+// Close closes received files that belong to no frame yet. It does not close the connection.
 func (r *Reader) Close() {
 	for _, fd := range r.fds {
 		unix.Close(fd)
@@ -141,10 +142,10 @@ func (r *Reader) Close() {
 	r.fds = nil
 }
 
-// Write sends a frame of at most maxMessage bytes and its files, which stay the caller's. Calls must not overlap.
+// Write sends a frame with a payload of at most maxMessage bytes. It does not close the files. Calls must not overlap.
 func Write(conn *net.UnixConn, maxMessage int, payload []byte, files []*os.File) error {
 	if len(payload) > maxMessage || len(files) > MaxFiles {
-		return fmt.Errorf("%w: a frame of %d bytes and %d files; at most %d and %d can be sent", ErrFrame, len(payload), len(files), maxMessage, MaxFiles)
+		return fmt.Errorf("%w: a frame of %d bytes and %d files exceeds the limits of %d and %d", ErrFrame, len(payload), len(files), maxMessage, MaxFiles)
 	}
 	data := make([]byte, headerSize, headerSize+len(payload))
 	binary.BigEndian.PutUint32(data, uint32(len(payload)))
@@ -156,7 +157,7 @@ func Write(conn *net.UnixConn, maxMessage int, payload []byte, files []*os.File)
 	}
 	fds := make([]int, len(files))
 	for i, file := range files {
-		raw, err := file.SyscallConn() // not Fd(): it would make the file blocking
+		raw, err := file.SyscallConn() // Fd would make the file blocking
 		if err != nil {
 			return err
 		}

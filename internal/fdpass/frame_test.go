@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire is a connection from a script: the stream is cut where the fuzzer says, and each piece brings so many files.
+// wire is a scripted connection: the fuzzer chooses the length of each piece and the number of files that come with it.
 type wire struct {
 	data []byte
-	cuts []byte // length and number of files of each piece, in turn
-	made []int  // descriptors that were handed over
+	cuts []byte // for each piece, its length and its number of files
+	made []int  // descriptors passed to the reader
 }
 
 func (w *wire) ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error) {
@@ -48,8 +48,8 @@ func header(length, files uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, length), files)
 }
 
-// FuzzFrames: whatever comes, frames are as long as their header says, no file is lost or closed twice, and what comes
-// after an error is nothing.
+// FuzzFrames checks that frames have the length and the files that their headers announce, and that all files are
+// closed in the end.
 func FuzzFrames(f *testing.F) {
 	f.Add(append(header(2, 0), "{}"...), []byte{})
 	f.Add(append(header(2, 1), "{}"...), []byte{3, 0, 200, 1})
@@ -68,7 +68,7 @@ func FuzzFrames(f *testing.F) {
 			}
 			length, count := binary.BigEndian.Uint32(rest), binary.BigEndian.Uint32(rest[4:])
 			if len(frame.Payload) != int(length) || len(frame.Files) != int(count) || !bytes.Equal(frame.Payload, rest[headerSize:headerSize+length]) {
-				t.Fatalf("header says %d bytes and %d files, frame has %d and %d", length, count, len(frame.Payload), len(frame.Files))
+				t.Fatalf("frame has %d bytes and %d files, want the %d and %d of its header", len(frame.Payload), len(frame.Files), length, count)
 			}
 			rest = rest[headerSize+length:]
 			for _, file := range frame.Files {
@@ -80,13 +80,13 @@ func FuzzFrames(f *testing.F) {
 		for _, fd := range w.made {
 			if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
 				unix.Close(fd)
-				t.Errorf("file %d is still open", fd)
+				t.Errorf("descriptor %d is still open after Close", fd)
 			}
 		}
 	})
 }
 
-// socketpair is two ends of a connection.
+// socketpair returns the two ends of a connection.
 func socketpair() (conns [2]*net.UnixConn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

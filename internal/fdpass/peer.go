@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process at the other end of a unix connection, as the kernel knew it when it connected.
+// Peer identifies the process at the other end of a Unix connection, at the time when it connected.
 type Peer struct{ PID, UID, GID int }
 
-// PeerOf asks the kernel who is at the other end (SO_PEERCRED, unix(7)).
+// PeerOf returns the peer of a connection, as the kernel knows it (SO_PEERCRED, unix(7)).
 func PeerOf(conn *net.UnixConn) (Peer, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -15,30 +15,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of the service. They bound what a client can hold, since clients are not trusted.
+// Limits of the service, because clients are not trusted.
 const (
-	// MaxRequest and MaxReply are the longest messages in bytes.
+	// MaxRequest and MaxReply limit the length of the messages, in bytes.
 	MaxRequest = 16 << 10
 	MaxReply   = 256 << 10
-	// maxPerUser is how many connections of one user, other than root, are served at a time; more are refused.
+	// maxPerUser limits the connections of each user except root. Further connections are refused.
 	maxPerUser = 4
-	// requestTimeout is how long a client may take to ask, replyTimeout how long to take the reply.
+	// requestTimeout limits the time in which a client must send its request, replyTimeout the time in which it must
+	// read the reply.
 	requestTimeout = 5 * time.Second
 	replyTimeout   = 5 * time.Second
 )
 
-// Reply is an answer: Body is sent as JSON, Files go with it.
+// Reply is the reply to a request.
 type Reply struct {
+	// Body is sent as JSON.
 	Body any
-	// Files are closed after the reply, whether it was sent or not.
+	// Files are sent with the reply. The server closes them, even if it could not send the reply.
 	Files []*os.File
 }
 
-// Handler answers a request of a process. ctx ends when the server is closed or the client disconnects. The client receives the
-// text and the class of an error.
+// Handler handles a peer's request. ctx ends when the server is closed or the client disconnects. The client receives
+// the text and the class of an error.
 type Handler func(ctx context.Context, peer Peer, request []byte) (Reply, error)
 
-// reply is the message of a reply.
+// reply is the JSON form of a reply.
 type reply struct {
 	Error *Error          `json:"error,omitempty"`
 	Body  json.RawMessage `json:"body,omitempty"`
@@ -64,7 +66,7 @@ func NewServer(listener *net.UnixListener, handler Handler, logger *slog.Logger)
 	return &Server{listener: listener, handler: handler, logger: logger, ctx: ctx, cancel: cancel, conns: map[*net.UnixConn]bool{}, perUser: map[int]int{}}
 }
 
-// Serve serves until Close is called; it returns nil then.
+// Serve serves until Close is called, and then returns nil.
 func (s *Server) Serve() error {
 	for {
 		conn, err := s.listener.AcceptUnix()
@@ -75,7 +77,7 @@ func (s *Server) Serve() error {
 			return nil
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ECONNABORTED):
 			s.logger.Error("a connection for descriptors could not be accepted", "err", err)
-			select { // descriptors become free when others are closed: there is nothing to wait for
+			select { // nothing signals that a descriptor is free
 			case <-time.After(100 * time.Millisecond):
 			case <-s.ctx.Done():
 			}
@@ -85,7 +87,7 @@ func (s *Server) Serve() error {
 	}
 }
 
-// Close ends the listener and all connections, and waits for handlers under way, whose contexts end.
+// Close closes the listener and all connections, cancels the contexts of running handlers, and waits for the handlers.
 func (s *Server) Close() error {
 	s.cancel()
 	err := s.listener.Close()
@@ -95,13 +97,13 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	s.running.Wait()
-	if errors.Is(err, net.ErrClosed) { // closed before
+	if errors.Is(err, net.ErrClosed) { // Close was called before
 		return nil
 	}
 	return err
 }
 
-// take serves a connection unless its user has too many.
+// start serves a connection in a goroutine. It closes the connection if its user has too many.
 func (s *Server) start(conn *net.UnixConn) {
 	peer, err := PeerOf(conn)
 	if err == nil {
@@ -120,12 +122,12 @@ func (s *Server) start(conn *net.UnixConn) {
 	}()
 }
 
-// admit counts a connection as one under way. It is either seen by Close, or refused because of it.
+// admit registers a connection. After Close, it refuses all connections.
 func (s *Server) admit(conn *net.UnixConn, peer Peer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if peer.UID != 0 && s.perUser[peer.UID] >= maxPerUser {
-		return fmt.Errorf("user %d has %d connections already", peer.UID, maxPerUser)
+		return fmt.Errorf("user %d already has %d connections", peer.UID, maxPerUser)
 	}
 	if s.ctx.Err() != nil {
 		return net.ErrClosed
@@ -147,7 +149,7 @@ func (s *Server) release(conn *net.UnixConn, peer Peer) {
 	}
 }
 
-// serve answers the request of a connection. Its error is for the log.
+// serve handles the request of a connection. It returns the handler's error too, for the log.
 func (s *Server) serve(conn *net.UnixConn, peer Peer) error {
 	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout))
 	r := NewReader(conn, MaxRequest)
@@ -156,12 +158,12 @@ func (s *Server) serve(conn *net.UnixConn, peer Peer) error {
 	if err != nil {
 		return err
 	}
-	f.Close() // a request brings no files
+	f.Close() // requests have no files
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 	_ = conn.SetReadDeadline(time.Time{})
 	watched := make(chan struct{})
-	go func() { // nothing more is to come, so whatever comes ends the request
+	go func() { // the client sends nothing more, so any input or EOF ends the request
 		defer close(watched)
 		defer cancel()
 		f, _ := r.Next()
@@ -174,7 +176,7 @@ func (s *Server) serve(conn *net.UnixConn, peer Peer) error {
 	return errors.Join(failure, err)
 }
 
-// send sends a reply and closes its files.
+// sendReply sends a reply or a failure, and closes the reply's files.
 func sendReply(conn *net.UnixConn, answer Reply, failure error) error {
 	defer CloseFiles(answer.Files)
 	m := reply{Error: ToWire(failure)}
@@ -196,8 +198,9 @@ func sendReply(conn *net.UnixConn, answer Reply, failure error) error {
 	return Write(conn, MaxReply, payload, files)
 }
 
-// Call sends a request over a connection, which it closes, and decodes the answer's body. The files are the caller's. What
-// the other side says as an error is an *Error; no answer until ctx ends is errdefs.ErrUnavailable.
+// Call sends a request over conn, decodes the reply's body into answer, and closes conn. The caller must close the
+// returned files. An error from the server is an *Error. If there is no reply before ctx ends, the error is
+// errdefs.ErrUnavailable.
 func Call(ctx context.Context, conn *net.UnixConn, request, answer any) ([]*os.File, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -228,5 +231,5 @@ func Call(ctx context.Context, conn *net.UnixConn, request, answer any) ([]*os.F
 	if m.Error != nil {
 		return nil, m.Error
 	}
-	return nil, fmt.Errorf("%w: an answer that is not understood: %w", ErrFrame, errdefs.ErrInternal)
+	return nil, fmt.Errorf("%w: the reply has an unknown form: %w", ErrFrame, errdefs.ErrInternal)
 }

@@ -51,7 +51,7 @@ func start(t *testing.T, handler Handler) (*Server, func() *net.UnixConn) {
 
 type question struct{ Name string }
 
-// pipeHandler answers with the reading end of a pipe in which the name stands.
+// pipeHandler replies with the reading end of a pipe that contains the name.
 func pipeHandler(ctx context.Context, peer Peer, request []byte) (Reply, error) {
 	var q question
 	if err := json.Unmarshal(request, &q); err != nil {
@@ -91,7 +91,7 @@ func TestCall(t *testing.T) {
 	require.Eventually(t, func() bool { return openFiles(t) == before }, 10*time.Second, 10*time.Millisecond)
 }
 
-// TestClientGoesAway: the handler's context ends with its client, and no file stays open.
+// TestClientGoesAway checks that the handler's context ends when the client disconnects, and that no file stays open.
 func TestClientGoesAway(t *testing.T) {
 	entered, ended := make(chan struct{}), make(chan struct{})
 	_, connect := start(t, func(ctx context.Context, _ Peer, _ []byte) (Reply, error) {
@@ -118,7 +118,7 @@ func TestClientGoesAway(t *testing.T) {
 	require.Eventually(t, func() bool { return openFiles(t) == before }, 10*time.Second, 10*time.Millisecond)
 }
 
-// TestCloseEndsRequests: Close does not wait for clients.
+// TestCloseEndsRequests checks that Close ends running requests and idle connections.
 func TestCloseEndsRequests(t *testing.T) {
 	entered := make(chan struct{})
 	s, connect := start(t, func(ctx context.Context, _ Peer, _ []byte) (Reply, error) {
@@ -138,7 +138,7 @@ func TestCloseEndsRequests(t *testing.T) {
 	require.Error(t, <-done)
 }
 
-// TestPerUser: a user who is not root holds at most so many connections.
+// TestPerUser checks the limit on connections per user.
 func TestPerUser(t *testing.T) {
 	s := NewServer(nil, nil, slog.New(slog.DiscardHandler))
 	var conns []*net.UnixConn
@@ -153,7 +153,7 @@ func TestPerUser(t *testing.T) {
 	require.NoError(t, s.admit(&net.UnixConn{}, Peer{UID: 7}))
 }
 
-// TestJunk: what is no request ends the connection, and a request's files are closed.
+// TestJunk checks that invalid requests end the connection, and that files in requests are closed.
 func TestJunk(t *testing.T) {
 	_, connect := start(t, pipeHandler)
 	before := openFiles(t)
@@ -162,7 +162,7 @@ func TestJunk(t *testing.T) {
 		null, err := os.Open("/dev/null")
 		require.NoError(t, err)
 		if len(junk) > 0 {
-			require.NoError(t, Write(conn, MaxRequest, junk, []*os.File{null})) // a frame around it: that is taken for a request
+			require.NoError(t, Write(conn, MaxRequest, junk, []*os.File{null})) // a valid frame with an invalid request
 		}
 		_, _ = conn.Write(junk) // the server may have hung up already
 		_ = conn.CloseWrite()
@@ -173,7 +173,7 @@ func TestJunk(t *testing.T) {
 	require.Eventually(t, func() bool { return openFiles(t) == before }, 10*time.Second, 10*time.Millisecond)
 }
 
-// FuzzAnswers: whatever a server says, a client has either an answer or an error, and files only with an answer.
+// FuzzAnswers checks that Call returns files only without an error, and leaves no file open, whatever a server sends.
 func FuzzAnswers(f *testing.F) {
 	f.Add([]byte(`{"body":{"Name":"x"}}`), uint8(2))
 	f.Add([]byte(`{"error":{"class":"not-found","message":"m"}}`), uint8(1))
@@ -211,16 +211,16 @@ func FuzzAnswers(f *testing.F) {
 		}
 		CloseFiles(files)
 		if err != nil && len(got) > 0 || err == nil && len(got) != int(count%4) {
-			t.Fatalf("%d files of %d with error %v", len(got), count%4, err)
+			t.Fatalf("Call returned %d of %d files and the error %v, want all files or an error", len(got), count%4, err)
 		}
 		CloseFiles(got)
 		if after := nulls(t); after != before {
-			t.Fatalf("%d files are open, %d were", after, before)
+			t.Fatalf("%d files are open after Call, want %d", after, before)
 		}
 	})
 }
 
-// nulls counts the descriptors of /dev/null; the fuzzing engine opens files of other kinds.
+// nulls counts the open descriptors of /dev/null. The fuzzing engine opens other files, which must not count.
 func nulls(t testing.TB) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")

@@ -1,8 +1,8 @@
-// Package guard confines a panic to the request that caused it. Every recovered panic is counted, logged with its stack, and
-// returned as an error of the class Internal. The count is in the metrics of each process and, by place, in the runtime's verbose
-// status, which `tripod check` and `tripod diag` show.
+// Package guard confines a panic to the request that caused it. Every recovered panic is counted, logged with its
+// stack, and returned as an errdefs.ErrInternal. The metrics of each process contain the count. The runtime's verbose
+// status, which `tripod check` and `tripod diag` show, contains the counts by place.
 //
-// What happens next is for the caller to decide. Begin reading with Call.
+// The caller decides what happens after a panic. Begin reading with Call.
 //
 //	a request          Call(log, "place", f)      the panic is the request's error
 //	an HTTP handler    Handler(log, "place", h)   the response breaks off

@@ -13,12 +13,12 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// loopPause lies between a loop's panic and its restart.
+// loopPause is the time between a loop's panic and its restart.
 const loopPause = time.Second
 
 // Panic is a recovered panic as an error.
 type Panic struct {
-	// Where is the place that recovered the panic.
+	// Where is the name of the place that recovered the panic.
 	Where string
 	// Value is the argument of panic.
 	Value any
@@ -29,7 +29,7 @@ func (p *Panic) Error() string {
 	return fmt.Sprintf("%s: a defect of tripod, its log has the stack: %s", p.Where, text)
 }
 
-// Unwrap is the error's class.
+// Unwrap returns the error's class.
 func (p *Panic) Unwrap() error { return errdefs.ErrInternal }
 
 var (
@@ -37,14 +37,14 @@ var (
 	counts = map[string]uint64{}
 )
 
-// Counts is the number of panics that each place has recovered since the process started.
+// Counts returns the number of panics recovered since the process started, by place.
 func Counts() map[string]uint64 {
 	mu.Lock()
 	defer mu.Unlock()
 	return maps.Clone(counts)
 }
 
-// Total is their sum.
+// Total returns the number of panics recovered in all places.
 func Total() (n uint64) {
 	for _, count := range Counts() {
 		n += count
@@ -52,8 +52,8 @@ func Total() (n uint64) {
 	return n
 }
 
-// Report counts and logs the value that recover returned. Call it in the deferred function that recovers, where the stack is still
-// that of the panic. where becomes a label of a metric: use the name of a method, not that of a pod.
+// Report counts and logs value, which recover returned. Call it in the deferred function that recovers, because there
+// the stack still shows the panic. where becomes a metric label, so use the name of a method, never the name of a pod.
 func Report(log *slog.Logger, where string, value any) *Panic {
 	mu.Lock()
 	counts[where]++
@@ -62,7 +62,7 @@ func Report(log *slog.Logger, where string, value any) *Panic {
 	return &Panic{Where: where, Value: value}
 }
 
-// Call runs f and returns a panic as its error.
+// Call runs f and returns f's error, or its panic as a *Panic.
 func Call(log *slog.Logger, where string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -72,14 +72,15 @@ func Call(log *slog.Logger, where string, f func() error) (err error) {
 	return f()
 }
 
-// Func wraps f for a goroutine, which a panic ends. Whoever waits for f must be released by a defer in f.
+// Func wraps f for a goroutine. A panic ends only the goroutine. If others wait for f, f must release them in a defer.
 func Func(log *slog.Logger, where string, f func()) func() {
 	return func() {
 		_ = Call(log, where, func() error { f(); return nil }) // Call has reported the panic
 	}
 }
 
-// Loop wraps an endless f for a goroutine. After a panic f starts again, as it would after a restart of the process.
+// Loop wraps a function that loops, for a goroutine. After a panic, it calls f again, as after a restart of the
+// process.
 func Loop(log *slog.Logger, where string, f func()) func() {
 	return func() {
 		for Call(log, where, func() error { f(); return nil }) != nil {
@@ -88,7 +89,7 @@ func Loop(log *slog.Logger, where string, f func()) func() {
 	}
 }
 
-// Handler wraps h. After a panic the response breaks off, as in net/http.
+// Handler wraps h. After a panic, the response is aborted, as in net/http.
 func Handler(log *slog.Logger, where string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {

@@ -24,17 +24,17 @@ func TestCall(t *testing.T) {
 	before := Total()
 	err := Call(log, "a place", culprit)
 	if !errdefs.IsInternal(err) || !strings.HasPrefix(err.Error(), "a place: ") || strings.Contains(err.Error(), "\n") {
-		t.Errorf("got %v, want an internal error of one line that begins with the place", err)
+		t.Errorf("Call = %v, want an internal error of one line that begins with the place", err)
 	}
 	if Counts()["a place"] != 1 || Total() != before+1 {
-		t.Errorf("counted %v", Counts())
+		t.Errorf("Counts = %v and Total = %d, want 1 for the place and a total of %d", Counts(), Total(), before+1)
 	}
 	if !strings.Contains(out.String(), "guard.culprit") {
-		t.Errorf("the log has no stack: %s", out)
+		t.Errorf("the log does not contain the stack: %s", out)
 	}
 	other := errors.New("other")
 	if err := Call(log, "a place", func() error { return other }); err != other || Counts()["a place"] != 1 {
-		t.Errorf("without a panic: %v, %v", err, Counts())
+		t.Errorf("Call without a panic = %v, Counts = %v, want f's error and no new count", err, Counts())
 	}
 }
 
@@ -47,7 +47,7 @@ func TestLoopBeginsAgain(t *testing.T) {
 		}
 	})()
 	if times != 2 {
-		t.Errorf("it began %d times", times)
+		t.Errorf("Loop called f %d times, want 2", times)
 	}
 }
 
@@ -57,11 +57,11 @@ func TestHandler(t *testing.T) {
 		s := httptest.NewServer(Handler(log, "a handler", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(value) })))
 		s.Config.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 		if resp, err := http.Get(s.URL); err == nil {
-			t.Errorf("the client got %s", resp.Status)
+			t.Errorf("the client got status %s, want an aborted response", resp.Status)
 		}
 		s.Close()
 	}
 	if n := Counts()["a handler"]; n != 1 {
-		t.Errorf("counted %d; an aborted response is no defect", n)
+		t.Errorf("counted %d panics, want 1: http.ErrAbortHandler does not count", n)
 	}
 }

@@ -8,28 +8,29 @@ import (
 	"time"
 )
 
-// Names of conditions. A kubelet acts on the first two, which are the CRI's, and ignores the others.
+// Names of conditions. The first two are the CRI's; kubelets ignore the others.
 const (
 	RuntimeReady = "RuntimeReady"
 	NetworkReady = "NetworkReady"
 	EdgeReady    = "EdgeReady"
-	// Clean is false while leftovers cannot be cleaned up. The node works all the same.
+	// Clean is false while leftovers cannot be removed. The node works nevertheless.
 	Clean = "Clean"
 )
 
-// Problem is something that the node cannot do.
+// Problem is a problem of the node.
 type Problem struct {
-	// Part of the node that has the problem; each has one at most.
+	// Part is the part of the node that has the problem. A part has at most one problem.
 	Part string
-	// Condition is false while the problem lasts.
+	// Condition is the name of the condition that is false while the problem lasts.
 	Condition string
-	// Reason is a word in CamelCase. Err says what is wrong and what to do.
+	// Reason is a word in CamelCase.
 	Reason string
-	Err    error
-	Since  time.Time
+	// Err says what is wrong and what to do.
+	Err   error
+	Since time.Time
 }
 
-// Board holds the problems of a node. It may be used from many goroutines; a nil Board has no problems.
+// Board holds the problems of a node. It is safe for concurrent use. A nil Board has no problems.
 type Board struct {
 	log *slog.Logger
 	mu  sync.Mutex
@@ -39,7 +40,7 @@ type Board struct {
 // NewBoard makes a board without problems.
 func NewBoard(log *slog.Logger) *Board { return &Board{log: log, all: map[string]Problem{}} }
 
-// Report sets the problem of a part, or clears it with a nil error. Changes are logged.
+// Report sets the problem of a part; a nil err clears it. Report logs changes.
 func (b *Board) Report(part, condition, reason string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -47,7 +48,7 @@ func (b *Board) Report(part, condition, reason string, err error) {
 	switch {
 	case err == nil && had:
 		delete(b.all, part)
-		b.log.Info("a problem of the node is solved", "problem", part, "reason", old.Reason, "lasted", time.Since(old.Since).Round(time.Millisecond))
+		b.log.Info("problem solved", "problem", part, "reason", old.Reason, "lasted", time.Since(old.Since).Round(time.Millisecond))
 	case err != nil:
 		now := Problem{Part: part, Condition: condition, Reason: reason, Err: err, Since: time.Now()}
 		if had {
@@ -55,12 +56,12 @@ func (b *Board) Report(part, condition, reason string, err error) {
 		}
 		b.all[part] = now
 		if !had || old.Err.Error() != err.Error() {
-			b.log.Error("the node has a problem", "problem", part, "condition", condition, "reason", reason, "err", err)
+			b.log.Error("new problem", "problem", part, "condition", condition, "reason", reason, "err", err)
 		}
 	}
 }
 
-// Problems lists the problems by part.
+// Problems returns the problems, sorted by part.
 func (b *Board) Problems() []Problem {
 	if b == nil {
 		return nil

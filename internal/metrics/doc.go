@@ -1,13 +1,13 @@
-// Package metrics exports the node's metrics to Prometheus and the spans of requests to an OpenTelemetry collector. Both are
-// off by default ([metrics] address, [tracing] endpoint).
+// Package metrics exports the node's metrics to Prometheus, and the spans of requests to an OpenTelemetry collector.
+// Both are off by default ([metrics] address, [tracing] endpoint).
 //
 //	node.Pods ─────────────┐
 //	CRI calls ─Interceptor─┼─► registry ──► GET /metrics (text, OpenMetrics)
 //	collectors ──Register──┘
 //	workers' spans ──Tracing.Forward──► bounded queue ──► OTLP over gRPC
 //
-// The endpoint documents the metrics itself (HELP lines). Values are collected on request; collection never delays what it
-// measures. A full queue drops spans and counts them.
+// The endpoint documents the metrics itself (HELP lines). Values are collected on request; collection never delays what
+// it measures. A full queue drops spans and counts them.
 //
-// The package knows no backend: a kind of pod brings a collector of its own, which cmd/tripod registers.
+// The package knows no backend: each kind of pod has its own collector, which cmd/tripod registers.
 package metrics

@@ -31,6 +31,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// Metrics collects the node's metrics.
 type Metrics struct {
 	config   Config
 	registry *prometheus.Registry
@@ -39,9 +40,10 @@ type Metrics struct {
 	serving  *http.Server
 }
 
-// callBuckets are the upper bounds of CRI calls' durations, in seconds: from a list to a pull.
+// callBuckets holds the upper bounds of the buckets for CRI calls' durations, in seconds: from a list to a pull.
 var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
 
+// New makes a Metrics with the metrics of pods, CRI calls, and the Go process.
 func New(c Config) *Metrics {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -52,14 +54,14 @@ func New(c Config) *Metrics {
 			Name: "tripod_cri_call_duration_seconds", Help: "Duration of CRI calls, by method.", Buckets: callBuckets,
 		}, []string{"method"}),
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "tripod_cri_calls_total", Help: "CRI calls that have ended, by method and gRPC code.",
+			Name: "tripod_cri_calls_total", Help: "Completed CRI calls, by method and gRPC code.",
 		}, []string{"method", "code"}),
 	}
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "tripod_build_info", Help: "1, with the version of the daemon.", ConstLabels: prometheus.Labels{"version": c.Version},
 	}, func() float64 { return 1 })
 	panics := prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "tripod_recovered_panics_total", Help: "Panics that one request or task had and the process survived; each is a defect.",
+		Name: "tripod_recovered_panics_total", Help: "Panics in a request or task that the process survived; each is a defect.",
 	}, func() float64 { return float64(guard.Total()) })
 	m.registry.MustRegister(m.calls, m.results, build, panics, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -93,7 +95,7 @@ func (m *Metrics) Handler() http.Handler {
 	return guard.Handler(m.config.Logger, "metrics", mux)
 }
 
-// guarded catches panics of a collector: the registry collects in its own goroutines.
+// guarded recovers a collector's panics, because the registry collects in its own goroutines.
 type guarded struct {
 	log *slog.Logger
 	prometheus.Collector
@@ -103,10 +105,10 @@ func (g guarded) Collect(to chan<- prometheus.Metric) {
 	guard.Func(g.log, "metrics", func() { g.Collector.Collect(to) })()
 }
 
-// responseTimeout limits a scrape, from its header to the last byte of the response.
+// responseTimeout limits a scrape, from the request's header to the last byte of the response.
 const responseTimeout = 30 * time.Second
 
-// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close, within limiter's bounds.
+// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close, within limiter's limits.
 func (m *Metrics) Listen(ctx context.Context, address string, limiter *connlimit.Limiter) (net.Addr, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -123,7 +125,7 @@ func (m *Metrics) Listen(ctx context.Context, address string, limiter *connlimit
 	return l.Addr(), nil
 }
 
-// Close stops Listen.
+// Close stops the server that Listen started, if any.
 func (m *Metrics) Close() error {
 	if m.serving == nil {
 		return nil

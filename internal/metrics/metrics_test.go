@@ -33,7 +33,7 @@ func scrape(t *testing.T, m *Metrics) map[string]string {
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if w.Code != http.StatusOK {
-		t.Fatalf("%d: %s", w.Code, w.Body)
+		t.Fatalf("GET /metrics: status %d: %s", w.Code, w.Body)
 	}
 	series := map[string]string{}
 	for line := range strings.Lines(w.Body.String()) {
@@ -48,7 +48,7 @@ func wantSeries(t *testing.T, got map[string]string, want map[string]string) {
 	t.Helper()
 	for name, v := range want {
 		if got[name] != v {
-			t.Errorf("%s is %q, want %q", name, got[name], v)
+			t.Errorf("%s = %q, want %q", name, got[name], v)
 		}
 	}
 }
@@ -63,7 +63,7 @@ func TestPodsAndCalls(t *testing.T) {
 	for _, err := range []error{nil, nil, status.Error(codes.NotFound, "none")} {
 		_, got := count(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/runtime.v1.RuntimeService/PodSandboxStatus"}, func(context.Context, any) (any, error) { return nil, err })
 		if !errors.Is(got, err) {
-			t.Errorf("%v became %v", err, got)
+			t.Errorf("Interceptor returned %v, want the handler's error %v", got, err)
 		}
 	}
 	wantSeries(t, scrape(t, m), map[string]string{
@@ -93,20 +93,20 @@ func TestListen(t *testing.T) {
 	body, _ := io.ReadAll(resp.Body)
 	resp.Body.Close()
 	if !strings.Contains(string(body), "go_goroutines") {
-		t.Errorf("metrics: got %s, want go_goroutines in it", body)
+		t.Errorf("GET /metrics returned %s, want go_goroutines in it", body)
 	}
 	if _, err := New(Config{}).Listen(t.Context(), addr.String(), limiter); !errdefs.IsUnavailable(err) {
-		t.Errorf("an address that is taken: %v", err)
+		t.Errorf("Listen on an address in use = %v, want unavailable", err)
 	}
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
 	if _, err := http.Get("http://" + addr.String() + "/metrics"); err == nil {
-		t.Error("it still answers")
+		t.Error("the server still answers after Close")
 	}
 }
 
-// sink is an OpenTelemetry collector.
+// sink is an OpenTelemetry collector. If hold is not nil, it answers once hold is closed.
 type sink struct {
 	collector.UnimplementedTraceServiceServer
 	mu   sync.Mutex
@@ -173,7 +173,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 	tracing.Forward(batch(t, "a:b@1.0.0", "foo.Bar/Do"))
 	for deadline := time.Now().Add(10 * time.Second); len(s.names()) == 0; time.Sleep(time.Millisecond) { // pacing of a poll
 		if time.Now().After(deadline) {
-			t.Fatal("no span has come")
+			t.Fatal("no span arrived within 10 s")
 		}
 	}
 	tracing.Forward([]byte("no message"))
@@ -182,11 +182,12 @@ func TestSpansReachTheCollector(t *testing.T) {
 		t.Error(err)
 	}
 	if got := strings.Join(s.names(), ", "); got != "a:b@1.0.0 foo.Bar/Do, a:b@1.0.0 last" {
-		t.Errorf("came: %s", got)
+		t.Errorf("the collector got %s, want both spans", got)
 	}
 }
 
-// TestCollectorThatHangs: it neither delays anybody nor takes unbounded memory.
+// TestCollectorThatHangs checks that a hanging collector delays neither Forward nor Close, and that the queue is
+// bounded.
 func TestCollectorThatHangs(t *testing.T) {
 	s := &sink{hold: make(chan struct{})}
 	tracing, err := NewTracing(t.Context(), startSink(t, s), slog.New(slog.DiscardHandler))
@@ -200,22 +201,22 @@ func TestCollectorThatHangs(t *testing.T) {
 		tracing.Forward(batch(t, "a", "b"))
 	}
 	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("forwarding took %v", took)
+		t.Errorf("Forward took %v in total, want at most 5 s", took)
 	}
 	if got := scrape(t, m)["tripod_span_batches_dropped_total"]; got == "0" || got == "" {
-		t.Errorf("%q batches were dropped", got)
+		t.Errorf("%q batches were dropped, want more than 0", got)
 	}
 	begin = time.Now()
 	_ = tracing.Close()
 	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("closing took %v", took)
+		t.Errorf("Close took %v, want at most 5 s", took)
 	}
 }
 
 func TestBadEndpoints(t *testing.T) {
 	for _, endpoint := range []string{"", "localhost:4317", "http://localhost", "ftp://localhost:1", "::"} {
 		if _, err := NewTracing(t.Context(), endpoint, slog.New(slog.DiscardHandler)); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q: %v", endpoint, err)
+			t.Errorf("NewTracing(%q) = %v, want an invalid argument", endpoint, err)
 		}
 	}
 }

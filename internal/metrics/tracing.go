@@ -21,26 +21,26 @@ import (
 const (
 	// maxBatches is the capacity of the queue of span batches.
 	maxBatches = 256
-	// uploadTimeout limits one upload with its retries; closePatience limits the uploads at the end.
+	// uploadTimeout limits each upload, including its retries. closePatience limits the uploads during Close.
 	uploadTimeout = 10 * time.Second
 	closePatience = 2 * time.Second
 )
 
-// Tracing exports spans to an OpenTelemetry collector. It honours the client's own environment variables
-// (OTEL_EXPORTER_OTLP_HEADERS …).
+// Tracing exports spans to an OpenTelemetry collector. It honours the environment variables of OpenTelemetry's client,
+// such as OTEL_EXPORTER_OTLP_HEADERS.
 type Tracing struct {
 	client  otlptrace.Client
 	log     *slog.Logger
 	queue   chan []byte
 	dropped prometheus.Counter
-	stop    chan struct{}      // closed when no more batches follow
-	end     context.CancelFunc // cancels uploads under way
+	stop    chan struct{}      // closed by Close
+	end     context.CancelFunc // cancels running uploads
 	done    sync.WaitGroup
 	once    sync.Once
 }
 
-// NewTracing connects to a collector once there is something to send. endpoint is http://HOST:PORT, or https://HOST:PORT for
-// TLS; any other is errdefs.ErrInvalidArgument.
+// NewTracing makes a Tracing, which connects to the collector when there is something to send. endpoint is
+// http://HOST:PORT, or https://HOST:PORT for TLS. Any other endpoint is an errdefs.ErrInvalidArgument.
 func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracing, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Port() == "" {
@@ -50,7 +50,7 @@ func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracin
 		client: otlptracegrpc.NewClient(otlptracegrpc.WithEndpointURL(endpoint), otlptracegrpc.WithTimeout(uploadTimeout)),
 		log:    log, queue: make(chan []byte, maxBatches), stop: make(chan struct{}),
 		dropped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "tripod_span_batches_dropped_total", Help: "Batches of spans that were not handed to the collector.",
+			Name: "tripod_span_batches_dropped_total", Help: "Batches of spans that did not reach the collector.",
 		}),
 	}
 	if err := t.client.Start(ctx); err != nil {
@@ -62,10 +62,11 @@ func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracin
 	return t, nil
 }
 
-// Dropped counts the batches that were not exported, for Metrics.Register.
+// Dropped returns the counter of batches that were not exported, for Metrics.Register.
 func (t *Tracing) Dropped() prometheus.Collector { return t.dropped }
 
-// Forward queues a batch, a serialized ExportTraceServiceRequest. It never blocks: without room, the batch is dropped.
+// Forward queues a batch, which is an encoded ExportTraceServiceRequest. It never blocks: if the queue is full, it
+// drops the batch.
 func (t *Tracing) Forward(batch []byte) {
 	select {
 	case t.queue <- batch:
@@ -74,7 +75,7 @@ func (t *Tracing) Forward(batch []byte) {
 	}
 }
 
-// upload exports queued batches until stop, and then the rest.
+// upload exports queued batches until the queue is empty and stop is closed.
 func (t *Tracing) upload(ctx context.Context) {
 	for {
 		select {
@@ -113,7 +114,7 @@ func (t *Tracing) send(ctx context.Context, batch []byte) {
 	})
 }
 
-// Close gives queued batches a moment and then ends the export.
+// Close exports queued batches for at most closePatience, and then closes the client.
 func (t *Tracing) Close() error {
 	close(t.stop)
 	timer := time.AfterFunc(closePatience, t.end)

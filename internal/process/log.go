@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// LogTail is the last n bytes of a log file at most; nil if it cannot be read.
+// LogTail returns at most the last n bytes of a log file, or nil if the file cannot be read.
 func LogTail(path string, n int64) []byte {
 	f, err := os.Open(path)
 	if err != nil {

@@ -13,22 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ID identifies a process for good: the kernel reuses a PID, but not with the same start time.
+// ID identifies a process permanently: the kernel reuses PIDs, but not with the same start time.
 type ID struct {
 	Pid int `json:"pid"`
 	// Start is the 22nd field of /proc/PID/stat: clock ticks since boot.
 	Start uint64 `json:"start"`
 }
 
-// Process is watched through a pidfd.
+// Process is a process that is watched through a pidfd.
 type Process struct {
 	ID
 	fd *os.File
-	// Dead is closed when the process has ended (it may still be a zombie).
+	// Dead is closed when the process has ended. The process may then still be a zombie.
 	Dead chan struct{}
 }
 
-// Open watches the process that has this PID now. It returns errdefs.ErrNotFound if it has ended.
+// Open watches the process that currently has a PID. It returns errdefs.ErrNotFound if there is none.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
@@ -37,7 +37,7 @@ func Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
 	}
-	// While we hold the descriptor, /proc/PID is this process or nothing.
+	// While we hold the descriptor, /proc/PID is this process or does not exist.
 	start, err := StartTime(pid)
 	if err != nil {
 		unix.Close(fd)
@@ -48,7 +48,7 @@ func Open(pid int) (*Process, error) {
 	return p, nil
 }
 
-// Adopt is Open for a recorded process. Another process with the same PID is errdefs.ErrNotFound.
+// Adopt is like Open, for a recorded process. If another process has the PID, it returns errdefs.ErrNotFound.
 func Adopt(id ID) (*Process, error) {
 	if id.Pid <= 0 {
 		return nil, fmt.Errorf("no process is recorded: %w", errdefs.ErrNotFound)
@@ -59,12 +59,12 @@ func Adopt(id ID) (*Process, error) {
 	}
 	if p.Start != id.Start {
 		p.Close()
-		return nil, fmt.Errorf("process %d is another one now: %w", id.Pid, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("process %d has ended, another one has its PID: %w", id.Pid, errdefs.ErrNotFound)
 	}
 	return p, nil
 }
 
-// Ended is a Process that has already ended.
+// Ended returns a Process that has already ended.
 func Ended(id ID) *Process {
 	p := &Process{ID: id, Dead: make(chan struct{})}
 	close(p.Dead)
@@ -78,7 +78,7 @@ func (p *Process) watch() {
 		return
 	}
 	ended := false
-	// Read waits in the poller of the Go runtime, without a thread. It fails when the file is closed.
+	// Read waits in the Go runtime's poller, without a thread. It fails when the file is closed.
 	_ = conn.Read(func(fd uintptr) bool {
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(poll, 0)
@@ -107,7 +107,7 @@ func (p *Process) Alive() bool {
 	}
 }
 
-// Ending reports whether the process has ended or is exiting: it executes no more code of its own.
+// Ending reports whether the process has ended or is exiting: its program no longer runs.
 func (p *Process) Ending() bool {
 	if !p.Alive() {
 		return true
@@ -133,13 +133,13 @@ func (p *Process) Signal(sig unix.Signal) error {
 	var sendErr error
 	err = conn.Control(func(fd uintptr) { sendErr = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
 	if err != nil || errors.Is(sendErr, unix.ESRCH) {
-		return nil // closed, as it is once the process has ended
+		return nil // the descriptor is closed, because the process has ended
 	}
 	return sendErr
 }
 
-// KillGroup kills the process and, if it leads a process group, the whole group: a monitor with the OCI runtime that it runs, or
-// a program with its children.
+// KillGroup kills the process and, if the process leads a process group, the whole group: for example a monitor and the
+// OCI runtime that it runs, or a program and its children.
 func (p *Process) KillGroup() error {
 	if group, err := unix.Getpgid(p.Pid); err == nil && group == p.Pid && p.Alive() {
 		_ = unix.Kill(-p.Pid, unix.SIGKILL)
@@ -147,7 +147,7 @@ func (p *Process) KillGroup() error {
 	return p.Signal(unix.SIGKILL)
 }
 
-// Wait returns when the process has ended, or with the context's error.
+// Wait waits until the process has ended. If ctx ends first, it returns ctx's error.
 func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.Dead:
@@ -157,14 +157,14 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// WaitFor waits for at most d and reports whether the process has ended.
+// WaitFor waits at most d for the end of the process, and reports whether the process has ended.
 func (p *Process) WaitFor(d time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
 	return p.Wait(ctx) == nil
 }
 
-// StartTime reads field 22 of /proc/PID/stat.
+// StartTime returns the start time of a process: field 22 of /proc/PID/stat, in clock ticks since boot.
 func StartTime(pid int) (uint64, error) {
 	fields, err := statFields(pid)
 	if err != nil {
@@ -173,7 +173,7 @@ func StartTime(pid int) (uint64, error) {
 	return strconv.ParseUint(string(fields[22-3]), 10, 64)
 }
 
-// ParentOf reads the parent's PID.
+// ParentOf returns the PID of a process's parent.
 func ParentOf(pid int) (int, error) {
 	fields, err := statFields(pid)
 	if err != nil {
@@ -182,8 +182,8 @@ func ParentOf(pid int) (int, error) {
 	return strconv.Atoi(string(fields[4-3]))
 }
 
-// statFields reads /proc/PID/stat from the third field on. The second, the name, may contain anything, even blanks and ")". It
-// returns errdefs.ErrNotFound if the process has ended.
+// statFields returns the fields of /proc/PID/stat, beginning with the third. The second, the name, can contain blanks
+// and ")". It returns errdefs.ErrNotFound if the process has ended.
 func statFields(pid int) ([][]byte, error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
@@ -199,7 +199,7 @@ func statFields(pid int) ([][]byte, error) {
 	return fields, nil
 }
 
-// StartedAt turns a start time in clock ticks into wall-clock time.
+// StartedAt converts a start time in clock ticks since boot to wall-clock time.
 func StartedAt(ticks uint64) time.Time {
 	const hertz = 100 // USER_HZ, the same on all architectures that Linux runs on today
 	var now unix.Timespec

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 )
 
-// TestLifeAndDeath: a process is seen to live and to die, and its ID does not fit it any more.
+// TestLifeAndDeath checks that a process's end is noticed, and that the process can then no longer be adopted.
 func TestLifeAndDeath(t *testing.T) {
 	c := exec.Command("sleep", "60")
 	if err := c.Start(); err != nil {
@@ -20,34 +20,34 @@ func TestLifeAndDeath(t *testing.T) {
 	}
 	p, err := process.Open(c.Process.Pid)
 	if err != nil || !p.Alive() || p.Ending() {
-		t.Fatal(err)
+		t.Fatalf("Open of a running process = %+v, %v, want it to be alive", p, err)
 	}
 	again, err := process.Adopt(p.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if parent, err := process.ParentOf(p.Pid); err != nil || parent != os.Getpid() {
-		t.Errorf("parent %d, %v", parent, err)
+		t.Errorf("ParentOf = %d, %v, want %d", parent, err, os.Getpid())
 	}
 	if age := time.Since(process.StartedAt(p.Start)); age < -time.Second || age > time.Minute {
-		t.Errorf("it began %s ago", age)
+		t.Errorf("StartedAt is %s ago, want less than a minute", age)
 	}
 	if err := p.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if !again.WaitFor(10*time.Second) || !p.WaitFor(10*time.Second) || !p.Ending() {
-		t.Error("its end was not seen")
+		t.Error("the end of the process was not noticed within 10 s")
 	}
 	_ = c.Wait()
 	if _, err := process.Adopt(p.ID); !errdefs.IsNotFound(err) {
-		t.Errorf("a dead process was adopted: %v", err)
+		t.Errorf("Adopt of a dead process = %v, want not found", err)
 	}
 	if err := p.Signal(unix.SIGKILL); err != nil {
-		t.Errorf("a signal to a dead process: %v", err)
+		t.Errorf("Signal to a dead process = %v, want nil", err)
 	}
 }
 
-// TestOthersAreNotAdopted (N10): another process of the same PID is not the one that was known.
+// TestOthersAreNotAdopted (N10) checks that Adopt refuses another process with the same PID.
 func TestOthersAreNotAdopted(t *testing.T) {
 	self, err := process.Open(os.Getpid())
 	if err != nil {
@@ -56,10 +56,10 @@ func TestOthersAreNotAdopted(t *testing.T) {
 	self.Close()
 	for _, other := range []process.ID{{Pid: self.Pid, Start: self.Start + 1}, {}, {Pid: 1 << 22}} {
 		if _, err := process.Adopt(other); !errdefs.IsNotFound(err) {
-			t.Errorf("%v: %v", other, err)
+			t.Errorf("Adopt(%v) = %v, want not found", other, err)
 		}
 	}
 	if process.Ended(self.ID).Alive() {
-		t.Error("a process that has ended lives")
+		t.Error("Ended returned a process that is alive")
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// FindProgram looks for a program of ours beside the executable of this process and then in PATH: errdefs.ErrNotFound, which
-// names the program's purpose.
+// FindProgram finds one of our programs: beside the executable of this process, otherwise in PATH. If it finds none, it
+// returns an errdefs.ErrNotFound that mentions the purpose, such as "that runs WebAssembly".
 func FindProgram(name, purpose string) (string, error) {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), name)

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnOwnThread runs do on a thread that ends with it, so that what do changes of the thread (its cgroup, no_new_privs) is inherited
-// by the children that do starts and by nobody else. The thread is never the main one, which cannot end and whose cgroup is shown
-// as the process's. Call it in a goroutine of its own.
+// OnOwnThread runs do on a thread that ends afterwards. So only the children that do starts inherit what do changes in
+// the thread (its cgroup, no_new_privs). The thread is never the main thread, which cannot end, and whose cgroup counts
+// as the process's. Call OnOwnThread in a goroutine of its own.
 func OnOwnThread(do func()) {
 	runtime.LockOSThread()
 	if unix.Gettid() != unix.Getpid() {
@@ -17,6 +17,6 @@ func OnOwnThread(do func()) {
 	}
 	done := make(chan struct{})
 	go func() { defer close(done); OnOwnThread(do) }()
-	<-done // the main thread is ours until another one has done it
+	<-done // hold the main thread meanwhile, so that the other goroutine runs on another thread
 	runtime.UnlockOSThread()
 }

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The files are read with bare system calls. os.File would add a poll registration, a finalizer and three allocations to
-// each of a dozen files, for every container, every few seconds (docs/adr/0038-*.md has the measurement).
+// The files are read by system calls. os.File would add a poll registration, a finalizer and three allocations for each
+// of a dozen files, for every container, every few seconds (docs/adr/0038-*.md has the measurement).
 
-// buffer holds the content of one file until the next is read.
+// buffer holds the content of a file until the next file is read.
 type buffer struct{ bytes []byte }
 
 var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 8<<10)} }}
@@ -21,8 +21,8 @@ func borrow() *buffer { return buffers.Get().(*buffer) }
 
 func (b *buffer) release() { buffers.Put(b) }
 
-// dir is the open directory of a cgroup in one hierarchy. It keeps its first failure in err and reads nothing after it, so
-// that callers check once, at the end. A missing file is no failure: kernels and configurations differ.
+// dir is the open directory of a cgroup in one hierarchy. It keeps its first error in err and then reads nothing more,
+// so that callers only check err at the end. A missing file is not an error, because kernels and configurations differ.
 type dir struct {
 	fd   int
 	full string // the directory's path in the file system
@@ -31,7 +31,7 @@ type dir struct {
 	err  error
 }
 
-// errNotMounted says that the whole hierarchy of a controller is missing.
+// errNotMounted means that the hierarchy of a controller is missing.
 var errNotMounted = errors.New("controller is not mounted")
 
 // open opens the cgroup's directory in the hierarchy of a controller ("" on v2).
@@ -57,7 +57,8 @@ func notFound(path string) error { return fmt.Errorf("cgroup %s: %w", path, errd
 
 func (d *dir) close() { unix.Close(d.fd) }
 
-// file is the content of a file of the directory, valid until the next call; nil when there is none or after a failure.
+// file returns the content of a file in the directory, valid until the next call. It returns nil if the file is
+// missing, or after an error.
 func (d *dir) file(name string) []byte {
 	if d.err != nil {
 		return nil
@@ -80,16 +81,17 @@ func (d *dir) file(name string) []byte {
 	return nil
 }
 
-// alive looks the directory up by its path: in the cgroup file system, the link count of a removed one stays above 0.
+// alive reports whether the directory still exists. It checks the path, because in the cgroup file system the link
+// count of a removed directory stays above 0.
 func (d *dir) alive() bool { return unix.Access(d.full, unix.F_OK) == nil }
 
-// number is the one number in a file: 0 when the file is missing, Unlimited for "max".
+// number returns the number in a file: 0 if the file is missing, Unlimited for "max".
 func (d *dir) number(name string) uint64 {
 	v, _ := d.lookup(name)
 	return v
 }
 
-// limit is like number, but a missing file is Unlimited.
+// limit is like number, but returns Unlimited if the file is missing.
 func (d *dir) limit(name string) uint64 {
 	if v, ok := d.lookup(name); ok {
 		return v
@@ -97,7 +99,7 @@ func (d *dir) limit(name string) uint64 {
 	return Unlimited
 }
 
-// lookup is like number and reports whether the file exists.
+// lookup is like number, and also reports whether the file exists.
 func (d *dir) lookup(name string) (uint64, bool) {
 	content := d.file(name)
 	if content == nil {

@@ -10,11 +10,11 @@ import (
 // Unlimited is the value of a limit that is not set ("max" on cgroup v2).
 const Unlimited uint64 = math.MaxUint64
 
-// Figures is what a cgroup and its children have used up to Time. Counters start when the cgroup is created.
+// Figures holds what a cgroup and its children have used until Time. Counters start when the cgroup is created.
 type Figures struct {
-	// Time is when the reading began; it carries the monotonic clock.
+	// Time is the start of the reading, with the monotonic clock.
 	Time time.Time
-	// CPU is the processor time used, in nanoseconds summed over the cores.
+	// CPU is the processor time used, in nanoseconds, summed over all cores.
 	CPU    uint64
 	Memory Memory
 	// Processes counts tasks: processes and their threads.
@@ -22,9 +22,9 @@ type Figures struct {
 	PSI       PSI
 }
 
-// Memory is in bytes, except for the counters.
+// Memory holds memory figures, in bytes except for the counters.
 type Memory struct {
-	// Usage is everything charged: anonymous memory, page cache, kernel memory.
+	// Usage is all charged memory: anonymous memory, page cache, kernel memory.
 	Usage uint64
 	// WorkingSet is Usage less the inactive file cache, as in cAdvisor and the kubelet's eviction.
 	WorkingSet uint64
@@ -34,30 +34,30 @@ type Memory struct {
 	PageFaults, MajorPageFaults uint64
 	// Limit is the cgroup's own limit, or Unlimited.
 	Limit uint64
-	// Swap is nil where the kernel does not account swap per cgroup.
+	// Swap is nil if the kernel does not account swap per cgroup.
 	Swap *Swap
 }
 
-// Swap is in bytes. Limit is the cgroup's own limit, or Unlimited.
+// Swap holds swap figures in bytes. Limit is the cgroup's own limit, or Unlimited.
 type Swap struct{ Usage, Limit uint64 }
 
-// PSI is pressure stall information (kernel: Documentation/accounting/psi.rst). A member is nil if the kernel does not
-// offer it: cgroup v1 has none, unless a v2 hierarchy beside it holds the same cgroup.
+// PSI is pressure stall information (kernel: Documentation/accounting/psi.rst). A field is nil if the kernel does not
+// offer it: cgroup v1 has no PSI, unless a v2 hierarchy beside it has the same cgroup.
 type PSI struct{ CPU, Memory, IO *Pressure }
 
-// Pressure is the time in which some, or all (Full), tasks of a cgroup were stalled for one resource.
+// Pressure holds the time in which some tasks of a cgroup, or all of them (Full), were stalled for a resource.
 type Pressure struct{ Some, Full Stall }
 
-// Stall is a total in nanoseconds and moving averages in percent over 10, 60 and 300 seconds.
+// Stall holds a total in nanoseconds, and moving averages in percent over 10, 60 and 300 seconds.
 type Stall struct {
 	Total                uint64
 	Avg10, Avg60, Avg300 float64
 }
 
-// Available is what remains below the limit, counted from the working set; false when there is no limit.
+// Available returns the limit minus the working set; false if there is no limit.
 func (m Memory) Available() (uint64, bool) { return available(m.Limit, m.WorkingSet) }
 
-// Available is what remains below the limit; false when there is no limit.
+// Available returns the limit minus the usage; false if there is no limit.
 func (s Swap) Available() (uint64, bool) { return available(s.Limit, s.Usage) }
 
 func available(limit, used uint64) (uint64, bool) {
@@ -67,7 +67,7 @@ func available(limit, used uint64) (uint64, bool) {
 	return limit - min(used, limit), true
 }
 
-// CPUUsage is the CRI's message without UsageNanoCores, which takes two samples (see Sampler.CPUUsage).
+// CPUUsage returns the CRI message without UsageNanoCores, which needs two samples (see Sampler.CPUUsage).
 func (f Figures) CPUUsage() *runtimeapi.CpuUsage {
 	return &runtimeapi.CpuUsage{
 		Timestamp:            f.Time.UnixNano(),
@@ -76,7 +76,7 @@ func (f Figures) CPUUsage() *runtimeapi.CpuUsage {
 	}
 }
 
-// MemoryUsage is the CRI's message; AvailableBytes is absent when there is no limit.
+// MemoryUsage returns the CRI message. AvailableBytes is nil if there is no limit.
 func (f Figures) MemoryUsage() *runtimeapi.MemoryUsage {
 	m := f.Memory
 	return &runtimeapi.MemoryUsage{
@@ -91,7 +91,7 @@ func (f Figures) MemoryUsage() *runtimeapi.MemoryUsage {
 	}
 }
 
-// SwapUsage is the CRI's message; nil where swap is not accounted.
+// SwapUsage returns the CRI message, or nil if swap is not accounted.
 func (f Figures) SwapUsage() *runtimeapi.SwapUsage {
 	s := f.Memory.Swap
 	if s == nil {
@@ -104,13 +104,13 @@ func (f Figures) SwapUsage() *runtimeapi.SwapUsage {
 	}
 }
 
-// ProcessUsage is the CRI's message. It counts tasks, because that is the only count of the kernel's that includes child
+// ProcessUsage returns the CRI message. It counts tasks, because only the kernel's count of tasks includes child
 // cgroups.
 func (f Figures) ProcessUsage() *runtimeapi.ProcessUsage {
 	return &runtimeapi.ProcessUsage{Timestamp: f.Time.UnixNano(), ProcessCount: value(f.Processes)}
 }
 
-// IOUsage is the CRI's message, which has nothing but the I/O pressure.
+// IOUsage returns the CRI message, which contains only the I/O pressure.
 func (f Figures) IOUsage() *runtimeapi.IoUsage {
 	return &runtimeapi.IoUsage{Timestamp: f.Time.UnixNano(), Psi: f.PSI.IO.message()}
 }

@@ -6,10 +6,11 @@ import (
 	"unsafe"
 )
 
-// v1Unlimited is below every value by which v1 says "no limit": the largest page count, in bytes.
+// v1Unlimited is the smallest number that counts as no limit. cgroup v1 shows no limit as the largest number of whole
+// pages, in bytes.
 const v1Unlimited = 1 << 62
 
-// parseNumber reads the content of a file with one number. "max" and v1's huge numbers are Unlimited.
+// parseNumber parses the content of a file with one number. "max" and numbers from v1Unlimited become Unlimited.
 func parseNumber(content []byte) (uint64, bool) {
 	s := bytes.TrimSpace(content)
 	if text(s) == "max" {
@@ -22,14 +23,14 @@ func parseNumber(content []byte) (uint64, bool) {
 	return v, ok
 }
 
-// parseUint is strconv.ParseUint in base 10, without a copy of s.
+// parseUint parses a decimal number without copying s.
 func parseUint(s []byte) (uint64, bool) {
 	v, err := strconv.ParseUint(text(s), 10, 64)
 	return v, err == nil
 }
 
-// parsePairs calls f for each line "key number" and skips others, which a newer kernel may add. The key is valid until
-// content changes.
+// parsePairs calls f for each line of the form "key number". It skips other lines, which newer kernels may add. The key
+// is valid until content changes.
 func parsePairs(content []byte, f func(key string, v uint64)) {
 	for line := range bytes.Lines(content) {
 		key, rest, ok := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
@@ -42,8 +43,8 @@ func parsePairs(content []byte, f func(key string, v uint64)) {
 	}
 }
 
-// parsePressure reads a pressure file: "some avg10=0.12 avg60=0.05 avg300=0.01 total=123" and the same for "full".
-// The kernel counts the total in microseconds.
+// parsePressure parses a pressure file: "some avg10=0.12 avg60=0.05 avg300=0.01 total=123" and the same for "full". In
+// the file, total is in microseconds. It returns nil if neither line exists.
 func parsePressure(content []byte) *Pressure {
 	var p Pressure
 	seen := false
@@ -81,7 +82,7 @@ func parseStall(line []byte) Stall {
 	return s
 }
 
-// parsePercent reads a percentage; it returns 0 for anything else.
+// parsePercent parses a percentage. It returns 0 for anything else.
 func parsePercent(s []byte) float64 {
 	v, err := strconv.ParseFloat(text(s), 64)
 	if err != nil || !(v >= 0 && v <= 100) {
@@ -90,5 +91,5 @@ func parsePercent(s []byte) float64 {
 	return v
 }
 
-// text is b as a string, without a copy: valid until b changes.
+// text returns b as a string without copying it. The string is valid until b changes.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

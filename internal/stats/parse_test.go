@@ -12,12 +12,12 @@ func TestParseNumber(t *testing.T) {
 		"18446744073709551615": Unlimited, "4611686018427387903": 1<<62 - 1,
 	} {
 		if got, ok := parseNumber([]byte(in)); got != want || !ok {
-			t.Errorf("%q: %d %v, want %d", in, got, ok, want)
+			t.Errorf("parseNumber(%q) = %d, %v, want %d, true", in, got, ok, want)
 		}
 	}
 	for _, in := range []string{"", "\n", "-1", "1 2", "0x10", "1e3", "maximum"} {
 		if got, ok := parseNumber([]byte(in)); ok {
-			t.Errorf("%q passed as %d", in, got)
+			t.Errorf("parseNumber(%q) = %d, true, want false", in, got)
 		}
 	}
 }
@@ -25,12 +25,12 @@ func TestParseNumber(t *testing.T) {
 func TestParsePressureOff(t *testing.T) {
 	for _, in := range []string{"", "\n", "none avg10=1.00\n"} {
 		if p := parsePressure([]byte(in)); p != nil {
-			t.Errorf("%q: %+v", in, p)
+			t.Errorf("parsePressure(%q) = %+v, want nil", in, p)
 		}
 	}
 }
 
-// FuzzParse holds the parsers to this: whatever the bytes, no panic, no change of the input, figures in range.
+// FuzzParse checks that the parsers accept any bytes without a panic, do not change them, and return averages in range.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"", "42\n", "max\n", "anon 1\nfile 2\n",
@@ -43,18 +43,18 @@ func FuzzParse(f *testing.F) {
 		parseNumber(in)
 		parsePairs(in, func(key string, _ uint64) {
 			if key == "" && !bytes.Contains(in, []byte(" ")) {
-				t.Error("a key out of nothing")
+				t.Error("parsePairs found an empty key in an input without blanks")
 			}
 		})
 		if p := parsePressure(in); p != nil {
 			for _, avg := range []float64{p.Some.Avg10, p.Some.Avg60, p.Some.Avg300, p.Full.Avg10, p.Full.Avg60, p.Full.Avg300} {
 				if !(avg >= 0 && avg <= 100) {
-					t.Errorf("%v %% in %q", avg, in)
+					t.Errorf("parsePressure(%q) has an average of %v %%, want 0 to 100", in, avg)
 				}
 			}
 		}
 		if !bytes.Equal(before, in) {
-			t.Error("the input was changed")
+			t.Error("a parser changed its input")
 		}
 	})
 }

@@ -11,16 +11,16 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 )
 
-// Root says where the cgroup hierarchies are. A test points it at a tree of plain files.
+// Root is the location of the cgroup hierarchies. Tests use a directory of plain files.
 type Root struct {
-	// Mount is the mount point of the one v2 hierarchy, or the directory that holds the v1 hierarchies, one
-	// directory named after each controller (and "unified" for a v2 hierarchy beside them).
+	// Mount is the mount point of the v2 hierarchy. On v1, it is the directory that contains the hierarchies: a
+	// directory named after each controller, and "unified" for a v2 hierarchy beside them.
 	Mount string
 	V2    bool
 }
 
-// Read reads the figures of a cgroup of this host, e.g. /kubepods/pod1/abc. It returns errdefs.ErrNotFound when there is
-// no such cgroup, or none any more, and ErrInvalidArgument when name is not absolute and clean.
+// Read reads the figures of a cgroup of this host, such as /kubepods/pod1/abc. It returns errdefs.ErrNotFound if the
+// cgroup does not exist, and ErrInvalidArgument if name is not absolute and clean.
 func Read(name string) (Figures, error) {
 	root, err := host()
 	if err != nil {
@@ -29,8 +29,8 @@ func Read(name string) (Figures, error) {
 	return root.Read(name)
 }
 
-// OOMKills counts the processes of a cgroup that the OOM killer ended. On v2 the count includes child cgroups; on v1 the
-// kernel has no such sum. Its errors are those of Read.
+// OOMKills returns the number of processes in a cgroup that the OOM killer has killed. On v2, it includes child
+// cgroups; on v1, the kernel does not count those. Its errors are the same as Read's.
 func OOMKills(name string) (uint64, error) {
 	root, err := host()
 	if err != nil {
@@ -44,11 +44,11 @@ func host() (Root, error) {
 	return Root{Mount: cgroup.Mount, V2: v2}, err
 }
 
-// part reads some of the figures from one directory.
+// part reads some of the figures from one hierarchy.
 type part struct {
-	// controller is the name of the v1 hierarchy; empty for the only one of v2.
+	// controller is the name of the v1 hierarchy; empty on v2.
 	controller string
-	// optional parts stay zero for a cgroup that is not in their hierarchy.
+	// optional leaves the figures zero if the cgroup does not exist in the hierarchy.
 	optional bool
 	read     func(*dir, *Figures)
 }
@@ -58,7 +58,7 @@ var (
 	partsV2 = []part{{"", false, allV2}}
 )
 
-// Read is the function Read for a cgroup of this root.
+// Read is like the function Read, for a cgroup in this root.
 func (r Root) Read(name string) (Figures, error) {
 	if err := checkName(name); err != nil {
 		return Figures{}, err
@@ -87,7 +87,7 @@ func (r Root) Read(name string) (Figures, error) {
 	return f, nil
 }
 
-// OOMKills is the function OOMKills for a cgroup of this root.
+// OOMKills is like the function OOMKills, for a cgroup in this root.
 func (r Root) OOMKills(name string) (uint64, error) {
 	if err := checkName(name); err != nil {
 		return 0, err
@@ -116,7 +116,7 @@ func checkName(name string) error {
 	if path.IsAbs(name) && path.Clean(name) == name {
 		return nil
 	}
-	return fmt.Errorf("cgroup path %q is not absolute and clean: give it relative to the hierarchy root, e.g. /kubepods/pod1: %w",
+	return fmt.Errorf("cgroup path %q is not absolute and clean (begin at the hierarchy's root, e.g. /kubepods/pod1): %w",
 		name, errdefs.ErrInvalidArgument)
 }
 

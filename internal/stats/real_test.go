@@ -15,9 +15,9 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// realCgroup makes a cgroup of the host's in the hierarchies that this package reads, with a memory limit, and
-// removes it at the end of the test. leave says how: before the test ends the caller may call it itself.
-func realCgroup(t testing.TB, limit int) (path string, join func(pid int), leave func()) {
+// realCgroup creates a cgroup with a memory limit, in the host's hierarchies that this package reads. join moves a
+// process into it. remove removes the cgroup, which otherwise happens at the end of the test.
+func realCgroup(t testing.TB, limit int) (path string, join func(pid int), remove func()) {
 	t.Helper()
 	v2, err := cgroup.IsV2()
 	if err != nil {
@@ -45,15 +45,15 @@ func realCgroup(t testing.TB, limit int) (path string, join func(pid int), leave
 			write(t, filepath.Join(dir, "cgroup.procs"), pid)
 		}
 	}
-	leave = func() {
+	remove = func() {
 		for _, dir := range dirs {
 			if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
 				t.Error(err)
 			}
 		}
 	}
-	t.Cleanup(leave)
-	return path, join, leave
+	t.Cleanup(remove)
+	return path, join, remove
 }
 
 func write(t testing.TB, file string, number int) {
@@ -63,10 +63,11 @@ func write(t testing.TB, file string, number int) {
 	}
 }
 
-// A program that burns CPU and touches memory in a real cgroup shows there, and once it is gone so are the figures.
+// TestRealCgroup checks the figures of a program that uses CPU time and memory in a real cgroup, and that a removed
+// cgroup is not found.
 func TestRealCgroup(t *testing.T) {
 	const limit = 64 << 20
-	path, join, leave := realCgroup(t, limit)
+	path, join, remove := realCgroup(t, limit)
 	before, err := stats.Read(path)
 	if err != nil {
 		t.Fatal(err)
@@ -77,28 +78,28 @@ func TestRealCgroup(t *testing.T) {
 			t.Fatal(err)
 		}
 		if f.CPU <= before.CPU {
-			t.Errorf("CPU usage stayed at %d ns", f.CPU)
+			t.Errorf("CPU = %d ns, want more than %d ns", f.CPU, before.CPU)
 		}
 		if f.Memory.Usage == 0 || f.Memory.RSS == 0 || f.Memory.PageFaults == 0 {
-			t.Errorf("memory %+v", f.Memory)
+			t.Errorf("Memory = %+v, want usage, RSS and page faults", f.Memory)
 		}
-		if left, ok := f.Memory.Available(); !ok || f.Memory.Limit != limit || left > limit {
-			t.Errorf("limit %d, available %d, want a limit of %d", f.Memory.Limit, left, limit)
+		if available, ok := f.Memory.Available(); !ok || f.Memory.Limit != limit || available > limit {
+			t.Errorf("Limit = %d with %d available, want a limit of %d", f.Memory.Limit, available, limit)
 		}
 		if f.Processes != 1 {
-			t.Errorf("%d processes, want 1", f.Processes)
+			t.Errorf("Processes = %d, want 1", f.Processes)
 		}
 	})
 	if n, err := stats.OOMKills(path); n != 0 || err != nil {
-		t.Errorf("OOM kills %d, %v", n, err)
+		t.Errorf("OOMKills = %d, %v, want 0", n, err)
 	}
-	leave()
+	remove()
 	if _, err := stats.Read(path); !errdefs.IsNotFound(err) {
-		t.Errorf("a removed cgroup: %v", err)
+		t.Errorf("Read of a removed cgroup = %v, want not found", err)
 	}
 }
 
-// The OOM killer's work is counted.
+// TestRealOOMKill checks that OOMKills counts a process that the kernel's OOM killer killed.
 func TestRealOOMKill(t *testing.T) {
 	path, join, _ := realCgroup(t, 4<<20)
 	cmd := exec.Command("sh", "-c", `read _; exec tail -n1 /dev/zero`)
@@ -112,14 +113,14 @@ func TestRealOOMKill(t *testing.T) {
 	join(cmd.Process.Pid)
 	in.Close()
 	if err := cmd.Wait(); err == nil {
-		t.Fatal("endless memory fitted into 4 MiB")
+		t.Fatal("a program without a memory limit of its own was not killed in a cgroup of 4 MiB")
 	}
 	if n, err := stats.OOMKills(path); n != 1 || err != nil {
-		t.Errorf("OOM kills %d, %v; want 1", n, err)
+		t.Errorf("OOMKills = %d, %v, want 1", n, err)
 	}
 }
 
-// runIn runs a shell script in the cgroup and calls check when the script has said "ready".
+// runIn runs a shell script in the cgroup and calls check after the script has printed "ready".
 func runIn(t *testing.T, join func(pid int), script string, check func()) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "read _; "+script)
@@ -140,12 +141,12 @@ func runIn(t *testing.T, join func(pid int), script string, check func()) {
 	fmt.Fprintln(in)
 	word := make([]byte, 16)
 	if n, err := out.Read(word); err != nil || !bytes.HasPrefix(word[:n], []byte("ready")) {
-		t.Fatalf("the script said %q: %v", word[:n], err)
+		t.Fatalf("the script printed %q, %v, want \"ready\"", word[:n], err)
 	}
 	check()
 }
 
-// BenchmarkRead is a container's figures from the real file system; the bar is 150 µs.
+// BenchmarkRead reads a container's figures from the real file system. The limit is 150 µs.
 func BenchmarkRead(b *testing.B) {
 	path, _, _ := realCgroup(b, 64<<20)
 	b.ReportAllocs()

@@ -8,17 +8,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// MinWindow is the shortest time over which a Sampler computes a rate. Over less, the granularity of the kernel's counters
-// shows, and two clients that poll at different intervals disturb each other.
+// MinWindow is the shortest time over which a Sampler computes a rate. In a shorter window, the granularity of the
+// kernel's counters would distort the rate, and two clients that poll at different intervals would disturb each other.
 const MinWindow = 500 * time.Millisecond
 
-// Sampler turns cumulative CPU usage into UsageNanoCores. It remembers the last sample of each key, up to a number of keys,
-// and drops the least recently used. It may be used from many goroutines.
+// Sampler computes UsageNanoCores from cumulative CPU usage. It keeps the last sample of each key, for a limited number
+// of keys, and drops the least recently used one. It is safe for concurrent use.
 type Sampler struct {
 	mu   sync.Mutex
 	max  int
 	keys map[string]*list.Element
-	// recent lists *sample, the most recently used first.
+	// recent contains *sample, the most recently used first.
 	recent *list.List
 }
 
@@ -26,7 +26,7 @@ type sample struct {
 	key   string
 	time  time.Time
 	usage uint64
-	// rate is that of the window that ended at time.
+	// rate is the rate in the window that ended at time, if rated.
 	rate  uint64
 	rated bool
 }
@@ -36,16 +36,16 @@ func NewSampler(size int) *Sampler {
 	return &Sampler{max: max(size, 1), keys: map[string]*list.Element{}, recent: list.New()}
 }
 
-// CPUUsage is f.CPUUsage with UsageNanoCores, once the key has a sample that is MinWindow old.
+// CPUUsage returns f.CPUUsage with UsageNanoCores, if the key has a sample that is at least MinWindow old.
 func (s *Sampler) CPUUsage(key string, f Figures) *runtimeapi.CpuUsage {
 	usage := f.CPUUsage()
 	usage.UsageNanoCores = optional(s.NanoCores(key, f.Time, f.CPU))
 	return usage
 }
 
-// NanoCores records a sample of key's cumulative usage (core-nanoseconds) and returns the mean rate since the previous one,
-// in core-nanoseconds per second. There is no rate for the first sample, nor after the usage decreased, which means a new
-// cgroup of the same name.
+// NanoCores records a sample of a key's cumulative usage, in core-nanoseconds, and returns the mean rate since the
+// previous sample, in core-nanoseconds per second. The first sample has no rate, nor has one whose usage decreased: it
+// belongs to a new cgroup of the same name.
 func (s *Sampler) NanoCores(key string, at time.Time, usage uint64) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,7 +30,7 @@ func TestSamplerRate(t *testing.T) {
 	} {
 		rate, ok := s.NanoCores("a", t0.Add(step.after), step.usage)
 		if rate != step.rate || ok != step.ok {
-			t.Errorf("%s: %d %v, want %d %v", step.what, rate, ok, step.rate, step.ok)
+			t.Errorf("%s: NanoCores = %d, %v, want %d, %v", step.what, rate, ok, step.rate, step.ok)
 		}
 	}
 }
@@ -38,24 +38,24 @@ func TestSamplerRate(t *testing.T) {
 func TestSamplerForgets(t *testing.T) {
 	s := stats.NewSampler(2)
 	t0 := time.Now()
-	known := func(key string) bool {
+	hasSample := func(key string) bool {
 		_, ok := s.NanoCores(key, t0.Add(time.Minute), 1e9)
 		return ok
 	}
 	s.NanoCores("a", t0, 0)
 	s.NanoCores("b", t0, 0)
 	s.NanoCores("a", t0, 0)
-	s.NanoCores("c", t0, 0) // b was used longest ago
-	if !known("a") || !known("c") {
-		t.Error("a key in use was dropped")
+	s.NanoCores("c", t0, 0) // drops b, the least recently used key
+	if !hasSample("a") || !hasSample("c") {
+		t.Error("the sampler dropped a recently used key")
 	}
-	if known("b") {
-		t.Error("the sampler holds more keys than it may")
+	if hasSample("b") {
+		t.Error("the sampler did not drop the least recently used key")
 	}
 	s.Forget("b")
 	s.Forget("never seen")
-	if known("b") {
-		t.Error("a forgotten key has a rate")
+	if hasSample("b") {
+		t.Error("Forget did not drop the key's sample")
 	}
 }
 
@@ -63,12 +63,12 @@ func TestSamplerFillsTheMessage(t *testing.T) {
 	s := stats.NewSampler(10)
 	f := stats.Figures{Time: time.Now()}
 	if s.CPUUsage("a", f).UsageNanoCores != nil {
-		t.Error("one moment has no rate")
+		t.Error("the first sample has a rate")
 	}
 	f.Time, f.CPU = f.Time.Add(10*time.Second), 1e9
 	u := s.CPUUsage("a", f)
 	if u.UsageNanoCores.GetValue() != 1e8 || u.UsageCoreNanoSeconds.GetValue() != 1e9 || u.Timestamp != f.Time.UnixNano() {
-		t.Errorf("message %v", u)
+		t.Errorf("CPUUsage = %v, want a rate of 1e8 and the figures of f", u)
 	}
 }
 

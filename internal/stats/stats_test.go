@@ -15,7 +15,7 @@ import (
 
 const group = "/kubepods/pod1/abc"
 
-// v1Tree is a container's figures as Linux 6.18 shows them on cgroup v1.
+// v1Tree holds a container's figures as Linux 6.18 shows them on cgroup v1.
 var v1Tree = map[string]string{
 	"cpuacct" + group + "/cpuacct.usage":              "123456789012\n",
 	"memory" + group + "/memory.usage_in_bytes":       "104857600\n",
@@ -28,7 +28,7 @@ var v1Tree = map[string]string{
 	"pids" + group + "/pids.current": "12\n",
 }
 
-// v2Tree is the same container on cgroup v2.
+// v2Tree holds the same figures on cgroup v2.
 var v2Tree = map[string]string{
 	group + "/cpu.stat": "usage_usec 123456789\nuser_usec 55780\nsystem_usec 27360\nnice_usec 0\ncore_sched.force_idle_usec 0\n" +
 		"nr_periods 100\nnr_throttled 7\nthrottled_usec 900\nnr_bursts 0\nburst_usec 0\n",
@@ -45,7 +45,7 @@ var v2Tree = map[string]string{
 	group + "/io.pressure":     "some avg10=0.00 avg60=0.00 avg300=0.00 total=3\nfull avg10=100.00 avg60=50.50 avg300=1.00 total=4\n",
 }
 
-// tree writes files below a new directory and returns it.
+// tree writes files to a new directory and returns its path.
 func tree(t testing.TB, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -70,7 +70,7 @@ func read(t *testing.T, root stats.Root) stats.Figures {
 	return f
 }
 
-// want is what both trees say.
+// want returns the figures in both trees.
 func want() stats.Figures {
 	return stats.Figures{
 		CPU: 123456789000,
@@ -85,11 +85,11 @@ func want() stats.Figures {
 func same(t *testing.T, got, want stats.Figures) {
 	t.Helper()
 	if got.Time.IsZero() {
-		t.Error("no time")
+		t.Error("Time is zero")
 	}
 	got.Time = time.Time{}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
+		t.Errorf("Read = %+v\nwant   %+v", got, want)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestReadV1(t *testing.T) {
 	same(t, read(t, stats.Root{Mount: tree(t, v1Tree)}), w)
 }
 
-// On a hybrid host the v2 hierarchy beside the v1 ones has the pressure.
+// TestReadV1Hybrid checks that on a hybrid host the pressure is read from the v2 hierarchy.
 func TestReadV1Hybrid(t *testing.T) {
 	files := map[string]string{"unified" + group + "/io.pressure": v2Tree[group+"/io.pressure"]}
 	for name, content := range v1Tree {
@@ -117,11 +117,12 @@ func TestReadV1Hybrid(t *testing.T) {
 	}
 	f := read(t, stats.Root{Mount: tree(t, files)})
 	if f.PSI.CPU != nil || f.PSI.IO == nil || f.PSI.IO.Full.Avg60 != 50.5 {
-		t.Errorf("pressure %+v", f.PSI)
+		t.Errorf("PSI = %+v, want only the I/O pressure of the v2 hierarchy", f.PSI)
 	}
 }
 
-// An old kernel, or a host with few controllers, lacks files; what is there must still be told.
+// TestReadWhatIsThere checks that Read returns the figures that exist, although files are missing as on an old kernel
+// or on a host with few controllers.
 func TestReadWhatIsThere(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string
@@ -144,19 +145,19 @@ func TestReadWhatIsThere(t *testing.T) {
 			c.root.Mount = tree(t, c.files)
 			f := read(t, c.root)
 			if f.CPU == 0 || f.Memory.Usage != 4096 {
-				t.Errorf("figures %+v", f)
+				t.Errorf("Read = %+v, want CPU time and a memory usage of 4096", f)
 			}
 			if f.Memory.WorkingSet != 0 {
-				t.Errorf("working set %d: more inactive cache than usage must give 0", f.Memory.WorkingSet)
+				t.Errorf("WorkingSet = %d, want 0 if the inactive cache exceeds the usage", f.Memory.WorkingSet)
 			}
 			if _, ok := f.Memory.Available(); ok || f.Memory.Limit != stats.Unlimited || f.MemoryUsage().AvailableBytes != nil {
-				t.Errorf("limit %d should be Unlimited, with nothing told to be available", f.Memory.Limit)
+				t.Errorf("Limit = %d, want Unlimited, and nothing reported as available", f.Memory.Limit)
 			}
 			if f.Memory.Swap != nil || f.SwapUsage() != nil {
-				t.Error("swap that is not accounted was told")
+				t.Error("swap is reported, although it is not accounted")
 			}
 			if f.IOUsage().Psi != nil || f.CPUUsage().Psi != nil || f.MemoryUsage().Psi != nil {
-				t.Error("pressure that the kernel does not offer was told")
+				t.Error("pressure is reported, although the kernel does not offer it")
 			}
 		})
 	}
@@ -169,7 +170,7 @@ func TestGone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := root.Read("/kubepods/nobody"); !errdefs.IsNotFound(err) {
-				t.Errorf("unknown cgroup: %v", err)
+				t.Errorf("Read of an unknown cgroup = %v, want not found", err)
 			}
 			if _, err := root.Read(group); err != nil {
 				t.Fatal(err)
@@ -181,10 +182,10 @@ func TestGone(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := root.Read(group); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), group) {
-				t.Errorf("read of a gone cgroup: %v", err)
+				t.Errorf("Read of a removed cgroup = %v, want not found with the cgroup's path", err)
 			}
 			if _, err := root.OOMKills(group); !errdefs.IsNotFound(err) {
-				t.Errorf("OOM kills of a gone cgroup: %v", err)
+				t.Errorf("OOMKills of a removed cgroup = %v, want not found", err)
 			}
 		})
 	}
@@ -194,10 +195,10 @@ func TestRefusesOtherPaths(t *testing.T) {
 	root := stats.Root{Mount: tree(t, v2Tree), V2: true}
 	for _, path := range []string{"", "kubepods", "/kubepods/../..", "/kubepods//pod1", "/kubepods/", "/.."} {
 		if _, err := root.Read(path); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("Read(%q): %v", path, err)
+			t.Errorf("Read(%q) = %v, want an invalid argument", path, err)
 		}
 		if _, err := root.OOMKills(path); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("OOMKills(%q): %v", path, err)
+			t.Errorf("OOMKills(%q) = %v, want an invalid argument", path, err)
 		}
 	}
 }
@@ -206,7 +207,7 @@ func TestJunkIsAnError(t *testing.T) {
 	files := map[string]string{group + "/memory.current": "many\n"}
 	root := stats.Root{Mount: tree(t, files), V2: true}
 	if _, err := root.Read(group); err == nil || !strings.Contains(err.Error(), "memory.current") {
-		t.Errorf("junk in memory.current: %v", err)
+		t.Errorf("Read with junk in memory.current = %v, want an error that names the file", err)
 	}
 }
 
@@ -216,19 +217,19 @@ func TestOOMKills(t *testing.T) {
 		"v2": {Mount: tree(t, v2Tree), V2: true},
 	} {
 		if n, err := root.OOMKills(group); n != 2 || err != nil {
-			t.Errorf("%s: %d kills, %v", name, n, err)
+			t.Errorf("%s: OOMKills = %d, %v, want 2", name, n, err)
 		}
 	}
 }
 
-// A file longer than the buffer is read to its end.
+// TestLongFile checks that a file longer than the buffer is read to its end.
 func TestLongFile(t *testing.T) {
 	files := map[string]string{
 		group + "/memory.current": "4096\n",
 		group + "/memory.stat":    strings.Repeat("some_counter_of_a_later_kernel 1\n", 2000) + "anon 4096\n",
 	}
 	if f := read(t, stats.Root{Mount: tree(t, files), V2: true}); f.Memory.RSS != 4096 {
-		t.Errorf("rss %d", f.Memory.RSS)
+		t.Errorf("RSS = %d, want 4096", f.Memory.RSS)
 	}
 }
 
@@ -256,7 +257,7 @@ func TestMessages(t *testing.T) {
 		}
 	}
 	if cpu.UsageNanoCores != nil {
-		t.Error("one moment has no rate")
+		t.Error("CPUUsage has a rate, although there is only one sample")
 	}
 	for _, ts := range []int64{cpu.Timestamp, mem.Timestamp, swap.Timestamp, pids.Timestamp, io.Timestamp} {
 		if ts != at || ts <= 0 {
