@@ -10,7 +10,7 @@ import (
 )
 
 // FindProgram finds one of our programs: beside the executable of this process, otherwise in PATH. If it finds none, it
-// returns an errdefs.ErrNotFound that mentions the purpose, such as "that runs WebAssembly".
+// returns an errdefs.ErrNotFound that mentions the purpose, such as "for guests".
 func FindProgram(name, purpose string) (string, error) {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), name)
