@@ -140,9 +140,8 @@ func (a Attachment) args() [][2]string {
 	return args
 }
 
-// capabilities returns the capability arguments, by name. libcni passes each plugin the ones that it declares. The
-// values are json.RawMessage, so that they equal the values read back from a record.
-func (a Attachment) capabilities() (map[string]any, error) {
+// capabilities returns the capability arguments, by name. libcni passes each plugin the ones that it declares.
+func (a Attachment) capabilities() (map[string]json.RawMessage, error) {
 	wanted := map[string]any{}
 	var ports []portMapEntry
 	for _, p := range a.PortMappings {
@@ -165,14 +164,15 @@ func (a Attachment) capabilities() (map[string]any, error) {
 	if len(a.Annotations) > 0 {
 		wanted[capAnnotations] = a.Annotations
 	}
+	caps := make(map[string]json.RawMessage, len(wanted))
 	for name, value := range wanted {
 		data, err := json.Marshal(value)
 		if err != nil {
 			return nil, err
 		}
-		wanted[name] = json.RawMessage(data)
+		caps[name] = data
 	}
-	return wanted, nil
+	return caps, nil
 }
 
 func (b Bandwidth) entry() bandwidthEntry {

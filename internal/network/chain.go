@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -128,7 +129,7 @@ func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
 			norm.Plugins = append(norm.Plugins, plugin.Bytes)
 		}
 	}
-	norm.CNIVersion = orDefault(norm.CNIVersion, "0.1.0") // plugins assume 0.1.0 if it is missing
+	norm.CNIVersion = cmp.Or(norm.CNIVersion, "0.1.0") // plugins assume 0.1.0 if it is missing
 	return norm.parse()
 }
 
@@ -193,7 +194,7 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 }
 
 // forPod returns the list without the optional plugins that caps do not need.
-func (c *chain) forPod(caps map[string]any) (*libcni.NetworkConfigList, error) {
+func (c *chain) forPod(caps map[string]json.RawMessage) (*libcni.NetworkConfigList, error) {
 	norm := confList{Name: c.list.Name, CNIVersion: c.list.CNIVersion, DisableCheck: c.list.DisableCheck, DisableGC: c.list.DisableGC}
 	for _, plugin := range c.list.Plugins {
 		if capability, ok := c.optional[plugin.Network.Type]; ok && caps[capability] == nil {
@@ -208,7 +209,7 @@ func (c *chain) forPod(caps map[string]any) (*libcni.NetworkConfigList, error) {
 }
 
 // unserved returns the capabilities in caps, of port mappings and bandwidth, that no plugin of the chain declares.
-func (c *chain) unserved(caps map[string]any) []string {
+func (c *chain) unserved(caps map[string]json.RawMessage) []string {
 	var missing []string
 	for _, capability := range []string{capPortMappings, capBandwidth} {
 		takes := func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] }

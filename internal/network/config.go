@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -66,11 +67,12 @@ type DefaultNetwork struct {
 }
 
 func (c Config) withDefaults() Config {
-	c.ConfDir = orDefault(c.ConfDir, DefaultConfDir)
-	c.CacheDir = orDefault(c.CacheDir, DefaultCacheDir)
-	c.NetnsDir = orDefault(c.NetnsDir, DefaultNetnsDir)
-	c.PluginTimeout = orDefault(c.PluginTimeout, DefaultPluginTimeout)
-	c.Default.Bridge = orDefault(c.Default.Bridge, DefaultBridge)
+	c.ConfDir = cmp.Or(c.ConfDir, DefaultConfDir)
+	c.CacheDir = cmp.Or(c.CacheDir, DefaultCacheDir)
+	c.NetnsDir = cmp.Or(c.NetnsDir, DefaultNetnsDir)
+	c.PluginTimeout = cmp.Or(c.PluginTimeout, DefaultPluginTimeout)
+	c.Default.Bridge = cmp.Or(c.Default.Bridge, DefaultBridge)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if len(c.BinDirs) == 0 {
 		c.BinDirs = DefaultBinDirs()
 	}
@@ -80,18 +82,7 @@ func (c Config) withDefaults() Config {
 	if c.IsBackendLink == nil {
 		c.IsBackendLink = func(netlink.Link) bool { return false }
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
 	return c
-}
-
-func orDefault[T comparable](value, otherwise T) T {
-	var zero T
-	if value == zero {
-		return otherwise
-	}
-	return value
 }
 
 // validate reports mistakes that would otherwise fail the first pod.

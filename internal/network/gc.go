@@ -82,7 +82,7 @@ func (m *Manager) collect(ctx context.Context, key string) error {
 		return err
 	}
 	defer unlock()
-	if m.claimed(key) {
+	if _, ours := m.claims.Load(key); ours {
 		return nil
 	}
 	if err := m.detach(ctx, key); err != nil {

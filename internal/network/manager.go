@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"path/filepath"
@@ -27,9 +28,10 @@ type Manager struct {
 	// interruptGC cancels the running GC verb; nil if none runs.
 	interruptGC atomic.Pointer[context.CancelCauseFunc]
 
+	// claims holds the keys (string) that this process has set up and not torn down. GC does not touch them.
+	claims sync.Map
+
 	mu sync.Mutex
-	// claims holds the keys that this process has set up and not torn down. GC does not touch them.
-	claims map[string]bool
 	// podCIDR is Config.Default with the subnets from UpdatePodCIDR, if any.
 	podCIDR DefaultNetwork
 
@@ -60,11 +62,10 @@ func New(cfg Config) (*Manager, error) {
 		exec:    exec,
 		cni:     libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.CacheDir, exec),
 		records: recordStore{dir: filepath.Join(cfg.CacheDir, "attachments")},
-		claims:  map[string]bool{},
 		podCIDR: cfg.Default,
+		status:  statusCache{first: make(chan struct{}), versions: map[string]pluginVersions{}},
 	}
 	m.life, m.end = context.WithCancel(context.Background())
-	m.status.init()
 	err := errors.Join(m.records.open(), m.loadPodCIDR(), prepareNetnsDir(cfg.NetnsDir))
 	if err != nil {
 		return nil, err
@@ -92,22 +93,13 @@ func (m *Manager) inBackground(fn func()) {
 	}
 }
 
-func (m *Manager) claim(key string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.claims[key] = true
-}
-
-func (m *Manager) release(key string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.claims, key)
-}
-
-func (m *Manager) claimed(key string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.claims[key]
+// lockPod locks the pod with an ID, and returns its key. The returned function unlocks the pod.
+func (m *Manager) lockPod(ctx context.Context, id string) (key string, unlock func(), err error) {
+	if err := validateID(id); err != nil {
+		return "", nil, err
+	}
+	unlock, err = m.locks.lock(ctx, keyOf(id))
+	return keyOf(id), unlock, err
 }
 
 // leasesDir returns the directory of host-local's leases for the embedded default chain.
@@ -126,13 +118,9 @@ func (m *Manager) reload() {
 	switch {
 	case err != nil && (old == nil || old.err == nil || old.err.Error() != err.Error()):
 		m.cfg.Logger.Error("pod network cannot be set up", "err", err)
-	case err == nil && (old == nil || old.chain == nil || !c.equal(old.chain)):
+	case err == nil && (old == nil || old.chain == nil || c.source != old.chain.source || !bytes.Equal(c.list.Bytes, old.chain.list.Bytes)):
 		m.cfg.Logger.Info("pod network", "configuration", c.source, "network", c.list.Name, "cniVersion", c.list.CNIVersion)
 	}
-}
-
-func (c *chain) equal(other *chain) bool {
-	return c.source == other.source && string(c.list.Bytes) == string(other.list.Bytes)
 }
 
 // currentChain returns the chain for new pods.

@@ -33,11 +33,7 @@ func isNetns(path string) bool {
 // NewNetns makes a network namespace for a pod without a CNI network and returns its path. The namespace contains only
 // lo, which is up. An existing namespace stays.
 func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
-	if err := validateID(id); err != nil {
-		return "", err
-	}
-	key := keyOf(id)
-	unlock, err := m.locks.lock(ctx, key)
+	key, unlock, err := m.lockPod(ctx, id)
 	if err != nil {
 		return "", err
 	}
@@ -48,18 +44,14 @@ func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 			return "", err
 		}
 	}
-	m.claim(key)
+	m.claims.Store(key, true)
 	return path, nil
 }
 
 // RemoveNetns unmounts the pod's network namespace; a missing one is not an error. Once no process or socket holds the
 // namespace, the kernel deletes its interfaces and returns physical ones to the host.
 func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
-	if err := validateID(id); err != nil {
-		return err
-	}
-	key := keyOf(id)
-	unlock, err := m.locks.lock(ctx, key)
+	key, unlock, err := m.lockPod(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -67,7 +59,7 @@ func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
 	if err := removeNetns(m.netnsPath(key)); err != nil {
 		return err
 	}
-	m.release(key)
+	m.claims.Delete(key)
 	return nil
 }
 

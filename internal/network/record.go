@@ -38,8 +38,8 @@ type record struct {
 	Conf      json.RawMessage `json:"conf"`
 	Interface string          `json:"interface"`
 	Args      [][2]string     `json:"args"`
-	// Capabilities holds the capability arguments. The values are json.RawMessage; the type is libcni's.
-	Capabilities map[string]any `json:"capabilities"`
+	// Capabilities holds the capability arguments.
+	Capabilities map[string]json.RawMessage `json:"capabilities"`
 
 	key  string                    // keyOf(ID)
 	list *libcni.NetworkConfigList // Conf, parsed
@@ -62,9 +62,11 @@ func newRecord(a Attachment, c *chain) (*record, error) {
 
 // runtimeConf returns the arguments for libcni. netns is empty if the namespace is gone.
 func (r *record) runtimeConf(netns string) *libcni.RuntimeConf {
-	return &libcni.RuntimeConf{
-		ContainerID: r.key, NetNS: netns, IfName: r.Interface, Args: r.Args, CapabilityArgs: r.Capabilities,
+	caps := make(map[string]any, len(r.Capabilities))
+	for name, value := range r.Capabilities {
+		caps[name] = value
 	}
+	return &libcni.RuntimeConf{ContainerID: r.key, NetNS: netns, IfName: r.Interface, Args: r.Args, CapabilityArgs: caps}
 }
 
 // sameRequest reports whether two records have the same request. Their configurations may differ.
@@ -132,28 +134,10 @@ func (s recordStore) get(key string) (*record, error) {
 	if r.Version != recordVersion {
 		return nil, fmt.Errorf("%s: record version %d is unknown, want %d (was tripod downgraded?)", s.path(key), r.Version, recordVersion)
 	}
-	if r.Capabilities, err = rawValues(data); err != nil {
-		return nil, fmt.Errorf("%s: %w: %w", s.path(key), errCorrupt, err)
-	}
 	if r.list, err = libcni.NetworkConfFromBytes(r.Conf); err != nil || keyOf(r.ID) != key {
 		return nil, fmt.Errorf("%s: %w of %q: %w", s.path(key), errCorrupt, r.ID, err)
 	}
 	return &r, nil
-}
-
-// rawValues returns the capability arguments of an encoded record, with values of type json.RawMessage.
-func rawValues(record []byte) (map[string]any, error) {
-	var raw struct {
-		Capabilities map[string]json.RawMessage `json:"capabilities"`
-	}
-	if err := json.Unmarshal(record, &raw); err != nil {
-		return nil, err
-	}
-	values := make(map[string]any, len(raw.Capabilities))
-	for name, value := range raw.Capabilities {
-		values[name] = value
-	}
-	return values, nil
 }
 
 func (s recordStore) remove(key string) error {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -140,7 +141,7 @@ func (m *Manager) fillFromKernel(r *Result) {
 		for _, link := range links {
 			if attrs := link.Attrs(); iface.InPod && attrs.Name == iface.Name {
 				iface.MTU = attrs.MTU
-				iface.MAC = orDefault(iface.MAC, attrs.HardwareAddr.String())
+				iface.MAC = cmp.Or(iface.MAC, attrs.HardwareAddr.String())
 			}
 		}
 	}

@@ -73,7 +73,7 @@ func (m *Manager) reuseOrUndo(ctx context.Context, rec *record) (*Result, error)
 	if err == nil && old.sameRequest(rec) && isNetns(m.netnsPath(key)) {
 		added, err := m.cni.GetNetworkListCachedResult(old.list, old.runtimeConf(m.netnsPath(key)))
 		if err == nil && added != nil {
-			m.claim(key)
+			m.claims.Store(key, true)
 			return m.result(key, added)
 		}
 	}
@@ -103,7 +103,7 @@ func (m *Manager) CNIResult(id string) (json.RawMessage, error) {
 
 // attach does the work of Setup. It writes the record and makes the namespace in parallel; ADD needs both.
 func (m *Manager) attach(ctx context.Context, rec *record) (*Result, error) {
-	m.claim(rec.key)
+	m.claims.Store(rec.key, true)
 	var both errgroup.Group
 	both.Go(func() error { return m.records.put(rec) })
 	both.Go(func() error { return createNetns(m.netnsPath(rec.key)) })

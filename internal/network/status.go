@@ -45,11 +45,6 @@ type pluginVersions struct {
 	supported []string
 }
 
-func (s *statusCache) init() {
-	s.first = make(chan struct{})
-	s.versions = map[string]pluginVersions{}
-}
-
 func (s *statusCache) set(err error) {
 	s.verdict.Store(&verdict{err: err})
 	s.once.Do(func() { close(s.first) })

@@ -19,11 +19,7 @@ var teardownDel = failpoint.New("network.teardown.del")
 // reboot, and repeated; for an unknown pod it does nothing. It uses the recorded chain and arguments of Setup, and only
 // the ID of a. After an error, call it again.
 func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
-	if err := validateID(a.ID); err != nil {
-		return err
-	}
-	key := keyOf(a.ID)
-	unlock, err := m.locks.lock(ctx, key)
+	key, unlock, err := m.lockPod(ctx, a.ID)
 	if err != nil {
 		return err
 	}
@@ -58,7 +54,7 @@ func (m *Manager) detach(ctx context.Context, key string) error {
 	if err := m.records.remove(key); err != nil {
 		return err
 	}
-	m.release(key)
+	m.claims.Delete(key)
 	return nil
 }
 
@@ -88,11 +84,7 @@ func (m *Manager) substituteRecord(key string, damage error) (*record, error) {
 // if the chain's CNI version has CHECK (0.4.0). If the backend has taken over the pod's addresses, plugins would report
 // them missing, so Check only looks for the pod's interface. It returns ErrNotFound if Setup has not set up the pod.
 func (m *Manager) Check(ctx context.Context, a Attachment) error {
-	if err := validateID(a.ID); err != nil {
-		return err
-	}
-	key := keyOf(a.ID)
-	unlock, err := m.locks.lock(ctx, key)
+	key, unlock, err := m.lockPod(ctx, a.ID)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/containerd/errdefs"
@@ -144,13 +145,8 @@ func defaultDestination(v4 bool) net.IPNet {
 
 // firstHost returns the address after the network's own.
 func firstHost(network net.IPNet) net.IP {
-	ip := network.IP.Mask(network.Mask)
-	for i := len(ip) - 1; i >= 0; i-- {
-		if ip[i]++; ip[i] != 0 {
-			break
-		}
-	}
-	return ip
+	ip, _ := netip.AddrFromSlice(network.IP.Mask(network.Mask))
+	return ip.Next().AsSlice()
 }
 
 // ensureBridge makes the bridge if it is missing, and sets it up.

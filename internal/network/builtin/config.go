@@ -103,6 +103,14 @@ type loopbackConfig struct {
 	RuntimeConfig struct{} `json:"runtimeConfig"`
 }
 
+// load decodes the configuration into conf and checks it.
+func (c *Call) load(conf interface{ check() error }) error {
+	if err := decodeStrict(c.stdin, conf); err != nil {
+		return err
+	}
+	return conf.check()
+}
+
 // decodeStrict decodes data into v. It refuses unknown fields and trailing data.
 func decodeStrict(data []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(data))

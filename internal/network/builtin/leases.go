@@ -65,14 +65,10 @@ func openLeases(ctx context.Context, dir string) (*leases, error) {
 // release unlocks the directory, by closing the lock's descriptor.
 func (l *leases) release() { _ = unix.Close(l.lock) }
 
-// Lock does nothing, because the lock is held from openLeases to release.
-func (l *leases) Lock() error { return nil }
-
-// Unlock does nothing.
+// Lock, Unlock and Close do nothing, because the lock is held from openLeases to release.
+func (l *leases) Lock() error   { return nil }
 func (l *leases) Unlock() error { return nil }
-
-// Close does nothing; see release.
-func (l *leases) Close() error { return nil }
+func (l *leases) Close() error  { return nil }
 
 func leaseOf(id, ifName string) string { return id + leaseLine + ifName }
 

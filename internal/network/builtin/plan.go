@@ -84,10 +84,7 @@ func cniEnvironment(environ []string) map[string]string {
 
 func (c *Call) planBridge(add bool, path string, references *references) error {
 	conf := &bridgeConfig{}
-	if err := decodeStrict(c.stdin, conf); err != nil {
-		return err
-	}
-	if err := conf.check(); err != nil {
+	if err := c.load(conf); err != nil {
 		return err
 	}
 	var ipam ipamConfig
@@ -114,10 +111,7 @@ func (c *Call) planBridge(add bool, path string, references *references) error {
 
 func (c *Call) planLoopback(add bool) error {
 	conf := &loopbackConfig{}
-	if err := decodeStrict(c.stdin, conf); err != nil {
-		return err
-	}
-	if err := conf.check(); err != nil {
+	if err := c.load(conf); err != nil {
 		return err
 	}
 	if add {

@@ -19,10 +19,7 @@ type portmapConfig struct {
 
 func (c *Call) planPortmap(add bool) error {
 	conf := &portmapConfig{}
-	if err := decodeStrict(c.stdin, conf); err != nil {
-		return err
-	}
-	if err := conf.check(); err != nil {
+	if err := c.load(conf); err != nil {
 		return err
 	}
 	if len(conf.RuntimeConfig.PortMappings) > 0 {
