@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,13 +61,15 @@ type broken struct{}
 func (broken) Read([]byte) (int, error)  { return 0, errors.New("it broke") }
 func (broken) Write([]byte) (int, error) { return 0, errors.New("it broke") }
 
-// slow accepts writes when its test lets it.
+// slow blocks writes until take is closed.
 type slow struct {
-	take chan struct{}
+	take    chan struct{}
+	writing atomic.Bool
 	bytes.Buffer
 }
 
 func (s *slow) Write(p []byte) (int, error) {
+	s.writing.Store(true)
 	<-s.take
 	return s.Buffer.Write(p)
 }
@@ -79,33 +83,38 @@ func TestWritesDoNotWait(t *testing.T) {
 	piece := bytes.Repeat([]byte("x"), 1<<10)
 	written := 0
 	for {
-		if room := ok(t, g.call(streams, "[method]output-stream.check-write", u32(out))).U64(); room == 0 {
+		writing := to.writing.Load() // before that, the background write would make room later
+		room := ok(t, g.call(streams, "[method]output-stream.check-write", u32(out))).U64()
+		if room == 0 && writing {
 			break
+		} else if room == 0 {
+			runtime.Gosched()
+			continue
 		} else if room < uint64(len(piece)) {
-			t.Fatalf("room for %d bytes", room)
+			t.Fatalf("check-write = %d, want 0 or at least %d", room, len(piece))
 		}
 		ok(t, g.call(streams, "[method]output-stream.write", u32(out), list(piece)))
 		written += len(piece)
 	}
 	if written > 3*window {
-		t.Errorf("%d bytes were taken", written)
+		t.Errorf("the stream accepted %d bytes, want at most %d", written, 3*window)
 	}
 	if _, err := g.try(streams, "[method]output-stream.write", u32(out), list(piece)); err == nil {
-		t.Error("more than was allowed is taken")
+		t.Error("write beyond check-write succeeded")
 	}
 	p := g.call(streams, "[method]output-stream.subscribe", u32(out)).U32()
 	if g.call(polls, "[method]pollable.ready", u32(p)).Bool() {
-		t.Error("it is ready")
+		t.Error("the pollable of a full stream is ready")
 	}
 	close(to.take)
 	g.call(polls, "[method]pollable.block", u32(p))
 	ok(t, g.call(streams, "[method]output-stream.blocking-flush", u32(out)))
 	if got := to.Len(); got != written {
-		t.Errorf("%d bytes have come of %d", got, written)
+		t.Errorf("%d bytes arrived, want %d", got, written)
 	}
 	ok(t, g.call(streams, "[method]output-stream.blocking-write-zeroes-and-flush", u32(out), u64(3)))
 	if err := w.Close(); err != nil || !bytes.HasSuffix(to.Bytes(), []byte("x\x00\x00\x00")) {
-		t.Errorf("at the end: %v", err)
+		t.Errorf("Close: %v; the last bytes are %q", err, to.Bytes()[max(0, to.Len()-4):])
 	}
 	failed(t, g.call(streams, "[method]output-stream.write", u32(out), list(nil)), 1)
 }
