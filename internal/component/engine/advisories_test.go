@@ -17,15 +17,16 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// The tests of this file are row W9: what the engine's advisories say of versions that we may have (docs/wasm-advisories.md
-// lists them) reaches nobody but the guest's own call, or a process that is its pod's alone.
+// The tests of this file are row W9: an advisory about a version of wasmtime that we may use (docs/wasm-advisories.md
+// lists them) can affect only the guest's own call, or a process that serves only its pod.
 
-// onComponentPath is set in the copy of the test that calls a guest that way.
+// onComponentPath is set in the copy of the test binary that calls a guest on the component path.
 const onComponentPath = "TRIPOD_TEST_COMPONENT_PATH"
 
-// TestFaultW9UndefinedFlags: bits beside those of a flags type. On the core path, the only one for guests that share a
-// worker, they mean nothing. On the component path the engine of this version ends its process (CVE-2026-34943), which is
-// why worker.Load says that such a guest must be apart; a test that fails here for want of that is good news.
+// TestFaultW9UndefinedFlags: bits outside a flags type. On the core path, the only one for guests that share a worker,
+// they have no effect. On the component path this version of wasmtime aborts the process (CVE-2026-34943). That is why
+// worker.Load makes such a guest run in its own worker. If this test fails because the abort is gone, that is good
+// news.
 func TestFaultW9UndefinedFlags(t *testing.T) {
 	sig := signature{params: []*wit.Type{tU32}, result: tColours}
 	m := coreMod{funcs: []coreFn{{name: "f", params: 1, results: 1, body: []byte{0x20, 0}}}}
@@ -39,10 +40,10 @@ func TestFaultW9UndefinedFlags(t *testing.T) {
 	}
 	if os.Getenv(onComponentPath) != "" {
 		_, err := call(PathComponent, 0xff)
-		t.Fatalf("the call came back: %v", err)
+		t.Fatalf("Call returned, want an abort: %v", err)
 	}
 	if out, err := call(PathCore, 0xff); err != nil || !bytes.Equal(out, u32s(7)) {
-		t.Errorf("%x, %v", out, err)
+		t.Errorf("Call with undefined flags on the core path = %x, %v; want %x", out, err, u32s(7))
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -52,12 +53,12 @@ func TestFaultW9UndefinedFlags(t *testing.T) {
 	child.Env = append(os.Environ(), onComponentPath+"=1")
 	out, err := child.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "SIGABRT") {
-		t.Errorf("the engine has this no more; see docs/wasm-advisories.md: %v\n%s", err, out)
+		t.Errorf("wasmtime no longer aborts, see docs/wasm-advisories.md: %v\n%s", err, out)
 	}
 }
 
-// TestFaultW9Proposals: what advisories say of shared memories, 64-bit memories and tables, garbage collection, exceptions and
-// asynchronous components needs these, and no guest may have them.
+// TestFaultW9Proposals: advisories about shared memories, 64-bit memories and tables, garbage collection, exceptions
+// and asynchronous components need these features, which no guest may use.
 func TestFaultW9Proposals(t *testing.T) {
 	module := func(section byte, entry ...byte) []byte {
 		var b bin = bin(wasmbin.ModuleHeader)
@@ -84,22 +85,22 @@ func TestFaultW9Proposals(t *testing.T) {
 	} {
 		var err error
 		if wasm[4] == wasmbin.ModuleHeader[4] && bytes.HasPrefix(wasm, []byte(wasmbin.ModuleHeader)) {
-			// It is asked as a component's module is: as a command it would be refused for having no _start.
+			// Compile it like a component's module: as a command it would be refused because it has no _start.
 			err = testEngine(t).compileModule(t.Context(), wasm, &image{})
 		} else {
 			_, err = testEngine(t).Compile(t.Context(), wasm, CompileOptions{})
 		}
 		if !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want errdefs.ErrInvalidArgument", name, err)
 		} else {
 			t.Logf("%s: %v", name, err)
 		}
 	}
 }
 
-// TestFaultW9Files: CVE-2026-47261 (a read-only directory is truncated), CVE-2026-58494 (links and renames out of one),
-// GHSA-vqjp-4c8c-hfgg (slashes at the end lead out), GHSA-3p27-qvp9-27qf (descriptors that are renumbered over others leak)
-// and GHSA-j2g9-4prp-pf6h (moments that no clock can tell).
+// TestFaultW9Files: CVE-2026-47261 (truncating files in a read-only directory), CVE-2026-58494 (links and renames out
+// of a directory), GHSA-vqjp-4c8c-hfgg (trailing slashes lead outside), GHSA-3p27-qvp9-27qf (descriptors replaced by
+// renumbering leak) and GHSA-j2g9-4prp-pf6h (times outside the clock's range).
 func TestFaultW9Files(t *testing.T) {
 	ro, rw, outside := t.TempDir(), t.TempDir(), t.TempDir()
 	write := func(dir, name string) {
@@ -115,8 +116,8 @@ func TestFaultW9Files(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	out := &untilMoments{told: make(chan struct{})}
-	told, a := out.told, NewAccount(0)
+	out := &untilMoments{done: make(chan struct{})}
+	attacked, a := out.done, NewAccount(0)
 	i := instance(t, command(t), InstanceOptions{
 		Args: []string{"prog", "attack", "600"}, Stdout: out, Account: a,
 		Preopens: []Preopen{{Path: ro, Guest: "/ro", ReadOnly: true}, {Path: rw, Guest: "/data"}},
@@ -127,14 +128,14 @@ func TestFaultW9Files(t *testing.T) {
 		done <- err
 	}()
 	select {
-	case <-told:
+	case <-attacked:
 	case err := <-done:
-		t.Fatalf("%v: %s", err, out.String())
+		t.Fatalf("the guest ended early: %v: %s", err, out.String())
 	case <-time.After(30 * time.Second):
-		t.Fatal("it goes on")
+		t.Fatal("the guest did not finish its attacks in 30 s")
 	}
 	if held := a.Held(HeldFiles); held != 4 { // two directories, and two files at the end
-		t.Errorf("%d files are held", held)
+		t.Errorf("Held(HeldFiles) = %d, want 4", held)
 	}
 	open := 0
 	entries, _ := os.ReadDir("/proc/self/fd")
@@ -144,7 +145,7 @@ func TestFaultW9Files(t *testing.T) {
 		}
 	}
 	if open != 2 {
-		t.Errorf("%d files are open after 1000 that were renumbered", open)
+		t.Errorf("%d files are open after 1000 were renumbered, want 2", open)
 	}
 	i.Kill()
 	if err := <-done; !errors.Is(err, ErrKilled) {
@@ -158,12 +159,12 @@ func TestFaultW9Files(t *testing.T) {
 	}
 	for _, path := range []string{filepath.Join(ro, "f"), filepath.Join(outside, "secret")} {
 		if text, err := os.ReadFile(path); err != nil || string(text) != "as it was" {
-			t.Errorf("%s: %q, %v", path, text, err)
+			t.Errorf("%s contains %q, %v; want it unchanged", path, text, err)
 		}
 	}
 	for dir, most := range map[string]int{ro: 1, outside: 1} {
 		if list, err := os.ReadDir(dir); err != nil || len(list) != most {
-			t.Errorf("%s: %v, %v", dir, list, err)
+			t.Errorf("%s contains %v, %v; want %d files", dir, list, err, most)
 		}
 	}
 	if err := unix.Access(filepath.Join(rw, "stolen"), unix.F_OK); err == nil {
@@ -171,23 +172,23 @@ func TestFaultW9Files(t *testing.T) {
 	}
 }
 
-// untilMoments tells when the guest has said its last word.
+// untilMoments collects the guest's output and closes done at its last line, "moments".
 type untilMoments struct {
 	bytes.Buffer
-	told chan struct{} // nil: closed
+	done chan struct{} // nil once closed
 }
 
 func (u *untilMoments) Write(p []byte) (int, error) {
 	n, err := u.Buffer.Write(p)
-	if bytes.Contains(u.Bytes(), []byte("moments: ")) && u.told != nil {
-		close(u.told)
-		u.told = nil
+	if bytes.Contains(u.Bytes(), []byte("moments: ")) && u.done != nil {
+		close(u.done)
+		u.done = nil
 	}
 	return n, err
 }
 
-// TestFaultW9Loads: instructions that the engine compiles to loads of more bytes than they need (CVE-2026-24116 and
-// CVE-2026-34944), at the very end of the memory: there is a guard page, so that at most they trap.
+// TestFaultW9Loads: instructions that wasmtime compiles to loads of more bytes than needed (CVE-2026-24116 and
+// CVE-2026-34944), at the very end of the memory. A guard page follows, so they can only trap.
 func TestFaultW9Loads(t *testing.T) {
 	sig := signature{params: []*wit.Type{tU32}, result: tU32}
 	const last = 2*wasmbin.PageSize - 8
@@ -205,7 +206,7 @@ func TestFaultW9Loads(t *testing.T) {
 		var trap *Trap
 		out, err := instance(t, c, InstanceOptions{}).Call(t.Context(), f, u32s(0), nil)
 		if err != nil && !errors.As(err, &trap) || err == nil && !bytes.Equal(out, u32s(0)) {
-			t.Errorf("%s: %x, %v", name, out, err)
+			t.Errorf("%s at the end of the memory = %x, %v; want a trap or %x", name, out, err, u32s(0))
 		}
 	}
 }

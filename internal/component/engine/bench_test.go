@@ -17,7 +17,7 @@ func benchPaths(b *testing.B, f func(b *testing.B, p Path)) {
 	}
 }
 
-// BenchmarkFresh is what a request costs that has an instance of its own.
+// BenchmarkFresh measures a request in a fresh instance.
 func BenchmarkFresh(b *testing.B) {
 	benchPaths(b, func(b *testing.B, p Path) {
 		c, f := theGuest(b), bound(b, "flip")
@@ -34,7 +34,7 @@ func BenchmarkFresh(b *testing.B) {
 	})
 }
 
-// BenchmarkCall is a call of an instance that is kept.
+// BenchmarkCall measures a call in an existing instance.
 func BenchmarkCall(b *testing.B) {
 	benchPaths(b, func(b *testing.B, p Path) {
 		f := bound(b, "mixed")
@@ -54,7 +54,7 @@ func BenchmarkCall(b *testing.B) {
 	})
 }
 
-// BenchmarkBytes moves 1 MiB of list<u8> into the guest, and out of it.
+// BenchmarkBytes measures moving 1 MiB of list<u8> into the guest, and out of it.
 func BenchmarkBytes(b *testing.B) {
 	const size = 1 << 20
 	for name, args := range map[string][]byte{"sum": wit.AppendBytes(nil, make([]byte, size)), "fill": u32s(size)} {
@@ -78,8 +78,8 @@ func BenchmarkBytes(b *testing.B) {
 	}
 }
 
-// BenchmarkNeighbour is the latency of calls in fresh instances while other guests spin, by the two ways in which these
-// stand back.
+// BenchmarkNeighbour measures the latency of calls in fresh instances while other guests spin, for both ways in which
+// these yield.
 func BenchmarkNeighbour(b *testing.B) {
 	testEngine(b)
 	for name, byIdle := range map[string]bool{"idle": true, "polite": false} {

@@ -24,7 +24,7 @@ func (b *bin) section(id byte, n int, entries []byte) {
 	b.sized(body)
 }
 
-// i32 is a constant in signed LEB128, after its opcode.
+// i32 appends i32.const with a constant in signed LEB128.
 func (b *bin) i32(v int32) *bin {
 	b.u8(0x41)
 	for {
@@ -37,21 +37,21 @@ func (b *bin) i32(v int32) *bin {
 	}
 }
 
-// coreMod is a core module in the making: functions of i32 only, one memory, cabi_realloc that never frees.
+// coreMod describes a core module: functions on i32 only, one memory, and a cabi_realloc that never frees.
 type coreMod struct {
-	imports []coreFn // first
+	imports []coreFn // these get the first indices
 	funcs   []coreFn
-	pages   int    // of memory at the beginning
+	pages   int    // initial memory size
 	realloc []byte // the body of another cabi_realloc
 }
 
 type coreFn struct {
-	module, name    string // name: of the export, for functions that are defined
+	module, name    string // for defined functions, name is the name of the export
 	params, results int
-	body            []byte // without locals and end
+	body            []byte // without locals and the final end
 }
 
-// realloc bumps global 0 and grows memory; when it cannot, it traps.
+// reallocBody is a cabi_realloc that bumps global 0 and grows the memory, or traps.
 func reallocBody() []byte {
 	var c bin
 	c.u8(0x23, 0, 0x20, 2, 0x6a).i32(1).u8(0x6b).i32(0).u8(0x20, 2, 0x6b, 0x71, 0x22, 4) // l4 = align(g, p2)
@@ -106,7 +106,7 @@ func (m coreMod) bytes() []byte {
 	return out
 }
 
-// comp is a component in the making, in the order of its index spaces.
+// comp builds a component, and counts its index spaces.
 type comp struct {
 	out                            bin
 	types, coreFuncs, funcs, names int
@@ -126,8 +126,8 @@ var primitives = map[wit.Kind]byte{
 	wit.S64: 0x78, wit.U64: 0x77, wit.F32: 0x76, wit.F64: 0x75, wit.Char: 0x74, wit.String: 0x73,
 }
 
-// ref is a type as other types refer to it; it defines what has to be defined. Types of the kinds that have names get
-// one at once, since functions that are imported or exported may only use such.
+// ref returns a reference to a type and defines the type if needed. Types of kinds that have names are given one
+// immediately, because imported and exported functions may only use named ones.
 func (c *comp) ref(t *wit.Type) []byte {
 	if p, ok := primitives[t.Kind]; ok {
 		return []byte{p}
@@ -144,7 +144,7 @@ func (c *comp) ref(t *wit.Type) []byte {
 	return binary.AppendUvarint(nil, uint64(n))
 }
 
-// name imports a type equal to another, under a name.
+// name imports a type under a name, equal to type n.
 func (c *comp) name(n int) int {
 	var i bin
 	c.names++
@@ -232,9 +232,9 @@ func (c *comp) importFunc(name string, typ int) int {
 	return c.funcs - 1
 }
 
-// wrapped is a component around a core module that exports functions and, if imported is not "", imports one of the same
-// name and of type sig. Lowering needs the module's memory, and the module needs what is lowered: so there is a second
-// module with a table to go through, and a third that fills the table, as wit-component does it.
+// wrapped makes a component around a core module that exports functions. If imported is not "", the module imports one
+// of that name and of type sig. Lowering needs the module's memory, and the module needs the lowered function. So, as
+// in wit-component's output, a second module calls through a table, and a third one fills the table.
 func wrapped(m coreMod, exports map[string]signature, imported string, sig signature) []byte {
 	c := newComp()
 	var fn int
@@ -262,15 +262,15 @@ func wrapped(m coreMod, exports map[string]signature, imported string, sig signa
 		c.out.section(8, 1, canon)
 		export.u8(0).str(name).u8(1).u32(c.funcs).u8(0)
 		c.out.section(11, 1, export)
-		c.funcs += 2 // the lifted one, and the export
+		c.funcs += 2 // the lifted function, and the export
 	}
 	return c.out
 }
 
 func (c *comp) coreInstance(b *bin) { c.out.section(2, 1, *b) }
 
-// shim makes instances 0 (of a module that calls through its table), 1 (its function by the name the guest imports) and
-// 2 (the guest).
+// shim makes instances 0 (a module that calls through its table), 1 (its function under the name that the guest
+// imports) and 2 (the guest).
 func (c *comp) shim(f coreFn) {
 	shim := bin(wasmbin.ModuleHeader)
 	var t, x, code, body bin
@@ -328,7 +328,7 @@ type signature struct {
 	result *wit.Type
 }
 
-// alias gives an export of a core instance its own index: of memories it is the only one.
+// alias gives an export of a core instance its own index. Only one memory is ever aliased.
 func (c *comp) alias(instance int, name string, sort byte) int {
 	var a bin
 	a.u8(0, sort, 1).u32(instance).str(name)

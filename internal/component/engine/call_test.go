@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// TestMixed has parameters that are passed as core values, in slots that the cases of a variant share.
+// TestMixed passes parameters as core values, in slots shared by the cases of a variant.
 func TestMixed(t *testing.T) {
 	text := wit.AppendString(wit.AppendCase(nil, 2), "größer 🐙")
 	many := wit.AppendU64(wit.AppendU64(wit.AppendLen(wit.AppendCase(nil, 3), 2), 1<<63), 7)
@@ -40,7 +40,7 @@ func TestMixed(t *testing.T) {
 			for range 3 {
 				out, err := i.Call(t.Context(), bound(t, "mixed"), args, []byte("kept"))
 				if err != nil || !bytes.Equal(out, append([]byte("kept"), c.out...)) {
-					t.Fatalf("%s: %x, %v; want %x", c.name, out, err, c.out)
+					t.Fatalf("mixed(%s) = %x, %v; want %x", c.name, out, err, c.out)
 				}
 			}
 		})
@@ -55,12 +55,12 @@ func TestBytesAndRoom(t *testing.T) {
 			for _, room := range []int{0, 10, 2 << 20} {
 				out, err := i.Call(t.Context(), bound(t, "fill"), u32s(uint32(n)), make([]byte, 0, room))
 				if err != nil || !bytes.Equal(out, want) {
-					t.Fatalf("%d bytes, room for %d: %d bytes, %v", n, room, len(out), err)
+					t.Fatalf("fill(%d) with room for %d returned %d bytes, %v", n, room, len(out), err)
 				}
 			}
 			out, err := i.Call(t.Context(), bound(t, "sum"), want, nil)
 			if sum := wit.NewReader(out).U32(); err != nil || n > 0 && sum != uint32(n+14) {
-				t.Fatalf("sum of %d bytes: %d, %v", n, sum, err)
+				t.Fatalf("sum of %d bytes = %d, %v; want %d", n, sum, err, n+14)
 			}
 		}
 	})
@@ -81,19 +81,19 @@ func TestResources(t *testing.T) {
 		for range 3 {
 			a := h.put(40)
 			if n := call("take", a); n != 40 || h.get(a) != 0 {
-				t.Errorf("take: %d, and the host still has %d", n, h.get(a))
+				t.Errorf("take = %d, want 40; the host still holds %d, want 0", n, h.get(a))
 			}
 			b := h.put(41)
 			if n := call("lend", b); n != 41 || h.get(b) != 41 {
-				t.Errorf("lend: %d, and the host has %d", n, h.get(b))
+				t.Errorf("lend = %d, want 41; the host holds %d, want 41", n, h.get(b))
 			}
 			c := call("give", 50)
 			if h.get(c) != 51 || !slices.Contains(h.dropped, c-1) {
-				t.Errorf("give: rep %d is %d; dropped %v", c, h.get(c), h.dropped)
+				t.Errorf("give returned rep %d for %d, want 51; dropped %v", c, h.get(c), h.dropped)
 			}
 		}
 		if n := call("keep", h.put(77)); n != 77 || i.Alive() {
-			t.Errorf("a guest that keeps a borrowed handle: its result is %d; is it alive? %v", n, i.Alive())
+			t.Errorf("keep of a borrowed handle = %d, want 77; Alive() = %v, want false", n, i.Alive())
 		}
 	})
 }
@@ -105,10 +105,10 @@ func TestHostCallErrors(t *testing.T) {
 			_, err := i.Call(t.Context(), bound(t, "fail"), wit.AppendString(nil, text), nil)
 			var trap *Trap
 			if !errors.As(err, &trap) || trap.Kind != TrapHost || text == "no" && !errors.Is(err, errAsked) {
-				t.Errorf("%s: %v", text, err)
+				t.Errorf("fail(%q): error %v, want a TrapHost that wraps the host's", text, err)
 			}
 			if _, err := i.Call(t.Context(), bound(t, "count"), nil, nil); !errors.Is(err, ErrDead) {
-				t.Errorf("a call after that: %v", err)
+				t.Errorf("Call after fail(%q): error %v, want ErrDead", text, err)
 			}
 		}
 	})
@@ -127,16 +127,16 @@ func TestArgumentsThatDoNotFit(t *testing.T) {
 			{"mixed", wit.AppendF32(append(wit.AppendU32(wit.AppendCase([]byte{0}, 0), 8), 0), 0)},
 		} {
 			if _, err := i.Call(t.Context(), bound(t, c.name), c.args, nil); !errdefs.IsInvalidArgument(err) {
-				t.Errorf("%s(%x): %v", c.name, c.args, err)
+				t.Errorf("%s(%x): error %v, want errdefs.ErrInvalidArgument", c.name, c.args, err)
 			}
 		}
 		if _, err := i.Call(t.Context(), bound(t, "count"), nil, nil); err != nil {
-			t.Errorf("the instance did not survive: %v", err)
+			t.Errorf("the instance did not survive bad arguments: %v", err)
 		}
 	})
 }
 
-// TestGuestBreaksABI: whatever a guest gives, the host reads nothing outside of its memory.
+// TestGuestBreaksABI: whatever a guest returns, the host reads nothing outside the guest's memory.
 func TestGuestBreaksABI(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, p Path) {
 		for kind := range uint32(8) {
@@ -144,13 +144,13 @@ func TestGuestBreaksABI(t *testing.T) {
 			out, err := i.Call(t.Context(), bound(t, "bad"), u32s(kind), nil)
 			var trap *Trap
 			if !errors.As(err, &trap) || p == PathCore && trap.Kind != TrapABI {
-				t.Errorf("kind %d: %x, %v", kind, out, err)
+				t.Errorf("bad(%d) = %x, %v; want a Trap (TrapABI on the core path)", kind, out, err)
 			}
 		}
 	})
 }
 
-// TestTraps is row W2: the call ends with its cause, the code lives.
+// TestTraps is row W2: the call ends with its cause, and the code stays usable.
 func TestTraps(t *testing.T) {
 	kinds := []TrapKind{TrapUnreachable, TrapOutOfBounds, "integer divide by zero", "undefined element: out of bounds table access"}
 	onBothPaths(t, func(t *testing.T, p Path) {
@@ -159,12 +159,12 @@ func TestTraps(t *testing.T) {
 			_, err := i.Call(t.Context(), bound(t, "trap"), u32s(uint32(kind)), nil)
 			var trap *Trap
 			if !errors.As(err, &trap) || trap.Kind != want || !strings.Contains(trap.Message, "backtrace") {
-				t.Errorf("kind %d: %v, %+v", kind, err, trap)
+				t.Errorf("trap(%d): error %v (%+v), want kind %q with a backtrace", kind, err, trap, want)
 			}
 		}
 		i := instance(t, theGuest(t), InstanceOptions{Path: p})
 		if _, err := i.Call(t.Context(), bound(t, "count"), nil, nil); err != nil {
-			t.Errorf("another instance: %v", err)
+			t.Errorf("Call of another instance: %v", err)
 		}
 	})
 }
@@ -174,9 +174,9 @@ func TestExitInACall(t *testing.T) {
 		i := instance(t, theGuest(t), InstanceOptions{Path: p})
 		_, err := i.Call(t.Context(), bound(t, "leave"), u32s(7), nil)
 		var exit *Exit
-		// The component interface knows only good and bad.
+		// The component API only distinguishes success and failure.
 		if !errors.As(err, &exit) || exit.Code != 7 && p == PathCore || exit.Code == 0 || i.Alive() {
-			t.Errorf("%v, alive %v", err, i.Alive())
+			t.Errorf("leave(7): error %v, want Exit; Alive() = %v, want false", err, i.Alive())
 		}
 	})
 }
@@ -189,7 +189,7 @@ func TestWorld(t *testing.T) {
 			t.Fatal(err)
 		}
 		if out.String() != "hello\n" || errs.String() != "6 bytes\n" {
-			t.Errorf("stdout %q, stderr %q", out.String(), errs.String())
+			t.Errorf("stdout %q, stderr %q; want \"hello\\n\", \"6 bytes\\n\"", out.String(), errs.String())
 		}
 		for name, want := range map[string][]byte{
 			"NAME": wit.AppendString(wit.AppendOption(nil, true), "x=y"), "EMPTY": wit.AppendString(wit.AppendOption(nil, true), ""),
@@ -197,7 +197,7 @@ func TestWorld(t *testing.T) {
 		} {
 			got, err := i.Call(t.Context(), bound(t, "env"), wit.AppendString(nil, name), nil)
 			if err != nil || !bytes.Equal(got, want) {
-				t.Errorf("%s: %q, %v", name, got, err)
+				t.Errorf("env(%s) = %q, %v; want %q", name, got, err, want)
 			}
 		}
 	})
@@ -214,13 +214,13 @@ func TestKillAndCancel(t *testing.T) {
 			start := time.Now()
 			_, err := i.Call(ctx, bound(t, name), args, nil)
 			if took := time.Since(start); !errors.Is(err, cause) || took > time.Second || i.Alive() {
-				t.Errorf("%s, cancelled: %v after %v", name, err, took)
+				t.Errorf("%s, cancelled: error %v after %v, want the cause within 1 s", name, err, took)
 			}
 			i = instance(t, theGuest(t), InstanceOptions{Path: p})
 			time.AfterFunc(30*time.Millisecond, i.Kill)
 			_, err = i.Call(t.Context(), bound(t, name), args, nil)
 			if !errors.Is(err, ErrKilled) && (name != "wait" || !errors.Is(err, context.Canceled)) {
-				t.Errorf("%s, killed: %v", name, err)
+				t.Errorf("%s, killed: error %v, want ErrKilled", name, err)
 			}
 		}
 	})

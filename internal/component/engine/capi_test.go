@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// layouts prints what a compiler makes of the types that are passed by value or reached into.
+// layouts prints the layouts of the types that are passed by value or whose members are accessed.
 const layouts = `
 #include <stdio.h>
 #define SIZE(t) printf(#t " %zu %zu\n", sizeof(t), _Alignof(t))
@@ -34,7 +34,7 @@ int main(void) {
 }
 `
 
-// kinds are wasmtime's numbers, which capi.h repeats.
+// constants checks wasmtime's numbers, which capi.h repeats.
 const constants = `
 _Static_assert(TW_EXTERN_FUNC == WASMTIME_EXTERN_FUNC && TW_EXTERN_MEMORY == WASMTIME_EXTERN_MEMORY, "externs");
 _Static_assert(TW_WASM_I32 == WASM_I32 && TW_WASM_F64 == WASM_F64, "core types");
@@ -54,8 +54,8 @@ _Static_assert(TW_TYPE_FLAGS == WASMTIME_COMPONENT_VALTYPE_FLAGS && TW_TYPE_BORR
 _Static_assert(TW_OPT_SPEED == WASMTIME_OPT_LEVEL_SPEED && TW_STRATEGY_CRANELIFT == WASMTIME_STRATEGY_CRANELIFT, "compiler");
 `
 
-// TestDeclarations holds capi.h to the headers that come with the library: prototypes and numbers by the compiler, the
-// layout of types by comparing what two programs print, and the version that Fingerprint tells.
+// TestDeclarations compares capi.h with the library's headers. The compiler checks prototypes and numbers; two programs
+// print the layouts of the types. The test also checks the version in Fingerprint.
 func TestDeclarations(t *testing.T) {
 	dir := module(t, "{{.Dir}}")
 	here, err := os.Getwd()
@@ -68,14 +68,14 @@ func TestDeclarations(t *testing.T) {
 	want := runC(t, theirs+layouts, include...)
 	got := runC(t, "#include \"capi.h\"\n"+layouts, include[0])
 	if got != want {
-		t.Errorf("capi.h has types of another layout:\n%s\nthe library's:\n%s", got, want)
+		t.Errorf("capi.h has types with other layouts:\n%s\nthe library's:\n%s", got, want)
 	}
 	if got := module(t, "{{.Version}}"); got != "v"+wasmtimeVersion {
-		t.Errorf("the library is wasmtime-go %s, Fingerprint names %s", got, wasmtimeVersion)
+		t.Errorf("the library is wasmtime-go %s, but Fingerprint says %s", got, wasmtimeVersion)
 	}
 }
 
-// module asks about the Go module that the library comes in.
+// module queries the Go module that contains the library.
 func module(t *testing.T, format string) string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-m", "-f", format, "github.com/bytecodealliance/wasmtime-go/v39").Output()
@@ -85,7 +85,7 @@ func module(t *testing.T, format string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// runC compiles a program and gives what it prints.
+// runC compiles and runs a program, and returns its output.
 func runC(t *testing.T, program string, flags ...string) string {
 	t.Helper()
 	src, exe := filepath.Join(t.TempDir(), "check.c"), filepath.Join(t.TempDir(), "check")

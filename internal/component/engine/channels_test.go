@@ -16,15 +16,15 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// hub has channels whose messages are in queues of the test.
+// hub implements Channels with message queues.
 type hub struct {
 	mu    sync.Mutex
 	named map[string]*queue
 	open  int
-	most  int // that may be open
+	most  int // maximum number of open channels
 }
 
-// queue is the channel of a name; a guest may have it open once.
+// queue is a channel of the hub; a guest may open it once.
 type queue struct {
 	hub         *hub
 	read, write bool
@@ -100,7 +100,7 @@ func (q *queue) Close() {
 	q.hub.open--
 }
 
-// change does something to a channel, and wakes whoever has it open.
+// change changes a channel and wakes the guest that has it open.
 func (h *hub) change(name string, do func(q *queue)) {
 	h.mu.Lock()
 	q := h.named[name]
@@ -163,29 +163,29 @@ func TestChannels(t *testing.T) {
 		i := instance(t, c, InstanceOptions{Args: append([]string{"prog"}, k.args...), Stdout: &out, Channels: h})
 		code, err := i.Run(t.Context())
 		if err != nil || code != k.code || out.String() != k.out {
-			t.Errorf("%.60q: code %d, %v, %.200q", k.args, code, err, out.String())
+			t.Errorf("%.60q: code %d, %v, output %.200q; want %d, %.200q", k.args, code, err, out.String(), k.code, k.out)
 		}
 		if sent := h.sent("io"); strings.Join(sent, "|") != strings.Join(k.sent, "|") {
-			t.Errorf("%.60q: sent %.200q", k.args, sent)
+			t.Errorf("%.60q sent %.200q, want %.200q", k.args, sent, k.sent)
 		}
 	}
 }
 
-// TestChannelsAreStdio: channels of these names take the place of the streams.
+// TestChannelsAreStdio: channels with these names replace the streams.
 func TestChannelsAreStdio(t *testing.T) {
 	h := newHub("stdin", "stdout")
 	h.change("stdin", put("first\n", "second\n"))
 	h.change("stdin", end)
 	i := instance(t, channelGuest(t), InstanceOptions{Args: []string{"prog", "stdio"}, Channels: h})
 	if code, err := i.Run(t.Context()); code != 0 || err != nil {
-		t.Errorf("code %d, %v", code, err)
+		t.Errorf("Run = %d, %v; want 0", code, err)
 	}
 	if sent := h.sent("stdout"); fmt.Sprintf("%q", sent) != `["first\n" "second\n"]` {
 		t.Errorf("sent %q", sent)
 	}
 }
 
-// TestChannelsAndDirectories: a guest may have both, each by whom it is served.
+// TestChannelsAndDirectories: a guest can have both.
 func TestChannelsAndDirectories(t *testing.T) {
 	c := channelGuest(t)
 	for range 3 {
@@ -199,23 +199,23 @@ func TestChannelsAndDirectories(t *testing.T) {
 		})
 		code, err := i.Run(t.Context())
 		if err != nil || code != 0 || out.String() != "75 63 a=b\n" {
-			t.Errorf("code %d, %v, %q", code, err, out.String())
+			t.Errorf("Run = %d, %v, output %q; want 0 and \"75 63 a=b\\n\"", code, err, out.String())
 		}
 		if sent := h.sent("io"); strings.Join(sent, "|") != "words|one|two" {
-			t.Errorf("sent %q", sent)
+			t.Errorf("sent %q, want words, one, two", sent)
 		}
 		if data, err := os.ReadFile(filepath.Join(dir, "moved")); string(data) != "words" {
-			t.Errorf("the file has %q, %v", data, err)
+			t.Errorf("file moved contains %q, %v; want words", data, err)
 		}
 		i.Close()
 	}
 }
 
-// TestChannelsWake: whoever waits for a channel is woken by a message, by room, and by its end.
+// TestChannelsWake: a guest that waits for a channel is woken by a message, by room, and by the channel's end.
 func TestChannelsWake(t *testing.T) {
 	c := channelGuest(t)
 	dirs := []Preopen{{Path: t.TempDir(), Guest: "/data"}}
-	stdin, w := io.Pipe() // nobody writes
+	stdin, w := io.Pipe() // never written
 	defer w.Close()
 	for _, k := range []struct {
 		args []string
@@ -232,14 +232,14 @@ func TestChannelsWake(t *testing.T) {
 			i := instance(t, c, InstanceOptions{Args: append([]string{"prog"}, k.args...), Channels: h, Preopens: preopens, Stdin: stdin})
 			timer := time.AfterFunc(50*time.Millisecond, func() { h.change("io", k.do) })
 			if code, err := i.Run(t.Context()); code != k.code || err != nil {
-				t.Errorf("%v, %d directories: code %d, %v", k.args, len(preopens), code, err)
+				t.Errorf("%v, %d directories: Run = %d, %v; want %d", k.args, len(preopens), code, err, k.code)
 			}
 			timer.Stop()
 		}
 	}
 }
 
-// TestChannelsAreLeft: a guest that waits for a channel is ended at once, and nothing of it stays.
+// TestChannelsAreLeft: a guest that waits for a channel can be ended immediately, and is released.
 func TestChannelsAreLeft(t *testing.T) {
 	c, account := channelGuest(t), NewAccount(0)
 	for _, args := range [][]string{{"read"}, {"both", "/ch/io", "60000"}, {"send", "/ch/io", "message"}} {
@@ -252,28 +252,28 @@ func TestChannelsAreLeft(t *testing.T) {
 			_, err := i.Run(ctx)
 			cancel()
 			if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took > time.Second {
-				t.Errorf("%v: %v after %v", args, err, took)
+				t.Errorf("%v: error %v after %v, want DeadlineExceeded within 1 s", args, err, took)
 			}
 			i.Close()
-			h.change("io", put("too late")) // wakes nobody
+			h.change("io", put("too late")) // must be harmless
 			if n := account.Instances(); n != 0 {
-				t.Errorf("%v, %d directories: %d instances are left", args, len(preopens), n)
+				t.Errorf("%v, %d directories: %d instances were not released", args, len(preopens), n)
 			}
 		}
 	}
 }
 
-// TestChannelsThatPanic: the host's mistakes are I/O errors for the guest.
+// TestChannelsThatPanic: the guest sees panics of the host as I/O errors.
 func TestChannelsThatPanic(t *testing.T) {
-	i := instance(t, channelGuest(t), InstanceOptions{Args: []string{"prog", "read"}, Channels: broken{}})
+	i := instance(t, channelGuest(t), InstanceOptions{Args: []string{"prog", "read"}, Channels: panicking{}})
 	if code, err := i.Run(t.Context()); code != 29 || err != nil {
-		t.Errorf("code %d, %v", code, err)
+		t.Errorf("Run = %d, %v; want 29", code, err)
 	}
 }
 
-type broken struct{}
+type panicking struct{}
 
-func (broken) Open(name string, _, _ bool, _ func()) (Channel, error) {
+func (panicking) Open(name string, _, _ bool, _ func()) (Channel, error) {
 	if strings.HasPrefix(name, "std") {
 		return nil, errdefs.ErrNotFound
 	}

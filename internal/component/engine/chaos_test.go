@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// FuzzPreview1 is a guest that calls preview 1 at random, with and without channels and directories: whatever it does, the host
-// stays well, the guest can be ended, and its channels can be closed.
+// FuzzPreview1 runs a guest that calls preview 1 at random, with and without channels and directories. Whatever it
+// does, the host survives, the guest can be ended, and its channels can be closed.
 func FuzzPreview1(f *testing.F) {
 	for range 8 {
 		f.Add(rand.Uint32())
@@ -41,18 +41,18 @@ func FuzzPreview1(f *testing.F) {
 			_, err = i.Run(ctx)
 			cancel()
 			if took := time.Since(start); took > 10*time.Second {
-				t.Errorf("seed %d: it took %v", seed, took)
+				t.Errorf("seed %d: Run took %v, want at most 10 s", seed, took)
 			}
 			var trap *Trap
 			if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, ErrMemory) && !errors.As(err, &trap) {
-				t.Errorf("seed %d: %v", seed, err)
+				t.Errorf("seed %d: error %v, want a Trap, ErrMemory or DeadlineExceeded", seed, err)
 			}
 			i.Close()
 		}
 	})
 }
 
-// chaoticHub has messages to be read, a stream that is a channel, and an end.
+// chaoticHub has messages to read, a channel that replaces stdin, and one that has ended.
 func chaoticHub() *hub {
 	h := newHub("io", "stdin", "write")
 	h.most = 1 << 20

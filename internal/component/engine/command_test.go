@@ -18,7 +18,7 @@ func command(t *testing.T) *Code {
 	t.Helper()
 	c := guest(t, testEngine(t), read(t, "command.wasm"), Host{})
 	if c.World() != WorldCommand {
-		t.Fatalf("world %s", c.World())
+		t.Fatalf("World() = %s, want %s", c.World(), WorldCommand)
 	}
 	return c
 }
@@ -37,14 +37,14 @@ func TestCommand(t *testing.T) {
 	}{
 		{args: []string{"env", "NAME"}, out: "prog a=b\n"},
 		{args: []string{"cat"}, stdin: strings.Repeat("0123456789\n", 50000), out: strings.Repeat("0123456789\n", 50000)},
-		{args: []string{"sleep", "1"}}, // longer than the budget, which is not for commands
+		{args: []string{"sleep", "1"}}, // longer than the budget, which does not apply to commands
 		{args: []string{"exit", "0"}}, {args: []string{"exit", "42"}, code: 42},
 		{args: []string{"write", "/data/new", "words"}}, {args: []string{"read", "/data/new"}, out: "words"},
 		{args: []string{"write", "/data/no", "words"}, readOnly: true, code: 9},
 		{args: []string{"read", "/data/there"}, readOnly: true, out: "was there\n"},
 		{args: []string{"read", "/data/../../etc/passwd"}, code: 9}, {args: []string{"read", "/etc/passwd"}, code: 9},
 	} {
-		// With directories WASI is the engine's, without it is ours.
+		// With directories WASI is wasmtime's, otherwise ours.
 		for _, dirs := range [][]Preopen{{{Path: dir, Guest: "/data", ReadOnly: k.readOnly}}, nil} {
 			if dirs == nil && len(k.args) > 1 && strings.HasPrefix(k.args[1], "/data") {
 				continue
@@ -56,10 +56,10 @@ func TestCommand(t *testing.T) {
 			})
 			code, err := i.Run(t.Context())
 			if err != nil || code != k.code || out.String() != k.out {
-				t.Errorf("%v, %d directories: code %d, %v, %d bytes %.60q", k.args, len(dirs), code, err, out.Len(), out.String())
+				t.Errorf("%v, %d directories: Run = %d, %v, output of %d bytes %.60q; want %d, %.60q", k.args, len(dirs), code, err, out.Len(), out.String(), k.code, k.out)
 			}
 			if _, err := i.Run(t.Context()); !errors.Is(err, ErrDead) {
-				t.Errorf("%v: run again: %v", k.args, err)
+				t.Errorf("%v: second Run: error %v, want ErrDead", k.args, err)
 			}
 		}
 	}
@@ -76,12 +76,12 @@ func TestCommandEnds(t *testing.T) {
 	}
 	var trap *Trap
 	if _, err := run(t.Context(), InstanceOptions{}, "abort"); !errors.As(err, &trap) || trap.Kind != TrapUnreachable {
-		t.Errorf("abort: %v", err)
+		t.Errorf("abort: error %v, want TrapUnreachable", err)
 	}
 	if _, err := run(t.Context(), InstanceOptions{MaxMemory: 8 << 20}, "eat"); !errors.Is(err, ErrMemory) {
-		t.Errorf("eat: %v", err)
+		t.Errorf("eat: error %v, want ErrMemory", err)
 	}
-	r, w := io.Pipe() // nobody writes
+	r, w := io.Pipe() // never written
 	defer w.Close()
 	for _, args := range [][]string{{"spin"}, {"sleep", "600"}, {"cat"}} {
 		for _, dirs := range [][]Preopen{nil, {{Path: t.TempDir(), Guest: "/data"}}} {
@@ -89,7 +89,7 @@ func TestCommandEnds(t *testing.T) {
 			took, err := run(ctx, InstanceOptions{Stdin: r, Preopens: dirs}, args...)
 			cancel()
 			if !errors.Is(err, context.DeadlineExceeded) || took < 30*time.Millisecond || took > time.Second {
-				t.Errorf("%v, %d directories: %v after %v", args, len(dirs), err, took)
+				t.Errorf("%v, %d directories: error %v after %v, want DeadlineExceeded after about 50 ms", args, len(dirs), err, took)
 			}
 		}
 	}
@@ -103,11 +103,11 @@ func TestCloseWhileRunning(t *testing.T) {
 		done <- err
 	}()
 	for start := i.CPU(); i.CPU() < start+20*time.Millisecond; {
-		time.Sleep(time.Millisecond) // pace: until it runs
+		time.Sleep(time.Millisecond) // pacing: until it runs
 	}
 	i.Close()
 	if err := <-done; !errors.Is(err, ErrKilled) {
-		t.Errorf("Run: %v", err)
+		t.Errorf("Run during Close: error %v, want ErrKilled", err)
 	}
 }
 
@@ -119,10 +119,10 @@ func TestWorldsThatDoNotExist(t *testing.T) {
 		"not UTF-8":    {Args: []string{"\xff"}},
 	} {
 		if _, err := c.Instantiate(t.Context(), o); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want errdefs.ErrInvalidArgument", name, err)
 		}
 	}
 	if _, err := instance(t, theGuest(t), InstanceOptions{}).Run(t.Context()); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("running a service: %v", err)
+		t.Errorf("Run of a service: error %v, want errdefs.ErrInvalidArgument", err)
 	}
 }

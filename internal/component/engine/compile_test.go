@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// start is a command that does nothing, with more sections.
+// start returns a command that does nothing, with additional sections.
 func start(sections func(m *bin)) []byte {
 	m := bin(wasmbin.ModuleHeader)
 	m.section(1, 1, []byte{0x60, 0, 0})
@@ -34,7 +34,7 @@ func startBody(m *bin, before func()) {
 	m.section(10, 1, []byte{2, 0, 0x0b})
 }
 
-// TestBadGuests is row I6: refused when it is compiled, and what is wrong is named.
+// TestBadGuests is row I6: bad guests are refused when they are compiled, and the error says what is wrong.
 func TestBadGuests(t *testing.T) {
 	e, err := New(Config{MaxMemory: 1 << 30, MaxTableElements: 5000})
 	if err != nil {
@@ -88,20 +88,20 @@ func TestBadGuests(t *testing.T) {
 	} {
 		img, err := e.Compile(t.Context(), c.wasm, CompileOptions{})
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "Stack backtrace") {
-			t.Errorf("%s: %d bytes, %v; want %q", name, len(img), err, c.says)
+			t.Errorf("%s: Compile returned %d bytes, %v; want %q", name, len(img), err, c.says)
 		}
 	}
 	if img, err := e.Compile(t.Context(), memory(16384), CompileOptions{}); err != nil || len(img) == 0 {
-		t.Errorf("1 GiB of memory: %v", err)
+		t.Errorf("Compile with 1 GiB of memory: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := e.Compile(ctx, memory(1), CompileOptions{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("Compile with a cancelled context: error %v, want context.Canceled", err)
 	}
 }
 
-// TestHostsThatDoNotFit: what the guest imports must be there, with its type.
+// TestHostsThatDoNotFit: the host must provide what the guest imports, with its type.
 func TestHostsThatDoNotFit(t *testing.T) {
 	e := testEngine(t)
 	img, err := e.Compile(t.Context(), read(t, "guest.wasm"), CompileOptions{Provided: func(string) bool { return true }})
@@ -123,7 +123,7 @@ func TestHostsThatDoNotFit(t *testing.T) {
 		h := thingsHost()
 		c.change(&h)
 		if _, err := e.Load(img, h); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v; want %q", name, err, c.says)
+			t.Errorf("%s: Load: error %v, want %q", name, err, c.says)
 		}
 	}
 }
@@ -146,12 +146,12 @@ func TestFuncsThatDoNotFit(t *testing.T) {
 			errdefs.IsInvalidArgument, "parameter 2: dot.x: s16, not u32"},
 	} {
 		if _, err := c.Func(k.sig); !k.is(err) || !strings.Contains(err.Error(), k.says) {
-			t.Errorf("%s: %v; want %q", name, err, k.says)
+			t.Errorf("%s: Func: error %v, want %q", name, err, k.says)
 		}
 	}
 }
 
-// TestDamagedImages is row I7: an image that is not what Compile made is not loaded.
+// TestDamagedImages is row I7: Load refuses images that Compile did not make.
 func TestDamagedImages(t *testing.T) {
 	e := testEngine(t)
 	img, err := e.Compile(t.Context(), read(t, "command.wasm"), CompileOptions{})
@@ -159,7 +159,7 @@ func TestDamagedImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w, err := Inspect(img); err != nil || w != WorldCommand {
-		t.Errorf("Inspect: %q, %v", w, err)
+		t.Errorf("Inspect = %q, %v; want %q", w, err, WorldCommand)
 	}
 	flipped := func(at int) []byte {
 		b := bytes.Clone(img)
@@ -173,22 +173,22 @@ func TestDamagedImages(t *testing.T) {
 		"another engine": other, "wasm": read(t, "command.wasm"),
 	} {
 		if _, err := e.Load(b, Host{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "compile the guest again") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Load: error %v, want errdefs.ErrFailedPrecondition", name, err)
 		}
 	}
 	c, err := e.Load(img, Host{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	clear(img) // Load needs it no longer
+	clear(img) // Load must have copied what it needs
 	i := instance(t, c, InstanceOptions{Args: []string{"prog", "exit", "3"}})
 	if code, err := i.Run(t.Context()); code != 3 || err != nil {
-		t.Errorf("%d, %v", code, err)
+		t.Errorf("Run = %d, %v; want 3", code, err)
 	}
 	i.Close()
 	c.Close()
 	if _, err := c.Instantiate(t.Context(), InstanceOptions{}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("an instance of closed code: %v", err)
+		t.Errorf("Instantiate of closed code: error %v, want errdefs.ErrFailedPrecondition", err)
 	}
 }
 
@@ -203,9 +203,9 @@ func TestCompatName(t *testing.T) {
 	}
 }
 
-// FuzzParseBinary: what reads guests before the engine does never panics, nor loops.
+// FuzzParseBinary: our own parser of guests never panics or loops.
 func FuzzParseBinary(f *testing.F) {
-	// Small ones: the fuzzer takes its time to make large ones smaller.
+	// Use small inputs, because the fuzzer takes long to shrink large ones.
 	sig := echoOf(tShape)
 	f.Add(wrapped(coreMod{
 		imports: []coreFn{{module: rootModule, name: "ask", params: 2}},

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFaultW7FilesAreCounted is row W7 for open files: a guest that opens without end meets EMFILE at the bound of its
-// pod's account, others of the account share it, and all is given back: by close, and by the guest's end.
+// TestFaultW7FilesAreCounted is row W7 for open files: a guest that opens files endlessly gets EMFILE at the limit of
+// its pod's account, which other guests of the account share. Closing and the guest's end give everything back.
 func TestFaultW7FilesAreCounted(t *testing.T) {
 	c, dir := command(t), t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "f"), nil, 0o600); err != nil {
@@ -37,19 +37,19 @@ func TestFaultW7FilesAreCounted(t *testing.T) {
 		}
 		return out.String(), err
 	}
-	if _, err := run(t.Context(), a, "hold", "/data/f", "1", "0"); err != nil { // what the engine keeps for all
+	if _, err := run(t.Context(), a, "hold", "/data/f", "1", "0"); err != nil { // opens what wasmtime keeps for all guests
 		t.Fatal(err)
 	}
 	before := openFiles(t)
-	for range 3 { // one is the directory
+	for range 3 { // the directory counts as one file
 		if out, err := run(t.Context(), a, "hold", "/data/f", "100000", "0"); err != nil || out != "39: No file descriptors available\n" {
-			t.Errorf("%q, %v", out, err)
+			t.Errorf("hold: output %q, %v; want 39 files", out, err)
 		}
 		if a.Held(HeldFiles) != 0 || all.Held(HeldFiles) != 0 {
-			t.Fatalf("%d files are held, %d by all", a.Held(HeldFiles), all.Held(HeldFiles))
+			t.Fatalf("Held(HeldFiles) after the end = %d, %d of all; want 0", a.Held(HeldFiles), all.Held(HeldFiles))
 		}
 	}
-	// A guest that sleeps and is killed gives back, too; what it closed is given back at once.
+	// A guest that is killed while it sleeps gives back too. Closed files are given back immediately.
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
@@ -58,27 +58,27 @@ func TestFaultW7FilesAreCounted(t *testing.T) {
 	}()
 	for end := time.Now().Add(20 * time.Second); a.Held(HeldFiles) != 2; time.Sleep(time.Millisecond) { // pacing of a poll
 		if time.Now().After(end) {
-			t.Fatalf("%d files are held", a.Held(HeldFiles))
+			t.Fatalf("Held(HeldFiles) = %d after 20 s, want 2", a.Held(HeldFiles))
 		}
 	}
 	other := NewAccount(0)
 	other.Within(all)
 	if out, err := run(t.Context(), other, "hold", "/data/f", "100000", "0"); err != nil || out != "57: No file descriptors available\n" {
-		t.Errorf("what the worker's bound leaves: %q, %v", out, err)
+		t.Errorf("hold within the worker's limit: output %q, %v; want 57 files", out, err)
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if after := openFiles(t); all.Held(HeldFiles) != 0 || after > before {
-		t.Errorf("%d files are held, %d open, before %d", all.Held(HeldFiles), after, before)
+		t.Errorf("after the kill %d files are held, want 0; %d are open, want at most %d", all.Held(HeldFiles), after, before)
 	}
-	// A directory of its own is one of them: no room for it is no room for an instance.
+	// A preopened directory counts, too: at the limit there is no room for an instance.
 	a.Bound(HeldFiles, 0)
 	all.Bound(HeldFiles, 1)
 	_, err := c.Instantiate(t.Context(), InstanceOptions{Account: a, Preopens: append(dirs, Preopen{Path: dir, Guest: "/other"})})
 	if !errors.Is(err, ErrHandles) || !errdefs.IsResourceExhausted(err) || all.Held(HeldFiles) != 0 {
-		t.Errorf("%v; %d held", err, all.Held(HeldFiles))
+		t.Errorf("Instantiate beyond the limit: error %v, want ErrHandles; %d files are held, want 0", err, all.Held(HeldFiles))
 	}
 }
 
@@ -91,7 +91,7 @@ func openFiles(t *testing.T) int {
 	return len(list)
 }
 
-// TestTrailingSlashes: a path that ends with a slash means a directory, as it does on Linux.
+// TestTrailingSlashes: a path with a slash at its end means a directory, as on Linux.
 func TestTrailingSlashes(t *testing.T) {
 	var out bytes.Buffer
 	i := instance(t, command(t), InstanceOptions{Args: []string{"prog", "slashes"}, Stdout: &out, Preopens: []Preopen{{Path: t.TempDir(), Guest: "/data"}}})
@@ -119,14 +119,14 @@ unlink f: ok
 	if out.String() != want {
 		for n, line := range strings.Split(out.String(), "\n") {
 			if w := strings.Split(want, "\n"); n < len(w) && w[n] != line {
-				t.Errorf("%s, not %s", line, w[n])
+				t.Errorf("got line %q, want %q", line, w[n])
 			}
 		}
 	}
 }
 
-// TestFaultW7Pipes is row W7 for threads: to open a pipe of which nobody has the other end would hold one of the engine's for
-// ever, so that only files and directories are opened.
+// TestFaultW7Pipes is row W7 for threads: opening a pipe without another end would block one of wasmtime's threads
+// forever, so only files and directories can be opened.
 func TestFaultW7Pipes(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o666); err != nil {
@@ -142,17 +142,17 @@ func TestFaultW7Pipes(t *testing.T) {
 		code, err := i.Run(ctx)
 		cancel()
 		if code != 9 || err != nil {
-			t.Errorf("%v: code %d, %v", args, code, err)
+			t.Errorf("%v: Run = %d, %v; want 9", args, code, err)
 		}
 		i.Close()
 		if a.Held(HeldFiles) != 0 || a.Instances() != 0 {
-			t.Errorf("%v: %d files, %d instances stay", args, a.Held(HeldFiles), a.Instances())
+			t.Errorf("%v: %d files and %d instances were not released", args, a.Held(HeldFiles), a.Instances())
 		}
 	}
 }
 
-// TestFaultW7Listings is row W7 for bytes: the engine reads the whole of a directory for each call that lists some of it, which
-// counts for that time, so that guests with huge directories cannot take the worker's memory.
+// TestFaultW7Listings is row W7 for bytes: wasmtime reads a whole directory for each call that lists part of it. That
+// memory counts during the call, so that guests with huge directories cannot exhaust the worker's memory.
 func TestFaultW7Listings(t *testing.T) {
 	const files = 2000
 	dir := t.TempDir()
@@ -175,10 +175,10 @@ func TestFaultW7Listings(t *testing.T) {
 			Args: []string{"prog", "ls", "/data"}, Stdout: &out, Preopens: []Preopen{{Path: dir, Guest: "/data"}}, Account: a,
 		})
 		if code, err := i.Run(t.Context()); err != nil || code != 0 || out.String() != want {
-			t.Errorf("%d bytes: %q, not %q; code %d, %v", most, out.String(), want, code, err)
+			t.Errorf("ls with a limit of %d bytes: output %q, want %q; Run = %d, %v", most, out.String(), want, code, err)
 		}
 		if a.Held(HeldBytes) != 0 {
-			t.Errorf("%d bytes are held afterwards", a.Held(HeldBytes))
+			t.Errorf("Held(HeldBytes) after the end = %d, want 0", a.Held(HeldBytes))
 		}
 	}
 }

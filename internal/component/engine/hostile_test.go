@@ -9,8 +9,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// sleeper is a component whose cabi_realloc sleeps for 300 ms in preview 1. What its component has for preview 1 does
-// nothing; the core path brings its own.
+// sleeper returns a component whose cabi_realloc sleeps for 300 ms in preview 1. The component's own preview 1 does
+// nothing, but the core path uses ours.
 func sleeper(sig signature, params int) []byte {
 	const poll = "poll_oneoff"
 	var nap bin
@@ -40,8 +40,8 @@ func sleeper(sig signature, params int) []byte {
 	return c.out
 }
 
-// TestArgumentsOfALeftGuest: a guest that was left while its arguments were being lowered wakes up when its caller has
-// used their room for something else, which nobody has checked.
+// TestArgumentsOfALeftGuest: a guest that was abandoned while its arguments were being lowered wakes up after its
+// caller has overwritten their memory with unchecked bytes.
 func TestArgumentsOfALeftGuest(t *testing.T) {
 	sig := signature{params: []*wit.Type{tStr, {Kind: wit.Option, Elem: tU32}}, result: tU32}
 	c := guest(t, testEngine(t), sleeper(sig, 4), Host{})
@@ -57,37 +57,37 @@ func TestArgumentsOfALeftGuest(t *testing.T) {
 	defer cancel()
 	args := wit.AppendU32(wit.AppendOption(wit.AppendString(nil, "hello"), true), 1)
 	if _, err := i.Call(ctx, f, args, nil); err == nil || i.Alive() {
-		t.Fatalf("it was not left: %v", err)
+		t.Fatalf("the guest was not abandoned: %v", err)
 	}
 	for k := range args {
 		args[k] = 0x7f
 	}
 	i.Close()
-	for end := time.Now().Add(5 * time.Second); account.Instances() > 0; time.Sleep(time.Millisecond) { // it wakes up by itself
+	for end := time.Now().Add(5 * time.Second); account.Instances() > 0; time.Sleep(time.Millisecond) { // pacing of a poll
 		if time.Now().After(end) {
 			t.Fatal("the guest did not wake up")
 		}
 	}
 }
 
-// TestWriteAfterTheEnd: the engine's own WASI writes in the background, and may get to it when the instance is gone.
+// TestWriteAfterTheEnd: wasmtime's WASI writes in the background, possibly after the instance is released.
 func TestWriteAfterTheEnd(t *testing.T) {
 	i := instance(t, theGuest(t), InstanceOptions{})
 	h := i.handle
 	i.Close()
 	if n := write(h, 1, []byte("too late")); n != 8 {
-		t.Errorf("wrote %d", n)
+		t.Errorf("write after Close = %d, want 8 (discarded)", n)
 	}
 	if n := write(cgo.Handle(1<<40), 2, nil); n != 0 {
-		t.Errorf("wrote %d", n)
+		t.Errorf("write for an unknown handle = %d, want 0", n)
 	}
 }
 
-// TestPanicsOfTheHost: those of a writer, or in a drop, end no process either.
+// TestPanicsOfTheHost: a panic of a writer does not end the process.
 func TestPanicsOfTheHost(t *testing.T) {
 	i := instance(t, theGuest(t), InstanceOptions{Stdout: panics{}})
 	if n := write(i.handle, 1, []byte("x")); n >= 0 {
-		t.Errorf("wrote %d", n)
+		t.Errorf("write to a writer that panics = %d, want an error", n)
 	}
 }
 
@@ -95,7 +95,7 @@ type panics struct{}
 
 func (panics) Write([]byte) (int, error) { panic("as it was asked to") }
 
-// TestManyMemories: the limit of memory holds for all that a component has together, however often it instantiates its
+// TestManyMemories: the memory limit applies to all memories of a component together, however often it instantiates its
 // modules.
 func TestManyMemories(t *testing.T) {
 	sig := signature{params: []*wit.Type{tU32}, result: tU32}
@@ -126,18 +126,19 @@ func TestManyMemories(t *testing.T) {
 	o := InstanceOptions{Path: PathComponent, MaxMemory: 16 << 20}
 	many, _ := code(1, 3)
 	if _, err := many.Instantiate(t.Context(), o); err == nil {
-		t.Error("a module with a memory, three times")
+		t.Error("Instantiate accepted a module with a memory instantiated three times")
 	}
 	two, f := code(2, 2)
 	i := instance(t, two, o)
 	for pages, want := range map[uint32]uint32{130: 1<<32 - 1, 126: 2} {
 		if out, err := i.Call(t.Context(), f, u32s(pages), nil); err != nil || string(out) != string(u32s(want)) {
-			t.Errorf("%d pages more, of the 128 for one of two: %x, %v", pages, out, err)
+			t.Errorf("growing by %d pages, with 128 for each of two memories = %x, %v; want %x", pages, out, err, u32s(want))
 		}
 	}
 }
 
-// TestEndlessVectors: a call of preview 1 that would go on for as long as there is memory, where nobody can kill it.
+// TestEndlessVectors: a call of preview 1 with so many vectors that it would run for very long, where it cannot be
+// killed.
 func TestEndlessVectors(t *testing.T) {
 	for name, call := range map[string]bin{
 		"fd_write":    *new(bin).i32(1).i32(0).i32(4096).i32(8),
@@ -153,7 +154,7 @@ func TestEndlessVectors(t *testing.T) {
 		}
 		i := instance(t, guest(t, testEngine(t), m.bytes(), Host{}), InstanceOptions{})
 		if code, err := i.Run(t.Context()); code != 28 || err != nil {
-			t.Errorf("%s: %d, %v instead of EINVAL", name, code, err)
+			t.Errorf("%s: Run = %d, %v; want 28 (EINVAL)", name, code, err)
 		}
 	}
 }

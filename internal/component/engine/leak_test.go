@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// resident is the memory of this process, in bytes.
+// resident returns the resident memory of this process, in bytes.
 func resident(t *testing.T) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/statm")
@@ -24,8 +24,8 @@ func resident(t *testing.T) int {
 	return pages * os.Getpagesize()
 }
 
-// TestNothingLeaks calls fresh instances and a kept one, well and badly, and holds the process's memory against what it
-// was after the first thousands.
+// TestNothingLeaks calls fresh instances and a reused one, successfully and not, and compares the process's memory with
+// that after the first rounds.
 func TestNothingLeaks(t *testing.T) {
 	rounds := 20000
 	if os.Getenv("TRIPOD_TEST_FULL") != "" {
@@ -55,7 +55,7 @@ func TestNothingLeaks(t *testing.T) {
 				}
 			}
 			if n%16 == 0 && call(fresh, []string{"bad", "trap", "fail"}[n/16%3], [][]byte{u32s(1), u32s(0), wit.AppendString(nil, "no")}[n/16%3]) == nil {
-				t.Fatal("a bad guest was let pass")
+				t.Fatal("the call of a bad guest succeeded")
 			}
 			clear(h.numbers)
 			h.dropped = h.dropped[:0]
@@ -67,15 +67,15 @@ func TestNothingLeaks(t *testing.T) {
 		for n := range rounds {
 			round(n)
 		}
-		// A leak of 100 bytes in each round.
+		// The limit would show a leak of 100 bytes per round.
 		if grown := resident(t) - before; grown > 4<<20+rounds*100 && !underRace {
-			t.Errorf("%d rounds: %d KiB more", rounds, grown>>10)
+			t.Errorf("%d rounds: memory grew by %d KiB", rounds, grown>>10)
 		} else {
-			t.Logf("%d rounds: %d KiB more", rounds, grown>>10)
+			t.Logf("%d rounds: memory grew by %d KiB", rounds, grown>>10)
 		}
 		kept.Close()
 		if m := o.Account.Memory(); m != 0 {
-			t.Errorf("%d bytes on the account", m)
+			t.Errorf("Account.Memory() after Close = %d, want 0", m)
 		}
 	})
 }

@@ -24,15 +24,15 @@ func TestDeadline(t *testing.T) {
 		_, err := i.Call(t.Context(), bound(t, "spin"), u32s(0), nil)
 		took := time.Since(start)
 		if !errors.Is(err, context.DeadlineExceeded) || took < 100*time.Millisecond || took > time.Second {
-			t.Errorf("%v after %v", err, took)
+			t.Errorf("spin: error %v after %v, want DeadlineExceeded after 100 ms", err, took)
 		}
 		if cpu := i.CPU(); cpu < 5*time.Millisecond || i.Alive() {
-			t.Errorf("%v of CPU accounted, alive %v", cpu, i.Alive())
+			t.Errorf("CPU() = %v, want at least 5 ms; Alive() = %v, want false", cpu, i.Alive())
 		}
 		if p == PathCore {
 			return
 		}
-		// In the engine's own WASI nobody sees whether a guest sleeps or computes.
+		// In wasmtime's WASI, sleeping and computing cannot be told apart.
 		i = instance(t, theGuest(t), InstanceOptions{Path: p, Deadline: 100 * time.Millisecond})
 		if _, err := i.Call(t.Context(), bound(t, "nap"), u32s(10), nil); err != nil {
 			t.Errorf("a short sleep: %v", err)
@@ -40,12 +40,12 @@ func TestDeadline(t *testing.T) {
 		start = time.Now()
 		_, err = i.Call(t.Context(), bound(t, "nap"), u32s(600000), nil)
 		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took > time.Second {
-			t.Errorf("a long sleep: %v after %v", err, took)
+			t.Errorf("a long sleep: error %v after %v, want DeadlineExceeded", err, took)
 		}
 	})
 }
 
-// TestFaultW7Handles is row W7 for handles: those of all instances of an account are bounded together, and given back.
+// TestFaultW7Handles is row W7 for handles: all instances of an account share a limit, and give handles back.
 func TestFaultW7Handles(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, p Path) {
 		a := NewAccount(0)
@@ -59,54 +59,54 @@ func TestFaultW7Handles(t *testing.T) {
 		}
 		first, second := hold(), hold()
 		if err := flood(first, 60); err != nil || a.Held(HeldResources) != 60 {
-			t.Fatalf("%v; %d held", err, a.Held(HeldResources))
+			t.Fatalf("flood(60): %v; Held = %d, want 60", err, a.Held(HeldResources))
 		}
 		if err := flood(second, 41); !errors.Is(err, ErrHandles) {
-			t.Errorf("41 more of 100: %v", err)
+			t.Errorf("41 more of 100 handles: error %v, want ErrHandles", err)
 		}
 		second.Close()
 		third := hold()
 		if err := flood(third, 40); err != nil {
-			t.Errorf("40 more of 100: %v", err)
+			t.Errorf("40 more of 100 handles: %v", err)
 		}
 		first.Close()
 		third.Close()
 		if a.Held(HeldResources) != 0 {
-			t.Errorf("%d are held at the end", a.Held(HeldResources))
+			t.Errorf("Held(HeldResources) at the end = %d, want 0", a.Held(HeldResources))
 		}
 	})
 }
 
-// TestSleepIsNotComputing: a guest that sleeps uses nothing of its budget, with directories and without, and can still be ended.
+// TestSleepIsNotComputing: sleeping uses no budget, with or without directories, and the guest can still be ended.
 func TestSleepIsNotComputing(t *testing.T) {
 	for _, dirs := range [][]Preopen{nil, {{Path: t.TempDir(), Guest: "/data"}}} {
 		i := instance(t, theGuest(t), InstanceOptions{Deadline: 50 * time.Millisecond, Preopens: dirs})
 		if _, err := i.Call(t.Context(), bound(t, "nap"), u32s(200), nil); err != nil {
-			t.Errorf("%d directories: 200 ms of sleep, of a budget of 50 ms: %v", len(dirs), err)
+			t.Errorf("%d directories: 200 ms of sleep with a budget of 50 ms: %v", len(dirs), err)
 		}
 		if _, err := i.Call(t.Context(), bound(t, "spin"), u32s(0), nil); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%d directories: %v", len(dirs), err)
+			t.Errorf("%d directories: spin: error %v, want DeadlineExceeded", len(dirs), err)
 		}
 	}
 }
 
-// TestWaitingIsNotComputing: what a guest waits for in the host does not count, and is renewed by new work.
+// TestWaitingIsNotComputing: waiting in host functions uses no budget, and Renew resets the budget.
 func TestWaitingIsNotComputing(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, p Path) {
 		o := InstanceOptions{Path: p, Deadline: 60 * time.Millisecond, MaxHostCalls: 5}
 		i := instance(t, theGuest(t), o)
 		if _, err := i.Call(t.Context(), bound(t, "wait"), u32s(50, 4), nil); err != nil {
-			t.Errorf("200 ms in the host, of a budget of 60 ms: %v", err)
+			t.Errorf("200 ms in the host with a budget of 60 ms: %v", err)
 		}
 		if _, err := i.Call(t.Context(), bound(t, "wait"), u32s(1000, 100), nil); err != nil {
-			t.Errorf("100 calls that renew, of 5: %v", err)
+			t.Errorf("100 calls that renew a quota of 5: %v", err)
 		}
 		if _, err := i.Call(t.Context(), bound(t, "wait"), u32s(0, 6), nil); !errors.Is(err, ErrHostCalls) {
-			t.Errorf("6 calls of 5: %v", err)
+			t.Errorf("6 calls with a quota of 5: error %v, want ErrHostCalls", err)
 		}
 		i = instance(t, theGuest(t), InstanceOptions{Path: p, Deadline: 100 * time.Millisecond})
 		if _, err := i.Call(t.Context(), bound(t, "wait"), u32s(0, 1<<30), nil); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("host calls without end: %v", err)
+			t.Errorf("endless host calls: error %v, want DeadlineExceeded", err)
 		}
 	})
 }
@@ -137,25 +137,25 @@ func TestBounds(t *testing.T) {
 			out, err := i.Call(t.Context(), bound(t, c.name), c.arg, nil)
 			var trap *Trap
 			switch {
-			case c.want == ErrMemory && p == PathComponent: // nobody tells how large the guest was
+			case c.want == ErrMemory && p == PathComponent: // the guest's size is not known there
 				if err == nil {
-					t.Errorf("%s(%x): %x", c.name, c.arg, out)
+					t.Errorf("%s(%x) = %x, want an error", c.name, c.arg, out)
 				}
 			case c.want != nil && (!errors.Is(err, c.want) || !errdefs.IsResourceExhausted(err)),
 				c.kind != "" && (!errors.As(err, &trap) || trap.Kind != c.kind),
 				c.out != nil && (err != nil || string(out) != string(c.out)):
-				t.Errorf("%s(%x): %x, %v", c.name, c.arg, out, err)
+				t.Errorf("%s(%x) = %x, %v; want %x, %v %s", c.name, c.arg, out, err, c.out, c.want, c.kind)
 			}
 		})
 	}
 	i := instance(t, theGuest(t), InstanceOptions{MaxMemory: 4 << 20})
 	big := wit.AppendBytes(nil, make([]byte, 8<<20))
 	if _, err := i.Call(t.Context(), bound(t, "sum"), big, nil); !errors.Is(err, ErrMemory) {
-		t.Errorf("a parameter larger than the guest's memory: %v", err)
+		t.Errorf("a parameter larger than the guest's memory: error %v, want ErrMemory", err)
 	}
 	if _, err := theGuest(t).Instantiate(t.Context(), InstanceOptions{MaxMemory: 1 << 16}); !errors.Is(err, ErrMemory) ||
 		!strings.Contains(err.Error(), "declares 128 KiB") {
-		t.Errorf("a limit below what the guest declares: %v", err)
+		t.Errorf("Instantiate with less memory than declared: error %v, want ErrMemory", err)
 	}
 }
 
@@ -164,31 +164,31 @@ func TestAccountMemory(t *testing.T) {
 	o := InstanceOptions{Account: a, MaxMemory: 16 << 20}
 	one, two := instance(t, theGuest(t), o), instance(t, theGuest(t), o)
 	if m := a.Memory(); m != one.Memory()+two.Memory() || m == 0 {
-		t.Errorf("the account has %d, the instances %d and %d", m, one.Memory(), two.Memory())
+		t.Errorf("Account.Memory() = %d, want the sum of %d and %d", m, one.Memory(), two.Memory())
 	}
 	if _, err := one.Call(t.Context(), bound(t, "touch"), u32s(12), nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := two.Call(t.Context(), bound(t, "touch"), u32s(13), nil); !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), "24 MiB") {
-		t.Errorf("both together over the limit: %v", err)
+		t.Errorf("both guests together over the limit: error %v, want ErrMemory", err)
 	}
 	two.Close()
 	if m := a.Memory(); m != one.Memory() || a.MemoryPeak() < 24<<20 {
-		t.Errorf("after the second is closed: %d, the first has %d, peak %d", m, one.Memory(), a.MemoryPeak())
+		t.Errorf("after Close of the second guest: Memory() = %d, want %d; MemoryPeak() = %d", m, one.Memory(), a.MemoryPeak())
 	}
 	if _, err := one.Call(t.Context(), bound(t, "count"), nil, nil); err != nil {
-		t.Errorf("the first: %v", err)
+		t.Errorf("Call of the first guest: %v", err)
 	}
 	if cpu := a.CPU(); cpu <= 0 {
-		t.Errorf("CPU %v", cpu)
+		t.Errorf("Account.CPU() = %v, want more than 0", cpu)
 	}
 	one.Close()
 	if m := a.Memory(); m != 0 {
-		t.Errorf("%d bytes left on the account", m)
+		t.Errorf("Account.Memory() at the end = %d, want 0", m)
 	}
 }
 
-// TestAccountCPU: two guests that spin get no more than their quota, together; and what they sleep is not computing.
+// TestAccountCPU: two guests that spin get no more than their common quota, and their forced sleep uses no budget.
 func TestAccountCPU(t *testing.T) {
 	a := NewAccount(0)
 	a.SetCPU(10*time.Millisecond, 200*time.Millisecond)
@@ -201,17 +201,18 @@ func TestAccountCPU(t *testing.T) {
 			start := time.Now()
 			_, err := i.Call(ctx, bound(t, "spin"), u32s(0), nil)
 			if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took < 800*time.Millisecond {
-				t.Errorf("%v after %v", err, took)
+				t.Errorf("spin: error %v after %v, want DeadlineExceeded after 900 ms", err, took)
 			}
 		})
 	}
 	wg.Wait()
 	if cpu := a.CPU(); cpu > 150*time.Millisecond || a.Throttled() == 0 {
-		t.Errorf("%v of CPU in a second, with a twentieth of one; slept %v", cpu, a.Throttled())
+		t.Errorf("CPU() = %v in a second with a quota of a twentieth; Throttled() = %v", cpu, a.Throttled())
 	}
 }
 
-// TestPoolIsFull: beyond the pool there is room outside of it, and beyond that a refusal, until something is closed.
+// TestPoolIsFull: when the pool is full, instances get room outside it. When that is full too, Instantiate fails until
+// an instance is closed.
 func TestPoolIsFull(t *testing.T) {
 	e, err := New(Config{Instances: 4, Overflow: 2})
 	if err != nil {
@@ -236,18 +237,18 @@ func TestPoolIsFull(t *testing.T) {
 			all = append(all, i)
 		}
 		if _, err := c.Instantiate(t.Context(), InstanceOptions{Path: p}); !errdefs.IsResourceExhausted(err) {
-			t.Errorf("one more: %v", err)
+			t.Errorf("Instantiate beyond the overflow: error %v, want errdefs.ErrResourceExhausted", err)
 		}
 		all[0].Close()
 		i, err := c.Instantiate(t.Context(), InstanceOptions{Path: p})
 		if err != nil {
-			t.Fatalf("after one was closed: %v", err)
+			t.Fatalf("Instantiate after a Close: %v", err)
 		}
 		i.Close()
 	})
 }
 
-// TestMemoryIsFresh: an instance in a slot that another has used finds none of it.
+// TestMemoryIsFresh: an instance in a reused slot finds nothing of the previous one.
 func TestMemoryIsFresh(t *testing.T) {
 	e, err := New(Config{Instances: 1, Overflow: -1})
 	if err != nil {
@@ -263,7 +264,7 @@ func TestMemoryIsFresh(t *testing.T) {
 		for want := range uint32(3) {
 			out, err := i.Call(t.Context(), count, nil, nil)
 			if n := wit.NewReader(out).U32(); err != nil || n != want+1 {
-				t.Fatalf("call %d counted %d (%v)", want+1, n, err)
+				t.Fatalf("call %d counted %d, %v", want+1, n, err)
 			}
 		}
 		i.Close()

@@ -2,5 +2,5 @@
 
 package engine
 
-// underRace: the race detector keeps memory of its own for each goroutine that has been.
+// underRace is set because the race detector keeps memory for each goroutine that has existed.
 const underRace = true

@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// randomType is a type without resources.
+// randomType returns a random type without resources.
 func randomType(r *rand.Rand, depth int) *wit.Type {
 	kinds := []wit.Kind{
 		wit.Bool, wit.S8, wit.U8, wit.S16, wit.U16, wit.S32, wit.U32, wit.S64, wit.U64, wit.F32,
@@ -45,13 +45,13 @@ func randomType(r *rand.Rand, depth int) *wit.Type {
 	case wit.Enum:
 		n := 1 + r.IntN(5)
 		if r.IntN(10) == 0 {
-			n = 300 // a discriminant of two bytes
+			n = 300 // needs a discriminant of two bytes
 		}
 		for k := range n {
 			t.Cases = append(t.Cases, wit.Case{Name: fmt.Sprintf("e%d", k)})
 		}
 	case wit.Flags:
-		for k := range 1 + r.IntN(32) { // wasmtime's component API takes no more
+		for k := range 1 + r.IntN(32) { // wasmtime's component API supports no more
 			t.Cases = append(t.Cases, wit.Case{Name: fmt.Sprintf("g%d", k)})
 		}
 	case wit.Result:
@@ -60,7 +60,7 @@ func randomType(r *rand.Rand, depth int) *wit.Type {
 	return t
 }
 
-// randomValue appends a flat value of the type.
+// randomValue appends a random flat value of the type.
 func randomValue(r *rand.Rand, t *wit.Type, b []byte) []byte {
 	switch t.Kind {
 	case wit.Bool:
@@ -107,8 +107,8 @@ func randomValue(r *rand.Rand, t *wit.Type, b []byte) []byte {
 	return b
 }
 
-// echo is the signature whose core function gets one pointer and gives it back: its parameters are too many for core
-// values, the first of them is the result, and a tuple is never passed in one core value.
+// echoOf returns a signature whose core function receives one pointer and returns it: its parameters are too many for
+// core values, the first of them is the result, and a tuple is never passed in one core value.
 func echoOf(t *wit.Type) signature {
 	u32 := &wit.Type{Kind: wit.U32}
 	pair := &wit.Type{Kind: wit.Tuple, Fields: []wit.Field{{Type: t}, {Type: u32}}}
@@ -119,7 +119,7 @@ func echoOf(t *wit.Type) signature {
 	return sig
 }
 
-// guest compiles a component and loads it.
+// guest compiles and loads a component or command.
 func guest(t *testing.T, e *Engine, wasm []byte, host Host) *Code {
 	t.Helper()
 	img, err := e.Compile(t.Context(), wasm, CompileOptions{Both: true, Provided: func(string) bool { return true }})
@@ -144,8 +144,8 @@ func instance(t *testing.T, c *Code, o InstanceOptions) *Instance {
 	return i
 }
 
-// TestDifferential sends random values of random types through a guest that gives them back, by way of the guest's
-// memory and by way of a host function too, on both paths: what comes back is what went in.
+// TestDifferential sends random values of random types through a guest that returns them, directly and through a host
+// function, on both paths. The output must equal the input.
 func TestDifferential(t *testing.T) {
 	e := testEngine(t)
 	seed := rand.Uint64()
@@ -163,7 +163,7 @@ func TestDifferential(t *testing.T) {
 		}}}
 		var ask, room bin
 		size, align := sig.result.Layout()
-		room.i32(0).i32(0).i32(int32(align)).i32(int32(size)).u8(0x10, 3, 0x22, 1) // where the answer goes
+		room.i32(0).i32(0).i32(int32(align)).i32(int32(size)).u8(0x10, 3, 0x22, 1) // space for the answer
 		ask.u8(0x20, 0)
 		ask.raw(room)
 		ask.u8(0x10, 0, 0x20, 1)
@@ -194,7 +194,7 @@ func TestDifferential(t *testing.T) {
 							seed, n, typ, k, name, path, in, out, err)
 					}
 					if name == "relay" && !bytes.Equal(seen, args) {
-						t.Fatalf("seed %d, %v: the host saw %x of %x", seed, typ, seen, args)
+						t.Fatalf("seed %d, %v: the host got %x, want %x", seed, typ, seen, args)
 					}
 				}
 			}
@@ -204,7 +204,7 @@ func TestDifferential(t *testing.T) {
 
 var shared *Engine
 
-// testEngine is one for all tests, as in a worker.
+// testEngine returns an engine that all tests share, as in a worker.
 func testEngine(t testing.TB) *Engine {
 	t.Helper()
 	if shared == nil {

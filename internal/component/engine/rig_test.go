@@ -33,7 +33,7 @@ var (
 	tColours = &wit.Type{Kind: wit.Flags, Cases: []wit.Case{{Name: "red"}, {Name: "green"}, {Name: "blue"}}}
 )
 
-// things is the host of testdata/guest.c: numbers that the guest holds as resources.
+// things is the host for testdata/guest.c: numbers that the guest holds as resources.
 type things struct {
 	mu      sync.Mutex
 	numbers map[uint32]uint32
@@ -95,7 +95,8 @@ func thingsHost() Host {
 	}
 }
 
-// hostWait waits for so many milliseconds; from 1000 on it renews the guest's budget, as a stream does.
+// hostWait waits for the given milliseconds. From 1000 on it subtracts 1000 and renews the guest's budget, like a
+// stream.
 func hostWait(c *HostCall, args []byte) ([]byte, error) {
 	ms := wit.NewReader(args).U32()
 	if ms >= 1000 {
@@ -110,7 +111,7 @@ func hostWait(c *HostCall, args []byte) ([]byte, error) {
 	}
 }
 
-// guestSigs are the functions of testdata/guest.wit.
+// guestSigs are the signatures in testdata/guest.wit.
 var guestSigs = map[string]signature{
 	"mixed": {[]*wit.Type{tU8, tShape, tColours, tBool, tF32}, tShape},
 	"sum":   {[]*wit.Type{tBytes}, tU32}, "fill": {[]*wit.Type{tU32}, tBytes}, "flip": {[]*wit.Type{tBool}, tBool},
@@ -132,7 +133,7 @@ func read(t testing.TB, name string) []byte {
 	return b
 }
 
-// theGuest is testdata/guest.wasm, loaded once.
+// theGuest returns testdata/guest.wasm, loaded once.
 func theGuest(t testing.TB) *Code {
 	t.Helper()
 	if sharedGuest == nil {
@@ -146,7 +147,7 @@ func theGuest(t testing.TB) *Code {
 			t.Fatal(err)
 		}
 		if sharedGuest.Path() != PathCore || sharedGuest.World() != WorldGRPC {
-			t.Fatalf("path %v (%s), world %s", sharedGuest.Path(), sharedGuest.WhyComponent(), sharedGuest.World())
+			t.Fatalf("Path() = %v (%s), World() = %s", sharedGuest.Path(), sharedGuest.WhyComponent(), sharedGuest.World())
 		}
 	}
 	return sharedGuest
@@ -154,7 +155,7 @@ func theGuest(t testing.TB) *Code {
 
 var sharedGuest *Code
 
-// bound binds a function of the guest, once: a Func lives as long as its Code.
+// bound binds a function of the guest, once, because a Func lives as long as its Code.
 func bound(t testing.TB, name string) *Func {
 	t.Helper()
 	boundMu.Lock()
@@ -176,7 +177,7 @@ var (
 	boundFuncs = make(map[string]*Func)
 )
 
-// u32s are flat parameters.
+// u32s returns flat parameters.
 func u32s(all ...uint32) (b []byte) {
 	for _, v := range all {
 		b = wit.AppendU32(b, v)

@@ -7,8 +7,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// TestStarvedCalls lets each allocation of the C half fail in turn, while an instance is made and called with values of
-// all kinds: that is the end of the call, with an error that says so, and nobody else's.
+// TestStarvedCalls makes each allocation of the C half fail in turn, while an instance is made and called with values
+// of all kinds. Each failure ends only that call, with ErrStarved.
 func TestStarvedCalls(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, p Path) {
 		c, h := theGuest(t), &things{}
@@ -46,14 +46,14 @@ func TestStarvedCalls(t *testing.T) {
 				break
 			}
 			if !errors.Is(err, ErrStarved) {
-				t.Errorf("with %d allocations: %v", n, err)
+				t.Errorf("with %d allocations: error %v, want ErrStarved", n, err)
 			}
 			if err := all(); err != nil {
-				t.Fatalf("after %d allocations: %v", n, err)
+				t.Fatalf("a call after a failure with %d allocations: %v", n, err)
 			}
 		}
 		if n < 3 || n == 1000 {
-			t.Errorf("%d allocations were let fail", n)
+			t.Errorf("%d allocations failed, want 3 to 999", n)
 		}
 	})
 }
