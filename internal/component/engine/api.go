@@ -49,8 +49,7 @@ type CompileOptions struct {
 
 // Item is a function that a guest exports or imports.
 type Item struct {
-	// Interface is the full name ("wasi:http/types@0.2.3"; for a core module, the module's name), or "" at the top
-	// level.
+	// Interface is the full name ("wasi:http/types@0.2.3"; a core module's name), or "" at the top level.
 	Interface string
 	Name      string
 	Params    []*wit.Type `json:",omitempty"`
@@ -87,10 +86,10 @@ type HostFunc struct {
 	Interface, Name string
 	Params          []*wit.Type
 	Result          *wit.Type
-	// Call takes flat parameters, which are valid until it returns, and returns the flat result, which the engine
-	// copies immediately. It runs on the guest's thread and may block, but must return when c.Context() ends. An error
-	// traps the guest and ends its call with an error that wraps this one. Call takes ownership of own resources in
-	// args (their Drop is not called); an own resource in the result belongs to the guest until it returns or drops the
+	// Call takes flat parameters, which are valid until it returns, and returns the flat result, which is copied
+	// immediately. It runs on the guest's thread and may block, but must return when c.Context() ends. An error traps
+	// the guest and ends its call with an error that wraps this one. Call takes ownership of own resources in args
+	// (their Drop is not called). An own resource in the result belongs to the guest until it returns or drops the
 	// resource.
 	Call func(c *HostCall, args []byte) ([]byte, error)
 }
@@ -143,8 +142,7 @@ type InstanceOptions struct {
 	MaxHandles       uint32 // live resources of the host that the guest holds; 0 means 10,000
 	MaxHostCalls     uint64 // calls of host functions in one Call or Run since the last Renew; 0 means unlimited
 	// MaxValue limits each result, and each host function's arguments, in flat bytes, because a guest's list can repeat
-	// one long string a million times. 0 means 64 MiB. (The component path checks only after it has received the
-	// value.)
+	// one long string a million times. 0 means 64 MiB. (The component path checks only received values.)
 	MaxValue uint64
 	// Deadline is the compute budget of instantiation and of each Call. Sleeping, waiting in host calls and waiting for
 	// the CPU quota do not count, except during instantiation, where all time counts. 0 means unlimited. It does not

@@ -58,8 +58,8 @@ func inBytes(n uint64) string {
 
 // coreShape returns why the binary cannot take the core path, or "".
 func coreShape(b *wasmbin.Binary) string {
-	if !b.Component || b.Odd != "" || len(b.Modules) == 0 {
-		return b.Odd
+	if !b.Component || b.Unsupported != "" || len(b.Modules) == 0 {
+		return b.Unsupported
 	}
 	if len(b.Nested) > 0 {
 		return "a nested component has core modules"

@@ -17,10 +17,9 @@ import (
 )
 
 // Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest does, or
-// within about a tick after ctx ends, Kill is called, or the compute budget is used up. Its errors are *Trap, *Exit,
-// ErrMemory, ErrHandles, ErrHostCalls, ErrValue, ErrStarved, ErrKilled, ErrDead, context.DeadlineExceeded,
-// context.Cause(ctx), and errdefs.ErrInvalidArgument for args that do not match the types, which leaves the instance
-// usable.
+// about a tick after ctx ends, Kill is called or the compute budget is used up. Errors are *Trap, *Exit, ErrMemory,
+// ErrHandles, ErrHostCalls, ErrValue, ErrStarved, ErrKilled, ErrDead, context.DeadlineExceeded, context.Cause(ctx), and
+// errdefs.ErrInvalidArgument for args of the wrong types. After the last, the instance is usable.
 func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error) {
 	if f.code != i.code {
 		return out, invalid("%v belongs to a Code other than the instance's", f)
@@ -113,7 +112,7 @@ func (i *Instance) enter(ctx context.Context, guest func(*C.tw_inst, C.uint64_t)
 	return result(i.c)
 }
 
-// enterDetached runs the guest on another goroutine, and abandons that if the guest does not end when it is killed.
+// enterDetached runs the guest on another goroutine, and abandons the guest if it does not end when killed.
 func (i *Instance) enterDetached(ctx context.Context, seq uint64, guest func(*C.tw_inst, C.uint64_t) C.int) (int, error) {
 	done := make(chan int, 1)
 	go func() {
@@ -211,9 +210,8 @@ func (i *Instance) end() {
 	i.idle.Broadcast()
 }
 
-// abandon leaves the waiting guest behind; end will release it. It reports false if the guest has returned meanwhile,
-// or is in a host function. A host function ends with the call's context, and may use memory of Call's caller until
-// then.
+// abandon leaves the waiting guest behind; end will release it. It reports false if the guest has returned meanwhile or
+// is in a host function, which ends with the call's context and may use memory of Call's caller.
 func (i *Instance) abandon() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -433,7 +431,7 @@ func (i *Instance) trapped(text string) error {
 }
 
 // full reports whether the guest's memory is so near its limit that lack of memory is the likely cause of a trap or
-// exit. The allocator of a guest cannot report a refused allocation to us in another way.
+// exit. A guest's allocator cannot report a refused allocation in any other way.
 func (i *Instance) full() bool {
 	return i.size() > 0 && i.size()+i.limit/8+wasmbin.PageSize > i.limit
 }

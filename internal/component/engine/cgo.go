@@ -8,7 +8,7 @@ import "C"
 import (
 	"unsafe"
 
-	// Its #cgo lines bring libwasmtime.a to the link. Its Go API, which knows no components, is not used.
+	// Its #cgo lines link libwasmtime.a. Its Go API is not used, because it does not support components.
 	_ "github.com/bytecodealliance/wasmtime-go/v39"
 )
 

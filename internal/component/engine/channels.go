@@ -26,8 +26,8 @@ type Channels interface {
 
 // Channel is an open channel of one guest. Its methods are called on the guest's thread and must not wait.
 type Channel interface {
-	// Send publishes the message p, which belongs to the guest again when Send returns. ErrWait means that there is no
-	// room now.
+	// Send publishes the message p, which belongs to the guest again on return. ErrWait means that there is no room
+	// now.
 	Send(p []byte) error
 	// Receive returns the next message. ErrWait means that there is none now, io.EOF that there will be no more.
 	Receive() ([]byte, error)
@@ -188,7 +188,7 @@ func twChannelClose(handle C.uintptr_t, n C.int) {
 	})
 }
 
-// twChannelRead copies as much of the current message as fits. It skips empty messages, which a guest would take for
+// twChannelRead copies as much of the current message as fits. It skips empty messages, which guests would take for
 // EOF.
 //
 //export twChannelRead

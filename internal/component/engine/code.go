@@ -65,7 +65,7 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
-	// The links have copies, so that the caller may reuse the image's bytes. Only a second path still needs them.
+	// The links have copies, so the caller may reuse the image's bytes. Only a second path still needs them.
 	if img.module = nil; c.path == PathComponent {
 		img.component = nil
 	}
@@ -166,7 +166,7 @@ func (c *Code) linkCore(l *link) error {
 		return err
 	}
 	if err := failure(C.wasmtime_module_deserialize(l.c.engine, bytePtr(code), C.size_t(len(code)), &l.module)); err != nil {
-		return unloadable(err)
+		return stale(err.Error())
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.module) })
 	if l.sigs, err = exportedFuncs(l.module); err != nil {
@@ -232,10 +232,6 @@ func (c *Code) componentBytes() ([]byte, error) {
 	return nil, fmt.Errorf("the guest was compiled for the core path only: %w", errdefs.ErrFailedPrecondition)
 }
 
-func unloadable(err error) error {
-	return fmt.Errorf("code image: %w; compile the guest again: %w", err, errdefs.ErrFailedPrecondition)
-}
-
 func (c *Code) linkComponent(l *link) error {
 	code, err := c.componentBytes()
 	if err != nil {
@@ -243,7 +239,7 @@ func (c *Code) linkComponent(l *link) error {
 	}
 	var comp *C.wasmtime_component_t
 	if err := failure(C.wasmtime_component_deserialize(l.c.engine, bytePtr(code), C.size_t(len(code)), &comp)); err != nil {
-		return unloadable(err)
+		return stale(err.Error())
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_component_delete(comp) })
 	linker := C.wasmtime_component_linker_new(l.c.engine)

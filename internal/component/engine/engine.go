@@ -34,8 +34,7 @@ const (
 // Engine compiles and runs guests. It is safe for concurrent use. It is never closed, because a process has only one.
 type Engine struct {
 	cfg Config
-	// pooled has the pool; nil without one. plain allocates instances on demand: for compiling, and when the pool is
-	// full.
+	// pooled has the pool, if any. plain allocates instances on demand: for compiling, and when the pool is full.
 	pooled, plain *C.wasm_engine_t
 	overflow      atomic.Int64 // instances outside the pool
 	forwarders    forwarders
@@ -78,8 +77,7 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// open makes one of the two wasmtime engines. They differ only in allocation, so that each can load code that the other
-// compiled.
+// open makes a wasmtime engine. Both engines differ only in allocation, so each can load code that the other compiled.
 func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	c := C.wasm_config_new()
 	C.wasmtime_config_strategy_set(c, C.TW_STRATEGY_CRANELIFT)

@@ -53,8 +53,7 @@ func twHost(handle C.uintptr_t, fn C.uint32_t, args *C.uint8_t, n C.size_t, ci *
 	return C.TW_OK
 }
 
-// callHost calls f and turns a panic into an error. The panic would otherwise unwind into the guest's frames and end
-// the process.
+// callHost calls f and turns a panic into an error, because a panic would unwind guest frames and end the process.
 func callHost(f *HostFunc, c *HostCall, args []byte) (out []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -89,8 +88,7 @@ func twWrite(handle C.uintptr_t, fd C.int, p *C.uchar, n C.size_t) C.ptrdiff_t {
 	return C.ptrdiff_t(write(cgo.Handle(handle), int(fd), unsafe.Slice((*byte)(p), int(n))))
 }
 
-// write writes a guest's output and returns the number of bytes, or a negative errno. It discards output of a released
-// instance.
+// write writes a guest's output, or discards it for a released instance. It returns the number of bytes, or -errno.
 func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	const eio = 5
 	i := owner(handle)

@@ -47,8 +47,7 @@ func (p *forwarders) forEngine(engine *C.wasm_engine_t) (forwarder, error) {
 }
 
 // forwarderModule returns a module that imports a memory and those functions of preview 1 that take descriptors. It
-// exports the memory, and functions of the same names that call the imports.
-// (https://webassembly.github.io/spec/core/binary)
+// exports the memory, and functions of the same names that call the imports (webassembly.github.io/spec/core/binary).
 func forwarderModule() []byte {
 	const (
 		i32, i64     = 0x7f, 0x7e

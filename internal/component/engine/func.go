@@ -16,8 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Func is an exported function, bound to the types that its caller uses. It belongs to a Code and works with all its
-// instances.
+// Func is an exported function, bound to its caller's types. It belongs to a Code and works with all its instances.
 type Func struct {
 	code *Code
 	item Item
@@ -38,12 +37,7 @@ func (c *Code) Func(sig Signature) (*Func, error) {
 	if err != nil {
 		return nil, err
 	}
-	seen := make(map[*wit.Type]*wit.Type)
-	params := make([]*wit.Type, len(sig.Params))
-	for i, p := range sig.Params {
-		params[i] = normalized(p, seen)
-	}
-	result := normalized(sig.Result, seen)
+	params, result := normalizedTypes(sig.Params, sig.Result)
 	if err := sameTypes(item, params, result); err != nil {
 		return nil, fmt.Errorf("exported function %w", err)
 	}
@@ -217,8 +211,7 @@ func depth(t *wit.Type, seen map[*wit.Type]int) int {
 	return deepest + 1
 }
 
-// numbers returns, for each node of a type table, the host's number of the resource, or 0 if the node is not a
-// resource.
+// numbers returns, for each node of a type table, the host's number of the resource, or 0 if the node is not one.
 func (h *hostTable) numbers(item Item, table []byte) ([]uint32, error) {
 	const headerWords, nodeWords, childWords = 8, 10, 3
 	word := func(n int) int { return int(binary.LittleEndian.Uint32(table[4*n:])) }

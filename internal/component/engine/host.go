@@ -4,11 +4,7 @@ package engine
 // #include <stdlib.h>
 import "C"
 
-import (
-	"unsafe"
-
-	"github.com/tripod-run/tripod/internal/component/wit"
-)
+import "unsafe"
 
 // hostTable is a Host as seen by one guest: checked against the guest's types, and indexed by the numbers that C uses.
 type hostTable struct {
@@ -77,12 +73,7 @@ func (h *hostTable) bind(c *Code, item Item) error {
 		}
 		return invalid("import %v: nothing provides it", item)
 	}
-	seen := make(map[*wit.Type]*wit.Type)
-	params := make([]*wit.Type, len(h.funcs[n].Params))
-	for i, p := range h.funcs[n].Params {
-		params[i] = normalized(p, seen)
-	}
-	result := normalized(h.funcs[n].Result, seen)
+	params, result := normalizedTypes(h.funcs[n].Params, h.funcs[n].Result)
 	if err := sameTypes(item, params, result); err != nil {
 		return invalid("import %v", err)
 	}

@@ -28,8 +28,7 @@ const (
 //	magic (8 bytes) | SHA-256 of all that follows | u32 length, fingerprint | u32 length, inspection (gob) |
 //	u32 length, component | u32 length, module
 //
-// Lengths are little-endian. The sum detects damage. It does not protect against forgery; whoever stores the image
-// must.
+// Lengths are little-endian. The sum detects damage but not forgery, which whoever stores the image must prevent.
 type image struct {
 	inspection
 	component, module []byte // serialized by wasmtime; empty if absent
@@ -76,6 +75,15 @@ func decodeImage(b []byte) (*image, error) {
 		return nil, stale(err.Error())
 	}
 	return i, nil
+}
+
+// Inspect returns the world of the guest in a code image, to choose the Host for Load. Its errors are those of Load.
+func Inspect(image []byte) (World, error) {
+	img, err := decodeImage(image)
+	if err != nil {
+		return "", err
+	}
+	return img.World, nil
 }
 
 func stale(why string) error {
@@ -156,8 +164,17 @@ func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	return ""
 }
 
-// normalized returns t with the names of resources in the form of [compatName], so that compatible versions compare
-// equal.
+// normalizedTypes applies normalized to the types of a function.
+func normalizedTypes(params []*wit.Type, result *wit.Type) ([]*wit.Type, *wit.Type) {
+	seen := make(map[*wit.Type]*wit.Type)
+	all := make([]*wit.Type, len(params))
+	for i, p := range params {
+		all[i] = normalized(p, seen)
+	}
+	return all, normalized(result, seen)
+}
+
+// normalized returns t with the names of resources as in [compatName], so that compatible versions compare equal.
 func normalized(t *wit.Type, seen map[*wit.Type]*wit.Type) *wit.Type {
 	if t == nil {
 		return nil

@@ -32,8 +32,8 @@ const (
 // where no tick reaches it. Its thread and memory are released when it wakes up.
 const abandonAfter = 100 * time.Millisecond
 
-// Instance is a running guest with its own memory. Only one goroutine at a time may call it; others may use Kill, CPU
-// and Memory meanwhile.
+// Instance is a running guest with its own memory. Only one goroutine at a time may call it; Kill, CPU and Memory are
+// safe for concurrent use.
 type Instance struct {
 	code     *Code
 	link     *link

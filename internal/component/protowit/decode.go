@@ -15,8 +15,7 @@ import (
 const MaxDepth = 100
 
 // Expansion limits the flat size of a message, as a multiple of its serialized size. Absent fields take space too, so a
-// list of empty messages grows with the number of the message's fields. ExpansionFree bytes are always allowed in
-// addition.
+// list of empty messages grows with the number of the message's fields. ExpansionFree more bytes are always allowed.
 const (
 	Expansion     = 16
 	ExpansionFree = 1 << 20

@@ -36,8 +36,7 @@ func (d *decoder) mapping(dst []byte, f *field, first uint32, depth int) ([]byte
 	return dst, nil
 }
 
-// entry writes one entry: a message with a key and a value, either of which may be missing. An entry does not count as
-// a level of nesting.
+// entry writes one entry: a message with a key and a value, both optional. It does not count as a level of nesting.
 func (d *decoder) entry(dst []byte, m *Message, r record, depth int) (_ []byte, valueAt int, err error) {
 	base, regions := d.push(m)
 	if err := d.index(m, base, r.start, r.end, depth); err != nil {

@@ -252,9 +252,9 @@ func (p *witPackage) oneof(m *Message, od protoreflect.OneofDescriptor) (*wit.Ty
 	return optionOf(v), nil
 }
 
-// field plans one value of a field (an element of a list, an entry of a map) and returns its type. A cycle can close
-// between parent and the field's message: parent is the descriptor of m, or for a map entry, of the message that
-// contains the map.
+// field plans one value of a field (an element of a list, an entry of a map) and returns its type. parent is the
+// message that contains the field (for the parts of a map entry, the map): a cycle closes between parent and the
+// field's message.
 func (p *witPackage) field(
 	m *Message, parent protoreflect.MessageDescriptor, fd protoreflect.FieldDescriptor,
 ) (*field, *wit.Type, error) {
@@ -318,8 +318,7 @@ func (p *witPackage) entry(f *field, fd protoreflect.FieldDescriptor) (*wit.Type
 			return nil, err
 		}
 		t.Fields = append(t.Fields, wit.Field{Type: pt})
-		// A part that is missing in an entry has the default of its type, which is 0 even for an enum. So presence does
-		// not matter.
+		// A part missing in an entry has its type's default, which is 0 even for an enum, so presence does not matter.
 		e.slots = append(e.slots, slot{kind: slotValue, fields: []*field{pf}})
 	}
 	e.index()

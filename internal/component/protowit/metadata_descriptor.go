@@ -14,8 +14,7 @@ const metadataPackage = "metadata"
 
 const metadataFile = "metadata.proto"
 
-// descriptors makes a file of the messages, and one for each package of services. The files use editions, because these
-// can express every coding field by field.
+// descriptors makes a file of the messages, and one per package of services. Editions can express all field codings.
 func (m *metadata) descriptors() (*descriptorpb.FileDescriptorSet, error) {
 	messages := newFile(metadataFile, metadataPackage)
 	for i := range m.messages {

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 
-	// The well-known types are built in: a descriptor set may leave them out.
+	// The well-known types are built in, so a descriptor set may omit them.
 	_ "google.golang.org/protobuf/types/known/anypb"
 	_ "google.golang.org/protobuf/types/known/apipb"
 	_ "google.golang.org/protobuf/types/known/durationpb"
@@ -26,8 +26,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Schema describes what a component with gRPC services must export, and converts its messages. It is immutable and safe
-// for concurrent use.
+// Schema describes what a component with gRPC services must export, and converts messages. It is immutable.
 type Schema struct {
 	// Methods are the methods of all services, in the order of the descriptors.
 	Methods []*Method
@@ -65,7 +64,6 @@ type Stream struct {
 	// Function is the method's name in the component model, "[method]hello-request-reader.next".
 	Function string
 	// Params and Result are the type of Function; the first parameter is a borrow of the resource itself.
-	// Params and Result are those of Function: a borrow of the resource itself comes first.
 	//
 	//	next: func() -> result<option<request>, status>
 	//	send: func(message: response) -> result<_, status>

@@ -96,8 +96,7 @@ func (w *writer) docs(d protoreflect.Descriptor) {
 	}
 }
 
-// printable removes what WIT does not allow in its text: control characters, and characters that change the direction
-// of writing.
+// printable removes what WIT text must not contain: control characters, and those that change the writing direction.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -194,8 +193,7 @@ func (p *witPackage) renderType(w *writer, t witType) {
 	w.close()
 }
 
-// note documents what the type alone does not say: the message in the bytes of a recursive field, and the default of an
-// absent field.
+// note documents what the type alone does not show: a recursive field's message, and an absent field's default.
 func (w *writer) note(d protoreflect.Descriptor) {
 	fd, ok := d.(protoreflect.FieldDescriptor)
 	if !ok {

@@ -1,12 +1,12 @@
 // Package wasi implements the part of WASI 0.2 that uses streams: streams and pollables (wasi:io), and the interfaces
 // that create them (standard streams, the monotonic clock, files). Wasmtime has a WASI too, but its streams cannot be
 // made from Go, and the body of an HTTP request must be a stream of the same type as all others. Wasmtime's WASI also
-// does not count open files and cannot wake a waiting guest. The interfaces without streams (random, environment, exit,
-// ...) stay wasmtime's.
+// does not count open files and cannot wake a waiting guest. The interfaces without streams (random, environment and
+// others) stay wasmtime's.
 //
 //	wit/*.wit ──ParseWIT──► signatures ┐
 //	                                   ├─► Bound: name, types, Go function ──► engine.Host (internal/component/wasihttp)
-//	io.go, files.go … functions ───────┘
+//	streams.go, files.go … functions ──┘
 //
 //	State: the host's data for one instance: the table of its resources, and a channel that wakes it when it waits
 //

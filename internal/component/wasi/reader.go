@@ -105,8 +105,8 @@ func (r *Reader) read() {
 	r.idle.Broadcast()
 }
 
-// Release ends the Reader and frees its memory. If a goroutine is reading, Release calls interrupt, which must end the
-// read, and waits.
+// Release ends the Reader and frees its memory. If a goroutine is reading, Release ends the read by interrupt and
+// waits.
 func (r *Reader) Release(interrupt func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -48,15 +48,14 @@ type State struct {
 	stdin   *Reader
 }
 
-// maxHeld is the maximum amount of host memory, in bytes, that all resources of an instance may use, besides a window
-// for each stream.
+// maxHeld limits the host memory of all resources of an instance, in bytes, besides a window for each stream.
 const maxHeld = 16 << 20
 
 // ErrHeld ends a guest whose resources would use more than maxHeld.
 var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
 
-// Hold adds n to the bytes of host memory that resources use; a negative n subtracts. If that exceeds a limit, it adds
-// nothing and returns false.
+// Hold adds n, which can be negative, to the bytes of host memory that resources use. At a limit it returns false
+// instead.
 func (s *State) Hold(n int) bool {
 	if n > 0 && n > maxHeld-s.held || !count(s.options.Bytes, n) {
 		return false
@@ -65,8 +64,7 @@ func (s *State) Hold(n int) bool {
 	return true
 }
 
-// openMore adds n to the number of open files and directories; a negative n subtracts. If that exceeds a limit, it adds
-// nothing and returns false.
+// openMore adds n, which can be negative, to the open files and directories. At a limit it returns false instead.
 func (s *State) openMore(n int) bool {
 	if n > 0 && n > maxOpen-s.open || !count(s.options.Files, n) {
 		return false
@@ -129,8 +127,7 @@ func (s *State) remove(rep uint32) {
 	s.free = append(s.free, rep)
 }
 
-// Get returns a resource. The engine checks the types of handles, so a missing resource or one of another type is an
-// internal error.
+// Get returns a resource. The engine checks handles, so a missing resource or one of another type is an internal error.
 func Get[T any](s *State, rep uint32) (T, error) {
 	var none T
 	if int(rep) >= len(s.slots) {
@@ -199,8 +196,7 @@ type Call struct {
 	In *wit.Reader
 	// Out collects the flat result.
 	Out []byte
-	// Renew resets the budget of the guest call that made this host call. Use it when the host call hands the guest new
-	// work.
+	// Renew resets the budget of the guest call that made this host call, for host calls that bring new work.
 	Renew func()
 }
 

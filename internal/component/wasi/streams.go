@@ -31,8 +31,7 @@ const maxRead = window
 // most limits a length that the guest passes to what one call may process.
 func most(n uint64) int { return int(min(n, maxRead)) }
 
-// streamFailed writes the error of a stream's operation: the error itself the first time, then that the stream is
-// closed.
+// streamFailed writes the error of a stream's operation: the first time err itself, then that the stream is closed.
 func (c *Call) streamFailed(failed *bool, err error) {
 	if *failed || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
 		c.FailedWith(1) // closed
@@ -96,8 +95,7 @@ func writeBytes(c *Call, data []byte) { c.Out = wit.AppendBytes(c.Out, data) }
 
 func writeLength(c *Call, data []byte) { c.Out = wit.AppendU64(c.Out, uint64(len(data))) }
 
-// subscribeInput returns a pollable that is ready when a read would return something. Until then the stream reads
-// ahead.
+// subscribeInput returns a pollable that is ready when a read would return data or an error; until then it reads ahead.
 func subscribeInput(c *Call) error {
 	s, err := Get[*InputStream](c.State, c.In.U32())
 	if err != nil {
@@ -312,8 +310,7 @@ type background struct{ *Reader }
 
 func (b background) Fill() { b.Begin() }
 
-// Discard reads a stream to its end, and treats an error of the stream as its end. It returns only errors that end the
-// guest's call.
+// Discard reads a stream to its end or its first error. It returns only errors that end the guest's call.
 func (c *Call) Discard(in Input) error {
 	for s := (&InputStream{Input: in}); ; {
 		if _, err := c.read(s, maxRead, true); isCallError(err) {

@@ -52,8 +52,7 @@ func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 	return all, nil
 }
 
-// token matches one token. A name may include a package and a version, so a colon that follows a name needs a space
-// before it.
+// token matches one token. A name can include a package and a version, so a colon after a name needs a space before it.
 var token = regexp.MustCompile(`%?[A-Za-z_][A-Za-z0-9-]*(:[a-z-]+(/[a-z-]+)?(@[0-9]+\.[0-9]+\.[0-9]+)?)?|->|[{}()<>,;:=.]`)
 
 func tokens(text string) []string {

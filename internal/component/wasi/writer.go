@@ -17,8 +17,8 @@ type Output interface {
 	Flush()
 	// Idle reports whether everything written and flushed has been sent, or an error has occurred.
 	Idle() bool
-	// Through writes p after everything written before, and may block. If the Output is not Idle, Through does nothing
-	// and returns false.
+	// Through writes p after everything written before, and may block. If the Output is not Idle, it only returns
+	// false.
 	Through(p []byte) (done bool, err error)
 }
 
@@ -175,8 +175,7 @@ func (w *Writer) Through(p []byte) (bool, error) {
 	return true, w.err
 }
 
-// Close waits for background work, writes the pending bytes and ends the Writer. It returns the error that the stream
-// met, if any.
+// Close waits for background work, writes the pending bytes and ends the Writer. It returns the stream's error, if any.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	w.closed = true

@@ -4,8 +4,8 @@
 //
 //	http.Handler of the worker ──► Session.Serve(w, r, call) ──call: the guest's handle(request, response-outparam)──► guest
 //	        ▲                            │                                                                              │
-//	        │ status, header, body ◄── exchange ◄── host functions: incoming-request, outgoing-response, streams, ...
-//	    ◄─┘
+//	        │ status, header, body ◄── exchange ◄── host functions: incoming-request, outgoing-response, streams
+//	    ◄──────┘
 //
 // A Session is the host's side of one instance, an exchange is one request with its response. The request ends when
 // handle returns: a body that the guest has not finished by then is cut off. Bodies are streamed in both directions
@@ -14,6 +14,6 @@
 // The server owns the connection: guests cannot use fields such as connection, host or transfer-encoding. Guests have
 // no network: outgoing-handler exists, so that guests that import it can run, but denies every request.
 //
-// The package must not depend on pods or sockets. Only one file imports the engine (cgo), for the types of host
+// The package must not depend on pods or sockets. Only host.go imports the engine (cgo), for the types of host
 // functions.
 package wasihttp

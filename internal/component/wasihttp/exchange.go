@@ -27,8 +27,7 @@ type exchange struct {
 	failed      *CodeError  // set instead of a response
 	out         *outBody    // its body; nil if the guest asks for none
 
-	// ended means that w and r belong to the server again. A guest that serves several requests may still hold
-	// resources of this one.
+	// ended means that w and r belong to the server again. The guest may still hold resources of this request.
 	ended bool
 }
 
@@ -92,8 +91,7 @@ func (x *exchange) begin(response *outgoingResponse) {
 	}
 }
 
-// end ends the exchange when the guest's handle has returned err. It returns when nothing runs in the background any
-// more.
+// end ends the exchange after the guest's handle has returned err, and waits for all background work.
 func (x *exchange) end(err error) error {
 	x.ended = true
 	if x.body != nil {

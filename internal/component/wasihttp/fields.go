@@ -19,8 +19,7 @@ const (
 	immutable
 )
 
-// maxFields limits one fields resource, in bytes. Each field counts its name, its value and fieldOverhead (as in RFC
-// 7541, 4.1).
+// maxFields limits one fields resource, in bytes. A field counts its name, its value and fieldOverhead (RFC 7541, 4.1).
 const (
 	maxFields     = 1 << 20
 	fieldOverhead = 32

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasi"
 )
 
-// Guest must be implemented by the InstanceOptions.Host of any instance that uses Host or WASI.
+// Guest is implemented by the InstanceOptions.Host of each instance that uses Host or WASI.
 type Guest interface{ WASI() *wasi.State }
 
 // Host returns the functions for guests of the world wasi:http, for engine.Engine.Load: WASI and wasi:http. For

@@ -107,9 +107,8 @@ type startedError struct{ error }
 
 func (e *startedError) Unwrap() error { return e.error }
 
-// Fail answers a request whose Serve failed, with a status but without the cause, which is only for the log. If the
-// response has started, Fail aborts it with the panic http.ErrAbortHandler. So call it last, in the handler's
-// goroutine.
+// Fail answers a request whose Serve failed, with a status but without the cause, which belongs in the log. If the
+// response has started, Fail aborts it with the panic http.ErrAbortHandler: call it last, in the handler's goroutine.
 func Fail(w http.ResponseWriter, err error) {
 	if _, ok := errors.AsType[*startedError](err); ok {
 		panic(http.ErrAbortHandler)

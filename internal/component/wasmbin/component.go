@@ -14,11 +14,10 @@ type Binary struct {
 	// Lifted are the functions of the first core module that the component lifts, Foreign those of other modules.
 	Lifted  map[string]bool
 	Foreign []string
-	// Odd is the reason why a caller cannot use the canonical ABI on the first core module alone, or "".
-	Odd string
+	// Unsupported is the reason why a caller cannot use the canonical ABI on the first core module alone, or "".
+	Unsupported string
 
-	// Index spaces of the component's own core instances and functions. They contain only what is needed to find core
-	// modules.
+	// Index spaces of the component's core instances and functions, as far as needed to find core modules.
 	coreInstances []int       // the index of the module that each instantiates, or -1
 	coreFuncs     []coreAlias // the origin of each function
 }
@@ -81,19 +80,18 @@ func (b *Binary) parseComponent(code []byte, depth int) error {
 			if depth == 0 {
 				b.topLevel(id, c)
 			} else if id == 8 {
-				b.Odd = "a nested component lifts or lowers functions"
+				b.Unsupported = "a nested component lifts or lowers functions"
 			}
 		case 9:
-			b.Odd = "the component has a start function"
+			b.Unsupported = "the component has a start function"
 		}
 		return nil
 	})
 }
 
-// topLevel traces the component's core functions to their modules. When it cannot, it sets Odd, and ignores the rest of
-// the section.
+// topLevel traces the component's core functions to their modules. If it cannot, it sets Unsupported and skips the section.
 func (b *Binary) topLevel(id byte, c *cursor) {
-	for n := c.u32(); n > 0 && c.err == nil && b.Odd == ""; n-- {
+	for n := c.u32(); n > 0 && c.err == nil && b.Unsupported == ""; n-- {
 		switch id {
 		case 2:
 			b.coreInstance(c)
@@ -103,7 +101,7 @@ func (b *Binary) topLevel(id byte, c *cursor) {
 			b.canon(c)
 		}
 	}
-	if b.Odd != "" {
+	if b.Unsupported != "" {
 		c.err = nil
 	}
 }
@@ -125,13 +123,12 @@ func (b *Binary) coreInstance(c *cursor) {
 			c.u32()
 		})
 	default:
-		b.Odd = fmt.Sprintf("core instance of kind %#x", kind)
+		b.Unsupported = fmt.Sprintf("core instance of kind %#x", kind)
 	}
 	b.coreInstances = append(b.coreInstances, module)
 }
 
-// alias records aliases of core functions. Others matter only if they make core modules or instances that we do not
-// know.
+// alias records aliases of core functions. Other aliases matter only if they make unknown core modules or instances.
 func (b *Binary) alias(c *cursor) {
 	sort, core := c.u8(), byte(0)
 	if sort == 0 {
@@ -148,14 +145,14 @@ func (b *Binary) alias(c *cursor) {
 		c.u32()
 		c.u32()
 	default:
-		b.Odd = fmt.Sprintf("alias of kind %#x", target)
+		b.Unsupported = fmt.Sprintf("alias of kind %#x", target)
 	}
 	if sort == 0 && core > 0x10 {
-		b.Odd = "core modules from elsewhere"
+		b.Unsupported = "core modules from elsewhere"
 	}
 }
 
-// canon sets Odd for anything that the core path does not support: encodings other than UTF-8, asynchronous functions,
+// canon sets Unsupported for anything that the core path does not support: encodings other than UTF-8, asynchronous functions,
 // resources that the guest defines, and functions of other core modules than the first.
 func (b *Binary) canon(c *cursor) {
 	switch op := c.u8(); op {
@@ -173,16 +170,16 @@ func (b *Binary) canon(c *cursor) {
 	case 3: // resource.drop
 		c.u32()
 	case 2, 4: // resource.new, resource.rep
-		b.Odd = "the guest defines resources"
+		b.Unsupported = "the guest defines resources"
 	default:
-		b.Odd = fmt.Sprintf("canonical function %#x", op)
+		b.Unsupported = fmt.Sprintf("canonical function %#x", op)
 	}
 	b.coreFuncs = append(b.coreFuncs, coreAlias{instance: -1})
 }
 
 func (b *Binary) lift(f int) {
 	if f >= len(b.coreFuncs) {
-		b.Odd = "a lifted function does not exist"
+		b.Unsupported = "a lifted function does not exist"
 		return
 	}
 	from := b.coreFuncs[f]
@@ -204,9 +201,9 @@ func (b *Binary) canonOptions(c *cursor) {
 		case 3, 4, 5: // memory, realloc, post-return
 			c.u32()
 		case 1, 2:
-			b.Odd = "strings in UTF-16 or Latin-1"
+			b.Unsupported = "strings in UTF-16 or Latin-1"
 		default:
-			b.Odd = fmt.Sprintf("canonical option %#x", opt)
+			b.Unsupported = fmt.Sprintf("canonical option %#x", opt)
 			return
 		}
 	}

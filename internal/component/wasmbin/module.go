@@ -1,6 +1,6 @@
 package wasmbin
 
-// Module is the declarations of a core module.
+// Module holds the declarations of a core module.
 type Module struct {
 	Code []byte
 	// Name is the module's name from the section "name"; often empty.

@@ -53,8 +53,7 @@ func Read(r io.ReaderAt, size int64) (*Outline, error) {
 	return o, nil
 }
 
-// Custom returns the content of the first custom section called name, or nil. It refuses a section larger than limit
-// bytes.
+// Custom returns the content of the first custom section called name, or nil. It refuses more than limit bytes.
 func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error) {
 	if _, err := preamble(r, size); err != nil {
 		return nil, err

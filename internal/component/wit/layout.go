@@ -18,24 +18,17 @@ const (
 )
 
 // Layout returns the type's size and alignment in linear memory, in bytes. A size beyond the range is [math.MaxUint32].
-func (t *Type) Layout() (size, align uint32) {
-	return make(layouts).of(t)
-}
+func (t *Type) Layout() (size, align uint32) { return make(layouts).of(t) }
 
 // Offsets returns the offsets in memory of a record's or tuple's fields.
-func (t *Type) Offsets() []uint32 {
-	return make(layouts).offsets(t)
-}
+func (t *Type) Offsets() []uint32 { return make(layouts).offsets(t) }
 
 // Payload returns the size of the discriminant (1, 2 or 4) and the offset of the payload, for a type with cases.
-func (t *Type) Payload() (discriminant, offset uint32) {
-	return make(layouts).payload(t)
-}
+func (t *Type) Payload() (discriminant, offset uint32) { return make(layouts).payload(t) }
 
 type layout struct{ size, align uint32 }
 
-// layouts caches layouts, because types are shared: a chain of records that each contain the next one twice has 2^n
-// paths.
+// layouts caches layouts, because types are shared: a chain of records that contain the next one twice has 2^n paths.
 type layouts map[*Type]layout
 
 func (m layouts) of(t *Type) (size, align uint32) {
@@ -138,9 +131,7 @@ func alignUp(n, align uint32) uint32 {
 }
 
 // Flatten returns the type as core values, or nil and false if it has more than [MaxFlat].
-func (t *Type) Flatten() ([]CoreType, bool) {
-	return make(flattened).of(t)
-}
+func (t *Type) Flatten() ([]CoreType, bool) { return make(flattened).of(t) }
 
 type flattened map[*Type][]CoreType
 

@@ -19,8 +19,7 @@ import (
 
 // Result is the output of Compile.
 type Result struct {
-	// Set contains the files and everything that they import (well-known types too), imported files first, with the
-	// comments of the sources.
+	// Set contains the files and all their imports (well-known types too), imports first, with the sources' comments.
 	Set *descriptorpb.FileDescriptorSet
 	// Services are the full names of the services that the files themselves declare, in order.
 	Services []string
