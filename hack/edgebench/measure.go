@@ -51,8 +51,7 @@ func (b *bench) latency(ctx context.Context, n int) error {
 
 func micro(nanos int64) float64 { return float64(nanos) / 1000 }
 
-// rates compares the rates of messages published by a module and by a plain client, in turns, as seen by one
-// subscriber.
+// rates compares how fast one subscriber receives messages from a module and from a plain client, in turns.
 func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	var own, plain []float64
 	for range turns {
@@ -153,8 +152,7 @@ func (b *bench) flood(ctx context.Context, n int, topic string) (func() error, e
 	return func() error { return b.remove(ctx, id) }, nil
 }
 
-// creation creates modules whose code is already compiled, one after the other: through the orchestrator, and by an
-// order to the manager.
+// creation creates modules of compiled code, one after the other: by the orchestrator, and by orders to the manager.
 func (b *bench) creation(ctx context.Context, rounds int) error {
 	fmt.Printf("| ms from create to the manager's report that the module runs, %d modules one after the other | p50 | p95 |\n|---|---:|---:|\n", rounds)
 	for _, way := range []struct{ name, to string }{

@@ -76,7 +76,7 @@ func (s *set) shell(ctx context.Context) (tree, error) {
 	return t, nil
 }
 
-// agnhost returns a layer with that program and what its tests expect: its certificate, curl, netcat, users, a
+// agnhost returns a layer with the agnhost program and what its tests expect: its certificate, curl, netcat, users, a
 // directory for uploads, and the image that it serves as a registry.
 func (s *set) agnhost(ctx context.Context, program string) (tree, error) {
 	data, err1 := os.ReadFile(program)

@@ -44,8 +44,7 @@ func (s store) path(elem ...string) string {
 	return filepath.Join(append([]string{string(s)}, elem...)...)
 }
 
-// build makes everything, unless it exists and was made from the same packages and sources. Concurrent builds wait for
-// each other.
+// build makes everything, unless it is up to date with the packages and sources. Concurrent builds wait for each other.
 func (s store) build(ctx context.Context) error {
 	if err := os.MkdirAll(string(s), 0o755); err != nil {
 		return err
@@ -198,8 +197,7 @@ func appendIndex(p layout.Path, name string, manifests []ocispec.Descriptor) (v1
 		Annotations: map[string]string{ocispec.AnnotationRefName: name}})
 }
 
-// manifest builds the image for one platform. A multi-platform image gets a layer with a file that names the platform,
-// for tests to read.
+// manifest builds the image for one platform. A multi-platform image gets a file that names the platform, for tests.
 func (im image) manifest(arch string) (v1.Image, error) {
 	layers := im.layers
 	if im.arches != nil {

@@ -3,9 +3,8 @@ package main
 import "slices"
 
 // tinyTicks is a guest in one sector. It prints "tick 00001", "tick 00002", ... on the serial console, about five times
-// a second, and turns the machine off when the power button is pressed. PC firmware boots it in a fraction of the time
-// that any kernel takes, for tests of a machine's life cycle that need no real guest. It is loaded at 0x7c00, in real
-// mode.
+// a second, and turns the machine off when the power button is pressed. PC firmware boots it much faster than any
+// kernel, for tests of a machine's life cycle that need no real guest. It is loaded at 0x7c00, in real mode.
 //
 // The registers are those of QEMU's q35: PM1_STS 0x600 and PM1_EN 0x602, whose bit 8 is the power button, and PM1_CNT
 // 0x604, where 0x2000 means "sleep, state 5".

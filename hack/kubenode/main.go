@@ -24,8 +24,7 @@ func main() {
 	}
 }
 
-// run keeps the cluster running until ctx ends. Once the cluster is ready, the environment's directory contains
-// "kubeconfig".
+// run keeps the cluster running until ctx ends. Once it is ready, the environment's directory contains "kubeconfig".
 func run(ctx context.Context) error {
 	if harness.Dir() == "" {
 		return errors.New("not in an environment of hack/testns; start it with hack/kube.sh up")

@@ -1,5 +1,4 @@
-// Command pause is the main process of a pod without one. It reaps the processes that it inherits, and exits on a
-// signal.
+// Command pause is the main process of a pod without one: it reaps inherited processes, and exits on a signal.
 package main
 
 import (
