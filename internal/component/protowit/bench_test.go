@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/protowit"
 )
 
-// benchCase is a message with what can be held against it; generated is nil where there is no generated code.
+// benchCase is a message to convert. generated is the same type in generated code, or nil.
 type benchCase struct {
 	name      string
 	m         *protowit.Message
@@ -22,8 +22,8 @@ type benchCase struct {
 	generated proto.Message
 }
 
-// benchCases are a small request, a large bytes field, a message with every kind of field, and one of which generated
-// code is at hand: a FileDescriptorProto, which has strings, enums, lists and nested messages.
+// benchCases are a small request, a large bytes field, a message with every kind of field, and one for which generated
+// code exists: a FileDescriptorProto, which has strings, enums, lists and nested messages.
 func benchCases(b *testing.B) []benchCase {
 	greet := compile(b, "greet.proto")
 	hello := greet.Methods[0].Request
@@ -56,11 +56,11 @@ func randomWellFormed(b *testing.B, m *protowit.Message) []byte {
 			return in
 		}
 	}
-	b.Fatal("no well-formed message")
+	b.Fatal("the generator made no well-formed message")
 	return nil
 }
 
-// selfMessage plans a message of which there is generated code, with the service that takes it.
+// selfMessage plans a message for which generated code exists, with a service that takes it.
 func selfMessage(b *testing.B, m proto.Message) *protowit.Message {
 	md := m.ProtoReflect().Descriptor()
 	name := "." + string(md.FullName())

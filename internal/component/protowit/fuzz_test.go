@@ -13,9 +13,9 @@ import (
 	"github.com/tripod-run/tripod/internal/component/protowit"
 )
 
-// stricter tells the errors of decisions that go beyond the oracle: strings of proto2 are UTF-8, groups that nobody
-// knows nest no deeper than others, messages do not grow without limit, and entries of a map have their required fields
-// also if a later entry takes their key.
+// stricter reports whether an error comes from a rule that the oracle does not have: proto2 strings must be UTF-8,
+// unknown groups have the same nesting limit, growth is limited, and map entries need their required fields even if a
+// later entry has the same key.
 func stricter(err error) bool {
 	return strings.Contains(err.Error(), "must_map[") && strings.Contains(err.Error(), "required") ||
 		strings.Contains(err.Error(), "UTF-8") || strings.Contains(err.Error(), "nested more than") ||
@@ -30,7 +30,7 @@ func testMessages(t testing.TB) []*protowit.Message {
 	return all
 }
 
-// FuzzTranscode holds Decode and Encode against google.golang.org/protobuf over any bytes.
+// FuzzTranscode compares Decode and Encode with google.golang.org/protobuf on arbitrary bytes.
 func FuzzTranscode(f *testing.F) {
 	messages := testMessages(f)
 	for i := range messages {
@@ -45,8 +45,8 @@ func FuzzTranscode(f *testing.F) {
 	})
 }
 
-// TestTranscodeRandom does the same over messages that are mostly well-formed, in the ways that a wire format allows:
-// fields shuffled, repeated, split, packed or not, with unknown ones between them.
+// TestTranscodeRandom does the same on mostly well-formed messages, with the freedoms of the wire format: fields
+// shuffled, repeated, split, packed or not, with unknown fields in between.
 func TestTranscodeRandom(t *testing.T) {
 	rounds := uint64(1000)
 	if testing.Short() {
@@ -65,11 +65,11 @@ func TestTranscodeRandom(t *testing.T) {
 		}
 	}
 	if accepted < int(rounds) {
-		t.Errorf("only %d of %d messages were well-formed: the generator tests little", accepted, 3*rounds)
+		t.Errorf("only %d of %d messages were well-formed, so this tests little", accepted, 3*rounds)
 	}
 }
 
-// FuzzEncode feeds Encode with bytes that no engine would give: they are refused or give a message, never a panic.
+// FuzzEncode feeds Encode with bytes that no engine would pass: it refuses them or makes a message, but never panics.
 func FuzzEncode(f *testing.F) {
 	messages := testMessages(f)
 	for i, m := range messages {
@@ -84,17 +84,17 @@ func FuzzEncode(f *testing.F) {
 		out, err := m.Encode(nil, flat)
 		if err != nil {
 			if !errors.Is(err, errdefs.ErrInternal) {
-				t.Fatalf("the error of a guest has the class of another: %v", err)
+				t.Fatalf("Encode(%x): error %v, want errdefs.ErrInternal", flat, err)
 			}
 			return
 		}
 		if _, err := parse(m.Desc, out); err != nil {
-			t.Fatalf("%x gives %x, which the oracle cannot read: %v", flat, out, err)
+			t.Fatalf("Encode(%x) = %x, which the oracle cannot read: %v", flat, out, err)
 		}
 	})
 }
 
-// randomMessage makes the wire bytes of a message.
+// randomMessage makes a random message in wire format.
 func randomMessage(md protoreflect.MessageDescriptor, r *rand.Rand, depth int) []byte {
 	var out []byte
 	fds := md.Fields()
@@ -108,7 +108,7 @@ func randomMessage(md protoreflect.MessageDescriptor, r *rand.Rand, depth int) [
 			out = append(out, randomUnknown(r)...)
 		}
 	}
-	// Required fields are mostly there, else few messages would be accepted.
+	// Set required fields mostly, because otherwise few messages would be accepted.
 	for n := range fds.Len() {
 		if fd := fds.Get(n); fd.Cardinality() == protoreflect.Required && r.IntN(60) != 0 {
 			out = append(out, randomField(fd, r, depth)...)
@@ -139,7 +139,7 @@ func randomField(fd protoreflect.FieldDescriptor, r *rand.Rand, depth int) []byt
 	return out
 }
 
-// wrongType is a field with another wire type than it has: an unknown one.
+// wrongType appends a field with the wrong wire type, which makes it an unknown field.
 func wrongType(fd protoreflect.FieldDescriptor, r *rand.Rand) []byte {
 	return append(protowire.AppendTag(nil, fd.Number(), protowire.Fixed64Type), make([]byte, 8)...)
 }
@@ -195,7 +195,7 @@ func randomBits(r *rand.Rand) uint64 {
 	case 1:
 		return -uint64(r.IntN(300))
 	case 2:
-		return 1 << 63 // -0.0 among others
+		return 1 << 63 // -0.0, for example
 	case 3:
 		return uint64(r.Uint32())
 	}

@@ -93,7 +93,7 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-// TestMetadataRefused names what is wrong with the metadata.
+// TestMetadataRefused: the error says what is wrong with the metadata.
 func TestMetadataRefused(t *testing.T) {
 	service := func(m wire) wire { return wire{}.bytes(1, wire{}.text(1, "a.S").bytes(2, wire{}.bytes(2, m))) }
 	message := func(fields ...wire) wire {
@@ -121,13 +121,13 @@ func TestMetadataRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := protowit.ParseMetadata(tc.in)
 			if err == nil || !strings.Contains(err.Error(), tc.want) || !errors.Is(err, errdefs.ErrInvalidArgument) {
-				t.Errorf("%v, want %q", err, tc.want)
+				t.Errorf("ParseMetadata: error %v, want %q", err, tc.want)
 			}
 		})
 	}
 }
 
-// FuzzMetadata: whatever the bytes are, there is a schema or an error of the caller.
+// FuzzMetadata: any bytes give a schema or an ErrInvalidArgument.
 func FuzzMetadata(f *testing.F) {
 	f.Add([]byte(sampleMetadata()))
 	f.Add([]byte(wire{}.bytes(2, metaMessage(metaScalar(1, "x", 12)))))
@@ -148,7 +148,7 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// FuzzParse: the same for descriptor sets.
+// FuzzParse does the same for descriptor sets.
 func FuzzParse(f *testing.F) {
 	for _, file := range []string{"greet.proto", "proto2.proto", "editions.proto", "names.proto"} {
 		f.Add(descriptorSet(f, file))

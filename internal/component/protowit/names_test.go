@@ -19,7 +19,7 @@ func TestScope(t *testing.T) {
 	s := make(scope)
 	for _, want := range []string{"a", "a-x2", "a-x3"} {
 		if got := s.name("a"); got != want {
-			t.Errorf("got %q, want %q", got, want)
+			t.Errorf(`scope.name("a") = %q, want %q`, got, want)
 		}
 	}
 }

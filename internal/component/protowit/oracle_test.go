@@ -15,17 +15,17 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// The oracle: google.golang.org/protobuf, which reads the same bytes, and a reader of flat values that knows docs/wit.md
-// and descriptors but none of the package's tables.
+// The oracle is google.golang.org/protobuf, which reads the same bytes, and a reader of flat values that knows
+// docs/wit.md and descriptors, but none of the package's tables.
 
-// oracleOptions are the decisions of the package, as the Go implementation knows them.
+// oracleOptions express the package's decisions in terms of the Go implementation.
 var oracleOptions = proto.UnmarshalOptions{DiscardUnknown: true, RecursionLimit: protowit.MaxDepth + 1}
 
-// errOracle: the oracle (v1.36) panics where the key of a map entry comes twice, the second time with a wire type that
-// it has not ("cannot convert nil to map key").
+// errOracle means that the oracle (v1.36) panicked, because a map entry contained its key twice, the second time with a
+// wrong wire type ("cannot convert nil to map key").
 var errOracle = errors.New("the oracle has panicked")
 
-// parse is what the oracle makes of a message.
+// parse returns the oracle's reading of a message.
 func parse(md protoreflect.MessageDescriptor, b []byte) (m *dynamicpb.Message, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -51,13 +51,13 @@ func fromFlat(t testing.TB, m *protowit.Message, flat []byte) *dynamicpb.Message
 	c := wit.NewReader(flat)
 	c.Check(m.Type)
 	if c.Err() != nil || len(c.Rest()) != 0 {
-		t.Fatalf("the flat bytes are no %v: %v, %d bytes left", m.Type, c.Err(), len(c.Rest()))
+		t.Fatalf("the flat bytes are not a %v: %v, %d bytes left", m.Type, c.Err(), len(c.Rest()))
 	}
 	out := dynamicpb.NewMessage(m.Desc)
 	r := flatReader{wit.NewReader(flat), t}
 	r.message(out)
 	if r.Err() != nil || len(r.Rest()) != 0 {
-		t.Fatalf("the flat bytes are no %s: %v, %d bytes left", m.Desc.FullName(), r.Err(), len(r.Rest()))
+		t.Fatalf("the flat bytes are not a %s: %v, %d bytes left", m.Desc.FullName(), r.Err(), len(r.Rest()))
 	}
 	return out
 }
@@ -103,7 +103,7 @@ func (r flatReader) mapping(m protoreflect.Message, fd protoreflect.FieldDescrip
 		all.Set(key, r.elementOf(fd.ContainingMessage(), fd.MapValue(), all.NewValue))
 	}
 	if all.Len() != n {
-		r.t.Fatalf("%s: %d entries, %d different keys", fd.FullName(), n, all.Len())
+		r.t.Fatalf("%s has %d entries, but %d different keys", fd.FullName(), n, all.Len())
 	}
 	m.Set(fd, protoreflect.ValueOfMap(all))
 }
@@ -153,7 +153,7 @@ func (r flatReader) elementOf(
 	v := make()
 	if parent.FullName() == "google.protobuf.Value" || reaches(fd.Message(), parent, nil) {
 		if err := oracleOptions.Unmarshal(r.Bytes(), v.Message().Interface()); err != nil {
-			r.t.Fatalf("%s: %v", fd.FullName(), err)
+			r.t.Fatalf("%s: unmarshal the serialized message: %v", fd.FullName(), err)
 		}
 		return v
 	}
@@ -174,7 +174,7 @@ func (r flatReader) enum(ed protoreflect.EnumDescriptor) protoreflect.EnumNumber
 	return protoreflect.EnumNumber(int32(r.U32()))
 }
 
-// reaches is the rule for recursive messages, the slow way: whether one message can contain another.
+// reaches implements the rule for recursive messages in a slow way: whether one message can contain another.
 func reaches(from, to protoreflect.MessageDescriptor, seen map[protoreflect.FullName]bool) bool {
 	if from.FullName() == to.FullName() {
 		return true
@@ -198,7 +198,7 @@ func reaches(from, to protoreflect.MessageDescriptor, seen map[protoreflect.Full
 	return false
 }
 
-// verdict compares what the package makes of a message with what the oracle does; "" is agreement.
+// verdict compares the package's reading of a message with the oracle's. It returns the difference, or "".
 func verdict(t testing.TB, m *protowit.Message, in []byte) string {
 	want, wantErr := parse(m.Desc, in)
 	flat, err := m.Decode(nil, in)

@@ -2,5 +2,5 @@
 
 package protowit_test
 
-// The race detector makes sync.Pool forget at random.
+// raceEnabled is set because the race detector makes sync.Pool drop items at random.
 func init() { raceEnabled = true }

@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/protowit"
 )
 
-// serialize makes the bytes of a message from its text form.
+// serialize converts a message from text format to the wire format.
 func serialize(t testing.TB, m *protowit.Message, text string) []byte {
 	t.Helper()
 	msg := dynamicpb.NewMessage(m.Desc)
@@ -59,13 +59,13 @@ func (w wire) group(n protowire.Number, inner wire) wire {
 	return protowire.AppendTag(w, n, protowire.EndGroupType)
 }
 
-// number is the number of a field.
+// number returns the number of a field.
 func number(m *protowit.Message, name string) protowire.Number {
 	return m.Desc.Fields().ByName(protoreflect.Name(name)).Number()
 }
 
 // TestRows has a case for each rule of the protobuf conformance suite that a message from outside can test (row W3):
-// what the wire says, and what it means.
+// wire bytes and their meaning.
 func TestRows(t *testing.T) {
 	p3, p2 := compile(t, "proto3.proto").Methods[0].Request, compile(t, "proto2.proto").Methods[0].Request
 	n := func(name string) protowire.Number { return number(p3, name) }
@@ -161,13 +161,13 @@ func TestRows(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := fromFlat(t, tc.m, flat); !proto.Equal(got, want) {
-				t.Errorf("got  %v\nwant %v", got, want)
+				t.Errorf("Decode(%x):\ngot  %v\nwant %v", tc.in, got, want)
 			}
 		})
 	}
 }
 
-// TestMalformed has the messages that are refused, each with the path of the field.
+// TestMalformed has messages that must be refused, each with the path of the field.
 func TestMalformed(t *testing.T) {
 	p3, p2 := compile(t, "proto3.proto").Methods[0].Request, compile(t, "proto2.proto").Methods[0].Request
 	n := func(name string) protowire.Number { return number(p3, name) }
@@ -234,14 +234,14 @@ func TestMalformed(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := tc.m.Decode(nil, tc.in)
 			if err == nil {
-				t.Fatal("accepted")
+				t.Fatal("Decode accepted the message")
 			}
 			if !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("%q does not tell %q", err, tc.want)
+				t.Errorf("error %q does not contain %q", err, tc.want)
 			}
 			var e *protowit.Error
 			if !errors.As(err, &e) || !errors.Is(err, errdefs.ErrInvalidArgument) && !errors.Is(err, errdefs.ErrResourceExhausted) {
-				t.Errorf("%#v is no Error of the caller", err)
+				t.Errorf("error %#v, want an *Error with ErrInvalidArgument or ErrResourceExhausted", err)
 			}
 			if v := verdict(t, tc.m, tc.in); v != "" {
 				t.Error(v)
@@ -250,7 +250,7 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestDepth: what is just allowed is allowed.
+// TestDepth: the maximum depth is allowed.
 func TestDepth(t *testing.T) {
 	m := compile(t, "proto3.proto").Methods[0].Request
 	var b wire
@@ -265,7 +265,8 @@ func TestDepth(t *testing.T) {
 	}
 }
 
-// TestFloats: bits survive both ways, those of -0.0 (which is no default), infinities and NaN with a payload among them.
+// TestFloats: bits survive in both directions, including those of -0.0 (which is not a default), infinities and NaN
+// with a payload.
 func TestFloats(t *testing.T) {
 	m := compile(t, "proto3.proto").Methods[0].Request
 	for _, bits := range []uint64{1 << 63, 0x7ff0000000000000, 0xfff0000000000000, 0x7ff8000000000001, 0xfff7ffffffffffff, 1} {
@@ -275,10 +276,10 @@ func TestFloats(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := binary.LittleEndian.Uint64(flat); got != bits {
-			t.Errorf("%#x decodes to %#x", bits, got)
+			t.Errorf("Decode of %#x = %#x", bits, got)
 		}
 		if out, err := m.Encode(nil, flat); err != nil || !bytes.Equal(out, in) {
-			t.Errorf("%x comes back as %x, error %v", []byte(in), out, err)
+			t.Errorf("Encode(Decode(%x)) = %x, %v", []byte(in), out, err)
 		}
 	}
 	in := wire{}.fixed32(number(m, "one_float"), 1<<31)
@@ -287,11 +288,11 @@ func TestFloats(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := m.Encode(nil, flat); err != nil || !bytes.Equal(out, in) {
-		t.Errorf("-0.0 of 32 bits comes back as %x, error %v", out, err)
+		t.Errorf("Encode(Decode(%x)) of a 32-bit -0.0 = %x, %v", []byte(in), out, err)
 	}
 }
 
-// TestManyKeys: duplicates are found among many entries too, with and without the hash table.
+// TestManyKeys: duplicate keys are found among few and many entries, without and with the hash table.
 func TestManyKeys(t *testing.T) {
 	m := compile(t, "proto3.proto").Methods[0].Request
 	for _, n := range []int{2, 8, 9, 100, 5000} {
@@ -306,7 +307,7 @@ func TestManyKeys(t *testing.T) {
 	}
 }
 
-// TestDefaultsAreNotSent: fields without presence at their default take no bytes, those with presence do.
+// TestDefaultsAreNotSent: a default value is omitted in fields without presence, but sent in fields with presence.
 func TestDefaultsAreNotSent(t *testing.T) {
 	m := compile(t, "proto3.proto").Methods[0].Request
 	flat, err := m.Decode(nil, wire{}.varint(number(m, "one_int32"), 0).text(number(m, "one_string"), "").varint(number(m, "opt_bool"), 0))
@@ -315,16 +316,16 @@ func TestDefaultsAreNotSent(t *testing.T) {
 	}
 	out, err := m.Encode([]byte("before"), flat)
 	if want := "before" + string(wire{}.varint(number(m, "opt_bool"), 0)); err != nil || string(out) != want {
-		t.Errorf("got %x, error %v, want %x", out, err, want)
+		t.Errorf("Encode = %x, %v; want %x", out, err, want)
 	}
 }
 
 var raceEnabled bool
 
-// TestNoAllocations: a conversion allocates nothing but room in its destination.
+// TestNoAllocations: a conversion only allocates space in its destination.
 func TestNoAllocations(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector makes sync.Pool forget at random")
+		t.Skip("the race detector makes sync.Pool drop items at random")
 	}
 	m := compile(t, "greet.proto").Methods[5].Request
 	in := serialize(t, m, `text: "x" data: "y" numbers: [1, 2] requests { name: "a" } counts { key: "k" value: 1 } tree { children {} } request { name: "b" }`)
@@ -341,11 +342,11 @@ func TestNoAllocations(t *testing.T) {
 			t.Fatal(err)
 		}
 	}); n >= 1 {
-		t.Errorf("%v allocations per conversion", n)
+		t.Errorf("%v allocations per conversion, want 0", n)
 	}
 }
 
-// TestGuestMistakes: what a guest gives is checked before it goes out.
+// TestGuestMistakes: what a guest returns is checked before it is sent.
 func TestGuestMistakes(t *testing.T) {
 	m := compile(t, "greet.proto").Methods[5].Request
 	good, err := m.Decode(nil, serialize(t, m, `text: "text" tree { label: "label" children { label: "leaf" } }`))
@@ -367,12 +368,12 @@ func TestGuestMistakes(t *testing.T) {
 	} {
 		_, err := m.Encode(nil, tc.flat)
 		if err == nil || !strings.Contains(err.Error(), tc.want) || !errors.Is(err, errdefs.ErrInternal) {
-			t.Errorf("%s: %v, want %q", name, err, tc.want)
+			t.Errorf("%s: Encode: error %v, want %q", name, err, tc.want)
 		}
 	}
 }
 
-// TestConcurrent: a schema serves many goroutines, whose conversions share nothing.
+// TestConcurrent: a schema is safe for concurrent use.
 func TestConcurrent(t *testing.T) {
 	m := compile(t, "greet.proto").Methods[5].Request
 	var group sync.WaitGroup
@@ -386,7 +387,7 @@ func TestConcurrent(t *testing.T) {
 					return
 				}
 				if out, err := m.Encode(nil, flat); err != nil || !bytes.Equal(out, in) {
-					t.Errorf("%x comes back as %x, error %v", in, out, err)
+					t.Errorf("Encode(Decode(%x)) = %x, %v", in, out, err)
 					return
 				}
 			}

@@ -30,7 +30,7 @@ func descriptorSet(t testing.TB, file string) []byte {
 	return b
 }
 
-// compileText makes a schema of files that are written here.
+// compileText makes a schema of the given file texts.
 func compileText(t testing.TB, files map[string]string, names ...string) (*protowit.Schema, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +50,7 @@ func compileText(t testing.TB, files map[string]string, names ...string) (*proto
 	return protowit.Compile(source.Set, source.Services...)
 }
 
-// TestSignatures: the types that the guest's functions must have, for each arity.
+// TestSignatures checks the types of the guest's functions for each arity.
 func TestSignatures(t *testing.T) {
 	s := compile(t, "greet.proto")
 	var got []string
@@ -76,17 +76,17 @@ func TestSignatures(t *testing.T) {
 	}
 	r, w := s.Methods[3].Reader, s.Methods[3].Writer
 	if r != s.Methods[2].Reader || w != s.Methods[1].Writer {
-		t.Error("methods of a service do not share the resources of the same message")
+		t.Error("methods of a service do not share the resource for the same message")
 	}
 	if r.Function != "[method]hello-request-reader.next" || r.Result.String() != "result<option<hello-request>, status>" || len(r.Params) != 1 {
-		t.Errorf("reader: %s %v %v", r.Function, r.Params, r.Result)
+		t.Errorf("reader: function %s, params %v, result %v", r.Function, r.Params, r.Result)
 	}
 	if w.Function != "[method]hello-reply-writer.send" || w.Result.String() != "result<_, status>" || len(w.Params) != 2 {
-		t.Errorf("writer: %s %v %v", w.Function, w.Params, w.Result)
+		t.Errorf("writer: function %s, params %v, result %v", w.Function, w.Params, w.Result)
 	}
 }
 
-// TestPackages: services of several protobuf packages make one world that includes theirs.
+// TestPackages: services of several protobuf packages make one world that includes all of their worlds.
 func TestPackages(t *testing.T) {
 	s, err := compileText(t, map[string]string{
 		"a.proto": `syntax = "proto3"; package one; import "b.proto"; service S { rpc M(two.Shared) returns (two.Shared); }`,
@@ -110,11 +110,11 @@ func TestPackages(t *testing.T) {
 		}
 	}
 	if s.Methods[0].Interface != "proto:one/s" || s.Methods[1].Interface != "proto:two/t" {
-		t.Errorf("interfaces %s, %s", s.Methods[0].Interface, s.Methods[1].Interface)
+		t.Errorf("interfaces %s, %s; want proto:one/s, proto:two/t", s.Methods[0].Interface, s.Methods[1].Interface)
 	}
 }
 
-// TestRootServices: without names, services of files that others import are not meant.
+// TestRootServices: without names, services of imported files are not included.
 func TestRootServices(t *testing.T) {
 	files := map[string]string{
 		"a.proto": `syntax = "proto3"; import "b.proto"; service S { rpc M(Shared) returns (Shared); }`,
@@ -125,11 +125,11 @@ func TestRootServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(s.Methods) != 1 || s.Methods[0].Procedure != "/S/M" || s.Methods[0].Interface != "proto:root/s" {
-		t.Errorf("%d methods, the first %+v", len(s.Methods), s.Methods[0])
+		t.Errorf("%d methods, the first %+v; want only /S/M of proto:root/s", len(s.Methods), s.Methods[0])
 	}
 }
 
-// TestRefused: what cannot be mapped is named.
+// TestRefused: the error names what cannot be mapped.
 func TestRefused(t *testing.T) {
 	bomb := "syntax = \"proto2\"; service S { rpc M(A0) returns (A0); }\n"
 	for i := range 30 {
@@ -143,7 +143,7 @@ func TestRefused(t *testing.T) {
 	} {
 		_, err := compileText(t, map[string]string{"x.proto": tc.text}, "x.proto")
 		if err == nil || !strings.Contains(err.Error(), tc.want) || !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%s: %v, want %q", name, err, tc.want)
+			t.Errorf("%s: error %v, want %q", name, err, tc.want)
 		}
 	}
 	set := descriptorSet(t, "greet.proto")
@@ -160,12 +160,12 @@ func TestRefused(t *testing.T) {
 	} {
 		_, err := protowit.Parse(tc.set, tc.services...)
 		if err == nil || !strings.Contains(err.Error(), tc.want) || !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%s: %v, want %q", name, err, tc.want)
+			t.Errorf("%s: error %v, want %q", name, err, tc.want)
 		}
 	}
 }
 
-// TestWellKnownTypesAreBuiltIn: a set without the files of google.protobuf will do.
+// TestWellKnownTypesAreBuiltIn: a set may omit the files of google.protobuf.
 func TestWellKnownTypesAreBuiltIn(t *testing.T) {
 	source, err := protosource.Compile(t.Context(), []string{"testdata/greet.proto"}, nil)
 	if err != nil {
@@ -177,11 +177,11 @@ func TestWellKnownTypesAreBuiltIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Document() != compile(t, "greet.proto").Document() {
-		t.Error("the text differs from that of the whole set")
+		t.Error("the text differs from that of the complete set")
 	}
 }
 
-// TestHostValues: what the host passes and takes has the types that the WIT says.
+// TestHostValues: the host's values have the types of the WIT.
 func TestHostValues(t *testing.T) {
 	timeout := uint64(5)
 	for _, c := range []*protowit.Context{
@@ -190,7 +190,7 @@ func TestHostValues(t *testing.T) {
 		flat := wit.NewReader(protowit.AppendContext(nil, c))
 		flat.Check(protowit.ContextType)
 		if flat.Err() != nil || len(flat.Rest()) > 0 {
-			t.Errorf("context: %v, %d bytes left", flat.Err(), len(flat.Rest()))
+			t.Errorf("AppendContext: %v, %d bytes left", flat.Err(), len(flat.Rest()))
 		}
 	}
 	status := protowit.Status{Code: 5, Message: "not there", Details: [][]byte{{1}, {2, 3}}}
@@ -198,17 +198,17 @@ func TestHostValues(t *testing.T) {
 	r := wit.NewReader(flat)
 	r.Check(protowit.StatusType)
 	if r.Err() != nil || len(r.Rest()) > 0 {
-		t.Errorf("status: %v, %d bytes left", r.Err(), len(r.Rest()))
+		t.Errorf("AppendStatus: %v, %d bytes left", r.Err(), len(r.Rest()))
 	}
 	if got := protowit.ReadStatus(wit.NewReader(flat)); fmt.Sprint(got) != fmt.Sprint(status) {
-		t.Errorf("status %v comes back as %v", status, got)
+		t.Errorf("ReadStatus = %v, want %v", got, status)
 	}
 	r = wit.NewReader(flat[:len(flat)-1])
 	if got := protowit.ReadStatus(r); r.Err() == nil || got.Code != 0 {
-		t.Errorf("a status that is cut off is %v, error %v", got, r.Err())
+		t.Errorf("ReadStatus of a truncated status = %v, error %v; want an error", got, r.Err())
 	}
 	e := protowit.ReadEntry(wit.NewReader(wit.AppendBytes(wit.AppendString(nil, "k"), []byte("v"))))
 	if e.Key != "k" || string(e.Value) != "v" {
-		t.Errorf("entry %v", e)
+		t.Errorf("ReadEntry = %v, want k: v", e)
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// compile makes the schema of a file of testdata.
+// compile makes the schema of a file in testdata.
 func compile(t testing.TB, file string) *protowit.Schema {
 	t.Helper()
 	source, err := protosource.Compile(t.Context(), []string{filepath.Join("testdata", file)}, []string{"testdata"})
@@ -26,11 +26,11 @@ func compile(t testing.TB, file string) *protowit.Schema {
 	return s
 }
 
-// TestWIT holds the text for every .proto of testdata against a golden file.
+// TestWIT compares the text for every .proto in testdata with a golden file.
 func TestWIT(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.proto")
 	if err != nil || len(files) == 0 {
-		t.Fatal("no testdata", err)
+		t.Fatalf("no .proto files in testdata (%v)", err)
 	}
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {

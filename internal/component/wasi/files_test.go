@@ -14,16 +14,16 @@ import (
 
 const fsys = "wasi:filesystem/types"
 
-// preopened is a guest with a directory /data, and its descriptor.
+// preopened returns a guest with a directory /data, and the directory's descriptor.
 func preopened(t *testing.T, readOnly bool) (g *guest, dir string, root uint32) {
 	dir = t.TempDir()
 	g = newGuest(t, Options{Preopens: []Preopen{{Path: dir, Guest: "/data", ReadOnly: readOnly}}})
 	r := g.call("wasi:filesystem/preopens", "get-directories")
 	if n := r.Len(); n != 1 {
-		t.Fatalf("%d directories", n)
+		t.Fatalf("get-directories returned %d directories, want 1", n)
 	}
 	if root = r.U32(); r.String() != "/data" {
-		t.Fatal("another name")
+		t.Fatal("the directory is not called /data")
 	}
 	return g, dir, root
 }
@@ -40,31 +40,31 @@ func TestFilesAreWrittenAndRead(t *testing.T) {
 	ok(t, g.call(fsys, "[method]descriptor.create-directory-at", u32(root), str("sub")))
 	f := g.open(root, "sub/file", openCreate|openExclusive, flagRead|flagWrite)
 	if n := ok(t, g.call(fsys, "[method]descriptor.write", u32(f), list([]byte("hello")), u64(0))).U64(); n != 5 {
-		t.Errorf("wrote %d bytes", n)
+		t.Errorf("write = %d, want 5", n)
 	}
 	via := ok(t, g.call(fsys, "[method]descriptor.append-via-stream", u32(f))).U32()
 	ok(t, g.call(streams, "[method]output-stream.blocking-write-and-flush", u32(via), list([]byte(", world"))))
 	if data, err := os.ReadFile(filepath.Join(dir, "sub", "file")); err != nil || string(data) != "hello, world" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("the file contains %q, %v; want \"hello, world\"", data, err)
 	}
 	r := ok(t, g.call(fsys, "[method]descriptor.read", u32(f), u64(100), u64(7)))
 	if data, end := string(r.Bytes()), r.Bool(); data != "world" || !end {
-		t.Errorf("read %q, at the end %v", data, end)
+		t.Errorf("read = %q, end %v; want \"world\", true", data, end)
 	}
 	in := ok(t, g.call(fsys, "[method]descriptor.read-via-stream", u32(f), u64(5))).U32()
 	if got := string(ok(t, g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(100))).Bytes()); got != ", world" {
-		t.Errorf("read %q", got)
+		t.Errorf("blocking-read = %q, want \", world\"", got)
 	}
 	failed(t, g.call(streams, "[method]input-stream.read", u32(in), u64(100)), 1)
 	stat := ok(t, g.call(fsys, "[method]descriptor.stat-at", u32(root), u32(0), str("sub/file")))
 	if kind, links, size := stat.U32(), stat.U64(), stat.U64(); kind != 6 || links != 1 || size != 12 {
-		t.Errorf("type %d, %d links, %d bytes", kind, links, size)
+		t.Errorf("stat: type %d, %d links, %d bytes; want 6, 1, 12", kind, links, size)
 	}
 	ok(t, g.call(fsys, "[method]descriptor.set-size", u32(f), u64(2)))
 	sub := g.open(root, "sub", openDirectory, flagRead)
 	ok(t, g.call(fsys, "[method]descriptor.rename-at", u32(sub), str("file"), u32(root), str("moved")))
 	if data, err := os.ReadFile(filepath.Join(dir, "moved")); err != nil || string(data) != "he" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("the file contains %q, %v; want \"he\"", data, err)
 	}
 	failed(t, g.call(fsys, "[method]descriptor.remove-directory-at", u32(root), str("moved")), caseOfErrno(unix.ENOTDIR))
 	failed(t, g.call(fsys, "[method]descriptor.unlink-file-at", u32(root), str("sub")), caseOfErrno(unix.EISDIR))
@@ -94,10 +94,10 @@ func TestDirectoriesAreListed(t *testing.T) {
 	}
 	slices.Sort(got)
 	if want := "5link 6a 6b"; strings.Join(got, " ") != want {
-		t.Errorf("%v, want %s", got, want)
+		t.Errorf("directory entries %v, want %s", got, want)
 	}
 	if to := ok(t, g.call(fsys, "[method]descriptor.readlink-at", u32(root), str("link"))).String(); to != "a" {
-		t.Errorf("link to %q", to)
+		t.Errorf("readlink-at = %q, want \"a\"", to)
 	}
 	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(root), u32(0), str("link"), u32(0), u32(flagRead)), caseOfErrno(unix.ELOOP))
 	same := func(a, b uint32) bool {
@@ -105,11 +105,11 @@ func TestDirectoriesAreListed(t *testing.T) {
 	}
 	a, link, b := g.open(root, "a", 0, flagRead), g.open(root, "link", 0, flagRead), g.open(root, "b", 0, flagRead)
 	if !same(a, link) || same(a, b) {
-		t.Error("identities are wrong")
+		t.Error("is-same-object is false for a hard link, or true for another file")
 	}
 }
 
-// TestNoWayOut: a guest reaches nothing outside its directory, and errors reveal nothing about it.
+// TestNoWayOut: a guest cannot reach anything outside its directory, and errors reveal nothing about the outside.
 func TestNoWayOut(t *testing.T) {
 	g, dir, root := preopened(t, false)
 	outside := filepath.Join(filepath.Dir(dir), "outside")
@@ -126,13 +126,13 @@ func TestNoWayOut(t *testing.T) {
 	for _, name := range []string{"../outside", "absolute", "relative", "/etc/passwd", "x/../../outside"} {
 		r := g.call(fsys, "[method]descriptor.open-at", u32(root), u32(symlinkFollow), str(name), u32(0), u32(flagRead))
 		if r.Case(2) != 1 {
-			t.Errorf("%s was opened", name)
+			t.Errorf("open-at opened %s", name)
 		}
 		if code := int(r.U32()); code != perm && code != caseOfErrno(unix.ENOENT) {
-			t.Errorf("%s: error %d", name, code)
+			t.Errorf("%s: error %d, want not-permitted or no-entry", name, code)
 		}
 		if g.call(fsys, "[method]descriptor.stat-at", u32(root), u32(symlinkFollow), str(name)).Case(2) != 1 {
-			t.Errorf("%s was looked at", name)
+			t.Errorf("stat-at of %s succeeded", name)
 		}
 	}
 	failed(t, g.call(fsys, "[method]descriptor.create-directory-at", u32(root), str("../made")), perm)
@@ -179,7 +179,7 @@ func TestOpenFilesAreBounded(t *testing.T) {
 	before := openFiles(t)
 	g.Close()
 	if g.State.open != 0 || before-openFiles(t) != maxOpen {
-		t.Errorf("%d were open, %d are, %d counted", before, openFiles(t), g.State.open)
+		t.Errorf("%d files were open, now %d; want %d fewer, and 0 counted instead of %d", before, openFiles(t), maxOpen, g.State.open)
 	}
 }
 
@@ -191,27 +191,27 @@ func openFiles(t *testing.T) int {
 	return len(all)
 }
 
-// TestPreopensAreBounded: a guest that asks for its directories again and again opens no more than files.
+// TestPreopensAreBounded: a guest that asks for its directories repeatedly cannot open more than maxOpen.
 func TestPreopensAreBounded(t *testing.T) {
 	g, _, _ := preopened(t, true)
 	for n := 1; ; n++ {
 		if _, err := g.try(strings.Replace(fsys, "types", "preopens", 1), "get-directories"); err != nil {
 			if n != maxOpen {
-				t.Errorf("refused at %d: %v", n, err)
+				t.Errorf("get-directories failed at %d open directories (%v), want at %d", n, err, maxOpen)
 			}
 			break
 		}
 		if n > maxOpen {
-			t.Fatalf("%d directories are open", n)
+			t.Fatalf("%d directories are open, want at most %d", n, maxOpen)
 		}
 	}
 	g.Close()
 	if g.State.open != 0 {
-		t.Errorf("%d are counted", g.State.open)
+		t.Errorf("%d open directories are counted at the end, want 0", g.State.open)
 	}
 }
 
-// share is a Quota of a test.
+// share is a Quota for tests.
 type share struct{ used, most int64 }
 
 func (s *share) Take(n int64) bool {
@@ -224,8 +224,8 @@ func (s *share) Take(n int64) bool {
 
 func (s *share) Give(n int64) { s.used -= n }
 
-// TestFaultW7Quotas is row W7: what instances hold together is bounded, files and bytes, and given back by what gives up the
-// handle, and by the guest's end.
+// TestFaultW7Quotas is row W7: instances share a limit of files and bytes. Dropping a handle and the guest's end give
+// their share back.
 func TestFaultW7Quotas(t *testing.T) {
 	files, bytes := &share{most: 10}, &share{most: 1000}
 	dir := t.TempDir()
@@ -253,16 +253,16 @@ func TestFaultW7Quotas(t *testing.T) {
 	failed(t, other.call(fsys, "[method]descriptor.open-at", u32(roots[other]), u32(0), str("none"), u32(0), u32(flagRead)), caseOfErrno(unix.ENOENT))
 	other.open(roots[other], "f", 0, flagRead)
 	if !g.Hold(600) || other.Hold(600) || !other.Hold(400) {
-		t.Error("600 bytes of 1000, 600, 400")
+		t.Error("of a quota of 1000 bytes, 600 and 400 must be granted, and 600 more refused")
 	}
 	g.Close()
 	other.Close()
 	if files.used != 0 || bytes.used != 0 {
-		t.Errorf("%d files and %d bytes are held at the end", files.used, bytes.used)
+		t.Errorf("%d files and %d bytes are held at the end, want 0", files.used, bytes.used)
 	}
 }
 
-// TestTrailingSlashes: a path that ends with a slash means a directory, as it does on Linux.
+// TestTrailingSlashes: a path with a slash at its end means a directory, as on Linux.
 func TestTrailingSlashes(t *testing.T) {
 	g, _, root := preopened(t, false)
 	at := func(name, path string) *wit.Reader {

@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// guest calls host functions as a guest does, with flat values both ways, which are held against the types.
+// guest calls host functions like a guest, with flat values, and checks these against the types.
 type guest struct {
 	t *testing.T
 	*State
@@ -21,7 +21,7 @@ func newGuest(t *testing.T, o Options) *guest {
 	return g
 }
 
-// call calls a function by interface and name without version; params are bytes that wit.Append made.
+// call calls a function by its interface, without version, and its name. params are flat bytes.
 func (g *guest) call(iface, name string, params ...[]byte) *wit.Reader {
 	g.t.Helper()
 	r, err := g.try(iface, name, params...)
@@ -36,7 +36,7 @@ func (g *guest) try(iface, name string, params ...[]byte) (*wit.Reader, error) {
 	_, bound := Interfaces()
 	i := slices.IndexFunc(bound, func(b Bound) bool { return b.Interface == iface+"@0.2.12" && b.Name == name })
 	if i < 0 {
-		g.t.Fatalf("no function %s#%s", iface, name)
+		g.t.Fatalf("function %s#%s does not exist", iface, name)
 	}
 	args := slices.Concat(params...)
 	check := wit.NewReader(args)
@@ -44,7 +44,7 @@ func (g *guest) try(iface, name string, params ...[]byte) (*wit.Reader, error) {
 		check.Check(p)
 	}
 	if check.Err() != nil || len(check.Rest()) > 0 {
-		g.t.Fatalf("%s is called with other parameters: %v, %d bytes left", name, check.Err(), len(check.Rest()))
+		g.t.Fatalf("%s: the test passes wrong parameters: %v, %d bytes left", name, check.Err(), len(check.Rest()))
 	}
 	out, err := bound[i].Invoke(g.ctx, g.State, args, nil)
 	if err != nil {
@@ -53,10 +53,10 @@ func (g *guest) try(iface, name string, params ...[]byte) (*wit.Reader, error) {
 	out = slices.Clone(out)
 	if r := wit.NewReader(out); bound[i].Result != nil {
 		if r.Check(bound[i].Result); r.Err() != nil || len(r.Rest()) > 0 {
-			g.t.Fatalf("%s gives %x, which is no %v: %v", name, out, bound[i].Result, r.Err())
+			g.t.Fatalf("%s returned %x, which is not a %v: %v", name, out, bound[i].Result, r.Err())
 		}
 	} else if len(out) > 0 {
-		g.t.Fatalf("%s gives %x instead of nothing", name, out)
+		g.t.Fatalf("%s returned %x, want no result", name, out)
 	}
 	return wit.NewReader(out), nil
 }
@@ -66,22 +66,22 @@ func u64(v uint64) []byte  { return wit.AppendU64(nil, v) }
 func str(s string) []byte  { return wit.AppendString(nil, s) }
 func list(v []byte) []byte { return wit.AppendBytes(nil, v) }
 
-// ok reads that a result is good.
+// ok requires a result to be ok, and returns the reader at its value.
 func ok(t *testing.T, r *wit.Reader) *wit.Reader {
 	t.Helper()
 	if r.Case(2) != 0 {
-		t.Fatalf("an error: % x", r.Rest())
+		t.Fatalf("the result is an error: % x", r.Rest())
 	}
 	return r
 }
 
-// failed reads that a result is the error of case i.
+// failed requires a result to be the error of case i.
 func failed(t *testing.T, r *wit.Reader, i int) {
 	t.Helper()
 	if r.Case(2) != 1 {
-		t.Fatalf("no error but % x", r.Rest())
+		t.Fatalf("the result is ok (% x), want error %d", r.Rest(), i)
 	}
 	if got := int(r.U32()); got != i {
-		t.Fatalf("error %d, want %d", got, i)
+		t.Fatalf("the result is error %d, want %d", got, i)
 	}
 }

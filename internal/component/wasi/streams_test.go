@@ -24,7 +24,7 @@ func TestReadsWaitOrDoNot(t *testing.T) {
 	r, w := io.Pipe()
 	in := g.Put(&InputStream{Input: NewReader(r, g.Wake)})
 	if n := ok(t, g.call(streams, "[method]input-stream.read", u32(in), u64(10))).Len(); n != 0 {
-		t.Errorf("%d bytes of nothing", n)
+		t.Errorf("read without input = %d bytes, want 0", n)
 	}
 	go func() {
 		_, _ = w.Write([]byte("hello, world"))
@@ -33,13 +33,13 @@ func TestReadsWaitOrDoNot(t *testing.T) {
 	p := g.call(streams, "[method]input-stream.subscribe", u32(in)).U32()
 	g.call(polls, "[method]pollable.block", u32(p))
 	if got := string(ok(t, g.call(streams, "[method]input-stream.read", u32(in), u64(5))).Bytes()); got != "hello" {
-		t.Errorf("read %q", got)
+		t.Errorf("read = %q, want \"hello\"", got)
 	}
 	if n := ok(t, g.call(streams, "[method]input-stream.blocking-skip", u32(in), u64(2))).U64(); n != 2 {
-		t.Errorf("skipped %d", n)
+		t.Errorf("blocking-skip = %d, want 2", n)
 	}
 	if got := string(ok(t, g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(1<<40))).Bytes()); got != "world" {
-		t.Errorf("read %q", got)
+		t.Errorf("blocking-read = %q, want \"world\"", got)
 	}
 	failed(t, g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(5)), 1)
 }
@@ -51,9 +51,9 @@ func TestStreamErrors(t *testing.T) {
 	r := g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(5))
 	failed(t, r, 0)
 	if text := g.call("wasi:io/error", "[method]error.to-debug-string", u32(r.U32())).String(); text != "it broke" {
-		t.Errorf("the error is %q", text)
+		t.Errorf("to-debug-string = %q, want \"it broke\"", text)
 	}
-	failed(t, g.call(streams, "[method]input-stream.read", u32(in), u64(5)), 1) // closed from then on
+	failed(t, g.call(streams, "[method]input-stream.read", u32(in), u64(5)), 1) // closed after the first error
 }
 
 type broken struct{}
@@ -74,7 +74,7 @@ func (s *slow) Write(p []byte) (int, error) {
 	return s.Buffer.Write(p)
 }
 
-// TestWritesDoNotWait: a guest fills the window, learns that there is no room left, and waits until there is.
+// TestWritesDoNotWait: a guest fills the window, sees that there is no room left, and waits for room.
 func TestWritesDoNotWait(t *testing.T) {
 	g := newGuest(t, Options{})
 	to := &slow{take: make(chan struct{})}
@@ -126,7 +126,7 @@ func TestFailedWriteIsToldOnce(t *testing.T) {
 	failed(t, g.call(streams, "[method]output-stream.check-write", u32(out)), 1)
 }
 
-// TestFlushIsSent: what was flushed leaves soon, and what comes quickly leaves together.
+// TestFlushIsSent: flushed bytes are sent soon, and bytes written shortly after each other are sent together.
 func TestFlushIsSent(t *testing.T) {
 	g := newGuest(t, Options{})
 	sent := make(chan int, 100)
@@ -142,7 +142,7 @@ func TestFlushIsSent(t *testing.T) {
 		sends++
 	}
 	if sends > 5 {
-		t.Errorf("10 bytes left in %d packets", sends)
+		t.Errorf("10 bytes were sent in %d packets, want at most 5", sends)
 	}
 	if err := w.Close(); err != nil {
 		t.Error(err)
@@ -169,20 +169,20 @@ func TestPollGivesThoseThatAreReady(t *testing.T) {
 		return ready
 	}
 	if got := poll(later, past, soon); len(got) != 1 || got[0] != 1 {
-		t.Errorf("ready are %v", got)
+		t.Errorf("poll = %v, want [1]", got)
 	}
 	if got := poll(later, soon); len(got) != 1 || got[0] != 1 || time.Since(begin) < 20*time.Millisecond {
-		t.Errorf("ready are %v after %v", got, time.Since(begin))
+		t.Errorf("poll = %v after %v, want [1] after 20 ms", got, time.Since(begin))
 	}
 	if _, err := g.try(polls, "poll", wit.AppendLen(nil, 0)); err == nil {
-		t.Error("a poll of nothing returns")
+		t.Error("poll of an empty list succeeded")
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	g.ctx = ctx
 	over := errors.New("the request is over")
 	time.AfterFunc(time.Millisecond, func() { cancel(over) })
 	if _, err := g.try(polls, "[method]pollable.block", u32(later)); !errors.Is(err, over) {
-		t.Errorf("a wait that is interrupted: %v", err)
+		t.Errorf("interrupted block: error %v, want %v", err, over)
 	}
 }
 
@@ -192,12 +192,12 @@ func TestSplice(t *testing.T) {
 	w := NewWriter(&to, nil, g.Wake)
 	in, out := g.Put(&InputStream{Input: NewReader(strings.NewReader("some bytes"), g.Wake)}), g.Put(&OutputStream{Output: w})
 	if n := ok(t, g.call(streams, "[method]output-stream.blocking-splice", u32(out), u32(in), u64(4))).U64(); n != 4 {
-		t.Errorf("spliced %d bytes", n)
+		t.Errorf("blocking-splice = %d, want 4", n)
 	}
 	ok(t, g.call(streams, "[method]output-stream.splice", u32(out), u32(in), u64(100)))
 	failed(t, g.call(streams, "[method]output-stream.blocking-splice", u32(out), u32(in), u64(100)), 1)
 	if err := w.Close(); err != nil || to.String() != "some bytes" {
-		t.Errorf("spliced %q, %v", to.String(), err)
+		t.Errorf("spliced %q, error %v; want \"some bytes\"", to.String(), err)
 	}
 }
 
@@ -208,12 +208,12 @@ func TestStandardStreams(t *testing.T) {
 		out := g.call("wasi:cli/"+name, "get-"+name).U32()
 		ok(t, g.call(streams, "[method]output-stream.write", u32(out), list([]byte("to "+name))))
 		if to.String() != "to "+name {
-			t.Errorf("%s has %q", name, to)
+			t.Errorf("%s received %q, want %q", name, to, "to "+name)
 		}
 	}
 	in := g.call("wasi:cli/stdin", "get-stdin").U32()
 	if got := string(ok(t, g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(10))).Bytes()); got != "input" {
-		t.Errorf("read %q", got)
+		t.Errorf("blocking-read of stdin = %q, want \"input\"", got)
 	}
 	none := newGuest(t, Options{})
 	in = none.call("wasi:cli/stdin", "get-stdin").U32()
@@ -225,13 +225,13 @@ func TestResourcesAreReused(t *testing.T) {
 	for range 1000 {
 		p := g.call("wasi:clocks/monotonic-clock", "subscribe-duration", u64(0)).U32()
 		g.Drop(p)
-		g.Drop(p) // no harm
+		g.Drop(p) // harmless
 	}
 	if len(g.slots) > 1 {
-		t.Errorf("the table has %d places", len(g.slots))
+		t.Errorf("the table has %d slots, want at most 1", len(g.slots))
 	}
 	if _, err := Get[*InputStream](g.State, 5); err == nil {
-		t.Error("a resource that is not there was found")
+		t.Error("Get found a resource that does not exist")
 	}
 }
 

@@ -65,7 +65,7 @@ func TestParseWITRefuses(t *testing.T) {
 func TestEveryFunctionIsImplemented(t *testing.T) {
 	interfaces, bound := Interfaces()
 	if len(interfaces) < 15 || len(bound) < 100 {
-		t.Errorf("%d interfaces, %d functions", len(interfaces), len(bound))
+		t.Errorf("Interfaces returned %d interfaces, %d functions; want at least 15, 100", len(interfaces), len(bound))
 	}
 	if _, err := Bind(interfaces[1], map[string]Func{"poll": poll, "nothing": poll}); err == nil || !strings.Contains(err.Error(), "pollable.block has no implementation") {
 		t.Errorf("Bind without an implementation: %v", err)

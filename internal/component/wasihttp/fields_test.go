@@ -25,17 +25,17 @@ func TestFields(t *testing.T) {
 		return all
 	}
 	if got := get(f, "x-ONE"); strings.Join(got, ",") != "1,3" {
-		t.Errorf("x-one is %v", got)
+		t.Errorf("get(x-ONE) = %v, want 1, 3", got)
 	}
 	copied := g.call(types, "[method]fields.clone", u32(f)).U32()
 	g.ok(g.call(types, "[method]fields.set", u32(f), str("X-ONE"), u32(1), str("4")))
 	g.ok(g.call(types, "[method]fields.delete", u32(f), str("x-two")))
 	g.ok(g.call(types, "[method]fields.append", u32(f), str("x-three"), str("5")))
 	if one, two := get(f, "x-one"), get(f, "x-two"); strings.Join(one, ",") != "4" || two != nil || !g.call(types, "[method]fields.has", u32(f), str("x-three")).Bool() {
-		t.Errorf("after changes: %v %v", one, two)
+		t.Errorf("after the changes x-one = %v, want 4; x-two = %v, want none; x-three must exist", one, two)
 	}
 	if got := get(copied, "x-one"); len(got) != 2 {
-		t.Errorf("the copy changed, too: %v", got)
+		t.Errorf("get of the copy = %v, want it unchanged", got)
 	}
 }
 
@@ -56,22 +56,22 @@ func TestFieldsThatAreRefused(t *testing.T) {
 			"from-list": g.call(types, "[static]fields.from-list", u32(1), str(c.name), str(c.value)),
 		} {
 			if isOK(r) || r.U32() != c.code {
-				t.Errorf("%s of %q: %.20q is not refused as %d", what, c.name, c.value, c.code)
+				t.Errorf("%s of %q: %.20q was not refused with error %d", what, c.name, c.value, c.code)
 			}
 		}
 	}
 }
 
-// TestNobodyIsAsked: a guest can make requests of its own, and all are denied.
+// TestNobodyIsAsked: a guest can make requests, and all are denied.
 func TestNobodyIsAsked(t *testing.T) {
 	g := newGuest(t)
 	q := g.call(types, "[constructor]outgoing-request", u32(g.fields())).U32()
 	g.ok(g.call(types, "[method]outgoing-request.set-authority", u32(q), some(str("example.com"))))
 	if r := g.call(types, "[method]outgoing-request.authority", u32(q)); !r.Option() || r.String() != "example.com" {
-		t.Error("the authority is lost")
+		t.Error("authority is not example.com")
 	}
 	if m := g.call(types, "[method]outgoing-request.method", u32(q)).U32(); m != 0 {
-		t.Errorf("method %d", m)
+		t.Errorf("method = %d, want 0 (get)", m)
 	}
 	o := g.call(types, "[constructor]request-options").U32()
 	g.ok(g.call(types, "[method]request-options.set-connect-timeout", u32(o), some(u64(1))))
@@ -80,17 +80,17 @@ func TestNobodyIsAsked(t *testing.T) {
 	g.finish(body)
 	r := g.call("wasi:http/outgoing-handler", "handle", u32(q), some(u32(o)))
 	if isOK(r) || r.U32() != uint32(caseOf("HTTP-request-denied")) {
-		t.Error("it was not denied")
+		t.Error("handle did not return HTTP-request-denied")
 	}
 }
 
 func TestErrorCodesAreComplete(t *testing.T) {
 	if n := len(errorCodes().Cases); n != 39 {
-		t.Errorf("%d error-codes", n)
+		t.Errorf("%d error-codes, want 39", n)
 	}
 	for name := range statuses {
 		if caseOf(name) < 0 {
-			t.Errorf("no error-code %s", name)
+			t.Errorf("error-code %s does not exist", name)
 		}
 	}
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasi"
 )
 
-// hello is the component of examples/wasm/hello-http-c, which is C over the bare ABI, on one of the engine's two paths.
+// hello serves the component of examples/wasm/hello-http-c, written in C on the bare ABI, on one of the engine's two
+// paths.
 type hello struct {
 	t      *testing.T
 	code   *engine.Code
@@ -49,7 +50,7 @@ func paths(t *testing.T, test func(t *testing.T, url string)) {
 		t.Fatal(err)
 	}
 	if code.World() != engine.WorldHTTP {
-		t.Fatalf("world %s", code.World())
+		t.Fatalf("World() = %s, want %s", code.World(), engine.WorldHTTP)
 	}
 	handle, err := code.Func(Signature())
 	if err != nil {
@@ -96,7 +97,7 @@ func TestExample(t *testing.T) {
 		defer resp.Body.Close()
 		body, _ := io.ReadAll(resp.Body)
 		if got := string(body); got != "hello from /some/where, Ada\n" || resp.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
-			t.Errorf("%q %v", got, resp.Header)
+			t.Errorf("body %q, header %v", got, resp.Header)
 		}
 		for path, status := range map[string]int{"/status/404": 404, "/trap": 500, "/empty": 500} {
 			resp, err := http.Get(url + path)
@@ -105,7 +106,7 @@ func TestExample(t *testing.T) {
 			}
 			resp.Body.Close()
 			if resp.StatusCode != status {
-				t.Errorf("%s: %s", path, resp.Status)
+				t.Errorf("GET %s: status %s, want %d", path, resp.Status, status)
 			}
 		}
 	})
@@ -120,12 +121,12 @@ func TestExampleEchoes(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		if body, err := io.ReadAll(resp.Body); err != nil || !bytes.Equal(body, data) {
-			t.Errorf("%d bytes of %d, or others: %v", len(body), len(data), err)
+			t.Errorf("got %d bytes of %d, or different ones; error %v", len(body), len(data), err)
 		}
 	})
 }
 
-// TestExampleWithCurl: a client that is not ours, and speaks HTTP/1.1 its own way.
+// TestExampleWithCurl uses an independent client, which speaks HTTP/1.1 in its own way.
 func TestExampleWithCurl(t *testing.T) {
 	paths(t, func(t *testing.T, url string) {
 		curl := func(stdin string, args ...string) string {
@@ -143,13 +144,13 @@ func TestExampleWithCurl(t *testing.T) {
 			"418":                           curl("", "-o", "/dev/null", "-w", "%{http_code}", url+"/status/418"),
 		} {
 			if got != want {
-				t.Errorf("%q, want %q", got, want)
+				t.Errorf("curl printed %q, want %q", got, want)
 			}
 		}
 	})
 }
 
-// BenchmarkExample is one request by a fresh instance, without the network.
+// BenchmarkExample measures one request to a fresh instance, without the network.
 func BenchmarkExample(b *testing.B) {
 	code, err := compiled()
 	if err != nil {

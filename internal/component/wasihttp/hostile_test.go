@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// TestResourcesOfAnEarlierRequest: an instance that is used again keeps what it had of a request that is over. The server
-// has given its writers to others by then.
+// TestResourcesOfAnEarlierRequest: a reused instance keeps resources of a request that is over, whose writers the
+// server has given to others meanwhile.
 func TestResourcesOfAnEarlierRequest(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {
 		s := NewSession(wasi.Options{})
@@ -30,7 +30,7 @@ func TestResourcesOfAnEarlierRequest(t *testing.T) {
 			"/finish": func(g *guest) { g.finish(body, "a", "b") },
 			"/read": func(g *guest) {
 				if _, more := g.read(g.ok(g.call(types, "[method]incoming-body.stream", u32(g.ok(g.call(types, "[method]incoming-request.consume", u32(incoming))).U32()))).U32()); more {
-					t.Error("the body of an earlier request was read")
+					t.Error("the guest could read the body of an earlier request")
 				}
 			},
 			"/trailers": func(g *guest) { g.call(types, "[method]future-trailers.get", u32(trailers)) },
@@ -48,7 +48,7 @@ func TestResourcesOfAnEarlierRequest(t *testing.T) {
 						body = g.respond(o, 200)
 					case late[r.URL.Path] != nil:
 						late[r.URL.Path](g)
-						t.Errorf("%s of an earlier request", r.URL.Path)
+						t.Errorf("%s used an earlier request without a trap", r.URL.Path)
 					default:
 						harmless[r.URL.Path](g)
 						g.finish(g.respond(o, 204))
@@ -77,33 +77,34 @@ func TestResourcesOfAnEarlierRequest(t *testing.T) {
 			case err := <-outcomes:
 				return err
 			case <-time.After(5 * time.Second):
-				t.Fatalf("%s panicked", path)
+				t.Fatalf("GET %s: the handler panicked", path)
 				return nil
 			}
 		}
 		for path := range late {
 			if err := get("/keep"); !errors.Is(err, ErrNoResponse) {
-				t.Errorf("/keep: %v", err)
+				t.Errorf("GET /keep: error %v, want ErrNoResponse", err)
 			}
 			if err := get(path); err == nil || errors.Is(err, ErrNoResponse) {
-				t.Errorf("%s: %v", path, err)
+				t.Errorf("GET %s: error %v, want another error than ErrNoResponse", path, err)
 			}
 		}
 		for path := range harmless {
 			if err := get("/keep"); !errors.Is(err, ErrNoResponse) {
-				t.Errorf("/keep: %v", err)
+				t.Errorf("GET /keep: error %v, want ErrNoResponse", err)
 			}
 			if err := get("/keep-body"); !errors.Is(err, ErrUnfinished) {
-				t.Errorf("/keep-body: %v", err)
+				t.Errorf("GET /keep-body: error %v, want ErrUnfinished", err)
 			}
 			if err := get(path); err != nil {
-				t.Errorf("%s: %v", path, err)
+				t.Errorf("GET %s: %v", path, err)
 			}
 		}
 	})
 }
 
-// TestMemoryOfTheHostIsBounded: whatever a guest gathers in resources of the host ends with an error, and is given back.
+// TestMemoryOfTheHostIsBounded: a guest that collects resources of the host gets an error in the end, and everything is
+// given back.
 func TestMemoryOfTheHostIsBounded(t *testing.T) {
 	big := strings.Repeat("x", 1<<19)
 	for name, gather := range map[string]func(g *guest) bool{
@@ -138,12 +139,12 @@ func TestMemoryOfTheHostIsBounded(t *testing.T) {
 			}
 		})
 		if n < 5 || n >= 1000 {
-			t.Errorf("%s: %d times (%v)", name, n, err)
+			t.Errorf("%s succeeded %d times (%v), want 5 to 999", name, n, err)
 		}
-		for _, f := range []string{"a", "b"} { // there is room again
+		for _, f := range []string{"a", "b"} { // there must be room again
 			g.Close()
 			if g.fields(f, big) == ^uint32(0) {
-				t.Error(name)
+				t.Errorf("%s: no room afterwards", name)
 			}
 		}
 	}

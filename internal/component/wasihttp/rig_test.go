@@ -17,8 +17,8 @@ const (
 	polls   = "wasi:io/poll"
 )
 
-// guest plays a guest: it calls host functions with flat values, which are held against the types. An error of a host
-// function is its trap, and ends it.
+// guest plays a guest: it calls host functions with flat values, and checks these against the types. An error of a host
+// function ends it, like a trap.
 type guest struct {
 	t   *testing.T
 	ctx context.Context
@@ -39,7 +39,7 @@ func (g *guest) call(iface, name string, params ...[]byte) *wit.Reader {
 		check.Check(p)
 	}
 	if check.Err() != nil || len(check.Rest()) > 0 {
-		g.t.Errorf("%s is called with other parameters: %v, %d bytes left", name, check.Err(), len(check.Rest()))
+		g.t.Errorf("%s: the test passes wrong parameters: %v, %d bytes left", name, check.Err(), len(check.Rest()))
 	}
 	out, err := bound[i].Invoke(g.ctx, g.state, args, nil)
 	if err != nil {
@@ -48,10 +48,10 @@ func (g *guest) call(iface, name string, params ...[]byte) *wit.Reader {
 	out = slices.Clone(out)
 	if r := wit.NewReader(out); bound[i].Result != nil {
 		if r.Check(bound[i].Result); r.Err() != nil || len(r.Rest()) > 0 {
-			g.t.Errorf("%s gives %x, which is no %v: %v", name, out, bound[i].Result, r.Err())
+			g.t.Errorf("%s returned %x, which is not a %v: %v", name, out, bound[i].Result, r.Err())
 		}
 	} else if len(out) > 0 {
-		g.t.Errorf("%s gives %x instead of nothing", name, out)
+		g.t.Errorf("%s returned %x, want no result", name, out)
 	}
 	return wit.NewReader(out)
 }
@@ -64,7 +64,7 @@ func some(b []byte) []byte    { return append(wit.AppendOption(nil, true), b...)
 func none() []byte            { return wit.AppendOption(nil, false) }
 func isOK(r *wit.Reader) bool { return r.Case(2) == 0 }
 
-// ok reads that a result is good.
+// ok requires a result to be ok.
 func (g *guest) ok(r *wit.Reader) *wit.Reader {
 	if !isOK(r) {
 		panic(trap{errFailed(r.Rest())})
@@ -76,7 +76,7 @@ type errFailed []byte
 
 func (e errFailed) Error() string { return "a host function gave an error" }
 
-// fields makes fields of names and values.
+// fields makes a fields resource of names and values.
 func (g *guest) fields(pairs ...string) uint32 {
 	list := wit.AppendLen(nil, len(pairs)/2)
 	for _, s := range pairs {
@@ -85,7 +85,7 @@ func (g *guest) fields(pairs ...string) uint32 {
 	return g.ok(g.call(types, "[static]fields.from-list", list)).U32()
 }
 
-// respond sets the response and gives its body.
+// respond sets the response and returns its body.
 func (g *guest) respond(out uint32, status uint16, headers ...string) (body uint32) {
 	response := g.call(types, "[constructor]outgoing-response", u32(g.fields(headers...))).U32()
 	g.ok(g.call(types, "[method]outgoing-response.set-status-code", u32(response), u16(status)))
@@ -98,7 +98,7 @@ func (g *guest) stream(body uint32) uint32 {
 	return g.ok(g.call(types, "[method]outgoing-body.write", u32(body))).U32()
 }
 
-// write writes and waits; false when the stream is closed.
+// write writes and waits until it is done. It returns false when the stream is closed.
 func (g *guest) write(stream uint32, s string) bool {
 	return isOK(g.call(streams, "[method]output-stream.blocking-write-and-flush", u32(stream), str(s)))
 }
@@ -111,13 +111,13 @@ func (g *guest) finish(body uint32, trailers ...string) bool {
 	return isOK(g.call(types, "[static]outgoing-body.finish", u32(body), t))
 }
 
-// input is the stream of the request's body.
+// input returns the stream of the request's body.
 func (g *guest) input(request uint32) (body, stream uint32) {
 	body = g.ok(g.call(types, "[method]incoming-request.consume", u32(request))).U32()
 	return body, g.ok(g.call(types, "[method]incoming-body.stream", u32(body))).U32()
 }
 
-// read reads a piece, waiting for it; false at the end.
+// read waits for a piece and returns it, or false at the end.
 func (g *guest) read(stream uint32) (string, bool) {
 	r := g.call(streams, "[method]input-stream.blocking-read", u32(stream), u64(64<<10))
 	if !isOK(r) {
@@ -126,7 +126,7 @@ func (g *guest) read(stream uint32) (string, bool) {
 	return r.String(), true
 }
 
-// outcome is how Serve ended.
+// outcome is the result of Serve.
 type outcome struct{ err error }
 
 // serve starts a server whose requests the guest answers, over HTTP/1.1 or HTTP/2.

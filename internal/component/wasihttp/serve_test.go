@@ -54,7 +54,7 @@ func request(t *testing.T, method, url string, body io.Reader) *http.Request {
 func want(t *testing.T, o outcome, err error) {
 	t.Helper()
 	if !errors.Is(o.err, err) || (err == nil) != (o.err == nil) {
-		t.Errorf("outcome %v, want %v", o.err, err)
+		t.Errorf("Serve: error %v, want %v", o.err, err)
 	}
 }
 
@@ -68,7 +68,7 @@ func TestRequestReachesTheGuest(t *testing.T) {
 				list = append(list, entries.String()+"="+entries.String())
 			}
 			if isOK(g.call(types, "[method]fields.append", u32(headers), str("a"), str("b"))) {
-				g.t.Error("the request's fields are mutable")
+				g.t.Error("the guest could change the request's fields")
 			}
 			method := g.call(types, "[method]incoming-request.method", u32(q))
 			m := method.U32()
@@ -80,11 +80,11 @@ func TestRequestReachesTheGuest(t *testing.T) {
 			body := g.respond(out, 203, "content-type", "text/x", "x-two", "1", "x-two", "2")
 			g.write(g.stream(body), fmt.Sprintf("%d %d %s %s %s", m, scheme.U32(), path.String(), authority.String(), strings.Join(list, " ")))
 			if !g.finish(body) {
-				g.t.Error("finish failed")
+				g.t.Error("outgoing-body.finish failed")
 			}
 			first, second := g.call(types, "[method]incoming-request.consume", u32(q)), g.call(types, "[method]incoming-request.consume", u32(q))
 			if !isOK(first) || isOK(second) {
-				g.t.Error("a body can be consumed twice, or not once")
+				g.t.Error("consume must succeed once, and then fail")
 			}
 		})
 		r := request(t, "DELETE", server.URL+"/a%20b?c=d", nil)
@@ -98,13 +98,13 @@ func TestRequestReachesTheGuest(t *testing.T) {
 			t.Errorf("the guest saw\n%s\nwant\n%s", got, want)
 		}
 		if resp.StatusCode != 203 || resp.Header.Get("Content-Type") != "text/x" || len(resp.Header["X-Two"]) != 2 || resp.ContentLength != int64(len(got)) {
-			t.Errorf("response %v", resp)
+			t.Errorf("got response %v", resp)
 		}
 		want(t, <-outcomes, nil)
 	})
 }
 
-// TestBodiesAreStreamed echoes more than fits anywhere on the way.
+// TestBodiesAreStreamed echoes more than fits into all buffers.
 func TestBodiesAreStreamed(t *testing.T) {
 	data := make([]byte, 8<<20)
 	for i := range data {
@@ -128,13 +128,13 @@ func TestBodiesAreStreamed(t *testing.T) {
 		})
 		_, got := do(t, server, request(t, "POST", server.URL, bytes.NewReader(data)))
 		if sha256.Sum256([]byte(got)) != sha256.Sum256(data) {
-			t.Errorf("%d bytes came back of %d, or others", len(got), len(data))
+			t.Errorf("got %d bytes of %d, or different ones", len(got), len(data))
 		}
 		want(t, <-outcomes, nil)
 	})
 }
 
-// TestPollingGuest never blocks but in poll: it reads and writes what there is, in both directions at a time.
+// TestPollingGuest uses a guest that blocks only in poll: it reads and writes what it can, in both directions.
 func TestPollingGuest(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {
 		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
@@ -173,7 +173,7 @@ func TestPollingGuest(t *testing.T) {
 		for i := range 100 {
 			line, err := lines.ReadString('\n')
 			if err != nil || line != fmt.Sprintf("%d\n", i) {
-				t.Fatalf("%q, %v; want %d", line, err, i)
+				t.Fatalf("got %q, %v; want %d", line, err, i)
 			}
 			if i == 99 {
 				break
@@ -197,31 +197,31 @@ func TestTrailers(t *testing.T) {
 			g.call(polls, "[method]pollable.block", u32(p))
 			r := g.call(types, "[method]future-trailers.get", u32(future))
 			if !r.Option() || !isOK(r) || !isOK(r) || !r.Option() {
-				g.t.Error("no trailers")
+				g.t.Error("future-trailers.get returned no trailers")
 				return
 			}
 			values := g.call(types, "[method]fields.get", u32(r.U32()), str("x-sum"))
 			if again := g.call(types, "[method]future-trailers.get", u32(future)); !again.Option() || isOK(again) {
-				g.t.Error("trailers are given twice")
+				g.t.Error("future-trailers.get returned the trailers twice")
 			}
 			body := g.respond(out, 200)
 			g.write(g.stream(body), "body")
 			if values.Len() != 1 || !g.finish(body, "x-sum", values.String(), "x-more", "1") {
-				g.t.Error("other trailers, or they cannot be sent")
+				g.t.Error("there is not exactly one x-sum, or finish with trailers failed")
 			}
 		})
 		r := request(t, "POST", server.URL, io.MultiReader(strings.NewReader("some"), strings.NewReader("thing")))
 		r.Trailer = http.Header{"X-Sum": {"42"}}
 		resp, body := do(t, server, r)
 		if body != "body" || resp.Trailer.Get("X-Sum") != "42" || resp.Trailer.Get("X-More") != "1" {
-			t.Errorf("%q with trailers %v", body, resp.Trailer)
+			t.Errorf("body %q, trailers %v; want body, X-Sum 42, X-More 1", body, resp.Trailer)
 		}
 		want(t, <-outcomes, nil)
 	})
 }
 
-// TestFirstBytesDoNotWait: what a guest has flushed reaches the client while the guest waits for something else, and so
-// does the header of a response without a body yet.
+// TestFirstBytesDoNotWait: flushed bytes reach the client while the guest waits for something else, and so does the
+// header of a response without a body yet.
 func TestFirstBytesDoNotWait(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {
 		next := make(chan struct{})
@@ -244,7 +244,7 @@ func TestFirstBytesDoNotWait(t *testing.T) {
 		lines := bufio.NewReader(resp.Body)
 		for i := range 3 {
 			if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("data: %d\n", i) {
-				t.Fatalf("%q, %v", line, err)
+				t.Fatalf("got %q, %v; want data: %d", line, err, i)
 			}
 			next <- struct{}{}
 		}
@@ -256,7 +256,7 @@ func TestInformationalResponses(t *testing.T) {
 	server, outcomes := serve(t, false, func(g *guest, _, out uint32) {
 		g.ok(g.call(types, "[method]response-outparam.send-informational", u32(out), u16(103), u32(g.fields("link", "</style.css>"))))
 		if isOK(g.call(types, "[method]response-outparam.send-informational", u32(out), u16(200), u32(g.fields()))) {
-			g.t.Error("200 is taken for informational")
+			g.t.Error("send-informational accepted status 200")
 		}
 		g.finish(g.respond(out, 204))
 	})
@@ -269,17 +269,18 @@ func TestInformationalResponses(t *testing.T) {
 	all, _ := io.ReadAll(conn)
 	if first, second, ok := strings.Cut(string(all), "\r\n\r\n"); !ok || !strings.HasPrefix(first, "HTTP/1.1 103") || !strings.Contains(first, "Link: </style.css>") ||
 		!strings.HasPrefix(second, "HTTP/1.1 204") || strings.Contains(second, "Link") {
-		t.Errorf("%s", all)
+		t.Errorf("wrong responses:\n%s", all)
 	}
 	want(t, <-outcomes, nil)
 }
 
-// TestGuestsThatFail: the client gets a status, or sees that the response is not whole; never something that looks whole.
+// TestGuestsThatFail: the client gets a status, or sees that the response is incomplete, but never one that looks
+// complete.
 func TestGuestsThatFail(t *testing.T) {
 	boom := errors.New("unreachable executed")
 	for name, c := range map[string]struct {
 		handle func(g *guest, q, out uint32)
-		status int // 0: the response is broken off
+		status int // 0: the response is aborted
 		err    error
 	}{
 		"traps":            {func(*guest, uint32, uint32) { panic(trap{boom}) }, 500, boom},
@@ -295,7 +296,7 @@ func TestGuestsThatFail(t *testing.T) {
 			body := g.respond(out, 200, "content-length", "10")
 			g.write(g.stream(body), "some")
 			if g.finish(body) {
-				g.t.Error("finish is content")
+				g.t.Error("finish accepted a body that is too short")
 			}
 		}, 0, ErrUnfinished},
 		"answers with an error": {func(g *guest, _, out uint32) {
@@ -316,13 +317,13 @@ func TestGuestsThatFail(t *testing.T) {
 				}
 				switch {
 				case c.status == 0 && err == nil:
-					t.Errorf("the response looks whole: %v %q", resp, body)
+					t.Errorf("the response looks complete: %v %q", resp, body)
 				case c.status != 0 && (err != nil || resp.StatusCode != c.status || strings.Contains(string(body), "secret")):
-					t.Errorf("%v %q, %v; want %d", resp, body, err, c.status)
+					t.Errorf("got response %v, body %q, error %v; want status %d", resp, body, err, c.status)
 				}
 				o := <-outcomes
 				if _, isCode := errors.AsType[*CodeError](o.err); c.err == nil && !isCode {
-					t.Errorf("outcome %v", o.err)
+					t.Errorf("Serve: error %v, want a CodeError", o.err)
 				} else if c.err != nil {
 					want(t, o, c.err)
 				}
@@ -336,16 +337,16 @@ func TestTooLongBody(t *testing.T) {
 		body := g.respond(out, 200, "content-length", "3")
 		to := g.stream(body)
 		if !g.write(to, "abc") {
-			g.t.Error("what fits is refused")
+			g.t.Error("write within the content-length failed")
 		}
 		r := g.call(streams, "[method]output-stream.blocking-write-and-flush", u32(to), str("d"))
 		if isOK(r) || r.U32() != 0 {
-			g.t.Error("more than the content-length is taken")
+			g.t.Error("write beyond the content-length succeeded")
 			return
 		}
 		code := g.call(types, "http-error-code", u32(r.U32()))
 		if !code.Option() || code.U32() != uint32(caseOf("HTTP-response-body-size")) {
-			g.t.Error("another error-code")
+			g.t.Error("the error-code is not HTTP-response-body-size")
 		}
 	})
 	if resp, err := server.Client().Do(request(t, "GET", server.URL, nil)); err == nil {
@@ -354,7 +355,7 @@ func TestTooLongBody(t *testing.T) {
 	want(t, <-outcomes, ErrUnfinished)
 }
 
-// TestHeadAndNoContent: what a guest writes as the body of a response that has none goes nowhere.
+// TestHeadAndNoContent: the body is discarded if the response cannot have one.
 func TestHeadAndNoContent(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {
 		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
@@ -368,14 +369,14 @@ func TestHeadAndNoContent(t *testing.T) {
 		})
 		for _, method := range []string{"HEAD", "GET"} {
 			if resp, body := do(t, server, request(t, method, server.URL, nil)); body != "" {
-				t.Errorf("%s: %v %q", method, resp.Status, body)
+				t.Errorf("%s: status %v, body %q; want no body", method, resp.Status, body)
 			}
 			want(t, <-outcomes, nil)
 		}
 	})
 }
 
-// TestClientGoesAway: the guest sees its streams end, and nothing of the request is left.
+// TestClientGoesAway: the guest sees its streams end, and the request leaves nothing behind.
 func TestClientGoesAway(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {
 		server, outcomes := serve(t, h2, func(g *guest, _, out uint32) {
@@ -396,15 +397,15 @@ func TestClientGoesAway(t *testing.T) {
 		select {
 		case o := <-outcomes:
 			if o.err != nil && !errors.Is(o.err, context.Canceled) {
-				t.Errorf("outcome %v", o.err)
+				t.Errorf("Serve: error %v, want nil or context.Canceled", o.err)
 			}
 		case <-time.After(10 * time.Second):
-			t.Fatal("the guest still writes")
+			t.Fatal("the guest still writes after 10 s")
 		}
 	})
 }
 
-// TestClientDoesNotSend: a guest that waits for a body which does not come is ended by the request's context.
+// TestClientDoesNotSend: the request's context ends a guest that waits for a body that never comes.
 func TestClientDoesNotSend(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {
 		for _, background := range []bool{false, true} {
@@ -432,17 +433,17 @@ func TestClientDoesNotSend(t *testing.T) {
 			select {
 			case o := <-outcomes:
 				if o.err == nil {
-					t.Error("no error")
+					t.Error("Serve returned no error")
 				}
 			case <-time.After(10 * time.Second):
-				t.Fatal("the guest still waits")
+				t.Fatal("the guest still waits after 10 s")
 			}
 			body.Close()
 		}
 	})
 }
 
-// TestSessionServesManyRequests, as with instances that are used again.
+// TestSessionServesManyRequests: a reused instance can serve several requests.
 func TestSessionServesManyRequests(t *testing.T) {
 	s := NewSession(wasi.Options{})
 	defer s.Close()
@@ -462,18 +463,18 @@ func TestSessionServesManyRequests(t *testing.T) {
 			})
 		})
 		if err != nil || w.Body.String() != "ping-pong" {
-			t.Fatalf("request %d: %q, %v", i, w.Body, err)
+			t.Fatalf("request %d: body %q, error %v; want ping-pong", i, w.Body, err)
 		}
 	}
 }
 
-// TestNothingIsLeft: requests that end in every wrong way leave no goroutine and no connection's worth of memory.
+// TestNothingIsLeft: requests that end in any wrong way leak no goroutine and no connection's memory.
 func TestNothingIsLeft(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {
 		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
 			_, in := g.input(q)
 			p := g.call(streams, "[method]input-stream.subscribe", u32(in)).U32()
-			g.call(polls, "[method]pollable.ready", u32(p)) // it is read ahead from now on
+			g.call(polls, "[method]pollable.ready", u32(p)) // starts to read ahead
 			g.write(g.stream(g.respond(out, 200)), "some")
 			panic(trap{errors.New("boom")})
 		})
@@ -481,7 +482,7 @@ func TestNothingIsLeft(t *testing.T) {
 			body, w := io.Pipe()
 			go func() {
 				<-outcomes
-				w.Close() // a client waits for its own body before it reports an error
+				w.Close() // because a client waits for its own body before it reports an error
 			}()
 			resp, err := server.Client().Do(request(t, "POST", server.URL, body))
 			if err == nil {
@@ -498,7 +499,7 @@ func TestNothingIsLeft(t *testing.T) {
 		deadline := time.Now().Add(10 * time.Second)
 		for runtime.NumGoroutine() > before+5 {
 			if time.Now().After(deadline) {
-				t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+				t.Fatalf("%d goroutines at the end, want at most %d", runtime.NumGoroutine(), before)
 			}
 			time.Sleep(10 * time.Millisecond) // pacing of a poll
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
 
-// tree writes files and returns the directory.
+// tree writes files and returns their directory.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -52,7 +52,7 @@ func TestCompile(t *testing.T) {
 	} {
 		r, err := protosource.Compile(t.Context(), tc.files, tc.paths)
 		if err != nil {
-			t.Errorf("%s: %v", tc.name, err)
+			t.Errorf("%s: Compile: %v", tc.name, err)
 			continue
 		}
 		var names []string
@@ -84,12 +84,12 @@ func TestMistakes(t *testing.T) {
 	} {
 		_, err := protosource.Compile(t.Context(), []string{tc.file}, []string{dir})
 		if !errors.Is(err, tc.class) {
-			t.Errorf("%s: %v is no %v", tc.file, err, tc.class)
+			t.Errorf("%s: error %v, want %v", tc.file, err, tc.class)
 			continue
 		}
 		for _, want := range tc.want {
 			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %q lacks %q", tc.file, err, want)
+				t.Errorf("%s: error %q does not contain %q", tc.file, err, want)
 			}
 		}
 	}
