@@ -1,6 +1,6 @@
-// What we call of wasmtime's C API, declared by ourselves: cgo finds the library through its Go module, but the headers
-// there cannot be named in a #cgo line. A test (capi_test.go) compiles this file together with the module's own headers,
-// where the compiler refuses any difference; with TW_CHECK the types come from there.
+// The part of wasmtime's C API that we use, declared again: cgo finds the library through its Go module, but a #cgo line
+// cannot name the headers there. A test (capi_test.go) compiles this file together with the module's own headers, so that
+// the compiler reports any difference. With TW_CHECK, the types come from those headers.
 #ifndef TW_CAPI_H
 #define TW_CAPI_H
 #include <stdbool.h>
@@ -46,7 +46,7 @@ typedef struct wasmtime_component_flags_type wasmtime_component_flags_type_t;
 
 #ifndef TW_CHECK
 
-// Types that are passed by value or reached into.
+// Types that are passed by value or whose members are accessed.
 typedef struct wasm_byte_vec_t { size_t size; char *data; } wasm_byte_vec_t;
 typedef wasm_byte_vec_t wasm_name_t;
 typedef struct wasm_valtype_vec_t { size_t size; wasm_valtype_t **data; } wasm_valtype_vec_t;

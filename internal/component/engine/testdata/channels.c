@@ -1,5 +1,5 @@
-// A command of preview 1 with channels, for the tests of the engine and the worker: what it does is told by its first
-// argument. It exits with the number of an error, or 0.
+// A preview 1 command with channels, for the tests of the engine and the worker. Its first argument selects what it does.
+// It exits with an error number, or 0.
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,7 +21,7 @@ static int64_t now(void) {
   return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-// echo gives back what it gets, in the pieces in which it gets it, until the end.
+// echo sends back what it receives, in the same pieces, until the end.
 static int echo(int in, int out, size_t piece) {
   ssize_t n;
   while ((n = read(in, buffer, piece)) > 0)
@@ -29,7 +29,7 @@ static int echo(int in, int out, size_t piece) {
   return n < 0 ? errno : 0;
 }
 
-// pass gives on what it gets.
+// pass forwards what it receives.
 static int pass(int in, int out) { return in < 0 || out < 0 ? errno : echo(in, out, sizeof buffer); }
 
 // flood sends n messages.
@@ -39,7 +39,7 @@ static int flood(int fd, int n) {
   return 0;
 }
 
-// later floods when it is told to by another channel, and ends when it is told to.
+// later floods when another channel tells it to, and ends likewise.
 static int later(const char *name, int n) {
   int in = open("/ch/in", O_RDONLY);
   if (in < 0 || read(in, buffer, 1000) < 0) return errno;
@@ -47,7 +47,7 @@ static int later(const char *name, int n) {
   return error ? error : read(in, buffer, 1000) < 0 ? errno : 0;
 }
 
-// both waits for a channel, and for the time.
+// both waits for a channel and for a time.
 static int both(int fd, int ms) {
   struct pollfd p = {.fd = fd, .events = POLLIN};
   int n = poll(&p, 1, ms);
@@ -55,7 +55,7 @@ static int both(int fd, int ms) {
   return p.revents & POLLHUP ? 101 : 0;
 }
 
-// ping sends n messages, each when the last one has come back, and prints the time that one takes one way.
+// ping sends n messages, each after the previous one has come back, and prints the time for one way.
 static int ping(int out, int in, int n) {
   static int64_t took[100000];
   for (int k = 0; k < n; k++) {
@@ -133,7 +133,7 @@ static int hostile(int fd) {
   return 0;
 }
 
-static int files(const char *text) { // beside the channel: a directory of its own
+static int files(const char *text) { // besides the channel, the guest has a directory
   FILE *f = fopen("/data/file", "w+");
   int ch = open("/ch/io", O_RDWR);
   if (!f || ch < 0) return errno;

@@ -1,5 +1,5 @@
-// A command of preview 1 that calls all functions of it at random, with good and bad arguments, from a seed: its first
-// argument. The second is how many calls it makes. For the tests of the engine.
+// A preview 1 command that calls all functions of preview 1 at random, with good and bad arguments, for the engine's tests.
+// Its arguments are the random seed and the number of calls.
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -52,7 +52,7 @@ W(sock_recv, i, i, i, i, i, i);
 W(sock_send, i, i, i, i, i);
 W(sock_shutdown, i, i);
 
-static uint64_t state = 1; // before the memory that calls write to, as all that the guest needs
+static uint64_t state = 1; // placed before the memory that calls write to, like everything that the guest needs
 static uint32_t next(void) { // xorshift64*
   state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
   return (uint32_t)((state * 2685821657736338717ULL) >> 32);
@@ -60,7 +60,7 @@ static uint32_t next(void) { // xorshift64*
 
 static uint8_t memory[1 << 17];
 
-// any is an argument: a descriptor or small number, most often, an address in memory, or anything.
+// any returns an argument: usually a descriptor or small number, or an address in memory, or anything.
 static uint32_t any(void) {
   uint32_t r = next();
   switch (r >> 29) {
@@ -71,7 +71,7 @@ static uint32_t any(void) {
   }
 }
 
-// fill makes memory hold what calls look at: vectors, subscriptions, names.
+// fill writes what calls read from memory: vectors, subscriptions, names.
 static void fill(void) {
   static const char *names[] = {"io", "none", "..", ".", "./io", "file", "a/b", "/ch/io"};
   for (int k = 0; k < 4096; k += 4) {
@@ -125,7 +125,7 @@ static void one(uint32_t which) {
   case 37: w_poll_oneoff(any(), any(), any(), any()); break;
   case 38: w_proc_raise(any()); break;
   case 39: w_sched_yield(); break;
-  case 40: w_random_get(any(), next() & 1 ? next() & 4095 : 0xffffff00); break; // else it would write over the guest itself
+  case 40: w_random_get(any(), next() & 1 ? next() & 4095 : 0xffffff00); break; // otherwise it would overwrite the guest itself
   case 41: w_sock_accept(any(), any(), any()); break;
   case 42: w_sock_recv(any(), any(), any(), any(), any(), any()); break;
   case 43: w_sock_send(any(), any(), any(), any(), any()); break;

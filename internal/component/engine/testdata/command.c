@@ -1,4 +1,4 @@
-// A command of preview 1 for the engine's tests: what it does is told by its first argument.
+// A preview 1 command for the engine's tests. Its first argument selects what it does.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 
 static void tell(const char *what, int result) { printf("%s: %s\n", what, result < 0 ? strerror(errno) : "ok"); }
 
-// hold opens a file so many times, tells how many there are and why there are no more, and keeps all or but the first.
+// hold opens a file repeatedly, prints how often that succeeded and why it stopped, and keeps all open or only the first.
 static void hold(const char *path, int times, int all) {
   int first = -1, last = -1, n = 0;
   for (int fd; n < times && (fd = open(path, O_RDONLY)) >= 0; n++, last = fd)
@@ -22,7 +22,7 @@ static void hold(const char *path, int times, int all) {
   fflush(stdout);
 }
 
-// slashes does what can be done with paths that end with a slash: of a directory, and of a file.
+// slashes tries all operations on paths with a slash at the end, of a directory and of a file.
 static void slashes(void) {
   struct stat s;
   tell("mkdir d/", mkdir("/data/d/", 0777));
@@ -44,8 +44,8 @@ static void slashes(void) {
   tell("unlink f", unlink("/data/f"));
 }
 
-// attack does what advisories about the engine's WASI say: changes to /ro, which is read-only, ways out of /data by links with
-// slashes, descriptors that are renumbered over others, and moments that are beyond what a clock can tell.
+// attack does what advisories about wasmtime's WASI describe: changes in /ro, which is read-only; ways out of /data by links
+// with slashes; descriptors replaced by renumbering; and times outside the clock's range.
 static void attack(void) {
   tell("truncate", open("/ro/f", O_RDONLY | O_TRUNC));
   tell("create", open("/ro/g", O_RDONLY | O_CREAT, 0666));

@@ -1,5 +1,5 @@
-// The guest of the engine's tests: the canonical ABI by hand, one function for each thing that a guest may do, well or
-// badly. build.sh makes guest.wasm of it.
+// The guest of the engine's tests, with a handwritten canonical ABI: one function for each thing that a guest can do, right
+// or wrong. build.sh compiles it to guest.wasm.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,14 +117,14 @@ EXPORT("spin") uint32_t spin(uint32_t rounds) {
   for (uint32_t k = 0; k < rounds || !rounds; k++) x += k;
   return x;
 }
-// Its frames are in the engine's stack only, not in the one in memory.
+// deeper uses only the engine's stack, and none of the stack in linear memory.
 static volatile uint32_t enough;
 static __attribute__((noinline)) uint32_t deeper(uint32_t n) { return enough ? n : n * deeper(n + 3) ^ n; }
 EXPORT("recurse") uint32_t recurse(void) { return deeper(1); }
 EXPORT("grow") uint32_t grow(uint32_t mib) {
   return __builtin_wasm_memory_grow(0, mib * 16) == (size_t)-1 ? 0 : __builtin_wasm_memory_size(0);
 }
-// touch allocates as a program does: step by step, and gives up when there is no more.
+// touch allocates step by step, like a program, and aborts when there is no more memory.
 EXPORT("touch") uint32_t touch(uint32_t mib) {
   for (uint32_t k = 0; k < mib; k++) {
     char *p = malloc(1 << 20);
