@@ -1,5 +1,5 @@
 #!/bin/bash
-# build.sh: rebuilds the .wasm files of the examples from their sources, and SHA256SUMS, which tells whether they belong
+# build.sh: rebuild the .wasm files of the examples from their sources, and SHA256SUMS, which shows whether they belong
 # together. It needs Go, Debian's clang-14, lld-14, wasi-libc and libclang-rt-14-dev-wasm32, and build/wasm-tools (`make
 # examples` installs them).
 set -euo pipefail

@@ -1,5 +1,5 @@
-// component.mjs WORLD CORE.wasm OUT.wasm WIT...: makes a component, which is a command, of a core module. The WIT files are
-// packages; the world is in the first. It needs build/wasm-tools (examples/wasm/build.sh).
+// component.mjs WORLD CORE.wasm OUT.wasm WIT...: makes a command component of a core module. The WIT files are packages; the
+// first contains the world. It needs build/wasm-tools (examples/wasm/build.sh).
 import fs from 'node:fs';
 import { componentEmbed, componentNew } from '@bytecodealliance/jco';
 

@@ -1,7 +1,7 @@
 #!/bin/bash
-# build.sh: rebuilds the .wasm files of the examples from their sources, and SHA256SUMS, which tells whether they
-# belong together. It installs what it needs: Debian packages, and npm packages (tools/package-lock.json) into
-# build/wasm-tools. What is in the repository was built so; nothing else needs it.
+# build.sh: rebuild the .wasm files of the examples from their sources, and SHA256SUMS, which shows whether they belong
+# together. It installs what it needs: Debian packages, and npm packages (tools/package-lock.json) into build/wasm-tools.
+# The .wasm files in the repository were built this way; nothing else needs this script.
 set -euo pipefail
 export LC_ALL=C # one order of names everywhere
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -14,7 +14,7 @@ missing=()
 for p in clang-14 lld-14 wasi-libc libclang-rt-14-dev-wasm32; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q ' installed$' || missing+=("$p")
 done
-# A node that did not come from Debian will do.
+# A node from elsewhere than Debian is fine, too.
 command -v node >/dev/null || missing+=(nodejs)
 command -v npm >/dev/null || missing+=(npm)
 if ((${#missing[@]})); then
@@ -23,18 +23,18 @@ if ((${#missing[@]})); then
 fi
 cp tools/* "$tools"
 if ! cmp -s tools/package-lock.json "$tools/node_modules/.installed"; then
-  # Not npm ci: it wants the optional packages of other platforms in the lock file too.
+  # Not npm ci, because it also wants the optional packages of other platforms in the lock file.
   npm install --prefix "$tools" --no-audit --no-fund --loglevel=error
   cp tools/package-lock.json "$tools/node_modules/.installed"
 fi
 CGO_ENABLED=0 go build -C "$root" -o "$work/tripod" ./cmd/tripod
 
-# wit PROTO FILE: what a component of the services must export.
+# wit PROTO FILE: write the WIT that a component for the services must export.
 wit() {
   "$work/tripod" wit gen "$1" >"$2"
 }
 
-# c SOURCE WIT WORLD NAME: a component in C. It speaks the canonical ABI itself, and uses WASI preview 1.
+# c SOURCE WIT WORLD NAME: build a component in C, which implements the canonical ABI itself and uses WASI preview 1.
 c() {
   local flags=(--target=wasm32-wasi -O2 -mexec-model=reactor -Wl,--strip-all -Wall -Wextra -Werror
     -Wno-unused-parameter -Wno-unused-function)
@@ -49,14 +49,14 @@ c echo-c/echo.c "$work/echo.wit" server echo-c
 c greeter-c/greeter.c "$work/greeter.wit" server greeter-c
 c faults-c/faults.c "$work/faults.wit" server faults-c
 c hello-http-c/hello.c hello-http-c/wasi-http.wit hello hello-http-c
-# A snapshot of a running engine differs each time: it is left alone while what it is made of is what it was.
+# A snapshot of a running engine differs each time, so rebuild it only if its inputs have changed.
 if ! cmp -s <(sha256sum greeter-js/* greeter/* tools/*) <(grep -E '  (greeter|greeter-js|tools)/' SHA256SUMS); then
   cat "$work/greeter.wit" greeter-js/world.wit >"$work/greeter-js.wit"
   (cd greeter-js && "$tools/node_modules/.bin/componentize-qjs" --sync --opt-size --minify \
     --wit "$work/greeter-js.wit" --world example:greeter/app --js greeter.js --output greeter-js.wasm >/dev/null)
   node "$tools/borrows.mjs" greeter-js/greeter-js.wasm
 fi
-# So is that of the conformance suite, whose service is the suite's own.
+# The same applies to the conformance server, whose service comes from the suite.
 if ! cmp -s <(sha256sum conformance-js/* tools/*) <(grep -E '  (conformance-js|tools)/' SHA256SUMS); then
   go -C "$root/hack/connect" mod download connectrpc.com/conformance
   suite=$(go -C "$root/hack/connect" list -m -f '{{.Dir}}' connectrpc.com/conformance)/proto

@@ -1,8 +1,8 @@
-// ping N [BYTES]: publishes a message on the channel "out" and waits for it to come back on the channel "in", N times, and then
-// logs how long one way took: half of the time there and back, in nanoseconds. `relay plain` is the other side.
+// ping N [BYTES]: publishes a message on the channel "out" and waits for it to come back on the channel "in", N times. Then it
+// logs the time for one way: half of the round trip, in nanoseconds. `relay plain` is the other side.
 //
-// ping flood N BYTES BATCH: publishes N messages. Two batches may be under way: for each further one it waits for a message on the
-// channel "in", by which the other side says that it has a batch.
+// ping flood N BYTES BATCH: publishes N messages. At most two batches are in flight: before each further one, it waits for a
+// message on the channel "in", by which the other side acknowledges a batch.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -35,7 +35,7 @@ static int flood(int out, int in, int n, int size, int batch) {
             return 1;
         }
     }
-    while (read(in, answer, sizeof answer) > 0) continue; // until it is stopped
+    while (read(in, answer, sizeof answer) > 0) continue; // until the module is stopped
     return 0;
 }
 

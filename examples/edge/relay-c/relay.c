@@ -1,5 +1,5 @@
-// relay: takes each message of the channel "in" and publishes it on the channel "out", in capitals; with the argument "plain",
-// as it is. The message "quit" ends it with code 3, "crash" by a trap.
+// relay: publishes each message from the channel "in" on the channel "out", in capital letters, or unchanged with the argument
+// "plain". The message "quit" makes it exit with code 3, "crash" makes it trap.
 //
 //   tripod edge run relay-c/relay.wasm --channel in=app/in:r --channel out=app/out:w
 //
@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
             fprintf(stderr, "relay: read: %s\n", strerror(errno));
             return 1;
         }
-        if (n == 0) return 0; // the module is to stop
+        if (n == 0) return 0; // the module must stop
         if (n == 4 && memcmp(message, "quit", 4) == 0) return 3;
         if (n == 5 && memcmp(message, "crash", 5) == 0) __builtin_trap();
         for (ssize_t i = 0; !plain && i < n; i++) message[i] = (char)toupper((unsigned char)message[i]);

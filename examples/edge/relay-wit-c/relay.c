@@ -1,9 +1,9 @@
-// Relay as a component: it publishes on the channel "out" what comes on the channel "in", in capital letters, and prints it, too.
+// Relay as a component: it publishes messages from the channel "in" on the channel "out", in capital letters, and prints them.
 //
 //	tripod edge run relay-wit-c/relay.wasm --channel in=app/in:r --channel out=app/out:w
 //
-// The interface is internal/sandbox/wasm/internal/worker/channels.wit; here its canonical ABI is spoken by hand. wit-bindgen would do that
-// (https://github.com/bytecodealliance/wit-bindgen).
+// The interface is internal/sandbox/wasm/internal/worker/channels.wit. This file implements its canonical ABI by hand, which
+// wit-bindgen could generate (https://github.com/bytecodealliance/wit-bindgen).
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,7 +24,7 @@ CHANNELS("[method]channel.send") void channel_send(uint32_t self, const uint8_t 
 CHANNELS("[method]channel.receive") void channel_receive(uint32_t self, uint32_t limited, uint64_t ns, received *);
 CHANNELS("[resource-drop]channel") void channel_drop(uint32_t self);
 
-// The host puts the messages that it gives here.
+// The host allocates memory for received messages here.
 __attribute__((export_name("cabi_realloc"))) void *cabi_realloc(void *old, size_t was, size_t align, size_t n) {
   (void)was, (void)align;
   return realloc(old, n);
@@ -43,7 +43,7 @@ static int relay(uint32_t in, uint32_t out, uint64_t limit) {
     received r;
     channel_receive(in, limit != 0, limit, &r);
     if (r.failed) return r.error == CLOSED ? 0 : 10 + r.error;
-    if (!r.some) return 2; // the time is over
+    if (!r.some) return 2; // timeout
     for (uint32_t k = 0; k < r.len; k++) r.data[k] = (uint8_t)toupper(r.data[k]);
     printf("%.*s\n", (int)r.len, (char *)r.data);
     fflush(stdout);
@@ -54,7 +54,7 @@ static int relay(uint32_t in, uint32_t out, uint64_t limit) {
   }
 }
 
-// Its argument, if there is one, is how many milliseconds it waits for a message.
+// The optional argument is the timeout for a message, in milliseconds.
 int main(int argc, char **argv) {
   uint32_t in = channel("in"), out = channel("out");
   int code = relay(in, out, argc > 1 ? strtoull(argv[1], NULL, 10) * 1000000 : 0);
@@ -62,6 +62,6 @@ int main(int argc, char **argv) {
   return code;
 }
 
-#ifdef REACTOR // for a test: a component whose run is not the one that a preview 1 command gets
+#ifdef REACTOR // for a test: a component whose run does not come from a preview 1 adapter
 __attribute__((export_name("wasi:cli/run@0.2.0#run"))) int32_t run(void) { return main(0, NULL) != 0; }
 #endif

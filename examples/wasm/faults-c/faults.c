@@ -1,4 +1,4 @@
-// The Faults service (faults.proto): what a runtime must survive, and what its speed is measured by.
+// The Faults service (faults.proto): faults that a runtime must survive, and functions to measure its speed.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #define FAULTS "proto:faults-v1/faults"
 #define STREAMS "proto:faults-v1/faults-streams"
 
-// A record of one field lies in memory, and is passed, as the field.
+// A record of one field has the layout of the field, in memory and as a parameter.
 typedef RESULT(uint64_t) total;
 typedef RESULT(str) payload;
 
@@ -22,7 +22,7 @@ IMPORT(STREAMS, "[method]tick-reply-writer.send")
 void ticks_send(int32_t self, uint32_t number, const char *data, uint32_t len, DONE *result);
 IMPORT(STREAMS, "[resource-drop]tick-reply-writer") void ticks_drop(int32_t self);
 
-static uint64_t calls; // that this instance has served
+static uint64_t calls; // served by this instance
 
 static void *answer(uint64_t value) {
   static total result;
@@ -33,7 +33,7 @@ static void *answer(uint64_t value) {
 }
 
 static void *refuse(uint32_t code, str message) {
-  static total result; // in all results the status lies at the offset of the other case, which here is 8
+  static total result; // in all results the status has the offset of the other case, here 8
   result.failed = 1;
   result.error = (status){code, message, {NULL, 0}};
   return &result;
@@ -121,12 +121,12 @@ METHOD(FAULTS, "trap", trap, int32_t kind, int32_t number) {
   }
 }
 
-// deeper does something after its call, or the compiler would make a loop of it; it takes nothing of the stack that
-// lies in linear memory, whose end would be another fault.
+// deeper computes after its recursive call, because otherwise the compiler would make a loop of it. It uses no stack in
+// linear memory, whose end would be another fault.
 static __attribute__((noinline)) uint64_t deeper(volatile uint64_t *depth) {
   if (++*depth == UINT64_MAX) return 0;
-  uint64_t below = deeper(depth);
-  return below * 3 + *depth;
+  uint64_t rest = deeper(depth);
+  return rest * 3 + *depth;
 }
 
 METHOD(FAULTS, "recurse", recurse, int32_t nothing) {
@@ -166,7 +166,7 @@ METHOD(FAULTS, "headers", headers, uint64_t count) {
   return answer(count);
 }
 
-// ---- what a guest can tell ----
+// ---- output ----
 
 METHOD(FAULTS, "fail", fail, uint32_t code, const char *message, uint32_t message_len, str *details, uint32_t n) {
   total *result = refuse(code, (str){message, message_len});
@@ -198,7 +198,7 @@ typedef struct {
     uint8_t some;
     uint64_t value;
   } timeout;
-  list metadata; // of entries: a tuple of two strings lies as they do
+  list metadata; // of entries, which have the layout of two strings
 } view;
 
 // strings makes a list of n C strings.

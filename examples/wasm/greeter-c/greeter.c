@@ -1,4 +1,4 @@
-// The Greeter service in C. `tripod wit gen ../greeter/greeter.proto` writes the interfaces that are spelled out here.
+// The Greeter service in C, with handwritten interfaces as `tripod wit gen ../greeter/greeter.proto` prints them.
 #include <stdlib.h>
 #include <wasi/api.h>
 
@@ -9,7 +9,7 @@
 
 typedef struct {
   uint8_t kind;
-  int32_t number; // of the last case, which stands for all that the enum does not know
+  int32_t number; // payload of the last case, for numbers that the enum does not know
 } language;
 typedef struct {
   str name;
@@ -43,7 +43,7 @@ static hello_reply greet(str names, language l) {
   return (hello_reply){message, pod ? (str){pod, strlen(pod)} : STR("")};
 }
 
-// An Any around google.protobuf.StringValue, which names the field that is wrong.
+// An Any with a google.protobuf.StringValue that names the wrong field.
 #define URL "type.googleapis.com/google.protobuf.StringValue"
 static const char wrong_field[] = "\x0a\x2f" URL "\x12\x06\x0a\x04name";
 _Static_assert(sizeof URL - 1 == 0x2f, "the length in wrong_field");
@@ -117,7 +117,7 @@ METHOD(GREETER, "chat", chat, int32_t requests, int32_t replies) {
     hello_reply reply = greet(next.value.name, next.value.language);
     replies_send(replies, FLAT(reply.message), FLAT(reply.served_by), &result);
     if (result.failed) break;
-    release(mark); // a long talk takes no more room than a short one
+    release(mark); // a long conversation needs no more memory than a short one
   }
   requests_drop(requests);
   replies_drop(replies);

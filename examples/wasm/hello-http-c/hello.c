@@ -1,7 +1,7 @@
 // A component of the world wasi:http/incoming-handler, in C without generated bindings.
 //
-//   GET  /PATH        200, "hello from /PATH", and who the header x-name says it is
-//   POST /echo        200, the body of the request, piece by piece
+//   GET  /PATH        200, "hello from /PATH", and the value of the header x-name
+//   POST /echo        200, the body of the request, streamed
 //   GET  /status/NNN  that status
 //   GET  /trap        traps; /empty ends without a response, /spin does not end, /handles makes handles without end
 #include "../include/abi.h"
@@ -9,7 +9,7 @@
 #define TYPES "wasi:http/types@0.2.0"
 #define STREAMS "wasi:io/streams@0.2.0"
 
-// Results that do not fit a register are written to where the last argument points: these are the shapes they have.
+// Results that do not fit into a core value are written to where the last argument points. These are their layouts.
 typedef struct {
   uint8_t some;
   str value;
@@ -63,7 +63,7 @@ IMPORT("wasi:io/error@0.2.0", "[resource-drop]error") void error_drop(int32_t se
 
 enum { GET, HEAD, POST }; // of the variant method
 
-static uint64_t unread[8]; // takes results that nobody reads, of up to 40 bytes
+static uint64_t unread[8]; // for results that are not read, of up to 40 bytes
 
 static void check(int failed) {
   if (failed) __builtin_trap();
@@ -73,9 +73,9 @@ static void forget(stream_error e) {
   if (!e.closed) error_drop(e.error);
 }
 
-// put writes to the response's body; it returns 0 when nobody reads that any more.
+// put writes to the response's body. It returns 0 when the client no longer reads it.
 static int put(int32_t stream, str s) {
-  const uint32_t most = 4096; // that one call may write
+  const uint32_t most = 4096; // bytes that one call may write
   while (s.len > 0) {
     uint32_t n = s.len < most ? s.len : most;
     res_write result;
@@ -154,7 +154,7 @@ EXPORT("wasi:http/incoming-handler@0.2.0#handle") void handle(int32_t request, i
     echo(request, stream.value);
   else if (method[0] != HEAD)
     greet(request, stream.value, path);
-  out_drop(stream.value); // before its body ends
+  out_drop(stream.value); // must be dropped before its body ends
   out_body_finish(body.value, 0, 0, unread);
   request_drop(request);
   release(NULL);
