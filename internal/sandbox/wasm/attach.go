@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// Attach implements sandbox.Attacher. After it has returned a read of req.Stdin may still be under way.
+// Attach implements sandbox.Attacher. A read of req.Stdin can still be pending after Attach has returned.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -21,7 +21,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	if c.Config.GetStdin() {
 		io.Stdin = req.Stdin
 	}
-	return gone(l.worker.conn().Attach(ctx, c.ID, io), c.ID)
+	return asNotRunning(l.worker.conn().Attach(ctx, c.ID, io), c.ID)
 }
 
 // ReopenLog implements sandbox.LogReopener.
@@ -35,11 +35,12 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 		return err
 	}
 	defer file.Close()
-	return gone(l.worker.conn().ReopenLog(ctx, c.ID, file), c.ID)
+	return asNotRunning(l.worker.conn().ReopenLog(ctx, c.ID, file), c.ID)
 }
 
-// gone translates a worker's ErrNotFound: a container that it does not know has ended.
-func gone(err error, id string) error {
+// asNotRunning replaces a worker's ErrNotFound by notRunning, because a container that its worker does not know has
+// ended.
+func asNotRunning(err error, id string) error {
 	if errdefs.IsNotFound(err) {
 		return &notRunning{id}
 	}
@@ -51,8 +52,7 @@ type notRunning struct{ id string }
 func (e *notRunning) Error() string { return "container " + e.id + " has ended" }
 func (e *notRunning) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// UpdateContainer implements sandbox.Updater. A container that does not run takes its limits from its configuration
-// later.
+// UpdateContainer implements sandbox.Updater. A container that is not running gets its limits when it starts.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
@@ -63,15 +63,15 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 			return err
 		}
 		resources := resourcesOf(c.Config.GetLinux().GetResources())
-		if err := gone(l.worker.conn().Update(ctx, workerapi.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
+		if err := asNotRunning(l.worker.conn().Update(ctx, workerapi.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
 			return err
 		}
 	}
 	return fpUpdated.Hit(ctx)
 }
 
-// dialData connects to the data socket of a running container's worker: cleartext HTTP/2, on which the header
-// workerapi.HeaderContainer says which container a request is for.
+// dialData connects to the data socket of a running container's worker. The socket serves cleartext HTTP/2, with the
+// container in the header workerapi.HeaderContainer.
 func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, error) {
 	_, l, err := b.ledger.GetRun(containerID, containerID)
 	if err != nil {

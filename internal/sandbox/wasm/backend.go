@@ -26,96 +26,96 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// Config says where the backend keeps things and how it runs components.
+// Config configures the backend.
 type Config struct {
-	// Root holds compiled code and the node's certificate authority and must survive a reboot. RunDir holds the pods'
-	// files and the workers' sockets and must not.
+	// Root holds compiled code and the node's certificate authority, and must survive a reboot. RunDir holds the pods'
+	// files and the workers' sockets, and must not survive a reboot.
 	Root, RunDir string
-	// Program is the path of tripod-wasm; empty: it is beside the executable of this process, or in PATH.
+	// Program is the path of tripod-wasm. If empty, it is looked for beside the executable of this process and in PATH.
 	Program string
 	// Workers says which pods share a worker process; WorkerPerNode by default.
 	Workers WorkerMode
-	// UID and GID are what workers and compilers run as.
+	// UID and GID are the user and group of workers and compilers.
 	UID, GID int
-	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent, a path (cgroupfs) or the name of a slice (systemd), is the
-	// parent of shared workers, and of those of pods that name no parent.
+	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent is the parent cgroup of shared workers, and of the workers
+	// of pods that name no parent: a path (cgroupfs) or the name of a slice (systemd).
 	CgroupDriver, CgroupParent string
-	// LabelPrefix is the prefix of the labels that name a component and of the annotations that say how it is served.
+	// LabelPrefix is the prefix of the labels that name a component, and of the annotations of parseOptions.
 	LabelPrefix string
-	// LogSizeMax bounds the log file of a container, in bytes; 0: no bound.
+	// LogSizeMax bounds the log file of a container, in bytes; 0 means no limit.
 	LogSizeMax int64
-	// Instances bounds the live instances of guests in one worker, MaxMemory each linear memory in bytes; 0: the
-	// worker's defaults.
+	// Instances bounds the guest instances in a worker, MaxMemory each linear memory in bytes; 0 means the worker's
+	// defaults.
 	Instances int
 	MaxMemory uint64
-	// Connections bounds those of each pod.
+	// Connections limits the connections of each pod.
 	Connections connlimit.Config
-	// Holdings bound what the guests of one pod hold in their worker, Concurrency what a pod's annotation may request;
-	// 0: no bound.
+	// Holdings limit what the guests of one pod hold in their worker. Concurrency limits the value of a pod's
+	// concurrency annotation. 0 means no limit.
 	Holdings    Holdings
 	Concurrency int
 	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
 	CompileTimeout time.Duration
 	CompileMemory  int64
-	// LogLevel is that of the workers, as slog spells it.
+	// LogLevel is the workers' slog level.
 	LogLevel string
 }
 
-// Holdings bound what the guests of one pod hold in their worker.
+// Holdings limit what the guests of one pod hold in their worker.
 type Holdings = workerapi.Holdings
 
 // Services are the parts of the node that the backend uses.
 type Services struct {
-	// Images gives components, Network sockets.
+	// Images provides components, Network sockets.
 	Images  ImageStore
 	Network Network
-	// Spans takes the spans of the workers' requests (a serialized OTLP ExportTraceServiceRequest); nil: none are made.
+	// Spans gets the spans of the workers' requests (a serialized OTLP ExportTraceServiceRequest); nil disables spans.
 	Spans func(otlp []byte)
-	// Logger takes what no caller is there to receive; nil discards it.
+	// Logger gets errors that cannot be returned to a caller; nil discards them.
 	Logger *slog.Logger
 }
 
-// setup is what the parts of the backend are made of.
+// setup is the input for the parts of the backend.
 type setup struct {
 	Config
 	Services
 }
 
-// ImageStore is what the backend needs of the image service; Images is one.
+// ImageStore is the part of the image service that the backend uses. Images implements it.
 type ImageStore interface {
 	artifact.Blobs
-	// Component finds the component of an image by the image's ID.
+	// Component returns the component in an image.
 	Component(ctx context.Context, imageID string) (*artifact.Artifact, error)
-	// Get finds an image by ID or reference.
+	// Get returns the image with an ID or reference.
 	Get(ctx context.Context, refOrID string) (image.Image, error)
-	// List lists all images.
+	// List returns all images.
 	List(ctx context.Context) ([]image.Image, error)
-	// Hold keeps the blobs of an image, even if it is removed, until Unhold of the same key. Holds lists all keys,
-	// those of other users included.
+	// Hold keeps the blobs of an image, even if the image is removed, until Unhold with the same key. Holds returns all
+	// keys, including those of other users.
 	Hold(ctx context.Context, key, imageID string) error
 	Unhold(ctx context.Context, key string) error
 	Holds(ctx context.Context) ([]string, error)
 }
 
-// Images is the node's image store with the components in it.
+// Images adapts the node's image store to ImageStore.
 type Images struct{ *image.Store }
 
-// Component finds the component of an image by the image's ID.
+// Component implements ImageStore.
 func (i Images) Component(ctx context.Context, imageID string) (*artifact.Artifact, error) {
 	return artifact.Open(ctx, i.Store, imageID)
 }
 
-// ImportFile makes an image of a binary in a file of this node; see artifact.ImportFile.
+// ImportFile imports a binary in a file of this node as an image; see artifact.ImportFile.
 func (i Images) ImportFile(ctx context.Context, file *os.File) (image.Image, error) {
 	return artifact.ImportFile(ctx, i.Store, file)
 }
 
-// Network opens sockets in the pods' network namespaces; *network.Manager is one. An empty netns is the node's.
+// Network opens sockets in the pods' network namespaces. *network.Manager implements it. An empty netns is the node's.
 type Network interface {
 	Listen(ctx context.Context, netns, network, addr string) (*os.File, error)
 }
 
-// Backend is the sandbox.Backend of component pods. Made by Open.
+// Backend is the sandbox.Backend for component pods. Use Open.
 type Backend struct {
 	cfg      setup
 	log      *slog.Logger
@@ -148,7 +148,7 @@ var (
 // ProgramName is the name of the workers' program.
 const ProgramName = "tripod-wasm"
 
-// findProgram looks for tripod-wasm, unless it is configured: errdefs.ErrNotFound.
+// findProgram sets Program, if it is not configured, or returns errdefs.ErrNotFound.
 func (c *Config) findProgram() (err error) {
 	if c.Program == "" {
 		c.Program, err = process.FindProgram(ProgramName, "of the workers that run components")
@@ -156,8 +156,8 @@ func (c *Config) findProgram() (err error) {
 	return err
 }
 
-// Open creates the directories and finds the program. If the configuration names no program and none is found, the
-// error is errdefs.ErrNotFound. Workers start when pods need them. ctx bounds this call only.
+// Open opens the backend and creates its directories. It returns errdefs.ErrNotFound if the configuration names no
+// program and none is found. Workers start when pods need them. ctx bounds only this call.
 func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	cfg := setup{c.withDefaults(), s}
 	if cfg.Logger == nil {
@@ -189,15 +189,15 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
 	}
-	b.keeper.exited, b.keeper.died, b.keeper.adopt, b.keeper.wanted = b.podExited, b.workerDied, b.resync, b.hasPods
+	b.keeper.exited, b.keeper.died, b.keeper.adopt, b.keeper.hasPods = b.podExited, b.workerDied, b.resync, b.hasPods
 	b.watcher.changed = b.certificateChanged
 	ctx, stop := context.WithCancel(context.Background())
 	b.stop = stop
-	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.tend(ctx) }))
+	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(ctx) }))
 	return b, nil
 }
 
-// Close leaves workers with pods running and ends the others.
+// Close ends the workers without pods. Workers with pods continue to run.
 func (b *Backend) Close() error {
 	b.stop()
 	b.sweeping.Wait()
@@ -233,7 +233,7 @@ func (c setup) check() error {
 	switch c.Workers {
 	case WorkerPerNode, WorkerPerNamespace, WorkerPerPod:
 	default:
-		return fmt.Errorf("wasm backend: %q is none of node, namespace, pod: %w", c.Workers, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("wasm backend: worker mode %q is not node, namespace or pod: %w", c.Workers, errdefs.ErrInvalidArgument)
 	}
 	if _, err := exec.LookPath(c.Program); err != nil {
 		return fmt.Errorf("wasm backend: %w: %w", err, errdefs.ErrUnavailable)
@@ -249,7 +249,7 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 	return sandbox.Capabilities{MaxContainers: 1, Components: true, HostNetwork: true}
 }
 
-// CreateSandbox implements sandbox.Backend. The worker that the pod will need is started meanwhile.
+// CreateSandbox implements sandbox.Backend. It also starts the worker that the pod will need, in the background.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	s := podState{ID: p.ID, Scope: b.keeper.scopeOf(p)}
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
@@ -259,7 +259,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	if !isOwn(s.Scope) && b.keeper.current(s.Scope) == nil {
-		b.keeper.startAhead(s.Scope)
+		b.keeper.prestart(s.Scope)
 	}
 	return fpSandboxMade.Hit(ctx)
 }
@@ -275,7 +275,7 @@ func (b *Backend) setPod(s podState) error {
 	return nil
 }
 
-// scopeOf is the scope in which a pod's container starts: its own after setApart.
+// scopeOf returns the scope of the worker in which a pod's container starts.
 func (b *Backend) scopeOf(p *sandbox.Pod) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -285,14 +285,14 @@ func (b *Backend) scopeOf(p *sandbox.Pod) string {
 	return b.keeper.scopeOf(p)
 }
 
-// setApart gives a pod its own worker, whatever the configuration says, until its sandbox is removed.
-func (b *Backend) setApart(p *sandbox.Pod, why string) error {
-	b.log.Info("a pod gets a worker for itself", "pod", p.ID, "why", why)
-	return b.setPod(podState{ID: p.ID, Scope: ownScope(p.ID), Apart: why})
+// assignOwnWorker gives a pod its own worker in every worker mode, until its sandbox is removed.
+func (b *Backend) assignOwnWorker(p *sandbox.Pod, why string) error {
+	b.log.Info("pod needs its own worker", "pod", p.ID, "why", why)
+	return b.setPod(podState{ID: p.ID, Scope: ownScope(p.ID), OwnWorkerReason: why})
 }
 
-// StopSandbox implements sandbox.Backend. Without its container a sandbox has nothing that lives but the worker that it
-// may have for itself, in the cgroup that a kubelet is about to remove.
+// StopSandbox implements sandbox.Backend. It ends the sandbox's own worker, if it has one, because the worker is in the
+// cgroup that a kubelet is about to remove.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if scope := b.scopeOf(p); isOwn(scope) {
 		return b.endWorkers(ctx, scope)
@@ -335,7 +335,7 @@ func (b *Backend) removeSandbox(ctx context.Context, id string) error {
 	return b.endIdle(ctx, scope)
 }
 
-// endIdle ends the workers of a scope without pods. The worker of the node stays for the next pod.
+// endIdle ends the workers of a scope that has no pods. The node's current worker continues to run for the next pod.
 func (b *Backend) endIdle(ctx context.Context, scope string) error {
 	if scope == "" || b.hasPods(scope) {
 		return nil
@@ -358,8 +358,8 @@ func (b *Backend) hasPods(scope string) bool {
 	return false
 }
 
-// busy reports whether a worker must outlive the daemon: its scope has pods, or it runs a pod of another scope, which
-// started before the configuration changed.
+// busy reports whether a worker must outlive the daemon, because its scope has pods or because it runs a pod that was
+// started before the worker mode changed.
 func (b *Backend) busy(w *worker) bool {
 	if b.hasPods(w.scope) {
 		return true

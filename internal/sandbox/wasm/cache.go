@@ -25,13 +25,13 @@ var (
 	fpStored   = failpoint.New("wasm.cache.stored")
 )
 
-// cache holds compiled code by the digest of the component and the fingerprint of the engine:
+// cache stores compiled code by the digest of the component and the fingerprint of the engine:
 //
 //	<dir>/<half the digest of the component>/<hash of the fingerprint>.code    machine code
-//	                                                        .json    entry: its checksum, written after it
+//	                                                        .json    entry with the checksum, written last
 //
-// A file without a matching entry is not trusted: the component is compiled again. If the disk cannot be written, code
-// stays in memory until it is loaded.
+// If code has no matching entry, the component is compiled again. If the disk is not writable, code stays in memory
+// until it is loaded.
 type cache struct {
 	dir      string
 	compiler *compiler
@@ -43,10 +43,10 @@ type cache struct {
 
 // entry describes one file of code.
 type entry struct {
-	// Digest is the component's, Engine the fingerprint under which it was compiled.
+	// Digest is the digest of the component, Engine the fingerprint of the engine.
 	Digest string `json:"digest"`
 	Engine string `json:"engine"`
-	// Size and SHA256 are the code's.
+	// Size and SHA256 are of the code.
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`
 }
@@ -64,11 +64,11 @@ func newCache(cfg setup, compiler *compiler) *cache {
 	return &cache{dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, flights: map[string]*flight{}}
 }
 
-// source opens the binary of a component that must be compiled.
+// source opens the binary of a component for compilation.
 type source func(ctx context.Context) (*os.File, error)
 
-// open returns the code of a component, verified and at its beginning. It compiles the component if needed; concurrent
-// callers share one compilation, which is cancelled when the last of them gives up.
+// open returns the verified code of a component, at offset 0. It compiles the component if needed. Concurrent callers
+// share one compilation, which is cancelled once the contexts of all of them have ended.
 func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
@@ -77,10 +77,10 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	if code, err := c.verified(digest, engine); err == nil {
 		return code, nil
 	} else if !errdefs.IsNotFound(err) {
-		c.log.Warn("compiled code is damaged or unreadable; compiling again", "component", digest, "err", err)
+		c.log.Warn("compiled code is damaged; compiling again", "component", digest, "err", err)
 	}
 	f := c.join(ctx, digest, engine, component)
-	defer c.part(digest, f)
+	defer c.leave(digest, f)
 	select {
 	case <-f.done:
 	case <-ctx.Done():
@@ -110,8 +110,9 @@ func (c *cache) join(ctx context.Context, digest, engine string, component sourc
 	return f
 }
 
-// part leaves a compilation. The last caller cancels it.
-func (c *cache) part(digest string, f *flight) {
+// leave removes a caller from a compilation. When the last caller leaves, the compilation is cancelled and its code
+// closed.
+func (c *cache) leave(digest string, f *flight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.waiting--; f.waiting > 0 {
@@ -127,7 +128,7 @@ func (c *cache) part(digest string, f *flight) {
 	}()
 }
 
-// make compiles a component and stores the code. Code that cannot be stored is returned all the same.
+// make compiles a component and stores the code. It returns the code even if storing fails.
 func (c *cache) make(ctx context.Context, digest, engine string, component source) (*os.File, error) {
 	in, err := component(ctx)
 	if err != nil {
@@ -141,7 +142,7 @@ func (c *cache) make(ctx context.Context, digest, engine string, component sourc
 	err = fpCompiled.Hit(ctx)
 	if err == nil {
 		if err = c.store(digest, engine, code); err != nil {
-			c.log.Warn("compiled code cannot be stored; the next start compiles it again", "component", digest, "err", err)
+			c.log.Warn("store compiled code failed; the next start compiles again", "component", digest, "err", err)
 			c.drop(digest, engine)
 			err = nil
 		}
@@ -156,7 +157,7 @@ func (c *cache) make(ctx context.Context, digest, engine string, component sourc
 	return code, nil
 }
 
-// entryDir is the directory of a component's code, named after the first half of its digest; the entry has the whole
+// entryDir returns the directory of a component's code, named by the first half of the digest. The entry has the whole
 // digest.
 func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, shortName(digest)) }
 
@@ -165,7 +166,8 @@ func (c *cache) file(digest, engine, kind string) string {
 	return filepath.Join(c.entryDir(digest), hex.EncodeToString(sum[:8])+kind)
 }
 
-// store writes the code, then its entry. Neither is synced: after a power loss, damaged code fails its checksum.
+// store writes the code and then its entry. It syncs neither, because the checksum detects code damaged by a power
+// loss.
 func (c *cache) store(digest, engine string, code *os.File) error {
 	if err := os.MkdirAll(c.entryDir(digest), 0o700); err != nil {
 		return err
@@ -189,21 +191,22 @@ func (c *cache) store(digest, engine string, code *os.File) error {
 	})
 }
 
-// drop removes the files of a code, complete or not.
+// drop removes the code and its entry, including incomplete files.
 func (c *cache) drop(digest, engine string) {
 	for _, kind := range []string{".json", ".json.new", ".code", ".code.new"} {
 		_ = ledger.RemoveFile(c.file(digest, engine, kind))
 	}
 }
 
-// verified opens code and compares it with its entry. No code is errdefs.ErrNotFound, damaged code errdefs.ErrDataLoss.
+// verified opens code after checking it against its entry. It returns errdefs.ErrNotFound if there is no code, and
+// ErrDataLoss if the code is damaged.
 func (c *cache) verified(digest, engine string) (*os.File, error) {
 	var e entry
 	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil {
 		return nil, err
 	}
 	if e.Digest != digest || e.Engine != engine {
-		return nil, fmt.Errorf("entry is of %s under engine %s: %w", e.Digest, e.Engine, errdefs.ErrDataLoss)
+		return nil, fmt.Errorf("the entry is for %s with engine %s: %w", e.Digest, e.Engine, errdefs.ErrDataLoss)
 	}
 	code, err := os.OpenFile(c.file(digest, engine, ".code"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -212,7 +215,7 @@ func (c *cache) verified(digest, engine string) (*os.File, error) {
 	sum := sha256.New()
 	n, err := io.Copy(sum, code)
 	if err == nil && (n != e.Size || hex.EncodeToString(sum.Sum(nil)) != e.SHA256) {
-		err = fmt.Errorf("%s has %d bytes that are not those that were written (%d): %w", code.Name(), n, e.Size, errdefs.ErrDataLoss)
+		err = fmt.Errorf("%s (%d bytes) does not match the size (%d) and checksum of its entry: %w", code.Name(), n, e.Size, errdefs.ErrDataLoss)
 	}
 	if err == nil {
 		_, err = code.Seek(0, io.SeekStart)
@@ -224,19 +227,19 @@ func (c *cache) verified(digest, engine string) (*os.File, error) {
 	return code, nil
 }
 
-// forget removes code that a worker refuses although its checksum matches.
+// forget removes code that a worker has refused.
 func (c *cache) forget(digest string) {
 	if engine, err := c.compiler.engine(); err == nil {
 		c.drop(digest, engine)
 	}
 }
 
-// reopen opens a memory file again, for a separate offset.
+// reopen opens a memory file again, with its own offset.
 func reopen(f *os.File) (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
-// evict removes all code but that of the wanted components, and incomplete files with it.
+// evict removes all code except that of wanted components and of compilations in progress.
 func (c *cache) evict(wanted map[string]bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,24 +16,24 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// component is what a container runs: the binary and what describes its services.
+// component is the binary of a container and the description of its services.
 type component struct {
 	artifact *artifact.Artifact
-	// descriptors is a serialized FileDescriptorSet, metadata what Vimana's images have in its place; digest is the
-	// SHA-256 of the one that there is, or empty.
+	// descriptors is a serialized FileDescriptorSet, which metadata replaces in Vimana's images. digest is the SHA-256
+	// of either, or empty if there is neither.
 	descriptors, metadata []byte
 	digest                string
-	// used is when a container last asked for it.
+	// used is the time of the last use for a container.
 	used time.Time
 }
 
-// codeName is the name of the component in workers. The same binary with other descriptors or services is another
-// component.
+// codeName returns the name of a component in workers (workerapi.Code.Digest). The same binary with other descriptors
+// or services has another name.
 func codeName(a *artifact.Artifact, description string) string {
 	return strings.Join(append([]string{a.Wasm.Digest.String(), description}, a.Services...), "+")
 }
 
-// code is the component as a worker loads it, without the compiled code.
+// code returns the argument of Load for the component, without the compiled code.
 func (c *component) code() workerapi.Code {
 	return workerapi.Code{Digest: codeName(c.artifact, c.digest), Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
 }
@@ -55,8 +55,8 @@ func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) 
 	return nil
 }
 
-// holdMark is the prefix of our holds on images. There is one hold for each image in use, not for each container,
-// because each costs a commit of the image store.
+// holdMark is the prefix of our holds on images. There is one hold per image, not per container, because each hold
+// costs a commit of the image store.
 const holdMark = "wasm-"
 
 func holdOf(imageID string) string { return holdMark + shortName(imageID) }
@@ -67,16 +67,16 @@ type catalog struct {
 	images ImageStore
 
 	mu      sync.Mutex
-	known   map[string]*component    // by image
-	looking map[string]chan struct{} // by image; closed when the lookup is done
+	known   map[string]*component    // by image ID
+	looking map[string]chan struct{} // lookups in progress by image ID; closed at the end
 }
 
 func newCatalog(images ImageStore) *catalog {
 	return &catalog{images: images, known: map[string]*component{}, looking: map[string]chan struct{}{}}
 }
 
-// find returns the component of an image. Concurrent callers share one lookup. An image without a component is
-// errdefs.ErrInvalidArgument.
+// find returns the component in an image and holds the image. Concurrent callers share one lookup. If the image has no
+// component, it returns errdefs.ErrInvalidArgument.
 func (c *catalog) find(ctx context.Context, imageID string) (*component, error) {
 	return c.once(ctx, imageID, func() (*component, error) {
 		if err := c.images.Hold(ctx, holdOf(imageID), imageID); err != nil {
@@ -91,20 +91,19 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 	})
 }
 
-// recall returns the component of a container that exists, perhaps since a previous daemon: its image may have been
-// removed.
+// recall returns the component of an existing container, whose image can be removed.
 func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description string) (*component, error) {
 	found, err := c.once(ctx, a.ImageID, func() (*component, error) {
 		found := &component{artifact: a}
 		return found, found.read(ctx, c.images)
 	})
 	if err == nil && found.digest != description {
-		err = fmt.Errorf("image %s describes its component differently than when the container was created: %w", a.ImageID, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("the descriptors of image %s have changed since the container was created: %w", a.ImageID, errdefs.ErrFailedPrecondition)
 	}
 	return found, err
 }
 
-// once returns the cached component of an image. Otherwise one caller looks it up while the others wait.
+// once returns the cached component of an image. If there is none, one caller looks it up while the others wait.
 func (c *catalog) once(ctx context.Context, imageID string, look func() (*component, error)) (*component, error) {
 	for {
 		c.mu.Lock()
@@ -120,18 +119,18 @@ func (c *catalog) once(ctx context.Context, imageID string, look func() (*compon
 		case known != nil:
 			return known, nil
 		case looking == nil:
-			return c.learn(imageID, look)
+			return c.lookUp(imageID, look)
 		}
 		select {
 		case <-looking:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for image %s to be looked at: %w", imageID, context.Cause(ctx))
+			return nil, fmt.Errorf("wait for the lookup of image %s: %w", imageID, context.Cause(ctx))
 		}
 	}
 }
 
-// learn looks an image up and wakes those that wait for it.
-func (c *catalog) learn(imageID string, look func() (*component, error)) (*component, error) {
+// lookUp looks an image up, caches its component and wakes the callers that wait for it.
+func (c *catalog) lookUp(imageID string, look func() (*component, error)) (*component, error) {
 	found, err := look()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,8 +144,8 @@ func (c *catalog) learn(imageID string, look func() (*component, error)) (*compo
 	return found, nil
 }
 
-// release drops the holds on images that no container runs from. Images that were requested after since stay: their
-// container may be about to be created.
+// release releases the holds on images without containers. It keeps images requested later than the since time, because
+// a container for them may be about to be created.
 func (c *catalog) release(ctx context.Context, inUse map[string]bool, since time.Time) error {
 	held, err := c.images.Holds(ctx)
 	if err != nil {

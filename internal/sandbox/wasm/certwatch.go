@@ -9,12 +9,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// settleTime is how long a mount with a certificate must be unchanged before it is read again: a Secret is replaced by
-// one rename, a file in an editor by many writes.
+// settleTime is how long the directory of a certificate must be unchanged before it is read again, because an editor
+// can write a file in several steps.
 const settleTime = 200 * time.Millisecond
 
-// certWatcher reports changes to the certificate files of running containers. One inotify instance serves all, because
-// the kernel allows a user only few (fs.inotify.max_user_instances).
+// certWatcher reports changes to the certificate files of running containers. All containers share one inotify
+// instance, because the kernel allows each user only a few (fs.inotify.max_user_instances).
 type certWatcher struct {
 	log     *slog.Logger
 	notify  *fsnotify.Watcher
@@ -22,9 +22,9 @@ type certWatcher struct {
 	done    chan struct{}
 
 	mu     sync.Mutex
-	dirs   map[string]map[string]bool // directory to the containers with their certificate in it
-	of     map[string]string          // container to directory
-	timers map[string]*time.Timer
+	dirs   map[string]map[string]bool // containers by directory
+	of     map[string]string          // directory by container
+	timers map[string]*time.Timer     // by directory
 }
 
 func newCertWatcher(log *slog.Logger) (*certWatcher, error) {
@@ -56,7 +56,7 @@ func (w *certWatcher) follow(id, dir string) {
 	defer w.mu.Unlock()
 	if w.dirs[dir] == nil {
 		if err := w.notify.Add(dir); err != nil {
-			w.log.Warn("changes of a certificate will not be seen", "container", id, "dir", dir, "err", err)
+			w.log.Warn("watch certificate failed", "container", id, "dir", dir, "err", err)
 			return
 		}
 		w.dirs[dir] = map[string]bool{}
@@ -76,7 +76,7 @@ func (w *certWatcher) forget(id string) {
 	delete(w.dirs[dir], id)
 	if len(w.dirs[dir]) == 0 {
 		delete(w.dirs, dir)
-		_ = w.notify.Remove(dir) // it may be gone already
+		_ = w.notify.Remove(dir) // fails if the directory was removed
 	}
 }
 
@@ -88,18 +88,18 @@ func (w *certWatcher) run() {
 			if !ok {
 				return
 			}
-			w.stir(e.Name)
+			w.postpone(e.Name)
 		case err, ok := <-w.notify.Errors:
 			if !ok {
 				return
 			}
-			w.log.Warn("watch certificates", "err", err)
+			w.log.Warn("watch certificates failed", "err", err)
 		}
 	}
 }
 
-// stir postpones the reading of a directory that has changed until it is quiet.
-func (w *certWatcher) stir(name string) {
+// postpone schedules the report of a changed directory after settleTime without further changes.
+func (w *certWatcher) postpone(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for dir := range w.dirs {
@@ -110,11 +110,11 @@ func (w *certWatcher) stir(name string) {
 			t.Reset(settleTime)
 			continue
 		}
-		w.timers[dir] = time.AfterFunc(settleTime, func() { w.settled(dir) })
+		w.timers[dir] = time.AfterFunc(settleTime, func() { w.report(dir) })
 	}
 }
 
-func (w *certWatcher) settled(dir string) {
+func (w *certWatcher) report(dir string) {
 	w.mu.Lock()
 	delete(w.timers, dir)
 	var ids []string
@@ -127,7 +127,7 @@ func (w *certWatcher) settled(dir string) {
 	}
 }
 
-// followCertificate watches the certificate of a container that has one in a mount.
+// followCertificate watches the certificate of a container, if it is from a mount.
 func (b *Backend) followCertificate(id string, l *life) {
 	o, err := parseOptions(l.pod.Config, b.cfg.LabelPrefix)
 	if err != nil || o.tls == tlsGenerated || o.tls == tlsOff {
@@ -136,8 +136,8 @@ func (b *Backend) followCertificate(id string, l *life) {
 	b.watcher.follow(id, hostPathOf(l.container.Config.GetMounts(), o.tls))
 }
 
-// certificateChanged gives a running container the current certificate of its mount. If that is invalid, the previous
-// one stays in use.
+// certificateChanged replaces the certificate of a running container by the one in its mount. If that is invalid, the
+// previous certificate stays in use.
 func (b *Backend) certificateChanged(id string) {
 	h := b.ledger.Loaded(id)
 	if h == nil {
@@ -146,8 +146,8 @@ func (b *Backend) certificateChanged(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
 	if err := b.renew(ctx, h); err != nil {
-		b.log.Error("the certificate in a mount has changed and cannot be used; the one before stays", "container", id, "err", err)
+		b.log.Error("replace certificate failed; the previous one stays in use", "container", id, "err", err)
 		return
 	}
-	b.log.Info("a certificate was replaced", "container", id)
+	b.log.Info("certificate replaced", "container", id)
 }

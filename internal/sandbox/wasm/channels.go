@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Channels implements sandbox.Channeler. The group is the worker: it delivers by itself among its pods.
+// Channels implements sandbox.Channeler. The group is the worker, which delivers messages between its pods itself.
 func (b *Backend) Channels(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (net.Conn, string, error) {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -21,12 +21,13 @@ func (b *Backend) Channels(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 	}
 	conn, err := l.worker.conn().Channels(ctx, c.ID)
 	if err != nil {
-		return nil, "", gone(err, c.ID)
+		return nil, "", asNotRunning(err, c.ID)
 	}
 	return conn, l.worker.name, nil
 }
 
-// isModule tells whether a container is a module of the edge front door, which alone may set such annotations.
+// isModule reports whether a container is a module of the MQTT front door, by annotations that only this front door can
+// set.
 func isModule(config *runtimeapi.ContainerConfig) bool {
 	for name := range config.GetAnnotations() {
 		if strings.HasPrefix(name, sandbox.AnnotationEdge) {
@@ -36,10 +37,10 @@ func isModule(config *runtimeapi.ContainerConfig) bool {
 	return false
 }
 
-// checkModule refuses a module that is a server: it would open the ports of the node's own network.
+// checkModule refuses a module that is a server, because it would open ports in the node's network.
 func checkModule(config *runtimeapi.ContainerConfig, world wit.World) error {
 	if world == wit.WorldCommand || !isModule(config) {
 		return nil
 	}
-	return fmt.Errorf("the component serves the %s world, and a module must be a command (wasi:cli/run, or _start): run it as a pod: %w", world, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("a module must be a command (wasi:cli/run or _start), but this component's world is %s; run it as a pod: %w", world, errdefs.ErrInvalidArgument)
 }

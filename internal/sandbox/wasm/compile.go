@@ -21,13 +21,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// compiler runs `tripod-wasm compile` in an unprivileged process: a component is foreign bytes, and its author decides
-// what its compilation costs.
+// compiler runs `tripod-wasm compile` in an unprivileged process with limits, because components are untrusted.
 type compiler struct {
 	cfg Config
-	// slots bounds the concurrent compilations: each can take hundreds of megabytes.
+	// slots bounds the concurrent compilations, because each can use hundreds of megabytes.
 	slots chan struct{}
-	// engine is the fingerprint of the program's engine, asked once.
+	// engine returns the fingerprint of the program's engine, and caches it.
 	engine func() (string, error)
 }
 
@@ -37,7 +36,7 @@ func newCompiler(cfg Config) *compiler {
 	})}
 }
 
-// fingerprintTimeout bounds the start of a program that prints one line.
+// fingerprintTimeout bounds the run of `tripod-wasm fingerprint`.
 const fingerprintTimeout = 30 * time.Second
 
 func askFingerprint(cfg Config) (string, error) {
@@ -51,13 +50,13 @@ func askFingerprint(cfg Config) (string, error) {
 	out, err := cmd.Output()
 	line := strings.TrimSpace(string(out))
 	if err != nil || line == "" {
-		return "", fmt.Errorf("%s fingerprint: %w: %w", cfg.Program, noted(err), errdefs.ErrUnavailable)
+		return "", fmt.Errorf("%s fingerprint: %w: %w", cfg.Program, withStderr(err), errdefs.ErrUnavailable)
 	}
 	return line, nil
 }
 
-// unprivileged is a command that runs tripod-wasm as the unprivileged user, in namespaces of its own, without the
-// daemon's environment. It starts the program by a descriptor, because that user may lack access to the program's
+// unprivileged returns a command that runs tripod-wasm as the unprivileged user, in new namespaces, without the
+// daemon's environment. It runs the program by a descriptor, because the user may lack access to the program's
 // directory. The caller closes the command's ExtraFiles.
 func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	fd, err := unix.Open(c.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -67,15 +66,15 @@ func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, er
 	cmd := exec.CommandContext(ctx, "/proc/self/fd/3", args...) // 3 is the first of ExtraFiles
 	cmd.Args[0] = ProgramName
 	cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), c.Program)}
-	cmd.Env, cmd.Dir = guestlessEnv(), "/"
+	cmd.Env, cmd.Dir = programEnv(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, Credential: c.credential(), Cloneflags: workerapi.Namespaces &^ unix.CLONE_NEWNS,
 	}
 	return cmd, nil
 }
 
-// noted adds a program's standard error to its exit error.
-func noted(err error) error {
+// withStderr adds the last line of a program's standard error to its exit error.
+func withStderr(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
 		return fmt.Errorf("%w: %s", err, lastLine(exit.Stderr))
@@ -86,11 +85,11 @@ func noted(err error) error {
 	return err
 }
 
-// guestlessEnv is the environment of our programs: it has nothing of the daemon's.
-func guestlessEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
+// programEnv returns the environment of tripod-wasm, which has nothing from the daemon's.
+func programEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
 
-// compile compiles a component into a memory file, so that the compiler gets no file of ours. A fault of the component
-// is errdefs.ErrInvalidArgument in the compiler's words.
+// compile compiles a component into a memory file, so that the compiler needs no access to files. If the component is
+// invalid, it returns errdefs.ErrInvalidArgument with the compiler's message.
 func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File, err error) {
 	select {
 	case c.slots <- struct{}{}:
@@ -99,7 +98,7 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 		return nil, fmt.Errorf("wait for other compilations: %w", context.Cause(ctx))
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.CompileTimeout,
-		fmt.Errorf("compiling takes longer than %s (wasm.compile_timeout): %w", c.cfg.CompileTimeout, errdefs.ErrInvalidArgument))
+		fmt.Errorf("compilation takes longer than %s (wasm.compile_timeout): %w", c.cfg.CompileTimeout, errdefs.ErrInvalidArgument))
 	defer cancel()
 	code, err := memoryFile("code")
 	if err != nil {
@@ -110,16 +109,16 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 			code.Close()
 		}
 	}()
-	said, err := c.run(ctx, component, code)
+	stderr, err := c.run(ctx, component, code)
 	if err != nil {
-		return nil, compileError(ctx, err, said)
+		return nil, compileError(ctx, err, stderr)
 	}
 	return code, seal(code)
 }
 
-// run runs one child process. The kernel kills it when its parent thread ends. This goroutine keeps that thread to
-// itself, so the child does not outlive the daemon.
-func (c *compiler) run(ctx context.Context, component, code *os.File) (said []byte, err error) {
+// run runs the compiler and returns the end of its standard error. The kernel kills the compiler when its parent thread
+// ends (Pdeathsig), so its goroutine stays locked to the thread.
+func (c *compiler) run(ctx context.Context, component, code *os.File) ([]byte, error) {
 	config, err := json.Marshal(workerapi.CompileConfig{
 		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,
 	})
@@ -145,9 +144,9 @@ func (c *compiler) run(ctx context.Context, component, code *os.File) (said []by
 	return stderr.bytes(), err
 }
 
-// compileError says whether the component, the limits or the node is at fault for a failed compilation.
-func compileError(ctx context.Context, err error, said []byte) error {
-	line := lastLine(said)
+// compileError classifies a failed compilation: the fault of the component, of the limits or of the node.
+func compileError(ctx context.Context, err error, stderr []byte) error {
+	line := lastLine(stderr)
 	var exit *exec.ExitError
 	if ctx.Err() != nil || !errors.As(err, &exit) {
 		return fmt.Errorf("compile the component: %w", errors.Join(context.Cause(ctx), err))
@@ -155,11 +154,11 @@ func compileError(ctx context.Context, err error, said []byte) error {
 	status, _ := exit.Sys().(syscall.WaitStatus)
 	switch {
 	case exit.ExitCode() == workerapi.CompileInvalid:
-		return fmt.Errorf("the image is not a component that can run here: %s: %w", line, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the image's component cannot run on this node: %s: %w", line, errdefs.ErrInvalidArgument)
 	case exit.ExitCode() == workerapi.CompileLimit:
 		return fmt.Errorf("the component cannot be compiled within the limits of this node: %s: %w", line, errdefs.ErrInvalidArgument)
 	case status.Signaled() && (status.Signal() == unix.SIGXCPU || status.Signal() == unix.SIGKILL):
-		return fmt.Errorf("the component cannot be compiled within the limits of this node (the compiler was ended by %s): %w",
+		return fmt.Errorf("the component cannot be compiled within the limits of this node (%s killed the compiler): %w",
 			status.Signal(), errdefs.ErrInvalidArgument)
 	default:
 		return fmt.Errorf("the compiler failed (%w): %s", err, line)
@@ -171,7 +170,7 @@ func lastLine(text []byte) string {
 	return strings.TrimSpace(lines[len(lines)-1])
 }
 
-// tail keeps the end of what is written to it.
+// tail is a writer that keeps the last limit bytes.
 type tail struct {
 	mu    sync.Mutex
 	limit int
@@ -194,7 +193,7 @@ func (t *tail) bytes() []byte {
 	return bytes.Clone(t.buf.Bytes())
 }
 
-// memoryFile is a file in memory only (memfd_create(2)).
+// memoryFile returns a file in memory (memfd_create(2)).
 func memoryFile(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -203,7 +202,7 @@ func memoryFile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// seal makes the content of a memory file final, also for a child that kept a descriptor, and rewinds it.
+// seal makes the content of a memory file immutable, even for a child that has kept a descriptor, and rewinds the file.
 func seal(f *os.File) error {
 	const all = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, all); err != nil {

@@ -13,7 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// componentName is the name of a component (domain:server@version), in parts.
+// componentName is a component name, domain:server@version.
 type componentName struct{ domain, server, version string }
 
 func (n componentName) String() string {
@@ -23,30 +23,30 @@ func (n componentName) String() string {
 	return n.domain + ":" + n.server + "@" + n.version
 }
 
-// The labels, below the prefix, that name a component.
+// Labels, without the prefix, that name a component.
 const (
 	labelDomain  = "domain"
 	labelServer  = "server"
 	labelVersion = "version"
 )
 
-// named reads a name from labels or annotations. The plus sign of a version, which no label can hold, may be an
-// underscore.
-func named(values map[string]string, prefix string) componentName {
+// nameFrom reads a name from labels or annotations. An underscore in a version means a plus sign, which labels cannot
+// contain.
+func nameFrom(values map[string]string, prefix string) componentName {
 	return componentName{
 		domain: values[prefix+labelDomain], server: values[prefix+labelServer],
 		version: strings.ReplaceAll(values[prefix+labelVersion], "_", "+"),
 	}
 }
 
-// checkImage compares the image with the name in the pod's labels, which determine the image: the manifest's
-// annotations must have the same name, or the last parts of the reference must spell it.
+// checkImage checks that the image is the component that the pod's labels name: the manifest's annotations must have
+// the same name or, without annotations, a reference must end with the name.
 func checkImage(wanted componentName, annotations map[string]string, prefix string, references []string) error {
-	if says := named(annotations, prefix); says != (componentName{}) {
+	if says := nameFrom(annotations, prefix); says != (componentName{}) {
 		if says == wanted {
 			return nil
 		}
-		return fmt.Errorf("image: the pod's labels name the component %s, but the image is %s (annotations %sdomain, server, version of its manifest): %w",
+		return fmt.Errorf("image: the pod's labels name the component %s, but the image's manifest names %s (annotations %sdomain, server, version): %w",
 			wanted, says, prefix, errdefs.ErrInvalidArgument)
 	}
 	for _, ref := range references {
@@ -54,14 +54,14 @@ func checkImage(wanted componentName, annotations map[string]string, prefix stri
 			return nil
 		}
 	}
-	return fmt.Errorf("image: the pod's labels name the component %s; neither does the image say that it is that one (`tripod push --component %s`) "+
-		"nor does its reference %q end in %s/%s:%s: %w", wanted, wanted, references, strings.ToLower(wanted.domain), strings.ToLower(wanted.server),
+	return fmt.Errorf("image: the pod's labels name the component %s, but the image's manifest does not (use `tripod push --component %s`) "+
+		"and no reference in %q ends in %s/%s:%s: %w", wanted, wanted, references, strings.ToLower(wanted.domain), strings.ToLower(wanted.server),
 		strings.ToLower(tagOf(wanted.version)), errdefs.ErrInvalidArgument)
 }
 
 func tagOf(version string) string { return strings.ReplaceAll(version, "+", "_") }
 
-// spells reports whether a reference ends in domain/server:version, in lower case.
+// spells reports whether a reference ends in domain/server:version, ignoring case.
 func spells(ref string, n componentName) bool {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -72,19 +72,19 @@ func spells(ref string, n componentName) bool {
 	return ok && strings.HasSuffix("/"+named.Name(), want) && strings.EqualFold(tagged.Tag(), tagOf(n.version))
 }
 
-// The forms of a name's parts, as the node reads them.
+// Valid parts of a component name, as in package node.
 var (
 	domainForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
 	serverForm = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`)
 )
 
-// separators are what stands between the words of a name.
+// separators matches the characters between the words of a name.
 var separators = regexp.MustCompile(`[^A-Za-z0-9]+`)
 
 const maxNamePart = 63
 
-// derive makes a name of an image reference: the registry's host, the last part of the repository, and the tag as a
-// version. It is empty when the reference does not give one.
+// derive makes a name from the first suitable image reference: the registry's host, the last part of the repository,
+// and the tag as a version. The name is empty if no reference is suitable.
 func derive(references []string) componentName {
 	for _, ref := range references {
 		parsed, err := reference.ParseNormalizedNamed(ref)
@@ -106,8 +106,8 @@ func derive(references []string) componentName {
 	return componentName{}
 }
 
-// versionOf is the tag as a SemVer 2.0 version: v1.2 is 1.2.0, and a tag that is no version becomes a pre-release of
-// 0.0.0.
+// versionOf converts the tag to a SemVer 2.0 version: v1.2 becomes 1.2.0, and a tag that is not a version becomes a
+// pre-release of 0.0.0.
 func versionOf(ref reference.Named) string {
 	tagged, ok := ref.(reference.Tagged)
 	if !ok {
@@ -127,7 +127,8 @@ func versionOf(ref reference.Named) string {
 	return v
 }
 
-// references are the names by which a container's image was asked for, the user's own first.
+// references returns the references of a container's image: first the user's, then the requested one, then tags and
+// digests.
 func references(spec *runtimeapi.ImageSpec, tags, digests []string) []string {
 	var refs []string
 	for _, ref := range []string{spec.GetUserSpecifiedImage(), spec.GetImage()} {

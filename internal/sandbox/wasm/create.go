@@ -20,9 +20,8 @@ var (
 	fpCreated  = failpoint.New("wasm.create-container.created")
 )
 
-// CreateContainer implements sandbox.Backend: the component is found, held against the pod's labels, compiled and
-// loaded into the worker, which checks that it exports what its descriptors promise. What is wrong with it is found
-// here.
+// CreateContainer implements sandbox.Backend. It finds the component, checks it against the pod's labels, compiles it
+// and loads it into the worker, which checks it against its descriptors. So a faulty component is detected here.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	comp, err := b.catalog.find(ctx, c.ImageID)
 	if err != nil {
@@ -55,24 +54,25 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return resolved, fpCreated.Hit(ctx)
 }
 
-// nameOf is the component's name: from the pod's labels if it has them, otherwise from the image's reference.
+// nameOf returns the component's name: from the pod's labels, otherwise from the image's annotations, otherwise derived
+// from its reference. derived is false for a name from the labels.
 func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, a *artifact.Artifact) (name string, derived bool, err error) {
 	img, err := b.cfg.Images.Get(ctx, c.ImageID)
 	if err != nil {
 		return "", false, err
 	}
 	refs := references(c.Config.GetImage(), img.RepoTags, img.RepoDigests)
-	if wanted := named(p.Config.GetLabels(), b.cfg.LabelPrefix); wanted != (componentName{}) {
+	if wanted := nameFrom(p.Config.GetLabels(), b.cfg.LabelPrefix); wanted != (componentName{}) {
 		return wanted.String(), false, checkImage(wanted, a.Annotations, b.cfg.LabelPrefix, refs)
 	}
-	if says := named(a.Annotations, b.cfg.LabelPrefix); says.domain != "" && says.server != "" && says.version != "" {
+	if says := nameFrom(a.Annotations, b.cfg.LabelPrefix); says.domain != "" && says.server != "" && says.version != "" {
 		return says.String(), true, nil
 	}
 	return derive(refs).String(), true, nil
 }
 
-// prepare makes sure that the component can run: it compiles the component and, if the worker exists already, loads it.
-// This executes no guest. A component that must not run in a shared worker is detected here, and gets its own.
+// prepare compiles the component and, if its worker is shared, loads it, without running a guest. If the component must
+// not run in a shared worker, prepare assigns the pod its own worker.
 func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) error {
 	scope := b.scopeOf(p)
 	if isOwn(scope) {
@@ -87,8 +87,8 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) 
 		return err
 	}
 	loaded, err := b.load(ctx, w, comp.artifact, comp.digest)
-	if err == nil && loaded.Apart != "" {
-		err = b.setApart(p, loaded.Apart)
+	if err == nil && loaded.OwnWorkerReason != "" {
+		err = b.assignOwnWorker(p, loaded.OwnWorkerReason)
 	}
 	return err
 }
@@ -98,12 +98,12 @@ func (b *Backend) source(a *artifact.Artifact) source {
 	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, b.cfg.Images) }
 }
 
-// load makes sure that a worker has a component. If the worker refuses the code as damaged or another engine's, load
-// compiles the component again, once.
+// load loads a component into a worker, unless it is loaded. If the worker refuses the code as damaged or as another
+// engine's, load compiles the component again, once.
 func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
 	loaded, err := b.loadOnce(ctx, w, a, description)
 	if errdefs.IsFailedPrecondition(err) {
-		b.log.Warn("the worker refuses the code; compiling it again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
+		b.log.Warn("worker refused the code; compiling again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
 		b.cache.forget(a.Wasm.Digest.String())
 		loaded, err = b.loadOnce(ctx, w, a, description)
 	}

@@ -11,55 +11,55 @@ import (
 
 // Finding is the result of one check.
 type Finding struct {
-	// Subject names it.
+	// Subject names the check.
 	Subject string
-	// OK: the check passed. Required: pods cannot run unless it does.
+	// OK says that the check passed. If Required is set, pods can run only if it passes.
 	OK, Required bool
-	// Detail says what was found, Remedy what to do if it is not OK.
+	// Detail is the result, Remedy what to do if it is not OK.
 	Detail, Remedy string
 }
 
-// Doctor checks what components need on this host by doing it. It leaves no changes behind.
+// Doctor checks whether this host can run components. It leaves nothing behind.
 func Doctor(_ context.Context, cfg Config) []Finding {
 	cfg = cfg.withDefaults()
 	if err := cfg.findProgram(); err != nil {
 		return []Finding{{Subject: ProgramName, Detail: err.Error(),
-			Remedy: "install tripod-wasm beside tripod, or name it by wasm.program; without it there is no handler \"wasm\""}}
+			Remedy: "install tripod-wasm beside tripod, or set wasm.program; without it the handler \"wasm\" is missing"}}
 	}
 	return []Finding{programFinding(cfg), userFinding(cfg), addressFinding()}
 }
 
-// programFinding starts the program like the compiler: as another user, in namespaces of its own.
+// programFinding checks that the program starts as the compiler does: as the unprivileged user, in new namespaces.
 func programFinding(cfg Config) Finding {
 	f := Finding{Subject: ProgramName, Required: true,
-		Remedy: "run as root, with network namespaces not forbidden, and install the tripod-wasm that belongs to this tripod, executable by everybody"}
+		Remedy: "run as root, allow network namespaces, and install the tripod-wasm of this version, executable by all users"}
 	engine, err := askFingerprint(cfg)
 	if err != nil {
 		f.Detail = err.Error()
 		return f
 	}
-	f.OK, f.Detail = true, fmt.Sprintf("%s: engine %s; starts as user %d in namespaces of its own", cfg.Program, engine, cfg.UID)
+	f.OK, f.Detail = true, fmt.Sprintf("%s: engine %s; starts as user %d in new namespaces", cfg.Program, engine, cfg.UID)
 	return f
 }
 
-// userFinding warns if the workers' user has a login: guests that break out could reach its files.
+// userFinding warns if the workers' user has an account, because an escaped guest could access the user's files.
 func userFinding(cfg Config) Finding {
-	f := Finding{Subject: "wasm user", OK: true, Detail: fmt.Sprintf("%d has no login", cfg.UID), Remedy: "set wasm.user to a number that nobody has"}
+	f := Finding{Subject: "wasm user", OK: true, Detail: fmt.Sprintf("user %d has no account", cfg.UID), Remedy: "set wasm.user to an unused user ID"}
 	passwd, err := os.ReadFile("/etc/passwd")
 	if err != nil {
 		return f
 	}
 	for line := range strings.Lines(string(passwd)) {
 		if fields := strings.Split(line, ":"); len(fields) > 2 && fields[2] == fmt.Sprint(cfg.UID) {
-			f.OK, f.Detail = false, fmt.Sprintf("%d is %s, whose files guests could reach if they broke out", cfg.UID, fields[0])
+			f.OK, f.Detail = false, fmt.Sprintf("user %d is %s, whose files an escaped guest could access", cfg.UID, fields[0])
 		}
 	}
 	return f
 }
 
-// addressFinding checks for limits of the address space: each instance reserves more than it ever uses.
+// addressFinding checks that the address space is unlimited, because each instance reserves more than it uses.
 func addressFinding() Finding {
-	f := Finding{Subject: "wasm address space", OK: true, Detail: "unlimited", Remedy: "lift the limit (ulimit -v unlimited): each instance reserves 4 GiB of addresses"}
+	f := Finding{Subject: "wasm address space", OK: true, Detail: "unlimited", Remedy: "remove the limit (ulimit -v unlimited): each instance reserves 4 GiB of addresses"}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err == nil && limit.Cur != unix.RLIM_INFINITY {
 		f.OK, f.Required, f.Detail = false, true, fmt.Sprintf("limited to %d MiB", limit.Cur>>20)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readBelow reads a regular file of at most limit bytes in a directory that others write to: links are followed as if
-// the directory were all there is (a Secret's files are links to the version in force).
+// readBelow reads a regular file of at most limit bytes in an untrusted directory. It follows links, because a Secret's
+// files are links to the current version, but with dir as the root directory.
 func readBelow(dir, name string, limit int64) ([]byte, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -23,15 +23,15 @@ var (
 	fpUpdated        = failpoint.New("wasm.update-container.updated")
 )
 
-// handle is one container of the ledger.
+// handle is a container in the ledger.
 type handle = ledger.Handle[state, life]
 
-// life is one run of a container, from before its start to the record of its end.
+// life is one run of a container, from before its start until its end is recorded.
 type life struct {
 	worker    *worker
 	pod       *sandbox.Pod
 	container *sandbox.Container
-	// ended is closed when the end is in the handle's state and on the disk.
+	// ended is closed once the end is recorded.
 	ended chan struct{}
 }
 
@@ -44,14 +44,14 @@ func (b *Backend) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container
 	return b.ledger.Status(p.ID, c.ID)
 }
 
-// finish records the end of a life and reports it, once: the first to report the end decides how it was.
+// finish records the end of a run and reports it. Only the first call for a run has an effect.
 func (b *Backend) finish(h *handle, l *life, end workerapi.Status) {
 	if status, ok := b.record(h, l, end); ok {
 		b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 	}
 }
 
-// record puts the end of a life into the handle and on the disk, unless that has been done.
+// record records the end of a run. It returns false if the end is already recorded.
 func (b *Backend) record(h *handle, l *life, end workerapi.Status) (sandbox.Status, bool) {
 	if l == nil {
 		return sandbox.Status{}, false
@@ -70,7 +70,7 @@ func (b *Backend) record(h *handle, l *life, end workerapi.Status) (sandbox.Stat
 	return status, ok
 }
 
-// podExited takes a worker's event that a pod has ended.
+// podExited handles a worker's event that a pod has exited.
 func (b *Backend) podExited(w *worker, s workerapi.Status) {
 	h := b.ledger.Loaded(s.ID)
 	if h == nil {
@@ -81,29 +81,29 @@ func (b *Backend) podExited(w *worker, s workerapi.Status) {
 	}
 }
 
-// workerDied records the end of all that ran in a worker whose process has ended.
+// workerDied records the end of all containers of a worker whose process has ended.
 func (b *Backend) workerDied(w *worker) {
 	now, n := time.Now(), 0
 	for _, h := range b.ledger.All() {
 		if _, l := h.Snapshot(); l != nil && l.worker == w {
 			n++
-			b.finish(h, l, b.deathOf(w, now))
+			b.finish(h, l, b.exitOf(w, now))
 		}
 	}
 	b.figures.forget(w)
 	if w.ending.Load() {
-		b.log.Info("ended a worker", "worker", w.name, "pid", w.proc.Pid, "how", w.why)
+		b.log.Info("worker exited", "worker", w.name, "pid", w.proc.Pid, "how", w.why)
 		return
 	}
-	b.log.Error("a wasm worker has died", "worker", w.name, "pid", w.proc.Pid, "how", w.why, "containers", n,
+	b.log.Error("worker died", "worker", w.name, "pid", w.proc.Pid, "how", w.why, "containers", n,
 		"log", string(process.LogTail(w.logFile(), 2<<10)))
 }
 
-// deathOf is the end of a container whose worker ended.
-func (b *Backend) deathOf(w *worker, at time.Time) workerapi.Status {
+// exitOf returns the exit status of a container whose worker has died.
+func (b *Backend) exitOf(w *worker, at time.Time) workerapi.Status {
 	end := workerapi.Status{
 		FinishedAt: at, ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError,
-		Message: fmt.Sprintf("its wasm worker %s (pid %d) has died: %s", w.name, w.proc.Pid, w.why),
+		Message: fmt.Sprintf("its wasm worker %s (pid %d) died: %s", w.name, w.proc.Pid, w.why),
 	}
 	if w.outOfMemory() {
 		end.Reason = sandbox.ReasonOOMKilled
@@ -123,8 +123,8 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return fpStopped.Hit(ctx)
 }
 
-// endLife has the worker end the container and returns when that is recorded. When the connection breaks meanwhile,
-// either the worker has died, and its pods with it, or the order is repeated over the next connection.
+// endLife makes the worker stop the container, and records the exit. If the connection breaks, endLife waits until the
+// worker's death is recorded or repeats the order over the next connection.
 func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Duration) error {
 	for deadline := time.Now().Add(grace); ; {
 		status, err := l.worker.conn().Stop(ctx, h.ID, max(0, time.Until(deadline)))
@@ -132,8 +132,8 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 		case err == nil:
 			b.finish(h, l, status)
 			return nil
-		case errdefs.IsNotFound(err): // its start never arrived, or did not succeed
-			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "it was stopped before it ran"})
+		case errdefs.IsNotFound(err): // the order to start it was lost or failed
+			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "stopped before it was running"})
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("wait for the end of container %s: %w", h.ID, context.Cause(ctx))
@@ -150,7 +150,8 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 	}
 }
 
-// retryPause is how long an order waits for the keeper to connect again, or to see that the worker has died.
+// retryPause is the interval at which an order is repeated until the keeper has reconnected or the worker's death is
+// recorded.
 const retryPause = 20 * time.Millisecond
 
 // RemoveContainer implements sandbox.Backend.
@@ -158,7 +159,8 @@ func (b *Backend) RemoveContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 	return b.removeContainer(ctx, c.ID)
 }
 
-// removeContainer removes what there is of a container, known or not.
+// removeContainer removes a container from its worker and the ledger. It also removes the files of an unknown
+// container.
 func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	h, err := b.ledger.Find(id, id)
 	if err != nil {
@@ -166,10 +168,10 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	}
 	if h != nil {
 		if s, l := h.Snapshot(); s.Worker != "" {
-			if err := b.forgetIn(ctx, s.Worker, id); err != nil {
+			if err := b.removeFromWorker(ctx, s.Worker, id); err != nil {
 				return err
 			}
-			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "it was removed"})
+			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "removed"})
 		}
 	}
 	if err := fpForgotten.Hit(ctx); err != nil {
@@ -188,10 +190,10 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	return fpRemoved.Hit(ctx)
 }
 
-// forgetIn has a worker kill the container, if need be, and forget it. A worker that is gone has nothing of it.
-func (b *Backend) forgetIn(ctx context.Context, worker, id string) error {
+// removeFromWorker makes a worker kill and forget the container. It does nothing if the worker has ended.
+func (b *Backend) removeFromWorker(ctx context.Context, worker, id string) error {
 	for {
-		w := b.keeper.named(worker)
+		w := b.keeper.byName(worker)
 		if w == nil {
 			return nil
 		}
@@ -207,10 +209,10 @@ func (b *Backend) forgetIn(ctx context.Context, worker, id string) error {
 	}
 }
 
-// endOwnWorker ends the worker that a container had for itself.
+// endOwnWorker ends the worker of a container, unless it is shared.
 func (b *Backend) endOwnWorker(ctx context.Context, h *handle) error {
 	s, _ := h.Snapshot()
-	if w := b.keeper.named(s.Worker); w != nil && isOwn(w.scope) {
+	if w := b.keeper.byName(s.Worker); w != nil && isOwn(w.scope) {
 		return w.end(ctx)
 	}
 	return nil

@@ -22,17 +22,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// The files of a mount with a certificate, named as in a Secret of the type kubernetes.io/tls.
+// The files of a mount with a certificate, named as in a Secret of type kubernetes.io/tls.
 const (
 	certFile     = "tls.crt"
 	keyFile      = "tls.key"
 	clientCAFile = "ca.crt"
-	// maxPEM bounds each of them.
+	// maxPEM bounds the size of each file, in bytes.
 	maxPEM = 1 << 20
 )
 
-// identityOf is the certificate of the pod's server; nil when TLS is off. renewAt is zero for a certificate from a
-// mount, which we do not renew.
+// identityOf returns the certificate of the pod's server, or nil if TLS is off. renewAt is zero for a certificate from
+// a mount, which the daemon does not renew.
 func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, component string) (t *workerapi.TLS, renewAt time.Time, err error) {
 	switch o.tls {
 	case tlsOff:
@@ -50,7 +50,7 @@ func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	}
 }
 
-// hostPathOf is the directory on the node of the mount at a container path.
+// hostPathOf returns the host path of the mount at a container path, or "".
 func hostPathOf(mounts []*runtimeapi.Mount, at string) string {
 	for _, m := range mounts {
 		if path.Clean(m.GetContainerPath()) == at {
@@ -60,7 +60,7 @@ func hostPathOf(mounts []*runtimeapi.Mount, at string) string {
 	return ""
 }
 
-// mountedIdentity reads a certificate, its key and, if present, the authority of client certificates.
+// mountedIdentity reads a certificate, its key and, if requireClient is set, the authority for client certificates.
 func mountedIdentity(dir string, requireClient bool) (*workerapi.TLS, error) {
 	t := &workerapi.TLS{RequireClient: requireClient}
 	for _, file := range []struct {
@@ -83,12 +83,12 @@ func mountedIdentity(dir string, requireClient bool) (*workerapi.TLS, error) {
 		return nil, fmt.Errorf("%s in %s has no certificate: %w", clientCAFile, dir, errdefs.ErrInvalidArgument)
 	}
 	if !requireClient {
-		t.ClientCAs = nil // a Secret's ca.crt is usually the server's own authority
+		t.ClientCAs = nil // a Secret's ca.crt is usually the authority of the server's certificate
 	}
 	return t, nil
 }
 
-// addresses are those at which clients reach the pod; on the host network, the node's.
+// addresses returns the addresses at which clients reach the pod. On the host network they include the node's.
 func addresses(p *sandbox.Pod) []netip.Addr {
 	ips := append([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, p.IPs...)
 	if p.Netns != "" {
@@ -105,7 +105,7 @@ func addresses(p *sandbox.Pod) []netip.Addr {
 
 var dnsName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// hostNames are the names by which clients may address the pod.
+// hostNames returns the names by which clients can address the pod.
 func hostNames(p *sandbox.Pod, component string) []string {
 	m := p.Config.GetMetadata()
 	domain, rest, _ := strings.Cut(component, ":")
@@ -120,7 +120,7 @@ func hostNames(p *sandbox.Pod, component string) []string {
 	return names
 }
 
-// renew gives a running pod a new certificate.
+// renew replaces the certificate of a running pod.
 func (b *Backend) renew(ctx context.Context, h *handle) error {
 	s, l := h.Snapshot()
 	if l == nil {

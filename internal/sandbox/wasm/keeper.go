@@ -31,21 +31,20 @@ const (
 	WorkerPerPod       WorkerMode = "pod"
 )
 
-// keeper owns the workers. A scope is the set of pods that share a worker; a worker's name is scope.N. Each scope has
-// one worker that takes new pods. Others in it were started from another version of the program (retired), or are
-// ending.
+// keeper owns the workers. A scope is a set of pods that share a worker; a worker's name is scope.N. Each scope has at
+// most one worker that accepts new pods. Its other workers run another version of the program (retired) or are ending.
 //
 //	scope   node | ns-<namespace> | pod-<key>
 type keeper struct {
 	cfg     setup
 	log     *slog.Logger
 	cgroups cgroup.Tree
-	// Callbacks for what workers report; set before the first worker starts.
+	// Callbacks, set before the first worker starts: a pod has exited, a worker has died, a worker was reconnected.
 	exited func(*worker, workerapi.Status)
 	died   func(*worker)
 	adopt  func(context.Context, *worker) error
-	// wanted reports whether a scope has pods and therefore needs a worker.
-	wanted func(scope string) bool
+	// hasPods reports whether a scope has pods and so needs a worker.
+	hasPods func(scope string) bool
 
 	mu       sync.Mutex
 	workers  map[string]*worker // by name
@@ -54,7 +53,7 @@ type keeper struct {
 	tasks    sync.WaitGroup
 }
 
-// starting is a worker that is being started.
+// starting is the start of a worker. Its result is valid once done is closed.
 type starting struct {
 	done chan struct{}
 	w    *worker
@@ -69,7 +68,7 @@ func newKeeper(cfg setup) (*keeper, error) {
 	return &keeper{cfg: cfg, log: cfg.Logger, cgroups: tree, workers: map[string]*worker{}, starting: map[string]*starting{}}, nil
 }
 
-// scopeOf is the scope of a pod's worker, as the configuration has it.
+// scopeOf returns the scope of a pod according to the worker mode.
 func (k *keeper) scopeOf(p *sandbox.Pod) string {
 	switch k.cfg.Workers {
 	case WorkerPerNamespace:
@@ -81,26 +80,26 @@ func (k *keeper) scopeOf(p *sandbox.Pod) string {
 	}
 }
 
-// scopeNode is the scope of all pods; scopeOwn begins that of one pod.
+// scopeNode is the scope of all pods of the node; scopeOwn is the prefix of a single pod's scope.
 const (
 	scopeNode = "node"
 	scopeOwn  = "pod-"
 )
 
-// ownScope is the scope of a pod that has a worker for itself.
+// ownScope returns the scope of a pod with its own worker.
 func ownScope(id string) string { return scopeOwn + keyOf(id) }
 
-// isOwn tells whether the workers of a scope are one pod's.
+// isOwn reports whether a scope is a single pod's.
 func isOwn(scope string) bool { return strings.HasPrefix(scope, scopeOwn) }
 
-// scopeOfName is the scope in a worker's name.
+// scopeOfName returns the scope in a worker's name, and false if the name is invalid.
 func scopeOfName(name string) (string, bool) {
 	scope, n, ok := strings.Cut(name, ".")
 	_, err := strconv.ParseUint(n, 10, 32)
 	return scope, ok && err == nil
 }
 
-// current is the worker of a scope that takes new pods; nil when there is none.
+// current returns the worker of a scope that accepts new pods, or nil.
 func (k *keeper) current(scope string) *worker {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -116,8 +115,8 @@ func (k *keeper) currentLocked(scope string) *worker {
 	return nil
 }
 
-// get returns the worker of a scope. If there is none it starts one, in its pod's own place or in the place of shared
-// workers. The start continues when its caller gives up.
+// get returns the current worker of a scope. If there is none, it starts one in the cgroup own, or in that of shared
+// workers if own is nil. The start continues even if ctx ends.
 func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, error) {
 	k.mu.Lock()
 	if w := k.currentLocked(scope); w != nil {
@@ -137,7 +136,7 @@ func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, er
 		if own != nil {
 			in = *own
 		}
-		k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.start(context.WithoutCancel(ctx), name, scope, in.of(name), s) }))
+		k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.start(context.WithoutCancel(ctx), name, scope, in.forWorker(name), s) }))
 	}
 	k.mu.Unlock()
 	select {
@@ -148,14 +147,15 @@ func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, er
 	}
 }
 
-// startAhead starts the worker of a scope before a pod needs it. A failure is reported to the pod that does.
-func (k *keeper) startAhead(scope string) {
+// prestart starts the worker of a scope in the background. If the start fails, the next get tries again and returns the
+// error.
+func (k *keeper) prestart(scope string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // get does not wait
 	_, _ = k.get(ctx, scope, nil)
 }
 
-// freeName is the first name of a scope that no worker and no directory has.
+// freeName returns the first unused worker name of a scope.
 func (k *keeper) freeName(scope string) string {
 	for n := 1; ; n++ {
 		name := scope + "." + strconv.Itoa(n)
@@ -168,7 +168,7 @@ func (k *keeper) freeName(scope string) string {
 	}
 }
 
-// start starts a worker, puts it into the map and watches it.
+// start starts a worker, adds it to the map and watches it.
 func (k *keeper) start(ctx context.Context, name, scope string, in place, s *starting) {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -177,7 +177,7 @@ func (k *keeper) start(ctx context.Context, name, scope string, in place, s *sta
 	k.mu.Lock()
 	delete(k.starting, scope)
 	if err == nil && k.closed {
-		err = errors.Join(fmt.Errorf("the backend is closed: %w", errdefs.ErrUnavailable), k.unspawn(w))
+		err = errors.Join(fmt.Errorf("the backend is closed: %w", errdefs.ErrUnavailable), k.undoSpawn(w))
 	}
 	if err == nil {
 		k.keepLocked(w)
@@ -189,26 +189,26 @@ func (k *keeper) start(ctx context.Context, name, scope string, in place, s *sta
 	close(s.done)
 }
 
-// keepLocked puts a connected worker into the map and follows it until it ends.
+// keepLocked adds a connected worker to the map and follows it in the background. The caller holds k.mu.
 func (k *keeper) keepLocked(w *worker) {
 	k.workers[w.name] = w
 	k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.follow(w) }))
 }
 
-// follow handles what a worker reports until it ends. Then it records the worker's pods as exited, and starts another
-// worker if pods need one.
+// follow handles a worker's events until it ends. Then it records the worker's pods as exited, and starts a new worker
+// if the scope has pods.
 func (k *keeper) follow(w *worker) {
 	w.watch(func(s workerapi.Status) { k.exited(w, s) }, k.spans, k.adopt)
-	if w.isParted() {
-		return // the daemon ends, the worker goes on
+	if w.isDetached() {
+		return // the daemon stops, but the worker continues
 	}
 	w.why = w.reap()
 	k.died(w)
-	k.clear(w)
+	k.cleanUp(w)
 	close(w.died)
-	if !isOwn(w.scope) && !w.retired && !k.isClosed() && k.wanted(w.scope) {
+	if !isOwn(w.scope) && !w.retired && !k.isClosed() && k.hasPods(w.scope) {
 		if _, err := k.get(context.Background(), w.scope, nil); err != nil {
-			k.log.Error("a worker that died cannot be replaced; the next start of a pod tries again", "scope", w.scope, "err", err)
+			k.log.Error("restart worker failed; the next start of a pod tries again", "scope", w.scope, "err", err)
 		}
 	}
 }
@@ -225,17 +225,17 @@ func (k *keeper) isClosed() bool {
 	return k.closed
 }
 
-// clear removes the files and the cgroup of a worker that has ended.
-func (k *keeper) clear(w *worker) {
+// cleanUp removes the files and the cgroup of a worker that has ended.
+func (k *keeper) cleanUp(w *worker) {
 	k.mu.Lock()
 	delete(k.workers, w.name)
 	k.mu.Unlock()
-	if err := errors.Join(k.leaveCgroup(w.cgroup), os.RemoveAll(w.dir)); err != nil {
-		k.log.Error("remove what a worker left", "worker", w.name, "err", err)
+	if err := errors.Join(k.removeCgroup(w.cgroup), os.RemoveAll(w.dir)); err != nil {
+		k.log.Error("clean up worker failed", "worker", w.name, "err", err)
 	}
 }
 
-// recover takes over the workers of the previous daemon and removes the files of those that are gone.
+// recover takes over the workers of the previous daemon, and removes the files of workers that have ended.
 func (k *keeper) recover(ctx context.Context) error {
 	entries, err := os.ReadDir(k.cfg.workersDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -249,11 +249,11 @@ func (k *keeper) recover(ctx context.Context) error {
 		}
 		w := newWorker(e.Name(), scope, filepath.Join(k.cfg.workersDir(), e.Name()), k.log)
 		if err := k.takeOver(ctx, w); err != nil {
-			w.log.Warn("a previous worker cannot be taken over", "err", err)
+			w.log.Warn("take over worker failed", "err", err)
 			errs = append(errs, k.abandon(ctx, w))
 			continue
 		}
-		w.log.Info("took over a worker of the previous daemon", "pid", w.proc.Pid, "retired", w.retired)
+		w.log.Info("worker taken over", "pid", w.proc.Pid, "retired", w.retired)
 		k.mu.Lock()
 		k.workers[w.name] = w
 		k.mu.Unlock()
@@ -261,8 +261,8 @@ func (k *keeper) recover(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// takeOver connects to a worker of the previous daemon. It fails if the worker speaks another version of the protocol,
-// or does not answer.
+// takeOver connects to a worker of the previous daemon. It fails if the worker has another protocol version or does not
+// respond.
 func (k *keeper) takeOver(ctx context.Context, w *worker) error {
 	ctx, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
@@ -272,8 +272,8 @@ func (k *keeper) takeOver(ctx context.Context, w *worker) error {
 	proc, state, err := recordedProcess(w.dir)
 	w.cgroup = state.Cgroup
 	if err != nil {
-		// The daemon died before it had recorded the process.
-		if proc, err = k.introduced(w); err != nil {
+		// The previous daemon died before it recorded the process.
+		if proc, err = k.processFromHello(w); err != nil {
 			w.conn().Close()
 			return err
 		}
@@ -283,7 +283,7 @@ func (k *keeper) takeOver(ctx context.Context, w *worker) error {
 	return nil
 }
 
-// abandon kills a worker that cannot be taken over and removes its files and cgroup.
+// abandon kills a worker that cannot be taken over, and removes its files and cgroup.
 func (k *keeper) abandon(ctx context.Context, w *worker) error {
 	proc, state, err := recordedProcess(w.dir)
 	if err == nil {
@@ -292,11 +292,11 @@ func (k *keeper) abandon(ctx context.Context, w *worker) error {
 	} else if errdefs.IsNotFound(err) {
 		err = nil
 	}
-	return errors.Join(err, k.leaveCgroup(state.Cgroup), os.RemoveAll(w.dir))
+	return errors.Join(err, k.removeCgroup(state.Cgroup), os.RemoveAll(w.dir))
 }
 
-// run follows the workers that recover took over. Their pods must be known by now.
-func (k *keeper) run() {
+// followAll follows the workers that recover took over. Call it once their pods are recovered.
+func (k *keeper) followAll() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, w := range k.workers {
@@ -304,7 +304,7 @@ func (k *keeper) run() {
 	}
 }
 
-// all lists the workers.
+// all returns all workers.
 func (k *keeper) all() []*worker {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -315,7 +315,7 @@ func (k *keeper) all() []*worker {
 	return list
 }
 
-// endRetired ends the workers of another version of the program.
+// endRetired ends the retired workers.
 func (k *keeper) endRetired(ctx context.Context) error {
 	var errs []error
 	for _, w := range k.all() {
@@ -326,14 +326,14 @@ func (k *keeper) endRetired(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// named finds a worker.
-func (k *keeper) named(name string) *worker {
+// byName returns the worker with a name, or nil.
+func (k *keeper) byName(name string) *worker {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.workers[name]
 }
 
-// close leaves workers with pods running and ends the others.
+// close ends the workers that are not busy, and detaches from the others.
 func (k *keeper) close(ctx context.Context, busy func(*worker) bool) error {
 	var errs []error
 	for _, w := range k.all() {
@@ -345,7 +345,7 @@ func (k *keeper) close(ctx context.Context, busy func(*worker) bool) error {
 	k.closed = true
 	k.mu.Unlock()
 	for _, w := range k.all() {
-		close(w.parted)
+		close(w.detached)
 	}
 	k.tasks.Wait()
 	return errors.Join(errs...)

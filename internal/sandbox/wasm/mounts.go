@@ -18,8 +18,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// wantedMounts are the mounts that a guest gets: all but the single files that a kubelet mounts into every container
-// and that no guest can use.
+// wantedMounts returns the mounts for the guest, without the files that a kubelet mounts into every container and that
+// no guest can use.
 func wantedMounts(config *runtimeapi.ContainerConfig) []*runtimeapi.Mount {
 	kubelets := []string{"/etc/hosts", sandbox.TerminationMessagePath(config)}
 	return slices.DeleteFunc(slices.Clone(config.GetMounts()), func(m *runtimeapi.Mount) bool {
@@ -32,7 +32,7 @@ func isDirectory(name string) bool {
 	return err == nil && info.IsDir()
 }
 
-// checkMounts checks that each mount is a directory and returns those for the guest.
+// checkMounts checks that the mounts for the guest are directories and returns these mounts.
 func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error) {
 	opened, err := openMounts(config)
 	closeMounts(opened)
@@ -42,7 +42,7 @@ func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error
 	return wantedMounts(config), nil
 }
 
-// openMounts opens the directories of a container, the longest paths in the container first. WASI has no single files.
+// openMounts opens the directories of a container, with nested paths before their parents. WASI cannot mount files.
 func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, err error) {
 	defer func() {
 		if err != nil {
@@ -55,7 +55,7 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, e
 		dir, err := openMount(m.GetHostPath(), m.GetReadonly(), resolveOf(config))
 		switch {
 		case errors.Is(err, unix.ENOTDIR):
-			return opened, fields.Invalid(field+".host_path", "%s is not a directory: components are given directories; mount the one it is in", m.GetHostPath())
+			return opened, fields.Invalid(field+".host_path", "%s is not a directory; components can mount only directories, so mount its parent", m.GetHostPath())
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EACCES), errors.Is(err, unix.ELOOP):
 			return opened, fmt.Errorf("%s.host_path: %s: %w: %w", field, m.GetHostPath(), err, errdefs.ErrInvalidArgument)
 		case err != nil:
@@ -69,8 +69,8 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, e
 	return opened, nil
 }
 
-// resolveOf says how the paths of a container's mounts are resolved. A kubelet's paths are trusted. The paths of a
-// module were checked against the directories that modules may have, so they must not contain links.
+// resolveOf returns the openat2 resolve flags for a container's mounts. A kubelet's paths are trusted. A module's paths
+// must not contain links, because they were checked by name against the directories that modules can mount.
 func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 	if isModule(config) {
 		return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
@@ -78,8 +78,8 @@ func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 	return 0
 }
 
-// openMount opens a directory as a detached mount: from its root no ".." leads to the rest of the node, the kernel
-// enforces read-only, and device files do not work. The mount ends with its last descriptor.
+// openMount opens a directory as a detached mount. ".." does not lead out of the mount, the kernel enforces read-only,
+// and device files do not work. The mount ends with its last descriptor.
 func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, host, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
 	if err != nil {

@@ -81,7 +81,7 @@ func TestMountsThatAreNone(t *testing.T) {
 		t.Errorf("%v, %v", kept, err)
 	}
 	for say, m := range map[string]*runtimeapi.Mount{
-		"mount the one it is in": {ContainerPath: "/etc/app.conf", HostPath: file},
+		"mount its parent": {ContainerPath: "/etc/app.conf", HostPath: file},
 		"no such file":           {ContainerPath: "/data", HostPath: file + "-not"},
 	} {
 		if _, err := checkMounts(withMounts(m)); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), say) {

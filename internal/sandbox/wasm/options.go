@@ -12,17 +12,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// The keys, below the component label prefix, with which a pod says how its component is to be served. They are
-// annotations of the pod; port may be a label too, as the public system has it.
+// Annotations of a pod, without the component label prefix, that configure how its component is served. port can also
+// be a label, for compatibility with Vimana.
 const (
 	keyPort           = "port"              // TCP (HTTP/2 over TLS) and UDP (HTTP/3); default 443
 	keyCleartextPort  = "cleartext-port"    // TCP without TLS; default 80, "off"
 	keyTLS            = "tls"               // "generated" (default), "off", or a mount's container_path
 	keyClientAuth     = "client-auth"       // "require"
-	keyConcurrency    = "concurrency"       // requests at a time
+	keyConcurrency    = "concurrency"       // concurrent requests
 	keyRequestTimeout = "request-timeout"   // "30s"
-	keyMaxMessage     = "max-message-bytes" // of one message of a client
-	keyReuse          = "reuse"             // "true": an instance serves more than one request
+	keyMaxMessage     = "max-message-bytes" // maximum size of a client message
+	keyReuse          = "reuse"             // "true" lets an instance serve more than one request
 )
 
 const (
@@ -33,23 +33,23 @@ const (
 	maxConcurrency       = 100_000
 )
 
-// Where a pod's certificate comes from, beside a mount.
+// Sources of a pod's certificate besides a mount.
 const (
 	tlsGenerated = "generated"
 	tlsOff       = "off"
 )
 
-// options are what those keys say.
+// options are the parsed annotations.
 type options struct {
-	// port and cleartext are numbers, 0 for none.
+	// port and cleartext are port numbers, or 0 for no port.
 	port, cleartext uint16
-	// tls is tlsGenerated, tlsOff or the container path of a mount with tls.crt, tls.key and perhaps ca.crt.
+	// tls is tlsGenerated, tlsOff or the container path of a mount with tls.crt, tls.key and optionally ca.crt.
 	tls           string
 	requireClient bool
 	limits        workerapi.Limits
 }
 
-// parseOptions reads the options of a pod. An error names the annotation and what it may be.
+// parseOptions reads the options of a pod. An error names the annotation and its valid values.
 func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, error) {
 	r := optionReader{config: config, prefix: prefix}
 	o := options{tls: r.tls()}
@@ -59,7 +59,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, 
 	}
 	switch fallback := uint16(defaultCleartextPort); {
 	case r.text(keyCleartextPort) == "off":
-	case o.requireClient && r.text(keyCleartextPort) == "": // nobody could be asked for a certificate there
+	case o.requireClient && r.text(keyCleartextPort) == "": // clients cannot authenticate without TLS
 	default:
 		o.cleartext = r.port(keyCleartextPort, fallback)
 	}
@@ -72,16 +72,16 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, 
 	switch {
 	case r.err != nil:
 	case o.port == 0 && o.cleartext == 0:
-		r.fail(keyCleartextPort, "TLS is off and so is this: nobody could reach the pod")
+		r.fail(keyCleartextPort, "this port and TLS are both off, so clients could not reach the pod")
 	case o.port == o.cleartext:
-		r.fail(keyCleartextPort, "%d is the port for TLS, too", o.cleartext)
+		r.fail(keyCleartextPort, "%d is also the port for TLS", o.cleartext)
 	case o.requireClient && (o.tls == tlsOff || o.tls == tlsGenerated):
-		r.fail(keyClientAuth, "clients are held against the ca.crt of a mount; name the mount by %s", prefix+keyTLS)
+		r.fail(keyClientAuth, "client certificates are verified by the ca.crt of a mount; set %s to the mount's path", prefix+keyTLS)
 	}
 	return o, r.err
 }
 
-// optionReader reads one key after the other and keeps the first error.
+// optionReader reads annotations and keeps the first error.
 type optionReader struct {
 	config *runtimeapi.PodSandboxConfig
 	prefix string
@@ -113,12 +113,12 @@ func (r *optionReader) tls() string {
 	case path.IsAbs(v):
 		return path.Clean(v)
 	default:
-		r.fail(keyTLS, "%q is neither generated, off, nor the absolute path at which the container has tls.crt and tls.key", v)
+		r.fail(keyTLS, "%q is not generated, off, or the absolute container path of a mount with tls.crt and tls.key", v)
 		return v
 	}
 }
 
-// choice is one of the words allowed; without the key, the first.
+// choice returns the value of key, which must be one of allowed. The default is the first.
 func (r *optionReader) choice(key string, allowed ...string) string {
 	v := r.text(key)
 	if v == "" {
@@ -145,15 +145,15 @@ func (r *optionReader) port(key string, fallback uint16) uint16 {
 	return uint16(n)
 }
 
-// number is between least and most; 0 without the key.
-func (r *optionReader) number(key string, least, most int64) int64 {
+// number returns the value of key, which must be in [low, high], or 0 without the annotation.
+func (r *optionReader) number(key string, low, high int64) int64 {
 	v := r.text(key)
 	if v == "" {
 		return 0
 	}
 	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || n < least || n > most {
-		r.fail(key, "%q is not a number between %d and %d", v, least, most)
+	if err != nil || n < low || n > high {
+		r.fail(key, "%q is not a number between %d and %d", v, low, high)
 	}
 	return n
 }

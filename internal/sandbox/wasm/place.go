@@ -16,31 +16,32 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// workerOverhead is what a worker needs for itself, in bytes, beyond the memory limit of its pod's guest.
+// workerOverhead is the memory, in bytes, that a worker needs besides its pod's guest.
 const workerOverhead = 64 << 20
 
-// place is the cgroup that a worker starts in; without a directory, the daemon's own. With the systemd driver only
-// systemd makes cgroups: workers then stay in the daemon's service, which does not kill them when it stops.
+// place is the cgroup that a worker starts in. If dir is empty, the worker starts in the daemon's cgroup. With the
+// systemd driver, only systemd creates cgroups, so workers stay in the daemon's service, which does not kill them when
+// it stops.
 type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
 }
 
-// cgroupName marks a cgroup as ours. A name that is a pod's ID alone would be another backend's, which removes those
-// that it does not know.
+// cgroupName returns a cgroup name with our mark. A pod's ID without the mark belongs to another backend, which removes
+// unknown cgroups.
 func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
 
-// of is the worker's own cgroup below this one. It is named after the worker, not after the pod: the cgroup of the
-// pod's previous worker may be removed while the next one starts.
-func (p place) of(worker string) place {
+// forWorker returns the place of a worker's own cgroup below p. The cgroup has the name of the worker, not of the pod,
+// because the cgroup of the pod's previous worker can be removed while the next one starts.
+func (p place) forWorker(worker string) place {
 	if p.dir != "" {
 		p.dir = path.Join(p.dir, cgroupName(worker))
 	}
 	return p
 }
 
-// shared is the place of workers with many pods. The worker itself enforces the limits of its pods.
+// shared returns the place of shared workers, which enforce the limits of their pods themselves.
 func (k *keeper) shared() place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}
@@ -48,8 +49,8 @@ func (k *keeper) shared() place {
 	return place{tree: k.cgroups, dir: k.cgroups.Parent}
 }
 
-// own is the place of a pod's own worker: below the parent that the kubelet names, with the container's limits as far
-// as the kernel can enforce them on a process.
+// own returns the place of a pod's own worker: below the parent that the kubelet names, with those of the container's
+// limits that the kernel can enforce on a process.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}
@@ -61,12 +62,12 @@ func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	return place{tree: k.cgroups, dir: parent, limits: limitsOf(k.cgroups, c.Config.GetLinux().GetResources())}
 }
 
-// limitsOf are the files to write for a container's resources.
+// limitsOf returns the cgroup files to write for a container's resources.
 func limitsOf(tree cgroup.Tree, res *runtimeapi.LinuxContainerResources) []cgroup.Write {
 	return append(tree.Limits(res, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: workerOverhead}), cgroup.CPUSet(res)...)
 }
 
-// start starts a command in the place.
+// start creates the cgroup, sets its limits and starts cmd in it.
 func (p place) start(cmd *exec.Cmd) error {
 	if p.dir == "" {
 		return cmd.Start()
@@ -97,8 +98,8 @@ func (p place) start(cmd *exec.Cmd) error {
 	return <-done
 }
 
-// leaveCgroup removes the cgroup of a worker that has ended.
-func (k *keeper) leaveCgroup(dir string) error {
+// removeCgroup removes the cgroup dir of a worker that has ended.
+func (k *keeper) removeCgroup(dir string) error {
 	if dir == "" {
 		return nil
 	}
@@ -115,7 +116,7 @@ func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
 	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, c.Config.GetLinux().GetResources()))
 }
 
-// ownFigures is what a pod's own worker uses; nil when it has none, or no cgroup.
+// ownFigures returns the statistics of a pod's own worker, or nil if w is shared or has no cgroup.
 func (b *Backend) ownFigures(w *worker) *stats.Figures {
 	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil

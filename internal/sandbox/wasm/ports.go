@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// listen opens the pod's sockets in its network namespace, which may be the node's own.
+// listen opens the pod's sockets in its network namespace, which can be the node's.
 func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports []workerapi.Port, err error) {
 	wanted := []struct {
 		kind, network string
@@ -36,20 +36,20 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 			return nil, b.portError(p, want.network, want.port, err)
 		}
 		if want.network == "udp" {
-			widen(socket)
+			growBuffers(socket)
 		}
 		ports = append(ports, workerapi.Port{Kind: want.kind, Socket: workerapi.File{File: socket}})
 	}
 	return ports, nil
 }
 
-// udpBuffer is the size that quic-go recommends: smaller buffers lose packets when requests arrive in bursts. The
-// kernel doubles it, and allocates only what is needed.
+// udpBuffer is the buffer size that quic-go recommends, in bytes: smaller buffers lose packets in bursts of requests.
+// The kernel doubles it, and allocates memory only as needed.
 const udpBuffer = 7 << 20
 
-// widen sets a socket's buffers beyond net.core.rmem_max, which the worker may not do. Without CAP_NET_ADMIN the
-// buffers stay within the limit.
-func widen(socket *os.File) {
+// growBuffers sets a socket's buffer sizes beyond net.core.rmem_max, which the worker has no permission to do. Without
+// CAP_NET_ADMIN the buffers keep their sizes.
+func growBuffers(socket *os.File) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return
@@ -60,16 +60,16 @@ func widen(socket *os.File) {
 	})
 }
 
-// forkTime is how long a closed socket may still be open in a child process: a child that is being started has copies
-// of all descriptors until it executes its program.
+// forkTime is how long a closed socket can stay open in a child process, because a child has copies of all descriptors
+// until it executes its program.
 const forkTime = 500 * time.Millisecond
 
-// socket listens on all addresses of the namespace, of both families if it has both.
+// socket listens on all addresses of the namespace, both IPv4 and IPv6 if available.
 func (b *Backend) socket(ctx context.Context, netns, network string, port uint16) (*os.File, error) {
 	number := strconv.Itoa(int(port))
 	socket, err := b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
 	for began := time.Now(); errors.Is(err, unix.EADDRINUSE) && time.Since(began) < forkTime && ctx.Err() == nil; {
-		time.Sleep(forkTime / 100) // pacing: there is no event for the end of the copies
+		time.Sleep(forkTime / 100) // pacing: no event reports that the copies are closed
 		socket, err = b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
 	}
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) {
@@ -78,7 +78,8 @@ func (b *Backend) socket(ctx context.Context, netns, network string, port uint16
 	return socket, err
 }
 
-// portError says what to do about a port that is in use.
+// portError wraps the error of a port that cannot be opened. If the port is in use, the error says how to choose
+// another.
 func (b *Backend) portError(p *sandbox.Pod, network string, port uint16, err error) error {
 	if !errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("open port %d/%s of the pod: %w", port, network, err)
@@ -87,6 +88,6 @@ func (b *Backend) portError(p *sandbox.Pod, network string, port uint16, err err
 	if p.Netns == "" {
 		where = "on the node, whose network this pod shares"
 	}
-	return fmt.Errorf("port %d/%s is taken %s; the annotations %s%s and %s%s choose others: %w: %w", port, network, where,
+	return fmt.Errorf("port %d/%s is already in use %s; choose another by the annotations %s%s and %s%s: %w: %w", port, network, where,
 		b.cfg.LabelPrefix, keyPort, b.cfg.LabelPrefix, keyCleartextPort, err, errdefs.ErrFailedPrecondition)
 }

@@ -228,7 +228,7 @@ func (h *fakeHandler) Load(_ context.Context, code workerapi.Code) (workerapi.Lo
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.code[code.Digest] = words
-	return workerapi.Loaded{Digest: code.Digest, World: wit.World(value(words, "world", string(wit.WorldGRPC))), Apart: value(words, "apart", "")}, nil
+	return workerapi.Loaded{Digest: code.Digest, World: wit.World(value(words, "world", string(wit.WorldGRPC))), OwnWorkerReason: value(words, "apart", "")}, nil
 }
 
 func (h *fakeHandler) Unload(_ context.Context, digest string) error {

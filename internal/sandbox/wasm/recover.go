@@ -13,13 +13,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Recover implements sandbox.Backend. The workers know what runs; the files know what was ordered; what neither can
-// explain away has died with its worker.
+// Recover implements sandbox.Backend. The workers report which containers run, and the files say which were ordered to.
+// A container that was started in a worker that no longer runs has exited with it.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
 	found := sandbox.NewFound()
 	if err := b.keeper.recover(ctx); err != nil {
-		b.log.Error("take over the previous workers", "err", err)
+		b.log.Error("recover workers failed", "err", err)
 	}
 	in, err := b.inventory(ctx)
 	if err != nil {
@@ -39,15 +39,15 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 			found.Add(c.ID, status)
 		}
 	}
-	b.keeper.run()
+	b.keeper.followAll()
 	if err := b.removeOrphans(ctx, keep, in); err != nil {
-		// What cannot be removed now does no harm to the pods that are known.
-		b.log.Error("remove what is not in the record", "err", err)
+		// Orphans do not affect the known pods.
+		b.log.Error("remove orphans failed", "err", err)
 	}
 	return found, nil
 }
 
-// inventory is what the workers have, by worker and container.
+// inventory holds the status of the workers' pods by worker and container ID.
 type inventory map[*worker]map[string]workerapi.Status
 
 func (b *Backend) inventory(ctx context.Context) (inventory, error) {
@@ -55,7 +55,7 @@ func (b *Backend) inventory(ctx context.Context) (inventory, error) {
 	for _, w := range b.keeper.all() {
 		list, err := w.conn().List(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("ask worker %s for its pods: %w", w.name, err)
+			return nil, fmt.Errorf("list the pods of worker %s: %w", w.name, err)
 		}
 		in[w] = map[string]workerapi.Status{}
 		for _, s := range list {
@@ -65,7 +65,8 @@ func (b *Backend) inventory(ctx context.Context) (inventory, error) {
 	return in, nil
 }
 
-// recoverPod tells whether the sandbox is there: it was made and the node was not restarted since.
+// recoverPod restores a sandbox from its file. It returns false if the sandbox was not created completely, or before a
+// reboot.
 func (b *Backend) recoverPod(id string) bool {
 	var s podState
 	if err := format.Read(b.cfg.podFile(id), &s); err != nil {
@@ -77,11 +78,11 @@ func (b *Backend) recoverPod(id string) bool {
 	return true
 }
 
-// recoverContainer finds out what became of a container while nobody looked.
+// recoverContainer determines a container's state after the daemon was absent.
 func (b *Backend) recoverContainer(p *sandbox.Pod, c *sandbox.Container, in inventory) (sandbox.Status, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if h == nil {
-		return sandbox.Status{}, err // half made, or gone with a reboot
+		return sandbox.Status{}, err // not created completely, or created before a reboot
 	}
 	if s, _ := h.Snapshot(); s.Phase == ledger.Started {
 		if err := b.recoverStarted(h, p, c, in); err != nil {
@@ -92,21 +93,21 @@ func (b *Backend) recoverContainer(p *sandbox.Pod, c *sandbox.Container, in inve
 	return s.Status(), nil
 }
 
-// recoverStarted decides about a container whose last record is that a worker was about to start it.
+// recoverStarted determines the state of a container that is recorded as started.
 func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, in inventory) error {
 	s, _ := h.Snapshot()
-	w := b.keeper.named(s.Worker)
+	w := b.keeper.byName(s.Worker)
 	if w == nil || w.identity() != s.Process {
 		l := newLife(nil, p, c)
 		h.Adopt(l)
 		b.record(h, l, workerapi.Status{
 			StartedAt: s.StartedAt, FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError,
-			Message: fmt.Sprintf("its wasm worker %s (pid %d) has died while the daemon was away", s.Worker, s.Process.Pid),
+			Message: fmt.Sprintf("its wasm worker %s (pid %d) died while the daemon was not running", s.Worker, s.Process.Pid),
 		})
 		return nil
 	}
 	status, there := in[w][h.ID]
-	if !there { // the worker was never told
+	if !there { // the daemon died before it sent the order
 		return h.Set(func(s *state) { s.Phase, s.StartedAt = ledger.Created, time.Time{} })
 	}
 	l := newLife(w, p, c)
@@ -120,8 +121,8 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	return nil
 }
 
-// resync brings what is known of a worker's containers up to date after its connection broke: events may have been
-// lost.
+// resync records the exits of a worker's containers after a new connection, because events can be lost with a
+// connection.
 func (b *Backend) resync(ctx context.Context, w *worker) error {
 	list, err := w.conn().List(ctx)
 	if err != nil {
@@ -135,7 +136,7 @@ func (b *Backend) resync(ctx context.Context, w *worker) error {
 	return nil
 }
 
-// startedIn reports whether the file of a container says that it was started in a worker.
+// startedIn reports whether a container is recorded as started in the worker.
 func (b *Backend) startedIn(w *worker, id string) bool {
 	h, err := b.ledger.Find(id, id)
 	if h == nil || err != nil {
@@ -145,13 +146,14 @@ func (b *Backend) startedIn(w *worker, id string) bool {
 	return s.Worker == w.name
 }
 
-// removeOrphans removes what is in our directories and workers and belongs to no pod of the record.
+// removeOrphans removes containers from workers, and directories, that belong to no recorded pod. It ends unused
+// workers.
 func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in inventory) error {
 	var errs []error
 	for w, pods := range in {
 		for id := range pods {
 			if !keep[id] || !b.startedIn(w, id) {
-				b.log.Info("removing a container that is not in the record", "container", id, "worker", w.name)
+				b.log.Info("removing orphaned container", "container", id, "worker", w.name)
 				errs = append(errs, w.conn().Remove(ctx, id))
 			}
 		}
@@ -164,7 +166,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in in
 	errs = append(errs, err)
 	for _, e := range entries {
 		if hexID.MatchString(e.Name()) && !keys[e.Name()] {
-			b.log.Info("removing a pod that is not in the record", "pod", e.Name())
+			b.log.Info("removing orphaned pod", "pod", e.Name())
 			errs = append(errs, os.RemoveAll(filepath.Join(b.cfg.podsDir(), e.Name())))
 		}
 	}

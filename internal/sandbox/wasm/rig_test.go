@@ -242,7 +242,7 @@ func (r *rig) part() {
 	r.keeper.closed = true
 	r.keeper.mu.Unlock()
 	for _, w := range r.keeper.all() {
-		close(w.parted)
+		close(w.detached)
 	}
 	r.keeper.tasks.Wait()
 	r.watcher.close()

@@ -31,36 +31,36 @@ var (
 	fpReady     = failpoint.New("wasm.worker.ready")
 )
 
-// startTime is how long a worker may take to report that it is ready.
+// startTime is how long a worker can take to become ready.
 const startTime = time.Minute
 
-// maxFiles is the limit of open files of a worker: a thousand pods with a thousand connections or files each, if the
-// kernel allows one process that many (fs.nr_open).
+// maxFiles returns a worker's limit of open files: enough for a thousand pods with a thousand connections or files
+// each, but at most fs.nr_open.
 func maxFiles() uint64 {
 	const wanted = 1 << 20
 	text, err := os.ReadFile("/proc/sys/fs/nr_open")
 	if err != nil {
 		return wanted
 	}
-	most, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	limit, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil {
 		return wanted
 	}
-	return min(most, wanted)
+	return min(limit, wanted)
 }
 
-// spawn starts the process of w and connects to it. On failure it removes what it has created.
+// spawn starts the process of w and connects to it. If it fails, it removes what it has created.
 func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, k.unspawn(w))
+			err = errors.Join(err, k.undoSpawn(w))
 		}
 	}()
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return fmt.Errorf("wasm worker: %w", err)
 	}
 	w.cgroup = in.dir
-	if err := w.note(); err != nil { // before the cgroup exists, so that recovery finds the cgroup
+	if err := w.writeState(); err != nil { // before the cgroup exists, so that recovery finds the cgroup
 		return err
 	}
 	ready, cmd, err := k.prepare(ctx, w)
@@ -80,7 +80,7 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	if w.proc, err = process.Open(cmd.Process.Pid); err != nil {
 		return err
 	}
-	if err := w.note(); err != nil {
+	if err := w.writeState(); err != nil {
 		return err
 	}
 	if err := errors.Join(limitProcess(w.proc.Pid), fpSpawned.Hit(ctx)); err != nil {
@@ -92,7 +92,7 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	if err := w.connect(ctx); err != nil {
 		return err
 	}
-	w.log.Info("started a worker", "pid", w.proc.Pid, "engine", w.conn().Hello().Engine)
+	w.log.Info("worker started", "pid", w.proc.Pid, "engine", w.conn().Hello().Engine)
 	return fpReady.Hit(ctx)
 }
 
@@ -133,10 +133,10 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 		reader.Close()
 		return nil, nil, err
 	}
-	cmd = exec.Command(k.cfg.Program, "worker", string(config)) // without a context: the worker outlives the daemon
+	cmd = exec.Command(k.cfg.Program, "worker", string(config)) // without a context, because the worker outlives the daemon
 	cmd.ExtraFiles = files                                      // workerapi.FDControl, FDData, FDReady
 	cmd.Stderr = log
-	cmd.Env, cmd.Dir = guestlessEnv(), "/"
+	cmd.Env, cmd.Dir = programEnv(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
 		Cloneflags: workerapi.Namespaces,
@@ -144,8 +144,8 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 	return reader, cmd, nil
 }
 
-// unspawn removes the process, the cgroup and the files of a failed start.
-func (k *keeper) unspawn(w *worker) error {
+// undoSpawn removes the process, the cgroup and the files of a failed start.
+func (k *keeper) undoSpawn(w *worker) error {
 	if w.child != nil {
 		_ = w.child.Process.Kill()
 		_ = w.child.Wait()
@@ -153,10 +153,11 @@ func (k *keeper) unspawn(w *worker) error {
 	if c := w.conn(); c != nil {
 		c.Close()
 	}
-	return errors.Join(k.leaveCgroup(w.cgroup), os.RemoveAll(w.dir))
+	return errors.Join(k.removeCgroup(w.cgroup), os.RemoveAll(w.dir))
 }
 
-// listenUnix opens a listening socket in a directory, through a path that is short enough, and returns its descriptor.
+// listenUnix opens a listening socket in a directory. It addresses the socket through a descriptor of the directory,
+// because the path can be too long for a socket address.
 func listenUnix(dir, name string) (*os.File, error) {
 	if err := ledger.RemoveFile(filepath.Join(dir, name)); err != nil {
 		return nil, err
@@ -178,13 +179,13 @@ func listenUnix(dir, name string) (*os.File, error) {
 	return l.File()
 }
 
-// limitProcess sets a worker's limits besides memory and CPU. The worker may lower and restore its priority. It leaves
-// no core file, which would hold guests' data. A limit that we may not raise (CAP_SYS_RESOURCE) stays as it is.
+// limitProcess sets a worker's resource limits. It disables core files, which would contain guests' data. A limit that
+// the daemon cannot raise without CAP_SYS_RESOURCE stays as it is.
 func limitProcess(pid int) error {
 	files := maxFiles()
 	for resource, limit := range map[int]unix.Rlimit{
 		unix.RLIMIT_NOFILE: {Cur: files, Max: files},
-		unix.RLIMIT_NICE:   {Cur: 20, Max: 20}, // to nice 0, getrlimit(2)
+		unix.RLIMIT_NICE:   {Cur: 20, Max: 20}, // lets the worker restore nice 0, getrlimit(2)
 		unix.RLIMIT_CORE:   {},
 	} {
 		if err := unix.Prlimit(pid, resource, &limit, nil); err != nil && !errors.Is(err, unix.EPERM) {
@@ -194,15 +195,14 @@ func limitProcess(pid int) error {
 	return nil
 }
 
-// awaitReady waits until the worker reports that it is ready. A pipe that ends without that means that the worker has
-// ended.
+// awaitReady waits until the worker reports that it is ready. If the pipe ends before, the worker has ended.
 func awaitReady(ctx context.Context, ready *os.File) error {
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	line, err := bufio.NewReader(ready).ReadString('\n')
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("the worker does not become ready: %w", context.Cause(ctx))
+		return fmt.Errorf("wait for the worker to be ready: %w", context.Cause(ctx))
 	case err != nil || line != "ready\n":
 		return fmt.Errorf("the worker ended before it was ready: %w", errdefs.ErrUnavailable)
 	default:
@@ -210,9 +210,9 @@ func awaitReady(ctx context.Context, ready *os.File) error {
 	}
 }
 
-// introduced finds the process of a worker by the process ID in its Hello, and checks that it is the worker of that
-// name.
-func (k *keeper) introduced(w *worker) (*process.Process, error) {
+// processFromHello returns the process with the ID in the worker's Hello, and checks by its command line that it is the
+// worker.
+func (k *keeper) processFromHello(w *worker) (*process.Process, error) {
 	pid := w.conn().Hello().Pid
 	p, err := process.Open(pid)
 	if err != nil {
@@ -226,11 +226,11 @@ func (k *keeper) introduced(w *worker) (*process.Process, error) {
 		return nil, fmt.Errorf("process %d is not worker %s: %w", pid, w.name, errdefs.ErrFailedPrecondition)
 	}
 	w.proc = p
-	return p, w.note()
+	return p, w.writeState()
 }
 
-// note records what the next daemon needs to end the worker and to remove its cgroup.
-func (w *worker) note() error {
+// writeState records the process and the cgroup, so that the next daemon can end the worker and remove its cgroup.
+func (w *worker) writeState() error {
 	s := workerState{Cgroup: w.cgroup}
 	if w.proc != nil {
 		s.Process = w.proc.ID
@@ -238,7 +238,7 @@ func (w *worker) note() error {
 	return format.Write(filepath.Join(w.dir, workerFile), s)
 }
 
-// runsProgram reports whether a process runs the file that is at path now.
+// runsProgram reports whether a process runs the current file at path.
 func runsProgram(pid int, path string) bool {
 	have, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
@@ -248,7 +248,7 @@ func runsProgram(pid int, path string) bool {
 	return err == nil && os.SameFile(have, want)
 }
 
-// credential is the user and group of children that read foreign bytes.
+// credential returns the user and group of child processes that read untrusted input.
 func (c Config) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(c.UID), Gid: uint32(c.GID)}
 }

@@ -27,10 +27,10 @@ var (
 	fpStarted = failpoint.New("wasm.start-container.started")
 )
 
-// cleanupTime bounds the clean-up after a start whose caller has given up.
+// cleanupTime bounds the clean-up after a start whose context has ended.
 const cleanupTime = 30 * time.Second
 
-// StartContainer implements sandbox.Backend. It returns when the component serves, or when the command runs.
+// StartContainer implements sandbox.Backend. It returns once the component serves or the command runs.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Startable(p.ID, c.ID)
 	if h == nil {
@@ -38,7 +38,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	}
 	err = b.run(ctx, p, c, h)
 	if errdefs.IsUnavailable(err) && ctx.Err() == nil {
-		err = b.run(ctx, p, c, h) // the worker died, or ended because it had no pods
+		err = b.run(ctx, p, c, h) // the worker died or was ended as idle
 	}
 	if err != nil {
 		return b.failStart(ctx, h, err)
@@ -53,7 +53,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		return err
 	}
 	s, _ := h.Snapshot()
-	if err := b.leaveFormer(ctx, h, s, w); err != nil {
+	if err := b.forgetPrevious(ctx, h, s, w); err != nil {
 		return err
 	}
 	loaded, err := b.load(ctx, w, s.Artifact, s.Description)
@@ -87,7 +87,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		return err
 	}
 	status, err := w.conn().Start(ctx, spec)
-	if errdefs.IsNotFound(err) { // it has unloaded the code
+	if errdefs.IsNotFound(err) { // the worker has unloaded the code
 		w.forgetCode(spec.Digest)
 		if _, err = b.load(ctx, w, s.Artifact, s.Description); err == nil {
 			status, err = w.conn().Start(ctx, spec)
@@ -102,7 +102,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	return nil
 }
 
-// workerFor is the worker that a container starts in.
+// workerFor returns the worker for a container, and starts the worker if needed.
 func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*worker, error) {
 	scope := b.scopeOf(p)
 	if !isOwn(scope) {
@@ -112,35 +112,35 @@ func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	return b.keeper.get(ctx, scope, &own)
 }
 
-// leaveFormer has the worker of an earlier run forget the container, when that is another one.
-func (b *Backend) leaveFormer(ctx context.Context, h *handle, s state, w *worker) error {
+// forgetPrevious removes the container from the worker of its previous run, unless that worker is w.
+func (b *Backend) forgetPrevious(ctx context.Context, h *handle, s state, w *worker) error {
 	if s.Worker == "" || s.Worker == w.name {
 		return nil // a worker restarts its own container
 	}
-	return b.forgetIn(ctx, s.Worker, h.ID)
+	return b.removeFromWorker(ctx, s.Worker, h.ID)
 }
 
-// undoBegin makes a container created again whose worker was not told to start it, or refused to. If the worker died
-// meanwhile, that is the container's end already.
+// undoBegin resets a container to created after its worker did not start it. If the worker has died in the meantime,
+// the container has already exited and stays exited.
 func undoBegin(h *handle, l *life) {
 	h.End(l, func(s *state) { s.Phase, s.StartedAt, s.RenewAt = ledger.Created, time.Time{}, time.Time{} })
 }
 
-// failStart records a start that failed. When its caller went away, the container is as it was created, and whatever
-// came of the order is taken back.
+// failStart records a failed start as the container's exit. If ctx has ended, the container stays created instead, and
+// is removed from its worker.
 func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
 	s, _ := h.Snapshot()
 	if ctx.Err() != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 		defer cancel()
-		err := b.forgetIn(undo, s.Worker, h.ID)
+		err := b.removeFromWorker(undo, s.Worker, h.ID)
 		return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
 	}
 	err := h.Set(func(s *state) { s.FailStart(cause) })
 	return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
 }
 
-// spec is all that the worker must know, with the files that it gets; the caller closes them, also when there is an
+// spec returns the pod's specification for the worker, with open files. The caller closes them, even if there is an
 // error.
 func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
 	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
@@ -172,7 +172,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	return spec, renewAt, err
 }
 
-// servicesOf are the services of which the component has methods.
+// servicesOf returns the services of the component's methods.
 func servicesOf(loaded workerapi.Loaded) []string {
 	var services []string
 	for _, procedure := range loaded.Procedures {
@@ -183,8 +183,7 @@ func servicesOf(loaded workerapi.Loaded) []string {
 	return slices.Compact(services)
 }
 
-// servicesOf are the full names of the gRPC services that a running container serves; nil when it does not run, or
-// serves none.
+// servicesOf returns the full names of a running container's gRPC services, or nil if it is not running or serves none.
 func (b *Backend) servicesOf(containerID string) []string {
 	h, _, err := b.ledger.GetRun(containerID, containerID)
 	if err != nil {
@@ -194,7 +193,7 @@ func (b *Backend) servicesOf(containerID string) []string {
 	return s.Services
 }
 
-// environment is the image's with the container's on top.
+// environment returns the image's environment, overridden by the container's.
 func environment(a *artifact.Artifact, envs []*runtimeapi.KeyValue) []string {
 	env := append([]string(nil), a.Env...)
 	for _, e := range envs {
@@ -203,7 +202,7 @@ func environment(a *artifact.Artifact, envs []*runtimeapi.KeyValue) []string {
 	return lastWins(env)
 }
 
-// lastWins keeps the last value of each variable, at the place of its first.
+// lastWins keeps the last value of each variable, at the position of its first.
 func lastWins(env []string) []string {
 	at := map[string]int{}
 	kept := env[:0]

@@ -10,38 +10,38 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
-// format is the version of the files below.
+// format is the version of the files in this package.
 const format ledger.Format = 1
 
-// state is what recovery and a start need of a container: container.json in the pod's directory.
+// state is a container's record for recovery and restart: container.json in the pod's directory.
 type state struct {
 	ledger.Record
-	// Artifact is the component, Description the digest of what describes its services ("" for nothing): a container
-	// starts again also when its image is gone.
+	// Artifact is the component. Description is the digest of its descriptors or metadata, or "". A container can be
+	// restarted even after its image was removed.
 	Artifact    *artifact.Artifact `json:"artifact"`
 	Component   string             `json:"component,omitempty"`
 	Description string             `json:"description,omitempty"`
-	// Services are the full names of the gRPC services that it serves since its last start.
+	// Services are the full names of the container's gRPC services, set at its last start.
 	Services []string `json:"services,omitempty"`
-	// Worker is where it was started, and Process which process that was.
+	// Worker is the worker that ran the container last, and Process its process.
 	Worker  string     `json:"worker,omitempty"`
 	Process process.ID `json:"process,omitzero"`
-	// RenewAt is when a certificate of ours must be replaced; zero: never.
+	// RenewAt is when a generated certificate must be renewed; zero means never.
 	RenewAt time.Time `json:"renewAt,omitzero"`
-	// Previous is when the last run that ended began: a later report of its end is no news.
+	// Previous is the start time of the last run that has ended. It identifies repeated reports of this run's end.
 	Previous time.Time `json:"-"`
 }
 
-// podState marks a sandbox as made: pod.json.
+// podState records that a sandbox was created: pod.json.
 type podState struct {
 	ID string `json:"id"`
-	// Scope is which worker its containers run in (keeper.go).
+	// Scope is the scope of the pod's worker (keeper.go).
 	Scope string `json:"scope"`
-	// Apart is why the pod has a worker for itself, whatever the configuration says; empty when it was not set apart.
-	Apart string `json:"apart,omitempty"`
+	// OwnWorkerReason is why the pod needs its own worker in every worker mode, or empty.
+	OwnWorkerReason string `json:"apart,omitempty"`
 }
 
-// workerState is what is needed to end a worker that does not answer: worker.json.
+// workerState is the record needed to end a worker that does not respond: worker.json.
 type workerState struct {
 	Process process.ID `json:"process"`
 	Cgroup  string     `json:"cgroup,omitempty"`

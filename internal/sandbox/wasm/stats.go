@@ -15,18 +15,17 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// freshFor is how long the figures of a worker are reused: a kubelet asks for one pod after the other, and a worker
-// answers for all at once.
+// freshFor is how long a worker's statistics are reused. A kubelet asks for each pod in turn, but a worker reports all
+// pods in one reply.
 const freshFor = 500 * time.Millisecond
 
-// figures caches the latest answers of the workers. A worker that does not answer delays only requests for its own
-// pods.
+// figures caches the workers' latest replies. A worker that does not reply delays only requests for its own pods.
 type figures struct {
 	mu sync.Mutex
 	of map[*worker]*answer
 }
 
-// answer is a worker's latest answer. The holder of turn may ask the worker again.
+// answer is a worker's latest reply. Sending to turn locks it.
 type answer struct {
 	turn chan struct{}
 	at   time.Time
@@ -45,22 +44,22 @@ func (f *figures) answerOf(w *worker) *answer {
 	return f.of[w]
 }
 
-// forget drops the answers of a worker that has ended.
+// forget removes a worker that has ended.
 func (f *figures) forget(w *worker) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.of, w)
 }
 
-// figuresOf returns the figures of a running container. errdefs.ErrFailedPrecondition: the worker does not know it, so
-// it has just ended.
+// figuresOf returns the statistics of a running container. It returns errdefs.ErrFailedPrecondition if the worker does
+// not know the container, which then has just ended.
 func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.Stats, error) {
 	a := b.figures.answerOf(l.worker)
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
 	case <-ctx.Done():
-		return workerapi.Stats{}, fmt.Errorf("wait for the figures of worker %s: %w", l.worker.name, context.Cause(ctx))
+		return workerapi.Stats{}, fmt.Errorf("wait for the statistics of worker %s: %w", l.worker.name, context.Cause(ctx))
 	}
 	s, there := a.pods[id]
 	if there && time.Since(a.at) <= freshFor {
@@ -80,13 +79,13 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.
 	return s, nil
 }
 
-// shareOfWorker is the memory of a pod in its worker besides its guests', in bytes: sockets, a server and its
-// goroutines. TestIdleServerMemory of the data plane measures it. Without it an idle component would use nothing, and a
-// metrics-server omits a pod without memory.
+// shareOfWorker is the memory, in bytes, that a worker needs for a pod besides its guests: sockets, a server and its
+// goroutines. TestIdleServerMemory of the data plane measures it. Without it, an idle component would use no memory,
+// and metrics-server would omit the pod.
 const shareOfWorker = 32 << 10
 
-// asCgroup is a container's figures in the form of a cgroup's: the guests' memory and the pod's share of its worker,
-// and no page cache.
+// asCgroup converts a container's statistics to those of a cgroup: memory is the guests' plus shareOfWorker, and there
+// is no page cache.
 func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 	f := stats.Figures{Time: s.Time}
 	f.CPU = s.CPUNanos
@@ -98,7 +97,7 @@ func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 	return f
 }
 
-// ContainerStats implements sandbox.StatsProvider. A container that does not run uses nothing.
+// ContainerStats implements sandbox.StatsProvider. The result is empty if the container is not running.
 func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{}
 	f, err := b.cgroupFigures(ctx, c.ID)
@@ -109,8 +108,7 @@ func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox
 	return result, nil
 }
 
-// PodStats implements sandbox.StatsProvider. The pod is its container, and its worker's process where it has one for
-// itself.
+// PodStats implements sandbox.StatsProvider. It measures the pod's own worker if there is one, otherwise the container.
 func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
 	if _, l, err := b.ledger.GetRun(p.ID, p.ID); err == nil {
@@ -127,7 +125,7 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 	return result, nil
 }
 
-// cgroupFigures measures a container; nil if it does not run.
+// cgroupFigures returns the statistics of a container, or nil if it is not running.
 func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures, error) {
 	_, l, err := b.ledger.FindRun(id, id)
 	if l == nil {
@@ -135,7 +133,7 @@ func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures,
 	}
 	s, err := b.figuresOf(ctx, l, id)
 	if errdefs.IsFailedPrecondition(err) {
-		return nil, nil // it has just ended
+		return nil, nil // the container has just ended
 	}
 	if err != nil {
 		return nil, err
@@ -144,14 +142,14 @@ func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures,
 	return &f, nil
 }
 
-// Inspect implements sandbox.Inspector, with the one topic "wasm".
+// Inspect implements sandbox.Inspector.
 func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	v := map[string]any{"sandboxID": p.ID, "runDir": b.cfg.podDir(p.ID), "authority": b.tls.certFile()}
 	if o, err := parseOptions(p.Config, b.cfg.LabelPrefix); err == nil {
 		v["ports"] = map[string]any{"tls": o.port, "quic": o.port, "cleartext": o.cleartext, "certificate": o.tls}
 	}
 	b.mu.Lock()
-	if why := b.sandboxes[p.ID].Apart; why != "" {
+	if why := b.sandboxes[p.ID].OwnWorkerReason; why != "" {
 		v["apart"] = why
 	}
 	b.mu.Unlock()
@@ -182,12 +180,12 @@ func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]
 		v["figures"] = figures
 	}
 	if errdefs.IsFailedPrecondition(err) {
-		return nil // it has just ended
+		return nil // the container has just ended
 	}
 	return err
 }
 
-// metrics are the counters of all running containers, by method; a worker that does not answer is left out.
+// metrics returns the counters of all running containers. It omits workers that do not reply.
 func (b *Backend) metrics(ctx context.Context) []collector.Workload {
 	var all []collector.Workload
 	for _, w := range b.keeper.all() {
@@ -195,7 +193,7 @@ func (b *Backend) metrics(ctx context.Context) []collector.Workload {
 		if err == nil {
 			all = append(all, b.withFigures(ctx, w, counters)...)
 		} else {
-			b.log.Debug("ask a worker for its counters", "worker", w.name, "err", err)
+			b.log.Debug("get worker metrics failed", "worker", w.name, "err", err)
 		}
 	}
 	return all
@@ -204,7 +202,7 @@ func (b *Backend) metrics(ctx context.Context) []collector.Workload {
 func (b *Backend) withFigures(ctx context.Context, w *worker, counters []workerapi.Metrics) []collector.Workload {
 	list, err := w.conn().Stats(ctx)
 	if err != nil {
-		b.log.Debug("ask a worker for its figures", "worker", w.name, "err", err)
+		b.log.Debug("get worker statistics failed", "worker", w.name, "err", err)
 	}
 	byID := make(map[string]workerapi.Stats, len(list))
 	for _, s := range list {

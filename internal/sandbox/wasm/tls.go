@@ -28,16 +28,16 @@ import (
 )
 
 const (
-	// authorityLife is the validity of the node's own authority, leafLife that of its certificates, which are renewed
-	// when a third is left.
+	// authorityLife is the validity of the node's authority. leafLife is the validity of the certificates that it
+	// issues, which are renewed after two thirds of it.
 	authorityLife = 10 * 365 * 24 * time.Hour
 	leafLife      = 30 * 24 * time.Hour
-	// backdated makes certificates valid for clients with a slow clock.
+	// backdated is how far NotBefore lies in the past, for clients with a slow clock.
 	backdated = time.Hour
 )
 
-// authority is the node's certificate authority, for pods without a certificate of their own: <Root>/ca.crt and ca.key.
-// It is created when it is first needed.
+// authority is the node's certificate authority for pods without a certificate in a mount: <Root>/ca.crt and ca.key. It
+// is created on first use.
 type authority struct {
 	dir string
 
@@ -52,8 +52,7 @@ func newAuthority(dir string) *authority { return &authority{dir: dir} }
 func (a *authority) certFile() string { return filepath.Join(a.dir, "ca.crt") }
 func (a *authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
 
-// issue makes a certificate for the addresses and names, with its key, both in PEM. Clients that trust ca.crt accept
-// it.
+// issue returns a new certificate chain for the addresses and names, and its key, in PEM. renewAt is when to renew it.
 func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -90,7 +89,8 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// ready reads the authority. It creates one if there is none, or if a file is missing.
+// ready reads the authority, unless it is loaded. It creates a new authority if a file is missing or the authority
+// expires within leafLife.
 func (a *authority) ready(ctx context.Context) error {
 	if a.cert != nil && time.Until(a.cert.NotAfter) > leafLife {
 		return nil
@@ -116,11 +116,11 @@ func (a *authority) read() error {
 	}
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return fmt.Errorf("%s and %s are not a pair (%w); remove both to have new ones made: %w", a.certFile(), a.keyFile(), err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s and %s are not a key pair (%w); remove both files to create a new authority: %w", a.certFile(), a.keyFile(), err, errdefs.ErrFailedPrecondition)
 	}
 	signer, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
 	if !ok || !pair.Leaf.IsCA {
-		return fmt.Errorf("%s is not an authority with an ECDSA key: %w", a.certFile(), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s is not a certificate authority with an ECDSA key: %w", a.certFile(), errdefs.ErrFailedPrecondition)
 	}
 	a.cert, a.pem, a.key = pair.Leaf, cert, signer
 	return nil
@@ -128,7 +128,7 @@ func (a *authority) read() error {
 
 var fpAuthority = failpoint.New("wasm.tls.key")
 
-// create makes a new authority. It writes the key first: the authority exists once its certificate does.
+// create makes a new authority. It writes the key before the certificate, whose existence completes the authority.
 func (a *authority) create(ctx context.Context) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -151,7 +151,7 @@ func (a *authority) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := ledger.RemoveFile(a.certFile()); err != nil { // never pair a new key with an old certificate
+	if err := ledger.RemoveFile(a.certFile()); err != nil { // so that an old certificate never meets the new key
 		return err
 	}
 	if err := syncFile(a.keyFile(), raw, 0o600); err != nil {
@@ -183,7 +183,7 @@ func syncFile(path string, content []byte, mode fs.FileMode) error {
 func serial() *big.Int {
 	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // RFC 5280, 4.1.2.2: at most 20 octets, positive
 	if err != nil {
-		panic(err) // the kernel's source of randomness does not fail
+		panic(err) // crypto/rand never fails on Linux
 	}
 	return n.Add(n, big.NewInt(1))
 }

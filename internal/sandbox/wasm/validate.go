@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// Harmless lists what is accepted although nothing is done about it: what the kubelet sends with every pod, and what a
-// guest is held to more strictly than asked. Everything else is enforced or refused.
+// Harmless lists the fields that are accepted without effect: a kubelet sends them with every pod, or guests are
+// restricted further anyway. All other fields are enforced or refused.
 var Harmless = map[string]string{
 	"linux.resources.cpu_shares":                              "pods of one worker have the CPU by request, not by share; with a worker per pod it is enforced",
 	"linux.resources.oom_score_adj":                           "a guest has no process of its own that the kernel could choose",
@@ -42,16 +42,16 @@ var Harmless = map[string]string{
 	"pod linux.resources, overhead": "sums for information",
 }
 
-// reasons are why a component cannot have what some fields ask for.
+// reasons say why some fields are unsupported for components.
 var reasons = fields.Reasons{
 	Profile:     "a component makes no system calls",
-	Label:       "a component has no process that could be labelled",
-	PID:         "a component sees no processes, its own namespace's or another's",
+	Label:       "a component has no process to label",
+	PID:         "a component sees no processes",
 	IPC:         "a component has no System V IPC",
-	Users:       "a component has no users that could be mapped",
+	Users:       "a component has no users to map",
 	ImageVolume: "components cannot have image volumes",
-	Propagation: "a component is handed a directory, not a mount",
-	MountOwners: "a component has no users that could be mapped",
+	Propagation: "a component gets a directory, not a mount",
+	MountOwners: "a component has no users to map",
 }
 
 // Validate implements sandbox.Backend.
@@ -63,9 +63,9 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if err != nil {
 		return err
 	}
-	if most := b.cfg.Concurrency; most > 0 && o.limits.Concurrency > most {
-		return fmt.Errorf("annotation %s: %d is more than wasm.max_concurrency, which is %d: %w",
-			b.cfg.LabelPrefix+keyConcurrency, o.limits.Concurrency, most, errdefs.ErrInvalidArgument)
+	if limit := b.cfg.Concurrency; limit > 0 && o.limits.Concurrency > limit {
+		return fmt.Errorf("annotation %s: %d exceeds wasm.max_concurrency (%d): %w",
+			b.cfg.LabelPrefix+keyConcurrency, o.limits.Concurrency, limit, errdefs.ErrInvalidArgument)
 	}
 	if c == nil {
 		return validatePod(p.Config)
@@ -74,9 +74,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		func() error { return b.validateContainer(c.Config) },
 		func() error { return validateSecurity(c.Config.GetLinux().GetSecurityContext()) },
 		func() error { return b.validateResources(c.Config.GetLinux().GetResources()) },
-		func() error {
-			return reasons.Mounts(c.Config.GetMounts(), nil)
-		},
+		func() error { return reasons.Mounts(c.Config.GetMounts(), nil) },
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
@@ -97,7 +95,7 @@ func validatePod(config *runtimeapi.PodSandboxConfig) error {
 	case sc.GetPrivileged():
 		return fields.Unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
 	case len(demanded) > 0:
-		return fields.Unsupported("linux.sysctls", "%v: a component pod runs nothing that they would change", demanded)
+		return fields.Unsupported("linux.sysctls", "%v: sysctls have no effect on components", demanded)
 	}
 	if err := reasons.Profiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
 		return err
@@ -114,9 +112,9 @@ func (b *Backend) validateContainer(config *runtimeapi.ContainerConfig) error {
 	case len(config.GetCDIDevices()) > 0:
 		return fields.Unsupported("CDI_devices", "a component cannot reach devices")
 	case config.GetTty():
-		return fields.Unsupported("tty", "WASI has no terminals; leave it out, stdin alone works")
+		return fields.Unsupported("tty", "WASI has no terminals; use stdin without tty")
 	case config.GetWorkingDir() != "" && path.Clean(config.GetWorkingDir()) != "/":
-		return fields.Unsupported("working_dir", "%q: WASI has no working directory, a component starts in /", config.GetWorkingDir())
+		return fields.Unsupported("working_dir", "%q: WASI has no working directory; a component starts in /", config.GetWorkingDir())
 	}
 	return fields.Env(config.GetEnvs())
 }
@@ -127,7 +125,7 @@ func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	case sc.GetPrivileged():
 		return fields.Unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
 	case len(caps.GetAddCapabilities()) > 0 || len(caps.GetAddAmbientCapabilities()) > 0:
-		return fields.Unsupported("linux.security_context.capabilities", "a component cannot have %v: what it may do is what it imports",
+		return fields.Unsupported("linux.security_context.capabilities", "a component cannot have %v: only its imports grant rights",
 			slices.Concat(caps.GetAddCapabilities(), caps.GetAddAmbientCapabilities()))
 	}
 	if err := reasons.Profiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
@@ -136,23 +134,23 @@ func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	return reasons.Namespaces(sc.GetNamespaceOptions())
 }
 
-// exclusiveCPUs reports whether a container was given CPUs of its own. With the static CPU manager a kubelet names CPUs
-// for every container. It lifts the quota of those that have CPUs to themselves; the others' are what is left for all.
+// exclusiveCPUs reports whether a container has exclusive CPUs. With the static CPU manager, a kubelet sets CPUs for
+// every container, but removes the CPU quota only for containers with exclusive CPUs.
 func exclusiveCPUs(res *runtimeapi.LinuxContainerResources) bool {
 	return res.GetCpusetCpus() != "" && res.GetCpuQuota() < 0
 }
 
-// validateResources refuses limits that the kernel can only enforce on a separate process.
+// validateResources refuses limits that the kernel can enforce only on a separate process.
 func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) error {
 	const field = "linux.resources."
 	switch {
 	case res.GetMemoryLimitInBytes() < 0:
 		return fields.Invalid(field+"memory_limit_in_bytes", "%d is negative", res.GetMemoryLimitInBytes())
 	case exclusiveCPUs(res) && (b.cfg.Workers != WorkerPerPod || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
-		return fields.Unsupported(field+"cpuset_cpus", "components share their worker's CPUs; wasm.worker = \"pod\" gives each pod a process that can have CPUs of its own (with the cgroupfs driver)")
+		return fields.Unsupported(field+"cpuset_cpus", "components share their worker's CPUs; for exclusive CPUs set wasm.worker = \"pod\" and use the cgroupfs driver")
 	}
 	if demanded := sandbox.DemandedUnified(res); demanded != nil {
-		return fields.Unsupported(field+"unified", "%v: a component has no cgroup of its own", demanded)
+		return fields.Unsupported(field+"unified", "%v: a component has no cgroup", demanded)
 	}
 	return fields.CPU(res)
 }
@@ -167,5 +165,5 @@ func validateTLSMount(o options, mounts []*runtimeapi.Mount, prefix string) erro
 			return nil
 		}
 	}
-	return fmt.Errorf("annotation %s: no mount of the container is at %q: %w", prefix+keyTLS, o.tls, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("annotation %s: the container has no mount at %q: %w", prefix+keyTLS, o.tls, errdefs.ErrInvalidArgument)
 }

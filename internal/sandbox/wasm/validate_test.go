@@ -108,7 +108,7 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"mounts[0].uidMappings":                   {func(_ *pod, c *ctr) { c.Mounts[0].UidMappings = []*runtimeapi.IDMapping{{}} }, errdefs.IsNotImplemented},
 		"log_path":                                {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
 		"annotation vimana.host/port":             {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/port": "http"} }, errdefs.IsInvalidArgument},
-		"annotation vimana.host/tls: no mount of": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/tls": "/tls"} }, errdefs.IsInvalidArgument},
+		"annotation vimana.host/tls: the container has no mount": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/tls": "/tls"} }, errdefs.IsInvalidArgument},
 	} {
 		t.Run(field, func(t *testing.T) {
 			pod, container := kubelets()

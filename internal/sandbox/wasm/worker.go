@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	// redialTime is how long a worker may take to answer a new connection after one broke; then it is killed.
+	// redialTime bounds the wait for a new connection after one broke. Then the worker is killed.
 	redialTime = 15 * time.Second
-	// helloTime is how long a worker of the previous daemon may take to answer.
+	// helloTime bounds the wait for a connection to a worker of the previous daemon.
 	helloTime = 20 * time.Second
 )
 
@@ -36,48 +36,49 @@ const (
 	workerFile    = "worker.json"
 )
 
-// worker is one tripod-wasm process: ours or adopted.
+// worker is one tripod-wasm process, started by this daemon or a previous one.
 type worker struct {
 	name, scope, dir string
 	cgroup           string
 	proc             *process.Process
-	// child is set when this daemon started it, and reaps it.
+	// child is set if this daemon has started the process, and must reap it.
 	child *exec.Cmd
 	log   *slog.Logger
-	// retired: another version of the program is installed now. The worker keeps its pods and gets no new ones.
+	// retired says that another version of the program is installed now. A retired worker keeps its pods but gets no
+	// new ones.
 	retired bool
-	// died is closed once the process is gone and its containers are recorded as exited; why then says how it ended.
+	// died is closed once the process has ended and its containers are recorded as exited. why then says how it ended.
 	died chan struct{}
 	why  string
-	// ending: we have sent SIGTERM.
+	// ending is set when the daemon sends SIGTERM.
 	ending atomic.Bool
-	// parted is closed when the daemon stops and leaves the worker running.
-	parted chan struct{}
+	// detached is closed when the daemon stops but the worker continues.
+	detached chan struct{}
 
 	mu     sync.Mutex
 	client *workerapi.Client
-	// loading has the outcome of Load by the digest of the component.
+	// loading holds the code that the worker has loaded or is loading, by workerapi.Code.Digest.
 	loading map[string]*loading
 }
 
-// loading is code that a worker has, or is loading until done is closed.
+// loading is the result of Load, valid once done is closed.
 type loading struct {
 	done   chan struct{}
 	loaded workerapi.Loaded
 	err    error
-	// used is when a container last asked for it.
+	// used is the time of the last use for a container.
 	used time.Time
 }
 
 func newWorker(name, scope, dir string, log *slog.Logger) *worker {
 	return &worker{
 		name: name, scope: scope, dir: dir, log: log.With("worker", name),
-		died: make(chan struct{}), parted: make(chan struct{}), loading: map[string]*loading{},
+		died: make(chan struct{}), detached: make(chan struct{}), loading: map[string]*loading{},
 	}
 }
 
-// dial connects to one of the worker's sockets. The path can be too long for a socket address, so the address goes
-// through an open directory.
+// dial connects to one of the worker's sockets, through a descriptor of its directory, because the path can be too long
+// for a socket address.
 func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	dir, err := unix.Open(w.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -108,7 +109,7 @@ func (w *worker) connect(ctx context.Context) error {
 	return nil
 }
 
-// conn is the current connection. Calls on one that has ended fail with errdefs.ErrUnavailable.
+// conn returns the current connection. If it has ended, its calls fail with errdefs.ErrUnavailable.
 func (w *worker) conn() *workerapi.Client {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,14 +125,15 @@ func (w *worker) alive() bool {
 	}
 }
 
-// identity is the process, as the state of its containers records it.
+// identity identifies the process in the state of its containers.
 func (w *worker) identity() process.ID { return w.proc.ID }
 
-// watch handles the worker's events until its process ends, and reconnects when a connection breaks.
+// watch handles the worker's events until its process ends or the daemon stops, and reconnects when a connection
+// breaks.
 func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt func(context.Context, *worker) error) {
 	for {
 		w.serve(w.conn(), exited, spans)
-		if !w.proc.Alive() || w.isParted() {
+		if !w.proc.Alive() || w.isDetached() {
 			return
 		}
 		if w.ending.Load() {
@@ -140,7 +142,7 @@ func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt 
 		}
 		if err := w.reconnect(adopt); err != nil {
 			if w.proc.Alive() {
-				w.log.Error("the worker does not answer; ending it", "pid", w.proc.Pid, "err", err)
+				w.log.Error("worker does not respond; killing it", "pid", w.proc.Pid, "err", err)
 				_ = w.proc.Signal(unix.SIGKILL)
 				<-w.proc.Dead
 			}
@@ -149,7 +151,7 @@ func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt 
 	}
 }
 
-// serve handles the events of one connection until the connection or the process ends.
+// serve handles the events of one connection until the connection or the process ends, or the daemon stops.
 func (w *worker) serve(client *workerapi.Client, exited func(workerapi.Status), spans func([]byte)) {
 	defer client.Close()
 	for {
@@ -165,48 +167,48 @@ func (w *worker) serve(client *workerapi.Client, exited func(workerapi.Status), 
 			}
 		case <-w.proc.Dead:
 			return
-		case <-w.parted:
+		case <-w.detached:
 			return
 		}
 	}
 }
 
-func (w *worker) isParted() bool {
+func (w *worker) isDetached() bool {
 	select {
-	case <-w.parted:
+	case <-w.detached:
 		return true
 	default:
 		return false
 	}
 }
 
-// reconnect opens a new connection to a live worker and updates the state of its pods. It tries for redialTime.
+// reconnect opens a new connection to a running worker and updates the state of its pods. It retries for redialTime.
 func (w *worker) reconnect(adopt func(context.Context, *worker) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), redialTime)
 	defer cancel()
 	for {
-		if w.proc.WaitFor(retryPause) { // most connections break because the process ends
+		if w.proc.WaitFor(retryPause) { // usually the process has ended
 			return fmt.Errorf("wasm worker %s has ended: %w", w.name, errdefs.ErrUnavailable)
 		}
 		err := w.connect(ctx)
 		if err == nil {
 			if err = adopt(ctx, w); err == nil {
-				w.log.Warn("reconnected to the worker")
+				w.log.Warn("reconnected to worker")
 				return nil
 			}
 			w.conn().Close()
 		}
-		if ctx.Err() != nil || w.isParted() {
+		if ctx.Err() != nil || w.isDetached() {
 			return err
 		}
 	}
 }
 
-// reap waits until the process has ended and says how it ended.
+// reap waits until the process has ended and returns a description of its end.
 func (w *worker) reap() string {
 	<-w.proc.Dead
 	if w.child == nil {
-		return "it has ended" // only the parent gets the exit status
+		return "its exit status is unknown" // only the parent gets it
 	}
 	_ = w.child.Wait()
 	state := w.child.ProcessState
@@ -216,7 +218,7 @@ func (w *worker) reap() string {
 	return "it ended with " + state.String()
 }
 
-// end asks the worker to end, and kills it if it does not.
+// end ends the worker by SIGTERM, or by SIGKILL after endTime, and waits until its end is recorded.
 func (w *worker) end(ctx context.Context) error {
 	w.ending.Store(true)
 	if err := w.proc.Signal(unix.SIGTERM); err != nil {
@@ -233,10 +235,10 @@ func (w *worker) end(ctx context.Context) error {
 	}
 }
 
-// endTime is how long a worker without pods may take to end.
+// endTime is how long a worker can take to end before it is killed.
 const endTime = 5 * time.Second
 
-// load makes sure that the worker has the code of a component. It calls code to open the code if the worker lacks it.
+// load loads the code of a component into the worker, unless it is loaded. It calls code to open the code.
 func (w *worker) load(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
 	for {
 		w.mu.Lock()
@@ -263,7 +265,7 @@ func (w *worker) load(ctx context.Context, digest string, code func(context.Cont
 		if l.err == nil || !errors.Is(l.err, context.Canceled) && !errors.Is(l.err, context.DeadlineExceeded) {
 			return l.loaded, l.err
 		}
-		// The caller that loaded it gave up; try ourselves.
+		// The context of the caller that loaded the code has ended, so try again.
 	}
 }
 
@@ -276,7 +278,7 @@ func (w *worker) loadNow(ctx context.Context, digest string, code func(context.C
 	return w.conn().Load(ctx, what)
 }
 
-// forgetCode drops code from the list after the worker said that it is not loaded.
+// forgetCode removes code from w.loading after the worker reported that it is not loaded.
 func (w *worker) forgetCode(digest string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -323,7 +325,7 @@ func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep in
 	}
 }
 
-// recordedProcess is the process that the worker's file names, if it lives.
+// recordedProcess returns the process recorded in a worker's directory, if it is still running, and the record.
 func recordedProcess(dir string) (*process.Process, workerState, error) {
 	var s workerState
 	if err := format.Read(filepath.Join(dir, workerFile), &s); err != nil {
@@ -335,7 +337,7 @@ func recordedProcess(dir string) (*process.Process, workerState, error) {
 
 func (w *worker) logFile() string { return filepath.Join(w.dir, workerLog) }
 
-// outOfMemory reports whether the OOM killer has killed in the worker's own cgroup.
+// outOfMemory reports whether the OOM killer has killed a process in the worker's cgroup.
 func (w *worker) outOfMemory() bool {
 	if w.cgroup == "" {
 		return false

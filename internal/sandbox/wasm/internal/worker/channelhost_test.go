@@ -23,7 +23,7 @@ func onBothPaths(t *testing.T, test func(t *testing.T, w *Worker)) {
 	} {
 		t.Run(path.String(), func(t *testing.T) {
 			w := channelWorker(t, file)
-			require.Equal(t, path, w.codes["d"].engine.Path(), w.codes["d"].Apart)
+			require.Equal(t, path, w.codes["d"].engine.Path(), w.codes["d"].OwnWorkerReason)
 			test(t, w)
 		})
 	}

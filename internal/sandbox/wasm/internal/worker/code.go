@@ -77,7 +77,7 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 	}
 	if loaded.engine.Path() == engine.PathComponent {
 		// The engine converts everything that a guest passes to values before the host can check its size.
-		loaded.Apart = loaded.engine.WhyComponent()
+		loaded.OwnWorkerReason = loaded.engine.WhyComponent()
 	}
 	loaded.Exports, loaded.Imports = names(loaded.engine.Exports()), names(loaded.engine.Imports())
 	return loaded, nil

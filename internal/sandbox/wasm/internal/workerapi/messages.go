@@ -98,9 +98,9 @@ type Loaded struct {
 	// Exports and Imports are the names of the component's functions.
 	Exports []string `json:"exports"`
 	Imports []string `json:"imports"`
-	// Apart is the reason why the component must not share a worker with other pods, or empty. Such a component's
-	// responses can use unbounded memory in the worker.
-	Apart string `json:"apart,omitempty"`
+	// OwnWorkerReason is the reason why the component must not share a worker with other pods, or empty. Such a
+	// component's responses can use unbounded memory in the worker.
+	OwnWorkerReason string `json:"apart,omitempty"`
 }
 
 // PodSpec is everything that a worker needs to run a pod. The sender keeps ownership of the Files; the receiver gets

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// tendPause is the time between two rounds of upkeep.
-	tendPause = time.Minute
-	// probeTime is how long a worker may take for the simplest answer on a busy node.
+	upkeepInterval = time.Minute
+	// probeTime is how long a worker on a busy node can take for the simplest reply.
 	probeTime = 30 * time.Second
-	// maxIdleCode is how many components without a container a worker keeps loaded.
+	// maxIdleCode bounds the components without containers that a worker keeps loaded.
 	maxIdleCode = 32
-	// idleImage is how long an image is held after it was last asked for, without a container of it.
+	// idleImage is how long an image without containers is held after its last use.
 	idleImage = 10 * time.Minute
-	// maxWorkerLog is how large the log of a worker may grow, in bytes. Trimming keeps the last quarter.
+	// maxWorkerLog bounds the log of a worker, in bytes. Trimming keeps the last quarter.
 	maxWorkerLog = 8 << 20
 )
 
-// tend renews certificates, removes unused code, kills workers that hang, and trims their logs.
-func (b *Backend) tend(ctx context.Context) {
-	tick := time.NewTicker(tendPause)
+// upkeep periodically renews certificates, removes unused code, kills hanging workers and trims their logs, until ctx
+// ends.
+func (b *Backend) upkeep(ctx context.Context) {
+	tick := time.NewTicker(upkeepInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -39,18 +39,18 @@ func (b *Backend) tend(ctx context.Context) {
 		}
 		b.renewDue(ctx, time.Now())
 		if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
-			b.log.Warn("remove unused compiled code", "err", err)
+			b.log.Warn("remove unused code failed", "err", err)
 		}
 		b.probe(ctx, probeTime)
 		for _, w := range b.keeper.all() {
 			if err := trimLog(w.logFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
-				b.log.Warn("trim the log of a worker", "worker", w.name, "err", err)
+				b.log.Warn("trim worker log failed", "worker", w.name, "err", err)
 			}
 		}
 	}
 }
 
-// probe kills workers that live and do not answer: their pods could not be stopped.
+// probe kills running workers that do not reply within limit, because their pods could not be stopped.
 func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 	var probes sync.WaitGroup
 	for _, w := range b.keeper.all() {
@@ -59,9 +59,9 @@ func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 			defer cancel()
 			_, err := w.conn().Stats(asking, "none")
 			if err == nil || asking.Err() == nil || ctx.Err() != nil || !w.proc.Alive() {
-				return // worker.watch replaces a connection that broke
+				return // worker.watch handles broken connections
 			}
-			b.log.Error("a worker does not answer; ending it", "worker", w.name, "pid", w.proc.Pid, "limit", limit)
+			b.log.Error("worker does not respond; killing it", "worker", w.name, "pid", w.proc.Pid, "limit", limit)
 			_ = w.proc.Signal(unix.SIGKILL)
 		})
 	}
@@ -76,13 +76,13 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 			continue
 		}
 		if err := b.renew(ctx, h); err != nil {
-			b.log.Error("renew a certificate", "container", h.ID, "err", err)
+			b.log.Error("renew certificate failed", "container", h.ID, "err", err)
 		}
 	}
 }
 
-// sweep unloads code that no container needs from the workers, deletes code without an image or a container from the
-// disk, and releases the images of containers that are gone, except those that were requested after since.
+// sweep unloads code without containers from the workers, deletes code without an image or container from the disk, and
+// releases images without containers, except those requested later than the since time.
 func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {
@@ -108,17 +108,18 @@ func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 		}
 		a, err := b.cfg.Images.Component(ctx, img.ID)
 		if errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err) {
-			continue // removed meanwhile, or no component after all
+			continue // removed in the meantime, or not a component
 		}
 		if err != nil {
-			return err // with an incomplete list, nothing is deleted
+			return err // delete nothing without the complete list
 		}
 		wanted[a.Wasm.Digest.String()] = true
 	}
 	return b.cache.evict(wanted)
 }
 
-// trimLog cuts a log that is too large down to its end. The worker opened it for appending and continues behind that.
+// trimLog truncates a log that exceeds maxWorkerLog to its last quarter. The worker has opened the log for appending,
+// so it continues at the new end.
 func trimLog(path string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.Size() <= maxWorkerLog {
