@@ -1,5 +1,6 @@
-// tripod-agent runs in a virtual machine and serves the daemon's exec, port-forward and figures (docs/vm.md). It takes no
-// arguments, stays in the foreground and needs nobody to manage it: start it with & from an init script, or as a service.
+// tripod-agent runs in a virtual machine and serves the daemon's exec, port-forward and statistics requests
+// (docs/vm.md). It takes no arguments and stays in the foreground. Start it with & from an init script, or as a
+// service.
 package main
 
 import (
@@ -8,8 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/guestagent"
 )
 
-// version is set by the linker.
-var version = "dev"
+var version = "dev" // set by the linker
 
 func main() {
 	guestagent.Run(version)

@@ -11,16 +11,16 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// connectTime is how long a connection to the guest's own localhost may take: a server whose backlog is full does not answer.
+// connectTime bounds the time to connect to localhost. A server whose backlog is full does not answer.
 const connectTime = 10 * time.Second
 
-// dial connects to a port of the guest's localhost and copies both ways, until both directions have ended or one failed.
+// dial connects to a port of localhost and copies in both directions, until both have ended or one has failed.
 func (j *job) dial(r wire.Dial) wire.Result {
 	fd, err := connect(int(r.Port))
 	if err != nil {
 		return failed(wire.ClassUnavailable, err)
 	}
-	conn := os.NewFile(uintptr(fd), "tcp") // non-blocking, so that Close ends what is under way
+	conn := os.NewFile(uintptr(fd), "tcp") // non-blocking, so that Close interrupts reads and writes
 	defer conn.Close()
 	j.stream.Grant(wire.ChannelIn)
 	ended := make(chan struct{})
@@ -44,7 +44,7 @@ func (j *job) dial(r wire.Dial) wire.Result {
 	return wire.Result{}
 }
 
-// send copies what the host sends, and its end.
+// send copies data from the host to conn, and shuts down the writing side when the host does.
 func (j *job) send(conn *os.File) error {
 	buf := make([]byte, copyBuffer)
 	for {
@@ -55,8 +55,10 @@ func (j *job) send(conn *os.File) error {
 			}
 		}
 		if err == io.EOF {
-			j.shut.Store(true)
-			shutWrite(conn)
+			j.closedWrite.Store(true)
+			if raw, err := conn.SyscallConn(); err == nil {
+				_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })
+			}
 			return nil
 		}
 		if err != nil {
@@ -65,14 +67,14 @@ func (j *job) send(conn *os.File) error {
 	}
 }
 
-// tcpClose is TCP_CLOSE of linux/tcp_states.h.
+// tcpClose is TCP_CLOSE in linux/tcp_states.h.
 const tcpClose = 7
 
-// wasReset reports whether the peer reset the connection. A read then returns its end if a write got the error first. A
-// connection that the agent has not shut down is closed on both sides for no other reason.
+// wasReset reports whether the server reset the connection. If a write got the error first, reads return io.EOF. Until
+// the agent shuts down the writing side, only a reset closes the connection in both directions.
 func (j *job) wasReset(conn *os.File) (reset bool) {
 	raw, err := conn.SyscallConn()
-	if err != nil || j.shut.Load() {
+	if err != nil || j.closedWrite.Load() {
 		return false
 	}
 	_ = raw.Control(func(fd uintptr) {
@@ -82,7 +84,7 @@ func (j *job) wasReset(conn *os.File) (reset bool) {
 	return reset
 }
 
-// receive copies what comes to the host, and its end.
+// receive copies data from conn to the host, and closes the stream's channel at the end.
 func (j *job) receive(conn *os.File) error {
 	buf := make([]byte, copyBuffer)
 	for {
@@ -105,13 +107,7 @@ func (j *job) receive(conn *os.File) error {
 	}
 }
 
-func shutWrite(conn *os.File) {
-	if raw, err := conn.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })
-	}
-}
-
-// connect tries 127.0.0.1, then [::1].
+// connect connects to 127.0.0.1 or, if that fails, to [::1].
 func connect(port int) (int, error) {
 	fd, err := connectTo(unix.AF_INET, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
 	if err == nil {
@@ -132,7 +128,7 @@ func connectTo(family int, address unix.Sockaddr) (int, error) {
 	}
 	err = unix.Connect(fd, address)
 	if err == unix.EINPROGRESS {
-		err = connected(fd)
+		err = awaitConnected(fd)
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -142,7 +138,7 @@ func connectTo(family int, address unix.Sockaddr) (int, error) {
 	return fd, nil
 }
 
-func connected(fd int) error {
+func awaitConnected(fd int) error {
 	deadline := time.Now().Add(connectTime)
 	for {
 		left := time.Until(deadline).Milliseconds()

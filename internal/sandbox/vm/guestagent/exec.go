@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// drainTime is how long output is awaited after the program has ended, when a child of it holds its stdio.
+	// drainTime is how long to wait for output after the program has ended, if a child holds its stdio.
 	drainTime = time.Second
-	// drainBytes is how much of it is read then: what the program itself had written is in a pipe, which holds no more.
+	// drainBytes is the maximum output to read then. The program's own output is in a pipe, which does not hold more.
 	drainBytes = 64 << 10
 	copyBuffer = 32 << 10
 )
@@ -26,23 +26,23 @@ const (
 type program struct {
 	job    *job
 	tty    bool
-	theirs []*os.File // its ends, closed once it has them
-	input  *os.File   // our end of its stdin, if it has one
-	output []source
+	child  []*os.File // the program's ends, closed after its start
+	input  *os.File   // the agent's end of stdin; may be nil
+	output []output
 	ended  atomic.Bool
 	copies sync.WaitGroup
 }
 
-// source is our end of an output, and the channel that it goes to.
-type source struct {
+// output is the agent's end of stdout or stderr, and the channel to which it is copied.
+type output struct {
 	file    *os.File
 	channel byte
 }
 
-// exec runs a program until it ends, or the host does not want it any more: then it and what it started are killed.
+// exec runs a program until it ends. If the stream ends first, the program and its session are killed.
 func (j *job) exec(r wire.Exec) wire.Result {
 	if len(r.Args) == 0 {
-		return wire.Result{Class: wire.ClassInvalidArgument, Message: "no program is named"}
+		return wire.Result{Class: wire.ClassInvalidArgument, Message: "the command is empty"}
 	}
 	who, err := lookUp(r.User, "/etc/passwd", "/etc/group")
 	if err != nil {
@@ -53,7 +53,7 @@ func (j *job) exec(r wire.Exec) wire.Result {
 		dir = who.directory()
 	}
 	env := who.environment(r.TTY, r.Env)
-	path, err := find(r.Args[0], dir, env)
+	path, err := findProgram(r.Args[0], dir, env)
 	if err != nil {
 		return failed(classOf(err), err)
 	}
@@ -64,44 +64,44 @@ func (j *job) exec(r wire.Exec) wire.Result {
 		return failed(wire.ClassInternal, err)
 	}
 	if r.TTY && attr.Sys.Credential != nil {
-		_ = p.theirs[0].Chown(int(who.uid), -1) // so that it can be opened by its name
+		_ = p.child[0].Chown(int(who.uid), -1) // so that the user can open the terminal by its name
 	}
 	process, err := os.StartProcess(path, r.Args, attr)
 	if err != nil {
 		return failed(classOf(err), err)
 	}
-	p.closeTheirs()
-	return p.attend(process)
+	p.closeChild()
+	return p.wait(process)
 }
 
-// stdio makes the program's stdio: a terminal, or pipes and /dev/null.
+// stdio makes the program's stdio, a terminal or pipes and /dev/null, and returns its descriptors 0 to 2.
 func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, error) {
 	if r.TTY {
 		master, slave, err := openTerminal(r.Columns, r.Rows)
 		if err != nil {
 			return nil, err
 		}
-		p.theirs = append(p.theirs, slave)
-		p.output = append(p.output, source{master, wire.ChannelOut})
+		p.child = append(p.child, slave)
+		p.output = append(p.output, output{master, wire.ChannelOut})
 		if r.Stdin {
 			p.input = master
 		}
 		p.job.setTerminal(master)
-		sys.Setctty = true // of descriptor 0
+		sys.Setctty = true // with descriptor 0
 		return []*os.File{slave, slave, slave}, nil
 	}
 	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	p.theirs = append(p.theirs, null)
+	p.child = append(p.child, null)
 	files := []*os.File{null, null, null}
 	if r.Stdin {
 		read, write, err := os.Pipe()
 		if err != nil {
 			return nil, err
 		}
-		p.theirs, p.input, files[0] = append(p.theirs, read), write, read
+		p.child, p.input, files[0] = append(p.child, read), write, read
 	}
 	for _, out := range []struct {
 		wanted  bool
@@ -114,21 +114,21 @@ func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, erro
 		if err != nil {
 			return nil, err
 		}
-		p.theirs, files[out.channel] = append(p.theirs, write), write
-		p.output = append(p.output, source{read, out.channel})
+		p.child, files[out.channel] = append(p.child, write), write
+		p.output = append(p.output, output{read, out.channel})
 	}
 	return files, nil
 }
 
-// attend copies what goes in and out, waits for the end, and tells it.
-func (p *program) attend(process *os.Process) wire.Result {
+// wait copies input and output, waits until the program ends, and returns its result.
+func (p *program) wait(process *os.Process) wire.Result {
 	stream := p.job.stream
 	if p.input != nil {
 		stream.Grant(wire.ChannelIn)
-		go p.feed()
+		go p.copyIn()
 	}
 	for _, out := range p.output {
-		p.copies.Go(func() { p.copy(out) })
+		p.copies.Go(func() { p.copyOut(out) })
 	}
 	waited := make(chan struct{})
 	go func() {
@@ -155,14 +155,14 @@ func (p *program) attend(process *os.Process) wire.Result {
 	return wire.Result{Exit: int32(status.ExitStatus())}
 }
 
-// feed copies the host's input. A terminal has no end of input.
-func (p *program) feed() {
+// copyIn copies the host's input to the program. At the input's end it closes a pipe, but not a terminal.
+func (p *program) copyIn() {
 	buf := make([]byte, copyBuffer)
 	for {
 		n, err := p.job.stream.Read(wire.ChannelIn, buf, nil)
 		if n > 0 {
 			if _, err := p.input.Write(buf[:n]); err != nil {
-				return // the program reads no more: no window is given either
+				return // the program no longer reads; without a larger window, the host stops sending
 			}
 		}
 		if err != nil {
@@ -174,8 +174,9 @@ func (p *program) feed() {
 	}
 }
 
-// copy copies an output to the host, to its end. When the program has ended that is the end of what it had written itself.
-func (p *program) copy(out source) {
+// copyOut copies an output to the host until it ends. After the program has ended, it copies only the rest that the
+// program itself has written.
+func (p *program) copyOut(out output) {
 	buf := make([]byte, copyBuffer)
 	rest := drainBytes
 	for {
@@ -202,16 +203,16 @@ func (p *program) copy(out source) {
 	p.job.stream.Close(out.channel)
 }
 
-func (p *program) closeTheirs() {
-	for _, f := range p.theirs {
+func (p *program) closeChild() {
+	for _, f := range p.child {
 		_ = f.Close()
 	}
-	p.theirs = nil
+	p.child = nil
 }
 
 func (p *program) close() {
 	p.job.setTerminal(nil)
-	p.closeTheirs()
+	p.closeChild()
 	if p.input != nil {
 		_ = p.input.Close()
 	}
@@ -236,7 +237,7 @@ func (j *job) setTerminal(f *os.File) {
 	j.terminal = f
 }
 
-// resize sets the size of the program's terminal, if it has one.
+// resize sets the size of the job's terminal, if it has one.
 func (j *job) resize(columns, rows uint16) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

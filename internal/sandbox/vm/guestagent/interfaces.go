@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// interfaces lists the guest's network interfaces with their addresses, by rtnetlink.
+// interfaces lists the guest's network interfaces and their addresses, from rtnetlink.
 func interfaces() ([]wire.Interface, error) {
 	links, err := dump(syscall.RTM_GETLINK)
 	if err != nil {
@@ -21,7 +21,7 @@ func interfaces() ([]wire.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	return join(links, addresses), nil
+	return parseInterfaces(links, addresses), nil
 }
 
 func dump(what int) ([]syscall.NetlinkMessage, error) {
@@ -36,9 +36,9 @@ func dump(what int) ([]syscall.NetlinkMessage, error) {
 	return messages, nil
 }
 
-// join reads the messages of both dumps.
-func join(links, addresses []syscall.NetlinkMessage) (all []wire.Interface) {
-	place := map[uint32]int{}
+// parseInterfaces parses the messages of both dumps.
+func parseInterfaces(links, addresses []syscall.NetlinkMessage) (all []wire.Interface) {
+	position := map[uint32]int{} // in all, by the kernel's interface index
 	for _, m := range links {
 		attributes, err := syscall.ParseNetlinkRouteAttr(&m)
 		if err != nil || m.Header.Type != syscall.RTM_NEWLINK || len(m.Data) < int(unsafe.Sizeof(syscall.IfInfomsg{})) {
@@ -46,7 +46,7 @@ func join(links, addresses []syscall.NetlinkMessage) (all []wire.Interface) {
 		}
 		for _, a := range attributes {
 			if a.Attr.Type == syscall.IFLA_IFNAME {
-				place[binary.NativeEndian.Uint32(m.Data[4:])] = len(all)
+				position[binary.NativeEndian.Uint32(m.Data[4:])] = len(all)
 				all = append(all, wire.Interface{Name: strings.TrimRight(string(a.Value), "\x00")})
 			}
 		}
@@ -56,7 +56,7 @@ func join(links, addresses []syscall.NetlinkMessage) (all []wire.Interface) {
 		if err != nil || m.Header.Type != syscall.RTM_NEWADDR || len(m.Data) < int(unsafe.Sizeof(syscall.IfAddrmsg{})) {
 			continue
 		}
-		i, known := place[binary.NativeEndian.Uint32(m.Data[4:])]
+		i, known := position[binary.NativeEndian.Uint32(m.Data[4:])]
 		prefix := prefixOf(attributes, int(m.Data[1]))
 		if known && prefix.IsValid() {
 			all[i].Addresses = append(all[i].Addresses, prefix.String())
@@ -65,7 +65,8 @@ func join(links, addresses []syscall.NetlinkMessage) (all []wire.Interface) {
 	return all
 }
 
-// prefixOf finds an address's own end among its attributes: of a point-to-point link, IFA_ADDRESS is the other one.
+// prefixOf returns the interface's own address from the attributes. On a point-to-point link this is IFA_LOCAL, because
+// IFA_ADDRESS is the peer's.
 func prefixOf(attributes []syscall.NetlinkRouteAttr, bits int) (p netip.Prefix) {
 	for _, a := range attributes {
 		if a.Attr.Type != syscall.IFA_LOCAL && (a.Attr.Type != syscall.IFA_ADDRESS || p.IsValid()) {

@@ -10,11 +10,11 @@ import (
 
 // job is one operation.
 type job struct {
-	stream *wire.Stream
-	shut   atomic.Bool // a connection of which we have ended our side
+	stream      *wire.Stream
+	closedWrite atomic.Bool // the agent has shut down the writing side of its connection
 
 	mu       sync.Mutex
-	terminal *os.File // of a program with one, while it runs
+	terminal *os.File // the terminal of a running program; may be nil
 }
 
 func (j *job) run(op wire.Op, request []byte, version string) wire.Result {
@@ -46,7 +46,7 @@ func (j *job) run(op wire.Op, request []byte, version string) wire.Result {
 	case wire.OpShutdown:
 		return powerOff()
 	}
-	return wire.Result{Class: wire.ClassUnimplemented, Message: "tripod-agent " + version + " in the guest is too old for this"}
+	return wire.Result{Class: wire.ClassUnimplemented, Message: "tripod-agent " + version + " in the guest is too old for this operation"}
 }
 
 func failed(class wire.Class, err error) wire.Result {

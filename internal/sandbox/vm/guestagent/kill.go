@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killPasses is how often it is looked for processes that came while others were killed.
+// killPasses bounds the searches for processes that were forked while others were killed.
 const killPasses = 8
 
-// killSession kills the process that leads a session, and all that are in it: a shell with job control puts each of its
-// programs into a process group of its own.
+// killSession kills all processes in a session. Killing the leader's process group is not enough, because a shell with
+// job control puts each of its jobs into its own process group.
 func killSession(leader int) {
 	_ = unix.Kill(-leader, unix.SIGKILL)
 	for range killPasses {
@@ -43,13 +43,13 @@ func processes() (pids []int) {
 	return pids
 }
 
-// sessionOf reads a process's session, field 6 of /proc/PID/stat; 0 when it is dead or gone.
+// sessionOf returns a process's session, field 6 of /proc/PID/stat, or 0 if the process is dead or gone.
 func sessionOf(pid int) int {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return 0
 	}
-	// The name, in parentheses, may contain anything.
+	// The name, in parentheses, may contain any characters.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 4 || len(fields[0]) != 1 || fields[0][0] == 'Z' || fields[0][0] == 'X' {
 		return 0

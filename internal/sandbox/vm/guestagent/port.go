@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	// portPoll is how often to look for a missing port, whose driver may be loaded later.
+	// portPoll is the interval at which to look for a missing port. Its driver may be loaded later.
 	portPoll = 250 * time.Millisecond
-	// flapTime is how long to pause after two hosts have left within that time.
+	// flapTime is the pause after two hosts have left within flapTime.
 	flapTime = 50 * time.Millisecond
 )
 
-// port is a virtio-serial port. Reads and writes block a thread each. Only a blocking port reports when a host connects:
-// Linux makes a write wait for the host, while a read returns the end at once.
+// port is a virtio-serial port. A read and a write each block a thread. The port is in blocking mode to learn when a
+// host connects: without a host, Linux makes a write wait, while a read returns 0 bytes immediately.
 type port struct {
 	fd   int
 	left time.Time
 }
 
-// findPort returns the path of the port of that name, with or without udev: "" when there is none.
+// findPort returns the path of the named port, or "" if it is missing. It does not need udev.
 func findPort(name, dev, sys string) string {
 	if path := filepath.Join(dev, "virtio-ports", name); exists(path) {
 		return path
@@ -46,7 +46,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// waitPort waits for the port of that name and opens it.
+// waitPort waits for the named port and opens it.
 func waitPort(name string) (*port, error) {
 	for {
 		if path := findPort(name, "/dev", "/sys/class/virtio-ports"); path != "" {
@@ -76,7 +76,7 @@ func (p *port) Read(b []byte) (int, error) {
 			return 0, os.NewSyscallError("read", err)
 		case n == 0:
 			if !p.left.IsZero() && time.Since(p.left) < flapTime {
-				time.Sleep(flapTime) // should a write not have waited
+				time.Sleep(flapTime) // pacing: in case the write in between did not wait for a host
 			}
 			p.left = time.Now()
 			return 0, io.EOF
@@ -85,7 +85,7 @@ func (p *port) Read(b []byte) (int, error) {
 	}
 }
 
-// Write implements io.Writer. It waits while no host is connected.
+// Write implements io.Writer. It waits until a host is connected.
 func (p *port) Write(b []byte) (int, error) {
 	written := 0
 	for written < len(b) {
@@ -96,7 +96,7 @@ func (p *port) Write(b []byte) (int, error) {
 		case err != nil:
 			return written, os.NewSyscallError("write", err)
 		case n <= 0:
-			return written, errors.New("the port takes nothing")
+			return written, errors.New("the port accepts no data")
 		}
 		written += n
 	}

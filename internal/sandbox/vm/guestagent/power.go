@@ -10,35 +10,36 @@ import (
 )
 
 const (
-	// powerOffTime is how long the guest's own way of turning itself off may take to begin.
+	// powerOffTime bounds the run time of the guest's poweroff command.
 	powerOffTime = 20 * time.Second
-	// forceTime is how long after that we may still be there: an init that obeys ends us soon.
+	// forceTime is how long the agent waits for init to power off. Init usually ends the agent soon.
 	forceTime = 10 * time.Second
 )
 
-// powerOff has the guest's init turn it off, or does it itself, after a sync only, where there is nobody to ask or where that one
-// takes no notice.
+// powerOff asks the guest's init to power off. If there is no command for that, or if init does not react, the agent
+// syncs and powers off itself.
 func powerOff() wire.Result {
 	for _, args := range [][]string{
 		{"/bin/systemctl", "--no-block", "poweroff"}, {"/usr/bin/systemctl", "--no-block", "poweroff"},
 		{"/sbin/poweroff"}, {"/usr/sbin/poweroff"}, {"/bin/poweroff"}, {"/bin/busybox", "poweroff"},
 	} {
 		if executable(args[0]) == nil && succeeds(args) {
-			time.AfterFunc(forceTime, func() { _ = force() })
+			time.AfterFunc(forceTime, func() { _ = forcePowerOff() })
 			return wire.Result{}
 		}
 	}
-	if err := force(); err != nil {
+	if err := forcePowerOff(); err != nil {
 		return failed(wire.ClassFailedPrecondition, err)
 	}
 	return wire.Result{}
 }
 
-func force() error {
+func forcePowerOff() error {
 	unix.Sync()
 	return os.NewSyscallError("reboot", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 }
 
+// succeeds runs a program and reports whether it exits with 0.
 func succeeds(args []string) bool {
 	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// maxProc is how much is read of a file in /proc.
+	// maxProc is the maximum number of bytes to read from a file in /proc.
 	maxProc = 1 << 20
-	// maxFilesystems bounds a report.
+	// maxFilesystems is the maximum number of file systems in a report.
 	maxFilesystems = 64
 )
 
-// readSome reads the first limit bytes of a file.
+// readSome reads at most the first limit bytes of a file.
 func readSome(path string, limit int64) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -77,7 +77,7 @@ func readStats() (wire.Stats, error) {
 	return stats, nil
 }
 
-// memoryOf reads /proc/meminfo, whose numbers are in KiB.
+// memoryOf parses /proc/meminfo. It returns bytes.
 func memoryOf(text string) (total, available uint64) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -95,7 +95,7 @@ func memoryOf(text string) (total, available uint64) {
 	return total, available
 }
 
-// loadOf reads /proc/loadavg into hundredths.
+// loadOf parses /proc/loadavg. It returns hundredths.
 func loadOf(text string) (load [3]uint64) {
 	for i, field := range strings.Fields(text) {
 		if i == len(load) {
@@ -107,8 +107,8 @@ func loadOf(text string) (load [3]uint64) {
 	return load
 }
 
-// filesystemsOf picks from a mount table what lies on a block device, once each, and the root whatever it is on. Others may
-// hang when they are asked.
+// filesystemsOf returns, from a mount table, the root file system and each file system on a block device, once. Other
+// file systems are left out, because statfs may hang on them.
 func filesystemsOf(mounts string) (all []wire.Filesystem) {
 	seen := map[string]bool{}
 	for line := range strings.Lines(mounts) {
@@ -132,7 +132,7 @@ func filesystemsOf(mounts string) (all []wire.Filesystem) {
 	return all
 }
 
-// unescape undoes the octal escapes of a mount table.
+// unescape decodes the octal escapes in a mount table.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s

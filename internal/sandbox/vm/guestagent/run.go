@@ -10,12 +10,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// Run is the life of tripod-agent. It returns when another agent has the port, or when this one may not open it.
+// Run runs tripod-agent. It returns only if another agent has the port, or if it lacks permission to open the port.
 func Run(version string) {
-	// The terminal or shell that started the agent may end. Notify, unlike Ignore, leaves the default to programs that the
-	// agent starts.
+	// Survive the end of the terminal or shell that started the agent. Unlike Ignore, Notify leaves the signals' default
+	// actions to the programs that the agent starts.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGPIPE)
-	_, _ = unix.Setsid() // fails for the leader of a process group, which needs no new session
+	_, _ = unix.Setsid() // fails for a process group leader, which does not need a new session
 	_ = os.Chdir("/")
 	for {
 		port, err := waitPort(wire.PortName)

@@ -9,21 +9,21 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// errHostGone ends the session of a host that has left.
+// errHostGone is the reason with which the session of a host ends that has left.
 var errHostGone = errors.New("the host is gone")
 
-// server serves hosts, one after the other.
+// server serves one host after another.
 type server struct {
 	port    io.Reader
 	out     *lockedWriter
 	version string
 
-	mux  *wire.Mux // the session, if there is one
+	mux  *wire.Mux // the session; may be nil
 	jobs sync.WaitGroup
 }
 
-// Serve serves the hosts that connect to port until it fails. A read that returns io.EOF means that the host has left; the
-// next write must wait until another connects, as port.Write does. Version is the program's.
+// Serve serves the hosts that connect to port until port fails. A read that returns io.EOF means that the host has
+// left. The next write must wait until another host connects, as port.Write does. version is the program's version.
 func Serve(port io.ReadWriter, version string) error {
 	s := &server{port: port, out: &lockedWriter{w: port}, version: version}
 	defer s.jobs.Wait()
@@ -45,7 +45,7 @@ func Serve(port io.ReadWriter, version string) error {
 		case f.Kind == wire.KindHello:
 			s.hello(f)
 		case s.mux == nil || f.Session != s.mux.Session():
-			// of a session that is over
+			// a frame of an earlier session
 		case f.Stream == 0:
 			if f.Kind == wire.KindPing {
 				s.mux.Urgent(0, wire.KindPong, f.Payload)
@@ -61,13 +61,13 @@ func Serve(port io.ReadWriter, version string) error {
 	}
 }
 
-// ready says that there is no session. The zero before it ends half a frame.
+// ready tells the host that there is no session. The zero before the frame ends an incomplete earlier frame.
 func (s *server) ready() error {
 	_, err := s.out.Write(wire.AppendFrame([]byte{0}, 0, 0, wire.KindReady))
 	return err
 }
 
-// end ends the session. Its jobs end by themselves upon that.
+// end ends the session. Its jobs notice that and end.
 func (s *server) end(err error) {
 	if s.mux != nil {
 		s.mux.End(err)
@@ -75,7 +75,7 @@ func (s *server) end(err error) {
 	}
 }
 
-// hello begins a session, unless it has begun already and the host asks again.
+// hello begins a session, unless the host repeats the Hello of the current session.
 func (s *server) hello(f wire.Frame) {
 	var hello wire.Hello
 	if hello.Parse(f.Payload) != nil {
@@ -100,7 +100,7 @@ func (s *server) handle(f wire.Frame) error {
 	if len(f.Payload) == 0 {
 		return wire.ErrSession
 	}
-	stream, err := s.mux.Accept(f.Stream, false)
+	stream, err := s.mux.Accept(f.Stream)
 	if errors.Is(err, wire.ErrTooMany) {
 		s.mux.Urgent(f.Stream, wire.KindResult, wire.Result{Class: wire.ClassExhausted, Message: err.Error()}.Append(nil))
 		return nil
@@ -119,7 +119,7 @@ func (s *server) handle(f wire.Frame) error {
 	return nil
 }
 
-// control does what frames of a stream say that are neither data nor a window's.
+// control handles the frames of a stream that Mux.Handle does not handle.
 func control(stream *wire.Stream, f wire.Frame) error {
 	switch f.Kind {
 	case wire.KindCancel:
@@ -132,10 +132,10 @@ func control(stream *wire.Stream, f wire.Frame) error {
 			j.resize(binary.BigEndian.Uint16(f.Payload), binary.BigEndian.Uint16(f.Payload[2:]))
 		}
 	}
-	return nil // a newer host's
+	return nil // also for kinds of a newer protocol
 }
 
-// lockedWriter writes one frame at a time, whole ones: the sessions share the port.
+// lockedWriter writes one frame at a time, because the sessions share the port.
 type lockedWriter struct {
 	mu sync.Mutex
 	w  io.Writer

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openTerminal makes a pseudo-terminal. A guest whose init has mounted no devpts gets one at /dev/pts.
+// openTerminal makes a pseudo-terminal. If the guest has no devpts, it mounts one at /dev/pts.
 func openTerminal(columns, rows uint16) (master, slave *os.File, err error) {
 	master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if os.IsNotExist(err) || err == nil && !mounted(master) {
@@ -36,7 +36,7 @@ func openTerminal(columns, rows uint16) (master, slave *os.File, err error) {
 	return master, slave, nil
 }
 
-// slaveName unlocks the terminal's other end and gives its name.
+// slaveName unlocks the slave end of a pseudo-terminal and returns its name.
 func slaveName(master *os.File) (string, error) {
 	raw, err := master.SyscallConn()
 	if err != nil {
@@ -56,7 +56,7 @@ func slaveName(master *os.File) (string, error) {
 	return "/dev/pts/" + strconv.Itoa(number), nil
 }
 
-// mounted tells whether the other end of a terminal has a name.
+// mounted reports whether the slave end of a pseudo-terminal exists in /dev/pts.
 func mounted(master *os.File) bool {
 	name, err := slaveName(master)
 	if err != nil {

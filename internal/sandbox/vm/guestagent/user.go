@@ -12,11 +12,11 @@ import (
 
 const (
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	// maxDatabase is how much of /etc/passwd and /etc/group is read.
+	// maxDatabase is the maximum number of bytes to read from /etc/passwd and /etc/group.
 	maxDatabase = 1 << 20
 )
 
-// user is whom a program runs as.
+// user is the user as which a program runs.
 type user struct {
 	name     string
 	uid, gid uint32
@@ -25,8 +25,8 @@ type user struct {
 	shell    string
 }
 
-// lookUp resolves a user as a container's is written: NAME or UID, and ":" and a group's name or number. "" is root. A number
-// need not be in the guest's databases.
+// lookUp resolves a user in the format of container images: NAME or UID, optionally followed by ":" and a group name or
+// ID. "" is root. An ID need not be in the databases passwd and group.
 func lookUp(spec, passwd, group string) (user, error) {
 	name, groupName, withGroup := strings.Cut(spec, ":")
 	if name == "" {
@@ -35,7 +35,7 @@ func lookUp(spec, passwd, group string) (user, error) {
 	u := user{home: "/", shell: "/bin/sh"}
 	found := false
 	for _, f := range records(passwd, 7) {
-		if f[0] != name && f[2] != name || found && f[0] != name { // a name that is a number is a name first
+		if f[0] != name && f[2] != name || found && f[0] != name { // names take precedence over IDs
 			continue
 		}
 		uid, err1 := strconv.ParseUint(f[2], 10, 31)
@@ -85,7 +85,7 @@ func (u *user) setGroup(name string, groups [][]string) error {
 	return nil
 }
 
-// records reads a database whose lines have so many fields. One that is not there is empty.
+// records reads a database whose lines have the given number of fields. A missing database is empty.
 func records(path string, fields int) (all [][]string) {
 	content, err := readSome(path, maxDatabase)
 	if err != nil {
@@ -99,7 +99,7 @@ func records(path string, fields int) (all [][]string) {
 	return all
 }
 
-// credential is nil for what the agent is itself: a guest without the system calls for groups can be entered then.
+// credential returns nil if u is the agent's own user, which works even if the kernel lacks the group system calls.
 func (u user) credential() *syscall.Credential {
 	if u.uid == uint32(os.Getuid()) && u.gid == uint32(os.Getgid()) && len(u.groups) == 0 {
 		return nil
@@ -107,7 +107,7 @@ func (u user) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}
 }
 
-// directory is the home directory, or / when that is not there.
+// directory returns the home directory, or / if it is missing.
 func (u user) directory() string {
 	if st, err := os.Stat(u.home); err == nil && st.IsDir() {
 		return u.home
@@ -115,7 +115,7 @@ func (u user) directory() string {
 	return "/"
 }
 
-// environment is what a program finds set: the request's variables count most.
+// environment returns a program's environment. The request's variables override the defaults.
 func (u user) environment(tty bool, request []string) []string {
 	env := []string{"PATH=" + defaultPath, "HOME=" + u.directory(), "SHELL=" + u.shell}
 	if u.name != "" {
@@ -132,8 +132,8 @@ func (u user) environment(tty bool, request []string) []string {
 	return env
 }
 
-// find finds a program as a shell does: in PATH, or from dir when its name has a slash.
-func find(name, dir string, env []string) (string, error) {
+// findProgram finds a program as a shell does: in PATH or, if the name has a slash, relative to dir.
+func findProgram(name, dir string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		path := name
 		if !filepath.IsAbs(path) {
@@ -155,15 +155,13 @@ func find(name, dir string, env []string) (string, error) {
 			return found, nil
 		}
 	}
-	return "", &os.PathError{Op: "exec", Path: name, Err: errNotInPath}
+	return "", &os.PathError{Op: "exec", Path: name, Err: notInPath{}}
 }
 
-var errNotInPath error = &inPath{}
+type notInPath struct{}
 
-type inPath struct{}
-
-func (*inPath) Error() string { return "executable file not found in the guest's $PATH" }
-func (*inPath) Unwrap() error { return os.ErrNotExist }
+func (notInPath) Error() string { return "executable file not found in the guest's $PATH" }
+func (notInPath) Unwrap() error { return os.ErrNotExist }
 
 func executable(path string) error {
 	st, err := os.Stat(path)

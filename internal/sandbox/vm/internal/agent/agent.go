@@ -18,61 +18,50 @@ import (
 )
 
 const (
-	// redial and redialMax are the first and the last pause between two tries to connect.
+	// The pause between attempts to connect doubles from redial to redialMax.
 	redial, redialMax = 50 * time.Millisecond, 2 * time.Second
-	// readyPause is the least time between two sessions that the guest ends.
-	readyPause = 20 * time.Millisecond
+	// sessionPause is the pause before a new session, because a guest may end each session immediately.
+	sessionPause = 20 * time.Millisecond
 )
 
-// Agent is the agent of one machine, there or not. Its methods may be called from many goroutines.
+// Agent is the connection to the agent of one machine. The agent need not answer. Methods are safe for concurrent use.
 type Agent struct {
 	socket string
 	log    *slog.Logger
 	cancel context.CancelFunc
 	done   chan struct{}
-	// opening is held from a stream's number to its first frame, for the guest takes numbers only in their order.
+	// opening is a lock, held while a stream is opened: the guest accepts streams only in the order of their numbers.
 	opening chan struct{}
 
 	mu      sync.Mutex
-	mux     *wire.Mux // the session, if the guest has welcomed it
-	program string
-	refused error         // why there is none though there is an agent
-	changed chan struct{} // closed when one of these changes
+	mux     *wire.Mux     // the session that the guest has welcomed; nil if there is none
+	refused error         // why an agent that answers cannot be used
+	changed chan struct{} // closed when mux or refused changes
 }
 
-// Open keeps a connection to socket, machine.AgentSocket of a machine, until Close. The machine need not run yet.
+// Open returns an Agent that connects to socket, a machine's machine.AgentSocket. The machine need not run yet.
 func Open(socket string, log *slog.Logger) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Agent{socket: socket, log: log, cancel: cancel, done: make(chan struct{}), opening: make(chan struct{}, 1), changed: make(chan struct{})}
-	go a.keep(ctx)
+	go a.run(ctx)
 	return a
 }
 
-// Close ends the connection, and with it what runs in the guest for it.
+// Close ends the connection, and thereby all operations in the guest.
 func (a *Agent) Close() error {
 	a.cancel()
 	<-a.done
 	return nil
 }
 
-// Ready tells whether the guest's agent answers. It costs nothing.
+// Ready reports whether the guest's agent answers. It does not wait.
 func (a *Agent) Ready() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mux != nil
 }
 
-// Program is the version of the guest's agent, "" when none answers.
-func (a *Agent) Program() string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.mux == nil {
-		return ""
-	}
-	return a.program
-}
-
-// Wait returns when the agent answers: errdefs.ErrUnavailable when it has not by the end of ctx.
+// Wait waits until the agent answers. It returns errdefs.ErrUnavailable if ctx ends first.
 func (a *Agent) Wait(ctx context.Context) error {
 	for {
 		a.mu.Lock()
@@ -87,18 +76,17 @@ func (a *Agent) Wait(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-a.done:
-			return fmt.Errorf("the machine's agent is not used any more: %w", errdefs.ErrUnavailable)
+			return fmt.Errorf("the connection to the guest's agent is closed: %w", errdefs.ErrUnavailable)
 		case <-ctx.Done():
 			return fmt.Errorf("no tripod-agent answers in the guest (is it started there?): %w (%w)", context.Cause(ctx), errdefs.ErrUnavailable)
 		}
 	}
 }
 
-// set changes what there is of a session.
-func (a *Agent) set(mux *wire.Mux, program string, refused error) {
+func (a *Agent) setSession(mux *wire.Mux, refused error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.mux, a.program, a.refused = mux, program, refused
+	a.mux, a.refused = mux, refused
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
@@ -110,13 +98,13 @@ func (a *Agent) session() (*wire.Mux, error) {
 		return nil, a.refused
 	}
 	if a.mux == nil {
-		return nil, fmt.Errorf("no tripod-agent answers in the guest: start the program from the disk labelled %s there: %w", Label, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("no tripod-agent answers in the guest: start it there, from the disk labelled %s: %w", Label, errdefs.ErrUnavailable)
 	}
 	return a.mux, nil
 }
 
-// keep connects until the end.
-func (a *Agent) keep(ctx context.Context) {
+// run connects, and connects again, until ctx ends.
+func (a *Agent) run(ctx context.Context) {
 	defer close(a.done)
 	pause := redial
 	for ctx.Err() == nil {
@@ -124,7 +112,7 @@ func (a *Agent) keep(ctx context.Context) {
 		if err == nil {
 			pause = redial
 			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-			err = a.talk(ctx, conn)
+			err = a.serve(ctx, conn)
 			stop()
 			_ = conn.Close()
 		}
@@ -143,11 +131,11 @@ func (a *Agent) keep(ctx context.Context) {
 type link struct {
 	agent *Agent
 	out   *lockedWriter
-	mux   *wire.Mux // the session that was said Hello to
+	mux   *wire.Mux // the session of the last Hello
 }
 
-// talk reads what comes over a connection until it ends.
-func (a *Agent) talk(ctx context.Context, conn io.ReadWriter) error {
+// serve handles the frames of a connection until it ends.
+func (a *Agent) serve(ctx context.Context, conn io.ReadWriter) error {
 	l := &link{agent: a, out: &lockedWriter{w: conn}}
 	defer func() { l.end(fmt.Errorf("the connection to the guest's agent has ended: %w", errdefs.ErrUnavailable)) }()
 	if err := l.hello(); err != nil {
@@ -161,20 +149,21 @@ func (a *Agent) talk(ctx context.Context, conn io.ReadWriter) error {
 		}
 		switch {
 		case f.Kind == wire.KindReady && f.Session == 0:
-			err = l.ready(ctx)
+			l.end(fmt.Errorf("the guest's agent has restarted: %w", errdefs.ErrUnavailable))
+			err = l.newSession(ctx)
 		case f.Session != l.mux.Session():
-			// said for another one, before
+			// a frame of an earlier session
 		case f.Kind == wire.KindWelcome:
 			err = l.welcome(f)
 		case f.Stream == 0:
-			// a Pong, or what a newer agent says
+			// a Pong, or a frame of a newer protocol
 		default:
 			err = l.mux.Handle(f)
 		}
 		if errors.Is(err, wire.ErrSession) {
-			a.log.Warn("the guest's agent broke the protocol; its session is ended", "socket", a.socket, "err", err)
+			a.log.Warn("guest's agent violated the protocol; ending the session", "socket", a.socket, "err", err)
 			l.end(fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable))
-			err = l.again(ctx)
+			err = l.newSession(ctx)
 		}
 		if err != nil {
 			return err
@@ -182,27 +171,21 @@ func (a *Agent) talk(ctx context.Context, conn io.ReadWriter) error {
 	}
 }
 
-// hello begins a session. The zero before it ends half a frame.
+// hello begins a session. The zero before the frame ends an incomplete earlier frame.
 func (l *link) hello() error {
 	var number [8]byte
 	_, _ = rand.Read(number[:])                           // never fails
-	session := binary.BigEndian.Uint64(number[:])/2*2 + 1 // 0 is no session
+	session := binary.BigEndian.Uint64(number[:])/2*2 + 1 // not 0, which means no session
 	l.mux = wire.NewMux(session, control)
 	hello := wire.Hello{MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion}
 	_, err := l.out.Write(wire.AppendFrame([]byte{0}, session, 0, wire.KindHello, hello.Append(nil)))
 	return err
 }
 
-// ready is the guest's saying that it has no session: it is asked again, or a new one is begun if one was up.
-func (l *link) ready(ctx context.Context) error {
-	l.end(fmt.Errorf("the guest's agent has restarted: %w", errdefs.ErrUnavailable))
-	return l.again(ctx)
-}
-
-// again begins another session, not too soon: a guest may end each at once.
-func (l *link) again(ctx context.Context) error {
+// newSession begins a session after sessionPause.
+func (l *link) newSession(ctx context.Context) error {
 	select {
-	case <-time.After(readyPause):
+	case <-time.After(sessionPause):
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -211,32 +194,31 @@ func (l *link) again(ctx context.Context) error {
 
 func (l *link) welcome(f wire.Frame) error {
 	if l.agent.Ready() {
-		return nil // the answer to a repeated Hello
+		return nil // repeated
 	}
 	var w wire.Welcome
 	if err := w.Parse(f.Payload); err != nil {
 		return fmt.Errorf("%w: %w", wire.ErrSession, err)
 	}
-	program := printable(w.Program)
 	if w.Version < wire.MinVersion || w.Version > wire.MaxVersion {
-		l.agent.set(nil, "", fmt.Errorf("tripod-agent %s in the guest speaks none of the versions %d to %d of the protocol: use the one from the disk labelled %s: %w",
-			program, wire.MinVersion, wire.MaxVersion, Label, errdefs.ErrUnavailable))
+		l.agent.setSession(nil, fmt.Errorf("tripod-agent %s in the guest supports none of the protocol versions %d to %d: use the program on the disk labelled %s: %w",
+			printable(w.Program), wire.MinVersion, wire.MaxVersion, Label, errdefs.ErrUnavailable))
 		return nil
 	}
 	go l.mux.Write(l.out)
-	l.agent.set(l.mux, program, nil)
+	l.agent.setSession(l.mux, nil)
 	return nil
 }
 
 // end ends the session.
 func (l *link) end(err error) {
-	l.agent.set(nil, "", nil)
+	l.agent.setSession(nil, nil)
 	if l.mux != nil {
 		l.mux.End(err)
 	}
 }
 
-// lockedWriter writes one frame at a time: a session that ends may still be writing when the next one begins.
+// lockedWriter writes one frame at a time. An ending session may still write a frame when the next one begins.
 type lockedWriter struct {
 	mu sync.Mutex
 	w  io.Writer

@@ -12,22 +12,21 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// maxText is how much of a guest's message, name or path is shown.
+// maxText is the maximum length in bytes of a guest's message, name or path; longer texts are cut.
 const maxText = 4096
 
-// call is one operation, on a stream of its own.
+// call is one operation, on its own stream.
 type call struct {
 	*wire.Stream
-	mux    *wire.Mux
-	result wire.Result // valid when the stream is over and answered is closed
-	// answered is closed when the result has arrived.
-	answered chan struct{}
+	mux      *wire.Mux
+	result   wire.Result   // valid once answered is closed
+	answered chan struct{} // closed when the result has arrived
 }
 
-// open begins an operation.
+// open begins an operation in the guest.
 func (a *Agent) open(ctx context.Context, op wire.Op, request []byte) (*call, error) {
 	if len(request) >= wire.MaxPayload {
-		return nil, fmt.Errorf("arguments and environment have %d bytes; at most %d can be given to a guest: %w", len(request), wire.MaxPayload-1, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("arguments and environment have %d bytes, a guest accepts at most %d: %w", len(request), wire.MaxPayload-1, errdefs.ErrInvalidArgument)
 	}
 	mux, err := a.session()
 	if err != nil {
@@ -39,13 +38,13 @@ func (a *Agent) open(ctx context.Context, op wire.Op, request []byte) (*call, er
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	s, err := mux.Next(true)
+	s, err := mux.Open()
 	switch {
 	case errors.Is(err, wire.ErrTooMany):
-		return nil, fmt.Errorf("%d operations are under way in the guest, which is the most: %w", wire.MaxStreams, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("the maximum of %d operations is under way in the guest: %w", wire.MaxStreams, errdefs.ErrResourceExhausted)
 	case errors.Is(err, wire.ErrSession):
 		mux.End(err)
-		return nil, fmt.Errorf("the session with the guest's agent is used up: %w (%w)", err, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("the session with the guest's agent has run out of stream numbers: %w (%w)", err, errdefs.ErrUnavailable)
 	case err != nil:
 		return nil, err
 	}
@@ -58,8 +57,8 @@ func (a *Agent) open(ctx context.Context, op wire.Op, request []byte) (*call, er
 	return c, nil
 }
 
-// abandon ends the operation in the guest, if it has not ended.
-func (c *call) abandon() {
+// stop ends the operation in the guest, unless it has already ended.
+func (c *call) stop() {
 	select {
 	case <-c.answered:
 	default:
@@ -68,7 +67,7 @@ func (c *call) abandon() {
 	}
 }
 
-// ended is the error of an operation without a result.
+// ended returns the error of an operation that ended without a result.
 func (c *call) ended(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -79,7 +78,7 @@ func (c *call) ended(ctx context.Context) error {
 	return fmt.Errorf("the operation in the guest has ended: %w", errdefs.ErrUnavailable)
 }
 
-// wait returns when the result has arrived, with its error if it is one.
+// wait waits for the result and returns its error, if any.
 func (c *call) wait(ctx context.Context) error {
 	select {
 	case <-c.answered:
@@ -115,14 +114,14 @@ func (c *call) failure() error {
 	return fmt.Errorf("the guest's agent: %s: %w", printable(c.result.Message), class)
 }
 
-// control takes the results.
+// control handles the results of operations.
 func control(s *wire.Stream, f wire.Frame) error {
 	if f.Kind != wire.KindResult {
-		return nil // a newer agent's
+		return nil // a kind of a newer protocol
 	}
 	c, ok := s.Value().(*call)
 	if !ok {
-		return nil // it is about to be abandoned
+		return nil // the guest answered before the operation was sent
 	}
 	if err := c.result.Parse(f.Payload); err != nil {
 		return fmt.Errorf("%w: %w", wire.ErrSession, err)
@@ -132,7 +131,7 @@ func control(s *wire.Stream, f wire.Frame) error {
 	return nil
 }
 
-// printable is what may be shown of a guest's text.
+// printable returns a text from the guest with other than printable characters replaced, and cut to maxText.
 func printable(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]

@@ -15,40 +15,40 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// Conn is a TCP connection that the guest's agent made. CloseWrite ends what goes to the server, as net.TCPConn's does.
+// Conn is a TCP connection that the guest's agent made.
 type Conn struct {
-	c             *call
-	port          uint16
-	read, write   deadline
-	readMu        sync.Mutex // one reader and one writer at a time, as wire wants it
-	writeMu       sync.Mutex
-	closeWriteOne sync.Once
+	c           *call
+	port        uint16
+	read, write deadline
+	readMu      sync.Mutex // wire allows one reader and one writer at a time
+	writeMu     sync.Mutex
+	closeWrite  sync.Once
 }
 
 var _ net.Conn = (*Conn)(nil)
 
-// DialTCP connects to a port of the guest's localhost, 127.0.0.1 or else [::1]. Where nobody listens it is an
-// errdefs.ErrUnavailable. The end of ctx does not end the connection once it is made, which is a *Conn.
+// DialTCP connects to a port of the guest's localhost, at 127.0.0.1 or, if that fails, at [::1]. It returns a *Conn, or
+// errdefs.ErrUnavailable if the guest cannot connect. The connection does not end with ctx.
 func (a *Agent) DialTCP(ctx context.Context, port uint16) (net.Conn, error) {
 	if port == 0 {
-		return nil, fmt.Errorf("connect to port 0 in the guest: 1 to 65535 are ports: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("connect to port 0 in the guest: not a port: %w", errdefs.ErrInvalidArgument)
 	}
 	c, err := a.open(ctx, wire.OpDial, wire.Dial{Port: port}.Append(nil))
 	if err != nil {
 		return nil, fmt.Errorf("connect to port %d in the guest: %w", port, err)
 	}
 	select {
-	case <-c.Up(wire.ChannelIn):
+	case <-c.Writable(wire.ChannelIn):
 		return &Conn{c: c, port: port, read: makeDeadline(), write: makeDeadline()}, nil
 	case <-c.Done():
 		err = c.wait(ctx)
-		if err == nil { // it was made and has ended
+		if err == nil { // the connection was made, but has already ended
 			err = c.ended(ctx)
 		}
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	c.abandon()
+	c.stop()
 	return nil, fmt.Errorf("connect to port %d in the guest: %w", port, err)
 }
 
@@ -67,7 +67,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 		select {
 		case <-c.c.answered:
 			if failure := c.c.failure(); failure != nil {
-				err = failure // it was reset, not closed
+				err = failure // the connection was reset, not closed
 			}
 		default:
 		}
@@ -92,17 +92,17 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite says that nothing more will be written.
+// CloseWrite shuts down the writing side of the connection, like net.TCPConn's.
 func (c *Conn) CloseWrite() error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	c.closeWriteOne.Do(func() { c.c.Stream.Close(wire.ChannelIn) })
+	c.closeWrite.Do(func() { c.c.Stream.Close(wire.ChannelIn) })
 	return nil
 }
 
 // Close implements net.Conn.
 func (c *Conn) Close() error {
-	c.c.abandon()
+	c.c.stop()
 	return nil
 }
 
@@ -158,7 +158,7 @@ func (d *deadline) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.timer != nil && !d.timer.Stop() {
-		<-d.expired // its function runs or has run
+		<-d.expired // the timer's function has run, or is about to
 	}
 	d.timer = nil
 	select {

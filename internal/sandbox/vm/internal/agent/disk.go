@@ -14,23 +14,30 @@ import (
 )
 
 const (
-	// ProgramName is the name of the guest's program, on the host and on its disk.
+	// ProgramName is the name of the guest's program, on the host and on the disk.
 	ProgramName = "tripod-agent"
-	// Label is the volume label of the disk by which a guest finds it.
+	// Label is the disk's volume label, by which a guest finds the disk.
 	Label = "TRIPODAGENT"
 )
 
-// FindProgram looks for tripod-agent beside the executable of this process and then in PATH: errdefs.ErrNotFound.
+// FindProgram returns the path of tripod-agent, beside this process's executable or in PATH. It returns
+// errdefs.ErrNotFound if the program is missing.
 func FindProgram() (string, error) {
 	return process.FindProgram(ProgramName, "for guests")
 }
 
-// Disk makes the image of a small read-only disk (ISO 9660 with Rock Ridge) that is labelled Label and holds program as
-// /tripod-agent, executable. It is in dir, named after its content, made when it is not there; machines may use an older one still.
+// Disk makes the image of a read-only disk (ISO 9660 with Rock Ridge) with the label Label and the executable program
+// as /tripod-agent, and returns its path. The file is in dir, and its name depends on its content. An existing file is
+// not replaced, and older files stay, because machines may still use them.
 func Disk(dir, program string) (path string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("make the disk with the guest's program: %w", err)
+		}
+	}()
 	content, err := os.ReadFile(program)
 	if err != nil {
-		return "", fmt.Errorf("disk with the guest's program: %w", err)
+		return "", err
 	}
 	sum := sha256.Sum256(content)
 	path = filepath.Join(dir, "agent-"+hex.EncodeToString(sum[:16])+".iso")
@@ -39,15 +46,12 @@ func Disk(dir, program string) (path string, err error) {
 	}
 	image, err := iso9660.Build(Label, []iso9660.File{{Path: ProgramName, Data: content, Mode: 0o555}})
 	if err != nil {
-		return "", fmt.Errorf("disk with the guest's program: %w", err)
+		return "", err
 	}
-	if err := write(dir, path, image); err != nil {
-		return "", fmt.Errorf("disk with the guest's program: %w", err)
-	}
-	return path, nil
+	return path, write(dir, path, image)
 }
 
-// write makes a file that is whole or not there, after a power loss too.
+// write makes a file. After a crash or a power failure, the file is either complete or missing.
 func write(dir, path string, content []byte) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -18,21 +18,21 @@ const copyBuffer = 32 << 10
 // Command is a program to run in a guest.
 type Command struct {
 	sandbox.ExecRequest
-	// Env is added to PATH, HOME, USER and, on a terminal, TERM: entries are KEY=VALUE.
+	// Env has entries KEY=VALUE, in addition to PATH, HOME, USER and, on a terminal, TERM.
 	Env []string
-	// Dir is the working directory; "" is the user's home.
+	// Dir is the working directory; "" is the user's home directory.
 	Dir string
-	// User is a name or a number, with ":" and a group if need be, as the guest knows them; "" is root.
+	// User is a user name or ID in the guest, optionally followed by ":" and a group name or ID; "" is root.
 	User string
 }
 
-// Exec runs a program in the guest and gives its exit code: 128+n when signal n ended it. A program that the guest does not
-// have is an errdefs.ErrInvalidArgument. It is killed, with all that is in its session, when ctx ends. When it has ended and a
-// child holds its stdio, Exec returns after a second. After Exec has returned a read of cmd.Stdin, and if ctx has ended a write
-// of output, may still be under way.
+// Exec runs a program in the guest and returns its exit code, 128+n if signal n killed it. If the guest does not have
+// the program, the error is errdefs.ErrInvalidArgument. When ctx ends, the program and all processes in its session are
+// killed. If the program has ended but a child holds its stdio, Exec returns after a second. After Exec has returned, a
+// read of cmd.Stdin may still be under way and, if ctx has ended, a write of output.
 func (a *Agent) Exec(ctx context.Context, cmd Command) (int32, error) {
 	if len(cmd.Cmd) == 0 {
-		return 0, fmt.Errorf("exec: no program is named: %w", errdefs.ErrInvalidArgument)
+		return 0, fmt.Errorf("exec: the command is empty: %w", errdefs.ErrInvalidArgument)
 	}
 	request := wire.Exec{
 		Args: cmd.Cmd, Env: cmd.Env, Dir: cmd.Dir, User: cmd.User, TTY: cmd.TTY,
@@ -42,7 +42,7 @@ func (a *Agent) Exec(ctx context.Context, cmd Command) (int32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
 	}
-	defer c.abandon()
+	defer c.stop()
 	var output sync.WaitGroup
 	for channel, to := range map[byte]io.Writer{wire.ChannelOut: cmd.Stdout, wire.ChannelErr: cmd.Stderr} {
 		if to != nil {
@@ -64,14 +64,14 @@ func (a *Agent) Exec(ctx context.Context, cmd Command) (int32, error) {
 	drained := make(chan struct{})
 	go func() { output.Wait(); close(drained) }()
 	select {
-	case <-drained: // all output has arrived and waits for its reader
+	case <-drained:
 	case <-ctx.Done():
 		return 0, fmt.Errorf("exec: %w", context.Cause(ctx))
 	}
 	return c.result.Exit, nil
 }
 
-// copyOut copies a channel to its end. A reader who is gone must not stop the program.
+// copyOut copies a channel to a writer until the channel ends. A failing writer does not stop the program.
 func (c *call) copyOut(channel byte, to io.Writer) {
 	buf := make([]byte, copyBuffer)
 	for {
@@ -87,7 +87,7 @@ func (c *call) copyOut(channel byte, to io.Writer) {
 	}
 }
 
-// copyIn copies what from has, and its end, while the program runs.
+// copyIn copies from a reader to the program's stdin and closes stdin at the reader's end.
 func (c *call) copyIn(from io.Reader) {
 	buf := make([]byte, copyBuffer)
 	for {

@@ -20,36 +20,36 @@ import (
 )
 
 const (
-	// qgaSync is how long a qemu-guest-agent may take to say that it is there.
+	// qgaSync bounds the wait for the first answer of qemu-guest-agent.
 	qgaSync = 3 * time.Second
-	// qgaPoll and qgaPollMax are the first and the last pause between two looks whether a program has ended: there is no event.
+	// The pause between polls for a program's end, which is not an event, doubles from qgaPoll to qgaPollMax.
 	qgaPoll, qgaPollMax = 10 * time.Millisecond, 500 * time.Millisecond
-	// qgaInput is the most that a program can be given on its stdin, which goes with the request.
-	qgaInput = 1 << 20
-	// qgaLine is the longest answer: two outputs of 16 MiB, the agent's own limit, in base64.
-	qgaLine = 48 << 20
-	// qgaFarewell is how long the end of a program may take that is not wanted any more.
-	qgaFarewell = 5 * time.Second
+	// qgaMaxInput is the maximum size of a program's stdin in bytes. It is sent with the request.
+	qgaMaxInput = 1 << 20
+	// qgaMaxAnswer is the maximum size of an answer in bytes: two outputs of 16 MiB, the agent's own limit, in base64.
+	qgaMaxAnswer = 48 << 20
+	// qgaKillTime bounds the request to kill a program.
+	qgaKillTime = 5 * time.Second
 )
 
-// QGA is a guest's qemu-guest-agent, there or not. Its socket takes one client at a time, so it is held for one question only:
-// use one QGA for a machine, by as many callers as there are.
+// QGA is a guest's qemu-guest-agent, whether the agent answers or not. Its socket serves one client at a time, so each
+// request uses its own connection. All callers must share one QGA per machine.
 type QGA struct {
 	socket string
-	busy   chan struct{}
+	busy   chan struct{} // a lock, held while connected
 }
 
-// OpenQGA is for machine.QGASocket of a machine. It connects when it is asked something.
+// OpenQGA returns the QGA for socket, a machine's machine.QGASocket. It does not connect yet.
 func OpenQGA(socket string) *QGA { return &QGA{socket: socket, busy: make(chan struct{}, 1)} }
 
-// Ping asks whether the agent is there: errdefs.ErrUnavailable when it has not answered by the end of ctx or in 3 seconds.
+// Ping returns nil if the agent answers, and errdefs.ErrUnavailable if it does not within 3 seconds or before ctx ends.
 func (q *QGA) Ping(ctx context.Context) error {
 	return q.ask(ctx, "guest-ping", struct{}{}, &struct{}{})
 }
 
-// ExecSync runs a program in the guest, as Agent.Exec does, with less: its output comes when it has ended, its input is read
-// before it starts and has at most 1 MiB, and there is no terminal and no user other than root (errdefs.ErrNotImplemented).
-// At the end of ctx the program is killed, not what it started.
+// ExecSync runs a program in the guest like Agent.Exec, with limitations: output arrives when the program has ended,
+// stdin is read before the program starts and has at most 1 MiB, and there are no terminals and no users other than
+// root (errdefs.ErrNotImplemented). When ctx ends, the program is killed, but not its children.
 func (q *QGA) ExecSync(ctx context.Context, cmd Command) (int32, error) {
 	request, err := qgaRequest(cmd)
 	if err != nil {
@@ -74,7 +74,7 @@ func (q *QGA) ExecSync(ctx context.Context, cmd Command) (int32, error) {
 		if out.cut {
 			out.data = append(out.data, "\n[output cut by qemu-guest-agent]\n"...)
 		}
-		_, _ = out.to.Write(out.data) // a reader who is gone changes nothing any more
+		_, _ = out.to.Write(out.data) // the program has ended, so a failing writer does not matter
 	}
 	if status.Signal > 0 {
 		return 128 + status.Signal, nil
@@ -86,11 +86,11 @@ func qgaRequest(cmd Command) (map[string]any, error) {
 	args := cmd.Cmd
 	switch {
 	case len(args) == 0:
-		return nil, fmt.Errorf("no program is named: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("the command is empty: %w", errdefs.ErrInvalidArgument)
 	case cmd.TTY:
-		return nil, fmt.Errorf("it has no terminals; tripod-agent in the guest has: %w", errdefs.ErrNotImplemented)
+		return nil, fmt.Errorf("terminals need tripod-agent in the guest: %w", errdefs.ErrNotImplemented)
 	case cmd.User != "" && cmd.User != "root" && cmd.User != "0":
-		return nil, fmt.Errorf("it runs programs as root only, not as %q; tripod-agent in the guest can: %w", cmd.User, errdefs.ErrNotImplemented)
+		return nil, fmt.Errorf("programs run as root, not as %q; other users need tripod-agent in the guest: %w", cmd.User, errdefs.ErrNotImplemented)
 	}
 	if cmd.Dir != "" {
 		args = append([]string{"/bin/sh", "-c", `cd "$0" && exec "$@"`, cmd.Dir}, args...)
@@ -100,19 +100,19 @@ func qgaRequest(cmd Command) (map[string]any, error) {
 		request["env"] = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}, cmd.Env...)
 	}
 	if cmd.Stdin != nil {
-		input, err := io.ReadAll(io.LimitReader(cmd.Stdin, qgaInput+1))
+		input, err := io.ReadAll(io.LimitReader(cmd.Stdin, qgaMaxInput+1))
 		if err != nil {
 			return nil, err
 		}
-		if len(input) > qgaInput {
-			return nil, fmt.Errorf("its programs take %d bytes of input at most; tripod-agent in the guest takes any: %w", qgaInput, errdefs.ErrNotImplemented)
+		if len(input) > qgaMaxInput {
+			return nil, fmt.Errorf("stdin is longer than %d bytes; more needs tripod-agent in the guest: %w", qgaMaxInput, errdefs.ErrNotImplemented)
 		}
 		request["input-data"] = input // in base64
 	}
 	return request, nil
 }
 
-// qgaStatus is the answer of guest-exec-status.
+// qgaStatus is the answer to guest-exec-status.
 type qgaStatus struct {
 	Exited   bool   `json:"exited"`
 	ExitCode int32  `json:"exitcode"`
@@ -123,7 +123,7 @@ type qgaStatus struct {
 	ErrCut   bool   `json:"err-truncated"`
 }
 
-// qgaConn is a connection while it is ours.
+// qgaConn is a connection for one request.
 type qgaConn struct {
 	agent *QGA
 	conn  net.Conn
@@ -131,7 +131,7 @@ type qgaConn struct {
 	stop  func() bool
 }
 
-// connect waits for its turn, connects, and finds out whether somebody answers.
+// connect waits until the socket is free, connects, and checks that the agent answers.
 func (q *QGA) connect(ctx context.Context) (*qgaConn, error) {
 	select {
 	case q.busy <- struct{}{}:
@@ -147,9 +147,9 @@ func (q *QGA) connect(ctx context.Context) (*qgaConn, error) {
 	c.conn, c.in = conn, bufio.NewReader(conn)
 	limited, cancel := context.WithTimeout(ctx, qgaSync)
 	defer cancel()
-	c.until(limited)
+	c.bind(limited)
 	err = c.sync()
-	c.until(ctx)
+	c.bind(ctx)
 	if err != nil {
 		c.close()
 		return nil, fmt.Errorf("no qemu-guest-agent answers in the guest: %w (%w)", err, errdefs.ErrUnavailable)
@@ -157,8 +157,8 @@ func (q *QGA) connect(ctx context.Context) (*qgaConn, error) {
 	return c, nil
 }
 
-// until has reads and writes fail when ctx ends.
-func (c *qgaConn) until(ctx context.Context) {
+// bind makes reads and writes fail when ctx ends, instead of an earlier context.
+func (c *qgaConn) bind(ctx context.Context) {
 	if c.stop != nil {
 		c.stop()
 	}
@@ -172,7 +172,7 @@ func (c *qgaConn) close() {
 	<-c.agent.busy
 }
 
-// sync discards what is left of earlier requests: the answer follows a byte that no JSON text contains.
+// sync discards answers to earlier requests. The answer to guest-sync-delimited follows a byte that JSON never has.
 func (c *qgaConn) sync() error {
 	var number [4]byte
 	_, _ = rand.Read(number[:]) // never fails
@@ -182,10 +182,10 @@ func (c *qgaConn) sync() error {
 		return err
 	}
 	for {
-		if _, err := c.line(0xff); err != nil {
+		if _, err := c.readTo(0xff); err != nil {
 			return err
 		}
-		line, err := c.line('\n')
+		line, err := c.readTo('\n')
 		if err != nil {
 			return err
 		}
@@ -196,8 +196,8 @@ func (c *qgaConn) sync() error {
 	}
 }
 
-// line reads to the delimiter, within limits.
-func (c *qgaConn) line(end byte) ([]byte, error) {
+// readTo reads up to the byte end, and at most about qgaMaxAnswer bytes. It returns the bytes before end.
+func (c *qgaConn) readTo(end byte) ([]byte, error) {
 	var line []byte
 	for {
 		piece, err := c.in.ReadSlice(end)
@@ -207,8 +207,8 @@ func (c *qgaConn) line(end byte) ([]byte, error) {
 			return bytes.TrimSuffix(line, []byte{end}), nil
 		case !errors.Is(err, bufio.ErrBufferFull):
 			return nil, err
-		case len(line) > qgaLine:
-			return nil, fmt.Errorf("its answer is longer than %d MiB: %w", qgaLine>>20, errdefs.ErrResourceExhausted)
+		case len(line) > qgaMaxAnswer:
+			return nil, fmt.Errorf("the answer is longer than %d MiB: %w", qgaMaxAnswer>>20, errdefs.ErrResourceExhausted)
 		}
 	}
 }
@@ -221,7 +221,7 @@ func (c *qgaConn) ask(command string, arguments, answer any) error {
 	if _, err := c.conn.Write(append(request, '\n')); err != nil {
 		return err
 	}
-	line, err := c.line('\n')
+	line, err := c.readTo('\n')
 	if err != nil {
 		return err
 	}
@@ -230,19 +230,19 @@ func (c *qgaConn) ask(command string, arguments, answer any) error {
 		Error  *struct{ Class, Desc string }
 	}
 	if err := json.Unmarshal(line, &reply); err != nil {
-		return fmt.Errorf("its answer is no JSON: %w: %w", err, errdefs.ErrUnavailable)
+		return fmt.Errorf("the answer is not valid JSON: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	if e := reply.Error; e != nil {
-		var class error = errdefs.ErrInvalidArgument // a program that it does not find, mostly
+		var class error = errdefs.ErrInvalidArgument // usually, the program is missing
 		if e.Class == "CommandNotFound" {
-			class = errdefs.ErrNotImplemented // or has been forbidden in the guest
+			class = errdefs.ErrNotImplemented // the agent is too old, or the guest forbids the command
 		}
 		return fmt.Errorf("%s: %s: %w", command, printable(e.Desc), class)
 	}
 	return json.Unmarshal(reply.Return, answer)
 }
 
-// ask holds the socket for one question.
+// ask connects, sends one request and decodes the answer.
 func (q *QGA) ask(ctx context.Context, command string, arguments, answer any) error {
 	c, err := q.connect(ctx)
 	if err != nil {
@@ -258,7 +258,7 @@ func (q *QGA) ask(ctx context.Context, command string, arguments, answer any) er
 	return nil
 }
 
-// await looks until the program has ended, and kills it when ctx has.
+// await polls until the program has ended. If ctx ends first, it kills the program.
 func (q *QGA) await(ctx context.Context, pid int64) (status qgaStatus, err error) {
 	for pause := qgaPoll; ; pause = min(2*pause, qgaPollMax) {
 		err = q.ask(ctx, "guest-exec-status", map[string]any{"pid": pid}, &status)
@@ -277,9 +277,9 @@ func (q *QGA) await(ctx context.Context, pid int64) (status qgaStatus, err error
 	}
 }
 
-// kill ends a program by another one, since the agent cannot.
+// kill runs kill(1) in the guest, because the agent has no command for that.
 func (q *QGA) kill(ctx context.Context, pid int64) {
-	ctx, cancel := context.WithTimeout(ctx, qgaFarewell)
+	ctx, cancel := context.WithTimeout(ctx, qgaKillTime)
 	defer cancel()
 	var started struct{ Pid int64 }
 	_ = q.ask(ctx, "guest-exec", map[string]any{"path": "kill", "arg": []string{"-9", strconv.FormatInt(pid, 10)}}, &started)

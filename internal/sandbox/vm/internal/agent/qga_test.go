@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 )
 
-// qemuGA plays a qemu-guest-agent behind a socket that serves one client at a time, as far as it is used.
+// qemuGA starts a fake qemu-guest-agent on a socket that serves one client at a time, and returns the socket's path.
 func qemuGA(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qga.sock")
@@ -34,7 +34,7 @@ func qemuGA(t *testing.T) string {
 			if err != nil {
 				return
 			}
-			c.Write([]byte("{\"return\": 77}\n")) // an answer to a client of an earlier time
+			c.Write([]byte("{\"return\": 77}\n")) // a late answer to an earlier client
 			in := bufio.NewReader(c)
 			for {
 				line, err := in.ReadBytes('\n')
@@ -70,7 +70,7 @@ func answerGA(t *testing.T, running map[int]*guestProgram, line []byte) []byte {
 		}
 	}
 	if err := json.Unmarshal(line, &request); err != nil {
-		t.Errorf("%s: %v", line, err)
+		t.Errorf("request %s: %v", line, err)
 		return nil
 	}
 	reply := func(v any) []byte {
@@ -119,20 +119,20 @@ func TestQGA(t *testing.T) {
 	cmd := command(strings.NewReader("input"), &out, &errOut, "sh", "-c", "cat; echo $A >&2; pwd; exit 3")
 	cmd.Env, cmd.Dir = []string{"A=b"}, "/tmp"
 	if code, err := q.ExecSync(deadline(t), cmd); err != nil || code != 3 || out.String() != "input/tmp\n" || errOut.String() != "b\n" {
-		t.Errorf("code %d, %q and %q, %v", code, out.String(), errOut.String(), err)
+		t.Errorf("ExecSync = %d, %v with stdout %q, stderr %q; want 3 with \"input/tmp\", \"b\"", code, err, out.String(), errOut.String())
 	}
 	if code, err := q.ExecSync(deadline(t), command(nil, nil, nil, "sh", "-c", "kill -9 $$")); err != nil || code != 137 {
-		t.Errorf("code %d, %v", code, err)
+		t.Errorf("ExecSync of a killed program = %d, %v; want 137, nil", code, err)
 	}
 	if _, err := q.ExecSync(deadline(t), command(nil, nil, nil, "/no/such/program")); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
+		t.Errorf("ExecSync of a missing program: error = %v, want ErrInvalidArgument", err)
 	}
 	tty, other := command(nil, nil, nil, "true"), command(nil, nil, nil, "true")
 	tty.TTY, other.User = true, "nobody"
 	large := command(bytes.NewReader(make([]byte, 2<<20)), nil, nil, "true")
 	for _, cmd := range []agent.Command{tty, other, large} {
 		if _, err := q.ExecSync(deadline(t), cmd); !errdefs.IsNotImplemented(err) {
-			t.Error(err)
+			t.Errorf("ExecSync(%+v) error = %v, want ErrNotImplemented", cmd, err)
 		}
 	}
 	long := make(chan error, 1)
@@ -141,22 +141,22 @@ func TestQGA(t *testing.T) {
 		long <- err
 	}()
 	if code, err := q.ExecSync(deadline(t), command(nil, nil, nil, "true")); code != 0 || err != nil || len(long) > 0 {
-		t.Errorf("while another one runs: code %d, %v", code, err)
+		t.Errorf("ExecSync while another program runs = %d, %v; want 0, nil", code, err)
 	}
 	if err := <-long; err != nil {
-		t.Error(err)
+		t.Errorf("ExecSync of the other program: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if _, err := q.ExecSync(ctx, command(nil, nil, nil, "sleep", "1000")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Error(err)
+		t.Errorf("ExecSync after the deadline: error = %v, want DeadlineExceeded", err)
 	}
-	if err := q.Ping(deadline(t)); err != nil { // and the program is dead, or the world would not end well
-		t.Error(err)
+	if err := q.Ping(deadline(t)); err != nil {
+		t.Errorf("Ping afterwards: %v", err)
 	}
 }
 
-// TestQGAAbsent: a port without an agent behind it is found out, and soon.
+// TestQGAAbsent: ExecSync and Ping notice soon that no agent answers.
 func TestQGAAbsent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "qga.sock")
 	l, err := net.Listen("unix", path)
@@ -167,9 +167,9 @@ func TestQGAAbsent(t *testing.T) {
 	q := agent.OpenQGA(path)
 	begin := time.Now()
 	if _, err := q.ExecSync(deadline(t), command(nil, nil, nil, "true")); !errdefs.IsUnavailable(err) || time.Since(begin) > 30*time.Second {
-		t.Errorf("%v after %v", err, time.Since(begin))
+		t.Errorf("ExecSync error = %v after %v, want ErrUnavailable within 30s", err, time.Since(begin))
 	}
 	if err := agent.OpenQGA(filepath.Join(t.TempDir(), "none")).Ping(deadline(t)); !errdefs.IsUnavailable(err) {
-		t.Error(err)
+		t.Errorf("Ping without a socket: error = %v, want ErrUnavailable", err)
 	}
 }

@@ -29,10 +29,10 @@ import (
 
 func TestMain(m *testing.M) { machinetest.Main(m) }
 
-// bootTime is how long a guest may take, emulated on a busy machine.
+// bootTime bounds the boot of a guest, emulated on a busy host.
 const bootTime = 2 * time.Minute
 
-// realGuest boots a guest with the agent on its disk, and gives the agent's socket.
+// realGuest boots a guest with the agent's disk, and returns the agent's socket.
 func realGuest(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "agent")
@@ -44,11 +44,11 @@ func realGuest(t *testing.T) string {
 	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=test", "-o", program, "github.com/tripod-run/tripod/cmd/tripod-agent")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("build the guest's program: %v: %s", err, out)
 	}
 	st, err := os.Stat(program)
 	if err != nil || st.Size() > 2_500_000 {
-		t.Errorf("the guest's program has %d bytes, %v", st.Size(), err)
+		t.Errorf("the guest's program has %d bytes, error %v; want at most 2500000", st.Size(), err)
 	}
 	disk, err := agent.Disk(filepath.Join(dir, "disks"), program)
 	if err != nil {
@@ -68,14 +68,14 @@ func realGuest(t *testing.T) string {
 		_ = qemu.Process.Kill()
 		_ = qemu.Wait()
 		if t.Failed() {
-			said, _ := os.ReadFile(serial)
-			t.Logf("the console: %s", said)
+			output, _ := os.ReadFile(serial)
+			t.Logf("console output: %s", output)
 		}
 	})
 	return socket
 }
 
-// TestRealGuest holds the agent in a real guest, over a real virtio-serial port, to what it promises.
+// TestRealGuest tests the agent in a real guest, over a real virtio-serial port.
 func TestRealGuest(t *testing.T) {
 	socket := realGuest(t)
 	a := openReal(t, socket)
@@ -117,13 +117,13 @@ func awaitReady(t *testing.T, a *agent.Agent) {
 	}
 }
 
-// output runs a shell command that must succeed.
+// output runs a shell command, which must succeed, and returns its output.
 func output(t *testing.T, a *agent.Agent, script string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	code, err := a.Exec(deadline(t), command(nil, &out, &errOut, "sh", "-c", script))
 	if err != nil || code != 0 {
-		t.Fatalf("%s: code %d, %v: %s", script, code, err, errOut.String())
+		t.Fatalf("Exec(%s) = %d, %v; stderr: %s", script, code, err, errOut.String())
 	}
 	return strings.TrimSpace(out.String())
 }
@@ -131,16 +131,16 @@ func output(t *testing.T, a *agent.Agent, script string) string {
 func realReports(t *testing.T, a *agent.Agent, _ string) {
 	info, err := a.Info(deadline(t))
 	if err != nil || info.Program != "test" || info.Kernel == "" || info.Machine != "x86_64" || len(info.BootID) != 36 || info.Uptime <= 0 {
-		t.Errorf("%+v, %v", info, err)
+		t.Errorf("Info = %+v, %v; want program test, a kernel, x86_64, a boot ID and an uptime", info, err)
 	}
 	if !slices.ContainsFunc(info.Interfaces, func(i agent.Interface) bool {
 		return i.Name == "lo" && len(i.Addresses) > 0 && i.Addresses[0].String() == "127.0.0.1/8"
 	}) {
-		t.Errorf("interfaces %v", info.Interfaces)
+		t.Errorf("interfaces = %v, want lo with 127.0.0.1/8", info.Interfaces)
 	}
 	stats, err := a.Stats(deadline(t))
 	if err != nil || stats.MemoryTotal < 64<<20 || stats.MemoryTotal > 128<<20 || stats.MemoryAvailable == 0 || stats.MemoryAvailable > stats.MemoryTotal || len(stats.Filesystems) == 0 {
-		t.Errorf("%+v, %v", stats, err)
+		t.Errorf("Stats = %+v, %v; want 64 to 128 MiB of memory and file systems", stats, err)
 	}
 	t.Logf("%+v\n%+v\nthe agent's memory: %s", info, stats, output(t, a, "grep VmRSS /proc/$PPID/status"))
 }
@@ -149,8 +149,8 @@ func realRoundTrip(t *testing.T, a *agent.Agent, _ string) {
 	var all []time.Duration
 	for range 30 {
 		begin := time.Now()
-		if output(t, a, "echo hello") != "hello" {
-			t.Fatal("no hello")
+		if got := output(t, a, "echo hello"); got != "hello" {
+			t.Fatalf("echo hello printed %q", got)
 		}
 		all = append(all, time.Since(begin))
 	}
@@ -165,9 +165,9 @@ func realStdin(t *testing.T, a *agent.Agent, _ string) {
 	hash := sha256.New()
 	code, err := a.Exec(deadline(t), command(bytes.NewReader(data), hash, nil, "cat"))
 	if want := sha256.Sum256(data); err != nil || code != 0 || !bytes.Equal(hash.Sum(nil), want[:]) {
-		t.Errorf("code %d, %v, or other bytes", code, err)
+		t.Errorf("Exec = %d, %v, or the output differs from stdin", code, err)
 	}
-	t.Logf("10 MB there and back in %v", time.Since(begin))
+	t.Logf("round trip of 10 MB in %v", time.Since(begin))
 }
 
 func realTerminal(t *testing.T, a *agent.Agent, _ string) {
@@ -189,28 +189,29 @@ func realTerminal(t *testing.T, a *agent.Agent, _ string) {
 		case line := <-lines:
 			return line
 		case <-time.After(patience):
-			t.Fatal("the program says nothing")
+			t.Fatal("the program prints nothing")
 			return ""
 		}
 	}
 	if line := next(); !strings.HasPrefix(line, "/dev/pts/") {
-		t.Errorf("the terminal is %q", line)
+		t.Errorf("the terminal is %q, want one in /dev/pts", line)
 	}
 	sizes <- sandbox.TermSize{Width: 101, Height: 37}
 	io.WriteString(feed, "\n")
 	line := next()
-	for line == "" { // the echo of what was typed
+	for line == "" { // the echo of the input
 		line = next()
 	}
 	if line != "37 101" {
-		t.Errorf("the size is %q", line)
+		t.Errorf("the terminal's size is %q, want 37 101", line)
 	}
 	if code := <-codes; code != 6 {
-		t.Errorf("code %d", code)
+		t.Errorf("Exec = %d, want 6", code)
 	}
 }
 
-// running starts a program in the guest that stays, with a child, and gives what its Exec ends with.
+// running starts a program and its child in the guest, which run until they are killed. ended receives the error of
+// Exec.
 func running(ctx context.Context, t *testing.T, a *agent.Agent) (pids string, ended chan error) {
 	t.Helper()
 	lines := make(chan string, 1)
@@ -229,7 +230,7 @@ func running(ctx context.Context, t *testing.T, a *agent.Agent) (pids string, en
 
 func awaitDead(t *testing.T, a *agent.Agent, pids string) {
 	t.Helper()
-	// A killed child is a zombie until the guest's init has taken notice.
+	// A killed child is a zombie until the guest's init has reaped it.
 	output(t, a, fmt.Sprintf("for p in %s; do while grep -qs 'State:.[RSDT]' /proc/$p/status; do usleep 10000; done; done", pids))
 }
 
@@ -238,7 +239,7 @@ func realCancel(t *testing.T, a *agent.Agent, _ string) {
 	pids, ended := running(ctx, t, a)
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("cancelled Exec: error = %v, want context.Canceled", err)
 	}
 	awaitDead(t, a, pids)
 }
@@ -252,19 +253,20 @@ func realDial(t *testing.T, a *agent.Agent, _ string) {
 	}
 	defer response.Body.Close()
 	if body, err := io.ReadAll(response.Body); err != nil || !strings.Contains(string(body), "hello from") {
-		t.Errorf("%q, %v", body, err)
+		t.Errorf("response body = %q, %v; want \"hello from\"", body, err)
 	}
 	if _, err := a.DialTCP(deadline(t), 4); !errdefs.IsUnavailable(err) {
-		t.Errorf("a port where nobody listens: %v", err)
+		t.Errorf("DialTCP to a closed port: error = %v, want ErrUnavailable", err)
 	}
 }
 
-// realHostRestart: a daemon that dies leaves a program and half a frame behind; the next one begins at once, and the program is dead.
+// realHostRestart: if a daemon dies, leaving a program and half a frame, the next one gets a session immediately and
+// the program is killed.
 func realHostRestart(t *testing.T, a *agent.Agent, socket string) {
 	pids, ended := running(deadline(t), t, a)
 	a.Close()
 	if err := <-ended; !errdefs.IsUnavailable(err) {
-		t.Errorf("a program of a closed agent: %v", err)
+		t.Errorf("Exec of a closed agent: error = %v, want ErrUnavailable", err)
 	}
 	for _, rest := range []string{"\x05half a frame", "\x00\x01\x02\x03\x00", strings.Repeat("x", 100_000)} {
 		c, err := machine.Dial(t.Context(), socket)
@@ -287,11 +289,11 @@ func realHostRestart(t *testing.T, a *agent.Agent, socket string) {
 func realAgentRestart(t *testing.T, _ *agent.Agent, socket string) {
 	a := openReal(t, socket)
 	if _, err := a.Exec(deadline(t), command(nil, nil, nil, "sh", "-c", "kill -9 $PPID; sleep 1000")); !errdefs.IsUnavailable(err) {
-		t.Errorf("a program that killed the agent: %v", err)
+		t.Errorf("Exec of a program that kills the agent: error = %v, want ErrUnavailable", err)
 	}
 	awaitReady(t, a)
-	if output(t, a, "echo back") != "back" {
-		t.Error("not back")
+	if got := output(t, a, "echo back"); got != "back" {
+		t.Errorf("echo back printed %q", got)
 	}
 }
 
@@ -302,14 +304,14 @@ func realReboot(t *testing.T, _ *agent.Agent, socket string) {
 		t.Fatal(err)
 	}
 	_, err = a.Exec(deadline(t), command(nil, nil, nil, "reboot", "-f"))
-	t.Logf("a program that rebooted the guest: %v", err)
+	t.Logf("Exec of a program that reboots the guest: error = %v", err)
 	for end := time.Now().Add(bootTime); ; time.Sleep(10 * time.Millisecond) {
 		awaitReady(t, a)
 		if after, err := a.Info(deadline(t)); err == nil && after.BootID != before.BootID {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatal("the agent is not back after a reboot of the guest")
+			t.Fatal("the agent does not answer after the guest's reboot")
 		}
 	}
 }
@@ -325,10 +327,10 @@ func realShutdown(t *testing.T, _ *agent.Agent, socket string) {
 			return
 		}
 		c.SetReadDeadline(time.Now().Add(time.Second))
-		_, _ = c.Read(make([]byte, 1)) // until its end
+		_, _ = c.Read(make([]byte, 1)) // until QEMU closes the connection
 		c.Close()
 		if time.Now().After(end) {
-			t.Fatal("the guest runs on")
+			t.Fatal("the guest still runs")
 		}
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// Info is what a guest says of itself. Its texts are printable and of bounded length; they may be lies.
+// Info is a guest's description of itself. Texts are printable and bounded, but the guest may lie.
 type Info struct {
-	// Program is the version of tripod-agent, Kernel the kernel's release, Machine its architecture.
+	// Program is the version of tripod-agent, Kernel the kernel's release, Machine the architecture.
 	Program    string        `json:"program"`
 	Kernel     string        `json:"kernel"`
 	Machine    string        `json:"machine"`
@@ -21,13 +21,13 @@ type Info struct {
 	Interfaces []Interface   `json:"interfaces,omitempty"`
 }
 
-// Interface is a network interface of the guest.
+// Interface is a network interface in the guest.
 type Interface struct {
 	Name      string         `json:"name"`
 	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
-// Stats are figures that only the guest knows; memory and file systems in bytes. They may be lies.
+// Stats are statistics that only the guest knows. Memory is in bytes. The guest may lie.
 type Stats struct {
 	MemoryTotal, MemoryAvailable uint64
 	// Load is the load average over 1, 5 and 15 minutes.
@@ -35,41 +35,41 @@ type Stats struct {
 	Filesystems []Filesystem
 }
 
-// Filesystem is a mounted file system of the guest that lies on a block device, or its root.
+// Filesystem is the guest's root file system, or a mounted file system on a block device.
 type Filesystem struct {
 	Path, Source, Type string
-	// Total and Free are of all, Available of what users without privileges can have.
+	// Total and Free are in bytes. Available is the part of Free that unprivileged users can use.
 	Total, Free, Available uint64
 	Inodes, InodesFree     uint64
 }
 
-// Info asks the guest who it is.
+// Info requests the guest's description of itself.
 func (a *Agent) Info(ctx context.Context) (Info, error) {
 	var m wire.Info
 	if err := a.ask(ctx, wire.OpInfo, m.Parse); err != nil {
-		return Info{}, fmt.Errorf("the guest's identity: %w", err)
+		return Info{}, fmt.Errorf("get the guest's information: %w", err)
 	}
 	info := Info{
 		Program: printable(m.Program), Kernel: printable(m.Kernel), Machine: printable(m.Machine), Hostname: printable(m.Hostname),
 		BootID: printable(m.BootID), Uptime: time.Duration(m.Uptime) * time.Millisecond,
 	}
 	for _, i := range m.Interfaces {
-		known := Interface{Name: printable(i.Name)}
+		parsed := Interface{Name: printable(i.Name)}
 		for _, text := range i.Addresses {
 			if p, err := netip.ParsePrefix(text); err == nil {
-				known.Addresses = append(known.Addresses, p)
+				parsed.Addresses = append(parsed.Addresses, p)
 			}
 		}
-		info.Interfaces = append(info.Interfaces, known)
+		info.Interfaces = append(info.Interfaces, parsed)
 	}
 	return info, nil
 }
 
-// Stats asks for the guest's figures.
+// Stats requests the guest's statistics.
 func (a *Agent) Stats(ctx context.Context) (Stats, error) {
 	var m wire.Stats
 	if err := a.ask(ctx, wire.OpStats, m.Parse); err != nil {
-		return Stats{}, fmt.Errorf("the guest's figures: %w", err)
+		return Stats{}, fmt.Errorf("get the guest's statistics: %w", err)
 	}
 	stats := Stats{MemoryTotal: m.MemoryTotal, MemoryAvailable: m.MemoryAvailable}
 	for i, v := range m.Load {
@@ -84,21 +84,22 @@ func (a *Agent) Stats(ctx context.Context) (Stats, error) {
 	return stats, nil
 }
 
-// Shutdown has the guest turn itself off. It returns when that has begun; the guest may be gone before it has said so.
+// Shutdown tells the guest to power off and returns when that has begun. If the guest is gone before it answers, the
+// error is errdefs.ErrUnavailable.
 func (a *Agent) Shutdown(ctx context.Context) error {
 	if err := a.ask(ctx, wire.OpShutdown, func([]byte) error { return nil }); err != nil {
-		return fmt.Errorf("have the guest turn itself off: %w", err)
+		return fmt.Errorf("power off the guest: %w", err)
 	}
 	return nil
 }
 
-// ask is an operation without streams.
+// ask runs an operation that only has a result, and parses the result.
 func (a *Agent) ask(ctx context.Context, op wire.Op, parse func([]byte) error) error {
 	c, err := a.open(ctx, op, nil)
 	if err != nil {
 		return err
 	}
-	defer c.abandon()
+	defer c.stop()
 	if err := c.wait(ctx); err != nil {
 		return err
 	}

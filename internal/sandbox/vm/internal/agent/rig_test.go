@@ -25,9 +25,9 @@ func deadline(t *testing.T) context.Context {
 	return ctx
 }
 
-// port stands for QEMU and a virtio-serial port: a socket that serves one client at a time, and a guest's end that outlives
-// clients. As with the real one, what nobody listens for on the host is lost, a guest's read gives the end while no host is
-// there, and its write waits for one.
+// port is a fake of QEMU with a virtio-serial port: a socket that serves one client at a time, and a guest's end that
+// outlives clients. Like the real port, it drops data if the client leaves, a guest's read returns io.EOF while no
+// client is connected, and a guest's write waits for a client.
 type port struct {
 	listener *net.UnixListener
 
@@ -85,7 +85,7 @@ func (p *port) close() {
 	p.change.Broadcast()
 }
 
-// wait waits for a host.
+// wait waits for a client.
 func (p *port) wait() (net.Conn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,22 +134,22 @@ func (p *port) Write(b []byte) (int, error) {
 	if _, err := c.Write(b); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
 		return 0, err
 	}
-	return len(b), nil // lost, if there was an error
+	return len(b), nil // even if the data is lost
 }
 
-// guestIn runs the guest's program over the port until it is closed.
+// guestIn runs the guest's program on the port until the port is closed.
 func guestIn(t *testing.T, p *port) {
 	t.Helper()
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := guestagent.Serve(p, "test"); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("guest: %v", err)
+			t.Errorf("guestagent.Serve error = %v, want net.ErrClosed", err)
 		}
 	})
 	t.Cleanup(func() { p.close(); running.Wait() })
 }
 
-// connected is a guest with a host.
+// connected starts a guest and returns an Agent connected to it.
 func connected(t *testing.T) (*agent.Agent, *port) {
 	t.Helper()
 	p, path := newPort(t)

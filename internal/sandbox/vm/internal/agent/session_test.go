@@ -22,34 +22,35 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// TestNobodyThere: without a guest's agent, or without a machine, the answer is at once, and says what to do.
-func TestNobodyThere(t *testing.T) {
+// TestNoAgent: without an agent in the guest, or without a machine, operations fail immediately, and the error says
+// what to do.
+func TestNoAgent(t *testing.T) {
 	_, path := newPort(t)
 	for _, socket := range []string{path, filepath.Join(t.TempDir(), "none.sock")} {
 		a := agent.Open(socket, quiet())
 		if _, err := a.Exec(t.Context(), command(nil, nil, nil, "true")); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), agent.Label) {
-			t.Error(err)
+			t.Errorf("Exec error = %v, want ErrUnavailable that names the agent's disk", err)
 		}
 		if _, err := a.DialTCP(t.Context(), 80); !errdefs.IsUnavailable(err) {
-			t.Error(err)
+			t.Errorf("DialTCP error = %v, want ErrUnavailable", err)
 		}
-		if _, err := a.Info(t.Context()); !errdefs.IsUnavailable(err) || a.Ready() || a.Program() != "" {
-			t.Error(err)
+		if _, err := a.Info(t.Context()); !errdefs.IsUnavailable(err) || a.Ready() {
+			t.Errorf("Info error = %v, want ErrUnavailable; Ready = %t, want false", err, a.Ready())
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		if err := a.Wait(ctx); !errdefs.IsUnavailable(err) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Error(err)
+			t.Errorf("Wait error = %v, want ErrUnavailable and DeadlineExceeded", err)
 		}
 		cancel()
 		a.Close()
 		if err := a.Wait(deadline(t)); !errdefs.IsUnavailable(err) {
-			t.Error(err)
+			t.Errorf("Wait after Close: error = %v, want ErrUnavailable", err)
 		}
 	}
 }
 
-// TestHostsInTurn: a host that died leaves a program and half a frame; the next one has a session at once, and the program is
-// dead. Nothing of either stays on the host.
+// TestHostsInTurn: if a host dies, leaving a program and half a frame, the next host gets a session immediately and the
+// program is killed. No goroutines stay behind.
 func TestHostsInTurn(t *testing.T) {
 	p, path := newPort(t)
 	guestIn(t, p)
@@ -65,7 +66,7 @@ func TestHostsInTurn(t *testing.T) {
 		pid := <-lines
 		a.Close()
 		if err := <-failed; !errdefs.IsUnavailable(err) {
-			t.Error(err)
+			t.Errorf("Exec of a closed agent: error = %v, want ErrUnavailable", err)
 		}
 		c, err := machine.Dial(t.Context(), path)
 		if err != nil {
@@ -86,8 +87,8 @@ func TestHostsInTurn(t *testing.T) {
 	}
 }
 
-// guestOf plays a guest on the other end of the port by hand.
-func guestOf(t *testing.T, p *port) (*wire.Reader, func(frame []byte)) {
+// fakeGuest returns the guest's end of the port, as a reader of frames and a function that writes.
+func fakeGuest(t *testing.T, p *port) (*wire.Reader, func([]byte)) {
 	t.Helper()
 	if _, err := p.wait(); err != nil {
 		t.Fatal(err)
@@ -95,6 +96,7 @@ func guestOf(t *testing.T, p *port) (*wire.Reader, func(frame []byte)) {
 	return wire.NewReader(p), func(frame []byte) { p.Write(frame) }
 }
 
+// hello waits for a Hello and returns its session.
 func hello(t *testing.T, frames *wire.Reader) uint64 {
 	t.Helper()
 	for {
@@ -108,13 +110,13 @@ func hello(t *testing.T, frames *wire.Reader) uint64 {
 	}
 }
 
-// TestGuestThatLies: an agent of another version is refused with the reason; one that breaks the rules loses its session, gets
-// another, and holds nobody up.
-func TestGuestThatLies(t *testing.T) {
+// TestBadGuest: an agent of an unsupported version is refused, and the error says why. An agent that violates the
+// protocol loses its session and gets a new one, and its operations fail.
+func TestBadGuest(t *testing.T) {
 	p, path := newPort(t)
 	a := agent.Open(path, quiet())
 	defer a.Close()
-	frames, say := guestOf(t, p)
+	frames, say := fakeGuest(t, p)
 	first := hello(t, frames)
 	say([]byte("login: \x00\x00garbage\x00"))
 	say(wire.AppendFrame(nil, first+1, 0, wire.KindWelcome, wire.Welcome{Version: 1, Program: "stale"}.Append(nil)))
@@ -122,7 +124,7 @@ func TestGuestThatLies(t *testing.T) {
 	for {
 		err := a.Wait(deadline(t))
 		if err == nil {
-			t.Fatal("a version that nobody speaks is taken")
+			t.Fatal("an unsupported version was accepted")
 		}
 		if strings.Contains(err.Error(), "0.0?[2J") {
 			break
@@ -131,10 +133,10 @@ func TestGuestThatLies(t *testing.T) {
 	say(wire.AppendFrame(nil, 0, 0, wire.KindReady))
 	second := hello(t, frames)
 	if second == first {
-		t.Error("the same session again")
+		t.Error("the second session has the number of the first")
 	}
 	say(wire.AppendFrame(nil, second, 0, wire.KindWelcome, wire.Welcome{Version: 1, Program: "liar"}.Append(nil)))
-	for a.Program() != "liar" {
+	for !a.Ready() {
 		time.Sleep(time.Millisecond)
 	}
 	failed := make(chan error, 1)
@@ -153,14 +155,14 @@ func TestGuestThatLies(t *testing.T) {
 		}
 	}
 	if err := <-failed; !errdefs.IsUnavailable(err) || !errors.Is(err, wire.ErrSession) {
-		t.Error(err)
+		t.Errorf("Info error = %v, want ErrUnavailable and ErrSession", err)
 	}
 	if third := hello(t, frames); third == second {
-		t.Error("the same session again")
+		t.Error("the third session has the number of the second")
 	}
 }
 
-// server echoes what a connection says to its end, then says bye.
+// server starts a TCP server that echoes each connection's input, and then writes "bye". It returns the port.
 func server(t *testing.T, address string) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -184,7 +186,7 @@ func server(t *testing.T, address string) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// TestDial: both ways, half closed, over either loopback address.
+// TestDial: data flows in both directions, and one side can be closed, with either loopback address.
 func TestDial(t *testing.T) {
 	a, _ := connected(t)
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
@@ -200,11 +202,11 @@ func TestDial(t *testing.T) {
 		}()
 		got, err := io.ReadAll(c)
 		if err != nil || sha256.Sum256(got) != sha256.Sum256(append(bytes.Clone(data), "bye"...)) {
-			t.Errorf("%s: %d bytes, %v", address, len(got), err)
+			t.Errorf("%s: read %d bytes, error %v; want %d bytes and \"bye\"", address, len(got), err, len(data))
 		}
 		c.Close()
 		if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("a write after Close: %v", err)
+			t.Errorf("Write after Close: error = %v, want net.ErrClosed", err)
 		}
 	}
 }
@@ -223,7 +225,7 @@ func TestDialFailures(t *testing.T) {
 	defer c.Close()
 	c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a deadline: %v", err)
+		t.Errorf("Read after the deadline: error = %v, want os.ErrDeadlineExceeded", err)
 	}
 	c.SetReadDeadline(time.Now().Add(patience))
 	peer, err := l.Accept()
@@ -232,37 +234,37 @@ func TestDialFailures(t *testing.T) {
 	}
 	io.WriteString(peer, "x")
 	if n, err := c.Read(make([]byte, 1)); n != 1 || err != nil {
-		t.Errorf("after it: %v", err)
+		t.Errorf("Read with a new deadline = %d, %v; want 1 byte", n, err)
 	}
 	c.SetWriteDeadline(time.Now().Add(time.Second))
 	if _, err := c.Write(make([]byte, 64<<20)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a write that nobody reads: %v", err)
+		t.Errorf("Write to a server that does not read: error = %v, want os.ErrDeadlineExceeded", err)
 	}
 	peer.(*net.TCPConn).SetLinger(0)
 	peer.Close()
 	if _, err := c.Read(make([]byte, 1)); err == nil || err == io.EOF {
-		t.Errorf("a connection that was reset: %v", err)
+		t.Errorf("Read of a reset connection: error = %v, want one other than io.EOF", err)
 	}
 	l.Close()
 	if _, err := a.DialTCP(deadline(t), port); !errdefs.IsUnavailable(err) {
-		t.Errorf("a port where nobody listens: %v", err)
+		t.Errorf("DialTCP to a closed port: error = %v, want ErrUnavailable", err)
 	}
 	if _, err := a.DialTCP(deadline(t), 0); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("port 0: %v", err)
+		t.Errorf("DialTCP to port 0: error = %v, want ErrInvalidArgument", err)
 	}
 }
 
-// TestReports: what a guest says of itself is what it is; here it is us.
+// TestReports: Info and Stats describe the guest, which is the test's host here.
 func TestReports(t *testing.T) {
 	a, _ := connected(t)
 	info, err := a.Info(deadline(t))
 	name, _ := os.Hostname()
-	if err != nil || info.Hostname != name || info.Program != "test" || len(info.Interfaces) == 0 || a.Program() != "test" {
-		t.Errorf("%+v, %v", info, err)
+	if err != nil || info.Hostname != name || info.Program != "test" || len(info.Interfaces) == 0 {
+		t.Errorf("Info = %+v, %v; want host name %s, program test and interfaces", info, err, name)
 	}
 	stats, err := a.Stats(deadline(t))
 	if err != nil || stats.MemoryTotal == 0 || stats.MemoryAvailable > stats.MemoryTotal || len(stats.Filesystems) == 0 {
-		t.Errorf("%+v, %v", stats, err)
+		t.Errorf("Stats = %+v, %v; want memory and file systems", stats, err)
 	}
 }
 
@@ -276,19 +278,19 @@ func TestDisk(t *testing.T) {
 	}
 	image, err := os.ReadFile(first)
 	if err != nil || !bytes.Contains(image[:64<<10], []byte(agent.Label)) || !bytes.Contains(image, []byte(agent.ProgramName)) {
-		t.Errorf("%d bytes, %v", len(image), err)
+		t.Errorf("the image (%d bytes, error %v) lacks the label or the program", len(image), err)
 	}
-	if again, err := agent.Disk(filepath.Join(dir, "disks"), program); err != nil || again != first {
-		t.Errorf("%s and %s, %v", first, again, err)
+	if second, err := agent.Disk(filepath.Join(dir, "disks"), program); err != nil || second != first {
+		t.Errorf("second Disk = %s, %v; want %s", second, err, first)
 	}
 	os.WriteFile(program, []byte("two"), 0o755)
 	if other, err := agent.Disk(filepath.Join(dir, "disks"), program); err != nil || other == first {
-		t.Errorf("another program's disk is %s, %v", other, err)
+		t.Errorf("Disk of another program = %s, %v; want another file", other, err)
 	}
 	if left, _ := os.ReadDir(filepath.Join(dir, "disks")); len(left) != 2 {
-		t.Errorf("%v", left)
+		t.Errorf("files = %v, want the two disks", left)
 	}
 	if _, err := agent.Disk(dir, filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("Disk of a missing program: error = %v, want ErrNotExist", err)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestVanishingClients (C5): 1000 programs and connections whose clients go away at any moment leave no goroutine, descriptor or
-// process, on neither side; both sides are this process here.
+// TestVanishingClients (C5): 1000 programs and connections whose clients vanish at any moment leave no goroutine,
+// descriptor or process behind. Host and guest are both in this process.
 func TestVanishingClients(t *testing.T) {
 	a, _ := connected(t)
 	port := server(t, "127.0.0.1:0")
@@ -36,14 +36,14 @@ func TestVanishingClients(t *testing.T) {
 	}
 	once(38)
 	once(39)
-	settled := func() (goroutines, descriptors int) {
+	count := func() (goroutines, descriptors int) {
 		entries, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
 			t.Fatal(err)
 		}
 		return runtime.NumGoroutine(), len(entries)
 	}
-	goroutines, descriptors := settled()
+	goroutines, descriptors := count()
 	var group sync.WaitGroup
 	for worker := range 10 {
 		group.Go(func() {
@@ -54,16 +54,16 @@ func TestVanishingClients(t *testing.T) {
 	}
 	group.Wait()
 	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		g, d := settled()
+		g, d := count()
 		if g <= goroutines+2 && d <= descriptors+2 {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%d goroutines became %d, %d descriptors %d", goroutines, g, descriptors, d)
+			t.Fatalf("%d goroutines became %d, %d descriptors became %d", goroutines, g, descriptors, d)
 		}
 	}
-	// Tests of other packages run beside this one in the same PID namespace, and some of them run yes as well.
+	// Tests of other packages run in the same PID namespace at the same time, and some of them also run yes.
 	if code, err := a.Exec(deadline(t), command(nil, nil, nil, "sh", "-c", "! pgrep -f 'yes [v]anishing'")); code != 0 || err != nil {
-		t.Errorf("look for programs left in the guest: got code %d, error %v; want none left", code, err)
+		t.Errorf("pgrep = %d, %v; want no programs left in the guest", code, err)
 	}
 }

@@ -5,16 +5,16 @@ import (
 	"errors"
 )
 
-// Consistent overhead byte stuffing (Cheshire and Baker, 1997): what is stuffed contains no 0. Each block begins with its
-// length, and but for those of the greatest length and the last one, the block's end stands for a 0.
+// Consistent overhead byte stuffing (COBS; Cheshire and Baker, 1997) encodes bytes without zeros. Each block begins
+// with its length. The end of a block stands for a 0, unless the block is the last or has the maximum length.
 const (
 	cobsBlock = 254
 	cobsFull  = cobsBlock + 1
 )
 
-var errStuffing = errors.New("the stuffing is broken")
+var errStuffing = errors.New("invalid byte stuffing")
 
-// stuff appends src, stuffed, to dst.
+// stuff appends the encoded src to dst.
 func stuff(dst, src []byte) []byte {
 	for {
 		block := src[:min(len(src), cobsBlock)]
@@ -22,7 +22,7 @@ func stuff(dst, src []byte) []byte {
 			dst = append(dst, byte(zero+1))
 			dst = append(dst, block[:zero]...)
 			src = src[zero+1:]
-			continue // a last 0 is followed by an empty block
+			continue // after a 0 at the end of src, this appends an empty block
 		}
 		dst = append(dst, byte(len(block)+1))
 		dst = append(dst, block...)
@@ -32,7 +32,7 @@ func stuff(dst, src []byte) []byte {
 	}
 }
 
-// unstuff undoes stuff in b's own memory.
+// unstuff decodes b in place.
 func unstuff(b []byte) ([]byte, error) {
 	out := b[:0]
 	for len(b) > 0 {
@@ -40,7 +40,7 @@ func unstuff(b []byte) ([]byte, error) {
 		if length == 0 || length > len(b) {
 			return nil, errStuffing
 		}
-		out = append(out, b[1:length]...) // never ahead of what is read
+		out = append(out, b[1:length]...) // never overtakes b
 		b = b[length:]
 		if length != cobsFull && len(b) > 0 {
 			out = append(out, 0)

@@ -5,10 +5,10 @@ import (
 	"errors"
 )
 
-// Messages are fields one after the other: numbers as varints, strings with their length. A newer version adds fields at
-// the end; who does not know them ignores them, and who misses them reads zeros.
+// Messages are sequences of fields: numbers are varints, strings are preceded by their length. A newer version adds
+// fields at the end. A decoder ignores unknown fields and reads missing fields as zeros.
 
-var errMessage = errors.New("a message ends inside a field, or a number in it is out of range")
+var errMessage = errors.New("a message ends within a field, or has a number that is out of range")
 
 type encoder []byte
 
@@ -57,7 +57,7 @@ func (d *decoder) uint() uint64 {
 	return v
 }
 
-// small is a number of at most limit.
+// small reads a number, and fails if it is greater than limit.
 func (d *decoder) small(limit uint64) uint64 {
 	v := d.uint()
 	if v > limit {
@@ -93,7 +93,7 @@ func (d *decoder) string() string {
 	return s
 }
 
-// count is the number of elements that follow, each of a byte at least.
+// count reads the length of a list, and fails if the rest of the message is too short for one byte per element.
 func (d *decoder) count() int {
 	n := d.uint()
 	if n > uint64(len(d.b)) {

@@ -7,12 +7,11 @@ import (
 	"io"
 )
 
-// Limits of a frame.
 const (
-	// MaxData is how many bytes of a stream a frame carries: the frame then fits into one buffer of a virtio-serial port,
-	// which Linux makes 32 KiB at most.
+	// MaxData is the maximum number of a stream's bytes in a frame. The frame then fits into one buffer of a virtio-serial
+	// port, which is at most 32 KiB in Linux.
 	MaxData = 32000
-	// MaxPayload is the longest payload in bytes: the arguments and environment of a program are one.
+	// MaxPayload is the maximum size of a payload in bytes. A program's arguments and environment are one payload.
 	MaxPayload = 256 << 10
 
 	headerSize = 8 + 4 + 1
@@ -20,48 +19,47 @@ const (
 	maxStuffed = MaxPayload + headerSize + sumSize + (MaxPayload+headerSize+sumSize)/cobsBlock + 1
 )
 
-// Kind is what a frame is.
+// Kind is the kind of a frame.
 type Kind byte
 
-// The kinds. Their numbers are the protocol.
+// The kinds. Their numbers are part of the protocol.
 const (
-	// KindHello (host, stream 0; payload Hello) begins a session.
+	// KindHello begins a session. Sent by the host on stream 0; the payload is Hello.
 	KindHello Kind = 1
-	// KindWelcome (guest, stream 0; payload Welcome) answers it, each time.
+	// KindWelcome answers each KindHello. Sent by the guest on stream 0; the payload is Welcome.
 	KindWelcome Kind = 2
-	// KindReady (guest, session 0, stream 0) says that no session is there.
+	// KindReady says that the guest has no session. Sent by the guest on stream 0 of session 0.
 	KindReady Kind = 3
-	// KindOpen (host; payload an operation's byte and its request) opens a stream.
+	// KindOpen opens a stream. Sent by the host; the payload is the operation (one byte) and its request.
 	KindOpen Kind = 4
-	// KindData (payload: a channel's byte and data).
+	// KindData carries data. The payload is the channel (one byte) and the data.
 	KindData Kind = 5
-	// KindWindow (payload: a channel's byte and a uint32) lets so many more bytes come.
+	// KindWindow extends the peer's window. The payload is the channel (one byte) and the number of bytes (uint32).
 	KindWindow Kind = 6
-	// KindClose (payload: a channel's byte): no more data comes on the channel.
+	// KindClose ends a channel's data. The payload is the channel (one byte).
 	KindClose Kind = 7
-	// KindResult (guest; payload Result) ends a stream.
+	// KindResult ends a stream. Sent by the guest; the payload is Result.
 	KindResult Kind = 8
-	// KindCancel (host): the host has forgotten the stream; what it did is to be ended.
+	// KindCancel makes the guest end the stream's operation. Sent by the host, which no longer knows the stream.
 	KindCancel Kind = 9
-	// KindResize (host; payload: columns and rows, uint16 each) sets a terminal's size.
+	// KindResize sets a terminal's size. Sent by the host; the payload is columns and rows (uint16 each).
 	KindResize Kind = 10
-	// KindPing (host, stream 0) and KindPong (guest, same payload).
+	// KindPing is sent by the host on stream 0. The guest answers with KindPong and the same payload.
 	KindPing Kind = 11
 	KindPong Kind = 12
 )
 
-// Frame is one frame.
 type Frame struct {
 	Session uint64
 	Stream  uint32
 	Kind    Kind
-	// Payload refers to the Reader's memory, until its next Next.
+	// Payload refers to the Reader's memory. It is valid until the next call of Next.
 	Payload []byte
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// AppendFrame appends the frame as it is sent to b. The payload is the concatenation of parts.
+// AppendFrame appends an encoded frame to b. The payload is the concatenation of parts.
 func AppendFrame(b []byte, session uint64, stream uint32, kind Kind, parts ...[]byte) []byte {
 	size := headerSize + sumSize
 	for _, part := range parts {
@@ -78,7 +76,7 @@ func AppendFrame(b []byte, session uint64, stream uint32, kind Kind, parts ...[]
 	return append(stuff(b, plain), 0)
 }
 
-// parse reads what stands between two zeros, using its memory.
+// parse decodes the bytes between two zeros in place. It returns false if they are not a valid frame.
 func parse(b []byte) (Frame, bool) {
 	plain, err := unstuff(b)
 	if err != nil || len(plain) < headerSize+sumSize || len(plain) > headerSize+sumSize+MaxPayload {
@@ -96,20 +94,20 @@ func parse(b []byte) (Frame, bool) {
 	}, true
 }
 
-// Reader finds the frames in a byte stream, whatever stands between them.
+// Reader reads frames from a byte stream. It skips all bytes that are not part of a valid frame.
 type Reader struct {
 	r io.Reader
-	// buf[start:end] is read and not yet used; of it, the first seen bytes hold no 0.
+	// buf[start:end] has been read, but not yet consumed. Its first seen bytes contain no 0.
 	buf              []byte
 	start, end, seen int
-	skipping         bool // what is read is too long for a frame, or its beginning was thrown away
+	skipping         bool // the input up to the next 0 is too long for a frame
 }
 
-// NewReader reads frames from r.
+// NewReader returns a Reader that reads from r.
 func NewReader(r io.Reader) *Reader { return &Reader{r: r, buf: make([]byte, 16<<10)} }
 
-// Next returns the next frame that is whole. The error is the stream's, io.EOF included; reading may go on after it, with
-// what had come of a frame forgotten.
+// Next returns the next valid frame, or r's error, including io.EOF. Next can be called again after an error; it has
+// then discarded any incomplete frame.
 func (r *Reader) Next() (Frame, error) {
 	for {
 		piece, ok := r.cut()
@@ -121,7 +119,7 @@ func (r *Reader) Next() (Frame, error) {
 			continue
 		}
 		if len(piece) == 0 {
-			continue // zeros before a frame separate it from what was there
+			continue // a 0 before a frame ends an incomplete frame
 		}
 		if f, ok := parse(piece); ok {
 			return f, nil
@@ -129,7 +127,7 @@ func (r *Reader) Next() (Frame, error) {
 	}
 }
 
-// cut returns what precedes the next 0, if that has arrived, and nothing of what is skipped.
+// cut returns the bytes before the next 0, or nil if they are skipped. It returns false if no 0 has been read yet.
 func (r *Reader) cut() ([]byte, bool) {
 	zero := bytes.IndexByte(r.buf[r.start+r.seen:r.end], 0)
 	if zero < 0 {
@@ -149,7 +147,7 @@ func (r *Reader) cut() ([]byte, bool) {
 	return piece, true
 }
 
-// fill reads once. The buffer grows as needed.
+// fill reads once into the buffer, which grows as needed.
 func (r *Reader) fill() error {
 	if r.start > 0 {
 		r.end = copy(r.buf, r.buf[r.start:r.end])

@@ -5,15 +5,15 @@ import "math"
 // PortName is the name of the virtio-serial port in the guest: /dev/virtio-ports/<PortName>.
 const PortName = "dev.tripod.agent.0"
 
-// The versions of the protocol that this code speaks.
+// The oldest and the newest supported version of the protocol.
 const (
 	MinVersion = 1
 	MaxVersion = 1
 )
 
-// Channels of a stream.
+// The channels of a stream.
 const (
-	// ChannelIn goes to the guest, the others to the host.
+	// ChannelIn carries data to the guest, the others to the host.
 	ChannelIn  = 0
 	ChannelOut = 1
 	ChannelErr = 2
@@ -21,10 +21,10 @@ const (
 	channels = 3
 )
 
-// Op is what a stream is opened for.
+// Op is the operation for which a stream is opened.
 type Op byte
 
-// The operations. Their numbers are the protocol.
+// The operations. Their numbers are part of the protocol.
 const (
 	OpExec     Op = 1
 	OpDial     Op = 2
@@ -33,7 +33,7 @@ const (
 	OpShutdown Op = 5
 )
 
-// Hello begins a session: the versions that the host speaks.
+// Hello begins a session. It has the oldest and the newest version that the host supports.
 type Hello struct{ MinVersion, MaxVersion uint64 }
 
 // Append appends the message to b.
@@ -51,7 +51,7 @@ func (m *Hello) Parse(b []byte) error {
 	return d.err
 }
 
-// Welcome answers Hello. Version 0 says that there is none that both speak.
+// Welcome answers Hello. Version 0 means that the two sides have no version in common.
 type Welcome struct {
 	Version uint64
 	// Program is the version of the guest's program.
@@ -73,19 +73,19 @@ func (m *Welcome) Parse(b []byte) error {
 	return d.err
 }
 
-// Exec is the request of OpExec. Its result has an exit code or a signal, or an error if the program was not started.
+// Exec is the request of OpExec. The result has an exit code or a signal, or an error if the program was not started.
 type Exec struct {
 	Args []string
-	// Env is added to the agent's idea of an environment.
+	// Env is added to the agent's default environment.
 	Env []string
-	// Dir is the working directory; "" is the user's home.
+	// Dir is the working directory; "" is the user's home directory.
 	Dir string
-	// User is a name or a number, with ":" and a group if need be; "" is root.
+	// User is a user name or ID, optionally followed by ":" and a group name or ID; "" is root.
 	User string
-	// TTY has the program on a terminal of Columns by Rows: ChannelErr is not used then.
+	// TTY runs the program on a terminal of Columns x Rows. ChannelErr is then unused.
 	TTY           bool
 	Columns, Rows uint16
-	// Stdin, Stdout and Stderr say which channels are used; the others are /dev/null.
+	// Stdin, Stdout and Stderr select the channels to use. The program's other descriptors are /dev/null.
 	Stdin, Stdout, Stderr bool
 }
 
@@ -114,7 +114,7 @@ func (m *Exec) Parse(b []byte) error {
 	return d.err
 }
 
-// Dial is the request of OpDial: a TCP connection to the guest's localhost.
+// Dial is the request of OpDial, a TCP connection to the guest's localhost.
 type Dial struct{ Port uint16 }
 
 // Append appends the message to b.
@@ -131,10 +131,10 @@ func (m *Dial) Parse(b []byte) error {
 	return d.err
 }
 
-// Class is the kind of an error in a Result.
+// Class is the class of the error in a Result.
 type Class byte
 
-// The classes. Their numbers are the protocol.
+// The classes. Their numbers are part of the protocol.
 const (
 	ClassNone Class = iota
 	ClassInvalidArgument
@@ -148,13 +148,13 @@ const (
 
 // Result ends a stream.
 type Result struct {
-	// Class and Message are an error, unless ClassNone.
+	// Class and Message are the error. ClassNone means success.
 	Class   Class
 	Message string
-	// Exit is a program's exit code, Signal the number of the signal that ended it, if one did.
+	// Exit is a program's exit code. Signal is the number of the signal that killed it, or 0.
 	Exit   int32
 	Signal uint8
-	// Body is the answer of OpInfo and OpStats.
+	// Body is the result of OpInfo or OpStats, encoded.
 	Body string
 }
 

@@ -8,41 +8,40 @@ import (
 )
 
 const (
-	// Window is how many bytes of a channel may be on the way, or wait for their reader.
+	// Window is the maximum number of a channel's bytes in flight or not yet read by the receiver.
 	Window = 128 << 10
-	// MaxStreams is how many streams a session has at a time.
+	// MaxStreams is the maximum number of streams in a session at a time.
 	MaxStreams = 128
-	// maxUrgent is how many frames may wait that were sent without waiting: more than the rules allow to be needed.
+	// maxUrgent is the maximum number of queued urgent frames. A peer that follows the rules never causes as many.
 	maxUrgent = 16 * MaxStreams
 )
 
 var (
-	// ErrSession is what the other side did against the rules: the session is over.
+	// ErrSession means that the peer violated the protocol. The session must end.
 	ErrSession = errors.New("tripod-agent protocol")
-	// ErrEnded is the use of a stream that is over.
+	// ErrEnded means that the stream has ended.
 	ErrEnded = errors.New("the stream has ended")
-	// ErrTooMany is a stream beyond MaxStreams.
+	// ErrTooMany means that the session already has MaxStreams streams.
 	ErrTooMany = errors.New("too many streams")
 )
 
-// Mux is the streams of one session, of either side.
+// Mux multiplexes the streams of one session, on either side.
 type Mux struct {
 	session uint64
 	control func(*Stream, Frame) error
 
-	data chan []byte // from those who wait
+	data chan []byte // frames whose senders wait
 	wake chan struct{}
 	done chan struct{}
 
 	mu      sync.Mutex
-	urgent  [][]byte // from those who must not
+	urgent  [][]byte // frames whose senders do not wait
 	streams map[uint32]*Stream
-	last    uint32 // the highest stream there was
+	last    uint32 // the highest stream number so far
 	err     error
 }
 
-// NewMux makes a session's streams. What a frame means that is neither data nor a window's is decided by control, on the
-// goroutine that calls Handle.
+// NewMux returns the Mux of a session. Handle calls control with each frame whose kind it does not know.
 func NewMux(session uint64, control func(*Stream, Frame) error) *Mux {
 	return &Mux{
 		session: session, control: control, data: make(chan []byte), wake: make(chan struct{}, 1), done: make(chan struct{}),
@@ -50,20 +49,20 @@ func NewMux(session uint64, control func(*Stream, Frame) error) *Mux {
 	}
 }
 
-// Session is the session's number.
+// Session returns the session's number.
 func (m *Mux) Session() uint64 { return m.session }
 
-// Done is closed when the session is over; Err tells why.
+// Done returns a channel that is closed when the session ends.
 func (m *Mux) Done() <-chan struct{} { return m.done }
 
-// Err is why the session is over.
+// Err returns why the session has ended, or nil if it has not.
 func (m *Mux) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.err
 }
 
-// End ends the session and all of its streams. The first reason counts.
+// End ends the session and all of its streams. Only the first call's err counts.
 func (m *Mux) End(err error) {
 	m.mu.Lock()
 	if m.err != nil {
@@ -81,7 +80,7 @@ func (m *Mux) End(err error) {
 	}
 }
 
-// Write writes the session's frames to w until it is over, which a failing write makes it.
+// Write writes the session's frames to w until the session ends. A failing write ends the session.
 func (m *Mux) Write(w io.Writer) {
 	for {
 		for _, frame := range m.takeUrgent() {
@@ -113,7 +112,7 @@ func (m *Mux) takeUrgent() [][]byte {
 	return frames
 }
 
-// Urgent sends a frame before those that wait, and does not wait itself.
+// Urgent queues a frame ahead of frames that were not sent with Urgent. It does not wait.
 func (m *Mux) Urgent(stream uint32, kind Kind, parts ...[]byte) {
 	frame := AppendFrame(nil, m.session, stream, kind, parts...)
 	m.mu.Lock()
@@ -127,7 +126,7 @@ func (m *Mux) Urgent(stream uint32, kind Kind, parts ...[]byte) {
 	}
 	m.mu.Unlock()
 	if full {
-		m.End(errors.Join(ErrSession, errors.New("the other side asks and does not read the answers")))
+		m.End(errors.Join(ErrSession, errors.New("the peer does not read the answers")))
 		return
 	}
 	select {
@@ -136,26 +135,26 @@ func (m *Mux) Urgent(stream uint32, kind Kind, parts ...[]byte) {
 	}
 }
 
-// Next makes a stream with a number that none had: the host's way. ErrTooMany when there are MaxStreams.
-func (m *Mux) Next(room bool) (*Stream, error) {
+// Open makes a stream with a new number, on the host. It returns ErrTooMany if the session has MaxStreams streams.
+func (m *Mux) Open() (*Stream, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.add(m.last+1, room)
+	return m.add(m.last+1, true)
 }
 
-// Accept makes the stream that the host opened.
-func (m *Mux) Accept(id uint32, room bool) (*Stream, error) {
+// Accept makes the stream that the host opened, on the guest. Its errors are those of Open.
+func (m *Mux) Accept(id uint32) (*Stream, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.add(id, room)
+	return m.add(id, false)
 }
 
-func (m *Mux) add(id uint32, room bool) (*Stream, error) {
+func (m *Mux) add(id uint32, host bool) (*Stream, error) {
 	switch {
 	case m.err != nil:
 		return nil, m.err
-	case id <= m.last: // so also after 2^32 streams
-		return nil, errors.Join(ErrSession, errors.New("a stream's number is used again"))
+	case id <= m.last: // also true after 2^32 streams
+		return nil, errors.Join(ErrSession, errors.New("a stream number is reused"))
 	case len(m.streams) >= MaxStreams:
 		return nil, ErrTooMany
 	}
@@ -163,31 +162,31 @@ func (m *Mux) add(id uint32, room bool) (*Stream, error) {
 	for c := range s.in {
 		s.in[c].wake = make(chan struct{}, 1)
 		s.out[c].wake = make(chan struct{}, 1)
-		if room {
-			s.in[c].room = Window
+		if host {
+			s.in[c].room = Window // the guest may send immediately
 		} else {
-			s.out[c].left = Window // the host has room from the beginning
+			s.out[c].left = Window
 		}
 	}
 	m.last, m.streams[id] = id, s
 	return s, nil
 }
 
-// Handle does what a frame of this session says. An error is the end of the session: give it to End.
+// Handle processes a frame of this session. If it returns an error, the session must end: pass the error to End.
 func (m *Mux) Handle(f Frame) error {
 	m.mu.Lock()
 	s, last := m.streams[f.Stream], m.last
 	m.mu.Unlock()
 	if s == nil {
 		if f.Stream > last {
-			return errors.Join(ErrSession, errors.New("a frame is for a stream that was never opened"))
+			return errors.Join(ErrSession, errors.New("a frame has a stream that was never opened"))
 		}
-		return nil // it was on the way when the stream ended
+		return nil // it was in flight when the stream ended
 	}
 	switch f.Kind {
 	case KindData, KindClose, KindWindow:
 		if len(f.Payload) == 0 || f.Payload[0] >= channels {
-			return errors.Join(ErrSession, errors.New("a frame is for no channel"))
+			return errors.Join(ErrSession, errors.New("a frame has no valid channel"))
 		}
 	default:
 		return m.control(s, f)

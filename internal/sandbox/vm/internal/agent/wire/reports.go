@@ -2,9 +2,9 @@ package wire
 
 import "math"
 
-// Info is the answer of OpInfo.
+// Info is the result of OpInfo.
 type Info struct {
-	// Program is the version of the guest's program, Kernel the kernel's release, Machine its architecture.
+	// Program is the version of the guest's program, Kernel the kernel's release, Machine the architecture.
 	Program, Kernel, Machine string
 	Hostname                 string
 	// BootID changes with each boot of the guest.
@@ -14,10 +14,10 @@ type Info struct {
 	Interfaces []Interface
 }
 
-// Interface is a network interface of the guest, with its addresses as prefixes.
+// Interface is a network interface in the guest.
 type Interface struct {
 	Name      string
-	Addresses []string
+	Addresses []string // with their prefix lengths
 }
 
 // Append appends the message to b.
@@ -47,7 +47,7 @@ func (m *Info) Parse(b []byte) error {
 	return d.err
 }
 
-// Stats is the answer of OpStats; memory and file systems in bytes.
+// Stats is the result of OpStats. Memory is in bytes.
 type Stats struct {
 	MemoryTotal, MemoryAvailable uint64
 	// Load is the load average over 1, 5 and 15 minutes, in hundredths.
@@ -55,10 +55,10 @@ type Stats struct {
 	Filesystems []Filesystem
 }
 
-// Filesystem is a mounted file system of the guest.
+// Filesystem is a mounted file system in the guest.
 type Filesystem struct {
 	Path, Source, Type string
-	// Total and Free are of all, Available of what users without privileges can have.
+	// Total and Free are in bytes. Available is the part of Free that unprivileged users can use.
 	Total, Free, Available uint64
 	Inodes, InodesFree     uint64
 }

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Stream is one operation's traffic. Each of its channels may be read by one goroutine at a time, and written by one.
+// Stream carries one operation. Only one goroutine at a time may read a channel, and only one may write it.
 type Stream struct {
 	mux *Mux
 	id  uint32
@@ -23,27 +23,24 @@ type Stream struct {
 	value any
 }
 
-// ID is the stream's number.
-func (s *Stream) ID() uint32 { return s.id }
-
-// Done is closed when the stream is over, by Finish or with its session.
+// Done returns a channel that is closed when the stream ends, by Finish or with its session.
 func (s *Stream) Done() <-chan struct{} { return s.done }
 
-// SetValue keeps what the side that made the stream wants to find again in its control function.
+// SetValue attaches a value to the stream, for the Mux's control function.
 func (s *Stream) SetValue(v any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.value = v
 }
 
-// Value is what SetValue kept.
+// Value returns the value of the last SetValue, or nil.
 func (s *Stream) Value() any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.value
 }
 
-// Finish ends the stream: received data can still be read, then each channel returns its end.
+// Finish ends the stream. Received data can still be read; then Read returns io.EOF.
 func (s *Stream) Finish() {
 	s.mux.mu.Lock()
 	if s.mux.streams[s.id] == s {
@@ -62,7 +59,8 @@ func (s *Stream) end(err error) {
 	})
 }
 
-// Send sends a frame after those that were sent before; false when the stream or cancel ended first.
+// Send queues a frame behind earlier ones and waits until it can be written. It returns false if the stream ends or
+// cancel is closed first.
 func (s *Stream) Send(cancel <-chan struct{}, kind Kind, parts ...[]byte) bool {
 	select {
 	case <-s.done:
@@ -78,11 +76,11 @@ func (s *Stream) Send(cancel <-chan struct{}, kind Kind, parts ...[]byte) bool {
 	return false
 }
 
-// Urgent sends a frame before those that wait, and does not wait itself.
+// Urgent queues a frame ahead of frames that were not sent with Urgent. It does not wait.
 func (s *Stream) Urgent(kind Kind, parts ...[]byte) { s.mux.Urgent(s.id, kind, parts...) }
 
-// Write writes to a channel as its window allows. It ends with ErrEnded, or with os.ErrDeadlineExceeded when cancel is
-// closed.
+// Write writes to a channel as its window allows. It returns ErrEnded if the stream ends, os.ErrDeadlineExceeded if
+// cancel is closed.
 func (s *Stream) Write(channel byte, p []byte, cancel <-chan struct{}) (int, error) {
 	written := 0
 	for len(p) > 0 {
@@ -102,7 +100,7 @@ func (s *Stream) Write(channel byte, p []byte, cancel <-chan struct{}) (int, err
 			case <-s.done:
 				return written, ErrEnded
 			default:
-				_ = s.out[channel].add(uint32(n)) // it was not sent
+				_ = s.out[channel].add(uint32(n)) // p[:n] was not sent
 				return written, os.ErrDeadlineExceeded
 			}
 		}
@@ -112,10 +110,10 @@ func (s *Stream) Write(channel byte, p []byte, cancel <-chan struct{}) (int, err
 	return written, nil
 }
 
-// Close says that nothing more comes on a channel.
+// Close tells the peer that no more data comes on a channel.
 func (s *Stream) Close(channel byte) { s.Send(nil, KindClose, []byte{channel}) }
 
-// Read reads from a channel: io.EOF at its end, os.ErrDeadlineExceeded when cancel is closed.
+// Read reads from a channel. It returns io.EOF at the channel's end, and os.ErrDeadlineExceeded if cancel is closed.
 func (s *Stream) Read(channel byte, p []byte, cancel <-chan struct{}) (int, error) {
 	n, grant, err := s.in[channel].read(p, cancel)
 	if grant > 0 {
@@ -124,14 +122,14 @@ func (s *Stream) Read(channel byte, p []byte, cancel <-chan struct{}) (int, erro
 	return n, err
 }
 
-// Grant gives a channel its first window.
+// Grant gives the host its first window on a channel.
 func (s *Stream) Grant(channel byte) {
 	s.in[channel].grow(Window)
 	s.window(channel, Window)
 }
 
-// Up is signalled when a channel may be written to.
-func (s *Stream) Up(channel byte) <-chan struct{} { return s.out[channel].wake }
+// Writable returns a channel that receives a value when the peer extends the window of channel.
+func (s *Stream) Writable(channel byte) <-chan struct{} { return s.out[channel].wake }
 
 func (s *Stream) window(channel byte, n int) {
 	select {
@@ -141,23 +139,23 @@ func (s *Stream) window(channel byte, n int) {
 	}
 }
 
-// inbox is what a channel has received.
+// inbox buffers the data that a channel has received.
 type inbox struct {
 	wake chan struct{}
 
-	mu   sync.Mutex
-	buf  bytes.Buffer
-	room int // what the other side may still send
-	owed int // read, but not yet returned to the sender's window
-	err  error
-	over bool // the stream has ended: what still comes does not count
+	mu    sync.Mutex
+	buf   bytes.Buffer
+	room  int   // bytes that the peer may still send
+	owed  int   // bytes that were read, but not yet added to the peer's window
+	err   error // returned by read after the buffered data
+	ended bool  // the stream has ended; later data is ignored
 }
 
 func (b *inbox) put(p []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.over: // what was on the way
+	case b.ended:
 		return nil
 	case b.err != nil:
 		return errors.Join(ErrSession, errors.New("data after the end of a channel"))
@@ -170,7 +168,7 @@ func (b *inbox) put(p []byte) error {
 	return nil
 }
 
-// close is the other side's end of the channel.
+// close ends the channel after the peer's KindClose.
 func (b *inbox) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -180,11 +178,12 @@ func (b *inbox) close() {
 	b.signal()
 }
 
-// end is the end of the stream.
+// end ends the channel because its stream ended.
 func (b *inbox) end(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.over = true; b.err == nil {
+	b.ended = true
+	if b.err == nil {
 		b.err = err
 	}
 	b.signal()
@@ -203,7 +202,7 @@ func (b *inbox) signal() {
 	}
 }
 
-// read takes what there is, or waits. The grant is by how much the window is to be opened again.
+// read reads buffered data, or waits for some. The caller must extend the peer's window by grant.
 func (b *inbox) read(p []byte, cancel <-chan struct{}) (n, grant int, err error) {
 	for {
 		b.mu.Lock()
@@ -228,7 +227,7 @@ func (b *inbox) read(p []byte, cancel <-chan struct{}) (n, grant int, err error)
 	}
 }
 
-// credit is what may be sent on a channel.
+// credit counts the bytes that may be sent on a channel.
 type credit struct {
 	wake chan struct{}
 
@@ -248,7 +247,7 @@ func (c *credit) add(n uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n > Window || c.left+int(n) > Window {
-		return errors.Join(ErrSession, errors.New("a window is larger than any is"))
+		return errors.Join(ErrSession, errors.New("a window is larger than the maximum"))
 	}
 	c.left += int(n)
 	select {

@@ -9,9 +9,6 @@ import (
 	"testing/iotest"
 )
 
-// stuffed is the most that n bytes become.
-func stuffed(n int) int { return n + n/cobsBlock + 1 }
-
 func TestStuffing(t *testing.T) {
 	for size := range 600 {
 		for _, every := range []int{1, 2, 253, 254, 255, 1000} {
@@ -20,17 +17,17 @@ func TestStuffing(t *testing.T) {
 				plain[i] = 0
 			}
 			b := stuff(nil, plain)
-			if bytes.IndexByte(b, 0) >= 0 || len(b) > stuffed(size) {
-				t.Fatalf("%d bytes, a zero every %d: %d bytes %x", size, every, len(b), b)
+			if longest := size + size/cobsBlock + 1; bytes.IndexByte(b, 0) >= 0 || len(b) > longest {
+				t.Fatalf("stuff(%d bytes, every %dth a zero) = %x, want at most %d bytes without zeros", size, every, b, longest)
 			}
 			if got, err := unstuff(b); err != nil || !bytes.Equal(got, plain) {
-				t.Fatalf("%d bytes, a zero every %d: %x, %v", size, every, got, err)
+				t.Fatalf("unstuff(stuff(%d bytes, every %dth a zero)) = %x, %v; want the original", size, every, got, err)
 			}
 		}
 	}
 }
 
-// TestResynchronize: whatever comes before a frame, and however it is cut into reads, the frame is found.
+// TestResynchronize: a frame is found whatever bytes precede it, and however they are split into reads.
 func TestResynchronize(t *testing.T) {
 	frame := AppendFrame([]byte{0}, 7, 9, KindData, []byte("payload\x00with zeros\x00"))
 	other := AppendFrame(nil, 7, 9, KindData, bytes.Repeat([]byte{'x'}, MaxPayload))
@@ -43,10 +40,10 @@ func TestResynchronize(t *testing.T) {
 			frames := NewReader(r)
 			f, err := frames.Next()
 			if err != nil || f.Session != 7 || f.Stream != 9 || f.Kind != KindData || string(f.Payload) != "payload\x00with zeros\x00" {
-				t.Errorf("%s: %+v, %v", name, f, err)
+				t.Errorf("after %s: Next = %+v, %v; want the frame", name, f, err)
 			}
 			if _, err := frames.Next(); err != io.EOF {
-				t.Errorf("%s: then %v", name, err)
+				t.Errorf("after %s: second Next error = %v, want io.EOF", name, err)
 			}
 		}
 	}
@@ -56,29 +53,29 @@ func TestMessages(t *testing.T) {
 	exec := Exec{Args: []string{"a", ""}, Env: []string{"K=V"}, Dir: "/", User: "u", TTY: true, Columns: 80, Rows: 24, Stdin: true, Stderr: true}
 	var gotExec Exec
 	if err := gotExec.Parse(append(exec.Append(nil), "what a newer one adds"...)); err != nil || !reflect.DeepEqual(gotExec, exec) {
-		t.Errorf("%+v, %v", gotExec, err)
+		t.Errorf("Exec.Parse = %+v, %v; want %+v", gotExec, err, exec)
 	}
 	result := Result{Class: ClassInternal, Message: "m", Exit: -3, Signal: 9, Body: "b"}
 	var gotResult Result
 	if err := gotResult.Parse(result.Append(nil)); err != nil || gotResult != result {
-		t.Errorf("%+v, %v", gotResult, err)
+		t.Errorf("Result.Parse = %+v, %v; want %+v", gotResult, err, result)
 	}
 	stats := Stats{MemoryTotal: 1 << 40, Load: [3]uint64{1, 2, 3}, Filesystems: []Filesystem{{Path: "/", Total: 5, InodesFree: 6}}}
 	var gotStats Stats
 	if err := gotStats.Parse(stats.Append(nil)); err != nil || !reflect.DeepEqual(gotStats, stats) {
-		t.Errorf("%+v, %v", gotStats, err)
+		t.Errorf("Stats.Parse = %+v, %v; want %+v", gotStats, err, stats)
 	}
 	info := Info{Program: "p", Uptime: 7, Interfaces: []Interface{{Name: "lo", Addresses: []string{"::1/128"}}}}
 	var gotInfo Info
 	if err := gotInfo.Parse(info.Append(nil)); err != nil || !reflect.DeepEqual(gotInfo, info) {
-		t.Errorf("%+v, %v", gotInfo, err)
+		t.Errorf("Info.Parse = %+v, %v; want %+v", gotInfo, err, info)
 	}
 	if err := gotInfo.Parse(nil); err != nil || !reflect.DeepEqual(gotInfo, Info{}) {
-		t.Errorf("an older one: %+v, %v", gotInfo, err)
+		t.Errorf("Info.Parse(an older version's message) = %+v, %v; want zeros", gotInfo, err)
 	}
 }
 
-// TestRules: what breaks the rules ends the session.
+// TestRules: violations of the protocol are ErrSession.
 func TestRules(t *testing.T) {
 	control := func(*Stream, Frame) error { return nil }
 	full := bytes.Repeat([]byte{1}, MaxData+1)
@@ -95,7 +92,7 @@ func TestRules(t *testing.T) {
 		},
 	} {
 		m := NewMux(1, control)
-		if _, err := m.Next(true); err != nil {
+		if _, err := m.Open(); err != nil {
 			t.Fatal(err)
 		}
 		var err error
@@ -105,19 +102,19 @@ func TestRules(t *testing.T) {
 			}
 		}
 		if !errors.Is(err, ErrSession) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error = %v, want ErrSession", name, err)
 		}
 	}
 	m := NewMux(1, control)
-	for range maxUrgent + 1 { // nobody writes
+	for range maxUrgent + 1 {
 		m.Urgent(0, KindPong)
 	}
 	if err := m.Err(); !errors.Is(err, ErrSession) {
-		t.Errorf("answers that nobody reads: %v", err)
+		t.Errorf("too many urgent frames: error = %v, want ErrSession", err)
 	}
 }
 
-// FuzzReader: any bytes are frames or are passed over, and a frame after them is found.
+// FuzzReader: a Reader finds the last frame, whatever bytes precede it.
 func FuzzReader(f *testing.F) {
 	f.Add(AppendFrame(nil, 1, 2, KindHello, Hello{1, 1}.Append(nil)))
 	f.Add([]byte("\x00\x01\x00\xff\x00"))
@@ -137,12 +134,12 @@ func FuzzReader(f *testing.F) {
 			got = next
 		}
 		if got.Session != 0xfeed || got.Kind != KindReady {
-			t.Fatalf("the last frame is lost: %+v", got)
+			t.Fatalf("last frame = %+v, want session feed, kind KindReady", got)
 		}
 	})
 }
 
-// FuzzMessages: no message makes more of itself than it is, and what is read is written the same way.
+// FuzzMessages: any bytes can be parsed or refused, and a parsed message survives encoding and parsing again.
 func FuzzMessages(f *testing.F) {
 	f.Add(Exec{Args: []string{"a"}, Env: []string{"b=c"}}.Append(nil))
 	f.Add(Result{Class: ClassInternal, Message: "x", Exit: -1}.Append(nil))
@@ -151,19 +148,19 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var exec, exec2 Exec
 		if exec.Parse(b) == nil && (exec2.Parse(exec.Append(nil)) != nil || !reflect.DeepEqual(exec, exec2)) {
-			t.Errorf("%+v and %+v", exec, exec2)
+			t.Errorf("Exec %+v became %+v", exec, exec2)
 		}
 		var result, result2 Result
 		if result.Parse(b) == nil && (result2.Parse(result.Append(nil)) != nil || result != result2) {
-			t.Errorf("%+v and %+v", result, result2)
+			t.Errorf("Result %+v became %+v", result, result2)
 		}
 		var info, info2 Info
 		if info.Parse(b) == nil && (info2.Parse(info.Append(nil)) != nil || !reflect.DeepEqual(info, info2)) {
-			t.Errorf("%+v and %+v", info, info2)
+			t.Errorf("Info %+v became %+v", info, info2)
 		}
 		var stats, stats2 Stats
 		if stats.Parse(b) == nil && (stats2.Parse(stats.Append(nil)) != nil || !reflect.DeepEqual(stats, stats2)) {
-			t.Errorf("%+v and %+v", stats, stats2)
+			t.Errorf("Stats %+v became %+v", stats, stats2)
 		}
 		var hello Hello
 		var welcome Welcome
@@ -172,12 +169,12 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// FuzzMux: frames of a side that does what it likes end the session, or not, and nothing else.
+// FuzzMux: no sequence of frames panics or blocks. The Mux accepts them or ends the session.
 func FuzzMux(f *testing.F) {
 	f.Add([]byte{byte(KindData), 1, 1, 'x', byte(KindClose), 1, 1, 0, byte(KindResult), 1, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m := NewMux(1, func(s *Stream, _ Frame) error { s.Finish(); return nil })
-		s, err := m.Next(true)
+		s, err := m.Open()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -201,7 +198,7 @@ func FuzzMux(f *testing.F) {
 			}
 		}
 		if _, err := s.Write(ChannelIn, []byte("x"), nil); !errors.Is(err, ErrEnded) {
-			t.Errorf("a write at the end: %v", err)
+			t.Errorf("Write after the session's end: error = %v, want ErrEnded", err)
 		}
 	})
 }
