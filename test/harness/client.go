@@ -16,12 +16,12 @@ import (
 	criclient "k8s.io/cri-client/pkg"
 )
 
-// rpcTimeout is how long one call of the kubelet's client may take.
+// rpcTimeout bounds a call of the kubelet's client.
 const rpcTimeout = 2 * time.Minute
 
-// clients are the connections to one life of the daemon.
+// clients are the connections to one process of the daemon.
 type clients struct {
-	mu      *sync.Mutex // guards the making of runtime and images
+	mu      *sync.Mutex // guards runtime and images
 	conn    *grpc.ClientConn
 	raw     runtimeapi.RuntimeServiceClient
 	rawImg  runtimeapi.ImageServiceClient
@@ -29,7 +29,7 @@ type clients struct {
 	images  internalapi.ImageManagerService
 }
 
-// connect makes the raw connection; the kubelet's clients, which insist on an answer at once, are made when asked for.
+// connect makes the raw connection. The kubelet's clients, which need an immediate answer, are made on first use.
 func (d *Daemon) connect() error {
 	conn, err := Dial(d.Socket)
 	if err != nil {
@@ -54,22 +54,23 @@ func (d *Daemon) disconnect() {
 
 // Dial connects to the CRI socket of any runtime.
 func Dial(socket string) (*grpc.ClientConn, error) {
-	// gRPC's own first pause is a second, which a daemon that starts in 50 ms would be waited for in vain.
+	// gRPC's default first pause is a second, which is too long for a daemon that starts in 50 ms.
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond}}
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 }
 
-// Conn is the raw connection, CRI and ImageCRI are its generated clients: what was sent and answered, unchanged.
+// Conn returns the raw connection. CRI and ImageCRI return its generated clients, which do not change requests or
+// answers.
 func (d *Daemon) Conn() *grpc.ClientConn { return d.conn }
 
-// CRI is the generated client of the RuntimeService.
+// CRI returns the generated client of the RuntimeService.
 func (d *Daemon) CRI() runtimeapi.RuntimeServiceClient { return d.raw }
 
-// ImageCRI is the generated client of the ImageService.
+// ImageCRI returns the generated client of the ImageService.
 func (d *Daemon) ImageCRI() runtimeapi.ImageServiceClient { return d.rawImg }
 
-// Runtime is the kubelet's own client, which refuses answers that the kubelet could not use.
+// Runtime returns the kubelet's client, which refuses answers that the kubelet could not use.
 func (d *Daemon) Runtime() internalapi.RuntimeService {
 	d.t.Helper()
 	d.mu.Lock()
@@ -85,7 +86,7 @@ func (d *Daemon) Runtime() internalapi.RuntimeService {
 	return d.runtime
 }
 
-// Images is the kubelet's client of the ImageService.
+// Images returns the kubelet's client of the ImageService.
 func (d *Daemon) Images() internalapi.ImageManagerService {
 	d.t.Helper()
 	d.mu.Lock()
@@ -101,11 +102,11 @@ func (d *Daemon) Images() internalapi.ImageManagerService {
 	return d.images
 }
 
-// RemoveAllPods stops and removes every pod that the daemon knows.
+// RemoveAllPods stops and removes all pods of the daemon.
 func (d *Daemon) RemoveAllPods() error {
 	ctx, cancel := context.WithTimeout(context.Background(), rpcTimeout)
 	defer cancel()
-	all := metadata.AppendToOutgoingContext(ctx, "tripod-pods", "all") // those of modules, too, which a kubelet is not shown
+	all := metadata.AppendToOutgoingContext(ctx, "tripod-pods", "all") // includes pods of modules, which a kubelet does not see
 	list, err := d.raw.ListPodSandbox(all, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return err

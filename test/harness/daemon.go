@@ -26,13 +26,14 @@ const (
 	stopTimeout  = 30 * time.Second
 )
 
-// Daemon is a tripod daemon under test. Its directories live as long as the test, its process may come and go.
+// Daemon is a tripod daemon under test. Its directories exist until the test ends; its process can be stopped and
+// started.
 type Daemon struct {
-	// Dir holds everything of this daemon that is on disk: config.toml, daemon.log, root/.
+	// Dir is the directory of the daemon's files on disk: config.toml, daemon.log, root/.
 	Dir string
-	// Root and State are the daemon's root and state directories, Socket its CRI socket.
+	// Root and State are the daemon's root and state directories. Socket is its CRI socket.
 	Root, State, Socket string
-	// CgroupParent is the cgroup of the pods that name none.
+	// CgroupParent is the parent cgroup of pods whose configuration names none.
 	CgroupParent string
 	// Bridge is the bridge of the embedded default network.
 	Bridge string
@@ -49,7 +50,7 @@ type Daemon struct {
 	clients
 }
 
-// Option changes a daemon before it is started.
+// Option changes a daemon's settings before its start.
 type Option func(*Daemon)
 
 // Set sets a key of the configuration file, such as "linux.runtime".
@@ -57,13 +58,13 @@ func Set(key string, value any) Option {
 	return func(d *Daemon) { set(d.config, key, value) }
 }
 
-// Env adds variables (NAME=VALUE) to the daemon's environment at every start. Where TRIPOD_FAILPOINTS is one of them, here or
-// in an argument of Start, it is TestBinary that starts; Binary, what users get, has no fail points.
+// Env adds variables (NAME=VALUE) to the daemon's environment at every start. If TRIPOD_FAILPOINTS is set, here or in
+// an argument of Start, TestBinary is started, because Binary, which users get, has no fail points.
 func Env(vars ...string) Option {
 	return func(d *Daemon) { d.env = append(d.env, vars...) }
 }
 
-// Fake offers the handler "fake" and makes it the default. The daemon is TestBinary.
+// Fake configures the handler "fake" as the default. The daemon is then TestBinary.
 func Fake() Option {
 	return func(d *Daemon) {
 		d.fake = true
@@ -72,7 +73,7 @@ func Fake() Option {
 	}
 }
 
-// Program starts another program in the place of tripod; an empty path is tripod again.
+// Program makes later starts use another program than tripod; "" means tripod again.
 func (d *Daemon) Program(path string) { d.program = path }
 
 func set(m map[string]any, key string, value any) {
@@ -89,8 +90,8 @@ func set(m map[string]any, key string, value any) {
 
 var daemons atomic.Int32
 
-// NewDaemon prepares a daemon without starting it. When the test ends, its pods are removed, it is stopped, and the
-// test fails if anything is left behind.
+// NewDaemon prepares a daemon without starting it. When the test ends, NewDaemon's cleanup removes the pods, stops the
+// daemon, and fails the test if anything is left behind.
 func NewDaemon(t testing.TB, opts ...Option) *Daemon {
 	t.Helper()
 	n := int(daemons.Add(1))
@@ -107,7 +108,7 @@ func NewDaemon(t testing.TB, opts ...Option) *Daemon {
 	set(d.config, "log.level", "debug")
 	set(d.config, "grpc.socket", d.Socket)
 	set(d.config, "image.hosts_dirs", []string{Registry(t).HostsDir})
-	set(d.config, "network.conf_dir", filepath.Join(d.Dir, "net.d")) // empty: the embedded default
+	set(d.config, "network.conf_dir", filepath.Join(d.Dir, "net.d")) // empty, so that the default network applies
 	set(d.config, "network.bin_dirs", []string{"/usr/lib/cni"})
 	set(d.config, "network.default.bridge", d.Bridge)
 	set(d.config, "network.default.subnet_v4", fmt.Sprintf("10.%d.%d.0/24", 64+n/256%64, n%256))
@@ -131,10 +132,10 @@ func StartDaemon(t testing.TB, opts ...Option) *Daemon {
 	return d
 }
 
-// ConfigPath is the configuration file that the daemon is started with.
+// ConfigPath returns the path of the daemon's configuration file.
 func (d *Daemon) ConfigPath() string { return filepath.Join(d.Dir, "config.toml") }
 
-// LogPath is the file with what the daemon wrote to standard error, over all its starts.
+// LogPath returns the path of the daemon's log, to which every start appends its standard error.
 func (d *Daemon) LogPath() string { return filepath.Join(d.Dir, "daemon.log") }
 
 func (d *Daemon) writeConfig() error {
@@ -154,23 +155,23 @@ func (d *Daemon) Start(env ...string) {
 	}
 }
 
-// TryStart is Start for a daemon that may fail to come up, at a fail point for instance.
+// TryStart is like Start, for a start that can fail, for example at a fail point.
 func (d *Daemon) TryStart(env ...string) error {
 	return errors.Join(d.spawn(env), d.waitFor(d.Ready))
 }
 
-// StartNotReady starts the daemon and waits until it says of itself that its runtime is not ready.
+// StartNotReady starts the daemon and waits until it reports that its runtime is not ready.
 func (d *Daemon) StartNotReady(env ...string) {
 	d.t.Helper()
 	if err := errors.Join(d.spawn(env), d.waitFor(d.answers)); err != nil {
 		d.t.Fatal(err)
 	}
 	if err := d.Ready(); err == nil {
-		d.t.Fatal("the daemon says that it is ready")
+		d.t.Fatal("the daemon reports that its runtime is ready, want not ready")
 	}
 }
 
-// binary is the program to start with env.
+// binary returns the program to start with env.
 func (d *Daemon) binary(env []string) (string, error) {
 	arms := func(variable string) bool { return strings.HasPrefix(variable, "TRIPOD_FAILPOINTS=") }
 	switch {
@@ -204,16 +205,16 @@ func (d *Daemon) spawn(env []string) error {
 	exited := make(chan struct{})
 	d.cmd, d.exited = c, exited
 	go func() {
-		_ = c.Wait() // its code is in ProcessState
+		_ = c.Wait() // ProcessState has the result
 		close(exited)
 	}()
 	return d.connect()
 }
 
-// waitFor waits until cond is nil or the daemon has ended.
+// waitFor waits until cond returns nil or the daemon has ended.
 func (d *Daemon) waitFor(cond func() error) error {
 	if d.conn == nil {
-		return nil // it was not started
+		return nil // the start failed
 	}
 	err := until.Poll(startTimeout, func() error {
 		if !d.Running() {
@@ -227,7 +228,7 @@ func (d *Daemon) waitFor(cond func() error) error {
 	return err
 }
 
-// Conditions are those of the daemon's status, by type.
+// Conditions returns the conditions in the daemon's status, by type.
 func (d *Daemon) Conditions() (map[string]*runtimeapi.RuntimeCondition, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -247,7 +248,7 @@ func (d *Daemon) answers() error {
 	return err
 }
 
-// Ready is nil when the daemon says that its runtime is ready.
+// Ready returns nil if the daemon reports that its runtime is ready.
 func (d *Daemon) Ready() error {
 	conditions, err := d.Conditions()
 	if err == nil && !conditions[runtimeapi.RuntimeReady].GetStatus() {
@@ -269,34 +270,34 @@ func (d *Daemon) Running() bool {
 	}
 }
 
-// Pid is the process ID of the daemon.
+// Pid returns the daemon's process ID.
 func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
 
-// Kill sends SIGKILL and waits until the process is gone.
+// Kill sends SIGKILL and waits until the process has ended.
 func (d *Daemon) Kill() {
 	d.t.Helper()
 	d.end(syscall.SIGKILL)
 }
 
-// Stop sends SIGTERM, waits until the process is gone and fails the test when it did not exit with 0.
+// Stop sends SIGTERM and waits until the process has ended. It fails the test if the exit code is not 0.
 func (d *Daemon) Stop() {
 	d.t.Helper()
 	if !d.Running() {
 		return
 	}
 	if d.end(syscall.SIGTERM); d.cmd.ProcessState.ExitCode() != 0 {
-		d.t.Errorf("the daemon ended on SIGTERM with: %v", d.cmd.ProcessState)
+		d.t.Errorf("the daemon ended with %v after SIGTERM, want exit code 0", d.cmd.ProcessState)
 	}
 }
 
-// Restart stops the daemon, if it runs, and starts it again; env is for this start only.
+// Restart stops the daemon, if it runs, and starts it again with env for this start only.
 func (d *Daemon) Restart(env ...string) {
 	d.t.Helper()
 	d.Stop()
 	d.Start(env...)
 }
 
-// WaitExit waits for the daemon to end of its own accord, as at a fail point, and returns how it did.
+// WaitExit waits until the daemon ends by itself, for example at a fail point, and returns its state.
 func (d *Daemon) WaitExit(timeout time.Duration) *os.ProcessState {
 	d.t.Helper()
 	select {
@@ -317,7 +318,7 @@ func (d *Daemon) end(sig syscall.Signal) {
 	select {
 	case <-d.exited:
 	case <-time.After(stopTimeout):
-		_ = d.cmd.Process.Signal(syscall.SIGQUIT) // its goroutines go to the log
+		_ = d.cmd.Process.Signal(syscall.SIGQUIT) // writes its goroutines to the log
 		d.t.Errorf("the daemon did not end within %v of signal %v", stopTimeout, sig)
 		select {
 		case <-d.exited:
@@ -328,7 +329,7 @@ func (d *Daemon) end(sig syscall.Signal) {
 	}
 }
 
-// cleanUp removes the pods, stops the daemon, looks for leaks and shows the log of a test that failed.
+// cleanUp removes the pods, stops the daemon, checks for leaks and logs the daemon's log if the test failed.
 func (d *Daemon) cleanUp() {
 	if d.Running() {
 		if err := d.RemoveAllPods(); err != nil {
@@ -350,10 +351,10 @@ func (d *Daemon) checkLeaks() {
 	if err != nil {
 		d.t.Errorf("left behind:\n%v", err)
 	}
-	d.before.endNew() // so that the next test starts clean
+	d.before.killNew() // so that the next test starts clean
 }
 
-// tail is the end of a file, n lines at most.
+// tail returns the last n lines of a file.
 func tail(path string, n int) string {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -366,7 +367,7 @@ func tail(path string, n int) string {
 	return string(data)
 }
 
-// DaemonLog is what the daemon has logged so far.
+// DaemonLog returns the daemon's log so far.
 func (d *Daemon) DaemonLog() string {
 	data, err := os.ReadFile(d.LogPath())
 	if err != nil {

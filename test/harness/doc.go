@@ -1,10 +1,10 @@
-// Package harness is the ground that the end-to-end and crash tests stand on: it runs a real daemon in a
-// world of its own, talks to it as a kubelet does, and looks afterwards whether anything was left behind.
+// Package harness supports the end-to-end and crash tests. It runs a real daemon in namespaces of its own (package
+// testns), talks to it as a kubelet does, and checks afterwards that nothing is left behind.
 //
-// It knows the daemon as a user does: its command line, its configuration file and the CRI. It must not import the
+// It uses the daemon as a user does: by its command line, its configuration file and the CRI. It must not import the
 // daemon's packages.
 //
-//	func TestMain(m *testing.M) { harness.Main(m) }       // enters namespaces of its own, see testns
+//	func TestMain(m *testing.M) { harness.Main(m) }       // enters the namespaces, see testns
 //
 //	func TestLogs(t *testing.T) {
 //		d := harness.StartDaemon(t)                       // checked for leaks when the test ends
@@ -19,5 +19,5 @@
 //	                                       docker-registry 127.0.0.1 ◀────────┤ (once, a copy of build/images/registry)
 //	                                       tripod daemon /run/tN ◀────────────┘ (per StartDaemon)
 //
-// Tests that have a daemon of their own do not call t.Parallel: the leak check looks at everything in the world.
+// Tests that start a daemon must not call t.Parallel, because the leak check covers the whole namespaces.
 package harness

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Manifests are the blocks of YAML in a document below docs that a person would give to kubectl, as they stand there: those
-// that begin with an apiVersion, but for the kubelet's own configuration.
+// Manifests returns the YAML blocks in a document in docs that a reader would pass to kubectl, unchanged: those that
+// begin with an apiVersion, except the kubelet's configuration.
 func Manifests(document string) ([]string, error) {
 	data, err := os.ReadFile(filepath.Join(Root(), "docs", document))
 	if err != nil {
@@ -18,7 +18,7 @@ func Manifests(document string) ([]string, error) {
 	for _, part := range strings.Split("\n"+string(data), "\n```yaml\n")[1:] {
 		block, _, closed := strings.Cut(part, "\n```\n")
 		if !closed {
-			return nil, fmt.Errorf("docs/%s: a block of YAML has no end", document)
+			return nil, fmt.Errorf("docs/%s: a YAML block is not closed", document)
 		}
 		if strings.HasPrefix(block, "apiVersion: ") && !strings.HasPrefix(block, "apiVersion: kubelet.config.k8s.io/") {
 			found = append(found, block+"\n")

@@ -18,10 +18,10 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// edgeTimeout is how long a party of the edge protocol may take to come up or to go.
+// edgeTimeout bounds the start and the end of a program of the edge protocol.
 const edgeTimeout = 30 * time.Second
 
-// Edge switches the front door by MQTT on, with the broker at a URL; "" embeds one at the address.
+// Edge enables the MQTT front door with the broker at the URL. If broker is "", it embeds a broker at address.
 func Edge(t testing.TB, address, broker string) Option {
 	t.Helper()
 	wasm := Wasm(t, "node")
@@ -38,7 +38,7 @@ func Edge(t testing.TB, address, broker string) Option {
 	}
 }
 
-// FreeAddress is an address on loopback that nobody listens at.
+// FreeAddress returns an unused address on loopback.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -49,7 +49,7 @@ func FreeAddress(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// process is a program of a test that may be killed and started again. It is ended with the test.
+// process is a program that a test can kill and start again. It ends with the test.
 type process struct {
 	t    testing.TB
 	args []string
@@ -58,7 +58,7 @@ type process struct {
 	done chan struct{}
 }
 
-func (p *process) start(up func() error) {
+func (p *process) start(ready func() error) {
 	p.t.Helper()
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -73,7 +73,7 @@ func (p *process) start(up func() error) {
 	done, cmd := make(chan struct{}), p.cmd
 	p.done = done
 	go func() {
-		_ = cmd.Wait() // its code is in ProcessState
+		_ = cmd.Wait() // ProcessState has the result
 		close(done)
 	}()
 	Eventually(p.t, edgeTimeout, func() error {
@@ -82,7 +82,7 @@ func (p *process) start(up func() error) {
 			p.t.Fatalf("%s ended: %v\n%s", p.args[0], cmd.ProcessState, tail(p.log, 20))
 		default:
 		}
-		return up()
+		return ready()
 	})
 }
 
@@ -109,7 +109,7 @@ func (p *process) cleanUp() {
 	}
 }
 
-// Listens is nil when somebody takes connections at the address.
+// Listens returns nil if the address accepts connections.
 func Listens(address string) error {
 	c, err := net.DialTimeout("tcp", address, time.Second)
 	if err == nil {
@@ -121,17 +121,18 @@ func Listens(address string) error {
 // Orchestrator is a tripod orchestrator under test.
 type Orchestrator struct {
 	process
-	// REST is the URL of its interface, Broker that of the MQTT broker.
+	// REST is the URL of its REST interface, Broker the URL of the MQTT broker.
 	REST, Broker string
 }
 
-// StartOrchestrator starts one that uses the broker. Make the daemon first, see StartMosquitto. It need not reach the broker yet.
+// StartOrchestrator starts an orchestrator that uses the broker, which need not run yet. Create the daemon first; see
+// StartMosquitto.
 func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
 	t.Helper()
 	return StartOrchestratorWith(t, broker, nil)
 }
 
-// StartOrchestratorWith starts one with further keys of the configuration.
+// StartOrchestratorWith is like StartOrchestrator, with further keys of the configuration.
 func StartOrchestratorWith(t testing.TB, broker string, keys map[string]any) *Orchestrator {
 	t.Helper()
 	bin, err := Binary()
@@ -166,22 +167,22 @@ func StartOrchestratorWith(t testing.TB, broker string, keys map[string]any) *Or
 	return o
 }
 
-// Start starts it, again.
+// Start starts the orchestrator, again after Kill.
 func (o *Orchestrator) Start() {
 	o.t.Helper()
 	o.start(func() error { return Listens(strings.TrimPrefix(o.REST, "http://")) })
 }
 
-// Kill ends it by SIGKILL.
+// Kill kills the orchestrator by SIGKILL.
 func (o *Orchestrator) Kill() { o.t.Helper(); o.end(syscall.SIGKILL) }
 
-// Pid is its process's.
+// Pid returns the process ID.
 func (o *Orchestrator) Pid() int { return o.cmd.Process.Pid }
 
 // Record is a runtime or module as REST describes it.
 type Record map[string]any
 
-// Get asks the REST interface.
+// Get reads a path of the REST interface.
 func (o *Orchestrator) Get(path string, into any) error {
 	client := &http.Client{Timeout: 10 * time.Second}
 	resp, err := client.Get(o.REST + path)
@@ -216,7 +217,7 @@ func (o *Orchestrator) WaitModule(module, status string) Record {
 	return r
 }
 
-// WaitRuntime waits until a runtime of that name has the status.
+// WaitRuntime waits until the named runtime has the status.
 func (o *Orchestrator) WaitRuntime(name, status string) Record {
 	o.t.Helper()
 	var r Record
@@ -249,7 +250,7 @@ func (o *Orchestrator) Edge(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// MustEdge is Edge for a command that must succeed.
+// MustEdge is like Edge, but fails the test on error.
 func (o *Orchestrator) MustEdge(args ...string) string {
 	o.t.Helper()
 	out, err := o.Edge(args...)

@@ -20,7 +20,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestMain makes the test binary its own daemon: `harness.test daemon --config FILE`.
+// TestMain makes the test binary act as its own daemon: `harness.test daemon --config FILE`.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 4 && os.Args[1] == "daemon" {
 		if err := serve(os.Args[3]); err != nil {
@@ -32,21 +32,21 @@ func TestMain(m *testing.M) {
 	Main(m)
 }
 
-// tiny is a runtime that is ready and has no pods.
-type tiny struct {
+// stubRuntime is a runtime that is ready and has no pods.
+type stubRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 }
 
-func (tiny) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+func (stubRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "tiny", RuntimeVersion: os.Getenv("TINY"), RuntimeApiVersion: "v1"}, nil
 }
 
-func (tiny) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+func (stubRuntime) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	ready := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
 	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{ready}}}, nil
 }
 
-func (tiny) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+func (stubRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
 	return &runtimeapi.ListPodSandboxResponse{}, nil
 }
 
@@ -74,14 +74,14 @@ func serve(config string) error {
 		return err
 	}
 	s := grpc.NewServer()
-	runtimeapi.RegisterRuntimeServiceServer(s, tiny{})
+	runtimeapi.RegisterRuntimeServiceServer(s, stubRuntime{})
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, s.Stop)
 	return s.Serve(l)
 }
 
-func useTiny(t *testing.T) {
+func useStub(t *testing.T) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -91,7 +91,7 @@ func useTiny(t *testing.T) {
 }
 
 func TestDaemon(t *testing.T) {
-	useTiny(t)
+	useStub(t)
 	d := StartDaemon(t, Env("TINY=one"), Set("network.default.mtu", 1400))
 	version := func() string {
 		t.Helper()
@@ -102,25 +102,25 @@ func TestDaemon(t *testing.T) {
 		return v.RuntimeVersion
 	}
 	if got := version(); got != "one" {
-		t.Errorf("environment of the first start: %q", got)
+		t.Errorf("version after the first start = %q, want the environment's one", got)
 	}
 	before := d.Pid()
 	d.Kill()
 	if d.Running() || d.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		t.Errorf("after Kill: %v", d.cmd.ProcessState)
+		t.Errorf("state after Kill = %v, want killed", d.cmd.ProcessState)
 	}
 	d.Restart("TINY=two")
 	if got := version(); got != "two" || d.Pid() == before {
-		t.Errorf("after Restart: environment %q, pid %d as before", got, d.Pid())
+		t.Errorf("after Restart: version %q, PID %d; want two and a PID other than %d", got, d.Pid(), before)
 	}
 	d.Stop()
 	err := d.TryStart("TINY=fails")
 	if err == nil || !strings.Contains(err.Error(), "cannot start") {
-		t.Errorf("a start that fails: %v", err)
+		t.Errorf("TryStart of a failing daemon: got error %v, want its log", err)
 	}
 	config, err := os.ReadFile(d.ConfigPath())
 	if err != nil || !strings.Contains(string(config), "mtu = 1400") || !strings.Contains(string(config), d.Socket) {
-		t.Errorf("configuration: %v\n%s", err, config)
+		t.Errorf("the configuration lacks the MTU or the socket (error %v):\n%s", err, config)
 	}
 }
 
@@ -138,22 +138,22 @@ func TestRegistryServesTheImages(t *testing.T) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
-			t.Errorf("%s: %s", name, resp.Status)
+			t.Errorf("GET %s: got status %s, want 200", name, resp.Status)
 		}
 	}
 	if again := Registry(t); again != r {
-		t.Error("a second registry was started")
+		t.Error("the second call of Registry returned another registry")
 	}
 }
 
-// TestLeaks leaves one thing of each kind behind, and expects each to be found while it is there, and not after.
+// TestLeaks leaves one thing of each kind behind, and expects a report until it is removed.
 func TestLeaks(t *testing.T) {
 	id := strings.Repeat("ab", 32)
 	leaks := []struct{ kind, name, leave, clean string }{
 		{"process", "sleep 4242", "setsid sleep 4242 >/dev/null 2>&1 &", "kill $(pidof sleep)"},
 		{"mount", "/run/leak", "mkdir /run/leak; mount -t tmpfs x /run/leak", "umount /run/leak; rmdir /run/leak"},
-		{"cgroup", "/tN/pod" + id, "mkdir -p " + hierarchy() + "/tN/pod" + id, "rmdir " + hierarchy() + "/tN/pod" + id},
-		{"cgroup", "/busy", "mkdir " + hierarchy() + "/busy; sh -c 'echo $$ >" + hierarchy() + "/busy/cgroup.procs; exec setsid sleep 4343 >/dev/null 2>&1' &",
+		{"cgroup", "/tN/pod" + id, "mkdir -p " + testCgroup() + "/tN/pod" + id, "rmdir " + testCgroup() + "/tN/pod" + id},
+		{"cgroup", "/busy", "mkdir " + testCgroup() + "/busy; sh -c 'echo $$ >" + testCgroup() + "/busy/cgroup.procs; exec setsid sleep 4343 >/dev/null 2>&1' &",
 			"kill $(pidof sleep)"},
 		{"network link", "leak0 veth", "ip link add leak0 type veth peer name leak1", "ip link del leak0"},
 		{"iptables chain", "CNI-DN-0123456789abcdef", "iptables -t nat -N CNI-DN-0123456789abcdef", "iptables -t nat -X CNI-DN-0123456789abcdef"},
@@ -164,7 +164,7 @@ func TestLeaks(t *testing.T) {
 	for _, l := range leaks {
 		t.Run(l.kind, func(t *testing.T) {
 			before := Snapshot(nil)
-			script(t, l.leave)
+			runScript(t, l.leave)
 			Eventually(t, 5*time.Second, func() error {
 				err := before.Leaks(Snapshot(nil))
 				if err == nil || !strings.Contains(err.Error(), l.kind+": ") || !strings.Contains(err.Error(), l.name) {
@@ -172,14 +172,14 @@ func TestLeaks(t *testing.T) {
 				}
 				return nil
 			})
-			script(t, l.clean)
+			runScript(t, l.clean)
 			Eventually(t, 5*time.Second, func() error { return before.Leaks(Snapshot(nil)) })
 		})
 	}
 }
 
 func TestOpenFilesAndSnapshots(t *testing.T) {
-	useTiny(t)
+	useStub(t)
 	d := StartDaemon(t)
 	before := Snapshot(d)
 	conn, err := net.Dial("unix", d.Socket)
@@ -202,15 +202,15 @@ func TestOpenFilesAndSnapshots(t *testing.T) {
 	Eventually(t, 5*time.Second, func() error { return before.Leaks(Snapshot(d)) })
 }
 
-// hierarchy is the test's own cgroup in a hierarchy that every host has.
-func hierarchy() string {
+// testCgroup returns the test's own cgroup in a hierarchy that every host has.
+func testCgroup() string {
 	if _, err := os.Stat("/sys/fs/cgroup/pids"); err == nil {
 		return "/sys/fs/cgroup/pids" + CgroupParent()
 	}
 	return "/sys/fs/cgroup" + CgroupParent()
 }
 
-func script(t *testing.T, text string) {
+func runScript(t *testing.T, text string) {
 	t.Helper()
 	if out, err := exec.Command("sh", "-c", text).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", text, err, out)
@@ -221,17 +221,17 @@ func TestParseLog(t *testing.T) {
 	lines, err := ParseLog("2026-11-21T08:00:00.000000001Z stdout P hello \n2026-11-21T08:00:00.5Z stdout F world\n" +
 		"2026-11-21T08:00:01Z stderr F \n")
 	if err != nil || len(lines) != 3 {
-		t.Fatalf("%v, %v", lines, err)
+		t.Fatalf("ParseLog = %v, %v; want 3 lines", lines, err)
 	}
 	if got := Text(lines, "stdout"); got != "hello world\n" {
-		t.Errorf("stdout %q", got)
+		t.Errorf("Text of stdout = %q, want %q", got, "hello world\n")
 	}
 	if got := Text(lines, "stderr"); got != "\n" {
-		t.Errorf("stderr %q", got)
+		t.Errorf("Text of stderr = %q, want a newline", got)
 	}
 	for _, bad := range []string{"hello\n", "2026-11-21T08:00:00Z stdout F no end", "yesterday stdout F x\n", "2026-11-21T08:00:00Z stdin F x\n", "2026-11-21T08:00:00Z stdout X x\n"} {
 		if _, err := ParseLog(bad); err == nil {
-			t.Errorf("%q was accepted", bad)
+			t.Errorf("ParseLog(%q) succeeded, want an error", bad)
 		}
 	}
 }

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// LogLine is one line of a container's log file in the CRI's format: TIME STREAM TAGS TEXT.
+// LogLine is a line of a container's log file in CRI format: TIME STREAM TAGS TEXT.
 type LogLine struct {
 	Time   time.Time
 	Stream string // stdout or stderr
-	// Partial is set when the program's line goes on in the next one of this stream (tag P rather than F).
+	// Partial is set if the program's line continues in the next entry of this stream (tag P, not F).
 	Partial bool
 	Text    string
 }
@@ -51,7 +51,7 @@ func ReadLog(t testing.TB, path string) []LogLine {
 	return lines
 }
 
-// Text joins what a program wrote to a stream; an empty stream stands for both.
+// Text returns what a program wrote to a stream; "" selects both streams.
 func Text(lines []LogLine, stream string) string {
 	var b strings.Builder
 	for _, l := range lines {

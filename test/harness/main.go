@@ -12,15 +12,15 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// envInside marks the test binary that runs in the world which Main has made.
+// envInside is set in the test binary that runs inside the namespaces.
 const envInside = "TRIPOD_HARNESS_INSIDE"
 
-// Main is the whole TestMain of a package that uses the harness. It runs the tests in a world of their own and
-// fails if they leave a process running there.
+// Main is the TestMain of a package that uses the harness. It runs the tests in their own namespaces, and fails if they
+// leave a process running.
 func Main(m *testing.M) { Enter(m.Run) }
 
-// Enter calls run in such a world and exits with the code that it returns. It is for a TestMain that has more to
-// do there than to run the tests.
+// Enter calls run in such namespaces and exits with the code that it returns. It is for a TestMain that does more than
+// run the tests.
 func Enter(run func() int) {
 	testns.Reenter()
 	if os.Getenv(envInside) != "" {
@@ -28,7 +28,7 @@ func Enter(run func() int) {
 		CloseRegistry()
 		os.Exit(code)
 	}
-	// What may need the network (packages for the images) is done outside.
+	// Build the images outside, because this can need the network (packages).
 	if err := command("hack/images.sh", "build"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -42,13 +42,14 @@ func Enter(run func() int) {
 	os.Exit(testns.Run(append([]string{self}, os.Args[1:]...), testns.Options{Strict: true}))
 }
 
-// Dir is the world's own directory, on a disk; it is removed when the tests end.
+// Dir returns the run's own directory, on a disk. It is removed when the tests end.
 func Dir() string { return os.Getenv(testns.EnvDir) }
 
-// CgroupParent is the cgroup path below which the tests may make cgroups, the same in every hierarchy.
+// CgroupParent returns the cgroup path below which the tests may create cgroups. It is the same in every hierarchy.
 func CgroupParent() string { return os.Getenv(testns.EnvCgroup) }
 
-// Root is the root of the repository: go test runs a test binary in its package's directory.
+// Root returns the root of the repository. It searches upward from the working directory, which go test sets to the
+// package's directory.
 var Root = sync.OnceValue(func() string {
 	dir, err := os.Getwd()
 	for ; err == nil && dir != "/"; dir = filepath.Dir(dir) {
@@ -59,7 +60,7 @@ var Root = sync.OnceValue(func() string {
 	panic("the working directory is not in the repository")
 })
 
-// Binary is the tripod program under test: $TRIPOD_BIN, or build/bin/tripod, which is built first.
+// Binary returns the tripod program under test: $TRIPOD_BIN, or build/bin/tripod, which it builds first.
 var Binary = sync.OnceValues(func() (string, error) {
 	if bin := os.Getenv("TRIPOD_BIN"); bin != "" {
 		return bin, nil
@@ -68,7 +69,8 @@ var Binary = sync.OnceValues(func() (string, error) {
 	return bin, command("go", "build", "-o", bin, "./cmd/tripod")
 })
 
-// TestBinary is tripod with fail points and the fake backend: $TRIPOD_TEST_BIN, or build/test/bin/tripod, which is built first.
+// TestBinary returns tripod with fail points and the fake backend: $TRIPOD_TEST_BIN, or build/test/bin/tripod, which it
+// builds first.
 var TestBinary = sync.OnceValues(func() (string, error) {
 	if bin := os.Getenv("TRIPOD_TEST_BIN"); bin != "" {
 		return bin, nil
@@ -77,7 +79,7 @@ var TestBinary = sync.OnceValues(func() (string, error) {
 	return bin, command("go", "build", "-tags", "failpoints", "-o", bin, "./cmd/tripod")
 })
 
-// FailPoints lists the names of the daemon's fail points.
+// FailPoints returns the names of the daemon's fail points.
 func FailPoints(t testing.TB) []string {
 	t.Helper()
 	bin, err := TestBinary()
@@ -91,7 +93,8 @@ func FailPoints(t testing.TB) []string {
 	return strings.Fields(string(out))
 }
 
-// WasmBinary is the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, which is built first.
+// WasmBinary returns the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, which it builds
+// first.
 var WasmBinary = sync.OnceValues(func() (string, error) {
 	if bin := os.Getenv("TRIPOD_WASM_BIN"); bin != "" {
 		return bin, nil

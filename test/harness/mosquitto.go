@@ -16,13 +16,14 @@ import (
 	"testing"
 )
 
-// Mosquitto is Debian's broker, with a directory for what it keeps.
+// Mosquitto is Debian's MQTT broker with a directory for its data.
 type Mosquitto struct {
 	process
 	Address string
 }
 
-// StartMosquitto starts one at the address. Make the daemon first: what is left when it is looked for leaks is a leak.
+// StartMosquitto starts a broker at the address. Create the daemon first, because the daemon's leak check would report
+// a broker that still runs.
 func StartMosquitto(t testing.TB, address string) *Mosquitto {
 	t.Helper()
 	dir := t.TempDir()
@@ -41,28 +42,28 @@ func StartMosquitto(t testing.TB, address string) *Mosquitto {
 	return m
 }
 
-// Start starts it, again.
+// Start starts the broker, again after Kill.
 func (m *Mosquitto) Start() {
 	m.t.Helper()
 	m.start(func() error { return Listens(m.Address) })
 }
 
-// Kill ends it by SIGKILL.
+// Kill kills the broker by SIGKILL.
 func (m *Mosquitto) Kill() { m.t.Helper(); m.end(syscall.SIGKILL) }
 
-// Message is one that mosquitto_sub has printed.
+// Message is a message that mosquitto_sub printed.
 type Message struct {
 	Topic, QoS, Payload string
 }
 
-// Subscriber is a mosquitto_sub, a client that is not ours.
+// Subscriber is a mosquitto_sub, a client independent of Tripod.
 type Subscriber struct {
 	process
 	mu       sync.Mutex
 	messages []Message
 }
 
-// Subscribe starts a mosquitto_sub with QoS 2. It has subscribed when this returns.
+// Subscribe starts a mosquitto_sub with QoS 2 and waits until it has subscribed.
 func Subscribe(t testing.TB, address string, filters ...string) *Subscriber {
 	t.Helper()
 	host, port, err := net.SplitHostPort(address)
@@ -90,7 +91,7 @@ func Subscribe(t testing.TB, address string, filters ...string) *Subscriber {
 		if err := Publish(address, ready, 0, "ready"); err != nil {
 			return err
 		}
-		if !s.has(func(m Message) bool { return m.Topic == ready }) {
+		if !s.received(func(m Message) bool { return m.Topic == ready }) {
 			return fmt.Errorf("mosquitto_sub has not subscribed")
 		}
 		return nil
@@ -115,23 +116,23 @@ func (s *Subscriber) read(cmd *exec.Cmd, out io.Reader) {
 		s.messages = append(s.messages, Message{Topic: f[1], QoS: f[0], Payload: string(payload)})
 		s.mu.Unlock()
 	}
-	_ = cmd.Wait() // it ends when the test does
+	_ = cmd.Wait() // killed at the end of the test
 }
 
-// Messages are those that have arrived so far, in order, without the harness's own.
+// Messages returns the messages that have arrived, in order, without the harness's own.
 func (s *Subscriber) Messages() []Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(s.messages), func(m Message) bool { return strings.HasPrefix(m.Topic, "harness/ready/") })
 }
 
-func (s *Subscriber) has(is func(Message) bool) bool {
+func (s *Subscriber) received(is func(Message) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(s.messages, is)
 }
 
-// Wait waits for a message on the topic whose payload has the text in it.
+// Wait waits for a message on the topic whose payload contains the text.
 func (s *Subscriber) Wait(topic, text string) Message {
 	s.t.Helper()
 	var found Message
@@ -147,7 +148,7 @@ func (s *Subscriber) Wait(topic, text string) Message {
 	return found
 }
 
-// Publish sends one message by mosquitto_pub, a client that is not ours.
+// Publish sends a message with mosquitto_pub, a client independent of Tripod.
 func Publish(address, topic string, qos int, payload string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Pod is a sandbox that a test runs. Its methods fail the test on an error; what is expected to fail is called
-// through Daemon.CRI or Daemon.Runtime.
+// Pod is a sandbox that a test runs. Its methods fail the test on error; for calls that are expected to fail, use
+// Daemon.CRI or Daemon.Runtime.
 type Pod struct {
 	ID     string
 	Config *runtimeapi.PodSandboxConfig
@@ -40,8 +40,8 @@ type ContainerOption func(*runtimeapi.ContainerConfig)
 
 var uids atomic.Int64
 
-// PodConfig is the configuration of a pod in the namespace "test", with a UID and a log directory of its own. Like
-// the kubelet's, its containers have a PID namespace each, and share the others.
+// PodConfig returns the configuration of a pod in the namespace "test", with its own UID and log directory. As with the
+// kubelet, each container has its own PID namespace, and they share the other namespaces.
 func PodConfig(t testing.TB, name string, opts ...PodOption) *runtimeapi.PodSandboxConfig {
 	t.Helper()
 	uid := fmt.Sprintf("%s-uid-%d", name, uids.Add(1))
@@ -67,7 +67,7 @@ func Namespaces(change func(*runtimeapi.NamespaceOption)) PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) { change(c.Linux.SecurityContext.NamespaceOptions) }
 }
 
-// ContainerConfig is the configuration of a container that logs to NAME.log in the pod's log directory.
+// ContainerConfig returns the configuration of a container that logs to NAME.log in the pod's log directory.
 func ContainerConfig(name, image string, opts ...ContainerOption) *runtimeapi.ContainerConfig {
 	c := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name},
@@ -89,7 +89,7 @@ func Command(argv ...string) ContainerOption {
 // Shell makes the container run a script.
 func Shell(script string) ContainerOption { return Command("sh", "-c", script) }
 
-// Sleep makes the container run for an hour, and end at once on SIGTERM.
+// Sleep makes the container run for an hour, or until SIGTERM.
 func Sleep() ContainerOption { return Shell("trap 'exit 0' TERM; sleep 3600 & wait") }
 
 // Security changes the container's security context.
@@ -126,7 +126,7 @@ func (d *Daemon) Pull(t testing.TB, image string) string {
 	return ref
 }
 
-// ensureImage pulls an image that is not there.
+// ensureImage pulls an image unless the daemon has it.
 func (d *Daemon) ensureImage(t testing.TB, spec *runtimeapi.ImageSpec) {
 	t.Helper()
 	resp, err := d.Images().ImageStatus(context.Background(), spec, false)
@@ -138,7 +138,7 @@ func (d *Daemon) ensureImage(t testing.TB, spec *runtimeapi.ImageSpec) {
 	}
 }
 
-// Create creates a container, pulling its image when it is not there.
+// Create creates a container and pulls its image if necessary.
 func (p *Pod) Create(config *runtimeapi.ContainerConfig) *Container {
 	p.t.Helper()
 	p.d.ensureImage(p.t, config.Image)
@@ -157,7 +157,7 @@ func (p *Pod) Run(config *runtimeapi.ContainerConfig) *Container {
 	return c
 }
 
-// Status is the pod's status.
+// Status returns the pod's status.
 func (p *Pod) Status() *runtimeapi.PodSandboxStatus {
 	p.t.Helper()
 	resp, err := p.d.Runtime().PodSandboxStatus(context.Background(), p.ID, false)
@@ -167,7 +167,7 @@ func (p *Pod) Status() *runtimeapi.PodSandboxStatus {
 	return resp.Status
 }
 
-// IP is the pod's primary address.
+// IP returns the pod's primary address.
 func (p *Pod) IP() string {
 	p.t.Helper()
 	ip := p.Status().GetNetwork().GetIp()
@@ -220,7 +220,7 @@ func (c *Container) Remove() {
 
 func (c *Container) name() string { return c.Config.GetMetadata().GetName() }
 
-// Status is the container's status.
+// Status returns the container's status.
 func (c *Container) Status() *runtimeapi.ContainerStatus {
 	c.Pod.t.Helper()
 	resp, err := c.Pod.d.Runtime().ContainerStatus(context.Background(), c.ID, false)
@@ -236,14 +236,14 @@ func (c *Container) WaitState(state runtimeapi.ContainerState) *runtimeapi.Conta
 	var s *runtimeapi.ContainerStatus
 	Eventually(c.Pod.t, 30*time.Second, func() error {
 		if s = c.Status(); s.State != state {
-			return fmt.Errorf("container %s is %v, not %v", c.name(), s.State, state)
+			return fmt.Errorf("container %s is %v, want %v", c.name(), s.State, state)
 		}
 		return nil
 	})
 	return s
 }
 
-// WaitExit waits until the container has ended, fails the test unless its exit code is code, and returns its status.
+// WaitExit waits until the container has exited and returns its status. It fails the test unless the exit code is code.
 func (c *Container) WaitExit(code int32) *runtimeapi.ContainerStatus {
 	c.Pod.t.Helper()
 	s := c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
@@ -253,18 +253,18 @@ func (c *Container) WaitExit(code int32) *runtimeapi.ContainerStatus {
 	return s
 }
 
-// LogFile is the container's log file.
+// LogFile returns the path of the container's log file.
 func (c *Container) LogFile() string {
 	return filepath.Join(c.Pod.Config.LogDirectory, c.Config.LogPath)
 }
 
-// Logs parses what the container has logged so far.
+// Logs returns the container's log so far.
 func (c *Container) Logs() []LogLine {
 	c.Pod.t.Helper()
 	return ReadLog(c.Pod.t, c.LogFile())
 }
 
-// WaitLog waits until the container's log contains text, and returns all of it.
+// WaitLog waits until the container's log contains text, and returns the whole log.
 func (c *Container) WaitLog(text string) string {
 	c.Pod.t.Helper()
 	var all string
@@ -273,7 +273,7 @@ func (c *Container) WaitLog(text string) string {
 		if err != nil {
 			return err
 		}
-		// The last line may be half written.
+		// Ignore a last line that is incomplete.
 		lines, err := ParseLog(string(data[:bytes.LastIndexByte(data, '\n')+1]))
 		if all = Text(lines, ""); err == nil && !strings.Contains(all, text) {
 			err = fmt.Errorf("no %q in the log of %s:\n%s", text, c.name(), all)
@@ -283,7 +283,7 @@ func (c *Container) WaitLog(text string) string {
 	return all
 }
 
-// ExecSync runs a command in the container and returns all that it wrote and its exit code.
+// ExecSync runs a command in the container and returns its output and exit code.
 func (c *Container) ExecSync(argv ...string) (stdout, stderr string, code int32) {
 	c.Pod.t.Helper()
 	resp, err := c.Pod.d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: argv, Timeout: 60})
@@ -293,7 +293,8 @@ func (c *Container) ExecSync(argv ...string) (stdout, stderr string, code int32)
 	return string(resp.Stdout), string(resp.Stderr), resp.ExitCode
 }
 
-// Must runs a command in the container, fails the test unless it exits with 0, and returns its standard output.
+// Must runs a command in the container and returns its standard output. It fails the test unless the command exits with
+// 0.
 func (c *Container) Must(argv ...string) string {
 	c.Pod.t.Helper()
 	stdout, stderr, code := c.ExecSync(argv...)

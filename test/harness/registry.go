@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/registry"
 )
 
-// Images of the set that hack/images builds; the daemon finds them through a mirror, whatever their host.
+// Images that hack/images builds. The daemon pulls them through a mirror, whatever their registry.
 const (
 	Busybox     = "registry.k8s.io/e2e-test-images/busybox:1.29-2"
 	Nginx       = "registry.k8s.io/e2e-test-images/nginx:1.14-2"          // serves port 80
@@ -18,13 +18,13 @@ const (
 	Httpd       = "registry.k8s.io/e2e-test-images/httpd:2.4.39-4"        // serves port 80
 	NoNewPrivs  = "registry.k8s.io/e2e-test-images/nonewprivs:1.3"
 	Pause       = "registry.k8s.io/pause:3.10"
-	Config      = "images.test/tripod/config:1"     // says everything that an image configuration can
+	Config      = "images.test/tripod/config:1"     // has every field of an image configuration
 	StopSignal  = "images.test/tripod/stopsignal:1" // exits 7 on its stop signal, USR1, and 15 on TERM
-	Index       = "images.test/tripod/index:1"      // for several platforms; /platform tells which one it is
+	Index       = "images.test/tripod/index:1"      // for several platforms; /platform names the platform
 	Bare        = "images.test/tripod/bare:1"       // a manifest without an index
 	Layers      = "images.test/tripod/layers:1"     // whiteouts, opaque directories, links: /layers
-	Symlinks    = "images.test/tripod/symlinks:1"   // its /etc/passwd, /data and /work lead out of the image
-	HostileIDs  = "images.test/tripod/users:1"      // 32 MiB of /etc/group; users called 1000, big and negative
+	Symlinks    = "images.test/tripod/symlinks:1"   // its /etc/passwd, /data and /work are links out of the image
+	HostileIDs  = "images.test/tripod/users:1"      // 32 MiB of /etc/group; users named 1000, big and negative
 	ImagePrefix = "images.test/"
 )
 
@@ -32,7 +32,7 @@ const (
 type RegistryServer struct {
 	// Addr is HOST:PORT on loopback.
 	Addr string
-	// HostsDir holds a hosts.toml that sends every registry to Addr.
+	// HostsDir is a directory with a hosts.toml that mirrors every registry to Addr.
 	HostsDir string
 
 	server *registry.Server
@@ -43,7 +43,7 @@ var theRegistry struct {
 	*RegistryServer
 }
 
-// Registry starts docker-registry with all the images, once per test binary. It may be pushed to.
+// Registry starts docker-registry with all images, once per test binary. Tests may push to it.
 func Registry(t testing.TB) *RegistryServer {
 	t.Helper()
 	r, err := OpenRegistry()
@@ -53,7 +53,7 @@ func Registry(t testing.TB) *RegistryServer {
 	return r
 }
 
-// OpenRegistry is Registry outside of a test.
+// OpenRegistry is like Registry, for callers without a test.
 func OpenRegistry() (*RegistryServer, error) {
 	theRegistry.Lock()
 	defer theRegistry.Unlock()
@@ -80,7 +80,7 @@ func startRegistry() (*RegistryServer, error) {
 	return r, registry.WriteHosts(r.HostsDir, r.Addr)
 }
 
-// CloseRegistry ends the registry; Main and Enter do so by themselves.
+// CloseRegistry stops the registry. Main and Enter call it.
 func CloseRegistry() {
 	theRegistry.Lock()
 	defer theRegistry.Unlock()

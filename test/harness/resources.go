@@ -19,26 +19,27 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Resources are what a node can leave behind, each kind as a set of readable names.
+// Resources are the things that a node can leave behind, by kind, as sets of readable names.
 type Resources struct {
-	// Processes of this PID namespace but the daemon's own: "PID@STARTTIME COMMAND".
+	// Processes are the processes of this PID namespace except the daemon: "PID@STARTTIME COMMAND".
 	Processes map[string]int
-	// Mounts of this mount namespace: "MOUNTPOINT TYPE (ROOT)"; pinned namespaces are among them.
+	// Mounts are the mounts of this mount namespace: "MOUNTPOINT TYPE (ROOT)". They include pinned namespaces.
 	Mounts map[string]int
-	// Cgroups below CgroupParent in every hierarchy, as paths: those of pods and containers, and those in use.
+	// Cgroups are paths below CgroupParent in every hierarchy: cgroups of pods and containers, and cgroups with
+	// processes.
 	Cgroups map[string]int
-	// Links are network interfaces of this network namespace that are not bridges, Rules its per-pod iptables chains.
+	// Links are the network interfaces of this network namespace except bridges. Rules are its per-pod iptables chains.
 	Links, Rules map[string]int
-	// Leases are IP addresses that a host-local directory holds: "FILE".
+	// Leases are the IP addresses in host-local directories: "FILE".
 	Leases map[string]int
-	// Paths are the files and directories named after a pod or container, and netns files.
+	// Paths are files and directories named after a pod or container, and netns files.
 	Paths map[string]int
-	// Files are the daemon's open files by kind, with their number, and Snapshots the directories of its snapshotter.
-	// Both are there only when the daemon ran: they compare two moments of one daemon, with its images pulled.
+	// Files are the daemon's open files, counted by kind. Snapshots are the directories of its snapshotter. Both are
+	// nil unless the daemon runs. They compare two moments of one daemon, with its images pulled.
 	Files, Snapshots map[string]int
 }
 
-// Snapshot looks at what there is now; d, which may be nil and may be stopped, adds what is the daemon's own.
+// Snapshot returns the present resources. d adds its own files; it can be nil or stopped.
 func Snapshot(d *Daemon) Resources {
 	r := Resources{Processes: processes(), Mounts: mounts(), Cgroups: cgroups(), Links: links(), Rules: rules()}
 	dirs := []string{"/run", "/var/lib/cni"}
@@ -48,7 +49,7 @@ func Snapshot(d *Daemon) Resources {
 			maps.DeleteFunc(r.Processes, func(name string, _ int) bool { return strings.HasPrefix(name, strconv.Itoa(d.Pid())+"@") })
 			r.Files, r.Snapshots = openFiles(d.Pid()), snapshots(d.Root)
 		}
-		// The state directory, and in it that of pinned namespaces, is a mount of its own for as long as the node is up.
+		// The state directory and its netns directory are mounts while the node is up.
 		maps.DeleteFunc(r.Mounts, func(name string, _ int) bool {
 			return strings.HasPrefix(name, d.State+" ") || strings.HasPrefix(name, d.State+"/netns ")
 		})
@@ -57,8 +58,8 @@ func Snapshot(d *Daemon) Resources {
 	return r
 }
 
-// Leaks describes what is in after but not in r, and is nil when there is nothing. Open files and snapshots are
-// compared when both sides have them.
+// Leaks returns an error that names what is in after but not in r. It compares open files and snapshots if both sides
+// have them.
 func (r Resources) Leaks(after Resources) error {
 	kinds := []struct {
 		name          string
@@ -70,16 +71,16 @@ func (r Resources) Leaks(after Resources) error {
 	}
 	var errs []error
 	for _, k := range kinds {
-		errs = append(errs, more(k.name, k.before, k.after)...)
+		errs = append(errs, surplus(k.name, k.before, k.after)...)
 	}
 	if r.Files != nil && after.Files != nil {
-		errs = append(errs, more("open file of the daemon", r.Files, after.Files)...)
-		errs = append(errs, more("snapshot", r.Snapshots, after.Snapshots)...)
+		errs = append(errs, surplus("open file of the daemon", r.Files, after.Files)...)
+		errs = append(errs, surplus("snapshot", r.Snapshots, after.Snapshots)...)
 	}
 	return errors.Join(errs...)
 }
 
-func more(kind string, before, after map[string]int) []error {
+func surplus(kind string, before, after map[string]int) []error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		if n := after[name] - before[name]; n > 0 && after[name] > 1 {
@@ -91,8 +92,8 @@ func more(kind string, before, after map[string]int) []error {
 	return errs
 }
 
-// endNew kills the processes that were not there at the snapshot and detaches the mounts.
-func (r Resources) endNew() {
+// killNew kills processes and detaches mounts that are newer than the snapshot.
+func (r Resources) killNew() {
 	for name := range processes() {
 		pid, _, _ := strings.Cut(name, "@")
 		if n, err := strconv.Atoi(pid); err == nil && r.Processes[name] == 0 {
@@ -107,7 +108,7 @@ func (r Resources) endNew() {
 	}
 }
 
-// processes lists those of this PID namespace, which is the test's own, but for the dead.
+// processes returns the live processes in the test's PID namespace, except its init and the test itself.
 func processes() map[string]int {
 	found := map[string]int{}
 	entries, _ := os.ReadDir("/proc")
@@ -144,8 +145,8 @@ func mounts() map[string]int {
 	return found
 }
 
-// cgroups lists those below CgroupParent, in every hierarchy, that are named after a pod or container or hold a
-// process. Others are a parent's, which is made once, or the kubelet's.
+// cgroups returns the cgroups below CgroupParent, in every hierarchy, that are named after a pod or container or
+// contain a process. The others are parents, which are made once, or the kubelet's.
 func cgroups() map[string]int {
 	found := map[string]int{}
 	data, _ := os.ReadFile("/proc/self/mounts")
@@ -171,7 +172,7 @@ func links() map[string]int {
 	found := map[string]int{}
 	all, _ := netlink.LinkList()
 	for _, l := range all {
-		if l.Type() != "bridge" { // the embedded network's, which outlives its pods
+		if l.Type() != "bridge" { // the embedded network's bridge outlives its pods
 			found[l.Attrs().Name+" "+l.Type()] = 1
 		}
 	}
@@ -184,7 +185,7 @@ func removeBridge(name string) {
 	}
 }
 
-// podChain matches the chains that CNI plugins make for one pod: masquerading (bridge) and host ports (portmap).
+// podChain matches the chains that CNI plugins make for a pod: masquerading (bridge) and host ports (portmap).
 var podChain = regexp.MustCompile(`(?m)^:(CNI-(?:DN-|SN-)?[0-9a-f]{8,}) `)
 
 func rules() map[string]int {
@@ -198,11 +199,11 @@ func rules() map[string]int {
 	return found
 }
 
-// namedAfter matches what only a pod or a container has in its name.
+// namedAfter matches the ID of a pod or container in a name.
 var namedAfter = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// walk finds what is named after an address (leases of host-local) or after a pod. Content is left out: it is named
-// by 64 hexadecimal digits as well, and belongs to images.
+// walk finds files named after an address (leases of host-local), and paths named after a pod. It skips image content,
+// which is also named by 64 hexadecimal digits.
 func walk(dirs []string) (leases, paths map[string]int) {
 	leases, paths = map[string]int{}, map[string]int{}
 	for _, dir := range dirs {
@@ -229,7 +230,7 @@ func walk(dirs []string) (leases, paths map[string]int) {
 	return leases, paths
 }
 
-// openFiles counts a process's descriptors; numbers that differ from one file of a kind to the next are left out.
+// openFiles counts a process's descriptors by kind, without the numbers that differ between files of a kind.
 func openFiles(pid int) map[string]int {
 	found := map[string]int{}
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
@@ -243,7 +244,7 @@ func openFiles(pid int) map[string]int {
 	return found
 }
 
-// snapshots lists the numbered directories below every directory called snapshots.
+// snapshots returns the numbered directories in every directory named snapshots.
 func snapshots(root string) map[string]int {
 	found := map[string]int{}
 	_ = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {

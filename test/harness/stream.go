@@ -21,24 +21,25 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// Protocol is how a streaming client speaks to the daemon; both are the libraries that kubectl uses.
+// Protocol is a streaming protocol. The clients are the libraries that kubectl uses.
 type Protocol string
 
-// The protocols. WebSocket is version 4, which every CRI streaming server speaks and which cannot tell the end of stdin.
+// Values of Protocol. WebSocket is version 4, which every CRI streaming server supports and which cannot signal the end
+// of stdin.
 const (
 	SPDY        Protocol = "SPDY"
 	WebSocket   Protocol = "WebSocket"
 	WebSocketV5 Protocol = "WebSocket v5"
 )
 
-// Protocols are those that every server speaks, HalfClosing those that tell the end of stdin.
+// Protocols are supported by every server. HalfClosing are the protocols that can signal the end of stdin.
 var (
 	Protocols   = []Protocol{SPDY, WebSocket}
 	HalfClosing = []Protocol{SPDY, WebSocketV5}
 )
 
-// Stream joins standard streams to the URL that Exec or Attach has answered. It returns the program's exit code;
-// the error is for everything else that went wrong.
+// Stream connects standard streams to the URL from Exec or Attach. It returns the program's exit code, and an error for
+// all other failures.
 func Stream(ctx context.Context, p Protocol, rawURL string, o remotecommand.StreamOptions) (int, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -63,13 +64,13 @@ func Stream(ctx context.Context, p Protocol, rawURL string, o remotecommand.Stre
 	return 0, err
 }
 
-// ExecResult is what a program that was run by a streaming Exec did.
+// ExecResult is the result of a streaming Exec.
 type ExecResult struct {
 	Stdout, Stderr string
 	Code           int
 }
 
-// Exec runs a command in the container over a stream. With tty, all of its output is in Stdout.
+// Exec runs a command in the container over a stream. With tty, Stdout has all output.
 func (c *Container) Exec(p Protocol, stdin io.Reader, tty bool, argv ...string) ExecResult {
 	c.Pod.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -92,7 +93,7 @@ func (c *Container) Exec(p Protocol, stdin io.Reader, tty bool, argv ...string) 
 	return ExecResult{Stdout: stdout.String(), Stderr: stderr.String(), Code: code}
 }
 
-// AttachURL asks for a stream to the container's own standard streams.
+// AttachURL returns the URL of a stream to the container's own standard streams.
 func (c *Container) AttachURL(stdin, tty bool) string {
 	c.Pod.t.Helper()
 	resp, err := c.Pod.d.Runtime().Attach(context.Background(), &runtimeapi.AttachRequest{
@@ -104,7 +105,7 @@ func (c *Container) AttachURL(stdin, tty bool) string {
 	return resp.Url
 }
 
-// Forward forwards a local port to a port of the pod, over SPDY, until the test ends, and returns the local HOST:PORT.
+// Forward forwards a local port to a port of the pod over SPDY until the test ends. It returns the local HOST:PORT.
 func (p *Pod) Forward(t testing.TB, port int32) string {
 	t.Helper()
 	resp, err := p.d.Runtime().PortForward(context.Background(), &runtimeapi.PortForwardRequest{PodSandboxId: p.ID, Port: []int32{port}})

@@ -14,25 +14,25 @@ import (
 	"time"
 )
 
-// Images of virtual machines (hack/images/vm.go and tiny.go; hack/images/guest is what the first four run).
+// Images of virtual machines (hack/images/vm.go and tiny.go). The first four run hack/images/guest.
 const (
 	vmPrefix     = ImagePrefix + "tripod/vm/"
 	Guest        = vmPrefix + "busybox:1"       // a kernel and an initramfs
 	FullGuest    = vmPrefix + "full:1"          // the same with a kernel that has virtio-9p
-	DiskGuest    = vmPrefix + "disk:1"          // containerDisk: a disk that boots, with a FAT file system at /disk
+	DiskGuest    = vmPrefix + "disk:1"          // containerDisk: a bootable disk, with a FAT file system at /disk
 	DiskArtifact = vmPrefix + "disk-artifact:1" // the same disk as an artifact
-	TinyGuest    = vmPrefix + "tiny:1"          // a boot sector: ticks, obeys the power button
-	TinyEnds     = vmPrefix + "tiny-ends:1"     // one line, then off
-	TinyDeaf     = vmPrefix + "tiny-deaf:1"     // ticks, does not see the power button
-	// What a node must refuse.
+	TinyGuest    = vmPrefix + "tiny:1"          // a boot sector that ticks and obeys the power button
+	TinyEnds     = vmPrefix + "tiny-ends:1"     // prints one line and powers off
+	TinyDeaf     = vmPrefix + "tiny-deaf:1"     // ticks and ignores the power button
+	// Images that a node must refuse.
 	BackingDisk = vmPrefix + "backing:1"   // its disk names a file of the node as backing file
-	TwoDisks    = vmPrefix + "two-disks:1" // a containerDisk of two disks
+	TwoDisks    = vmPrefix + "two-disks:1" // a containerDisk with two disks
 )
 
-// GuestTimeout is how long a guest may take to boot: it is emulated, and the machine may be busy.
+// GuestTimeout bounds the boot of a guest, which is emulated on a busy host.
 const GuestTimeout = 2 * time.Minute
 
-// VM lets machines be emulated, small, and found where `make build` puts what they need.
+// VM configures small, emulated machines, and builds the programs that they need.
 func VM(t testing.TB) Option {
 	t.Helper()
 	for name, variable := range map[string]string{"tripod-agent": "TRIPOD_AGENT_BIN", "tripod-vmwrap": "TRIPOD_VMWRAP_BIN"} {
@@ -51,7 +51,7 @@ func VM(t testing.TB) Option {
 	}
 }
 
-// RunVM runs a pod of one machine, which has started; it is removed when the test ends.
+// RunVM runs a pod with one machine and waits until it has started. The pod is removed when the test ends.
 func (d *Daemon) RunVM(t testing.TB, spec *PodSpec) *Container {
 	t.Helper()
 	name := spec.Name
@@ -63,47 +63,47 @@ func (d *Daemon) RunVM(t testing.TB, spec *PodSpec) *Container {
 	return pod.Run(ContainerConfig("c", spec.Image, spec.Container...))
 }
 
-// GuestReport is the line that the test guest prints when it is up.
+// GuestReport is the line that the test guest prints after its boot.
 type GuestReport struct {
 	Host  string
 	Seed  string   // none, nocloud or configdrive
 	Net   string   // none, config or dhcp
 	Addrs []string // ADDRESS/BITS
 	Agent string   // none or started
-	Up    string   // seconds since its kernel began
+	Up    string   // seconds since its kernel started
 }
 
-// WaitGuest waits until the guest has said that it is up, in the container's log.
+// WaitGuest waits until the container's log has the guest's report.
 func (c *Container) WaitGuest() GuestReport { return c.WaitGuestBoot(1) }
 
-// WaitGuestBoot waits until it has said so for the nth time: a guest that reboots says it again.
+// WaitGuestBoot waits for the guest's nth report. A guest reports after each boot.
 func (c *Container) WaitGuestBoot(n int) GuestReport {
 	c.Pod.t.Helper()
 	var found []GuestReport
 	c.waitText(GuestTimeout, func(text string) error {
 		found = guestReports(text)
 		if len(found) < n {
-			return fmt.Errorf("the guest was up %d times, not %d:\n%s", len(found), n, text)
+			return fmt.Errorf("the guest has booted %d times, want %d:\n%s", len(found), n, text)
 		}
 		return nil
 	})
 	return found[n-1]
 }
 
-// WaitConsole waits until the machine's console has shown text, as long as a guest may take, and returns all that it showed.
+// WaitConsole waits until the machine's console shows text, for GuestTimeout at most, and returns the whole output.
 func (c *Container) WaitConsole(text string) string {
 	c.Pod.t.Helper()
 	var all string
 	c.waitText(GuestTimeout, func(have string) error {
 		if all = have; !strings.Contains(have, text) {
-			return fmt.Errorf("no %q on the console:\n%s", text, have)
+			return fmt.Errorf("the console does not show %q:\n%s", text, have)
 		}
 		return nil
 	})
 	return all
 }
 
-// waitText waits for something in the container's log, whose last line may be half written.
+// waitText waits for a condition on the container's log. It ignores a last line that is incomplete.
 func (c *Container) waitText(timeout time.Duration, cond func(text string) error) {
 	c.Pod.t.Helper()
 	Eventually(c.Pod.t, timeout, func() error {
@@ -140,7 +140,8 @@ func guestReports(text string) []GuestReport {
 	return all
 }
 
-// Get asks a web server of the pod, from the node, over the pod network, and fails the test unless it answers with 200.
+// Get requests a path from the pod's web server, from the node over the pod network. It fails the test unless the
+// answer is 200.
 func (p *Pod) Get(path string) string {
 	p.t.Helper()
 	var body string
@@ -165,8 +166,8 @@ func (p *Pod) Get(path string) string {
 	return body
 }
 
-// VMFile is the path of a file that the machines' images consist of, for tests without a daemon: vmlinux, initrd, cmdline,
-// vmlinux-full, initrd-full or disk.qcow2.
+// VMFile returns the path of a file from which the machines' images are made, for tests without a daemon: vmlinux,
+// initrd, cmdline, vmlinux-full, initrd-full or disk.qcow2.
 func VMFile(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(Root(), "build", "images", "vm", name)

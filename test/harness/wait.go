@@ -2,5 +2,5 @@ package harness
 
 import "github.com/tripod-run/tripod/test/until"
 
-// Eventually polls a condition of another process until it is nil. It fails the test with the last error after a timeout.
+// Eventually polls a condition until it returns nil. After the timeout it fails the test with the last error.
 var Eventually = until.NoError

@@ -11,17 +11,17 @@ const (
 	HelloHTTP     = wasmPrefix + "hello-http-c:1"
 	CommandGo     = wasmPrefix + "command-go:1"
 	WasmRootfs    = wasmPrefix + "rootfs:1"                        // a container image whose entrypoint is command-go
-	NamedGreeter  = wasmPrefix + "named:1"                         // annotated as example.com:greet.Greeter@1.0.0
-	CalledGreeter = wasmPrefix + "example.com/greet.greeter:1.0.0" // called so
-	// What a node must refuse.
+	NamedGreeter  = wasmPrefix + "named:1"                         // named example.com:greet.Greeter@1.0.0 by an annotation
+	CalledGreeter = wasmPrefix + "example.com/greet.greeter:1.0.0" // named by its reference
+	// Images that a node must refuse.
 	MismatchWasm      = wasmPrefix + "mismatch:1"       // greeter-c with the descriptors of faults-c
-	UndescribedWasm   = wasmPrefix + "no-descriptors:1" // greeter-c without any
+	UndescribedWasm   = wasmPrefix + "no-descriptors:1" // greeter-c without descriptors
 	UnknownImportWasm = wasmPrefix + "unknown-import:1" // imports env#missing
 	HugeMemoryWasm    = wasmPrefix + "huge-memory:1"    // declares 4 GiB
-	InvalidWasm       = wasmPrefix + "invalid:1"        // is none
+	InvalidWasm       = wasmPrefix + "invalid:1"        // is not a component
 )
 
-// Wasm offers the handler "wasm" with workers of a kind: one per "node", "namespace" or "pod".
+// Wasm configures the handler "wasm" with one worker per "node", "namespace" or "pod".
 func Wasm(t testing.TB, worker string) Option {
 	t.Helper()
 	program, err := WasmBinary()
@@ -34,7 +34,7 @@ func Wasm(t testing.TB, worker string) Option {
 	}
 }
 
-// RunWasm runs a pod with one component, which has started. What image needs besides is in opts.
+// RunWasm runs a pod with one component and waits until it has started. The pod is removed when the test ends.
 func (d *Daemon) RunWasm(t testing.TB, config *PodSpec) *Container {
 	t.Helper()
 	pod := d.RunPodWith(t, PodConfig(t, config.name(), config.Pod...), "wasm")
@@ -42,7 +42,7 @@ func (d *Daemon) RunWasm(t testing.TB, config *PodSpec) *Container {
 	return pod.Run(ContainerConfig("c", config.Image, config.Container...))
 }
 
-// PodSpec is a pod of one component.
+// PodSpec describes a pod with one container.
 type PodSpec struct {
 	Name, Image string
 	Pod         []PodOption

@@ -18,8 +18,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// client is an HTTP client of the API server. Reading so is a hundred times cheaper than a kubectl, and a test that waits
-// reads often.
+// client returns an HTTP client for the API server. A read is a hundred times cheaper than a kubectl, and waiting tests
+// read often.
 func (i identity) client() *http.Client {
 	return &http.Client{
 		Timeout:   30 * time.Second,
@@ -55,7 +55,7 @@ func (c *Cluster) Get(path string, into any) error {
 	return json.Unmarshal(body, into)
 }
 
-// NodeReady is nil when the node is ready and takes pods.
+// NodeReady returns nil if the node is ready and has no taints.
 func (c *Cluster) NodeReady() error {
 	var node corev1.Node
 	if err := c.Get("/api/v1/nodes/"+NodeName, &node); err != nil {
@@ -72,22 +72,22 @@ func (c *Cluster) NodeReady() error {
 	return fmt.Errorf("the node is not ready: %v", node.Status.Conditions)
 }
 
-// KubectlCommand is a kubectl of the administrator.
+// KubectlCommand returns a kubectl command of the administrator, not started.
 func (c *Cluster) KubectlCommand(args ...string) *exec.Cmd {
 	return exec.Command(c.programs+"/kubectl", append([]string{"--kubeconfig", c.Kubeconfig()}, args...)...)
 }
 
-// Kubeconfig is the administrator's.
+// Kubeconfig returns the path of the administrator's kubeconfig.
 func (c *Cluster) Kubeconfig() string { return c.identity.kubeconfig("admin") }
 
-// Kubectl runs kubectl and returns what it printed; the error has what it complained of.
+// Kubectl runs kubectl and returns its output; the error contains its standard error.
 func (c *Cluster) Kubectl(stdin string, args ...string) (string, error) {
 	k := c.KubectlCommand(args...)
 	k.Stdin = strings.NewReader(stdin)
 	return output(k)
 }
 
-// Tripod runs Tripod's own command line against the node's daemon.
+// Tripod runs the tripod command against the node's daemon.
 func (c *Cluster) Tripod(args ...string) (string, error) {
 	bin, err := harness.Binary()
 	if err != nil {
@@ -102,7 +102,7 @@ type sandbox struct {
 	State    string
 }
 
-// sandboxes lists Tripod's pods.
+// sandboxes returns Tripod's pods.
 func (c *Cluster) sandboxes() ([]sandbox, error) {
 	out, err := c.Tripod("pods", "-o", "json")
 	if err != nil {
@@ -123,7 +123,7 @@ func output(cmd *exec.Cmd) (string, error) {
 	return string(out), err
 }
 
-// applyRuntimeClasses applies those of docs/kubernetes.md, as they stand there.
+// applyRuntimeClasses applies the RuntimeClasses in docs/kubernetes.md, unchanged.
 func (c *Cluster) applyRuntimeClasses() error {
 	classes, err := harness.Manifests("kubernetes.md")
 	if err != nil {
@@ -133,7 +133,7 @@ func (c *Cluster) applyRuntimeClasses() error {
 	return err
 }
 
-// RestartKubelet stops the kubelet and starts it with other settings of its configuration; without any, with its own again.
+// RestartKubelet stops the kubelet and starts it with changes to its configuration, or with the original one.
 func (c *Cluster) RestartKubelet(change ...map[string]any) error {
 	return errors.Join(c.Kubelet.Stop(), c.writeKubeletConfig(change...), c.Kubelet.Start())
 }

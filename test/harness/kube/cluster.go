@@ -18,14 +18,14 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// The node and its addresses. 192.0.2.0/24 is set aside for documentation, so that nothing else is there.
+// Name and addresses of the node. 192.0.2.0/24 is reserved for documentation, so it is not in use.
 const (
 	NodeName = "node1"
 	NodeIP   = "192.0.2.10"
 
 	PodCIDR      = "10.244.0.0/16"
 	ServiceCIDR  = "10.96.0.0/16"
-	apiServiceIP = "10.96.0.1" // that of the Service kubernetes
+	apiServiceIP = "10.96.0.1" // of the Service kubernetes
 
 	serverURL = "https://" + NodeIP + ":6443"
 	etcdURL   = "http://127.0.0.1:2379"
@@ -33,14 +33,14 @@ const (
 
 var gateway = net.IPv4(192, 0, 2, 1)
 
-// readyTimeout is how long a program, or the node, may take to be ready on a busy machine.
+// readyTimeout bounds the start of a program or the node on a busy host.
 const readyTimeout = 2 * time.Minute
 
 // Cluster is a cluster of one node.
 type Cluster struct {
-	// Dir holds everything of the cluster that is on disk.
+	// Dir is the directory of the cluster's files.
 	Dir string
-	// The programs, in the order in which they are started.
+	// Programs of the cluster, in the order of their start.
 	Etcd, APIServer, ControllerManager, Scheduler, Daemon, Kubelet, Proxy *Process
 
 	programs string // the directory of Kubernetes' programs
@@ -50,8 +50,8 @@ type Cluster struct {
 	before   harness.Resources
 }
 
-// Programs is the directory with the programs of Kubernetes, and an error when one is missing, of the set e2e of hack/kube.sh
-// as well if that is named.
+// Programs returns the directory of Kubernetes' programs. It returns an error if one is missing, including those of
+// hack/kube.sh's set e2e if that is named.
 func Programs(set ...string) (string, error) {
 	c := exec.Command(filepath.Join(harness.Root(), "hack", "kube.sh"), append([]string{"check"}, set...)...)
 	out, err := c.CombinedOutput()
@@ -61,8 +61,7 @@ func Programs(set ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Start starts a cluster in this world, one per world, and returns when its node is ready. After an error nothing of it
-// runs any more.
+// Start starts the cluster, one per world, and returns when its node is ready. On error nothing remains running.
 func Start() (*Cluster, error) {
 	programs, err := Programs()
 	if err != nil {
@@ -78,7 +77,7 @@ func Start() (*Cluster, error) {
 	return c, nil
 }
 
-// prepare makes all that the programs find on disk and in the kernel.
+// prepare sets up the files and kernel objects that the programs need.
 func (c *Cluster) prepare() error {
 	if err := os.Mkdir(c.Dir, 0o755); err != nil {
 		return err
@@ -95,7 +94,7 @@ func (c *Cluster) prepare() error {
 	if err != nil {
 		return err
 	}
-	c.define(tripod)
+	c.defineProcesses(tripod)
 	err = errors.Join(prepareNode(c.Dir), c.writeDaemonConfig(registry.HostsDir), c.writeKubeletConfig())
 	c.before = harness.Snapshot(nil)
 	return err
@@ -107,7 +106,7 @@ func (c *Cluster) start() error {
 	if err := c.Etcd.Start(); err != nil {
 		return err
 	}
-	// The API server tries again until etcd is there, and the daemon needs neither.
+	// The API server retries until etcd runs; the daemon needs neither.
 	if err := errors.Join(c.APIServer.Start(), c.Daemon.Start()); err != nil {
 		return err
 	}
@@ -122,34 +121,34 @@ func (c *Cluster) start() error {
 	if err := c.applyRuntimeClasses(); err != nil {
 		return err
 	}
-	if err := c.await(c.Kubelet, "has a node that is ready", c.NodeReady); err != nil {
+	if err := c.await(c.Kubelet, "has a ready node", c.NodeReady); err != nil {
 		return err
 	}
-	return c.await(c.Kubelet, "passes the pod CIDR on", c.knowsPodCIDR)
+	return c.await(c.Kubelet, "passes the pod CIDR to the runtime", c.podCIDRPassed)
 }
 
-// knowsPodCIDR is nil when the kubelet has passed the pods' address range to the runtime. Earlier pods get them from
-// the runtime's own range.
-func (c *Cluster) knowsPodCIDR() error {
+// podCIDRPassed returns nil once the kubelet has passed the pod CIDR to the runtime. Earlier pods would get addresses
+// from the runtime's own range.
+func (c *Cluster) podCIDRPassed() error {
 	if c.Kubelet.Grep("newPodCIDR=", 1) == "" {
-		return errors.New("its log does not say so")
+		return errors.New("its log does not mention newPodCIDR")
 	}
 	return nil
 }
 
-// await waits for a condition of a program.
+// await waits for a condition of a program. It fails early if the program has ended.
 func (c *Cluster) await(p *Process, what string, cond func() error) error {
 	err := until.Poll(readyTimeout, func() error {
-		if trouble := p.trouble(); len(trouble) > 0 {
+		if failures := p.failures(); len(failures) > 0 {
 			return nil
 		}
 		return cond()
 	})
-	if trouble := p.trouble(); len(trouble) > 0 {
-		err = errors.New(strings.Join(trouble, "; "))
+	if failures := p.failures(); len(failures) > 0 {
+		err = errors.New(strings.Join(failures, "; "))
 	}
 	if err != nil {
-		return fmt.Errorf("%s: not within %v that it %s: %w\n%s", p.Name, readyTimeout, what, err, p.Tail(30))
+		return fmt.Errorf("%[1]s %[3]s: not within %[2]v: %[4]w\n%[5]s", p.Name, readyTimeout, what, err, p.Tail(30))
 	}
 	return nil
 }
@@ -159,7 +158,7 @@ func (c *Cluster) serverReady() error {
 	return err
 }
 
-// WaitRuntime returns when the daemon answers, after a restart for instance.
+// WaitRuntime waits until the daemon answers, for example after a restart.
 func (c *Cluster) WaitRuntime() error {
 	return c.await(c.Daemon, "answers", func() error {
 		_, err := c.Tripod("info")
@@ -167,8 +166,8 @@ func (c *Cluster) WaitRuntime() error {
 	})
 }
 
-// Drain waits until the kubelet has removed the last pod and its logs from the node, which it does once a minute. The pods
-// must have been deleted before.
+// Drain waits until the kubelet, which cleans up once a minute, has removed the last pod and its logs from the node.
+// The pods must already be deleted.
 func (c *Cluster) Drain() error {
 	return until.Poll(readyTimeout, func() error {
 		pods, err := c.sandboxes()
@@ -183,30 +182,29 @@ func (c *Cluster) Drain() error {
 	})
 }
 
-// processes are the programs in the order in which they end: who asks goes before who answers, and the pods have been
-// deleted by then.
+// processes returns the programs in the order in which Stop stops them: clients before servers.
 func (c *Cluster) processes() []*Process {
 	return []*Process{c.Proxy, c.Kubelet, c.Scheduler, c.ControllerManager, c.Daemon, c.APIServer, c.Etcd}
 }
 
-// Stop ends the cluster. Its error names the programs that had ended before, or did not end when they were asked to.
+// Stop stops the cluster. Its error names programs that had already ended or did not end in time.
 func (c *Cluster) Stop() error {
 	var errs []error
 	for _, p := range c.processes() {
 		errs = append(errs, p.Stop())
-		for _, end := range p.trouble() {
+		for _, end := range p.failures() {
 			errs = append(errs, fmt.Errorf("%s\n%s", end, p.Tail(30)))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Leaks describes what is left in the world of a cluster that has been stopped, and is nil when nothing is.
+// Leaks returns an error that names what a stopped cluster has left in the world.
 func (c *Cluster) Leaks() error {
 	return until.Poll(5*time.Second, func() error {
 		after := harness.Snapshot(nil)
 		maps.DeleteFunc(after.Mounts, func(name string, _ int) bool {
-			// The daemon's, for as long as the node is up.
+			// Mounts of the daemon, which exist while the node is up.
 			return strings.HasPrefix(name, "/run/tripod ") || strings.HasPrefix(name, "/run/tripod/netns ")
 		})
 		return c.before.Leaks(after)

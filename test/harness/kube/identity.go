@@ -17,15 +17,15 @@ import (
 	"time"
 )
 
-// identity is who the programs are to each other: an authority, the API server's certificate of it, the key of
-// service accounts, and a token with a kubeconfig for each client.
+// identity holds the credentials of the programs: a certificate authority, the API server's certificate, the key of
+// service accounts, and a token and kubeconfig for each client.
 type identity struct {
 	dir string
-	// pool holds the authority.
+	// pool contains the certificate authority.
 	pool *x509.CertPool
 }
 
-// clients are the API server's, with their groups; each one's token is its name.
+// clients maps the API server's clients to their groups. The token of a client is its name.
 var clients = map[string]string{
 	"admin":                          "system:masters",
 	"system:kube-controller-manager": "",
@@ -36,12 +36,12 @@ var clients = map[string]string{
 
 func (i identity) path(name string) string { return filepath.Join(i.dir, name) }
 
-// kubeconfig is the file by which a client reaches the API server.
+// kubeconfig returns the path of a client's kubeconfig.
 func (i identity) kubeconfig(client string) string {
 	return i.path(strings.ReplaceAll(client, ":", "-") + ".kubeconfig")
 }
 
-// newIdentity writes it all to dir.
+// newIdentity creates all credentials in dir.
 func newIdentity(dir string) (identity, error) {
 	i := identity{dir: dir, pool: x509.NewCertPool()}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -85,7 +85,7 @@ func (i identity) writeCertificates() error {
 	)
 }
 
-// kubeconfig takes the authority's file, the server's address and the token.
+// kubeconfig is the template of a kubeconfig: authority file, server URL, token.
 const kubeconfig = `apiVersion: v1
 kind: Config
 clusters: [{name: tripod, cluster: {certificate-authority: %q, server: %q}}]

@@ -16,8 +16,8 @@ var shared struct {
 	err error
 }
 
-// Main is the whole TestMain of a package whose tests share a cluster. It fails them if the cluster does not end well, or
-// leaves something behind.
+// Main is the TestMain of a package whose tests share a cluster. It fails if the cluster does not stop properly or
+// leaves anything behind.
 func Main(m *testing.M) {
 	harness.Enter(func() int {
 		code := m.Run()
@@ -25,14 +25,14 @@ func Main(m *testing.M) {
 			return code
 		}
 		if err := errors.Join(shared.Drain(), shared.Stop(), shared.Leaks()); err != nil {
-			fmt.Fprintf(os.Stderr, "the cluster ended badly, or left behind:\n%v\n", err)
+			fmt.Fprintf(os.Stderr, "the cluster did not stop properly, or left something behind:\n%v\n", err)
 			return max(code, 1)
 		}
 		return code
 	})
 }
 
-// Shared is the cluster of the tests, started by the first that asks.
+// Shared returns the tests' cluster. The first call starts it.
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
 	shared.once.Do(func() { shared.Cluster, shared.err = Start() })

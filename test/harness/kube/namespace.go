@@ -20,11 +20,11 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// Timeout is how long anything that the cluster does by itself may take, but for machines that boot.
+// Timeout bounds each action of the cluster, except the boot of a machine.
 const Timeout = 90 * time.Second
 
-// Namespace is a namespace of the cluster that one test has. When the test ends it is deleted, and the test fails if a
-// container was restarted that should not have been, or if anything of its pods is left on the node.
+// Namespace is a namespace for one test. It is deleted when the test ends. The test fails if a container was restarted
+// unexpectedly, or if anything of its pods is left on the node.
 type Namespace struct {
 	Name    string
 	Cluster *Cluster
@@ -35,10 +35,10 @@ type Namespace struct {
 
 var namespaces atomic.Int32
 
-// notInNames matches what the name of a namespace cannot have.
+// notInNames matches characters that are not allowed in the name of a namespace.
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 
-// Namespace makes a namespace for a test.
+// Namespace creates a namespace for a test.
 func (c *Cluster) Namespace(t testing.TB) *Namespace {
 	t.Helper()
 	name := strings.Trim(notInNames.ReplaceAllString(strings.ToLower(strings.TrimPrefix(t.Name(), "Test")), "-"), "-")
@@ -47,19 +47,19 @@ func (c *Cluster) Namespace(t testing.TB) *Namespace {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.cleanUp)
-	// Pods are refused until the namespace has its account.
-	n.Await("the account of the namespace", Timeout, func() error {
+	// The API server refuses pods until the namespace has its service account.
+	n.Await("service account of the namespace", Timeout, func() error {
 		return c.Get(n.path("serviceaccounts/default"), &corev1.ServiceAccount{})
 	})
 	return n
 }
 
-// ExpectRestarts lets containers of the namespace be restarted.
+// ExpectRestarts allows restarts of the namespace's containers.
 func (n *Namespace) ExpectRestarts() { n.restarts = true }
 
 func (n *Namespace) path(rest string) string { return "/api/v1/namespaces/" + n.Name + "/" + rest }
 
-// Await waits until cond is nil and fails the test with its last error after timeout.
+// Await waits until cond returns nil. After the timeout it fails the test with the last error.
 func (n *Namespace) Await(what string, timeout time.Duration, cond func() error) {
 	n.t.Helper()
 	if err := until.Poll(timeout, cond); err != nil {
@@ -67,7 +67,7 @@ func (n *Namespace) Await(what string, timeout time.Duration, cond func() error)
 	}
 }
 
-// Kubectl runs kubectl in the namespace, which must succeed, and returns what it printed.
+// Kubectl runs kubectl in the namespace and returns its output. It fails the test on error.
 func (n *Namespace) Kubectl(args ...string) string {
 	n.t.Helper()
 	out, err := n.TryKubectl(args...)
@@ -77,15 +77,15 @@ func (n *Namespace) Kubectl(args ...string) string {
 	return out
 }
 
-// TryKubectl runs kubectl in the namespace.
+// TryKubectl runs kubectl in the namespace and returns its output.
 func (n *Namespace) TryKubectl(args ...string) (string, error) { return n.KubectlInput("", args...) }
 
-// KubectlInput runs kubectl in the namespace with an input.
+// KubectlInput runs kubectl in the namespace with standard input.
 func (n *Namespace) KubectlInput(stdin string, args ...string) (string, error) {
 	return n.Cluster.Kubectl(stdin, append([]string{"--namespace", n.Name}, args...)...)
 }
 
-// KubectlCommand is a kubectl in the namespace that has yet to be started.
+// KubectlCommand returns a kubectl command in the namespace, not started.
 func (n *Namespace) KubectlCommand(args ...string) *exec.Cmd {
 	return n.Cluster.KubectlCommand(append([]string{"--namespace", n.Name}, args...)...)
 }
@@ -98,7 +98,7 @@ func (n *Namespace) Apply(yaml string) {
 	}
 }
 
-// Get reads an object of the namespace: "pods/web", or "apis/apps/v1:deployments/web" outside of the core group.
+// Get reads an object of the namespace: "pods/web", or "apis/apps/v1:deployments/web" for other API groups.
 func (n *Namespace) Get(object string, into any) error {
 	group, rest, ok := strings.Cut(object, ":")
 	if !ok {
@@ -107,7 +107,7 @@ func (n *Namespace) Get(object string, into any) error {
 	return n.Cluster.Get("/"+group+"/namespaces/"+n.Name+"/"+rest, into)
 }
 
-// Pod reads a pod, which must be there.
+// Pod returns a pod, which must exist.
 func (n *Namespace) Pod(name string) *corev1.Pod {
 	n.t.Helper()
 	var pod corev1.Pod
@@ -117,7 +117,7 @@ func (n *Namespace) Pod(name string) *corev1.Pod {
 	return &pod
 }
 
-// Pods reads the pods with a label, or all.
+// Pods returns the pods that match a label selector; "" selects all.
 func (n *Namespace) Pods(selector string) []corev1.Pod {
 	n.t.Helper()
 	pods, err := n.pods(selector)
@@ -133,7 +133,7 @@ func (n *Namespace) pods(selector string) ([]corev1.Pod, error) {
 	return list.Items, err
 }
 
-// WaitPod waits until a pod fulfils cond and returns it as it is then.
+// WaitPod waits until cond holds for a pod, and returns that state of the pod.
 func (n *Namespace) WaitPod(name, what string, timeout time.Duration, cond func(*corev1.Pod) bool) *corev1.Pod {
 	n.t.Helper()
 	var pod corev1.Pod
@@ -156,13 +156,13 @@ func (n *Namespace) WaitReady(name string, timeout time.Duration) *corev1.Pod {
 	return n.WaitPod(name, "is ready", timeout, Ready)
 }
 
-// WaitPhase waits until a pod is in a phase.
+// WaitPhase waits until a pod is in the phase.
 func (n *Namespace) WaitPhase(name string, phase corev1.PodPhase, timeout time.Duration) *corev1.Pod {
 	n.t.Helper()
 	return n.WaitPod(name, "is "+string(phase), timeout, func(p *corev1.Pod) bool { return p.Status.Phase == phase })
 }
 
-// WaitPods waits until exactly count pods have the label, all of them ready, and returns them.
+// WaitPods waits until exactly count pods match the selector and all are ready, and returns them.
 func (n *Namespace) WaitPods(selector string, count int, timeout time.Duration) []corev1.Pod {
 	n.t.Helper()
 	var pods []corev1.Pod
@@ -179,13 +179,13 @@ func (n *Namespace) WaitPods(selector string, count int, timeout time.Duration) 
 	return pods
 }
 
-// WaitGone waits until an object is there no more.
+// WaitGone waits until an object no longer exists.
 func (n *Namespace) WaitGone(object string, timeout time.Duration) {
 	n.t.Helper()
 	n.Await(object+" is gone", timeout, func() error {
 		var any json.RawMessage
 		if err := n.Get(object, &any); err == nil {
-			return errors.New("it is still there")
+			return errors.New("it still exists")
 		} else if !isNotFound(err) {
 			return err
 		}
@@ -197,7 +197,7 @@ func isNotFound(err error) bool {
 	return err != nil && strings.Contains(err.Error(), fmt.Sprint(": ", http.StatusNotFound, " "))
 }
 
-// WaitLog waits until the log of a pod, with further arguments of kubectl logs, has a text, and returns the log.
+// WaitLog waits until the output of kubectl logs with these arguments contains text, and returns the output.
 func (n *Namespace) WaitLog(text string, timeout time.Duration, args ...string) string {
 	n.t.Helper()
 	var log string
@@ -211,14 +211,14 @@ func (n *Namespace) WaitLog(text string, timeout time.Duration, args ...string) 
 	return log
 }
 
-// Ready reports whether a pod is ready and is to stay.
+// Ready reports whether a pod is ready and not being deleted.
 func Ready(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
 
-// Describe is a pod in a line.
+// Describe describes a pod's status in one line.
 func Describe(p *corev1.Pod) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s is %s", p.Name, p.Status.Phase)
@@ -246,7 +246,7 @@ func Describe(p *corev1.Pod) string {
 }
 
 func describeAll(pods []corev1.Pod) string {
-	lines := []string{fmt.Sprintf("there are %d", len(pods))}
+	lines := []string{fmt.Sprintf("%d pods", len(pods))}
 	for i := range pods {
 		lines = append(lines, Describe(&pods[i]))
 	}
@@ -265,22 +265,22 @@ func (n *Namespace) cleanUp() {
 		n.explain()
 	}
 	uids := n.podUIDs()
-	// Whoever makes pods goes with them, lest it make new ones. The namespace itself is the cluster's to remove, which takes it
-	// a quarter of a minute.
+	// Delete the controllers too, because they would create new pods. The cluster takes about 15 s to remove the
+	// namespace itself.
 	n.Kubectl("delete", "deployments,statefulsets,daemonsets,jobs,cronjobs,pods", "--all", "--wait=false")
 	n.Kubectl("delete", "namespace", n.Name, "--wait=false")
-	if err := until.Poll(Timeout, n.empty); err != nil {
-		n.t.Errorf("the pods are not gone within %v: %v", Timeout, err)
+	if err := until.Poll(Timeout, n.noPods); err != nil {
+		n.t.Errorf("the pods still exist after %v: %v", Timeout, err)
 		n.explain()
 		n.Kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
 	}
-	if err := until.Poll(30*time.Second, func() error { return n.left(uids) }); err != nil {
+	if err := until.Poll(30*time.Second, func() error { return n.nodeLeaks(uids) }); err != nil {
 		n.t.Errorf("left on the node: %v", err)
 	}
 }
 
-// empty is nil when the namespace has no pods.
-func (n *Namespace) empty() error {
+// noPods returns nil if the namespace has no pods.
+func (n *Namespace) noPods() error {
 	pods, err := n.pods("")
 	if err == nil && len(pods) > 0 {
 		err = errors.New(describeAll(pods))
@@ -288,7 +288,7 @@ func (n *Namespace) empty() error {
 	return err
 }
 
-// CheckRestarts fails the test when a container of the namespace was restarted.
+// CheckRestarts fails the test if a container of the namespace was restarted.
 func (n *Namespace) CheckRestarts() {
 	pods, err := n.pods("")
 	if err != nil {
@@ -297,13 +297,13 @@ func (n *Namespace) CheckRestarts() {
 	for i := range pods {
 		for _, s := range containerStatuses(&pods[i]) {
 			if s.RestartCount > 0 {
-				n.t.Errorf("a container was restarted that should not have been: %s", Describe(&pods[i]))
+				n.t.Errorf("a container was restarted unexpectedly: %s", Describe(&pods[i]))
 			}
 		}
 	}
 }
 
-// podUIDs are those of all pods that the namespace ever had: each has at least the event of its assignment.
+// podUIDs returns the UIDs of all pods that ever existed in the namespace. Each has at least a scheduling event.
 func (n *Namespace) podUIDs() []string {
 	var events corev1.EventList
 	if err := n.Get("events", &events); err != nil {
@@ -319,14 +319,14 @@ func (n *Namespace) podUIDs() []string {
 	return slices.Compact(uids)
 }
 
-// left describes what is left of the namespace's pods: what Tripod runs, their cgroups, volumes and mounts. Sandboxes
-// that have been stopped, and logs, may be there for another minute: so often the kubelet removes those.
-func (n *Namespace) left(uids []string) error {
+// nodeLeaks returns an error that names what the namespace's pods have left on the node: running sandboxes, cgroups,
+// volumes and mounts. Stopped sandboxes and logs may remain for up to a minute, the kubelet's cleanup interval.
+func (n *Namespace) nodeLeaks(uids []string) error {
 	pods, err := n.Cluster.sandboxes()
 	errs := []error{err}
 	for _, p := range pods {
 		if p.Metadata.Namespace == n.Name && p.State == "SANDBOX_READY" {
-			errs = append(errs, fmt.Errorf("the pod %s is ready", p.Metadata.Name))
+			errs = append(errs, fmt.Errorf("pod %s still runs", p.Metadata.Name))
 		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -353,7 +353,7 @@ func (n *Namespace) left(uids []string) error {
 	return errors.Join(errs...)
 }
 
-// explain logs what is known about a test that failed.
+// explain logs the state of the namespace and the node for a failed test.
 func (n *Namespace) explain() {
 	pods, err := n.pods("")
 	n.t.Logf("pods: %s %v", describeAll(pods), err)
@@ -375,6 +375,6 @@ func (n *Namespace) explain() {
 		n.t.Logf("tripod %s: %v\n%s", list, err, out)
 	}
 	for _, p := range []*Process{n.Cluster.Kubelet, n.Cluster.Daemon} {
-		n.t.Logf("log of %s, of what says %s:\n%s", p.Name, n.Name, p.Grep(n.Name, 40))
+		n.t.Logf("lines in the log of %s with %s:\n%s", p.Name, n.Name, p.Grep(n.Name, 40))
 	}
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// prepareNode gives the world what a kubelet expects of a node: an address with a default route, its name, a place for
+// prepareNode sets up what a kubelet expects of a node: an address with a default route, its name, a directory for
 // logs, a cgroup, and kernel settings.
 func prepareNode(dir string) error {
 	return errors.Join(addAddress(), mountFiles(dir), overlaySysctls(dir), makeCgroups(kubeCgroup()))
 }
 
-// addAddress adds a bridge without ports that has the node's address: nothing is ever sent through it, but the default
-// route leads there.
+// addAddress adds a bridge without ports that has the node's address and the default route. No packets are ever sent
+// through it.
 func addAddress() error {
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "node0"}}
 	addr, err := netlink.ParseAddr(NodeIP + "/24")
@@ -37,15 +37,15 @@ func addAddress() error {
 	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: bridge.Index, Gw: gateway}); err != nil {
 		return fmt.Errorf("add the default route: %w", err)
 	}
-	// Packets between two pods on one bridge pass iptables only so, and the answers of a Service need to.
+	// Packets between two pods on a bridge must pass iptables, because answers of a Service need address translation.
 	const bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 	if err := os.WriteFile(bridged, []byte("1"), 0); err != nil {
-		return fmt.Errorf("%w (is the kernel's br_netfilter there?)", err)
+		return fmt.Errorf("%w (is the kernel module br_netfilter loaded?)", err)
 	}
 	return nil
 }
 
-// mountFiles puts the node's own /etc/hosts and /var/log in place of the host's.
+// mountFiles mounts the node's own /etc/hosts and /var/log over the host's.
 func mountFiles(dir string) error {
 	hosts, logs := filepath.Join(dir, "hosts"), filepath.Join(dir, "log")
 	err := errors.Join(
@@ -65,8 +65,8 @@ func bind(source, target string) error {
 	return nil
 }
 
-// overlaySysctls lets the kubelet see the kernel settings that it asks for. It would make them, and they are the whole
-// machine's.
+// overlaySysctls shows the kubelet the kernel settings that it expects. The kubelet would otherwise change the settings
+// of the whole host.
 func overlaySysctls(dir string) error {
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
@@ -84,14 +84,14 @@ func overlaySysctls(dir string) error {
 	return nil
 }
 
-// kubeCgroup is the root of the kubelet's cgroups, a path below every hierarchy.
+// kubeCgroup returns the root of the kubelet's cgroups, a path in every hierarchy.
 func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
 
-// podShares is the part of the processors that all pods together have, against 1024 of each process that is in no cgroup: enough
-// for machines to boot while a compiler runs.
+// podShares is the CPU weight of all pods together. A process outside of cgroups has 1024, so machines can boot while a
+// compiler runs.
 const podShares = "8192"
 
-// hierarchies are the mount points of cgroups.
+// hierarchies returns the mount points of all cgroup hierarchies.
 func hierarchies() ([]string, error) {
 	data, err := os.ReadFile("/proc/self/mounts")
 	var found []string
@@ -103,8 +103,8 @@ func hierarchies() ([]string, error) {
 	return found, err
 }
 
-// makeCgroups makes the cgroup in every hierarchy. In that of cpusets each level begins without CPUs and memory, and takes
-// no process.
+// makeCgroups creates the cgroup in every hierarchy. In the cpuset hierarchy each level starts without CPUs and memory
+// nodes, and accepts no process until these are set.
 func makeCgroups(path string) error {
 	roots, err := hierarchies()
 	if err != nil {

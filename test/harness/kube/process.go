@@ -16,30 +16,30 @@ const (
 	restartPause = time.Second
 )
 
-// Process is a program of the cluster, which may come and go.
+// Process is a program of the cluster, which can be stopped and started.
 type Process struct {
-	// Name is the program's, and LogPath the file with what it wrote over all its starts.
+	// Name is the program's name. LogPath is the log, to which every start appends.
 	Name, LogPath string
 
 	argv []string
-	// supervised programs are started again when they end by themselves.
+	// supervised programs are restarted when they end unexpectedly.
 	supervised bool
 
-	mu     sync.Mutex
-	cmd    *exec.Cmd
-	exited chan struct{} // closed when cmd has ended
-	wanted bool          // it is to run
-	ends   []string      // how it ended when it was wanted
+	mu        sync.Mutex
+	cmd       *exec.Cmd
+	exited    chan struct{} // closed when cmd has ended
+	shouldRun bool          // set by Start, cleared by Stop and Kill
+	exits     []string      // unexpected ends
 }
 
 // Start starts the program unless it runs.
 func (p *Process) Start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.wanted {
+	if p.shouldRun {
 		return nil
 	}
-	p.wanted = true
+	p.shouldRun = true
 	return p.spawn()
 }
 
@@ -57,51 +57,51 @@ func (p *Process) spawn() error {
 	exited := make(chan struct{})
 	p.cmd, p.exited = c, exited
 	go func() {
-		_ = c.Wait() // its code is in ProcessState
+		_ = c.Wait() // ProcessState has the result
 		close(exited)
-		p.ended(c)
+		p.handleExit(c)
 	}()
 	return nil
 }
 
-// Supervise lets the program be started again from now on, whenever it ends by itself.
+// Supervise makes the program restart from now on when it ends unexpectedly.
 func (p *Process) Supervise() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.supervised = true
 }
 
-// ended notes an end that nobody asked for, and begins again where that is a supervisor's duty.
-func (p *Process) ended(c *exec.Cmd) {
+// handleExit records an unexpected end, or restarts a supervised program.
+func (p *Process) handleExit(c *exec.Cmd) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.wanted || p.cmd != c {
+	if !p.shouldRun || p.cmd != c {
 		return
 	}
 	if !p.supervised {
-		p.ends = append(p.ends, fmt.Sprintf("%s ended by itself: %v", p.Name, c.ProcessState))
+		p.exits = append(p.exits, fmt.Sprintf("%s ended unexpectedly: %v", p.Name, c.ProcessState))
 		return
 	}
 	time.AfterFunc(restartPause, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.wanted && p.cmd == c {
+		if p.shouldRun && p.cmd == c {
 			if err := p.spawn(); err != nil {
-				p.ends = append(p.ends, err.Error())
+				p.exits = append(p.exits, err.Error())
 			}
 		}
 	})
 }
 
-// Kill ends the program by SIGKILL; it stays away until Start.
+// Kill kills the program by SIGKILL. It is not restarted until Start.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL) }
 
-// Stop ends the program by SIGTERM; it stays away until Start.
+// Stop stops the program by SIGTERM. It is not restarted until Start.
 func (p *Process) Stop() error { return p.end(syscall.SIGTERM) }
 
 func (p *Process) end(sig syscall.Signal) error {
 	p.mu.Lock()
-	p.wanted = false
+	p.shouldRun = false
 	c, exited := p.cmd, p.exited
 	p.mu.Unlock()
 	if c == nil {
@@ -118,17 +118,17 @@ func (p *Process) end(sig syscall.Signal) error {
 	}
 }
 
-// trouble is how the program ended when it was wanted, and is empty when it did not.
-func (p *Process) trouble() []string {
+// failures returns the unexpected ends of the program.
+func (p *Process) failures() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.ends
+	return p.exits
 }
 
-// Tail is the end of the program's log, n lines at most.
+// Tail returns the last n lines of the program's log.
 func (p *Process) Tail(n int) string { return p.Grep("", n) }
 
-// Grep is the last n lines of the program's log that have a text.
+// Grep returns the last n lines of the program's log that contain text.
 func (p *Process) Grep(text string, n int) string {
 	data, err := os.ReadFile(p.LogPath)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// define says how each program is started.
-func (c *Cluster) define(tripod string) {
+// defineProcesses sets the command line of each program and the kubelet's configuration.
+func (c *Cluster) defineProcesses(tripod string) {
 	program := func(name string, args ...string) *Process {
 		return &Process{Name: name, LogPath: c.path(name + ".log"), argv: append([]string{filepath.Join(c.programs, name)}, args...)}
 	}
@@ -40,7 +40,7 @@ func (c *Cluster) define(tripod string) {
 	c.Kubelet.supervised = true
 	c.Proxy = program("kube-proxy", config("system:kube-proxy"), "--hostname-override="+NodeName, "--proxy-mode=iptables",
 		"--cluster-cidr="+PodCIDR,
-		// The limits of connection tracking are the whole machine's.
+		// The limits of connection tracking apply to the whole host, so leave them unchanged.
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 
 	c.kubelet = map[string]any{
@@ -48,7 +48,7 @@ func (c *Cluster) define(tripod string) {
 		"containerRuntimeEndpoint": "unix:///run/tripod/tripod.sock",
 		"staticPodPath":            c.path("manifests"),
 		"resolvConf":               c.path("resolv.conf"),
-		"clusterDNS":               []string{"10.96.0.10"}, // nobody answers there; without one each pod has a warning
+		"clusterDNS":               []string{"10.96.0.10"}, // not in use; without an address each pod gets a warning
 		"clusterDomain":            "cluster.local",
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               kubeCgroup(),
@@ -56,22 +56,22 @@ func (c *Cluster) define(tripod string) {
 		"enforceNodeAllocatable":   []string{},
 		"failCgroupV1":             false,
 		"failSwapOn":               false,
-		"makeIPTablesUtilChains":   false, // kube-proxy makes what it needs
+		"makeIPTablesUtilChains":   false, // kube-proxy creates its own chains
 		"protectKernelDefaults":    true,  // see overlaySysctls
 		"authentication":           map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
 		"authorization":            map[string]any{"mode": "AlwaysAllow"},
-		// Neither eviction nor the collection of images begins unless a test asks for it.
+		// Disable eviction and image garbage collection unless a test enables them.
 		"evictionHard":                map[string]string{"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%", "nodefs.inodesFree": "0%"},
 		"imageGCHighThresholdPercent": 100,
-		// Changes of ConfigMaps, Secrets and static pods are seen in seconds rather than in minutes.
+		// Notice changes of ConfigMaps, Secrets and static pods within seconds, not minutes.
 		"syncFrequency": "10s", "fileCheckFrequency": "1s",
-		// The kubelet passes the pod CIDR on with its second report.
+		// The kubelet passes the pod CIDR to the runtime after its second status report.
 		"nodeStatusUpdateFrequency": "2s",
 		"serializeImagePulls":       false,
 	}
 }
 
-// writeKubeletConfig writes the kubelet's configuration, with what change replaces.
+// writeKubeletConfig writes the kubelet's configuration. change replaces top-level keys.
 func (c *Cluster) writeKubeletConfig(change ...map[string]any) error {
 	config := maps.Clone(c.kubelet)
 	for _, ch := range change {
@@ -90,12 +90,12 @@ func (c *Cluster) writeKubeletConfig(change ...map[string]any) error {
 	return os.WriteFile(c.path("kubelet.json"), data, 0o600)
 }
 
-// writeDaemonConfig writes Tripod's: all three kinds of pods, machines small and emulated.
+// writeDaemonConfig writes Tripod's configuration, for all kinds of pods, with small emulated machines.
 func (c *Cluster) writeDaemonConfig(hostsDir string) error {
 	text, err := toml.Marshal(map[string]any{
 		"root": c.path("tripod"),
 		"log":  map[string]any{"level": "debug"},
-		// The default ones, and what Kubernetes' own specs call the handler of a RuntimeClass.
+		// The default aliases, and the handler name in Kubernetes' own RuntimeClass tests.
 		"node":    map[string]any{"handler_aliases": map[string]string{"runc": "linux", "crun": "linux", "test-handler": "linux"}},
 		"image":   map[string]any{"hosts_dirs": []string{hostsDir}},
 		"network": map[string]any{"conf_dir": c.path("net.d"), "bin_dirs": []string{"/usr/lib/cni"}},

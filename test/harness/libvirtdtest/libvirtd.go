@@ -1,9 +1,9 @@
-// Package libvirtdtest runs a real libvirtd for tests, without systemd, inside the world of hack/testns.
+// Package libvirtdtest runs a real libvirtd for tests, without systemd, inside the namespaces of hack/testns.
 //
 //	test ──Start──▶ libvirtd ──▶ QEMU        /etc/libvirt, /run/libvirt, /var/{lib,log,cache}/libvirt are the test's own,
-//	                                         bound over the host's in the world's mount namespace
+//	                                         bound over the host's in the mount namespace
 //
-// It must never run outside of such a world: it would mount over the host's directories.
+// It must never run outside of these namespaces, because it mounts over the host's directories.
 package libvirtdtest
 
 import (
@@ -21,10 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is where libvirtd listens, in the mount namespace of the test.
+// socket is libvirtd's socket in the test's mount namespace.
 const socket = "/run/libvirt/libvirt-sock"
 
-// config is what libvirtd needs to do without systemd: no polkit, no cgroups of its own, no virtlogd.
+// config is the configuration of libvirtd without systemd: no polkit, no cgroups of its own, no virtlogd.
 var config = map[string]string{
 	"libvirtd.conf": `
 auth_unix_rw = "none"
@@ -41,7 +41,7 @@ stdio_handler = "file"
 
 // Daemon is a libvirtd.
 type Daemon struct {
-	// URI is what a driver connects to.
+	// URI is the URI for drivers.
 	URI string
 
 	t    testing.TB
@@ -50,11 +50,11 @@ type Daemon struct {
 	done chan error
 }
 
-// Start starts a libvirtd, which ends with the test. One at a time: there is one /run/libvirt.
+// Start starts a libvirtd, which ends with the test. Only one can run at a time, because /run/libvirt is fixed.
 func Start(t testing.TB) *Daemon {
 	t.Helper()
 	world := os.Getenv("TRIPOD_TEST_DIR")
-	require.NotEmpty(t, world, "run this by hack/testns.sh: it mounts over the directories of libvirt")
+	require.NotEmpty(t, world, "run this test with hack/testns.sh, because it mounts over libvirt's directories")
 	program, err := exec.LookPath("libvirtd")
 	require.NoError(t, err, "install libvirt-daemon-system (make setup)")
 	dir, err := os.MkdirTemp(world, "libvirtd")
@@ -101,7 +101,7 @@ func (d *Daemon) start(program string) {
 	}, time.Minute, 10*time.Millisecond, "libvirtd does not listen:\n%s", d.Log())
 }
 
-// end ends it by a signal, if it runs.
+// end stops libvirtd with sig, if it runs. After a minute it kills it.
 func (d *Daemon) end(sig syscall.Signal) {
 	if d.cmd == nil {
 		return
@@ -113,15 +113,15 @@ func (d *Daemon) end(sig syscall.Signal) {
 	case <-time.After(time.Minute):
 		_ = d.cmd.Process.Kill()
 		<-d.done
-		d.t.Errorf("libvirtd did not end by signal %v", sig)
+		d.t.Errorf("libvirtd did not end within a minute of signal %v", sig)
 	}
 	d.cmd = nil
 }
 
-// Kill ends libvirtd by SIGKILL; domains go on.
+// Kill kills libvirtd by SIGKILL. Domains continue to run.
 func (d *Daemon) Kill() { d.end(syscall.SIGKILL) }
 
-// Up starts it again after Kill.
+// Start starts libvirtd again after Kill.
 func (d *Daemon) Start() {
 	d.t.Helper()
 	program, err := exec.LookPath("libvirtd")
@@ -129,27 +129,27 @@ func (d *Daemon) Start() {
 	d.start(program)
 }
 
-// Restart is an orderly restart, as by a package upgrade; domains go on.
+// Restart restarts libvirtd, as a package upgrade does. Domains continue to run.
 func (d *Daemon) Restart() {
 	d.t.Helper()
 	d.end(syscall.SIGTERM)
 	d.Start()
 }
 
-// Signal sends it a signal: SIGSTOP makes a libvirtd that does not answer, until SIGCONT.
+// Signal sends a signal to libvirtd. SIGSTOP simulates a libvirtd that hangs, until SIGCONT.
 func (d *Daemon) Signal(sig syscall.Signal) {
 	d.t.Helper()
 	require.NoError(d.t, d.cmd.Process.Signal(sig))
 }
 
-// Log is what libvirtd said.
+// Log returns libvirtd's log.
 func (d *Daemon) Log() string {
 	text, _ := os.ReadFile(filepath.Join(d.dir, "log"))
 	return string(bytes.TrimSpace(text))
 }
 
-// Wrapper gives a tripod-vmwrap that every user can execute: the one that TRIPOD_VMWRAP_BIN names may lie in a directory that
-// is closed to others; without it, it is built.
+// Wrapper returns a tripod-vmwrap that every user can execute. It copies the program that TRIPOD_VMWRAP_BIN names,
+// because its directory may be closed to other users. Without TRIPOD_VMWRAP_BIN it builds one.
 func Wrapper(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(os.Getenv("TRIPOD_TEST_DIR"), "vmwrap")

@@ -1,5 +1,5 @@
-// Package registry runs Debian's docker-registry on a loopback address, over a storage directory.
-// It knows nothing of tests or of images.
+// Package registry runs Debian's docker-registry on a loopback address with a storage directory. It does not depend on
+// tests or images.
 package registry
 
 import (
@@ -17,13 +17,13 @@ import (
 
 // Server is a running docker-registry.
 type Server struct {
-	// Addr is HOST:PORT; it speaks plain HTTP.
+	// Addr is HOST:PORT for plain HTTP.
 	Addr string
 	cmd  *exec.Cmd
 	done chan error
 }
 
-// configuration is docker-registry's; deletion is on because tests of garbage collection need it.
+// configuration is the configuration of docker-registry. Tests of garbage collection need deletion.
 const configuration = `version: 0.1
 log: {level: warn, formatter: text, accesslog: {disabled: true}}
 storage:
@@ -33,8 +33,8 @@ storage:
 http: {addr: %q}
 `
 
-// Start serves the storage directory on addr (a port of 0 is replaced by a free one) and returns when it answers.
-// Its configuration and log lie beside the directory, as DIR.yml and DIR.log.
+// Start serves the storage directory on addr and returns when the registry answers. Port 0 selects a free port.
+// Configuration and log are beside the directory, as DIR.yml and DIR.log.
 func Start(ctx context.Context, dir, addr string) (*Server, error) {
 	addr, err := resolve(addr)
 	if err != nil {
@@ -78,7 +78,7 @@ func resolve(addr string) (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// waitReady polls the API until it answers; docker-registry has no other sign of being ready.
+// waitReady polls the API until it answers. docker-registry gives no other sign.
 func (s *Server) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -104,22 +104,22 @@ func (s *Server) waitReady(ctx context.Context) error {
 	}
 }
 
-// Wait returns when the server has ended.
+// Wait waits until the server has ended.
 func (s *Server) Wait() error {
 	err := <-s.done
 	s.done <- err
 	return err
 }
 
-// Stop ends the server; it is idempotent.
+// Stop stops the server. It is idempotent.
 func (s *Server) Stop() error {
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
-	_ = s.Wait() // it exits by the signal
+	_ = s.Wait() // the error is the signal
 	return nil
 }
 
-// WriteHosts writes DIR/_default/hosts.toml (containerd's registry host configuration), which sends every
-// registry's pulls to addr over plain HTTP.
+// WriteHosts writes DIR/_default/hosts.toml (containerd's registry host configuration), which redirects the pulls from
+// every registry to addr over plain HTTP.
 func WriteHosts(dir, addr string) error {
 	text := fmt.Sprintf("server = %[1]q\n\n[host.%[1]q]\n  capabilities = [\"pull\", \"resolve\"]\n", "http://"+addr)
 	if err := os.MkdirAll(filepath.Join(dir, "_default"), 0o755); err != nil {

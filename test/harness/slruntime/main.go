@@ -1,6 +1,6 @@
-// Slruntime is a runtime program as other makers write them, for tests: it speaks SLSocket as the edge protocol's golden frames
-// have it, with a socket and nothing of Tripod's own. Its modules do nothing by themselves: each opens channel 0 for reading and
-// writing on "$SL/proc/stdio", says "hello NAME" there, gives back what it is sent, and ends when it is sent "quit", or is deleted.
+// Slruntime is a runtime program for tests, as other vendors write them. It implements SLSocket from the edge
+// protocol's golden frames, without Tripod's packages. Each module opens channel 0 for reading and writing on
+// "$SL/proc/stdio", sends "hello NAME", echoes what it receives, and ends when it receives "quit" or is deleted.
 //
 //	slruntime DIR INDEX
 package main
@@ -56,7 +56,7 @@ func run() error {
 		case h1&control == 0:
 			err = write(conn, module, h2, append([]byte("echo "), payload...))
 		case h2 == create:
-			err = begin(conn, module, payload)
+			err = createModule(conn, module, payload)
 		case h2 == remove:
 			err = write(conn, control|module, exited, []byte(`{"status": "deleted"}`))
 		case h2 == stop:
@@ -68,7 +68,7 @@ func run() error {
 	}
 }
 
-func begin(conn net.Conn, module byte, payload []byte) error {
+func createModule(conn net.Conn, module byte, payload []byte) error {
 	var data struct {
 		Name string `json:"name"`
 	}

@@ -1,7 +1,7 @@
-// Package testns runs a command in a world of its own, so that a test may make bridges, NAT rules, mounts, cgroups
-// and daemons as root and still leave nothing behind.
+// Package testns runs a command in new namespaces, so that a test can create bridges, NAT rules, mounts, cgroups and
+// daemons as root without leaving anything behind.
 //
-// It owns that world's making and unmaking. It must not know what runs inside.
+// It owns the creation and removal of these namespaces, called a world. It must not know what runs inside.
 //
 //	supervisor (host)                     init (PID 1 of the new namespaces)            command
 //	────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -12,12 +12,12 @@
 //	                                      start the command ──────────────────▶ runs
 //	forward INT TERM HUP QUIT ──────────▶ forward ────────────────────────────▶
 //	                                      reap orphans until it ends ◀────────── exit code
-//	                                      name what it left running
+//	                                      name the processes that still run
 //	wait ◀─────────────────────────────── exit with the command's code
-//	                                      (the kernel kills what is left)
+//	                                      (the kernel kills the rest)
 //	remove TRIPOD_TEST_CGROUP in every hierarchy and TRIPOD_TEST_DIR
 //
-// Processes are ended by the PID namespace, mounts by the mount namespace, links and rules by the network namespace:
-// the kernel does it, even when the supervisor itself is killed. Only directories and cgroups need a hand; those of
-// a supervisor that was killed are swept by the next run, which knows them by a lock that nobody holds.
+// The kernel removes processes with the PID namespace, mounts with the mount namespace, links and rules with the
+// network namespace, even if the supervisor is killed. The supervisor removes directories and cgroups. If it is killed,
+// the next run removes them; it recognizes them by a lock that no process holds.
 package testns

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initMain is PID 1: it makes the inside of the world, runs the command and reaps whatever is orphaned.
+// initMain is PID 1. It sets up the namespaces, runs the command and reaps orphans.
 func initMain(argv []string, strict bool) int {
 	if len(argv) == 0 {
 		return fail(errors.New("no command"))
@@ -43,7 +43,7 @@ func initMain(argv []string, strict bool) int {
 	}()
 	code := exitCode(reapUntil(p.Pid))
 	if left := leftovers(); len(left) > 0 {
-		fmt.Fprintf(os.Stderr, "testns: %d processes were left running and are ended now:\n\t%s\n", len(left), strings.Join(left, "\n\t"))
+		fmt.Fprintf(os.Stderr, "testns: killing %d processes that the command left running:\n\t%s\n", len(left), strings.Join(left, "\n\t"))
 		if strict && code == 0 {
 			code = exitSetup
 		}
@@ -51,7 +51,7 @@ func initMain(argv []string, strict bool) int {
 	return code
 }
 
-// reapUntil reaps every child, adopted ones too, until pid has ended.
+// reapUntil reaps all children, including adopted ones, until pid has ended.
 func reapUntil(pid int) syscall.WaitStatus {
 	for {
 		var ws syscall.WaitStatus
@@ -65,7 +65,7 @@ func reapUntil(pid int) syscall.WaitStatus {
 	}
 }
 
-// leftovers describes the processes of this PID namespace but PID 1 and the dead.
+// leftovers describes the live processes of this PID namespace except PID 1.
 func leftovers() []string {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -82,16 +82,16 @@ func leftovers() []string {
 	return left
 }
 
-// alive reports whether /proc/pid is a process that has not ended (proc_pid_stat(5): zombies are Z, the dead X).
+// alive reports whether the process /proc/pid has not ended (proc_pid_stat(5): zombies have state Z, dead ones X).
 func alive(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
-	// The name, in brackets, may hold anything; the state is the first field after it.
+	// The name, in parentheses, can contain any character. The state is the first field after it.
 	_, state, ok := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte{' '})
 	return err == nil && ok && len(state) > 0 && state[0] != 'Z' && state[0] != 'X'
 }
 
-// describe tells what /proc/pid runs. In the middle of an execve a process has no command line for a moment, and some
-// never have one: these are called by their name.
+// describe returns the command line of /proc/pid. It is empty for a moment during execve, and always for some
+// processes; then describe returns the name.
 func describe(pid string) string {
 	for range 100 {
 		if cmd, err := os.ReadFile("/proc/" + pid + "/cmdline"); err != nil || len(cmd) > 0 {
@@ -103,14 +103,14 @@ func describe(pid string) string {
 	return string(bytes.TrimSpace(comm))
 }
 
-// setupMounts makes a mount tree that the host does not see, and that propagates within itself as on a host.
+// setupMounts makes a mount tree that is invisible to the host and propagates mounts inside as on a host.
 func setupMounts() error {
-	// A host with cgroup v1 often mounts an empty cgroup2 beside it; crun before 1.9 refuses such a host. In its
-	// place comes memory of our own: crun makes directories there all the same, and forgets them.
+	// A host with cgroup v1 often mounts an empty cgroup2 as well, which crun before 1.9 refuses. Mount a tmpfs in its
+	// place, because crun creates directories there anyway.
 	const unified = "/sys/fs/cgroup/unified"
 	var fs unix.Statfs_t
 	hybrid := unix.Statfs(unified, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
-	// Where CNI plugins keep their leases by default; those of another world that runs beside this one are not ours.
+	// The default directory of CNI plugins for leases. Hide leases of other worlds on the host.
 	const leases = "/var/lib/cni"
 	_, noLeases := os.Stat(leases)
 	steps := []struct {
@@ -145,7 +145,7 @@ func setupMounts() error {
 	return nil
 }
 
-// setupNetwork brings loopback up and lets the namespace route, as a node does.
+// setupNetwork brings up lo and enables forwarding, as on a node.
 func setupNetwork() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

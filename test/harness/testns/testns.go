@@ -15,44 +15,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The environment that a command inside finds.
+// Environment variables of a command inside.
 const (
-	// EnvDir is the run's own directory, on a disk rather than in memory; it is removed afterwards.
+	// EnvDir is the run's own directory, on a disk. It is removed afterwards.
 	EnvDir = "TRIPOD_TEST_DIR"
-	// EnvCgroup is the path, the same in every hierarchy, below which the run may make cgroups; removed afterwards.
+	// EnvCgroup is the cgroup path, the same in every hierarchy, below which the run may create cgroups. It is removed
+	// afterwards.
 	EnvCgroup = "TRIPOD_TEST_CGROUP"
 
-	// envInit marks the process that becomes PID 1.
+	// envInit is set in the process that becomes PID 1.
 	envInit = "TRIPOD_TESTNS_INIT"
 	prefix  = "tripod-test-"
-	// grace is how long a command that was sent a signal may take to end.
+	// grace is the time for the command to end after a signal.
 	grace = 15 * time.Second
 )
 
-// exitSetup is the exit code when the world could not be made or unmade, and, if Options.Strict, when the command
-// left something running.
+// exitSetup is the exit code if the setup or the removal failed or, with Options.Strict, if the command left processes
+// running.
 const exitSetup = 70
 
-// Options of Run.
+// Options configures Run.
 type Options struct {
-	// Strict makes a command that leaves processes running fail with exit code 70.
+	// Strict makes Run return exit code 70 if the command leaves processes running.
 	Strict bool
 }
 
-// Inside reports whether this process runs in such a world already.
+// Inside reports whether this process runs in such a world.
 func Inside() bool { return os.Getenv(EnvDir) != "" }
 
-// Reenter must be called first by every program that calls Run: the world's PID 1 is that program again.
-// It returns at once in every other process.
+// Reenter must be called first by every program that calls Run, because Run starts the same program as PID 1 of the
+// world. In other processes Reenter returns immediately.
 func Reenter() {
 	if mode := os.Getenv(envInit); mode != "" {
 		os.Exit(initMain(os.Args[1:], mode == "strict"))
 	}
 }
 
-// Run runs argv in a new world and returns its exit code (128+n when signal n ended it).
+// Run runs argv in a new world and returns its exit code (128+n if signal n ended it).
 func Run(argv []string, o Options) int {
-	// Pdeathsig is about the thread that forks.
+	// Pdeathsig refers to the thread that forks.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -74,7 +75,7 @@ func fail(err error) int {
 	return exitSetup
 }
 
-// world is what has a name on the host.
+// world is the part of a world that exists on the host.
 type world struct {
 	dir    string
 	cgroup string // below the root of every hierarchy
@@ -83,7 +84,7 @@ type world struct {
 
 func newWorld() (*world, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("root is needed to make namespaces; run it as root")
+		return nil, errors.New("creating namespaces needs root")
 	}
 	base := baseDir()
 	sweep(base)
@@ -95,20 +96,20 @@ func newWorld() (*world, error) {
 	if w.lock, err = lock(dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return w, openTmp(dir)
+	return w, makeTmp(dir)
 }
 
-// openTmp makes the world's directory for temporary files: as /tmp is, for programs of any user.
-func openTmp(dir string) error {
+// makeTmp makes the world's directory for temporary files, with the mode of /tmp, for programs of any user.
+func makeTmp(dir string) error {
 	tmp := filepath.Join(dir, "tmp")
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return err
 	}
-	// Chmod since the mode of Mkdir is cut by the umask.
+	// Mkdir applies the umask, Chmod does not.
 	return errors.Join(os.Chmod(tmp, 0o777|os.ModeSticky), os.Chmod(dir, 0o755))
 }
 
-// baseDir is TMPDIR unless that is in memory: image layers and overlays want a disk.
+// baseDir returns TMPDIR unless it is in memory, because image layers and overlays need a disk.
 func baseDir() string {
 	var fs unix.Statfs_t
 	if dir := os.Getenv("TMPDIR"); dir != "" && unix.Statfs(dir, &fs) == nil && fs.Type != unix.TMPFS_MAGIC {
@@ -117,7 +118,7 @@ func baseDir() string {
 	return "/var/tmp"
 }
 
-// lock takes the lock that says that dir's run is alive.
+// lock takes the lock that marks the run of dir as alive.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -130,8 +131,8 @@ func lock(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// sweep removes what runs left whose supervisor was killed. A run that has only just begun may not have its lock
-// yet, so young directories are left alone.
+// sweep removes the files and cgroups of runs whose supervisor was killed. It skips directories younger than a minute,
+// because a new run may not have its lock yet.
 func sweep(base string) {
 	dirs, _ := filepath.Glob(filepath.Join(base, prefix+"*"))
 	for _, dir := range dirs {
@@ -140,13 +141,13 @@ func sweep(base string) {
 		}
 		if l, err := lock(dir); err == nil {
 			if err := (&world{dir: dir, cgroup: "/" + filepath.Base(dir), lock: l}).remove(); err != nil {
-				fmt.Fprintf(os.Stderr, "testns: left over by a killed run: %v\n", err)
+				fmt.Fprintf(os.Stderr, "testns: remove the leftovers of a killed run: %v\n", err)
 			}
 		}
 	}
 }
 
-// supervise starts this program again as PID 1 of the new namespaces and waits for it.
+// supervise starts this program as PID 1 of the new namespaces and waits for it.
 func (w *world) supervise(argv []string, o Options) (int, error) {
 	mode := "lenient"
 	if o.Strict {
@@ -169,15 +170,15 @@ func (w *world) supervise(argv []string, o Options) (int, error) {
 	done := make(chan struct{})
 	defer close(done)
 	go relay(c.Process, signals, done)
-	// What it exits with is the command's business; the state tells.
+	// ProcessState has the exit code, which is the command's.
 	_ = c.Wait()
 	return exitCode(c.ProcessState.Sys().(syscall.WaitStatus)), nil
 }
 
 var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
 
-// relay passes signals on; from the first one the grace runs, and the third one ends it (a terminal's first ^C
-// reaches the command directly as well).
+// relay forwards signals. The first one starts the grace period; the third one kills (a terminal's first ^C also
+// reaches the command directly).
 func relay(p *os.Process, signals <-chan os.Signal, done <-chan struct{}) {
 	var expired <-chan time.Time
 	for n := 1; ; n++ {
@@ -205,7 +206,7 @@ func exitCode(ws syscall.WaitStatus) int {
 	return ws.ExitStatus()
 }
 
-// remove removes what the kernel does not: the cgroups and the directory. All of the run's processes are dead.
+// remove removes the cgroups and the directory. All processes of the run have ended.
 func (w *world) remove() error {
 	var errs []error
 	for _, root := range cgroupRoots() {
@@ -230,7 +231,7 @@ func cgroupRoots() []string {
 	return roots
 }
 
-// removeCgroup removes a cgroup and those below it, waiting a while for the dead to leave.
+// removeCgroup removes a cgroup and its descendants. It waits up to 5 s for ended processes to leave each.
 func removeCgroup(dir string) error {
 	children, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

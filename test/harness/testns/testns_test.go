@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestMain makes this test binary its own testns: with runEnv set it runs its arguments in a new world.
+// TestMain makes this test binary act as testns: if runEnv is set, it runs its arguments in a new world.
 func TestMain(m *testing.M) {
 	Reenter()
 	if mode := os.Getenv(runEnv); mode != "" {
@@ -33,18 +33,18 @@ func command(t *testing.T, mode, script string) (*exec.Cmd, *bytes.Buffer) {
 	return c, &stderr
 }
 
-// gone fails the test when anything with the run's name is left on the host.
-func gone(t *testing.T, dir string) {
+// checkRemoved fails the test if anything of the run is left on the host.
+func checkRemoved(t *testing.T, dir string) {
 	t.Helper()
 	if filepath.Base(dir) == "." || !strings.Contains(dir, prefix) {
-		t.Fatalf("not a run's directory: %q", dir)
+		t.Fatalf("%q is not the directory of a run", dir)
 	}
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
-		t.Errorf("%s is left: %v", dir, err)
+		t.Errorf("directory %s still exists, or Stat failed: %v", dir, err)
 	}
 	for _, root := range cgroupRoots() {
 		if _, err := os.Stat(filepath.Join(root, filepath.Base(dir))); !os.IsNotExist(err) {
-			t.Errorf("cgroup %s is left in %s", filepath.Base(dir), root)
+			t.Errorf("cgroup %s still exists in %s", filepath.Base(dir), root)
 		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mounts")
@@ -52,7 +52,7 @@ func gone(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	if bytes.Contains(mounts, []byte(filepath.Base(dir))) {
-		t.Errorf("a mount of %s is left", dir)
+		t.Errorf("a mount of %s still exists", dir)
 	}
 }
 
@@ -74,9 +74,9 @@ func TestExitCodeAndCleanUp(t *testing.T) {
 		t.Fatalf("exit code %d (%v), want 7\n%s", c.ProcessState.ExitCode(), err, stderr)
 	}
 	if !strings.Contains(stderr.String(), "sleep 1000") {
-		t.Errorf("the process left running is not named: %s", stderr)
+		t.Errorf("stderr does not name the process that still runs: %s", stderr)
 	}
-	gone(t, strings.TrimSpace(string(out)))
+	checkRemoved(t, strings.TrimSpace(string(out)))
 }
 
 func TestStrictFailsOnLeftovers(t *testing.T) {
@@ -99,11 +99,11 @@ func TestIsolation(t *testing.T) {
 		test "$(ls /sys/class/net/ >/dev/null; ip -o link | wc -l)" = 1
 		ip -o link show lo | grep -q UP`)
 	if err := c.Run(); err != nil {
-		t.Errorf("%v\n%s", err, stderr)
+		t.Errorf("the checks inside failed: %v\n%s", err, stderr)
 	}
 }
 
-// TestSignal sends a signal to the supervisor; the command's trap must see it, and nothing may be left.
+// TestSignal sends a signal to the supervisor. The command must receive it, and nothing may be left behind.
 func TestSignal(t *testing.T) {
 	c, stderr := command(t, "lenient", `trap 'exit 42' TERM; echo $TRIPOD_TEST_DIR; sleep 1000 & wait`)
 	dir := startAndReadLine(t, c)
@@ -114,10 +114,10 @@ func TestSignal(t *testing.T) {
 	if c.ProcessState.ExitCode() != 42 {
 		t.Errorf("exit code %d, want 42\n%s", c.ProcessState.ExitCode(), stderr)
 	}
-	gone(t, dir)
+	checkRemoved(t, dir)
 }
 
-// TestKilledSupervisor: the processes die with it, and a later run sweeps the directory and the cgroups.
+// TestKilledSupervisor: the processes end with a killed supervisor, and a later run removes its directory and cgroups.
 func TestKilledSupervisor(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	c, _ := command(t, "lenient", `
@@ -127,16 +127,16 @@ func TestKilledSupervisor(t *testing.T) {
 	if err := c.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = c.Wait() // returns once every holder of the output pipe is dead: the whole world is
+	_ = c.Wait() // returns once all holders of the output pipe, and so the whole world, have ended
 	old := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(dir, old, old); err != nil {
 		t.Fatal(err)
 	}
 	next, stderr := command(t, "strict", "true")
 	if err := next.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, stderr)
+		t.Fatalf("the later run failed: %v\n%s", err, stderr)
 	}
-	gone(t, dir)
+	checkRemoved(t, dir)
 }
 
 func startAndReadLine(t *testing.T, c *exec.Cmd) string {

@@ -20,18 +20,18 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
 )
 
-// bare is QEMU as a person would start it.
+// bare is a QEMU started by hand.
 type bare struct {
-	// files has the kernel; seed is a disk for cloud-init with what a pod's would say; dir is ours.
+	// files is the directory of the kernel; seed is a disk for cloud-init like a pod's; dir is a temporary directory.
 	files, seed, dir string
 	accel, driver    string
 	memory           uint64
 }
 
-// seedMAC is the address of the bare machine's NIC; QEMU's user network gives guests 10.0.2.15.
+// seedMAC is the MAC address of the NIC. QEMU's user network assigns 10.0.2.15.
 const seedMAC = "52:54:00:12:34:56"
 
-// writeSeed writes the disk for cloud-init, by the writer of the pods' ones.
+// writeSeed writes the cloud-init disk, with the same code as for pods.
 func (b *bare) writeSeed() error {
 	image, err := cloudinit.Build(cloudinit.Input{
 		Options: annotations.Options{ImageType: annotations.NoCloud}, PodUID: "bare", Hostname: "bare",
@@ -46,7 +46,7 @@ func (b *bare) writeSeed() error {
 	return image.WriteFile(b.seed, 0o600)
 }
 
-// live boots one, looks at its memory and presses its power button.
+// live boots a machine, measures its memory and presses its power button.
 func (b *bare) live(ctx context.Context) (l life, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -83,7 +83,7 @@ func (b *bare) live(ctx context.Context) (l life, err error) {
 			break
 		}
 		if err != nil {
-			return l, fmt.Errorf("its console ended before the guest was ready: %w", errors.Join(err, ctx.Err()))
+			return l, fmt.Errorf("the console ended before the guest was ready: %w", errors.Join(err, ctx.Err()))
 		}
 	}
 	l.ready = time.Since(started)
@@ -98,7 +98,7 @@ func (b *bare) live(ctx context.Context) (l life, err error) {
 	return l, err
 }
 
-// powerOff presses the power button and tells how long the guest took to turn itself off.
+// powerOff presses the power button and returns the time until the guest has powered off.
 func powerOff(ctx context.Context, monitor string) (time.Duration, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", monitor)
@@ -123,7 +123,7 @@ func powerOff(ctx context.Context, monitor string) (time.Duration, error) {
 		case <-client.Done():
 			return 0, fmt.Errorf("the monitor ended: %w", client.Err())
 		case <-ctx.Done():
-			return 0, fmt.Errorf("the guest does not turn itself off: %w", ctx.Err())
+			return 0, fmt.Errorf("the guest does not power off: %w", ctx.Err())
 		}
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-// readyLine is what the guest says when it is up.
+// readyLine is the line that the guest prints after its boot.
 const readyLine = "TRIPOD-GUEST-READY"
 
-// patience is how long a guest may take to boot, and how long to turn itself off.
+// patience bounds a guest's boot, and its shutdown.
 const patience = 3 * time.Minute
 
 func main() {
@@ -34,14 +34,14 @@ func run(ctx context.Context) error {
 	b := &bare{}
 	socket := flag.String("socket", "/run/tripod/tripod.sock", "CRI socket of the node")
 	flag.StringVar(&n.image, "image", "", "image with the kernel and the initramfs in -files")
-	flag.StringVar(&n.logs, "log-dir", "/var/log/pods", "where the pods' logs are written")
-	flag.IntVar(&n.daemon, "daemon", 0, "process ID of the daemon, whose memory is looked at")
+	flag.StringVar(&n.logs, "log-dir", "/var/log/pods", "directory of the pods' logs")
+	flag.IntVar(&n.daemon, "daemon", 0, "process ID of the daemon whose memory is measured")
 	flag.StringVar(&b.files, "files", "build/images/vm", "directory with vmlinux, initrd and cmdline")
-	flag.StringVar(&b.accel, "accel", "tcg", "kvm or tcg: what the node's machines use")
+	flag.StringVar(&b.accel, "accel", "tcg", "accelerator of the node's machines, kvm or tcg")
 	flag.Uint64Var(&b.memory, "memory", 128<<20, "the guest's memory in bytes")
 	flag.StringVar(&b.driver, "driver", "qmp", "the node's driver, for the report")
-	rounds := flag.Int("rounds", 10, "how often each boots")
-	crowd := flag.Int("crowd", 4, "how many machines run at a time when the daemon's memory is looked at")
+	rounds := flag.Int("rounds", 10, "number of boots of each")
+	crowd := flag.Int("crowd", 4, "number of concurrent machines when the daemon's memory is measured")
 	flag.Parse()
 	n.memory = b.memory
 	ctx = cli.Quiet(ctx)
@@ -65,15 +65,15 @@ func run(ctx context.Context) error {
 	return measure(ctx, n, b, *rounds, *crowd)
 }
 
-// life is what one boot and one power-off took.
+// life holds the measurements of one boot and shutdown.
 type life struct {
-	// whole is from RunPodSandbox, ready from StartContainer (from exec, for a bare one) to the guest's line.
+	// whole is the time from RunPodSandbox, and ready from StartContainer (from exec by hand), to the guest's line.
 	whole, ready time.Duration
-	// off is StopContainer; for a bare one, from the power button to the monitor's SHUTDOWN.
+	// off is the time of StopContainer; by hand, from the power button to the monitor's SHUTDOWN.
 	off time.Duration
-	// cpu is the processor time that QEMU has used until then, which depends little on what else the host does.
+	// cpu is QEMU's processor time until then, which depends little on the host's load.
 	cpu time.Duration
-	// ram is how much of the guest's memory is resident, rest what else of QEMU is, in bytes.
+	// ram is the resident part of the guest's memory, rest the other resident memory of QEMU, in bytes.
 	ram, rest uint64
 }
 
@@ -88,7 +88,7 @@ func measure(ctx context.Context, n *node, b *bare, rounds, crowd int) error {
 		if err != nil {
 			return fmt.Errorf("QEMU by hand: %w", err)
 		}
-		if round > 0 { // the first is to warm up
+		if round > 0 { // the first round is a warm-up
 			ours, theirs = append(ours, mine), append(theirs, other)
 		}
 	}

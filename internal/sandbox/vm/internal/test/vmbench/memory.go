@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// resident reads how much of a QEMU's memory is resident: of the guest's memory, which is the one mapping of that size, and
-// of all the rest.
+// resident returns how much of a QEMU's memory is resident: of the guest's memory, which is the only mapping of that
+// size, and of everything else.
 func resident(pid int, memory uint64) (ram, rest uint64, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
 	if err != nil {
@@ -38,7 +38,7 @@ func resident(pid int, memory uint64) (ram, rest uint64, err error) {
 	return mappings[0], total - mappings[0], nil
 }
 
-// processorTime is what a process has used of the processor, in the kernel's unit of 10 ms.
+// processorTime returns the processor time of a process, in steps of 10 ms.
 func processorTime(pid int) (time.Duration, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -47,14 +47,14 @@ func processorTime(pid int) (time.Duration, error) {
 	_, rest, _ := strings.Cut(string(data), ") ")
 	var skip string
 	var user, system int64
-	fields := strings.Fields(rest) // from the third, the state, on: utime is the 14th, stime the 15th
+	fields := strings.Fields(rest) // begins at the third field, state; utime is field 14, stime 15
 	if _, err := fmt.Sscan(strings.Join(fields[10:13], " "), &skip, &user, &system); err != nil {
 		return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 	}
 	return time.Duration(user+system) * 10 * time.Millisecond, nil
 }
 
-// anonymous is how much memory of a process is its own, in bytes.
+// anonymous returns the anonymous resident memory of a process in bytes.
 func anonymous(pid int) (uint64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -66,5 +66,5 @@ func anonymous(pid int) (uint64, error) {
 			return kib << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("process %d tells no RssAnon", pid)
+	return 0, fmt.Errorf("process %d has no RssAnon in its status", pid)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-// node is what pods are made of.
+// node is the node under test and the configuration of its pods.
 type node struct {
 	client *cli.Client
 	image  string
@@ -27,8 +27,8 @@ type node struct {
 // pod is a running machine.
 type pod struct{ id, container, log string }
 
-// up starts a machine and tells when StartContainer was called.
-func (n *node) up(ctx context.Context, name string) (p *pod, started time.Time, err error) {
+// start starts a machine and returns the time of StartContainer.
+func (n *node) start(ctx context.Context, name string) (p *pod, started time.Time, err error) {
 	config := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "vmbench", Uid: name},
 		LogDirectory: filepath.Join(n.logs, "vmbench_"+name), Linux: &runtimeapi.LinuxPodSandboxConfig{},
@@ -36,7 +36,7 @@ func (n *node) up(ctx context.Context, name string) (p *pod, started time.Time, 
 	container := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, LogPath: "main.log",
 		Image: &runtimeapi.ImageSpec{Image: n.image},
-		// Without a request for CPU a pod would get what others leave it, and the bare one would not.
+		// Without a CPU request a pod gets only what others leave, unlike a QEMU started by hand.
 		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(n.memory), CpuShares: 1024}},
 	}
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
@@ -56,7 +56,7 @@ func (n *node) up(ctx context.Context, name string) (p *pod, started time.Time, 
 	return p, started, nil
 }
 
-func (n *node) down(ctx context.Context, p *pod) error {
+func (n *node) remove(ctx context.Context, p *pod) error {
 	if p == nil || p.id == "" {
 		return nil
 	}
@@ -68,11 +68,11 @@ func (n *node) down(ctx context.Context, p *pod) error {
 	return n.client.RemovePodSandbox(ctx, p.id)
 }
 
-// live boots a machine, looks at its memory and stops it.
+// live boots a machine, measures its memory and stops it.
 func (n *node) live(ctx context.Context, name string) (l life, err error) {
 	begun := time.Now()
-	p, started, err := n.up(ctx, name)
-	defer func() { err = errors.Join(err, n.down(ctx, p)) }()
+	p, started, err := n.start(ctx, name)
+	defer func() { err = errors.Join(err, n.remove(ctx, p)) }()
 	if err != nil {
 		return l, err
 	}
@@ -102,7 +102,7 @@ func (n *node) live(ctx context.Context, name string) (l life, err error) {
 	return l, err
 }
 
-// awaitText waits until the log has the guest's line. It looks every two milliseconds.
+// awaitText waits until the log has the guest's line. It polls every 2 ms.
 func awaitText(ctx context.Context, log string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -121,7 +121,7 @@ func awaitText(ctx context.Context, log string) error {
 	}
 }
 
-// pid is QEMU's process.
+// pid returns the process ID of QEMU.
 func (n *node) pid(ctx context.Context, p *pod) (int, error) {
 	resp, err := n.client.ContainerStatus(ctx, p.container, true)
 	if err != nil {
@@ -131,12 +131,12 @@ func (n *node) pid(ctx context.Context, p *pod) (int, error) {
 		Pid int `json:"pid"`
 	}
 	if err := json.Unmarshal([]byte(resp.GetInfo()["info"]), &info); err != nil || info.Pid == 0 {
-		return 0, fmt.Errorf("ContainerStatus tells no pid: %w", errors.Join(err, errors.New(resp.GetInfo()["info"])))
+		return 0, fmt.Errorf("ContainerStatus reports no PID: %w", errors.Join(err, errors.New(resp.GetInfo()["info"])))
 	}
 	return info.Pid, nil
 }
 
-// crowd starts machines and tells by how much the daemon has grown for each, in bytes.
+// crowd starts machines and returns the growth of the daemon's memory for each, in bytes.
 func (n *node) crowd(ctx context.Context, count int) (each uint64, err error) {
 	if n.daemon == 0 || count == 0 {
 		return 0, nil
@@ -148,11 +148,11 @@ func (n *node) crowd(ctx context.Context, count int) (each uint64, err error) {
 	var pods []*pod
 	defer func() {
 		for _, p := range pods {
-			err = errors.Join(err, n.down(ctx, p))
+			err = errors.Join(err, n.remove(ctx, p))
 		}
 	}()
 	for i := range count {
-		p, _, err := n.up(ctx, fmt.Sprintf("crowd-%d", i))
+		p, _, err := n.start(ctx, fmt.Sprintf("crowd-%d", i))
 		pods = append(pods, p)
 		if err != nil {
 			return 0, err
@@ -167,7 +167,7 @@ func (n *node) crowd(ctx context.Context, count int) (each uint64, err error) {
 	return (max(after, before) - before) / uint64(count), err
 }
 
-// ensureImage pulls the image if it is not there.
+// ensureImage pulls the image unless the node has it.
 func (n *node) ensureImage(ctx context.Context) error {
 	if image, err := n.client.ImageStatus(ctx, n.image); err != nil || image != nil {
 		return err
