@@ -178,7 +178,7 @@ func TestProbe(t *testing.T) {
 		t.Errorf("second verdict = %+v, want %+v", again, first)
 	}
 	if later, err := os.Stat(filepath.Join(root, verdictFile)); err != nil || !later.ModTime().Equal(info.ModTime()) {
-		t.Error("the second driver wrote the verdict anew, or Stat failed")
+		t.Error("the second driver wrote a new verdict, or Stat failed")
 	}
 	cfg.UID = 200002 // another user may have no access to /dev/kvm
 	verdictOf(t, cfg)
