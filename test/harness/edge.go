@@ -167,13 +167,13 @@ func StartOrchestratorWith(t testing.TB, broker string, keys map[string]any) *Or
 	return o
 }
 
-// Start starts the orchestrator, again after Kill.
+// Start starts the orchestrator. It can be called again after Kill.
 func (o *Orchestrator) Start() {
 	o.t.Helper()
 	o.start(func() error { return Listens(strings.TrimPrefix(o.REST, "http://")) })
 }
 
-// Kill kills the orchestrator by SIGKILL.
+// Kill kills the orchestrator with SIGKILL.
 func (o *Orchestrator) Kill() { o.t.Helper(); o.end(syscall.SIGKILL) }
 
 // Pid returns the process ID.

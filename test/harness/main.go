@@ -19,8 +19,8 @@ const envInside = "TRIPOD_HARNESS_INSIDE"
 // leave a process running.
 func Main(m *testing.M) { Enter(m.Run) }
 
-// Enter calls run in such namespaces and exits with the code that it returns. It is for a TestMain that does more than
-// run the tests.
+// Enter calls run in the test's own namespaces and exits with its result. Use it if TestMain does more than run the
+// tests.
 func Enter(run func() int) {
 	testns.Reenter()
 	if os.Getenv(envInside) != "" {

@@ -42,13 +42,13 @@ func StartMosquitto(t testing.TB, address string) *Mosquitto {
 	return m
 }
 
-// Start starts the broker, again after Kill.
+// Start starts the broker. It can be called again after Kill.
 func (m *Mosquitto) Start() {
 	m.t.Helper()
 	m.start(func() error { return Listens(m.Address) })
 }
 
-// Kill kills the broker by SIGKILL.
+// Kill kills the broker with SIGKILL.
 func (m *Mosquitto) Kill() { m.t.Helper(); m.end(syscall.SIGKILL) }
 
 // Message is a message that mosquitto_sub printed.

@@ -35,7 +35,7 @@ type Resources struct {
 	// Paths are files and directories named after a pod or container, and netns files.
 	Paths map[string]int
 	// Files are the daemon's open files, counted by kind. Snapshots are the directories of its snapshotter. Both are
-	// nil unless the daemon runs. They compare two moments of one daemon, with its images pulled.
+	// nil unless the daemon runs. Compare them only between two moments of one daemon, with its images pulled.
 	Files, Snapshots map[string]int
 }
 

@@ -93,10 +93,10 @@ func (p *Process) handleExit(c *exec.Cmd) {
 	})
 }
 
-// Kill kills the program by SIGKILL. It is not restarted until Start.
+// Kill kills the program with SIGKILL. It is not restarted until Start.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL) }
 
-// Stop stops the program by SIGTERM. It is not restarted until Start.
+// Stop stops the program with SIGTERM. It is not restarted until Start.
 func (p *Process) Stop() error { return p.end(syscall.SIGTERM) }
 
 func (p *Process) end(sig syscall.Signal) error {

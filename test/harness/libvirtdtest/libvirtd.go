@@ -118,7 +118,7 @@ func (d *Daemon) end(sig syscall.Signal) {
 	d.cmd = nil
 }
 
-// Kill kills libvirtd by SIGKILL. Domains continue to run.
+// Kill kills libvirtd with SIGKILL. Domains continue to run.
 func (d *Daemon) Kill() { d.end(syscall.SIGKILL) }
 
 // Start starts libvirtd again after Kill.

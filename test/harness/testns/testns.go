@@ -75,7 +75,7 @@ func fail(err error) int {
 	return exitSetup
 }
 
-// world is the part of a world that exists on the host.
+// world is the host's part of a world: directory, cgroups and lock.
 type world struct {
 	dir    string
 	cgroup string // below the root of every hierarchy

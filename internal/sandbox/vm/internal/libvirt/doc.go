@@ -14,8 +14,8 @@
 // opens no files, as with the driver qmp, and libvirt's settings for owners, labels, logs and path lengths have no
 // effect.
 //
-// libvirt's reason for the end of a domain identifies a power-off. libvirt keeps the domain of a panicked guest,
-// crashed, until the driver has seen it. libvirt.json holds what libvirt loses when it restarts.
+// libvirt's reason for the end of a domain identifies a power-off. After a panic of the guest, the domain stays in the
+// state crashed until the driver has seen it. libvirt.json holds what libvirt loses when it restarts.
 //
 // The package knows machines, not pods, and must not import the backend, the image store or the network.
 package libvirt

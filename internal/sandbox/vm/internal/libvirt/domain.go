@@ -82,8 +82,7 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		OS:       d.boot(def),
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}, VMPort: &libvirtxml.DomainFeatureState{State: "off"}},
 		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
-		// libvirt keeps the domain of a panicked guest, crashed, until the driver has seen the panic. A reboot does not
-		// end the domain.
+		// After a panic, the domain stays in the state crashed until the driver has seen it. A reboot does not end it.
 		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "preserve",
 		// Disable suspend, because nothing could wake the guest.
 		PM: &libvirtxml.DomainPM{
@@ -235,8 +234,7 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
 	if source.Bus == machine.BusSCSI {
-		// Each disk is its own target, as with the driver qmp, because Linux orders the units of one target
-		// differently.
+		// Each disk is its own target, as with the driver qmp. Linux orders the units of one target differently.
 		var zero uint
 		target := uint(nth)
 		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}

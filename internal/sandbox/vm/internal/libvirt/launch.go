@@ -243,8 +243,7 @@ func (l *launch) openNICs(taps machine.Opener) func(context.Context, machine.Def
 }
 
 // grant is the handler of the tap service. It answers the wrapper of a starting machine once, if user and secret are
-// right. Before it answers, it moves the wrapper, which will become QEMU, into the machine's cgroup and records the
-// run.
+// right. Before that it moves the wrapper, which becomes QEMU, into the machine's cgroup and records the run.
 func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (fdpass.Reply, error) {
 	var r vmwrap.Request
 	if err := json.Unmarshal(request, &r); err != nil {
@@ -273,7 +272,7 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 		if err := d.joinCgroup(in.def.Cgroup, peer.PID); err != nil {
 			return fdpass.Reply{}, err
 		}
-		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // a hierarchy without a count has none later either
+		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // no count, no check later
 	}
 	if err := errors.Join(in.run.save(in.def.StateDir), fpGranted.Hit(ctx)); err != nil {
 		return fdpass.Reply{}, err

@@ -90,7 +90,7 @@ func checkReachable(path string) error {
 
 func (l layout) socket() string { return filepath.Join(l.dir, "tap.sock") }
 
-// listen makes the socket of the tap service. Every user can connect; the request decides.
+// listen makes the socket of the tap service. Every user can connect; grant checks each request.
 func (l layout) listen() (*net.UnixListener, error) {
 	file, err := machine.Listen(l.socket())
 	if err != nil {

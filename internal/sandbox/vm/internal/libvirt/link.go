@@ -22,9 +22,9 @@ const (
 
 	// helloTimeout bounds the setup of a connection, for example to a libvirtd that accepts but does not answer.
 	helloTimeout = 15 * time.Second
-	// waitTimeout is how long a call waits for a connection.
+	// waitTimeout bounds a call's wait for a connection.
 	waitTimeout = 5 * time.Second
-	// recoverWait is the waitTimeout of Recover, which the node repeats.
+	// recoverWait replaces waitTimeout in Recover, which the node repeats.
 	recoverWait = 2 * time.Second
 	// maxUnanswered bounds the calls without an answer, including calls whose callers have given up.
 	maxUnanswered = 256
@@ -74,7 +74,7 @@ func (w *connection) Read(b []byte) (int, error) {
 	if err != nil {
 		w.once.Do(func() { close(w.broken) })
 		w.Conn.Close()
-		if w.opening.TryLock() { // if it is held, the setup itself sees the error
+		if w.opening.TryLock() { // waits for the setup's writes; during the setup, the setup sees the error
 			w.opening.Unlock()
 		}
 	}

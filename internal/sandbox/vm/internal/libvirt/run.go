@@ -91,7 +91,7 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(raw))
 })
 
-// processEnded reports whether the recorded process has ended, although the end is not recorded.
+// processEnded reports whether the recorded process has ended without a recorded end.
 func (r run) processEnded() bool {
 	if r.Process.Pid == 0 || r.Ended != nil {
 		return false

@@ -54,8 +54,8 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 		l.close()
 		return err
 	}
-	// Define the domain again, because the secret is for this start only, and the emulator's path changes with a reboot
-	// of the node and with QEMU.
+	// Define the domain again, because the secret is for this start only, and the emulator's path changes when the node
+	// reboots or QEMU is updated.
 	domain, err := d.defineDomain(ctx, def, l.secret)
 	if err == nil {
 		err = fpReady.Hit(ctx)
@@ -87,7 +87,7 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 
 // undo ends a domain whose start failed, even if ctx has ended.
 func (d *Driver) undo(ctx context.Context, in *instance, domain golibvirt.Domain) {
-	in.endStart() // a wrapper that has not got the machine's files yet fails now
+	in.endStart() // a wrapper without the machine's files now fails
 	in.mu.Lock()
 	proc, limit := in.proc, undoTimeout
 	in.mu.Unlock()

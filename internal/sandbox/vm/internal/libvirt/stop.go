@@ -16,7 +16,7 @@ import (
 const (
 	// buttonTimeout bounds the press of the power button. libvirt does not answer while QEMU hangs.
 	buttonTimeout = 5 * time.Second
-	// sigtermTimeout is the time after libvirt's SIGTERM in which QEMU flushes its disks and ends.
+	// sigtermTimeout bounds QEMU's end after libvirt's SIGTERM, on which QEMU flushes its disks.
 	sigtermTimeout = 2 * time.Second
 )
 

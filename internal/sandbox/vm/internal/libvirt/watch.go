@@ -19,13 +19,12 @@ import (
 const (
 	// refreshTimeout bounds a query of a domain; refreshRetry is the pause after a failed query.
 	refreshTimeout, refreshRetry = 10 * time.Second, 5 * time.Second
-	// noticeTimeout is the time in which libvirtd should notice that its child process has ended.
+	// noticeTimeout bounds the time until libvirtd notices that its child process has ended.
 	noticeTimeout = 5 * time.Second
 	// noticeInterval is the interval of queries during noticeTimeout. libvirtd also sends an event.
 	noticeInterval = 200 * time.Millisecond
 
-	// shareLossGrace is the time between the ends of a virtiofsd and of QEMU when QEMU ends first: a virtiofsd ends as
-	// soon as QEMU disconnects.
+	// shareLossGrace is the time in which QEMU may end after its virtiofsd. If QEMU ended first, both end.
 	shareLossGrace = time.Second
 
 	killedMessage = "killed"
@@ -163,7 +162,7 @@ func (in *instance) oomKilled() bool {
 	return in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills
 }
 
-// finish records and reports the end of the run that ended identifies, once.
+// finish records and reports the end of a run, once. ended identifies the run.
 func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, message string) {
 	in.mu.Lock()
 	if in.state.Phase != machine.Running || in.ended != ended {
@@ -199,8 +198,7 @@ func (r run) end(cause machine.Cause, message string) machine.State {
 	return s
 }
 
-// watchShares ends a machine if one of its virtiofsd processes ends first. QEMU's own end also ends virtiofsd, so
-// watchShares gives QEMU time to end.
+// watchShares ends a machine if one of its virtiofsd processes has ended and QEMU has not.
 func (d *Driver) watchShares(in *instance, shares *virtiofsd.Servers, proc *process.Process, ended chan struct{}) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()

@@ -113,7 +113,7 @@ const (
 	Share9pMapped ShareDriver = "9p-mapped"
 )
 
-// By9p reports whether the guest mounts the share by 9p.
+// By9p reports whether the guest mounts the share over 9p.
 func (d ShareDriver) By9p() bool { return d == Share9p || d == Share9pMapped }
 
 // Share is a directory of the node that the guest mounts by Tag.
@@ -129,7 +129,7 @@ func (d *Definition) HasVirtiofs() bool {
 	return slices.ContainsFunc(d.Shares, func(s Share) bool { return s.Driver == ShareVirtiofs })
 }
 
-// Files in Definition.Dir by which a running machine can be reached. A socket serves one client at a time.
+// Files in Definition.Dir for communication with a running machine. A socket serves one client at a time.
 const (
 	// SerialInput is the named pipe for the serial console's input. The output goes to the serial log.
 	SerialInput = "serial.in"
@@ -144,7 +144,7 @@ type Phase string
 
 // The phases.
 const (
-	Defined Phase = "defined" // it has not run since Define
+	Defined Phase = "defined" // not started yet
 	Running Phase = "running"
 	Ended   Phase = "ended" // Cause and ExitCode say how
 )
@@ -221,7 +221,7 @@ type Driver interface {
 	// example that libvirtd does not run. It does not block.
 	Ready() error
 	// Recover is called once, before all other methods. It recovers the named machines, removes other machines that
-	// this driver made, and reports later ends to sink. The result lacks names of unknown machines.
+	// this driver made, and reports later ends to sink. The result omits unknown machines.
 	Recover(ctx context.Context, names []string, sink func(Event)) (map[string]State, error)
 	// Define defines a machine, or replaces the definition of a machine that does not run. A repeated call with the
 	// same definition has no effect.

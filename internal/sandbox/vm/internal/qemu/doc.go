@@ -10,14 +10,14 @@
 //	watch ───────┤                                         ├─▶ verdict in state.json ─▶ kill ─▶ state.json "ended" ─▶ Event
 //	             └─ pidfd: the process has ended ──────────┘
 //
-// The daemon can be killed at any point of this diagram. The next daemon finds the machine by state.json, which holds the
-// PID, its start time and the boot ID. If the PID was not written yet, it searches the machine's cgroup for a process whose
-// command line names the machine. QEMU does not depend on the daemon: it inherits listening sockets, which accept the next
-// client, and keeps a guest that powered off paused, so that the reason can be read later.
+// The daemon can be killed at any point of this diagram. The next daemon finds the machine by state.json, which holds
+// the PID, its start time and the boot ID. If the PID was not written yet, it searches the machine's cgroup for a
+// process whose command line names the machine. QEMU does not depend on the daemon: it inherits listening sockets,
+// which accept the next client, and keeps a guest that powered off paused, so that the reason can be read later.
 //
 // A guest might break out of QEMU, so QEMU has few rights. It runs as the pod's own user without capabilities, with
-// no_new_privs, under its own seccomp filter, in empty network, IPC and UTS namespaces. It inherits disks, kernel, log, taps
-// and shared directories as descriptors.
+// no_new_privs, under its own seccomp filter, in empty network, IPC and UTS namespaces. It inherits disks, kernel, log,
+// taps and shared directories as descriptors.
 //
 // The package knows machines, not pods, and must not import the backend, the image store or the network.
 package qemu

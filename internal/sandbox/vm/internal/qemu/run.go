@@ -201,7 +201,7 @@ func (r *run) ask(ctx context.Context, command string, arguments, result any) er
 	return m.Execute(ctx, command, arguments, result)
 }
 
-// stats returns the figures that only QEMU has.
+// stats returns the statistics that only QEMU has.
 func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats, error) {
 	s := machine.Stats{Blocks: map[string]machine.BlockStats{}}
 	var blocks []struct {

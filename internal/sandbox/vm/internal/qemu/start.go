@@ -124,8 +124,7 @@ func (h *handle) shareOptions(def machine.Definition) virtiofsd.Options {
 	}
 }
 
-// spawn starts QEMU and connects it to its virtiofsd processes. It records these before it starts QEMU. They end
-// without QEMU.
+// spawn records the virtiofsd processes and starts QEMU, connected to them. Without QEMU they end.
 func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string, shares *virtiofsd.Servers, log *os.File) (*run, error) {
 	c := build(def, hostSetup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
 	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), openers{taps: h.d.cfg.Opener, shares: shares})

@@ -135,8 +135,8 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(raw))
 })
 
-// logPath returns the path of QEMU's own log. It is beside the serial log, on a file system that bounds it while no
-// daemon runs trimLogs.
+// logPath returns the path of QEMU's own log. It is beside the serial log, whose file system limits its size while no
+// daemon trims it.
 func logPath(def machine.Definition) string {
 	return filepath.Join(filepath.Dir(def.SerialLog), logFile)
 }

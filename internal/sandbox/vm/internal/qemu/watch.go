@@ -21,25 +21,24 @@ var (
 	fpKilled  = failpoint.New("qemu.destroy.killed")
 )
 
-// Exit codes for ends that have no useful exit code of QEMU.
+// Exit codes for ends without a useful exit code of QEMU.
 const (
 	exitStart = 128 // as for containers that cannot be started
 	exitOther = 255
 )
 
 const (
-	// quitTimeout bounds the time in which QEMU closes its images after its guest has ended.
+	// quitTimeout bounds QEMU's end after the command quit, on which it closes its images.
 	quitTimeout = 5 * time.Second
-	// shareLossGrace is the time between the ends of a virtiofsd and of QEMU when QEMU ends first: a virtiofsd ends as
-	// soon as QEMU disconnects.
+	// shareLossGrace is the time in which QEMU may end after its virtiofsd. If QEMU ended first, both end.
 	shareLossGrace = time.Second
 	// retryMin and retryMax bound the time between attempts to connect to the monitor. QEMU can be stopped, or another
 	// client can hold the socket.
 	retryMin, retryMax = 50 * time.Millisecond, 5 * time.Second
 )
 
-// watch observes a run until it has ended or the driver is closed. The monitor reports why a guest stopped; the
-// process's end is certain.
+// watch observes a run until it has ended or the driver is closed. The monitor reports why a guest stopped. The pidfd
+// reports the end of the process in any case.
 func (h *handle) watch(r *run) {
 	defer r.close()
 	watching, stop := context.WithCancel(h.d.ctx)
@@ -64,8 +63,7 @@ func (h *handle) watch(r *run) {
 	}
 }
 
-// watchShares kills a machine if one of its virtiofsd processes ends first. QEMU's own end also ends virtiofsd, so
-// watchShares gives QEMU time to end.
+// watchShares kills a machine if one of its virtiofsd processes has ended and QEMU has not.
 func (h *handle) watchShares(ctx context.Context, r *run) {
 	lost := r.shares.Watch(ctx)
 	if lost == "" || r.proc.WaitFor(shareLossGrace) {
@@ -97,7 +95,7 @@ func (h *handle) connect(r *run) bool {
 }
 
 // listen reads monitor events until the guest has ended, and returns cause and time of the end. It returns "" if the
-// monitor or the process ends first. It begins with a query, because earlier events are lost.
+// monitor or the process ends first. It begins with a query, because events before the connection are lost.
 func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	m := r.client()
 	lost := uint64(0)
@@ -152,8 +150,8 @@ func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	}
 }
 
-// causeOf returns the cause of end that an event reports, or "". A SHUTDOWN not caused by the guest is QEMU's own end,
-// by a signal or another client's command; the process's exit status gives its cause.
+// causeOf returns the cause of the guest's end that an event reports, or "". A SHUTDOWN not caused by the guest is
+// QEMU's own end, by a signal or another client's command; the process's exit status gives its cause.
 func causeOf(e qmp.Event) machine.Cause {
 	switch e.Name {
 	case "GUEST_PANICKED":
@@ -184,7 +182,7 @@ func eventTime(e qmp.Event) time.Time {
 	return e.Time
 }
 
-// endGuest ends the QEMU of a guest that has ended, after it has recorded the cause.
+// endGuest records why a guest has ended, and then ends its QEMU.
 func (h *handle) endGuest(r *run, cause machine.Cause, at time.Time) {
 	h.mustSet(func(rec *record) { rec.Verdict, rec.FinishedAt = cause, at })
 	if err := fpVerdict.Hit(h.d.ctx); err != nil {

@@ -80,7 +80,7 @@ func (d *blockDevice) claim(write bool) error {
 // Size implements device.
 func (d *blockDevice) Size() int64 { return d.size }
 
-// zeroes is for devices on which fallocate cannot write zeros.
+// zeroes is written to devices on which fallocate cannot zero a range.
 var zeroes = make([]byte, 1<<20)
 
 // Zero implements device.

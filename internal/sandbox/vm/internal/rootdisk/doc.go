@@ -1,5 +1,5 @@
-// Package rootdisk keeps a machine's root disk on a block device of the node. It copies the image to the device once; the
-// guest's writes survive the pod.
+// Package rootdisk keeps a machine's root disk on a block device of the node. It copies the image to the device once;
+// the guest's writes survive the pod.
 //
 //	0        512                 1 MiB                            the device's end
 //	┌────────┬───────────────────┬─────────────────────────────────────┐
@@ -12,8 +12,8 @@
 //	              ▲                       │
 //	              └── power loss, kill ───┘  the copy restarts
 //
-// A complete device keeps its disk. A device with other content is refused, unless the caller allows Prepare to overwrite it.
-// During the copy the device is open exclusively and locked against QEMU.
+// A complete device keeps its disk. A device with other content is refused, unless the caller allows Prepare to
+// overwrite it. During the copy the device is open exclusively and locked against QEMU.
 //
 // The package knows no pods or machines, and does not format or partition devices.
 package rootdisk

@@ -33,7 +33,7 @@ func (s Source) copyTo(ctx context.Context, dev device) error {
 		return err
 	}
 	defer done()
-	var hole int64 // length of the zeros before at that are not written yet
+	var hole int64 // length of the unwritten zeros before at
 	buf := make([]byte, step)
 	at := int64(0)
 	flush := func() error {

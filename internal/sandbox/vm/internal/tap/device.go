@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// flags of a tap: Ethernet frames without packet information, with virtio's header, by which checksums and segmentation
-// are offloaded.
+// flags of a tap: Ethernet frames without packet information, preceded by virtio's header, which allows checksum and
+// segmentation offloading.
 const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 
 const tunDevice = "/dev/net/tun"

@@ -32,9 +32,11 @@ var fallbackServer4 = netip.MustParseAddr("169.254.1.1")
 type server4 struct {
 	mac     net.HardwareAddr
 	address netip.Prefix // of the guest
-	// server is the server identifier: the gateway's address, because a client sends renewals there. server4 answers them.
+	// server is the server identifier: the gateway's address, because a client sends renewals there. server4 answers
+	// them.
 	server netip.Addr
-	// offer holds the options of an offer or acknowledgement. search is a further option that is omitted if it does not fit.
+	// offer holds the options of an offer or acknowledgement. search is a further option that is omitted if it does not
+	// fit.
 	offer  []dhcpv4.Option
 	search *dhcpv4.Option
 }

@@ -9,13 +9,13 @@
 //	Wire    write record ─► make taps ─► remove addresses ─► add filters ─► announce     a repeat completes a partial Wire
 //	Unwire  remove taps and filters ─► restore addresses ─► remove record
 //
-// The guest uses the MAC of the pod's interface, which keeps its MAC too. Nothing changes for the neighbours, and bridge
-// tables, ARP caches and anti-spoofing filters stay valid. There is no learning bridge between interface and tap, because a
-// reflecting port (CNI's hairpinMode) would mislead it.
+// The guest uses the MAC of the pod's interface, which keeps its MAC too. Nothing changes for the neighbours, and
+// bridge tables, ARP caches and anti-spoofing filters stay valid. There is no learning bridge between interface and
+// tap, because a reflecting port (CNI's hairpinMode) would mislead it.
 //
 // The filters use u32 with mirred only, because some kernels lack matchall, flower and gact. A frame that must not be
-// forwarded matches a filter without an action. It then reaches the namespace's own IP stack, which drops it for lack of
-// an address. These frames are not forwarded:
+// forwarded matches a filter without an action. It then reaches the namespace's own IP stack, which drops it for lack
+// of an address. These frames are not forwarded:
 //
 //	from the guest   requests to DHCP servers, router solicitations, solicitations of our router   the Responder answers them
 //	from the wire    answers of DHCP servers, router advertisements                                if the guest has addresses of the family
@@ -23,8 +23,9 @@
 //
 // A family without an address on the interface is not filtered: the guest can use a DHCP server of its network.
 //
-// Wire moves the main routing table only, and only Ethernet interfaces that are up and not part of another interface. The
-// Responder cannot announce IPv6 routes other than the default; callers who write the guest's network configuration can.
+// Wire moves the main routing table only, and only Ethernet interfaces that are up and not part of another interface.
+// The Responder cannot announce IPv6 routes other than the default; callers who write the guest's network configuration
+// can.
 //
 // The package knows no pods, machines or CNI. It changes nothing outside the namespace and the record.
 package tap

@@ -81,8 +81,8 @@ func ingressQdisc(link netlink.Link) netlink.Qdisc {
 	}}
 }
 
-// ensureFilters forwards all frames that from receives to to, except the given ones. It adds the forwarding filter
-// last, so that filter implies all others.
+// ensureFilters makes every frame that arrives on from leave through to, except the given frames. It adds the
+// forwarding filter last: if that filter exists, all exist.
 func ensureFilters(h *netlink.Handle, from, to netlink.Link, exceptions []match) error {
 	qdisc := ingressQdisc(from)
 	parent := qdisc.Attrs().Handle

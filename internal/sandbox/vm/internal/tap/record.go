@@ -28,7 +28,7 @@ type record struct {
 // wiring is one interface with the state that Unwire restores.
 type wiring struct {
 	Interface
-	// LinkAddrs are the addresses of the link with their prefix lengths.
+	// LinkAddrs are the addresses as configured on the link.
 	LinkAddrs []netip.Prefix `json:"had"`
 	// DisableIPv6 is the link's sysctl disable_ipv6; empty on a node without IPv6.
 	DisableIPv6 string `json:"disableIPv6"`

@@ -11,10 +11,10 @@ import (
 
 // server6 configures a guest's IPv6. It sends the router advertisements, and it is the DHCPv6 server (dhcp6.go).
 //
-// A router advertisement comes from a link-local address, but a CNI chain's gateway usually has another kind of address. So
-// server6 advertises virtualRouter, a link-local address that nobody uses. It turns the guest's neighbour solicitations for
-// virtualRouter into solicitations for the gateway, and the gateway's answers into answers of virtualRouter. A link-local
-// gateway is advertised itself.
+// A router advertisement comes from a link-local address, but a CNI chain's gateway usually has another kind of
+// address. So server6 advertises virtualRouter, a link-local address that nobody uses. It turns the guest's neighbour
+// solicitations for virtualRouter into solicitations for the gateway, and the gateway's answers into answers of
+// virtualRouter. A link-local gateway is advertised itself.
 //
 //	guest ── NS for virtualRouter ──▶ Responder ── NS for the gateway ──▶ gateway
 //	guest ◀── NA of virtualRouter ─── Responder ◀── NA of the gateway ─── gateway
@@ -51,8 +51,7 @@ const (
 	managed, otherConfig = 0x80, 0x40
 	// routerLifetime is the longest lifetime that the RFC allows, in seconds.
 	routerLifetime = 9000
-	// onLink marks a prefix whose addresses are neighbours. Without the autonomous flag the guest makes no address from
-	// it.
+	// onLink marks a prefix whose addresses are neighbours. Without the autonomous flag, the guest derives no address.
 	onLink = 0x80
 	// forever is the infinite lifetime.
 	forever = 0xffffffff

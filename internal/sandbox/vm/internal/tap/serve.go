@@ -21,7 +21,7 @@ import (
 // advertInterval is the interval of unsolicited router advertisements (RFC 4861, MaxRtrAdvInterval).
 const advertInterval = 10 * time.Minute
 
-// Limits for each guest, per second: frames that are read, and log lines about messages without an answer.
+// Rates per second, and bursts, for each guest: of frames read, and of log lines about unanswered messages.
 const (
 	frameRate, frameBurst           = 100, 200
 	unansweredRate, unansweredBurst = 0.1, 5
@@ -239,7 +239,7 @@ func networkOrder(v uint16) uint16 { return v<<8 | v>>8 }
 // maxFrame is the size of the receive buffer. Longer frames are ignored.
 const maxFrame = 4096
 
-// receive passes frames to handle until the socket is closed, at most at frameRate. The kernel drops the excess.
+// receive passes frames to handle until the socket is closed, at frameRate at most. The kernel drops the excess.
 func (s *packetSocket) receive(life context.Context, handle func([]byte)) {
 	pace := rate.NewLimiter(frameRate, frameBurst)
 	raw, err := s.file.SyscallConn()

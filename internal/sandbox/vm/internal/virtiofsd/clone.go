@@ -16,10 +16,9 @@ import (
 // Open clones the tree of mounts at path as a detached tree and opens it. The clone disappears with its descriptor. If
 // readOnly is set, no user of the clone can write through it.
 //
-// Where the file system supports it, the clone swaps the owners root and uid/gid; other owners are unchanged. The user
-// uid, as which the guest's root acts, can then read root's files, as root in a container could, and the files that it
-// creates belong to root. mapped reports whether owners are swapped. On other file systems (NFS, FUSE, old kernels)
-// owners are unchanged.
+// Where the file system supports it, the clone swaps the owners root and uid/gid, and mapped is true; other owners are
+// unchanged. The guest's root acts as the user uid. It can then read root's files, as root in a container could, and
+// its new files belong to root. On other file systems (NFS, FUSE, old kernels) owners are unchanged.
 func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -44,7 +44,7 @@ func (p *Prober) Probe(ctx context.Context) error {
 	defer cancel()
 	err := p.probe(ctx)
 	if errors.Is(err, context.Canceled) {
-		return err // not the result of a probe
+		return err // a canceled probe has no result
 	}
 	p.at, p.result = time.Now(), err
 	return err

@@ -41,7 +41,7 @@ func Start(ctx context.Context, o Options, shares []machine.Share) (*Servers, er
 	return s, nil
 }
 
-// Adopt returns the Servers that an earlier daemon started, including ended ones.
+// Adopt returns the virtiofsd processes that an earlier daemon started, including ended ones.
 func Adopt(o Options, shares []machine.Share, ids []process.ID) (*Servers, error) {
 	s := &Servers{}
 	shares = onlyVirtiofs(shares)

@@ -22,7 +22,7 @@ import (
 // ProgramName is the file name of virtiofsd.
 const ProgramName = "virtiofsd"
 
-// programPaths are the paths in distributions, which are not in PATH: Debian 12 (part of QEMU), Fedora, later Debian.
+// programPaths are the paths of distributions, which are not in PATH: Debian 12 (part of QEMU), Fedora, later Debian.
 var programPaths = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 
 // Find returns the path of virtiofsd: the configured one if it is not empty, otherwise one of the distributions' paths

@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// devices: the guest has disks of every kind, the virtio-serial ports and the balloon. Its writes reach the right
-// files, and the counters count.
+// devices: the guest has disks of every kind, the virtio-serial ports and the balloon. Its writes reach the right files
+// and appear in the statistics.
 func devices(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()

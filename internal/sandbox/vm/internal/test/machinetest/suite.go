@@ -136,7 +136,7 @@ func unknown(t *testing.T, s Subject) {
 	}
 }
 
-// causes: State distinguishes the ways in which a machine ends (faults V1).
+// causes: a machine's end reports the right cause (faults V1).
 func causes(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer l.Close()
