@@ -23,9 +23,7 @@ func devices(t *testing.T, s Subject) {
 	defer l.Close()
 	extra := func(id string, readOnly bool, bus machine.Bus, content string) {
 		path := filepath.Join(d.StateDir, id)
-		if err := os.WriteFile(path, append([]byte(content), make([]byte, 1<<20-len(content))...), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, append([]byte(content), make([]byte, 1<<20-len(content))...), 0o600))
 		d.Disks = append(d.Disks, machine.Disk{ID: id, File: machine.File{Path: path}, Format: "raw", ReadOnly: readOnly, Bus: bus})
 	}
 	extra("locked", true, machine.BusVirtio, "cannot be written")
@@ -71,16 +69,10 @@ func devices(t *testing.T, s Subject) {
 		t.Errorf("BalloonActual = %d, want 1 to %d bytes", figures.BalloonActual, d.Memory)
 	}
 	for range 2 { // restart the machine twice with the same disks
-		if err := l.Destroy(t.Context(), d.Name); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Start(t.Context(), d.Name); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.Destroy(t.Context(), d.Name))
+		must(t, l.Start(t.Context(), d.Name))
 	}
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 	for path, want := range map[string]string{d.Disks[0].Base.Path: "the base", d.Disks[1].Path: "cannot be written", d.Disks[2].Path: "QFI\xfb", part.Path: strings.Repeat("-", 1024) + "from the guest\n"} {
 		if raw, err := os.ReadFile(path); err != nil || !bytes.HasPrefix(raw, []byte(want)) {
 			t.Errorf("%s begins with %.20q (error %v), want %q", path, raw, err, want)
@@ -107,9 +99,7 @@ func bootsFromDisk(t *testing.T, s Subject) {
 		t.Fatal(err)
 	}
 	overlay := filepath.Join(d.StateDir, "boot.qcow2")
-	if err := qcow2.CreateOverlay(t.Context(), overlay, info.VirtualSize, qcow2.Overlay{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, qcow2.CreateOverlay(t.Context(), overlay, info.VirtualSize, qcow2.Overlay{}))
 	d.Kernel, d.Initrd, d.Cmdline = nil, nil, ""
 	d.Disks = []machine.Disk{{
 		ID: "root", File: machine.File{Path: overlay}, Format: "qcow2", Bus: machine.BusVirtio,
@@ -118,22 +108,16 @@ func bootsFromDisk(t *testing.T, s Subject) {
 	console := l.Boot(t, d)
 	console.Type("echo kept-$((40+2)) >/disk/kept; sync; cat /disk/kept; echo so")
 	AwaitLog(t, d, "kept-42", 1)
-	if err := l.Shutdown(t.Context(), d.Name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Shutdown(t.Context(), d.Name))
 	if end := l.End(d.Name); end.Cause != machine.CausePowerOff {
 		t.Errorf("ended: %+v", end)
 	}
-	if err := l.Start(t.Context(), d.Name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Start(t.Context(), d.Name))
 	console = Attach(t, d)
 	AwaitLog(t, d, ready, 2)
 	console.Type("cat /disk/kept")
 	AwaitLog(t, d, "kept-42", 2)
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 	if after, err := os.Stat(s.Guest.Disk); err != nil || !after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size() {
 		t.Errorf("the base image changed, or Stat failed: %v", err)
 	}
@@ -148,18 +132,14 @@ func noBoot(t *testing.T, s Subject) {
 		t.Errorf("Firmware of an undefined machine: got error %v, want ErrNotFound", err)
 	}
 	zeros := filepath.Join(d.StateDir, "zeros.img")
-	if err := os.WriteFile(zeros, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(zeros, make([]byte, 1<<20), 0o600))
 	d.Kernel, d.Initrd, d.Cmdline, d.Shares = nil, nil, "", nil
 	d.Disks = []machine.Disk{{ID: "root", File: machine.File{Path: zeros}, Format: "raw", Bus: machine.BusVirtio}}
 	l.mustDefine(t, d)
 	if _, err := l.Firmware(t.Context(), d.Name); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("Firmware of a stopped machine: got error %v, want ErrFailedPrecondition", err)
 	}
-	if err := l.Start(t.Context(), d.Name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Start(t.Context(), d.Name))
 	l.Close()
 	l = s.Begin(t, d.Name)
 	var report firmware.Report
@@ -174,9 +154,7 @@ func noBoot(t *testing.T, s Subject) {
 	if report.HandedOver || len(report.Lines) == 0 {
 		t.Errorf("report = %+v, want no hand-over, and some lines", report)
 	}
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 	works := s.Definition(t)
 	l.Boot(t, works)
 	said, err := l.Firmware(t.Context(), works.Name)
@@ -186,9 +164,7 @@ func noBoot(t *testing.T, s Subject) {
 	if report.Read(said); report.Failed {
 		t.Errorf("the firmware of a bootable machine reports a failure: %+v", report)
 	}
-	if err := l.Undefine(t.Context(), works.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), works.Name))
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -52,20 +52,14 @@ func network(t *testing.T, s Subject) {
 			fetch(t, host)
 		}
 		if run == 0 {
-			if err := l.Destroy(t.Context(), d.Name); err != nil {
-				t.Fatal(err)
-			}
-			if err := l.Start(t.Context(), d.Name); err != nil {
-				t.Fatal(err)
-			}
+			must(t, l.Destroy(t.Context(), d.Name))
+			must(t, l.Start(t.Context(), d.Name))
 		}
 	}
 	for _, text := range []string{"52:54:00:77:00:00", "52:54:00:77:00:01", "\n1400\r\n1400"} {
 		AwaitLog(t, d, text, 1)
 	}
-	if err := l.Destroy(t.Context(), d.Name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Destroy(t.Context(), d.Name))
 	link, err := netlink.LinkByName("mtest1")
 	if err == nil {
 		err = netlink.LinkDel(link)
@@ -76,9 +70,7 @@ func network(t *testing.T, s Subject) {
 	if err := l.Start(t.Context(), d.Name); err == nil || l.MustState(d.Name).Cause != machine.CauseStart {
 		t.Errorf("Start without its tap: got error %v and state %+v, want an error and cause start", err, l.MustState(d.Name))
 	}
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 }
 
 // addTap makes a persistent tap with an address, and removes it when the test ends.

@@ -32,9 +32,7 @@ func driverRestart(t *testing.T, s Subject) {
 	for kind, d := range kinds {
 		pids[kind] = l.MustState(d.Name).Pid
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	consoles["powers off"].Type("poweroff -f")
 	consoles["panics"].Type("echo c >/proc/sysrq-trigger")
 	signal(t, pids["is killed"], unix.SIGKILL)
@@ -72,9 +70,7 @@ func driverRestart(t *testing.T, s Subject) {
 	stays := kinds["stays"]
 	Attach(t, stays).Type("echo still-$((40+2))-here")
 	AwaitLog(t, stays, "still-42-here", 1)
-	if err := l.Shutdown(t.Context(), stays.Name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Shutdown(t.Context(), stays.Name))
 	if end := l.End(stays.Name); end.Cause != machine.CausePowerOff || end.ExitCode != 0 {
 		t.Errorf("end after Shutdown by the second driver = %+v, want a power-off with code 0", end)
 	}
@@ -85,13 +81,9 @@ func driverRestart(t *testing.T, s Subject) {
 		t.Fatalf("start a machine that the first driver defined: %v", err)
 	}
 	for _, d := range kinds {
-		if err := l.Undefine(t.Context(), d.Name); err != nil {
-			t.Error(err)
-		}
+		must(t, l.Undefine(t.Context(), d.Name))
 	}
-	if err := l.Undefine(t.Context(), idle.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), idle.Name))
 }
 
 // nodeRestart: after a reboot of the node, processes and tmpfs are gone. The machine is still known and can be started.
@@ -99,9 +91,7 @@ func nodeRestart(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	l.Boot(t, d)
 	pid := l.MustState(d.Name).Pid
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	proc, err := process.Open(pid)
 	if err != nil {
 		t.Fatal(err)
@@ -111,9 +101,7 @@ func nodeRestart(t *testing.T, s Subject) {
 	if !proc.WaitFor(Patience) { // all its threads
 		t.Fatal("the hypervisor still runs after SIGKILL")
 	}
-	if err := os.RemoveAll(filepath.Dir(d.Dir)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(filepath.Dir(d.Dir)))
 	l = s.Begin(t, d.Name)
 	defer l.Close()
 	if got := l.Found[d.Name]; got.Phase != machine.Ended || got.Cause != machine.CauseUnknown || got.ExitCode != machine.ExitKilled {
@@ -123,7 +111,5 @@ func nodeRestart(t *testing.T, s Subject) {
 		t.Fatalf("start: %v", err)
 	}
 	AwaitLog(t, d, ready, 2)
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 }

@@ -131,18 +131,12 @@ func (s Subject) Definition(t testing.TB) machine.Definition {
 	}
 	d.SerialLog = filepath.Join(d.StateDir, "serial.log")
 	for _, sub := range []string{filepath.Dir(d.Dir), d.StateDir} {
-		if err := os.MkdirAll(sub, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(sub, 0o700))
 	}
 	base, overlay := filepath.Join(d.StateDir, "base.raw"), filepath.Join(d.StateDir, "root.qcow2")
 	content := append([]byte("the base of the root disk\n"), make([]byte, 1<<20)...)
-	if err := os.WriteFile(base, content, 0o400); err != nil {
-		t.Fatal(err)
-	}
-	if err := qcow2.CreateOverlay(t.Context(), overlay, 1<<20, qcow2.Overlay{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(base, content, 0o400))
+	must(t, qcow2.CreateOverlay(t.Context(), overlay, 1<<20, qcow2.Overlay{}))
 	d.Disks = []machine.Disk{{
 		ID: "root", File: machine.File{Path: overlay}, Format: "qcow2", Bus: machine.BusVirtio,
 		Base: &machine.Base{File: machine.File{Path: base}, Format: "raw"},

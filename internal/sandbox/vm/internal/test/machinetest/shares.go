@@ -22,15 +22,11 @@ func shareMachine(t *testing.T, s Subject) (d machine.Definition, rw, ro string)
 	rw, ro = filepath.Join(d.StateDir, "rw"), filepath.Join(d.StateDir, "ro")
 	for _, dir := range []string{rw, ro} {
 		for path, mode := range map[string]os.FileMode{dir: 0o755, filepath.Join(dir, "theirs"): 0o700} {
-			if err := os.MkdirAll(path, mode); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.MkdirAll(path, mode))
 		}
 		writeFile(t, filepath.Join(dir, "secret"), "for root only\n", 0)
 		writeFile(t, filepath.Join(dir, "theirs/file"), "for user 999 only\n", 999)
-		if err := os.Chown(filepath.Join(dir, "theirs"), 999, 999); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(filepath.Join(dir, "theirs"), 999, 999))
 	}
 	d.Shares = []machine.Share{
 		{Tag: "rw", Path: rw, Driver: machine.ShareVirtiofs}, {Tag: "ro", Path: ro, Driver: machine.ShareVirtiofs, ReadOnly: true},
@@ -92,15 +88,11 @@ func shares(t *testing.T, s Subject) {
 		t.Errorf("virtiofsd runs as %v, want two processes", before)
 	}
 	checkConfined(t, s, before)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	l = s.Begin(t, d.Name)
 	defer func() { l.Close() }()
 	writeFile(t, filepath.Join(rw, "note.new"), "from the node\n", 1000)
-	if err := os.Rename(filepath.Join(rw, "note.new"), filepath.Join(rw, "note")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(filepath.Join(rw, "note.new"), filepath.Join(rw, "note")))
 	console = Attach(t, d)
 	console.Type("cat /rw/note; reboot -f")
 	AwaitLog(t, d, "from the node", 1)
@@ -111,22 +103,16 @@ func shares(t *testing.T, s Subject) {
 		t.Errorf("virtiofsd processes after the reboot = %v, want %v", after, before)
 	}
 	for range 2 { // each start may use new virtiofsd processes, which end with the machine
-		if err := l.Destroy(t.Context(), d.Name); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.Destroy(t.Context(), d.Name))
 		if left := virtiofsdPIDs(t, d); len(left) != 0 {
 			t.Errorf("left behind: %v", left)
 		}
-		if err := l.Start(t.Context(), d.Name); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.Start(t.Context(), d.Name))
 	}
 	AwaitLog(t, d, ready, 3)
 	Attach(t, d).Type(mountShares + "cat /rw/note")
 	AwaitLog(t, d, "from the node", 3)
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 	if _, err := os.Stat(d.Dir); err == nil {
 		t.Errorf("left behind: %s", d.Dir)
 	}
@@ -154,28 +140,20 @@ func lostShare(t *testing.T, s Subject) {
 		Await(t, "no virtiofsd of the machine is left", func() bool { return len(virtiofsdPIDs(t, d)) == 0 })
 	}
 	checkLostShare(l.End(d.Name))
-	if err := l.Start(t.Context(), d.Name); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Start(t.Context(), d.Name))
+	must(t, l.Close())
 	kill()
 	l = s.Begin(t, d.Name)
 	Await(t, "the machine that lost a share while no driver ran has ended", func() bool { return l.MustState(d.Name).Phase == machine.Ended })
 	checkLostShare(l.MustState(d.Name))
-	if err := os.Rename(ro, ro+".away"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(ro, ro+".away"))
 	if err := l.Start(t.Context(), d.Name); err == nil || !strings.Contains(err.Error(), ro) || l.MustState(d.Name).Cause != machine.CauseStart {
 		t.Errorf("Start without the share's directory: got error %v and state %+v, want an error that names it and cause start", err, l.MustState(d.Name))
 	}
 	if left := virtiofsdPIDs(t, d); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 }
 
 // MapOwners returns the guest's commands that use a 9p share with mapped owners. They mount the share twice.
@@ -207,9 +185,7 @@ func CheckMapped(t testing.TB, d machine.Definition, dir string) {
 func AddShare(t testing.TB, d *machine.Definition) {
 	t.Helper()
 	dir := filepath.Join(d.StateDir, "shared")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o755))
 	d.Shares = append(d.Shares, machine.Share{Tag: "shared", Path: dir, Driver: machine.ShareVirtiofs})
 }
 

@@ -155,16 +155,12 @@ func causes(t *testing.T, s Subject) {
 		{"IgnoresACPI", func(t *testing.T, l *Life, d machine.Definition, c *Console) {
 			c.Type(": >/run/ignore-power-button; echo will-$((40+2))-ignore")
 			AwaitLog(t, d, "will-42-ignore", 1)
-			if err := l.Shutdown(t.Context(), d.Name); err != nil {
-				t.Fatal(err)
-			}
+			must(t, l.Shutdown(t.Context(), d.Name))
 			AwaitLog(t, d, "TRIPOD-GUEST-IGNORES-POWER-BUTTON", 1)
 			if got := l.MustState(d.Name); got.Phase != machine.Running {
 				t.Errorf("state of a guest that ignores the power button = %+v, want phase running", got)
 			}
-			if err := l.Destroy(t.Context(), d.Name); err != nil {
-				t.Fatal(err)
-			}
+			must(t, l.Destroy(t.Context(), d.Name))
 		}, machine.CauseKilled, machine.ExitKilled},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -176,9 +172,7 @@ func causes(t *testing.T, s Subject) {
 				t.Errorf("end = %+v, want cause %s, code %d and a message", end, c.cause, c.code)
 			}
 			checkEnded(t, pid)
-			if err := l.Undefine(t.Context(), d.Name); err != nil {
-				t.Error(err)
-			}
+			must(t, l.Undefine(t.Context(), d.Name))
 		})
 	}
 }
@@ -217,9 +211,7 @@ func hung(t *testing.T, s Subject) {
 		t.Errorf("end after Destroy = %+v, want killed with code 137", end)
 	}
 	checkEnded(t, pid)
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 }
 
 // outOfMemory: the kernel kills a hypervisor that exceeds a memory limit, of its own cgroup or of the parent, which the
@@ -248,9 +240,7 @@ func checkOOMKill(t *testing.T, s Subject, dir string, shared bool) {
 	if end := l.End(d.Name); end.Cause != machine.CauseOOM || end.ExitCode != machine.ExitKilled {
 		t.Errorf("end = %+v, want cause oom with code 137", end)
 	}
-	if err := l.Undefine(t.Context(), d.Name); err != nil {
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name))
 }
 
 // noStart: Start says why a machine cannot start. The machine is then Ended, and starts once its definition is
@@ -290,9 +280,7 @@ func noStart(t *testing.T, s Subject) {
 					t.Errorf("Start with the repaired definition: %v", err)
 				}
 			}
-			if err := l.Undefine(t.Context(), d.Name); err != nil {
-				t.Error(err)
-			}
+			must(t, l.Undefine(t.Context(), d.Name))
 		})
 	}
 }
@@ -308,9 +296,7 @@ func reboot(t *testing.T, s Subject) {
 	if after := l.MustState(d.Name); after != before || len(l.Events()) != 0 {
 		t.Errorf("state after the reboot = %+v, want %+v and no events; got events %v", after, before, l.Events())
 	}
-	if err := l.Undefine(t.Context(), d.Name); err != nil { // while the machine runs
-		t.Error(err)
-	}
+	must(t, l.Undefine(t.Context(), d.Name)) // while the machine runs
 	checkEnded(t, before.Pid)
 }
 
@@ -350,3 +336,11 @@ func Await(t testing.TB, what string, condition func() bool) {
 }
 
 func errOf[T any](_ T, err error) error { return err }
+
+// must fails the test on error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

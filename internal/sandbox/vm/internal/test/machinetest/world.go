@@ -94,27 +94,21 @@ func NewCgroup(t testing.TB, name string, memory int64) string {
 	t.Helper()
 	tree := Cgroups(t)
 	dir := path.Join(tree.Parent, cgroup.Mark+name)
-	if err := tree.Create(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tree.Create(dir))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		if t.Failed() {
 			_ = tree.Kill(ctx, dir)
 		}
-		if err := tree.Remove(ctx, dir); err != nil {
-			t.Error(err)
-		}
+		must(t, tree.Remove(ctx, dir))
 	})
 	if memory > 0 {
 		file := "memory.limit_in_bytes"
 		if tree.V2 {
 			file = "memory.max"
 		}
-		if err := tree.Apply(dir, []cgroup.Write{{Controller: "memory", File: file, Value: strconv.FormatInt(memory, 10)}}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tree.Apply(dir, []cgroup.Write{{Controller: "memory", File: file, Value: strconv.FormatInt(memory, 10)}}))
 	}
 	return dir
 }
