@@ -138,7 +138,7 @@ func TestExits(t *testing.T) {
 		{`{"status": "x", "uuid": "another", "type": "runtime"}`, map[string]any{"status": "x"}},
 		{`"exited"`, map[string]any{"status": "exited"}},
 		{``, map[string]any{"status": "exited"}},
-		{`{"status": `, map[string]any{"status": "exited", "message": "the runtime's metadata is no JSON object: \"{\\\"status\\\": \""}},
+		{`{"status": `, map[string]any{"status": "exited", "message": "the runtime's metadata is not a JSON object: \"{\\\"status\\\": \""}},
 	} {
 		uuid := fmt.Sprint("m", i)
 		r.order(runtimeA, wire.ActionCreate, moduleData(uuid))

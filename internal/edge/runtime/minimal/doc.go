@@ -1,4 +1,4 @@
-// Package minimal is the runtime "linux/minimal": it starts an external runtime program, speaks SLSocket with it, and ends it.
+// Package minimal is the runtime "linux/minimal": it runs an external runtime program and speaks SLSocket with it.
 //
 //	manager ──Send──▶ Runtime ──frames──▶ {dir}/{index:02x}.s ◀──connects── <command> <index>   (index in decimal)
 //	        ◀─Receive─       ◀─frames───                                     │ stdout, stderr
@@ -8,5 +8,5 @@
 // Receive returns errdefs.ErrUnavailable after the program's last message, and the manager calls Start again, with its own backoff.
 // The program does not outlive the daemon.
 //
-// The package must not interpret messages: modules, channels and topics are the manager's. Start reading at Runtime.Start.
+// The package must not interpret messages: the manager knows modules, channels and topics. Start reading at Runtime.Start.
 package minimal

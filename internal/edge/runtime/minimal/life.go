@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	inFlight = 32                     // messages between the program and the manager, each way
-	drain    = 500 * time.Millisecond // for data that an ended program left in its socket and pipes
+	inFlight = 32                     // messages between the program and the manager, in each direction
+	drain    = 500 * time.Millisecond // time to read the data that an ended program left in its socket and pipes
 )
 
 var (
@@ -36,20 +36,20 @@ var (
 type life struct {
 	cfg    *Config
 	cmd    *exec.Cmd
-	stdin  *os.File // the other end of the program's input: open and silent, so that reads block
+	stdin  *os.File // write end of the program's stdin, kept open so that reads block
 	conn   *channel.Conn
 	in     chan channel.Message
 	out    chan channel.Message
-	up     chan struct{} // the program has connected
-	exited chan struct{} // the process has ended, and its group was killed
+	up     chan struct{} // closed once the program has connected
+	exited chan struct{} // closed once the process has ended and its group was killed
 
-	reaping sync.Mutex // while held with reaped false, the pid is still the process's
+	reaping sync.Mutex // while it is held and reaped is false, the pid still belongs to the process
 	reaped  bool
 
 	once  sync.Once
-	lost  chan struct{} // nothing more is sent; why is set
+	lost  chan struct{} // closed when sending ends; why is set
 	why   error
-	ended chan struct{} // nothing more is received
+	ended chan struct{} // closed when receiving ends
 
 	tail tail // of the output, for errors
 }
@@ -60,7 +60,7 @@ func (r *Runtime) begin(ctx context.Context) (*life, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer listener.Close() // after one connection; this removes the socket too
+	defer listener.Close() // after one connection; also removes the socket
 	l := &life{
 		cfg: &r.cfg,
 		in:  make(chan channel.Message, inFlight), out: make(chan channel.Message, inFlight),
@@ -140,11 +140,11 @@ func (l *life) start(path string) (*output, error) {
 		logs.Close()
 		return nil, fmt.Errorf("the program %s: %w (%w)", l.cfg.Command[0], errdefs.ErrUnavailable, err)
 	}
-	l.cfg.Log.Info("the runtime's program was started", "command", l.cmd.Args, "pid", l.cmd.Process.Pid)
+	l.cfg.Log.Info("runtime program started", "command", l.cmd.Args, "pid", l.cmd.Process.Pid)
 	return l.follow(logs), nil
 }
 
-// fork starts the process and reaps it on one locked thread, since the process is killed (Pdeathsig) when its thread ends.
+// fork starts the process and reaps it on the same locked thread, because Pdeathsig kills the process when the thread ends.
 func (l *life) fork() error {
 	started := make(chan error)
 	go func() {
@@ -156,7 +156,7 @@ func (l *life) fork() error {
 			return
 		}
 		l.reap()
-		l.cfg.Log.Info("the runtime's program has ended", "pid", l.cmd.Process.Pid, "status", l.cmd.ProcessState.String())
+		l.cfg.Log.Info("runtime program exited", "pid", l.cmd.Process.Pid, "status", l.cmd.ProcessState.String())
 		close(l.exited)
 	}()
 	return <-started
@@ -181,7 +181,7 @@ func (l *life) kill() {
 		return
 	}
 	if err := unix.Kill(-l.cmd.Process.Pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-		l.cfg.Log.Warn("the runtime's program cannot be killed", "pid", l.cmd.Process.Pid, "err", err)
+		l.cfg.Log.Warn("cannot kill the runtime program", "pid", l.cmd.Process.Pid, "err", err)
 	}
 }
 
@@ -205,18 +205,18 @@ func (l *life) accept(ctx context.Context, listener *net.UnixListener) (net.Conn
 	case <-l.exited:
 		why = fmt.Errorf("the program ended before it connected (%s): %w", l.cmd.ProcessState, errdefs.ErrUnavailable)
 	case <-timeout.C:
-		why = fmt.Errorf("the program has not connected to %s within %s: %w", listener.Addr(), l.cfg.ConnectTimeout, errdefs.ErrUnavailable)
+		why = fmt.Errorf("the program did not connect to %s within %s: %w", listener.Addr(), l.cfg.ConnectTimeout, errdefs.ErrUnavailable)
 	case <-ctx.Done():
 		why = ctx.Err()
 	}
 	listener.Close()
-	if a := <-accepted; a.conn != nil { // accepted before Close
+	if a := <-accepted; a.conn != nil { // it connected before Close
 		a.conn.Close()
 	}
 	return nil, why
 }
 
-// end kills the process group, once. What the program has sent is still read.
+// end kills the process group. Messages that the program has sent are still read. Later calls do nothing.
 func (l *life) end(why error) {
 	l.once.Do(func() {
 		l.why = why
@@ -236,7 +236,7 @@ func (l *life) write() {
 		select {
 		case m := <-l.out:
 			if err := l.conn.Write(m); err != nil {
-				l.end(fmt.Errorf("it reads no messages: %w", err))
+				l.end(fmt.Errorf("it does not read messages: %w", err))
 				return
 			}
 		case <-l.lost:
@@ -245,7 +245,7 @@ func (l *life) write() {
 	}
 }
 
-// read receives the program's messages until its connection ends, or the process and its leftovers do.
+// read receives the program's messages until its connection ends, or shortly after the process has ended.
 func (l *life) read(conn net.Conn, output *output) {
 	go func() {
 		select {
@@ -270,7 +270,7 @@ func (l *life) read(conn net.Conn, output *output) {
 	close(l.ended)
 }
 
-// deliver hands a message to the manager. It gives up once the run has ended and the manager does not receive.
+// deliver passes a message to the manager. It gives up if the run has ended and the manager does not receive.
 func (l *life) deliver(m channel.Message) bool {
 	select {
 	case l.in <- m:
@@ -287,7 +287,7 @@ func (l *life) deliver(m channel.Message) bool {
 	}
 }
 
-// status says how the process ended, if it has.
+// status returns how the process ended, or "" while it runs.
 func (l *life) status() string {
 	select {
 	case <-l.exited:
@@ -297,7 +297,7 @@ func (l *life) status() string {
 	}
 }
 
-// stop asks the program to stop, and kills it if it does not in time.
+// stop asks the program to stop, and kills it after the timeout.
 func (l *life) stop(within time.Duration) {
 	timeout := time.NewTimer(within)
 	defer timeout.Stop()
@@ -311,13 +311,13 @@ func (l *life) stop(within time.Duration) {
 	case <-l.lost:
 	case <-l.exited:
 	case <-timeout.C:
-		l.cfg.Log.Warn("the runtime's program does not stop, killing it", "pid", l.cmd.Process.Pid)
+		l.cfg.Log.Warn("runtime program does not stop; killing it", "pid", l.cmd.Process.Pid)
 	}
 	l.end(errStopped)
 	<-l.ended
 }
 
-// suffix is the end of the output as the end of an error.
+// suffix returns the end of the output as the last part of an error's text.
 func (t *tail) suffix() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -18,32 +18,32 @@ import (
 // Type is the default runtime_type.
 const Type = "linux/minimal"
 
-// DefaultDir is where public runtimes expect their socket.
+// DefaultDir is the directory in which public runtimes expect their socket.
 const DefaultDir = "/tmp/sl"
 
 // Variables in the program's environment.
 const (
 	EnvSocket = "TRIPOD_EDGE_SOCKET" // path of the socket
-	EnvWire   = "TRIPOD_EDGE_WIRE"   // "wide": the manager takes an offer of the wide header (channel.Conn.Widen)
+	EnvWire   = "TRIPOD_EDGE_WIRE"   // "wide": the manager accepts an offer of the wide header (channel.Conn.Widen)
 )
 
 // Config describes one external runtime.
 type Config struct {
 	// Info has the defaults Type and channel.MaxModules.
 	Info runtime.Info
-	// Index of the runtime on its node, 0 to 255. It names the socket, and is the program's last argument.
+	// Index is the index of the runtime on its node, 0 to 255. It names the socket, and is the program's last argument.
 	Index int
-	// Dir holds the sockets; DefaultDir by default. It is created if it is missing, and refused if others can write to it.
+	// Dir is the directory of the sockets; DefaultDir by default. It is created if it is missing, and refused if others can write to it.
 	Dir string
-	// Command is the program with its arguments; the index comes after them.
+	// Command is the program with its arguments. The index is appended.
 	Command []string
-	// Env is added to the daemon's environment, NAME=value.
+	// Env is added to the daemon's environment, as NAME=value.
 	Env []string
 
 	ConnectTimeout time.Duration // from the program's start to its connection; 5 s by default
-	WriteTimeout   time.Duration // for the program to read a frame, before it is lost; 30 s by default
+	WriteTimeout   time.Duration // for the program to read a frame; 30 s by default
 	StopTimeout    time.Duration // from the Stop message to SIGKILL; 5 s by default
-	MaxFrame       int           // bytes; channel.DefaultMaxFrame by default
+	MaxFrame       int           // in bytes; channel.DefaultMaxFrame by default
 
 	Log *slog.Logger
 }
@@ -53,13 +53,13 @@ type Runtime struct {
 	cfg Config
 
 	mu     sync.Mutex
-	life   *life // nil before Start and while it runs
+	life   *life // nil before Start and during it
 	closed bool
 }
 
 var _ runtime.Runtime = (*Runtime)(nil)
 
-// New checks the configuration; nothing is started.
+// New checks the configuration. It starts nothing.
 func New(cfg Config) (*Runtime, error) {
 	if cfg.Info.Type == "" {
 		cfg.Info.Type = Type
@@ -83,7 +83,7 @@ func New(cfg Config) (*Runtime, error) {
 	case cfg.Index < 0 || cfg.Index > 0xff:
 		return nil, fmt.Errorf("runtime %q has the index %d: want 0 to 255: %w", cfg.Info.Name, cfg.Index, errdefs.ErrInvalidArgument)
 	case cfg.Info.MaxModules < 1 || cfg.Info.MaxModules > channel.MaxModules:
-		return nil, fmt.Errorf("runtime %q takes %d modules: want 1 to %d: %w", cfg.Info.Name, cfg.Info.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("runtime %q has room for %d modules: want 1 to %d: %w", cfg.Info.Name, cfg.Info.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
 	case !filepath.IsAbs(cfg.Dir):
 		return nil, fmt.Errorf("runtime %q has its socket in %q: want an absolute path: %w", cfg.Info.Name, cfg.Dir, errdefs.ErrInvalidArgument)
 	}
@@ -100,12 +100,12 @@ func or(d, otherwise time.Duration) time.Duration {
 // Info implements runtime.Runtime.
 func (r *Runtime) Info() runtime.Info { return r.cfg.Info }
 
-// SocketPath is the socket of the runtime with the index, in hexadecimal.
+// SocketPath returns the path of a runtime's socket, which has the index in hexadecimal.
 func SocketPath(dir string, index int) string {
 	return filepath.Join(dir, fmt.Sprintf("%02x.s", index))
 }
 
-// Start implements runtime.Runtime. An earlier run of the program is ended first.
+// Start implements runtime.Runtime. It first ends an earlier run of the program.
 func (r *Runtime) Start(ctx context.Context) (map[string]any, error) {
 	r.mu.Lock()
 	old, closed := r.life, r.closed
@@ -141,7 +141,8 @@ func (r *Runtime) current() (*life, error) {
 	return r.life, nil
 }
 
-// Send implements runtime.Runtime. A message that does not fit in a frame is errdefs.ErrInvalidArgument, and the connection stays.
+// Send implements runtime.Runtime. For a message that does not fit in a frame, it returns errdefs.ErrInvalidArgument and keeps the
+// connection.
 func (r *Runtime) Send(ctx context.Context, m channel.Message) error {
 	l, err := r.current()
 	if err != nil {
@@ -161,7 +162,7 @@ func (r *Runtime) Send(ctx context.Context, m channel.Message) error {
 	case <-l.lost:
 		return l.cause()
 	case <-ctx.Done():
-		return fmt.Errorf("runtime %q takes no message: %w", r.cfg.Info.Name, ctx.Err())
+		return fmt.Errorf("runtime %q does not read messages: %w", r.cfg.Info.Name, ctx.Err())
 	}
 }
 
@@ -170,12 +171,12 @@ func (r *Runtime) control(ctx context.Context, index, kind int, payload []byte) 
 	return r.Send(ctx, channel.Message{Header: channel.Header{Control: true, Module: index, Arg: kind}, Payload: payload})
 }
 
-// Create implements runtime.Runtime. It does not wait for the program, which has no answer.
+// Create implements runtime.Runtime. It does not wait for the program, because the protocol has no answer.
 func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) error {
 	return r.control(ctx, index, wire.Create, data.Bytes())
 }
 
-// Adopt implements runtime.Runtime: no module outlives the program.
+// Adopt implements runtime.Runtime. No module outlives the program.
 func (r *Runtime) Adopt(context.Context, int, wire.ModuleData) (bool, error) { return false, nil }
 
 // Delete implements runtime.Runtime.
@@ -183,13 +184,13 @@ func (r *Runtime) Delete(ctx context.Context, index int, _ string) error {
 	return r.control(ctx, index, wire.Delete, nil)
 }
 
-// Cleanup implements runtime.Runtime: the program leaves nothing.
+// Cleanup implements runtime.Runtime. The program leaves nothing behind.
 func (r *Runtime) Cleanup(context.Context, int, string) error { return nil }
 
-// Group implements runtime.Runtime: all messages go by the manager.
+// Group implements runtime.Runtime. All messages pass through the manager.
 func (r *Runtime) Group(int) string { return "" }
 
-// Stop implements runtime.Runtime. The program ends by itself.
+// Stop implements runtime.Runtime. It asks the program to end.
 func (r *Runtime) Stop(ctx context.Context) error { return r.control(ctx, 0, wire.Stop, nil) }
 
 // Receive implements runtime.Runtime. Lines of the program's output are messages of type wire.RuntimeLog.
@@ -205,7 +206,7 @@ func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 		return channel.Message{}, ctx.Err()
 	case <-l.ended:
 	}
-	select { // a message from before the end
+	select { // messages from before the end
 	case m := <-l.in:
 		return m, nil
 	default:

@@ -17,13 +17,13 @@ const (
 	maxTail = 2 << 10
 )
 
-// output follows what the program prints.
+// output follows the program's output.
 type output struct {
 	*os.File
 	done chan struct{}
 }
 
-// tail keeps the end of the output.
+// tail stores the end of the output.
 type tail struct {
 	mu   sync.Mutex
 	data []byte
@@ -38,7 +38,7 @@ func (t *tail) add(line []byte) {
 	}
 }
 
-// follow hands each line of the output to the manager, as the runtime's log.
+// follow passes each line of the output to the manager, as the runtime's log.
 func (l *life) follow(logs *os.File) *output {
 	o := &output{File: logs, done: make(chan struct{})}
 	go func() {
@@ -56,7 +56,7 @@ func (l *life) follow(logs *os.File) *output {
 			}
 			if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 				if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded) {
-					l.cfg.Log.Warn("the output of the runtime's program cannot be read", "err", err)
+					l.cfg.Log.Warn("cannot read the output of the runtime program", "err", err)
 				}
 				return
 			}
@@ -65,8 +65,8 @@ func (l *life) follow(logs *os.File) *output {
 	return o
 }
 
-// log hands a line to the manager; false if that has stopped receiving. Nobody receives before the program has connected, and the
-// program must not wait: lines without room then appear only in the error of a failed start.
+// log passes a line to the manager. It reports false if the manager has stopped receiving. Before the program has connected, nobody
+// receives, and log must not wait: lines without room then appear only in the error of a failed start.
 func (l *life) log(line []byte) bool {
 	m := channel.Message{Header: channel.Header{Control: true, Arg: wire.RuntimeLog}, Payload: append([]byte(nil), line...)}
 	select {
@@ -81,7 +81,7 @@ func (l *life) log(line []byte) bool {
 	return true
 }
 
-// drain reads what is left after the program's end. Later output of its children is dropped.
+// drain reads the rest of the output after the program's end. Later output of its children is dropped.
 func (o *output) drain() {
 	_ = o.SetReadDeadline(time.Now().Add(drain))
 	<-o.done

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openBeneath opens a path that must be below one of the roots and not leave it through a link. A relative path is looked up below
-// each root in turn.
+// openBeneath opens a path below one of the roots, which links must not leave. A relative path is looked up in each root in turn.
 func openBeneath(roots []string, name string, flags uint64) (*os.File, error) {
 	if name == "" || strings.ContainsRune(name, 0) {
 		return nil, fmt.Errorf("%q is not a path: %w", name, errdefs.ErrInvalidArgument)
@@ -35,7 +34,7 @@ func openBeneath(roots []string, name string, flags uint64) (*os.File, error) {
 	if missing != nil {
 		return nil, missing
 	}
-	return nil, fmt.Errorf("%s is not below a directory that modules may use (%s): %w", name, strings.Join(roots, ", "), errdefs.ErrPermissionDenied)
+	return nil, fmt.Errorf("%s is not below a directory that modules can use (%s): %w", name, strings.Join(roots, ", "), errdefs.ErrPermissionDenied)
 }
 
 func openIn(root, rest, name string, flags uint64) (*os.File, error) {
@@ -68,7 +67,7 @@ func openFile(roots []string, name string) (*os.File, error) {
 	return openBeneath(roots, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 }
 
-// realDir returns the path of a directory without links. Open it without following links, since it may have been replaced.
+// realDir returns the path of a directory with all links resolved. Open it without following links, because it may have been replaced.
 func realDir(roots []string, name string) (string, error) {
 	dir, err := openBeneath(roots, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {

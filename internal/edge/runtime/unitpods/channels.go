@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// writeTime is how long a worker may take to read a message.
+	// writeTime bounds the time that a worker takes to read a message.
 	writeTime = 5 * time.Second
-	// redialPause doubles with each attempt to reach a worker.
+	// redialPause is the first delay between attempts to reach a worker. It doubles with each attempt.
 	redialPause    = 20 * time.Millisecond
 	maxRedialPause = time.Second
 )
 
-// converse keeps up the connection for the module's channels until the module has ended.
+// converse maintains the connection for the module's channels until the module has ended.
 func (m *module) converse() {
-	defer close(m.quiet)
+	defer close(m.channelsDone)
 	pause := redialPause
 	for m.r.ctx.Err() == nil {
 		err := m.connection()
@@ -36,15 +36,15 @@ func (m *module) converse() {
 				return
 			}
 		case errdefs.IsNotImplemented(err):
-			m.r.log.Error("a module has no channels", "module", m.uuid, "err", err)
+			m.r.log.Error("no channels for a module", "module", m.uuid, "err", err)
 			return
 		default:
-			m.r.log.Debug("the channels of a module are not reached yet", "module", m.uuid, "err", err)
+			m.r.log.Debug("cannot reach the channels of a module yet", "module", m.uuid, "err", err)
 		}
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, maxRedialPause)
-		case <-m.ended: // one more connection fetches what the worker still holds of its messages
+		case <-m.ended: // one more connection fetches the messages that the worker still has
 		case <-m.r.ctx.Done():
 		}
 	}
@@ -59,7 +59,7 @@ func (m *module) hasEnded() bool {
 	}
 }
 
-// connection makes one connection and reads it to its end. The error is of making it.
+// connection makes one connection and reads it until it ends. An error means that the connection could not be made.
 func (m *module) connection() error {
 	ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
 	raw, group, err := m.r.Node.Channels(ctx, m.podID)
@@ -72,14 +72,14 @@ func (m *module) connection() error {
 	m.mu.Lock()
 	m.conn, m.group = conn, group
 	m.mu.Unlock()
-	if m.r.ctx.Err() != nil { // Close has missed this connection
+	if m.r.ctx.Err() != nil { // Close may have missed this connection
 		return nil
 	}
 	for {
 		message, err := conn.Read()
 		if err != nil {
 			if !errors.Is(err, io.EOF) && m.r.ctx.Err() == nil && !m.hasEnded() {
-				m.r.log.Warn("the connection for a module's channels has broken", "module", m.uuid, "err", err)
+				m.r.log.Warn("connection for a module's channels lost", "module", m.uuid, "err", err)
 			}
 			break
 		}
@@ -95,7 +95,7 @@ func (m *module) connection() error {
 	return nil
 }
 
-// forward passes on a message of the worker under the module's index; false if the runtime is closed.
+// forward passes a message from the worker to the manager, with the module's index. It reports false if the runtime is closed.
 func (m *module) forward(message channel.Message) bool {
 	message.Module = m.index
 	if message.Control {
@@ -104,20 +104,20 @@ func (m *module) forward(message channel.Message) bool {
 		case channel.OpenChannel:
 			o, err := channel.ParseOpen(message.Payload)
 			if err != nil {
-				m.r.log.Warn("a channel cannot be opened", "module", m.uuid, "err", err)
+				m.r.log.Warn("cannot open a channel", "module", m.uuid, "err", err)
 				return true
 			}
 			fd, open = o.FD, true
 		case channel.CloseChannel:
 			var err error
 			if fd, err = channel.ParseClose(message.Payload); err != nil {
-				m.r.log.Warn("a channel cannot be closed", "module", m.uuid, "err", err)
+				m.r.log.Warn("cannot close a channel", "module", m.uuid, "err", err)
 				return true
 			}
 		case wire.Profile:
-			return m.r.tell(outgoing{Message: message})
+			return m.r.send(outgoing{Message: message})
 		default:
-			m.r.log.Warn("a worker sent an unexpected control message", "module", m.uuid, "type", message.Arg)
+			m.r.log.Warn("unexpected control message from a worker", "module", m.uuid, "type", message.Arg)
 			return true
 		}
 		m.mu.Lock()
@@ -128,10 +128,10 @@ func (m *module) forward(message channel.Message) bool {
 		}
 		m.mu.Unlock()
 	}
-	return m.r.tell(outgoing{Message: message})
+	return m.r.send(outgoing{Message: message})
 }
 
-// closeChannels reports the channels closed; the worker opens them again on the next connection.
+// closeChannels reports all channels as closed. The worker opens them again on the next connection.
 func (m *module) closeChannels() bool {
 	m.mu.Lock()
 	fds := make([]int, 0, len(m.open))
@@ -142,7 +142,7 @@ func (m *module) closeChannels() bool {
 	m.mu.Unlock()
 	for _, fd := range fds {
 		header := channel.Header{Control: true, Module: m.index, Arg: channel.CloseChannel}
-		if !m.r.tell(outgoing{Message: channel.Message{Header: header, Payload: channel.AppendClose(nil, fd)}}) {
+		if !m.r.send(outgoing{Message: channel.Message{Header: header, Payload: channel.AppendClose(nil, fd)}}) {
 			return false
 		}
 	}
@@ -174,7 +174,7 @@ func (r *Runtime) Send(_ context.Context, message channel.Message) error {
 	return nil
 }
 
-// disconnect ends the current connection.
+// disconnect ends the current connection, if any.
 func (m *module) disconnect() {
 	m.mu.Lock()
 	conn := m.conn

@@ -21,7 +21,7 @@ import (
 // Type is the runtime_type that the orchestrator sees.
 const Type = "tripod/wasm"
 
-// APIs are what modules may use.
+// APIs are the APIs that modules can use.
 var APIs = []string{"wasm", "wasi", "wasi:unstable", "wasi:snapshot_preview1", "wasi:cli@0.2", "channels", "tripod:edge/channels@0.1.0", "stdin", "stdout"}
 
 // Node is the part of the node that the runtime uses; *node.Node implements it.
@@ -40,7 +40,7 @@ type Node interface {
 
 // Images is the part of the image store that the runtime uses; wasm.Images implements it.
 type Images interface {
-	// ImportFile makes an image of a file. Its name begins with image.LocalPrefix.
+	// ImportFile makes an image from a file. The image's name begins with image.LocalPrefix.
 	ImportFile(ctx context.Context, file *os.File) (image.Image, error)
 	Get(ctx context.Context, refOrID string) (image.Image, error)
 	List(ctx context.Context) ([]image.Image, error)
@@ -52,24 +52,24 @@ type Images interface {
 type Config struct {
 	Name string
 	UUID string
-	// MaxModules bounds the modules at a time; channel.MaxModules by default.
+	// MaxModules bounds the number of modules at a time; channel.MaxModules by default.
 	MaxModules int
 	// Handler is the RuntimeClass handler of the modules' pods; "wasm" by default.
 	Handler string
 	Node    Node
 	Images  Images
-	// LogDir is a directory of the runtime's own for the modules' logs. It is created if it is missing.
+	// LogDir is the directory of the modules' logs, for this runtime only. It is created if it is missing.
 	LogDir string
-	// LogBytes is the size at which a module's log is rotated; 8 MiB by default. While the manager does not keep up it is rotated
+	// LogBytes is the size at which a module's log is rotated; 8 MiB by default. If the manager does not keep up, the log is rotated
 	// at twice that size, and the unread rest of the old file is dropped.
 	LogBytes int64
-	// ModuleRoots are the directories below which modules' files must be, DirRoots those for the directories that modules may use.
-	// A relative path is looked up below each in turn.
+	// ModuleRoots are the directories that must contain the modules' files; DirRoots must contain the directories that modules can
+	// use. A relative path is looked up in each root in turn.
 	ModuleRoots, DirRoots []string
 	Topics                wire.Topics
 	// ImageIdle is how long the image of a file is kept while no module uses it; 10 minutes by default.
 	ImageIdle time.Duration
-	// OrphanAge is how long after Start a pod of this runtime is kept that nobody adopts; a minute by default.
+	// OrphanAge is how long after Start a pod without a module is kept for Adopt; a minute by default.
 	OrphanAge time.Duration
 	Logger    *slog.Logger
 }
@@ -103,7 +103,7 @@ func (c *Config) setDefaults() error {
 	}
 	switch {
 	case c.Node == nil || c.Images == nil:
-		return fmt.Errorf("runtime %q: no node or no image store: %w", c.Name, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("runtime %q: no node or image store: %w", c.Name, errdefs.ErrInvalidArgument)
 	case c.Name == "" || c.UUID == "":
 		return fmt.Errorf("runtime %q (uuid %q) needs a name and a uuid: %w", c.Name, c.UUID, errdefs.ErrInvalidArgument)
 	case c.MaxModules < 1 || c.MaxModules > channel.MaxModules:

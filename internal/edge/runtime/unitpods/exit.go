@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Reasons of an end (edge protocol, "exited").
+// Reasons of an exit, in the edge protocol's "exited".
 const (
 	reasonExited   = "exited"
 	reasonKilled   = "killed"
@@ -24,30 +24,30 @@ const (
 
 const (
 	exitKilled = 137 // 128 + SIGKILL
-	exitTrap   = 134 // 128 + SIGABRT: how tripod-wasm says that a guest trapped
+	exitTrap   = 134 // 128 + SIGABRT, from tripod-wasm when a guest traps
 )
 
-// lastWords bounds the wait for the last messages of a module that has ended; its worker closes the connection after them.
+// lastWords bounds the wait for the last messages of an ended module, after which its worker closes the connection.
 const lastWords = 5 * time.Second
 
-// ending is how a module ended: the object "status" of exited.
+// ending is the object "status" of an exited message.
 type ending struct {
 	Code    int32  `json:"code"`
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
 }
 
-// lostPod is the end of a module whose pod was removed by somebody else.
+// lostPod is the end of a module whose pod somebody else has removed.
 var lostPod = ending{Code: exitKilled, Reason: reasonKilled, Message: "its pod was removed from the node"}
 
-// endingOf translates a container's exit; order is the reason why we ended it, if we did.
-func endingOf(c *node.Container, order string) ending {
+// endingOf converts a container's exit. stopReason is the reason if we ended the module, otherwise "".
+func endingOf(c *node.Container, stopReason string) ending {
 	e := ending{Code: c.ExitCode, Reason: reasonExited, Message: c.Message}
 	switch {
 	case c.Reason == sandbox.ReasonOOMKilled:
 		e.Reason = reasonOOM
-	case order != "":
-		e.Reason = order
+	case stopReason != "":
+		e.Reason = stopReason
 	case c.Reason == sandbox.ReasonUnknown, c.ExitCode == exitKilled && c.Message != "":
 		e.Reason = reasonKilled
 	case c.ExitCode == exitTrap && c.Message != "":
@@ -56,14 +56,14 @@ func endingOf(c *node.Container, order string) ending {
 	switch {
 	case e.Reason == reasonDeadline:
 		e.Message = "it still ran at its deadline"
-	case order != "" && c.ExitCode != exitKilled && e.Message == "":
+	case stopReason != "" && c.ExitCode != exitKilled && e.Message == "":
 		e.Message = "it ended when it was told to"
 	}
 	return e
 }
 
-// over marks the module as ended, once, and reports it.
-func (m *module) over(e ending) {
+// markEnded marks the module as ended and reports its exit. Later calls do nothing.
+func (m *module) markEnded(e ending) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.end != nil {
@@ -74,23 +74,23 @@ func (m *module) over(e ending) {
 		m.timer.Stop()
 	}
 	close(m.ended)
-	m.r.spawn(m.sayExited)
+	m.r.spawn(m.reportExit)
 }
 
-// sayExited reports the end after the last messages and the whole log.
-func (m *module) sayExited() {
+// reportExit reports the exit, after the last messages and the whole log.
+func (m *module) reportExit() {
 	select {
-	case <-m.begun:
+	case <-m.created:
 	case <-m.failed: // Create returns the error
 		return
 	case <-m.r.ctx.Done():
 		return
 	}
-	patience := time.NewTimer(m.r.lastWords)
-	defer patience.Stop()
+	timeout := time.NewTimer(m.r.lastWords)
+	defer timeout.Stop()
 	select {
-	case <-m.quiet:
-	case <-patience.C:
+	case <-m.channelsDone:
+	case <-timeout.C:
 		m.disconnect()
 	case <-m.r.ctx.Done():
 		return
@@ -104,14 +104,14 @@ func (m *module) sayExited() {
 		Status *ending `json:"status"`
 	}{m.end})
 	if err != nil {
-		m.r.log.Error("the end of a module cannot be reported", "module", m.uuid, "err", err)
+		m.r.log.Error("cannot report the end of a module", "module", m.uuid, "err", err)
 		return
 	}
-	m.r.log.Info("a module has ended", "module", m.uuid, "name", m.name, "code", m.end.Code, "reason", m.end.Reason, "message", m.end.Message)
-	m.r.tell(outgoing{Message: channel.Message{Header: channel.Header{Control: true, Module: m.index, Arg: wire.Exited}, Payload: payload}})
+	m.r.log.Info("module exited", "module", m.uuid, "name", m.name, "code", m.end.Code, "reason", m.end.Reason, "message", m.end.Message)
+	m.r.send(outgoing{Message: channel.Message{Header: channel.Header{Control: true, Module: m.index, Arg: wire.Exited}, Payload: payload}})
 }
 
-// followEvents finds the ends of modules in the node's events, until the runtime or the node is closed.
+// followEvents handles the node's events until the runtime or the node is closed.
 func (r *Runtime) followEvents() {
 	for {
 		r.mu.Lock()
@@ -123,14 +123,14 @@ func (r *Runtime) followEvents() {
 		if r.ctx.Err() != nil || !errdefs.IsResourceExhausted(sub.Err()) {
 			return
 		}
-		r.log.Warn("the node's events came too fast, checking all modules", "err", sub.Err())
+		r.log.Warn("missed events of the node; checking all modules", "err", sub.Err())
 		r.mu.Lock()
 		r.sub = r.Node.Subscribe()
-		if r.ctx.Err() != nil { // Close has missed this subscription
+		if r.ctx.Err() != nil { // Close may have missed this subscription
 			r.sub.Close()
 		}
 		r.mu.Unlock()
-		r.lookAtAll()
+		r.checkAllPods()
 	}
 }
 
@@ -143,18 +143,18 @@ func (r *Runtime) podEvent(e node.Event) {
 	}
 	switch e.Type {
 	case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT:
-		m.look(e.Pod)
+		m.checkPod(e.Pod)
 	case runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
-		m.look(e.Pod)
-		m.over(lostPod)
+		m.checkPod(e.Pod)
+		m.markEnded(lostPod)
 	}
 }
 
-// lookAtAll finds ends whose events were missed.
-func (r *Runtime) lookAtAll() {
-	there := map[string]*node.Pod{}
+// checkAllPods finds ends whose events were missed.
+func (r *Runtime) checkAllPods() {
+	existing := map[string]*node.Pod{}
 	for _, p := range r.Node.Pods() {
-		there[p.ID] = p
+		existing[p.ID] = p
 	}
 	r.mu.Lock()
 	modules := make(map[string]*module, len(r.pods))
@@ -163,22 +163,22 @@ func (r *Runtime) lookAtAll() {
 	}
 	r.mu.Unlock()
 	for id, m := range modules {
-		if p := there[id]; p != nil {
-			m.look(p)
+		if p := existing[id]; p != nil {
+			m.checkPod(p)
 		} else {
-			m.over(lostPod)
+			m.markEnded(lostPod)
 		}
 	}
 }
 
 // look ends the module when its container has.
-func (m *module) look(p *node.Pod) {
+func (m *module) checkPod(p *node.Pod) {
 	c := p.Container(m.podID)
 	if c == nil || c.State != node.Stopped {
 		return
 	}
 	m.mu.Lock()
-	order := m.order
+	reason := m.stopReason
 	m.mu.Unlock()
-	m.over(endingOf(c, order))
+	m.markEnded(endingOf(c, reason))
 }

@@ -17,46 +17,47 @@ import (
 
 const (
 	oldLogFile = logFile + ".1"
-	// lookPause is the time between two looks at a log without notification, or whose lines nobody takes.
-	lookPause = time.Second
-	// readSize is in bytes; the longest line of a CRI log fits (crilog.MaxPiece).
+	// pollInterval is the interval at which a log is read without notification, or checked while the manager takes no lines.
+	pollInterval = time.Second
+	// readSize is larger than the longest line of a CRI log (crilog.MaxPiece), in bytes.
 	readSize = 64 << 10
 )
 
 // follower turns a module's CRI log into messages for the manager, one for each line or piece of a long line. It saves its position
-// whenever the manager takes a message, so that a daemon that is killed loses or repeats only the latest one.
+// whenever the manager takes a message, so that a killed daemon loses or repeats only the latest message.
 //
 //	guest ──▶ worker ──▶ module.log ──read──▶ queue ──Receive──▶ manager
-//	                         │ too large: renamed, reopened        └▶ position: which file, how far
+//	                         │ too large: renamed, reopened        └▶ position: file and offset
 //	                         └▶ module.log.1 ──read to its end first
 //
-// When the log is too large again before the old file has been read, the unread rest of that is dropped; a message says how much.
+// If the log is too large again before the old file has been read, the unread rest of the old file is dropped, and a message reports how
+// much.
 type follower struct {
-	m    *module
-	dir  string
-	mark *mark
-	wake chan struct{}
-	done chan struct{} // closed when everything is queued, or the runtime is closed
+	m         *module
+	dir       string
+	positions *positionFile
+	wake      chan struct{}
+	done      chan struct{} // closed once the whole log is queued, or the runtime is closed
 
-	file *os.File // the file that is read
-	at   position // in file, of what is queued
-	rest []byte   // read beyond it: an incomplete line
-	// old: file is oldLogFile. final: nothing more is written to it.
+	file *os.File // the file being read
+	at   position // end of the queued lines in file
+	rest []byte   // an incomplete line after that
+	// old is set while file is oldLogFile; final, when nothing more is written to file.
 	old, final bool
-	// dropped counts bytes whose loss is not reported yet.
+	// dropped is the number of dropped bytes that are not reported yet.
 	dropped int64
 }
 
-// newFollower makes the follower of the log in a directory, which it creates.
+// newFollower makes a follower of the log in dir. It creates dir.
 func newFollower(m *module, dir string) (*follower, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("log directory: %w", err)
 	}
-	mark, err := openMark(m.r.LogDir, filepath.Base(dir))
+	positions, err := openPositionFile(m.r.LogDir, filepath.Base(dir))
 	if err != nil {
 		return nil, fmt.Errorf("log position: %w", err)
 	}
-	return &follower{m: m, dir: dir, mark: mark, wake: make(chan struct{}, 1), done: make(chan struct{})}, nil
+	return &follower{m: m, dir: dir, positions: positions, wake: make(chan struct{}, 1), done: make(chan struct{})}, nil
 }
 
 // run follows the log until the module has ended and everything is read, or the runtime is closed.
@@ -68,20 +69,20 @@ func (f *follower) run() {
 		}
 	}()
 	if err := f.m.r.watch.add(f.dir, f.wake); err != nil {
-		f.m.r.log.Debug("a module's log cannot be watched, and is polled", "module", f.m.uuid, "err", err)
+		f.m.r.log.Debug("cannot watch a module's log; polling it", "module", f.m.uuid, "err", err)
 	}
 	defer f.m.r.watch.remove(f.dir)
 	f.resume()
-	tick := time.NewTicker(f.m.r.lookPause)
+	tick := time.NewTicker(f.m.r.pollInterval)
 	defer tick.Stop()
 	for {
-		ended := f.m.hasEnded() // before the last look
+		ended := f.m.hasEnded() // before the last read
 		err := f.catchUp(ended)
 		switch {
 		case f.m.r.ctx.Err() != nil:
 			return
 		case err != nil:
-			f.m.r.log.Warn("a module's log cannot be read", "module", f.m.uuid, "err", err)
+			f.m.r.log.Warn("cannot read a module's log", "module", f.m.uuid, "err", err)
 		}
 		if ended {
 			return
@@ -99,7 +100,7 @@ func (f *follower) run() {
 
 // remove removes the log and the position.
 func (f *follower) remove() error {
-	f.mark.close()
+	f.positions.close()
 	return removeLog(f.m.r.LogDir, filepath.Base(f.dir))
 }
 
@@ -113,15 +114,15 @@ func (f *follower) oldPath() string { return filepath.Join(f.dir, oldLogFile) }
 
 // resume continues at the position of an earlier daemon, in the old file if that was not read to its end.
 func (f *follower) resume() {
-	at := f.mark.read()
+	at := f.positions.read()
 	old, err := os.Open(f.oldPath())
 	if err == nil {
 		if current, ok := inodeOf(f.path()); ok && current == at.inode {
-			old.Close() // it has been read
+			old.Close() // has been read
 			_ = os.Remove(f.oldPath())
 		} else {
 			f.begin(old, at)
-			f.old, f.final = true, false // it is written to until the log is reopened
+			f.old, f.final = true, false // the worker writes to it until the log is reopened
 			return
 		}
 	}
@@ -130,7 +131,7 @@ func (f *follower) resume() {
 	}
 }
 
-// begin reads a file from the position, if that is in this file, otherwise from the start.
+// begin starts reading a file, at the position if it belongs to this file, otherwise at the start.
 func (f *follower) begin(file *os.File, at position) {
 	if f.file != nil {
 		f.file.Close()
@@ -142,7 +143,7 @@ func (f *follower) begin(file *os.File, at position) {
 	}
 }
 
-// catchUp reads what is there. ended: nothing more will be written.
+// catchUp reads the log to its current end. With ended, nothing more will be written.
 func (f *follower) catchUp(ended bool) error {
 	for {
 		if f.file == nil {
@@ -176,37 +177,37 @@ func (f *follower) catchUp(ended bool) error {
 	}
 }
 
-// tooLarge reports whether to rotate a log of this size: above the limit if the manager has taken all of the old file, which the
-// rotation replaces, and above twice the limit in any case.
+// tooLarge reports whether to rotate a log of this size. Up to twice the limit, it is rotated only if the manager has taken all of the
+// old file, which the rotation replaces.
 func (f *follower) tooLarge(size int64) bool {
 	if size <= f.m.r.LogBytes {
 		return false
 	}
 	current, _ := inodeOf(f.path())
-	return size > 2*f.m.r.LogBytes || f.mark.read().inode == current
+	return size > 2*f.m.r.LogBytes || f.positions.read().inode == current
 }
 
-// reopen makes the worker open a new file; true if nothing more is written to the old one.
+// reopen makes the worker open a new file. It reports whether nothing more is written to the old file.
 func (f *follower) reopen(ended bool) bool {
 	if ended {
 		return true
 	}
 	if err := f.m.r.Node.ReopenLog(f.m.r.ctx, f.m.podID); err != nil {
-		f.m.r.log.Debug("a module's log is not reopened yet, to be retried", "module", f.m.uuid, "err", err)
+		f.m.r.log.Debug("cannot reopen a module's log yet; retrying", "module", f.m.uuid, "err", err)
 		return false
 	}
 	return true
 }
 
-// rotate renames the log and makes the worker open a new one. If the previous rotation's file is still being read, its rest is
-// dropped; rotate returns true then.
+// rotate renames the log and makes the worker open a new file. If the file of the previous rotation is still being read, rotate drops
+// its rest and returns true.
 func (f *follower) rotate(ended bool) (dropped bool) {
 	if f.old && !f.final { // the worker still writes to it
 		f.final = f.reopen(ended)
 		return false
 	}
 	if err := os.Rename(f.path(), f.oldPath()); err != nil {
-		f.m.r.log.Debug("a module's log is not rotated", "module", f.m.uuid, "err", err)
+		f.m.r.log.Debug("cannot rotate a module's log", "module", f.m.uuid, "err", err)
 		return false
 	}
 	if !f.old {
@@ -216,12 +217,12 @@ func (f *follower) rotate(ended bool) (dropped bool) {
 	lost := max(0, f.sizeNow()-f.at.offset)
 	file, err := os.Open(f.oldPath())
 	if err != nil {
-		f.m.r.log.Warn("a module's log is lost", "module", f.m.uuid, "err", err)
+		f.m.r.log.Warn("lost a module's log", "module", f.m.uuid, "err", err)
 		return false
 	}
 	f.begin(file, position{})
 	f.old, f.final = true, f.reopen(ended)
-	f.m.r.log.Warn("a module writes more log than is read", "module", f.m.uuid, "dropped", lost)
+	f.m.r.log.Warn("a module writes its log faster than it is read", "module", f.m.uuid, "dropped", lost)
 	f.dropped += lost
 	return true
 }
@@ -266,7 +267,7 @@ next:
 	return nil
 }
 
-// lastLine queues a line that will get no newline, since the worker died while it wrote.
+// lastLine queues an incomplete last line, which remains if the worker dies while it writes.
 func (f *follower) lastLine() {
 	if len(f.rest) > 0 {
 		f.line(f.rest)
@@ -274,7 +275,7 @@ func (f *follower) lastLine() {
 	}
 }
 
-// line queues one entry of the log; false if its file was dropped meanwhile, or the runtime closed.
+// line queues one entry of the log. It reports false if its file was dropped meanwhile, or the runtime is closed.
 func (f *follower) line(raw []byte) bool {
 	if n := f.dropped; n > 0 {
 		f.dropped = 0
@@ -288,26 +289,26 @@ func (f *follower) line(raw []byte) bool {
 		text = entry.Content
 	}
 	next := position{f.at.inode, f.at.offset + int64(len(raw))}
-	if !f.queue(bytes.Clone(text), next) { // rotate has counted it with the dropped rest
+	if !f.queue(bytes.Clone(text), next) { // rotate has counted the entry as dropped
 		return false
 	}
 	f.at = next
 	return true
 }
 
-// queue queues a message; at is the position to save once the manager takes it. While the queue is full the log may be rotated:
-// false if that dropped the file, or the runtime was closed.
+// queue queues a message. at is the position to save once the manager takes it. While queue waits for room, it rotates a log that is too
+// large. It reports false if the rotation has dropped the file, or the runtime is closed.
 func (f *follower) queue(text []byte, at position) bool {
 	message := outgoing{
 		Message: channel.Message{Header: channel.Header{Control: true, Module: f.m.index, Arg: wire.ModuleLog}, Payload: text},
-		handed:  func() { f.mark.write(at) },
+		taken:   func() { f.positions.write(at) },
 	}
 	select {
 	case f.m.r.out <- message:
 		return true
 	default:
 	}
-	tick := time.NewTicker(f.m.r.lookPause)
+	tick := time.NewTicker(f.m.r.pollInterval)
 	defer tick.Stop()
 	for {
 		select {

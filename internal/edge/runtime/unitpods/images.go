@@ -19,13 +19,13 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// imageOf finds the module's image, by file or by reference, and puts it into the plan. The module uses the image until
+// imageOf finds or makes the module's image, from a file or a reference, and puts it into the plan. The module uses the image until
 // imports.leave.
 func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (id string, err error) {
 	file, ref := data.File(), data.Image()
 	switch {
 	case file != "" && ref != "":
-		return "", fmt.Errorf("a module has a file (%q) or an image (%q), not both: %w", file, ref, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("a module has a file (%q) and an image (%q); it can have only one: %w", file, ref, errdefs.ErrInvalidArgument)
 	case file != "":
 		id, err = r.files.fromFile(ctx, file)
 		if len(p.container.Command) == 0 {
@@ -43,7 +43,7 @@ func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (i
 	return id, nil
 }
 
-// imports makes images of modules' files, and removes those that no module uses.
+// imports makes images from modules' files, and removes those that no module uses.
 type imports struct {
 	images Images
 	roots  []string
@@ -56,7 +56,7 @@ type imports struct {
 	mu    sync.Mutex
 	files map[string]imported  // by path
 	users map[string]int       // by image ID
-	since map[string]time.Time // when an image of a file lost its last user
+	since map[string]time.Time // since when no module uses an image of a file
 }
 
 // imported is a file with its image.
@@ -65,7 +65,7 @@ type imported struct {
 	id      string
 }
 
-// version changes with a file's content.
+// version identifies a version of a file's content.
 type version struct {
 	dev, ino     uint64
 	size         int64
@@ -79,7 +79,7 @@ func newImports(c Config, log *slog.Logger) *imports {
 	}
 }
 
-// fromFile returns the image of a file, and makes it if there is none or the file has changed.
+// fromFile returns the image of a file. It makes the image if there is none or the file has changed.
 func (i *imports) fromFile(ctx context.Context, name string) (string, error) {
 	i.removing.RLock()
 	defer i.removing.RUnlock()
@@ -120,14 +120,14 @@ func versionOf(file *os.File) (version, error) {
 	return version{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, nil
 }
 
-// fromReference returns the image of a reference with a digest, and pulls it if it is missing.
+// fromReference returns the image of a reference with a digest. It pulls the image if it is missing.
 func (i *imports) fromReference(ctx context.Context, ref string) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		return "", fmt.Errorf("image %q: %w: %w", ref, err, errdefs.ErrInvalidArgument)
 	}
 	if _, ok := named.(reference.Digested); !ok {
-		return "", fmt.Errorf("image %q has no digest: name@sha256:… is wanted, so that every node runs the same: %w", ref, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("image %q has no digest: use name@sha256:…, so that every node runs the same: %w", ref, errdefs.ErrInvalidArgument)
 	}
 	i.removing.RLock()
 	defer i.removing.RUnlock()
@@ -159,35 +159,35 @@ func (i *imports) leave(id string) {
 	}
 }
 
-// collect removes the images of files that had no user for ImageIdle.
+// collect removes the images of files that no module has used for ImageIdle.
 func (i *imports) collect(ctx context.Context) {
 	i.removing.Lock()
 	defer i.removing.Unlock()
 	all, err := i.images.List(ctx)
 	if err != nil {
-		i.log.Warn("images of files stay for now", "err", err)
+		i.log.Warn("cannot remove unused images of files; retrying", "err", err)
 		return
 	}
-	there := map[string]bool{}
+	existing := map[string]bool{}
 	for _, img := range all {
 		if !ofFile(img) {
 			continue
 		}
-		there[img.ID] = true
+		existing[img.ID] = true
 		if !i.expired(img.ID) {
 			continue
 		}
 		if err := i.images.Remove(ctx, img.ID); err != nil && !errdefs.IsNotFound(err) {
-			i.log.Warn("an image of a file stays for now", "image", img.ID, "err", err)
+			i.log.Warn("cannot remove the image of a file; retrying", "image", img.ID, "err", err)
 			continue
 		}
-		delete(there, img.ID)
+		delete(existing, img.ID)
 		i.log.Info("removed the image of a file that no module uses", "image", img.ID)
 	}
-	i.forget(there)
+	i.forget(existing)
 }
 
-// ofFile reports whether an image has only names that ImportFile gives.
+// ofFile reports whether all names of an image come from ImportFile.
 func ofFile(img image.Image) bool {
 	other := func(ref string) bool { return !image.IsLocal(ref) }
 	return len(img.RepoTags) > 0 && !slices.ContainsFunc(img.RepoTags, other) && !slices.ContainsFunc(img.RepoDigests, other)
@@ -208,16 +208,16 @@ func (i *imports) expired(id string) bool {
 }
 
 // forget drops the entries of images that no longer exist.
-func (i *imports) forget(there map[string]bool) {
+func (i *imports) forget(existing map[string]bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for id := range i.since {
-		if !there[id] {
+		if !existing[id] {
 			delete(i.since, id)
 		}
 	}
 	for name, f := range i.files {
-		if !there[f.id] {
+		if !existing[f.id] {
 			delete(i.files, name)
 		}
 	}

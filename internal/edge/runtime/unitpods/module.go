@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// undoTime bounds the removal of what a failed Create left.
+	// undoTime bounds the clean-up after a failed Create, and other calls to the node.
 	undoTime = time.Minute
-	// stopGrace is the time that a deleted module has to end itself after its channels were closed.
+	// stopGrace is the time for a deleted module to end after its channels are closed.
 	stopGrace = time.Second
 )
 
@@ -26,39 +26,39 @@ type module struct {
 	index int
 	uuid  string
 	name  string
-	// podID is the pod's ID and, of a unit pod, its container's.
+	// podID is the ID of the pod and of its container.
 	podID string
-	// image is the ID of the image that it runs.
+	// image is the ID of the module's image.
 	image string
-	// channels: it has some. deadline is when to end it; zero: never.
+	// channels is set if the module has channels. deadline is the time to end it; zero means never.
 	channels bool
 	deadline time.Time
 
 	// begun is closed when Create has succeeded, failed when it has not, ended when the container has ended.
-	begun, failed, ended chan struct{}
-	// quiet is closed when the channels' connection delivers nothing more.
-	quiet chan struct{}
-	log   *follower
+	created, failed, ended chan struct{}
+	// channelsDone is closed when the connection for channels delivers nothing more.
+	channelsDone chan struct{}
+	log          *follower
 
-	mu    sync.Mutex
-	conn  *channel.Conn
-	group string
-	open  map[int]bool // channels that were reported to the manager
-	order string       // the reason why we end it; "": we do not
-	timer *time.Timer
-	end   *ending
+	mu         sync.Mutex
+	conn       *channel.Conn
+	group      string
+	open       map[int]bool // channels that were reported to the manager
+	stopReason string       // the reason why we end it; "": we do not
+	timer      *time.Timer
+	end        *ending
 }
 
 func (r *Runtime) newModule(index int, data wire.ModuleData) *module {
 	return &module{
 		r: r, index: index, uuid: data.UUID(), name: data.Name(), open: map[int]bool{},
-		begun: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{}), quiet: make(chan struct{}),
+		created: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{}), channelsDone: make(chan struct{}),
 	}
 }
 
 // Create implements runtime.Runtime. Errors: errdefs.ErrInvalidArgument for data that cannot be honoured,
-// ErrPermissionDenied for a path that is not below a root, ErrNotFound for a missing file or image,
-// ErrAlreadyExists when the index or uuid is in use, ErrResourceExhausted for an index beyond the limit, those of the node.
+// ErrPermissionDenied for a path that is not below a root, ErrNotFound for a missing file or image, ErrAlreadyExists if the index or
+// uuid is in use, ErrResourceExhausted for an index beyond the limit, and the node's errors.
 func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) error {
 	if err := data.Validate(); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) e
 	}
 	err := m.create(ctx, data)
 	if err == nil {
-		close(m.begun)
+		close(m.created)
 		return nil
 	}
 	close(m.failed)
@@ -77,12 +77,12 @@ func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) e
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	if undoErr := m.remove(undo); undoErr != nil {
-		r.log.Warn("the pod of a module that was not created will be removed later", "module", m.uuid, "err", undoErr)
+		r.log.Warn("cannot remove the pod of a module that was not created; retrying later", "module", m.uuid, "err", undoErr)
 	}
 	return fmt.Errorf("create module %s (%q): %w", m.uuid, m.name, err)
 }
 
-// put enters the module under its index and uuid.
+// put adds a module to the tables.
 func (r *Runtime) put(m *module) error {
 	if m.index < 0 || m.index >= r.MaxModules {
 		return fmt.Errorf("module %s at index %d: runtime %s has room for %d: %w", m.uuid, m.index, r.Name, r.MaxModules, errdefs.ErrResourceExhausted)
@@ -90,10 +90,10 @@ func (r *Runtime) put(m *module) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.started.IsZero() || r.ctx.Err() != nil {
-		return fmt.Errorf("runtime %s has not been started, or is closed: %w", r.Name, errdefs.ErrUnavailable)
+		return fmt.Errorf("runtime %s is not started, or closed: %w", r.Name, errdefs.ErrUnavailable)
 	}
 	if old := r.modules[m.index]; old != nil {
-		return fmt.Errorf("module %s: index %d is that of module %s: %w", m.uuid, m.index, old.uuid, errdefs.ErrAlreadyExists)
+		return fmt.Errorf("module %s: module %s has index %d: %w", m.uuid, old.uuid, m.index, errdefs.ErrAlreadyExists)
 	}
 	for _, other := range r.modules {
 		if other.uuid == m.uuid {
@@ -104,7 +104,7 @@ func (r *Runtime) put(m *module) error {
 	return nil
 }
 
-// drop frees index and uuid.
+// drop removes a module from the tables.
 func (r *Runtime) drop(m *module) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,7 +122,7 @@ func (m *module) create(ctx context.Context, data wire.ModuleData) error {
 	if err != nil {
 		return err
 	}
-	if err := m.r.removeFormer(ctx, m.uuid); err != nil {
+	if err := m.r.removePrevious(ctx, m.uuid); err != nil {
 		return err
 	}
 	if m.image, err = m.r.imageOf(ctx, data, p); err != nil {
@@ -146,7 +146,7 @@ func (m *module) create(ctx context.Context, data wire.ModuleData) error {
 	if p.deadline > 0 {
 		m.deadline = started.Add(p.deadline)
 	}
-	m.attend()
+	m.watch()
 	return nil
 }
 
@@ -158,12 +158,12 @@ func (m *module) watchPod() {
 }
 
 // attend starts the module's log follower, channels and deadline.
-func (m *module) attend() {
+func (m *module) watch() {
 	m.r.spawn(m.log.run)
 	if m.channels {
 		m.r.spawn(m.converse)
 	} else {
-		close(m.quiet)
+		close(m.channelsDone)
 	}
 	if m.deadline.IsZero() {
 		return
@@ -174,16 +174,16 @@ func (m *module) attend() {
 		ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
 		defer cancel()
 		if err := m.stop(ctx, reasonDeadline, 0); err != nil && ctx.Err() == nil {
-			m.r.log.Error("a module cannot be ended at its deadline", "module", m.uuid, "err", err)
+			m.r.log.Error("cannot end a module at its deadline", "module", m.uuid, "err", err)
 		}
 	})
 }
 
-// stop ends the module for a reason. Only a module with channels has a grace period, since WASI has no signals.
+// stop ends the module for a reason. Only a module with channels gets a grace period, because WASI has no signals.
 func (m *module) stop(ctx context.Context, reason string, grace time.Duration) error {
 	m.mu.Lock()
-	if m.order == "" {
-		m.order = reason
+	if m.stopReason == "" {
+		m.stopReason = reason
 	}
 	m.mu.Unlock()
 	if !m.channels {
@@ -191,11 +191,11 @@ func (m *module) stop(ctx context.Context, reason string, grace time.Duration) e
 	}
 	err := m.r.Node.StopContainer(ctx, m.podID, grace)
 	if errdefs.IsNotFound(err) {
-		m.over(lostPod)
+		m.markEnded(lostPod)
 		return nil
 	}
 	select {
-	case <-m.ended: // its pod may be stopping already, and refuse this order
+	case <-m.ended: // the pod may refuse because it is stopping already
 		return nil
 	default:
 		return err
@@ -209,10 +209,10 @@ func (r *Runtime) Delete(ctx context.Context, index int, uuid string) error {
 		return err
 	}
 	if m.uuid != uuid {
-		return fmt.Errorf("module %s is not at index %d, which is that of %s: %w", uuid, index, m.uuid, errdefs.ErrNotFound)
+		return fmt.Errorf("module %s is not at index %d, which module %s has: %w", uuid, index, m.uuid, errdefs.ErrNotFound)
 	}
 	select {
-	case <-m.begun:
+	case <-m.created:
 	case <-m.failed:
 		return nil
 	case <-ctx.Done():
@@ -247,18 +247,18 @@ func (r *Runtime) all() []*module {
 	return list
 }
 
-// Cleanup implements runtime.Runtime: it removes the pod and the log, and lets go of the image.
+// Cleanup implements runtime.Runtime: it removes the pod and the log, and releases the image.
 func (r *Runtime) Cleanup(ctx context.Context, index int, uuid string) error {
 	m, err := r.at(index)
 	if err != nil || m.uuid != uuid {
-		return nil // it is cleaned up already
+		return nil // already cleaned up
 	}
 	err = m.remove(ctx)
 	r.drop(m)
 	return err
 }
 
-// remove removes the module's pod, log and hold on the image.
+// remove removes the module's pod and log, and releases its image.
 func (m *module) remove(ctx context.Context) error {
 	m.mu.Lock()
 	if m.timer != nil {

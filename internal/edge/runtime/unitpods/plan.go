@@ -28,16 +28,16 @@ const (
 	// annotationRuntime and annotationModule identify the owner of a pod. The CRI refuses them.
 	annotationRuntime = sandbox.AnnotationRuntime
 	annotationModule  = sandbox.AnnotationEdge + "module"
-	// annotationDeadline is the time at which the module is ended, RFC 3339.
+	// annotationDeadline is the time to end the module, in RFC 3339 format.
 	annotationDeadline = sandbox.AnnotationEdge + "deadline"
 
 	containerName = "module"
 	logFile       = "module.log"
 
 	cpuPeriod    = 100_000 // µs, the kernel's default
-	minCPU       = 0.01    // the smallest quota that the kernel takes of a period
+	minCPU       = 0.01    // the kernel's smallest quota, as a part of a period
 	maxDeadline  = 10 * 365 * 24 * time.Hour
-	minMemory    = 64 << 10 // bytes: a page of WebAssembly
+	minMemory    = 64 << 10 // a WebAssembly page, in bytes
 	dirSeparator = "::"
 )
 
@@ -50,7 +50,7 @@ type plan struct {
 	deadline  time.Duration // 0: none
 }
 
-// plan makes the configurations of a module's pod, all but the image.
+// plan makes the configurations of a module's pod and container, except the image.
 func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 	uuid := data.UUID()
 	labels := map[string]string{annotationRuntime: r.UUID, annotationModule: uuid}
@@ -82,7 +82,7 @@ func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 	return p, p.setChannels(r.Topics, uuid, data.Channels())
 }
 
-// key is the name of a module's files.
+// key returns the name of a module's files: the uuid if that is a plain name, otherwise its hash.
 func key(uuid string) string {
 	if plainKey.MatchString(uuid) && uuid != positionsDir {
 		return uuid
@@ -93,10 +93,10 @@ func key(uuid string) string {
 
 var plainKey = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9]{0,63}$`)
 
-// notInLabel are the characters that a DNS label does not have.
+// notInLabel matches characters that a DNS label cannot have.
 var notInLabel = regexp.MustCompile(`[^a-z0-9]+`)
 
-// podName is the module's name if that is a DNS label, otherwise a label made of it and the start of the uuid.
+// podName returns the module's name if it is a DNS label, otherwise a label made from the name and the start of the uuid.
 func podName(name, uuid string) string {
 	if len(validation.IsDNS1123Label(name)) == 0 {
 		return name
@@ -124,7 +124,7 @@ func environment(env []string) ([]*runtimeapi.KeyValue, error) {
 	return all, nil
 }
 
-// mounts are the directories that a module sees: HOST, at the same path, or HOST::GUEST.
+// mounts returns the mounts for a module's directories: HOST, at the same path, or HOST::GUEST.
 func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
 	var mounts []*runtimeapi.Mount
 	for _, dir := range dirs {
@@ -138,14 +138,14 @@ func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
 		}
 		guest = path.Join("/", guest)
 		if guest == "/ch" || strings.HasPrefix(guest, "/ch/") {
-			return nil, fmt.Errorf("dirs: %q: a module's channels are at /ch; name another place with HOST::GUEST: %w", dir, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("dirs: %q: /ch is for the module's channels; choose another path with HOST::GUEST: %w", dir, errdefs.ErrInvalidArgument)
 		}
 		mounts = append(mounts, &runtimeapi.Mount{HostPath: real, ContainerPath: guest})
 	}
 	return mounts, nil
 }
 
-// setChannels puts the channels into the container's annotation. A number is added to a name that is taken.
+// setChannels puts the channels into the container's annotation. It adds a number to a name that is used before.
 func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.Channel) error {
 	if len(channels) == 0 {
 		return nil
@@ -168,28 +168,28 @@ func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.C
 	return err
 }
 
-// resources reads "memory" (bytes, or as "64Mi"), "cpu" (of one, or as "500m") and "deadline" (seconds, or as "90s").
-// Other fields belong to other runtimes.
+// resources reads "memory" (bytes, or text like "64Mi"), "cpu" (number of CPUs, or text like "500m") and "deadline" (seconds, or text
+// like "90s"). Other fields belong to other runtimes.
 func (p *plan) resources(asked wire.ModuleData) (*runtimeapi.LinuxContainerResources, error) {
 	res := &runtimeapi.LinuxContainerResources{}
 	if raw := asked["memory"]; given(raw) {
 		q, err := quantity(raw)
 		if err != nil || q.Value() < minMemory {
-			return nil, badResource("memory", raw, "a number of bytes, or a text such as \"64Mi\", of 64Ki at least")
+			return nil, badResource("memory", raw, "a number of bytes or text like \"64Mi\", at least 64Ki")
 		}
 		res.MemoryLimitInBytes = q.Value()
 	}
 	if raw := asked["cpu"]; given(raw) {
 		q, err := quantity(raw)
 		if err != nil || q.AsApproximateFloat64() < minCPU || q.AsApproximateFloat64() > math.MaxInt16 {
-			return nil, badResource("cpu", raw, "a number of CPUs, or a text such as \"500m\", of 0.01 at least")
+			return nil, badResource("cpu", raw, "a number of CPUs or text like \"500m\", at least 0.01")
 		}
 		res.CpuPeriod, res.CpuQuota = cpuPeriod, int64(q.AsApproximateFloat64()*cpuPeriod)
 	}
 	if raw := asked["deadline"]; given(raw) {
 		d, err := duration(raw)
 		if err != nil || d <= 0 || d > maxDeadline {
-			return nil, badResource("deadline", raw, "a number of seconds, or a text such as \"90s\"")
+			return nil, badResource("deadline", raw, "a number of seconds or text like \"90s\"")
 		}
 		p.deadline = d
 	}
@@ -199,10 +199,10 @@ func (p *plan) resources(asked wire.ModuleData) (*runtimeapi.LinuxContainerResou
 func given(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
 
 func badResource(name string, raw json.RawMessage, want string) error {
-	return fmt.Errorf("resources: %s is %.60s, and not %s: %w", name, raw, want, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("resources: %s is %.60s, want %s: %w", name, raw, want, errdefs.ErrInvalidArgument)
 }
 
-// quantity reads a number, or a Kubernetes quantity.
+// quantity reads a number or a Kubernetes quantity.
 func quantity(raw json.RawMessage) (resource.Quantity, error) {
 	var text string
 	if json.Unmarshal(raw, &text) != nil {

@@ -12,11 +12,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// sweepPause is the time between two removals of unused pods and images.
+// sweepPause bounds the interval at which unused pods and images are removed.
 const sweepPause = 15 * time.Second
 
 // ours lists the pods of this runtime.
-func (r *Runtime) ours() []*node.Pod {
+func (r *Runtime) ownPods() []*node.Pod {
 	var pods []*node.Pod
 	for _, p := range r.Node.Pods() {
 		if p.Config.GetAnnotations()[annotationRuntime] == r.UUID {
@@ -28,9 +28,9 @@ func (r *Runtime) ours() []*node.Pod {
 
 func moduleOf(p *node.Pod) string { return p.Config.GetAnnotations()[annotationModule] }
 
-// removeFormer removes pods and the log that an earlier daemon left of a module.
-func (r *Runtime) removeFormer(ctx context.Context, uuid string) error {
-	for _, p := range r.ours() {
+// removePrevious removes pods and the log that an earlier daemon left of a module.
+func (r *Runtime) removePrevious(ctx context.Context, uuid string) error {
+	for _, p := range r.ownPods() {
 		if moduleOf(p) != uuid {
 			continue
 		}
@@ -41,7 +41,7 @@ func (r *Runtime) removeFormer(ctx context.Context, uuid string) error {
 	return removeLog(r.LogDir, key(uuid))
 }
 
-// removePod stops and removes a pod, if it is there; "" is none.
+// removePod stops and removes a pod, if it exists. The ID "" means none.
 func (r *Runtime) removePod(ctx context.Context, id string) error {
 	if id == "" {
 		return nil
@@ -55,15 +55,15 @@ func (r *Runtime) removePod(ctx context.Context, id string) error {
 	return nil
 }
 
-// Adopt implements runtime.Runtime. A module that has ended in the meantime is adopted too, and its end is reported. If
-// its end is unknown, as after a reboot of the node, it is removed.
+// Adopt implements runtime.Runtime. It also adopts a module that has ended meanwhile, and reports its end. If the exit is unknown, as
+// after a reboot of the node, Adopt removes the module.
 func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (bool, error) {
 	if err := data.Validate(); err != nil {
 		return false, err
 	}
 	pod, c := r.podOf(data.UUID())
 	if c == nil || c.State != node.Running && (c.State != node.Stopped || c.Reason == sandbox.ReasonUnknown) {
-		return false, r.removeFormer(ctx, data.UUID())
+		return false, r.removePrevious(ctx, data.UUID())
 	}
 	m := r.newModule(index, data)
 	if err := r.put(m); err != nil {
@@ -81,15 +81,15 @@ func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (b
 		m.deadline = at
 	}
 	m.watchPod()
-	close(m.begun)
-	m.attend()
-	r.lookAtAll() // it may have ended before watchPod
+	close(m.created)
+	m.watch()
+	r.checkAllPods() // the module may have ended before watchPod
 	return true, nil
 }
 
-// podOf finds the pod of a module that has a container; nil when there is none.
+// podOf returns the pod and the container of a module. It returns nil if there is no pod with a container.
 func (r *Runtime) podOf(uuid string) (*node.Pod, *node.Container) {
-	for _, p := range r.ours() {
+	for _, p := range r.ownPods() {
 		if c := p.Container(p.ID); c != nil && moduleOf(p) == uuid {
 			return p, c
 		}
@@ -108,13 +108,13 @@ func (r *Runtime) sweep() {
 			return
 		}
 		if err := r.removeOrphans(); err != nil && r.ctx.Err() == nil {
-			r.log.Warn("pods without a module cannot be removed, to be retried", "err", err)
+			r.log.Warn("cannot remove pods without a module; retrying", "err", err)
 		}
 		r.files.collect(r.ctx)
 	}
 }
 
-// removeOrphans removes pods without a module, once the manager had time to adopt those of an earlier daemon.
+// removeOrphans removes pods without a module. It waits for OrphanAge, so that the manager can adopt those of an earlier daemon.
 func (r *Runtime) removeOrphans() error {
 	r.mu.Lock()
 	early := time.Since(r.started) < r.OrphanAge
@@ -123,9 +123,9 @@ func (r *Runtime) removeOrphans() error {
 		return nil
 	}
 	var errs []error
-	for _, p := range r.ours() {
+	for _, p := range r.ownPods() {
 		uuid := moduleOf(p)
-		if r.live(uuid) { // the module is entered before its pod is created
+		if r.live(uuid) { // a module is in the tables before its pod is created
 			continue
 		}
 		r.log.Warn("removing a pod without a module", "module", uuid, "pod", p.ID)
@@ -134,7 +134,7 @@ func (r *Runtime) removeOrphans() error {
 	return errors.Join(errs...)
 }
 
-// live reports whether there is a module of this uuid.
+// live reports whether a module with this uuid exists.
 func (r *Runtime) live(uuid string) bool {
 	for _, m := range r.all() {
 		if m.uuid == uuid {

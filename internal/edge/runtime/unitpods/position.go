@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// positionsDir holds the positions. It is outside of the modules' log directories, which are watched.
+// positionsDir is the directory of the position files. It is outside the modules' log directories, because these are watched.
 const positionsDir = "positions"
 
-// position is how far the manager has taken a log: the file, by its inode, and the offset in it.
+// position is the end of the lines that the manager has taken from a log: the file's inode, and the offset in the file.
 type position struct {
 	inode  uint64
 	offset int64
 }
 
-// mark keeps a position in a file of 16 bytes. It is written without a sync, as the log is: both are lost with the page cache.
-type mark struct{ file *os.File }
+// positionFile stores a position in 16 bytes. It is written without a sync, like the log: a power failure loses recent data of both.
+type positionFile struct{ file *os.File }
 
-func openMark(logDir, name string) (*mark, error) {
+func openPositionFile(logDir, name string) (*positionFile, error) {
 	dir := filepath.Join(logDir, positionsDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -29,11 +29,11 @@ func openMark(logDir, name string) (*mark, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &mark{file}, nil
+	return &positionFile{file}, nil
 }
 
-// read returns the position; zero if there is none.
-func (m *mark) read() position {
+// read returns the position, which is zero if there is none.
+func (m *positionFile) read() position {
 	var raw [16]byte
 	if n, _ := m.file.ReadAt(raw[:], 0); n < len(raw) {
 		return position{}
@@ -41,14 +41,14 @@ func (m *mark) read() position {
 	return position{inode: binary.LittleEndian.Uint64(raw[:]), offset: int64(binary.LittleEndian.Uint64(raw[8:]))}
 }
 
-func (m *mark) write(p position) {
+func (m *positionFile) write(p position) {
 	var raw [16]byte
 	binary.LittleEndian.PutUint64(raw[:], p.inode)
 	binary.LittleEndian.PutUint64(raw[8:], uint64(p.offset))
-	_, _ = m.file.WriteAt(raw[:], 0) // on a full disk lines are reported twice
+	_, _ = m.file.WriteAt(raw[:], 0) // if the disk is full, lines may be reported twice
 }
 
-func (m *mark) close() { _ = m.file.Close() }
+func (m *positionFile) close() { _ = m.file.Close() }
 
 func inodeOf(path string) (uint64, bool) {
 	var st unix.Stat_t

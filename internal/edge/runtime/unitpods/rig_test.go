@@ -183,7 +183,7 @@ func (r *rig) open() {
 	r.config.Node = r.node
 	r.Runtime, err = New(r.config)
 	r.must(err)
-	r.lastWords, r.lookPause = 20*time.Millisecond, 50*time.Millisecond // the test's workers do not hang up
+	r.lastWords, r.pollInterval = 20*time.Millisecond, 50*time.Millisecond // the test's workers do not hang up
 	_, err = r.Start(r.Context())
 	r.must(err)
 }

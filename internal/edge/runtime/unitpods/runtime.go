@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// queued is the number of messages that may wait for Receive; beyond it senders wait.
+// queued is the length of the queue for Receive. When it is full, senders wait.
 const queued = 256
 
 // Runtime implements runtime.Runtime.
@@ -28,7 +28,7 @@ type Runtime struct {
 	watch *watcher
 	out   chan outgoing
 
-	lastWords, lookPause time.Duration // shortened by tests
+	lastWords, pollInterval time.Duration // shortened by tests
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -41,21 +41,21 @@ type Runtime struct {
 	pods    map[string]*module // by pod ID
 }
 
-// outgoing is a message for the manager. handed, unless nil, is called when Receive returns it.
+// outgoing is a message for the manager. If taken is not nil, it is called when Receive returns the message.
 type outgoing struct {
 	channel.Message
-	handed func()
+	taken func()
 }
 
 var _ runtime.Runtime = (*Runtime)(nil)
 
-// New makes a runtime; nothing happens before Start. A bad configuration is errdefs.ErrInvalidArgument.
+// New makes a runtime without starting it. It returns errdefs.ErrInvalidArgument for a bad configuration.
 func New(c Config) (*Runtime, error) {
 	if err := c.setDefaults(); err != nil {
 		return nil, err
 	}
 	r := &Runtime{
-		Config: c, log: c.Logger.With("runtime", c.Name), out: make(chan outgoing, queued), watch: newWatcher(), lastWords: lastWords, lookPause: lookPause,
+		Config: c, log: c.Logger.With("runtime", c.Name), out: make(chan outgoing, queued), watch: newWatcher(), lastWords: lastWords, pollInterval: pollInterval,
 		modules: map[int]*module{}, pods: map[string]*module{},
 	}
 	r.files = newImports(c, r.log)
@@ -68,7 +68,7 @@ func (r *Runtime) Info() runtime.Info {
 	return runtime.Info{Type: Type, Name: r.Name, UUID: r.UUID, APIs: slices.Clone(APIs), MaxModules: r.MaxModules, Durable: true}
 }
 
-// Start implements runtime.Runtime. The runtime is part of the node and never lost, so a second call does nothing.
+// Start implements runtime.Runtime. The runtime is part of the node and cannot be lost, so a second call does nothing.
 func (r *Runtime) Start(context.Context) (map[string]any, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,8 +91,8 @@ func (r *Runtime) Start(context.Context) (map[string]any, error) {
 func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	select {
 	case m := <-r.out:
-		if m.handed != nil {
-			m.handed()
+		if m.taken != nil {
+			m.taken()
 		}
 		return m.Message, nil
 	case <-ctx.Done():
@@ -102,7 +102,7 @@ func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	}
 }
 
-// Close implements runtime.Runtime. The modules run on.
+// Close implements runtime.Runtime. The modules keep running.
 func (r *Runtime) Close() error {
 	r.cancel()
 	r.mu.Lock()
@@ -118,7 +118,7 @@ func (r *Runtime) Close() error {
 	return nil
 }
 
-// Group implements runtime.Runtime: the modules of one worker.
+// Group implements runtime.Runtime. Modules of the same worker form a group.
 func (r *Runtime) Group(index int) string {
 	m, err := r.at(index)
 	if err != nil {
@@ -128,7 +128,7 @@ func (r *Runtime) Group(index int) string {
 }
 
 func (r *Runtime) closed() error {
-	return fmt.Errorf("runtime %s has been closed: %w", r.Name, errdefs.ErrUnavailable)
+	return fmt.Errorf("runtime %s is closed: %w", r.Name, errdefs.ErrUnavailable)
 }
 
 // at returns the module at an index.
@@ -141,7 +141,7 @@ func (r *Runtime) at(index int) (*module, error) {
 	return nil, fmt.Errorf("runtime %s has no module at index %d: %w", r.Name, index, errdefs.ErrNotFound)
 }
 
-// spawn runs f in a goroutine that Close waits for, unless the runtime is closed. m.mu may be held.
+// spawn runs f in a goroutine that Close waits for. If the runtime is closed, it does nothing. The caller may hold module.mu.
 func (r *Runtime) spawn(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,7 +151,7 @@ func (r *Runtime) spawn(f func()) {
 }
 
 // tell queues a message for the manager and waits for room; false if the runtime is closed meanwhile.
-func (r *Runtime) tell(m outgoing) bool {
+func (r *Runtime) send(m outgoing) bool {
 	select {
 	case r.out <- m:
 		return true

@@ -7,8 +7,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watcher wakes followers when their log has grown. All share one inotify instance, since a user may have few of them
-// (fs.inotify.max_user_instances). Without it, or without a watch, followers poll once a second.
+// watcher wakes followers when their log changes. They share one inotify instance, because the kernel limits instances per user
+// (fs.inotify.max_user_instances). Followers also poll once a second, so they work without a watch.
 type watcher struct {
 	mu     sync.Mutex
 	notify *fsnotify.Watcher // made by the first add
@@ -41,7 +41,7 @@ func (w *watcher) remove(dir string) {
 		return
 	}
 	delete(w.wakes, dir)
-	_ = w.notify.Remove(dir) // it may be gone already
+	_ = w.notify.Remove(dir) // fails if the directory was removed
 }
 
 func (w *watcher) close() {
