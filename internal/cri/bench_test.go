@@ -12,9 +12,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// BenchmarkLists measures the calls that a kubelet makes every second, over the real gRPC server and a unix socket, with 200
-// and with 1 000 pods of one running container. It includes the client's decoding, which dominates a list of 1 000; the
-// Undecoded calls measure the server alone.
+// BenchmarkLists measures the calls that a kubelet makes every second, over the real gRPC server and a unix socket,
+// with 200 and with 1 000 pods of one running container. It includes the client's decoding, which dominates a list of 1
+// 000; the Undecoded calls measure the server alone.
 func BenchmarkLists(b *testing.B) {
 	for _, pods := range []int{200, 1000} {
 		d := open(b)

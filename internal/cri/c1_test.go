@@ -12,8 +12,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// These tests are the rows of C1, "bad CRI requests", each against the real gRPC server: a clear error with the right code,
-// and the node keeps working. FuzzRequests searches for unlisted ones.
+// These tests are the rows of C1, "bad CRI requests", each against the real gRPC server: a clear error with the right
+// code, and the node keeps working. FuzzRequests searches for unlisted ones.
 
 func TestC1_NilConfigAndMetadata(t *testing.T) {
 	d := open(t)

@@ -10,8 +10,8 @@ import (
 	criclient "k8s.io/cri-client/pkg"
 )
 
-// The kubelet's own client rejects some answers that the API allows: without an ID, a name, an image, a size, a condition.
-// This walks through a pod's life with it, with unary and streamed lists.
+// The kubelet's own client rejects some answers that the API allows: without an ID, a name, an image, a size, a
+// condition. This walks through a pod's life with it, with unary and streamed lists.
 func TestKubeletsClientAcceptsEveryAnswer(t *testing.T) {
 	for name, streaming := range map[string]bool{"unary lists": false, "streamed lists": true} {
 		t.Run(name, func(t *testing.T) {

@@ -20,7 +20,7 @@ func (s *Server) ListContainers(ctx context.Context, req *runtimeapi.ListContain
 	return withItems(&runtimeapi.ListContainersResponse{}, items), nil
 }
 
-// StreamContainers is ListContainers without a size limit.
+// StreamContainers is like ListContainers, without a size limit.
 func (s *Server) StreamContainers(req *runtimeapi.StreamContainersRequest, stream runtimeapi.RuntimeService_StreamContainersServer) error {
 	items, err := s.containersOf(stream.Context(), req.GetFilter())
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ReopenContainerLog has the container write to a new file at its log path after the old file was moved away.
+// ReopenContainerLog makes the container write to a new file at its log path, after the old file was moved away.
 func (s *Server) ReopenContainerLog(ctx context.Context, req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
 	if req.GetContainerId() == "" {
 		return nil, required("container_id")

@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// ListContainerStats returns the statistics of the running containers that match the filter. Containers whose statistics fail
-// are omitted.
+// ListContainerStats returns the statistics of the running containers that match the filter. It omits containers whose
+// statistics fail.
 func (s *Server) ListContainerStats(ctx context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
 	stats, err := s.containerStatsOf(ctx, req.GetFilter())
 	if err != nil {
@@ -18,7 +18,7 @@ func (s *Server) ListContainerStats(ctx context.Context, req *runtimeapi.ListCon
 	return &runtimeapi.ListContainerStatsResponse{Stats: stats}, nil
 }
 
-// StreamContainerStats is ListContainerStats without a size limit.
+// StreamContainerStats is like ListContainerStats, without a size limit.
 func (s *Server) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest, stream runtimeapi.RuntimeService_StreamContainerStatsServer) error {
 	stats, err := s.containerStatsOf(stream.Context(), req.GetFilter())
 	if err != nil {

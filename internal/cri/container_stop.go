@@ -23,7 +23,7 @@ func (s *Server) StopContainer(ctx context.Context, req *runtimeapi.StopContaine
 	return &runtimeapi.StopContainerResponse{}, nil
 }
 
-// seconds converts the API's seconds to a Duration and caps them at the longest one.
+// seconds converts the API's seconds to a Duration, at most the longest.
 func seconds(field string, n int64) (time.Duration, error) {
 	switch {
 	case n < 0:

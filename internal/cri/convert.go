@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// The messages share labels, annotations and configurations with the node's immutable snapshots; nothing is copied.
+// The messages share labels, annotations and configurations with the node's immutable snapshots, without copies.
 
 func sandboxStatus(p *node.Pod) *runtimeapi.PodSandboxStatus {
 	return &runtimeapi.PodSandboxStatus{
@@ -23,7 +23,7 @@ func sandboxStatus(p *node.Pod) *runtimeapi.PodSandboxStatus {
 	}
 }
 
-// networkStatus holds the addresses of a ready pod. A stopped pod has released them.
+// networkStatus returns the addresses of a ready pod. A stopped pod has released its addresses.
 func networkStatus(p *node.Pod) *runtimeapi.PodSandboxNetworkStatus {
 	n := &runtimeapi.PodSandboxNetworkStatus{}
 	if !p.Ready() {
@@ -77,8 +77,8 @@ func containerStatuses(p *node.Pod) []*runtimeapi.ContainerStatus {
 	return statuses
 }
 
-// containerStatus describes a container in full. It includes start and exit data only in the states that they belong to: a
-// restarted container has no exit code.
+// containerStatus describes a container in full. It includes start and exit data only in the states that they belong
+// to: a restarted container has no exit code.
 func containerStatus(p *node.Pod, c *node.Container) *runtimeapi.ContainerStatus {
 	s := &runtimeapi.ContainerStatus{
 		Id: c.ID, Metadata: c.Config.GetMetadata(), State: containerState(c), CreatedAt: nano(c.CreatedAt),
@@ -100,11 +100,11 @@ func containerStatus(p *node.Pod, c *node.Container) *runtimeapi.ContainerStatus
 }
 
 // effectiveResources adds the swap limit that follows from the requested resources.
-func effectiveResources(c *node.Container, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
-	if !c.Resolved.SwapLimited || asked.GetMemoryLimitInBytes() == 0 || asked.GetMemorySwapLimitInBytes() != 0 {
-		return asked
+func effectiveResources(c *node.Container, requested *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+	if !c.Resolved.SwapLimited || requested.GetMemoryLimitInBytes() == 0 || requested.GetMemorySwapLimitInBytes() != 0 {
+		return requested
 	}
-	r := proto.CloneOf(asked)
+	r := proto.CloneOf(requested)
 	r.MemorySwapLimitInBytes = r.GetMemoryLimitInBytes()
 	return r
 }
@@ -125,8 +125,9 @@ func containerState(c *node.Container) runtimeapi.ContainerState {
 	return runtimeapi.ContainerState_CONTAINER_UNKNOWN
 }
 
-// requestedImage is the image as the user named it. The kubelet replaces the name in the pod's specification with the ID that
-// the pull returned and keeps the name in user_specified_image, which it shows in the pod's status.
+// requestedImage returns the image with the user's name for it. The kubelet replaces that name in the pod's
+// specification with the ID that the pull returned, and keeps it in user_specified_image, which it shows in the pod's
+// status.
 func requestedImage(spec *runtimeapi.ImageSpec) *runtimeapi.ImageSpec {
 	name := spec.GetUserSpecifiedImage()
 	if name == "" || name == spec.GetImage() {
@@ -138,7 +139,7 @@ func requestedImage(spec *runtimeapi.ImageSpec) *runtimeapi.ImageSpec {
 	}
 }
 
-// logPath is the path of the container's log on the host; "" if the pod has none.
+// logPath returns the path of the container's log on the host, or "" if the container has no log.
 func logPath(pod *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) string {
 	if pod.GetLogDirectory() == "" || c.GetLogPath() == "" {
 		return ""

@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// nobody is the user of images that name none: no component or machine runs as root on the node. It is a number because the
-// kubelet checks runAsNonRoot only against numbers.
+// nobody is the reported user of components and machines, which never run as root on the node. It is a number because
+// the kubelet checks runAsNonRoot only against numbers.
 const nobody = 65534
 
 func imageMessage(img *image.Image) *runtimeapi.Image {
@@ -25,9 +25,9 @@ func imageMessage(img *image.Image) *runtimeapi.Image {
 	}
 }
 
-// imageUser splits the user of an image's configuration ("user", "uid", "user:group" …; OCI image-spec config) into the CRI's
-// form: a UID or a name. A number that is not a valid UID stays a name. No image has that name, so the container fails
-// instead of running as another user (CVE-2024-40635).
+// imageUser splits the user of an image's configuration ("user", "uid", "user:group" …; OCI image-spec config) into the
+// CRI's form: a UID or a name. A number that is not a valid UID stays a name. No image has that name, so the container
+// fails instead of running as another user (CVE-2024-40635).
 func imageUser(user string) (uid *runtimeapi.Int64Value, name string) {
 	name, _, _ = strings.Cut(user, ":")
 	if n, err := strconv.ParseInt(name, 10, 64); err == nil && n >= 0 && n <= math.MaxInt32 {

@@ -1,7 +1,8 @@
 // Package cri is the Kubernetes front door: the RuntimeService and ImageService of CRI v1 on one gRPC server.
 //
-// Each request is validated and becomes one operation of the node or of the image store; the result or error is translated
-// back. There is one file per RPC, named after its effect: RunPodSandbox is in sandbox_run.go, PullImage in image_pull.go.
+// Each request is validated and becomes one operation of the node or of the image store; the result or error is
+// translated back. There is one file per RPC, named after its effect: RunPodSandbox is in sandbox_run.go, PullImage in
+// image_pull.go.
 //
 //	kubelet · crictl · critest
 //	      │ unix socket of the daemon
@@ -18,10 +19,11 @@
 //	    ▼                  ▼                 ▼
 //	internal/node    internal/image   internal/stream
 //
-// The only state in the package is a cache of encoded list items: List and Status calls read the node's immutable snapshots,
-// take no lock and ask no backend. The package never imports a backend. It rejects what is wrong with a request by itself (a
-// missing field, a negative timeout, a path that leaves its directory); what a backend does not support, the backend rejects.
+// The only state in the package is a cache of encoded list items: List and Status calls read the node's immutable
+// snapshots, take no lock and ask no backend. The package must not import a backend. It rejects requests that are
+// invalid in themselves (a missing field, a negative timeout, a path that leaves its directory). A backend rejects
+// requests that it does not support.
 //
-// The messages are those of k8s.io/cri-api v0.37. docs/adr/0002-cri-messages-are-the-spec-language.md explains why the whole
-// program uses them, docs/adr/0003-errdefs-is-the-error-vocabulary.md how errors travel.
+// The messages are those of k8s.io/cri-api v0.37. docs/adr/0002-cri-messages-are-the-spec-language.md explains why the
+// whole program uses them, and docs/adr/0003-errdefs-is-the-error-vocabulary.md explains the errors.
 package cri

@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestModulesAreNotForTheKubelet: it would end pods that it does not know. A client that asks for all pods, or names one,
-// sees them.
+// TestModulesAreNotForTheKubelet: it would end pods that it does not know. A client that asks for all pods, or names
+// one, sees them.
 func TestModulesAreNotForTheKubelet(t *testing.T) {
 	d := open(t)
 	image := d.images.add("registry.example/m", "")

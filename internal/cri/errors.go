@@ -40,8 +40,8 @@ var classCodes = map[error]codes.Code{
 	context.DeadlineExceeded:      codes.DeadlineExceeded,
 }
 
-// errnoCodes are the codes of exhausted resources and read-only disks: the caller did nothing wrong and may retry. They apply
-// to errors without a class.
+// errnoCodes translates errnos of exhausted resources and failing disks, for errors without a class. The caller did
+// nothing wrong and can retry.
 var errnoCodes = map[syscall.Errno]codes.Code{
 	syscall.ENOSPC: codes.ResourceExhausted,
 	syscall.EDQUOT: codes.ResourceExhausted,
@@ -52,15 +52,16 @@ var errnoCodes = map[syscall.Errno]codes.Code{
 	syscall.EIO:    codes.Unavailable,
 }
 
-// pullErrors are the CRI's named errors that the kubelet recognises after a pull. It compares the beginning of the text, and
-// its client strips the code from the text only for codes.Unknown, so these errors use that code.
+// pullErrors are the CRI's named errors that the kubelet recognises after a pull. They use codes.Unknown, because the
+// kubelet compares the beginning of the text, and its client strips only this code from the text.
 var pullErrors = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed}
 
-// containerErrors are the CRI's named errors for containers. The text begins with the name; the class determines the code.
+// containerErrors are the CRI's named errors for containers. The text begins with the name; the class determines the
+// code.
 var containerErrors = []error{crierrors.ErrRROUnsupported, crierrors.ErrImageVolumeMountFailed}
 
-// toStatus converts err to a gRPC status. If ctx, the call's context, has ended, it is taken as the cause of an error without
-// a class (a killed child process, a closed connection).
+// toStatus converts err to a gRPC status. If ctx, the call's context, has ended, its error determines the code of an
+// error without a class (a killed child process, a closed connection).
 func toStatus(ctx context.Context, err error) *status.Status {
 	class := errdefs.Resolve(err)
 	if class == errdefs.ErrUnknown {
@@ -80,8 +81,8 @@ func toStatus(ctx context.Context, err error) *status.Status {
 	return status.New(code, withPrefix(nameOf(err, containerErrors), text))
 }
 
-// oneLine puts an error's text on one line and removes repeated parts. Joined errors have a line each, and an error that wraps
-// its class can contain the same words twice.
+// oneLine puts an error's text on one line and removes repeated parts. Joined errors have a line each, and an error
+// that wraps its class can contain the same words twice.
 func oneLine(text string) string {
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 	parts := strings.Split(text, ": ")
@@ -120,8 +121,8 @@ func interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerI
 	return answer(stream.Context(), loggerOf(srv), info.FullMethod, func() error { return handler(srv, stream) })
 }
 
-// answer runs one call. It turns a panic into codes.Internal and logs its stack, gives errors their code, and logs the node's
-// faults as errors and the caller's at debug level.
+// answer runs one call. It turns a panic into codes.Internal and logs the stack, converts errors to statuses, and logs
+// the node's faults at error level and the caller's at debug level.
 func answer(ctx context.Context, log *slog.Logger, method string, call func() error) error {
 	if err := guard.Call(log, method, call); err != nil {
 		s := toStatus(ctx, err)
@@ -148,10 +149,10 @@ func loggerOf(srv any) *slog.Logger {
 	return slog.Default()
 }
 
-// invalid is the error for an invalid request: the field's name in the API, and what is wrong with it.
+// invalid returns the error for an invalid request. field is the field's name in the API.
 func invalid(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 }
 
-// required is the error for a missing field.
+// required returns the error for a missing field.
 func required(field string) error { return invalid(field, "must be set") }

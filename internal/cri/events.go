@@ -7,8 +7,9 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). A client that
-// falls behind loses the whole stream rather than single events; it must list and subscribe again.
+// GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). The
+// stream of a client that falls behind ends, rather than losing single events; the client must list and subscribe
+// again.
 func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
 	sub := s.node.Subscribe()
 	defer sub.Close()
@@ -35,7 +36,7 @@ func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runti
 	}
 }
 
-// eventMessage describes an event with the statuses right after it.
+// eventMessage describes an event and the statuses immediately after it.
 func eventMessage(e node.Event) *runtimeapi.ContainerEventResponse {
 	m := &runtimeapi.ContainerEventResponse{ContainerId: e.ContainerID, ContainerEventType: e.Type, CreatedAt: nano(e.At)}
 	if e.Pod != nil {

@@ -53,8 +53,8 @@ func (r *fuzzRequest) decode(into any) error {
 	return err
 }
 
-// outcome is the call's error. If the bytes are not a message of the request's type, gRPC itself returns Internal, which
-// takes precedence.
+// outcome is the call's error. If the bytes are not a message of the request's type, gRPC itself returns Internal,
+// which takes precedence.
 func (r *fuzzRequest) outcome(err error) error {
 	if r.broken {
 		return nil

@@ -31,7 +31,8 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// door is a CRI server on a real node with a real record and the fake backend, behind a real gRPC server on a unix socket.
+// door is a CRI server on a real node with a real record and the fake backend, behind a real gRPC server on a unix
+// socket.
 type door struct {
 	runtimeapi.RuntimeServiceClient
 	runtimeapi.ImageServiceClient
@@ -183,7 +184,8 @@ type testNetwork struct {
 
 func (n *testNetwork) Status(context.Context) error { return n.notReady }
 
-// memoryImages is an image store without registries: a pull makes an image up from its name. The fake backend needs no more.
+// memoryImages is an image store without registries: a pull makes an image up from its name. The fake backend needs no
+// more.
 type memoryImages struct {
 	mu     sync.Mutex
 	byName map[string]image.Image

@@ -18,7 +18,7 @@ func (s *Server) ListImages(ctx context.Context, req *runtimeapi.ListImagesReque
 	return &runtimeapi.ListImagesResponse{Images: images}, nil
 }
 
-// StreamImages is ListImages without a size limit.
+// StreamImages is like ListImages, without a size limit.
 func (s *Server) StreamImages(req *runtimeapi.StreamImagesRequest, stream runtimeapi.ImageService_StreamImagesServer) error {
 	images, err := s.imagesOf(stream.Context(), req.GetFilter())
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// PullImage pulls an image and returns its ID, by which every other call finds it.
+// PullImage pulls an image and returns its ID, which other calls accept as the image's name.
 func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
 	if err := validateImageSpec("image", req.GetImage()); err != nil {
 		return nil, err
@@ -27,8 +27,8 @@ func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest
 	return &runtimeapi.PullImageResponse{ImageRef: img.ID}, nil
 }
 
-// pullError adds the name by which the kubelet recognises an unreachable registry. It does not blame the registry if the
-// caller cancelled or the local store failed.
+// pullError adds the name by which the kubelet recognises an unreachable registry, unless the caller cancelled or the
+// local store failed.
 func pullError(ctx context.Context, err error) error {
 	if ctx.Err() == nil && errdefs.IsUnavailable(err) && !errors.Is(err, image.ErrNotOpen) {
 		return fmt.Errorf("%w: %w", crierrors.ErrRegistryUnavailable, err)

@@ -32,7 +32,7 @@ func (s *Server) ImageStatus(ctx context.Context, req *runtimeapi.ImageStatusReq
 	return resp, nil
 }
 
-// imageInfo is the verbose part of ImageStatus. crictl reads the configuration from "info", under "imageSpec".
+// imageInfo returns the verbose part of ImageStatus. crictl reads the configuration from "info", under "imageSpec".
 func imageInfo(img *image.Image) (map[string]string, error) {
 	raw, err := json.Marshal(map[string]any{
 		"kind": img.Kind, "manifest": img.Manifest, "chainID": img.ChainID, "annotations": img.Annotations, "imageSpec": img.Config,

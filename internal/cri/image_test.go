@@ -62,8 +62,8 @@ func TestImageStatusVerbose(t *testing.T) {
 	}
 }
 
-// A kubelet refuses runAsNonRoot for an image without a user, or with a user's name, so images that never run as root have a
-// number.
+// A kubelet refuses runAsNonRoot for an image without a user, or with a user's name, so images that never run as root
+// have a number.
 func TestImagesThatNeverRunAsRoot(t *testing.T) {
 	wasm := &image.Component{Layout: image.LayoutRootfs, Entrypoint: "/app.wasm"}
 	for name, c := range map[string]struct {

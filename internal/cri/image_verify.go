@@ -10,8 +10,9 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// A verbose Status with this header reports damaged images in Info["images"], as a JSON list of image.Damage. The value says
-// how to check: by presence, or by reading all contents, which takes as long as the disk needs.
+// A verbose Status with the header HeaderVerify reports damaged images in Info["images"], as a JSON list of
+// image.Damage. The header's value selects the check: of presence only, or of all contents, which reads everything from
+// disk.
 const (
 	HeaderVerify         = "tripod-verify"
 	HeaderVerifyPresence = "presence"
@@ -21,14 +22,14 @@ const (
 // verifyImages adds the requested check of the images to info.
 func (s *Server) verifyImages(ctx context.Context, info map[string]string) error {
 	md, _ := metadata.FromIncomingContext(ctx)
-	asked := md.Get(HeaderVerify)
-	if len(asked) == 0 {
+	values := md.Get(HeaderVerify)
+	if len(values) == 0 {
 		return nil
 	}
-	if asked[0] != HeaderVerifyPresence && asked[0] != HeaderVerifyContents {
-		return invalid(HeaderVerify, "%q is neither %q nor %q", asked[0], HeaderVerifyPresence, HeaderVerifyContents)
+	if values[0] != HeaderVerifyPresence && values[0] != HeaderVerifyContents {
+		return invalid(HeaderVerify, "%q is neither %q nor %q", values[0], HeaderVerifyPresence, HeaderVerifyContents)
 	}
-	found, err := s.images.Verify(ctx, asked[0] == HeaderVerifyContents)
+	found, err := s.images.Verify(ctx, values[0] == HeaderVerifyContents)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// PortForward returns the URL of a session that reaches ports of the pod.
+// PortForward returns the URL of a session that connects to ports of the pod.
 func (s *Server) PortForward(_ context.Context, req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, required("pod_sandbox_id")

@@ -8,8 +8,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// UpdateRuntimeConfig takes the node's pod CIDR from the kubelet: one prefix, or one per address family, separated by a
-// comma. An empty one changes nothing.
+// UpdateRuntimeConfig receives the node's pod CIDR from the kubelet: one prefix, or one per address family, separated
+// by a comma. An empty CIDR changes nothing.
 func (s *Server) UpdateRuntimeConfig(_ context.Context, req *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
 	cidr := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
 	if cidr == "" {

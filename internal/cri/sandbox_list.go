@@ -20,7 +20,7 @@ func (s *Server) ListPodSandbox(ctx context.Context, req *runtimeapi.ListPodSand
 	return withItems(&runtimeapi.ListPodSandboxResponse{}, items), nil
 }
 
-// StreamPodSandboxes is ListPodSandbox without a size limit.
+// StreamPodSandboxes is like ListPodSandbox, without a size limit.
 func (s *Server) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
 	items, err := s.podsOf(stream.Context(), req.GetFilter())
 	if err != nil {

@@ -21,7 +21,7 @@ func (s *Server) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandbo
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-// checkHandler rejects a RuntimeClass handler that this node does not have; "" is the default.
+// checkHandler rejects a RuntimeClass handler that this node does not have. It accepts "", the default handler.
 func (s *Server) checkHandler(field, name string) error {
 	if name == "" {
 		return nil

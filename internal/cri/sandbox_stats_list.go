@@ -8,7 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// ListPodSandboxStats returns the statistics of the ready pods that match the filter. Pods whose statistics fail are omitted.
+// ListPodSandboxStats returns the statistics of the ready pods that match the filter. It omits pods whose statistics
+// fail.
 func (s *Server) ListPodSandboxStats(ctx context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	stats, err := s.podStatsOf(ctx, req.GetFilter())
 	if err != nil {
@@ -17,7 +18,7 @@ func (s *Server) ListPodSandboxStats(ctx context.Context, req *runtimeapi.ListPo
 	return &runtimeapi.ListPodSandboxStatsResponse{Stats: stats}, nil
 }
 
-// StreamPodSandboxStats is ListPodSandboxStats without a size limit.
+// StreamPodSandboxStats is like ListPodSandboxStats, without a size limit.
 func (s *Server) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
 	stats, err := s.podStatsOf(stream.Context(), req.GetFilter())
 	if err != nil {

@@ -12,7 +12,7 @@ func (s *Server) PodSandboxStatus(ctx context.Context, req *runtimeapi.PodSandbo
 	if req.GetPodSandboxId() == "" {
 		return nil, required("pod_sandbox_id")
 	}
-	// Take the time before the snapshot, so that the statuses are at least as new as it says.
+	// Take the time before the snapshot, so that the statuses are at least as new as the timestamp.
 	now := time.Now()
 	pod, err := s.node.Pod(req.GetPodSandboxId())
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// StopPodSandbox kills what runs in the pod and releases its addresses. An unknown ID counts as stopped.
+// StopPodSandbox kills the pod's containers and releases its addresses. An unknown ID counts as stopped.
 func (s *Server) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, required("pod_sandbox_id")

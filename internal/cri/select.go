@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// A client that sends this header with this value also sees the pods of edge modules in lists. A kubelet must not see them,
-// because it ends pods that it does not know.
+// A client that sends the header HeaderPods with HeaderPodsAll also sees the pods of edge modules in lists. A kubelet
+// must not see them, because it ends pods that it does not know.
 const (
 	HeaderPods    = "tripod-pods"
 	HeaderPodsAll = "all"
@@ -38,8 +38,8 @@ func visible(ctx context.Context, pods []*node.Pod, id string, labels map[string
 	return filter(pods, func(p *node.Pod) bool { return !isModule(p) })
 }
 
-// selectPods returns the pods that match all conditions: id (an ID or unique prefix; "" for all), labels and keep. An unknown
-// ID matches nothing; an ambiguous prefix is an error.
+// selectPods returns the pods that match all conditions: id (an ID or unique prefix; "" for all), labels and keep. An
+// unknown ID matches no pod; an ambiguous prefix is an error.
 func (s *Server) selectPods(ctx context.Context, id string, labels map[string]string, keep func(*node.Pod) bool) ([]*node.Pod, error) {
 	pods, err := s.candidates(id)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *Server) selectPods(ctx context.Context, id string, labels map[string]st
 	return filter(visible(ctx, pods, id, labels), func(p *node.Pod) bool { return matches(labels, p.Config.GetLabels()) && keep(p) }), nil
 }
 
-// selectContainers does the same for containers; podID is a pod's ID or prefix; "" for all.
+// selectContainers is like selectPods, for containers. podID is a pod's ID or prefix; "" for all.
 func (s *Server) selectContainers(ctx context.Context, id, podID string, labels map[string]string, keep func(*node.Container) bool) ([]*node.Container, error) {
 	pods, err := s.candidates(podID)
 	if err != nil {

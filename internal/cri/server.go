@@ -12,11 +12,11 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// MaxMessageSize is the largest message in bytes in both directions; the kubelet's client has the same limit. Longer lists
+// MaxMessageSize limits messages in both directions, in bytes; the kubelet's client has the same limit. Longer lists
 // need the Stream* calls.
 const MaxMessageSize = 16 << 20
 
-// Images is what this package needs of the image store; implemented by *image.Store.
+// Images is this package's interface to the image store. *image.Store implements it.
 type Images interface {
 	Get(ctx context.Context, ref string) (image.Image, error)
 	List(ctx context.Context) ([]image.Image, error)
@@ -27,7 +27,7 @@ type Images interface {
 	Verify(ctx context.Context, contents bool) ([]image.Damage, error)
 }
 
-// Streams returns the URLs of exec, attach and port-forward sessions; implemented by *stream.Server.
+// Streams returns the URLs of exec, attach and port-forward sessions. *stream.Server implements it.
 type Streams interface {
 	GetExec(*runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error)
 	GetAttach(*runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error)
@@ -43,7 +43,7 @@ type Config struct {
 	Version string
 	// CgroupDriver is "cgroupfs" or "systemd"; the kubelet queries it once, at its start.
 	CgroupDriver string
-	// Health reports what the node cannot do; nil if there is no report.
+	// Health reports the node's problems; nil means that it has none.
 	Health *health.Board
 	// Logger receives the node's own faults; nil discards them.
 	Logger *slog.Logger
@@ -51,7 +51,8 @@ type Config struct {
 
 // Server implements both services of CRI v1. Its methods are safe for concurrent use.
 //
-// It embeds the Unsafe* interfaces on purpose: a new RPC in the API breaks the build until somebody decides how to answer it.
+// It embeds the Unsafe* interfaces on purpose, so that a new RPC in the API breaks the build until it has a method
+// here.
 type Server struct {
 	runtimeapi.UnsafeRuntimeServiceServer
 	runtimeapi.UnsafeImageServiceServer
@@ -93,7 +94,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	runtimeapi.RegisterImageServiceServer(r, s)
 }
 
-// ServerOptions returns the gRPC server's required options: the interceptors that give errors their codes, and the message
+// ServerOptions returns the gRPC server's required options: the interceptors, which convert errors, and the message
 // limit.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{

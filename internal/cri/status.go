@@ -51,7 +51,8 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 	return resp, nil
 }
 
-// runtimeReady is false while the default handler can run no pods: its backend has not recovered or lacks a dependency.
+// runtimeReady returns the condition RuntimeReady. It is false while the default handler can run no pods, because its
+// backend has not recovered or lacks a dependency.
 func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	c := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
 	for _, h := range handlers {
@@ -62,7 +63,8 @@ func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	return c
 }
 
-// withProblem sets the condition that a problem concerns to false. The first problem gives the reason; each adds a sentence.
+// withProblem sets the condition of a problem to false. The first problem sets the reason; each problem adds to the
+// message.
 func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []*runtimeapi.RuntimeCondition {
 	text := p.Part + ": " + oneLine(p.Err.Error())
 	at := slices.IndexFunc(conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == p.Condition })
@@ -77,8 +79,8 @@ func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []
 	return conditions
 }
 
-// handlersReady is present, and false, while a handler other than the default can run no pods. The kubelet ignores conditions
-// whose names it does not know, so the node stays ready for all other pods.
+// handlersReady returns the condition HandlersReady, false, while a handler other than the default can run no pods;
+// otherwise nil. The kubelet ignores conditions with unknown names, so the node stays ready for all other pods.
 func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	var reasons []string
 	for _, h := range handlers {
@@ -109,22 +111,22 @@ func runtimeHandler(name string, h node.HandlerInfo) *runtimeapi.RuntimeHandler 
 	}}
 }
 
-// runtimeInfo is the verbose part of Status: JSON documents for people.
+// runtimeInfo returns the verbose part of Status as JSON documents.
 func (s *Server) runtimeInfo(handlers []node.HandlerInfo) (map[string]string, error) {
 	type handler struct {
 		node.HandlerInfo
 		Err string `json:",omitempty"`
 	}
-	told := make([]handler, 0, len(handlers))
+	infos := make([]handler, 0, len(handlers))
 	for _, h := range handlers {
-		one := handler{HandlerInfo: h}
+		info := handler{HandlerInfo: h}
 		if h.Err != nil {
-			one.Err = h.Err.Error()
+			info.Err = h.Err.Error()
 		}
-		told = append(told, one)
+		infos = append(infos, info)
 	}
 	config, err := json.Marshal(map[string]any{
-		"version": s.version, "cgroupDriver": s.cgroupDriver.String(), "handlers": told, "recoveredPanics": guard.Counts(),
+		"version": s.version, "cgroupDriver": s.cgroupDriver.String(), "handlers": infos, "recoveredPanics": guard.Counts(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode the runtime's configuration: %w", err)

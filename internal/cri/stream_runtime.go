@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// StreamRuntime adapts the node to the streaming server, for sessions of Exec, Attach and PortForward.
+// StreamRuntime adapts the node to the streaming server, for Exec, Attach and PortForward sessions.
 func StreamRuntime(n *node.Node) stream.Runtime { return streamRuntime{n} }
 
 type streamRuntime struct{ *node.Node }

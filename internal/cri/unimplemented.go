@@ -8,7 +8,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// notImplemented is the error of an RPC that the node does not offer: what is missing, and what the caller can do instead.
+// notImplemented returns the error of an RPC that the node does not implement. instead tells the caller what to do
+// instead.
 func notImplemented(what, instead string) error {
 	return fmt.Errorf("%s: not in this version of tripod; %s: %w", what, instead, errdefs.ErrNotImplemented)
 }

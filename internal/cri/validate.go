@@ -17,8 +17,7 @@ const (
 	// maxNameLength is the longest name, namespace or UID in bytes: a DNS subdomain (RFC 1123), the longest name in
 	// Kubernetes.
 	maxNameLength = 253
-	// maxKeyValueBytes is the size limit of all labels, or all annotations, together: the limit of a request to Kubernetes'
-	// store.
+	// maxKeyValueBytes limits the total size of all labels, or of all annotations. It is etcd's limit of a request.
 	maxKeyValueBytes = 3 << 19
 	// maxHostnameLength is the kernel's limit (__NEW_UTS_LEN).
 	maxHostnameLength = 64
@@ -116,8 +115,8 @@ func validateAbsolute(field, path string) error {
 	return validatePath(field, path)
 }
 
-// validateBelow accepts paths that stay below the directory they are resolved in, and "".
-func validateBelow(field, path string) error {
+// validateRelative accepts relative paths without "..", and "".
+func validateRelative(field, path string) error {
 	if filepath.IsAbs(path) {
 		return invalid(field, "%q must be a relative path", path)
 	}

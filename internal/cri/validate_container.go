@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validateContainerConfig checks what a CreateContainer request alone can show.
+// validateContainerConfig checks a CreateContainer request without the node's state.
 func validateContainerConfig(c *runtimeapi.ContainerConfig) error {
 	switch {
 	case c == nil:
@@ -32,7 +32,7 @@ func validateContainerConfig(c *runtimeapi.ContainerConfig) error {
 		validateEach("config.CDI_devices", c.GetCDIDevices(), validateCDIDevice),
 		validateKeyValues("config.labels", c.GetLabels()),
 		validateAnnotations("config.annotations", c.GetAnnotations()),
-		validateBelow("config.log_path", c.GetLogPath()),
+		validateRelative("config.log_path", c.GetLogPath()),
 		validateEnum("config.stop_signal", c.GetStopSignal(), runtimeapi.Signal_name),
 		validateResources("config.linux.resources", c.GetLinux().GetResources()),
 		validateSecurityContext("config.linux.security_context", c.GetLinux().GetSecurityContext()),
@@ -50,7 +50,7 @@ func validateImageSpec(field string, s *runtimeapi.ImageSpec) error {
 	return nil
 }
 
-// validateEnv checks a variable. Its value may be any bytes that execve(2) accepts.
+// validateEnv checks a variable. Its value can be any bytes that execve(2) accepts.
 func validateEnv(field string, kv *runtimeapi.KeyValue) error {
 	switch {
 	case kv.GetKey() == "":
@@ -76,8 +76,9 @@ func validateMount(field string, m *runtimeapi.Mount) error {
 	)
 }
 
-// validateMountSource checks that a mount has one source, a host path or an image, and that an image is mounted read-only. If
-// another volume of the pod is an image, a kubelet also sets image_sub_path beside host_path; host_path then includes it.
+// validateMountSource checks that a mount has one source, a host path or an image, and that an image is mounted
+// read-only. If another volume of the pod is an image, a kubelet also sets image_sub_path beside host_path; host_path
+// then includes it.
 func validateMountSource(field string, m *runtimeapi.Mount) error {
 	if m.GetImage() == nil {
 		if m.GetHostPath() == "" {
@@ -93,7 +94,7 @@ func validateMountSource(field string, m *runtimeapi.Mount) error {
 	}
 	return cmp.Or(
 		validateImageSpec(field+".image", m.GetImage()),
-		validateBelow(field+".image_sub_path", m.GetImageSubPath()),
+		validateRelative(field+".image_sub_path", m.GetImageSubPath()),
 	)
 }
 

@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validateSandboxConfig checks what a RunPodSandbox request alone can show.
+// validateSandboxConfig checks a RunPodSandbox request without the node's state.
 func validateSandboxConfig(c *runtimeapi.PodSandboxConfig) error {
 	if c == nil {
 		return required("config")
@@ -126,7 +126,7 @@ func validateLinuxSandbox(field string, l *runtimeapi.LinuxPodSandboxConfig) err
 	)
 }
 
-// validateSysctls checks the form of the names. The backend decides which of them a pod may set.
+// validateSysctls checks the form of the names. The backend decides which sysctls a pod may set.
 func validateSysctls(field string, sysctls map[string]string) error {
 	for name := range sysctls {
 		if name == "" || strings.ContainsFunc(name, notInLine) || strings.Contains(name, "..") {

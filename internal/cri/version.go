@@ -7,7 +7,8 @@ import (
 )
 
 const (
-	// kubeletAPIVersion is the version of the "kubelet runtime API" that every kubelet requires (VersionResponse.version).
+	// kubeletAPIVersion is the version of the "kubelet runtime API" that every kubelet requires
+	// (VersionResponse.version).
 	kubeletAPIVersion = "0.1.0"
 	runtimeName       = "tripod"
 	runtimeAPIVersion = "v1"

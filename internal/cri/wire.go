@@ -10,11 +10,11 @@ import (
 )
 
 // Clients list pods and containers every second, and few of a thousand items change in between. Encoding labels and
-// annotations is nearly the whole cost of such a call, so each snapshot is encoded once, and a list is assembled from the
-// encoded items.
+// annotations is nearly the whole cost of such a call, so each snapshot is encoded once, and a list is assembled from
+// the encoded items.
 //
-// This needs no codec of our own: protobuf writes a message's unknown fields as they are, and the items are field 1 of both
-// the unary and the streamed response. The client sees ordinary fields.
+// This needs no codec of our own: protobuf writes a message's unknown fields unchanged, and the items are field 1 of
+// both the unary and the streamed response. The client sees ordinary fields.
 
 // itemsField is the number of the repeated field with the items in every list response used here.
 const itemsField = 1
@@ -22,14 +22,14 @@ const itemsField = 1
 // wireItem is one encoded item of a response: tag, length, message.
 type wireItem []byte
 
-// wireMemo caches the encoded snapshots of the last full list. It takes no lock and drops snapshots that were not in that
-// list.
+// wireMemo caches the encoded snapshots of the last full list. It takes no lock and drops snapshots that were not in
+// that list.
 type wireMemo[S any] struct {
 	last atomic.Pointer[map[*S]wireItem]
 }
 
-// items returns the encoded snapshots, from the cache where possible. whole means that the list is complete; only then is it
-// cached.
+// items returns the encoded snapshots, from the cache where possible. whole means that the list is complete; items
+// caches only complete lists.
 func (m *wireMemo[S]) items(snapshots []*S, whole bool, message func(*S) proto.Message) ([]wireItem, error) {
 	var known map[*S]wireItem
 	if last := m.last.Load(); last != nil {
