@@ -110,16 +110,16 @@ func TestCall(t *testing.T) {
 func TestCallThatFails(t *testing.T) {
 	address := grpcServer(t)
 	for want, args := range map[string][]string{
-		"unknown service":           {address, "grpc.health.v1.Health/Check", `{"service": "nobody"}`},
-		"has no method Nothing":     {address, "grpc.health.v1.Health/Nothing"},
-		"is not PACKAGE.SERVICE":    {address, "Check"},
-		"is not a grpc.health":      {address, "grpc.health.v1.Health/Check", `{"no": 1}`},
-		"takes one message, not 2":  {address, "grpc.health.v1.Health/Check", "{}", "{}"},
-		"need --tls or --http3": {"--insecure", address},
-		"no such file":              {"--tls", "--ca", "/no/such/file", address},
-		"a.b":                       {address, "a.b/C"},
-		"certificate":               {"--tls", address},
-		"DeadlineExceeded":          {"--timeout", "100ms", "--http3", "--insecure", fmt.Sprintf("127.0.0.1:%d", 1)},
+		"unknown service":          {address, "grpc.health.v1.Health/Check", `{"service": "nobody"}`},
+		"has no method Nothing":    {address, "grpc.health.v1.Health/Nothing"},
+		"is not PACKAGE.SERVICE":   {address, "Check"},
+		"is not a grpc.health":     {address, "grpc.health.v1.Health/Check", `{"no": 1}`},
+		"takes one message, not 2": {address, "grpc.health.v1.Health/Check", "{}", "{}"},
+		"need --tls or --http3":    {"--insecure", address},
+		"no such file":             {"--tls", "--ca", "/no/such/file", address},
+		"a.b":                      {address, "a.b/C"},
+		"certificate":              {"--tls", address},
+		"DeadlineExceeded":         {"--timeout", "100ms", "--http3", "--insecure", fmt.Sprintf("127.0.0.1:%d", 1)},
 	} {
 		_, _, err := runCall(t, "", args...)
 		if err == nil || !strings.Contains(err.Error(), want) && want != "certificate" {

@@ -47,8 +47,8 @@ then finds only missing, empty and truncated files, as the daemon does at each s
 	return c
 }
 
-// VerifyImages has the daemon at endpoint check its images and returns the damage, also as the JSON that it sent. With
-// contents the daemon reads all images.
+// VerifyImages makes the daemon at endpoint check its images. It returns the damage, and also the JSON that the daemon
+// sent. With contents the daemon reads all images.
 func VerifyImages(ctx context.Context, endpoint string, contents bool) (found []image.Damage, raw []byte, err error) {
 	client, err := Connect(ctx, endpoint, verifyTimeout)
 	if err != nil {

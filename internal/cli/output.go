@@ -173,10 +173,9 @@ func pairs(m map[string]string) string {
 	if len(m) == 0 {
 		return "-"
 	}
-	all := make([]string, 0, len(m))
-	for k, v := range m {
-		all = append(all, k+"="+v)
+	var all []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		all = append(all, k+"="+m[k])
 	}
-	slices.Sort(all)
 	return strings.Join(all, ",")
 }

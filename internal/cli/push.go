@@ -179,7 +179,7 @@ func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, bl
 	return p.registries.Push(ctx, ref, auth, manifest, blobs...)
 }
 
-// annotations returns the annotations of the manifest.
+// manifestAnnotations returns the annotations of the manifest.
 func (p *push) manifestAnnotations() (map[string]string, error) {
 	annotations := map[string]string{}
 	maps.Copy(annotations, p.annotations)

@@ -117,12 +117,8 @@ func (c *Config) validateEdge(v *validator) {
 	v.check(e.QueueMessages >= 1, "edge.queue_messages", "%d is not at least 1", e.QueueMessages)
 	v.positive("edge.queue_ttl", e.QueueTTL)
 	v.check(e.MaxFrame >= minFrame && e.MaxFrame <= maxFrame, "edge.max_frame", "%d is not between %d and %d bytes", e.MaxFrame, minFrame, maxFrame)
-	for i, dir := range e.ModuleRoots {
-		v.absolute(fmt.Sprintf("edge.module_roots[%d]", i), dir)
-	}
-	for i, dir := range e.DirRoots {
-		v.absolute(fmt.Sprintf("edge.dir_roots[%d]", i), dir)
-	}
+	v.directories("edge.module_roots", e.ModuleRoots)
+	v.directories("edge.dir_roots", e.DirRoots)
 	v.absolute("edge.socket_dir", e.SocketDir)
 	v.check(len(e.SocketDir)+len("/7f.s") <= maxSocketPath, "edge.socket_dir", "%q is too long for sockets in it", e.SocketDir)
 	v.check(e.Limits.Messages >= 1, "edge.limits.messages", "%d is not at least 1", e.Limits.Messages)
@@ -167,9 +163,7 @@ func (c *Config) validateBroker(v *validator) {
 		key := fmt.Sprintf("broker.user[%d]", i)
 		v.check(u.Name != "" && !names[u.Name], key+".name", "%q is empty or used twice", u.Name)
 		names[u.Name] = true
-		if u.PasswordFile != "" {
-			v.absolute(key+".password_file", u.PasswordFile)
-		}
+		v.optional(key+".password_file", u.PasswordFile)
 	}
 }
 
@@ -200,9 +194,7 @@ func (v *validator) broker(section, broker string, protocol int, realm, topics s
 // credentials checks the paths of optional files.
 func (v *validator) credentials(section, password, ca, certificate, key string) {
 	for _, f := range [][2]string{{"password_file", password}, {"ca", ca}, {"certificate", certificate}, {"key", key}} {
-		if f[1] != "" {
-			v.absolute(section+"."+f[0], f[1])
-		}
+		v.optional(section+"."+f[0], f[1])
 	}
 	v.check((certificate == "") == (key == ""), section+".key", "certificate and key must be set together")
 }

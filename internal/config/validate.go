@@ -47,8 +47,8 @@ func (c *Config) Complete() error {
 		"%d is neither 0 nor at least %d bytes", c.Log.ContainerSizeMax, minLogSize)
 	v.oneOf("linux.cgroup_driver", c.Linux.CgroupDriver, "auto", "cgroupfs", "systemd")
 	v.notEmpty("linux.runtime", c.Linux.Runtime)
-	v.program("linux.conmon", c.Linux.Conmon)
-	v.program("linux.catatonit", c.Linux.Catatonit)
+	v.optional("linux.conmon", c.Linux.Conmon)
+	v.optional("linux.catatonit", c.Linux.Catatonit)
 	c.validateWasm(v)
 	c.validateVM(v)
 	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
@@ -84,12 +84,8 @@ func (c *Config) validatePaths(v *validator) {
 	if c.Debug.Socket != "" {
 		v.socket("debug.socket", c.Debug.Socket)
 	}
-	for i, dir := range c.Image.HostsDirs {
-		v.absolute(fmt.Sprintf("image.hosts_dirs[%d]", i), dir)
-	}
-	if c.Image.DockerConfig != "" {
-		v.absolute("image.docker_config", c.Image.DockerConfig)
-	}
+	v.directories("image.hosts_dirs", c.Image.HostsDirs)
+	v.optional("image.docker_config", c.Image.DockerConfig)
 }
 
 func (c *Config) validateNetwork(v *validator) {
@@ -104,9 +100,7 @@ func (c *Config) validateNetwork(v *validator) {
 	v.absolute("network.conf_dir", c.Network.ConfDir)
 	v.absolute("network.netns_dir", c.Network.NetnsDir)
 	v.check(len(c.Network.BinDirs) > 0, "network.bin_dirs", "is empty: no CNI plugin can be found")
-	for i, dir := range c.Network.BinDirs {
-		v.absolute(fmt.Sprintf("network.bin_dirs[%d]", i), dir)
-	}
+	v.directories("network.bin_dirs", c.Network.BinDirs)
 	d := c.Network.Default
 	v.check(d.Bridge != "" && len(d.Bridge) <= 15 && !strings.ContainsAny(d.Bridge, "/ \t:"), "network.default.bridge",
 		"%q is not the name of an interface (1 to 15 characters, no slash, colon or space)", d.Bridge)
@@ -129,7 +123,7 @@ const (
 
 func (c *Config) validateWasm(v *validator) {
 	w := c.Wasm
-	v.program("wasm.program", w.Program)
+	v.optional("wasm.program", w.Program)
 	v.oneOf("wasm.worker", w.Worker, "node", "namespace", "pod")
 	v.check(w.User >= 1 && w.User <= maxUser, "wasm.user", "%d is not the number of an unprivileged user", w.User)
 	v.check(w.Instances >= 1, "wasm.instances", "%d is not at least 1", w.Instances)
@@ -156,8 +150,8 @@ func (c *Config) validateVM(v *validator) {
 	m := c.VM
 	v.oneOf("vm.driver", m.Driver, "qmp", "libvirt")
 	v.oneOf("vm.accel", m.Accel, "auto", "kvm", "tcg")
-	v.program("vm.emulator", m.Emulator)
-	v.program("vm.virtiofsd", m.Virtiofsd)
+	v.optional("vm.emulator", m.Emulator)
+	v.optional("vm.virtiofsd", m.Virtiofsd)
 	if m.Driver == "libvirt" {
 		v.notEmpty("vm.libvirt_uri", m.LibvirtURI)
 	}
@@ -170,9 +164,7 @@ func (c *Config) validateVM(v *validator) {
 	v.check(m.BootTimeout >= 0, "vm.boot_timeout", "%s is negative", time.Duration(m.BootTimeout))
 	v.check(m.ImagePrefix == "" || strings.HasSuffix(m.ImagePrefix, "/") && m.ImagePrefix != "/", "vm.image_prefix",
 		"%q does not end with a slash, as in virtlet.cloud/", m.ImagePrefix)
-	if m.TranslationsDir != "" {
-		v.absolute("vm.translations_dir", m.TranslationsDir)
-	}
+	v.optional("vm.translations_dir", m.TranslationsDir)
 }
 
 // handlers are the handler names of all backends, enabled or not.
@@ -211,11 +203,9 @@ func (c *Config) validateRoute(v *validator) {
 	r := c.Route
 	v.address("route.address", r.Address)
 	v.address("route.cleartext_address", r.CleartextAddress)
-	for key, path := range map[string]string{"route.certificate": r.Certificate, "route.key": r.Key, "route.client_ca": r.ClientCA} {
-		if path != "" {
-			v.absolute(key, path)
-		}
-	}
+	v.optional("route.certificate", r.Certificate)
+	v.optional("route.key", r.Key)
+	v.optional("route.client_ca", r.ClientCA)
 	v.check((r.Certificate == "") == (r.Key == ""), "route.key", "certificate and key must be set together")
 	v.check(r.ClientCA == "" || r.CleartextAddress == "", "route.cleartext_address", "cannot be used with route.client_ca: clear text has no client certificates")
 }
@@ -236,10 +226,16 @@ func (v *validator) absolute(key, path string) bool {
 		"%q is not a clean absolute path below /", path)
 }
 
-// program checks the path of a program; "" passes.
-func (v *validator) program(key, path string) {
+// optional checks an absolute path; "" passes.
+func (v *validator) optional(key, path string) {
 	if path != "" {
 		v.absolute(key, path)
+	}
+}
+
+func (v *validator) directories(key string, dirs []string) {
+	for i, dir := range dirs {
+		v.absolute(fmt.Sprintf("%s[%d]", key, i), dir)
 	}
 }
 

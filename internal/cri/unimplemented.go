@@ -20,37 +20,31 @@ var (
 	errPodResize  = notImplemented("pod-level resources (resizing the pod's own cgroup)", "UpdateContainerResources resizes its containers")
 )
 
-// CheckpointContainer answers Unimplemented.
 func (s *Server) CheckpointContainer(context.Context, *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
 	return nil, errCheckpoint
 }
 
-// CheckpointPod answers Unimplemented.
 func (s *Server) CheckpointPod(context.Context, *runtimeapi.CheckpointPodRequest) (*runtimeapi.CheckpointPodResponse, error) {
 	return nil, errCheckpoint
 }
 
-// RestorePod answers Unimplemented.
 func (s *Server) RestorePod(context.Context, *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
 	return nil, errCheckpoint
 }
 
-// ListMetricDescriptors answers Unimplemented.
 func (s *Server) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	return nil, errMetrics
 }
 
-// ListPodSandboxMetrics answers Unimplemented.
 func (s *Server) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
 	return nil, errMetrics
 }
 
-// StreamPodSandboxMetrics answers Unimplemented.
 func (s *Server) StreamPodSandboxMetrics(*runtimeapi.StreamPodSandboxMetricsRequest, runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
 	return errMetrics
 }
 
-// UpdatePodSandboxResources answers Unimplemented. The kubelet treats it as best effort.
+// UpdatePodSandboxResources returns an error, which a kubelet tolerates.
 func (s *Server) UpdatePodSandboxResources(context.Context, *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	return nil, errPodResize
 }

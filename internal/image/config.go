@@ -34,7 +34,7 @@ type Config struct {
 	Translation Translation
 	// Platform selects from multi-platform images ("linux/arm64"); empty means the host's.
 	Platform string
-	// Limits bound the size and shape of images.
+	// Limits bounds the size and shape of images.
 	Limits Limits
 	// Logger receives the messages of the store and of the libraries that it uses; nil means slog.Default.
 	Logger *slog.Logger

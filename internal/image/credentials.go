@@ -25,7 +25,7 @@ type login struct {
 	bearer string
 }
 
-// logins finds the login for a host, within one pull.
+// logins holds the logins of one pull.
 type logins struct {
 	request *login
 	// requestHosts are the hosts that may receive the request's login.

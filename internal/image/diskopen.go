@@ -48,10 +48,7 @@ func (f *DiskFiles) Close() error {
 // removed. A repeated call opens the same files. If key holds another image, the error is errdefs.ErrAlreadyExists.
 // Other errors are those of Machine.
 func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*DiskFiles, error) {
-	if err := s.ready(); err != nil {
-		return nil, err
-	}
-	if err := checkKey(key); err != nil {
+	if err := s.readyFor(key); err != nil {
 		return nil, err
 	}
 	ctx = s.withNamespace(ctx)
@@ -161,10 +158,7 @@ func (s *Store) openHeld(ctx context.Context, key, imageID string) (*DiskFiles, 
 
 // CloseDisk releases the image that OpenDisk holds under key. It succeeds if key holds none.
 func (s *Store) CloseDisk(ctx context.Context, key string) error {
-	if err := s.ready(); err != nil {
-		return err
-	}
-	if err := checkKey(key); err != nil {
+	if err := s.readyFor(key); err != nil {
 		return err
 	}
 	ctx = s.withNamespace(ctx)

@@ -16,10 +16,7 @@ const holdPrefix = "hold-"
 // A repeated call for the same image does nothing. The error is errdefs.ErrAlreadyExists if the key holds another
 // image, and errdefs.ErrNotFound for an unknown image.
 func (s *Store) Hold(ctx context.Context, key, imageID string) error {
-	if err := s.ready(); err != nil {
-		return err
-	}
-	if err := checkKey(key); err != nil {
+	if err := s.readyFor(key); err != nil {
 		return err
 	}
 	ctx = s.withNamespace(ctx)

@@ -14,7 +14,7 @@ import (
 // LocalPrefix begins the names of images made from files on this node.
 const LocalPrefix = "edge.local/"
 
-// IsLocal reports whether a reference names such an image.
+// IsLocal reports whether ref names an image made from a file on this node.
 func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 
 // Import stores an artifact made on this node under a name, as a pull of that name would: it does not write intact

@@ -185,7 +185,7 @@ func (x *index) findID(prefix string) (*entry, error) {
 }
 
 // Get finds an image by its ID (with or without "sha256:", or a unique prefix), by a tag, or by a digest reference;
-// short names expand as in docker. An unknown image is errdefs.ErrNotFound.
+// short names expand as in docker. The error is errdefs.ErrNotFound for an unknown image.
 func (s *Store) Get(_ context.Context, refOrID string) (Image, error) {
 	if err := s.ready(); err != nil {
 		return Image{}, err

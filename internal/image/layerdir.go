@@ -135,7 +135,7 @@ func (p *puller) repairLayer(ctx context.Context, d *details, i int) error {
 	err = p.checkLayer(ctx, dirs, chain)
 	if !errors.Is(err, errLayer) {
 		if errdefs.IsNotFound(err) {
-			return nil // unpack will unpack it
+			return nil // unpack unpacks it later
 		}
 		return err
 	}

@@ -3,7 +3,6 @@ package image
 import (
 	"context"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
 
@@ -29,10 +28,7 @@ const (
 // must not begin with "containerd.io/" or "tripod.run/". A repeated call for the same image returns the same mounts; if
 // the key belongs to another image, the error is errdefs.ErrAlreadyExists.
 func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error) {
-	if err := s.ready(); err != nil {
-		return nil, err
-	}
-	if err := checkKey(key); err != nil {
+	if err := s.readyFor(key); err != nil {
 		return nil, err
 	}
 	return s.makeSnapshot(ctx, key, imageID, ownerWritable, labels, s.snaps.Prepare)
@@ -40,10 +36,7 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[str
 
 // View is like Prepare, but the root filesystem is read-only. Image volumes use it.
 func (s *Store) View(ctx context.Context, key, imageID string) ([]mount.Mount, error) {
-	if err := s.ready(); err != nil {
-		return nil, err
-	}
-	if err := checkKey(key); err != nil {
+	if err := s.readyFor(key); err != nil {
 		return nil, err
 	}
 	return s.makeSnapshot(ctx, key, imageID, ownerReadOnly, nil, s.snaps.View)
@@ -63,11 +56,11 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	if owner == ownerDisk {
 		own[labelImage] = e.image.ID
 	}
-	for label := range maps.Keys(labels) {
+	for label, value := range labels {
 		if strings.HasPrefix(label, "containerd.io/") || strings.HasPrefix(label, "tripod.run/") {
 			return nil, invalidf("root filesystem %q: the label %q is reserved", key, label)
 		}
-		own[label] = labels[label]
+		own[label] = value
 	}
 	if err := s.reserve(); err != nil {
 		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
@@ -122,10 +115,7 @@ func (s *Store) lostLayers(ctx context.Context, e *entry) error {
 
 // Mounts returns the mounts of a snapshot of Prepare or View, or errdefs.ErrNotFound.
 func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
-	if err := s.ready(); err != nil {
-		return nil, err
-	}
-	if err := checkKey(key); err != nil {
+	if err := s.readyFor(key); err != nil {
 		return nil, err
 	}
 	return s.snaps.Mounts(s.withNamespace(ctx), key)
@@ -134,10 +124,7 @@ func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 // Release removes a snapshot of Prepare or View, which the caller has unmounted. It succeeds if the snapshot does not
 // exist.
 func (s *Store) Release(ctx context.Context, key string) error {
-	if err := s.ready(); err != nil {
-		return err
-	}
-	if err := checkKey(key); err != nil {
+	if err := s.readyFor(key); err != nil {
 		return err
 	}
 	if err := s.snaps.Remove(s.withNamespace(ctx), key); err != nil && !errdefs.IsNotFound(err) {
@@ -166,8 +153,12 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	return keys, nil
 }
 
-// checkKey rejects keys that could clash with the store's own snapshots: chain IDs, unpacks under way, disks.
-func checkKey(key string) error {
+// readyFor returns the error of ready, or rejects a key that could clash with the store's own snapshots: chain IDs,
+// unpacks under way, disks.
+func (s *Store) readyFor(key string) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
 	if key == "" || strings.HasPrefix(key, "sha256:") || strings.HasPrefix(key, "extract-") || strings.HasPrefix(key, diskPrefix) {
 		return invalidf("root filesystem key %q is empty or reserved", key)
 	}

@@ -104,10 +104,7 @@ func (s *Store) usageLoop() {
 // Usage returns the disk usage of the writable layer of key. It never walks files itself; a usage older than ten
 // seconds is measured again in the background. Before the first measurement the Timestamp is zero.
 func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
-	if err := s.ready(); err != nil {
-		return Usage{}, err
-	}
-	if err := checkKey(key); err != nil {
+	if err := s.readyFor(key); err != nil {
 		return Usage{}, err
 	}
 	if u := s.usage.get(key); !u.Timestamp.IsZero() {

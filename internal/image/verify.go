@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -228,12 +229,7 @@ func (v *verifier) compareLayer(ctx context.Context, layer ocispec.Descriptor, d
 	}
 	defer unix.Close(fd)
 	root := &imageRoot{fd, dir}
-	names := make([]string, 0, len(want))
-	for name := range want {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(want)) {
 		file, err := root.open(name, unix.O_NOFOLLOW)
 		if errdefs.IsInvalidArgument(err) { // missing, or not a file
 			return fmt.Sprintf("%s is missing", name), nil

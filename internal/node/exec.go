@@ -17,13 +17,9 @@ import (
 // Exec runs a program in a running container and returns its exit code. Errors: ErrNotFound, ErrFailedPrecondition (not
 // running), ErrNotImplemented (the backend has no exec), or the backend's.
 func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (int32, error) {
-	p, rec, c, err := n.runningContainer(id, "exec")
+	execer, rec, c, err := runningContainer[sandbox.Execer](n, id, "exec")
 	if err != nil {
 		return 0, err
-	}
-	execer, ok := p.backend.(sandbox.Execer)
-	if !ok {
-		return 0, unsupported(rec, "exec")
 	}
 	return execer.Exec(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
 }
@@ -35,13 +31,9 @@ var errDetached = errors.New("the client has closed its input")
 // disconnects or closes its input. If closing the input also closes the container's stdin (stdin_once without a
 // terminal), the client keeps receiving output. Errors as for Exec.
 func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest) error {
-	p, rec, c, err := n.runningContainer(id, "attach")
+	attacher, rec, c, err := runningContainer[sandbox.Attacher](n, id, "attach")
 	if err != nil {
 		return err
-	}
-	attacher, ok := p.backend.(sandbox.Attacher)
-	if !ok {
-		return unsupported(rec, "attach")
 	}
 	attached, detach := context.WithCancelCause(ctx)
 	defer detach(nil)
@@ -77,26 +69,18 @@ func (r endReader) Read(p []byte) (int, error) {
 // containers that deliver messages to each other directly. Errors as for Exec; also ErrFailedPrecondition for a
 // container without channels.
 func (n *Node) Channels(ctx context.Context, id string) (conn net.Conn, group string, err error) {
-	p, rec, c, err := n.runningContainer(id, "channels")
+	channeler, rec, c, err := runningContainer[sandbox.Channeler](n, id, "channels")
 	if err != nil {
 		return nil, "", err
-	}
-	channeler, ok := p.backend.(sandbox.Channeler)
-	if !ok {
-		return nil, "", unsupported(rec, "channels")
 	}
 	return channeler.Channels(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
 
 // ReopenLog makes a running container's log writer reopen its file after a rotation. Errors as for Exec.
 func (n *Node) ReopenLog(ctx context.Context, id string) error {
-	p, rec, c, err := n.runningContainer(id, "reopen the log")
+	reopener, rec, c, err := runningContainer[sandbox.LogReopener](n, id, "log rotation")
 	if err != nil {
 		return err
-	}
-	reopener, ok := p.backend.(sandbox.LogReopener)
-	if !ok {
-		return unsupported(rec, "log rotation")
 	}
 	return reopener.ReopenLog(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
@@ -170,21 +154,25 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 	return map[string]string{"info": string(raw)}, nil
 }
 
-// runningContainer finds a container and fails unless it is Running.
-func (n *Node) runningContainer(id, what string) (*livePod, *Pod, *Container, error) {
+// runningContainer returns a running container and its backend as a B, which implements what. It returns an error if
+// the container is not Running or its backend is not a B.
+func runningContainer[B any](n *Node, id, what string) (backend B, rec *Pod, c *Container, err error) {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
-		return nil, nil, nil, err
+		return backend, nil, nil, err
 	}
-	rec := p.rec.Load()
-	c := rec.Container(id)
-	if c == nil {
-		return nil, nil, nil, notFound("container", id)
+	rec = p.rec.Load()
+	if c = rec.Container(id); c == nil {
+		return backend, nil, nil, notFound("container", id)
 	}
 	if c.State != Running {
-		return nil, nil, nil, fmt.Errorf("%s: container %s is %s, not %s: %w", what, id, c.State, Running, errdefs.ErrFailedPrecondition)
+		return backend, nil, nil, fmt.Errorf("%s: container %s is %s, not %s: %w", what, id, c.State, Running, errdefs.ErrFailedPrecondition)
 	}
-	return p, rec, c, nil
+	backend, ok := p.backend.(B)
+	if !ok {
+		return backend, nil, nil, unsupported(rec, what)
+	}
+	return backend, rec, c, nil
 }
 
 func unsupported(p *Pod, what string) error {

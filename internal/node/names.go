@@ -73,8 +73,8 @@ func ComponentFromLabels(labels map[string]string, prefix string) (c Component, 
 func (c Component) Instance(n uint64) string { return c.String() + "#" + strconv.FormatUint(n, 16) }
 
 // attemptID returns the ID of the nth attempt of a unit pod's container. For a component it is the unit's ID, a dot and
-// n in lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise 64 random hex digits. It must differ from the unit's
-// ID, because a kubelet keeps containers and sandboxes in one map.
+// n in lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise 64 hex digits of a hash. It must differ from the
+// unit's ID, because a kubelet keeps containers and sandboxes in one map.
 func (p *Pod) attemptID(n uint64) string {
 	id := p.ID + "." + strconv.FormatUint(n, 16)
 	if !podIDPattern.MatchString(p.ID) {

@@ -52,22 +52,19 @@ func (p *livePod) stopSandbox(ctx context.Context) error {
 		return p.rollBackSandbox(ctx)
 	case rec.State == Killed && rec.Intent == "":
 		return nil
-	case rec.State == Initiated:
-		if err := p.kill(ctx); err != nil {
-			p.node.wakeJanitor()
-			return err
-		}
-	default:
-		if err := p.ensureKilled(ctx); err != nil {
-			p.node.wakeJanitor()
-			return err
-		}
 	}
-	if err := p.finishStop(ctx); err != nil {
+	kill := p.ensureKilled
+	if rec.State == Initiated {
+		kill = p.kill
+	}
+	err := kill(ctx)
+	if err == nil {
+		err = p.finishStop(ctx)
+	}
+	if err != nil {
 		p.node.wakeJanitor()
-		return err
 	}
-	return nil
+	return err
 }
 
 // kill takes the pod from Initiated to Killed: it refuses new orders, cancels those under way and kills the containers.

@@ -17,7 +17,7 @@ type Finding struct {
 	Detail, Remedy string
 }
 
-// Level is the severity of a finding: "ok", "note" or "error".
+// Level returns the severity of a finding: "ok", "note" or "error".
 func (f Finding) Level() string {
 	switch {
 	case f.OK:
