@@ -16,22 +16,23 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// Users of the databases, as hack/images/databases.sh has them.
+// Users and groups of the databases, the same as in hack/images/databases.sh.
 const postgresUser, redisUser = "115:120", "116:121"
 
-// Debian's packages, which are a read-only share, become a place to run programs in, with the block volume in it.
+// Commands that prepare the read-only share with Debian's packages as a root directory for programs, and mount the
+// block volume in it.
 const (
 	prepareRoot  = "mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 shm /dev/shm && mount -t tmpfs -o mode=1777 tmp /debian/tmp && mount -t proc proc /debian/proc && mount --rbind /dev /debian/dev"
 	mountVolume  = "mount -t ext4 /dev/volume /debian/data/block"
 	formatVolume = "chroot /debian /sbin/mke2fs -q -t ext4 /dev/volume"
 )
 
-// TestDatabases: Debian's PostgreSQL and Redis run in a disk machine, each on a shared directory and on a block volume; over a
-// restart of the machine, by its power button and by force, they keep their data and their owners.
+// TestDatabases: Debian's PostgreSQL and Redis run in a disk machine, each on a shared directory and on a block volume.
+// Data and file owners survive restarts of the machine, by its power button and by force.
 func TestDatabases(t *testing.T) {
 	root := filepath.Join(harness.Root(), "build", "images", "databases", "root")
 	if _, err := os.Stat(root); err != nil {
-		t.Fatalf("%v; hack/images/databases.sh makes it", err)
+		t.Fatalf("%v; hack/images/databases.sh creates it", err)
 	}
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 512<<20))
 	shared, device := directory(t, "databases"), volume(t, 512<<20)
@@ -40,7 +41,7 @@ func TestDatabases(t *testing.T) {
 		c.Devices = []*runtimeapi.Device{{HostPath: device, ContainerPath: "/dev/volume", Permissions: "rwm"}}
 	}}})
 	m := machine{t, d, c}
-	m.up(1)
+	m.waitBoot(1)
 	m.run(prepareRoot)
 	m.run(formatVolume)
 	m.run(mountVolume)
@@ -58,20 +59,20 @@ func TestDatabases(t *testing.T) {
 		c.Stop(stop)
 		c.WaitExit(map[bool]int32{true: 137, false: 0}[stop == 0])
 		c.Start()
-		m.up(boot + 2)
+		m.waitBoot(boot + 2)
 		m.run(prepareRoot)
 		m.run(mountVolume)
 		for i, place := range places {
 			m.serve(i, "/data/"+place)
 			if out := m.sql(i, "select count(*) from kept where md5(i::text) = md5"); out != "1000\n" {
-				t.Errorf("boot %d: PostgreSQL on the %s volume has %q", boot+2, place, out)
+				t.Errorf("boot %d: rows in PostgreSQL on the %s volume: got %q, want 1000", boot+2, place, out)
 			}
 			if out := m.redis(i, "get kept"); out != "yes\n" {
-				t.Errorf("boot %d: Redis on the %s volume has %q", boot+2, place, out)
+				t.Errorf("boot %d: value in Redis on the %s volume: got %q, want yes", boot+2, place, out)
 			}
 			want := "700 115:120\n600 115:120\n700 116:121\n"
 			if out := m.run("cd /debian/data/" + place + " && stat -c '%a %u:%g' pg pg/PG_VERSION redis"); out != want {
-				t.Errorf("boot %d: owners on the %s volume: %q", boot+2, place, out)
+				t.Errorf("boot %d: modes and owners on the %s volume: got %q, want %q", boot+2, place, out, want)
 			}
 		}
 	}
@@ -80,20 +81,20 @@ func TestDatabases(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		} else if got := info.Sys().(*syscall.Stat_t).Uid; got != uid {
-			t.Errorf("%s is %d's on the node, not %d's", name, got, uid)
+			t.Errorf("owner of %s on the node: got %d, want %d", name, got, uid)
 		}
 	}
 }
 
-// machine is the one of the databases.
+// machine is the machine in which the databases run.
 type machine struct {
 	t *testing.T
 	d *harness.Daemon
 	c *harness.Container
 }
 
-// up waits until the agent of that boot answers.
-func (m machine) up(boot int) {
+// waitBoot waits until the agent answers after the boot with this number.
+func (m machine) waitBoot(boot int) {
 	m.t.Helper()
 	m.c.WaitGuestBoot(boot)
 	harness.Eventually(m.t, harness.GuestTimeout, func() error {
@@ -102,14 +103,14 @@ func (m machine) up(boot int) {
 	})
 }
 
-// serve starts the servers of the place of that number. PostgreSQL may have to recover first.
+// serve starts both servers on the volume at, with ports for index i. PostgreSQL may have to recover first.
 func (m machine) serve(i int, at string) {
 	m.t.Helper()
 	m.as(postgresUser, fmt.Sprintf("/usr/lib/postgresql/15/bin/pg_ctl -w -t 600 -D %s/pg -l %s/pg/log -o '-p %d -k /tmp -c listen_addresses=127.0.0.1' start || { cat /debian%s/pg/log; false; }", at, at, 5432+i, at))
 	m.as(redisUser, fmt.Sprintf("/usr/bin/redis-server --port %d --dir %s/redis --appendonly yes --appendfsync always --daemonize yes", 6379+i, at))
 	harness.Eventually(m.t, harness.GuestTimeout, func() error {
 		if out := m.redis(i, "ping"); out != "PONG\n" {
-			return fmt.Errorf("Redis says %q", out)
+			return fmt.Errorf("answer of Redis to a ping: got %q, want PONG", out)
 		}
 		return nil
 	})
@@ -124,13 +125,13 @@ func (m machine) redis(i int, command string) string {
 	return out
 }
 
-// as runs a command in Debian's packages as a user.
+// as runs a command from Debian's packages as a user.
 func (m machine) as(user, command string) string {
 	m.t.Helper()
 	return m.run("chroot /debian /usr/sbin/chroot --userspec=" + user + " --groups= / " + command)
 }
 
-// run runs a script in the guest, which must succeed.
+// run runs a script in the guest and fails the test if the script fails.
 func (m machine) run(script string) string {
 	m.t.Helper()
 	began := time.Now()
@@ -143,7 +144,7 @@ func (m machine) run(script string) string {
 }
 
 func (m machine) try(script string) (string, error) {
-	const limit = 15 * time.Minute // initdb, emulated on a machine that does much else
+	const limit = 15 * time.Minute // for an emulated initdb on a busy machine
 	ctx, cancel := context.WithTimeout(m.t.Context(), limit)
 	defer cancel()
 	resp, err := m.d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: m.c.ID, Cmd: []string{"sh", "-c", script}, Timeout: int64(limit.Seconds()) - 1})
@@ -153,7 +154,7 @@ func (m machine) try(script string) (string, error) {
 	return string(resp.GetStdout()), err
 }
 
-// volume is a block device of size bytes.
+// volume creates a block device of size bytes and returns its path.
 func volume(t *testing.T, size int64) string {
 	t.Helper()
 	file := filepath.Join(directory(t, "volume"), "volume")
@@ -166,7 +167,7 @@ func volume(t *testing.T, size int64) string {
 	}
 	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
 	if err != nil {
-		t.Fatalf("a loop device: %v: %s", err, out)
+		t.Fatalf("losetup: %v: %s", err, out)
 	}
 	device := strings.TrimSpace(string(out))
 	t.Cleanup(func() {

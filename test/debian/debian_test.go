@@ -25,14 +25,14 @@ import (
 
 const (
 	image = harness.ImagePrefix + "tripod/vm/debian:12"
-	// bootTime is how long an emulated Debian may take until cloud-init is done: 35 s on a machine that does nothing else.
+	// bootTime limits how long an emulated Debian can take until cloud-init is done. It takes 35 s on an idle machine.
 	bootTime = 20 * time.Minute
 	sshKey   = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFBqYXJ0IG9mIGEgdGVzdCwgbm90IGEga2V5IGF0IGFsbCE= me@test"
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// push puts the image into the tests' registry: a kernel with its initrd, and the root file system as a disk.
+// push pushes the image to the tests' registry: a kernel with its initrd, and the root file system as a disk.
 func push(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(harness.Root(), "build", "images", "debian")
@@ -42,7 +42,7 @@ func push(t *testing.T) {
 		return r, nil
 	}, tarball.WithCompressionLevel(1))
 	if err != nil {
-		t.Fatalf("%v; hack/images/debian.sh makes the image", err)
+		t.Fatalf("%v; hack/images/debian.sh builds the image", err)
 	}
 	img, err := mutate.AppendLayers(empty.Image, layer)
 	if err != nil {
@@ -75,8 +75,8 @@ func pack(to io.Writer, dir string) error {
 	return w.Close()
 }
 
-// TestCloudInit: Debian's cloud-init does what the pod says: host name, key, network, environment, files, shared directories, our
-// agent, the user's own commands; and the power button ends it in order.
+// TestCloudInit: Debian's cloud-init applies the pod's configuration: host name, key, network, environment, files,
+// shared directories, our agent, the user's commands. The power button shuts the guest down.
 func TestCloudInit(t *testing.T) {
 	push(t)
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 512<<20))
@@ -94,7 +94,7 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 			p.Hostname = "real-" + form
 			p.Annotations = map[string]string{
 				"VirtletCloudInitImageType": form, "VirtletSSHKeys": sshKey,
-				// A locale would have to be generated: that takes half a minute, and the image has none.
+				// Without "locale: false", cloud-init generates a locale, which takes half a minute.
 				"VirtletCloudInitUserData": "locale: false\nruncmd: [[sh, -c, 'echo run by cloud-init >/run/by-the-user']]\n",
 			}
 			p.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.9.8.7"}, Searches: []string{"svc.cluster.test"}}
@@ -117,7 +117,7 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 		return string(resp.GetStdout()), err
 	}
 	harness.Eventually(t, bootTime, func() error {
-		// What `cloud-init status --wait` waits for; that would be a Python program each time.
+		// `cloud-init status --wait` waits for this file too, but starts a Python program each time.
 		out, err := run("cat /run/cloud-init/result.json")
 		if err != nil {
 			return fmt.Errorf("cloud-init is not done: %q, %w", out, err)
@@ -143,23 +143,23 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 		"agent":        {"systemctl is-active tripod-agent", "active\n"},
 	} {
 		if out, err := run(want.script); err != nil || !strings.Contains(out, want.has) {
-			t.Errorf("%s: %q has no %q, %v", what, out, want.has, err)
+			t.Errorf("%s: got %q, error %v; want it to contain %q", what, out, err, want.has)
 		}
 	}
 	if note, err := os.ReadFile(filepath.Join(shared, "note")); err != nil || string(note) != "from the guest\n" {
-		t.Errorf("the node has %q of the guest, %v", note, err)
+		t.Errorf("the guest's file on the node: got %q, error %v; want %q", note, err, "from the guest\n")
 	}
 	if banner := greeting(t, net.JoinHostPort(c.Pod.IP(), "22")); !strings.HasPrefix(banner, "SSH-2.0-") {
-		t.Errorf("port 22 says %q", banner)
+		t.Errorf("greeting on port 22: got %q, want an SSH banner", banner)
 	}
 	c.WaitConsole("Debian GNU/Linux 12 real-" + form + " ttyS0")
 	c.Stop(5 * time.Minute)
 	if s := c.WaitExit(0); s.Reason != "Completed" {
-		t.Errorf("stopped: %v", s)
+		t.Errorf("status after the stop: got %v, want reason Completed", s)
 	}
 }
 
-// greeting is what a server says first.
+// greeting connects to a server and returns the first bytes that it sends.
 func greeting(t *testing.T, address string) string {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp", address, time.Minute)
@@ -177,7 +177,7 @@ func greeting(t *testing.T, address string) string {
 	return string(buf[:n])
 }
 
-// directory has a file "name" with its name.
+// directory creates a directory with a file "name" that contains name.
 func directory(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(harness.Dir(), "debian-")

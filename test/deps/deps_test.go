@@ -14,7 +14,8 @@ import (
 
 const module = "github.com/tripod-run/tripod/"
 
-// rule says what the packages below from, tests aside, may not depend on, be it through others.
+// rule forbids the packages in from, except those in except, to depend on the packages in deny, directly or indirectly.
+// Tests are exempt.
 type rule struct {
 	from   []string
 	except []string
@@ -22,10 +23,10 @@ type rule struct {
 	why    string
 }
 
-// What the engine is in: tripod-wasm, and nothing that the daemon is made of.
+// engine lists the packages that contain the engine. tripod-wasm may depend on them, the daemon must not.
 var engine = []string{"internal/component/engine", "internal/component/wasihttp", "internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/program", "!github.com/bytecodealliance/wasmtime-go"}
 
-// What runs in the workers of components, besides the engine.
+// workers lists the packages that run in the workers of components, in addition to the engine.
 var workers = []string{
 	"cmd/tripod-wasm", "internal/sandbox/wasm/program", "internal/sandbox/wasm/internal/dataplane", "internal/sandbox/wasm/internal/lockdown",
 	"internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/internal/workerapi",
@@ -39,29 +40,29 @@ var rules = []rule{
 	{from: []string{"internal", "test"}, deny: []string{"internal/edge$"}, why: "only the daemon opens the MQTT front door"},
 	{from: []string{"internal/node/store"}, deny: []string{"internal/sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
 	{from: backends, except: append([]string{"internal/sandbox/vm/internal/test"}, workers...), deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
-	{from: []string{"internal/sandbox/ledger", "internal/sandbox/fields"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "what all kinds share knows none of them"},
+	{from: []string{"internal/sandbox/ledger", "internal/sandbox/fields"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "shared code of the kinds knows none of them"},
 	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "a shared service knows nothing of its users"},
-	{from: []string{"internal/cgroup"}, deny: []string{"internal/stats", "internal/sandbox", "internal/node"}, why: "it makes and limits cgroups; what they have used is read above it"},
-	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows the contract at most"},
+	{from: []string{"internal/cgroup"}, deny: []string{"internal/stats", "internal/sandbox", "internal/node"}, why: "it creates and limits cgroups; other packages read their usage"},
+	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows at most the contract"},
 	{from: []string{"cmd", "internal"}, except: []string{"internal/sandbox/vm/internal/test"}, deny: []string{"test", "internal/sandbox/vm/internal/test"}, why: "the product does not contain its tests"},
 	{from: []string{"test"}, except: []string{"test/fake", "test/sandboxtest", "test/edgetest"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
-	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/metrics"}, why: "the figures are collected from them"},
+	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/metrics"}, why: "the metrics are collected from them"},
 	{from: workers, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network", "internal/config", "internal/sandbox$", "internal/sandbox/wasm$"}, why: "the daemon sends the worker all that it needs"},
 	{from: []string{"internal/channel"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "channels know neither a front door nor a kind"},
-	// encoding/json, fmt and net are half of what the guest's program would be.
+	// encoding/json, fmt and net would double the size of the guest's program.
 	{from: []string{guestAgent, guestProtocol, "cmd/tripod-agent"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net"}, why: "the guest's program is small"},
 	{from: []string{"internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "a service of the node knows no backend"},
 	{from: []string{"cmd", "internal", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine, why: "guests never run in the daemon, and the daemon is pure Go"},
-	// What would come into the program unnoticed.
+	// These packages could get into the programs unnoticed.
 	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"}, why: "it is for tests"},
 	{from: []string{"internal"}, except: []string{"internal/cli", "internal/sandbox/vm/internal/test"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
 }
 
-// standalone packages, with what is below them, depend on nothing else of ours but what stands beside them.
+// standalone maps a package to the only other packages of the module that it and its subpackages may depend on.
 var standalone = map[string][]string{
 	"internal/component": nil, // a library that other projects could use
 	guestProtocol:        nil,
-	guestAgent:           {guestProtocol}, // copied into guests, which have nothing of the node
+	guestAgent:           {guestProtocol}, // copied into guests
 }
 
 const (
@@ -77,8 +78,8 @@ type pkg struct {
 	CgoFiles              []string
 }
 
-// below reports whether path is one of the prefixes or below it. A prefix is in this module unless it begins with "!"; one that
-// ends in "$" is that package alone.
+// below reports whether path is one of the prefixes or below one. A prefix is in this module unless it begins with "!".
+// A prefix that ends with "$" matches only that package.
 func below(path string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool {
 		if rest, other := strings.CutPrefix(p, "!"); other {
@@ -93,7 +94,7 @@ func below(path string, prefixes []string) bool {
 	})
 }
 
-// check returns what in deps breaks the rule when package path depends on it.
+// check returns the packages in deps on which the package path must not depend.
 func (r rule) check(path string, deps []string) []string {
 	if !below(path, r.from) || below(path, r.except) {
 		return nil
@@ -107,7 +108,8 @@ func (r rule) check(path string, deps []string) []string {
 	return bad
 }
 
-// list is every package that the module's own depend on. With cgo, otherwise the files of the engine are left out.
+// list returns the packages of the module and all packages on which they depend. It needs cgo, because go list
+// otherwise ignores the engine's files.
 var list = sync.OnceValues(func() (map[string]*pkg, error) {
 	c := exec.Command("go", "list", "-e", "-deps", "-json=ImportPath,Name,Doc,Standard,Imports,Deps,CgoFiles", "../../...")
 	c.Env = append(c.Environ(), "CGO_ENABLED=1")
@@ -127,7 +129,7 @@ var list = sync.OnceValues(func() (map[string]*pkg, error) {
 	}
 })
 
-// ours calls f for every package of the module.
+// ours calls f for each package of the module.
 func ours(t *testing.T, f func(p *pkg, all map[string]*pkg)) {
 	t.Helper()
 	all, err := list()
@@ -142,7 +144,7 @@ func ours(t *testing.T, f func(p *pkg, all map[string]*pkg)) {
 		}
 	}
 	if n < 10 {
-		t.Fatalf("go list knows only %d packages of the module", n)
+		t.Fatalf("packages of the module in go list: got %d, want at least 10", n)
 	}
 }
 
@@ -150,7 +152,7 @@ func TestImportRules(t *testing.T) {
 	ours(t, func(p *pkg, all map[string]*pkg) {
 		for _, r := range rules {
 			if bad := r.check(p.ImportPath, p.Deps); bad != nil {
-				t.Errorf("%s depends on %s (%d such): %s\n\t%s", p.ImportPath, bad[0], len(bad), r.why,
+				t.Errorf("%s must not depend on %s (the first of %d): %s\n\t%s", p.ImportPath, bad[0], len(bad), r.why,
 					strings.Join(chain(all, p.ImportPath, bad[0]), "\n\t→ "))
 			}
 		}
@@ -195,11 +197,11 @@ func TestTheDaemonOnlyWires(t *testing.T) {
 	})
 }
 
-// TestOnlyTheEngineIsC: what talks to C is one package, so that the rest can be built anywhere and needs no compiler.
+// TestOnlyTheEngineIsC: only the engine uses cgo, so that all other packages build anywhere, without a C compiler.
 func TestOnlyTheEngineIsC(t *testing.T) {
 	ours(t, func(p *pkg, _ map[string]*pkg) {
 		if len(p.CgoFiles) > 0 && !below(p.ImportPath, []string{"internal/component/engine"}) {
-			t.Errorf("%s uses cgo in %v", p.ImportPath, p.CgoFiles)
+			t.Errorf("%s uses cgo in %v, which only the engine may", p.ImportPath, p.CgoFiles)
 		}
 	})
 }
@@ -214,17 +216,17 @@ func TestStandalonePackages(t *testing.T) {
 			n++
 			for _, d := range p.Deps {
 				if strings.HasPrefix(d, module) && !below(d, append([]string{own}, allowed...)) {
-					t.Errorf("%s depends on %s", p.ImportPath, d)
+					t.Errorf("%s depends on %s, want no package of the module outside %s and %v", p.ImportPath, d, own, allowed)
 				}
 			}
 		})
 		if n == 0 {
-			t.Errorf("no package below %s", own)
+			t.Errorf("found no package below %s", own)
 		}
 	}
 }
 
-// TestEveryPackageIsExplained: a package says what it owns, at best in its doc.go.
+// TestEveryPackageIsExplained: each package has a package comment.
 func TestEveryPackageIsExplained(t *testing.T) {
 	ours(t, func(p *pkg, _ map[string]*pkg) {
 		if p.Doc == "" && p.Name != "" {
@@ -233,7 +235,7 @@ func TestEveryPackageIsExplained(t *testing.T) {
 	})
 }
 
-// chain is one way by which from depends on to.
+// chain returns a path in the import graph from one package to another.
 func chain(all map[string]*pkg, from, to string) []string {
 	if from == to {
 		return []string{to}
@@ -273,7 +275,7 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/sandbox/vm/internal/qemu", module + "internal/sandbox/vm/internal/test/machinetest"},
 	} {
 		if !caught(c.from, c.on) {
-			t.Errorf("%s may depend on %s", c.from, c.on)
+			t.Errorf("no rule forbids %s to depend on %s", c.from, c.on)
 		}
 	}
 	for _, c := range []struct{ from, on string }{
@@ -292,7 +294,7 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/cli", module + "internal/sandbox/wasm/artifact"},
 	} {
 		if caught(c.from, c.on) {
-			t.Errorf("%s may not depend on %s", c.from, c.on)
+			t.Errorf("a rule forbids %s to depend on %s", c.from, c.on)
 		}
 	}
 }

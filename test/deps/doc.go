@@ -1,4 +1,4 @@
-// Package deps holds the rules of the repository as tests. Imports: which package may depend on which, directly or through
-// others, and that each package explains itself. Code: two kinds of pod share it and do not repeat it. Documents: links, paths
-// and the tests that they name exist, and each row of docs/faults.md that the name of a test cites is there.
+// Package deps tests the rules of the repository. Imports: which package may depend on which, directly or indirectly,
+// and that each package has a comment. Code: kinds of pod do not repeat each other's code. Documents: the links, paths
+// and tests that they name exist, and so does each docs/faults.md row that a test name cites.
 package deps

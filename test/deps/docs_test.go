@@ -15,7 +15,7 @@ import (
 
 const root = "../.."
 
-// files returns what is in the repository and ends with one of the suffixes, with paths from its root.
+// files returns the files in the repository that have one of the suffixes, as paths relative to its root.
 func files(t *testing.T, suffixes ...string) []string {
 	t.Helper()
 	var found []string
@@ -57,8 +57,8 @@ var (
 	identifier = regexp.MustCompile("^`([\\w.]+)`$")
 )
 
-// TestLinksOfDocuments: a link leads to a file, and to a heading in it if it names one. A link to a Go file whose text is an
-// identifier in backquotes leads to where that is declared.
+// TestLinksOfDocuments: the file and the heading that a link names exist. If the text of a link to a Go file is an
+// identifier in backquotes, the file declares it.
 func TestLinksOfDocuments(t *testing.T) {
 	n := 0
 	for _, document := range files(t, ".md") {
@@ -74,7 +74,7 @@ func TestLinksOfDocuments(t *testing.T) {
 		}
 	}
 	if n < 50 {
-		t.Errorf("only %d links were found", n)
+		t.Errorf("links found: got %d, want at least 50", n)
 	}
 }
 
@@ -97,7 +97,7 @@ func follow(t *testing.T, document, text, target string) error {
 	return nil
 }
 
-// anchors are the names by which a document's headings can be linked to, as GitHub makes them.
+// anchors returns the anchors that GitHub generates for a document's headings.
 func anchors(document string) []string {
 	var names []string
 	for _, h := range heading.FindAllStringSubmatch(fence.ReplaceAllString(document, ""), -1) {
@@ -107,7 +107,7 @@ func anchors(document string) []string {
 	return names
 }
 
-// declares reports whether Go source declares an identifier, or for "Type.Method" that method.
+// declares reports whether Go source declares an identifier, or the method for "Type.Method".
 func declares(source, name string) bool {
 	receiver := `(?:\([^)]*\) )?`
 	if owner, method, ok := strings.Cut(name, "."); ok {
@@ -120,7 +120,7 @@ func declares(source, name string) bool {
 
 var path = regexp.MustCompile("`((?:cmd|docs|dist|examples|hack|internal|test)/[\\w./-]*\\w)`")
 
-// TestPathsInDocuments: a path in backquotes exists. Decisions (docs/adr) speak of the tree as it was.
+// TestPathsInDocuments: a path in backquotes exists. Decisions (docs/adr) and the change log refer to earlier trees.
 func TestPathsInDocuments(t *testing.T) {
 	for _, document := range files(t, ".md") {
 		if strings.HasPrefix(document, "docs/adr/") || document == "CHANGELOG.md" {
@@ -128,7 +128,7 @@ func TestPathsInDocuments(t *testing.T) {
 		}
 		for _, p := range path.FindAllStringSubmatch(read(t, document), -1) {
 			if _, err := os.Stat(filepath.Join(root, p[1])); err != nil {
-				t.Errorf("%s names %s, which is not there", document, p[1])
+				t.Errorf("%s names %s, which does not exist", document, p[1])
 			}
 		}
 	}
@@ -143,7 +143,7 @@ var (
 	testName  = regexp.MustCompile("`((?:Test|Fuzz)\\w*|[CEINVW]\\d+[A-Z]\\w*)(?:/\\w+)?(…?)`")
 )
 
-// testNames are the names of all tests and fuzz targets, and of the cases of the suite of backends.
+// testNames returns the names of all tests and fuzz targets, and of the cases of the backends' suite.
 func testNames(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -154,12 +154,12 @@ func testNames(t *testing.T) map[string]bool {
 		}
 	}
 	if len(names) < 500 {
-		t.Fatalf("only %d tests were found", len(names))
+		t.Fatalf("tests found: got %d, want at least 500", len(names))
 	}
 	return names
 }
 
-// mentioned are the tests that a text names; "…" stands for all that begin with what is before it.
+// mentioned returns the tests that a text names. "Prefix…" names all tests with the prefix.
 func mentioned(t *testing.T, where, text string, all map[string]bool) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -171,14 +171,14 @@ func mentioned(t *testing.T, where, text string, all map[string]bool) map[string
 			}
 		}
 		if !found {
-			t.Errorf("%s names %s, which is no test", where, m[0])
+			t.Errorf("%s names %s, which is not a test", where, m[0])
 		}
 	}
 	return names
 }
 
-// TestRowsOfFaults: docs/faults.md has a row for each that the name of a test cites, with that test, and no test that is not
-// there.
+// TestRowsOfFaults: each row of docs/faults.md that a test name cites exists and names the test, and all tests in
+// docs/faults.md exist.
 func TestRowsOfFaults(t *testing.T) {
 	all := testNames(t)
 	rows := map[string]map[string]bool{}
@@ -194,7 +194,7 @@ func TestRowsOfFaults(t *testing.T) {
 	for name := range all {
 		for _, pattern := range []*regexp.Regexp{cited, citedLast} {
 			if row := pattern.FindStringSubmatch(name); row != nil && !rows[row[1]][name] {
-				t.Errorf("%s cites row %s: docs/faults.md does not name it there", name, row[1])
+				t.Errorf("%s cites row %s of docs/faults.md, which does not name the test", name, row[1])
 			}
 		}
 	}
@@ -212,7 +212,7 @@ func TestTestsInDocuments(t *testing.T) {
 
 var runPattern = regexp.MustCompile(`\bgo test [^\n]*-run '?\^?(Test\w*)`)
 
-// TestCommandsInDocuments: a command that runs a test by its name finds one.
+// TestCommandsInDocuments: a command that runs tests by name matches a test.
 func TestCommandsInDocuments(t *testing.T) {
 	all, n := testNames(t), 0
 	for _, document := range files(t, ".md") {
@@ -224,11 +224,11 @@ func TestCommandsInDocuments(t *testing.T) {
 		}
 	}
 	if n == 0 {
-		t.Error("no command was found")
+		t.Error("found no command in the documents")
 	}
 }
 
-// TestReadmeShowsWhatTheDemonstrationPrints: the sample output of the README is made of texts of hack/run.sh.
+// TestReadmeShowsWhatTheDemonstrationPrints: each line of the README's sample output is in hack/run.sh.
 func TestReadmeShowsWhatTheDemonstrationPrints(t *testing.T) {
 	script, n := read(t, "hack/run.sh"), 0
 	for line := range strings.Lines(read(t, "README.md")) {
@@ -241,10 +241,10 @@ func TestReadmeShowsWhatTheDemonstrationPrints(t *testing.T) {
 		text, _, _ = strings.Cut(text, ", 10.88.") // an address of that run
 		text = strings.TrimPrefix(text, "greeter-1 ")
 		if !strings.Contains(script, text) {
-			t.Errorf("README.md shows %q, hack/run.sh does not print it", text)
+			t.Errorf("README.md shows %q, which hack/run.sh does not print", text)
 		}
 	}
 	if n == 0 {
-		t.Error("README.md shows no output")
+		t.Error("found no sample output in README.md")
 	}
 }

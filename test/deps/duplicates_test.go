@@ -16,17 +16,17 @@ import (
 	"testing"
 )
 
-// sameLines is how many lines of the same statements two kinds of pod may not have.
+// sameLines is the number of lines from which identical statements in two kinds of pod are an error.
 const sameLines = 6
 
-// kinds are the directories of each kind of pod.
+// kinds maps each kind of pod to its directories.
 var kinds = map[string][]string{
 	"linux": {"internal/sandbox/linux"},
 	"vm":    {"internal/sandbox/vm"},
 	"wasm":  {"internal/sandbox/wasm", "internal/wasm"},
 }
 
-// run is a place where statements follow each other.
+// run is the location of consecutive statements.
 type run struct {
 	kind, file string
 	from, to   int
@@ -34,8 +34,8 @@ type run struct {
 
 func (r run) String() string { return fmt.Sprintf("%s:%d-%d", r.file, r.from, r.to) }
 
-// runs holds the shortest runs of statements with at least sameLines lines, by what they say: without comments and layout, and
-// with string literals left out, so that another message does not make another statement.
+// runs maps the text of statements to their locations. A run is as short as possible with at least sameLines lines. The
+// text leaves out comments, layout and string literals, so that statements with different messages are the same.
 type runs map[string][]run
 
 // read adds the runs of a file.
@@ -88,7 +88,7 @@ func (rs runs) list(kind, name string, files *token.FileSet, list []ast.Stmt) er
 	return nil
 }
 
-// shared gives the runs that more than one kind has.
+// shared returns the runs that more than one kind has.
 func (rs runs) shared() [][]run {
 	var found [][]run
 	for _, places := range rs {
@@ -100,7 +100,8 @@ func (rs runs) shared() [][]run {
 	return found
 }
 
-// TestKindsShareNoStatements: what two kinds of pod do in the same way has one home, below internal/sandbox or in a service.
+// TestKindsShareNoStatements: common code of two kinds of pod is in a shared package, below internal/sandbox or in a
+// service.
 func TestKindsShareNoStatements(t *testing.T) {
 	found, n := runs{}, 0
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
@@ -118,10 +119,10 @@ func TestKindsShareNoStatements(t *testing.T) {
 		}
 	}
 	if n < 100 {
-		t.Fatalf("read %d files of all kinds, that is too few", n)
+		t.Fatalf("files read: got %d, want at least 100", n)
 	}
 	for _, places := range found.shared() {
-		t.Errorf("the same %d lines or more in kinds that share no code: %v", sameLines, places)
+		t.Errorf("%d or more identical lines in two kinds; move them to a shared package: %v", sameLines, places)
 	}
 }
 
@@ -152,7 +153,7 @@ func TestSharedStatementsAreFound(t *testing.T) {
 			}
 		}
 		if got := found.shared(); (got != nil) != c.want {
-			t.Errorf("%s: found %v, want some: %t", name, got, c.want)
+			t.Errorf("%s: shared() = %v, want a result: %t", name, got, c.want)
 		}
 	}
 }

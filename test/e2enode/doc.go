@@ -1,7 +1,8 @@
-// Package e2enode runs the public end-to-end specs of Kubernetes that are about a node, against the cluster of
-// test/harness/kube. It owns which specs these are and how many run at once; which of them fail, and why, is a table of
-// docs/conformance.md, which the test reads.
+// Package e2enode runs Kubernetes' public end-to-end specs for nodes against the cluster of test/harness/kube. It
+// selects the specs and the number that run in parallel. A table in docs/conformance.md, which the test reads, lists
+// the specs that fail, and why.
 //
-// The specs are Kubernetes' own program e2e.test, run by ginkgo; hack/kube.sh builds both and the image agnhost, which most
-// of them run. Begin reading with TestSpecs. What a spec finds out about Tripod becomes a test of test/e2e or test/kubelet.
+// Ginkgo runs the specs, which are in Kubernetes' program e2e.test. hack/kube.sh builds both, and the image agnhost,
+// which most specs run. Begin reading with TestSpecs. A fault of Tripod that a spec finds becomes a test in test/e2e or
+// test/kubelet.
 package e2enode

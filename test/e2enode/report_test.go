@@ -13,16 +13,16 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// known are the specs that fail, each with the reason. One that ends in "…" stands for all that begin so.
+// known maps the specs that fail to the reason. "prefix…" stands for all specs with the prefix.
 type known map[string]string
 
-// means reports whether a spec is one of those that a row of known stands for.
-func means(row, spec string) bool {
+// matches reports whether a row of known stands for a spec.
+func matches(row, spec string) bool {
 	beginning, many := strings.CutSuffix(row, "…")
 	return row == spec || many && strings.HasPrefix(spec, beginning)
 }
 
-// heading is that of the list in docs/conformance.md, which goes on to the next heading.
+// heading is the heading of the list in docs/conformance.md. The list ends at the next heading.
 const heading = "### Known failures\n"
 
 func readKnown() (known, error) {
@@ -33,11 +33,11 @@ func readKnown() (known, error) {
 	return parseKnown(string(data))
 }
 
-// parseKnown reads the list: a table of specs and reasons.
+// parseKnown parses the list, which is a table of specs and reasons.
 func parseKnown(document string) (known, error) {
 	_, list, found := strings.Cut(document, "\n"+heading)
 	if !found {
-		return nil, fmt.Errorf("docs/conformance.md has no %q", heading)
+		return nil, fmt.Errorf("docs/conformance.md has no heading %q", heading)
 	}
 	list, _, _ = strings.Cut(list, "\n#")
 	k := known{}
@@ -47,22 +47,22 @@ func parseKnown(document string) (known, error) {
 			continue
 		}
 		if len(cells) != 4 || strings.TrimSpace(cells[2]) == "" {
-			return nil, fmt.Errorf("docs/conformance.md: this is no spec with a reason: %s", line)
+			return nil, fmt.Errorf("docs/conformance.md: the row is not a spec with a reason: %s", line)
 		}
 		k[strings.TrimSpace(cells[1])] = strings.TrimSpace(cells[2])
 	}
 	return k, nil
 }
 
-// report is what became of the specs.
+// report holds the results of the specs.
 type report struct {
 	passed, skipped int
 	failed          map[string]string // spec to message
-	ended           map[string]bool   // those that passed or failed
-	trouble         []string          // of the run as a whole
+	ended           map[string]bool   // specs that passed or failed
+	trouble         []string          // errors of the whole run
 }
 
-// suite is what is read of a report of ginkgo's.
+// suite is the part of a ginkgo report that the test reads.
 type suite struct {
 	SpecialSuiteFailureReasons []string
 	SpecReports                []struct {
@@ -106,7 +106,7 @@ func newReport(suites []suite) *report {
 			case spec.State == "passed":
 				r.passed++
 				r.ended[name] = true
-			case spec.State == "skipped" && spec.Failure.Message != "": // by itself, not by the filter
+			case spec.State == "skipped" && spec.Failure.Message != "": // by the spec itself rather than the filter
 				r.skipped++
 			case spec.State == "skipped", spec.State == "pending":
 			default:
@@ -118,45 +118,45 @@ func newReport(suites []suite) *report {
 	return r
 }
 
-// compare says what is not as the list has it.
+// compare returns the differences between the report and the list.
 func (r *report) compare(known known) []string {
 	trouble := slices.Clone(r.trouble)
-	if len(r.ended) < fewest {
-		trouble = append(trouble, fmt.Sprintf("only %d specs were run, expected are %d at least", len(r.ended), fewest))
+	if len(r.ended) < minSpecs {
+		trouble = append(trouble, fmt.Sprintf("only %d specs were run, want at least %d", len(r.ended), minSpecs))
 	}
 	rows := slices.Sorted(maps.Keys(known))
 	for _, spec := range slices.Sorted(maps.Keys(r.failed)) {
-		if !slices.ContainsFunc(rows, func(row string) bool { return means(row, spec) }) {
+		if !slices.ContainsFunc(rows, func(row string) bool { return matches(row, spec) }) {
 			trouble = append(trouble, fmt.Sprintf("failed: %s\n%s", spec, r.failed[spec]))
 		}
 	}
 	for _, row := range rows {
 		ran := false
 		for _, spec := range slices.Sorted(maps.Keys(r.ended)) {
-			if !means(row, spec) {
+			if !matches(row, spec) {
 				continue
 			}
 			ran = true
 			if r.failed[spec] == "" {
-				trouble = append(trouble, "on the list of known failures, but passed; take it off: "+spec)
+				trouble = append(trouble, "in the list of known failures, but passed; remove it: "+spec)
 			}
 		}
 		if !ran {
-			trouble = append(trouble, "on the list of known failures, but was not run: "+row)
+			trouble = append(trouble, "in the list of known failures, but was not run: "+row)
 		}
 	}
 	return trouble
 }
 
-// TestCompare is the test of the check itself.
+// TestCompare tests the comparison itself.
 func TestCompare(t *testing.T) {
 	k, err := parseKnown("# Title\n\n### Known failures\n\nText.\n\n| spec | reason |\n|---|---|\n| suite a [x] | the kernel |\n| suite b | the image |\n| suite f… | time |\n\n## Next\n\n| c | d |\n")
 	if err != nil || len(k) != 3 || k["suite a [x]"] != "the kernel" {
-		t.Fatalf("read: %v %v", k, err)
+		t.Fatalf("parseKnown: got %v, error %v; want three rows", k, err)
 	}
 	for _, bad := range []string{"no list", "\n### Known failures\n| suite a | |\n", "\n### Known failures\n| suite a |\n"} {
 		if k, err := parseKnown(bad); err == nil {
-			t.Errorf("%q is read as %v", bad, k)
+			t.Errorf("parseKnown(%q) = %v, want an error", bad, k)
 		}
 	}
 	var suites []suite
@@ -174,18 +174,18 @@ func TestCompare(t *testing.T) {
 	}
 	r := newReport(suites)
 	if r.passed != 2 || len(r.failed) != 2 || r.skipped != 1 {
-		t.Errorf("counted %+v", r)
+		t.Errorf("report: got %+v, want 2 passed, 2 failed, 1 skipped", r)
 	}
 	found := strings.Join(r.compare(k), "\n")
 	for _, want := range []string{
-		"timed out", "ReportAfterSuite", "only 4 specs", "failed: suite c", "passed; take it off: suite a [x]", "was not run: suite b",
-		"take it off: suite f 2",
+		"timed out", "ReportAfterSuite", "only 4 specs", "failed: suite c", "passed; remove it: suite a [x]", "was not run: suite b",
+		"remove it: suite f 2",
 	} {
 		if !strings.Contains(found, want) {
-			t.Errorf("%q is not in\n%s", want, found)
+			t.Errorf("compare: got\n%s\nwant it to contain %q", found, want)
 		}
 	}
 	if strings.Contains(found, "suite f 1") {
-		t.Errorf("a known failure is reported:\n%s", found)
+		t.Errorf("compare: got\n%s\nwant it without the known failure \"suite f 1\"", found)
 	}
 }

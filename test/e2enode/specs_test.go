@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// procs is how many specs run at once, but for those labelled Serial. They sleep most of the time.
+	// procs is the number of specs that run in parallel, except those labelled Serial. Specs sleep most of the time.
 	procs = 12
-	// fewest is fewer than the filter chooses: one that chooses next to nothing must not pass.
-	fewest = 400
+	// minSpecs is the least number of specs that the filter must select.
+	minSpecs = 400
 )
 
-// features are those of the specs' label Feature that this node has; docs/conformance.md says what it has not.
+// features are the values of the specs' label Feature that this node supports; docs/conformance.md lists the others.
 var features = []string{
 	"ContainerStopSignals", "EnvFiles", "Example", "HostAccess", "InPlacePodVerticalScaling", "PodLevelResources",
 	"PodLogsQuerySplitStreams", "RuntimeHandler", "SupplementalGroupsPolicy",
 }
 
-// filter is ginkgo's, over the labels of the specs, and skip over their names.
+// filter is ginkgo's filter for the labels of the specs, and skip a pattern of the names of specs to skip.
 var (
 	filter = "(NodeConformance || sig-node) && !DRA && !Disruptive && !Flaky" +
 		" && !(Slow && FeatureGate: containsAny InPlacePodLevelResourcesVerticalScaling)" +
@@ -37,10 +37,10 @@ var (
 	skip = "NoExecuteTaintManager|Pods should (cap back-off|have their auto-restart back-off)"
 )
 
-// output is the directory in which the reports and the log of a run are kept.
+// output returns the directory for the reports and the log of a run.
 func output() string { return filepath.Join(harness.Root(), "build", "e2e-node") }
 
-// TestSpecs runs the specs. One that fails must be on the list of known failures, and one on the list must fail.
+// TestSpecs runs the specs. The specs that fail must be exactly those in the list of known failures.
 func TestSpecs(t *testing.T) {
 	known, err := readKnown()
 	if err != nil {
@@ -71,7 +71,7 @@ func TestSpecs(t *testing.T) {
 		procs, took, output(), r.passed, len(r.failed), r.skipped)
 }
 
-// run runs ginkgo. That a spec has failed is an error as well.
+// run runs ginkgo. It also returns an error if a spec fails.
 func run(c *kube.Cluster, programs string) error {
 	if err := errors.Join(os.RemoveAll(output()), os.MkdirAll(output(), 0o755)); err != nil {
 		return err
@@ -93,8 +93,8 @@ func run(c *kube.Cluster, programs string) error {
 	return nil
 }
 
-// openLocalRegistry lets the registry that some specs run on the node, at this address, be asked itself: the images of all
-// others come from the harness's.
+// openLocalRegistry makes the daemon pull images of localhost:5000 from the registry that some specs run there. All
+// other images come from the harness's registry.
 func openLocalRegistry() error {
 	r, err := harness.OpenRegistry()
 	if err != nil {
@@ -105,7 +105,7 @@ func openLocalRegistry() error {
 		os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte("server = \"http://localhost:5000\"\n"), 0o644))
 }
 
-// waitNamespaces waits until those of the specs are gone, for which no spec waits.
+// waitNamespaces waits until the specs' namespaces are deleted, because the specs do not wait themselves.
 func waitNamespaces(c *kube.Cluster) error {
 	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Second) {
 		var list corev1.NamespaceList
@@ -120,7 +120,7 @@ func waitNamespaces(c *kube.Cluster) error {
 			for _, n := range list.Items {
 				names = append(names, n.Name)
 			}
-			return fmt.Errorf("namespaces of specs are not gone: %v", names)
+			return fmt.Errorf("namespaces of specs after 5 minutes: got %v, want none", names)
 		}
 	}
 }

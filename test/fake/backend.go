@@ -19,10 +19,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// annotationPrefix begins the annotations that tell a fake pod or container how to behave.
+// annotationPrefix begins the annotations that set how a fake pod or container behaves.
 const annotationPrefix = "fake.tripod.dev/"
 
-// steps are the orders that can be told to misbehave; each has a fail point after its effect.
+// steps maps the orders to the fail point after their effect.
 var steps = map[string]*failpoint.Point{
 	"create-sandbox":   failpoint.New("fake.create-sandbox"),
 	"stop-sandbox":     failpoint.New("fake.stop-sandbox"),
@@ -34,11 +34,11 @@ var steps = map[string]*failpoint.Point{
 	"update-container": failpoint.New("fake.update-container"),
 }
 
-// Config is what a Backend is made of.
+// Config configures a Backend.
 type Config struct {
-	// Dir is where the pods lie, one directory each; nothing else may be in it.
+	// Dir contains one directory per pod and must contain nothing else.
 	Dir string
-	// Capabilities are what the backend claims: unit pods, components …
+	// Capabilities are those that the backend claims: unit pods, components …
 	Capabilities sandbox.Capabilities
 	Logger       *slog.Logger
 }
@@ -60,7 +60,7 @@ var (
 	_ sandbox.StatsProvider = (*Backend)(nil)
 )
 
-// New makes a backend over config.Dir, which is made when it does not exist.
+// New returns a backend over config.Dir, which it creates if it does not exist.
 func New(config Config) (*Backend, error) {
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
@@ -71,7 +71,7 @@ func New(config Config) (*Backend, error) {
 	return &Backend{config: config, handles: map[string]*handle{}, exits: map[string]chan int32{}}, nil
 }
 
-// Exit makes the running container id end by itself with code.
+// Exit makes the running container id exit by itself with code.
 func (b *Backend) Exit(id string, code int32) { b.exitOrders(id) <- code }
 
 func (b *Backend) exitOrders(id string) chan int32 {
@@ -83,7 +83,7 @@ func (b *Backend) exitOrders(id string) chan int32 {
 	return b.exits[id]
 }
 
-// Pods lists the pods of which something is there, for leak checks.
+// Pods lists the pods of which a file exists, for leak checks.
 func (b *Backend) Pods() ([]string, error) {
 	entries, err := os.ReadDir(b.config.Dir)
 	var ids []string
@@ -93,10 +93,10 @@ func (b *Backend) Pods() ([]string, error) {
 	return ids, err
 }
 
-// Capabilities are those of the Config.
+// Capabilities returns those of the Config.
 func (b *Backend) Capabilities() sandbox.Capabilities { return b.config.Capabilities }
 
-// Validate refuses what its annotation "validate" says, with errdefs.ErrInvalidArgument.
+// Validate returns errdefs.ErrInvalidArgument with the text of the annotation "validate", if it is set.
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if why := behaviour(p, c, "validate"); why != "" {
 		return fmt.Errorf("%s: %w", why, errdefs.ErrInvalidArgument)
@@ -107,11 +107,11 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 // CreateSandbox writes the pod's directory.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.act(ctx, p, nil, "create-sandbox", func() error {
-		return write(b.sandboxFile(p.ID), sandboxState{ID: p.ID, Up: true})
+		return write(b.sandboxFile(p.ID), sandboxState{ID: p.ID, Ready: true})
 	})
 }
 
-// StopSandbox marks the pod's directory as down.
+// StopSandbox marks the sandbox as not ready.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.act(ctx, p, nil, "stop-sandbox", func() error {
 		if _, err := os.Stat(b.sandboxFile(p.ID)); errors.Is(err, fs.ErrNotExist) {
@@ -150,7 +150,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	})
 }
 
-// makeLog makes the container's log file, in which a fake container writes nothing.
+// makeLog creates the container's log file, which stays empty.
 func makeLog(p *sandbox.Pod, c *sandbox.Container) error {
 	dir, path := p.Config.GetLogDirectory(), c.Config.GetLogPath()
 	if dir == "" || path == "" {
@@ -165,14 +165,14 @@ func makeLog(p *sandbox.Pod, c *sandbox.Container) error {
 
 // follow watches a running container.
 func (b *Backend) follow(p *sandbox.Pod, c *sandbox.Container, s containerState) {
-	h := &handle{stop: make(chan stopOrder), gone: make(chan struct{})}
+	h := &handle{stop: make(chan stopOrder), ended: make(chan struct{})}
 	b.mu.Lock()
 	b.handles[c.ID] = h
 	b.mu.Unlock()
 	go b.watch(p, c, h, s)
 }
 
-// StopContainer ends the container with code 143, or with 137 after grace when it ignores the order.
+// StopContainer ends the container with code 143, or with 137 after grace if the container ignores the order.
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
 	return b.act(ctx, p, c, "stop-container", func() error {
 		b.mu.Lock()
@@ -187,11 +187,11 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 		for {
 			select {
 			case h.stop <- order:
-			case <-h.gone:
+			case <-h.ended:
 				return nil
 			}
 			select {
-			case <-h.gone:
+			case <-h.ended:
 				return nil
 			case <-timer.C:
 				order.force = true
@@ -219,7 +219,7 @@ func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	})
 }
 
-// UpdateContainer succeeds for what is there.
+// UpdateContainer does nothing. It returns errdefs.ErrNotFound if the container does not exist.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	return b.act(ctx, p, c, "update-container", func() error {
 		s, err := b.readContainer(p.ID, c.ID)
@@ -239,7 +239,7 @@ func (b *Backend) Status(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	return s.status(), err
 }
 
-// ContainerStats gives figures that are the same for every container.
+// ContainerStats returns the same figures for every container.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	if err := b.step(ctx, p, c, "stats"); err != nil {
 		return nil, err
@@ -251,7 +251,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	}, nil
 }
 
-// PodStats gives figures that are the same for every pod.
+// PodStats returns the same figures for every pod.
 func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	if err := b.step(ctx, p, nil, "stats"); err != nil {
 		return nil, err
@@ -259,7 +259,7 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 	return &runtimeapi.LinuxPodSandboxStats{Process: &runtimeapi.ProcessUsage{ProcessCount: &runtimeapi.UInt64Value{Value: 1}}}, nil
 }
 
-// Recover follows the running containers of known again and removes the pods and containers that are not in it.
+// Recover resumes watching the running containers in known, and removes the pods that are not in known.
 func (b *Backend) Recover(_ context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.mu.Lock()
 	b.sink = sink
@@ -269,7 +269,7 @@ func (b *Backend) Recover(_ context.Context, known []sandbox.Known, sink sandbox
 	for _, k := range known {
 		keep[k.Pod.ID] = true
 		var s sandboxState
-		if err := read(b.sandboxFile(k.Pod.ID), &s); err == nil && s.Up {
+		if err := read(b.sandboxFile(k.Pod.ID), &s); err == nil && s.Ready {
 			found.Sandboxes[k.Pod.ID] = true
 		}
 		for _, c := range k.Containers {
@@ -292,7 +292,7 @@ func (b *Backend) Recover(_ context.Context, known []sandbox.Known, sink sandbox
 	return found, err
 }
 
-// act is one order: the misbehaviour told for it, its effect, the misbehaviour told for after it.
+// act executes an order: the misbehaviour set for before its effect, the effect, and the misbehaviour set for after it.
 func (b *Backend) act(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, step string, effect func() error) error {
 	if err := b.step(ctx, p, c, step); err != nil {
 		return err
@@ -310,7 +310,7 @@ func (b *Backend) step(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	return failpoint.Do(ctx, "fake."+step, behaviour(p, c, step))
 }
 
-// behaviour is what an annotation of the container, or else of the pod, tells.
+// behaviour returns the value of an annotation of the container, otherwise of the pod.
 func behaviour(p *sandbox.Pod, c *sandbox.Container, what string) string {
 	if c != nil {
 		if v, ok := c.Config.GetAnnotations()[annotationPrefix+what]; ok {

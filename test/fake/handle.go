@@ -13,20 +13,20 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// handle is one running container: it waits for the container's own end, or for an order to end it.
+// handle is a running container.
 type handle struct {
-	stop chan stopOrder
-	gone chan struct{} // closed when the container has ended
+	stop  chan stopOrder
+	ended chan struct{} // closed when the container has ended
 }
 
-// stopOrder ends the container; a nil reply is for nobody.
+// stopOrder is an order to end a container.
 type stopOrder struct {
 	force bool
 }
 
-// watch runs the container until its end and reports ends that nobody ordered.
+// watch waits for the container's own end or an order to end it, and records and reports the end.
 func (b *Backend) watch(p *sandbox.Pod, c *sandbox.Container, h *handle, s containerState) {
-	defer close(h.gone)
+	defer close(h.ended)
 	var ends <-chan time.Time
 	if !s.EndsAt.IsZero() {
 		timer := time.NewTimer(time.Until(s.EndsAt))
@@ -55,7 +55,7 @@ func (b *Backend) watch(p *sandbox.Pod, c *sandbox.Container, h *handle, s conta
 	}
 }
 
-// end writes and reports the end of a container.
+// end records and reports the end of a container.
 func (b *Backend) end(p *sandbox.Pod, c *sandbox.Container, s containerState) {
 	if err := write(b.containerFile(p.ID, c.ID), s); err != nil {
 		b.config.Logger.Error("write the end of a fake container", "container", c.ID, "err", err)
@@ -69,7 +69,7 @@ func (b *Backend) end(p *sandbox.Pod, c *sandbox.Container, s containerState) {
 	}
 }
 
-// Exec knows a handful of programs, enough to see stdio and exit codes pass: echo WORDS, cat, exit N, hang.
+// Exec simulates a few programs, with which tests check stdio and exit codes: echo WORDS, cat, exit N, hang.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	if err := b.step(ctx, p, c, "exec"); err != nil {
 		return 0, err

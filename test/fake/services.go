@@ -23,15 +23,15 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 )
 
-// Network stands in for the pods' network where no namespace can be made: each attachment is a file in Dir. The
-// pod's annotations fake.tripod.dev/network-setup and network-teardown tell it where to misbehave.
+// Network is a pod network for tests that cannot create namespaces: each attachment is a file in Dir. The pod's
+// annotations fake.tripod.dev/network-setup and network-teardown make it misbehave.
 type Network struct {
 	Dir  string
 	next atomic.Uint32
-	ours sync.Map // what this process has set up, which GC leaves alone
+	ours sync.Map // the IDs of this process's attachments, which GC leaves alone
 }
 
-// Setup writes the attachment's file and gives it an address below 192.0.2.0/24.
+// Setup writes the attachment's file and assigns an address in 192.0.2.0/24.
 func (n *Network) Setup(ctx context.Context, a network.Attachment) (*network.Result, error) {
 	if err := n.step(ctx, a, "network-setup"); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (n *Network) step(ctx context.Context, a network.Attachment, step string) e
 	return failpoint.Do(ctx, "fake."+step, a.Annotations[annotationPrefix+step])
 }
 
-// Present reports whether the attachment's file is there.
+// Present reports whether the attachment's file exists.
 func (n *Network) Present(id string) bool {
 	_, err := os.Stat(filepath.Join(n.Dir, id))
 	return err == nil
@@ -86,23 +86,23 @@ func (n *Network) GC(_ context.Context, keep []string) error {
 	return err
 }
 
-// Status is always ready.
+// Status returns nil: the network is always ready.
 func (*Network) Status(context.Context) error { return nil }
 
-// Dial has nothing to connect to.
+// Dial returns errdefs.ErrUnavailable.
 func (*Network) Dial(context.Context, string, string, string) (net.Conn, error) {
 	return nil, fmt.Errorf("the fake network connects nothing: %w", errdefs.ErrUnavailable)
 }
 
-// Stats has no interfaces.
+// Stats returns no interfaces.
 func (*Network) Stats(string) ([]network.InterfaceStats, error) { return nil, nil }
 
-// CNIResult has no plugin's.
+// CNIResult returns an empty result.
 func (*Network) CNIResult(string) (json.RawMessage, error) {
 	return json.RawMessage(`{"cniVersion":"1.0.0"}`), nil
 }
 
-// UpdatePodCIDR accepts what parses.
+// UpdatePodCIDR accepts any valid CIDR.
 func (*Network) UpdatePodCIDR(cidr string) error {
 	if _, err := netip.ParsePrefix(cidr); err != nil {
 		return fmt.Errorf("pod CIDR %q: %w: %w", cidr, err, errdefs.ErrInvalidArgument)
@@ -110,10 +110,10 @@ func (*Network) UpdatePodCIDR(cidr string) error {
 	return nil
 }
 
-// Images stands in for the image store: it has every image but those whose name holds "missing".
+// Images is an image store that has every image except those whose names contain "missing".
 type Images struct{}
 
-// Get makes up the image called ref; its ID is the digest of the name.
+// Get returns the image called ref, whose ID is the digest of the name.
 func (Images) Get(_ context.Context, ref string) (image.Image, error) {
 	if ref == "" || strings.Contains(ref, "missing") {
 		return image.Image{}, fmt.Errorf("image %q: %w", ref, errdefs.ErrNotFound)

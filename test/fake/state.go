@@ -14,26 +14,25 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// The layout below Config.Dir: POD/sandbox.json and POD/containers/CONTAINER.json. A sandbox that was stopped keeps
-// its directory and loses sandbox.json's "up".
+// sandboxState is the content of POD/sandbox.json below Config.Dir. Containers are in POD/containers/CONTAINER.json.
 type sandboxState struct {
-	ID string `json:"id"`
-	Up bool   `json:"up"`
+	ID    string `json:"id"`
+	Ready bool   `json:"up"`
 }
 
-// containerState is a sandbox.Status as it lies on the disk.
+// containerState is the stored form of a sandbox.Status.
 type containerState struct {
 	State      sandbox.State `json:"state"`
 	StartedAt  time.Time     `json:"startedAt,omitzero"`
 	FinishedAt time.Time     `json:"finishedAt,omitzero"`
 	ExitCode   int32         `json:"exitCode,omitempty"`
 	Reason     string        `json:"reason,omitempty"`
-	// EndsAt is when the container ends by itself with EndsWith; zero is never.
+	// EndsAt is the time at which the container exits by itself, with the code EndsWith; zero means never.
 	EndsAt   time.Time `json:"endsAt,omitzero"`
 	EndsWith int32     `json:"endsWith,omitempty"`
 }
 
-// now is the state as of now: a container whose time has come has ended, also while no daemon was there.
+// now returns the current state: after EndsAt the container has exited, even if no daemon was running.
 func (s containerState) now() containerState {
 	if s.State == sandbox.StateRunning && !s.EndsAt.IsZero() && !time.Now().Before(s.EndsAt) {
 		return s.ended(s.EndsWith, s.EndsAt)
@@ -81,7 +80,7 @@ func read(path string, into any) error {
 	return nil
 }
 
-// write replaces the file at path as a whole.
+// write replaces the file at path atomically.
 func write(path string, value any) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

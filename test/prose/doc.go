@@ -1,3 +1,3 @@
-// Package prose holds the language of comments, messages and documents against a list of phrases that a native reader
-// stumbles over. It has no other content: `make lint` runs its test.
+// Package prose checks comments, messages and documents for phrases that make a native reader stumble. `make lint` runs
+// its test.
 package prose

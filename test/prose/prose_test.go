@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// banned phrases and what to write instead. A phrase that is matched by mistake is a reason to make its pattern narrower.
+// banned lists phrases and their replacements. If a pattern matches good prose, make the pattern narrower.
 var banned = []struct {
 	phrase *regexp.Regexp
 	better string
@@ -33,10 +33,10 @@ var banned = []struct {
 	{regexp.MustCompile(`\belse[.;]`), "otherwise"},
 }
 
-// suspect matches wherever one of the banned phrases might; it is all that most lines have to be held against.
+// suspect matches every line that could contain a banned phrase. Most lines need no other check.
 var suspect = regexp.MustCompile(`(?i)before|anew|tells?|told|without|else|over to|what has`)
 
-// pronoun is the good use of "else": nothing else, who else.
+// pronoun matches the good uses of "else": nothing else, who else.
 var pronoun = regexp.MustCompile(`(?i)\b((no|some|any|every) ?(thing|body|one|where)|what|who|where) else\b`)
 
 func phrase(words string) *regexp.Regexp { return regexp.MustCompile(`(?i)\b` + words + `\b`) }
@@ -55,7 +55,7 @@ func TestProse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The first two list the phrases themselves.
+		// The first two files list the phrases.
 		if name == "test/prose/prose_test.go" || name == "CONTRIBUTING.md" || strings.Contains(name, "/testdata/") || bytes.Contains(text, []byte("DO NOT EDIT")) {
 			continue
 		}
@@ -107,7 +107,7 @@ func goProse(text []byte) (lines []line) {
 	}
 }
 
-// markdownProse returns the lines of a document outside of its code.
+// markdownProse returns the lines of a document that are not in code blocks.
 func markdownProse(text []byte) (lines []line) {
 	fenced := false
 	for _, l := range split(string(text), 1) {
@@ -135,10 +135,10 @@ func TestCheck(t *testing.T) {
 	want := []string{`x.go:3: "tells of"`, `x.go:4: "anew"`, `x.go:4: "else."`}
 	got := check("x.go", []byte(source))
 	if !slices.EqualFunc(got, want, strings.HasPrefix) {
-		t.Errorf("in Go: found %q, want %q", got, want)
+		t.Errorf("check of a Go file: got %q, want %q", got, want)
 	}
 	document := "Write it anew.\n\n```\nanew\n```\n\n    anew\n"
 	if got := check("x.md", []byte(document)); len(got) != 1 || !strings.HasPrefix(got[0], "x.md:1:") {
-		t.Errorf("in Markdown: found %q, want line 1 alone", got)
+		t.Errorf("check of a Markdown file: got %q, want only line 1", got)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest"
 )
 
-// TestFakePods runs the suite over the fake backend, as pods of many and as unit pods.
+// TestFakePods runs the suite with the fake backend, for pods with many containers and for unit pods.
 func TestFakePods(t *testing.T) {
 	for name, unit := range map[string]int{"Many": 0, "Unit": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -29,24 +29,24 @@ func TestFakePods(t *testing.T) {
 	}
 }
 
-// workload tells a fake container by annotations what to do.
+// workload sets the annotations that make a fake container behave as the workload.
 func workload(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) {
 	c.Image.Image = "busybox"
-	tell := func(what, how string) { c.Annotations["fake.tripod.dev/"+what] = how }
+	set := func(name, value string) { c.Annotations["fake.tripod.dev/"+name] = value }
 	switch w {
 	case sandboxtest.Ends:
-		tell("exit-after", "10ms")
-		tell("exit-code", "7")
+		set("exit-after", "10ms")
+		set("exit-code", "7")
 	case sandboxtest.Fails:
-		tell("start-container", "error(no such program)")
+		set("start-container", "error(no such program)")
 	case sandboxtest.Deaf:
-		tell("ignore-stop", "true")
+		set("ignore-stop", "true")
 	case sandboxtest.Slow:
-		tell("start-container", "delay(500ms)")
+		set("start-container", "delay(500ms)")
 	}
 }
 
-// serve runs a node on fake services behind a real gRPC server on a unix socket.
+// serve runs a node with fake services behind a real gRPC server on a unix socket.
 func serve(t *testing.T, capabilities sandbox.Capabilities) *grpc.ClientConn {
 	t.Helper()
 	dir := t.TempDir()

@@ -9,8 +9,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// nextAttempt: a kubelet restarts what has ended by creating its next attempt, which has an ID of its own and leaves the
-// first as it ended; the same attempt is not made twice.
+// nextAttempt: a kubelet restarts a container that has ended by creating the next attempt, with a new ID. The first
+// attempt stays as it was, and cannot be created again.
 func (c client) nextAttempt() {
 	pod, podConfig := c.pod()
 	ip := c.podStatus(pod).GetNetwork().GetIp()
@@ -23,23 +23,23 @@ func (c client) nextAttempt() {
 	next.Metadata.Attempt = 1
 	second := c.create(pod, podConfig, next)
 	if second == first {
-		c.Errorf("both attempts are %s", first)
+		c.Errorf("both attempts have the ID %s, want two IDs", first)
 	}
 	if s := c.status(first); !proto.Equal(s, ended) {
-		c.Errorf("the first attempt once there is a second: %v, before %v", s, ended)
+		c.Errorf("status of the first attempt after the second was created: got %v, want %v", s, ended)
 	}
 	if s := c.status(second); s.State != runtimeapi.ContainerState_CONTAINER_CREATED || s.Metadata.Attempt != 1 || s.ExitCode != 0 {
-		c.Errorf("the second attempt before its start: %v", s)
+		c.Errorf("status of the second attempt before its start: got %v, want created", s)
 	}
 	c.must(c.start(second))
 	c.waitState(second, runtimeapi.ContainerState_CONTAINER_RUNNING)
 	if now := c.podStatus(pod).GetNetwork().GetIp(); now != ip {
-		c.Errorf("the restart took the pod from %s to %s", ip, now)
+		c.Errorf("address of the pod after the restart: got %s, want %s", now, ip)
 	}
 }
 
-// previousAttempts: each attempt that ended is listed with its end, also after a restart of the daemon, until it is
-// removed by its own ID or goes with the pod. The one that runs is not touched by it.
+// previousAttempts: each attempt that has ended stays listed with its end, even after a restart of the daemon, until it
+// is removed by its own ID or with the pod. Removing it does not affect the running attempt.
 func (c client) previousAttempts() {
 	pod, podConfig := c.pod()
 	var ids []string
@@ -71,11 +71,11 @@ func (c client) previousAttempts() {
 		return all
 	}
 	if got := listed(); !slices.Equal(got, ids) {
-		c.Errorf("listed are %q, want %q", got, ids)
+		c.Errorf("listed containers: got %q, want %q", got, ids)
 	}
 	for id, want := range ends {
 		if got := c.status(id); !proto.Equal(got, want) {
-			c.Errorf("status of a previous attempt:\n got %v\nwant %v", got, want)
+			c.Errorf("status of a previous attempt: got %v, want %v", got, want)
 		}
 	}
 	running := c.status(ids[2])
@@ -83,46 +83,47 @@ func (c client) previousAttempts() {
 	c.must(c.remove(ids[0]))
 	c.must(c.remove(ids[0]))
 	if got := listed(); !slices.Equal(got, ids[1:]) {
-		c.Errorf("after a removal listed are %q, want %q", got, ids[1:])
+		c.Errorf("listed containers after a removal: got %q, want %q", got, ids[1:])
 	}
 	if !c.Unit {
 		return
 	}
 	c.wantCode(c.start(ids[1]), codes.FailedPrecondition, "start of a previous attempt")
 	if now := c.status(ids[2]); !proto.Equal(now, running) {
-		c.Errorf("the newest attempt changed:\n from %v\n to %v", running, now)
+		c.Errorf("status of the newest attempt: got %v, want %v", now, running)
 	}
 	c.must(c.stopPod(pod))
 	c.must(c.remove(ids[1]))
 }
 
-// eitherID: of a unit pod every call takes the sandbox's ID for the newest attempt and an attempt's ID for the sandbox.
+// eitherID: for a unit pod, every call accepts the sandbox's ID for the newest attempt and an attempt's ID for the
+// sandbox.
 func (c client) eitherID() {
 	if !c.Unit {
-		return // a container of many is one of many
+		return
 	}
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Runs))
 	for _, name := range []string{pod, id} {
 		c.must(c.start(name))
 		if again := c.create(name, podConfig, c.container("c", Runs)); again != id {
-			c.Errorf("a repeat in %s made %s beside %s", name, again, id)
+			c.Errorf("repeated CreateContainer with the ID %s: got %s, want %s", name, again, id)
 		}
 		if s := c.status(name); s.Id != id || s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-			c.Errorf("status of container %s: %v", name, s)
+			c.Errorf("status of container %s: got %v, want running with the ID %s", name, s, id)
 		}
 		if s := c.podStatus(name); s.Id != pod {
-			c.Errorf("status of sandbox %s: %v", name, s)
+			c.Errorf("status of sandbox %s: got %v, want the ID %s", name, s, pod)
 		}
 		list, err := c.cri().ListContainers(c.ctx(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: name, PodSandboxId: name}})
 		c.must(err)
 		if len(list.Containers) != 1 || list.Containers[0].Id != id || list.Containers[0].PodSandboxId != pod {
-			c.Errorf("containers of %s: %v", name, list.Containers)
+			c.Errorf("containers of %s: got %v, want only %s", name, list.Containers, id)
 		}
 		stats, err := c.cri().ContainerStats(c.ctx(), &runtimeapi.ContainerStatsRequest{ContainerId: name})
 		c.must(err)
 		if stats.Stats.Attributes.Id != id {
-			c.Errorf("figures of %s: %v", name, stats.Stats)
+			c.Errorf("stats of %s: got %v, want the ID %s", name, stats.Stats, id)
 		}
 		c.must(c.stop(name, 5))
 	}
@@ -133,8 +134,9 @@ func (c client) eitherID() {
 	c.wantCode(err, codes.NotFound, "status of the removed pod")
 }
 
-// collected: a kubelet's garbage collection removes the containers of a stopped pod, and the pod when it sees none of
-// them any more. Of a unit pod the table refuses the first; the container is then not listed, and the pod can go.
+// collected: a kubelet's garbage collection removes the containers of a stopped pod, and the pod once no container is
+// listed. For a unit pod, the table refuses to remove the container. After that the container is not listed, and the
+// pod can be removed.
 func (c client) collected() {
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Runs))
@@ -153,24 +155,24 @@ func (c client) collected() {
 		one, err := c.cri().ListContainers(c.ctx(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: id}})
 		c.must(err)
 		if len(one.Containers) != n {
-			c.Errorf("listed %d times by its ID and %d times among all", len(one.Containers), n)
+			c.Errorf("the container is listed %d times by its ID and %d times among all, want the same number", len(one.Containers), n)
 		}
 		return n
 	}
 	if listed() != 1 {
-		c.Error("a container that was not removed is not listed")
+		c.Error("the stopped container is not listed")
 	}
 	err := c.remove(id)
 	if c.Unit {
 		c.wantCode(err, codes.FailedPrecondition, "removal of the container of a killed unit pod")
 		if s := c.status(id); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
-			c.Errorf("status after the refused removal: %v", s)
+			c.Errorf("status after the refused removal: got %v, want exited", s)
 		}
 	} else {
 		c.must(err)
 	}
 	if listed() != 0 {
-		c.Error("the container is still listed")
+		c.Error("the container is still listed after its removal")
 	}
 	c.must(c.removePod(pod))
 }

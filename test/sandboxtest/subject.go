@@ -15,20 +15,20 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// Workload is what a container of the suite does.
+// Workload is the behaviour of a container in the suite.
 type Workload int
 
-// The workloads that a Subject knows to configure.
+// The workloads that a Subject can configure.
 const (
-	// Runs runs until it is stopped, and ends at once when asked to.
+	// Runs runs until it is stopped, and exits immediately on its stop signal.
 	Runs Workload = iota
-	// Ends ends by itself, soon after its start, with exit code 7; a machine turns itself off.
+	// Ends exits by itself with code 7 soon after its start; a machine turns itself off.
 	Ends
-	// Fails names a program that cannot be started.
+	// Fails has a program that cannot be started.
 	Fails
 	// Deaf runs and ignores its stop signal.
 	Deaf
-	// Slow takes a while in Starting before it runs. Only unit pods need it.
+	// Slow stays in Starting for a while before it runs. Only unit pods need it.
 	Slow
 )
 
@@ -38,22 +38,22 @@ type Subject struct {
 	Conn func() *grpc.ClientConn
 	// Handler is the RuntimeClass handler of the backend.
 	Handler string
-	// Unit tells that its pods are unit pods.
+	// Unit means that its pods are unit pods.
 	Unit bool
-	// Machines tells that its containers are machines, whose own end has one code only, which is 0.
+	// Machines means that its containers are machines, which always exit with code 0 when they end by themselves.
 	Machines bool
 	// Pod completes the configuration of a pod called name (log directory, cgroup parent …). May be nil.
 	Pod func(*runtimeapi.PodSandboxConfig)
 	// Container completes the configuration of a container with its image, command and annotations.
 	Container func(*runtimeapi.ContainerConfig, Workload)
-	// Restart kills the daemon with SIGKILL and starts it again; nil when the endpoint cannot be restarted.
+	// Restart kills the daemon with SIGKILL and starts it again; nil if the endpoint cannot be restarted.
 	Restart func(testing.TB)
 }
 
-// timeout bounds every call of the suite.
+// timeout limits every call of the suite.
 const timeout = 30 * time.Second
 
-// names counts the pods of the process, so that each has a name and a uid of its own.
+// names counts the pods of the process, so that each has a different name and uid.
 var names atomic.Int64
 
 // client is a Subject in one test.
@@ -72,7 +72,7 @@ func (c client) ctx() context.Context {
 	return ctx
 }
 
-// podConfig makes the configuration of a new pod.
+// podConfig returns the configuration of a new pod.
 func (c client) podConfig() *runtimeapi.PodSandboxConfig {
 	n := names.Add(1)
 	config := &runtimeapi.PodSandboxConfig{
@@ -88,7 +88,7 @@ func (c client) podConfig() *runtimeapi.PodSandboxConfig {
 	return config
 }
 
-// pod runs a pod that is removed when the test ends.
+// pod runs a pod, which is removed at the end of the test.
 func (c client) pod() (id string, config *runtimeapi.PodSandboxConfig) {
 	c.Helper()
 	config = c.podConfig()
@@ -96,13 +96,13 @@ func (c client) pod() (id string, config *runtimeapi.PodSandboxConfig) {
 	c.must(err)
 	c.Cleanup(func() {
 		if _, err := c.cri().RemovePodSandbox(c.ctx(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: resp.PodSandboxId}); err != nil {
-			c.Errorf("remove the pod at the end: %v", err)
+			c.Errorf("remove the pod: %v", err)
 		}
 	})
 	return resp.PodSandboxId, config
 }
 
-// container makes the configuration of a container called name.
+// container returns the configuration of a container called name.
 func (c client) container(name string, w Workload) *runtimeapi.ContainerConfig {
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{},
@@ -164,7 +164,7 @@ func (c client) podStatus(id string) *runtimeapi.PodSandboxStatus {
 	return resp.Status
 }
 
-// waitState waits until the container is in a state and returns its status then.
+// waitState waits until the container is in a state and returns its status.
 func (c client) waitState(id string, want runtimeapi.ContainerState) *runtimeapi.ContainerStatus {
 	c.Helper()
 	var s *runtimeapi.ContainerStatus
@@ -189,6 +189,6 @@ func (c client) must(err error) {
 func (c client) wantCode(err error, want codes.Code, what string) {
 	c.Helper()
 	if got := status.Code(err); got != want {
-		c.Errorf("%s: code %s (%v), want %s", what, got, err, want)
+		c.Errorf("%s: got code %s (error %v), want %s", what, got, err, want)
 	}
 }

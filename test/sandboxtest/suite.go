@@ -17,7 +17,7 @@ import (
 // unknown is an ID that no pod and no container has.
 const unknown = "0000000000000000000000000000000000000000000000000000000000000000"
 
-// Run runs the whole suite over the subject.
+// Run runs the whole suite with the subject.
 func Run(t *testing.T, s Subject) {
 	for _, test := range []struct {
 		name string
@@ -46,7 +46,7 @@ func Run(t *testing.T, s Subject) {
 	t.Run("Table", func(t *testing.T) { testTable(t, s) })
 }
 
-// attributes: what the request said comes back from status and list.
+// attributes: status and list return the attributes of the request.
 func (c client) attributes() {
 	pod, podConfig := c.pod()
 	config := c.container("c", Runs)
@@ -54,20 +54,20 @@ func (c client) attributes() {
 	id := c.create(pod, podConfig, config)
 	p, s := c.podStatus(pod), c.status(id)
 	if !proto.Equal(p.Metadata, podConfig.Metadata) || !maps.Equal(p.Labels, podConfig.Labels) || !maps.Equal(p.Annotations, podConfig.Annotations) || p.CreatedAt == 0 || p.RuntimeHandler != c.Handler {
-		c.Errorf("pod status %v", p)
+		c.Errorf("pod status: got %v, want the attributes of %v", p, podConfig)
 	}
 	if !proto.Equal(s.Metadata, config.Metadata) || !maps.Equal(s.Labels, config.Labels) || !maps.Equal(s.Annotations, config.Annotations) || s.CreatedAt == 0 || s.ImageId == "" {
-		c.Errorf("container status %v", s)
+		c.Errorf("container status: got %v, want the attributes of %v", s, config)
 	}
 	list, err := c.cri().ListContainers(c.ctx(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{PodSandboxId: pod, LabelSelector: config.Labels}})
 	c.must(err)
 	if len(list.Containers) != 1 || list.Containers[0].Id != id || list.Containers[0].PodSandboxId != pod || list.Containers[0].ImageId != s.ImageId {
-		c.Errorf("list %v", list.Containers)
+		c.Errorf("list of containers: got %v, want only %s in pod %s", list.Containers, id, pod)
 	}
 	pods, err := c.cri().ListPodSandbox(c.ctx(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: podConfig.Labels}})
 	c.must(err)
 	if len(pods.Items) != 1 || pods.Items[0].Id != pod {
-		c.Errorf("list %v", pods.Items)
+		c.Errorf("list of pods: got %v, want only %s", pods.Items, pod)
 	}
 }
 
@@ -76,7 +76,7 @@ func (c client) ids() {
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Runs))
 	if id == pod {
-		c.Errorf("the container has the pod's ID %s", id)
+		c.Errorf("ID of the container: got the pod's ID %s, want another", id)
 	}
 	if c.Unit {
 		_, err := c.tryCreate(pod, podConfig, c.container("another", Runs))
@@ -91,7 +91,7 @@ func (c client) ids() {
 	c.must(c.removePod(unknown))
 }
 
-// exits: a container that ends by itself has its code, reason and times, and stays so.
+// exits: a container that ends by itself keeps its code, reason and times.
 func (c client) exits() {
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Ends))
@@ -103,34 +103,34 @@ func (c client) exits() {
 		code, reason = 0, sandbox.ReasonCompleted
 	}
 	if s.ExitCode != code || s.Reason != reason {
-		c.Errorf("exit code %d, reason %q", s.ExitCode, s.Reason)
+		c.Errorf("end of the container: got exit code %d, reason %q; want %d, %q", s.ExitCode, s.Reason, code, reason)
 	}
 	if s.CreatedAt > s.StartedAt || s.StartedAt > s.FinishedAt || s.FinishedAt > time.Now().UnixNano() || s.StartedAt < before.Add(-time.Second).UnixNano() {
-		c.Errorf("created %d, started %d, finished %d", s.CreatedAt, s.StartedAt, s.FinishedAt)
+		c.Errorf("times: got created %d, started %d, finished %d; want them in this order and not in the future", s.CreatedAt, s.StartedAt, s.FinishedAt)
 	}
 	c.must(c.stop(id, 1))
 	if again := c.status(id); again.ExitCode != code || again.FinishedAt != s.FinishedAt {
-		c.Errorf("a stop changed the end to %v", again)
+		c.Errorf("status after StopContainer: got %v, want the end of %v", again, s)
 	}
 }
 
-// startFails: the error comes with the call, and the container is stopped with the reason.
+// startFails: the call returns the error, and the container has exited with the reason.
 func (c client) startFails() {
 	pod, podConfig := c.pod()
 	id, err := c.tryCreate(pod, podConfig, c.container("c", Fails))
 	if err != nil {
-		return // found out already when it was created
+		return // the backend refused the container at its creation
 	}
 	if err := c.start(id); err == nil {
-		c.Fatal("a program that is not there was started")
+		c.Fatal("StartContainer with a missing program succeeded, want an error")
 	}
 	s := c.status(id)
 	if s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != sandbox.ReasonStartError || s.ExitCode != sandbox.ExitStartError || s.Message == "" {
-		c.Errorf("status %v", s)
+		c.Errorf("status: got %v, want exited with StartError and a message", s)
 	}
 }
 
-// graceThenForce: a container that does not listen is killed when its grace is over.
+// graceThenForce: a container that ignores its stop signal is killed after the grace period.
 func (c client) graceThenForce() {
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Deaf))
@@ -138,14 +138,14 @@ func (c client) graceThenForce() {
 	begin := time.Now()
 	c.must(c.stop(id, 1))
 	if took := time.Since(begin); took < time.Second {
-		c.Errorf("it was killed after %s, its grace was 1 s", took)
+		c.Errorf("the container was killed after %s, want at least 1 s", took)
 	}
 	if s := c.status(id); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.ExitCode != 137 {
-		c.Errorf("status %v", s)
+		c.Errorf("status: got %v, want exit code 137", s)
 	}
 }
 
-// stopCutShort: a stop with less grace does not wait for one with more.
+// stopCutShort: a stop with a shorter grace period does not wait for a stop with a longer one.
 func (c client) stopCutShort() {
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Deaf))
@@ -154,7 +154,7 @@ func (c client) stopCutShort() {
 	go func() { patient <- c.stop(id, 600) }()
 	c.must(c.stop(id, 0))
 	if err := <-patient; err != nil {
-		c.Errorf("the patient stop: %v", err)
+		c.Errorf("the stop with the longer grace period: %v", err)
 	}
 }
 
@@ -166,16 +166,17 @@ func (c client) restart() {
 	for range 3 {
 		c.must(c.start(id))
 		if s := c.status(id); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.FinishedAt != 0 || s.ExitCode != 0 {
-			c.Errorf("status %v", s)
+			c.Errorf("status: got %v, want running without an end", s)
 		}
 		c.must(c.stop(id, 5))
 	}
 	if now := c.podStatus(pod).GetNetwork().GetIp(); now != ip {
-		c.Errorf("the address went from %s to %s", ip, now)
+		c.Errorf("address of the pod: got %s, want %s", now, ip)
 	}
 }
 
-// createRepeats: the kubelet's counters are no parameters, everything else is.
+// createRepeats: CreateContainer is a repeat even if the kubelet's counters in the configuration differ, but not if
+// anything else differs.
 func (c client) createRepeats() {
 	pod, podConfig := c.pod()
 	config := c.container("c", Runs)
@@ -183,7 +184,7 @@ func (c client) createRepeats() {
 	counted := proto.CloneOf(config)
 	counted.Annotations["io.kubernetes.container.restartCount"] = "3"
 	if again := c.create(pod, podConfig, counted); again != id {
-		c.Errorf("a repeat made %s beside %s", again, id)
+		c.Errorf("repeated CreateContainer: got %s, want %s", again, id)
 	}
 	for what, change := range map[string]func(*runtimeapi.ContainerConfig){
 		"labels":      func(x *runtimeapi.ContainerConfig) { x.Labels["more"] = "x" },
@@ -200,10 +201,10 @@ func (c client) createRepeats() {
 	}
 }
 
-// manyContainers: the containers of a pod of many live and die on their own.
+// manyContainers: the containers of a pod are independent of each other.
 func (c client) manyContainers() {
 	if c.Unit {
-		return // ids shows that there is one at a time
+		return // ids tests that a unit pod has one container at a time
 	}
 	pod, podConfig := c.pod()
 	var ids []string
@@ -215,16 +216,16 @@ func (c client) manyContainers() {
 	c.must(c.stop(ids[0], 5))
 	c.must(c.remove(ids[1])) // while it runs
 	if s := c.status(ids[2]); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		c.Errorf("the third is %s", s.State)
+		c.Errorf("state of the third container: got %s, want running", s.State)
 	}
 	next := c.container("a", Runs)
 	next.Metadata.Attempt = 1
 	if id := c.create(pod, podConfig, next); slices.Contains(ids, id) {
-		c.Errorf("the next attempt has the ID of the previous one, %s", id)
+		c.Errorf("ID of the next attempt: got %s, want a new ID", id)
 	}
 	c.must(c.stopPod(pod))
 	if s := c.status(ids[2]); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
-		c.Errorf("after StopPodSandbox the third is %s", s.State)
+		c.Errorf("state of the third container after StopPodSandbox: got %s, want exited", s.State)
 	}
 }
 
@@ -237,7 +238,7 @@ func (c client) stopAndRemoveAtOnce() {
 		func() error { return c.stopPod(pod) },
 		func() error { return c.removePod(pod) },
 	}
-	if !c.Unit { // of a unit pod the table refuses these in some of the states on the way
+	if !c.Unit { // for a unit pod, the table refuses these calls in some of the states
 		calls = append(calls, func() error { return c.stop(id, 0) }, func() error { return c.remove(id) })
 	}
 	done := make(chan error)
@@ -248,14 +249,14 @@ func (c client) stopAndRemoveAtOnce() {
 	}
 	for range 5 * len(calls) {
 		if err := <-done; err != nil {
-			c.Error(err)
+			c.Errorf("concurrent call: %v", err)
 		}
 	}
 	_, err := c.cri().PodSandboxStatus(c.ctx(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod})
 	c.wantCode(err, codes.NotFound, "status of the removed pod")
 }
 
-// retry: a client whose deadline passes during RunPodSandbox asks again and gets one pod.
+// retry: a client whose deadline passes during RunPodSandbox repeats the call and gets one pod.
 func (c client) retry() {
 	config := c.podConfig()
 	req := &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: c.Handler}
@@ -268,17 +269,17 @@ func (c client) retry() {
 	list, err := c.cri().ListPodSandbox(c.ctx(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: config.Labels}})
 	c.must(err)
 	if len(list.Items) != 1 {
-		c.Errorf("%d pods came of it", len(list.Items))
+		c.Errorf("pods after the repeated call: got %d, want 1", len(list.Items))
 	}
 }
 
-// events: GetContainerEvents tells the transitions in their order.
+// events: GetContainerEvents reports the transitions in order.
 func (c client) events() {
 	ctx, cancel := context.WithCancel(c.ctx())
 	defer cancel()
 	stream, err := c.cri().GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	c.must(err)
-	_, err = stream.Header() // the subscription stands
+	_, err = stream.Header() // returns once the subscription is active
 	c.must(err)
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Runs))
@@ -293,7 +294,7 @@ func (c client) events() {
 			continue
 		}
 		if e.CreatedAt == 0 || e.PodSandboxStatus.GetId() != pod {
-			c.Errorf("event %v", e)
+			c.Errorf("event: got %v, want a time and the pod's status", e)
 		}
 		if e.ContainerId == id {
 			got = append(got, e.ContainerEventType)
@@ -307,14 +308,14 @@ func (c client) events() {
 		runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT,
 	}
 	if !slices.Equal(got, want) {
-		c.Errorf("events of the container %v, want %v", got, want)
+		c.Errorf("events of the container: got %v, want %v", got, want)
 	}
 }
 
-// readopt: after a SIGKILL of the daemon what ran runs, what ended meanwhile has its code, what was made can be started.
+// readopt: after a SIGKILL of the daemon, the container still runs, and can be stopped and started.
 func (c client) readopt() {
 	if c.Restart == nil {
-		return // an endpoint in the test's own process; test/e2e kills a real one
+		return // an endpoint in the test's own process; test/e2e kills a real daemon
 	}
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Runs))
@@ -323,10 +324,10 @@ func (c client) readopt() {
 	c.Restart(c.T)
 	after := c.status(id)
 	if after.State != runtimeapi.ContainerState_CONTAINER_RUNNING || after.StartedAt != before.StartedAt {
-		c.Errorf("before %v, after %v", before, after)
+		c.Errorf("status after the restart: got %v, want %v", after, before)
 	}
 	if p := c.podStatus(pod); p.State != runtimeapi.PodSandboxState_SANDBOX_READY || p.GetNetwork().GetIp() != ip {
-		c.Errorf("pod after the restart %v", p)
+		c.Errorf("pod status after the restart: got %v, want ready with the address %s", p, ip)
 	}
 	c.must(c.stop(id, 5))
 	c.must(c.start(id))

@@ -10,9 +10,9 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// testTable brings a container (of a unit pod: the pod) into each state and makes each of the seven calls: the verdict
-// is the table's, the state afterwards is the one that the table says. A unit pod is met in all seven states, 49
-// cells; of a pod of many, the states in which there is a container that a client can name.
+// testTable brings a container (for a unit pod: the pod) into each state and makes each of the seven calls. The verdict
+// and the state afterwards must be those of the table. It tests a unit pod in all seven states (49 cells), and other
+// pods in the states in which a client can name a container.
 func testTable(t *testing.T, s Subject) {
 	states := node.States[:]
 	if !s.Unit {
@@ -28,7 +28,7 @@ func testTable(t *testing.T, s Subject) {
 	}
 }
 
-// cell is one cell of the table.
+// cell tests one cell of the table.
 func (c client) cell(state node.State, call node.Call) {
 	pod, podConfig, id, config := c.bring(state)
 	verdict := node.Decide(c.Unit, state, call)
@@ -36,14 +36,14 @@ func (c client) cell(state node.State, call node.Call) {
 		node.RunPodSandbox: func() error {
 			resp, err := c.cri().RunPodSandbox(c.ctx(), &runtimeapi.RunPodSandboxRequest{Config: podConfig, RuntimeHandler: c.Handler})
 			if err == nil && resp.PodSandboxId != pod {
-				c.Errorf("a repeat made pod %s beside %s", resp.PodSandboxId, pod)
+				c.Errorf("repeated RunPodSandbox: got pod %s, want %s", resp.PodSandboxId, pod)
 			}
 			return err
 		},
 		node.CreateContainer: func() error {
-			made, err := c.tryCreate(pod, podConfig, config)
-			if err == nil && verdict == node.Idempotent && made != id {
-				c.Errorf("a repeat made container %s beside %s", made, id)
+			created, err := c.tryCreate(pod, podConfig, config)
+			if err == nil && verdict == node.Idempotent && created != id {
+				c.Errorf("repeated CreateContainer: got container %s, want %s", created, id)
 			}
 			return err
 		},
@@ -56,20 +56,20 @@ func (c client) cell(state node.State, call node.Call) {
 	switch {
 	case verdict != node.Refused:
 		if err != nil {
-			c.Fatalf("verdict %c: %v", verdict, err)
+			c.Fatalf("call with the verdict %c: got error %v, want success", verdict, err)
 		}
 	case call == node.RunPodSandbox:
-		c.wantCode(err, codes.AlreadyExists, "a sandbox whose metadata a stopped one has")
+		c.wantCode(err, codes.AlreadyExists, "a sandbox with the metadata of a stopped one")
 	default:
-		c.wantCode(err, codes.FailedPrecondition, "verdict ✘")
+		c.wantCode(err, codes.FailedPrecondition, "call with the verdict ✘")
 	}
 	if state == node.Removed && call == node.CreateContainer {
-		id = pod // the removed attempt is gone, the pod's ID means the new one
+		id = pod // the pod's ID refers to the new attempt
 	}
 	c.check(pod, id, state, call, verdict)
 }
 
-// bring makes a pod with its container in a state; for a unit pod the ID is the pod's also where there is none yet.
+// bring creates a pod with its container in a state. For a unit pod without a container yet, id is the pod's ID.
 func (c client) bring(state node.State) (pod string, podConfig *runtimeapi.PodSandboxConfig, id string, config *runtimeapi.ContainerConfig) {
 	c.Helper()
 	pod, podConfig = c.pod()
@@ -96,7 +96,7 @@ func (c client) bring(state node.State) (pod string, podConfig *runtimeapi.PodSa
 		{node.Stopped, func() error { return c.stop(id, 5) }},
 		{node.Removed, func() error {
 			if state == node.Killed {
-				return nil // a container that still can be named is the more telling one
+				return nil // Killed is tested with a container that can still be named
 			}
 			return c.remove(id)
 		}},
@@ -110,7 +110,7 @@ func (c client) bring(state node.State) (pod string, podConfig *runtimeapi.PodSa
 	return pod, podConfig, id, config
 }
 
-// waitStarting waits for the state that the CRI shows as CREATED; the verbose status tells it.
+// waitStarting waits for the state Starting, which the CRI shows as CREATED but the verbose status reports.
 func (c client) waitStarting(id string) {
 	c.Helper()
 	c.poll("the container is Starting", func() bool {
@@ -122,7 +122,7 @@ func (c client) waitStarting(id string) {
 	})
 }
 
-// check looks at what is there after a call.
+// check checks the states of the pod and the container after a call.
 func (c client) check(pod, id string, before node.State, call node.Call, verdict node.Verdict) {
 	c.Helper()
 	if call == node.RemovePodSandbox {
@@ -132,7 +132,7 @@ func (c client) check(pod, id string, before node.State, call node.Call, verdict
 	}
 	ready := c.podStatus(pod).State == runtimeapi.PodSandboxState_SANDBOX_READY
 	if want := before != node.Killed && call != node.StopPodSandbox; ready != want {
-		c.Errorf("the sandbox is ready: %v, want %v", ready, want)
+		c.Errorf("ready state of the sandbox: got %v, want %v", ready, want)
 	}
 	state, moves := map[node.Call]runtimeapi.ContainerState{
 		node.CreateContainer: runtimeapi.ContainerState_CONTAINER_CREATED,
@@ -143,6 +143,6 @@ func (c client) check(pod, id string, before node.State, call node.Call, verdict
 		return
 	}
 	if got := c.status(id).State; got != state {
-		c.Errorf("the container is %s, want %s", got, state)
+		c.Errorf("state of the container: got %s, want %s", got, state)
 	}
 }

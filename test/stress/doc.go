@@ -1,7 +1,7 @@
-// Package stress makes the calls of many clients at a time, in every protocol over every transport, whose messages name
-// their owner: what one client sends is of no other, and what comes back is known to the byte. A server that lets a
-// buffer out of its hands too early answers one client with the bytes of another, and is found out.
+// Package stress makes calls of many concurrent clients, in every protocol over every transport. Each message names its
+// client, so every byte of a reply is known in advance. A server that reuses a buffer too early sends one client the
+// bytes of another, which the package detects.
 //
-// It is for the tests of the data plane (internal/sandbox/wasm/internal/dataplane) and of component pods (test/e2e). It knows neither:
-// they say what their methods answer (Method) and how they are reached (Transport). Begin reading at Run.
+// It is for the tests of the data plane (internal/sandbox/wasm/internal/dataplane) and of component pods (test/e2e),
+// but knows neither: they describe their methods (Method) and how to reach them (Transport). Begin reading with Run.
 package stress

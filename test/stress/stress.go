@@ -22,10 +22,10 @@ type Method struct {
 	// Procedure is the path of its requests, /package.Service/Method.
 	Procedure string
 	Type      connect.StreamType
-	// Base is where it is served, by the name of the Transport: https://127.0.0.1:443.
+	// Base maps the name of a Transport to the base URL of the method, such as https://127.0.0.1:443.
 	Base map[string]string
-	// Exchange makes the messages of one call, in protobuf's binary encoding: what is sent, and what must come back, of
-	// several words that all name the owner. A method that does not stream one way has one message of that way.
+	// Exchange returns the requests of one call and the replies that it must get, in protobuf's binary encoding. It
+	// builds them from words, each of which names the client. In a direction without streaming there is one message.
 	Exchange func(words []string) (requests, replies [][]byte)
 }
 
@@ -33,25 +33,26 @@ type Method struct {
 type Transport struct {
 	Name   string
 	Client *http.Client
-	// HTTP1 says that there is neither gRPC (which needs trailers) nor a stream both ways at a time.
+	// HTTP1 means that the transport supports neither gRPC (which needs trailers) nor bidirectional streams.
 	HTTP1 bool
 }
 
-// Options are how much stress there is: until so many messages have come back, and so much time has passed.
+// Options set the amount of stress.
 type Options struct {
+	// Streams is the number of concurrent calls. Run ends after at least Messages replies and the time For.
 	Streams  int
 	Messages int64
 	For      time.Duration
 }
 
 const (
-	// callTimeout bounds a call: one that hangs is an error, not the end of the test.
+	// callTimeout limits a call, so that a call that hangs is an error instead of a timeout of the test.
 	callTimeout = 2 * time.Minute
-	// compressFrom is the size from which clients compress. A compressor takes most of a megabyte.
+	// compressFrom is the size in bytes from which clients compress. A compressor takes most of a megabyte of memory.
 	compressFrom = 1024
 )
 
-// protocols are what the clients speak.
+// protocols maps the name of a protocol to the options of its clients.
 var protocols = map[string][]connect.ClientOption{
 	"grpc":         {connect.WithGRPC()},
 	"grpc+gzip":    {connect.WithGRPC(), connect.WithSendGzip()},
@@ -69,7 +70,7 @@ type client struct {
 	answered atomic.Bool
 }
 
-// clients are all that there are.
+// clients returns a client for each combination of method, transport and protocol.
 func clients(methods []*Method, transports []Transport) []*client {
 	var all []*client
 	for _, m := range methods {
@@ -89,23 +90,23 @@ func clients(methods []*Method, transports []Transport) []*client {
 	return all
 }
 
-// run is the stress under way.
+// run is the state of one Run.
 type run struct {
 	Options
 	t        testing.TB
 	clients  []*client
 	started  time.Time
-	messages atomic.Int64 // that have come back, and were right
-	bad      atomic.Int64 // calls that went wrong
-	answered atomic.Int64 // clients with a whole answer
+	messages atomic.Int64 // correct replies
+	bad      atomic.Int64 // failed calls
+	answered atomic.Int64 // clients that got a complete answer
 }
 
-// maxReported bounds how many failed calls are reported.
+// maxReported limits the number of failed calls that are reported.
 const maxReported = 10
 
-// Run calls all methods over all transports in all protocols, by so many streams of calls at a time, and fails t for each
-// message that is not what its owner must get. Some calls are left in their middle, as clients do that go away. It ends
-// when there was as much of it as the options say, and every client has had an answer.
+// Run calls all methods over all transports in all protocols, with o.Streams concurrent calls, and fails t for each
+// wrong reply. It cancels some calls in the middle, as disconnecting clients do. It ends once the limits in o are
+// reached and every client has had an answer.
 func Run(t testing.TB, methods []*Method, transports []Transport, o Options) {
 	t.Helper()
 	r := &run{Options: o, t: t, clients: clients(methods, transports), started: time.Now()}
@@ -120,7 +121,7 @@ func Run(t testing.TB, methods []*Method, transports []Transport, o Options) {
 		})
 	}
 	wg.Wait()
-	t.Logf("%d messages by %d kinds of clients, %d streams at a time, in %v; %d calls went wrong",
+	t.Logf("%d replies to %d kinds of clients with %d concurrent calls in %v; %d calls failed",
 		r.messages.Load(), len(r.clients), o.Streams, time.Since(r.started).Round(time.Millisecond), r.bad.Load())
 }
 
@@ -137,7 +138,7 @@ func (r *run) call(c *client, owner string, random *rand.Rand) {
 	leaveAfter := len(replies)
 	if random.IntN(16) == 0 {
 		leaveAfter = random.IntN(len(replies) + 1)
-		if len(replies) == 1 { // there is no middle: it goes while it waits
+		if len(replies) == 1 { // cancel while the call waits for its only reply
 			time.AfterFunc(time.Duration(random.IntN(2000))*time.Microsecond, cancel)
 		}
 	}
@@ -155,12 +156,12 @@ func (r *run) call(c *client, owner string, random *rand.Rand) {
 	foreign, isForeign := errors.AsType[*foreignError](err)
 	switch {
 	case isForeign:
-		r.wrong("%s got foreign bytes: %v", owner, foreign)
-	case ctx.Err() == context.Canceled: // it left
+		r.wrong("%s got the bytes of another call: %v", owner, foreign)
+	case ctx.Err() == context.Canceled: // by this client
 	case err != nil:
 		r.wrong("%s: %v", owner, err)
 	case seen < len(replies):
-		r.wrong("%s: %d of %d messages", owner, seen, len(replies))
+		r.wrong("%s: got %d replies, want %d", owner, seen, len(replies))
 	case c.answered.CompareAndSwap(false, true):
 		r.answered.Add(1)
 	}
@@ -172,7 +173,7 @@ func (r *run) wrong(format string, args ...any) {
 	}
 }
 
-// foreignError is a message that is not its reader's.
+// foreignError reports a message that belongs to another call.
 type foreignError struct {
 	message []byte
 	n, of   int
@@ -182,7 +183,8 @@ func (e *foreignError) Error() string {
 	return fmt.Sprintf("message %d of %d, %d bytes: %.200q", e.n, e.of, len(e.message), e.message)
 }
 
-// words are what a call is made of: mostly short, some beyond each size at which a library turns to other buffers.
+// words returns the content of a call. Most words are short; some exceed each size at which a library uses other
+// buffers.
 func words(owner string, random *rand.Rand) []string {
 	all := make([]string, 1+random.IntN(32))
 	for i := range all {
@@ -199,7 +201,7 @@ func words(owner string, random *rand.Rand) []string {
 	return all
 }
 
-// exchange sends requests and hands each reply to take, whose error ends it.
+// exchange sends requests and calls take with each reply. It ends with take's first error.
 func (c *client) exchange(ctx context.Context, requests [][]byte, take func([]byte) error) error {
 	switch c.Type {
 	case connect.StreamTypeBidi:
@@ -245,7 +247,7 @@ func (c *client) converse(ctx context.Context, requests [][]byte, take func([]by
 	go func() {
 		for _, m := range requests {
 			if err := stream.Send(&message{m}); err != nil {
-				break // the receiver learns why
+				break // the receiver gets the reason
 			}
 		}
 		sent <- stream.CloseRequest()
@@ -275,14 +277,14 @@ func (c *client) converse(ctx context.Context, requests [][]byte, take func([]by
 // message is a message in protobuf's binary encoding.
 type message struct{ bytes []byte }
 
-// codec moves the bytes as they are.
+// codec passes the bytes on unchanged.
 type codec struct{}
 
 func (codec) Name() string { return "proto" }
 
-func (codec) Marshal(m any) ([]byte, error) { return bytes.Clone(m.(*message).bytes), nil } // connect-go keeps it
+func (codec) Marshal(m any) ([]byte, error) { return bytes.Clone(m.(*message).bytes), nil } // connect-go keeps the result
 
 func (codec) Unmarshal(b []byte, m any) error {
-	m.(*message).bytes = bytes.Clone(b) // connect-go uses b again
+	m.(*message).bytes = bytes.Clone(b) // connect-go reuses b
 	return nil
 }

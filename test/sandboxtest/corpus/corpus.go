@@ -1,5 +1,5 @@
-// Package corpus holds requests as a real kubelet writes them, for tests of what is accepted. README.md says where they come
-// from. It must not know a backend: which pods a kind cannot run is its own test's to say.
+// Package corpus contains requests of a real kubelet, for tests of what a backend accepts. README.md says how they were
+// recorded. The package must not know a backend: each backend's tests say which pods it cannot run.
 package corpus
 
 import (
@@ -18,15 +18,15 @@ import (
 //go:embed testdata/*.json
 var files embed.FS
 
-// Pod is what a kubelet sends for a pod of one container.
+// Pod is a kubelet's requests for a pod with one container.
 type Pod struct {
-	// Name is that of the pod in pods.yaml, with dashes for spaces.
+	// Name is the name of the pod in pods.yaml, with dashes for spaces.
 	Name      string
 	Sandbox   *runtimeapi.PodSandboxConfig
 	Container *runtimeapi.ContainerConfig
 }
 
-// Pods are all pods of the corpus, by name. Whoever asks may change them.
+// Pods returns all pods of the corpus, sorted by name. The caller may change them.
 func Pods(t testing.TB) []Pod {
 	t.Helper()
 	entries, err := files.ReadDir("testdata")
@@ -59,7 +59,8 @@ func read(t testing.TB, name string) Pod {
 	return p
 }
 
-// MoveBelow moves what the pod mounts below dir and makes it there: empty files where the kubelet makes files, else directories.
+// MoveBelow moves the host paths of the pod's mounts below dir and creates them: empty files where the kubelet creates
+// files, otherwise directories.
 func (p Pod) MoveBelow(t testing.TB, dir string) {
 	t.Helper()
 	for _, m := range p.Container.GetMounts() {
