@@ -10,11 +10,11 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// burstTimeout is how long a burst may take on a busy machine. It is no bar: those are measured by hand,
-// with the lines that the test logs, on a quiet machine.
+// burstTimeout limits a burst on a busy machine. It is not a performance goal: that is measured by hand on a quiet
+// machine, with the lines that the test logs.
 const burstTimeout = 10 * time.Minute
 
-// TestBurst scales Deployments from nothing to many pods and back, with busy loops beside. All become ready, none is
+// TestBurst scales Deployments from zero to many pods and back, while busy loops run. All pods become ready, none is
 // restarted, nothing is left.
 func TestBurst(t *testing.T) {
 	c := kube.Shared(t)
@@ -46,13 +46,13 @@ spec:
 			for range burst.times {
 				up := scale(n, burst.pods)
 				n.CheckRestarts()
-				t.Logf("%d pods of %s, %d busy loops beside: ready after %.1f s, gone after %.1f s", burst.pods, burst.kind, burst.loops, up, scale(n, 0))
+				t.Logf("%d pods of %s with %d busy loops: ready after %.1f s, removed after %.1f s", burst.pods, burst.kind, burst.loops, up, scale(n, 0))
 			}
 		})
 	}
 }
 
-// scale gives the Deployment "many" a number of pods and returns how many seconds it took until all were ready, or gone.
+// scale sets the number of pods of the Deployment "many" and returns the seconds until all are ready or removed.
 func scale(n *kube.Namespace, pods int) float64 {
 	begin := time.Now()
 	n.Kubectl("scale", "deployment/many", fmt.Sprint("--replicas=", pods))
@@ -60,7 +60,7 @@ func scale(n *kube.Namespace, pods int) float64 {
 	return time.Since(begin).Seconds()
 }
 
-// keepBusy runs processes that do nothing but compute until the test ends.
+// keepBusy runs busy loops until the test ends.
 func keepBusy(t *testing.T, loops int) {
 	t.Helper()
 	for range loops {
@@ -70,7 +70,7 @@ func keepBusy(t *testing.T, loops int) {
 		}
 		t.Cleanup(func() {
 			_ = loop.Process.Kill()
-			_ = loop.Wait() // it was killed
+			_ = loop.Wait() // the error is the signal
 		})
 	}
 }

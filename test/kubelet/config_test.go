@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// configured is what each kind's pod of TestConfiguration sees: a ConfigMap and a Secret as volumes and as variables, and
-// what the downward API tells.
+// configured is the pod of TestConfiguration, with a ConfigMap and a Secret as volumes and as variables, and fields
+// from the downward API.
 const configured = `
 apiVersion: v1
 kind: ConfigMap
@@ -53,11 +53,11 @@ spec:
   - {name: about, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}, {path: note, fieldRef: {fieldPath: "metadata.annotations['note']"}}]}}
 `
 
-// updateTimeout is how long a volume's change may take: the kubelet looks at its pods every ten seconds here.
+// updateTimeout limits the time until a volume is updated. The kubelet syncs its pods every ten seconds here.
 const updateTimeout = 2 * time.Minute
 
 func TestConfiguration(t *testing.T) {
-	// A component prints what it sees again and again, since no command can be run beside it.
+	// The component prints everything repeatedly, because no command can be run in it.
 	look := "cat, /config/settings/color, out, '', cat, /config/password/word, out, '', cat, /config/about/labels, out, '', cat, /config/about/note, out, '', env, COLOR, env, WORD, env, POD_NAME, env, POD_IP, env, MEMORY, "
 	watch := strings.Repeat("cat, /config/settings/color, out, '', sleep, 2s, ", 60)
 	containers := map[string]string{
@@ -75,20 +75,20 @@ func TestConfiguration(t *testing.T) {
 		}
 		for name, value := range map[string]string{"COLOR": "blue", "WORD": "open sesame", "POD_NAME": "reader", "POD_IP": ip, "MEMORY": "134217728"} {
 			want := name + "=" + value
-			if k.name == "wasm" { // it prints the values alone
+			if k.name == "wasm" { // prints only the values
 				want = "\n" + value + "\n"
 			}
 			n.WaitLog(want, k.boots, "reader")
 		}
 		if k.name == "vm" {
-			return // files are copied into a machine when it is made
+			return // files are copied into a machine at its creation
 		}
 		n.Kubectl("patch", "configmap", "settings", "--patch", `{"data": {"color": "green"}}`)
 		n.WaitLog("green\n", updateTimeout, "reader")
 	})
 }
 
-// TestProjectedToken: a pod's token says whose it is, and the API server takes it.
+// TestProjectedToken: a pod's projected token names the pod, its service account and the audience.
 func TestProjectedToken(t *testing.T) {
 	containers := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh, -c, "cat /token/token; echo; cat /token/namespace; trap exit TERM; sleep 3600 & wait"]`,
@@ -114,7 +114,7 @@ spec:
 		log := n.WaitLog(n.Name, k.boots, "reader")
 		token := regexp.MustCompile(`(?m)^[\w-]+\.([\w-]+)\.[\w-]+\s*$`).FindStringSubmatch(log)
 		if token == nil {
-			t.Fatalf("there is no token: %s", log)
+			t.Fatalf("the pod's log has no token: %s", log)
 		}
 		text, err := base64.RawURLEncoding.DecodeString(token[1])
 		if err != nil {
@@ -132,7 +132,7 @@ spec:
 		}
 		pod := n.Pod("reader")
 		if claims.Subject != "system:serviceaccount:"+n.Name+":default" || claims.Of.Pod.UID != string(pod.UID) || claims.Audience[0] != "tripod-test" {
-			t.Errorf("the token is another's: %s", text)
+			t.Errorf("claims of the token: got %s, want the pod %s, its service account and the audience", text, pod.UID)
 		}
 	})
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestInitContainersAndSidecars: two init containers one after the other, a sidecar that is there before the second and
-// ends after the container.
+// TestInitContainersAndSidecars: two init containers run in order; a sidecar starts before the second and ends after
+// the container.
 func TestInitContainersAndSidecars(t *testing.T) {
 	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`
@@ -40,12 +40,12 @@ spec:
 `))
 		n.WaitPhase("steps", corev1.PodSucceeded, k.boots)
 		if log := n.Kubectl("logs", "steps", "-c", "sidecar"); log != "first\nsidecar\nsecond\nmain\n" {
-			t.Errorf("the steps were %q", log)
+			t.Errorf("order of the steps: got %q, want first, sidecar, second, main", log)
 		}
 	})
 }
 
-// TestUnitPodsHaveOneContainer: what has no place in a pod of one unit is refused by a message that says what is wrong.
+// TestUnitPodsHaveOneContainer: further containers in a unit pod are refused with a message that gives the reason.
 func TestUnitPodsHaveOneContainer(t *testing.T) {
 	forKinds(t, kinds[1:], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.ExpectRestarts()
@@ -79,11 +79,11 @@ spec:
 `))
 		waitEvent(n, "two", "one container")
 		n.WaitReady("one", k.boots)
-		// The answer is in the events; kubectl would wait for a container that never starts.
+		// The refusal is in the events; kubectl would wait for a container that never starts.
 		n.Kubectl("debug", "one", "--image", harness.Busybox, "--container", "debugger", "--attach=false", "--", "sleep", "1")
 		waitEvent(n, "one", "one container")
 		if !kube.Ready(n.Pod("one")) {
-			t.Errorf("the refusal has touched the pod: %s", kube.Describe(n.Pod("one")))
+			t.Errorf("pod after the refusal: got %s, want ready", kube.Describe(n.Pod("one")))
 		}
 	})
 }
@@ -99,15 +99,15 @@ func TestEphemeralContainer(t *testing.T) {
 			return len(s) > 0 && s[0].State.Terminated != nil
 		})
 		if end := pod.Status.EphemeralContainerStatuses[0].State.Terminated; end.ExitCode != 4 {
-			t.Errorf("its exit code is %d, not 4", end.ExitCode)
+			t.Errorf("exit code of the debugger: got %d, want 4", end.ExitCode)
 		}
 		if log := n.WaitLog("looked", kube.Timeout, "client", "-c", "debugger"); !strings.Contains(log, "sleep 3600") {
-			t.Errorf("it does not see the processes of its target: %s", log)
+			t.Errorf("ps in the debugger: got %s, want the target's sleep 3600", log)
 		}
 	})
 }
 
-// TestRestartPolicies: what ends is started again as the pod says, and each time after a longer pause.
+// TestRestartPolicies: a container that ends is restarted according to the pod's policy, after growing pauses.
 func TestRestartPolicies(t *testing.T) {
 	c := kube.Shared(t)
 	t.Parallel()
@@ -115,7 +115,7 @@ func TestRestartPolicies(t *testing.T) {
 		kind   kind
 		policy corev1.RestartPolicy
 		fails  bool
-		// phase is where the pod ends; without one it is restarted again and again.
+		// phase is the pod's last phase; "" means that its container is restarted forever.
 		phase corev1.PodPhase
 	}{
 		{kind: kinds[0], policy: corev1.RestartPolicyNever, phase: corev1.PodSucceeded},
@@ -158,7 +158,7 @@ spec:
 	}
 }
 
-// checkRestarts waits until the pod "ends" has been restarted twice, with a pause that is called so.
+// checkRestarts waits until the pod "ends" has been restarted twice and has reported CrashLoopBackOff.
 func checkRestarts(t *testing.T, k kind, n *kube.Namespace, fails bool) {
 	t.Helper()
 	var paused bool
@@ -173,21 +173,22 @@ func checkRestarts(t *testing.T, k kind, n *kube.Namespace, fails bool) {
 	last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated
 	switch {
 	case last == nil:
-		t.Errorf("how it ended before is not reported: %s", kube.Describe(pod))
+		t.Errorf("the pod has no last termination state: %s", kube.Describe(pod))
 	case fails && last.ExitCode != 3 || !fails && last.ExitCode != 0:
-		t.Errorf("it ended before with %d", last.ExitCode)
+		t.Errorf("last exit code: got %d, want 3 for a failure and 0 otherwise", last.ExitCode)
 	}
-	// The kubelet keeps one container that ended, and may have removed it before the API knew of the next.
-	n.Await("the log of the container before", kube.Timeout, func() error {
+	// The kubelet keeps one container that has ended, and may remove it before the API server knows the next.
+	n.Await("the log of the previous container", kube.Timeout, func() error {
 		log, err := n.TryKubectl("logs", "ends", "--previous")
 		if err == nil && !fails && !strings.HasPrefix(log, k.says) {
-			err = fmt.Errorf("it is %q", log)
+			err = fmt.Errorf("previous log: got %q, want prefix %q", log, k.says)
 		}
 		return err
 	})
 }
 
-// TestHooks: postStart is over before the container counts as started, preStop runs before the container gets its signal.
+// TestHooks: postStart ends before the container counts as started, and preStop ends before the container gets its
+// signal.
 func TestHooks(t *testing.T) {
 	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`
@@ -212,12 +213,13 @@ spec:
 		want := []string{"postStart", "preStop", "told to end"}
 		got := slices.DeleteFunc(strings.Fields(strings.ReplaceAll(log, "told to end", "told_to_end")), func(s string) bool { return s == "begun" })
 		if strings.ReplaceAll(strings.Join(got, ","), "_", " ") != strings.Join(want, ",") {
-			t.Errorf("the hooks ran otherwise than %v: %s", want, log)
+			t.Errorf("order of the hooks: got %s, want %v", log, want)
 		}
 	})
 }
 
-// TestHooksOfUnits: a component and a machine have HTTP and sleep hooks, a machine those that run a command as well.
+// TestHooksOfUnits: components and machines support HTTP and sleep hooks; machines also support hooks that run a
+// command.
 func TestHooksOfUnits(t *testing.T) {
 	postStart := map[string]string{"wasm": "httpGet: {port: 80, path: /started}", "vm": "exec: {command: [touch, /started]}"}
 	forKinds(t, kinds[1:], func(t *testing.T, k kind, n *kube.Namespace) {
@@ -238,10 +240,10 @@ spec:
 		pod := n.WaitReady("hooked", k.boots)
 		began := time.Now()
 		n.Kubectl("delete", "pod", "hooked", "--wait=false")
-		// It serves on while the hook runs.
+		// The pod serves while the hook runs.
 		for time.Since(began) < 3*time.Second {
 			if answer, err := get("http://" + pod.Status.PodIP + "/"); contains(answer, err, k.greeting) != nil {
-				t.Fatalf("it ended %v after the deletion, before the hook did: %v", time.Since(began), err)
+				t.Fatalf("request %v after the deletion, during the hook: %v", time.Since(began), err)
 			}
 			time.Sleep(200 * time.Millisecond) // pacing
 		}
@@ -249,7 +251,7 @@ spec:
 	})
 }
 
-// TestGracefulDeletion: a pod that is deleted has its grace period for what is under way.
+// TestGracefulDeletion: a deleted pod can finish its work in the grace period.
 func TestGracefulDeletion(t *testing.T) {
 	containers := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh, -c, "trap 'sleep 2; echo ended well; exit' TERM; echo begun; while :; do sleep 1 & wait $!; done"]`,
@@ -272,7 +274,7 @@ spec:
 		switch k.name {
 		case "linux":
 			last, begun, end = startLog(t, n, "ends"), "begun", "ended well"
-		case "wasm": // a stream of answers, which the last of is 0
+		case "wasm": // a stream of answers that ends with 0
 			bin, err := harness.Binary()
 			if err != nil {
 				t.Fatal(err)
@@ -286,15 +288,15 @@ spec:
 		began := time.Now()
 		n.Kubectl("delete", "pod", "ends")
 		if log := strings.ReplaceAll(last.wait(t), " ", ""); !strings.Contains(log, strings.ReplaceAll(end, " ", "")) {
-			t.Errorf("it was cut off: %s", log)
+			t.Errorf("output of the deleted pod: got %s, want it to contain %q", log, end)
 		}
 		if took := time.Since(began); took > 50*time.Second {
-			t.Errorf("it took %v, and so was killed", took)
+			t.Errorf("the deletion took %v, want less than the grace period", took)
 		}
 	})
 }
 
-// TestFullVolume: a pod that writes more than its volume may hold is evicted.
+// TestFullVolume: a pod that exceeds the size limit of its volume is evicted.
 func TestFullVolume(t *testing.T) {
 	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`

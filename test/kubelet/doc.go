@@ -1,10 +1,10 @@
-// Package kubelet has the tests of Tripod under a real Kubernetes: kubelet, API server, controllers, scheduler, kube-proxy
-// and kubectl, as test/harness/kube starts them. One cluster is for all tests, each test has a namespace of its own.
+// Package kubelet tests Tripod with a real Kubernetes: kubelet, API server, controllers, scheduler, kube-proxy and
+// kubectl, which test/harness/kube starts. All tests share one cluster; each test has its own namespace.
 //
-// Tests say what a user of the cluster sees. What the kubelet asks for, call by call, is modelled in test/e2e; a
-// difference that a test here finds becomes a case of the model. Begin reading with kinds_test.go: most tests are tables
-// over the kinds of pods.
+// The tests check what a user of the cluster sees. test/e2e has a model of the kubelet's calls; a difference that a
+// test here finds becomes a case of the model. Begin reading with kinds_test.go: most tests are tables over the kinds
+// of pods.
 //
-// Tests run beside each other unless they do something to the node; these do not call t.Parallel, and run before all that
-// do.
+// Tests run in parallel unless they affect the node. Those that do affect it do not call t.Parallel, and run before the
+// others.
 package kubelet

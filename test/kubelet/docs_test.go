@@ -12,8 +12,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestDocuments applies the objects of the guides as they stand there. Only what they take from the reader is given to them:
-// an image of their name.
+// TestDocuments applies the objects in the guides unchanged. It only pushes the images that a reader would push.
 func TestDocuments(t *testing.T) {
 	c := kube.Shared(t)
 	t.Parallel()
@@ -31,7 +30,7 @@ func TestDocuments(t *testing.T) {
 		applyDocument(t, n, "vm.md")
 		pod := n.WaitReady("debian", harness.GuestTimeout)
 		if pod.Spec.Overhead.Memory().IsZero() {
-			t.Errorf("the pod has no overhead: %v", pod.Spec.Overhead)
+			t.Errorf("overhead of the pod: got %v, want memory", pod.Spec.Overhead)
 		}
 		n.WaitLog("seed=nocloud", kube.Timeout, "debian")
 	})
@@ -45,15 +44,15 @@ func TestDocuments(t *testing.T) {
 		for _, h := range node.Status.RuntimeHandlers {
 			handlers[h.Name] = true
 		}
-		for _, name := range []string{"", "linux", "wasm", "vm"} { // applied when the cluster was started
+		for _, name := range []string{"", "linux", "wasm", "vm"} { // the cluster applies this document when it starts
 			if !handlers[name] {
-				t.Errorf("the node does not report the handler %q: %v", name, node.Status.RuntimeHandlers)
+				t.Errorf("handlers of the node: got %v, want %q among them", node.Status.RuntimeHandlers, name)
 			}
 		}
 	})
 }
 
-// applyDocument applies the manifests of a document.
+// applyDocument applies the manifests in a document.
 func applyDocument(t *testing.T, n *kube.Namespace, document string) {
 	t.Helper()
 	manifests, err := harness.Manifests(document)
@@ -65,7 +64,7 @@ func applyDocument(t *testing.T, n *kube.Namespace, document string) {
 	}
 }
 
-// push puts a file into the registry of the tests, under the name that every registry has there.
+// push pushes a file to the tests' registry, which serves the images of every registry name.
 func push(t *testing.T, name, file string, args ...string) {
 	t.Helper()
 	tripod, err := harness.Binary()

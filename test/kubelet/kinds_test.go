@@ -16,23 +16,24 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// kind is a kind of pod, with what a test of any kind needs to know of it.
+// kind describes a kind of pod for the tests.
 type kind struct {
-	name string // and its RuntimeClass
-	// web is an image that serves HTTP on port 80, and greets with greeting.
+	name string // also the name of the RuntimeClass
+	// web is an image that serves HTTP on port 80. Its answers contain greeting.
 	web, greeting string
-	// resources are those of the container, in YAML: a machine has its limit as memory. The node has two processors for all
-	// tests together.
+	// resources are the resources of the container, in YAML. A machine has its limit as memory. The node has two CPUs for
+	// all tests together.
 	resources string
-	// replicas is how many pods the tests have of it.
+	// replicas is the number of pods that the tests run.
 	replicas int
-	// grace is the pod's grace period in seconds; the web server of linux does not obey SIGTERM.
+	// grace is the pod's grace period in seconds; the web server of linux ignores SIGTERM.
 	grace int
-	// boots is how long a pod may take until it is ready.
+	// boots limits the time until a pod is ready.
 	boots time.Duration
-	// exec says whether a command can be run in it.
+	// exec reports whether a command can be run in the pod.
 	exec bool
-	// prints is a container's image and args, in YAML, that prints says and ends with 0; fails ends with 3.
+	// prints is the image and arguments, in YAML, of a container that prints says and exits with 0. The container of
+	// fails exits with 3.
 	prints, says, fails string
 }
 
@@ -45,10 +46,11 @@ var kinds = []kind{
 		prints: `image: ` + harness.TinyEnds, says: "tick 00001"},
 }
 
-// machines bounds the tests that run machines at one time: each of those, emulated, keeps a processor busy while it boots.
+// machines limits the tests that run machines at the same time, because an emulated machine keeps a CPU busy while it
+// boots.
 var machines = make(chan struct{}, 2)
 
-// reserve waits until a test with pods of the kind may begin.
+// reserve waits until a test with pods of this kind can begin.
 func (k kind) reserve(t *testing.T) {
 	t.Helper()
 	if k.name == "vm" {
@@ -57,7 +59,7 @@ func (k kind) reserve(t *testing.T) {
 	}
 }
 
-// forKinds runs a test for each kind of pod, in a namespace of its own and beside the others.
+// forKinds runs a test for each kind of pod, in parallel and each in its own namespace.
 func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kube.Namespace)) {
 	t.Helper()
 	c := kube.Shared(t)
@@ -71,13 +73,13 @@ func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kub
 	}
 }
 
-// fill puts what the kind has in place of the words RUNTIME, WEB, GRACE and RESOURCES of a text, and the busybox image in that of
-// BUSYBOX.
+// fill replaces the words RUNTIME, WEB, GRACE and RESOURCES in a text with the values of the kind, and BUSYBOX with the
+// busybox image.
 func (k kind) fill(text string) string {
 	return strings.NewReplacer("RUNTIME", k.name, "WEB", k.web, "GRACE", strconv.Itoa(k.grace), "RESOURCES", k.resources, "BUSYBOX", harness.Busybox).Replace(text)
 }
 
-// deployment is a Deployment "web" of the kind's web server, with a Service before it.
+// deployment returns a Deployment "web" of the kind's web server, and its Service.
 func (k kind) deployment(replicas int) string {
 	return fmt.Sprintf(k.fill(`
 apiVersion: apps/v1
@@ -108,7 +110,7 @@ spec:
 `), replicas)
 }
 
-// client is a pod of which a test calls others.
+// client is a pod from which a test calls other pods.
 const client = `
 apiVersion: v1
 kind: Pod
@@ -118,7 +120,7 @@ spec:
   containers: [{name: client, image: ` + harness.Busybox + `, command: [sleep, "3600"]}]
 `
 
-// get asks a web server from the node.
+// get sends a GET request from the node and returns the body.
 func get(url string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -138,15 +140,15 @@ func get(url string) (string, error) {
 	return string(body), err
 }
 
-// contains is nil when an answer has a text.
+// contains returns err, or an error if answer does not contain text.
 func contains(answer string, err error, text string) error {
 	if err == nil && !strings.Contains(answer, text) {
-		err = fmt.Errorf("%q is not in the answer: %s", text, answer)
+		err = fmt.Errorf("got answer %q, want it to contain %q", answer, text)
 	}
 	return err
 }
 
-// lockedBuffer may be read while it is written.
+// lockedBuffer is a buffer for concurrent use.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -18,9 +18,9 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// The tests of this file do something to the node, so each is alone.
+// The tests in this file affect the node, so they do not run in parallel.
 
-// webs runs a Deployment of each kind, in a namespace of its own, and returns the pods once they are ready.
+// webs runs a Deployment of each kind, each in its own namespace, and returns the pods once they are ready.
 func webs(t *testing.T, c *kube.Cluster) (all []*kube.Namespace, pods map[string][]corev1.Pod) {
 	t.Helper()
 	pods = map[string][]corev1.Pod{}
@@ -35,7 +35,7 @@ func webs(t *testing.T, c *kube.Cluster) (all []*kube.Namespace, pods map[string
 	return all, pods
 }
 
-// checkUntouched sees that the pods are the same, with the same containers, and ready.
+// checkUntouched checks that the pods are ready and the same as before, with the same containers.
 func checkUntouched(t *testing.T, all []*kube.Namespace, before map[string][]corev1.Pod) {
 	t.Helper()
 	for i, k := range kinds {
@@ -49,17 +49,17 @@ func checkUntouched(t *testing.T, all []*kube.Namespace, before map[string][]cor
 	}
 }
 
-// TestKubeletRestart: the kubelet finds what runs as it left it, and goes on.
+// TestKubeletRestart: after a restart of the kubelet, all pods keep running, and new pods start.
 func TestKubeletRestart(t *testing.T) {
 	c := kube.Shared(t)
 	all, before := webs(t, c)
 	if err := errors.Join(c.Kubelet.Kill(), c.Kubelet.Start()); err != nil {
 		t.Fatal(err)
 	}
-	checkGoesOn(t, c, all, before)
+	checkUnaffected(t, c, all, before)
 }
 
-// TestDaemonKilled: without a daemon the pods serve, and afterwards the kubelet finds them as they were.
+// TestDaemonKilled: the pods serve while the daemon is down, and are unchanged when it is up again.
 func TestDaemonKilled(t *testing.T) {
 	c := kube.Shared(t)
 	all, before := webs(t, c)
@@ -73,24 +73,24 @@ func TestDaemonKilled(t *testing.T) {
 		}
 		answer, err := get("http://" + service.Spec.ClusterIP + ":8080/")
 		if err := contains(answer, err, k.greeting); err != nil {
-			t.Errorf("without a daemon %s does not serve: %v", k.name, err)
+			t.Errorf("request to %s while the daemon is down: %v", k.name, err)
 		}
 	}
 	if err := errors.Join(c.Daemon.Start(), c.WaitRuntime()); err != nil {
 		t.Fatal(err)
 	}
-	checkGoesOn(t, c, all, before)
+	checkUnaffected(t, c, all, before)
 }
 
-// kubeletRounds is some relists (one a second) and more than one sync of every pod (syncFrequency, 10 s): that nothing is done
-// to a pod shows only when there was time to do it.
+// kubeletRounds is the time for several relists (one per second) and at least one sync of every pod (syncFrequency, 10
+// s).
 const kubeletRounds = 15 * time.Second
 
-// checkGoesOn sees that the pods were left alone, for some rounds of the kubelet, and that it makes new ones.
-func checkGoesOn(t *testing.T, c *kube.Cluster, all []*kube.Namespace, before map[string][]corev1.Pod) {
+// checkUnaffected checks that the kubelet leaves the pods alone for kubeletRounds, and that new pods start.
+func checkUnaffected(t *testing.T, c *kube.Cluster, all []*kube.Namespace, before map[string][]corev1.Pod) {
 	t.Helper()
 	all[0].Await("the node is ready", kube.Timeout, c.NodeReady)
-	time.Sleep(kubeletRounds) // pacing: nothing is to happen meanwhile: there is no event to wait for
+	time.Sleep(kubeletRounds) // pacing: no event shows that nothing happens
 	checkUntouched(t, all, before)
 	for i, k := range kinds {
 		all[i].Kubectl("scale", "deployment/web", fmt.Sprint("--replicas=", k.replicas+1))
@@ -104,7 +104,7 @@ func checkGoesOn(t *testing.T, c *kube.Cluster, all []*kube.Namespace, before ma
 	}
 }
 
-// TestDaemonKilledInTheMiddle: whatever the kubelet was at when the daemon died, it comes to its end.
+// TestDaemonKilledInTheMiddle: the kubelet completes its work even if the daemon is killed in the middle of it.
 func TestDaemonKilledInTheMiddle(t *testing.T) {
 	c := kube.Shared(t)
 	scale := func(all []*kube.Namespace, to func(k kind) int) {
@@ -123,7 +123,7 @@ func TestDaemonKilledInTheMiddle(t *testing.T) {
 	for _, after := range []time.Duration{300 * time.Millisecond, time.Second, 2500 * time.Millisecond} {
 		for _, to := range []func(kind) int{up, down} {
 			scale(all, to)
-			time.Sleep(after) // the kill falls into whatever the kubelet is at by then
+			time.Sleep(after) // pacing: the kubelet is in the middle of its work
 			if err := errors.Join(c.Daemon.Kill(), c.Daemon.Start(), c.WaitRuntime()); err != nil {
 				t.Fatal(err)
 			}
@@ -134,7 +134,7 @@ func TestDaemonKilledInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestUnitKilled: the process behind a pod dies, and the kubelet starts the container again in the same pod.
+// TestUnitKilled: if the process of a pod is killed, the kubelet restarts the container in the same pod.
 func TestUnitKilled(t *testing.T) {
 	c := kube.Shared(t)
 	for _, test := range []struct {
@@ -147,18 +147,18 @@ func TestUnitKilled(t *testing.T) {
 			n.Apply(k.deployment(1))
 			pod := n.WaitPods("app=web", 1, k.boots)[0]
 			if killAll(test.process) == 0 {
-				t.Fatalf("there is no process %s", test.process)
+				t.Fatalf("found no process %s", test.process)
 			}
 			again := n.WaitPod(pod.Name, "was restarted and is ready", 2*k.boots, func(p *corev1.Pod) bool {
 				return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount > 0
 			})
 			if again.Status.PodIP != pod.Status.PodIP || again.Status.ContainerStatuses[0].RestartCount != 1 {
-				t.Errorf("it was to be restarted once, in its place: %s", kube.Describe(again))
+				t.Errorf("pod after the kill: got %s, want the same address and one restart", kube.Describe(again))
 			}
 			if end := again.Status.ContainerStatuses[0].LastTerminationState.Terminated; end == nil || end.ExitCode != 137 {
-				t.Errorf("that it was killed is not reported: %+v", end)
+				t.Errorf("last termination state: got %+v, want exit code 137", end)
 			}
-			n.Await("it serves", kube.Timeout, func() error {
+			n.Await("the pod serves", kube.Timeout, func() error {
 				answer, err := get("http://" + pod.Status.PodIP + "/")
 				return contains(answer, err, k.greeting)
 			})
@@ -166,7 +166,7 @@ func TestUnitKilled(t *testing.T) {
 	}
 }
 
-// killAll kills the processes of this world that run a program, and returns how many there were.
+// killAll kills the processes in the test's PID namespace that run a program, and returns their number.
 func killAll(program string) int {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	killed := 0
@@ -181,7 +181,7 @@ func killAll(program string) int {
 	return killed
 }
 
-// TestDiskPressure: a node that runs short of room first removes the images that no pod has, and then evicts pods.
+// TestDiskPressure: a node that is short of disk space removes unused images and evicts pods.
 func TestDiskPressure(t *testing.T) {
 	c := kube.Shared(t)
 	n := c.Namespace(t)
@@ -217,7 +217,7 @@ spec:
 	n.Await("unused images are gone", kube.Timeout, func() error {
 		out, err := c.Tripod("images", "-o", "json")
 		if err == nil && strings.Contains(out, unused) {
-			err = errors.New(unused + " is still there")
+			err = errors.New("image " + unused + " still exists")
 		}
 		return err
 	})

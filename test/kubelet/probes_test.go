@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// probed takes the image, the readiness probe and the liveness probe.
+// probed is a pod with placeholders for the image, the readiness probe and the liveness probe.
 const probed = `
 apiVersion: v1
 kind: Pod
@@ -30,7 +30,8 @@ spec:
     livenessProbe: {periodSeconds: 1, failureThreshold: 2, %[3]s}
 `
 
-// TestProbes: a pod is ready when its probe says so, and its container is restarted once its liveness probe fails.
+// TestProbes: a pod is ready once its readiness probe succeeds, and its container is restarted if its liveness probe
+// fails.
 func TestProbes(t *testing.T) {
 	c := kube.Shared(t)
 	t.Parallel()
@@ -59,7 +60,7 @@ func TestProbes(t *testing.T) {
 			n.Apply(k.fill(fmt.Sprintf(probed, test.image, test.well, test.well)))
 			first := n.WaitReady("web", k.boots)
 			if first.Status.ContainerStatuses[0].RestartCount > 0 {
-				t.Errorf("a probe that succeeds restarted it: %s", kube.Describe(first))
+				t.Errorf("pod with a successful probe: got %s, want no restart", kube.Describe(first))
 			}
 			n.Kubectl("delete", "pod", "web")
 			n.Apply(k.fill(fmt.Sprintf(probed, test.image, test.well, test.bad)))
@@ -67,13 +68,13 @@ func TestProbes(t *testing.T) {
 				return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount > 0
 			})
 			if again.Status.ContainerStatuses[0].LastTerminationState.Terminated == nil {
-				t.Errorf("how it ended before is not reported: %s", kube.Describe(again))
+				t.Errorf("the pod has no last termination state: %s", kube.Describe(again))
 			}
 		})
 	}
 }
 
-// TestExecProbeOfComponent: there is nothing to run a command in, and the pod's events say so.
+// TestExecProbeOfComponent: a component cannot run commands, and the pod's events say so.
 func TestExecProbeOfComponent(t *testing.T) {
 	forKinds(t, kinds[1:2], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(fmt.Sprintf(probed, k.web, "exec: {command: [\"true\"]}", "tcpSocket: {port: 80}")))
@@ -93,6 +94,6 @@ func waitEvent(n *kube.Namespace, pod, text string) {
 		}) {
 			return nil
 		}
-		return errors.New("there is none")
+		return errors.New("found no such event")
 	})
 }

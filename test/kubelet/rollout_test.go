@@ -18,8 +18,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestRolloutLosesNoCall updates a Deployment of components while a client calls it 200 times a second through its Service,
-// half of the calls over one connection that stays and half over connections of their own.
+// TestRolloutLosesNoCall updates a Deployment of components while a client makes 200 calls per second through its
+// Service: half of them over one permanent connection, half over a new connection each. No call fails.
 func TestRolloutLosesNoCall(t *testing.T) {
 	n := kube.Shared(t).Namespace(t)
 	n.Apply(greeters)
@@ -38,19 +38,19 @@ func TestRolloutLosesNoCall(t *testing.T) {
 	}
 	made, failed := calls.stop()
 	if made < 1000 {
-		t.Errorf("only %d calls were made", made)
+		t.Errorf("calls made: got %d, want at least 1000", made)
 	}
 	if len(failed) > 0 {
 		reasons := map[string]int{}
 		for _, err := range failed {
 			reasons[err.Error()]++
 		}
-		t.Errorf("%d of %d calls failed: %v", len(failed), made, reasons)
+		t.Errorf("failed calls: got %d of %d, want none: %v", len(failed), made, reasons)
 	}
 	t.Logf("%d calls during two updates of ten pods", made)
 }
 
-// greeters has what docs/wasm.md tells to do so that an update loses no call.
+// greeters is a Deployment with the settings that docs/wasm.md recommends for updates without lost calls.
 const greeters = `
 apiVersion: apps/v1
 kind: Deployment
@@ -76,7 +76,7 @@ spec:
   ports: [{port: 80}]
 `
 
-// calls is a client that goes on calling until it is stopped.
+// calls is a client that makes calls until stop.
 type calls struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -85,7 +85,7 @@ type calls struct {
 	failed []error
 }
 
-// callPause is the pause between two calls of one of the client's two halves.
+// callPause is the interval of calls over the permanent connection, and of those over new connections.
 const callPause = 10 * time.Millisecond
 
 func startCalls(t *testing.T, address string) *calls {
@@ -103,7 +103,7 @@ func startCalls(t *testing.T, address string) *calls {
 	return c
 }
 
-// greetOnce calls over a connection of its own.
+// greetOnce makes a call over a new connection.
 func greetOnce(address string) error {
 	conn, err := dial(address)
 	if err != nil {
@@ -113,7 +113,7 @@ func greetOnce(address string) error {
 	return sayHello(conn)
 }
 
-// every makes a call at each tick, however long the ones before take.
+// every starts a call at each tick, even while earlier calls are in progress.
 func (c *calls) every(ctx context.Context, call func() error) {
 	c.wg.Go(func() {
 		tick := time.NewTicker(callPause)
@@ -147,7 +147,7 @@ func dial(address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(raw{})))
 }
 
-// sayHello greets Ada and holds the answer against what the greeter says.
+// sayHello calls the greeter and checks its answer.
 func sayHello(conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -156,12 +156,12 @@ func sayHello(conn *grpc.ClientConn) error {
 		return err
 	}
 	if want := "\x0a\x0bHello, Ada!"; string(answer) != want {
-		return fmt.Errorf("the answer is %q, want %q", answer, want)
+		return fmt.Errorf("answer of the greeter: got %q, want %q", answer, want)
 	}
 	return nil
 }
 
-// raw is a codec of messages that are encoded already.
+// raw is a codec for messages that are already encoded.
 type raw struct{}
 
 var _ encoding.CodecV2 = raw{}

@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestSmoke is what `make test` runs of this package: of each kind a Deployment behind a Service that is called from the
-// node and from a pod, its log, a command in it, and its end.
+// TestSmoke is the only test of this package in `make test`. For each kind it runs a Deployment with a Service, calls
+// the Service from the node and from a pod, checks the log and exec, and deletes the Deployment.
 func TestSmoke(t *testing.T) {
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(client + "---" + k.deployment(k.replicas))
@@ -24,12 +24,12 @@ func TestSmoke(t *testing.T) {
 		}
 		n.Kubectl("delete", "deployment", "web", "--cascade=foreground", "--timeout=60s")
 		if left := n.Pods("app=web"); len(left) > 0 {
-			t.Errorf("pods outlive their Deployment: %s", kube.Describe(&left[0]))
+			t.Errorf("pods after the deletion of the Deployment: got %s, want none", kube.Describe(&left[0]))
 		}
 	})
 }
 
-// checkService calls the Service web by its address and by its port of the node.
+// checkService calls the Service "web" at its cluster address and at its node port.
 func checkService(t *testing.T, k kind, n *kube.Namespace) {
 	t.Helper()
 	var service corev1.Service
@@ -50,21 +50,21 @@ func checkService(t *testing.T, k kind, n *kube.Namespace) {
 	}
 }
 
-// checkExec runs a command in a pod, or sees that the refusal says why there are none.
+// checkExec runs commands in a pod. If the kind has no exec, it checks the reason of the refusal.
 func checkExec(t *testing.T, k kind, n *kube.Namespace, pod string) {
 	t.Helper()
 	if !k.exec {
 		if out, err := n.TryKubectl("exec", pod, "--", "true"); err == nil || !strings.Contains(err.Error(), "no exec") {
-			t.Errorf("exec is not refused with a reason: %v %s", err, out)
+			t.Errorf("exec: got error %v, output %s; want a refusal with a reason", err, out)
 		}
 		return
 	}
-	n.Await("exec in "+pod, k.boots, func() error { // the agent of a machine comes after its web server
+	n.Await("exec in "+pod, k.boots, func() error { // a machine's agent starts after its web server
 		answer, err := n.TryKubectl("exec", pod, "--", "hostname")
 		return contains(answer, err, pod)
 	})
 	out, err := n.TryKubectl("exec", pod, "--", "sh", "-c", "exit 42")
 	if err == nil || !strings.Contains(err.Error(), "exit code 42") {
-		t.Errorf("the exit code of a command is lost: %v %s", err, out)
+		t.Errorf("exec of a failing command: got error %v, output %s; want exit code 42", err, out)
 	}
 }

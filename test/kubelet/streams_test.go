@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// stream is a kubectl that goes on until it is ended, or ends.
+// stream is a running kubectl with its input and output.
 type stream struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser
@@ -49,18 +49,18 @@ func startLog(t *testing.T, n *kube.Namespace, args ...string) *stream {
 	return start(t, n.KubectlCommand(append([]string{"logs", "-f"}, args...)...))
 }
 
-// wait returns what the stream was, once it has ended by itself.
+// wait waits until the program ends by itself, and returns its output.
 func (s *stream) wait(t *testing.T) string {
 	t.Helper()
 	select {
 	case <-s.done:
 	case <-time.After(kube.Timeout):
-		t.Fatalf("%v did not end; it printed %q", s.cmd.Args, s.out.String())
+		t.Fatalf("%v did not end within %v; output %q", s.cmd.Args, kube.Timeout, s.out.String())
 	}
 	return s.out.String()
 }
 
-// await waits until the stream has a text.
+// await waits until the output contains text.
 func (s *stream) await(n *kube.Namespace, text string) {
 	n.Await(fmt.Sprintf("%q from %v", text, s.cmd.Args), kube.Timeout, func() error {
 		return contains(s.out.String(), nil, text)
@@ -72,7 +72,7 @@ func (s *stream) stop() {
 	<-s.done
 }
 
-// counter is, of each kind, a container that prints "line 1", "line 2" and so on.
+// counters maps each kind to a container that prints numbered lines.
 var counters = map[string]string{
 	"linux": `image: BUSYBOX, command: [sh, -c, "trap exit TERM; i=0; while :; do i=$((i+1)); echo line $i; sleep 0.5; done"]`,
 	"wasm":  `image: ` + harness.CommandGo + `, args: [` + countTo(200) + `out, end]`,
@@ -87,7 +87,7 @@ func countTo(n int) string {
 	return b.String()
 }
 
-// TestLogs: a log can be followed, begins where it is asked to, and is attached to.
+// TestLogs: a log can be followed and read from the end, and a container can be attached to.
 func TestLogs(t *testing.T) {
 	lines := map[string]string{"linux": "line 3", "wasm": "line 3", "vm": "tick 00003"}
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
@@ -105,7 +105,7 @@ spec:
 		follow.await(n, lines[k.name])
 		follow.stop()
 		if last := n.Kubectl("logs", "counter", "--tail=1", "--timestamps"); strings.Count(last, "\n") != 1 || !regexp.MustCompile(`^\d{4}-\d\d-\d\dT`).MatchString(last) {
-			t.Errorf("not one line with its time: %q", last)
+			t.Errorf("kubectl logs --tail=1 --timestamps: got %q, want one line with a time", last)
 		}
 		attached := start(t, n.KubectlCommand("attach", "counter"))
 		attached.await(n, strings.Fields(lines[k.name])[0])
@@ -113,7 +113,7 @@ spec:
 	})
 }
 
-// TestInteractive: what is typed at kubectl attach reaches the process, the component or the console.
+// TestInteractive: the input of kubectl attach reaches the process, the component or the console.
 func TestInteractive(t *testing.T) {
 	shells := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh]`,
@@ -139,7 +139,7 @@ spec:
 			n.WaitLog("TRIPOD-GUEST-READY", k.boots, "shell")
 		}
 		attached := start(t, n.KubectlCommand("attach", "-i", "shell"))
-		n.Await("an answer to what is typed", k.boots, func() error {
+		n.Await("an answer to the input", k.boots, func() error {
 			fmt.Fprintln(attached.in, typed)
 			return contains(attached.out.String(), nil, answer)
 		})
@@ -147,12 +147,12 @@ spec:
 	})
 }
 
-// TestExecAndCopy: input and output of a command are passed on as they are, and so are files.
+// TestExecAndCopy: kubectl exec and kubectl cp pass input, output and files on unchanged.
 func TestExecAndCopy(t *testing.T) {
 	forKinds(t, []kind{kinds[0], kinds[2]}, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.deployment(1))
 		pod := n.WaitPods("app=web", 1, k.boots)[0].Name
-		n.Await("exec in "+pod, k.boots, func() error { // the agent of a machine comes after its web server
+		n.Await("exec in "+pod, k.boots, func() error { // a machine's agent starts after its web server
 			out, err := n.KubectlInput("one\ntwo\n", "exec", "-i", pod, "--", "wc", "-l")
 			return contains(out, err, "2")
 		})
@@ -165,7 +165,7 @@ func TestExecAndCopy(t *testing.T) {
 		n.Kubectl("cp", sent, pod+":/tmp/file")
 		n.Kubectl("cp", pod+":/tmp/file", back)
 		if got, err := os.ReadFile(back); err != nil || !bytes.Equal(got, content) {
-			t.Errorf("%d bytes came back as %d: %v", len(content), len(got), err)
+			t.Errorf("copied file: got %d bytes, error %v; want the %d bytes sent", len(got), err, len(content))
 		}
 	})
 }
@@ -180,14 +180,14 @@ func TestPortForward(t *testing.T) {
 		for range 3 {
 			answer, err := get("http://127.0.0.1:" + port + "/")
 			if err := contains(answer, err, k.greeting); err != nil {
-				t.Error(err)
+				t.Errorf("request through the forwarded port: %v", err)
 			}
 		}
 		forward.stop()
 	})
 }
 
-// TestFigures: what `kubectl top` is made of is there for each container.
+// TestFigures: the kubelet's summary has the CPU and memory usage of each container, which `kubectl top` shows.
 func TestFigures(t *testing.T) {
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.deployment(1))
@@ -211,7 +211,7 @@ func TestFigures(t *testing.T) {
 					return nil
 				}
 			}
-			return fmt.Errorf("they are not among %+v", summary)
+			return fmt.Errorf("summary: got %+v, want CPU and memory of the pod", summary)
 		})
 	})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestDeployment updates a Deployment, scales it to nothing and back.
+// TestDeployment updates a Deployment and scales it to zero and back.
 func TestDeployment(t *testing.T) {
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.deployment(k.replicas))
@@ -26,7 +26,7 @@ func TestDeployment(t *testing.T) {
 		after := n.WaitPods("app=web", k.replicas, k.boots)
 		for _, old := range before {
 			if slices.ContainsFunc(after, func(p corev1.Pod) bool { return p.UID == old.UID }) {
-				t.Errorf("%s is still there after the update", old.Name)
+				t.Errorf("pod %s still exists after the update", old.Name)
 			}
 		}
 		n.Kubectl("scale", "deployment/web", "--replicas=0")
@@ -36,7 +36,7 @@ func TestDeployment(t *testing.T) {
 	})
 }
 
-// job takes a name and a container.
+// job is a Job with placeholders for the name and the container.
 const job = `
 apiVersion: batch/v1
 kind: Job
@@ -57,27 +57,27 @@ func TestJob(t *testing.T) {
 		n.Apply(k.fill(fmt.Sprintf(job, "well", k.prints)))
 		done := waitJob(n, "well", batchv1.JobComplete)
 		if done.Status.Succeeded != 3 || done.Status.Failed != 0 {
-			t.Errorf("%d pods succeeded and %d failed, not 3 and 0", done.Status.Succeeded, done.Status.Failed)
+			t.Errorf("status of the Job: got %d succeeded, %d failed; want 3 and 0", done.Status.Succeeded, done.Status.Failed)
 		}
 		pods := n.Pods("job-name=well")
 		if len(pods) != 3 {
-			t.Errorf("the Job ran %d pods for 3 completions", len(pods))
+			t.Errorf("pods of the Job: got %d, want 3", len(pods))
 		}
 		if k.name == "vm" {
-			return // what a machine prints is its firmware's, too
+			return // the log also contains output of the firmware
 		}
 		for _, p := range pods {
 			if log := n.Kubectl("logs", p.Name); log != "done\n" {
-				t.Errorf("the log of %s is %q", p.Name, log)
+				t.Errorf("log of %s: got %q, want %q", p.Name, log, "done\n")
 			}
 		}
 		n.Apply(k.fill(fmt.Sprintf(job, "badly", k.fails)))
 		if failed := waitJob(n, "badly", batchv1.JobFailed); failed.Status.Succeeded != 0 || failed.Status.Failed < 3 {
-			t.Errorf("%d pods succeeded and %d failed, not 0 and 3", failed.Status.Succeeded, failed.Status.Failed)
+			t.Errorf("status of the failing Job: got %d succeeded, %d failed; want 0 and 3", failed.Status.Succeeded, failed.Status.Failed)
 		}
 		for _, p := range n.Pods("job-name=badly") {
 			if end := p.Status.ContainerStatuses[0].State.Terminated; end == nil || end.ExitCode != 3 {
-				t.Errorf("the exit code 3 is not reported: %s", kube.Describe(&p))
+				t.Errorf("pod of the failing Job: got %s, want exit code 3", kube.Describe(&p))
 			}
 		}
 	})
@@ -95,7 +95,7 @@ func waitJob(n *kube.Namespace, name string, condition batchv1.JobConditionType)
 				return nil
 			}
 		}
-		return fmt.Errorf("its status is %+v", j.Status)
+		return fmt.Errorf("status of the Job: got %+v", j.Status)
 	})
 	return &j
 }
@@ -124,7 +124,7 @@ spec:
 					return nil
 				}
 			}
-			return fmt.Errorf("none of %d", len(n.Pods("app=minutely")))
+			return fmt.Errorf("none of %d pods has succeeded", len(n.Pods("app=minutely")))
 		})
 	})
 }
@@ -148,12 +148,12 @@ spec:
 		n.Kubectl("set", "env", "daemonset/web", "VERSION=2")
 		n.Kubectl("rollout", "status", "daemonset/web", "--timeout", (2 * k.boots).String())
 		if next := n.WaitPods("app=web", 1, k.boots)[0]; next.UID == first.UID {
-			t.Error("the update left the old pod")
+			t.Errorf("pod after the update: got the old pod %s, want a new one", next.Name)
 		}
 	})
 }
 
-// TestStatefulSet: each replica has a volume of its own, and finds it again after the pod was deleted.
+// TestStatefulSet: each replica has its own volume, and gets the same volume after its pod was deleted.
 func TestStatefulSet(t *testing.T) {
 	writes := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh, -c, "echo $HOSTNAME >>/data/starts; trap exit TERM; sleep 3600 & wait"]`,
@@ -189,29 +189,29 @@ spec:
 		n.Kubectl("delete", "pod", "db-0")
 		next := n.WaitPods("app=db", replicas, k.boots)
 		if next[0].UID == first[0].UID || next[1].UID != first[1].UID {
-			t.Error("db-0 was to be replaced, and db-1 to stay")
+			t.Errorf("pods after the deletion of db-0: got %s and %s, want a new db-0 and the same db-1", next[0].UID, next[1].UID)
 		}
 		switch k.name {
 		case "linux":
 			if starts := n.Kubectl("exec", "db-0", "--", "cat", "/data/starts"); starts != "db-0\ndb-0\n" {
-				t.Errorf("the volume of db-0 has not both starts: %q", starts)
+				t.Errorf("volume of db-0: got %q, want a line for each of two starts", starts)
 			}
 		case "wasm":
-			n.WaitLog("db-0\ndb-0\n", kube.Timeout, "db-0") // there before, and after it was written again
+			n.WaitLog("db-0\ndb-0\n", kube.Timeout, "db-0") // listed before and after the second write
 		}
 		n.Kubectl("scale", "statefulset/db", "--replicas=0")
 		n.WaitPods("app=db", 0, kube.Timeout)
 	})
 }
 
-// volume is a local PersistentVolume of a class named after the namespace, over a directory that anybody may write to.
+// volume returns a local PersistentVolume of a class, and creates its directory, which is writable for everyone.
 func volume(t *testing.T, class, dir string, i int) string {
 	t.Helper()
 	dir = filepath.Join(dir, fmt.Sprint(i))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o777); err != nil { // since the mode of MkdirAll is cut by the umask
+	if err := os.Chmod(dir, 0o777); err != nil { // because the umask limits the mode of MkdirAll
 		t.Fatal(err)
 	}
 	return fmt.Sprintf(`
@@ -228,7 +228,7 @@ spec:
 `, class, i, dir, kube.NodeName)
 }
 
-// TestStaticPod: a file beside the kubelet is a pod, which its mirror in the API cannot end.
+// TestStaticPod: the kubelet runs a static pod from a file, and deleting its mirror pod does not end it.
 func TestStaticPod(t *testing.T) {
 	forKinds(t, kinds[:2], func(t *testing.T, k kind, n *kube.Namespace) {
 		file := filepath.Join(n.Cluster.Dir, "manifests", n.Name+".yaml")
@@ -250,7 +250,7 @@ spec:
 		n.Kubectl("delete", "pod", name)
 		again := n.WaitReady(name, k.boots)
 		if again.UID == mirror.UID || again.Status.ContainerStatuses[0].ContainerID != mirror.Status.ContainerStatuses[0].ContainerID {
-			t.Errorf("the mirror was to be made again, for the same container: %s, %s", kube.Describe(mirror), kube.Describe(again))
+			t.Errorf("mirror pod after the deletion: got %s, want a new mirror of the same container as %s", kube.Describe(again), kube.Describe(mirror))
 		}
 		if err := os.Remove(file); err != nil {
 			t.Fatal(err)

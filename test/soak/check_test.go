@@ -22,11 +22,11 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// settleTime is how long the daemon may take to notice what has happened when nobody calls any more, and to carry to
-// its end what its last callers did not wait for. An SPDY session whose client left before its streams lives 30 s.
+// settleTime limits how long the daemon can take after the last call to notice all events and to complete abandoned
+// calls. An SPDY session lives 30 s if its client disconnects before it opens streams.
 const settleTime = 45 * time.Second
 
-// check holds what the daemon says against the machine. Nobody else calls meanwhile.
+// check compares the daemon's answers with the machine. No other client makes calls meanwhile.
 func (s *soak) check() {
 	harness.Eventually(s.t, settleTime, func() error {
 		list, err := s.cri.ListContainers(s.t.Context(), &runtimeapi.ListContainersRequest{})
@@ -54,14 +54,14 @@ func (s *soak) check() {
 	s.quickLists()
 }
 
-// checkProcesses: in the cgroups of running containers, and of no others, there are processes.
+// checkProcesses checks that exactly the cgroups of running containers and ready pods contain processes.
 func (s *soak) checkProcesses(containers []*runtimeapi.Container, pods []*runtimeapi.PodSandbox) error {
 	if !s.linux {
 		return nil
 	}
 	at := processesByID()
 	var errs []error
-	units := map[string]bool{} // their processes are shared workers
+	units := map[string]bool{} // run in shared workers
 	for _, p := range pods {
 		units[p.Id] = p.RuntimeHandler == handler
 	}
@@ -70,23 +70,23 @@ func (s *soak) checkProcesses(containers []*runtimeapi.Container, pods []*runtim
 			continue
 		}
 		if n := at[c.Id]; (n > 0) != (c.State == running) {
-			errs = append(errs, fmt.Errorf("container %s %s is %s and has %d processes", c.Metadata.Name, c.Id, c.State, n))
+			errs = append(errs, fmt.Errorf("container %s %s: got state %s and %d processes, want processes only if it runs", c.Metadata.Name, c.Id, c.State, n))
 		}
 		delete(at, c.Id)
 	}
 	for _, p := range pods {
 		if at[p.Id] > 0 && p.State != runtimeapi.PodSandboxState_SANDBOX_READY {
-			errs = append(errs, fmt.Errorf("pod %s %s is %s and has %d processes", p.Metadata.Name, p.Id, p.State, at[p.Id]))
+			errs = append(errs, fmt.Errorf("pod %s %s: got state %s and %d processes, want none", p.Metadata.Name, p.Id, p.State, at[p.Id]))
 		}
 		delete(at, p.Id)
 	}
 	for id, n := range at {
-		errs = append(errs, fmt.Errorf("%d processes are in the cgroup of %s, which is unknown", n, id))
+		errs = append(errs, fmt.Errorf("cgroup of %s, which the daemon does not list: got %d processes, want none", id, n))
 	}
 	return errors.Join(errs...)
 }
 
-// checkStatuses: times are there, and in order, and ends have a reason.
+// checkStatuses checks that times are set and in order, and that exited containers have a reason.
 func (s *soak) checkStatuses(containers []*runtimeapi.Container) error {
 	var errs []error
 	for _, c := range containers {
@@ -108,13 +108,13 @@ func (s *soak) checkStatuses(containers []*runtimeapi.Container) error {
 			good = false
 		}
 		if !good {
-			errs = append(errs, fmt.Errorf("container %s has a status that cannot be: %v", c.Metadata.Name, st))
+			errs = append(errs, fmt.Errorf("status of container %s, listed as %s: got %v, want consistent fields", c.Metadata.Name, c.State, st))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// checkAddresses: pods that are ready have an address of their own, at which something answers, if only a refusal.
+// checkAddresses checks that each ready pod has its own address, which accepts or refuses connections.
 func (s *soak) checkAddresses(pods []*runtimeapi.PodSandbox) error {
 	var errs []error
 	owner := map[string]string{}
@@ -130,20 +130,20 @@ func (s *soak) checkAddresses(pods []*runtimeapi.PodSandbox) error {
 		}
 		ip := resp.Status.GetNetwork().GetIp()
 		if other := owner[ip]; other != "" || ip == "" {
-			errs = append(errs, fmt.Errorf("pods %s and %s have the IP %q", p.Id, other, ip))
+			errs = append(errs, fmt.Errorf("address of pod %s: got %q, want one that no other pod has (%q does)", p.Id, ip, other))
 		}
 		owner[ip] = p.Id
 		conn, err := net.DialTimeout("tcp", net.JoinHostPort(ip, "9"), 5*time.Second)
 		if err == nil {
 			conn.Close()
 		} else if !errors.Is(err, syscall.ECONNREFUSED) {
-			errs = append(errs, fmt.Errorf("pod %s is not reachable: %w", p.Id, err))
+			errs = append(errs, fmt.Errorf("connect to pod %s: got %w, want a connection or a refusal", p.Id, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// checkEnd: a container that nobody stopped or harmed has ended as its program does.
+// checkEnd checks that a container that was neither stopped nor harmed has the exit code and reason of its program.
 func (s *soak) checkEnd(c *container) {
 	if c.state != exited || c.ordered || s.isHarmed(c.id, c.pod.id) {
 		return
@@ -158,11 +158,12 @@ func (s *soak) checkEnd(c *container) {
 		return
 	}
 	if got := fmt.Sprintf("%d %s", resp.Status.ExitCode, resp.Status.Reason); want[c.kind] != "" && got != want[c.kind] {
-		s.t.Errorf("container %s (%s) ended with %s (%s), not %s", c.id, c.kind, got, resp.Status.Message, want[c.kind])
+		s.t.Errorf("end of container %s (%s): got %s (%s), want %s", c.id, c.kind, got, resp.Status.Message, want[c.kind])
 	}
 }
 
-// checkLog: each start counts its lines from 1, and none is missing, torn or twice there, over all rotations.
+// checkLog checks that each start counts its lines from 1, and that no line is missing, torn or duplicated over all
+// rotations.
 func (s *soak) checkLog(c *container) {
 	if s.isHarmed(c.id, c.pod.id) {
 		return
@@ -177,7 +178,7 @@ func (s *soak) checkLog(c *container) {
 		if err != nil && !os.IsNotExist(err) {
 			s.t.Error(err)
 		}
-		if c.state == running { // the last line may be half written
+		if c.state == running { // the last line may be incomplete
 			text = text[:strings.LastIndexByte(string(text), '\n')+1]
 		}
 		all.Write(text)
@@ -191,17 +192,17 @@ func (s *soak) checkLog(c *container) {
 	for line := range strings.Lines(harness.Text(lines, "stdout")) {
 		got, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(line, "line "), "\n"))
 		if err != nil || got != n+1 && got != 1 {
-			s.t.Errorf("log of %s (%s) has after line %d: %q", c.id, c.kind, n, line)
+			s.t.Errorf("log of %s (%s): got %q after line %d, want line %d or 1", c.id, c.kind, line, n, n+1)
 			return
 		}
 		n = got
 	}
 	if c.lines > 0 && c.state == exited && !c.ordered && n != c.lines {
-		s.t.Errorf("log of %s (%s) ends with line %d", c.id, c.kind, n)
+		s.t.Errorf("last line in the log of %s (%s): got %d, want %d", c.id, c.kind, n, c.lines)
 	}
 }
 
-// quickLists: without load, the calls that a kubelet makes every second are quick.
+// quickLists checks that without load, the call that a kubelet makes every second is fast.
 func (s *soak) quickLists() {
 	var times []time.Duration
 	for range 20 {
@@ -213,13 +214,13 @@ func (s *soak) quickLists() {
 	}
 	slices.Sort(times)
 	if median := times[len(times)/2]; median > 50*time.Millisecond {
-		s.t.Errorf("ListContainers takes %v", median)
+		s.t.Errorf("median duration of ListContainers: got %v, want at most 50ms", median)
 	}
 }
 
-// removeAll removes every pod and the image that comes and goes, and looks for what is left.
+// removeAll removes all pods and the image that workers pull and remove, and checks that nothing is left.
 func (s *soak) removeAll() {
-	if err := s.d.RemoveAllPods(); err != nil && !s.soaked(err) {
+	if err := s.d.RemoveAllPods(); err != nil && !s.injected(err) {
 		s.t.Errorf("remove all pods: %v", err)
 	} else if err != nil {
 		harness.Eventually(s.t, settleTime, s.d.RemoveAllPods)
@@ -241,30 +242,30 @@ func (s *soak) removeAll() {
 	harness.Eventually(s.t, settleTime, func() error {
 		var more error
 		if n := s.countGoroutines(); s.d.Pid() == s.basePid && n > s.goroutines+20 {
-			more = fmt.Errorf("the daemon has %d goroutines, at first it had %d", n, s.goroutines)
+			more = fmt.Errorf("goroutines of the daemon: got %d, want at most %d", n, s.goroutines+20)
 		}
 		if kib := s.residentKiB(); s.d.Pid() == s.basePid && kib > s.resident+moreKiB {
-			more = errors.Join(more, fmt.Errorf("the daemon has %d KiB of memory, at first it had %d", kib, s.resident))
+			more = errors.Join(more, fmt.Errorf("memory of the daemon: got %d KiB, want at most %d", kib, s.resident+moreKiB))
 		}
 		now := s.snapshot()
 		return errors.Join(more, s.workerGrowth(), s.base.Leaks(now), s.first.Leaks(now))
 	})
-	s.flat()
+	s.checkRecordSize()
 	s.useComponents()
 	s.takeBase()
 }
 
-// settled is how often all pods have been removed when the record files have the size that they need.
+// settled is the number of removals of all pods after which the record files have their final size.
 const settled = 3
 
-// flat checks that the record files do not grow, however many pods there have been.
-func (s *soak) flat() {
+// checkRecordSize checks that the record files do not grow with the number of removed pods.
+func (s *soak) checkRecordSize() {
 	s.t.Helper()
 	s.empty++
 	files := map[string]int64{}
 	if err := filepath.WalkDir(s.d.Root, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, ".db") {
-			return nil // what is gone meanwhile is no record
+			return nil // a file that was removed meanwhile is not a record
 		}
 		info, err := e.Info()
 		if err == nil {
@@ -278,33 +279,34 @@ func (s *soak) flat() {
 		s.records = files
 	}
 	for path, size := range files {
-		// bbolt doubles a file that gets too small.
+		// bbolt doubles the size of a full file.
 		if had, ok := s.records[path]; ok && size > 2*had+1<<20 {
-			s.t.Errorf("%s has %d bytes; when there were no pods for the %dth time, %d", path, size, settled, had)
+			s.t.Errorf("size of %s: got %d bytes, want at most %d", path, size, 2*had+1<<20)
 		}
 	}
 }
 
-// takeBase remembers what there is without pods.
+// takeBase records the resources without pods.
 func (s *soak) takeBase() {
 	s.base, s.basePid, s.goroutines, s.resident = s.snapshot(), s.d.Pid(), s.countGoroutines(), s.residentKiB()
-	// A worker of components that this life of the daemon has started is held once more than one that it found: to wait for it.
+	// The daemon has one more descriptor of a component worker that it has started itself, to wait for the process.
 	s.base.Files["anon_inode"]++
 }
 
-// moreKiB is what the daemon's memory may grow by between two moments without pods: Go gives it back when it pleases.
+// moreKiB is the allowed growth of the daemon's memory between two moments without pods, because Go returns memory
+// late.
 const moreKiB = 96 << 10
 
-// residentKiB is the daemon's resident memory.
+// residentKiB returns the daemon's resident memory.
 func (s *soak) residentKiB() int {
 	u, ok := usageOf(s.d.Pid())
 	if !ok {
-		s.t.Error("the daemon has ended")
+		s.t.Error("read the daemon's memory: the daemon has exited")
 	}
 	return u.residentKiB
 }
 
-// countGoroutines asks the daemon's profiles.
+// countGoroutines returns the number of the daemon's goroutines, according to its profile.
 func (s *soak) countGoroutines() int {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.debug)
@@ -312,19 +314,19 @@ func (s *soak) countGoroutines() int {
 	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: 10 * time.Second}
 	resp, err := client.Get("http://daemon/debug/pprof/goroutine?debug=1")
 	if err != nil {
-		s.t.Errorf("the daemon's profile: %v", err)
+		s.t.Errorf("get the daemon's profile: %v", err)
 		return 0
 	}
 	defer resp.Body.Close()
 	var n int
 	if _, err := fmt.Fscanf(resp.Body, "goroutine profile: total %d", &n); err != nil {
-		s.t.Errorf("the daemon's profile: %v", err)
+		s.t.Errorf("parse the daemon's profile: %v", err)
 	}
 	_, _ = io.Copy(io.Discard, resp.Body)
 	return n
 }
 
-// helper is a process that a container or a pod cannot do without.
+// helper is a process without which a container or a pod ends.
 type helper struct {
 	pid     int
 	id      string
@@ -360,7 +362,8 @@ func processesByID() map[string]int {
 	return found
 }
 
-// eachProcess visits the living processes with their command lines and the pod or container whose cgroup they are in.
+// eachProcess calls visit with each live process, its command line, and the ID of the pod or container whose cgroup it
+// is in.
 func eachProcess(visit func(pid int, cmdline, cgroup string)) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -370,7 +373,7 @@ func eachProcess(visit func(pid int, cmdline, cgroup string)) {
 		}
 		cmdline, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
 		cgroups, err := os.ReadFile("/proc/" + e.Name() + "/cgroup")
-		if err != nil || len(cmdline) == 0 { // it has ended
+		if err != nil || len(cmdline) == 0 { // the process has ended
 			continue
 		}
 		var id string

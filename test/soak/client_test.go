@@ -14,18 +14,19 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// patience is how long a client waits that is not in a hurry. Nothing here may take as long, on a busy machine neither.
+// patience is the deadline of a patient client. No call may take this long, even on a busy machine.
 const patience = time.Minute
 
-// slow is what is worth a line in the test's log.
+// slow is the duration from which the test logs a call.
 const slow = 5 * time.Second
 
-// transient are the codes after which a client asks again: it went away itself, the daemon did, or another client's
-// order came in between.
+// transient are the codes after which a client tries again: its deadline passed, the daemon ended, or another client's
+// order interfered.
 var transient = []codes.Code{codes.DeadlineExceeded, codes.Canceled, codes.Unavailable, codes.Aborted}
 
-// call makes a call as an impatient client does: sometimes with hardly any time, and again until there is an answer.
-// The answer is success, one of the codes in allowed, or the test fails. It is nil, false when there is none.
+// call makes a call as an impatient client does: sometimes with a very short deadline, and repeatedly until it is
+// answered. The answer must be a success or one of the codes in allowed, otherwise the test fails. answered is false if
+// there is none.
 func (s *soak) call(rng *rand.Rand, name string, allowed []codes.Code, do func(context.Context) error) (err error, answered bool) {
 	for start := time.Now(); time.Since(start) < 2*patience; {
 		limit := patience
@@ -45,25 +46,25 @@ func (s *soak) call(rng *rand.Rand, name string, allowed []codes.Code, do func(c
 		case code == codes.OK || slices.Contains(allowed, code):
 			return err, true
 		case code == codes.DeadlineExceeded && limit == patience && time.Since(began) >= patience:
-			s.t.Errorf("%s has no answer after %v: %v", name, patience, err)
+			s.t.Errorf("%s: no answer after %v: %v", name, patience, err)
 			return err, false
-		case slices.Contains(transient, code) || s.soaked(err):
-			time.Sleep(time.Duration(rng.IntN(30)) * time.Millisecond) // as a client that tries again
+		case slices.Contains(transient, code) || s.injected(err):
+			time.Sleep(time.Duration(rng.IntN(30)) * time.Millisecond) // pacing of the retries
 		default:
-			s.t.Errorf("%s %s: %s: %v", clock(), name, code, err)
+			s.t.Errorf("%s %s: got error %v (code %s), want success or one of the codes %v", clock(), name, err, code, allowed)
 			return err, false
 		}
 	}
-	s.t.Errorf("%s: no answer after many tries", name)
+	s.t.Errorf("%s: no answer within %v", name, 2*patience)
 	return nil, false
 }
 
-// soaked tells an error that this test has ordered.
-func (s *soak) soaked(err error) bool {
+// injected reports whether err comes from the fail point that the test has armed.
+func (s *soak) injected(err error) bool {
 	return s.armed.Load() != nil && strings.Contains(err.Error(), "fail point")
 }
 
-// watchLists lists all the time: lists do not wait for anything.
+// watchLists lists containers and pods continuously, and checks that no list waits for another call.
 func (s *soak) watchLists(stop <-chan struct{}) {
 	const limit = 2 * time.Second
 	for {
@@ -79,18 +80,18 @@ func (s *soak) watchLists(stop <-chan struct{}) {
 		}
 		cancel()
 		if code := status.Code(err); code != codes.OK && code != codes.Unavailable {
-			s.t.Errorf("two lists within %v: %v", limit, err)
+			s.t.Errorf("two lists: got error %v, want both within %v", err, limit)
 		}
 	}
 }
 
-// listener hears the events of the lives of the daemon in one phase.
+// listener receives the daemon's events during one phase.
 type listener struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
 
-// listen follows the events, again after every restart, and a second time without reading them.
+// listen receives events, and subscribes again after each restart. A second subscription never reads its events.
 func (s *soak) listen() *listener {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &listener{cancel: cancel}
@@ -115,19 +116,19 @@ func (l *listener) close() {
 	l.done.Wait()
 }
 
-// follow checks the order of the events of each container and pod, and that each tells the state that it leads to.
+// follow checks the order of the events of each container and pod, and that each event matches the status in it.
 func (s *soak) follow(stream runtimeapi.RuntimeService_GetContainerEventsClient) {
 	last := map[string]runtimeapi.ContainerEventType{}
 	for {
 		e, err := stream.Recv()
 		if err != nil {
 			if code := status.Code(err); !slices.Contains(transient, code) {
-				s.t.Errorf("the events end with %v", err)
+				s.t.Errorf("end of the events: got error %v, want one of the codes %v", err, transient)
 			}
 			return
 		}
 		if e.PodSandboxStatus.GetRuntimeHandler() == handler {
-			continue // a pod and its container have one ID here, and their events are told apart by nothing
+			continue // a unit pod and its container have the same ID, so their events cannot be distinguished
 		}
 		before, known := last[e.ContainerId]
 		if err := legal(before, known, e.ContainerEventType); err != nil {
@@ -140,7 +141,7 @@ func (s *soak) follow(stream runtimeapi.RuntimeService_GetContainerEventsClient)
 	}
 }
 
-// legal says whether an event may follow another of the same container or pod.
+// legal returns an error if an event must not follow another of the same container or pod.
 func legal(before runtimeapi.ContainerEventType, known bool, now runtimeapi.ContainerEventType) error {
 	const (
 		created = runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT
@@ -148,17 +149,17 @@ func legal(before runtimeapi.ContainerEventType, known bool, now runtimeapi.Cont
 		deleted = runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT
 	)
 	if known && (before == deleted || now == created || before == started && now == started) {
-		return fmt.Errorf("%s after %s", now, before)
+		return fmt.Errorf("got %s after %s", now, before)
 	}
 	return nil
 }
 
-// truthful holds an event against the statuses that come with it.
+// truthful returns an error if an event contradicts the statuses in it.
 func truthful(e *runtimeapi.ContainerEventResponse) error {
 	if e.ContainerId == e.PodSandboxStatus.GetId() {
 		ready := e.PodSandboxStatus.State == runtimeapi.PodSandboxState_SANDBOX_READY
 		if want := e.ContainerEventType <= runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT; ready != want {
-			return fmt.Errorf("the pod is %s", e.PodSandboxStatus.State)
+			return fmt.Errorf("state of the pod in the event: got %s, want ready: %v", e.PodSandboxStatus.State, want)
 		}
 		return nil
 	}
@@ -168,9 +169,9 @@ func truthful(e *runtimeapi.ContainerEventResponse) error {
 		runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT: runtimeapi.ContainerState_CONTAINER_EXITED,
 	}
 	for _, c := range e.ContainersStatuses {
-		// With the end of its pod, a deleted container comes with its last status.
+		// A deletion has no expected state, because it can contain the container's last status.
 		if state, ok := want[e.ContainerEventType]; ok && c.Id == e.ContainerId && c.State != state {
-			return fmt.Errorf("the container is %s", c.State)
+			return fmt.Errorf("state of the container in the event: got %s, want %s", c.State, state)
 		}
 	}
 	return nil

@@ -31,14 +31,14 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// component is what a unit pod runs.
+// component is a component that a unit pod can run.
 type component struct {
 	image string
 	args  []string
-	// end is the code and reason with which it ends by itself, lines the number of its last line then.
+	// end is the exit code and reason with which it ends by itself, and lines is then the number of its last line.
 	end   string
 	lines int
-	// ask calls it; an error is an answer that is not right.
+	// ask calls the component. It returns an error if the call fails or the answer is wrong.
 	ask func(*unit, context.Context) error
 }
 
@@ -61,14 +61,14 @@ func manyLines(n int) (args []string) {
 	return args
 }
 
-// raw sends and receives messages as they are.
+// raw is a codec for messages that are already encoded.
 type raw struct{}
 
 func (raw) Marshal(v any) ([]byte, error)      { return v.([]byte), nil }
 func (raw) Unmarshal(data []byte, v any) error { *v.(*[]byte) = bytes.Clone(data); return nil }
 func (raw) Name() string                       { return "proto" }
 
-// invoke makes a unary call: by grpc-go over HTTP/2, or in Connect's protocol over HTTP/3.
+// invoke makes a unary gRPC call.
 func (u *unit) invoke(ctx context.Context, method string, request []byte) (reply []byte, err error) {
 	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(u.ip, "80"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
@@ -121,7 +121,7 @@ func (u *unit) askGreeter(ctx context.Context) error {
 	}
 	got, err := call(ctx, method, []byte(request))
 	if err == nil && !strings.Contains(string(got), "Hello, Ada!") {
-		err = fmt.Errorf("the answer is %q", got)
+		err = fmt.Errorf("answer of the greeter: got %q, want a greeting of Ada", got)
 	}
 	return err
 }
@@ -129,15 +129,15 @@ func (u *unit) askGreeter(ctx context.Context) error {
 func (u *unit) askHello(ctx context.Context) error {
 	got, err := u.fetch(ctx, "/here", "", nil)
 	if err == nil && !strings.Contains(string(got), "hello from /here") {
-		err = fmt.Errorf("the answer is %q", got)
+		err = fmt.Errorf("answer: got %q, want %q", got, "hello from /here")
 	}
 	return err
 }
 
-// askFaults has the guest do what it should, or should not; its log has a line for each Print.
+// askFaults makes the guest answer, fail or print a line.
 func (u *unit) askFaults(ctx context.Context) error {
 	const service = "faults.v1.Faults/"
-	ill := []struct {
+	failing := []struct {
 		method, request string
 		code            codes.Code
 	}{
@@ -146,7 +146,7 @@ func (u *unit) askFaults(ctx context.Context) error {
 	}
 	switch u.rng.IntN(4) {
 	case 0:
-		x := pick(u.rng, ill)
+		x := pick(u.rng, failing)
 		_, err := u.invoke(ctx, service+x.method, []byte(x.request))
 		if err := wantStatus(err, x.code); err != nil {
 			return fmt.Errorf("%s: %w", x.method, err)
@@ -166,13 +166,13 @@ func (u *unit) askFaults(ctx context.Context) error {
 		const message = "\x0a\x02hi"
 		got, err := u.invoke(ctx, service+"Echo", []byte(message))
 		if err == nil && string(got) != message {
-			err = fmt.Errorf("the echo is %q", got)
+			err = fmt.Errorf("echo: got %q, want %q", got, message)
 		}
 		return err
 	}
 }
 
-// wasmWorkers are the worker processes of the daemon, as its own records name them.
+// wasmWorkers returns the daemon's worker processes, according to its files.
 func (s *soak) wasmWorkers() (found []process.ID) {
 	files, _ := filepath.Glob(filepath.Join(s.d.State, "wasm", "workers", "*", "worker.json"))
 	for _, file := range files {
@@ -185,7 +185,7 @@ func (s *soak) wasmWorkers() (found []process.ID) {
 	return found
 }
 
-// killWasmWorkers kills, now and then, a process that runs components.
+// killWasmWorkers kills a process that runs components, at random times.
 func (s *soak) killWasmWorkers(rng *rand.Rand, stop <-chan struct{}) {
 	for {
 		select {
@@ -197,7 +197,7 @@ func (s *soak) killWasmWorkers(rng *rand.Rand, stop <-chan struct{}) {
 	}
 }
 
-// killWasmWorker kills one of the processes that run components, if there are any.
+// killWasmWorker kills a random process that runs components, if one exists.
 func (s *soak) killWasmWorker(rng *rand.Rand) {
 	alive := s.wasmWorkers()
 	if len(alive) == 0 {
@@ -205,26 +205,26 @@ func (s *soak) killWasmWorker(rng *rand.Rand) {
 	}
 	p, err := process.Adopt(pick(rng, alive))
 	if err != nil {
-		return // it has ended
+		return // the process has ended
 	}
 	defer p.Close()
-	s.deathCount.Add(1) // from here on it may be dead
+	s.deathCount.Add(1) // from here on the worker may be dead
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := errors.Join(p.Signal(syscall.SIGKILL), p.Wait(ctx)); err != nil {
 		s.t.Errorf("kill wasm worker %d: %v", p.Pid, err)
 	}
-	s.deathCount.Add(1) // and now it is: what starts from here on is in another
+	s.deathCount.Add(1) // the worker is dead: components that start from here on run in another
 }
 
-// usage is what a worker holds.
+// usage is the resource usage of a process.
 type usage struct{ files, threads, residentKiB int }
 
 func (a usage) String() string {
 	return fmt.Sprintf("%d files, %d threads, %d KiB", a.files, a.threads, a.residentKiB)
 }
 
-// usageOf reads a process's figures; nothing of one that has ended.
+// usageOf returns the usage of a process. ok is false if the process has ended.
 func usageOf(pid int) (u usage, ok bool) {
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	text, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -244,7 +244,7 @@ func usageOf(pid int) (u usage, ok bool) {
 	return u, true
 }
 
-// workerGrowth compares the workers that were there at the last moment without pods with what they were then.
+// workerGrowth returns an error if a worker's usage has grown since the last moment without pods.
 func (s *soak) workerGrowth() error {
 	var errs []error
 	for id, before := range s.workerBase {
@@ -253,13 +253,13 @@ func (s *soak) workerGrowth() error {
 			continue
 		}
 		if now.files > before.files+5 || now.threads > before.threads+16 || now.residentKiB > before.residentKiB+moreKiB {
-			errs = append(errs, fmt.Errorf("wasm worker %d has %v, without pods; it had %v", id.Pid, now, before))
+			errs = append(errs, fmt.Errorf("usage of wasm worker %d without pods: got %v, was %v", id.Pid, now, before))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// snapshot is what there is, but for the worker that the pods to come share: any is as good as another.
+// snapshot returns the node's resources, without the shared component worker, which another may replace.
 func (s *soak) snapshot() harness.Resources {
 	r := harness.Snapshot(s.d)
 	for _, found := range []map[string]int{r.Processes, r.Cgroups} {
@@ -270,7 +270,7 @@ func (s *soak) snapshot() harness.Resources {
 	return r
 }
 
-// useComponents has every image of a component be new to the daemon, and a worker there for the pods to come.
+// useComponents removes and pulls all images of components, and runs a pod, so that a worker exists for later pods.
 func (s *soak) useComponents() {
 	if len(s.units) == 0 {
 		return
@@ -292,7 +292,7 @@ func (s *soak) useComponents() {
 	for _, id := range s.wasmWorkers() {
 		if u, ok := usageOf(id.Pid); ok {
 			s.workerBase[id] = u
-			s.t.Logf("%s wasm worker %d has %v, the daemon %d KiB", clock(), id.Pid, u, s.residentKiB())
+			s.t.Logf("%s wasm worker %d: %v; the daemon: %d KiB", clock(), id.Pid, u, s.residentKiB())
 		}
 	}
 }

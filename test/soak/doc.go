@@ -1,14 +1,14 @@
-// Package soak lets several impatient clients drive one real daemon at random, with containers that end by themselves,
-// helpers that are killed and the daemon itself killed or made to fail, and holds what the daemon says against a model
-// and against the machine.
+// Package soak makes random calls to one real daemon from several impatient clients, while containers end by
+// themselves, and helpers and the daemon are killed or made to fail. It compares the daemon's answers with a model and
+// with the machine.
 //
-//	workers ──▶ one pod of their own each: its state is known, so every answer is
-//	        ──▶ pods that all share: any answer that a caller may see is right
-//	units   ──▶ one component pod each: its model is the state table, and what runs answers on the network, whatever
-//	            the daemon does; the processes that run components are killed as well
+//	workers ──▶ one pod each: its state is known, so every answer is known
+//	        ──▶ pods that all workers share: any answer that a concurrent call can cause is right
+//	units   ──▶ one component pod each: its model is the state table, and running components must answer on the network
+//	            whatever the daemon does; the processes that run components are killed too
 //	test    ──▶ phases: quiet, SIGKILL, SIGTERM, a fail point that kills, fails or delays
-//	        ──▶ between the phases nobody calls, and everything must be true (check_test.go)
+//	        ──▶ between the phases no client makes calls, and all checks must pass (check_test.go)
 //
-// The seed is logged; TRIPOD_SOAK_SEED sets it, TRIPOD_SOAK says for how long (30s for each backend). Only the calls are
-// drawn from the seed: how they interleave is the machine's.
+// The seed is logged. TRIPOD_SOAK_SEED sets the seed, TRIPOD_SOAK the duration (30s for each backend). The seed
+// determines only the calls, not how they interleave.
 package soak

@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// pod is one pod as its clients know it. That of a worker is touched by this worker alone, and the model is exact; a
-// shared one is touched by all, and what is known of it may be out of date.
+// pod is the model of a pod. A worker's own pod is used only by that worker, so its model is exact. A shared pod is
+// used by all workers, so its model may be out of date.
 type pod struct {
 	shared bool
 	name   string
@@ -23,10 +23,10 @@ type pod struct {
 	id         string // empty while there is no sandbox
 	stopped    bool
 	containers []*container
-	made       int // containers made so far, for their names
+	made       int // number of containers created so far, for their names
 }
 
-// container is one container as its clients know it.
+// container is the model of a container.
 type container struct {
 	id     string
 	kind   string
@@ -34,17 +34,18 @@ type container struct {
 	config *runtimeapi.ContainerConfig
 	log    string
 	state  runtimeapi.ContainerState
-	// ordered is set once somebody has stopped it: how it ends is no more its own.
+	// ordered is set once a client has stopped the container, so that its exit code is unknown.
 	ordered bool
-	// rotations counts the log files that were put aside, held by mu for one rotation.
+	// rotations counts the rotated log files. mu is held during a rotation.
 	mu        sync.Mutex
 	rotations int
-	// ends tells that it ends by itself, lines the number of its last line then; printed counts lines that were ordered.
+	// ends means that the container ends by itself; lines is then the number of its last line. printed counts the lines
+	// that calls have printed.
 	ends           bool
 	lines, printed int
 }
 
-// kinds are what the containers do. Lines of the log are counted from 1 by each start.
+// kinds maps a kind of container to its script. Each start numbers its log lines from 1.
 var kinds = map[string]string{
 	"ticker":   `trap 'exit 0' TERM; i=0; while :; do i=$((i+1)); echo "line $i"; sleep 0.05 & wait $!; done`,
 	"stubborn": `trap '' TERM; i=0; while :; do i=$((i+1)); echo "line $i"; sleep 0.3; done`,
@@ -59,14 +60,14 @@ const burstLines = 3000
 
 var kindNames = []string{"ticker", "ticker", "ticker", "stubborn", "short", "burst", "orphans", "oom", "missing"}
 
-// newPod is a pod that is not there yet.
+// newPod returns the model of a pod that does not exist yet.
 func (s *soak) newPod(name string, shared bool, rng *rand.Rand) *pod {
 	p := &pod{name: name, shared: shared}
 	s.renew(p, rng)
 	return p
 }
 
-// renew makes the pod another one, as when a kubelet is given a new pod of the same name.
+// renew replaces the pod with a new one of the same name.
 func (s *soak) renew(p *pod, rng *rand.Rand) {
 	var opts []harness.PodOption
 	switch rng.IntN(4) {
@@ -121,7 +122,7 @@ func (p *pod) drop(c *container) {
 	p.containers = slices.DeleteFunc(p.containers, func(o *container) bool { return o == c })
 }
 
-// any draws one of the containers, nil when there is none.
+// any returns a random container, or nil if the pod has none.
 func (p *pod) any(rng *rand.Rand) *container {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -27,25 +27,25 @@ const (
 	units      = 4
 	sharedPods = 2
 	phase      = 5 * time.Second
-	// stopTime is more than any call of the workers takes.
+	// stopTime limits the daemon's stop. It is longer than any call of the workers.
 	stopTime = 10 * time.Second
 )
 
 func TestMain(m *testing.M) {
-	// The streaming clients' libraries write about every stream that was left.
+	// The streaming clients' libraries log every abandoned stream.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	harness.Main(m)
 }
 
-// clock is the time of day as in the daemon's log.
+// clock returns the time of day in the format of the daemon's log.
 func clock() string { return time.Now().UTC().Format("15:04:05.000") }
 
-// soak is one daemon with those who trouble it.
+// soak is the state of one test: a daemon and its clients.
 type soak struct {
 	t     *testing.T
 	d     *harness.Daemon
 	linux bool
-	rng   *rand.Rand // the test's own; each worker has another
+	rng   *rand.Rand // only for the test's goroutine; each worker has its own
 
 	conn  *grpc.ClientConn
 	cri   runtimeapi.RuntimeServiceClient
@@ -53,39 +53,39 @@ type soak struct {
 	debug string // the socket of the daemon's profiles
 
 	points []string
-	// armed is the fail point of this life of the daemon, empty when there is none.
+	// armed is the fail point of the running daemon process; nil for none.
 	armed atomic.Pointer[string]
-	// calls are those to the daemon, answers those of components.
+	// calls counts calls to the daemon, and answers counts calls to components.
 	calls, answers atomic.Int64
-	// cycles are the containers and pods that were made and removed.
+	// cycles counts the containers and pods that were created and removed.
 	cycles atomic.Int64
-	// deathCount goes up when a worker of components is about to be killed, and when it is dead.
+	// deathCount is incremented before a component worker is killed, and again when it is dead.
 	deathCount atomic.Int64
-	// cells are those of the state table that unit pods have been in, each without any doubt.
+	// cells are the cells of the state table that unit pods have certainly been in.
 	cells sync.Map
 
 	workers []*worker
 	shared  []*pod
 	units   []*unit
 	events  *listener
-	// base is what there was without pods; basePid is the life of the daemon whose files, goroutines and memory count.
+	// base are the resources without pods. basePid is the daemon process to which files, goroutines and memory belong.
 	base       harness.Resources
 	basePid    int
 	goroutines int
 	resident   int
 	workerBase map[process.ID]usage
-	// first is what there was before the first pod, records how large the daemon's record files were when all pods had been removed
-	// for the settled-th time.
+	// first are the resources before the first pod. records maps the daemon's record files to their size after all pods
+	// were removed for the settled-th time. empty counts these removals.
 	first   harness.Resources
 	empty   int
 	records map[string]int64
 
 	mu sync.Mutex
-	// harmed are the containers and pods whose helpers were killed: their logs may be torn, their ends unknown.
+	// harmed are the containers and pods whose helpers were killed. Their logs may be torn and their exit codes unknown.
 	harmed map[string]bool
 }
 
-// modes are who shares a worker of components, beside each OCI runtime.
+// modes maps an OCI runtime to the sharing of component workers in its test.
 var modes = map[string]string{"crun": "node", "runc": "pod"}
 
 func TestSoak(t *testing.T) {
@@ -169,11 +169,11 @@ func newSoak(t *testing.T, backend string, seed uint64) *soak {
 	s.useComponents()
 	s.takeBase()
 	s.first = s.base
-	s.first.Files = nil // they are of one life of the daemon
+	s.first.Files = nil // valid only for one daemon process
 	return s
 }
 
-// failpoints lists those that this backend can pass.
+// failpoints lists the fail points that the daemon can pass with this backend.
 func (s *soak) failpoints() []string {
 	var points []string
 	for _, name := range harness.FailPoints(s.t) {
@@ -185,7 +185,7 @@ func (s *soak) failpoints() []string {
 	return points
 }
 
-// phase lets the workers run for a while under one kind of trouble, and then checks that everything is true.
+// phase runs the workers with one kind of trouble, and then makes all checks.
 func (s *soak) phase(n int) {
 	trouble := s.trouble()
 	s.t.Logf("%s phase %d: %s", clock(), n, trouble)
@@ -211,7 +211,7 @@ func (s *soak) phase(n int) {
 	close(stop)
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
-	for ended := false; !ended; { // a fail point that kills may still be passed
+	for ended := false; !ended; { // the daemon can still reach a fail point that kills it
 		select {
 		case <-done:
 			ended = true
@@ -232,7 +232,7 @@ func (s *soak) phase(n int) {
 	}
 }
 
-// trouble draws what happens to the daemon in a phase. A fail point is armed at once.
+// trouble selects what happens to the daemon in a phase. If it is a fail point, trouble restarts the daemon with it.
 func (s *soak) trouble() string {
 	switch s.rng.IntN(8) {
 	case 0, 1:
@@ -250,7 +250,7 @@ func (s *soak) trouble() string {
 	if armed := s.armed.Load(); armed != nil {
 		return *armed
 	}
-	return "a fail point passed at the start"
+	return "a fail point during the start"
 }
 
 func (s *soak) arm(point string) {
@@ -261,7 +261,7 @@ func (s *soak) arm(point string) {
 	s.armed.Store(&point)
 }
 
-// start starts the daemon; one that dies of its fail point on the way is started without.
+// start starts the daemon. If the start fails because of the fail point, it starts the daemon without the fail point.
 func (s *soak) start(env ...string) {
 	if err := s.d.TryStart(env...); err == nil {
 		return
@@ -272,7 +272,7 @@ func (s *soak) start(env ...string) {
 	s.d.Start()
 }
 
-// supervise makes the trouble and keeps the daemon running for the length of a phase.
+// supervise causes the trouble and keeps the daemon running for the duration of a phase.
 func (s *soak) supervise(trouble string) {
 	end := time.Now().Add(phase)
 	at := time.Now().Add(time.Duration(s.rng.Int64N(int64(phase))))
@@ -290,30 +290,31 @@ func (s *soak) supervise(trouble string) {
 				began := time.Now()
 				s.d.Stop()
 				if took := time.Since(began); took > stopTime {
-					s.t.Errorf("the daemon took %v to stop", took)
+					s.t.Errorf("stop of the daemon: took %v, want at most %v", took, stopTime)
 				}
 				s.d.Start()
 			}
 		}
 		s.restartIfDead()
-		time.Sleep(10 * time.Millisecond) // between two looks
+		time.Sleep(10 * time.Millisecond) // pacing of the poll
 	}
 }
 
-// restartIfDead starts a daemon again that has passed its fail point, and fails the test when it died of anything else.
+// restartIfDead restarts a daemon that its fail point has killed. It fails the test if the daemon died for another
+// reason.
 func (s *soak) restartIfDead() {
 	if s.d.Running() {
 		return
 	}
 	state := s.d.WaitExit(time.Second)
 	if point := s.armed.Load(); point == nil || state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		s.t.Errorf("the daemon died: %v", state)
+		s.t.Errorf("the daemon ended with %v, want it to run or SIGKILL at its fail point", state)
 	}
 	s.arm("")
 	s.d.Start()
 }
 
-// killHelpers kills, now and then, a container's monitor or a pod's init process.
+// killHelpers kills a container's monitor or a pod's init process, at random times.
 func (s *soak) killHelpers(rng *rand.Rand, stop <-chan struct{}) {
 	for {
 		select {

@@ -20,33 +20,33 @@ import (
 
 const handler = "wasm"
 
-// unit is a worker whose own pod is a component. Its model is the state table: every answer must be that of a state that
-// the pod can be in.
+// unit is a worker whose own pod is a component. Its model is the state table: every answer must be right for a state
+// that the pod can be in.
 type unit struct {
 	*worker
 	kind string
 	ip   string
-	// c is the container of the last order to make one; its number is the attempt.
+	// c is the container of the last order to create one; its number is the attempt.
 	c *container
-	// can are the states that the pod can be in: one, or two while it may have ended by itself.
+	// can lists the states in which the pod can be: one, or two if it may have ended by itself.
 	can []node.State
-	// deaths is how often workers had died before the last start, madeAt before the log began.
+	// deaths is deathCount before the last start, madeAt before the log began.
 	deaths, madeAt int64
 }
 
-// outcome is where a valid order leads.
+// outcome maps a call to the state after it, if the call is valid.
 var outcome = map[node.Call]node.State{
 	node.CreateContainer: node.Created, node.StartContainer: node.Running, node.StopContainer: node.Stopped,
 	node.RemoveContainer: node.Removed, node.StopPodSandbox: node.Killed,
 }
 
-// cell is one of the state table.
+// cell is a cell of the state table.
 type cell struct {
 	state node.State
 	call  node.Call
 }
 
-// appearance is what a client sees of a state.
+// appearance is the part of a state that a client sees.
 type appearance struct {
 	ready     bool
 	container runtimeapi.ContainerState
@@ -67,7 +67,7 @@ func newUnit(s *soak, seed uint64, i int) *unit {
 	return u
 }
 
-// begin makes the pod another one, with another component.
+// begin replaces the pod with a new one that runs another component.
 func (u *unit) begin() {
 	u.own.config, u.own.id, u.own.stopped = harness.PodConfig(u.t, u.name), "", false
 	u.own.config.Annotations = map[string]string{"vimana.host/reuse": fmt.Sprint(u.rng.IntN(2) == 0)}
@@ -78,7 +78,7 @@ func (u *unit) begin() {
 	u.attempt(0)
 }
 
-// attempt draws the next container.
+// attempt creates the model of the container with attempt number n.
 func (u *unit) attempt(n uint32) {
 	what := components[u.kind]
 	config := harness.ContainerConfig("c", what.image)
@@ -142,7 +142,7 @@ func (u *unit) step() {
 	}
 }
 
-// order makes one of the calls of the table, holds the answer against it, and checks the effect.
+// order makes one of the calls in the table, compares the answer with the table, and checks the effect.
 func (u *unit) order(call node.Call) {
 	u.mayHaveEnded()
 	next := false
@@ -177,7 +177,7 @@ func (u *unit) order(call node.Call) {
 		replaces := next && s == node.Stopped
 		switch refused := verdict == node.Refused && !replaces; {
 		case (s == node.Removed || s == node.Killed) && u.c.config.Metadata.Attempt > 0 && (call == node.StartContainer || call == node.StopContainer || call == node.RemoveContainer):
-			can = append(can, s) // the pod's ID may have meant an attempt before
+			can = append(can, s) // the pod's ID may have referred to a previous attempt
 		case refused != (err != nil):
 		case refused || verdict == node.Idempotent && !replaces:
 			can = append(can, s)
@@ -186,14 +186,14 @@ func (u *unit) order(call node.Call) {
 		}
 	}
 	if len(can) == 0 {
-		u.t.Errorf("%s %s of %s (%s, which can be %v): %v", clock(), call, u.own.id, u.kind, u.can, err)
+		u.t.Errorf("%s %s of %s (%s): got error %v, which the table excludes for the states %v", clock(), call, u.own.id, u.kind, err, u.can)
 		return
 	}
 	u.can = slices.Compact(can)
 	if call == node.StopContainer || call == node.StopPodSandbox {
 		u.c.ordered = true
 	}
-	u.see()
+	u.observe()
 }
 
 func (u *unit) request(call node.Call) func(context.Context) error {
@@ -204,7 +204,7 @@ func (u *unit) request(call node.Call) func(context.Context) error {
 			var resp *runtimeapi.RunPodSandboxResponse
 			resp, err = u.cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: u.own.config, RuntimeHandler: handler})
 			if err == nil && id != "" && resp.PodSandboxId != id {
-				u.t.Errorf("a repeat of RunPodSandbox for %s gave %s", id, resp.PodSandboxId)
+				u.t.Errorf("repeated RunPodSandbox: got %s, want %s", resp.PodSandboxId, id)
 			} else if err == nil {
 				u.own.id, u.c.id = resp.PodSandboxId, resp.PodSandboxId
 			}
@@ -213,7 +213,7 @@ func (u *unit) request(call node.Call) func(context.Context) error {
 			var resp *runtimeapi.CreateContainerResponse
 			resp, err = u.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: id, Config: u.c.config, SandboxConfig: u.own.config})
 			if err == nil {
-				u.c.id = resp.ContainerId // the pod's ID would mean an earlier attempt once this one is removed
+				u.c.id = resp.ContainerId // because the pod's ID refers to a previous attempt once this one is removed
 			}
 		case node.StartContainer:
 			_, err = u.cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id})
@@ -230,7 +230,7 @@ func (u *unit) request(call node.Call) func(context.Context) error {
 	}
 }
 
-// resize changes the resources of the container, which are parameters of a repeated CreateContainer from then on.
+// resize changes the resources of the container. From then on, a repeated CreateContainer must have the new resources.
 func (u *unit) resize() {
 	r := proto.CloneOf(u.c.config.Linux.Resources)
 	r.MemoryLimitInBytes = 32 << 20 * (1 + u.rng.Int64N(3))
@@ -242,18 +242,18 @@ func (u *unit) resize() {
 	}
 }
 
-// workerDied tells that the pod's worker may have been killed since its start.
+// workerDied reports whether the pod's worker may have been killed since the pod's start.
 func (u *unit) workerDied() bool { return u.deathCount.Load() != u.deaths }
 
-// mayHaveEnded adds that a pod which runs may be stopped by now.
+// mayHaveEnded adds the state Stopped to the possible states of a running pod that may have ended.
 func (u *unit) mayHaveEnded() {
 	if slices.Contains(u.can, node.Running) && !slices.Contains(u.can, node.Stopped) && (u.c.ends || u.workerDied()) {
 		u.can = append(u.can, node.Stopped)
 	}
 }
 
-// see looks at the pod: it must be in a state that it can be in, on the address that it had, and have ended as it should.
-func (u *unit) see() {
+// observe gets the pod's status. The pod must be in a possible state, have its previous address and a correct end.
+func (u *unit) observe() {
 	if u.own.id == "" {
 		return
 	}
@@ -270,7 +270,7 @@ func (u *unit) see() {
 		return
 	}
 	seen := appearance{pod.State == runtimeapi.PodSandboxState_SANDBOX_READY, none}
-	// Until its container is made, the pod's ID means the newest of the attempts before.
+	// Until the container is created, the pod's ID refers to the newest previous attempt.
 	if err == nil && st.Metadata.Attempt == u.c.config.Metadata.Attempt {
 		seen.container = st.State
 	}
@@ -280,13 +280,13 @@ func (u *unit) see() {
 		return s == node.Killed && seen.ready || s != node.Killed && appearances[s] != seen
 	})
 	if len(u.can) == 0 {
-		u.t.Errorf("%s pod %s (%s), which can be %v, looks like %v: %v, %v", clock(), u.own.id, u.kind, was, seen, st, err)
+		u.t.Errorf("%s pod %s (%s): got %v (status %v, error %v), want one of the states %v", clock(), u.own.id, u.kind, seen, st, err, was)
 		u.can = was
 		return
 	}
 	u.c.state = seen.container
 	if ip := pod.GetNetwork().GetIp(); seen.ready && (ip == "" || u.ip != "" && ip != u.ip) {
-		u.t.Errorf("the IP of pod %s went from %q to %q", u.own.id, u.ip, ip)
+		u.t.Errorf("address of pod %s: got %q, want %q", u.own.id, ip, u.ip)
 	} else if seen.ready {
 		u.ip = ip
 	}
@@ -297,7 +297,8 @@ func (u *unit) see() {
 
 func (u *unit) is(s node.State) bool { return len(u.can) == 1 && u.can[0] == s }
 
-// checkEnded: it ended as its program does, was ended by the death of its worker, or somebody stopped it.
+// checkEnded checks that the end of the container is its program's, or a possible result of a stop or of its worker's
+// death.
 func (u *unit) checkEnded(st *runtimeapi.ContainerStatus) {
 	got := fmt.Sprintf("%d %s", st.ExitCode, st.Reason)
 	allowed := []string{components[u.kind].end}
@@ -308,11 +309,11 @@ func (u *unit) checkEnded(st *runtimeapi.ContainerStatus) {
 		allowed = append(allowed, "137 Error")
 	}
 	if !slices.Contains(allowed, got) || got == "137 Error" && !u.c.ordered && !strings.Contains(st.Message, "worker") {
-		u.t.Errorf("%s pod %s (%s) ended with %s (%s), not %q", clock(), u.own.id, u.kind, got, st.Message, allowed)
+		u.t.Errorf("%s end of pod %s (%s): got %s (%s), want one of %q", clock(), u.own.id, u.kind, got, st.Message, allowed)
 	}
 }
 
-// ask calls a pod that runs: it answers, whatever the daemon does.
+// ask calls a running pod, which must answer whatever the daemon does.
 func (u *unit) ask() {
 	ask := components[u.kind].ask
 	if u.mayHaveEnded(); ask == nil || !u.is(node.Running) {
@@ -324,19 +325,19 @@ func (u *unit) ask() {
 	err := ask(u, ctx)
 	u.answers.Add(1)
 	if took := time.Since(began); took > slow {
-		u.t.Logf("%s %s: an answer of %s took %v: %v", clock(), u.name, u.kind, took, err)
+		u.t.Logf("%s %s: call to %s took %v, error %v", clock(), u.name, u.kind, took, err)
 	}
 	if err != nil && !u.workerDied() {
-		u.t.Errorf("%s pod %s (%s) at %s, with the daemon running %v: %v", clock(), u.own.id, u.kind, u.ip, u.d.Running(), err)
+		u.t.Errorf("%s call to pod %s (%s) at %s (daemon running: %v): %v", clock(), u.own.id, u.kind, u.ip, u.d.Running(), err)
 	}
 }
 
-// check holds the pod against the model while nobody else calls.
+// check compares the pod with the model while no other client makes calls.
 func (u *unit) check() {
-	u.see()
+	u.observe()
 	if u.is(node.Running) && u.workerDied() {
-		harness.Eventually(u.t, settleTime, func() error { // that it lives shows when it answers
-			if u.see(); u.is(node.Running) && components[u.kind].ask != nil {
+		harness.Eventually(u.t, settleTime, func() error { // an answer shows that the pod still runs
+			if u.observe(); u.is(node.Running) && components[u.kind].ask != nil {
 				ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 				defer cancel()
 				return components[u.kind].ask(u, ctx)
@@ -345,15 +346,15 @@ func (u *unit) check() {
 		})
 	}
 	u.ask()
-	if u.madeAt == u.deathCount.Load() && u.own.id != "" && !slices.Contains([]string{"greeter", "hello"}, u.kind) { // these log requests
+	if u.madeAt == u.deathCount.Load() && u.own.id != "" && !slices.Contains([]string{"greeter", "hello"}, u.kind) { // both log requests
 		u.checkLog(u.c)
 	}
 }
 
-// wantStatus is nil for an error of this code.
+// wantStatus returns an error unless err has the code want.
 func wantStatus(err error, want codes.Code) error {
 	if got := status.Code(err); got != want {
-		return fmt.Errorf("%s, not %s: %w", got, want, err)
+		return fmt.Errorf("got code %s, want %s: %w", got, want, err)
 	}
 	return nil
 }

@@ -23,10 +23,10 @@ const (
 	created = runtimeapi.ContainerState_CONTAINER_CREATED
 )
 
-// gone are the answers to an order for something that is not there, or not in the state for it, any more.
+// gone are the codes for an order whose object no longer exists or is no longer in the right state.
 var gone = []codes.Code{codes.NotFound, codes.FailedPrecondition}
 
-// worker makes calls: most of them for its own pod, some for the shared ones.
+// worker makes random calls, most of them for its own pod, some for the shared pods.
 type worker struct {
 	*soak
 	name string
@@ -124,7 +124,7 @@ func (w *worker) runPod(p *pod) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.shared && p.id != "" && (p.id != id || p.stopped) && !w.isHarmed(p.id) {
-		w.t.Errorf("a repeat of RunPodSandbox for %s (stopped: %v) gave %s", p.id, p.stopped, id)
+		w.t.Errorf("repeated RunPodSandbox: got %s, want %s (stopped: %v)", id, p.id, p.stopped)
 	}
 	if p.config == config {
 		p.id = id
@@ -142,7 +142,7 @@ func (w *worker) create(p *pod) {
 		return err
 	})
 	if !p.shared && ok == stopped && !w.isHarmed(podID) {
-		w.t.Errorf("CreateContainer in %s (stopped: %v): success %v", podID, stopped, ok)
+		w.t.Errorf("CreateContainer in %s: got success %v, want %v", podID, ok, !stopped)
 	}
 	if !ok {
 		return
@@ -156,7 +156,7 @@ func (w *worker) create(p *pod) {
 			again = resp.GetContainerId()
 			return err
 		}) && again != c.id && !p.shared {
-			w.t.Errorf("CreateContainer %s, repeated, gave %s", c.id, again)
+			w.t.Errorf("repeated CreateContainer: got %s, want %s", again, c.id)
 		}
 	}
 	if w.rng.IntN(4) > 0 {
@@ -164,7 +164,7 @@ func (w *worker) create(p *pod) {
 	}
 }
 
-// start starts a container. One whose program does not exist is refused and has ended.
+// start starts a container. If its program does not exist, the call must fail and the container must have exited.
 func (w *worker) start(c *container) {
 	ok := w.do("StartContainer "+c.id, append(gone, codes.InvalidArgument), func(ctx context.Context) error {
 		_, err := w.cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.id})
@@ -175,7 +175,7 @@ func (w *worker) start(c *container) {
 	}
 	startable := !c.pod.stopped && (c.kind != "missing" || !w.linux)
 	if ok != startable && !w.isHarmed(c.id, c.pod.id) {
-		w.t.Errorf("StartContainer %s (%s, pod stopped: %v): success %v", c.id, c.kind, c.pod.stopped, ok)
+		w.t.Errorf("StartContainer %s (%s, pod stopped: %v): got success %v, want %v", c.id, c.kind, c.pod.stopped, ok, startable)
 	}
 	switch {
 	case c.pod.stopped:
@@ -212,7 +212,7 @@ func (w *worker) remove(c *container) {
 		c.pod.drop(c)
 		_, err, answered := w.status(c)
 		if answered && status.Code(err) != codes.NotFound {
-			w.t.Errorf("ContainerStatus of %s after its removal: %v", c.id, err)
+			w.t.Errorf("ContainerStatus of %s after its removal: got error %v, want NotFound", c.id, err)
 		}
 	}
 }
@@ -262,7 +262,7 @@ func (w *worker) update(c *container) {
 	})
 }
 
-// execSync runs a program: one that answers, one that outlives its limit, one that leaves a child with its stdio.
+// execSync runs a program that answers, exceeds its timeout, or leaves a child that holds its stdio.
 func (w *worker) execSync(c *container) {
 	request := &runtimeapi.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"echo", "hi"}, Timeout: 20}
 	want, allowed := "hi\n", gone
@@ -279,11 +279,11 @@ func (w *worker) execSync(c *container) {
 		got, err = w.cri.ExecSync(ctx, request)
 		return err
 	}) && got.ExitCode == 0 && string(got.Stdout) != want {
-		w.t.Errorf("ExecSync %q: %q", request.Cmd, got.Stdout)
+		w.t.Errorf("output of ExecSync %q: got %q, want %q", request.Cmd, got.Stdout, want)
 	}
 }
 
-// stream joins a program or the container itself, and often goes away without a word.
+// stream runs a program or attaches to the container, and often disconnects abruptly.
 func (w *worker) stream(c *container) {
 	var url string
 	allowed, stdin := append(gone, codes.Unimplemented), w.rng.IntN(2) == 0
@@ -306,7 +306,7 @@ func (w *worker) stream(c *container) {
 	if stdin && strings.Contains(url, "/exec/") {
 		o.Stdin = strings.NewReader("hello")
 	}
-	// What the end of a stream is called is no matter here: the container, the client and the daemon all come and go.
+	// Any end of the stream is right, because the container, the client or the daemon can end.
 	protocol, began := harness.Protocols[w.rng.IntN(2)], time.Now()
 	_, err := harness.Stream(ctx, protocol, url, o)
 	if took := time.Since(began); took > slow {
@@ -314,7 +314,7 @@ func (w *worker) stream(c *container) {
 	}
 }
 
-// rotate puts the log file aside, as a kubelet does, and has a new one opened.
+// rotate renames the log file and has the daemon open a new one, as a kubelet does.
 func (w *worker) rotate(c *container) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -327,7 +327,7 @@ func (w *worker) rotate(c *container) {
 	})
 }
 
-// images pulls or removes the image that no pod here uses.
+// images pulls or removes an image that no pod uses.
 func (w *worker) images() {
 	spec := &runtimeapi.ImageSpec{Image: harness.Config}
 	if w.rng.IntN(2) == 0 {
@@ -343,7 +343,7 @@ func (w *worker) images() {
 	})
 }
 
-// look makes one of the calls that only ask.
+// look makes a random call that changes nothing.
 func (w *worker) look(p *pod) {
 	p.mu.Lock()
 	id := p.id
@@ -387,7 +387,7 @@ func (w *worker) look(p *pod) {
 	w.do(name, gone, calls[name])
 }
 
-// status asks for a container's status.
+// status gets a container's status.
 func (w *worker) status(c *container) (got *runtimeapi.ContainerStatus, err error, answered bool) {
 	err, answered = w.call(w.rng, w.name+" ContainerStatus "+c.id, []codes.Code{codes.NotFound}, func(ctx context.Context) error {
 		resp, err := w.cri.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.id, Verbose: w.rng.IntN(4) == 0})
@@ -405,7 +405,7 @@ func (w *worker) statusOf(c *container) {
 	})
 }
 
-// expect holds a container of the worker's own pod against the model; those that end by themselves may have ended.
+// expect compares a container of the worker's own pod with the model. A container that ends by itself may have ended.
 func (w *worker) expect(c *container, want runtimeapi.ContainerState) {
 	if c.pod.shared {
 		return
@@ -415,10 +415,10 @@ func (w *worker) expect(c *container, want runtimeapi.ContainerState) {
 	switch {
 	case !answered || w.isHarmed(c.id, c.pod.id):
 	case err != nil:
-		w.t.Errorf("ContainerStatus of %s (%s), which should be %s: %v", c.id, c.kind, want, err)
+		w.t.Errorf("ContainerStatus of %s (%s): got error %v, want state %s", c.id, c.kind, err, want)
 	case got.State == exited && want == running && c.ends:
 		c.state = exited
 	case got.State != want:
-		w.t.Errorf("%s container %s (%s) is %s (%s, %d, %s), not %s", clock(), c.id, c.kind, got.State, got.Reason, got.ExitCode, got.Message, want)
+		w.t.Errorf("%s state of container %s (%s): got %s (%s, %d, %s), want %s", clock(), c.id, c.kind, got.State, got.Reason, got.ExitCode, got.Message, want)
 	}
 }
