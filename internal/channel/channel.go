@@ -8,29 +8,29 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// maxName is the length of a file's name in bytes.
+// maxName is the maximum length of a file name, in bytes.
 const maxName = 255
 
-// Channel is a channel that a module may open under a name.
+// Channel is a channel that a module can open by name.
 type Channel struct {
-	// Name is the file's name in the guest's /ch; "stdin", "stdout" and "stderr" stand for these streams.
+	// Name is the file's name in the guest's /ch. "stdin", "stdout" and "stderr" mean these streams.
 	Name string `json:"name"`
-	// Topic is the topic or, of a channel that is only read, the filter.
+	// Topic is the topic or, for a read-only channel, the filter.
 	Topic string `json:"topic"`
-	// Flags are the widest mode in which the channel may be opened.
+	// Flags are the most permissive mode for opening the channel.
 	Flags Flags `json:"flags"`
 }
 
-// Validate checks the channels of one module. Errors are errdefs.ErrInvalidArgument and name the channel.
+// Validate checks the channels of one module. It returns errdefs.ErrInvalidArgument, and the text names the channel.
 func Validate(all []Channel) error {
 	if len(all) > MaxChannels {
-		return fmt.Errorf("%d channels: a module may have %d: %w", len(all), MaxChannels, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("%d channels: a module can have %d: %w", len(all), MaxChannels, errdefs.ErrInvalidArgument)
 	}
 	names := map[string]bool{}
 	for i, c := range all {
 		err := c.validate()
 		if err == nil && names[c.Name] {
-			err = fmt.Errorf("the name is taken: %w", errdefs.ErrInvalidArgument)
+			err = fmt.Errorf("the name is used twice: %w", errdefs.ErrInvalidArgument)
 		}
 		if err != nil {
 			return fmt.Errorf("channel %d (%q): %w", i, c.Name, err)
@@ -51,13 +51,13 @@ func (c Channel) validate() error {
 	return validMode(c.Flags, c.Topic)
 }
 
-// validMode checks that a channel on the topic may have the flags.
+// validMode checks that a channel on the topic can have the flags.
 func validMode(flags Flags, topic string) error {
 	switch {
 	case flags&ReadWrite == 0:
-		return fmt.Errorf("the flags %#x on %q ask neither for reading (1) nor for writing (2): %w", uint8(flags), topic, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the flags %#x on %q have neither read (1) nor write (2): %w", uint8(flags), topic, errdefs.ErrInvalidArgument)
 	case flags.CanWrite() && HasWildcard(topic):
-		return fmt.Errorf("the topic %q has a wildcard, which only a channel that is read and not written may have: %w", topic, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the topic %q has a wildcard, which only a read-only channel can have: %w", topic, errdefs.ErrInvalidArgument)
 	}
 	return ValidFilter(topic)
 }

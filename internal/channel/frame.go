@@ -15,13 +15,13 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Control messages of a runtime to its manager that are about channels. The other types are in edge/wire.
+// Control messages about channels from a runtime to its manager. The other types are in edge/wire.
 const (
 	OpenChannel  = 3 // Open
 	CloseChannel = 4 // ParseClose
 )
 
-// hello announces that all later frames of its direction have the wide header (Conn.Widen). No public peer uses this type.
+// hello announces that all later frames in the same direction have the wide header (Conn.Widen). Public peers do not use this type.
 const (
 	hello     = 0x7f
 	helloWide = "tripod-wide-1"
@@ -42,8 +42,8 @@ const (
 	narrowSize = 6
 	wideSize   = 8
 
-	grow    = 256 << 10 // bytes by which a payload's buffer may exceed what was received
-	oneCopy = 64 << 10  // bytes; a payload up to this size is written together with its header
+	grow    = 256 << 10 // maximum unused bytes in the buffer of a payload that is being received
+	oneCopy = 64 << 10  // maximum size of a payload that is copied and written together with its header
 )
 
 // Header is the address of a message.
@@ -59,8 +59,8 @@ type Message struct {
 	Payload []byte
 }
 
-// Append appends the message as a frame with the narrow or the wide header. A number that does not fit in the header is
-// errdefs.ErrInvalidArgument.
+// Append appends the message as a frame with the narrow or the wide header. It returns errdefs.ErrInvalidArgument for a number that does
+// not fit in the header.
 func (m Message) Append(b []byte, wide bool) ([]byte, error) {
 	b, err := m.appendHeader(b, wide)
 	if err != nil {
@@ -80,7 +80,7 @@ func (m Message) appendHeader(b []byte, wide bool) ([]byte, error) {
 	case m.Arg < 0 || m.Arg >= args:
 		return nil, fmt.Errorf("channel or type %d does not fit in the header: want 0 to %d: %w", m.Arg, args-1, errdefs.ErrInvalidArgument)
 	case uint64(len(m.Payload)) > math.MaxUint32:
-		return nil, fmt.Errorf("a message of %d bytes: the length has 32 bits: %w", len(m.Payload), errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("message of %d bytes: the length has 32 bits: %w", len(m.Payload), errdefs.ErrInvalidArgument)
 	}
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Payload)))
 	control := 0
@@ -109,24 +109,24 @@ func parseHeader(b []byte) (h Header, length uint32) {
 
 // ConnOptions are the limits of a Conn.
 type ConnOptions struct {
-	MaxFrame int           // bytes of a payload in either direction; 0: DefaultMaxFrame
-	Wide     bool          // accept the peer's offer of the wide header (Conn.Widen), instead of passing it on as an unknown message
-	Timeout  time.Duration // of a Write; one that takes longer ends the connection; 0: none
+	MaxFrame int           // maximum payload in either direction, in bytes; 0 means DefaultMaxFrame
+	Wide     bool          // accept the peer's offer of the wide header (Conn.Widen); otherwise Read returns it as a message
+	Timeout  time.Duration // of a Write, after which the connection ends; 0 means none
 }
 
-// Conn is the stream of messages over a connection. One goroutine reads; any number of them write.
+// Conn sends and receives messages over a connection. One goroutine reads; any number of goroutines write.
 type Conn struct {
 	conn net.Conn
 	opts ConnOptions
 	r    *bufio.Reader
 
-	// Used by the reader alone.
+	// For the reader only.
 	readWide bool
-	readErr  error // final: the start of the next frame is unknown
+	readErr  error // final, because the start of the next frame is unknown
 
 	writeWide atomic.Bool
 	mu        sync.Mutex // held by a writer
-	writeErr  error      // final: part of a frame may be written
+	writeErr  error      // final, because part of a frame may have been written
 	out       []byte
 }
 
@@ -138,9 +138,9 @@ func NewConn(conn net.Conn, opts ConnOptions) *Conn {
 	return &Conn{conn: conn, opts: opts, r: bufio.NewReaderSize(conn, oneCopy)}
 }
 
-// Read returns the next message; its payload belongs to the caller. The end of the stream between two frames is io.EOF, within
-// a frame errdefs.ErrDataLoss; a frame above the limit is errdefs.ErrInvalidArgument. Every later Read returns the same error,
-// since the start of the next frame is unknown.
+// Read returns the next message, whose payload belongs to the caller. It returns io.EOF if the stream ends between two frames,
+// errdefs.ErrDataLoss if it ends within a frame, and errdefs.ErrInvalidArgument for a frame above the limit. Every later Read returns
+// the same error, because the start of the next frame is unknown.
 func (c *Conn) Read() (Message, error) {
 	for c.readErr == nil {
 		m, err := c.read()
@@ -169,13 +169,13 @@ func (c *Conn) read() (Message, error) {
 	}
 	h, length := parseHeader(head)
 	if uint64(length) > uint64(c.opts.MaxFrame) {
-		return Message{}, fmt.Errorf("a frame of %d bytes: the limit is %d; the connection ends: %w", length, c.opts.MaxFrame, errdefs.ErrInvalidArgument)
+		return Message{}, fmt.Errorf("frame of %d bytes: the limit is %d; the connection ends: %w", length, c.opts.MaxFrame, errdefs.ErrInvalidArgument)
 	}
 	payload, err := c.payload(int(length))
 	return Message{Header: h, Payload: payload}, err
 }
 
-// payload reads length bytes. The buffer grows with what is received: a header alone costs no memory.
+// payload reads length bytes. The buffer grows as bytes arrive, so a header alone costs little memory.
 func (c *Conn) payload(length int) ([]byte, error) {
 	b := make([]byte, min(length, grow))
 	for got := 0; got < length; {
@@ -191,10 +191,10 @@ func (c *Conn) payload(length int) ([]byte, error) {
 	return b, nil
 }
 
-// truncated makes the end of a stream within a frame errdefs.ErrDataLoss.
+// truncated converts the end of a stream within a frame to errdefs.ErrDataLoss.
 func truncated(err error, got, want int) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("a frame is cut off after %d of %d bytes: %w (%w)", got, want, errdefs.ErrDataLoss, err)
+		return fmt.Errorf("frame cut off after %d of %d bytes: %w (%w)", got, want, errdefs.ErrDataLoss, err)
 	}
 	return err
 }
@@ -206,8 +206,8 @@ func noEOF(err error) error {
 	return err
 }
 
-// Write sends one message. After an error of the connection every later Write returns the same error. A message above the
-// limit, or with a number that does not fit in the header, is errdefs.ErrInvalidArgument; the connection stays usable.
+// Write sends one message. It returns errdefs.ErrInvalidArgument for a message above the limit, or with a number that does not fit in
+// the header; the connection stays usable. After an error of the connection, every later Write returns the same error.
 func (c *Conn) Write(m Message) error {
 	if err := c.Fits(m); err != nil {
 		return err
@@ -217,10 +217,10 @@ func (c *Conn) Write(m Message) error {
 	return c.write(m)
 }
 
-// Fits returns the error with which Write would refuse the message. It sends nothing and waits for no writer.
+// Fits returns the error with which Write would refuse the message. It sends nothing and does not block.
 func (c *Conn) Fits(m Message) error {
 	if len(m.Payload) > c.opts.MaxFrame {
-		return fmt.Errorf("a message of %d bytes: the limit is %d: %w", len(m.Payload), c.opts.MaxFrame, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("message of %d bytes: the limit is %d: %w", len(m.Payload), c.opts.MaxFrame, errdefs.ErrInvalidArgument)
 	}
 	var head [wideSize]byte
 	_, err := m.appendHeader(head[:0], c.Wide())
@@ -261,9 +261,9 @@ func (c *Conn) broken(err error) error {
 	return c.writeErr
 }
 
-// Widen announces the wide header to the peer and uses it from the next message on. It may only be called when the peer is one
-// of our programs with ConnOptions.Wide; that side calls Widen itself when it reads the announcement. Each direction changes after
-// its own announcement, so no frame in flight is misread. A second call does nothing.
+// Widen announces the wide header to the peer and uses it for all later messages. Call it only if the peer is one of our programs with
+// ConnOptions.Wide; its Conn calls Widen when it reads the announcement. Each direction changes after its own announcement, so no frame
+// in flight is misread. A second call does nothing.
 func (c *Conn) Widen() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -280,5 +280,5 @@ func (c *Conn) Widen() error {
 // Wide reports whether messages are sent with the wide header.
 func (c *Conn) Wide() bool { return c.writeWide.Load() }
 
-// Close ends the connection; a Read that waits returns.
+// Close closes the connection. A blocked Read returns.
 func (c *Conn) Close() error { return c.conn.Close() }

@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Flags are the mode of a channel, as OpenChannel carries it.
+// Flags are the mode of a channel, as in OpenChannel.
 type Flags uint8
 
 // The bits of Flags.
@@ -20,10 +20,10 @@ const (
 	QoS1      Flags = 4
 	QoS2      Flags = 8
 
-	wideFD Flags = 0x80 // the channel's number has a second byte; only with the wide header
+	wideFD Flags = 0x80 // the channel's number has a second byte, only with the wide header
 )
 
-// QoS is the quality of service that the flags ask for: 0, 1 or 2; 2 if both bits are set.
+// QoS returns the quality of service: 0, 1 or 2. If both bits are set, it is 2.
 func (f Flags) QoS() byte {
 	switch {
 	case f&QoS2 != 0:
@@ -40,7 +40,7 @@ func (f Flags) CanRead() bool { return f&Read != 0 }
 // CanWrite reports whether the channel publishes.
 func (f Flags) CanWrite() bool { return f&Write != 0 }
 
-// String is the mode as users write it, as "rw:1".
+// String returns the mode as users write it, for example "rw:1".
 func (f Flags) String() string {
 	s := map[Flags]string{Read: "r", Write: "w", ReadWrite: "rw"}[f&ReadWrite]
 	if q := f.QoS(); q != 0 {
@@ -49,27 +49,27 @@ func (f Flags) String() string {
 	return s
 }
 
-// ParseFlags reads a mode as users write it: "r", "w" or "rw", and optionally ":" and the quality of service.
+// ParseFlags parses a mode as users write it: "r", "w" or "rw", optionally followed by ":" and the quality of service.
 func ParseFlags(s string) (Flags, error) {
 	mode, qos, _ := strings.Cut(s, ":")
 	f, known := map[string]Flags{"r": Read, "w": Write, "rw": ReadWrite, "wr": ReadWrite}[mode]
 	q, level := map[string]Flags{"": 0, "0": 0, "1": QoS1, "2": QoS2}[qos]
 	if !known || !level {
-		return 0, fmt.Errorf("a channel's mode %q: want r, w or rw, and optionally :0, :1 or :2: %w", s, errdefs.ErrInvalidArgument)
+		return 0, fmt.Errorf("channel mode %q: want r, w or rw, optionally with :0, :1 or :2: %w", s, errdefs.ErrInvalidArgument)
 	}
 	return f | q, nil
 }
 
-// Open is the payload of OpenChannel: fd:u8 | flags:u8 | topic. The upper byte of a number above 255 follows the flags, whose
-// bit 7 is set then; such numbers need the wide header.
+// Open is the payload of OpenChannel: fd:u8 | flags:u8 | topic. For a number above 255, which needs the wide header, bit 7 of the flags is
+// set, and the number's upper byte follows the flags.
 type Open struct {
 	FD    int
 	Flags Flags
-	Topic string // as the module gave it; see Local
+	Topic string // as given by the module; see Local
 }
 
-// ParseOpen reads the payload of OpenChannel. NULs at its end come from C peers and are no part of the topic. A channel without
-// a topic, without a mode, or with a wildcard and write is errdefs.ErrInvalidArgument.
+// ParseOpen parses the payload of OpenChannel. It removes NULs at the end of the topic, which C peers send. It returns
+// errdefs.ErrInvalidArgument for a channel without a topic, without a mode, or with a wildcard and write.
 func ParseOpen(payload []byte) (Open, error) {
 	if len(payload) < 2 {
 		return Open{}, fmt.Errorf("open a channel with %d bytes: want number, flags and topic: %w", len(payload), errdefs.ErrInvalidArgument)
@@ -88,7 +88,7 @@ func ParseOpen(payload []byte) (Open, error) {
 	return o, o.Validate()
 }
 
-// Validate checks the number, the flags and the topic; errors are errdefs.ErrInvalidArgument.
+// Validate checks the number, the flags and the topic. It returns errdefs.ErrInvalidArgument.
 func (o Open) Validate() error {
 	if o.FD < 0 || o.FD >= MaxChannelsWide {
 		return fmt.Errorf("channel %d: numbers are 0 to %d: %w", o.FD, MaxChannelsWide-1, errdefs.ErrInvalidArgument)
@@ -109,8 +109,8 @@ func (o Open) Append(b []byte) []byte {
 	return append(b, o.Topic...)
 }
 
-// ParseClose reads the payload of CloseChannel, the channel's number: one byte, or two in little endian with the wide header. The
-// NUL that a C peer adds changes nothing.
+// ParseClose parses the payload of CloseChannel, the channel's number: one byte, or two in little endian with the wide header. A NUL at
+// the end, which C peers send, does not change the number.
 func ParseClose(payload []byte) (fd int, err error) {
 	switch len(payload) {
 	case 1:

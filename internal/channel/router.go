@@ -22,35 +22,35 @@ type moduleKey struct {
 	module  int
 }
 
-func (k Key) of() moduleKey { return moduleKey{k.Runtime, k.Module} }
+func (k Key) moduleKey() moduleKey { return moduleKey{k.Runtime, k.Module} }
 
 // RouterOptions connect a Router to the broker, and limit it. The functions must neither block nor call the Router. Calls of
-// Subscribe and Unsubscribe do not overlap; calls of Publish do.
+// Subscribe and Unsubscribe do not overlap; calls of Publish can.
 type RouterOptions struct {
 	Publish     func(topic string, qos byte, payload []byte)
-	Subscribe   func(filter string, qos byte) // repeated for a subscribed filter when the quality changes or retained messages are wanted
+	Subscribe   func(filter string, qos byte) // also for a subscribed filter, to change its QoS or get its retained messages again
 	Unsubscribe func(filter string)
-	// Held are filters that the node itself has subscribed to, with QoS 2. They stay when a module closes its channel on one.
+	// Held are the filters of the node's own subscriptions, with QoS 2. They stay when a module closes a channel on such a filter.
 	Held []string
 
-	MaxChannels int // of one module; 0: MaxChannels
-	MaxPayload  int // bytes of a module's message; 0: what a frame holds
+	MaxChannels int // of one module; 0 means the constant MaxChannels
+	MaxPayload  int // of a module's message, in bytes; 0 means no limit besides the frame's
 }
 
-// Stats are a Router's counters.
+// Stats holds a Router's counters.
 type Stats struct {
-	Published  uint64 // messages of modules that were accepted
-	Refused    uint64 // messages of modules that were refused
-	Delivered  uint64 // messages given to channels
+	Published  uint64 // accepted messages from modules
+	Refused    uint64 // refused messages from modules
+	Delivered  uint64 // messages delivered to channels
 	FromBroker uint64 // messages from the broker
-	Unmatched  uint64 // messages from the broker for no channel
+	Unmatched  uint64 // messages from the broker that match no channel
 }
 
-// Router delivers between the channels of a node or a worker. Its methods may be called concurrently.
+// Router delivers messages between the channels of a node or a worker. Its methods may be called concurrently.
 type Router struct {
 	opts RouterOptions
 
-	order sync.Mutex // serialises Open and Close, so that subscriptions change in their order
+	order sync.Mutex // serializes Open and Close, so that subscriptions change in the same order
 	roots []*filter  // subscribed filters with wildcards
 
 	mu       sync.RWMutex // guards the fields below
@@ -95,8 +95,8 @@ func NewRouter(opts RouterOptions) *Router {
 	return r
 }
 
-// Open opens a channel. deliver is called with each message for it; it must not block, call the Router, or change the payload,
-// which is shared. Channels of one group deliver to each other outside of the Router; "" is no group.
+// Open opens a channel. deliver is called with each message for the channel. It must not block, call the Router, or change the payload,
+// which is shared. Channels of the same group deliver to each other without the Router; "" means no group.
 //
 // Opening an open channel with the same topic and flags replaces deliver and group, as a runtime does that has reconnected; with
 // others it is errdefs.ErrAlreadyExists. A channel above the module's limit is errdefs.ErrResourceExhausted.
@@ -115,9 +115,9 @@ func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte
 	old := r.channels[key]
 	switch {
 	case old != nil && (old.topic != c.topic || old.flags != c.flags):
-		return fmt.Errorf("channel %d is open on %q: it must be closed before it is opened on %q: %w", key.FD, old.topic, c.topic, errdefs.ErrAlreadyExists)
-	case old == nil && len(r.modules[key.of()]) >= r.opts.MaxChannels:
-		return fmt.Errorf("channel %d on %q: the module has %d channels open, which is the limit: %w", key.FD, o.Topic, r.opts.MaxChannels, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("channel %d is open on %q: close it before opening it on %q: %w", key.FD, old.topic, c.topic, errdefs.ErrAlreadyExists)
+	case old == nil && len(r.modules[key.moduleKey()]) >= r.opts.MaxChannels:
+		return fmt.Errorf("channel %d on %q: the module has %d open channels, which is the limit: %w", key.FD, o.Topic, r.opts.MaxChannels, errdefs.ErrResourceExhausted)
 	}
 	f, added := r.insert(c, old)
 	if f != nil {
@@ -126,15 +126,15 @@ func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte
 	return nil
 }
 
-// insert replaces old by the channel in the tables. It returns the channel's filter, if it reads, and whether that is new.
+// insert puts c into the tables, in place of old. If the channel can be read, insert returns its filter, and whether the filter is new.
 func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.channels[c.key] = c
-	if r.modules[c.key.of()] == nil {
-		r.modules[c.key.of()] = map[Key]*channel{}
+	if r.modules[c.key.moduleKey()] == nil {
+		r.modules[c.key.moduleKey()] = map[Key]*channel{}
 	}
-	r.modules[c.key.of()][c.key] = c
+	r.modules[c.key.moduleKey()][c.key] = c
 	if !c.flags.CanRead() {
 		return nil, false
 	}
@@ -152,7 +152,7 @@ func without(all []*channel, c *channel) []*channel {
 	return slices.DeleteFunc(slices.Clone(all), func(o *channel) bool { return o == c })
 }
 
-// Close closes a channel; errdefs.ErrNotFound if it is not open. A message in flight may still be delivered.
+// Close closes a channel. It returns errdefs.ErrNotFound if the channel is not open. A message in flight may still be delivered.
 func (r *Router) Close(key Key) error {
 	r.order.Lock()
 	defer r.order.Unlock()
@@ -187,22 +187,22 @@ func (r *Router) close(key Key) bool {
 	if c == nil {
 		return false
 	}
-	if f, last := r.take(c); last {
+	if f, last := r.removeChannel(c); last {
 		r.unsubscribe(f)
 	} else if f != nil {
-		r.quality(f.root)
+		r.updateQoS(f.root)
 	}
 	return true
 }
 
-// take removes the channel from the tables. It returns the filter that the channel read by, and whether it was the last there.
-func (r *Router) take(c *channel) (f *filter, last bool) {
+// removeChannel removes a channel from the tables. It returns the filter of a readable channel, and whether that was its last channel.
+func (r *Router) removeChannel(c *channel) (f *filter, last bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.channels, c.key)
-	delete(r.modules[c.key.of()], c.key)
-	if len(r.modules[c.key.of()]) == 0 {
-		delete(r.modules, c.key.of())
+	delete(r.modules[c.key.moduleKey()], c.key)
+	if len(r.modules[c.key.moduleKey()]) == 0 {
+		delete(r.modules, c.key.moduleKey())
 	}
 	if !c.flags.CanRead() {
 		return nil, false
@@ -216,9 +216,9 @@ func (r *Router) take(c *channel) (f *filter, last bool) {
 	return f, false
 }
 
-// Publish delivers a module's message to all other channels that match, except those of the sender's group, and passes it to the
-// broker. The payload must not be changed afterwards. Errors are errdefs.ErrNotFound (the channel is not open),
-// ErrPermissionDenied (it is for reading) and ErrInvalidArgument (the message is too long).
+// Publish delivers a module's message to all other matching channels, except those of the sender's group, and passes it to the broker.
+// The caller must not change the payload afterwards. Errors are errdefs.ErrNotFound (the channel is not open), ErrPermissionDenied (it
+// is read-only) and ErrInvalidArgument (the message is too long).
 func (r *Router) Publish(key Key, payload []byte) error {
 	var few [16]*channel
 	c, to, err := r.publish(few[:0], key, payload)
@@ -237,7 +237,7 @@ func (r *Router) Publish(key Key, payload []byte) error {
 	return nil
 }
 
-// publish checks a message and finds the channels that match.
+// publish checks a message and finds the matching channels.
 func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*channel, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -246,7 +246,7 @@ func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*
 	case c == nil:
 		return nil, nil, fmt.Errorf("publish on channel %d of module %d: it is not open: %w", key.FD, key.Module, errdefs.ErrNotFound)
 	case !c.flags.CanWrite():
-		return nil, nil, fmt.Errorf("publish on channel %d of module %d: it is open for reading: %w", key.FD, key.Module, errdefs.ErrPermissionDenied)
+		return nil, nil, fmt.Errorf("publish on channel %d of module %d: it is open for reading only: %w", key.FD, key.Module, errdefs.ErrPermissionDenied)
 	case r.opts.MaxPayload > 0 && len(payload) > r.opts.MaxPayload:
 		return nil, nil, fmt.Errorf("publish %d bytes on channel %d of module %d: the limit is %d: %w",
 			len(payload), key.FD, key.Module, r.opts.MaxPayload, errdefs.ErrInvalidArgument)
@@ -254,14 +254,16 @@ func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*
 	return c, r.table.match(few, c.topic), nil
 }
 
-// FromBroker delivers a message from the broker to the channels that match.
-func (r *Router) FromBroker(topic string, payload []byte) { r.from(topic, payload, false) }
+// FromBroker delivers a message from the broker to the matching channels.
+func (r *Router) FromBroker(topic string, payload []byte) { r.deliverFromBroker(topic, payload, false) }
 
-// RetainedFromBroker delivers a message that the broker sent in answer to a subscription, to the channels that have not had it:
-// subscriptions are shared and renewed.
-func (r *Router) RetainedFromBroker(topic string, payload []byte) { r.from(topic, payload, true) }
+// RetainedFromBroker delivers a retained message from the broker to the matching channels that have not received it yet. Channels share
+// subscriptions, which are renewed, so the broker can send a retained message again.
+func (r *Router) RetainedFromBroker(topic string, payload []byte) {
+	r.deliverFromBroker(topic, payload, true)
+}
 
-func (r *Router) from(topic string, payload []byte, retained bool) {
+func (r *Router) deliverFromBroker(topic string, payload []byte, retained bool) {
 	r.fromBroker.Add(1)
 	var few [16]*channel
 	r.mu.RLock()
@@ -271,21 +273,21 @@ func (r *Router) from(topic string, payload []byte, retained bool) {
 		r.unmatched.Add(1)
 	}
 	for _, c := range to {
-		if c.fresh(topic, payload, retained) {
+		if c.isNew(topic, payload, retained) {
 			r.delivered.Add(1)
 			c.deliver(payload)
 		}
 	}
 }
 
-// Count is the number of channels that a module has open.
+// Count returns the number of a module's open channels.
 func (r *Router) Count(runtime string, module int) int {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return len(r.modules[moduleKey{runtime, module}])
 }
 
-// Stats are the counters.
+// Stats returns the counters.
 func (r *Router) Stats() Stats {
 	return Stats{Published: r.published.Load(), Refused: r.refused.Load(), Delivered: r.delivered.Load(),
 		FromBroker: r.fromBroker.Load(), Unmatched: r.unmatched.Load()}

@@ -6,26 +6,26 @@ import (
 	"slices"
 )
 
-// maxSeen is the number of topics of which a channel remembers the last message. On others it may get a retained message twice.
+// maxSeen is the number of topics for which a channel remembers the last message. On other topics it can get a retained message twice.
 const maxSeen = 64
 
 var seed = maphash.MakeSeed()
 
-// subscribe subscribes to a filter that has a new channel, or renews the wider subscription that covers it. order is held.
+// subscribe subscribes to a filter that has a new channel, or renews the wider subscription that covers it. The caller holds order.
 func (r *Router) subscribe(f *filter, added bool) {
 	if added {
 		r.findRoot(f)
 	}
 	if f.root != f || !added {
-		// Renewed even with the same quality: the broker then sends the retained messages again.
-		f.root.qos = r.wanted(f.root)
+		// Renew it even with the same QoS, so that the broker sends the retained messages again.
+		f.root.qos = r.rootQoS(f.root)
 		r.opts.Subscribe(f.root.name, f.root.qos)
 		return
 	}
-	r.replace(f)
+	r.makeRoot(f)
 }
 
-// findRoot sets the subscribed filter that covers f; without one, f itself.
+// findRoot sets f's root: a subscribed filter that covers f, or f itself.
 func (r *Router) findRoot(f *filter) {
 	f.root = f
 	for _, wide := range r.roots {
@@ -36,8 +36,8 @@ func (r *Router) findRoot(f *filter) {
 	}
 }
 
-// replace subscribes to a filter that no other covers, and then unsubscribes from those that it covers.
-func (r *Router) replace(f *filter) {
+// makeRoot subscribes to a filter that no other covers, and then unsubscribes from the filters that it covers.
+func (r *Router) makeRoot(f *filter) {
 	var narrow []*filter
 	if f.wild {
 		for _, other := range r.table.all {
@@ -51,17 +51,17 @@ func (r *Router) replace(f *filter) {
 		r.roots = slices.DeleteFunc(r.roots, func(o *filter) bool { return o.root != o })
 		r.roots = append(r.roots, f)
 	}
-	f.qos = r.wanted(f)
+	f.qos = r.rootQoS(f)
 	r.opts.Subscribe(f.name, f.qos)
 	for _, other := range narrow {
 		r.opts.Unsubscribe(other.name)
 	}
 }
 
-// unsubscribe ends the subscription of a filter without channels, once the filters that it covered are subscribed to.
+// unsubscribe ends the subscription of a filter without channels. It first subscribes to the filters that this filter covered.
 func (r *Router) unsubscribe(f *filter) {
 	if f.root != f {
-		r.quality(f.root)
+		r.updateQoS(f.root)
 		return
 	}
 	var orphans []*filter
@@ -73,7 +73,7 @@ func (r *Router) unsubscribe(f *filter) {
 			}
 		}
 	}
-	// Those with wildcards first: they may cover others.
+	// Begin with those that have wildcards, because they may cover others.
 	for _, wild := range []bool{true, false} {
 		for _, o := range orphans {
 			if o.wild == wild {
@@ -87,36 +87,36 @@ func (r *Router) unsubscribe(f *filter) {
 // adopt finds a new root for a filter that has lost its own.
 func (r *Router) adopt(o *filter) {
 	if r.findRoot(o); o.root == o {
-		r.replace(o)
+		r.makeRoot(o)
 		return
 	}
-	r.quality(o.root)
+	r.updateQoS(o.root)
 }
 
-// quality renews the subscription if its quality of service has changed.
-func (r *Router) quality(root *filter) {
-	if qos := r.wanted(root); qos != root.qos {
+// updateQoS renews a subscription if its QoS has changed.
+func (r *Router) updateQoS(root *filter) {
+	if qos := r.rootQoS(root); qos != root.qos {
 		root.qos = qos
 		r.opts.Subscribe(root.name, qos)
 	}
 }
 
-// wanted is the highest quality of service that the filter, or one that it covers, asks for.
-func (r *Router) wanted(root *filter) byte {
-	qos := root.wants()
+// rootQoS returns the highest QoS of a root and the filters that it covers.
+func (r *Router) rootQoS(root *filter) byte {
+	qos := root.ownQoS()
 	if root.wild {
 		for _, f := range r.table.all {
 			if f.root == root {
-				qos = max(qos, f.wants())
+				qos = max(qos, f.ownQoS())
 			}
 		}
 	}
 	return qos
 }
 
-// fresh reports whether to deliver a message from the broker. A retained message that equals the last one on its topic is one
-// that the channel has had.
-func (c *channel) fresh(topic string, payload []byte, retained bool) bool {
+// isNew reports whether to deliver a message from the broker. The channel has already received a retained message that equals the last
+// message on its topic.
+func (c *channel) isNew(topic string, payload []byte, retained bool) bool {
 	hash := maphash.Bytes(seed, payload)
 	c.seenMu.Lock()
 	defer c.seenMu.Unlock()

@@ -2,18 +2,18 @@ package channel
 
 import "strings"
 
-// filter is a filter with the channels that read by it.
+// filter is a filter with its channels.
 type filter struct {
 	name     string
 	wild     bool
 	held     bool // RouterOptions.Held
 	channels []*channel
-	root     *filter // the filter whose subscription brings its messages: itself, or a wider one
-	qos      byte    // of the subscription, where root is itself
+	root     *filter // the subscribed filter that covers this one, or itself
+	qos      byte    // of the subscription, if root is itself
 }
 
-// wants is the highest quality of service that the filter's channels ask for; a held filter has QoS 2.
-func (f *filter) wants() byte {
+// ownQoS returns the highest QoS of the filter's channels. A held filter has QoS 2.
+func (f *filter) ownQoS() byte {
 	var qos byte
 	if f.held {
 		qos = 2
@@ -24,7 +24,7 @@ func (f *filter) wants() byte {
 	return qos
 }
 
-// table finds filters by topic. Its tree has a level for each level of the topics.
+// table finds filters by topic, in a tree with a level for each level of the topics.
 type table struct {
 	top level
 	all map[string]*filter
@@ -32,7 +32,7 @@ type table struct {
 
 type level struct {
 	next   map[string]*level
-	filter *filter // the one that ends here
+	filter *filter // that ends at this level
 }
 
 func (t *table) add(f *filter) {
@@ -57,7 +57,7 @@ func (t *table) remove(f *filter) {
 	t.top.remove(f.name, true)
 }
 
-// remove removes the filter below the level, and the levels that this leaves empty.
+// remove removes the filter with the remaining levels rest, and levels that become empty.
 func (l *level) remove(rest string, more bool) {
 	if !more {
 		l.filter = nil
@@ -71,12 +71,12 @@ func (l *level) remove(rest string, more bool) {
 	}
 }
 
-// match appends the channels whose filter matches the topic.
+// match appends the channels with a matching filter.
 func (t *table) match(to []*channel, topic string) []*channel {
 	return t.top.match(to, topic, true, strings.HasPrefix(topic, "$"))
 }
 
-// match descends one level. special is true at the first level of a topic that begins with $: wildcards do not match there
+// match descends one level. special is set at the first level of a topic that begins with $, where wildcards do not match
 // (MQTT 5.0 §4.7.2).
 func (l *level) match(to []*channel, rest string, more, special bool) []*channel {
 	if !special {

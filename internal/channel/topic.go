@@ -8,30 +8,30 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Local begins a module's own topic. The front door expands it (wire.Topics.Expand); no channel is opened on it.
+// Local is the prefix of a module's own topics. The front door expands it (wire.Topics.Expand) before it opens a channel.
 const Local = "$SL/"
 
-// maxTopic is in bytes (MQTT 5.0 §4.7.3).
+// maxTopic is the maximum length of a topic, in bytes (MQTT 5.0 §4.7.3).
 const maxTopic = 65535
 
 // HasWildcard reports whether a filter matches more than one topic.
 func HasWildcard(filter string) bool { return strings.ContainsAny(filter, "+#") }
 
-// ValidTopic checks that messages can be published to the topic (MQTT 5.0 §4.7). The error is errdefs.ErrInvalidArgument.
+// ValidTopic checks that messages can be published to the topic (MQTT 5.0 §4.7). It returns errdefs.ErrInvalidArgument.
 func ValidTopic(topic string) error {
 	if HasWildcard(topic) {
-		return fmt.Errorf("the topic %q: wildcards are for subscriptions: %w", topic, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the topic %q has a wildcard, which only subscriptions can have: %w", topic, errdefs.ErrInvalidArgument)
 	}
 	return ValidFilter(topic)
 }
 
-// ValidFilter checks that the filter can be subscribed to (MQTT 5.0 §4.7). The error is errdefs.ErrInvalidArgument.
+// ValidFilter checks that clients can subscribe to the filter (MQTT 5.0 §4.7). It returns errdefs.ErrInvalidArgument.
 func ValidFilter(filter string) error {
 	switch {
 	case filter == "":
 		return fmt.Errorf("the topic is empty: %w", errdefs.ErrInvalidArgument)
 	case len(filter) > maxTopic:
-		return fmt.Errorf("a topic of %d bytes: the limit is %d: %w", len(filter), maxTopic, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("topic of %d bytes: the limit is %d: %w", len(filter), maxTopic, errdefs.ErrInvalidArgument)
 	case !utf8.ValidString(filter) || strings.ContainsRune(filter, 0):
 		return fmt.Errorf("the topic %q is not UTF-8 without NUL: %w", filter, errdefs.ErrInvalidArgument)
 	}
@@ -48,9 +48,9 @@ func ValidFilter(filter string) error {
 	return nil
 }
 
-// Covers reports whether the wide filter matches every topic that the other one does. A topic is a filter that matches itself
-// alone, so Covers(filter, topic) is MQTT's match. For rare pairs of filters, as a/+/b and a/b, false is wrong but safe.
-// Wildcards in the first level do not match topics that begin with $ (MQTT 5.0 §4.7.2).
+// Covers reports whether the wide filter matches every topic that the other filter matches. A topic is a filter that matches only
+// itself, so Covers(filter, topic) reports whether they match. Wildcards in the first level do not match topics that begin with $
+// (MQTT 5.0 §4.7.2). For a few pairs of filters, such as +/# and #, false is wrong but harmless.
 func Covers(wide, other string) bool {
 	if strings.HasPrefix(other, "$") && (strings.HasPrefix(wide, "+") || strings.HasPrefix(wide, "#")) {
 		return false

@@ -126,7 +126,7 @@ func TestRefusals(t *testing.T) {
 		"unknown parent":                         envelope("create", `{"type":"module","uuid":"x","parent":"nowhere"}`),
 		`"uuid" is missing`:                      envelope("create", `{"type":"module","name":"x"}`),
 		`"type" is missing`:                      envelope("create", `{"uuid":"x"}`),
-		"this topic is for modules":            envelope("create", `{"type":"runtime","uuid":"x"}`),
+		"this topic is for modules":              envelope("create", `{"type":"runtime","uuid":"x"}`),
 		"no / + # $":                             envelope("create", `{"type":"module","uuid":"x/#"}`),
 		`"parent" is not a string`:               envelope("create", `{"type":"module","uuid":"x","parent":7}`),
 		`"restart" is not`:                       envelope("create", `{"type":"module","uuid":"x","parent":"r1","restart":"sometimes"}`),
@@ -137,7 +137,7 @@ func TestRefusals(t *testing.T) {
 		"JSON object":                            `{"object_id":`,
 		"of type":                                `{"object_id":"x","action":"create","type":"wish","data":{}}`,
 		"is not a string":                        `{"object_id":[],"action":"create","type":"arts_req","data":{}}`,
-		"should be a JSON object":                envelope("create", `[1,2]`),
+		"are not a JSON object":                  envelope("create", `[1,2]`),
 		"limit is 1048576":                       envelope("create", `{"type":"module","uuid":"x","args":["`+strings.Repeat("x", maxData)+`"]}`),
 		"0 bytes":                                `{"object_id":"x","action":"create","type":"arts_req"}`,
 	} {

@@ -1,13 +1,13 @@
 package wire
 
-// Control messages of a manager to a runtime.
+// Control messages from a manager to a runtime.
 const (
-	Create = 0 // the module's data with its index, JSON
+	Create = 0 // the module's data with its index, as JSON
 	Delete = 1 // no payload
 	Stop   = 2 // ends the runtime; no module, no payload
 )
 
-// Control messages of a runtime to its manager, besides channel.OpenChannel and channel.CloseChannel.
+// Control messages from a runtime to its manager, besides channel.OpenChannel and channel.CloseChannel.
 const (
 	Keepalive  = 0 // a JSON object
 	RuntimeLog = 1 // text
@@ -16,8 +16,8 @@ const (
 	Profile    = 6 // bytes
 )
 
-// ParseLog splits the payload of a log message into level and text. Later peers prefix the text with a byte of 0x80 and the level,
-// which begins no UTF-8 text; level is -1 without it.
+// ParseLog splits the payload of a log message into level and text. Later peers put a byte before the text, 0x80 plus the level, with
+// which UTF-8 text cannot begin. Without that byte, level is -1.
 func ParseLog(payload []byte) (level int, text []byte) {
 	if len(payload) > 0 && payload[0]&0xc0 == 0x80 {
 		return int(payload[0] &^ 0x80), payload[1:]

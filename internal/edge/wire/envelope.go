@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Types of envelopes. The first two are sent; later peers use the others, and get them in answers.
+// Types of envelopes. We send the first two. Later peers use the others, and get them in our answers.
 const (
 	Request       = "arts_req"
 	Response      = "arts_resp"
@@ -36,12 +36,12 @@ type Envelope struct {
 	Extra    map[string]json.RawMessage // unknown fields, verbatim
 }
 
-// ParseEnvelope reads a control message. Anything but a JSON object, a field of the wrong kind, or an unknown type is
-// errdefs.ErrInvalidArgument. Data is not checked.
+// ParseEnvelope parses a control message, except its data. It returns errdefs.ErrInvalidArgument for text that is not a JSON object, a
+// field of the wrong kind, or an unknown type.
 func ParseEnvelope(payload []byte) (Envelope, error) {
 	fields, err := ParseObject(payload)
 	if err != nil {
-		return Envelope{}, fmt.Errorf("a control message: %w", err)
+		return Envelope{}, fmt.Errorf("control message: %w", err)
 	}
 	var e Envelope
 	for _, f := range []struct {
@@ -53,7 +53,7 @@ func ParseEnvelope(payload []byte) (Envelope, error) {
 			continue
 		}
 		if err := json.Unmarshal(raw, f.to); err != nil {
-			return Envelope{}, fmt.Errorf("a control message: %q is not a string: %w", f.name, errdefs.ErrInvalidArgument)
+			return Envelope{}, fmt.Errorf("control message: %q is not a string: %w", f.name, errdefs.ErrInvalidArgument)
 		}
 	}
 	if raw, ok := fields["data"]; ok {
@@ -64,7 +64,7 @@ func ParseEnvelope(payload []byte) (Envelope, error) {
 		e.Extra = fields
 	}
 	if !e.IsRequest() && !e.IsResponse() {
-		return Envelope{}, fmt.Errorf("a control message of type %q: want %s or %s: %w", e.Type, Request, Response, errdefs.ErrInvalidArgument)
+		return Envelope{}, fmt.Errorf("control message of type %q: want %s or %s: %w", e.Type, Request, Response, errdefs.ErrInvalidArgument)
 	}
 	return e, nil
 }
@@ -75,7 +75,7 @@ func (e Envelope) IsRequest() bool { return e.Type == Request || e.Type == Reque
 // IsResponse reports whether the message is a response.
 func (e Envelope) IsResponse() bool { return e.Type == Response || e.Type == ResponseLater }
 
-// Answer is the response to a request, with its object, its action, and the type that the requester uses.
+// Answer returns the response to a request, with the request's object and action, and the type that the requester uses.
 func (e Envelope) Answer(data json.RawMessage) Envelope {
 	t := Response
 	if e.Type == RequestLater || e.Type == ResponseLater {
@@ -84,7 +84,7 @@ func (e Envelope) Answer(data json.RawMessage) Envelope {
 	return Envelope{ObjectID: e.ObjectID, Action: e.Action, Type: t, Data: data}
 }
 
-// Bytes is the encoded message: the known fields in the order of the protocol, then the unknown ones by name, all verbatim.
+// Bytes returns the encoded message: the known fields in the order of the protocol, then the unknown ones by name, all verbatim.
 func (e Envelope) Bytes() []byte {
 	b := []byte(`{"object_id":`)
 	b = appendString(b, e.ObjectID)
@@ -101,12 +101,12 @@ func (e Envelope) Bytes() []byte {
 	return append(b, '}')
 }
 
-// ParseObject reads a JSON object and keeps its values verbatim; anything else is errdefs.ErrInvalidArgument. NULs at the end come
-// from C peers.
+// ParseObject parses a JSON object and keeps its values verbatim. It ignores NULs at the end, which C peers send. It returns
+// errdefs.ErrInvalidArgument for anything else.
 func ParseObject(payload []byte) (map[string]json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(bytes.TrimRight(payload, "\x00"), &fields); err != nil {
-		return nil, fmt.Errorf("%d bytes that should be a JSON object: %w (%v)", len(payload), errdefs.ErrInvalidArgument, err)
+		return nil, fmt.Errorf("%d bytes are not a JSON object: %w (%v)", len(payload), errdefs.ErrInvalidArgument, err)
 	}
 	if fields == nil {
 		return nil, fmt.Errorf("null is not a JSON object: %w", errdefs.ErrInvalidArgument)
@@ -114,7 +114,7 @@ func ParseObject(payload []byte) (map[string]json.RawMessage, error) {
 	return fields, nil
 }
 
-// AppendObject appends the object with its fields by name and their values verbatim, which encoding/json would rewrite.
+// AppendObject appends an object with its fields in the order of their names. Unlike encoding/json it keeps the values verbatim.
 func AppendObject(b []byte, fields map[string]json.RawMessage) []byte {
 	b = append(b, '{')
 	for i, name := range sorted(fields) {

@@ -10,33 +10,33 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// ModuleData is the data of a module's create message, each field verbatim. It is immutable: With and Without return copies.
+// ModuleData is the data of a module's create message, with each field verbatim. It is immutable: With and Without return copies.
 type ModuleData map[string]json.RawMessage
 
-// Restart policies, the field "restart".
+// Restart policies in the field "restart".
 const (
 	RestartAlways    = "always"
 	RestartOnFailure = "on-failure"
 	RestartNever     = "never"
 )
 
-// ParseModuleData reads an object without checking its fields; see Validate.
+// ParseModuleData parses an object without checking its fields; see Validate.
 func ParseModuleData(raw []byte) (ModuleData, error) {
 	fields, err := ParseObject(raw)
 	if err != nil {
-		return nil, fmt.Errorf("a module's data: %w", err)
+		return nil, fmt.Errorf("module data: %w", err)
 	}
 	return fields, nil
 }
 
-// Bytes is the encoded data: fields by name, values verbatim.
+// Bytes returns the encoded data: fields by name, values verbatim.
 func (d ModuleData) Bytes() json.RawMessage { return AppendObject(nil, d) }
 
-// With is a copy of the data with the field set.
+// With returns a copy of the data with the field set.
 func (d ModuleData) With(name string, value any) (ModuleData, error) {
 	raw, err := json.Marshal(value)
 	if err != nil {
-		return nil, fmt.Errorf("a module's %q: %w (%v)", name, errdefs.ErrInvalidArgument, err)
+		return nil, fmt.Errorf("module data: %q: %w (%v)", name, errdefs.ErrInvalidArgument, err)
 	}
 	c := maps.Clone(d)
 	if c == nil {
@@ -46,7 +46,7 @@ func (d ModuleData) With(name string, value any) (ModuleData, error) {
 	return c, nil
 }
 
-// Without is a copy of the data without the fields.
+// Without returns a copy of the data without the fields.
 func (d ModuleData) Without(names ...string) ModuleData {
 	c := maps.Clone(d)
 	for _, name := range names {
@@ -55,16 +55,16 @@ func (d ModuleData) Without(names ...string) ModuleData {
 	return c
 }
 
-// UUID names the module.
+// UUID returns the uuid that identifies the module.
 func (d ModuleData) UUID() string { return d.text("uuid") }
 
-// Name is for people.
+// Name returns the name for people.
 func (d ModuleData) Name() string { return d.text("name") }
 
-// Parent is the uuid or the name of the runtime; "" if the orchestrator chooses.
+// Parent returns the uuid or the name of the runtime, or "" if the orchestrator chooses.
 func (d ModuleData) Parent() string { return d.text("parent") }
 
-// File is the path of the program on the node: "file" or "filename".
+// File returns the path of the program on the node, from "file" or "filename".
 func (d ModuleData) File() string {
 	if f := d.text("file"); f != "" {
 		return f
@@ -72,16 +72,16 @@ func (d ModuleData) File() string {
 	return d.text("filename")
 }
 
-// FileType is the kind of the file, as "WA" or "PY".
+// FileType returns the type of the file, for example "WA" or "PY".
 func (d ModuleData) FileType() string { return d.text("filetype") }
 
-// Image is an OCI reference with a digest, instead of a file.
+// Image returns an OCI reference with a digest, which replaces the file.
 func (d ModuleData) Image() string { return d.text("image") }
 
-// FaultCrash is the policy after a crash: "ignore" or "restart".
+// FaultCrash returns the policy after a crash: "ignore" or "restart".
 func (d ModuleData) FaultCrash() string { return d.text("fault_crash") }
 
-// Restart is the restart policy; RestartNever by default.
+// Restart returns the restart policy, by default RestartNever.
 func (d ModuleData) Restart() string {
 	if r := d.text("restart"); r != "" {
 		return r
@@ -89,7 +89,7 @@ func (d ModuleData) Restart() string {
 	return RestartNever
 }
 
-// Args are the module's arguments, argv[0] first: "args" as a list, or its "argv" if it is an object.
+// Args returns the module's arguments, argv[0] first: "args" if it is a list, or its "argv" if it is an object.
 func (d ModuleData) Args() []string {
 	if o := d.argsObject(); o != nil {
 		return o.list("argv")
@@ -97,10 +97,10 @@ func (d ModuleData) Args() []string {
 	return d.list("args")
 }
 
-// Env are the variables, NAME=value: the module's own and those of its arguments.
+// Env returns the environment variables as NAME=value, from "env" and the "env" of "args".
 func (d ModuleData) Env() []string { return append(d.list("env"), d.argsObject().list("env")...) }
 
-// Dirs are the directories of the node that the module sees: "dir" and "dirs", and those of its arguments.
+// Dirs returns the node's directories for the module, from "dir" and "dirs", and the same fields of "args".
 func (d ModuleData) Dirs() []string {
 	var all []string
 	for _, o := range []ModuleData{d, d.argsObject()} {
@@ -109,18 +109,18 @@ func (d ModuleData) Dirs() []string {
 	return all
 }
 
-// APIs are the APIs that the module needs.
+// APIs returns the APIs that the module needs.
 func (d ModuleData) APIs() []string { return d.list("apis") }
 
-// Resources are the limits as the client wrote them; nil if there are none.
+// Resources returns the limits as the client wrote them, or nil.
 func (d ModuleData) Resources() ModuleData {
 	var o ModuleData
 	d.get("resources", &o)
 	return o
 }
 
-// Channels are the channels that the module may open, from "channels": the mode is in the words of channel.ParseFlags, or the
-// number of the flags; a name that is missing is the topic's last level.
+// Channels returns the channels that the module can open, from "channels". The mode is text for channel.ParseFlags, or a number of flags.
+// The default of the name is the topic's last level.
 func (d ModuleData) Channels() []channel.Channel {
 	all, err := d.channels()
 	if err != nil {
@@ -135,7 +135,7 @@ func (d ModuleData) argsObject() ModuleData {
 	return o
 }
 
-// get decodes a field; false if it is missing or of the wrong kind.
+// get decodes a field. It reports false if the field is missing or of the wrong kind.
 func (d ModuleData) get(name string, to any) bool {
 	raw := d[name]
 	return !isNull(raw) && json.Unmarshal(raw, to) == nil
@@ -149,7 +149,7 @@ func (d ModuleData) text(name string) string {
 	return s
 }
 
-// list is a list of strings, or a string alone.
+// list returns a field's list of strings. A single string counts as a list.
 func (d ModuleData) list(name string) []string {
 	var all []string
 	if d.get(name, &all) {

@@ -9,29 +9,29 @@ import (
 // Topics names the topics of one realm.
 type Topics struct {
 	Realm  string
-	Nested bool // logs and profiles of modules are below their runtime's uuid, as with later peers
+	Nested bool // topics of modules' logs and profiles contain the runtime's uuid, as for later peers
 }
 
 func (t Topics) proc(parts ...string) string {
 	return t.Realm + "/proc/" + strings.Join(parts, "/")
 }
 
-// Reg is for the registration of a manager or runtime, and the answer.
+// Reg returns the topic of a manager's or runtime's registration and of the answer.
 func (t Topics) Reg(uuid string) string { return t.proc("reg", uuid) }
 
-// Control is for clients' requests to the orchestrator.
+// Control returns the topic of clients' requests to the orchestrator.
 func (t Topics) Control() string { return t.proc("control") }
 
-// ControlOf is for messages between orchestrator and manager about a runtime's modules.
+// ControlOf returns the topic of messages between orchestrator and manager about a runtime's modules.
 func (t Topics) ControlOf(runtime string) string { return t.proc("control", runtime) }
 
-// Keepalive is for a runtime's keepalives.
+// Keepalive returns the topic of a runtime's keepalives.
 func (t Topics) Keepalive(runtime string) string { return t.proc("keepalive", runtime) }
 
-// RuntimeLog is for a runtime's own log.
+// RuntimeLog returns the topic of a runtime's own log.
 func (t Topics) RuntimeLog(runtime string) string { return t.proc("log", runtime) }
 
-// ModuleLog is for a module's log.
+// ModuleLog returns the topic of a module's log.
 func (t Topics) ModuleLog(runtime, module string) string {
 	if t.Nested {
 		return t.proc("log", runtime, module)
@@ -39,7 +39,7 @@ func (t Topics) ModuleLog(runtime, module string) string {
 	return t.proc("log", module)
 }
 
-// Profile is for a module's profiles of one kind.
+// Profile returns the topic of a module's profiles of one kind.
 func (t Topics) Profile(kind, runtime, module string) string {
 	if t.Nested {
 		return t.proc("profile", kind, runtime, module)
@@ -47,19 +47,19 @@ func (t Topics) Profile(kind, runtime, module string) string {
 	return t.proc("profile", kind, module)
 }
 
-// Errors is for answers to requests that failed.
+// Errors returns the topic of answers to failed requests.
 func (t Topics) Errors() string { return t.proc("log", "orchestrator") }
 
-// Notif is where the orchestrator announces exits.
+// Notif returns the topic on which the orchestrator publishes exits.
 func (t Topics) Notif() string { return t.proc("notif") }
 
-// Desired has the retained document of the modules that a runtime is to run.
+// Desired returns the topic of the retained document with the modules that a runtime should run.
 func (t Topics) Desired(runtime string) string { return t.proc("desired", runtime) }
 
-// Reported has the retained document of the modules that a runtime runs.
+// Reported returns the topic of the retained document with the modules that a runtime runs.
 func (t Topics) Reported(runtime string) string { return t.proc("reported", runtime) }
 
-// Governs reports whether messages on the topic direct or describe managers and runtimes. A module's message there would count as
+// Governs reports whether messages on the topic control or describe managers and runtimes. Peers would take a module's message there for
 // its node's.
 func (t Topics) Governs(topic string) bool {
 	for _, kind := range []string{"reg", "control", "keepalive", "desired", "reported"} {
@@ -70,7 +70,7 @@ func (t Topics) Governs(topic string) bool {
 	return false
 }
 
-// Expand is the topic of a module's channel: "$SL/rest" becomes "{realm}/rest/{module}"; any other stays.
+// Expand returns the topic of a module's channel: "$SL/rest" becomes "{realm}/rest/{module}"; other topics do not change.
 func (t Topics) Expand(topic, module string) string {
 	rest, local := strings.CutPrefix(topic, channel.Local)
 	if !local {
@@ -79,8 +79,8 @@ func (t Topics) Expand(topic, module string) string {
 	return t.Realm + "/" + rest + "/" + module
 }
 
-// Cut returns the levels of a topic below a prefix, as ["a", "b"] for Cut("realm/proc/log/a/b", "realm/proc/log"); nil if the topic
-// is not below it.
+// Cut returns the levels of a topic below a prefix, for example ["a", "b"] for Cut("realm/proc/log/a/b", "realm/proc/log"). It returns
+// nil if the topic is not below the prefix.
 func Cut(topic, prefix string) []string {
 	rest, below := strings.CutPrefix(topic, prefix+"/")
 	if !below {

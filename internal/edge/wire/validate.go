@@ -11,11 +11,11 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// maxName bounds uuids and names, which are levels of topics, in bytes.
+// maxName bounds uuids and names, which become levels of topics, in bytes.
 const maxName = 256
 
-// Validate checks the known fields; errors are errdefs.ErrInvalidArgument. File and Image may both be missing: a foreign runtime may
-// have another field for the program.
+// Validate checks the known fields. It returns errdefs.ErrInvalidArgument. File and Image can both be missing, because a foreign runtime
+// may have another field for the program.
 func (d ModuleData) Validate() error {
 	if err := ValidName("uuid", d.UUID()); err != nil {
 		return err
@@ -66,19 +66,19 @@ func (d ModuleData) validLists() error {
 	return err
 }
 
-// ValidName checks that a uuid can be a level of a topic and a file name; errors are errdefs.ErrInvalidArgument.
+// ValidName checks that a uuid can be a level of a topic and a file name. It returns errdefs.ErrInvalidArgument.
 func ValidName(field, s string) error {
 	switch {
 	case s == "":
-		return fmt.Errorf("a module's data: %q is missing: %w", field, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("module data: %q is missing: %w", field, errdefs.ErrInvalidArgument)
 	case len(s) > maxName || s == "." || s == ".." || strings.ContainsAny(s, "/+#\x00") || strings.HasPrefix(s, "$") || channel.ValidFilter(s) != nil:
-		return fmt.Errorf("a module's data: %q is %q: it names topics, so it has at most %d bytes and no / + # $: %w", field, s, maxName, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("module data: %q is %q: it is part of topics, so it must have at most %d bytes and no / + # $: %w", field, s, maxName, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
 func wrong(name, want string) error {
-	return fmt.Errorf("a module's data: %q is not %s: %w", name, want, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("module data: %q is not %s: %w", name, want, errdefs.ErrInvalidArgument)
 }
 
 // channels reads the field "channels": [{"topic", "mode" or "flags", "qos", "name"}].
@@ -114,7 +114,7 @@ func (d ModuleData) channels() ([]channel.Channel, error) {
 			err = channel.Open{FD: i, Flags: flags, Topic: c.Topic}.Validate()
 		}
 		if err != nil {
-			return nil, fmt.Errorf("a module's data: channel %d of the list: %w", i, err)
+			return nil, fmt.Errorf("module data: channel %d of the list: %w", i, err)
 		}
 		if c.Name == "" {
 			c.Name = path.Base(c.Topic)
@@ -124,7 +124,7 @@ func (d ModuleData) channels() ([]channel.Channel, error) {
 	return all, nil
 }
 
-// parseFlagsField reads flags as a number or as a mode (channel.ParseFlags).
+// parseFlagsField parses flags from a number or a mode (channel.ParseFlags).
 func parseFlagsField(raw json.RawMessage) (channel.Flags, error) {
 	var n uint8
 	if json.Unmarshal(raw, &n) == nil {

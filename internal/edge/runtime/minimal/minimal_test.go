@@ -168,7 +168,7 @@ func TestFailedStarts(t *testing.T) {
 		r := newRuntime(t, edgetest.Script{Silent: true}, func(c *Config) { c.ConnectTimeout = 500 * time.Millisecond })
 		_, err := r.Start(t.Context())
 		require.ErrorIs(t, err, errdefs.ErrUnavailable)
-		assert.ErrorContains(t, err, "has not connected")
+		assert.ErrorContains(t, err, "did not connect")
 	})
 	t.Run("the program ends", func(t *testing.T) {
 		r := newRuntime(t, edgetest.Script{ExitEarly: true}, nil)

@@ -25,7 +25,7 @@ func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (i
 	file, ref := data.File(), data.Image()
 	switch {
 	case file != "" && ref != "":
-		return "", fmt.Errorf("a module has a file (%q) and an image (%q); it can have only one: %w", file, ref, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("a module has a file (%q) or an image (%q), not both: %w", file, ref, errdefs.ErrInvalidArgument)
 	case file != "":
 		id, err = r.files.fromFile(ctx, file)
 		if len(p.container.Command) == 0 {
