@@ -39,7 +39,7 @@ func BenchmarkList(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if all, err := s.List(b.Context()); err != nil || len(all) != 500 {
-			b.Fatal(len(all), err)
+			b.Fatalf("List() = %d images, %v; want 500", len(all), err)
 		}
 	}
 }

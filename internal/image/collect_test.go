@@ -44,7 +44,7 @@ func TestRemoveTakesAllNamesAndContent(t *testing.T) {
 	check(t, s.Remove(t.Context(), ref))
 	for _, name := range append(img.RepoTags, img.RepoDigests[0], img.ID) {
 		if _, err := s.Get(t.Context(), name); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Get(%q) of a removed image: got error %v, want not found", name, err)
 		}
 		wantError(t, s.Remove(t.Context(), name), errdefs.IsNotFound)
 	}
@@ -63,13 +63,13 @@ func TestRemoveKeepsWhatOthersUse(t *testing.T) {
 
 	root := mounted(t, mounts)
 	if read(t, root+"/base")+read(t, root+"/one") != "b1" {
-		t.Error("a container lost its image's files")
+		t.Error("the container's image files are missing after Remove")
 	}
 	mounts, err = s.Prepare(t.Context(), "c2", two.ID, nil)
 	check(t, err)
 	root = mounted(t, mounts)
 	if read(t, root+"/base")+read(t, root+"/two") != "b2" {
-		t.Error("the other image lost files")
+		t.Error("the files of the other image are missing after Remove")
 	}
 }
 
@@ -99,7 +99,7 @@ func TestEverythingIsPrivate(t *testing.T) {
 			return err
 		}
 		if d.IsDir() && info.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s has mode %v", path, info.Mode())
+			t.Errorf("%s: got mode %v, want no permissions for group and others", path, info.Mode())
 		}
 		// Files in a layer have the image's modes, behind directories that only root can enter.
 		if filepath.Dir(path) == filepath.Join(s.cfg.Root, "snapshots", "snapshots") {

@@ -53,19 +53,19 @@ func TestComponentLayouts(t *testing.T) {
 		img := pull(t, s, c.artifact.push(t, reg, name))
 		c.want.Wasm = img.Component.Wasm
 		if !reflect.DeepEqual(*img.Component, c.want) || img.Component.Wasm.Digest != digest.FromBytes(wasm) || img.Kind != KindComponent {
-			t.Errorf("%s: %+v", name, img.Component)
+			t.Errorf("%s: got component %+v of kind %s, want %+v", name, img.Component, img.Kind, c.want)
 		}
 		desc, err := s.ComponentBlob(t.Context(), img.ID)
 		check(t, err)
 		if !reflect.DeepEqual(desc, img.Component.Wasm) {
-			t.Errorf("%s: the binary is %+v", name, desc)
+			t.Errorf("%s: ComponentBlob = %+v, want %+v", name, desc, img.Component.Wasm)
 		}
 		var size uint64
 		for _, blob := range c.artifact.blobs {
 			size += uint64(len(blob))
 		}
 		if img.Size <= size || len(img.RepoTags) != 1 || len(img.RepoDigests) != 1 || img.ID != img.Manifest.String() {
-			t.Errorf("%s: %+v", name, img)
+			t.Errorf("%s: got image %+v, want one tag, one digest and the manifest's digest as the ID", name, img)
 		}
 	}
 	plain := pull(t, s, reg.push(t, "rootfs:1", simple(t, "x")))
@@ -97,7 +97,7 @@ func TestI6NotAComponent(t *testing.T) {
 		wantError(t, err, errdefs.IsInvalidArgument, c.words...)
 	}
 	if all, _ := s.List(t.Context()); len(all) > 0 {
-		t.Errorf("images of bad artifacts: %+v", all)
+		t.Errorf("List after invalid artifacts = %+v, want no images", all)
 	}
 	wantEmpty(t, s)
 }
@@ -131,14 +131,14 @@ func TestHoldKeepsBlobs(t *testing.T) {
 	s = open(t, Config{Root: root})
 	check(t, s.Collect(t.Context()))
 	if got := readComponent(t, s, img.Component.Wasm); got != string(wasm) {
-		t.Errorf("the held binary is %q", got)
+		t.Errorf("held binary: got %q, want %q", got, wasm)
 	}
 	_, err := s.OpenBlob(t.Context(), other.Component.Wasm)
 	wantError(t, err, errdefs.IsNotFound)
 	keys, err := s.Holds(t.Context())
 	check(t, err)
 	if !slices.Equal(keys, []string{"c1"}) {
-		t.Errorf("holds %q", keys)
+		t.Errorf("Holds() = %q, want c1", keys)
 	}
 	check(t, s.Unhold(t.Context(), "c1"))
 	check(t, s.Unhold(t.Context(), "c1"))
@@ -155,11 +155,11 @@ func TestDamagedComponentIsPulledAgain(t *testing.T) {
 	_, err := s.OpenBlob(t.Context(), img.Component.Wasm)
 	wantError(t, err, errdefs.IsDataLoss, img.Component.Wasm.Digest.String())
 	if _, err := s.Get(t.Context(), ref); !errdefs.IsNotFound(err) {
-		t.Errorf("the damaged image is still there: %v", err)
+		t.Errorf("Get of the damaged image: got error %v, want not found", err)
 	}
 	img = pull(t, s, ref)
 	if got := readComponent(t, s, img.Component.Wasm); got != string(wasmOf("good")) {
-		t.Errorf("after another pull: %q", got)
+		t.Errorf("binary after another pull: got %q, want %q", got, wasmOf("good"))
 	}
 }
 
@@ -180,22 +180,22 @@ func TestEntrypointBecomesABlob(t *testing.T) {
 	ref := reg.push(t, "app:1", imageOf(t, config, low, high))
 	img := pull(t, s, ref)
 	if img.Kind != KindRootfs || !reflect.DeepEqual(*img.Component, Component{Layout: LayoutRootfs, Entrypoint: "/app/main.wasm"}) {
-		t.Fatalf("%s %+v", img.Kind, img.Component)
+		t.Fatalf("got kind %s and component %+v, want a rootfs with the entrypoint /app/main.wasm", img.Kind, img.Component)
 	}
 	desc, err := s.ComponentBlob(t.Context(), img.ID)
 	check(t, err)
 	if got := readComponent(t, s, desc); got != wasm {
-		t.Errorf("the entrypoint is %q", got)
+		t.Errorf("entrypoint's binary: got %q, want %q", got, wasm)
 	}
 	check(t, s.Collect(t.Context()))
 	if keys, _ := s.Snapshots(t.Context()); len(keys) > 0 {
-		t.Errorf("snapshots are left: %q", keys)
+		t.Errorf("Snapshots() = %q, want none", keys)
 	}
 	single := imageOf(t, v1.Config{Cmd: []string{"/main.wasm"}}, tarOf(t, file("main.wasm", old)))
 	one, err := s.ComponentBlob(t.Context(), pull(t, s, reg.push(t, "single:1", single)).ID)
 	check(t, err)
 	if got := readComponent(t, s, one); got != old {
-		t.Errorf("the entrypoint of one layer is %q", got)
+		t.Errorf("entrypoint's binary of the image with one layer: got %q, want %q", got, old)
 	}
 
 	// The component's blob survives a restart and, once held, its image's removal.
@@ -209,7 +209,7 @@ func TestEntrypointBecomesABlob(t *testing.T) {
 	check(t, s.Remove(t.Context(), reg.ref("single:1")))
 	check(t, s.Collect(t.Context()))
 	if got := readComponent(t, s, again); again.Digest != desc.Digest || got != wasm {
-		t.Errorf("after all: %+v, %q", again, got)
+		t.Errorf("entrypoint's blob after a restart: got %+v with %q, want digest %s", again, got, desc.Digest)
 	}
 	check(t, s.Unhold(t.Context(), "c1"))
 	wantEmpty(t, s)
@@ -274,7 +274,7 @@ func TestPush(t *testing.T) {
 	name, err := registries.Push(t.Context(), ref, nil, manifest, blobs...)
 	check(t, err)
 	if want := reg.ref("some/app@") + manifest.Digest.String(); name != want {
-		t.Errorf("pushed %s, want %s", name, want)
+		t.Errorf("Push() = %s, want %s", name, want)
 	}
 	img := pull(t, s, ref)
 	if img.Manifest != manifest.Digest || readComponent(t, s, img.Component.Wasm) != string(wasm.Data) {
@@ -284,7 +284,7 @@ func TestPush(t *testing.T) {
 	_, err = registries.Push(t.Context(), ref, nil, manifest, blobs...)
 	check(t, err)
 	if n := reg.count("PUT") + reg.count("POST") + reg.count("PATCH"); n != 0 {
-		t.Errorf("%d writes to push it again", n)
+		t.Errorf("second push of the same image: got %d writes, want 0", n)
 	}
 	_, err = registries.Push(t.Context(), reg.ref("some/app@")+wasm.Digest.String(), nil, manifest, blobs...)
 	wantError(t, err, errdefs.IsInvalidArgument, manifest.Digest.String())

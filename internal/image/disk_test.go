@@ -85,10 +85,10 @@ func opened(t testing.TB, s *Store, key, imageID string) (*DiskFiles, string) {
 		data, err := io.ReadAll(part.file)
 		check(t, err)
 		if read(t, part.path) != string(data) {
-			t.Errorf("%s is another file", part.path)
+			t.Errorf("%s: the content differs from the open file's", part.path)
 		}
 		if _, err := part.file.Write([]byte("x")); err == nil {
-			t.Errorf("%s can be written to", part.path)
+			t.Errorf("%s: a write succeeded, want a read-only file", part.path)
 		}
 		text += string(data)
 	}
@@ -118,7 +118,7 @@ func TestDiskArtifacts(t *testing.T) {
 			check(t, err)
 			f, text := opened(t, s, name, img.ID)
 			if img.Kind != KindDisk || *m != c.want || f.MachineImage != c.want || text != string(c.plain) || f.Kernel != nil {
-				t.Errorf("%s: %+v, %+v, %d bytes", img.Kind, m, f, len(text))
+				t.Errorf("got kind %s, Machine %+v, OpenDisk %+v and %d bytes; want a disk with %+v and %d bytes", img.Kind, m, f, len(text), c.want, len(c.plain))
 			}
 			check(t, s.CloseDisk(t.Context(), name))
 		})
@@ -156,7 +156,7 @@ func TestBadDiskArtifacts(t *testing.T) {
 		wantError(t, err, errdefs.IsInvalidArgument, c.words...)
 	}
 	if all, _ := s.List(t.Context()); len(all) > 0 {
-		t.Errorf("images of bad artifacts: %+v", all)
+		t.Errorf("List after invalid artifacts = %+v, want no images", all)
 	}
 	wantEmpty(t, s)
 }
@@ -168,11 +168,11 @@ func TestI5RawStaysRaw(t *testing.T) {
 	img := pull(t, s, diskArtifact(MediaTypeDiskRaw, hostile).push(t, reg, "raw"))
 	f, text := opened(t, s, "c", img.ID)
 	if f.Format != FormatRaw || f.VirtualSize != uint64(len(hostile)+511)&^511 || text != string(hostile) {
-		t.Errorf("%+v", f)
+		t.Errorf("disk with a qcow2 header: got %+v, want the format raw", f)
 	}
 	named := pull(t, s, reg.push(t, "named:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/root.raw", string(hostile))))))
 	if m, err := s.Machine(t.Context(), named.ID); err != nil || m.Format != FormatRaw {
-		t.Errorf("%+v, %v", m, err)
+		t.Errorf("Machine of the named disk = %+v, %v; want the format raw", m, err)
 	}
 }
 
@@ -203,7 +203,7 @@ func TestContainerDisks(t *testing.T) {
 			check(t, err)
 			f, text := opened(t, s, repo, img.ID)
 			if *m != c.want || f.MachineImage != c.want || text != c.text || f.Cmdline != c.line {
-				t.Errorf("%+v, %+v, %d bytes", m, f, len(text))
+				t.Errorf("got Machine %+v, OpenDisk %+v and %d bytes; want %+v and %d bytes", m, f, len(text), c.want, len(c.text))
 			}
 			check(t, s.CloseDisk(t.Context(), repo))
 		})
@@ -243,7 +243,7 @@ func TestBadContainerDisks(t *testing.T) {
 			_, err = s.OpenDisk(t.Context(), "c", img.ID)
 			wantError(t, err, errdefs.IsInvalidArgument, c.words...)
 			if keys, err := s.Disks(t.Context()); err != nil || len(keys) > 0 {
-				t.Errorf("a refused image is held: %q, %v", keys, err)
+				t.Errorf("Disks() after a rejected image = %q, %v; want none", keys, err)
 			}
 		})
 	}
@@ -279,7 +279,7 @@ func TestOpenDiskHolds(t *testing.T) {
 		first, _ := opened(t, s, key, img.RepoTags[0])
 		second, _ := opened(t, s, key, img.ID)
 		if first.DiskPath != second.DiskPath || first.Disk.Fd() == second.Disk.Fd() {
-			t.Errorf("%s: %+v, %+v", key, first, second)
+			t.Errorf("%s: OpenDisk again: got %+v, want the path of %+v and a new file descriptor", key, second, first)
 		}
 	}
 	_, err := s.OpenDisk(t.Context(), "artifact", rootfs.ID)
@@ -287,7 +287,7 @@ func TestOpenDiskHolds(t *testing.T) {
 	_, err = s.OpenDisk(t.Context(), "container", disk.ID)
 	wantError(t, err, errdefs.IsAlreadyExists, rootfs.ID)
 	if keys, err := s.Snapshots(t.Context()); err != nil || len(keys) > 0 {
-		t.Errorf("disks are taken for root filesystems: %q, %v", keys, err)
+		t.Errorf("Snapshots() = %q, %v; want no disks in it", keys, err)
 	}
 	for _, img := range []Image{disk, rootfs} {
 		check(t, s.Remove(t.Context(), img.ID))
@@ -296,14 +296,14 @@ func TestOpenDiskHolds(t *testing.T) {
 		check(t, s.Collect(t.Context()))
 		for key, img := range map[string]Image{"artifact": disk, "container": rootfs} {
 			if f, text := opened(t, s, key, img.ID); text != string(q) || f.VirtualSize != 5<<20 {
-				t.Errorf("%s of a removed image: %+v", key, f)
+				t.Errorf("%s: OpenDisk of a removed image: got %+v, want the same disk", key, f)
 			}
 		}
 		keys, err := s.Disks(t.Context())
 		check(t, err)
 		slices.Sort(keys)
 		if !slices.Equal(keys, []string{"artifact", "container"}) {
-			t.Errorf("disks %q", keys)
+			t.Errorf("Disks() = %q, want artifact and container", keys)
 		}
 		root := s.cfg.Root
 		check(t, s.Close())
@@ -331,7 +331,7 @@ func TestV4DamagedDisks(t *testing.T) {
 	packed := pull(t, s, diskArtifact(MediaTypeDiskQcow2+"+gzip", gzipped(t, q)).push(t, reg, "packed"))
 	damage(digest.FromBytes(q), nil)
 	if _, text := opened(t, s, "packed", packed.ID); text != string(q) {
-		t.Error("the unpacked disk was not rebuilt")
+		t.Error("OpenDisk did not rebuild the damaged unpacked disk")
 	}
 	ref := diskArtifact(MediaTypeDiskQcow2, q).push(t, reg, "plain")
 	plain := pull(t, s, ref)
@@ -342,11 +342,11 @@ func TestV4DamagedDisks(t *testing.T) {
 	_, err := s.OpenDisk(t.Context(), "plain", plain.ID)
 	wantError(t, err, errdefs.IsDataLoss, plain.Layers[0].Digest.String())
 	if _, err := s.Get(t.Context(), ref); !errdefs.IsNotFound(err) {
-		t.Errorf("the damaged image is still there: %v", err)
+		t.Errorf("Get of the damaged image: got error %v, want not found", err)
 	}
 	check(t, s.CloseDisk(t.Context(), "plain"))
 	if _, text := opened(t, s, "plain", pull(t, s, ref).ID); text != string(q) {
-		t.Error("after another pull it is still damaged")
+		t.Error("the disk is still damaged after another pull")
 	}
 }
 
@@ -358,18 +358,18 @@ func TestV4KilledWhileUnpacking(t *testing.T) {
 	ref := diskArtifact(MediaTypeDiskQcow2+"+zstd", zstded(t, q)).push(t, reg, "disk")
 	for _, point := range []string{"image.disk.unpack", "image.pull.record"} {
 		if err := helper(t, root, "pull "+ref, point+"=kill").Run(); err == nil {
-			t.Fatalf("%s did not kill", point)
+			t.Fatalf("%s: the process was not killed", point)
 		}
 		s := open(t, Config{Root: root})
 		if _, err := s.Get(t.Context(), ref); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: an image that is not whole is there: %v", point, err)
+			t.Errorf("%s: Get of the incomplete image: got error %v, want not found", point, err)
 		}
 		check(t, s.Close())
 	}
 	s := open(t, Config{Root: root})
 	img := pull(t, s, ref)
 	if _, text := opened(t, s, "c", img.ID); text != string(q) {
-		t.Error("the disk is another")
+		t.Error("the disk's content differs from the original")
 	}
 	// In the same process, an unpacking that fails is begun again.
 	other := diskArtifact(MediaTypeDiskQcow2+"+gzip", gzipped(t, qcow2Of(t, 9<<20))).push(t, reg, "other")
@@ -377,7 +377,7 @@ func TestV4KilledWhileUnpacking(t *testing.T) {
 	_, err := s.Pull(t.Context(), other, PullOptions{})
 	check(t, failpoint.Arm("image.disk.unpack", ""))
 	if err == nil {
-		t.Error("the failed unpacking was taken for good")
+		t.Error("unpacking a damaged disk succeeded, want an error")
 	}
 	pull(t, s, other)
 	check(t, s.CloseDisk(t.Context(), "c"))

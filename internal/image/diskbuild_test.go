@@ -19,7 +19,7 @@ func TestBuildDisk(t *testing.T) {
 		file := filepath.Join(t.TempDir(), name)
 		check(t, os.WriteFile(file, data, 0o600))
 		if is, err := IsDiskFile(file); err != nil || !is {
-			t.Errorf("%s is no disk: %v", name, err)
+			t.Errorf("IsDiskFile(%s) = %v, %v; want true", name, is, err)
 		}
 		manifest, blobs, err := BuildDisk(file, map[string]string{"note": name})
 		check(t, err)
@@ -29,14 +29,14 @@ func TestBuildDisk(t *testing.T) {
 		img := pull(t, s, ref)
 		f, text := opened(t, s, name, img.ID)
 		if img.ID != manifest.Digest.String() || f.Layout != LayoutDiskArtifact || f.Format != FormatQcow2 || text != string(q) || img.Annotations["note"] != name {
-			t.Errorf("%s: %+v, %+v", name, img, f)
+			t.Errorf("%s: got image %+v with disk %+v, want the pushed qcow2 disk", name, img, f)
 		}
 	}
 	for name, data := range map[string][]byte{"app.wasm": wasmOf("x"), "app.img": wasmOf("x"), "README": []byte("text")} {
 		file := filepath.Join(t.TempDir(), name)
 		check(t, os.WriteFile(file, data, 0o600))
 		if is, err := IsDiskFile(file); err != nil || is {
-			t.Errorf("%s is a disk: %v", name, err)
+			t.Errorf("IsDiskFile(%s) = %v, %v; want false", name, is, err)
 		}
 	}
 	file := filepath.Join(t.TempDir(), "bad.qcow2")
@@ -56,12 +56,12 @@ func TestUnpackedDiskIsSparse(t *testing.T) {
 	img := pull(t, s, diskArtifact(MediaTypeDiskRaw+"+gzip", gzipped(t, disk)).push(t, reg, "sparse"))
 	f, text := opened(t, s, "c", img.ID)
 	if text != string(disk) {
-		t.Error("the disk is another")
+		t.Error("the disk's content differs from the original")
 	}
 	var stat unix.Stat_t
 	check(t, unix.Fstat(int(f.Disk.Fd()), &stat))
 	if taken := stat.Blocks * 512; taken > 8*holeSize {
-		t.Errorf("%d bytes take %d", len(disk), taken)
+		t.Errorf("a disk of %d bytes takes %d bytes on the file system, want at most %d", len(disk), taken, 8*holeSize)
 	}
 }
 
@@ -87,13 +87,13 @@ func TestArtifactsOfOneLayer(t *testing.T) {
 	for i, img := range all {
 		key := fmt.Sprint(i)
 		if _, text := opened(t, s, key, img.ID); text != string(q) {
-			t.Error("the disk is another")
+			t.Error("the disk's content differs from the original")
 		}
 		check(t, s.CloseDisk(t.Context(), key))
 		check(t, s.Remove(t.Context(), img.ID))
 	}
 	if len(all) != 5 {
-		t.Errorf("%d images", len(all))
+		t.Errorf("List() = %d images, want 5", len(all))
 	}
 	wantEmpty(t, s)
 }

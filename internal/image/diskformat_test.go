@@ -81,7 +81,7 @@ func TestV5OtherFormats(t *testing.T) {
 	sector[510], sector[511] = 0x55, 0xaa
 	img := pull(t, s, diskArtifact(MediaTypeDiskRaw, sector).push(t, reg, "sector"))
 	if m, err := s.Machine(t.Context(), img.ID); err != nil || m.Format != FormatRaw {
-		t.Errorf("a boot sector that begins as a VMDK: %+v, %v", m, err)
+		t.Errorf("Machine of a disk with a boot sector that begins like a VMDK = %+v, %v; want the format raw", m, err)
 	}
 }
 

@@ -38,7 +38,7 @@ func TestTranslatedNames(t *testing.T) {
 	} {
 		ref := "virtlet.cloud/" + name
 		if !s.Translated(ref) {
-			t.Errorf("%s is not translated", ref)
+			t.Errorf("Translated(%s) = false, want true", ref)
 		}
 		img := pull(t, s, ref)
 		m, err := s.Machine(t.Context(), ref)
@@ -46,34 +46,34 @@ func TestTranslatedNames(t *testing.T) {
 		_, text := opened(t, s, name, img.ID)
 		if *m != c.want || text != string(c.plain) || img.Kind != KindDisk || !slices.Contains(img.RepoTags, ref+":latest") ||
 			!slices.Contains(img.RepoDigests, ref+"@"+img.Layers[0].Digest.String()) || img.Size <= uint64(img.Layers[0].Size) {
-			t.Errorf("%s: %+v, %+v", name, m, img)
+			t.Errorf("%s: got Machine %+v and image %+v, want %+v", name, m, img, c.want)
 		}
 		// All calls return one ID, and the list has one image.
 		for _, again := range []string{ref, ref + ":latest", img.ID, img.RepoDigests[0]} {
 			if got, err := s.Get(t.Context(), again); err != nil || got.ID != img.ID {
-				t.Errorf("%s: %+v, %v", again, got, err)
+				t.Errorf("Get(%s) = %+v, %v; want image %s", again, got, err, img.ID)
 			}
 		}
 		check(t, s.CloseDisk(t.Context(), name))
 	}
 	for _, ref := range []string{"docker.io/library/x", "virtlet.cloudy/x", "UPPER", "virtlet.cloud"} {
 		if s.Translated(ref) {
-			t.Errorf("%s is translated", ref)
+			t.Errorf("Translated(%s) = true, want false", ref)
 		}
 	}
 	all, err := s.List(t.Context())
 	check(t, err)
 	if len(all) != 6 { // cirros and big.qcow2 are one image
-		t.Errorf("%d images", len(all))
+		t.Errorf("List() = %d images, want 6", len(all))
 	}
 	if usage, err := s.FsInfo(t.Context()); err != nil || usage.UsedBytes < uint64(len(q)) {
-		t.Errorf("usage %+v, %v", usage, err)
+		t.Errorf("FsInfo() = %+v, %v; want at least %d bytes", usage, err, len(q))
 	}
 	root := s.cfg.Root
 	check(t, s.Close())
 	s = open(t, Config{Root: root})
 	if again, err := s.List(t.Context()); err != nil || len(again) != len(all) {
-		t.Errorf("after a restart: %+v, %v", again, err)
+		t.Errorf("List() after a restart = %d images, %v; want %d", len(again), err, len(all))
 	}
 	for _, img := range all {
 		check(t, s.Remove(t.Context(), img.ID))
@@ -90,7 +90,7 @@ func TestTranslationPrefix(t *testing.T) {
 		pull(t, open(t, Config{Translation: c}), ref)
 	}
 	if open(t, Config{}).Translated("virtlet.cloud/a") {
-		t.Error("without a prefix names are translated")
+		t.Error("Translated() = true without a prefix, want false")
 	}
 	_, err := Open(t.Context(), Config{Root: t.TempDir(), Translation: Translation{Prefix: "no prefix/"}})
 	wantError(t, err, errdefs.IsInvalidArgument, "no prefix")
@@ -110,7 +110,7 @@ func TestDownloadRevalidates(t *testing.T) {
 				t.Errorf("image IDs: got %s, %s and %s after %d bytes; want one image after 5000", first.ID, second.ID, other.ID, files.sent.Load())
 			}
 			if !slices.Equal(other.RepoTags, []string{"virtlet.cloud/disk:latest", "virtlet.cloud/disk:tagged"}) {
-				t.Errorf("tags %q", other.RepoTags)
+				t.Errorf("tags: got %q, want disk:latest and disk:tagged", other.RepoTags)
 			}
 			if name == "date" {
 				return
@@ -118,7 +118,7 @@ func TestDownloadRevalidates(t *testing.T) {
 			files.put("/disk", noise(t, 6000), `"2"`)
 			third := pull(t, s, "virtlet.cloud/disk")
 			if third.ID == first.ID || !slices.Equal(third.RepoTags, []string{"virtlet.cloud/disk:latest"}) {
-				t.Errorf("the changed file: %+v", third)
+				t.Errorf("image of the changed file: got %+v, want another ID and the tag latest", third)
 			}
 			check(t, s.Remove(t.Context(), first.ID))
 			check(t, s.Remove(t.Context(), third.ID))
@@ -139,7 +139,7 @@ func TestDownloadByDigest(t *testing.T) {
 	}
 	files.asked()
 	if again := pull(t, s, ref); again.ID != img.ID || len(files.asked()) != 0 {
-		t.Error("what has the digest that is wanted was asked for")
+		t.Errorf("second pull by digest: got image %s after %d requests, want %s after none", again.ID, len(files.asked()), img.ID)
 	}
 	wrong := "virtlet.cloud/disk@" + digest.FromString("x").String()
 	_, err := s.Pull(t.Context(), wrong, PullOptions{})
@@ -163,7 +163,7 @@ func TestDownloadResumes(t *testing.T) {
 	pull(t, s, "virtlet.cloud/disk")
 	asked := files.asked()
 	if len(asked) != 2 || asked[1].Header.Get("Range") != fmt.Sprintf("bytes=%d-", had) || asked[1].Header.Get("If-Range") != `"1"` || files.sent.Load() != size {
-		t.Errorf("%d requests, %d bytes of %d, %v", len(asked), files.sent.Load(), size, asked[len(asked)-1].Header)
+		t.Errorf("got %d requests and %d bytes, the last with %v; want 2 requests and %d bytes, resumed at %d", len(asked), files.sent.Load(), asked[len(asked)-1].Header, size, had)
 	}
 
 	// Across a restart: the server stops answering, the pull fails, and the next one resumes.
@@ -190,7 +190,7 @@ func TestDownloadResumes(t *testing.T) {
 	img, err := s.Pull(t.Context(), "virtlet.cloud/disk", PullOptions{OnProgress: func(p Progress) { progress = p }})
 	check(t, err)
 	if files.sent.Load() != size-had || img.Layers[0].Digest != digest.FromBytes(data) || progress.Done != size || progress.Total != size {
-		t.Errorf("%d bytes of the %d that were missing, %+v", files.sent.Load(), size-had, progress)
+		t.Errorf("got %d bytes sent and progress %+v, want %d bytes and progress to %d", files.sent.Load(), progress, size-had, size)
 	}
 	check(t, s.Remove(t.Context(), img.ID))
 	wantEmpty(t, s)
@@ -226,7 +226,7 @@ func TestV4PartsOfAnotherBoot(t *testing.T) {
 			s.boot = "another"
 			img := pull(t, s, ref)
 			if img.Layers[0].Digest != digest.FromBytes(data) {
-				t.Error("the damaged part was taken for good")
+				t.Error("the image contains the damaged part")
 			}
 		})
 	}
@@ -263,7 +263,7 @@ func TestDownloadOfAChangedFile(t *testing.T) {
 			s := open(t, Config{Translation: files.translations(t)})
 			img := pull(t, s, "virtlet.cloud/disk")
 			if img.Layers[0].Digest != digest.FromBytes(next) {
-				t.Error("the image is of two files")
+				t.Error("the image contains parts of two versions of the file")
 			}
 			check(t, s.Remove(t.Context(), img.ID))
 			wantEmpty(t, s)

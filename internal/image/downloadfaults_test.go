@@ -95,14 +95,14 @@ func TestDownloadErrors(t *testing.T) {
 			wantError(t, err, c.is, "virtlet.cloud/"+c.name, c.word)
 			for _, secret := range []string{"hunter2", "hunter3"} {
 				if strings.Contains(err.Error(), secret) {
-					t.Errorf("the error tells a secret: %v", err)
+					t.Errorf("error %q contains the secret %q", err, secret)
 				}
 			}
 		})
 	}
 	for _, r := range files.asked() {
 		if r.Header.Get("Authorization") != "" {
-			t.Error("a registry's login was sent to a file server")
+			t.Error("the file server received a registry's login")
 		}
 	}
 	files.setHook(nil)
@@ -110,7 +110,7 @@ func TestDownloadErrors(t *testing.T) {
 	_, err := bad.Pull(t.Context(), "virtlet.cloud/x", PullOptions{})
 	wantError(t, err, errdefs.IsFailedPrecondition, "rules.yaml")
 	if all, _ := s.List(t.Context()); len(all) > 0 {
-		t.Errorf("images of failed downloads: %+v", all)
+		t.Errorf("List after failed downloads = %+v, want no images", all)
 	}
 	trusted := strings.ReplaceAll(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: https.Certificate().Raw})), "\n", "\\n")
 	tls := open(t, Config{Translation: rules(t, fmt.Sprintf("translations: [{name: x, url: '%s/good.raw', transport: t}]\ntransports: {t: {tls: {certificates: [{cert: \"%s\"}]}}}\n", https.URL, trusted))})
@@ -128,21 +128,21 @@ func TestV4KilledDownload(t *testing.T) {
 		cmd := helper(t, root, "pull virtlet.cloud/disk", point+"=kill")
 		cmd.Env = append(cmd.Env, helperTranslations+"="+config.Dir)
 		if err := cmd.Run(); err == nil {
-			t.Fatalf("%s did not kill", point)
+			t.Fatalf("%s: the process was not killed", point)
 		}
 		s := open(t, Config{Root: root, Translation: config})
 		if all, err := s.List(t.Context()); err != nil || len(all) > 0 {
-			t.Errorf("%s: %+v, %v", point, all, err)
+			t.Errorf("%s: List() = %+v, %v; want no images", point, all, err)
 		}
 		check(t, s.Close())
 	}
 	if sent := files.sent.Load(); sent >= 2<<20 {
-		t.Errorf("after a kill at the end %d bytes were sent", sent)
+		t.Errorf("got %d bytes sent after a kill at the end, want less than 2 MiB", sent)
 	}
 	s := open(t, Config{Root: root, Translation: config})
 	img := pull(t, s, "virtlet.cloud/disk")
 	if _, text := opened(t, s, "c", img.ID); text != string(data) {
-		t.Error("the disk is another")
+		t.Error("the disk's content differs from the file's")
 	}
 	check(t, s.CloseDisk(t.Context(), "c"))
 	check(t, s.Remove(t.Context(), img.ID))
@@ -161,14 +161,14 @@ func TestN6DownloadedBlobIsEmpty(t *testing.T) {
 	check(t, os.Chmod(blobPath(s, img.Layers[0].Digest), 0o600))
 	check(t, os.Truncate(blobPath(s, img.Layers[0].Digest), 0))
 	if again := pull(t, s, "virtlet.cloud/disk"); again.ID != img.ID || read(t, blobPath(s, again.Layers[0].Digest)) != string(data) {
-		t.Errorf("the damaged disk was taken as it is")
+		t.Error("another pull did not repair the damaged disk")
 	}
 	check(t, os.Chmod(blobPath(s, img.Layers[0].Digest), 0o600))
 	check(t, os.Truncate(blobPath(s, img.Layers[0].Digest), 0))
 	check(t, s.Close())
 	s = open(t, Config{Root: root, Translation: config})
 	if _, err := s.Get(t.Context(), "virtlet.cloud/disk"); !errdefs.IsNotFound(err) {
-		t.Errorf("after a restart the damaged image is there: %v", err)
+		t.Errorf("Get of the damaged image after a restart: got error %v, want not found", err)
 	}
 	pull(t, s, "virtlet.cloud/disk")
 	// A full disk is reported as such, and nothing of the download is left.
@@ -177,7 +177,7 @@ func TestN6DownloadedBlobIsEmpty(t *testing.T) {
 	_, err := s.Pull(t.Context(), "virtlet.cloud/other", PullOptions{})
 	check(t, failpoint.Arm("image.download.commit", ""))
 	if err == nil {
-		t.Error("a failed download was taken for good")
+		t.Error("a pull to a full disk succeeded, want an error")
 	}
 	check(t, s.Remove(t.Context(), img.ID))
 	wantEmpty(t, s)
@@ -204,7 +204,7 @@ func TestDownloadsJoin(t *testing.T) {
 	}
 	wg.Wait()
 	if sent := files.sent.Load(); sent != 100<<10 {
-		t.Errorf("%d bytes were sent", sent)
+		t.Errorf("got %d bytes sent for concurrent pulls, want %d", sent, 100<<10)
 	}
 }
 
@@ -244,7 +244,7 @@ func TestDownloadOfARemovedImage(t *testing.T) {
 	wantError(t, err, errdefs.IsUnavailable, "removed")
 	img := pull(t, s, "virtlet.cloud/disk")
 	if _, text := opened(t, s, "c", img.ID); text != string(data) {
-		t.Error("the disk is another")
+		t.Error("the disk's content differs from the file's")
 	}
 }
 

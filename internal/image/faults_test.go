@@ -43,17 +43,17 @@ func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 	m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, document)
 	img := pull(t, s, m.push(t, reg, "app"))
 	if img.Config.Config.Labels[labelOwner] != "rootfs" || img.Annotations[labelRoot] != "yes" {
-		t.Errorf("the image's own data is not told: %+v", img)
+		t.Errorf("got image %+v, want the labels and annotations of its author", img)
 	}
 
 	ctx := s.withNamespace(t.Context())
 	if keys, err := s.Snapshots(ctx); err != nil || len(keys) != 0 {
-		t.Errorf("a layer passes for a container's: %q %v", keys, err)
+		t.Errorf("Snapshots() = %q, %v; want none", keys, err)
 	}
 	check(t, s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		for key := range hostile {
 			if _, ok := info.Labels[key]; ok {
-				t.Errorf("snapshot %s has the label %s", info.Name, key)
+				t.Errorf("snapshot %s has the image's label %s", info.Name, key)
 			}
 		}
 		return nil
@@ -62,7 +62,7 @@ func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 	check(t, err)
 	for _, r := range records {
 		if len(r.Labels) != 0 || len(r.Target.Annotations) != 0 {
-			t.Errorf("record %+v", r)
+			t.Errorf("record %+v has labels or annotations, want none", r)
 		}
 	}
 	_, err = s.Prepare(ctx, "c", img.ID, hostile)
@@ -76,7 +76,7 @@ func TestFaultI2UserIsHandedOnAsItIs(t *testing.T) {
 	for i, user := range []string{"4294967296", "-1", "0:99999999999999999999", "root:wheel", strings.Repeat("u", 1<<20)} {
 		ref := reg.push(t, fmt.Sprintf("app:%d", i), imageOf(t, v1.Config{User: user}, tarOf(t, file("a", "b"))))
 		if img := pull(t, s, ref); img.User != user {
-			t.Errorf("user %.40q became %.40q", user, img.User)
+			t.Errorf("User: got %.40q, want %.40q", img.User, user)
 		}
 	}
 	ref := reg.push(t, "app:huge", imageOf(t, v1.Config{User: strings.Repeat("u", 9<<20)}, tarOf(t, file("a", "b"))))
@@ -119,7 +119,7 @@ func TestFaultI4BadManifests(t *testing.T) {
 		})
 	}
 	if all, _ := s.List(t.Context()); len(all) != 0 {
-		t.Errorf("bad images are listed: %+v", all)
+		t.Errorf("List after invalid images = %+v, want no images", all)
 	}
 	wantEmpty(t, s)
 }
@@ -185,7 +185,7 @@ func TestFaultI4EndlessIndexNesting(t *testing.T) {
 	_, err := s.Pull(t.Context(), reg.ref("nested:1"), PullOptions{})
 	wantError(t, err, errdefs.IsInvalidArgument, "more than 4 nested indexes")
 	if n := reg.count("GET"); n > 10 {
-		t.Errorf("%d documents were fetched", n)
+		t.Errorf("got %d GET requests for nested indexes, want at most 10", n)
 	}
 	wantEmpty(t, s)
 }
@@ -262,11 +262,11 @@ func TestFaultI4HostileLayers(t *testing.T) {
 		check(t, err)
 		root := mounted(t, mounts)
 		if read(t, root+"/outside") != "x" || read(t, root+"/hard") != "y" {
-			t.Error("a link was not taken as relative to the root")
+			t.Error("links were not resolved inside the root")
 		}
 	})
 	if read(t, outside) != "safe" {
-		t.Error("a layer wrote outside of its root")
+		t.Error("a layer changed a file outside its root")
 	}
 }
 
@@ -306,16 +306,16 @@ func TestFaultI4DevicesAndOverlayAttributesAreLeftOut(t *testing.T) {
 	check(t, err)
 	root := mounted(t, mounts)
 	if _, err := os.Lstat(root + "/disk"); !os.IsNotExist(err) {
-		t.Errorf("a device came out of an image: %v", err)
+		t.Errorf("Lstat of a device in the image: got error %v, want not exist", err)
 	}
 	if read(t, root+"/etc/passwd") != "root" {
-		t.Error("a device 0:0 hid a directory")
+		t.Error("a device 0:0 in a layer hid a directory")
 	}
 	upper, lower, err := layerDirs(mounts)
 	check(t, err)
 	for _, dir := range append(lower, upper) {
 		if n, err := unix.Lgetxattr(dir+"/file", "trusted.overlay.redirect", nil); err == nil {
-			t.Errorf("%s has an attribute of the overlay's, %d bytes", dir, n)
+			t.Errorf("%s/file has the attribute trusted.overlay.redirect of %d bytes, want none", dir, n)
 		}
 	}
 }
@@ -344,12 +344,12 @@ func TestFaultI8HundredPullsAreOne(t *testing.T) {
 	check(t, err)
 	for _, l := range layers {
 		if n := reg.count("GET", digestOf(t, l)); n != 1 {
-			t.Errorf("layer fetched %d times", n)
+			t.Errorf("got %d requests for a layer, want 1", n)
 		}
 	}
 	for _, id := range ids {
 		if id != idOf(t, src) {
-			t.Errorf("somebody got %q", id)
+			t.Errorf("pulled ID: got %q, want %q", id, idOf(t, src))
 		}
 	}
 	unpacked := 0
@@ -358,7 +358,7 @@ func TestFaultI8HundredPullsAreOne(t *testing.T) {
 		return nil
 	}))
 	if unpacked != len(layers) {
-		t.Errorf("%d layers unpacked to %d snapshots", len(layers), unpacked)
+		t.Errorf("got %d unpacked snapshots, want %d", unpacked, len(layers))
 	}
 }
 
@@ -380,10 +380,10 @@ func TestFaultI8SharedBlobsOfManyReferences(t *testing.T) {
 	}
 	wg.Wait()
 	if n := reg.count("GET", digest.FromBytes(base).Encoded()); n != 1 {
-		t.Errorf("the shared layer was fetched %d times", n)
+		t.Errorf("got %d requests for the shared layer, want 1", n)
 	}
 	if all, _ := s.List(t.Context()); len(all) != 10 {
-		t.Errorf("%d images", len(all))
+		t.Errorf("List() = %d images, want 10", len(all))
 	}
 }
 
@@ -411,7 +411,7 @@ func TestFaultN5DiskFull(t *testing.T) {
 	check(t, s.Close())
 	s = open(t, Config{Root: s.cfg.Root})
 	if all, _ := s.List(t.Context()); len(all) != 2 {
-		t.Errorf("%d images after a restart", len(all))
+		t.Errorf("List() after a restart = %d images, want 2", len(all))
 	}
 }
 
@@ -439,17 +439,17 @@ func TestFaultN6DamagedBlobs(t *testing.T) {
 				// A layer's blob is not needed once it is unpacked; damage shows only when it is read.
 				listed := what == "layer" && name == "flipped"
 				if _, err := s.Get(t.Context(), ref); (err == nil) != listed {
-					t.Errorf("after Open: %v", err)
+					t.Errorf("Get after Open: got error %v, want an image: %v", err, listed)
 				}
 				if _, err := s.Get(t.Context(), other.ID); err != nil {
-					t.Errorf("another image suffered: %v", err)
+					t.Errorf("Get of the intact image: %v", err)
 				}
 				again := pull(t, s, ref)
 				mounts, err := s.Prepare(t.Context(), "c", again.ID, nil)
 				check(t, err)
 				root := mounted(t, mounts)
 				if again.ID != img.ID || read(t, root+"/a")+read(t, root+"/b") != "12" {
-					t.Errorf("pulled again: %+v", again)
+					t.Errorf("image after another pull: got %+v, want %s with its files", again, img.ID)
 				}
 			})
 		}
@@ -471,11 +471,11 @@ func TestFaultN6CorruptLayerIsFetchedAgain(t *testing.T) {
 	reg.forget()
 	pull(t, s, ref)
 	if n := reg.count("GET", digest.FromBytes(archive).String()); n != 1 {
-		t.Errorf("the layer was fetched %d times", n)
+		t.Errorf("got %d requests for the layer, want 1", n)
 	}
 	mounts, err := s.Prepare(ctx, "c", img.ID, nil)
 	check(t, err)
 	if read(t, mounted(t, mounts)+"/a") != strings.Repeat("1", 5000) {
-		t.Error("the bad bytes were unpacked")
+		t.Error("the damaged layer was unpacked")
 	}
 }

@@ -28,28 +28,28 @@ func FuzzDocuments(f *testing.F) {
 	f.Fuzz(func(t *testing.T, document []byte) {
 		desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromBytes(document), Size: int64(len(document))}
 		if child, err := choose(desc, document, matcher); err == nil && len(child.URLs)+len(child.Annotations) > 0 {
-			t.Errorf("chosen with foreign data: %+v", child)
+			t.Errorf("choose() = %+v, want no URLs and no annotations", child)
 		} else if err != nil && !errdefs.IsInvalidArgument(err) && !errdefs.IsNotFound(err) {
-			t.Errorf("index: %v", err)
+			t.Errorf("choose() returned an error of the wrong class: %v", err)
 		}
 		d, err := parseManifest(desc, document, cfg.Limits)
 		if err != nil {
 			if !errdefs.IsInvalidArgument(err) {
-				t.Errorf("manifest: %v", err)
+				t.Errorf("parseManifest() returned an error of the wrong class: %v", err)
 			}
 			d = &details{kind: KindRootfs, config: desc, layers: make([]ocispec.Descriptor, 1)}
 		} else if len(d.layers) == 0 || len(d.layers) > cfg.Limits.Layers || d.size > cfg.Limits.UnpackedBytes || d.kind == "" {
-			t.Errorf("accepted: %+v", d)
+			t.Errorf("parseManifest() accepted an invalid manifest: %+v", d)
 		}
 		for _, l := range d.layers {
 			if len(l.URLs)+len(l.Annotations)+len(l.Data) > 0 {
-				t.Errorf("layer with foreign data: %+v", l)
+				t.Errorf("layer %+v has URLs, annotations or data, want none", l)
 			}
 		}
 		if err := d.setConfig(document, matcher); err != nil && !errdefs.IsInvalidArgument(err) {
-			t.Errorf("config: %v", err)
+			t.Errorf("setConfig() returned an error of the wrong class: %v", err)
 		} else if err == nil && (d.id == "" || d.kind == KindRootfs && d.chainID() == "") {
-			t.Errorf("config accepted: %+v", d)
+			t.Errorf("setConfig() accepted an invalid config: %+v", d)
 		}
 	})
 }
@@ -61,7 +61,7 @@ func FuzzDockerConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		check(t, os.WriteFile(path, data, 0o600))
 		if _, err := readDockerConfig(path); err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInvalidArgument(err) {
-			t.Errorf("readDockerConfig: got an error of the wrong class: %v", err)
+			t.Errorf("readDockerConfig() returned an error of the wrong class: %v", err)
 		}
 	})
 }

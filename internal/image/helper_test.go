@@ -110,7 +110,7 @@ func (r *testRegistry) push(t testing.TB, repo string, what remote.Taggable) str
 	case v1.ImageIndex:
 		err = remote.WriteIndex(ref, what)
 	default:
-		t.Fatalf("cannot push a %T", what)
+		t.Fatalf("push: unexpected type %T", what)
 	}
 	check(t, err)
 	r.forget()
@@ -306,11 +306,11 @@ func blobPath(s *Store, dgst digest.Digest) string {
 func wantError(t testing.TB, err error, is func(error) bool, words ...string) {
 	t.Helper()
 	if err == nil || !is(err) {
-		t.Fatalf("error of the wrong class: %v", err)
+		t.Fatalf("got error %v, want one of another class", err)
 	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not name %q", err, word)
+			t.Errorf("error %q does not contain %q", err, word)
 		}
 	}
 }
@@ -334,7 +334,7 @@ func findFile(t testing.TB, root, name string) string {
 		return err
 	}))
 	if len(found) != 1 {
-		t.Fatalf("%d files %s in %s", len(found), name, root)
+		t.Fatalf("got %d files %s below %s, want 1", len(found), name, root)
 	}
 	return found[0]
 }

@@ -41,7 +41,7 @@ func TestImportOnceAndRemove(t *testing.T) {
 	check(t, err)
 	for _, id := range ids {
 		if id != img.ID || img.Kind != KindComponent || len(img.RepoTags) != 1 {
-			t.Errorf("import %s, %+v", id, img)
+			t.Errorf("Import() = %+v, want a component with the ID %s and one tag", img, id)
 		}
 	}
 	check(t, s.Collect(t.Context()))
@@ -84,7 +84,7 @@ func TestImportRefuses(t *testing.T) {
 	wantError(t, err, errdefs.IsInvalidArgument)
 	blobs[0].Data = wasmOf("y") // does not match its digest
 	if _, err = s.Import(t.Context(), "edge.local/m", manifest, blobs...); err == nil || errors.Is(err, errdefs.ErrAlreadyExists) {
-		t.Errorf("another binary: %v", err)
+		t.Errorf("Import of a blob that does not match its digest: got error %v, want one that is not already exists", err)
 	}
 	wantEmpty(t, s)
 }

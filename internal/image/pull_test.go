@@ -39,21 +39,21 @@ func TestPullTellsTheSameImageEverywhere(t *testing.T) {
 
 	byDigest := reg.ref("some/app@") + digestOf(t, src)
 	if img.ID != idOf(t, src) || !slices.Equal(img.RepoTags, []string{ref}) || !slices.Equal(img.RepoDigests, []string{byDigest}) {
-		t.Errorf("pulled %s %q %q", img.ID, img.RepoTags, img.RepoDigests)
+		t.Errorf("Pull() = ID %s, tags %q, digests %q; want ID %s, tag %s, digest %s", img.ID, img.RepoTags, img.RepoDigests, idOf(t, src), ref, byDigest)
 	}
 	if img.Kind != KindRootfs || img.User != "1000:100" || img.Config.Config.Env[0] != "A=b" || img.Size == 0 || len(img.Layers) != 2 {
-		t.Errorf("pulled %+v", img)
+		t.Errorf("Pull() = %+v, want a rootfs of two layers with its user and environment", img)
 	}
 	for _, called := range []string{ref, byDigest, reg.ref("some/app:1@" + digestOf(t, src)), img.ID, img.ID[len("sha256:"):], img.ID[len("sha256:"):][:12]} {
 		got, err := s.Get(t.Context(), called)
 		if err != nil || got.ID != img.ID {
-			t.Errorf("Get(%q) = %s, %v", called, got.ID, err)
+			t.Errorf("Get(%q) = %s, %v; want %s", called, got.ID, err, img.ID)
 		}
 	}
 	all, err := s.List(t.Context())
 	check(t, err)
 	if len(all) != 1 || all[0].ID != img.ID {
-		t.Errorf("list: %+v", all)
+		t.Errorf("List() = %+v, want image %s alone", all, img.ID)
 	}
 	for _, unknown := range []string{"", "busybox", "sha256:", "sha256:ffff", "UPPER", reg.ref("some/app:2")} {
 		_, err := s.Get(t.Context(), unknown)
@@ -73,15 +73,15 @@ func TestPullUnpacks(t *testing.T) {
 	check(t, err)
 	root := mounted(t, mounts)
 	if read(t, root+"/kept") != "lower" || read(t, root+"/changed") != "upper" || read(t, root+"/d/new") != "y" {
-		t.Error("files are not those of the layers")
+		t.Error("the unpacked files are not those of the layers")
 	}
 	for _, gone := range []string{"gone", "d/old", ".wh.gone", "d/.wh..wh..opq"} {
 		if _, err := os.Lstat(filepath.Join(root, gone)); !os.IsNotExist(err) {
-			t.Errorf("%s is there: %v", gone, err)
+			t.Errorf("Lstat(%s): got error %v, want not exist", gone, err)
 		}
 	}
 	if fi, err := os.Stat(root + "/tmp"); err != nil || fi.Mode() != os.ModeDir|os.ModeSticky|0o777 {
-		t.Errorf("a directory that the upper layer does not list lost its mode: %v %v", fi, err)
+		t.Errorf("mode of a directory that the upper layer does not list: got %v, %v; want the lower layer's", fi, err)
 	}
 	check(t, os.WriteFile(root+"/written", []byte("w"), 0o600))
 }
@@ -93,14 +93,14 @@ func TestPullByDigestHasNoTag(t *testing.T) {
 	ref := reg.ref("app@" + digestOf(t, src))
 	img := pull(t, s, ref)
 	if len(img.RepoTags) != 0 || !slices.Equal(img.RepoDigests, []string{ref}) {
-		t.Errorf("tags %q, digests %q", img.RepoTags, img.RepoDigests)
+		t.Errorf("got tags %q and digests %q, want no tags and digest %s", img.RepoTags, img.RepoDigests, ref)
 	}
 	if _, err := s.Get(t.Context(), reg.ref("app:1")); !errdefs.IsNotFound(err) {
-		t.Errorf("the tag was never pulled: %v", err)
+		t.Errorf("Get by a tag that was never pulled: got error %v, want not found", err)
 	}
 	// If a reference has a tag and a digest, the digest applies.
 	if again := pull(t, s, reg.ref("app:other@"+digestOf(t, src))); len(again.RepoTags) != 0 || again.ID != img.ID {
-		t.Errorf("pulled %+v", again)
+		t.Errorf("Pull by tag and digest = %+v, want image %s without tags", again, img.ID)
 	}
 }
 
@@ -113,17 +113,17 @@ func TestPullOfMovedTagKeepsTheOldImage(t *testing.T) {
 	kept, err := s.Get(t.Context(), old.ID)
 	check(t, err)
 	if img.ID == old.ID || !slices.Equal(img.RepoTags, []string{ref}) || len(kept.RepoTags) != 0 || !slices.Equal(kept.RepoDigests, old.RepoDigests) {
-		t.Errorf("new %+v, old %+v", img, kept)
+		t.Errorf("after the tag moved: got new %+v, old %+v; want the tag at the new image only", img, kept)
 	}
 	check(t, s.Close())
 	again, err := open(t, Config{Root: s.cfg.Root}).List(t.Context())
 	check(t, err)
 	if len(again) != 2 {
-		t.Fatalf("after a restart: %+v", again)
+		t.Fatalf("List() after a restart = %+v, want two images", again)
 	}
 	for _, i := range again {
 		if wantTag := i.ID == img.ID; wantTag != slices.Equal(i.RepoTags, []string{ref}) {
-			t.Errorf("after a restart: %+v", i)
+			t.Errorf("after a restart: got %+v, want the tag at image %s only", i, img.ID)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func TestPullFromTwoRegistriesIsOneImage(t *testing.T) {
 		t.Errorf("images: got %+v, want one with two tags and two digests", all)
 	}
 	if n := two.count("GET", "/blobs/"); n != 0 {
-		t.Errorf("%d blobs fetched that were there", n)
+		t.Errorf("got %d requests for stored blobs, want 0", n)
 	}
 }
 
@@ -149,7 +149,7 @@ func TestPullAgainAsksOnlyTheDigest(t *testing.T) {
 	reg.forget()
 	pull(t, s, ref)
 	if head, get := reg.count("HEAD", "/manifests/1"), reg.count("GET", "/v2/app"); head != 1 || get != 0 {
-		t.Errorf("%d HEAD, %d GET", head, get)
+		t.Errorf("second pull: got %d HEAD and %d GET requests, want 1 and 0", head, get)
 	}
 }
 
@@ -174,11 +174,11 @@ func TestPullChoosesThePlatform(t *testing.T) {
 		s := open(t, Config{Platform: platform})
 		img := pull(t, s, ref)
 		if img.ID != idOf(t, want) || img.RepoDigests[0] != reg.ref("multi@"+digestOf(t, outer)) || string(img.Manifest) != digestOf(t, want) {
-			t.Errorf("%s: %+v", platform, img)
+			t.Errorf("%s: Pull() = %+v, want image %s", platform, img, idOf(t, want))
 		}
 		check(t, s.Close())
 		if again, err := open(t, Config{Root: s.cfg.Root, Platform: platform}).Get(t.Context(), ref); err != nil || again.ID != img.ID {
-			t.Errorf("%s after a restart: %+v %v", platform, again, err)
+			t.Errorf("%s: Get after a restart = %+v, %v; want image %s", platform, again, err, img.ID)
 		}
 	}
 	_, err = open(t, Config{Platform: "linux/s390x"}).Pull(t.Context(), ref, PullOptions{})
@@ -217,10 +217,10 @@ func TestPullKinds(t *testing.T) {
 	} {
 		img := pull(t, s, artifact(repo, c.config, c.layer, c.document))
 		if img.Kind != c.kind || img.ID != img.Manifest.String() || img.Annotations["vendor/note"] != repo || img.ChainID != "" {
-			t.Errorf("%s: %+v", repo, img)
+			t.Errorf("%s: Pull() = %+v, want the kind %s and the manifest's annotations", repo, img, c.kind)
 		}
 		if got := read(t, blobPath(s, img.Layers[0].Digest)); got != content(repo) {
-			t.Errorf("%s: blob %q", repo, got)
+			t.Errorf("%s: blob: got %q, want %q", repo, got, content(repo))
 		}
 		_, err := s.Prepare(t.Context(), "c", img.ID, nil)
 		wantError(t, err, errdefs.IsInvalidArgument, string(c.kind))
@@ -232,7 +232,7 @@ func TestPullKinds(t *testing.T) {
 	s = open(t, Config{Root: s.cfg.Root})
 	all, _ := s.List(t.Context())
 	if len(all) != 4 {
-		t.Errorf("%d images after a restart", len(all))
+		t.Errorf("List() after a restart = %d images, want 4", len(all))
 	}
 	for _, img := range all {
 		check(t, s.Remove(t.Context(), img.ID))
@@ -248,14 +248,14 @@ func TestPullTellsProgress(t *testing.T) {
 	calls := 0
 	_, err = s.Pull(t.Context(), reg.push(t, "big:1", src), PullOptions{OnProgress: func(p Progress) {
 		if p.Total > 0 && p.Done > p.Total || p.Total == last.Total && p.Done < last.Done {
-			t.Errorf("%+v after %+v", p, last)
+			t.Errorf("progress went from %+v to %+v", last, p)
 		}
 		last = p
 		calls++
 	}})
 	check(t, err)
 	if last.Total < 3<<20 || last.Done != last.Total {
-		t.Errorf("last of %d: %+v", calls, last)
+		t.Errorf("last of %d progress reports: got %+v, want all of at least 3 MiB", calls, last)
 	}
 }
 
@@ -264,10 +264,10 @@ func TestPinnedImages(t *testing.T) {
 	ref := reg.push(t, "pause:1", simple(t, "x"))
 	s := open(t, Config{PinnedImages: []string{ref}})
 	if img := pull(t, s, ref); !img.Pinned {
-		t.Error("not pinned")
+		t.Error("Pinned = false for a pinned image, want true")
 	}
 	if img := pull(t, s, reg.push(t, "other:1", simple(t, "y"))); img.Pinned {
-		t.Error("pinned")
+		t.Error("Pinned = true for another image, want false")
 	}
 }
 
@@ -277,7 +277,7 @@ func TestSharedLayersAreFetchedOnce(t *testing.T) {
 	for i := range 3 {
 		pull(t, s, reg.push(t, fmt.Sprintf("app%d:1", i), imageOf(t, v1.Config{}, base, tarOf(t, file("top", fmt.Sprint(i))))))
 		if n := reg.count("GET", digest.FromBytes(base).Encoded()); (n == 1) != (i == 0) {
-			t.Errorf("image %d: base fetched %d times", i, n)
+			t.Errorf("image %d: got %d requests for the base layer", i, n)
 		}
 	}
 }

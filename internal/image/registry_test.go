@@ -88,7 +88,7 @@ func TestHostsTomlMirrors(t *testing.T) {
 			ref = "registry.example:5000/app:1"
 		}
 		if img := pull(t, s, ref); img.ID != idOf(t, src) || img.RepoTags[0] != ref {
-			t.Errorf("%s: %+v", host, img)
+			t.Errorf("%s: Pull() = %+v, want image %s with the tag %s", host, img, idOf(t, src), ref)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func TestLogins(t *testing.T) {
 			}
 			wantError(t, err, c.is)
 			if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "wrong") {
-				t.Errorf("the error tells the password: %v", err)
+				t.Errorf("error %q contains the password", err)
 			}
 		})
 	}
@@ -180,13 +180,13 @@ func TestTokens(t *testing.T) {
 	_, err := open(t, Config{}).Pull(t.Context(), ref, PullOptions{Auth: &Auth{IdentityToken: "identity"}})
 	check(t, err)
 	if asked.Get("grant_type") != "refresh_token" || asked.Get("refresh_token") != "identity" {
-		t.Errorf("the token server was asked %v", asked)
+		t.Errorf("token request: got %v, want the identity token", asked)
 	}
 	asked = nil
 	_, err = open(t, Config{}).Pull(t.Context(), ref, PullOptions{Auth: &Auth{RegistryToken: "granted"}})
 	check(t, err)
 	if asked != nil {
-		t.Errorf("the token server was asked %v for a registry token", asked)
+		t.Errorf("token request with a registry token: got %v, want none", asked)
 	}
 }
 
@@ -220,10 +220,10 @@ func (s *spy) check(t testing.TB, wantHit bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.seen) > 0 {
-		t.Errorf("another host was shown %q", s.seen)
+		t.Errorf("another host received the credentials %q", s.seen)
 	}
 	if wantHit && s.hits == 0 {
-		t.Error("the other host was never asked: the test shows nothing")
+		t.Error("the other host received no request, so the test proves nothing")
 	}
 }
 
@@ -302,7 +302,7 @@ func TestFaultI4NoCredentialsToAnotherHost(t *testing.T) {
 		m.manifest.Layers[0].URLs = []string{thief.URL + "/layer"}
 		pull(t, open(t, Config{}), m.push(t, reg, "app"))
 		if thief.hits != 0 {
-			t.Error("a URL out of a manifest was asked")
+			t.Error("a URL in a manifest was requested")
 		}
 	})
 }
@@ -329,11 +329,11 @@ func TestRedirectsAreChecked(t *testing.T) {
 		to := request(c.method, c.to)
 		err := checkRedirect(to, from)
 		if (err != nil) != c.refused || err == nil && (to.Header.Get("Authorization") == "") != c.bare || to.Header.Get("Range") == "" {
-			t.Errorf("%s %s: %v, headers %v", c.method, c.to, err, to.Header)
+			t.Errorf("%s %s: got error %v and headers %v", c.method, c.to, err, to.Header)
 		}
 	}
 	if err := checkRedirect(request("GET", "https://registry.example:5000/"), make([]*http.Request, maxRedirects)); err == nil {
-		t.Error("endless redirects are followed")
+		t.Error("checkRedirect accepted an endless redirect")
 	}
 }
 
@@ -358,7 +358,7 @@ func TestPullEndsWhenNothingMoves(t *testing.T) {
 	_, err := s.Pull(t.Context(), ref, PullOptions{})
 	wantError(t, err, errdefs.IsUnavailable, "no progress for 200ms", ref)
 	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("took %v", took)
+		t.Errorf("the stalled pull took %v, want at most 5 s", took)
 	}
 	s = open(t, Config{PullTimeout: 200 * time.Millisecond})
 	_, err = s.Pull(t.Context(), ref, PullOptions{})

@@ -136,7 +136,7 @@ func TestPullGoesOnAfterBrokenConnections(t *testing.T) {
 	reg.setHook(f.serve(blobs))
 	pull(t, s, ref)
 	if n := f.served.Load(); n < size || n > size+size/10 {
-		t.Errorf("%d bytes served for a blob of %d", n, size)
+		t.Errorf("got %d bytes served, want the blob's %d and at most 10 %% more", n, size)
 	}
 }
 
@@ -165,7 +165,7 @@ func TestPullResumesAfterRestart(t *testing.T) {
 	reg.setHook(serve)
 	pull(t, s, ref)
 	if n := f.served.Load(); n != size {
-		t.Errorf("%d bytes served in two pulls for a blob of %d", n, size)
+		t.Errorf("got %d bytes served in two pulls, want %d", n, size)
 	}
 }
 
@@ -206,16 +206,16 @@ func TestPullResumesAfterSIGKILL(t *testing.T) {
 	reg.setHook(f.serve(blobs))
 	s := open(t, Config{Root: root})
 	if all, _ := s.List(t.Context()); len(all) != 0 {
-		t.Errorf("half an image is listed: %+v", all)
+		t.Errorf("List() = %+v, want no incomplete images", all)
 	}
 	check(t, s.Collect(t.Context()))
 	img := pull(t, s, ref)
 	if n := f.served.Load(); n != size-kept {
-		t.Errorf("%d bytes served after the crash for a blob of %d, of which %d were there", n, size, kept)
+		t.Errorf("got %d bytes served after the crash, want %d", n, size-kept)
 	}
 	check(t, s.Remove(t.Context(), img.ID))
 	if left, err := s.leases.List(s.withNamespace(t.Context())); err != nil || len(left) != 0 {
-		t.Errorf("leases are left: %+v %v", left, err)
+		t.Errorf("leases after the pull: got %+v, %v; want none", left, err)
 	}
 	wantEmpty(t, s)
 }
@@ -253,7 +253,7 @@ func TestCrashAtEveryLine(t *testing.T) {
 			}
 			out, err := helper(t, root, what+" "+ref, point+"=kill").CombinedOutput()
 			if err == nil || !strings.Contains(err.Error(), "killed") {
-				t.Fatalf("%v: %s", err, out)
+				t.Fatalf("helper process: got error %v, want killed; output: %s", err, out)
 			}
 			s := open(t, Config{Root: root})
 			img := pull(t, s, ref)
@@ -262,19 +262,19 @@ func TestCrashAtEveryLine(t *testing.T) {
 			t.Run("files", func(t *testing.T) {
 				dir := mounted(t, mounts)
 				if read(t, dir+"/a")+read(t, dir+"/b") != "12" {
-					t.Error("files are not whole")
+					t.Error("the unpacked files are incomplete")
 				}
 			})
 			check(t, s.Release(t.Context(), "c"))
 			check(t, s.Remove(t.Context(), ref))
 			wantEmpty(t, s)
 			if left, err := s.leases.List(s.withNamespace(t.Context())); err != nil || len(left) != 0 {
-				t.Errorf("leases are left: %+v %v", left, err)
+				t.Errorf("leases after the pull: got %+v, %v; want none", left, err)
 			}
 		})
 	}
 	if points < 4 {
-		t.Errorf("only %d fail points", points)
+		t.Errorf("got %d fail points, want at least 4", points)
 	}
 }
 
@@ -302,10 +302,10 @@ func TestUnfinishedLayersAreUnpackedAgain(t *testing.T) {
 	check(t, err)
 	dir := mounted(t, mounts)
 	if read(t, dir+"/top")+read(t, dir+"/base") != "goodgood" {
-		t.Error("a layer that was never synced was believed")
+		t.Error("a layer that was never synced was not unpacked again")
 	}
 	if _, err := s.Mounts(t.Context(), "running"); err != nil {
-		t.Errorf("the container lost its root filesystem: %v", err)
+		t.Errorf("Mounts of the running container: %v", err)
 	}
 }
 
@@ -356,7 +356,7 @@ func TestCallersLeaveAPullOneByOne(t *testing.T) {
 	close(h.release)
 	check(t, <-results)
 	if len(h.gone) != 0 {
-		t.Error("the pull ended with the first of two callers")
+		t.Error("the pull ended when the first of two callers left")
 	}
 }
 
@@ -398,18 +398,18 @@ func TestLeasesOfFailedPullsExpire(t *testing.T) {
 	all, err := s.leases.List(ctx)
 	check(t, err)
 	if len(all) != 1 || all[0].Labels["containerd.io/gc.expire"] == "" {
-		t.Fatalf("leases %+v", all)
+		t.Fatalf("leases: got %+v, want one that expires", all)
 	}
 	expires, err := time.Parse(time.RFC3339, all[0].Labels["containerd.io/gc.expire"])
 	check(t, err)
 	if left := time.Until(expires); left < s.cfg.ResumeWindow || left > 2*s.cfg.ResumeWindow {
-		t.Errorf("a lease has %v left", left)
+		t.Errorf("the lease expires in %v, want %v to %v", left, s.cfg.ResumeWindow, 2*s.cfg.ResumeWindow)
 	}
 	check(t, s.Collect(ctx))
 	statuses, err := s.content.ListStatuses(ctx)
 	check(t, err)
 	if len(statuses) != 1 || statuses[0].Offset != size/2 {
-		t.Errorf("downloads under way: %+v", statuses)
+		t.Errorf("downloads under way: got %+v, want one at %d bytes", statuses, size/2)
 	}
 	check(t, s.leases.Delete(ctx, leases.Lease{ID: all[0].ID})) // as the collector does when it expires
 	wantEmpty(t, s)
@@ -432,7 +432,7 @@ func TestCrashLeavesADirectory(t *testing.T) {
 	t.Run("files", func(t *testing.T) {
 		dir := mounted(t, mounts)
 		if _, err := os.Stat(dir + "/left"); read(t, dir+"/a")+read(t, dir+"/b") != "12" || err == nil {
-			t.Error("what a crash left is in the files")
+			t.Error("the directory has files from before the crash")
 		}
 	})
 	check(t, s.Release(t.Context(), "c"))

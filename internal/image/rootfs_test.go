@@ -39,7 +39,7 @@ func TestPrepareIsIdempotent(t *testing.T) {
 		wantError(t, s.Release(t.Context(), key), errdefs.IsInvalidArgument)
 	}
 	if img, err := s.Get(t.Context(), one.ID); err != nil || time.Since(img.LastUsed) > time.Minute {
-		t.Errorf("last used %v, %v", img.LastUsed, err)
+		t.Errorf("LastUsed = %v, %v; want within the last minute", img.LastUsed, err)
 	}
 }
 
@@ -54,10 +54,10 @@ func TestSnapshotsOutliveARestart(t *testing.T) {
 	check(t, err)
 	volume := mounted(t, view)
 	if read(t, volume+"/a") != "1" {
-		t.Error("the view does not show the image")
+		t.Error("the view does not have the image's files")
 	}
 	if err := os.WriteFile(volume+"/x", nil, 0o600); err == nil {
-		t.Error("a view can be written to")
+		t.Error("a write to the view succeeded, want an error")
 	}
 	check(t, s.Remove(t.Context(), img.ID))
 	check(t, s.Close())
@@ -68,12 +68,12 @@ func TestSnapshotsOutliveARestart(t *testing.T) {
 	check(t, err)
 	slices.Sort(keys)
 	if !slices.Equal(keys, []string{"c1", "c1/volume#0"}) {
-		t.Errorf("snapshots %q", keys)
+		t.Errorf("Snapshots() = %q, want c1 and c1/volume#0", keys)
 	}
 	again, err := s.Mounts(t.Context(), "c1")
 	check(t, err)
 	if !reflect.DeepEqual(mounts, again) || read(t, root+"/written") != "w" {
-		t.Errorf("mounts %v became %v", mounts, again)
+		t.Errorf("mounts after a restart: got %v, want %v with the written file", again, mounts)
 	}
 	_, err = s.Mounts(t.Context(), "c2")
 	wantError(t, err, errdefs.IsNotFound)
@@ -93,7 +93,7 @@ func TestRemoveWhilePreparing(t *testing.T) {
 				key := fmt.Sprintf("c%d-%d", round, i)
 				_, err := s.Prepare(t.Context(), key, img.ID, nil)
 				if err != nil && !errdefs.IsNotFound(err) {
-					t.Errorf("prepare: %v", err)
+					t.Errorf("Prepare: got error %v, want none or not found", err)
 				}
 				mu.Lock()
 				made[key] = err == nil
@@ -102,10 +102,10 @@ func TestRemoveWhilePreparing(t *testing.T) {
 		}
 		wg.Go(func() {
 			if err := s.Remove(t.Context(), img.ID); err != nil {
-				t.Errorf("remove: %v", err)
+				t.Errorf("Remove: %v", err)
 			}
 			if err := s.Collect(t.Context()); err != nil {
-				t.Errorf("collect: %v", err)
+				t.Errorf("Collect: %v", err)
 			}
 		})
 		wg.Wait()
@@ -119,7 +119,7 @@ func TestRemoveWhilePreparing(t *testing.T) {
 			t.Run(key, func(t *testing.T) {
 				root := mounted(t, mounts)
 				if read(t, root+"/a")+read(t, root+"/b") != "12" {
-					t.Error("files are missing")
+					t.Error("files of the image are missing")
 				}
 			})
 			check(t, s.Release(t.Context(), key))
@@ -137,7 +137,7 @@ func TestLostLayersAreNotOffered(t *testing.T) {
 	_, err := s.Prepare(t.Context(), "c1", img.ID, nil)
 	wantError(t, err, errdefs.IsNotFound, "pull it again")
 	if _, err := s.Get(t.Context(), ref); !errdefs.IsNotFound(err) {
-		t.Errorf("still offered: %v", err)
+		t.Errorf("Get of an image without its layers: got error %v, want not found", err)
 	}
 	pull(t, s, ref)
 	_, err = s.Prepare(t.Context(), "c1", img.ID, nil)
@@ -152,7 +152,7 @@ func TestUsageFollowsTheLayer(t *testing.T) {
 	first, err := s.Usage(t.Context(), "c1")
 	check(t, err)
 	if first.Timestamp.IsZero() || first.Bytes > 8192 {
-		t.Errorf("a new layer takes %+v", first)
+		t.Errorf("usage of a new layer: got %+v, want at most 8192 bytes", first)
 	}
 	root := mounted(t, mounts)
 	check(t, os.WriteFile(root+"/big", make([]byte, 1<<20), 0o600))
@@ -191,21 +191,21 @@ func TestFsInfoIsTrue(t *testing.T) {
 	// Once as a blob and once unpacked.
 	grown := int64(after.UsedBytes) - int64(before.UsedBytes)
 	if want := 2 * int64(len(text)); grown < want || grown > want+want/10+1<<18 {
-		t.Errorf("usage grew by %d for two times %d bytes", grown, len(text))
+		t.Errorf("usage grew by %d bytes, want about %d", grown, want)
 	}
 	if after.Mountpoint != s.cfg.Root || after.InodesUsed <= before.InodesUsed {
-		t.Errorf("%+v after %+v", after, before)
+		t.Errorf("FsInfo() = %+v after %+v, want more inodes", after, before)
 	}
 	_, err = s.Prepare(t.Context(), "c1", img.ID, nil)
 	check(t, err)
 	if renew(); s.fs.containers.InodesUsed == 0 || s.fs.images.UsedBytes > after.UsedBytes+1<<18 {
-		t.Errorf("a container counts as image: %+v, %+v", s.fs.images, s.fs.containers)
+		t.Errorf("got images %+v and containers %+v, want the writable layer among the containers", s.fs.images, s.fs.containers)
 	}
 	check(t, s.Release(t.Context(), "c1"))
 	check(t, s.Remove(t.Context(), img.ID))
 	wantEmpty(t, s)
 	if u := renew(); u.UsedBytes > before.UsedBytes+1<<18 {
-		t.Errorf("%d bytes are used when all is gone, %d were before", u.UsedBytes, before.UsedBytes)
+		t.Errorf("usage after all was removed: got %d bytes, want about %d", u.UsedBytes, before.UsedBytes)
 	}
 }
 
@@ -216,7 +216,7 @@ func TestIDPrefixes(t *testing.T) {
 	}
 	for prefix, want := range map[string]string{"aa1": "sha256:aa11", "sha256:b": "sha256:bb33", "aa22": "sha256:aa22", "aa11x": "sha256:aa11"} {
 		if e, err := x.find(prefix); err != nil || e.image.ID != want {
-			t.Errorf("%s: %v %v", prefix, e, err)
+			t.Errorf("find(%s) = %v, %v; want %s", prefix, e, err, want)
 		}
 	}
 	_, err := x.find("aa")
@@ -248,6 +248,6 @@ func TestManyLayersMount(t *testing.T) {
 	entries, err := os.ReadDir(mounted(t, mounts))
 	check(t, err)
 	if len(entries) != s.cfg.Limits.Layers {
-		t.Errorf("%d files of %d layers", len(entries), s.cfg.Limits.Layers)
+		t.Errorf("got %d files, want one of each of %d layers", len(entries), s.cfg.Limits.Layers)
 	}
 }

@@ -93,7 +93,7 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 				check(t, err)
 				defer kept.Close()
 				if found := verify(t, s, true); len(found) != 0 {
-					t.Fatalf("a whole store: %+v", found)
+					t.Fatalf("Verify of an intact store = %+v, want no damage", found)
 				}
 				e := s.index.entries()[0]
 				p := parts{
@@ -106,7 +106,7 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 					s = open(t, Config{Root: s.cfg.Root})
 				}
 				if !c.contents && len(verify(t, s, false)) == 0 {
-					t.Error("the damage is not seen without reading")
+					t.Error("Verify without contents found no damage")
 				}
 				found := verify(t, s, true)
 				named := len(found) > 0
@@ -118,22 +118,22 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 					named = named && one
 				}
 				if !named {
-					t.Errorf("found %+v, want %v", found, c.kinds)
+					t.Errorf("Verify() = %+v, want damage of the kinds %v", found, c.kinds)
 				}
 
 				img = pull(t, s, ref)
 				if found := verify(t, s, true); len(found) != 0 {
-					t.Errorf("after the pull: %+v", found)
+					t.Errorf("Verify after the pull = %+v, want no damage", found)
 				}
 				mounts, err = s.Prepare(t.Context(), "new", img.ID, nil)
 				check(t, err)
 				root := mounted(t, mounts)
 				if read(t, root+"/a") != strings.Repeat("1", 5000) || read(t, root+"/b") != "b" || read(t, root+"/c") != strings.Repeat("3", 5000) {
-					t.Error("a new container does not see the image's files")
+					t.Error("a new container does not have the image's files")
 				}
 				check(t, os.WriteFile(running+"/written", []byte("still"), 0o600))
 				if b, err := os.ReadFile(running + "/written"); err != nil || string(b) != "still" {
-					t.Errorf("the container that ran: %q, %v", b, err)
+					t.Errorf("file of the running container: got %q, %v; want still", b, err)
 				}
 				if _, err := kept.Seek(0, 0); err != nil {
 					t.Error(err)
@@ -142,7 +142,7 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 				mounts, err = s.Mounts(t.Context(), "runs")
 				check(t, err)
 				if again := mounted(t, mounts); read(t, again+"/a") != strings.Repeat("1", 5000) || read(t, again+"/written") != "still" {
-					t.Error("the container that ran does not see its files when it is started again")
+					t.Error("the running container does not have its files after another mount")
 				}
 			})
 		}
@@ -157,18 +157,18 @@ func TestFaultN6LostLayerIsPulledAgain(t *testing.T) {
 	img := pull(t, s, ref)
 	check(t, os.RemoveAll(filepath.Dir(layerDir(t, s, img.ChainID))))
 	if _, err := s.Prepare(t.Context(), "c", img.ID, nil); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "pull it again") {
-		t.Errorf("a container over nothing: %v", err)
+		t.Errorf("Prepare without the layers: got error %v, want not found and the remedy", err)
 	}
 	if _, err := s.Get(t.Context(), ref); !errdefs.IsNotFound(err) {
-		t.Errorf("the image is listed: %v", err)
+		t.Errorf("Get of an image without its layers: got error %v, want not found", err)
 	}
 	if keys, err := s.Snapshots(t.Context()); err != nil || len(keys) != 0 {
-		t.Errorf("snapshots %v, %v", keys, err)
+		t.Errorf("Snapshots() = %v, %v; want none", keys, err)
 	}
 	mounts, err := s.Prepare(t.Context(), "c", pull(t, s, ref).ID, nil)
 	check(t, err)
 	if root := mounted(t, mounts); read(t, root+"/a")+read(t, root+"/b") != "12" {
-		t.Error("the image's files are not there")
+		t.Error("the image's files are missing after another pull")
 	}
 }
 
@@ -185,7 +185,7 @@ func TestFaultN6RemoveAndPullMends(t *testing.T) {
 	check(t, s.Collect(t.Context()))
 	pull(t, s, ref)
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) == 0 {
-		t.Errorf("the layer has %v, %v", entries, err)
+		t.Errorf("the layer's directory: got %v, %v; want files", entries, err)
 	}
 }
 
@@ -199,11 +199,11 @@ func TestVerifyNamesWhatIsAContainers(t *testing.T) {
 	check(t, os.RemoveAll(layerDir(t, s, img.ChainID)))
 	found := verify(t, s, false)
 	if !names(found, "container", "runs") || !names(found, "layer", img.ChainID) {
-		t.Errorf("found %+v", found)
+		t.Errorf("Verify() = %+v, want damage of the container runs and of the layer %s", found, img.ChainID)
 	}
 	for _, d := range found {
 		if d.Kind == "layer" && (len(d.Users) != 1 || d.Users[0] != "runs") {
-			t.Errorf("users of the layer: %v", d.Users)
+			t.Errorf("Users of the layer: got %v, want runs", d.Users)
 		}
 	}
 }
