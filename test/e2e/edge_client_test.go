@@ -83,7 +83,7 @@ func TestEdgeCommandLine(t *testing.T) {
 	if got := n.o.MustEdge("ps", "-a"); !strings.Contains(got, "dead") || !strings.Contains(got, "killed") {
 		t.Errorf("ps -a printed\n%s", got)
 	}
-	if _, err := n.o.Edge("stop", "ticker"); err == nil || !strings.Contains(err.Error(), "dead already") {
+	if _, err := n.o.Edge("stop", "ticker"); err == nil || !strings.Contains(err.Error(), "already dead") {
 		t.Errorf("stop again: %v", err)
 	}
 }
