@@ -75,7 +75,7 @@ test-unit: images ## run the unit tests with the race detector, and check the im
 
 .PHONY: test-daemon
 test-daemon: build images ## run the end-to-end and crash tests against real daemons
-	$(GOTEST) -p 1 $(DAEMON)
+	TRIPOD_TEST_WORLDS=3 $(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
 test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real kubelet with its node specs, soak, short fuzzing, a real Debian

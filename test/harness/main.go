@@ -38,6 +38,12 @@ func Enter(run func() int) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	if n, err := worlds(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	} else if n > 1 {
+		os.Exit(runWorlds(self, n))
+	}
 	os.Setenv(envInside, "1")
 	os.Exit(testns.Run(append([]string{self}, os.Args[1:]...), testns.Options{Strict: true}))
 }

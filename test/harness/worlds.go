@@ -1,0 +1,85 @@
+package harness
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// envWorlds is the number of worlds among which Enter divides the tests of a package that runs them all, 1 by default.
+// Tests in one world run one after another, because the leak check looks at the whole world.
+const envWorlds = "TRIPOD_TEST_WORLDS"
+
+// worlds returns the number of worlds for this run. A run of selected tests or benchmarks always has one, so that its
+// output appears while it runs.
+func worlds() (int, error) {
+	n, err := strconv.Atoi(os.Getenv(envWorlds))
+	if os.Getenv(envWorlds) == "" || slices.ContainsFunc(os.Args, selects) {
+		return 1, nil
+	}
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("%s=%q: want a number of at least 1", envWorlds, os.Getenv(envWorlds))
+	}
+	if os.Getenv("TRIPOD_BIN") == "" {
+		return 0, errors.New(envWorlds + " needs the programs that make builds and names by TRIPOD_BIN and others: worlds that build them would write to the same files")
+	}
+	return n, nil
+}
+
+// selects reports whether a flag of the test binary selects tests.
+func selects(arg string) bool {
+	name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+	return slices.Contains([]string{"test.run", "test.bench", "test.fuzz", "test.list"}, name)
+}
+
+// runWorlds runs the tests of the binary self in n worlds side by side. Each world is a process that enters it by
+// itself and runs every n-th test. The output of a world is printed as a whole, once the world has ended. The result
+// is the exit code of the first world that failed, otherwise 0.
+func runWorlds(self string, n int) int {
+	list := exec.Command(self, "-test.list=.")
+	list.Env = append(os.Environ(), envInside+"=1")
+	out, err := list.Output()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", list, err)
+		return 1
+	}
+	shares := make([][]string, n)
+	for i, name := range strings.Fields(string(out)) {
+		shares[i%n] = append(shares[i%n], name)
+	}
+	var (
+		wg    sync.WaitGroup
+		print sync.Mutex
+		code  int
+	)
+	for _, names := range shares {
+		if len(names) == 0 {
+			continue
+		}
+		c := exec.Command(self, append(os.Args[1:], "-test.run=^("+strings.Join(names, "|")+")$")...)
+		var output bytes.Buffer
+		c.Stdout, c.Stderr = &output, &output
+		wg.Go(func() {
+			err := c.Run()
+			print.Lock()
+			defer print.Unlock()
+			os.Stdout.Write(output.Bytes())
+			if err != nil {
+				fmt.Fprintf(os.Stdout, "a world with %d tests failed: %v\n", len(names), err)
+			}
+			if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && code == 0 {
+				code = exit.ExitCode()
+			} else if err != nil && code == 0 {
+				code = 1
+			}
+		})
+	}
+	wg.Wait()
+	return code
+}
