@@ -20,8 +20,7 @@ const LockTimeout = 2 * time.Second
 type Options struct {
 	// Fill writes the initial content of a new file; nil writes nothing.
 	Fill func(*bbolt.Tx) error
-	// Recognize returns an error for an existing file that is not the caller's; nil accepts any file. The error needs
-	// no class.
+	// Recognize returns an error, of any class, for an existing file that is not the caller's; nil accepts any file.
 	Recognize func(*bbolt.Tx) error
 	// Shallow skips the check of all pages, for callers that call Check themselves.
 	Shallow bool
@@ -138,8 +137,7 @@ func verify(path string, o Options) (err error) {
 	})
 }
 
-// isContentError reports whether an error of open is about the file's content. Errors of access to the file have an
-// errno.
+// isContentError reports whether an error of open is about the file's content. Other errors of open have an errno.
 func isContentError(err error) bool {
 	_, errno := errors.AsType[syscall.Errno](err)
 	return !errno && !errdefs.IsUnavailable(err)

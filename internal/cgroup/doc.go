@@ -1,6 +1,5 @@
-// Package cgroup creates, limits, kills and removes cgroups, on cgroup v1 and v2. The cgroups are below parents that
-// the kubelet names, or below our own parent. The names of our cgroups begin with Mark; other cgroups are never
-// removed.
+// Package cgroup creates, limits, kills and removes cgroups, on cgroup v1 and v2, below parents that the kubelet names
+// or below our own. The names of our cgroups begin with Mark; other cgroups are never removed.
 //
 //	Open ─► Tree ─┬─ Pod(parent, key)       the path of a pod's cgroup
 //	              ├─ Create, Apply          create it, set limits

@@ -34,11 +34,9 @@ const Mark = "tripod-"
 // ID matches the part after Mark in the names of pods' and containers' cgroups.
 var ID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Tree describes the host's cgroup hierarchies and the location of our cgroups. Paths of cgroups are relative to the
-// roots of the hierarchies.
+// Tree describes the host's cgroup hierarchies. Paths of cgroups are relative to the roots of the hierarchies.
 type Tree struct {
-	// Driver is DriverCgroupfs or DriverSystemd. Parent is the parent of pods that name none: a path, or the name of a
-	// slice.
+	// Driver is DriverCgroupfs or DriverSystemd. Parent is the path or slice for pods that name no parent.
 	Driver, Parent string
 	V2             bool
 	// Roots maps the hierarchies to their mount points. The key is the list of a v1 hierarchy's controllers, such as
@@ -49,8 +47,7 @@ type Tree struct {
 // Mount is the mount point of the cgroup file system on every distribution.
 const Mount = "/sys/fs/cgroup"
 
-// IsV2 reports whether this host has only cgroup v2. It returns errdefs.ErrUnavailable if there is no cgroup file
-// system.
+// IsV2 reports whether this host has only cgroup v2. Without a cgroup file system, it returns errdefs.ErrUnavailable.
 func IsV2() (bool, error) {
 	mode := cgroups.Mode()
 	if mode == cgroups.Unavailable {
@@ -220,12 +217,10 @@ func (g Tree) MemoryLimit(dir string) (uint64, error) {
 	return limit, nil
 }
 
-// unlimited is more memory than any machine has, in bytes. Without a limit, cgroup v1 shows the largest number of whole
-// pages.
+// unlimited is more bytes than any machine has. Without a limit, cgroup v1 shows the largest number of whole pages.
 const unlimited = 1 << 60
 
-// Hierarchy returns the key in Roots of the hierarchy that has the controller. On v1, a hierarchy can have several
-// controllers, such as cpu,cpuacct.
+// Hierarchy returns the key in Roots of the hierarchy that has the controller.
 func (g Tree) Hierarchy(controller string) string {
 	if g.V2 {
 		return ""
@@ -296,9 +291,8 @@ func (g Tree) Dirs(dir string) []string {
 	return dirs
 }
 
-// Remove removes one of our cgroups, and the empty cgroups below it, from all hierarchies. A missing cgroup is not an
-// error. The kernel releases a cgroup a moment after its last process was reaped, so Remove retries a busy cgroup until
-// ctx ends.
+// Remove removes one of our cgroups, and the empty cgroups below it. A missing cgroup is not an error. The kernel
+// releases a cgroup a moment after its last process was reaped, so Remove retries a busy cgroup until ctx ends.
 func (g Tree) Remove(ctx context.Context, dir string) error {
 	if dir == "" || dir == "/" || !strings.HasPrefix(path.Base(dir), Mark) {
 		return nil // not ours

@@ -15,8 +15,8 @@ import (
 // logInterval is the shortest time between two log lines for an address.
 const logInterval = 10 * time.Second
 
-// Group holds the Limiters of a process. They share a budget of file descriptors: half of the process's limit. The
-// other half is for the process's own work, and for sockets that only root may connect to.
+// Group holds the Limiters of a process. They share a budget of half of the process's file descriptors. The other half
+// is for the process's own work, and for sockets that only root may connect to.
 type Group struct {
 	budget func() int64
 	held   atomic.Int64

@@ -19,8 +19,7 @@ type Config struct {
 	// MaxPerPeer limits the number of connections from one IP address; half of Max by default, and no limit if
 	// negative. Loopback addresses have no limit, because all programs of the machine share them.
 	MaxPerPeer int `json:"maxPerPeer,omitempty"`
-	// HeaderTimeout limits the time for a TLS handshake, and again the time for the first request after it; 10 s by
-	// default.
+	// HeaderTimeout limits the TLS handshake, and again the wait for the first request after it; 10 s by default.
 	HeaderTimeout time.Duration `json:"headerTimeout,omitempty"`
 	// IdleTimeout is how long a connection without requests is kept; 5 minutes by default.
 	IdleTimeout time.Duration `json:"idleTimeout,omitempty"`
@@ -80,7 +79,7 @@ type Limiter struct {
 	report   report
 }
 
-// report holds the rejections for the next log line.
+// report holds the rejections that the next log line will show.
 type report struct {
 	counts map[string]uint64 // by reason
 	peer   string            // peer of the last rejection
@@ -344,7 +343,7 @@ func (l *Limiter) flush() {
 	}
 }
 
-// write logs the report and empties it.
+// logReport logs the report and empties it.
 func (l *Limiter) logReport() {
 	args := []any{"address", l.name, "peer", l.report.peer, "open", l.open, "max", l.Max}
 	for _, reason := range []string{ReasonMax, ReasonPeer, ReasonFiles, ReasonDisplaced, ReasonExpired} {

@@ -18,8 +18,7 @@ type listener struct {
 	limiter *Limiter
 }
 
-// Accept implements net.Listener. It resets refused and displaced connections, so that they leave no state in the
-// kernel.
+// Accept implements net.Listener. It resets refused connections, so that they leave no state in the kernel.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		for wait := l.limiter.acceptDelay(); wait > 0; wait = l.limiter.acceptDelay() {

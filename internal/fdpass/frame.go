@@ -89,8 +89,7 @@ func (r *Reader) Next() (Frame, error) {
 	return f, nil
 }
 
-// fill reads until the buffer has n bytes. It allocates memory only for data that has arrived, not for n bytes in
-// advance.
+// fill reads until the buffer has n bytes. It allocates memory only as data arrives, whatever the header announces.
 func (r *Reader) fill(n int) error {
 	for len(r.buf) < n {
 		got, oobn, flags, _, err := r.conn.ReadMsgUnix(r.tmp, r.oob)

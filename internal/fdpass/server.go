@@ -22,8 +22,7 @@ const (
 	MaxReply   = 256 << 10
 	// maxPerUser limits the connections of each user except root. Further connections are refused.
 	maxPerUser = 4
-	// requestTimeout limits the time in which a client must send its request, replyTimeout the time in which it must
-	// read the reply.
+	// requestTimeout limits the wait for a client's request, replyTimeout the wait until the client reads the reply.
 	requestTimeout = 5 * time.Second
 	replyTimeout   = 5 * time.Second
 )

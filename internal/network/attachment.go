@@ -12,13 +12,13 @@ const interfaceName = "eth0"
 
 // Attachment describes a pod to the network.
 type Attachment struct {
-	// ID is the pod's ID. The name of the network namespace and the CNI container ID follow from it (keyOf).
+	// ID is the pod's ID. It determines the path of the network namespace and the CNI container ID (keyOf).
 	ID string
 	// Name, Namespace and UID identify the pod in Kubernetes. They are passed in CNI_ARGS unless empty.
 	Name, Namespace, UID string
-	// PortMappings are the host ports; entries without a host port are ignored.
+	// PortMappings maps host ports to ports of the pod. Entries without a host port are ignored.
 	PortMappings []PortMapping
-	// Bandwidth limits the pod's traffic; nil: no limit.
+	// Bandwidth limits the pod's traffic; nil means no limit.
 	Bandwidth *Bandwidth
 	// DNS is the pod's resolver configuration (capability "dns").
 	DNS DNS

@@ -22,11 +22,10 @@ type chain struct {
 	// source is the configuration file or "the embedded default", for logs and errors.
 	source string
 	list   *libcni.NetworkConfigList
-	// optional maps plugins of the embedded default to the capability without which a pod does not need the plugin.
-	// Each plugin costs a process for ADD and one for DEL, and portmap's DEL runs iptables for each pod.
+	// optional maps plugins of the embedded default to the capability that needs the plugin. Other pods skip the
+	// plugin, because it costs a process for ADD and for DEL, and portmap's DEL also runs iptables.
 	optional map[string]string
-	// masqueraded holds the subnets of the embedded default. Their pods need the node's address to reach other
-	// networks.
+	// masqueraded holds the subnets of the embedded default, whose addresses are masqueraded.
 	masqueraded []netip.Prefix
 }
 
@@ -58,8 +57,7 @@ func (l confList) parse() (*libcni.NetworkConfigList, error) {
 }
 
 // findChain loads the first configuration in dir by file name. Without one it returns the embedded default, unless that
-// is off. An invalid file is an error and is not skipped, because the next file and the default describe different
-// networks.
+// is off. An invalid file is an error: skipping it would select a different network.
 func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
@@ -162,8 +160,7 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 		"type":   "bridge",
 		"bridge": d.Bridge,
 		"ipam":   ipam,
-		// The node is the pods' gateway (masquerading masks their addresses). Hairpin mode lets a pod reach itself
-		// through its own host port.
+		// The node is the pods' gateway. Hairpin mode lets a pod reach itself through its own host port.
 		"isGateway": true, "hairpinMode": true,
 		// If the configured subnet changes, the new gateway replaces the bridge's address; otherwise all later ADDs
 		// would fail. For a subnet from the kubelet, addGateway adds the address earlier.

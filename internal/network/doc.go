@@ -10,7 +10,7 @@
 //	  │        · network.setup.add                                  └─► record removed last
 //	  └─► Result: addresses, interfaces, routes
 //
-//	on disk   CacheDir/attachments/KEY.json   the record: on disk before ADD, removed after DEL
+//	on disk   CacheDir/attachments/KEY.json   the record: synced before ADD, removed after DEL
 //	          CacheDir/results/…              libcni's cache of ADD results
 //	          CacheDir/leases/…               host-local's leases, embedded default chain only
 //	          CacheDir/pod-cidr.json          the pod CIDR from the kubelet (UpdateRuntimeConfig)

@@ -84,7 +84,7 @@ type pluginExec struct {
 	version.PluginDecoder
 	timeout time.Duration
 	log     *slog.Logger
-	// plan returns a call that replaces an execution, or the reason to run the executable. nil runs executables only.
+	// plan returns a call that replaces an execution, or the reason to run the executable. A nil plan runs executables.
 	plan func(path string, stdin []byte, environ []string) (inProcessCall, error)
 	// containers holds a lock for each container while a plugin works for it, even after the caller has given up.
 	containers keyLocks
@@ -121,7 +121,7 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 	return e.execute(ctx, path, stdin, environ)
 }
 
-// lockContainer waits until no plugin works for the container. VERSION, STATUS and GC have no container.
+// lockContainer locks the container, once no other plugin works for it. VERSION, STATUS and GC have no container.
 func (e *pluginExec) lockContainer(ctx context.Context, container string) (free func(), err error) {
 	if container == "" {
 		return func() {}, nil

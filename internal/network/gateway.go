@@ -11,7 +11,7 @@ import (
 
 // addGateway adds the gateway address of a new IPv4 subnet to the bridge of the embedded default, as its first address.
 // The old gateways stay, so that running pods remain reachable: the bridge plugin only removes addresses listed before
-// its own. A missing bridge is left to the first pod. IPv6 subnets do not conflict.
+// its own. If the bridge is missing, the first pod makes it. IPv6 subnets do not conflict.
 func addGateway(bridge string, subnet netip.Prefix) error {
 	if !subnet.IsValid() || !subnet.Addr().Is4() {
 		return nil

@@ -15,10 +15,10 @@ import (
 // gcParallel limits how many pods GC deletes in parallel, because plugins are processes.
 const gcParallel = 4
 
-// GC removes what earlier processes left of pods whose IDs are not in keep. It runs DEL for their attachments, unmounts
-// their namespaces, and runs the chain's GC verb, if it has one (1.1.0). GC is meant for recovery. It leaves pods alone
-// that this process has set up, so a pod that starts meanwhile is safe. Errors are joined; the next GC retries what
-// failed. It touches no namespaces outside NetnsDir.
+// GC removes what earlier processes left of pods whose IDs are not in keep: it runs DEL for them, unmounts their
+// namespaces, and runs the chain's GC verb, if it has one (1.1.0). Call it after a restart. It skips pods that this
+// process has set up, so pods may start meanwhile. Errors are joined; the next GC retries what failed. It touches no
+// namespaces outside NetnsDir.
 func (m *Manager) GC(ctx context.Context, keep []string) error {
 	kept := map[string]bool{}
 	for _, id := range keep {
@@ -63,8 +63,7 @@ func (m *Manager) present() ([]string, error) {
 	return keys, nil
 }
 
-// madeHere reports whether createNetns made an entry of NetnsDir: a namespace, or an empty file if a crash prevented
-// the mount.
+// madeHere reports whether createNetns made e: it is a namespace, or an empty file that a crash left before the mount.
 func (m *Manager) madeHere(e os.DirEntry) bool {
 	if !containerIDs.MatchString(e.Name()) {
 		return false
@@ -127,8 +126,8 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 // errGaveWay is the cancellation cause of an interrupted GC verb.
 var errGaveWay = fmt.Errorf("gave way to a pod's ADD or DEL (retry it): %w", errdefs.ErrUnavailable)
 
-// excludeGC keeps the GC verb from running during an ADD or DEL. It interrupts a running one, so that the pod does not
-// wait: the verb can be repeated. Call the returned function after the ADD or DEL.
+// excludeGC keeps the GC verb from running during an ADD or DEL. It interrupts a running verb, which can be repeated,
+// so that the pod does not wait. Call the returned function after the ADD or DEL.
 func (m *Manager) excludeGC() (done func()) {
 	if !m.gcMu.TryRLock() {
 		if interrupt := m.interruptGC.Load(); interrupt != nil {

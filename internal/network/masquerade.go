@@ -13,9 +13,9 @@ import (
 	"github.com/tripod-run/tripod/internal/network/iptables"
 )
 
-// masquerading masks the addresses of the embedded default's pods with the node's address, by one chain of iptables
-// rules per subnet, made with the first pod. The bridge plugin's ipMasq would make a chain per pod. That takes half of
-// the time of its ADD and most of its DEL's, and the chain stays behind if a pod's namespace is gone before DEL.
+// masquerading lets the pods of the embedded default reach other networks with the node's address. It makes one chain
+// of iptables rules per subnet, with the first pod. The bridge plugin's ipMasq would make a chain per pod, which takes
+// half of the time of its ADD and most of its DEL's, and stays behind if the pod's namespace is gone before DEL.
 //
 // The rules belong to the bridge, not to a pod. Like the bridge, they are never removed.
 type masquerading struct {

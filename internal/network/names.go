@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// hashedPrefix marks keys that are hashes. IDs that begin with this prefix are hashed too, so that no two IDs share a
-// key.
+// hashedPrefix marks keys that are hashes. IDs with this prefix are hashed too, so that no two IDs share a key.
 const hashedPrefix = "id-sha256."
 
 // maxPlainKey is the length limit of unhashed keys, in bytes. It keeps the file names of libcni's cache

@@ -35,10 +35,9 @@ type record struct {
 	// Source is the origin of Conf, for people who read the file.
 	Source string `json:"source"`
 	// Conf is a configuration list with all its plugins.
-	Conf      json.RawMessage `json:"conf"`
-	Interface string          `json:"interface"`
-	Args      [][2]string     `json:"args"`
-	// Capabilities holds the capability arguments.
+	Conf         json.RawMessage            `json:"conf"`
+	Interface    string                     `json:"interface"`
+	Args         [][2]string                `json:"args"`
 	Capabilities map[string]json.RawMessage `json:"capabilities"`
 
 	key  string                    // keyOf(ID)
@@ -167,7 +166,7 @@ func (s recordStore) keys() ([]string, error) {
 
 // writeDurably replaces the content of the file at path; data is on disk when it returns. If the process is killed, the
 // file has its old or its new content. A power loss before the return can leave an empty file, which readers must
-// detect: to sync only after the rename saves a file system commit, and until the return nothing depends on the file.
+// detect. Syncing only after the rename saves a file system commit; nothing depends on the file before the return.
 func writeDurably(path string, data []byte) (err error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {

@@ -131,7 +131,7 @@ func (m *Manager) add(ctx context.Context, rec *record) (types.Result, error) {
 	return m.cni.AddNetworkList(ctx, rec.list, rec.runtimeConf(m.netnsPath(rec.key)))
 }
 
-// rollback undoes a Setup that failed with cause, even if ctx has ended, and returns the error for the caller.
+// rollback undoes a Setup that failed with cause, even if ctx has ended, and returns the error for Setup's caller.
 func (m *Manager) rollback(ctx context.Context, rec *record, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(rollbackTimeout, m.cfg.PluginTimeout))
 	defer cancel()

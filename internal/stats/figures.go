@@ -104,8 +104,7 @@ func (f Figures) SwapUsage() *runtimeapi.SwapUsage {
 	}
 }
 
-// ProcessUsage returns the CRI message. It counts tasks, because only the kernel's count of tasks includes child
-// cgroups.
+// ProcessUsage returns the CRI message. It counts tasks, because the kernel only counts tasks across child cgroups.
 func (f Figures) ProcessUsage() *runtimeapi.ProcessUsage {
 	return &runtimeapi.ProcessUsage{Timestamp: f.Time.UnixNano(), ProcessCount: value(f.Processes)}
 }

@@ -6,8 +6,7 @@ import (
 	"unsafe"
 )
 
-// v1Unlimited is the smallest number that counts as no limit. cgroup v1 shows no limit as the largest number of whole
-// pages, in bytes.
+// v1Unlimited is the smallest number that means no limit: cgroup v1 then shows the largest number of whole pages.
 const v1Unlimited = 1 << 62
 
 // parseNumber parses the content of a file with one number. "max" and numbers from v1Unlimited become Unlimited.
@@ -29,8 +28,7 @@ func parseUint(s []byte) (uint64, bool) {
 	return v, err == nil
 }
 
-// parsePairs calls f for each line of the form "key number". It skips other lines, which newer kernels may add. The key
-// is valid until content changes.
+// parsePairs calls f for each line of the form "key number", and skips others. The key is valid until content changes.
 func parsePairs(content []byte, f func(key string, v uint64)) {
 	for line := range bytes.Lines(content) {
 		key, rest, ok := bytes.Cut(bytes.TrimSpace(line), []byte(" "))

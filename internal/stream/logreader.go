@@ -82,7 +82,7 @@ type logReader struct {
 	file  *os.File
 	buf   *bufio.Reader
 	line  []byte // an incomplete entry, at most readSize bytes
-	long  *entry // a longer entry, if a part of it was already written
+	long  *entry // a longer entry, partly written
 	ended bool   // LogOptions.Ended is closed: this is the last read
 }
 
@@ -221,8 +221,7 @@ func (r *logReader) rotate() (bool, error) {
 	return false, nil
 }
 
-// flush writes a last entry without a newline. It drops an entry that it cannot parse, because a crash has truncated
-// it.
+// flush writes a last entry without a newline. It drops an invalid one, because a crash has truncated it.
 func (r *logReader) flush() error {
 	line := r.line
 	r.line, r.long = nil, nil

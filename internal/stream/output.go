@@ -53,8 +53,7 @@ func NewOutputQueue() *OutputQueue {
 // Cut returns a channel that is closed when the client is cut off with ErrSlowClient.
 func (q *OutputQueue) Cut() <-chan struct{} { return q.cut }
 
-// Put adds a packet. It returns false if the queue is full, and cuts the client off. After the queue has ended, it does
-// nothing and returns true.
+// Put adds a packet. If the queue is full, it cuts the client off and returns false. On an ended queue it does nothing.
 func (q *OutputQueue) Put(p Packet) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -72,8 +71,7 @@ func (q *OutputQueue) Put(p Packet) bool {
 	return true
 }
 
-// End marks the end of the output: Deliver writes the queued packets and then returns err, which is nil if the
-// container has ended.
+// End ends the output: Deliver writes the queued packets and returns err, which is nil if the container has ended.
 func (q *OutputQueue) End(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

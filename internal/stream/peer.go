@@ -12,7 +12,7 @@ import (
 
 // The functions of this file find out whether a client is gone while nothing reads its data. If the receive window is
 // full, the client's FIN cannot arrive, so our socket does not show it. But the client is on this machine (see
-// Config.Address), so the kernel can be asked for the client's socket, by inet_diag like ss(8).
+// Config.Address), so inet_diag (linux/inet_diag.h) shows the client's socket.
 
 // tcpEstablished is the state of a socket that is open in both directions (net/tcp_states.h).
 const tcpEstablished = 1
@@ -93,8 +93,7 @@ func diagAnswer(b []byte) (uint8, error) {
 	return 0, fmt.Errorf("inet_diag answered with a message of kind %d", kind)
 }
 
-// diagRequest encodes a request for one socket in any state: a struct nlmsghdr and a struct inet_diag_req_v2
-// (linux/inet_diag.h).
+// diagRequest encodes a request for a socket in any state: a struct nlmsghdr and a struct inet_diag_req_v2.
 func diagRequest(local, remote *net.TCPAddr) []byte {
 	family, from, to := byte(unix.AF_INET), local.IP.To4(), remote.IP.To4()
 	if from == nil || to == nil {

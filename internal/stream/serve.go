@@ -164,8 +164,7 @@ func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.Write
 	return s.run(ctx, std)
 }
 
-// chunked writes to w until ctx ends, in chunks that every client accepts as a frame. (An SPDY frame holds at most 16
-// MiB.)
+// chunked writes to w until ctx ends, in chunks that every client accepts as a frame (for SPDY, less than 16 MiB).
 type chunked struct {
 	ctx context.Context
 	w   io.Writer

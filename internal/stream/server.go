@@ -60,12 +60,10 @@ type Config struct {
 	Connections *connlimit.Limiter
 }
 
-// FilesPerSession is the number of descriptors that a session holds: its connection, and the program's pipes or
-// terminal.
+// FilesPerSession is the number of descriptors of a session: its connection, and the program's pipes or terminal.
 const FilesPerSession = 8
 
-// Server serves exec, attach and port-forward sessions. It issues URLs as soon as New returns; they work once Serve
-// runs.
+// Server serves exec, attach and port-forward sessions. Its URLs work once Serve runs.
 type Server struct {
 	config   Config
 	log      *slog.Logger
@@ -142,8 +140,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	return s.Close()
 }
 
-// Close stops listening, ends all sessions and waits for them, at most closeWait: a stuck runtime must not delay the
-// end of the daemon.
+// Close stops listening and ends all sessions. It waits for them, but at most closeWait, because a runtime may be
+// stuck.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.cancel(errServerClosed)
@@ -207,8 +205,7 @@ func (s *Server) GetAttach(req *runtimeapi.AttachRequest) (*runtimeapi.AttachRes
 	return &runtimeapi.AttachResponse{Url: url}, nil
 }
 
-// GetPortForward is like GetExec, for port-forward. The request may name no ports, because SPDY clients name a port for
-// each connection.
+// GetPortForward is like GetExec, for port-forward. Ports may be empty: SPDY clients name a port for each connection.
 func (s *Server) GetPortForward(req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, invalid("port-forward: pod_sandbox_id is empty")

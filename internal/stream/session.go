@@ -30,9 +30,8 @@ const (
 
 var errClientGone = errors.New("the client is gone")
 
-// session is an HTTP request that becomes a connection of SPDY or WebSocket frames. The protocol libraries hijack the
-// connection from it. It adds two guarantees: the request's context ends when the client is gone, and the connection is
-// closed when the session ends.
+// session is an HTTP request whose connection the protocol libraries hijack, for SPDY or WebSocket frames. It ensures
+// that the request's context ends when the client is gone, and that the connection is closed when the session ends.
 type session struct {
 	http.ResponseWriter
 	ctx         context.Context
@@ -111,8 +110,7 @@ func (ss *session) spawn(work func()) {
 }
 
 // cutOff closes the connection of a session whose context has ended, so that nothing waits for its client. If the
-// server is closing, it waits for lingerTime first, so that the client can be notified: an SPDY client takes silence
-// for success.
+// server is closing, lingerTime remains to notify the client: an SPDY client takes silence for success.
 func (ss *session) cutOff(raw net.Conn) {
 	if errors.Is(context.Cause(ss.ctx), errServerClosed) {
 		time.AfterFunc(lingerTime, func() { raw.Close() })
@@ -144,14 +142,14 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // clientConn is a client's connection. It calls gone when the client is gone.
 type clientConn struct {
 	net.Conn
-	buffered *bytes.Reader // what the HTTP server has read already
+	buffered *bytes.Reader // bytes that the HTTP server has already read
 	end      error         // the error that ended reading
 	gone     context.CancelCauseFunc
 	spdy     *spdyGuard // nil with WebSocket
 	spawn    func(func())
 
 	closed atomic.Bool
-	done   chan struct{} // closed with closed
+	done   chan struct{} // closed by Close
 }
 
 func (c *clientConn) Read(p []byte) (int, error) {
@@ -221,8 +219,7 @@ func (c *clientConn) Close() error {
 	return nil
 }
 
-// watch checks until ctx ends whether the client is gone. Read notices that too, but nothing may be reading, for
-// example because a program ignores its input.
+// watch checks until ctx ends whether the client is gone. Read notices that too, unless a program ignores its input.
 func (c *clientConn) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()

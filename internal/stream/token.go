@@ -53,8 +53,7 @@ func (t *tokens) issue(kind string, req any) (string, error) {
 	return token, nil
 }
 
-// redeem removes and returns the request of a token. It returns false if the token is unknown, expired, or of another
-// kind.
+// redeem removes and returns the request of a token; false if the token is unknown, expired, or of another kind.
 func (t *tokens) redeem(kind, token string) (any, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -40,7 +40,7 @@ func (c *common) check() error {
 	return nil
 }
 
-// bridgeConfig is the configuration of the bridge plugin. IPAM is an ipamConfig.
+// bridgeConfig is the configuration of the bridge plugin. IPAM holds an ipamConfig.
 type bridgeConfig struct {
 	common
 	Bridge           string          `json:"bridge"`

@@ -24,7 +24,7 @@ func inPod(path string, fn func(*netlink.Handle) error) error {
 
 func inNetns(netns int, fn func(*netlink.Handle) error) error {
 	return netthread.In(netns, func() (err error) {
-		defer recoverTo(&err) // this is another goroutine than Call.Run's
+		defer recoverTo(&err) // netthread does not run this in Call.Run's goroutine
 		return withHandle(fn)
 	})
 }

@@ -65,7 +65,7 @@ func (c *Call) Run(ctx context.Context) (output []byte, err error) {
 	return c.run(ctx)
 }
 
-// recoverTo sets *err if the function that defers it panics: in an executable, a panic would end only one plugin.
+// recoverTo turns a panic into *err, because a panic in an executable would end only that plugin. Defer it.
 func recoverTo(err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
