@@ -44,7 +44,8 @@ func halfOfFiles() int64 {
 // Limiter makes the Limiter of an address. The name appears in logs and metrics.
 func (g *Group) Limiter(name string, c Config) *Limiter {
 	c = c.withDefaults()
-	l := &Limiter{Config: c, name: name, group: g, peers: map[string]int{}}
+	l := &Limiter{Config: c, name: name, group: g, peers: map[string]int{}, rejected: map[string]uint64{}}
+	l.report.counts = map[string]uint64{}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.limiters[l] = struct{}{}

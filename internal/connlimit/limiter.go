@@ -314,14 +314,8 @@ func (l *Limiter) peerOf(a net.Addr) string {
 func (l *Limiter) reject(reason string, peer net.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.rejected == nil {
-		l.rejected = map[string]uint64{}
-	}
 	l.rejected[reason]++
 	r := &l.report
-	if r.counts == nil {
-		r.counts = map[string]uint64{}
-	}
 	r.counts[reason]++
 	if peer != nil {
 		r.peer = peer.String()
@@ -351,6 +345,6 @@ func (l *Limiter) logReport() {
 			args = append(args, "rejected_"+reason, n)
 		}
 	}
-	l.report.counts = nil
+	clear(l.report.counts)
 	l.group.log.Warn("connections were rejected", args...)
 }

@@ -45,7 +45,9 @@ type Bandwidth struct {
 
 // DNS is a resolver configuration.
 type DNS struct {
-	Servers, Searches, Options []string
+	Servers  []string `json:"servers,omitempty"`
+	Searches []string `json:"searches,omitempty"`
+	Options  []string `json:"options,omitempty"`
 }
 
 // Capability arguments as defined by CNI's CONVENTIONS.md ("Dynamic Plugin specific Fields").
@@ -61,11 +63,6 @@ type (
 		IngressBurst uint64 `json:"ingressBurst,omitempty"`
 		EgressRate   uint64 `json:"egressRate,omitempty"`
 		EgressBurst  uint64 `json:"egressBurst,omitempty"`
-	}
-	dnsEntry struct {
-		Servers  []string `json:"servers,omitempty"`
-		Searches []string `json:"searches,omitempty"`
-		Options  []string `json:"options,omitempty"`
 	}
 )
 
@@ -156,7 +153,7 @@ func (a Attachment) capabilities() (map[string]json.RawMessage, error) {
 		wanted[capBandwidth] = b.entry()
 	}
 	if d := a.DNS; len(d.Servers)+len(d.Searches)+len(d.Options) > 0 {
-		wanted[capDNS] = dnsEntry(d)
+		wanted[capDNS] = d
 	}
 	if a.CgroupParent != "" {
 		wanted[capCgroupPath] = a.CgroupParent
@@ -176,7 +173,7 @@ func (a Attachment) capabilities() (map[string]json.RawMessage, error) {
 }
 
 func (b Bandwidth) entry() bandwidthEntry {
-	var e bandwidthEntry
+	var e bandwidthEntry // the plugin refuses a burst without a rate
 	if b.Ingress > 0 {
 		e.IngressRate, e.IngressBurst = b.Ingress, burst
 	}

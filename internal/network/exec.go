@@ -104,7 +104,8 @@ func (e *pluginExec) FindInPath(plugin string, dirs []string) (string, error) {
 
 // ExecPlugin runs a plugin and returns its output. For ADD, the output is always a JSON object.
 func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, e.timeout, pluginTimeout(e.timeout))
+	timedOut := fmt.Errorf("killed after the plugin timeout of %s: %w", e.timeout, context.DeadlineExceeded)
+	ctx, cancel := context.WithTimeoutCause(ctx, e.timeout, timedOut)
 	defer cancel()
 	free, err := e.lockContainer(ctx, cniVariable(environ, "CNI_CONTAINERID"))
 	if err != nil {
@@ -146,14 +147,6 @@ func (e *pluginExec) execute(ctx context.Context, path string, stdin []byte, env
 	return run.outcome(ctx, err)
 }
 
-// pluginTimeout is the cancellation cause for a plugin that took too long.
-type pluginTimeout time.Duration
-
-func (t pluginTimeout) Error() string {
-	return fmt.Sprintf("killed after the plugin timeout of %s", time.Duration(t))
-}
-func (pluginTimeout) Unwrap() error { return context.DeadlineExceeded }
-
 // pluginRun is one execution of an executable.
 type pluginRun struct {
 	path, command string
@@ -189,14 +182,14 @@ func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 	output := r.stdout.data.Bytes()
 	switch {
 	case r.stdout.exceeded:
-		failure.Cause = fmt.Errorf("printed more than %d bytes, beginning with %s", maxPluginOutput, excerpt(output))
+		failure.Cause = fmt.Errorf("printed more than %d bytes, beginning with %.200q", maxPluginOutput, output)
 	case err != nil && ctx.Err() != nil:
 		failure.Cause = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 	case err != nil:
 		failure.readOutput(output)
 	case r.command == "ADD":
 		if err := checkResult(output); err != nil {
-			failure.Cause = fmt.Errorf("exited with status 0 but printed an invalid result (%w): %s", err, excerpt(output))
+			failure.Cause = fmt.Errorf("exited with status 0 but printed an invalid result (%w): %.200q", err, output)
 			break
 		}
 		return output, nil
@@ -214,7 +207,7 @@ func (e *PluginError) readOutput(output []byte) {
 		return
 	}
 	if len(bytes.TrimSpace(output)) > 0 {
-		e.Cause = fmt.Errorf("%w, and printed %s", e.Cause, excerpt(output))
+		e.Cause = fmt.Errorf("%w, and printed %.200q", e.Cause, output)
 	}
 }
 
@@ -236,14 +229,6 @@ func checkResult(output []byte) error {
 		return errors.New("an interface, address or route is null")
 	}
 	return nil
-}
-
-func excerpt(data []byte) string {
-	const most = 200
-	if len(data) > most {
-		return fmt.Sprintf("%q…", data[:most])
-	}
-	return fmt.Sprintf("%q", data)
 }
 
 func cniVariable(environ []string, name string) string {

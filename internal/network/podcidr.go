@@ -94,7 +94,7 @@ func (m *Manager) loadPodCIDR() error {
 	var wanted podCIDRs
 	err = json.Unmarshal(data, &wanted)
 	if err == nil {
-		err = DefaultNetwork(DefaultNetwork{SubnetV4: wanted.SubnetV4, SubnetV6: wanted.SubnetV6}).validateSubnets()
+		err = DefaultNetwork{SubnetV4: wanted.SubnetV4, SubnetV6: wanted.SubnetV6}.validateSubnets()
 	}
 	if err != nil || wanted == (podCIDRs{}) {
 		m.cfg.Logger.Warn("pod CIDR is not readable, using the configured subnets", "file", m.podCIDRFile(), "err", err)

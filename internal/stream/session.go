@@ -127,12 +127,12 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	buffered, _ := rw.Reader.Peek(rw.Reader.Buffered())
 	ss.conn = &clientConn{
-		Conn:     raw,
-		buffered: bytes.NewReader(bytes.Clone(buffered)),
-		gone:     ss.cancel,
-		spdy:     ss.spdy,
-		done:     make(chan struct{}),
-		spawn:    ss.spawn,
+		Conn:   raw,
+		reader: io.MultiReader(bytes.NewReader(bytes.Clone(buffered)), raw),
+		gone:   ss.cancel,
+		spdy:   ss.spdy,
+		done:   make(chan struct{}),
+		spawn:  ss.spawn,
 	}
 	ss.stopCutOff = context.AfterFunc(ss.ctx, func() { ss.cutOff(raw) })
 	ss.spawn(func() { ss.conn.watch(ss.ctx) })
@@ -142,11 +142,11 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // clientConn is a client's connection. It calls gone when the client is gone.
 type clientConn struct {
 	net.Conn
-	buffered *bytes.Reader // bytes that the HTTP server has already read
-	end      error         // the error that ended reading
-	gone     context.CancelCauseFunc
-	spdy     *spdyGuard // nil with WebSocket
-	spawn    func(func())
+	reader io.Reader // what the HTTP server has buffered, then Conn
+	end    error     // the error that ended reading
+	gone   context.CancelCauseFunc
+	spdy   *spdyGuard // nil with WebSocket
+	spawn  func(func())
 
 	closed atomic.Bool
 	done   chan struct{} // closed by Close
@@ -155,7 +155,7 @@ type clientConn struct {
 func (c *clientConn) Read(p []byte) (int, error) {
 	n, err := 0, c.end
 	if err == nil {
-		n, err = c.read(p)
+		n, err = c.reader.Read(p)
 	}
 	if c.closed.Load() {
 		return 0, io.EOF
@@ -176,13 +176,6 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		c.spdy.settle(c.done)
 	}
 	return 0, err
-}
-
-func (c *clientConn) read(p []byte) (int, error) {
-	if c.buffered.Len() > 0 {
-		return c.buffered.Read(p)
-	}
-	return c.Conn.Read(p)
 }
 
 // Write never fails, because the SPDY library would wait for ever for a stream whose answer it could not write. If the

@@ -52,14 +52,14 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 		if err != nil {
 			return err
 		}
-		pair, err := c.addPair(ctx, host, bridge, conf)
+		port, err := c.addPair(ctx, host, bridge, conf)
 		if err != nil {
 			return err
 		}
 		if err := addPaired.Hit(ctx); err != nil {
 			return err
 		}
-		result.Interfaces = []*types100.Interface{{Name: conf.Bridge}, {Name: pair.host}, {Name: c.ifName, Sandbox: c.netns}}
+		result.Interfaces = []*types100.Interface{{Name: conf.Bridge}, {Name: port}, {Name: c.ifName, Sandbox: c.netns}}
 		if result.Interfaces[2].Mac, err = c.configurePod(ctx, result); err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 				return err
 			}
 		}
-		if result.Interfaces[1].Mac, err = awaitPort(ctx, host, pair.host); err != nil {
+		if result.Interfaces[1].Mac, err = awaitPort(ctx, host, port); err != nil {
 			return err
 		}
 		if err := c.announce(); err != nil {

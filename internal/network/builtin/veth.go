@@ -27,16 +27,14 @@ const (
 	firstPause, lastPause = 200 * time.Microsecond, 50 * time.Millisecond
 )
 
-// vethPair holds the names of a veth pair's two ends.
-type vethPair struct{ host, pod string }
-
-// addPair makes a veth pair with one end in the pod. It sets the host's end up and makes it a port of the bridge.
-func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink.Link, conf *bridgeConfig) (vethPair, error) {
-	pair, err := c.makePair(host, conf.MTU)
+// addPair makes a veth pair with one end in the pod. It sets the host's end up, makes it a port of the bridge, and
+// returns its name.
+func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink.Link, conf *bridgeConfig) (string, error) {
+	name, err := c.makePair(host, conf.MTU)
 	if err != nil {
-		return pair, err
+		return "", err
 	}
-	port, err := host.LinkByName(pair.host)
+	port, err := host.LinkByName(name)
 	if err == nil {
 		err = host.LinkSetMaster(port, bridge)
 	}
@@ -44,42 +42,41 @@ func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink
 		err = host.LinkSetHairpin(port, true)
 	}
 	if err != nil {
-		return pair, fmt.Errorf("connect %s to bridge %s: %w", pair.host, conf.Bridge, err)
+		return "", fmt.Errorf("connect %s to bridge %s: %w", name, conf.Bridge, err)
 	}
 	if ctx.Err() != nil {
-		return pair, context.Cause(ctx)
+		return "", context.Cause(ctx)
 	}
-	return pair, nil
+	return name, nil
 }
 
-// makePair makes the veth pair and sets the host's end up. If the random host name is taken, it tries another one; a
-// taken pod name is an error.
-func (c *Call) makePair(host *netlink.Handle, mtu int) (pair vethPair, err error) {
+// makePair makes the veth pair, sets the host's end up, and returns its name. If the random name is taken, it tries
+// another one; a taken pod name is an error.
+func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) {
 	netns, err := netthread.Open(c.netns)
 	if err != nil {
-		return pair, err
+		return "", err
 	}
 	defer unix.Close(netns)
-	pair.pod = c.ifName
 	for range nameAttempts {
 		var suffix [4]byte
 		_, _ = rand.Read(suffix[:]) // never fails
-		pair.host = fmt.Sprintf("veth%x", suffix)
+		name = fmt.Sprintf("veth%x", suffix)
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU, attrs.Flags = pair.host, mtu, net.FlagUp
-		err = host.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: pair.pod, PeerNamespace: netlink.NsFd(netns)})
+		attrs.Name, attrs.MTU, attrs.Flags = name, mtu, net.FlagUp
+		err = host.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: c.ifName, PeerNamespace: netlink.NsFd(netns)})
 		if !errors.Is(err, unix.EEXIST) {
 			break
 		}
-		if _, err := host.LinkByName(pair.host); err != nil { // so the pod's name is the taken one
+		if _, err := host.LinkByName(name); err != nil { // so the pod's name is the taken one
 			break
 		}
 	}
 	if err != nil {
-		return pair, fmt.Errorf("make veth pair %s (host) and %s (pod): %w", pair.host, pair.pod, err)
+		return "", fmt.Errorf("make veth pair %s (host) and %s (pod): %w", name, c.ifName, err)
 	}
-	_ = sysctl("0", "ipv6/conf", pair.host, "accept_ra") // we set its routes; fails if the host has no IPv6
-	return pair, nil
+	_ = sysctl("0", "ipv6/conf", name, "accept_ra") // we set its routes; fails if the host has no IPv6
+	return name, nil
 }
 
 // configurePod gives the pod's end its addresses and routes, sets it up, and returns its hardware address.
