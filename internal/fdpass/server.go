@@ -178,16 +178,13 @@ func (s *Server) serve(conn *net.UnixConn, peer Peer) error {
 // sendReply sends a reply or a failure, and closes the reply's files.
 func sendReply(conn *net.UnixConn, answer Reply, failure error) error {
 	defer CloseFiles(answer.Files)
-	m := reply{Error: ToWire(failure)}
+	var m reply
 	files := answer.Files
 	if failure == nil {
-		var err error
-		if m.Body, err = json.Marshal(answer.Body); err != nil {
-			m.Error, failure = ToWire(err), err
-		}
+		m.Body, failure = json.Marshal(answer.Body)
 	}
 	if failure != nil {
-		files = nil
+		m.Error, files = ToWire(failure), nil
 	}
 	payload, err := json.Marshal(m)
 	if err != nil {

@@ -17,10 +17,6 @@ type buffer struct{ bytes []byte }
 
 var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 8<<10)} }}
 
-func borrow() *buffer { return buffers.Get().(*buffer) }
-
-func (b *buffer) release() { buffers.Put(b) }
-
 // dir is the open directory of a cgroup in one hierarchy. It keeps its first error in err and then reads nothing more,
 // so that callers only check err at the end. A missing file is not an error, because kernels and configurations differ.
 type dir struct {

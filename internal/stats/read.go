@@ -63,8 +63,8 @@ func (r Root) Read(name string) (Figures, error) {
 	if err := checkName(name); err != nil {
 		return Figures{}, err
 	}
-	buf := borrow()
-	defer buf.release()
+	buf := buffers.Get().(*buffer)
+	defer buffers.Put(buf)
 	f := Figures{Time: time.Now(), Memory: Memory{Limit: Unlimited}}
 	parts := partsV1
 	if r.V2 {
@@ -92,8 +92,8 @@ func (r Root) OOMKills(name string) (uint64, error) {
 	if err := checkName(name); err != nil {
 		return 0, err
 	}
-	buf := borrow()
-	defer buf.release()
+	buf := buffers.Get().(*buffer)
+	defer buffers.Put(buf)
 	controller, file := "memory", "memory.oom_control"
 	if r.V2 {
 		controller, file = "", "memory.events"

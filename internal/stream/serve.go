@@ -23,10 +23,9 @@ import (
 // routes returns the handler of all paths: one per kind of session, with GET for WebSocket and POST for SPDY.
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
-	for _, method := range []string{http.MethodGet, http.MethodPost} {
-		mux.HandleFunc(method+" /"+kindExec+"/{token}", s.handle(kindExec))
-		mux.HandleFunc(method+" /"+kindAttach+"/{token}", s.handle(kindAttach))
-		mux.HandleFunc(method+" /"+kindPortForward+"/{token}", s.handle(kindPortForward))
+	for _, kind := range []string{kindExec, kindAttach, kindPortForward} {
+		mux.HandleFunc("GET /"+kind+"/{token}", s.handle(kind))
+		mux.HandleFunc("POST /"+kind+"/{token}", s.handle(kind))
 	}
 	return guard.Handler(s.log, "streaming server", mux)
 }

@@ -2,6 +2,7 @@ package builtin
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,9 +58,6 @@ type bridgeConfig struct {
 	RuntimeConfig    struct{}        `json:"runtimeConfig"`
 }
 
-// defaultBridge is the bridge plugin's default for bridge.
-const defaultBridge = "cni0"
-
 func (c *bridgeConfig) check() error {
 	switch {
 	case c.Vlan != 0:
@@ -70,9 +68,7 @@ func (c *bridgeConfig) check() error {
 		return errors.New("a negative mtu")
 	}
 	c.IsGateway = c.IsGateway || c.IsDefaultGateway
-	if c.Bridge == "" {
-		c.Bridge = defaultBridge
-	}
+	c.Bridge = cmp.Or(c.Bridge, "cni0") // the plugin's default
 	return c.common.check()
 }
 

@@ -1,6 +1,7 @@
 package builtin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,9 +11,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 )
-
-// defaultDataDir is host-local's default for dataDir.
-const defaultDataDir = "/var/lib/cni/networks"
 
 // allocate leases an address from each range, and returns the addresses with the configured routes. If it fails, it
 // frees the addresses that it leased. The reference's own code chooses the addresses; only the store (leases) is ours.
@@ -69,10 +67,7 @@ func (c *Call) openLeases(ctx context.Context) (*allocator.IPAMConfig, *leases, 
 	if err != nil {
 		return nil, nil, fmt.Errorf("host-local: %w", err)
 	}
-	dir := conf.DataDir
-	if dir == "" {
-		dir = defaultDataDir
-	}
+	dir := cmp.Or(conf.DataDir, "/var/lib/cni/networks") // host-local's default
 	store, err := openLeases(ctx, filepath.Join(dir, conf.Name))
 	if err != nil {
 		return nil, nil, fmt.Errorf("host-local: %w", err)
