@@ -107,7 +107,7 @@ func TestAnothersFile(t *testing.T) {
 	}
 }
 
-// TestKilledWhileMade checks that Open ignores what a process left behind that died while it created the file.
+// TestKilledWhileMade checks that Open ignores the unfinished file of a process that died.
 func TestKilledWhileMade(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.db")
 	if err := os.WriteFile(path+".new", []byte("half"), 0o600); err != nil {

@@ -20,12 +20,11 @@ type Writer struct {
 	buf  []byte
 }
 
-// ErrFull is the error for lines that would make the file larger than its limit. They are lost. After a rotation, there
-// is room again.
+// ErrFull is the error for lines that would make the file larger than its limit. They are lost, until a rotation.
 var ErrFull = errors.New("the container log has reached its size limit")
 
-// NewWriter makes a writer that owns file, which must be open for appending. max limits the size of the file, in bytes;
-// 0 means no limit.
+// NewWriter makes a writer that owns file, which must be open for appending. max limits its size in bytes; 0 is no
+// limit.
 func NewWriter(file *os.File, max int64) *Writer {
 	return &Writer{now: time.Now, file: file, max: max}
 }
@@ -98,8 +97,7 @@ func (s *stream) Close() error {
 	return s.log.write(s.name, []Line{line})
 }
 
-// write appends the lines of one Write in one system call, so that half-written lines are rare, for readers and after a
-// crash.
+// write appends the lines of one Write in one system call, so that readers rarely see half a line, even after a crash.
 func (l *Writer) write(name string, lines []Line) error {
 	if len(lines) == 0 {
 		return nil

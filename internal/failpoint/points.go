@@ -67,8 +67,8 @@ func Check() error {
 	return nil
 }
 
-// Arm sets the action of the point called name, in the syntax of the environment variable; "" disarms the point. It is
-// for tests in the same process.
+// Arm sets the action of a point, in the syntax of the environment variable; "" disarms it. Tests in the process use
+// it.
 func Arm(name, spec string) error {
 	mu.Lock()
 	p := known[name]

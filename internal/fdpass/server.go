@@ -27,7 +27,7 @@ const (
 	replyTimeout   = 5 * time.Second
 )
 
-// Reply is the reply to a request.
+// Reply is the result of a Handler.
 type Reply struct {
 	// Body is sent as JSON.
 	Body any

@@ -79,8 +79,7 @@ func Func(log *slog.Logger, where string, f func()) func() {
 	}
 }
 
-// Loop wraps a function that loops, for a goroutine. After a panic, it calls f again, as after a restart of the
-// process.
+// Loop wraps an endless f for a goroutine. After a panic, it calls f again, as after a restart of the process.
 func Loop(log *slog.Logger, where string, f func()) func() {
 	return func() {
 		for Call(log, where, func() error { f(); return nil }) != nil {

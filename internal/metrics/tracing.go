@@ -65,8 +65,8 @@ func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracin
 // Dropped returns the counter of batches that were not exported, for Metrics.Register.
 func (t *Tracing) Dropped() prometheus.Collector { return t.dropped }
 
-// Forward queues a batch, which is an encoded ExportTraceServiceRequest. It never blocks: if the queue is full, it
-// drops the batch.
+// Forward queues a batch, an encoded ExportTraceServiceRequest. It never blocks, and drops the batch if the queue is
+// full.
 func (t *Tracing) Forward(batch []byte) {
 	select {
 	case t.queue <- batch:

@@ -17,8 +17,8 @@ const gcParallel = 4
 
 // GC removes what earlier processes left of pods whose IDs are not in keep: it runs DEL for them, unmounts their
 // namespaces, and runs the chain's GC verb, if it has one (1.1.0). Call it after a restart. It skips pods that this
-// process has set up, so pods may start meanwhile. Errors are joined; the next GC retries what failed. It touches no
-// namespaces outside NetnsDir.
+// process has set up, so pods may start meanwhile. It touches nothing outside the Manager's directories. Errors are
+// joined; the next GC retries what failed.
 func (m *Manager) GC(ctx context.Context, keep []string) error {
 	kept := map[string]bool{}
 	for _, id := range keep {
@@ -96,7 +96,7 @@ func (m *Manager) collect(ctx context.Context, key string) error {
 func (m *Manager) collectPlugins(ctx context.Context) error {
 	c, err := m.currentChain()
 	if err != nil || !atLeast(c.list.CNIVersion, "1.1.0") {
-		return nil // Status reports a chain that cannot be loaded
+		return nil // Status reports err
 	}
 	ctx, cancel := context.WithTimeout(ctx, rollbackTimeout)
 	defer cancel()

@@ -45,7 +45,7 @@ func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 	return all, nil
 }
 
-// links lists the interfaces of a namespace. Only the netlink socket is opened on a thread inside the namespace.
+// links lists the interfaces of a namespace. Only opening the netlink socket needs a thread inside the namespace.
 func (m *Manager) links(netnsPath string) ([]netlink.Link, error) {
 	var handle *netlink.Handle
 	err := m.inNetns(netnsPath, func() (err error) {

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// refreshInterval is the time between refreshes of the status without an event: plugins are installed and removed,
-	// and the answer to STATUS changes.
+	// refreshInterval is the time between refreshes of the status if no event arrives. Changes of plugins, or of their
+	// answers to STATUS, cause no event.
 	refreshInterval = 10 * time.Second
 	// settleTime is how long to wait for a configuration file to be written completely.
 	settleTime = 50 * time.Millisecond
@@ -214,8 +214,8 @@ func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string
 	return nil
 }
 
-// atLeast reports whether the CNI version have is want or newer. It is false if have is not a version.
-func atLeast(have, want string) bool {
-	ok, err := version.GreaterThanOrEqualTo(have, want)
+// atLeast reports whether v is a CNI version that equals minimum or is newer.
+func atLeast(v, minimum string) bool {
+	ok, err := version.GreaterThanOrEqualTo(v, minimum)
 	return err == nil && ok
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The files are read by system calls. os.File would add a poll registration, a finalizer and three allocations for each
+// The files are read without os.File, which would add a poll registration, a finalizer and three allocations for each
 // of a dozen files, for every container, every few seconds (docs/adr/0038-*.md has the measurement).
 
 // buffer holds the content of a file until the next file is read.

@@ -68,7 +68,7 @@ func (g *spdyGuard) sent(p []byte) {
 	defer g.mu.Unlock()
 	for done := 0; done < len(p); {
 		frame, n := g.out.next(p[done:])
-		if frame.kind == spdySynReply { // a reset is not an answer: it can overtake one
+		if frame.kind == spdySynReply { // a reset is not an answer, and may precede one
 			if answer := g.unanswered[frame.stream]; answer != nil {
 				close(answer)
 				delete(g.unanswered, frame.stream)
