@@ -280,7 +280,7 @@ func TestStatusSeesDirectoryAppear(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(n.cfg.ConfDir, "10.conflist"), []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 5*time.Second, "the broken file noticed", func() bool { return n.Status(t.Context()) != nil })
+	eventually(t, 5*time.Second, "an error for the broken file", func() bool { return n.Status(t.Context()) != nil })
 }
 
 func TestGCVerb(t *testing.T) {
@@ -339,7 +339,7 @@ exit 0`)
 	n.configure("10.conflist", `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"agent"}]}`)
 	collected := make(chan error, 1)
 	go func() { collected <- n.GC(t.Context(), nil) }()
-	eventually(t, 10*time.Second, "GC has begun", func() bool { _, err := os.Stat(begun); return err == nil })
+	eventually(t, 10*time.Second, "the start of GC", func() bool { _, err := os.Stat(begun); return err == nil })
 	n.setup(Attachment{ID: "new"})
 	if err := <-collected; err == nil || !strings.Contains(err.Error(), "gave way") {
 		t.Errorf("GC = %v, want an error that it gave way to the pod", err)

@@ -111,7 +111,7 @@ wait`)
 				t.Fatal(err)
 			}
 			for pid := range strings.FieldsSeq(string(data)) {
-				eventually(t, 5*time.Second, "process "+pid+" has ended", func() bool { return !running(pid) })
+				eventually(t, 5*time.Second, "the end of process "+pid, func() bool { return !running(pid) })
 			}
 		})
 	}
@@ -274,12 +274,12 @@ func TestFaultN1DaemonKilled(t *testing.T) {
 		_ = n.Close()
 		daemon := runDaemon(t, n, "")
 		var data []byte
-		eventually(t, 10*time.Second, "the plugin hangs", func() bool { data, _ = os.ReadFile(pid); return len(data) > 0 })
+		eventually(t, 10*time.Second, "the start of the plugin", func() bool { data, _ = os.ReadFile(pid); return len(data) > 0 })
 		if err := daemon.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
 		_ = daemon.Wait()
-		eventually(t, 5*time.Second, "the plugin ends with its daemon", func() bool { return !running(strings.TrimSpace(string(data))) })
+		eventually(t, 5*time.Second, "the end of the plugin", func() bool { return !running(strings.TrimSpace(string(data))) })
 		n.start()
 		n.teardown(Attachment{ID: "pod"})
 		n.assertClean()

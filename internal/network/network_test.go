@@ -231,7 +231,7 @@ func TestTeardownWithoutNetnsFreesLease(t *testing.T) {
 	}
 	n.restart()
 	n.teardown(Attachment{ID: "pod"})
-	eventually(t, 5*time.Second, "the kernel removes the namespace", func() bool { return len(n.bridgePorts()) == 0 })
+	eventually(t, 5*time.Second, "the removal of the namespace by the kernel", func() bool { return len(n.bridgePorts()) == 0 })
 	n.assertClean()
 }
 

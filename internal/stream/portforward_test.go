@@ -251,7 +251,7 @@ func TestPortForwardOtherPort(t *testing.T) {
 		}
 		headers.Set("streamType", "data")
 		if _, err := conn.CreateStream(headers); err != nil {
-			t.Fatalf("connection %d: %v", i, err)
+			t.Fatalf("create the data stream of connection %d: %v", i, err)
 		}
 		if text, err := io.ReadAll(errs); err != nil || !strings.Contains(string(text), "port 22 was not requested") {
 			t.Fatalf("connection %d: error stream = %q, %v, want that port 22 was not requested", i, text, err)

@@ -373,7 +373,7 @@ func TestCloseWithoutStreams(t *testing.T) {
 	}
 	start := time.Now()
 	if err := s.Close(); err != nil {
-		t.Errorf("Close took %s: %v", time.Since(start), err)
+		t.Errorf("Close = %v after %s, want nil", err, time.Since(start))
 	}
 }
 
