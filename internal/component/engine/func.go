@@ -7,6 +7,7 @@ import "C"
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -76,11 +77,9 @@ func (c *Code) export(sig Signature) (Item, error) {
 }
 
 func (c *Code) interfaces() string {
-	seen := make(map[string]bool)
 	var all []string
 	for _, i := range c.img.Exports {
-		if !seen[i.Interface] {
-			seen[i.Interface] = true
+		if !slices.Contains(all, i.Interface) {
 			all = append(all, i.Interface)
 		}
 	}

@@ -59,12 +59,10 @@ func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 // scalar appends a value other than a message, from its bits on the wire.
 func (d *decoder) scalar(dst []byte, f *field, r record) []byte {
-	switch f.op {
-	case opString, opBytes:
+	if f.op == opString || f.op == opBytes {
 		return wit.AppendBytes(dst, d.b[r.start:r.end])
-	default:
-		return number(dst, f, r.bits)
 	}
+	return number(dst, f, r.bits)
 }
 
 // number appends a numeric value. As in protobuf, varints are cut to the width of the field.

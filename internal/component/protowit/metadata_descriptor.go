@@ -212,25 +212,19 @@ func enumDescriptor(f metaField) (*descriptorpb.EnumDescriptorProto, error) {
 	kind := descriptorpb.FeatureSet_CLOSED
 	if seen[0] {
 		kind = descriptorpb.FeatureSet_OPEN
-		slices.SortStableFunc(e.Value, func(a, b *descriptorpb.EnumValueDescriptorProto) int {
-			return compareBool(a.GetNumber() != 0, b.GetNumber() != 0)
-		})
+		rank := func(v *descriptorpb.EnumValueDescriptorProto) int {
+			if v.GetNumber() == 0 {
+				return 0
+			}
+			return 1
+		}
+		slices.SortStableFunc(e.Value, func(a, b *descriptorpb.EnumValueDescriptorProto) int { return rank(a) - rank(b) })
 	}
 	e.Options = &descriptorpb.EnumOptions{Features: &descriptorpb.FeatureSet{EnumType: kind.Enum()}}
 	if alias {
 		e.Options.AllowAlias = proto.Bool(true)
 	}
 	return e, nil
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
 
 // snake returns the protobuf name for a WIT name.

@@ -365,21 +365,16 @@ func readEntry(c *Call) error {
 
 // fileType returns the case of descriptor-type.
 func fileType(m fs.FileMode) int {
-	switch {
-	case m.IsRegular():
+	if m.IsRegular() {
 		return 6
-	case m.IsDir():
-		return 3
-	case m&fs.ModeSymlink != 0:
-		return 5
-	case m&fs.ModeNamedPipe != 0:
-		return 4
-	case m&fs.ModeSocket != 0:
-		return 7
-	case m&fs.ModeCharDevice != 0:
-		return 2
-	case m&fs.ModeDevice != 0:
-		return 1
+	}
+	for _, t := range []struct {
+		bit  fs.FileMode
+		kind int
+	}{{fs.ModeDir, 3}, {fs.ModeSymlink, 5}, {fs.ModeNamedPipe, 4}, {fs.ModeSocket, 7}, {fs.ModeCharDevice, 2}, {fs.ModeDevice, 1}} {
+		if m&t.bit != 0 {
+			return t.kind
+		}
 	}
 	return 0
 }

@@ -111,11 +111,7 @@ func (b *Binary) coreInstance(c *cursor) {
 	switch kind := c.u8(); kind {
 	case 0:
 		module = int(c.u32())
-		c.each(func() {
-			c.name()
-			c.u8()
-			c.u32()
-		})
+		fallthrough
 	case 1:
 		c.each(func() {
 			c.name()
