@@ -39,7 +39,7 @@ func (s *set) bootDisk(ctx context.Context, vmlinuz, initrd []byte) ([]byte, err
 		if err != nil {
 			return nil, err
 		}
-		if _, err := writeProgram(filepath.Join(dir, "bin"), name, e.data); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "bin", name), e.data, 0o755); err != nil {
 			return nil, err
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -212,10 +211,4 @@ func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
 		return nil, fmt.Errorf("the kernel in vmlinuz: %w", err)
 	}
 	return data, nil
-}
-
-// writeProgram writes an executable file.
-func writeProgram(dir, name string, data []byte) (string, error) {
-	file := filepath.Join(dir, name)
-	return file, os.WriteFile(file, data, 0o755)
 }

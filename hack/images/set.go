@@ -69,7 +69,9 @@ func (s store) newSet(ctx context.Context, debs *download, agnhost, scratch stri
 	b.programs(ctx)
 	b.own()
 	b.wasmRootfs()
-	b.machines(ctx, s.path("vm"))
+	if b.err == nil {
+		b.err = b.machines(ctx, s.path("vm"))
+	}
 	b.kubernetes(ctx, agnhost)
 	slices.SortFunc(b.images, func(a, b image) int { return strings.Compare(a.name, b.name) })
 	return b.images, b.err
@@ -160,9 +162,7 @@ func (s *set) servers() {
 	} {
 		t := tree{}
 		t.dir(0o755, "run", "var/lib/nginx", "var/log/nginx")
-		if err := s.debian.install(t, "usr/sbin/nginx", "usr/sbin/nginx"); err != nil && s.err == nil {
-			s.err = err
-		}
+		s.install(t, "usr/sbin/nginx")
 		t.text("etc/nginx/nginx.conf", fmt.Sprintf(nginxConf, port))
 		t.text("usr/share/nginx/html/index.html", "<!DOCTYPE html><title>Welcome to nginx!</title><h1>Welcome to nginx!</h1>\n")
 		s.on(name, v1.Config{

@@ -36,13 +36,7 @@ var guestFiles = map[string]string{
 const cmdline = "console=ttyS0 quiet no_timer_check"
 
 // machines adds the images of virtual machines. It also writes their parts to dir, for tests that need no registry.
-func (s *set) machines(ctx context.Context, dir string) {
-	if s.err == nil {
-		s.err = s.addMachines(ctx, dir)
-	}
-}
-
-func (s *set) addMachines(ctx context.Context, dir string) error {
+func (s *set) machines(ctx context.Context, dir string) error {
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return err
 	}
