@@ -13,8 +13,7 @@
 //
 // # Where to begin
 //
-//   - To call a function of a component: engine.New, then Compile, Load, Func, Instantiate and Call. The example "Call"
-//     does these in order.
+//   - To call a function of a component: engine.New, then Compile, Load, Func, Instantiate and Call. See the example "Call".
 //   - To make values: package wit documents the flat encoding, appends values to a slice and reads them from one.
 //   - To serve a gRPC service from a component: protowit.Parse tells what the component must export, and converts the
 //     messages. The example "Protobuf" converts one message both ways.

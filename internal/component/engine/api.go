@@ -89,8 +89,7 @@ type HostFunc struct {
 	// Call takes flat parameters, which are valid until it returns, and returns the flat result, which is copied
 	// immediately. It runs on the guest's thread and may block, but must return when c.Context() ends. An error traps
 	// the guest and ends its call with an error that wraps this one. Call takes ownership of own resources in args
-	// (their Drop is not called). An own resource in the result belongs to the guest until it returns or drops the
-	// resource.
+	// (their Drop is not called). An own resource in the result belongs to the guest until it returns or drops it.
 	Call func(c *HostCall, args []byte) ([]byte, error)
 }
 
@@ -171,8 +170,7 @@ const (
 	TrapStackOverflow TrapKind = "stack overflow"
 	TrapUnreachable   TrapKind = "unreachable instruction executed"
 	TrapOutOfBounds   TrapKind = "out of bounds memory access"
-	// TrapABI means that the guest broke the canonical ABI: pointers out of bounds, strings that are not UTF-8, unknown
-	// cases or handles.
+	// TrapABI means that the guest broke the canonical ABI: bad pointers, strings, cases or handles.
 	TrapABI TrapKind = "canonical ABI violated"
 	// TrapHost means that a host function failed. The call's error wraps the function's.
 	TrapHost TrapKind = "host function failed"

@@ -301,7 +301,7 @@ func (i *Instance) CPU() time.Duration {
 }
 
 // Memory returns the size of the guest's linear memory in bytes at the latest tick, or 0 once it is released. (On the
-// component path it is the size that the guest declares, or more.)
+// component path it is the declared minimum size.)
 func (i *Instance) Memory() uint64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -19,15 +19,14 @@ type Channels interface {
 	// Open opens a channel. It returns errdefs.ErrNotFound if no channel has the name, ErrPermissionDenied if the
 	// channel cannot be read or written as asked, and ErrResourceExhausted if too many are open. With read and write
 	// both false, Open only checks that the channel exists and opens nothing. The channel calls wake when an operation
-	// that returned ErrWait should be tried again. It calls wake without holding its own locks; any goroutine may do
-	// so, even after the instance is closed. The creator of the Channels closes whatever the guest leaves open.
+	// that returned ErrWait should be tried again. It may call wake from any goroutine, even after the instance is
+	// closed, but without holding its own locks. The creator of the Channels closes what the guest leaves open.
 	Open(name string, read, write bool, wake func()) (Channel, error)
 }
 
 // Channel is an open channel of one guest. Its methods are called on the guest's thread and must not wait.
 type Channel interface {
-	// Send publishes the message p, which belongs to the guest again on return. ErrWait means that there is no room
-	// now.
+	// Send publishes the message p, which belongs to the guest again on return. ErrWait means that it has no room now.
 	Send(p []byte) error
 	// Receive returns the next message. ErrWait means that there is none now, io.EOF that there will be no more.
 	Receive() ([]byte, error)
@@ -188,8 +187,7 @@ func twChannelClose(handle C.uintptr_t, n C.int) {
 	})
 }
 
-// twChannelRead copies as much of the current message as fits. It skips empty messages, which guests would take for
-// EOF.
+// twChannelRead copies as much of the current message as fits. It skips empty messages, which would look like EOF.
 //
 //export twChannelRead
 func twChannelRead(handle C.uintptr_t, n C.int, p *C.uint8_t, size C.size_t, more C.bool) C.int64_t {

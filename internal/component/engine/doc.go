@@ -10,8 +10,7 @@
 // A call takes flat bytes and returns flat bytes, with one crossing from Go to C. It takes one of two paths, and a test
 // checks that both give the same answers:
 //
-//   - the component path: wasmtime's component API with dynamic values. It works for every component but is slow for
-//     long lists.
+//   - the component path: wasmtime's component API with dynamic values. It works for every component. Long lists are slow.
 //   - the core path: the component's main core module alone, with the canonical ABI implemented in C on its linear
 //     memory (GB/s for list<u8>). It needs a component of the shape that common tools produce: the first core module is
 //     the guest, wit-component made all others, and the guest imports only WASI preview 1 and interfaces of the [Host].
@@ -24,8 +23,7 @@
 //     ([InstanceOptions].Deadline). Waiting does not use up the budget: neither the part of a host call beyond 1 ms
 //     counts, nor a guest's sleep (except during instantiation). [HostCall.Renew] grants a fresh budget. A guest that
 //     runs longer than a tick yields to others until its call (or a host call) ends. Its thread is scheduled as
-//     SCHED_IDLE; if the process could not undo that, the thread sleeps instead whenever other threads want the
-//     processor.
+//     SCHED_IDLE; if the process could not undo that, the thread sleeps whenever others want the processor.
 //   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls per call. An
 //     [Account] sums memory over several instances. It also holds their CPU quota, and limits their open files, their
 //     resources and the bytes that the host keeps for them.

@@ -7,8 +7,7 @@ import (
 )
 
 // Messages that stay serialized, or that a later member of their oneof replaces, get the same first pass as all others.
-// Instead of the second pass, the functions of this file check them without writing anything. partial allows required
-// fields to be missing.
+// Instead of the second pass, this file's functions check them without writing. partial allows missing required fields.
 
 // check checks a message that is in several pieces.
 func (d *decoder) check(m *Message, first uint32, depth int, partial bool) error {

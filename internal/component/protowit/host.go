@@ -50,7 +50,7 @@ func optionOf(t *wit.Type) *wit.Type { return &wit.Type{Kind: wit.Option, Elem: 
 // HostWIT is the text of the host package.
 const HostWIT = `package tripod:grpc@0.1.0;
 
-/// What a call brings with it, and how it ends.
+/// The context and the status of a call.
 interface types {
   /// One metadata value. A key that occurs twice is two entries. Keys are lower case; the value of a key that ends
   /// in "-bin" is the decoded bytes, any other is printable ASCII.
@@ -79,11 +79,11 @@ interface types {
   }
 }
 
-/// Metadata of the response to the call under way.
+/// Metadata of the response to the current call.
 interface response {
   use types.{entry};
 
-  /// Adds to the header. It is sent with the first message: what comes later is sent with the trailer.
+  /// Adds to the header, which is sent with the first message. Entries added later are sent with the trailer.
   set-header: func(e: entry);
 
   /// Adds to the trailer.

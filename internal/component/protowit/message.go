@@ -253,8 +253,7 @@ func (p *witPackage) oneof(m *Message, od protoreflect.OneofDescriptor) (*wit.Ty
 }
 
 // field plans one value of a field (an element of a list, an entry of a map) and returns its type. parent is the
-// message that contains the field (for the parts of a map entry, the map): a cycle closes between parent and the
-// field's message.
+// message that contains the field (for the parts of a map entry, the map), to find cycles.
 func (p *witPackage) field(
 	m *Message, parent protoreflect.MessageDescriptor, fd protoreflect.FieldDescriptor,
 ) (*field, *wit.Type, error) {

@@ -255,7 +255,7 @@ func (p *witPackage) renderStreams(w *writer, s *witService) {
 	for _, st := range s.readers {
 		w.line("")
 		w.open("resource %s", st.Resource)
-		w.line("/// The next message; none: the client has sent all. Blocks until there is one.")
+		w.line("/// Returns the next message, or none after the last one. Blocks until a message arrives.")
 		w.line("next: func() -> result<option<%s>, %s>;", u.typ(st.Message), status)
 		w.close()
 	}

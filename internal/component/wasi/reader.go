@@ -105,8 +105,7 @@ func (r *Reader) read() {
 	r.idle.Broadcast()
 }
 
-// Release ends the Reader and frees its memory. If a goroutine is reading, Release ends the read by interrupt and
-// waits.
+// Release ends the Reader and frees its memory. If a goroutine reads, Release ends that by interrupt and waits.
 func (r *Reader) Release(interrupt func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -54,8 +54,7 @@ const maxHeld = 16 << 20
 // ErrHeld ends a guest whose resources would use more than maxHeld.
 var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
 
-// Hold adds n, which can be negative, to the bytes of host memory that resources use. At a limit it returns false
-// instead.
+// Hold adds n, which can be negative, to the bytes that resources use on the host. At a limit it returns false instead.
 func (s *State) Hold(n int) bool {
 	if n > 0 && n > maxHeld-s.held || !count(s.options.Bytes, n) {
 		return false

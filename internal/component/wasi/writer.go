@@ -17,8 +17,7 @@ type Output interface {
 	Flush()
 	// Idle reports whether everything written and flushed has been sent, or an error has occurred.
 	Idle() bool
-	// Through writes p after everything written before, and may block. If the Output is not Idle, it only returns
-	// false.
+	// Through writes p after everything written before, and may block. If the Output is not Idle, it returns false.
 	Through(p []byte) (done bool, err error)
 }
 

@@ -14,6 +14,5 @@
 // The server owns the connection: guests cannot use fields such as connection, host or transfer-encoding. Guests have
 // no network: outgoing-handler exists, so that guests that import it can run, but denies every request.
 //
-// The package must not depend on pods or sockets. Only host.go imports the engine (cgo), for the types of host
-// functions.
+// The package must not depend on pods or sockets. Only host.go imports the engine (cgo).
 package wasihttp

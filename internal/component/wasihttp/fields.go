@@ -65,8 +65,7 @@ func (f *fields) Close() error {
 	return nil
 }
 
-// forbiddenNames are fields of the connection, which belongs to the server (RFC 9110, 7.6.1), and fields that the
-// server sets itself.
+// forbiddenNames are fields of the connection (RFC 9110, 7.6.1), which is the server's, and fields that it sets itself.
 var forbiddenNames = []string{
 	"connection", "host", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
 	"transfer-encoding", "upgrade",

@@ -8,7 +8,7 @@ import (
 // Kind is the kind of a type. The numbers are part of the format of [Program].
 type Kind uint8
 
-// The kinds, in the order that the C half knows.
+// The kinds, in the order of the enum in tw.h.
 const (
 	Bool Kind = iota
 	S8
