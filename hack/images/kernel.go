@@ -25,8 +25,7 @@ type kernel struct {
 	modules map[string][]byte
 }
 
-// Metapackages that depend on the current kernel: the kernel for virtual machines, and the full one, which has
-// virtio-9p.
+// Metapackages of the current kernels: the one for virtual machines, and the full one, which has virtio-9p.
 const (
 	cloudKernel = "linux-image-cloud-amd64"
 	fullKernel  = "linux-image-amd64"

@@ -242,8 +242,7 @@ func (s store) fill(ctx context.Context) error {
 	return errors.Join(s.push(ctx, srv.Addr), srv.Stop())
 }
 
-// push copies the images to a registry with skopeo, pushes the components itself, and checks that the registry has the
-// listed digests.
+// push copies the images to a registry with skopeo, pushes the components itself, and verifies the registry's digests.
 func (s store) push(ctx context.Context, addr string) error {
 	list, err := os.ReadFile(s.path("images.txt"))
 	if err != nil {
