@@ -64,7 +64,7 @@ stay_off() {
   update-rc.d "$1" disable >/dev/null
 }
 
-command -v dpkg-query >/dev/null || die "this needs Debian (dpkg is not there); on another system install the equivalents of: ${packages[*]}"
+command -v dpkg-query >/dev/null || die "this needs Debian (dpkg is missing); on another system install the equivalents of: ${packages[*]}"
 
 # libvirtd needs the files of an init system, and apt would install systemd on a machine without it.
 if ! dpkg-query -W -f '${db:Status-Status}\n' libvirt-daemon-system-systemd 2>/dev/null | grep -qx installed &&

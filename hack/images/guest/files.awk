@@ -1,5 +1,5 @@
-# Turns the write_files of a cloud-config that is JSON, a field a line, into a shell script that writes them. Known are path,
-# content, permissions and the encoding b64. Strings are unescaped by printf's %b, which does not know an escaped quote.
+# Converts the write_files of a cloud-config in JSON, with one field per line, to a shell script that writes the files. It
+# supports path, content, permissions and the encoding b64. printf's %b unescapes strings, except for escaped quotes.
 function value(s) { sub(/^ *"[a-z]+": "/, "", s); sub(/",?$/, "", s); gsub(/\\"/, "\"", s); return s }
 function quote(s) { gsub(/'/, "'\\''", s); return "'" s "'" }
 /^  "write_files": \[/ { inside = 1; next }

@@ -1,6 +1,6 @@
-# Turns a network-config of version 2, in block style, into a shell script. Known are match.macaddress, mtu, addresses,
+# Converts a network-config of version 2, in block style, to a shell script. It supports match.macaddress, mtu, addresses,
 # routes (to, via, metric; on-link is assumed), gateway4, gateway6, nameservers.addresses and .search, and dhcp4.
-# The script is empty when no interface has an address.
+# The script is empty if no interface has an address.
 function value(s) { sub(/^[^:]*:[ ]*/, "", s); gsub(/["']/, "", s); sub(/[ ]+$/, "", s); return s }
 function endroute() {
   if (to == "" && via == "") return

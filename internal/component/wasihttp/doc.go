@@ -4,8 +4,7 @@
 //
 //	http.Handler of the worker ──► Session.Serve(w, r, call) ──call: the guest's handle(request, response-outparam)──► guest
 //	        ▲                            │                                                                              │
-//	        │ status, header, body ◄── exchange ◄── host functions: incoming-request, outgoing-response, streams
-//	    ◄──────┘
+//	        │ status, header, body ◄── exchange ◄── host functions: incoming-request, outgoing-response, streams ◄──────┘
 //
 // A Session is the host's side of one instance, an exchange is one request with its response. The request ends when
 // handle returns: a body that the guest has not finished by then is cut off. Bodies are streamed in both directions
