@@ -1,5 +1,5 @@
 // connectrpc.conformance.v1.ConformanceService in JavaScript: the server that the public conformance suite of Connect, gRPC and
-// gRPC-Web calls. It answers as each request says, and tells the client what it has seen of it. `make test-connect` runs it.
+// gRPC-Web calls. It answers as each request asks, and reports to the client what it received. `make test-connect` runs it.
 import response from 'tripod:grpc/response@0.1.0';
 import monotonicClock from 'wasi:clocks/monotonic-clock@0.2.12';
 
@@ -12,7 +12,7 @@ const codes = [
 ];
 const codeOf = (code) => (code.tag === 'unrecognized' ? code.val : codes.indexOf(code.tag));
 
-// The engine is the bare language, without TextEncoder and atob.
+// The engine has only the bare language, without TextEncoder and atob.
 const utf8 = (text) => Uint8Array.from(unescape(encodeURIComponent(text)), (c) => c.charCodeAt(0));
 const ascii = (bytes) => Array.from(bytes, (b) => String.fromCharCode(b)).join('');
 const alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/';
@@ -38,7 +38,7 @@ function fromBase64(text) {
   return Uint8Array.from(bytes);
 }
 
-// A serialized message is a list of byte strings. Fields of implicit presence are left out when they have their default.
+// A serialized message is a list of byte strings. Fields without presence are omitted if they have the default value.
 function join(parts) {
   const all = new Uint8Array(parts.reduce((n, p) => n + p.length, 0));
   let at = 0;
@@ -83,7 +83,7 @@ const streamDefinition = (d) =>
     each(5, d.responseTrailers, headerOf),
   ]);
 
-// request is a request as an Any.
+// request returns a request as an Any.
 function request(type, r) {
   const stream = type === 'BidiStreamRequest' || type === 'ServerStreamRequest';
   const data = type === 'BidiStreamRequest' ? 3 : 2;
@@ -97,7 +97,7 @@ function request(type, r) {
   };
 }
 
-// info is what is seen of a call: its header and deadline, and the requests so far.
+// info returns what was received of a call: its header and deadline, and the requests so far.
 function info(context, requests) {
   const headers = new Map();
   for (const { key, value } of context.metadata) {
@@ -115,7 +115,7 @@ function info(context, requests) {
 const infoOf = (i) =>
   join([each(1, i.requestHeaders, headerOf), maybe(i.timeoutMs, (t) => number(2, t)), each(3, i.requests, anyOf)]);
 
-// failure is the status that an error asks for. A call that fails before its first response tells in it what it has seen.
+// failure returns the status that an error asks for. If no response was sent before, its details contain what was received.
 function failure(error, seen) {
   const details = error.details.map(anyOf);
   if (seen) details.push(anyOf({ typeUrl: PACKAGE + 'ConformancePayload.RequestInfo', value: infoOf(seen) }));
@@ -143,7 +143,7 @@ function single(context, definition, requests) {
   return { payload: { data: definition?.response?.val ?? new Uint8Array(), requestInfo: seen } };
 }
 
-// several sends the responses that are left of a definition, the first with what was seen, and fails if it says so.
+// several sends the remaining responses of a definition, the first with what was received, and fails if it asks for that.
 function several(definition, replies, seen, from = 0) {
   for (const data of definition?.responseData.slice(from) ?? []) {
     sleep(definition.responseDelayMs);

@@ -1,5 +1,5 @@
 // The Greeter service in JavaScript. `tripod wit gen ../greeter/greeter.proto` writes the interfaces that it implements:
-// results are returned, or thrown when they are a status; streams are objects with next() and send().
+// functions return results, or throw a status; streams are objects with next() and send().
 import response from 'tripod:grpc/response@0.1.0';
 import environment from 'wasi:cli/environment@0.2.12';
 import stdout from 'wasi:cli/stdout@0.2.12';
@@ -7,15 +7,15 @@ import stdout from 'wasi:cli/stdout@0.2.12';
 const INVALID_ARGUMENT = 3;
 const hello = { german: 'Hallo', french: 'Bonjour' };
 
-// The engine is the bare language, without console and TextEncoder. UTF-8 is what a URI is written in.
+// The engine has only the bare language, without console and TextEncoder. URIs are encoded in UTF-8.
 const utf8 = (text) => Uint8Array.from(unescape(encodeURIComponent(text)), (c) => c.charCodeAt(0));
 
 function say(line) {
   stdout.getStdout().blockingWriteAndFlush(utf8(line + '\n'));
 }
 
-// A google.protobuf.Any around a StringValue that names the field that is wrong; a field of up to 127 bytes is written as
-// its number and wire type, its length and its bytes.
+// A google.protobuf.Any with a StringValue that names the wrong field. A field of up to 127 bytes is encoded as its number
+// and wire type, its length and its bytes.
 const field = (number, bytes) => [(number << 3) | 2, bytes.length, ...bytes];
 const wrongField = (name) =>
   new Uint8Array([...field(1, utf8('type.googleapis.com/google.protobuf.StringValue')), ...field(2, field(1, utf8(name)))]);
@@ -40,7 +40,7 @@ export const greeter = {
     return greet(request.name, request.language);
   },
 
-  // Without a clock in its world it sends the numbers as fast as they are read, whatever the interval.
+  // Its world has no clock, so it ignores the interval and sends the numbers as fast as they are read.
   countdown(context, request, replies) {
     say(`Countdown from ${request.from}`);
     for (let number = request.from; number >= 0; number--) replies.send({ number });

@@ -1,8 +1,8 @@
-// borrows.mjs APP.wasm: makes a component of componentize-qjs 0.4 give borrowed handles back in time, in place.
+// borrows.mjs APP.wasm: changes a component of componentize-qjs 0.4, in place, to return borrowed handles in time.
 //
-// A function must drop the handles that it has borrowed before it returns, and may call nothing in its post-return
-// (CanonicalABI.md, "Lifting and Lowering"). componentize-qjs drops them in post-return, which traps. Here its glue module
-// drops them at the end of the function, and what post-return calls does nothing.
+// A function must drop borrowed handles before it returns, and may call no imports in its post-return function
+// (CanonicalABI.md, "Lifting and Lowering"). componentize-qjs drops them in post-return, which traps. This script makes its
+// glue module drop them at the end of the function, and makes the calls in post-return do nothing.
 import fs from 'node:fs';
 import { parse, print } from '@bytecodealliance/jco';
 
@@ -10,9 +10,9 @@ const file = process.argv[2];
 const lines = (await print(fs.readFileSync(file))).split('\n');
 const glue = lines.findIndex((l) => /^ +\(core module \$wit-dylib\.wasm/.test(l));
 const elements = lines.findIndex((l, i) => i > glue && /^ +\(elem /.test(l));
-const drops = lines[elements].match(/\$"\[resource-drop\][^"]+"/g); // by number of the resource
+const drops = lines[elements].match(/\$"\[resource-drop\][^"]+"/g); // indexed by the number of the resource
 
-// Each handle is kept in a local of its function: parameters of more than 16 core values lie in memory, which is given back before.
+// Save each handle in a local of its function, because parameters of more than 16 core values are in memory, freed earlier.
 const inserts = []; // [line, text to insert before it]
 const borrowed = new Set();
 let header = 0; // where locals of the function end
@@ -23,7 +23,7 @@ for (let i = elements; i < lines.length && !/^ +\(core module /.test(lines[i]); 
     while (/^ {8}\((param|result|local|type) /.test(lines[header])) header++;
   }
   if (/call \$wit_dylib_push_borrow$/.test(lines[i])) {
-    let resource = i - 1; // before what loads the handle
+    let resource = i - 1; // before the instructions that load the handle
     while (!/^ +i32\.const \d+$/.test(lines[resource])) resource--;
     const drop = drops[lines[resource].match(/\d+$/)[0]];
     const local = `$borrowed${open.length}`;

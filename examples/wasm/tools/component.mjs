@@ -1,6 +1,6 @@
-// component.mjs WIT WORLD CORE.wasm OUT.wasm: makes a component of a core module that speaks the canonical ABI.
-// WIT is a file as `tripod wit gen` writes it. A module that uses WASI preview 1 gets jco's adapter, which hosts that
-// serve preview 1 themselves leave out.
+// component.mjs WIT WORLD CORE.wasm OUT.wasm: makes a component of a core module that implements the canonical ABI.
+// WIT is a file as `tripod wit gen` writes it. A module that uses WASI preview 1 gets jco's adapter, which hosts with
+// their own preview 1 do not use.
 import fs from 'node:fs';
 import { componentEmbed, componentNew } from '@bytecodealliance/jco';
 
