@@ -239,7 +239,7 @@ static bool lift_handle(tw_inst *i, const tw_prog *p, uint32_t node, uint32_t ha
   if (!tw_handle_get(i, handle, p->resources[node], &h)) return false;
   uint32_t rep = h->rep;
   if (p->nodes[node].kind == TW_OWN) {
-    if (!h->own) return broken(i, "a borrowed handle is given away");
+    if (!h->own) return broken(i, "the guest passed on a borrowed handle as its own");
     tw_handle_drop(i, handle);
   }
   return out(i, b, &rep, 4);
@@ -262,7 +262,7 @@ static bool lift_flags(tw_inst *i, const tw_node *n, const uint32_t *words, tw_b
 // lift_word lifts a value of at most 32 bits.
 static bool lift_word(tw_inst *i, const tw_node *n, uint32_t v, tw_buf *b) {
   if (n->kind == TW_BOOL) v = v != 0;
-  if (n->kind == TW_CHAR && !tw_char(v)) return broken(i, "a char that is no Unicode scalar value");
+  if (n->kind == TW_CHAR && !tw_char(v)) return broken(i, "a char that is not a Unicode scalar value");
   return out(i, b, &v, n->size);
 }
 

@@ -277,5 +277,5 @@ func (panicking) Open(name string, _, _ bool, _ func()) (Channel, error) {
 	if strings.HasPrefix(name, "std") {
 		return nil, errdefs.ErrNotFound
 	}
-	panic("as it was asked to")
+	panic("as requested")
 }

@@ -195,7 +195,7 @@ static bool out(tw_inst *i, tw_buf *b, const void *from, size_t n) {
 }
 
 static bool odd(tw_inst *i) {
-  tw_fail(i, TW_FAILED, "the engine gave a value of another type than the function has");
+  tw_fail(i, TW_FAILED, "wasmtime returned a value of the wrong type");
   return false;
 }
 

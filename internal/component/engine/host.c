@@ -5,8 +5,8 @@
 
 // may checks whether the guest may call the host now.
 static bool may(tw_inst *i) {
-  if (!i->ready) tw_fail(i, TW_ABI, "the host is called before the guest is initialised");
-  else if (!i->may_leave) tw_fail(i, TW_ABI, "the host is called from within cabi_realloc or cabi_post");
+  if (!i->ready) tw_fail(i, TW_ABI, "the guest called the host before it was initialized");
+  else if (!i->may_leave) tw_fail(i, TW_ABI, "the guest called the host from cabi_realloc or cabi_post");
   else if (i->max_calls && ++i->calls > i->max_calls) tw_fail(i, TW_HOSTCALLS, "%llu calls", (unsigned long long)i->calls - 1);
   else return !tw_ended(i);
   return false;

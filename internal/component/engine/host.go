@@ -4,7 +4,10 @@ package engine
 // #include <stdlib.h>
 import "C"
 
-import "unsafe"
+import (
+	"cmp"
+	"unsafe"
+)
 
 // hostTable is a Host as seen by one guest: checked against the guest's types, and indexed by the numbers that C uses.
 type hostTable struct {
@@ -94,7 +97,7 @@ func (h *hostTable) defineCore(l *C.wasmtime_linker_t) error {
 		if fn.drop {
 			name = "[resource-drop]" + name
 		}
-		ciface, freeIface := cString(coreName(iface))
+		ciface, freeIface := cString(cmp.Or(iface, rootModule))
 		defer freeIface()
 		cname, freeName := cString(name)
 		defer freeName()
@@ -103,14 +106,6 @@ func (h *hostTable) defineCore(l *C.wasmtime_linker_t) error {
 		}
 		return nil
 	})
-}
-
-// coreName returns the module name under which wit-component makes a core module import an interface's functions.
-func coreName(iface string) string {
-	if iface == "" {
-		return rootModule
-	}
-	return iface
 }
 
 // each calls f for each function and resource that the guest imports from the host, with the guest's names.

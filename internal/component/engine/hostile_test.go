@@ -93,7 +93,7 @@ func TestPanicsOfTheHost(t *testing.T) {
 
 type panics struct{}
 
-func (panics) Write([]byte) (int, error) { panic("as it was asked to") }
+func (panics) Write([]byte) (int, error) { panic("as requested") }
 
 // TestManyMemories: the memory limit applies to all memories of a component together, however often it instantiates its
 // modules.

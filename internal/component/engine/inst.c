@@ -87,7 +87,7 @@ static bool preopens(tw_inst *i, wasi_config_t *w, const tw_opts *o, const char 
     const char *host = next(&s), *guest = next(&s);
     size_t perms = o->read_only >> k & 1 ? READ : READ | WRITE;
     if (!wasi_config_preopen_dir(w, host, guest, perms, perms)) {
-      tw_fail(i, TW_FAILED, "directory %s, for the guest %s: cannot be opened", host, guest);
+      tw_fail(i, TW_FAILED, "cannot open directory %s, %s for the guest", host, guest);
       return false;
     }
   }
@@ -142,7 +142,7 @@ static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
   char path[40];
   snprintf(path, sizeof path, "/proc/self/fd/%d", o->stdin_fd);
   if (ok && !i->core && o->stdin_fd >= 0 && !wasi_config_set_stdin_file(w, path)) { // reads ahead
-    tw_fail(i, TW_FAILED, "standard input cannot be opened");
+    tw_fail(i, TW_FAILED, "cannot open standard input");
     ok = false;
   }
   wasi_config_set_stdout_custom(w, write_out, (void *)o->go_, NULL);

@@ -32,7 +32,7 @@ static bool prepare(call *c) {
   const char *name, *params;
   uint32_t fds;
   size_t n = imports(i, c->memory, all);
-  if (!n) return tw_fail(i, TW_FAILED, "the engine lacks functions of preview 1"), false;
+  if (!n) return tw_fail(i, TW_FAILED, "wasmtime lacks functions of preview 1"), false;
   if (took(c, wasmtime_instance_new(i->cx, i->passing.module, all, n, &second, &trap), trap)) return false;
   if (!(i->passed = tw_zeroed(MOST * sizeof *i->passed))) return tw_starve(i, "the engine's functions");
   for (uint32_t k = 0; k < MOST && (name = tw_preview1(k, &params, &fds)); k++) {

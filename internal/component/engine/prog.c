@@ -133,7 +133,7 @@ static bool check_list(check *c, const tw_node *n) {
   uint32_t count, elem = c->prog->children[n->first].node;
   if (!take32(c, &count)) return false;
   const tw_node *e = &c->prog->nodes[elem];
-  if ((uint64_t)count * e->size > UINT32_MAX / 2) return bad(c, "a list that fits no memory");
+  if ((uint64_t)count * e->size > UINT32_MAX / 2) return bad(c, "a list that is too large for any memory");
   if (e->kind >= TW_S8 && e->kind <= TW_F64) return take(c, (size_t)count * e->size);
   for (uint32_t k = 0; k < count; k++)
     if (!check_value(c, elem)) return false;
@@ -163,7 +163,7 @@ static bool check_value(check *c, uint32_t node) {
   case TW_BOOL:
     return take(c, 1) && (c->at[-1] < 2 || bad(c, "a bool that is neither 0 nor 1"));
   case TW_CHAR:
-    return take32(c, &v) && (tw_char(v) || bad(c, "a char that is no Unicode scalar value"));
+    return take32(c, &v) && (tw_char(v) || bad(c, "a char that is not a Unicode scalar value"));
   case TW_STRING:
     if (!take32(c, &v) || !take(c, v)) return false;
     return tw_utf8(c->at - v, v) || bad(c, "a string that is not UTF-8");
@@ -195,7 +195,7 @@ int64_t tw_check(const tw_prog *p, bool result, const uint8_t *flat, size_t len,
       return -1;
     }
   if (c.at != c.end) {
-    *text = "bytes left over";
+    *text = "too many bytes";
     return -1;
   }
   return c.at - flat;

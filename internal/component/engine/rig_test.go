@@ -58,7 +58,7 @@ func (h *things) get(rep uint32) uint32 {
 	return h.numbers[rep]
 }
 
-var errAsked = fmt.Errorf("as it was asked to")
+var errAsked = fmt.Errorf("as requested")
 
 func thingsHost() Host {
 	const iface = "test:guest/host@1.0.0" // compatible with the guest's 1.2.0
@@ -80,7 +80,7 @@ func thingsHost() Host {
 			{Interface: iface, Name: "fail", Params: []*wit.Type{tStr}, Call: func(_ *HostCall, args []byte) ([]byte, error) {
 				text := wit.NewReader(args).String()
 				if text == "panic" {
-					panic("as it was asked to")
+					panic("as requested")
 				}
 				return nil, fmt.Errorf("%s: %w", text, errAsked)
 			}},
