@@ -86,7 +86,10 @@ func checkPacked(f *field, b []byte) error {
 			return errTruncated
 		}
 	default:
-		_, err := varints(b)
+		var err error
+		for pos := 0; pos < len(b) && err == nil; {
+			_, pos, err = varint(b, pos)
+		}
 		return err
 	}
 	return nil

@@ -183,8 +183,10 @@ func (d *decoder) save(m *Message, f *field, base, depth int, r record, at, end 
 	if s := &d.states[i]; s.set && int(s.member) != f.member {
 		// Another member of the oneof was set before. It is replaced, but must have been well-formed.
 		old := m.slots[f.slot].fields[s.member]
-		if err := d.checkReplaced(old, *s, depth); err != nil {
-			return within(err, old.name)
+		if old.msg != nil {
+			if err := d.check(old.msg, s.first, depth+1, true); err != nil {
+				return within(err, old.name)
+			}
 		}
 		d.states[i] = state{}
 	}
@@ -204,14 +206,6 @@ func (d *decoder) save(m *Message, f *field, base, depth int, r record, at, end 
 		s.bits = r.bits
 	}
 	return nil
-}
-
-// checkReplaced checks a member of a oneof that another one replaces.
-func (d *decoder) checkReplaced(f *field, s state, depth int) error {
-	if f.msg == nil {
-		return nil
-	}
-	return d.check(f.msg, s.first, depth+1, true)
 }
 
 // extend adds a record to the regions of a slot. A record directly after the last region extends that region.

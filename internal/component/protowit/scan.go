@@ -123,16 +123,6 @@ func group(b []byte, n protowire.Number, pos int) (end, next int, err error) {
 	}
 }
 
-// varints checks the values of a packed list and returns their number.
-func varints(b []byte) (n int, err error) {
-	for pos := 0; pos < len(b); n++ {
-		if _, pos, err = varint(b, pos); err != nil {
-			return n, err
-		}
-	}
-	return n, nil
-}
-
 // varintLen returns the size of a varint in bytes.
 func varintLen(v uint64) int { return (bits.Len64(v|1) + 6) / 7 }
 

@@ -34,10 +34,6 @@ type exchange struct {
 // errEnded ends a guest that answers a request that is over.
 var errEnded = errors.New("the resource belongs to a request that is over")
 
-func newExchange(s *wasi.State, w http.ResponseWriter, r *http.Request) *exchange {
-	return &exchange{state: s, w: w, r: r, control: http.NewResponseController(w)}
-}
-
 // past is a deadline that makes blocked network operations return immediately.
 var past = time.Unix(1, 0)
 
@@ -109,7 +105,7 @@ func (x *exchange) end(err error) error {
 		err = x.failed
 	case !x.begun:
 		err = ErrNoResponse
-	case !x.over && x.r.Context().Err() == nil && !x.clientGone():
+	case !x.over && x.r.Context().Err() == nil && (x.out == nil || !x.out.lost):
 		err = ErrUnfinished
 	}
 	if err != nil && x.begun {
@@ -118,16 +114,13 @@ func (x *exchange) end(err error) error {
 	return err
 }
 
-// clientGone reports whether the response could not be written because the client is gone.
-func (x *exchange) clientGone() bool { return x.out != nil && x.out.lost }
-
 // outBody is the body of a response: the resource outgoing-body.
 type outBody struct {
 	exchange *exchange    // nil until the response is set
 	stream   *wasi.Writer // nil until the response is set
 	taken    bool         // the guest has its output-stream
 	early    *earlyOutput // what the guest writes before the response is set
-	lost     bool         // the client accepts no more
+	lost     bool         // a write failed, because the client is gone
 	limit    int64        // bytes left of the content-length, or -1 without one
 }
 

@@ -37,25 +37,17 @@ type field struct{ name, value string }
 
 func (x field) size() int { return len(x.name) + len(x.value) + fieldOverhead }
 
-// newFields makes fields of a list, which may be shared. Its size counts as held by the State.
-func newFields(s *wasi.State, list []field, immutable bool) (*fields, error) {
-	f := &fields{list: list, immutable: immutable, state: s}
+// ownFields returns fields of a list, which may be shared, to the guest. Their size counts as held by the State.
+func ownFields(c *wasi.Call, list []field, immutable bool) error {
+	f := &fields{list: list, immutable: immutable, state: c.State}
 	for _, x := range list {
 		f.size += x.size()
 	}
-	if !s.Hold(f.size) {
-		return nil, wasi.ErrHeld
+	if !c.Hold(f.size) {
+		return wasi.ErrHeld
 	}
-	return f, nil
-}
-
-// ownFields returns newFields to the guest.
-func ownFields(c *wasi.Call, list []field, immutable bool) error {
-	f, err := newFields(c.State, list, immutable)
-	if err == nil {
-		c.Own(f)
-	}
-	return err
+	c.Own(f)
+	return nil
 }
 
 // Close releases the fields when they are dropped or used.

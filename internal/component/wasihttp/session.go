@@ -32,7 +32,7 @@ func (s *Session) Close() { s.state.Close() }
 //
 // A client that disconnects is not an error of the guest. The guest then sees its streams end, and r's context ends.
 func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, params []byte) error) error {
-	x := newExchange(s.state, w, r)
+	x := &exchange{state: s.state, w: w, r: r, control: http.NewResponseController(w)}
 	params := wit.AppendU32(nil, s.state.Put(&incomingRequest{exchange: x}))
 	params = wit.AppendU32(params, s.state.Put(&outparam{exchange: x}))
 	interrupted := make(chan struct{})

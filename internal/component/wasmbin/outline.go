@@ -2,6 +2,7 @@ package wasmbin
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"slices"
@@ -94,7 +95,7 @@ func preamble(r io.ReaderAt, size int64) (component bool, err error) {
 	if n < len(head) || string(head[:4]) != "\x00asm" {
 		return false, invalid(0, "not WebAssembly: the file begins with %q", head[:n])
 	}
-	switch version, layer := le16(head[4:]), le16(head[6:]); {
+	switch version, layer := binary.LittleEndian.Uint16(head[4:]), binary.LittleEndian.Uint16(head[6:]); {
 	case version == 1 && layer == 0:
 		return false, nil
 	case version == 13 && layer == 1:
@@ -103,8 +104,6 @@ func preamble(r io.ReaderAt, size int64) (component bool, err error) {
 		return false, invalid(4, "WebAssembly version %d, layer %d: only modules (1, 0) and components (13, 1) are supported", version, layer)
 	}
 }
-
-func le16(b []byte) uint16 { return uint16(b[0]) | uint16(b[1])<<8 }
 
 // section is the position of a section's content in the file.
 type section struct {
