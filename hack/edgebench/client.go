@@ -80,13 +80,8 @@ func (b *bench) orderAt(ctx context.Context, topic, action string, data any) err
 	return b.Publish(ctx, topic, 2, false, e.Bytes())
 }
 
-// create makes a module and waits until it runs. It returns the time that this took.
-func (b *bench) create(ctx context.Context, id string, data any) (time.Duration, error) {
-	return b.createAt(ctx, b.topics.Control(), id, data)
-}
-
-// createAt is like create, with the order sent to topic.
-func (b *bench) createAt(ctx context.Context, topic, id string, data any) (time.Duration, error) {
+// create makes a module by an order sent to topic, and waits until it runs. It returns the time that this took.
+func (b *bench) create(ctx context.Context, topic, id string, data any) (time.Duration, error) {
 	begin := time.Now()
 	if err := b.orderAt(ctx, topic, wire.ActionCreate, data); err != nil {
 		return 0, err

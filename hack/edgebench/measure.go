@@ -146,7 +146,7 @@ func (b *bench) plain(ctx context.Context, url string, n int, topic string) (fun
 
 func (b *bench) flood(ctx context.Context, n int, topic string) (func() error, error) {
 	id, data := b.module("ping", topic+"/credit", topic, "flood", strconv.Itoa(n), strconv.Itoa(small), strconv.Itoa(batch))
-	if _, err := b.create(ctx, id, data); err != nil {
+	if _, err := b.create(ctx, b.topics.Control(), id, data); err != nil {
 		return nil, err
 	}
 	return func() error { return b.remove(ctx, id) }, nil
@@ -162,7 +162,7 @@ func (b *bench) creation(ctx context.Context, rounds int) error {
 		var took []float64
 		for i := range rounds + 1 {
 			id, data := b.module("relay", "bench/in", "bench/out")
-			t, err := b.createAt(ctx, way.to, id, data)
+			t, err := b.create(ctx, way.to, id, data)
 			if err != nil {
 				return err
 			}
