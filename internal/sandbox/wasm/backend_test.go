@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestLife: a server is created, started, stopped, started again and removed.
+// TestLife creates, starts, stops, restarts and removes a server.
 func TestLife(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("p")
@@ -26,15 +26,15 @@ func TestLife(t *testing.T) {
 	for range 2 {
 		r.must(r.StartContainer(r.ctx(), p, c))
 		if s := r.wantState(p, c, sandbox.StateRunning); s.Pid == 0 || time.Since(s.StartedAt) > time.Minute {
-			t.Errorf("status %+v", s)
+			t.Errorf("container status = %+v", s)
 		}
 		if got := r.greeting(); got != "hello" {
-			t.Errorf("the port says %q", got)
+			t.Errorf("greeting = %q, want hello", got)
 		}
-		r.must(r.StartContainer(r.ctx(), p, c)) // a repeat
+		r.must(r.StartContainer(r.ctx(), p, c)) // repeated
 		r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 		if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != 0 || s.Reason != sandbox.ReasonCompleted || s.FinishedAt.Before(s.StartedAt) {
-			t.Errorf("status %+v", s)
+			t.Errorf("container status = %+v", s)
 		}
 		r.must(r.StopContainer(r.ctx(), p, c, 0))
 	}
@@ -43,43 +43,43 @@ func TestLife(t *testing.T) {
 	r.wantState(p, c, sandbox.StateAbsent)
 	log, err := os.ReadFile(filepath.Join(p.Config.LogDirectory, "c.log"))
 	if err != nil || strings.Count(string(log), "started main.wasm") != 2 {
-		t.Errorf("log %q, %v", log, err)
+		t.Errorf("log = %q, %v; want two starts", log, err)
 	}
 }
 
-// TestCommandEnds: the end of a command is reported, with its code, once.
+// TestCommandEnds checks that the exit of a command is reported once, with its exit code.
 func TestCommandEnds(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=command after=10ms code=7")
-	s := r.waitEnd(c)
+	s := r.waitExit(c)
 	if s.State != sandbox.StateExited || s.ExitCode != 7 || s.Reason != sandbox.ReasonError {
-		t.Errorf("end %+v", s)
+		t.Errorf("exit status = %+v", s)
 	}
 	if again := r.wantState(p, c, sandbox.StateExited); again != s {
-		t.Errorf("status %+v", again)
+		t.Errorf("status = %+v, want %+v as reported", again, s)
 	}
-	if at := r.ports.where("tcp 80"); at != "" {
-		t.Errorf("a command was given a port: %s", at)
+	if at := r.ports.address("tcp 80"); at != "" {
+		t.Errorf("the command has port %s, want none", at)
 	}
 	r.must(r.StartContainer(r.ctx(), p, c))
-	if again := r.waitEnd(c); !again.StartedAt.After(s.StartedAt) {
-		t.Errorf("second end %+v", again)
+	if again := r.waitExit(c); !again.StartedAt.After(s.StartedAt) {
+		t.Errorf("exit status of the second run = %+v, want a start after %v", again, s.StartedAt)
 	}
 	select {
 	case e := <-r.events:
-		t.Errorf("one more event: %+v", e)
+		t.Errorf("unexpected event: %+v", e)
 	default:
 	}
 }
 
-// TestStopForces: a stop returns when the container is dead, at the latest after its grace, or a later stop's.
+// TestStopForces checks that StopContainer kills the container after its grace period or that of a later stop.
 func TestStopForces(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "deaf")
 	began := time.Now()
 	r.must(r.StopContainer(r.ctx(), p, c, 100*time.Millisecond))
 	if s := r.status(p, c); s.ExitCode != sandbox.ExitKilled || time.Since(began) < 100*time.Millisecond {
-		t.Errorf("%+v after %s", s, time.Since(began))
+		t.Errorf("exit status = %+v after %s, want killed after 100ms", s, time.Since(began))
 	}
 	r.must(r.StartContainer(r.ctx(), p, c))
 	patient := make(chan error, 1)
@@ -90,12 +90,12 @@ func TestStopForces(t *testing.T) {
 	ctx, cancel := context.WithTimeout(r.ctx(), 50*time.Millisecond)
 	defer cancel()
 	if err := r.StopContainer(ctx, p, c, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a stop whose caller goes away: %v", err)
+		t.Errorf("StopContainer with a cancelled context = %v, want DeadlineExceeded", err)
 	}
 	r.wantState(p, c, sandbox.StateRunning)
 }
 
-// TestFaultI6BadComponents: what is wrong with a component is reported when the container is created, in words for its author.
+// TestFaultI6BadComponents checks that CreateContainer reports what is wrong with a component.
 func TestFaultI6BadComponents(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.CompileTimeout = 2 * time.Second })
 	for words, want := range map[string]struct {
@@ -113,14 +113,14 @@ func TestFaultI6BadComponents(t *testing.T) {
 			c := r.container(p, words)
 			_, err := r.CreateContainer(r.ctx(), p, c)
 			if err == nil || !want.is(err) || !strings.Contains(err.Error(), want.say) {
-				t.Errorf("created: %v", err)
+				t.Errorf("CreateContainer = %v", err)
 			}
 			r.wantState(p, c, sandbox.StateAbsent)
 		})
 	}
 }
 
-// TestFaultI8ManyWantOneComponent: many containers of one cold image share one compilation.
+// TestFaultI8ManyWantOneComponent checks that containers of the same uncompiled image share one compilation.
 func TestFaultI8ManyWantOneComponent(t *testing.T) {
 	r := newRig(t)
 	done := make(chan error, 20)
@@ -137,12 +137,12 @@ func TestFaultI8ManyWantOneComponent(t *testing.T) {
 	}
 	r.shelf.mu.Lock()
 	defer r.shelf.mu.Unlock()
-	if r.shelf.opened > 2 { // to look for descriptors, and to compile
-		t.Errorf("the binary was opened %d times", r.shelf.opened)
+	if r.shelf.opened > 2 { // once for descriptors, once to compile
+		t.Errorf("the binary was opened %d times, want at most 2", r.shelf.opened)
 	}
 }
 
-// TestFaultI7TamperedCode: code that is not what was written, or is of another engine, is compiled again and never loaded.
+// TestFaultI7TamperedCode checks that damaged code, or code of another engine, is never loaded but compiled again.
 func TestFaultI7TamperedCode(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc tampered")
@@ -163,7 +163,7 @@ func TestFaultI7TamperedCode(t *testing.T) {
 			return os.WriteFile(entry, []byte(`{"version":1,"digest":"sha256:0","engine":"x"}`), 0o600)
 		},
 		"entry is junk": func() error { return os.WriteFile(entry, []byte(`{`), 0o600) },
-		// What fits its entry and is of another engine all the same is refused by the worker.
+		// Code that matches its entry but has another engine is refused by the worker.
 		"other engine": func() error {
 			file, err := memoryFile("x")
 			if err != nil {
@@ -184,14 +184,14 @@ func TestFaultI7TamperedCode(t *testing.T) {
 			r.must(r.StartContainer(r.ctx(), p, c))
 			now, err := os.ReadFile(code)
 			if err != nil || !bytes.Equal(now, good) {
-				t.Errorf("the cache has %q, %v", now, err)
+				t.Errorf("cached code = %q, %v; want the original", now, err)
 			}
 			r.wantState(p, c, sandbox.StateRunning)
 		})
 	}
 }
 
-// TestFaultN5FullDisk: without room, or rights, to keep code, components run all the same.
+// TestFaultN5FullDisk checks that components run even if their code cannot be stored.
 func TestFaultN5FullDisk(t *testing.T) {
 	r := newRig(t)
 	if err := os.RemoveAll(r.config.cacheDir()); err != nil {
@@ -209,8 +209,8 @@ func TestFaultN5FullDisk(t *testing.T) {
 	r.must(r.StartContainer(r.ctx(), p, c))
 }
 
-// TestImageGone: a container starts again without its image, also when its code is lost; both are let go of when the
-// container is gone, too.
+// TestImageGone checks that a container can be restarted after its image was removed, even if its code is lost, and
+// that code and image are released after the container was removed.
 func TestImageGone(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc gone")
@@ -222,25 +222,26 @@ func TestImageGone(t *testing.T) {
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
 	r.must(os.RemoveAll(r.config.cacheDir()))
 	r.must(r.keeper.current("node").end(r.ctx()))
-	r.abandon()
+	r.restartDaemon()
 	r.must(r.sweep(r.ctx(), time.Now()))
 	r.must(r.StartContainer(r.ctx(), p, c))
 	r.must(r.RemoveSandbox(r.ctx(), p))
 	delete(r.known, p.ID)
-	r.must(r.sweep(r.ctx(), time.Time{})) // it has just been used
+	r.must(r.sweep(r.ctx(), time.Time{})) // keeps recently used images
 	if held, _ := r.shelf.Holds(r.ctx()); len(held) != 1 {
-		t.Errorf("held: %v", held)
+		t.Errorf("holds = %v, want one", held)
 	}
 	r.must(r.sweep(r.ctx(), time.Now()))
 	if held, _ := r.shelf.Holds(r.ctx()); len(held) != 0 {
-		t.Errorf("still held: %v", held)
+		t.Errorf("holds after the sweep = %v, want none", held)
 	}
 	if _, err := os.Stat(r.cache.entryDir(digest)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the code of an image that is gone: %v", err)
+		t.Errorf("Stat of the removed image's code = %v, want ErrNotExist", err)
 	}
 }
 
-// TestStartFails: what keeps a container from starting is its end, with the reason; a port that is taken is named.
+// TestStartFails checks that a failed start is recorded as the container's exit, with the reason, and that the error
+// for a port in use names the annotation.
 func TestStartFails(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("p")
@@ -248,20 +249,20 @@ func TestStartFails(t *testing.T) {
 	r.ports.fail = unix.EADDRINUSE
 	err := r.StartContainer(r.ctx(), p, c)
 	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "vimana.host/port") {
-		t.Errorf("started: %v", err)
+		t.Errorf("StartContainer = %v", err)
 	}
 	if s := r.wantState(p, c, sandbox.StateExited); s.Reason != sandbox.ReasonStartError || s.ExitCode != sandbox.ExitStartError || s.Message == "" {
-		t.Errorf("status %+v", s)
+		t.Errorf("container status = %+v", s)
 	}
 	r.ports.fail = nil
 	r.must(r.StartContainer(r.ctx(), p, c))
 	gone := &sandbox.Container{ID: hashOf("nothing"), Config: &runtimeapi.ContainerConfig{}}
 	if err := r.StartContainer(r.ctx(), p, gone); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("start of nothing: %v", err)
+		t.Errorf("StartContainer of an unknown container = %v, want ErrFailedPrecondition", err)
 	}
 }
 
-// TestAttachLogsUpdateStats: the optional interfaces reach the worker.
+// TestAttachLogsUpdateStats checks the optional interfaces of a backend.
 func TestAttachLogsUpdateStats(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
@@ -269,23 +270,23 @@ func TestAttachLogsUpdateStats(t *testing.T) {
 	r.must(r.UpdateContainer(r.ctx(), p, c))
 	s, err := r.ContainerStats(r.ctx(), p, c)
 	if err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 5 {
-		t.Errorf("stats %v, %v", s, err)
+		t.Errorf("ContainerStats = %v, %v", s, err)
 	}
 	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker {
-		t.Errorf("stats of the pod %v, %v", s, err)
+		t.Errorf("PodStats = %v, %v", s, err)
 	}
 	info, err := r.Inspect(r.ctx(), p, c)
 	if err != nil || info["worker"] != "node.1" || info["component"] != "registry.example:greeter@1.2.0" {
-		t.Errorf("info %v, %v", info, err)
+		t.Errorf("Inspect = %v, %v", info, err)
 	}
 	if m := r.metrics(r.ctx()); len(m) != 1 || m[0].Component != "registry.example:greeter@1.2.0" || m[0].Stats.MemoryBytes != 1<<20 {
-		t.Errorf("metrics %+v", m)
+		t.Errorf("metrics = %+v", m)
 	}
 	log := filepath.Join(p.Config.LogDirectory, "c.log")
 	r.must(os.Rename(log, log+".1"))
 	r.must(r.ReopenLog(r.ctx(), p, c))
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "reopened") {
-		t.Errorf("log %q, %v", text, err)
+		t.Errorf("log = %q, %v; want the worker's line reopened", text, err)
 	}
 	out, attached := &tail{limit: 100}, make(chan error, 1)
 	go func() { attached <- r.Attach(r.ctx(), p, c, sandbox.AttachRequest{Stdout: out}) }()
@@ -296,11 +297,11 @@ func TestAttachLogsUpdateStats(t *testing.T) {
 		"attach": r.Attach(r.ctx(), p, c, sandbox.AttachRequest{}), "reopen": r.ReopenLog(r.ctx(), p, c),
 	} {
 		if !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%s without a run: %v", what, err)
+			t.Errorf("%s of a stopped container = %v, want ErrFailedPrecondition", what, err)
 		}
 	}
 	r.must(r.UpdateContainer(r.ctx(), p, c))
 	if s, err := r.ContainerStats(r.ctx(), p, c); err != nil || s.Cpu != nil {
-		t.Errorf("stats without a run %v, %v", s, err)
+		t.Errorf("ContainerStats of a stopped container = %v, %v; want no CPU statistics", s, err)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// BenchmarkUp is the backend's part of a pod's up phase, with the code loaded: sandbox, container, start. The worker is
-// the one of words: what it does with the pod is not in the figure, the way to it and back is.
+// BenchmarkUp measures the backend's part of creating and starting a pod whose code is loaded. The worker is the fake
+// one, so the result includes the round trips to the worker but not its work.
 func BenchmarkUp(b *testing.B) {
 	r := newRig(b)
 	r.run("first", "world=grpc")

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestChannels: a container's channels get to the worker with its start, and a connection to them after a restart of the
-// daemon, too; it ends with the container.
+// TestChannels checks that the worker gets a container's channels at its start, and that their connection can be opened
+// after a restart of the daemon and ends with the container.
 func TestChannels(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("channels")
@@ -23,28 +23,28 @@ func TestChannels(t *testing.T) {
 	r.must(err)
 	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
 	if _, _, err := r.Channels(r.ctx(), p, c); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("before the start: %v", err)
+		t.Errorf("Channels before the start = %v, want ErrFailedPrecondition", err)
 	}
 	r.must(r.StartContainer(r.ctx(), p, c))
-	r.abandon()
+	r.restartDaemon()
 	conn, group, err := r.Channels(r.ctx(), p, c)
 	r.must(err)
 	defer conn.Close()
 	r.must(conn.SetReadDeadline(time.Now().Add(30 * time.Second)))
 	in := bufio.NewReader(conn)
 	if line, err := in.ReadString('\n'); line != "in a/# 1\n" || group == "" {
-		t.Errorf("the worker, group %q, knows %q, %v", group, line, err)
+		t.Errorf("first line = %q, %v in group %q; want in a/# 1", line, err, group)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
 	if _, err := in.ReadByte(); err != io.EOF {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("read after the exit = %v, want EOF", err)
 	}
 	if _, _, err := r.Channels(r.ctx(), p, c); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("Channels after the exit = %v, want ErrFailedPrecondition", err)
 	}
 }
 
-// TestModuleIsNoServer: a module has the node's network, and no business with its ports.
+// TestModuleIsNoServer checks that a module cannot be a server, because it would open ports in the node's network.
 func TestModuleIsNoServer(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("server")
@@ -54,10 +54,10 @@ func TestModuleIsNoServer(t *testing.T) {
 	r.must(err)
 	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
 	if err := r.StartContainer(r.ctx(), p, c); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("%v", err)
+		t.Errorf("StartContainer = %v, want ErrInvalidArgument", err)
 	}
-	if at := r.ports.where("tcp 80"); at != "" {
-		t.Errorf("a port is open at %s", at)
+	if at := r.ports.address("tcp 80"); at != "" {
+		t.Errorf("port 80 is open at %s, want no port", at)
 	}
 }
 
@@ -65,11 +65,11 @@ func TestNoChannels(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("none", "world=command")
 	if _, _, err := r.Channels(r.ctx(), p, c); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Channels = %v, want ErrFailedPrecondition", err)
 	}
 	bad := r.container(p, "world=command")
 	bad.Config.Annotations = map[string]string{sandbox.AnnotationChannels: "{"}
 	if err := r.Validate(p, bad); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Validate = %v, want ErrInvalidArgument", err)
 	}
 }

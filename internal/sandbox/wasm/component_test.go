@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// TestCheckImage: the image is pre-determined by the pod's labels (seed 1).
+// TestCheckImage checks that the image must be the component that the pod's labels name.
 func TestCheckImage(t *testing.T) {
 	wanted := componentName{"example.com", "foo.Bar", "1.2.3+build"}
 	says := func(domain, server, version string) map[string]string {
@@ -32,7 +32,7 @@ func TestCheckImage(t *testing.T) {
 	} {
 		err := checkImage(wanted, c.annotations, "p/", c.refs)
 		if c.ok && err != nil || !c.ok && (!errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), wanted.String())) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: checkImage = %v, want ok %v", name, err, c.ok)
 		}
 	}
 }
@@ -49,18 +49,18 @@ func TestDerive(t *testing.T) {
 		"r.example/x:" + strings.Repeat("9", 80):   "r.example:x@0.0.0-latest",
 	} {
 		if got := derive([]string{ref}).String(); got != want {
-			t.Errorf("%s: %q, want %q", ref, got, want)
+			t.Errorf("derive(%q) = %q, want %q", ref, got, want)
 		}
 	}
 	if got := derive([]string{"::", "r.example/x:1.0.0"}).String(); got != "r.example:x@1.0.0" {
-		t.Errorf("the first that is a reference: %q", got)
+		t.Errorf("derive with an invalid first reference = %q, want the second reference's name", got)
 	}
 }
 
 func TestKeys(t *testing.T) {
 	id := "example.com:foo.Bar@1.2.3#0"
 	if key := keyOf(id); !hexID.MatchString(key) || key == keyOf("example.com:foo.Bar@1.2.3#1") {
-		t.Errorf("key %s", key)
+		t.Errorf("keyOf(%q) = %s, want a unique hexadecimal key", id, key)
 	}
 	if hex := hashOf("x"); keyOf(hex) != hex {
 		t.Error("a hexadecimal ID is not its own key")

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestHarmlessIsDocumented: docs/wasm-fields.md ends with the table of what is accepted and not acted upon.
+// TestHarmlessIsDocumented checks that docs/wasm-fields.md ends with the table of fields that are accepted without
+// effect.
 func TestHarmlessIsDocumented(t *testing.T) {
 	var table strings.Builder
 	for _, field := range slices.Sorted(maps.Keys(Harmless)) {

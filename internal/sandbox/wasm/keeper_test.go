@@ -19,8 +19,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// TestFaultW5WorkerDies: its pods are stopped with code and reason, other workers' are not touched, and another worker is
-// there at once.
+// TestFaultW5WorkerDies checks that a worker's death makes its pods exit with code and reason, does not affect other
+// workers' pods, and starts a new worker immediately.
 func TestFaultW5WorkerDies(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Workers = WorkerPerNamespace })
 	p, c := r.run("p", "world=grpc")
@@ -29,50 +29,50 @@ func TestFaultW5WorkerDies(t *testing.T) {
 	r.must(r.StartContainer(r.ctx(), q, d))
 	first := r.keeper.current(r.keeper.scopeOf(p))
 	r.must(unix.Kill(first.proc.Pid, unix.SIGKILL))
-	s := r.waitEnd(c)
+	s := r.waitExit(c)
 	if s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, first.name) || !strings.Contains(s.Message, "signal 9") {
-		t.Errorf("end %+v", s)
+		t.Errorf("exit status = %+v", s)
 	}
 	r.wantState(q, d, sandbox.StateRunning)
-	r.eventually("another worker is there", func() bool {
+	r.eventually("a new worker is running", func() bool {
 		w := r.keeper.current(first.scope)
 		return w != nil && w != first
 	})
 	r.must(r.StartContainer(r.ctx(), p, c))
 	if got := r.greeting(); got != "hello" {
-		t.Errorf("after the restart the port says %q", got)
+		t.Errorf("greeting after the restart = %q, want hello", got)
 	}
 }
 
-// TestFaultW5WorkerIsStuck: a worker whose connection broke and that does not answer another one is ended.
+// TestFaultW5WorkerIsStuck checks that a worker is killed if its connection broke and it does not answer a new one.
 func TestFaultW5WorkerIsStuck(t *testing.T) {
 	r := newRig(t)
 	_, c := r.run("p", "world=grpc")
 	w := r.keeper.current("node")
 	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
 	w.conn().Close()
-	if s := r.waitEnd(c); s.ExitCode != sandbox.ExitKilled {
-		t.Errorf("end %+v", s)
+	if s := r.waitExit(c); s.ExitCode != sandbox.ExitKilled {
+		t.Errorf("exit status = %+v", s)
 	}
 }
 
-// TestFaultW5WorkerHangs: so does one that lives, keeps its connection and does not answer.
+// TestFaultW5WorkerHangs checks that a worker is killed if it keeps its connection but does not respond.
 func TestFaultW5WorkerHangs(t *testing.T) {
 	r := newRig(t)
 	_, c := r.run("p", "world=grpc")
 	w := r.keeper.current("node")
-	r.probe(r.ctx(), time.Minute) // it answers
+	r.probe(r.ctx(), time.Minute) // the worker responds
 	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
-	r.eventually("it is found out", func() bool { // not at once: each of its threads stops when it gets to
+	r.eventually("the hanging worker is killed", func() bool { // repeatedly, because threads stop with a delay
 		r.probe(r.ctx(), 50*time.Millisecond)
 		return !w.proc.Alive()
 	})
-	if s := r.waitEnd(c); s.ExitCode != sandbox.ExitKilled || !strings.Contains(s.Message, "signal 9") {
-		t.Errorf("end %+v", s)
+	if s := r.waitExit(c); s.ExitCode != sandbox.ExitKilled || !strings.Contains(s.Message, "signal 9") {
+		t.Errorf("exit status = %+v", s)
 	}
 }
 
-// TestReconnect: a broken connection is made again, and what happened meanwhile is found out.
+// TestReconnect checks that a broken connection is replaced, and that orders survive the break.
 func TestReconnect(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
@@ -80,34 +80,35 @@ func TestReconnect(t *testing.T) {
 	for range 3 {
 		before := w.conn()
 		before.Close()
-		r.eventually("another connection is there", func() bool { return w.conn() != before })
+		r.eventually("the connection is replaced", func() bool { return w.conn() != before })
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 	r.must(r.StartContainer(r.ctx(), p, c))
 	w.conn().Close()
-	r.must(r.StopContainer(r.ctx(), p, c, time.Second)) // also over a connection that has just broken
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second)) // over a connection that has just broken
 	r.wantState(p, c, sandbox.StateExited)
 }
 
-// TestFaultN1ReadoptUnnoted: a worker whose process the daemon had not written down when it died is known by what it says, and by
-// its command line.
+// TestFaultN1ReadoptUnnoted checks that a worker whose process was not recorded when the daemon died is recognized by
+// its Hello and its command line.
 func TestFaultN1ReadoptUnnoted(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
 	w := r.keeper.current("node")
 	pid := w.proc.Pid
-	r.part()
+	r.killDaemon()
 	r.must(format.Write(filepath.Join(w.dir, workerFile), workerState{Cgroup: w.cgroup}))
 	if now := r.open().Containers[c.ID]; now.State != sandbox.StateRunning || now.Pid != pid {
-		t.Errorf("%+v, the worker was %d", now, pid)
+		t.Errorf("recovered status = %+v, want running in process %d", now, pid)
 	}
 	if got := r.keeper.current("node").proc.Pid; got != pid {
-		t.Errorf("the worker is %d, was %d", got, pid)
+		t.Errorf("PID of the recovered worker = %d, want %d", got, pid)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 }
 
-// TestFaultN1Readopt: what ran when the daemon died runs on, with its sockets; what ended meanwhile has its code.
+// TestFaultN1Readopt checks that containers continue to run, with their sockets, while the daemon is dead, and that
+// exits in the meantime are recovered with their exit codes.
 func TestFaultN1Readopt(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
@@ -117,7 +118,7 @@ func TestFaultN1Readopt(t *testing.T) {
 	before := r.status(p, c)
 	pid := r.keeper.current("node").proc.Pid
 	socket := filepath.Join(r.keeper.current("node").dir, controlSocket)
-	r.part()
+	r.killDaemon()
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket})
 	r.must(err)
 	worker, err := workerapi.NewClient(r.ctx(), conn)
@@ -129,59 +130,59 @@ func TestFaultN1Readopt(t *testing.T) {
 	})
 	r.must(worker.Close())
 	if got := r.greeting(); got != "hello" {
-		t.Errorf("without a daemon the port says %q", got)
+		t.Errorf("greeting without a daemon = %q, want hello", got)
 	}
 	found := r.open()
 	if now := found.Containers[c.ID]; now.State != sandbox.StateRunning || !now.StartedAt.Equal(before.StartedAt) || now.Pid != pid {
-		t.Errorf("running: %+v, before %+v", now, before)
+		t.Errorf("recovered status of the running container = %+v, want %+v", now, before)
 	}
 	if now := found.Containers[ends.ID]; now.State != sandbox.StateExited || now.ExitCode != 3 {
-		t.Errorf("ended: %+v", now)
+		t.Errorf("recovered status of the exited command = %+v, want exit code 3", now)
 	}
 	if now := found.Containers[created.ID]; now.State != sandbox.StateCreated || !found.Sandboxes[made.ID] {
-		t.Errorf("created: %+v", now)
+		t.Errorf("recovered status of the created container = %+v", now)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 	r.must(r.StartContainer(r.ctx(), p, c))
 	r.must(r.StartContainer(r.ctx(), made, created))
 	r.must(r.StartContainer(r.ctx(), q, ends))
-	if s := r.waitEnd(ends); s.ExitCode != 3 {
-		t.Errorf("second end %+v", s)
+	if s := r.waitExit(ends); s.ExitCode != 3 {
+		t.Errorf("exit status of the second run = %+v, want exit code 3", s)
 	}
 }
 
-// TestFaultN2WorkerDiesUnseen: the worker was killed while the daemon was away.
+// TestFaultN2WorkerDiesUnseen checks recovery after a worker was killed while the daemon was dead.
 func TestFaultN2WorkerDiesUnseen(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
 	w := r.keeper.current("node")
-	r.part()
+	r.killDaemon()
 	r.must(unix.Kill(w.proc.Pid, unix.SIGKILL))
 	<-w.proc.Dead
 	found := r.open()
 	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, w.name) {
-		t.Errorf("found %+v", s)
+		t.Errorf("recovered status = %+v", s)
 	}
 	r.must(r.StartContainer(r.ctx(), p, c))
 	r.wantState(p, c, sandbox.StateRunning)
 }
 
-// TestReboot: after one nothing is left but the compiled code.
+// TestReboot checks that nothing is recovered after a reboot, which leaves only the compiled code.
 func TestReboot(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
 	w := r.keeper.current("node")
-	r.part()
+	r.killDaemon()
 	r.must(unix.Kill(w.proc.Pid, unix.SIGKILL))
 	<-w.proc.Dead
 	r.must(os.RemoveAll(r.config.RunDir))
 	found := r.open()
 	if found.Sandboxes[p.ID] || found.Containers[c.ID].State != sandbox.StateAbsent {
-		t.Errorf("found %+v", found)
+		t.Errorf("recovered after a reboot = %+v, want nothing", found)
 	}
 }
 
-// TestOrphans: what carries our mark and is not in the record is removed, and nothing else.
+// TestOrphans checks that recovery removes pods that are not in the record, and nothing else.
 func TestOrphans(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
@@ -189,20 +190,20 @@ func TestOrphans(t *testing.T) {
 	foreign := filepath.Join(r.config.podsDir(), "not-ours")
 	r.must(os.WriteFile(foreign, nil, 0o600))
 	delete(r.known, q.ID)
-	r.abandon()
+	r.restartDaemon()
 	r.wantState(p, c, sandbox.StateRunning)
 	list, err := r.keeper.current("node").conn().List(r.ctx())
 	if err != nil || len(list) != 1 || list[0].ID != p.ID {
-		t.Errorf("the worker has %v, %v", list, err)
+		t.Errorf("pods of the worker = %v, %v; want only %s", list, err, p.ID)
 	}
 	if _, err := os.Stat(r.config.podDir(q.ID)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the files of the orphan: %v", err)
+		t.Errorf("Stat of the orphan's directory = %v, want ErrNotExist", err)
 	}
 	r.must(os.Remove(foreign))
 }
 
-// TestUpgrade: with another program installed, the previous workers serve their pods to the end, and new starts go to a
-// worker of the new program, with code of its engine.
+// TestUpgrade checks that after an upgrade of the program, retired workers continue to run their pods, and new starts
+// go to a worker of the new program, with code of its engine.
 func TestUpgrade(t *testing.T) {
 	own := filepath.Join(filepath.Dir(program), "upgrade")
 	if err := errors.Join(os.MkdirAll(own, 0o755), installProgram(filepath.Join(own, ProgramName), "1")); err != nil {
@@ -211,30 +212,30 @@ func TestUpgrade(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Program = filepath.Join(own, ProgramName) })
 	p, c := r.run("p", "world=grpc")
 	old := r.keeper.current("node")
-	r.part()
+	r.killDaemon()
 	r.must(installProgram(r.config.Program, "2"))
 	r.open()
 	r.wantState(p, c, sandbox.StateRunning)
 	if got := r.greeting(); got != "hello" {
-		t.Errorf("greeting of the previous worker: got %q, want hello", got)
+		t.Errorf("greeting of the retired worker = %q, want hello", got)
 	}
 	_, d := r.run("q", "world=grpc")
 	h, err := r.ledger.Find(d.ID, d.ID)
 	r.must(err)
 	s, l := h.Snapshot()
 	if s.Worker == old.name || l.worker.conn().Hello().Engine != "fake engine 2" {
-		t.Errorf("a new pod is in worker %s of %s", s.Worker, l.worker.conn().Hello().Engine)
+		t.Errorf("the new pod runs in worker %s with engine %q, want a worker with fake engine 2", s.Worker, l.worker.conn().Hello().Engine)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 	r.must(r.StartContainer(r.ctx(), p, c))
 	h, err = r.ledger.Find(c.ID, c.ID)
 	r.must(err)
 	if s, _ := h.Snapshot(); s.Worker == old.name {
-		t.Errorf("after its restart it is in worker %s", s.Worker)
+		t.Errorf("after its restart, the container runs in the retired worker %s", s.Worker)
 	}
 }
 
-// TestWorkerModes: who shares a process.
+// TestWorkerModes checks which pods share a worker in each mode.
 func TestWorkerModes(t *testing.T) {
 	for mode, want := range map[WorkerMode]int{WorkerPerNode: 1, WorkerPerNamespace: 2, WorkerPerPod: 3} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -245,23 +246,23 @@ func TestWorkerModes(t *testing.T) {
 			c := r.create(p, "world=grpc")
 			r.must(r.StartContainer(r.ctx(), p, c))
 			if pids := workerPids(r.config.Program); len(pids) != want {
-				t.Errorf("workers %v, want %d", pids, want)
+				t.Errorf("worker processes = %v, want %d", pids, want)
 			}
 			r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 			r.must(r.StartContainer(r.ctx(), p, c))
 			r.must(r.RemoveSandbox(r.ctx(), p))
 			delete(r.known, p.ID)
 			r.eventually("a worker without pods is ended", func() bool { return mode == WorkerPerNode || len(workerPids(r.config.Program)) == want-1 })
-			r.abandon()
+			r.restartDaemon()
 			if got := r.greeting(); mode != WorkerPerNode && got == "" {
-				t.Errorf("after a restart of the daemon the port says %q", got)
+				t.Error("no greeting after a restart of the daemon")
 			}
 		})
 	}
 }
 
-// TestSetApart: a component whose answers no bound holds takes a worker for itself, whatever the mode, also after a
-// restart of the daemon; when that worker dies, nobody else's pod does, and with the container it goes.
+// TestSetApart checks that a component that must not share a worker gets its own in every mode, also after a restart of
+// the daemon. The worker's death affects no other pod, and the worker ends with the container.
 func TestSetApart(t *testing.T) {
 	r := newRig(t)
 	shared, sc := r.run("shared", "world=grpc")
@@ -273,35 +274,35 @@ func TestSetApart(t *testing.T) {
 		return l.worker
 	}
 	if w := workerOf(sc); w.scope != scopeNode {
-		t.Errorf("the pod that may share is in %s", w.name)
+		t.Errorf("worker of the sharing pod = %s, want the node's", w.name)
 	}
 	if w := workerOf(ac); w.scope != ownScope(apart.ID) || w.cgroup == "" {
-		t.Errorf("the pod that may not is in %s, cgroup %q", w.name, w.cgroup)
+		t.Errorf("worker of the other pod = %s with cgroup %q, want its own worker and cgroup", w.name, w.cgroup)
 	}
 	if info, err := r.Inspect(r.ctx(), apart, ac); err != nil || info["apart"] != "odd" {
-		t.Errorf("inspect: %v, %v", info, err)
+		t.Errorf("Inspect = %v, %v; want apart=odd", info, err)
 	}
-	r.abandon()
+	r.restartDaemon()
 	r.must(unix.Kill(workerOf(ac).proc.Pid, unix.SIGKILL))
-	if s := r.waitEnd(ac); s.ExitCode != sandbox.ExitKilled {
-		t.Errorf("end %+v", s)
+	if s := r.waitExit(ac); s.ExitCode != sandbox.ExitKilled {
+		t.Errorf("exit status = %+v", s)
 	}
 	r.wantState(shared, sc, sandbox.StateRunning)
 	r.must(r.StartContainer(r.ctx(), apart, ac))
 	if w := workerOf(ac); w.scope != ownScope(apart.ID) {
-		t.Errorf("after its restart it is in %s", w.name)
+		t.Errorf("worker after a restart = %s, want the pod's own", w.name)
 	}
 	r.must(r.RemoveContainer(r.ctx(), apart, ac))
 	if pids := workerPids(r.config.Program); len(pids) != 1 {
-		t.Errorf("workers %v when the container is gone, want the node's", pids)
+		t.Errorf("worker processes after the container was removed = %v, want only the node's", pids)
 	}
 }
 
-// TestModeChanges: existing pods stay where they are, whoever shares a worker now, and restart where new ones would be made.
+// TestModeChanges checks that pods keep their worker when the mode changes, and restart in a worker of the new mode.
 func TestModeChanges(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Workers = WorkerPerNamespace })
 	p, c := r.run("p", "world=grpc")
-	r.part()
+	r.killDaemon()
 	r.config.Workers = WorkerPerNode
 	r.open()
 	r.wantState(p, c, sandbox.StateRunning)
@@ -310,15 +311,15 @@ func TestModeChanges(t *testing.T) {
 	h, err := r.ledger.Find(c.ID, c.ID)
 	r.must(err)
 	if s, l := h.Snapshot(); l.worker.scope != scopeNode || !r.busy(l.worker) {
-		t.Errorf("it runs in %s; busy: %v", s.Worker, r.busy(l.worker))
+		t.Errorf("the container runs in %s, busy %v; want the node's worker, busy", s.Worker, r.busy(l.worker))
 	}
-	r.must(r.Close()) // which must not end the worker that it moved to
+	r.must(r.Close()) // must not end the container's new worker
 	r.open()
 	r.wantState(p, c, sandbox.StateRunning)
 }
 
-// TestOwnWorkerIsLimited: the worker of one pod lies in a cgroup of the pod's, with the container's limits, and the cgroup
-// goes with it; the workers of many have one each.
+// TestOwnWorkerIsLimited checks that a pod's own worker has a cgroup below the pod's, with the container's limits,
+// which is removed with the worker.
 func TestOwnWorkerIsLimited(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Workers = WorkerPerPod })
 	p := r.pod("p")
@@ -338,7 +339,7 @@ func TestOwnWorkerIsLimited(t *testing.T) {
 	}
 	for _, controller := range []string{"memory", "cpu", "cpuset", "pids"} {
 		if got := read(controller, "cgroup.procs"); got != fmt.Sprint(l.worker.proc.Pid) {
-			t.Errorf("processes in %s: %q, the worker is %d", controller, got, l.worker.proc.Pid)
+			t.Errorf("processes in the %s cgroup = %q, want %d", controller, got, l.worker.proc.Pid)
 		}
 	}
 	limits := map[[2]string]string{
@@ -349,27 +350,27 @@ func TestOwnWorkerIsLimited(t *testing.T) {
 	}
 	for file, want := range limits {
 		if got := read(file[0], file[1]); got != want {
-			t.Errorf("%s is %q, want %q", file[1], got, want)
+			t.Errorf("%s = %q, want %q", file[1], got, want)
 		}
 	}
 	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 || s.GetProcess().GetProcessCount().GetValue() == 0 {
-		t.Errorf("stats %v, %v", s, err)
+		t.Errorf("PodStats = %v, %v; want memory and processes", s, err)
 	}
 	c.Config.Linux.Resources.MemoryLimitInBytes = 32 << 20
 	r.must(r.UpdateContainer(r.ctx(), p, c))
-	r.abandon()
+	r.restartDaemon()
 	r.wantState(p, c, sandbox.StateRunning)
 	dirs := r.keeper.cgroups.Dirs(l.worker.cgroup)
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
-	r.must(r.StopSandbox(r.ctx(), p)) // after which a kubelet removes the pod's cgroup
+	r.must(r.StopSandbox(r.ctx(), p)) // a kubelet then removes the pod's cgroup
 	for _, dir := range dirs {
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", dir, err)
+			t.Errorf("Stat(%s) = %v, want ErrNotExist", dir, err)
 		}
 	}
 }
 
-// TestWorkerCannotStart: the pods of a node whose worker does not come up say why.
+// TestWorkerCannotStart checks that a pod's error has the reason why its worker cannot start.
 func TestWorkerCannotStart(t *testing.T) {
 	broken := filepath.Join(filepath.Dir(program), "broken")
 	script := "#!/bin/sh\n[ $1 = fingerprint ] && echo e && exit 0\necho 'no such device' >&2\nexit 3\n"
@@ -380,14 +381,14 @@ func TestWorkerCannotStart(t *testing.T) {
 	p := r.pod("p")
 	_, err := r.CreateContainer(r.ctx(), p, r.container(p, "world=grpc"))
 	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "no such device") {
-		t.Errorf("created: %v", err)
+		t.Errorf("CreateContainer = %v", err)
 	}
 }
 
-// TestForeignWorker: a directory that looks like a worker's but is none of ours is not believed.
+// TestForeignWorker checks that recovery removes a directory that looks like a worker's but has another server.
 func TestForeignWorker(t *testing.T) {
 	r := newRig(t)
-	r.part()
+	r.killDaemon()
 	dir := filepath.Join(r.config.workersDir(), "node.7")
 	r.must(os.MkdirAll(dir, 0o700))
 	l, err := net.Listen("unix", filepath.Join(dir, controlSocket))
@@ -406,6 +407,6 @@ func TestForeignWorker(t *testing.T) {
 	r.open()
 	r.run("p", "world=grpc")
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its directory: %v", err)
+		t.Errorf("Stat of the foreign directory = %v, want ErrNotExist", err)
 	}
 }

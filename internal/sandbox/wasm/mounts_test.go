@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestMountsAreContained: what a worker is handed is the directory and nothing around it, read-only where that was asked.
+// TestMountsAreContained checks that a mount gives access to its directory only, and read-only if requested.
 func TestMountsAreContained(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "volume")
 	if err := errors.Join(os.Mkdir(dir, 0o777), os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o644), os.WriteFile(filepath.Join(dir, "..", "secret"), nil, 0o644)); err != nil {
@@ -28,16 +28,16 @@ func TestMountsAreContained(t *testing.T) {
 		at := int(mounts[0].Dir.Fd())
 		fd, err := unix.Openat(at, "../secret", unix.O_RDONLY, 0)
 		if !errors.Is(err, unix.ENOENT) {
-			t.Errorf("the directory above is reached: %v", err)
+			t.Errorf("open of ../secret = %v, want ENOENT", err)
 			unix.Close(fd)
 		}
 		if fd, err = unix.Openat(at, "file", unix.O_RDONLY, 0); err != nil {
-			t.Errorf("a file in it: %v", err)
+			t.Errorf("open of a file in the mount = %v", err)
 		}
 		unix.Close(fd)
 		fd, err = unix.Openat(at, "new", unix.O_WRONLY|unix.O_CREAT, 0o644)
 		if readonly != errors.Is(err, unix.EROFS) {
-			t.Errorf("a write with readonly %v: %v", readonly, err)
+			t.Errorf("create of a file with readonly %v = %v", readonly, err)
 		}
 		unix.Close(fd)
 		closeMounts(mounts)
@@ -48,7 +48,8 @@ func withMounts(mounts ...*runtimeapi.Mount) *runtimeapi.ContainerConfig {
 	return &runtimeapi.ContainerConfig{Mounts: mounts}
 }
 
-// TestModulesMountsFollowNoLink: a directory that was held against what modules may have must not be another one now.
+// TestModulesMountsFollowNoLink checks that a module's mount with a link is refused, because a link could lead out of
+// the directories that modules can mount.
 func TestModulesMountsFollowNoLink(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("/etc", filepath.Join(dir, "link")); err != nil {
@@ -56,19 +57,20 @@ func TestModulesMountsFollowNoLink(t *testing.T) {
 	}
 	config := withMounts(&runtimeapi.Mount{ContainerPath: "/data", HostPath: filepath.Join(dir, "link")})
 	if _, err := checkMounts(config); err != nil {
-		t.Errorf("a kubelet's: %v", err)
+		t.Errorf("checkMounts of a pod = %v", err)
 	}
 	config.Annotations = map[string]string{sandbox.AnnotationEdge + "module": "uuid"}
 	if _, err := checkMounts(config); !errdefs.IsInvalidArgument(err) || !errors.Is(err, unix.ELOOP) {
-		t.Errorf("a module's: %v", err)
+		t.Errorf("checkMounts of a module = %v, want ELOOP", err)
 	}
 	config.Mounts[0].HostPath = dir
 	if _, err := checkMounts(config); err != nil {
-		t.Errorf("a module's, without a link: %v", err)
+		t.Errorf("checkMounts of a module without a link = %v", err)
 	}
 }
 
-// TestMountsThatAreNone: files that a kubelet sends are passed over, others are refused, as is what is not there.
+// TestMountsThatAreNone checks that the files that a kubelet mounts are ignored, and that other files and missing
+// directories are refused.
 func TestMountsThatAreNone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
@@ -78,14 +80,14 @@ func TestMountsThatAreNone(t *testing.T) {
 		{ContainerPath: "/etc/hosts", HostPath: file}, {ContainerPath: "/dev/termination-log", HostPath: file}, {ContainerPath: "/data", HostPath: t.TempDir()},
 	}
 	if kept, err := checkMounts(withMounts(usual...)); err != nil || len(kept) != 1 || kept[0].ContainerPath != "/data" {
-		t.Errorf("%v, %v", kept, err)
+		t.Errorf("checkMounts = %v, %v; want only /data", kept, err)
 	}
 	for say, m := range map[string]*runtimeapi.Mount{
 		"mount its parent": {ContainerPath: "/etc/app.conf", HostPath: file},
-		"no such file":           {ContainerPath: "/data", HostPath: file + "-not"},
+		"no such file":     {ContainerPath: "/data", HostPath: file + "-not"},
 	} {
 		if _, err := checkMounts(withMounts(m)); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), say) {
-			t.Errorf("%s: %v", say, err)
+			t.Errorf("checkMounts = %v, want %q", err, say)
 		}
 	}
 }

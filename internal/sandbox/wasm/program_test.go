@@ -29,17 +29,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// The test binary is a tripod-wasm of its own, without an engine: its components are lists of words that say what the
-// guest does. The protocol, the processes and the files are the real ones.
+// The test binary is also a tripod-wasm without an engine, whose components are lists of words that control the guest.
+// The protocol, the processes and the files are real.
 //
-//	world=command code=7 after=10ms   ends by itself
-//	world=grpc                        serves, and greets whoever connects to its cleartext port
-//	deaf                              does not end before the grace is over
-//	invalid, limit, crash, slow       what the compiler makes of it
-//	mismatch                          does not fit its descriptors
+//	world=command code=7 after=10ms   exits by itself
+//	world=grpc                        serves, and greets clients on its cleartext port
+//	deaf                              does not exit before the grace period expires
+//	invalid, limit, crash, slow       makes the compiler fail or hang
+//	mismatch                          does not match its descriptors
 //	apart=why                         must not share a worker
 
-// program is where the test binary can be executed by everybody.
+// program is the path of a copy of the test binary that all users can execute.
 var program string
 
 func TestMain(m *testing.M) {
@@ -72,8 +72,8 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// testCgroup is the parent of the workers' cgroups, in the world that the tests run in (hack/testns.sh): a process's number is
-// another's in the next world.
+// testCgroup is the parent of the workers' cgroups. It lies in the cgroup of the tests' namespaces (hack/testns.sh),
+// because another namespace can have a process with the same ID.
 var testCgroup = fmt.Sprintf("%s/tripod-wasm-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid())
 
 func removeTestCgroup() {
@@ -83,12 +83,12 @@ func removeTestCgroup() {
 	}
 	for _, dir := range tree.Dirs(testCgroup) {
 		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			fmt.Fprintln(os.Stderr, "left behind:", err)
+			fmt.Fprintln(os.Stderr, "clean up:", err)
 		}
 	}
 }
 
-// installProgram copies the test binary; what is beside it in a file called engine is its fingerprint.
+// installProgram copies the test binary to path. The file path.engine determines its engine's fingerprint.
 func installProgram(path, engine string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -121,7 +121,7 @@ const (
 	wordsSection = "words"
 )
 
-// module is a core module that has the words in a custom section.
+// module returns a core module with the words in a custom section.
 func module(words string) []byte {
 	section := append([]byte{byte(len(wordsSection))}, wordsSection+words...)
 	m := append([]byte("\x00asm\x01\x00\x00\x00"), 0)
@@ -156,7 +156,7 @@ func fakeCompile() int {
 	return workerapi.CompileOK
 }
 
-// fakeWorker is the worker's process.
+// fakeWorker runs the worker process.
 func fakeWorker(argument string) int {
 	var config workerapi.WorkerConfig
 	if err := json.Unmarshal([]byte(argument), &config); err != nil {
@@ -206,7 +206,7 @@ type fakePod struct {
 }
 
 func (h *fakeHandler) Hello() workerapi.Hello {
-	self, _ := os.Readlink("/proc/self") // the number that the daemon knows
+	self, _ := os.Readlink("/proc/self") // the PID in the daemon's namespace
 	pid, _ := strconv.Atoi(self)
 	return workerapi.Hello{Version: workerapi.Version, Program: "fake", Engine: h.engine, Name: h.config.Name, Pid: pid, StartedAt: h.started}
 }
@@ -272,7 +272,7 @@ func (h *fakeHandler) Start(_ context.Context, spec workerapi.PodSpec) (workerap
 	return p.status, nil
 }
 
-// greet serves a pod's port.
+// greet sends a greeting to each client of a pod's port.
 func greet(socket *os.File, ended chan struct{}) {
 	l, err := net.FileListener(socket)
 	if err != nil {
@@ -390,7 +390,7 @@ func (h *fakeHandler) Attach(_ context.Context, id string, session *workerapi.At
 	return nil
 }
 
-// Channels tells the channels' names on the connection, and stays on it to the pod's end.
+// Channels writes the names of the channels to the connection, and closes it when the pod exits.
 func (h *fakeHandler) Channels(_ context.Context, id string, conn net.Conn) error {
 	p, err := h.pod(id)
 	if err != nil {

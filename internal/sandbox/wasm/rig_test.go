@@ -29,14 +29,14 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// shelf is an image store of components that are words.
+// shelf is an image store whose components are lists of words.
 type shelf struct {
 	dir string
 
 	mu     sync.Mutex
 	images map[string]*shelved
 	opened int
-	held   map[string]string // key to image
+	held   map[string]string // image by key
 }
 
 func (s *shelf) Hold(_ context.Context, key, imageID string) error {
@@ -67,7 +67,7 @@ type shelved struct {
 	artifact *artifact.Artifact
 }
 
-// put makes an image of a component, with the annotations of its manifest, and gives its ID.
+// put stores an image of a component, with annotations in its manifest, and returns its ID.
 func (s *shelf) put(t testing.TB, words, ref string, annotations map[string]string) string {
 	t.Helper()
 	raw := module(words)
@@ -138,10 +138,10 @@ func (s *shelf) OpenBlob(_ context.Context, desc ocispec.Descriptor) (*os.File, 
 	return os.Open(filepath.Join(s.dir, desc.Digest.Encoded()))
 }
 
-// ports is a network whose sockets are all on loopback, at a port of the kernel's choice.
+// ports is a network that opens all sockets on loopback, at a port that the kernel chooses.
 type ports struct {
 	mu   sync.Mutex
-	at   map[string]string // "tcp 80" to where it is
+	at   map[string]string // "tcp 80" to the actual address
 	fail error
 }
 
@@ -173,14 +173,13 @@ func (n *ports) Listen(_ context.Context, _, network, addr string) (*os.File, er
 	return l.File()
 }
 
-func (n *ports) where(name string) string {
+func (n *ports) address(name string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.at[name]
 }
 
-// rig is a backend under test, with what it stands on. The backend can be abandoned, as if its process were killed, and
-// opened again over the same files.
+// rig is a backend under test with its dependencies. The daemon can be killed and restarted on the same files.
 type rig struct {
 	testing.TB
 	*Backend
@@ -213,12 +212,12 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 			r.must(r.RemoveSandbox(r.ctx(), k.Pod))
 		}
 		r.must(r.Close())
-		r.noneLeft()
+		r.checkCleanedUp()
 	})
 	return r
 }
 
-// open makes the backend and recovers what is there.
+// open opens the backend and recovers its state.
 func (r *rig) open() sandbox.Found {
 	r.Helper()
 	b, err := Open(r.Context(), r.config, r.services)
@@ -229,14 +228,15 @@ func (r *rig) open() sandbox.Found {
 	return found
 }
 
-// abandon makes the backend deaf and mute, as if its process were gone, and opens another one.
-func (r *rig) abandon() sandbox.Found {
+// restartDaemon kills the daemon and opens a new backend.
+func (r *rig) restartDaemon() sandbox.Found {
 	r.Helper()
-	r.part()
+	r.killDaemon()
 	return r.open()
 }
 
-func (r *rig) part() {
+// killDaemon ends the backend as if its process were killed.
+func (r *rig) killDaemon() {
 	r.stop()
 	r.keeper.mu.Lock()
 	r.keeper.closed = true
@@ -261,17 +261,17 @@ func (r *rig) must(err error) {
 	}
 }
 
-// noneLeft looks for workers and files of pods.
-func (r *rig) noneLeft() {
+// checkCleanedUp checks that no workers and no files of pods are left.
+func (r *rig) checkCleanedUp() {
 	r.Helper()
 	for _, dir := range []string{r.config.podsDir(), r.config.workersDir()} {
 		entries, err := os.ReadDir(dir)
 		if err != nil || len(entries) > 0 {
-			r.Errorf("%s has %v, %v", dir, entries, err)
+			r.Errorf("ReadDir(%s) = %v, %v; want nothing", dir, entries, err)
 		}
 	}
 	if pids := workerPids(r.config.Program); len(pids) > 0 {
-		r.Errorf("workers live: %v", pids)
+		r.Errorf("workers %v are still running", pids)
 	}
 }
 
@@ -288,7 +288,7 @@ func workerPids(program string) (pids []string) {
 	return pids
 }
 
-// pod makes a sandbox. Each has a number that makes its ID.
+// pod creates a sandbox, whose ID is the hash of name.
 func (r *rig) pod(name string, change ...func(*runtimeapi.PodSandboxConfig)) *sandbox.Pod {
 	r.Helper()
 	p := r.podConfig(name, change...)
@@ -309,7 +309,7 @@ func (r *rig) podConfig(name string, change ...func(*runtimeapi.PodSandboxConfig
 	return &sandbox.Pod{ID: hashOf(name), Handler: "wasm", Config: config, Netns: "/somewhere"}
 }
 
-// container makes the configuration of a container of the component that the words say.
+// container returns a container of the component words.
 func (r *rig) container(p *sandbox.Pod, words string) *sandbox.Container {
 	r.Helper()
 	id := r.shelf.put(r.TB, words, "registry.example/demo/greeter:1.2", nil)
@@ -329,7 +329,7 @@ func (r *rig) create(p *sandbox.Pod, words string) *sandbox.Container {
 	return c
 }
 
-// run makes a pod and starts its container.
+// run creates a pod and starts its container.
 func (r *rig) run(name, words string) (*sandbox.Pod, *sandbox.Container) {
 	r.Helper()
 	p := r.pod(name)
@@ -345,18 +345,18 @@ func (r *rig) status(p *sandbox.Pod, c *sandbox.Container) sandbox.Status {
 	return s
 }
 
-// wantState checks what there is of a container.
+// wantState checks the state of a container and returns its status.
 func (r *rig) wantState(p *sandbox.Pod, c *sandbox.Container, want sandbox.State) sandbox.Status {
 	r.Helper()
 	s := r.status(p, c)
 	if s.State != want {
-		r.Fatalf("container of %s is %+v, want state %d", p.Config.Metadata.Name, s, want)
+		r.Fatalf("status of %s's container = %+v, want state %d", p.Config.Metadata.Name, s, want)
 	}
 	return s
 }
 
-// waitEnd waits for the event of a container's end.
-func (r *rig) waitEnd(c *sandbox.Container) sandbox.Status {
+// waitExit waits for the event that a container has exited.
+func (r *rig) waitExit(c *sandbox.Container) sandbox.Status {
 	r.Helper()
 	timeout := time.After(20 * time.Second)
 	for {
@@ -366,20 +366,20 @@ func (r *rig) waitEnd(c *sandbox.Container) sandbox.Status {
 				return e.Status
 			}
 		case <-timeout:
-			r.Fatal("the end of the container is not reported")
+			r.Fatal("the container's exit was not reported within 20s")
 		}
 	}
 }
 
-// eventually waits for a condition that nothing announces.
+// eventually polls until a condition holds.
 func (r *rig) eventually(what string, holds func() bool) {
 	r.Helper()
 	until.Holds(r, what, holds)
 }
 
-// greeting is what the pod's cleartext port says.
+// greeting returns what the pod's cleartext port sends.
 func (r *rig) greeting() string {
-	conn, err := net.Dial("tcp", r.ports.where("tcp 80"))
+	conn, err := net.Dial("tcp", r.ports.address("tcp 80"))
 	if err != nil {
 		return err.Error()
 	}

@@ -17,12 +17,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// verify holds a chain against an authority, for a name or an address.
+// verify verifies a chain by an authority for a name or an address, and returns the leaf.
 func verify(t *testing.T, ca, chain []byte, host string) *x509.Certificate {
 	t.Helper()
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(ca) {
-		t.Fatal("no authority")
+		t.Fatal("no certificate in the authority's PEM")
 	}
 	block, _ := pem.Decode(chain)
 	leaf, err := x509.ParseCertificate(block.Bytes)
@@ -30,13 +30,13 @@ func verify(t *testing.T, ca, chain []byte, host string) *x509.Certificate {
 		t.Fatal(err)
 	}
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host}); err != nil {
-		t.Errorf("%s: %v", host, err)
+		t.Errorf("Verify for %s = %v", host, err)
 	}
 	return leaf
 }
 
-// TestAuthority: certificates are good for the pod's names and addresses, by an authority that stays, and is replaced when
-// it is half lost.
+// TestAuthority checks that certificates are valid for the pod's names and addresses, and that the authority is reused,
+// and replaced if one of its files is missing.
 func TestAuthority(t *testing.T) {
 	dir := t.TempDir()
 	issue := func() []byte {
@@ -48,7 +48,7 @@ func TestAuthority(t *testing.T) {
 			t.Error(err)
 		}
 		if in := time.Until(renewAt); in < 19*24*time.Hour || in > leafLife {
-			t.Errorf("to be renewed in %s", in)
+			t.Errorf("time until renewal = %s, want about two thirds of %s", in, leafLife)
 		}
 		return chain
 	}
@@ -61,9 +61,9 @@ func TestAuthority(t *testing.T) {
 		verify(t, ca, chain, host)
 	}
 	if info, err := os.Stat(filepath.Join(dir, "ca.key")); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the key: %v, %v", info.Mode(), err)
+		t.Errorf("mode of the key file = %v, %v; want 0600", info.Mode(), err)
 	}
-	verify(t, ca, issue(), "greeter") // by the same authority
+	verify(t, ca, issue(), "greeter") // issued by the same authority
 	if err := os.Remove(filepath.Join(dir, "ca.crt")); err != nil {
 		t.Fatal(err)
 	}
@@ -76,11 +76,11 @@ func TestAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, _, err := newAuthority(dir).issue(t.Context(), nil, []string{"x"}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "remove both") {
-		t.Errorf("an authority that is damaged: %v", err)
+		t.Errorf("issue with a damaged authority = %v, want ErrFailedPrecondition", err)
 	}
 }
 
-// secret writes a Secret's directory as a kubelet does: files that are links to a version.
+// secret writes a Secret's directory like a kubelet: the files are links to a version.
 func secret(t *testing.T, dir, version string, files map[string][]byte) {
 	t.Helper()
 	at := filepath.Join(dir, version)
@@ -105,7 +105,7 @@ func secret(t *testing.T, dir, version string, files map[string][]byte) {
 	}
 }
 
-// identities makes pairs of an authority, for the name that each is given.
+// identities returns the files of a certificate for name, issued by a new authority.
 func identities(t *testing.T, name string) map[string][]byte {
 	t.Helper()
 	a := newAuthority(t.TempDir())
@@ -116,7 +116,7 @@ func identities(t *testing.T, name string) map[string][]byte {
 	return map[string][]byte{certFile: chain, keyFile: key, clientCAFile: a.pem}
 }
 
-// TestMountedCertificate: a pod is served with the certificate of its mount, the one of now.
+// TestMountedCertificate checks that a pod uses the current certificate of its mount.
 func TestMountedCertificate(t *testing.T) {
 	r := newRig(t)
 	dir := t.TempDir()
@@ -130,24 +130,25 @@ func TestMountedCertificate(t *testing.T) {
 	r.must(err)
 	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
 	r.must(r.StartContainer(r.ctx(), p, c))
-	served := func() string { return r.metrics(r.ctx())[0].Methods[0].Procedure } // the worker of words tells it so
+	served := func() string { return r.metrics(r.ctx())[0].Methods[0].Procedure } // the fake worker reports the certificate here
 	if served() != string(first[certFile]) {
-		t.Error("it is served with another certificate")
+		t.Error("the pod does not use the certificate of its mount")
 	}
 	secret(t, dir, "2", second)
 	r.eventually("the new certificate is served", func() bool { return served() == string(second[certFile]) })
-	r.abandon()
+	r.restartDaemon()
 	secret(t, dir, "3", map[string][]byte{certFile: []byte("junk"), keyFile: []byte("junk")})
 	secret(t, dir, "4", first)
-	r.eventually("after junk, and a restart of the daemon, another one is served", func() bool { return served() == string(first[certFile]) })
+	r.eventually("the next certificate is served after an invalid one and a restart of the daemon", func() bool { return served() == string(first[certFile]) })
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
 	secret(t, dir, "5", map[string][]byte{certFile: []byte("junk"), keyFile: []byte("junk")})
 	if err := r.StartContainer(r.ctx(), p, c); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), certFile) {
-		t.Errorf("started with junk: %v", err)
+		t.Errorf("StartContainer with an invalid certificate = %v, want ErrInvalidArgument for %s", err, certFile)
 	}
 }
 
-// TestGeneratedCertificate: it is renewed before it expires, also by the next daemon.
+// TestGeneratedCertificate checks that a generated certificate is renewed before it expires, even after a restart of
+// the daemon.
 func TestGeneratedCertificate(t *testing.T) {
 	r := newRig(t)
 	p := r.podConfig("p")
@@ -163,18 +164,18 @@ func TestGeneratedCertificate(t *testing.T) {
 	for _, host := range []string{"p", "p.test", "greeter", "registry.example", "127.0.0.1", "10.1.2.3"} {
 		verify(t, ca, []byte(first), host)
 	}
-	r.abandon()
+	r.restartDaemon()
 	r.renewDue(r.ctx(), time.Now().Add(leafLife/2))
 	if served() != first {
-		t.Error("it was renewed too early")
+		t.Error("the certificate was renewed too early")
 	}
 	r.renewDue(r.ctx(), time.Now().Add(leafLife*3/4))
 	if served() == first {
-		t.Error("it was not renewed")
+		t.Error("the certificate was not renewed")
 	}
 }
 
-// TestMountedIdentityIsContained: a directory that others write to cannot make us read elsewhere.
+// TestMountedIdentityIsContained checks that links in a mount cannot make the daemon read files outside of the mount.
 func TestMountedIdentityIsContained(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	for name, content := range identities(t, "x") {
@@ -186,7 +187,7 @@ func TestMountedIdentityIsContained(t *testing.T) {
 		}
 	}
 	if _, err := mountedIdentity(dir, false); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("read through links out of the mount: %v", err)
+		t.Errorf("mountedIdentity through links out of the mount = %v, want ErrInvalidArgument", err)
 	}
 	if _, err := mountedIdentity(outside, true); err != nil {
 		t.Error(err)

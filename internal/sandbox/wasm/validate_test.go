@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
-// kubelets is a pod of which every field that passes is set.
+// kubelets returns a pod and container with every accepted field set.
 func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	runtimeDefault := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
 	namespaces := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
@@ -53,7 +53,8 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	return pod, container
 }
 
-// TestWhatAKubeletSends: every request of the corpus passes, whoever shares a worker.
+// TestWhatAKubeletSends checks that every request in the corpus is valid, with shared workers and with a worker per
+// pod.
 func TestWhatAKubeletSends(t *testing.T) {
 	for _, workers := range []WorkerMode{WorkerPerNode, WorkerPerPod} {
 		b := &Backend{cfg: setup{Config: Config{Workers: workers}.withDefaults()}}
@@ -62,13 +63,14 @@ func TestWhatAKubeletSends(t *testing.T) {
 			p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
 			_, err := checkMounts(c.Container)
 			if err = errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container}), err); err != nil {
-				t.Errorf("%s, a worker per %s: %v", c.Name, workers, err)
+				t.Errorf("Validate of %s with a worker per %s = %v", c.Name, workers, err)
 			}
 		}
 	}
 }
 
-// TestEnforcedOrRefused: what a component cannot have is refused, and the field is named (rule 6 of the lifecycle).
+// TestEnforcedOrRefused checks that unsupported fields are refused, and that the error names the field (rule 6 of the
+// lifecycle).
 func TestEnforcedOrRefused(t *testing.T) {
 	b := &Backend{cfg: setup{Config: Config{}.withDefaults()}}
 	type pod = runtimeapi.PodSandboxConfig
@@ -90,24 +92,24 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"namespace_options.userns_options": {func(p *pod, _ *ctr) {
 			p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{}
 		}, errdefs.IsNotImplemented},
-		"linux.sysctls":                           {func(p *pod, _ *ctr) { p.Linux.Sysctls["net.core.somaxconn"] = "1" }, errdefs.IsNotImplemented},
-		"windows":                                 {func(p *pod, _ *ctr) { p.Windows = &runtimeapi.WindowsPodSandboxConfig{} }, errdefs.IsInvalidArgument},
-		"devices":                                 {func(_ *pod, c *ctr) { c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kvm"}} }, errdefs.IsNotImplemented},
-		"CDI_devices":                             {func(_ *pod, c *ctr) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "x"}} }, errdefs.IsNotImplemented},
-		"tty":                                     {func(_ *pod, c *ctr) { c.Tty = true }, errdefs.IsNotImplemented},
-		"working_dir":                             {func(_ *pod, c *ctr) { c.WorkingDir = "/srv" }, errdefs.IsNotImplemented},
-		"envs":                                    {func(_ *pod, c *ctr) { c.Envs[0].Key = "A=B" }, errdefs.IsInvalidArgument},
-		"linux.resources.memory_limit_in_bytes":   {func(_ *pod, c *ctr) { c.Linux.Resources.MemoryLimitInBytes = -1 }, errdefs.IsInvalidArgument},
-		"linux.resources.cpu_quota":               {func(_ *pod, c *ctr) { c.Linux.Resources.CpuQuota = 7 }, errdefs.IsInvalidArgument},
-		"linux.resources.cpu_period":              {func(_ *pod, c *ctr) { c.Linux.Resources.CpuPeriod = 7 }, errdefs.IsInvalidArgument},
-		"linux.resources.cpuset_cpus":             {func(_ *pod, c *ctr) { c.Linux.Resources.CpusetCpus, c.Linux.Resources.CpuQuota = "0", -1 }, errdefs.IsNotImplemented},
-		"linux.resources.unified":                 {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["pids.max"] = "1" }, errdefs.IsNotImplemented},
-		"mounts[0].image":                         {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} }, errdefs.IsNotImplemented},
-		"mounts[1].propagation":                   {func(_ *pod, c *ctr) { c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL }, errdefs.IsNotImplemented},
-		"mounts[2].container_path":                {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},
-		"mounts[0].uidMappings":                   {func(_ *pod, c *ctr) { c.Mounts[0].UidMappings = []*runtimeapi.IDMapping{{}} }, errdefs.IsNotImplemented},
-		"log_path":                                {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
-		"annotation vimana.host/port":             {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/port": "http"} }, errdefs.IsInvalidArgument},
+		"linux.sysctls":                         {func(p *pod, _ *ctr) { p.Linux.Sysctls["net.core.somaxconn"] = "1" }, errdefs.IsNotImplemented},
+		"windows":                               {func(p *pod, _ *ctr) { p.Windows = &runtimeapi.WindowsPodSandboxConfig{} }, errdefs.IsInvalidArgument},
+		"devices":                               {func(_ *pod, c *ctr) { c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kvm"}} }, errdefs.IsNotImplemented},
+		"CDI_devices":                           {func(_ *pod, c *ctr) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "x"}} }, errdefs.IsNotImplemented},
+		"tty":                                   {func(_ *pod, c *ctr) { c.Tty = true }, errdefs.IsNotImplemented},
+		"working_dir":                           {func(_ *pod, c *ctr) { c.WorkingDir = "/srv" }, errdefs.IsNotImplemented},
+		"envs":                                  {func(_ *pod, c *ctr) { c.Envs[0].Key = "A=B" }, errdefs.IsInvalidArgument},
+		"linux.resources.memory_limit_in_bytes": {func(_ *pod, c *ctr) { c.Linux.Resources.MemoryLimitInBytes = -1 }, errdefs.IsInvalidArgument},
+		"linux.resources.cpu_quota":             {func(_ *pod, c *ctr) { c.Linux.Resources.CpuQuota = 7 }, errdefs.IsInvalidArgument},
+		"linux.resources.cpu_period":            {func(_ *pod, c *ctr) { c.Linux.Resources.CpuPeriod = 7 }, errdefs.IsInvalidArgument},
+		"linux.resources.cpuset_cpus":           {func(_ *pod, c *ctr) { c.Linux.Resources.CpusetCpus, c.Linux.Resources.CpuQuota = "0", -1 }, errdefs.IsNotImplemented},
+		"linux.resources.unified":               {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["pids.max"] = "1" }, errdefs.IsNotImplemented},
+		"mounts[0].image":                       {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} }, errdefs.IsNotImplemented},
+		"mounts[1].propagation":                 {func(_ *pod, c *ctr) { c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL }, errdefs.IsNotImplemented},
+		"mounts[2].container_path":              {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},
+		"mounts[0].uidMappings":                 {func(_ *pod, c *ctr) { c.Mounts[0].UidMappings = []*runtimeapi.IDMapping{{}} }, errdefs.IsNotImplemented},
+		"log_path":                              {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
+		"annotation vimana.host/port":           {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/port": "http"} }, errdefs.IsInvalidArgument},
 		"annotation vimana.host/tls: the container has no mount": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/tls": "/tls"} }, errdefs.IsInvalidArgument},
 	} {
 		t.Run(field, func(t *testing.T) {
@@ -120,19 +122,19 @@ func TestEnforcedOrRefused(t *testing.T) {
 				err = b.Validate(p, &sandbox.Container{ID: p.ID, Config: container})
 			}
 			if !c.is(err) || !strings.Contains(err.Error(), field) {
-				t.Errorf("validate: %v", err)
+				t.Errorf("Validate = %v, want an error for %s", err, field)
 			}
 		})
 	}
 	for _, id := range []string{"", "x", strings.Repeat("g", 64), "../../x", "a/b#0", "#0"} {
 		pod, _ := kubelets()
 		if err := b.Validate(&sandbox.Pod{ID: id, Config: pod}, nil); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("ID %q: %v", id, err)
+			t.Errorf("Validate of a pod with ID %q = %v, want ErrInvalidArgument", id, err)
 		}
 	}
 }
 
-// TestConcurrencyIsBounded: a pod asks for no more requests at a time than the node gives to one.
+// TestConcurrencyIsBounded checks that a pod cannot set a higher concurrency than wasm.max_concurrency.
 func TestConcurrencyIsBounded(t *testing.T) {
 	b := &Backend{cfg: setup{Config: Config{Concurrency: 10}.withDefaults()}}
 	for value, wrong := range map[string]bool{"10": false, "11": true} {
@@ -141,7 +143,7 @@ func TestConcurrencyIsBounded(t *testing.T) {
 		pod.Annotations = map[string]string{b.cfg.LabelPrefix + keyConcurrency: value}
 		err := b.Validate(&sandbox.Pod{ID: hashOf("p"), Config: pod}, nil)
 		if wrong != errdefs.IsInvalidArgument(err) || wrong && !strings.Contains(err.Error(), "wasm.max_concurrency") {
-			t.Errorf("%s: %v", value, err)
+			t.Errorf("Validate with concurrency %s = %v, want refused %v", value, err, wrong)
 		}
 	}
 }
@@ -170,12 +172,12 @@ func TestOptions(t *testing.T) {
 		}
 		got, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: annotations}, "vimana.host/")
 		if err != nil || got != c.want {
-			t.Errorf("%s: %+v, %v", name, got, err)
+			t.Errorf("%s: parseOptions = %+v, %v; want %+v", name, got, err, c.want)
 		}
 	}
 	label := &runtimeapi.PodSandboxConfig{Labels: map[string]string{"p/port": "9"}}
 	if got, err := parseOptions(label, "p/"); err != nil || got.port != 9 {
-		t.Errorf("a port as a label: %+v, %v", got, err)
+		t.Errorf("parseOptions with a port label = %+v, %v; want port 9", got, err)
 	}
 	for key, values := range map[string][]string{
 		"port": {"0", "65536", "-1", "80"}, "cleartext-port": {"on", "443"}, "tls": {"on", "relative/path"}, "client-auth": {"maybe", "require"},
@@ -184,12 +186,12 @@ func TestOptions(t *testing.T) {
 		for _, v := range values {
 			_, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/" + key: v}}, "p/")
 			if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/") {
-				t.Errorf("%s=%s: %v", key, v, err)
+				t.Errorf("parseOptions with %s=%s = %v, want ErrInvalidArgument", key, v, err)
 			}
 		}
 	}
 	dark := map[string]string{"p/tls": "off", "p/cleartext-port": "off"}
 	if _, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: dark}, "p/"); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("no port at all: %v", err)
+		t.Errorf("parseOptions without ports = %v, want ErrInvalidArgument", err)
 	}
 }
