@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// rig is a registry and a store.
+// rig has a registry and an image store.
 type rig struct {
 	*testing.T
 	host  string
@@ -74,31 +74,31 @@ func TestBuiltArtifactOpens(t *testing.T) {
 	again, err := Build(Spec{Wasm: wasm, Descriptors: set, Annotations: notes})
 	r.must(err)
 	if built.Manifest.Digest != again.Manifest.Digest {
-		t.Error("the same files make two artifacts")
+		t.Error("Build of the same files made two different artifacts")
 	}
 	a := r.pull("greeter:1", built.Manifest, built.Blobs...)
 	if a.Layout != image.LayoutCNCF || a.ImageID != built.Manifest.Digest.String() || a.Wasm.Size != int64(len(wasm)) ||
 		a.Annotations["vimana.host/domain"] != "example.com" || !slices.Equal(a.Services, []string{"a.A", "b.B"}) {
-		t.Errorf("%+v", a)
+		t.Errorf("opened artifact = %+v", a)
 	}
 	f, err := a.OpenWasm(t.Context(), r.store)
 	r.must(err)
 	defer f.Close()
 	if got, _ := io.ReadAll(f); string(got) != string(wasm) {
-		t.Error("another binary")
+		t.Error("OpenWasm returned another binary")
 	}
 	if _, err := f.Write([]byte("x")); err == nil {
-		t.Error("the binary can be written to")
+		t.Error("OpenWasm returned a writable file")
 	}
 	if got, err := a.Descriptors(t.Context(), r.store); err != nil || string(got) != string(set) {
-		t.Errorf("descriptors %q, %v", got, err)
+		t.Errorf("Descriptors = %q, %v; want %q", got, err, set)
 	}
 	if got, err := a.Metadata(t.Context(), r.store); err != nil || got != nil {
-		t.Errorf("metadata %q, %v", got, err)
+		t.Errorf("Metadata = %q, %v; want nil", got, err)
 	}
 }
 
-// TestDescriptorsInASection: without a layer they may be in the binary; a layer goes before.
+// TestDescriptorsInASection checks that descriptors are read from the binary's section, unless there is a layer.
 func TestDescriptorsInASection(t *testing.T) {
 	r := newRig(t)
 	name := SectionDescriptors
@@ -107,17 +107,17 @@ func TestDescriptorsInASection(t *testing.T) {
 	built, err := Build(Spec{Wasm: wasm})
 	r.must(err)
 	if world, err := Check(built.Outline, nil); world != wit.WorldGRPC || err != nil {
-		t.Errorf("world %q, %v", world, err)
+		t.Errorf("Check = %q, %v; want %q", world, err, wit.WorldGRPC)
 	}
 	got, err := r.pull("section:1", built.Manifest, built.Blobs...).Descriptors(t.Context(), r.store)
 	if err != nil || string(got) != "in a section" {
-		t.Errorf("descriptors %q, %v", got, err)
+		t.Errorf("Descriptors = %q, %v; want the section's", got, err)
 	}
 	built, err = Build(Spec{Wasm: wasm, Descriptors: []byte("in a layer")})
 	r.must(err)
 	got, err = r.pull("layer:1", built.Manifest, built.Blobs...).Descriptors(t.Context(), r.store)
 	if err != nil || string(got) != "in a layer" {
-		t.Errorf("descriptors %q, %v", got, err)
+		t.Errorf("Descriptors = %q, %v; want the layer's", got, err)
 	}
 }
 
@@ -128,17 +128,17 @@ func TestVimanaLayout(t *testing.T) {
 	manifest := manifestOf(t, config, wasm, meta)
 	a := r.pull("vimana:1", manifest, config, wasm, meta)
 	if got, err := a.Metadata(t.Context(), r.store); err != nil || string(got) != "a metadata message" || a.Layout != image.LayoutVimana {
-		t.Errorf("metadata %q, %v; %+v", got, err, a)
+		t.Errorf("Metadata = %q, %v with layout %s; want the metadata message with layout %s", got, err, a.Layout, image.LayoutVimana)
 	}
 	if got, err := a.Descriptors(t.Context(), r.store); err != nil || got != nil {
-		t.Errorf("descriptors %q, %v", got, err)
+		t.Errorf("Descriptors = %q, %v; want nil", got, err)
 	}
 }
 
 func TestUnknownImage(t *testing.T) {
 	r := newRig(t)
 	if _, err := Open(t.Context(), r.store, "none"); !errdefs.IsNotFound(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Open = %v, want ErrNotFound", err)
 	}
 }
 
@@ -151,11 +151,11 @@ func TestArgv(t *testing.T) {
 		"other -a x":        {command: []string{"other", "-a"}, args: []string{"x"}},
 	} {
 		if got := strings.Join(a.Argv(c.command, c.args), " "); got != want {
-			t.Errorf("argv %q, want %q", got, want)
+			t.Errorf("Argv(%q, %q) = %q, want %q", c.command, c.args, got, want)
 		}
 	}
 	if strings.Join(a.Entrypoint, "")+strings.Join(a.Cmd, "") != "-vserve" {
-		t.Error("the artifact has changed")
+		t.Error("Argv has changed the artifact")
 	}
 }
 
@@ -187,16 +187,16 @@ func TestCheck(t *testing.T) {
 		"draft package":  {component("wasi:http/incoming-handler@0.2.0", "wasi:nn/graph@0.2.0"), nil, "", "imports wasi:nn/graph@0.2.0"},
 		"old draft":      {component("wasi:cli/run@0.2.0", "wasi:io/streams@0.2.0-rc-2023-11-10"), nil, "", "imports wasi:io/streams@0.2.0-rc-2023-11-10"},
 		"draft export":   {component("wasi:cli/run@0.2.0-rc-2023-12-05", ""), nil, "", "neither wasi:http/incoming-handler@0.2 nor wasi:cli/run@0.2"},
-		"library":        {module("memory", ""), nil, "", "without _start"},
+		"library":        {module("memory", ""), nil, "", "does not export _start"},
 		"module import":  {module("_start", "env missing"), nil, "", `imports "missing" from "env"`},
 		"module service": {module("_start", ""), greeter, "", "a core module cannot serve proto:greet-v1/greeter"},
 	} {
 		world, err := Check(c.outline, c.services)
 		if world != c.world || (err == nil) != (c.words == "") {
-			t.Errorf("%s: %q, %v", name, world, err)
+			t.Errorf("%s: Check = %q, %v; want %q", name, world, err, c.world)
 		}
 		if err != nil && (!errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.words)) {
-			t.Errorf("%s: %v does not say %q", name, err, c.words)
+			t.Errorf("%s: Check = %v, want ErrInvalidArgument with %q", name, err, c.words)
 		}
 	}
 }
@@ -205,7 +205,7 @@ func TestBuildRefuses(t *testing.T) {
 	wasm := example(t, "hello-http-c")
 	for _, s := range []Spec{{}, {Wasm: []byte("text")}, {Wasm: wasm[:len(wasm)-1]}, {Wasm: wasm, Descriptors: make([]byte, maxDescriptors+1)}} {
 		if _, err := Build(s); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%d bytes: %v", len(s.Wasm), err)
+			t.Errorf("Build with %d bytes = %v, want ErrInvalidArgument", len(s.Wasm), err)
 		}
 	}
 }
@@ -213,11 +213,11 @@ func TestBuildRefuses(t *testing.T) {
 func TestNameAnnotations(t *testing.T) {
 	got, err := NameAnnotations("p/", "example.com:foo.Bar@1.2.3-a+b5")
 	if err != nil || len(got) != 3 || got["p/domain"] != "example.com" || got["p/server"] != "foo.Bar" || got["p/version"] != "1.2.3-a_b5" {
-		t.Errorf("%v, %v", got, err)
+		t.Errorf("NameAnnotations = %v, %v", got, err)
 	}
 	for _, bad := range []string{"", "Bar", "example.com:Bar", "Bar@1.0.0", "UP:Bar@1.0.0", "example.com:@1.0.0", "example.com:a/b@1.0.0", "example.com:Bar@1", "example.com:Bar@1.0.0-" + strings.Repeat("x", 60)} {
 		if got, err := NameAnnotations("p/", bad); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q: %v, %v", bad, got, err)
+			t.Errorf("NameAnnotations(%q) = %v, %v; want ErrInvalidArgument", bad, got, err)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// examples is the directory of the guests.
+// examples is the directory of the example guests.
 const examples = "../../../../examples/wasm"
 
 func manifestOf(t testing.TB, config image.Blob, layers ...image.Blob) image.Blob {
@@ -35,8 +35,8 @@ func manifestOf(t testing.TB, config image.Blob, layers ...image.Blob) image.Blo
 	return image.NewBlob(m.MediaType, document)
 }
 
-// TestExamplesAreBuiltFromTheirSources: SHA256SUMS, which the build.sh of each directory writes, has the digest of every source
-// and every binary as they were together.
+// TestExamplesAreBuiltFromTheirSources checks SHA256SUMS, which build.sh writes with the digests of all sources and of
+// the binaries built from them.
 func TestExamplesAreBuiltFromTheirSources(t *testing.T) {
 	for _, dir := range []string{examples, "../../../../examples/edge"} {
 		t.Run(filepath.Base(dir), func(t *testing.T) { builtFromSources(t, dir) })
@@ -59,7 +59,7 @@ func builtFromSources(t *testing.T, dir string) {
 		}
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		if sum := fmt.Sprintf("%x", sha256.Sum256(data)); listed[name] != sum {
-			t.Errorf("%s has the SHA-256 digest %s, recorded is %q: run `make examples` and commit what it writes", name, sum, listed[name])
+			t.Errorf("SHA-256 of %s = %s, but SHA256SUMS has %q; run `make examples` and commit the result", name, sum, listed[name])
 		}
 		delete(listed, name)
 		return err
@@ -68,7 +68,7 @@ func builtFromSources(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	for name := range listed {
-		t.Errorf("%s is recorded and not there", name)
+		t.Errorf("%s is in SHA256SUMS, but does not exist", name)
 	}
 }
 
@@ -87,11 +87,11 @@ func TestExamplesCanBePushed(t *testing.T) {
 		data := example(t, name)
 		o, err := wasmbin.Read(bytes.NewReader(data), int64(len(data)))
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Read of %s = %v", name, err)
 			continue
 		}
 		if world, err := Check(o, want.services); world != want.world || err != nil {
-			t.Errorf("%s: world %q, %v", name, world, err)
+			t.Errorf("Check of %s = %q, %v; want %q", name, world, err, want.world)
 		}
 	}
 }

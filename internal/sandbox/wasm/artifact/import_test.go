@@ -26,14 +26,14 @@ func TestImportFile(t *testing.T) {
 		ids[img.ID] = true
 		want := image.LocalPrefix + digest.FromBytes(wasm).Encoded() + ":latest"
 		if len(img.RepoTags) != 1 || img.RepoTags[0] != want || !image.IsLocal(img.RepoTags[0]) {
-			t.Errorf("tags %v, want %s", img.RepoTags, want)
+			t.Errorf("RepoTags = %v, want %s", img.RepoTags, want)
 		}
 		if a, err := Open(t.Context(), r.store, img.ID); err != nil || a.Wasm.Digest != digest.FromBytes(wasm) {
-			t.Errorf("%+v, %v", a, err)
+			t.Errorf("Open of the imported image = %+v, %v", a, err)
 		}
 	}
 	if len(ids) != 1 {
-		t.Errorf("images %v", ids)
+		t.Errorf("images = %v, want one for both files", ids)
 	}
 }
 
@@ -46,7 +46,7 @@ func TestImportFileRefuses(t *testing.T) {
 		r.must(err)
 		defer f.Close()
 		if _, err := ImportFile(t.Context(), r.store, f); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", path, err)
+			t.Errorf("ImportFile(%s) = %v, want ErrInvalidArgument", path, err)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// BenchmarkHTTP3 is unary gRPC over HTTP/3 through the worker, with a fresh instance for each request.
+// BenchmarkHTTP3 measures unary gRPC over HTTP/3 through the worker, with a fresh instance per request.
 func BenchmarkHTTP3(b *testing.B) {
 	r := startWorker(b, workerapi.WorkerConfig{})
 	p := r.serve("faults-c")
@@ -50,7 +50,7 @@ func BenchmarkHTTP3(b *testing.B) {
 	require.Equal(b, uint64(b.N), after.Requests-before.Requests)
 }
 
-// cpuTime is what the worker has used of the CPU, all its threads together (clock_getcpuclockid(3)).
+// cpuTime returns the CPU time of all threads of the worker (clock_getcpuclockid(3)).
 func (r *rig) cpuTime() time.Duration {
 	r.t.Helper()
 	var ts unix.Timespec

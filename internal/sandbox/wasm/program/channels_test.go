@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// loadFile loads a guest that is no example, and returns its digest.
+// loadFile loads a guest from a file and returns its digest.
 func (r *rig) loadFile(file string) string {
 	r.t.Helper()
 	code := workerapi.Code{Digest: "file:" + file, Image: workerapi.File{File: codeFile(r.t, file)}}
@@ -22,7 +22,7 @@ func (r *rig) loadFile(file string) string {
 	return code.Digest
 }
 
-// channels is a daemon's connection to a pod's channels. It reads frames until there is a message.
+// channels opens the daemon's connection to a pod's channels. next skips control frames and returns the next message.
 func (p *pod) channels(c *workerapi.Client) (conn *channel.Conn, next func() string) {
 	p.rig.t.Helper()
 	raw, err := c.Channels(p.rig.t.Context(), p.ID)
@@ -41,8 +41,8 @@ func (p *pod) channels(c *workerapi.Client) (conn *channel.Conn, next func() str
 	}
 }
 
-// TestChannelsUnderLockdown: modules have channels, with directories beside them, in a worker that may do next to nothing; and
-// the channels outlive the daemon.
+// TestChannelsUnderLockdown checks that modules can use channels and directories in a locked-down worker, and that the
+// channels survive a restart of the daemon.
 func TestChannelsUnderLockdown(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	guests := map[string]string{
@@ -75,7 +75,7 @@ func TestChannelsUnderLockdown(t *testing.T) {
 				require.NoError(t, conn.Write(channel.Message{Payload: []byte("MESSAGE")}))
 				require.Equal(t, "MESSAGE", next())
 				conn.Close()
-				conn, next = p.channels(r.connect()) // of a daemon that was started again
+				conn, next = p.channels(r.connect()) // a restarted daemon
 			}
 			end, err := r.Stop(t.Context(), p.ID, 30*time.Second)
 			require.NoError(t, err)

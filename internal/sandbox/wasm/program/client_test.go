@@ -24,7 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
 
-// service is a client of a gRPC service, by grpc-go, with messages in JSON.
+// service is a grpc-go client of a service, with messages in JSON.
 type service struct {
 	t    testing.TB
 	conn *grpc.ClientConn
@@ -56,7 +56,7 @@ func (p *pod) overTLS() *grpc.ClientConn {
 	return conn
 }
 
-// overRouter is the way of the node's router.
+// overRouter returns a client that connects like the node's router.
 func (p *pod) overRouter() *grpc.ClientConn {
 	add := headerOf{"tripod-container": p.ID}
 	conn, err := grpc.NewClient("passthrough:///router", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(add),
@@ -67,7 +67,7 @@ func (p *pod) overRouter() *grpc.ClientConn {
 	return conn
 }
 
-// headerOf adds a header to each request.
+// headerOf is a transport that adds a header to each request.
 type headerOf map[string]string
 
 func (h headerOf) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -81,7 +81,7 @@ func (p *pod) clientTLS() *tls.Config {
 	return &tls.Config{RootCAs: pool, ServerName: "localhost"}
 }
 
-// overHTTP3 is a client of plain requests.
+// overHTTP3 returns an HTTP/3 client.
 func (p *pod) overHTTP3() *http.Client {
 	transport := &http3.Transport{TLSClientConfig: p.clientTLS()}
 	p.rig.t.Cleanup(func() { transport.Close() })
@@ -120,7 +120,7 @@ func (s *service) call(ctx context.Context, method, request string, opts ...grpc
 	return asMap(s.t, reply), nil
 }
 
-// must is a unary call that succeeds.
+// must makes a unary call that must succeed.
 func (s *service) must(method, request string) map[string]any {
 	s.t.Helper()
 	reply, err := s.call(s.t.Context(), method, request)
@@ -161,7 +161,7 @@ func asMap(t testing.TB, m *dynamicpb.Message) map[string]any {
 	return v
 }
 
-// post is a unary call in the Connect protocol, in JSON.
+// post makes a unary call in the Connect protocol with JSON.
 func post(t testing.TB, c *http.Client, url, body string) (int, string, *http.Response) {
 	t.Helper()
 	resp, err := c.Post(url, "application/json", bytes.NewReader([]byte(body)))

@@ -84,11 +84,11 @@ func TestCommandOutOfMemory(t *testing.T) {
 	require.True(t, errdefs.IsResourceExhausted(err), "%v", err)
 }
 
-// TestStdin: a command reads what attached clients send; Stop is its end of file.
+// TestStdin checks that a command reads the input of attached clients, and gets end of file from Stop.
 func TestStdin(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.command(func(s *workerapi.PodSpec) { s.Stdin = true }, "stdin", "out", "bye")
-	for _, text := range []string{"one\n", "two\n"} { // clients one after the other
+	for _, text := range []string{"one\n", "two\n"} { // from one client each, in sequence
 		pr, pw := io.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
 		out := &watched{}
@@ -127,7 +127,8 @@ func TestTTYJoinsTheStreams(t *testing.T) {
 	require.Empty(t, p.logged("stderr"))
 }
 
-// TestSlowClientIsCutOff: it holds nobody; those that read get everything.
+// TestSlowClientIsCutOff checks that a client that does not read is disconnected, and that other clients get all
+// output.
 func TestSlowClientIsCutOff(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("faults-c")
@@ -144,7 +145,7 @@ func TestSlowClientIsCutOff(t *testing.T) {
 		return reader.len() > 0 && hold.hasBegun()
 	})
 	line := strings.Repeat("x", 1000)
-	const rounds = 60 // of 100 KB: more than is kept for a client
+	const rounds = 60 // of 100 KB each, which exceeds a client's backlog
 	for range rounds {
 		before := reader.len()
 		s.must("Print", `{"stdout":"`+line+`","times":100}`)
@@ -155,12 +156,12 @@ func TestSlowClientIsCutOff(t *testing.T) {
 	s.must("Print", `{"stdout":"end"}`)
 	reader.wait(t, "end\n")
 	require.Greater(t, reader.len(), rounds*100*len(line))
-	require.True(t, strings.HasSuffix(p.logged("stdout"), reader.text()), "all of it, once it was attached")
+	require.True(t, strings.HasSuffix(p.logged("stdout"), reader.text()), "the client must get all output after it was attached")
 	cancel()
 	require.ErrorIs(t, <-read, context.Canceled)
 }
 
-// TestC5_ClientsVanish: a thousand of them leave nothing in the worker.
+// TestC5_ClientsVanish checks that a thousand clients that disconnect leave nothing in the worker.
 func TestC5_ClientsVanish(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.command(func(s *workerapi.PodSpec) { s.Stdin = true }, "sleep", "1h")
@@ -202,7 +203,7 @@ func TestReopenLog(t *testing.T) {
 	require.Equal(t, "old\n", old.logged("stdout"))
 }
 
-// watched is a writer that can be waited for.
+// watched is a writer whose content a test can wait for.
 type watched struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -227,7 +228,7 @@ func (w *watched) text() string {
 
 func (w *watched) len() int { return len(w.text()) }
 
-// blocked is a writer that stands still until it is let go.
+// blocked is a writer that blocks until it is released.
 type blocked struct {
 	once         sync.Once
 	begun, until chan struct{}

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// compileInput runs the compiler and returns its exit code, its code and what it says.
+// compileInput runs the compiler and returns its exit code, the code and its standard error.
 func compileInput(t *testing.T, config workerapi.CompileConfig, wasm []byte) (int, []byte, string) {
 	t.Helper()
 	c := program(t, "compile", asJSON(t, config))
@@ -35,7 +35,7 @@ func read(t *testing.T, path string) []byte {
 	return data
 }
 
-// TestI6_BadComponents is a row of the project's table of faults: they are refused with a reason in one line.
+// TestI6_BadComponents covers row I6 of docs/faults.md: bad components are refused with a reason in one line.
 func TestI6_BadComponents(t *testing.T) {
 	greeter := read(t, examples+"greeter-c/greeter-c.wasm")
 	foreign := bytes.ReplaceAll(greeter, []byte("tripod:grpc/"), []byte("tripod:grxx/"))
@@ -61,7 +61,8 @@ func TestI6_BadComponents(t *testing.T) {
 	}
 }
 
-// TestI6_CompileBomb: input, memory and time of a compilation are bounded, and the message says which bound it was.
+// TestI6_CompileBomb checks that input, memory and time of a compilation are bounded, and that the error names the
+// exceeded limit.
 func TestI6_CompileBomb(t *testing.T) {
 	js := read(t, examples+"greeter-js/greeter-js.wasm")
 	for name, c := range map[string]struct {
@@ -82,8 +83,7 @@ func TestI6_CompileBomb(t *testing.T) {
 		})
 	}
 	t.Run("time", func(t *testing.T) {
-		// A component whose compiling takes more than a second: the JavaScript engine many times over is not at hand, but
-		// time is bounded as a whole, reading included.
+		// No component here needs more than a second to compile, so a slow input reaches the limit.
 		code, out, says := compileInput(t, workerapi.CompileConfig{MaxCPU: time.Nanosecond}, bomb(200_000))
 		require.Equal(t, workerapi.CompileLimit, code, says)
 		require.Empty(t, out)
@@ -91,7 +91,7 @@ func TestI6_CompileBomb(t *testing.T) {
 	})
 }
 
-// bomb is a core module with one function of n additions, which takes the compiler long.
+// bomb returns a core module with one function of n operations, which takes long to compile.
 func bomb(n int) []byte {
 	leb := func(v int) (b []byte) {
 		for {
@@ -127,7 +127,7 @@ func bomb(n int) []byte {
 	return append(module, section(10, code)...)
 }
 
-// TestFingerprint: what the cache asks for is what the worker says.
+// TestFingerprint checks that the compiler and the worker report the same fingerprint.
 func TestFingerprint(t *testing.T) {
 	out, err := program(t, "fingerprint").Output()
 	require.NoError(t, err)

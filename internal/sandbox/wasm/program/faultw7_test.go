@@ -13,9 +13,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// TestFaultW7HostDescriptors is rows W1 and W7 of the project's table of faults, for descriptors of the worker: guests open
-// files without end and sleep. Each meets EMFILE at its pod's bound, all of them together leave the worker half of what it
-// may open, and one of them the others three quarters of the other half, so that neighbours are called over new connections and new pods start; and all is given back.
+// TestFaultW7HostDescriptors covers rows W1 and W7 of docs/faults.md for the worker's descriptors. Guests open files
+// until EMFILE at their pod's limit, and sleep. Together they leave the worker half of its descriptors, and one of them
+// leaves the others three quarters of the other half: neighbours still accept connections and new pods start. Finally
+// all descriptors are closed.
 func TestFaultW7HostDescriptors(t *testing.T) {
 	const limit = 600
 	r := startWorker(t, workerapi.WorkerConfig{}, fmt.Sprintf("%s=%d", openFiles, limit))
@@ -59,18 +60,18 @@ func TestFaultW7HostDescriptors(t *testing.T) {
 	require.EqualValues(t, limit/8, openers[1].stats().Holdings.Files)
 	require.Less(t, descriptors(), limit*3/4)
 	for range 20 {
-		neighbour.greeter().must("SayHello", `{"name":"Ada"}`) // each over a new connection
+		neighbour.greeter().must("SayHello", `{"name":"Ada"}`) // over a new connection
 	}
 	r.serve("greeter-c").greeter().must("SayHello", `{"name":"Bob"}`)
 	_, err = r.tryCommand(func(s *workerapi.PodSpec) { mounted(t, dir)(s); s.Digest = command.Digest }, "env", "A")
-	require.True(t, errdefs.IsResourceExhausted(err), "a pod with a directory, where there is no more: %v", err)
+	require.True(t, errdefs.IsResourceExhausted(err), "start of a pod with a directory at the limit: %v", err)
 
 	for _, p := range openers {
 		_, err := r.Stop(t.Context(), p.ID, 0)
 		require.NoError(t, err)
 		require.Zero(t, p.stats().Holdings)
 	}
-	eventually(t, "the descriptors are closed", func() bool { return descriptors() < before+40 }) // of the new pod, and connections
+	eventually(t, "the descriptors are closed", func() bool { return descriptors() < before+40 }) // 40 for the new pod and connections
 	end := r.command(func(s *workerapi.PodSpec) { mounted(t, dir)(s); s.Digest = command.Digest }, "read", "/data/f").exit()
 	require.Zero(t, end.ExitCode, end.Message)
 }

@@ -24,7 +24,7 @@ import (
 
 const greeterProto = examples + "greeter/greeter.proto"
 
-// TestGreeter: all arities, over every way to a pod, by components of two languages.
+// TestGreeter calls methods of all arities over all protocols, in components of two languages.
 func TestGreeter(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	for _, example := range []string{"greeter-c", "greeter-js"} {
@@ -88,7 +88,7 @@ func testArities(t *testing.T, s *service) {
 	require.Equal(t, io.EOF, err)
 }
 
-// TestW1_RunawayGuests and TestW2_Traps are rows of the project's table of faults: each fault is its request's alone.
+// TestW1_RunawayGuests and TestW2_Traps cover rows of docs/faults.md: a fault affects only its own request.
 func TestW1_RunawayGuests(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("faults-c", func(s *workerapi.PodSpec) {
@@ -105,7 +105,7 @@ func TestW1_RunawayGuests(t *testing.T) {
 				return
 			default:
 				if _, err := s.call(t.Context(), "Echo", `{"data":"aGVsbG8="}`); err != nil {
-					t.Errorf("another request was disturbed: %v", err)
+					t.Errorf("concurrent request = %v", err)
 					return
 				}
 			}
@@ -113,7 +113,7 @@ func TestW1_RunawayGuests(t *testing.T) {
 	})
 	_, err := s.call(t.Context(), "Spin", `{}`)
 	require.Equal(t, codes.DeadlineExceeded, status.Code(err), "%v", err)
-	// The others end by themselves, and on a busy machine that takes longer than Spin may.
+	// The other methods end by themselves, which on a busy machine takes longer than the timeout for Spin.
 	require.NoError(t, r.Update(t.Context(), workerapi.Update{ID: p.ID, Limits: &workerapi.Limits{RequestTimeout: time.Minute}}))
 	for _, c := range []struct {
 		method, request string
@@ -126,7 +126,7 @@ func TestW1_RunawayGuests(t *testing.T) {
 		_, err := s.call(t.Context(), c.method, c.request)
 		require.Equal(t, c.code, status.Code(err), "%s: %v", c.method, err)
 	}
-	// The client's own deadline counts when it is sooner.
+	// The client's deadline is earlier than the pod's.
 	begun := time.Now()
 	_, err = s.call(withTimeout(t, 100*time.Millisecond), "Spin", `{}`)
 	require.Equal(t, codes.DeadlineExceeded, status.Code(err))
@@ -135,7 +135,7 @@ func TestW1_RunawayGuests(t *testing.T) {
 	others.Wait()
 	alone := func() bool { return p.stats().Instances == 0 }
 	eventually(t, "the limit is one instance's", alone)
-	reply := s.must("Grow", `{"value":"1000000000"}`) // is refused more, and goes on
+	reply := s.must("Grow", `{"value":"1000000000"}`) // grows until it is refused, and returns the size
 	require.Less(t, reply["value"], "67108865", "%v", reply)
 	eventually(t, "no instance is left", alone)
 	st := p.stats()
@@ -149,7 +149,7 @@ func TestW2_Traps(t *testing.T) {
 	p := r.serve("faults-c", func(s *workerapi.PodSpec) { s.Limits.Reuse = true })
 	s := p.faults()
 	s.must("Count", `{}`)
-	require.Equal(t, "2", s.must("Count", `{}`)["value"], "an instance is used again")
+	require.Equal(t, "2", s.must("Count", `{}`)["value"], "the instance must be reused")
 	for kind, cause := range map[string]string{
 		"UNREACHABLE": "unreachable", "OUT_OF_BOUNDS": "out of bounds", "DIVIDE_BY_ZERO": "divide by zero", "INDIRECT_CALL": "indirect call",
 	} {
@@ -157,7 +157,7 @@ func TestW2_Traps(t *testing.T) {
 		require.Equal(t, codes.Internal, status.Code(err))
 		require.Contains(t, p.logged("stderr"), cause)
 		require.Contains(t, p.logged("stderr"), "tripod: /faults.v1.Faults/Trap: ")
-		require.Equal(t, "1", s.must("Count", `{}`)["value"], "the instance that trapped is gone")
+		require.Equal(t, "1", s.must("Count", `{}`)["value"], "the instance that trapped must not be reused")
 	}
 	_, err := s.call(t.Context(), "Exit", `{"value":"3"}`)
 	require.Equal(t, codes.Internal, status.Code(err))
@@ -177,7 +177,7 @@ func list(t *testing.T, r *rig, id string) workerapi.Status {
 	return workerapi.Status{}
 }
 
-// TestW3_MalformedMessages: what is no protobuf is INVALID_ARGUMENT with the place, in all positions.
+// TestW3_MalformedMessages checks that invalid protobuf in any message yields INVALID_ARGUMENT with the field.
 func TestW3_MalformedMessages(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("greeter-c", func(s *workerapi.PodSpec) { s.Limits.MaxMessageBytes = 1000 })
@@ -202,7 +202,7 @@ func TestW3_MalformedMessages(t *testing.T) {
 	require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
 }
 
-// TestView: arguments, environment, peer, deadline and metadata reach the guest.
+// TestView checks that the guest sees its arguments, environment, peer, deadline and metadata.
 func TestView(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("faults-c", func(s *workerapi.PodSpec) {
@@ -224,7 +224,7 @@ func TestView(t *testing.T) {
 func TestMounts(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	dir := t.TempDir()
-	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o700)) // the way to it is closed to the worker
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o700)) // the worker has no access to the parent
 	require.NoError(t, os.Chmod(dir, 0o777))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
 	p := r.serve("faults-c", func(s *workerapi.PodSpec) {
@@ -251,7 +251,8 @@ func TestMounts(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "other"))
 }
 
-// TestBackPressure: a guest that sends to a client that does not read waits, and holds no memory for it.
+// TestBackPressure checks that a guest waits when its client does not read, and that the worker does not buffer its
+// messages.
 func TestBackPressure(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("faults-c", func(s *workerapi.PodSpec) { s.Limits.RequestTimeout = 300 * time.Millisecond })
@@ -262,26 +263,26 @@ func TestBackPressure(t *testing.T) {
 	require.NoError(t, tick.CloseSend())
 	_, err := tick.receive()
 	require.NoError(t, err)
-	// It stands still at some number: what it uses of the CPU does.
+	// Once the guest is blocked, its CPU time does not grow.
 	var used uint64
-	eventually(t, "the guest waits", func() bool {
+	eventually(t, "the guest is blocked", func() bool {
 		before := p.stats().CPUNanos
-		time.Sleep(50 * time.Millisecond) // a stretch of time to measure over
+		time.Sleep(50 * time.Millisecond) // pacing: the interval of the measurement
 		used = p.stats().CPUNanos
 		return used == before && used > 0
 	})
 	require.Equal(t, 1, p.stats().Active)
-	time.Sleep(500 * time.Millisecond) // longer than it may compute: waiting is not computing
+	time.Sleep(500 * time.Millisecond) // pacing: longer than the request timeout, which excludes waiting
 	for range 100 {
 		_, err := tick.receive()
 		require.NoError(t, err)
 	}
 	require.Greater(t, p.stats().CPUNanos, used)
 	cancel()
-	eventually(t, "the guest of a client that is gone ends", func() bool { return p.stats().Instances == 0 })
+	eventually(t, "the guest ends after its client has disconnected", func() bool { return p.stats().Instances == 0 })
 }
 
-// sleepUntilKilled makes a guest sleep for an hour, and its request end much sooner.
+// sleepUntilKilled makes a guest sleep for an hour, in a request with a short timeout.
 func sleepUntilKilled(t *testing.T, s *service) (err error) {
 	t.Helper()
 	down := s.stream(withTimeout(t, 200*time.Millisecond), "Countdown")
@@ -293,7 +294,8 @@ func sleepUntilKilled(t *testing.T, s *service) (err error) {
 	return err
 }
 
-// TestSleepersAreKilled: a guest that sleeps ends with its request, be it one with directories, and nothing of it stays.
+// TestSleepersAreKilled checks that a sleeping guest ends with its request and leaves nothing behind, with and without
+// directories.
 func TestSleepersAreKilled(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	for name, p := range map[string]*pod{
@@ -306,7 +308,7 @@ func TestSleepersAreKilled(t *testing.T) {
 	}
 }
 
-// mounted gives a pod a directory, /data.
+// mounted adds a directory, /data, to a pod.
 func mounted(t testing.TB, dir string) func(*workerapi.PodSpec) {
 	return func(s *workerapi.PodSpec) {
 		d, err := os.Open(dir)
@@ -331,7 +333,7 @@ func TestConcurrencyLimit(t *testing.T) {
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	require.NoError(t, r.Update(t.Context(), workerapi.Update{ID: p.ID, Limits: &workerapi.Limits{Concurrency: 3}}))
 	s.must("Echo", `{}`)
-	for _, m := range streams { // what was under way goes on
+	for _, m := range streams { // open streams continue
 		require.NoError(t, m.send(`{"data":"AA=="}`))
 		_, err := m.receive()
 		require.NoError(t, err)
@@ -341,7 +343,7 @@ func TestConcurrencyLimit(t *testing.T) {
 	}
 }
 
-// TestMemoryOfThePod: the limit is that of all instances together.
+// TestMemoryOfThePod checks that the memory limit applies to all instances of a pod together.
 func TestMemoryOfThePod(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("faults-c", func(s *workerapi.PodSpec) { s.Resources.MemoryBytes = 48 << 20 })
@@ -375,7 +377,7 @@ func TestMemoryOfThePod(t *testing.T) {
 	s.must("Allocate", `{"value":"100000000"}`)
 }
 
-// TestCPUQuota: guests that compute get their share and no more.
+// TestCPUQuota checks that computing guests get no more than their CPU quota.
 func TestCPUQuota(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("faults-c", func(s *workerapi.PodSpec) {
@@ -389,7 +391,7 @@ func TestCPUQuota(t *testing.T) {
 	took := time.Since(begun)
 	eventually(t, "the guest has ended", func() bool { return p.stats().Instances == 0 })
 	used := time.Duration(p.stats().CPUNanos)
-	require.Less(t, used, took*40/100, "a fifth of a CPU, and what it takes to notice")
+	require.Less(t, used, took*40/100, "the quota is a fifth of a CPU, plus the delay of its enforcement")
 	require.NotZero(t, used)
 	require.NotZero(t, p.stats().ThrottledNanos)
 }
@@ -427,10 +429,10 @@ func TestMetricsAndSpans(t *testing.T) {
 			return
 		}
 	}
-	t.Fatal("no spans came")
+	t.Fatal("no spans were sent")
 }
 
-// rawCodec sends bytes as they are.
+// rawCodec sends and receives bytes unchanged.
 type rawCodec struct{}
 
 func (rawCodec) Name() string { return "proto" }

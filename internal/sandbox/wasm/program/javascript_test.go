@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// TestJavaScriptWithManyParameters: a streaming function whose parameters are more than 16 core values gives its stream
-// back in time (examples/wasm/tools/borrows.mjs).
+// TestJavaScriptWithManyParameters checks that a streaming function with more than 16 core parameters returns its
+// borrowed stream in time (examples/wasm/tools/borrows.mjs).
 func TestJavaScriptWithManyParameters(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	watch := r.serve("wide-js").wide().stream(t.Context(), "Watch")
@@ -28,8 +28,9 @@ func TestJavaScriptWithManyParameters(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 }
 
-// TestJavaScriptWaits: to wait is free. A call may take as long as its client's deadline, whatever request-timeout is; one
-// without a deadline takes no longer than that; and one that is given up ends at once.
+// TestJavaScriptWaits checks timeouts of a waiting guest: waiting does not count towards request-timeout, so a call can
+// last until its client's deadline. Without a deadline it lasts at most request-timeout. A cancelled call ends
+// immediately.
 func TestJavaScriptWaits(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("wide-js", func(s *workerapi.PodSpec) { s.Limits.RequestTimeout = 500 * time.Millisecond })

@@ -26,7 +26,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// daemonMain is a daemon that starts a pod with what it was given, says so, and waits to be killed.
+// daemonMain is a daemon that starts a pod with its descriptors, prints "started", and waits to be killed.
 //
 //	descriptor 3: the code, 4: a TCP socket, 5: the log; standard input: the descriptors
 func daemonMain() {
@@ -52,8 +52,8 @@ func daemonMain() {
 	<-c.Done()
 }
 
-// TestDaemonIsKilled: streams that run meanwhile see nothing of it, and the next daemon finds the pods, and the ends that it
-// was not there to see.
+// TestDaemonIsKilled checks that open streams survive the daemon, and that the next daemon finds the pods and the exits
+// in the meantime.
 func TestDaemonIsKilled(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	r.Client.Close()
@@ -98,7 +98,7 @@ func TestDaemonIsKilled(t *testing.T) {
 	_, err = mirror.receive()
 	require.Equal(t, io.EOF, err)
 
-	// An end that nobody was there to see.
+	// A pod exits without a daemon.
 	c := r.command(nil, "sleep", "100ms", "exit", "7")
 	r.Client.Close()
 	r.Client = r.connect()
@@ -135,7 +135,7 @@ func TestStopDrains(t *testing.T) {
 				}
 				return err != nil
 			})
-			require.NoError(t, mirror.send(`{"data":"AAEC"}`)) // what is under way is answered
+			require.NoError(t, mirror.send(`{"data":"AAEC"}`)) // the open stream continues
 			_, err = mirror.receive()
 			require.NoError(t, err)
 			require.NoError(t, mirror.CloseSend())
@@ -168,7 +168,7 @@ func TestStopCutsAfterTheGrace(t *testing.T) {
 			require.NoError(t, err)
 			go func() { _, _ = r.Stop(t.Context(), p.ID, time.Hour) }()
 			begun := time.Now()
-			ended, err := r.Stop(t.Context(), p.ID, 100*time.Millisecond) // shortens the other's grace
+			ended, err := r.Stop(t.Context(), p.ID, 100*time.Millisecond) // shortens the grace period of the first Stop
 			require.NoError(t, err)
 			require.Less(t, time.Since(begun), 5*time.Second)
 			require.Equal(t, int32(137), ended.ExitCode)
@@ -182,7 +182,7 @@ func TestStopCutsAfterTheGrace(t *testing.T) {
 	}
 }
 
-// TestRestart: a pod that has exited can be started again under its ID, on the same sockets' addresses.
+// TestRestart checks that an exited pod can be started again with the same ID and addresses.
 func TestRestart(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	p := r.serve("greeter-c")
@@ -216,7 +216,7 @@ func TestTLSIsReplaced(t *testing.T) {
 	p.material, err = dataplane.SelfSigned([]string{"localhost"}, []netip.Addr{p.tls.Addr()})
 	require.NoError(t, err)
 	require.NoError(t, r.UpdateTLS(t.Context(), p.ID, workerapi.TLS{Certificate: p.material.Certificate, Key: p.material.Key}))
-	code, _, _ = post(t, old, url, `{"name":"Ada"}`) // on the connection that is there
+	code, _, _ = post(t, old, url, `{"name":"Ada"}`) // over the open connection
 	require.Equal(t, http.StatusOK, code)
 	code, _, _ = post(t, p.overHTTP3(), url, `{"name":"Ada"}`)
 	require.Equal(t, http.StatusOK, code)
@@ -242,14 +242,14 @@ func TestTermination(t *testing.T) {
 	require.Equal(t, map[string]int32{p.ID: 0, c.ID: 137}, seen)
 }
 
-// TestWorkerIsLockedDown looks at it from outside; what it cannot do any more is tested in internal/sandbox/wasm/internal/lockdown.
+// TestWorkerIsLockedDown inspects a worker from outside. Package lockdown tests what a worker cannot do.
 func TestWorkerIsLockedDown(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	r.serve("greeter-c").greeter().must("SayHello", `{"name":"Ada"}`)
 	require.Equal(t, r.process.Pid, r.Hello().Pid)
 	inner, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.process.Pid))
 	require.NoError(t, err)
-	require.Regexp(t, `(?m)^NSpid:.*\t1$`, string(inner), "it is the first of its PID namespace")
+	require.Regexp(t, `(?m)^NSpid:.*\t1$`, string(inner), "the worker must be the first process of its PID namespace")
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.process.Pid))
 	require.NoError(t, err)
 	for _, task := range tasks {
@@ -271,7 +271,7 @@ func TestWorkerIsLockedDown(t *testing.T) {
 	require.Len(t, strings.Split(strings.TrimSpace(string(mounts)), "\n"), 2, "%s", mounts)
 }
 
-// TestLoadRefuses: what does not fit is refused before there is a pod, and named.
+// TestLoadRefuses checks that Load refuses invalid code and mismatched descriptors, and names the fault.
 func TestLoadRefuses(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	greeter := codeFile(t, examples+"greeter-c/greeter-c.wasm")
@@ -354,7 +354,7 @@ func TestStartRefuses(t *testing.T) {
 	require.True(t, errdefs.IsResourceExhausted(err), "%v", err)
 }
 
-// TestNothingIsLeft: descriptors and threads of the worker do not grow with pods that come and go.
+// TestNothingIsLeft checks that the worker's descriptors and threads do not grow when pods are started and removed.
 func TestNothingIsLeft(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	files := func() int {

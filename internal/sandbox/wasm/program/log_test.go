@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestFaultC10WorkerLog: the log of a worker whose clients have it write without end stays within its bound. Cut off, it goes on,
-// and says what is missing.
+// TestFaultC10WorkerLog checks that the worker's log stays within its limit however much it logs, and that after
+// truncation logging continues with a line about the lost lines.
 func TestFaultC10WorkerLog(t *testing.T) {
 	file, err := os.OpenFile(filepath.Join(t.TempDir(), "log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
@@ -23,7 +23,7 @@ func TestFaultC10WorkerLog(t *testing.T) {
 	}
 	info, err := file.Stat()
 	if err != nil || info.Size() > most || info.Size() < most/2 {
-		t.Fatalf("%d bytes, %v", info.Size(), err)
+		t.Fatalf("size of the log = %d, %v; want at most %d", info.Size(), err, most)
 	}
 	if err := file.Truncate(0); err != nil {
 		t.Fatal(err)
@@ -35,6 +35,6 @@ func TestFaultC10WorkerLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Contains(text, []byte("lines lost while the log was full")) || bytes.Count(text, []byte("again")) != 2 || bytes.Count(text, []byte("\n")) != 3 {
-		t.Errorf("after a cut: %s", text)
+		t.Errorf("log after truncation = %s", text)
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 var rss = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
 
-// resident is how much memory the worker holds, in bytes.
+// resident returns the worker's resident memory, in bytes.
 func (r *rig) resident() int {
 	r.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.process.Pid))
@@ -26,7 +26,7 @@ func (r *rig) resident() int {
 	return kib << 10
 }
 
-// TestIdlePodsAreSmall: a pod that has served and waits takes much less than a megabyte of the worker.
+// TestIdlePodsAreSmall checks that an idle pod that has served requests uses much less than a megabyte in the worker.
 func TestIdlePodsAreSmall(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	r.serve("greeter-c").greeter().must("SayHello", `{"name":"Ada"}`)
@@ -40,5 +40,5 @@ func TestIdlePodsAreSmall(t *testing.T) {
 	}
 	each := (r.resident() - before) / pods
 	t.Logf("%d KiB for each of %d pods", each>>10, pods)
-	require.Less(t, each, 1<<20) // the race detector's shadow included; it is a tenth without
+	require.Less(t, each, 1<<20) // includes the race detector's shadow memory; a tenth without it
 }

@@ -31,12 +31,12 @@ import (
 )
 
 const (
-	// asProgram makes a copy of the test the program itself.
+	// asProgram makes a copy of the test binary run the program.
 	asProgram = "TRIPOD_TEST_AS_PROGRAM"
-	// asDaemon makes it a daemon that is to be killed: it holds the path of a control socket.
+	// asDaemon makes it run daemonMain. The value is the path of a control socket.
 	asDaemon = "TRIPOD_TEST_AS_DAEMON"
 
-	// openFiles lowers the number of files that it may have open.
+	// openFiles lowers its limit of open files.
 	openFiles = "TRIPOD_TEST_OPEN_FILES"
 
 	examples = "../../../../examples/wasm/"
@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program is the command that runs the program.
+// program returns a command that runs the program.
 func program(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -79,7 +79,7 @@ func asJSON(t testing.TB, v any) string {
 	return string(text)
 }
 
-// rig is a worker as the daemon starts it, and the daemon's connection to it.
+// rig is a worker, started like the daemon does it, and the daemon's connection to the worker.
 type rig struct {
 	*workerapi.Client
 	t       testing.TB
@@ -129,7 +129,7 @@ func startWorker(t testing.TB, config workerapi.WorkerConfig, env ...string) *ri
 func (r *rig) end() {
 	_ = r.process.Kill()
 	<-r.exited
-	if strings.Contains(r.logText(), "DATA RACE") { // the race detector's report, in a test with it
+	if strings.Contains(r.logText(), "DATA RACE") { // a report of the race detector
 		r.t.Error("the worker has a data race")
 	}
 	if r.t.Failed() {
@@ -143,7 +143,7 @@ func (r *rig) logText() string {
 	return string(text)
 }
 
-// connect is what a daemon does after its start.
+// connect connects to the worker like a new daemon.
 func (r *rig) connect() *workerapi.Client {
 	r.t.Helper()
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.controlPath()})
@@ -165,10 +165,10 @@ func listenUnix(t testing.TB, path string) *os.File {
 	return f
 }
 
-// compiled are the guests of this run of tests, compiled once.
+// compiled caches the compiled guests of this test run.
 var compiled sync.Map
 
-// codeFile is a guest as the compiler makes it.
+// codeFile returns a file with the compiled code of a guest.
 func codeFile(t testing.TB, wasm string) *os.File {
 	t.Helper()
 	compile := sync.OnceValues(func() ([]byte, error) {
@@ -197,7 +197,7 @@ func codeFile(t testing.TB, wasm string) *os.File {
 	return f
 }
 
-// descriptors are those of a .proto file.
+// descriptors returns the descriptors of a .proto file.
 func descriptors(t testing.TB, file string) []byte {
 	t.Helper()
 	result, err := protosource.Compile(t.Context(), []string{file}, nil)
@@ -228,12 +228,12 @@ func (r *rig) load(name string) string {
 	return code.Digest
 }
 
-// pod is a pod that has been started, with the client's side of its sockets.
+// pod is a started pod, with the addresses of its sockets.
 type pod struct {
 	workerapi.Status
 	rig       *rig
 	log       string
-	tls       netip.AddrPort // TCP and UDP
+	tls       netip.AddrPort // for TCP and UDP
 	cleartext netip.AddrPort
 	material  dataplane.Material
 }
@@ -296,7 +296,7 @@ func (r *rig) tryCommand(change func(*workerapi.PodSpec), args ...string) (*pod,
 	return p, err
 }
 
-// listenPair is a TCP and a UDP socket with the same port.
+// listenPair returns a TCP and a UDP socket with the same port.
 func listenPair(t testing.TB) (net.Listener, *net.UDPConn) {
 	t.Helper()
 	for range 100 {
@@ -308,7 +308,7 @@ func listenPair(t testing.TB) (net.Listener, *net.UDPConn) {
 		}
 		tcp.Close()
 	}
-	t.Fatal("no port is free for TCP and UDP")
+	t.Fatal("found no port that is free for both TCP and UDP")
 	return nil, nil
 }
 
@@ -326,23 +326,23 @@ func openLog(t testing.TB, path string) *os.File {
 	return f
 }
 
-// exited waits for the event of the pod's end.
+// exited waits for the event that the pod has exited.
 func (p *pod) exit() workerapi.Status {
 	p.rig.t.Helper()
 	for {
 		select {
 		case e, ok := <-p.rig.Events():
-			require.True(p.rig.t, ok, "the connection has ended")
+			require.True(p.rig.t, ok, "the connection to the worker has ended")
 			if e.Exited != nil && e.Exited.ID == p.ID {
 				return *e.Exited
 			}
 		case <-time.After(30 * time.Second):
-			p.rig.t.Fatalf("pod %s has not ended", p.ID)
+			p.rig.t.Fatalf("pod %s has not exited", p.ID)
 		}
 	}
 }
 
-// logged is the log's text of one stream, stripped of the format.
+// logged returns the text of one stream in the log, without the log format.
 func (p *pod) logged(stream string) string {
 	p.rig.t.Helper()
 	content, err := os.ReadFile(p.log)
@@ -361,7 +361,7 @@ func (p *pod) logged(stream string) string {
 	return text.String()
 }
 
-// stats are the pod's figures now.
+// stats returns the pod's current statistics.
 func (p *pod) stats() workerapi.Stats {
 	p.rig.t.Helper()
 	s, err := p.rig.Stats(p.rig.t.Context(), p.ID)
@@ -370,7 +370,7 @@ func (p *pod) stats() workerapi.Stats {
 	return s[0]
 }
 
-// eventually waits for a condition that nothing announces.
+// eventually polls until a condition holds.
 var eventually = until.Holds
 
 func withTimeout(t testing.TB, d time.Duration) context.Context {

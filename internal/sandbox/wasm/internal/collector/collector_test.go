@@ -13,13 +13,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// series is what Prometheus is shown.
+// series returns the exported time series.
 func series(t *testing.T, registry *prometheus.Registry) map[string]string {
 	t.Helper()
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if w.Code != http.StatusOK {
-		t.Fatalf("%d: %s", w.Code, w.Body)
+		t.Fatalf("GET /metrics = %d: %s", w.Code, w.Body)
 	}
 	found := map[string]string{}
 	for line := range strings.Lines(w.Body.String()) {
@@ -40,7 +40,8 @@ func workload(id string, requests uint64, memory uint64) Workload {
 	}
 }
 
-// TestComponentsAddUp: counters of a component continue when its containers come, go and restart; gauges are current.
+// TestComponentsAddUp checks that a component's counters continue when containers are added, removed and restarted, and
+// that gauges are current.
 func TestComponentsAddUp(t *testing.T) {
 	var now []Workload
 	running := map[string][]string{}
@@ -58,20 +59,20 @@ func TestComponentsAddUp(t *testing.T) {
 			`tripod_component_request_duration_seconds_bucket{` + labels + `,method="foo.Bar/Do",le="0.01"}`: first,
 		} {
 			if got[name] != v {
-				t.Errorf("%s is %q, want %q", name, got[name], v)
+				t.Errorf("%s = %q, want %q", name, got[name], v)
 			}
 		}
 	}
 	now = []Workload{workload("a", 10, 100), workload("b", 5, 50)}
 	check("two containers", "150", "13", "15", "11")
 	now = []Workload{workload("a", 12, 100)}
-	check("one is gone", "100", "15", "17", "13")
+	check("one was removed", "100", "15", "17", "13")
 	now = []Workload{workload("a", 4, 30)}
 	check("the other has restarted", "30", "18", "21", "15")
 	now = nil
-	check("all are gone", "0", "18", "21", "15")
-	check("and stay so", "0", "18", "21", "15")
+	check("all were removed", "0", "18", "21", "15")
+	check("collected again", "0", "18", "21", "15")
 	if got := series(t, registry)[`tripod_component_requests_in_flight{`+labels+`,method="foo.Bar/Do"}`]; got != "0" {
-		t.Errorf("%s requests of gone containers are in flight", got)
+		t.Errorf("requests in flight of removed containers = %s, want 0", got)
 	}
 }

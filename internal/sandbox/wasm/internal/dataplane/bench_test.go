@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// BenchmarkUnary compares unary gRPC over HTTP/3 with a bare quic-go handler that echoes the body, with the same
-// client and payload, in turns of a tenth of a second. "ratio" is the rate of gRPC over that of the bare handler; the bar for all of
-// a component's path is 0.8, so what is left below 1 here is what the engine may use.
+// BenchmarkUnary compares unary gRPC over HTTP/3 with a bare quic-go handler that echoes the body, with the same client
+// and payload, in turns of a tenth of a second. "ratio" is the rate of gRPC over that of the bare handler; the bar for
+// all of a component's path is 0.8, so what is left below 1 here is what the engine may use.
 //
 // DATAPLANE_PROFILE=grpc|connect|bare names what alone runs, for profiles.
 func BenchmarkUnary(b *testing.B) {

@@ -67,8 +67,8 @@ func (d deaf) ReadFrom(p []byte) (int, net.Addr, error) {
 // SyscallConn hides the socket, which quic-go would otherwise read by itself.
 func (d deaf) SyscallConn() {}
 
-// TestFaultW4_HandshakeFlood: handshakes that never end leave state for a few; the rest must prove their address first, and
-// so do those who come for real, who are served all the same. In the end nothing is left.
+// TestFaultW4_HandshakeFlood: handshakes that never end leave state for a few; the rest must prove their address first,
+// and so do those who come for real, who are served all the same. In the end nothing is left.
 func TestFaultW4_HandshakeFlood(t *testing.T) {
 	s := startServer(t, &echo{})
 	s.served(t)
@@ -117,8 +117,8 @@ func TestFaultW4_HandshakeFlood(t *testing.T) {
 	}
 }
 
-// TestFaultW4_IdleConnections: connections are bounded, for TCP and for QUIC, cost little each, and a flood of idle ones keeps
-// neither those out that are in nor newcomers.
+// TestFaultW4_IdleConnections: connections are bounded, for TCP and for QUIC, cost little each, and a flood of idle
+// ones keeps neither those out that are in nor newcomers.
 func TestFaultW4_IdleConnections(t *testing.T) {
 	const limit, tried = 100, 130
 	s := startServer(t, &echo{}, func(_ *GRPCOptions, c *Config, _ *Material) { c.Connections.Max = limit })

@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/test/stress"
 )
 
-// sparing is a component that has as little memory as the worker's: what it sends lies in one buffer, which it writes on
-// again once Send has returned.
+// sparing is a component that has as little memory as the worker's: what it sends lies in one buffer, which it writes
+// on again once Send has returned.
 type sparing struct{ instances sync.Pool }
 
 // repeats is how often a method that streams to its client sends what it was asked for.

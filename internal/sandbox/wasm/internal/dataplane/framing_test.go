@@ -59,8 +59,8 @@ func post(t testing.TB, c httpClient, method string, header http.Header, body io
 	return response.Status, ""
 }
 
-// TestFaultW3_Framing: requests whose framing is wrong are refused with the right code, over every protocol, and the next
-// request is served. (What is wrong inside of messages is found, with its path, by protowit.)
+// TestFaultW3_Framing: requests whose framing is wrong are refused with the right code, over every protocol, and the
+// next request is served. (What is wrong inside of messages is found, with its path, by protowit.)
 func TestFaultW3_Framing(t *testing.T) {
 	s := startServer(t, invokerFunc(func(_ context.Context, m *Method, c Call) error {
 		for {
@@ -199,8 +199,8 @@ func TestMaxMessage(t *testing.T) {
 	}
 }
 
-// TestMetadataWithoutMessage: what a component sets for the header arrives in it, and not in the trailer, also when there is
-// no message between them.
+// TestMetadataWithoutMessage: what a component sets for the header arrives in it, and not in the trailer, also when
+// there is no message between them.
 func TestMetadataWithoutMessage(t *testing.T) {
 	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		if err := SetMetadata(c.ResponseHeader(), "x-head", []byte("1")); err != nil {

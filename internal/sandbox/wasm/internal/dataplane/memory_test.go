@@ -35,8 +35,8 @@ func socketMemory(t testing.TB) int {
 // alone says that the process runs one test and no more.
 const alone = "DATAPLANE_TEST_ALONE"
 
-// TestIdleServerMemory holds an idle pod's share of the data plane, three sockets and a gRPC handler, to 64 KiB: a pod may
-// cost a megabyte altogether. It also says what the first requests add.
+// TestIdleServerMemory holds an idle pod's share of the data plane, three sockets and a gRPC handler, to 64 KiB: a pod
+// may cost a megabyte altogether. It also says what the first requests add.
 func TestIdleServerMemory(t *testing.T) {
 	if os.Getenv(alone) == "" { // what other tests leave would be counted
 		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestIdleServerMemory$", "-test.v")

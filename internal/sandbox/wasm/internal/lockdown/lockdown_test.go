@@ -25,10 +25,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// inside is set in the copy of the test that locks itself down and tells what it can and cannot do then.
+// inside is set in a child process that locks itself down and reports what it can and cannot do.
 const inside = "TRIPOD_TEST_LOCKDOWN"
 
-// victim is the process ID of another one that is locked down, as it is known outside; empty in the victim itself.
+// victim is set in the processes of TestOthersAreOutOfReach: to the victim's process ID in the test's namespace or, in
+// the victim itself, to "none".
 const victim = "TRIPOD_TEST_VICTIM"
 
 const nobody = 65532
@@ -50,13 +51,13 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// lockedDown runs in a process of its own.
+// lockedDown runs in a child process.
 func lockedDown() (map[string]string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") // as the daemon hands one over
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // instead of one from the daemon
 	if err != nil {
 		return nil, err
 	}
-	// Threads that are there before the rest must be held as well.
+	// Restrict must also apply to existing threads.
 	var before sync.WaitGroup
 	before.Add(1)
 	try := make(chan func())
@@ -107,7 +108,7 @@ func lockedDown() (map[string]string, error) {
 
 func forbidden(thread string, check func(string, func() error)) {
 	for name, f := range map[string]func() error{
-		"execve": func() error { return syscall.Exec("/proc/self/exe", []string{"x"}, nil) }, //nolint:forbidigo // it is tried
+		"execve": func() error { return syscall.Exec("/proc/self/exe", []string{"x"}, nil) }, //nolint:forbidigo // must fail
 		"ptrace": func() error { return unix.PtraceAttach(1) },
 		"mount":  func() error { return unix.Mount("x", "/proc", "tmpfs", 0, "") },
 		"socket": func() error {
@@ -229,19 +230,20 @@ func TestLockdown(t *testing.T) {
 	require.Empty(t, strings.TrimSpace(report["Groups"]))
 }
 
-// reachOut tells what one that is locked down can do to others, and waits for the end of its standard input.
+// reachOut reports what a locked-down process can do to the victim. The victim itself waits for the end of its standard
+// input.
 func reachOut() (map[string]string, error) {
 	if err := errors.Join(Isolate(), Drop(nobody, nobody), Restrict()); err != nil {
 		return nil, err
 	}
 	report := map[string]string{}
 	pid, err := strconv.Atoi(os.Getenv(victim))
-	if err != nil { // it is the victim
+	if err != nil { // this process is the victim
 		fmt.Println("ready")
 		_, err := io.Copy(io.Discard, os.Stdin)
 		return report, err
 	}
-	signal := func(owner int) error { // by the kernel, when there is something to read
+	signal := func(owner int) error { // makes the kernel send SIGKILL when the pipe is readable
 		r, w, err := os.Pipe()
 		if err != nil {
 			return err
@@ -285,7 +287,7 @@ func reachOut() (map[string]string, error) {
 	return report, err
 }
 
-// TestOthersAreOutOfReach: workers are of one user, and still none can signal, trace, slow or see another.
+// TestOthersAreOutOfReach checks that a worker cannot signal, trace, slow or see another worker of the same user.
 func TestOthersAreOutOfReach(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -315,11 +317,11 @@ func TestOthersAreOutOfReach(t *testing.T) {
 	for name, result := range report {
 		require.NotEqual(t, "<nil>", result, name)
 	}
-	for _, name := range []string{"tgkill", "F_SETOWN", "nice", "demotion"} { // these are allowed, on itself
+	for _, name := range []string{"tgkill", "F_SETOWN", "nice", "demotion"} { // allowed by the filter, so the PID namespace must prevent them
 		require.Contains(t, report[name], unix.ESRCH.Error(), name)
 	}
 	require.NoError(t, stdin.Close())
-	require.NoError(t, other.Wait(), "the other has been harmed")
+	require.NoError(t, other.Wait(), "the victim was killed or has failed")
 }
 
 func TestIsolateNeedsAnOwnNamespace(t *testing.T) {

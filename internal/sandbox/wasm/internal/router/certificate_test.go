@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// servedCertificate is the leaf that a server with the identity currently presents.
+// servedCertificate returns the leaf certificate that a server with the identity presents now.
 func servedCertificate(t *testing.T, identity *dataplane.TLS) string {
 	t.Helper()
 	server, err := dataplane.NewServer(dataplane.Config{Handler: http.NotFoundHandler(), TLS: identity})
@@ -39,15 +39,15 @@ func servedCertificate(t *testing.T, identity *dataplane.TLS) string {
 	return string(conn.ConnectionState().PeerCertificates[0].Raw)
 }
 
-// TestRouteCertificate: the router presents the configured certificate, and a new one after its files change; a certificate
-// and key that do not match change nothing.
+// TestRouteCertificate checks that the router presents the configured certificate, and a new one after its files have
+// changed, but ignores a certificate that does not match its key.
 func TestRouteCertificate(t *testing.T) {
 	dir := t.TempDir()
 	c := ServeConfig{
 		Address: "127.0.0.1:0", Certificate: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), Logger: slog.New(slog.DiscardHandler),
 	}
 	if _, _, err := serverTLS(c); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("files that are not there: %v", err)
+		t.Errorf("serverTLS with missing files = %v, want ErrNotExist", err)
 	}
 	write := func(certificate, key []byte) {
 		if err := errors.Join(os.WriteFile(c.Certificate, certificate, 0o600), os.WriteFile(c.Key, key, 0o600)); err != nil {
@@ -75,17 +75,17 @@ func TestRouteCertificate(t *testing.T) {
 	wg.Go(func() { followMaterial(ctx, c, identity, first, time.Millisecond) })
 	write(second.Certificate, first.Key)
 	if servedCertificate(t, identity) != before {
-		t.Error("a certificate without its key was taken")
+		t.Error("the router presents a certificate without its key")
 	}
 	write(second.Certificate, second.Key)
 	for deadline := time.Now().Add(10 * time.Second); servedCertificate(t, identity) == before; {
 		if time.Now().After(deadline) {
-			t.Fatal("the new certificate is not taken")
+			t.Fatal("the router does not present the new certificate after 10s")
 		}
 	}
 }
 
-// TestRouteGeneratedCertificate: without files a certificate is generated at each start.
+// TestRouteGeneratedCertificate checks that without files a certificate is generated at each start.
 func TestRouteGeneratedCertificate(t *testing.T) {
 	var seen []string
 	for range 2 {
@@ -96,6 +96,6 @@ func TestRouteGeneratedCertificate(t *testing.T) {
 		seen = append(seen, servedCertificate(t, identity))
 	}
 	if seen[0] == seen[1] {
-		t.Error("two starts share a key")
+		t.Error("two starts generated the same certificate")
 	}
 }

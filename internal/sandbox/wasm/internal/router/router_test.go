@@ -37,20 +37,20 @@ import (
 
 const (
 	named = "example.com:foo.Bar@1.2.3"
-	// testComponent serves grpc.testing.TestService by its name.
+	// testComponent serves grpc.testing.TestService, according to its name.
 	testComponent = "example.com:grpc.testing.TestService@1.0.0"
 )
 
-// node is a node with one worker: its component map, and what its containers do.
+// node is the component map of a fake node, and the Invoker of all containers in its only worker.
 type node struct {
 	mu      sync.Mutex
 	running map[string][]string
-	dead    map[string]bool // containers whose worker is not reached
+	dead    map[string]bool // containers whose worker cannot be reached
 	socket  string
-	// hold keeps unary calls of a container until it is closed.
+	// hold blocks unary calls to a container until it is closed; entered receives the container of a blocked call.
 	hold    map[string]chan struct{}
 	entered chan string
-	ended   chan error // how streams ended
+	ended   chan error // receives the context error of each broken stream
 	seen    atomic.Pointer[http.Header]
 }
 
@@ -114,7 +114,7 @@ func (n *node) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Call
 	return dataplane.Errorf(codes.Unimplemented, "not in this test")
 }
 
-// rig is a router on loopback before a node.
+// rig is a router on loopback with a fake node.
 type rig struct {
 	*node
 	router                  *Router
@@ -173,7 +173,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	return r
 }
 
-// freeAddress is one that was free just now.
+// freeAddress returns a loopback address that is not in use.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -206,7 +206,7 @@ func (r *rig) client(t *testing.T, options ...grpc.DialOption) pb.TestServiceCli
 	return pb.NewTestServiceClient(conn)
 }
 
-// TestRouting: header, authority and path each lead to a container of the component, over every protocol.
+// TestRouting checks that header, authority and path each select a container of the component, over every protocol.
 func TestRouting(t *testing.T) {
 	r := newRig(t)
 	r.run(named, named+"#0")
@@ -217,29 +217,29 @@ func TestRouting(t *testing.T) {
 		options []grpc.DialOption
 		want    string
 	}{
-		"header":               {withHeader, nil, named + "#0"},
-		"authority":            {t.Context(), []grpc.DialOption{grpc.WithAuthority(strings.ReplaceAll(named, "@", "%40"))}, named + "#0"},
-		"path":                 {t.Context(), nil, testComponent + "#5"},
-		"header over the rest": {withHeader, []grpc.DialOption{grpc.WithAuthority(strings.ReplaceAll(testComponent, "@", "%40"))}, named + "#0"},
+		"header":                  {withHeader, nil, named + "#0"},
+		"authority":               {t.Context(), []grpc.DialOption{grpc.WithAuthority(strings.ReplaceAll(named, "@", "%40"))}, named + "#0"},
+		"path":                    {t.Context(), nil, testComponent + "#5"},
+		"header before authority": {withHeader, []grpc.DialOption{grpc.WithAuthority(strings.ReplaceAll(testComponent, "@", "%40"))}, named + "#0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := r.client(t, test.options...).UnaryCall(test.ctx, &pb.SimpleRequest{})
 			if err != nil || got.Username != test.want {
-				t.Errorf("served by %q, %v; want %q", got.GetUsername(), err, test.want)
+				t.Errorf("container of UnaryCall = %q, %v; want %q", got.GetUsername(), err, test.want)
 			}
 			seen := *r.seen.Load()
 			if peer := seen.Get(workerapi.HeaderPeer); !strings.HasPrefix(peer, "127.0.0.1:") {
-				t.Errorf("the worker sees the client %q, want an address of 127.0.0.1", peer)
+				t.Errorf("client address at the worker = %q, want an address of 127.0.0.1", peer)
 			}
 			if seen.Get("Component") != "" || !strings.HasPrefix(seen.Get("X-Forwarded-For"), "127.0.0.1") {
-				t.Errorf("the component sees %v", seen)
+				t.Errorf("request header at the component = %v", seen)
 			}
 		})
 	}
 	// A client cannot choose a container.
 	got, err := r.client(t).UnaryCall(metadata.AppendToOutgoingContext(t.Context(), workerapi.HeaderContainer, named+"#0"), &pb.SimpleRequest{})
 	if err != nil || got.Username != testComponent+"#5" {
-		t.Errorf("a client chose %q, %v", got.GetUsername(), err)
+		t.Errorf("container of a request with %s = %q, %v; want %q", workerapi.HeaderContainer, got.GetUsername(), err, testComponent+"#5")
 	}
 	h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: r.roots}}
 	defer h3.Close()
@@ -248,12 +248,12 @@ func TestRouting(t *testing.T) {
 	request.Header().Set("Component", named)
 	response, err := client.CallUnary(t.Context(), request)
 	if err != nil || response.Msg.Username != named+"#0" {
-		t.Errorf("HTTP/3: %v, %v", response, err)
+		t.Errorf("call over HTTP/3 = %v, %v", response, err)
 	}
 	testHTTP1(t, r)
 }
 
-// testHTTP1 sends a Host that names a component.
+// testHTTP1 sends a request whose Host names a component.
 func testHTTP1(t *testing.T, r *rig) {
 	t.Helper()
 	conn, err := net.Dial("tcp", r.clearAddess)
@@ -268,7 +268,7 @@ func testHTTP1(t *testing.T, r *rig) {
 	}
 	defer response.Body.Close()
 	if b, _ := io.ReadAll(response.Body); response.StatusCode != http.StatusOK || !strings.Contains(string(b), named+"#0") {
-		t.Errorf("HTTP/1.1: %s %s", response.Status, b)
+		t.Errorf("response over HTTP/1.1 = %s %s", response.Status, b)
 	}
 }
 
@@ -280,11 +280,11 @@ func TestRefusals(t *testing.T) {
 		t.Helper()
 		_, err := client.UnaryCall(ctx, &pb.SimpleRequest{})
 		if status.Code(err) != want || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: UnaryCall = %v, want %v with %q", what, err, want, text)
 		}
 	}
-	check("nobody serves the path", t.Context(), codes.Unimplemented, "no component on this node serves")
-	check("nothing runs", header(named), codes.Unavailable, named)
+	check("no component serves the path", t.Context(), codes.Unimplemented, "no component on this node serves")
+	check("no container runs", header(named), codes.Unavailable, named)
 	r.run(testComponent, testComponent+"#0")
 	r.run("example.com:grpc.testing.TestService@2.0.0", "example.com:grpc.testing.TestService@2.0.0#0")
 	check("two versions serve the path", t.Context(), codes.FailedPrecondition, "grpc.testing.TestService@2.0.0")
@@ -292,12 +292,12 @@ func TestRefusals(t *testing.T) {
 	check("the only container is not reached", header(testComponent), codes.Unavailable, "could not be reached")
 	response, err := http.Get("http://" + r.clearAddess + "/nothing/here")
 	if err != nil || response.StatusCode != http.StatusNotFound {
-		t.Errorf("plain HTTP: %v, %v", response, err)
+		t.Errorf("Get = %v, %v; want 404", response, err)
 	}
 	response.Body.Close()
 }
 
-// TestServicesFromDescriptors: a component's name need not be its service's.
+// TestServicesFromDescriptors checks that a path selects a component by its services, whatever its name.
 func TestServicesFromDescriptors(t *testing.T) {
 	var asked atomic.Int64
 	r := newRig(t, func(c *Config) {
@@ -313,15 +313,16 @@ func TestServicesFromDescriptors(t *testing.T) {
 	r.run("example.com:x@1.0.0", "x#0")
 	for range 3 {
 		if got, err := r.client(t).UnaryCall(t.Context(), &pb.SimpleRequest{}); err != nil || got.Username != named+"#0" {
-			t.Fatalf("%v, %v", got, err)
+			t.Fatalf("UnaryCall = %v, %v; want container %s", got, err, named+"#0")
 		}
 	}
 	if n := asked.Load(); n > 2 {
-		t.Errorf("asked %d times what two containers serve", n)
+		t.Errorf("Services was called %d times, want once for each of two containers", n)
 	}
 }
 
-// TestLeastLoaded: requests go where the fewest are under way, and to equals in turn.
+// TestLeastLoaded checks that a request goes to the container with the fewest requests in flight, and to equals in
+// turn.
 func TestLeastLoaded(t *testing.T) {
 	r := newRig(t)
 	ids := []string{testComponent + "#0", testComponent + "#1", testComponent + "#2"}
@@ -340,12 +341,12 @@ func TestLeastLoaded(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		// One after the other: choosing and counting is not one step.
+		// In sequence, because choosing a container and counting the request is not atomic.
 		<-r.entered
 	}
 	for _, id := range ids {
 		if n := r.router.load.of(id); n != 2 {
-			t.Errorf("%s has %d requests under way", id, n)
+			t.Errorf("requests in flight to %s = %d, want 2", id, n)
 		}
 	}
 	close(release)
@@ -357,13 +358,13 @@ func TestLeastLoaded(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%d containers are still counted", left)
+			t.Fatalf("%d containers still have a counter", left)
 		}
 		time.Sleep(time.Millisecond) // pacing: nothing reports the end of a body
 	}
 }
 
-// TestRetry: what did not reach one container goes to another, body and all; what was sent is not sent again.
+// TestRetry checks that a request that could not reach a container goes to another one, with its body.
 func TestRetry(t *testing.T) {
 	r := newRig(t)
 	r.run(testComponent, testComponent+"#0", testComponent+"#1", testComponent+"#2")
@@ -372,12 +373,13 @@ func TestRetry(t *testing.T) {
 	for range 6 {
 		got, err := client.UnaryCall(t.Context(), &pb.SimpleRequest{Payload: &pb.Payload{Body: make([]byte, 100_000)}})
 		if err != nil || got.Username != testComponent+"#1" {
-			t.Fatalf("%v, %v", got, err)
+			t.Fatalf("UnaryCall = %v, %v; want container %s", got, err, testComponent+"#1")
 		}
 	}
 }
 
-// TestStreams: messages pass both ways as they come, with the trailer, and a cancellation reaches the component.
+// TestStreams checks that messages are forwarded in both directions without delay, with the trailer, and that a
+// cancellation reaches the component.
 func TestStreams(t *testing.T) {
 	r := newRig(t)
 	r.run(testComponent, testComponent+"#0")
@@ -390,17 +392,17 @@ func TestStreams(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m, err := both.Recv(); err != nil || string(m.Payload.Body) != fmt.Sprint(i) {
-			t.Fatalf("message %d: %v, %v", i, m, err)
+			t.Fatalf("message %d = %v, %v", i, m, err)
 		}
 	}
 	if err := both.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := both.Recv(); status.Code(err) != codes.DataLoss || status.Convert(err).Message() != "the end" {
-		t.Errorf("the end: %v", err)
+		t.Errorf("end of the stream = %v, want DataLoss", err)
 	}
 	if got := both.Trailer().Get("at-end-bin"); !slices.Equal(got, []string{"\x00\xff"}) {
-		t.Errorf("trailer %q", both.Trailer())
+		t.Errorf("trailer = %q", both.Trailer())
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	if both, err = r.client(t).FullDuplexCall(ctx); err != nil {
@@ -416,10 +418,10 @@ func TestStreams(t *testing.T) {
 	select {
 	case err := <-r.ended:
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("the component's context: %v", err)
+			t.Errorf("error of the component's context = %v, want Canceled", err)
 		}
 	case <-time.After(5 * time.Second):
-		t.Error("the component does not learn of the cancellation")
+		t.Error("the cancellation did not reach the component within 5s")
 	}
 }
 
@@ -438,7 +440,7 @@ func BenchmarkResolve(b *testing.B) {
 	}
 }
 
-// TestSentOnce: a worker that dies with a request in its hands had it; nobody else gets it.
+// TestSentOnce checks that a request is not sent again after a worker has received it and died.
 func TestSentOnce(t *testing.T) {
 	r := newRig(t)
 	r.run(testComponent, testComponent+"#0", testComponent+"#1")
@@ -462,7 +464,7 @@ func TestSentOnce(t *testing.T) {
 				if err != nil {
 					break
 				}
-				if _, ok := frame.(*http2.DataFrame); ok { // the request is there, with a part of its body at least
+				if _, ok := frame.(*http2.DataFrame); ok { // the request has arrived with a part of its body
 					taken.Add(1)
 					break
 				}
@@ -475,6 +477,6 @@ func TestSentOnce(t *testing.T) {
 	r.mu.Unlock()
 	_, err = r.client(t).UnaryCall(t.Context(), &pb.SimpleRequest{Payload: &pb.Payload{Body: make([]byte, 1000)}})
 	if status.Code(err) != codes.Unavailable || taken.Load() != 1 {
-		t.Errorf("%v; the request was taken %d times", err, taken.Load())
+		t.Errorf("UnaryCall = %v, and the request was sent %d times; want Unavailable and once", err, taken.Load())
 	}
 }
