@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// BenchmarkUnary compares unary gRPC over HTTP/3 with a bare quic-go handler that echoes the body, with the same client
-// and payload, in turns of a tenth of a second. "ratio" is the rate of gRPC over that of the bare handler; the bar for
-// all of a component's path is 0.8, so what is left below 1 here is what the engine may use.
+// BenchmarkUnary compares unary gRPC over HTTP/3 with a bare quic-go handler that echoes the body. Client and payload
+// are the same, and they take turns of a tenth of a second. "ratio" is the request rate of gRPC divided by that of the
+// bare handler. The goal for a component's whole path is 0.8, so the engine can use the difference.
 //
-// DATAPLANE_PROFILE=grpc|connect|bare names what alone runs, for profiles.
+// DATAPLANE_PROFILE=grpc|connect|bare runs only one of them, for profiling.
 func BenchmarkUnary(b *testing.B) {
 	invoker := invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		m, err := c.Receive()
@@ -76,7 +76,8 @@ func benchmarkUnary(b *testing.B, invoker Invoker, size, clients int) {
 	b.ReportMetric(rate(2)/max(rate(0), 1e-9), "ratio-connect")
 }
 
-// drive sends requests by so many clients for a while, and tells how many were answered in what time.
+// drive sends requests from concurrent clients for a duration, and returns the number of responses and the elapsed
+// time.
 func drive(b *testing.B, c httpClient, clients int, during time.Duration, request func() *http.Request) (int, time.Duration) {
 	one := func() {
 		response, err := c.Do(request())
@@ -87,10 +88,10 @@ func drive(b *testing.B, c httpClient, clients int, during time.Duration, reques
 		_, _ = io.Copy(io.Discard, response.Body)
 		response.Body.Close()
 		if response.StatusCode != http.StatusOK || response.Trailer.Get("Grpc-Status") != "0" && response.Trailer != nil {
-			b.Errorf("%s, trailer %v", response.Status, response.Trailer)
+			b.Errorf("response = %s, trailer %v", response.Status, response.Trailer)
 		}
 	}
-	one() // the connection
+	one() // opens the connection
 	var n atomic.Int64
 	var wg sync.WaitGroup
 	started := time.Now()
@@ -106,7 +107,7 @@ func drive(b *testing.B, c httpClient, clients int, during time.Duration, reques
 	return int(n.Load()), time.Since(started)
 }
 
-// BenchmarkHandler is what framing costs alone, without any transport: gRPC's own here, and gRPC-Web's by connect-go.
+// BenchmarkHandler measures framing without a transport: gRPC by this package, and gRPC-Web by connect-go.
 func BenchmarkHandler(b *testing.B) {
 	handler, err := NewGRPC(GRPCOptions{Methods: testMethods(), Options: Options{Metrics: NewMetrics(), Limiter: NewLimiter(64, time.Second)}, Invoker: invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		m, err := c.Receive()
@@ -139,7 +140,7 @@ func BenchmarkHandler(b *testing.B) {
 	}
 }
 
-// nowhere is a response that nobody reads.
+// nowhere is a ResponseWriter that discards the response.
 type nowhere struct{ header http.Header }
 
 func (n *nowhere) Header() http.Header              { return n.header }

@@ -15,7 +15,7 @@ import (
 	pb "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// TestShutdownDrains: what is under way is answered, in streams too, and nothing new is let in.
+// TestShutdownDrains checks that Shutdown completes the requests and streams in progress and accepts no new ones.
 func TestShutdownDrains(t *testing.T) {
 	for _, way := range []string{"h3", "h2", "h2c"} {
 		t.Run(way, func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestShutdownDrains(t *testing.T) {
 				defer cancel()
 				down <- s.Shutdown(ctx)
 			}()
-			eventually(t, "no connection is accepted any more", func() bool {
+			eventually(t, "new connections are refused", func() bool {
 				conn, err := net.DialTimeout("tcp", s.CleartextAddress, time.Second)
 				if err == nil {
 					conn.Close()
@@ -54,31 +54,31 @@ func TestShutdownDrains(t *testing.T) {
 				return err != nil
 			})
 			if err := exchange(); err != nil {
-				t.Errorf("the stream under way: %v", err)
+				t.Errorf("exchange on the open stream during Shutdown = %v", err)
 			}
 			select {
 			case err := <-down:
-				t.Fatalf("down while requests are under way: %v", err)
+				t.Fatalf("Shutdown = %v while requests are in progress", err)
 			case <-time.After(2 * linger):
 			}
 			close(e.hold)
 			if err := <-answered; err != nil {
-				t.Errorf("the request under way: %v", err)
+				t.Errorf("request in progress during Shutdown = %v", err)
 			}
 			if err := both.CloseRequest(); err != nil {
 				t.Error(err)
 			}
 			if _, err := both.Receive(); !errors.Is(err, io.EOF) {
-				t.Errorf("the stream's end: %v", err)
+				t.Errorf("end of the stream = %v, want EOF", err)
 			}
 			if err := <-down; err != nil {
-				t.Errorf("shutdown: %v", err)
+				t.Errorf("Shutdown = %v", err)
 			}
 		})
 	}
 }
 
-// TestShutdownForces: at the end of its context a shutdown ends what is under way.
+// TestShutdownForces checks that Shutdown aborts the requests in progress when its context ends.
 func TestShutdownForces(t *testing.T) {
 	ended := make(chan error, 3)
 	s := startServer(t, invokerFunc(func(ctx context.Context, _ *Method, c Call) error {
@@ -105,27 +105,27 @@ func TestShutdownForces(t *testing.T) {
 	defer cancel()
 	started := time.Now()
 	if err := s.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("shutdown: %v", err)
+		t.Errorf("Shutdown = %v, want DeadlineExceeded", err)
 	}
 	if took := time.Since(started); took > 3*time.Second {
-		t.Errorf("it took %v", took)
+		t.Errorf("Shutdown took %v with a timeout of 200ms", took)
 	}
 	for range 3 {
 		select {
 		case <-ended:
 		case <-time.After(5 * time.Second):
-			t.Fatal("a request does not learn of the end")
+			t.Fatal("the context of a request has not ended after 5s")
 		}
 	}
 	if err := s.Shutdown(t.Context()); err != nil {
-		t.Errorf("a second time: %v", err)
+		t.Errorf("second Shutdown = %v", err)
 	}
 }
 
-// TestShutdownIdle: connections without requests hold a shutdown up for a moment only, and unused servers not at all.
+// TestShutdownIdle checks that Shutdown waits only briefly for idle connections, and does not wait in an unused server.
 func TestShutdownIdle(t *testing.T) {
 	s := startServer(t, &echo{})
-	s.get(t, s.clientTLS()) // something has been served
+	s.get(t, s.clientTLS()) // the server has been used
 	for _, c := range s.httpClients(t) {
 		response, err := c.Get(c.base + "/none")
 		if err != nil {
@@ -135,22 +135,22 @@ func TestShutdownIdle(t *testing.T) {
 	}
 	started := time.Now()
 	if err := s.Shutdown(t.Context()); err != nil || time.Since(started) > 2*time.Second {
-		t.Errorf("%v after %v", err, time.Since(started))
+		t.Errorf("Shutdown with idle connections = %v after %v", err, time.Since(started))
 	}
 	started = time.Now()
 	if err := startServer(t, &echo{}).Shutdown(t.Context()); err != nil || time.Since(started) > linger {
-		t.Errorf("unused: %v after %v", err, time.Since(started))
+		t.Errorf("Shutdown of an unused server = %v after %v", err, time.Since(started))
 	}
 }
 
-// TestServersLeaveNothing: no goroutine is left of servers that have gone.
+// TestServersLeaveNothing checks that closed servers leave no goroutines and no open ports.
 func TestServersLeaveNothing(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for i := range 10 {
 		s := startServer(t, &echo{})
 		if i%2 == 0 {
-			s.served(t)
-			s.served2(t)
+			s.checkCall(t)
+			s.checkGet(t)
 		}
 		if i%3 == 0 {
 			s.Close()
@@ -158,11 +158,11 @@ func TestServersLeaveNothing(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := net.Dial("tcp", s.TLSAddress); err == nil {
-			t.Error("its port is open")
+			t.Error("the TCP port of the closed server is open")
 		}
 		conn, err := net.ListenPacket("udp", s.QUICAddress)
 		if err != nil {
-			t.Errorf("its UDP port is taken: %v", err)
+			t.Errorf("listen on the UDP port of the closed server = %v", err)
 			continue
 		}
 		conn.Close()
@@ -171,22 +171,22 @@ func TestServersLeaveNothing(t *testing.T) {
 	for runtime.NumGoroutine() > before+2 {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)
-			t.Fatalf("%d goroutines more:\n%s", runtime.NumGoroutine()-before, stacks[:runtime.Stack(stacks, true)])
+			t.Fatalf("%d goroutines are left:\n%s", runtime.NumGoroutine()-before, stacks[:runtime.Stack(stacks, true)])
 		}
-		time.Sleep(5 * time.Millisecond) // pacing: nothing announces the end of goroutines
+		time.Sleep(5 * time.Millisecond) // pacing: no event reports the end of goroutines
 	}
 }
 
 func TestBadConfigurations(t *testing.T) {
 	if _, err := NewServer(Config{}); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
+		t.Errorf("NewServer without a handler = %v, want ErrInvalidArgument", err)
 	}
 	if _, err := NewGRPC(GRPCOptions{}); !errdefs.IsInvalidArgument(err) {
-		t.Error(err)
+		t.Errorf("NewGRPC without an invoker = %v, want ErrInvalidArgument", err)
 	}
 	twice := append(testMethods(), testMethods()[0])
 	if _, err := NewGRPC(GRPCOptions{Methods: twice, Invoker: &echo{}}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), twice[0].Procedure) {
-		t.Error(err)
+		t.Errorf("NewGRPC with a duplicate method = %v, want ErrInvalidArgument for %s", err, twice[0].Procedure)
 	}
 	handler, err := NewGRPC(GRPCOptions{Invoker: &echo{}})
 	if err != nil {
@@ -198,9 +198,7 @@ func TestBadConfigurations(t *testing.T) {
 	}
 	sockets := listen(t)
 	if err := s.Start(sockets); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("TLS without a certificate: %v", err)
+		t.Errorf("Start with TLS sockets but no certificate = %v, want ErrInvalidArgument", err)
 	}
-	sockets.TLS.Close()
-	sockets.QUIC.Close()
-	sockets.Cleartext.Close()
+	sockets.Close()
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// heap is what lives after a collection.
+// heap returns the size of the live heap and the stacks.
 func heap() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -30,8 +30,8 @@ func heap() uint64 {
 	return m.HeapAlloc + m.StackInuse
 }
 
-// served calls the server over HTTP/3 with a connection of its own.
-func (s *testServer) served(t testing.TB) {
+// checkCall checks that a call over a new HTTP/3 connection is served.
+func (s *testServer) checkCall(t testing.TB) {
 	t.Helper()
 	transport := &http3.Transport{TLSClientConfig: s.clientTLS()}
 	defer transport.Close()
@@ -39,7 +39,7 @@ func (s *testServer) served(t testing.TB) {
 	defer cancel()
 	client := connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](&http.Client{Transport: transport}, "https://"+s.QUICAddress+testPath+"UnaryCall", connect.WithGRPC())
 	if _, err := client.CallUnary(ctx, connect.NewRequest(&pb.SimpleRequest{Payload: payload(10)})); err != nil {
-		t.Errorf("others are not served: %v", err)
+		t.Errorf("call over a new connection = %v", err)
 	}
 }
 
@@ -53,7 +53,7 @@ func loopbackUDP(t testing.TB) *net.UDPConn {
 	return conn
 }
 
-// deaf is a socket that sends and never hears: the client of a handshake that goes no further.
+// deaf is a socket that discards what it receives, so that its handshakes never complete.
 type deaf struct{ *net.UDPConn }
 
 func (d deaf) ReadFrom(p []byte) (int, net.Addr, error) {
@@ -64,14 +64,14 @@ func (d deaf) ReadFrom(p []byte) (int, net.Addr, error) {
 	}
 }
 
-// SyscallConn hides the socket, which quic-go would otherwise read by itself.
+// SyscallConn hides the socket's method. Otherwise quic-go would bypass ReadFrom.
 func (d deaf) SyscallConn() {}
 
-// TestFaultW4_HandshakeFlood: handshakes that never end leave state for a few; the rest must prove their address first,
-// and so do those who come for real, who are served all the same. In the end nothing is left.
+// TestFaultW4_HandshakeFlood checks that a flood of incomplete handshakes gets state for only a few, because further
+// clients must prove their address, that real clients are still served, and that no state is left afterwards.
 func TestFaultW4_HandshakeFlood(t *testing.T) {
 	s := startServer(t, &echo{})
-	s.served(t)
+	s.checkCall(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -93,11 +93,11 @@ func TestFaultW4_HandshakeFlood(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "the flood is there", func() bool { return s.quic.handshakes.Load() >= handshakesUnverified })
+	eventually(t, "the flood has reached the limit", func() bool { return s.quic.handshakes.Load() >= handshakesUnverified })
 	for range 5 {
-		s.served(t)
+		s.checkCall(t)
 		if n := s.quic.handshakes.Load(); n > handshakesUnverified+1 {
-			t.Errorf("%d handshakes of the flood have state", n)
+			t.Errorf("handshakes with state = %d, want at most %d", n, handshakesUnverified+1)
 		}
 	}
 	cancel()
@@ -105,20 +105,20 @@ func TestFaultW4_HandshakeFlood(t *testing.T) {
 	deadline := time.Now().Add(30 * time.Second)
 	for s.quic.handshakes.Load() > 0 || s.Stats().QUICConnections > 0 {
 		if time.Now().After(deadline) {
-			t.Fatalf("left: %d handshakes, %d connections", s.quic.handshakes.Load(), s.Stats().QUICConnections)
+			t.Fatalf("%d handshakes and %d connections are left", s.quic.handshakes.Load(), s.Stats().QUICConnections)
 		}
-		time.Sleep(50 * time.Millisecond) // pacing: quic-go's timers end them
+		time.Sleep(50 * time.Millisecond) // pacing: quic-go's timers end the handshakes
 	}
 	if !strings.Contains(s.log.String(), "QUIC handshake failed") {
-		t.Error("nothing is logged")
+		t.Error("no failed handshake is logged")
 	}
 	if lines := strings.Count(s.log.String(), "QUIC handshake failed"); lines > 150 {
-		t.Errorf("the flood became %d lines", lines)
+		t.Errorf("log lines about failed handshakes = %d, want at most 150", lines)
 	}
 }
 
-// TestFaultW4_IdleConnections: connections are bounded, for TCP and for QUIC, cost little each, and a flood of idle
-// ones keeps neither those out that are in nor newcomers.
+// TestFaultW4_IdleConnections checks that TCP and QUIC connections are limited and use little memory, and that a flood
+// of idle connections affects neither active connections nor new ones.
 func TestFaultW4_IdleConnections(t *testing.T) {
 	const limit, tried = 100, 130
 	s := startServer(t, &echo{}, func(_ *GRPCOptions, c *Config, _ *Material) { c.Connections.Max = limit })
@@ -151,22 +151,22 @@ func TestFaultW4_IdleConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := s.Stats().QUICConnections; n > limit {
-			t.Fatalf("%d connections are in", n)
+			t.Fatalf("open connections = %d, want at most %d", n, limit)
 		}
 	}
-	// Client and server are one process here, so half of it is the client's.
+	// Client and server are in this process, so half of the memory is the client's.
 	t.Logf("%d KiB per idle QUIC connection, client and server together", (heap()-before)/limit/1024)
 	if each := (heap() - before) / limit; each > 400<<10 {
-		t.Errorf("an idle connection costs %d bytes", each)
+		t.Errorf("memory of an idle connection = %d bytes, want at most 400 KiB", each)
 	}
 	if err := call(); err != nil {
-		t.Errorf("who is in is not served: %v", err)
+		t.Errorf("request over the active connection = %v", err)
 	}
 	if _, err := s.udp.Admit(nil, nil); err != nil {
-		t.Errorf("there is no room for a newcomer: %v", err)
+		t.Errorf("Admit of a new connection = %v", err)
 	}
 	if n := s.Stats().Rejected[connlimit.ReasonDisplaced]; n < tried-limit {
-		t.Errorf("%d connections were displaced", n)
+		t.Errorf("displaced connections = %d, want at least %d", n, tried-limit)
 	}
 	var tcp []net.Conn
 	defer func() {
@@ -192,28 +192,27 @@ func TestFaultW4_IdleConnections(t *testing.T) {
 		}
 		return n == tried-limit
 	}
-	eventually(t, "the oldest are closed for the newest", closed)
+	eventually(t, "the oldest connections are closed", closed)
 	last := tcp[tried-1]
 	fmt.Fprintf(last, "GET /none HTTP/1.1\r\nHost: x\r\n\r\n")
 	_ = last.SetReadDeadline(time.Now().Add(5 * time.Second))
 	var b [12]byte
 	if _, err := io.ReadFull(last, b[:]); err != nil || string(b[:]) != "HTTP/1.1 404" {
-		t.Errorf("a newcomer is not served: %q, %v", b, err)
+		t.Errorf("response on the newest connection = %q, %v; want 404", b, err)
 	}
 	if !strings.Contains(s.log.String(), "connections were rejected") {
-		t.Error("it is not logged")
+		t.Error("the rejected connections are not logged")
 	}
 }
 
-// TestFaultW4_HeaderBomb: headers over the limit are refused, whether of one long field or of many, and nothing of them
-// stays.
+// TestFaultW4_HeaderBomb checks that headers over the limit, of one long field or of many, are refused and freed.
 func TestFaultW4_HeaderBomb(t *testing.T) {
 	var reached atomic.Int64
 	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		reached.Add(1)
 		return Errorf(0, "reached")
 	}))
-	s.served2(t)
+	s.checkGet(t)
 	before := heap()
 	bombs := map[string]http.Header{"long": {"X": {strings.Repeat("x", 2<<20)}}, "many": {}}
 	for i := range 20_000 {
@@ -231,31 +230,31 @@ func TestFaultW4_HeaderBomb(t *testing.T) {
 			if err == nil {
 				response.Body.Close()
 				if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
-					t.Errorf("%s, %s: %s", way, name, response.Status)
+					t.Errorf("response over %s to a header bomb (%s) = %s, want 431", way, name, response.Status)
 				}
 			}
 		}
 	}
 	if reached.Load() != 0 {
-		t.Errorf("%d bombs reached the component", reached.Load())
+		t.Errorf("%d header bombs reached the component, want none", reached.Load())
 	}
 	if grown := int64(heap()) - int64(before); grown > 16<<20 {
-		t.Errorf("%d bytes stay", grown)
+		t.Errorf("heap growth = %d bytes, want at most 16 MiB", grown)
 	}
-	s.served2(t)
+	s.checkGet(t)
 }
 
-// served2 is served for servers whose component answers nothing.
-func (s *testServer) served2(t testing.TB) {
+// checkGet checks that a GET over each protocol is answered, without the component.
+func (s *testServer) checkGet(t testing.TB) {
 	t.Helper()
 	for way, err := range s.get(t, s.clientTLS()) {
 		if err != nil {
-			t.Errorf("others are not served over %s: %v", way, err)
+			t.Errorf("GET over %s = %v", way, err)
 		}
 	}
 }
 
-// TestFaultW4_EarlyResets: requests that are reset as soon as they are made leave nothing behind.
+// TestFaultW4_EarlyResets checks that requests that are reset immediately leave nothing behind.
 func TestFaultW4_EarlyResets(t *testing.T) {
 	s := startServer(t, &echo{})
 	for way, c := range s.httpClients(t) {
@@ -272,7 +271,7 @@ func TestFaultW4_EarlyResets(t *testing.T) {
 						}
 						r.Header.Set("Content-Type", "application/grpc")
 						go func() {
-							time.Sleep(time.Duration(i%20) * 50 * time.Microsecond) // resets that come at different moments
+							time.Sleep(time.Duration(i%20) * 50 * time.Microsecond) // pacing: resets at different times
 							cancel()
 						}()
 						if response, err := c.Do(r); err == nil {
@@ -284,14 +283,14 @@ func TestFaultW4_EarlyResets(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			eventually(t, "no request is under way", func() bool { return s.Stats().Requests == 0 })
-			s.served(t)
+			eventually(t, "no request is in progress", func() bool { return s.Stats().Requests == 0 })
+			s.checkCall(t)
 			eventually(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() < before+20 })
 		})
 	}
 }
 
-// TestFaultW4_Migration: a client that changes its address in the middle of a connection goes on.
+// TestFaultW4_Migration checks that a connection survives a change of the client's address.
 func TestFaultW4_Migration(t *testing.T) {
 	s := startServer(t, &echo{})
 	server, err := net.ResolveUDPAddr("udp", s.QUICAddress)
@@ -338,7 +337,7 @@ func TestFaultW4_Migration(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := s.Stats().QUICConnections; n != 1 {
-		t.Errorf("%d connections", n)
+		t.Errorf("QUIC connections after the migration = %d, want 1", n)
 	}
 	if err := stream.CloseRequest(); err != nil {
 		t.Fatal(err)

@@ -16,11 +16,10 @@ import (
 	"github.com/tripod-run/tripod/test/stress"
 )
 
-// sparing is a component that has as little memory as the worker's: what it sends lies in one buffer, which it writes
-// on again once Send has returned.
+// sparing is an Invoker that, like the worker, reuses its send buffer as soon as Send has returned.
 type sparing struct{ instances sync.Pool }
 
-// repeats is how often a method that streams to its client sends what it was asked for.
+// repeats is how often StreamingOutputCall sends the request's message.
 const repeats = 8
 
 func (s *sparing) Invoke(_ context.Context, m *Method, c Call) error {
@@ -59,7 +58,7 @@ func (s *sparing) Invoke(_ context.Context, m *Method, c Call) error {
 	return c.Send(*out)
 }
 
-// TestFaultW8_NoForeignBytes: whatever the clients speak, none gets a byte of another.
+// TestFaultW8_NoForeignBytes checks over all protocols that no client gets a byte of another client's messages.
 func TestFaultW8_NoForeignBytes(t *testing.T) {
 	s := startServer(t, &sparing{})
 	var transports []stress.Transport
@@ -96,7 +95,7 @@ func TestFaultW8_NoForeignBytes(t *testing.T) {
 	stress.Run(t, methods, transports, o)
 }
 
-// encoded are messages as the data plane sees them: bytes that it does not look at.
+// encoded converts words to messages, whose encoding the data plane does not check.
 func encoded(words []string) [][]byte {
 	all := make([][]byte, len(words))
 	for i, w := range words {

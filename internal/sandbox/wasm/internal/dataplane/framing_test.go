@@ -31,7 +31,7 @@ func gzipped(b []byte) []byte {
 	return out.Bytes()
 }
 
-// post sends a body as gRPC, and tells the status.
+// post sends a gRPC request with a raw body and returns its status.
 func post(t testing.TB, c httpClient, method string, header http.Header, body io.Reader) (code, message string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+testPath+method, body)
@@ -44,7 +44,7 @@ func post(t testing.TB, c httpClient, method string, header http.Header, body io
 	}
 	response, err := c.Do(r)
 	if err != nil {
-		t.Fatalf("%s: %v", method, err)
+		t.Fatalf("POST to %s = %v", method, err)
 	}
 	defer response.Body.Close()
 	if _, err := io.Copy(io.Discard, response.Body); err != nil {
@@ -59,8 +59,8 @@ func post(t testing.TB, c httpClient, method string, header http.Header, body io
 	return response.Status, ""
 }
 
-// TestFaultW3_Framing: requests whose framing is wrong are refused with the right code, over every protocol, and the
-// next request is served. (What is wrong inside of messages is found, with its path, by protowit.)
+// TestFaultW3_Framing checks that requests with invalid framing are refused with the right code over every protocol,
+// and that the next request is served. (protowit reports faults within messages.)
 func TestFaultW3_Framing(t *testing.T) {
 	s := startServer(t, invokerFunc(func(_ context.Context, m *Method, c Call) error {
 		for {
@@ -80,7 +80,7 @@ func TestFaultW3_Framing(t *testing.T) {
 	tests := []struct {
 		name   string
 		header http.Header
-		body   []byte // a nil one is a prefix of 100 MiB and as many zeros
+		body   []byte // nil means a message of 100 MiB of zeros
 		code   string
 		text   string
 	}{
@@ -106,23 +106,23 @@ func TestFaultW3_Framing(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			for _, test := range tests {
 				for _, method := range []string{"UnaryCall", "StreamingInputCall"} {
-					// Each request has a reader of its own: a client may still read one when its response is there.
+					// Each request needs its own reader, because a client can still read it after the response.
 					body := io.Reader(bytes.NewReader(test.body))
 					if test.body == nil {
 						body = io.MultiReader(bytes.NewReader([]byte{0, 6, 0x40, 0, 0}), io.LimitReader(zeros{}, 100<<20))
 					}
 					if code, text := post(t, c, method, test.header, body); code != test.code || !strings.Contains(text, test.text) {
-						t.Errorf("%s, %s: %s %q, want %s %q", method, test.name, code, text, test.code, test.text)
+						t.Errorf("%s, %s: status = %s %q, want %s %q", method, test.name, code, text, test.code, test.text)
 					}
 				}
 			}
 			for name, body := range map[string][]byte{"no message": nil, "two messages": append(framed(0, nil), framed(0, nil)...)} {
 				if code, text := post(t, c, "UnaryCall", nil, bytes.NewReader(body)); code != "12" {
-					t.Errorf("%s: %s %q", name, code, text)
+					t.Errorf("%s: status = %s %q, want 12", name, code, text)
 				}
 			}
 			if code, _ := post(t, c, "NoSuchCall", nil, bytes.NewReader(framed(0, nil))); code != "12" {
-				t.Errorf("unknown method: %s", code)
+				t.Errorf("status of an unknown method = %s, want 12", code)
 			}
 		})
 	}
@@ -135,7 +135,7 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestFaultW3_HTTP: requests that are not gRPC's at all get HTTP's own answers.
+// TestFaultW3_HTTP checks that requests that are not valid gRPC requests get HTTP errors.
 func TestFaultW3_HTTP(t *testing.T) {
 	s := startServer(t, &echo{})
 	h2c := s.httpClients(t)["h2c"]
@@ -160,17 +160,17 @@ func TestFaultW3_HTTP(t *testing.T) {
 		r.Header.Set("Content-Type", test.contentType)
 		response, err := test.client.Do(r)
 		if err != nil {
-			t.Errorf("%s: %v", test.name, err)
+			t.Errorf("%s: request = %v", test.name, err)
 			continue
 		}
 		response.Body.Close()
 		if response.StatusCode != test.want {
-			t.Errorf("%s: %s, want %d", test.name, response.Status, test.want)
+			t.Errorf("%s: status = %s, want %d", test.name, response.Status, test.want)
 		}
 	}
 }
 
-// TestMaxMessage: the bound is on what clients send. What the component answers may be larger, in every protocol.
+// TestMaxMessage checks over every protocol that the limit applies to requests, not to responses.
 func TestMaxMessage(t *testing.T) {
 	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) { o.MaxMessageBytes = 1000 })
 	request := &pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 20_000}}}
@@ -184,7 +184,7 @@ func TestMaxMessage(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !stream.Receive() || len(stream.Msg().GetPayload().GetBody()) != 20_000 {
-				t.Errorf("%s/%s: %v, %v", way, name, stream.Msg(), stream.Err())
+				t.Errorf("%s/%s: large response = %d bytes, %v; want 20000", way, name, len(stream.Msg().GetPayload().GetBody()), stream.Err())
 			}
 			stream.Close()
 			large := &pb.StreamingOutputCallRequest{Payload: payload(2000)}
@@ -192,15 +192,15 @@ func TestMaxMessage(t *testing.T) {
 				t.Fatal(err)
 			}
 			if stream.Receive() || connect.CodeOf(stream.Err()) != connect.CodeResourceExhausted {
-				t.Errorf("%s/%s: a large request: %v", way, name, stream.Err())
+				t.Errorf("%s/%s: large request = %v, want ResourceExhausted", way, name, stream.Err())
 			}
 			stream.Close()
 		}
 	}
 }
 
-// TestMetadataWithoutMessage: what a component sets for the header arrives in it, and not in the trailer, also when
-// there is no message between them.
+// TestMetadataWithoutMessage checks that header metadata is sent in the header, not in the trailer, even if the
+// response has no message.
 func TestMetadataWithoutMessage(t *testing.T) {
 	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		if err := SetMetadata(c.ResponseHeader(), "x-head", []byte("1")); err != nil {
@@ -247,10 +247,10 @@ func TestMetadataWithoutMessage(t *testing.T) {
 				body, err := io.ReadAll(response.Body)
 				response.Body.Close()
 				if err != nil || response.Header.Get("X-Head") != "1" || response.Header.Get("X-Tail") != "" || response.Trailer.Get("X-Head") != "" {
-					t.Errorf("%s, %s %s: header %v, trailer %v, %v", way, test.contentType, method, response.Header, response.Trailer, err)
+					t.Errorf("%s, %s %s: header = %v, trailer = %v, %v", way, test.contentType, method, response.Header, response.Trailer, err)
 				}
 				if !test.tail(response, string(body)) {
-					t.Errorf("%s, %s %s: no trailer: %v, %v, %q", way, test.contentType, method, response.Header, response.Trailer, body)
+					t.Errorf("%s, %s %s: trailer metadata is missing in header %v, trailer %v, body %q", way, test.contentType, method, response.Header, response.Trailer, body)
 				}
 			}
 		}
@@ -260,7 +260,7 @@ func TestMetadataWithoutMessage(t *testing.T) {
 func TestPercentEncode(t *testing.T) {
 	for in, want := range map[string]string{"": "", "plain text ~": "plain text ~", "100 %": "100 %25", "ü\n": "%C3%BC%0A", "\x7f\xff": "%7F%FF"} {
 		if got := percentEncode(in); got != want {
-			t.Errorf("%q is %q, want %q", in, got, want)
+			t.Errorf("percentEncode(%q) = %q, want %q", in, got, want)
 		}
 	}
 }
@@ -271,27 +271,27 @@ func TestMetadataRules(t *testing.T) {
 		"Upper": "x", "": "x", "grpc-status": "0", "content-type": "x", "te": "x", "a b": "x", "key": "new\nline", "x-ü": "x", ":path": "x",
 	} {
 		if err := SetMetadata(h, key, []byte(value)); err == nil {
-			t.Errorf("%q: %q was taken", key, value)
+			t.Errorf("SetMetadata(%q, %q) = nil, want an error", key, value)
 		}
 	}
 	if len(h) != 0 {
-		t.Errorf("header %v", h)
+		t.Errorf("header after refused metadata = %v, want none", h)
 	}
-	for range Metadata(http.Header{"X-Bin": {"!!", "?"}, "Grpc-Timeout": {"1S"}, "Content-Type": {"x"}}) {
-		t.Error("what is no metadata was read as such")
+	for k := range Metadata(http.Header{"X-Bin": {"!!", "?"}, "Grpc-Timeout": {"1S"}, "Content-Type": {"x"}}) {
+		t.Errorf("Metadata yields %s, want nothing", k)
 	}
 	n := 0
 	for k, v := range Metadata(http.Header{"X-Bin": {"AQ==, Ag", "Aw"}}) {
 		if n++; k != "x-bin" || len(v) != 1 || v[0] != byte(n) {
-			t.Errorf("%s %v", k, v)
+			t.Errorf("value %d = %s %v", n, k, v)
 		}
 	}
 	if n != 3 {
-		t.Errorf("%d values", n)
+		t.Errorf("Metadata yields %d values, want 3", n)
 	}
 }
 
-// FuzzReceive feeds bytes of any kind to the framing. It must neither panic nor give out more than the limit.
+// FuzzReceive checks that arbitrary bytes do not make Receive panic or return more than the limit.
 func FuzzReceive(f *testing.F) {
 	message, _ := proto.Marshal(&pb.SimpleRequest{Payload: payload(10)})
 	f.Add(framed(0, message), false)
@@ -307,11 +307,11 @@ func FuzzReceive(f *testing.F) {
 		for {
 			b, err := c.Receive()
 			if len(b) > limit {
-				t.Fatalf("%d bytes", len(b))
+				t.Fatalf("Receive returned %d bytes, over the limit of %d", len(b), limit)
 			}
 			if err != nil {
 				if _, ok := errors.AsType[*Status](err); !ok && err != io.EOF {
-					t.Fatalf("%v is no Status", err)
+					t.Fatalf("Receive = %v, want a Status or EOF", err)
 				}
 				return
 			}

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// statusDetails are what the component adds to its errors.
+// statusDetails are the details of the component's errors.
 var statusDetails = [][]byte{mustAny(wrapperspb.String("a detail")), mustAny(wrapperspb.Int64(42))}
 
 func mustAny(m proto.Message) []byte {
@@ -39,7 +39,7 @@ func mustAny(m proto.Message) []byte {
 
 func payload(n int) *pb.Payload { return &pb.Payload{Body: bytes.Repeat([]byte{7}, n)} }
 
-// TestGRPCGo calls every arity with grpc-go, over TLS and in the clear, plain and with gzip.
+// TestGRPCGo calls methods of every arity with grpc-go, with and without TLS and gzip.
 func TestGRPCGo(t *testing.T) {
 	s := startServer(t, &echo{})
 	for _, overTLS := range []bool{false, true} {
@@ -57,7 +57,7 @@ func testArities(t *testing.T, client pb.TestServiceClient) {
 	for _, size := range []int{0, 1, 5000, 1 << 20} {
 		got, err := client.UnaryCall(t.Context(), &pb.SimpleRequest{Payload: payload(size)})
 		if err != nil || !proto.Equal(got.Payload, payload(size)) || !strings.HasPrefix(got.Username, "127.0.0.1:") {
-			t.Fatalf("unary with %d bytes: %d bytes, peer %q, %v", size, len(got.GetPayload().GetBody()), got.GetUsername(), err)
+			t.Fatalf("unary call with %d bytes = %d bytes, peer %q, %v", size, len(got.GetPayload().GetBody()), got.GetUsername(), err)
 		}
 	}
 	up, err := client.StreamingInputCall(t.Context())
@@ -70,7 +70,7 @@ func testArities(t *testing.T, client pb.TestServiceClient) {
 		}
 	}
 	if sum, err := up.CloseAndRecv(); err != nil || sum.AggregatedPayloadSize != 100_011 {
-		t.Fatalf("client stream: %v, %v", sum, err)
+		t.Fatalf("client stream = %v, %v; want 100011", sum, err)
 	}
 	down, err := client.StreamingOutputCall(t.Context(), &pb.StreamingOutputCallRequest{
 		ResponseParameters: []*pb.ResponseParameters{{Size: 3}, {Size: 100_000}, {Size: 0}},
@@ -80,29 +80,29 @@ func testArities(t *testing.T, client pb.TestServiceClient) {
 	}
 	for _, want := range []int{3, 100_000, 0} {
 		if m, err := down.Recv(); err != nil || len(m.GetPayload().GetBody()) != want {
-			t.Fatalf("server stream: %v, %v", m, err)
+			t.Fatalf("message of the server stream = %d bytes, %v; want %d", len(m.GetPayload().GetBody()), err, want)
 		}
 	}
 	if _, err := down.Recv(); err != io.EOF || down.Trailer().Get("x-count")[0] != "done" {
-		t.Fatalf("end of the server stream: %v, trailer %v", err, down.Trailer())
+		t.Fatalf("end of the server stream = %v, trailer %v", err, down.Trailer())
 	}
 	both, err := client.FullDuplexCall(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 5 { // in lock-step: neither side may hold messages back
+	for i := range 5 { // in lockstep, so neither side can delay messages
 		if err := both.Send(&pb.StreamingOutputCallRequest{Payload: payload(i)}); err != nil {
 			t.Fatal(err)
 		}
 		if m, err := both.Recv(); err != nil || len(m.Payload.Body) != i {
-			t.Fatalf("bidi message %d: %v, %v", i, m, err)
+			t.Fatalf("message %d of the bidi stream = %v, %v", i, m, err)
 		}
 	}
 	if err := both.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := both.Recv(); err != io.EOF {
-		t.Fatalf("end of the bidi stream: %v", err)
+		t.Fatalf("end of the bidi stream = %v, want EOF", err)
 	}
 }
 
@@ -116,50 +116,50 @@ func TestGRPCMetadataAndStatus(t *testing.T) {
 	}
 	for key, want := range map[string][]string{"echo-text": {"plain"}, "echo-bytes-bin": {binary, "2nd"}} {
 		if got := header.Get(key); !slices.Equal(got, want) {
-			t.Errorf("header %s is %q, want %q", key, got, want)
+			t.Errorf("header %s = %q, want %q", key, got, want)
 		}
 		if got := trailer.Get("trailing-" + key); !slices.Equal(got, want) {
-			t.Errorf("trailer %s is %q, want %q", key, got, want)
+			t.Errorf("trailer %s = %q, want %q", key, got, want)
 		}
 	}
 	message := "100 % wrong: ü\nnew line"
 	_, err := client.UnaryCall(ctx, &pb.SimpleRequest{ResponseStatus: &pb.EchoStatus{Code: 9, Message: message}}, grpc.Trailer(&trailer))
 	st := status.Convert(err)
 	if st.Code() != codes.FailedPrecondition || st.Message() != message {
-		t.Errorf("status %v %q", st.Code(), st.Message())
+		t.Errorf("status = %v %q, want FailedPrecondition %q", st.Code(), st.Message(), message)
 	}
 	details := st.Details()
 	if len(details) != 2 || !proto.Equal(details[0].(proto.Message), wrapperspb.String("a detail")) ||
 		!proto.Equal(details[1].(proto.Message), wrapperspb.Int64(42)) {
-		t.Errorf("details %v", details)
+		t.Errorf("status details = %v", details)
 	}
 	if got := trailer.Get("trailing-echo-text"); !slices.Equal(got, []string{"plain"}) {
-		t.Errorf("an error keeps its trailer: %q", got)
+		t.Errorf("trailer of a failed call = %q, want plain", got)
 	}
 }
 
-// TestGRPCHostErrors: what goes wrong in the host is INTERNAL, its cause in the log and not on the wire.
+// TestGRPCHostErrors checks that an error in the host is INTERNAL to the client, and that only the log has its cause.
 func TestGRPCHostErrors(t *testing.T) {
 	s := startServer(t, &echo{})
 	client := s.dial(t, false)
 	_, err := client.EmptyCall(t.Context(), &pb.Empty{})
 	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "secret") || !strings.Contains(s.log.String(), "secret of the host") {
-		t.Errorf("an error of the host: %v", err)
+		t.Errorf("call with a host error = %v, want Internal without the cause", err)
 	}
 	_, err = client.CacheableUnaryCall(t.Context(), &pb.SimpleRequest{})
 	if status.Code(err) != codes.Internal || !strings.Contains(s.log.String(), "in the invoker") {
-		t.Errorf("a panic of the host: %v", err)
+		t.Errorf("call with a host panic = %v, want Internal", err)
 	}
 	_, err = client.UnimplementedCall(t.Context(), &pb.Empty{})
 	if status.Code(err) != codes.Unimplemented {
-		t.Errorf("a method that is not implemented: %v", err)
+		t.Errorf("call of an unimplemented method = %v, want Unimplemented", err)
 	}
 	if _, err := client.UnaryCall(t.Context(), &pb.SimpleRequest{}); err != nil {
-		t.Errorf("afterwards: %v", err)
+		t.Errorf("next call = %v", err)
 	}
 }
 
-// TestConnectGo calls every arity with connect-go in its three protocols over HTTP/3, HTTP/2 and h2c.
+// TestConnectGo calls methods of every arity with connect-go in its three protocols over HTTP/3, HTTP/2 and h2c.
 func TestConnectGo(t *testing.T) {
 	s := startServer(t, &echo{})
 	for way, c := range s.httpClients(t) {
@@ -183,19 +183,19 @@ func testConnectArities(t *testing.T, c httpClient, options []connect.ClientOpti
 		r.Header().Set("Echo-Bytes-Bin", connect.EncodeBinaryHeader([]byte("\x00\xff")))
 		got, err := unary.CallUnary(t.Context(), r)
 		if err != nil || !proto.Equal(got.Msg.Payload, payload(size)) {
-			t.Fatalf("unary with %d bytes: %v", size, err)
+			t.Fatalf("unary call with %d bytes = %v", size, err)
 		}
 		if b, err := connect.DecodeBinaryHeader(got.Header().Get("Echo-Bytes-Bin")); err != nil || string(b) != "\x00\xff" {
-			t.Errorf("header %v: %v", got.Header(), err)
+			t.Errorf("Echo-Bytes-Bin in header %v = %q, %v", got.Header(), b, err)
 		}
 		if b, err := connect.DecodeBinaryHeader(got.Trailer().Get("Trailing-Echo-Bytes-Bin")); err != nil || string(b) != "\x00\xff" {
-			t.Errorf("trailer %v: %v", got.Trailer(), err)
+			t.Errorf("Trailing-Echo-Bytes-Bin in trailer %v = %q, %v", got.Trailer(), b, err)
 		}
 	}
 	_, err := unary.CallUnary(t.Context(), connect.NewRequest(&pb.SimpleRequest{ResponseStatus: &pb.EchoStatus{Code: 5, Message: "not % there"}}))
 	var ce *connect.Error
 	if !errors.As(err, &ce) || ce.Code() != connect.CodeNotFound || ce.Message() != "not % there" || len(ce.Details()) != 2 {
-		t.Fatalf("status: %v", err)
+		t.Fatalf("failed call = %v, want NotFound with two details", err)
 	}
 	testConnectStreams(t, c, options)
 }
@@ -209,7 +209,7 @@ func testConnectStreams(t *testing.T, c httpClient, options []connect.ClientOpti
 		}
 	}
 	if sum, err := up.CloseAndReceive(); err != nil || sum.Msg.AggregatedPayloadSize != 111 {
-		t.Fatalf("client stream: %v, %v", sum, err)
+		t.Fatalf("client stream = %v, %v; want 111", sum, err)
 	}
 	down, err := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"StreamingOutputCall", options...).
 		CallServerStream(t.Context(), connect.NewRequest(&pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 3}, {Size: 30_000}}}))
@@ -221,7 +221,7 @@ func testConnectStreams(t *testing.T, c httpClient, options []connect.ClientOpti
 		sizes = append(sizes, len(down.Msg().GetPayload().GetBody()))
 	}
 	if down.Err() != nil || !slices.Equal(sizes, []int{3, 30_000}) || down.ResponseTrailer().Get("X-Count") != "done" {
-		t.Fatalf("server stream: %v, %v, trailer %v", sizes, down.Err(), down.ResponseTrailer())
+		t.Fatalf("server stream = messages of %v bytes, %v, trailer %v", sizes, down.Err(), down.ResponseTrailer())
 	}
 	both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"FullDuplexCall", options...).
 		CallBidiStream(t.Context())
@@ -230,14 +230,14 @@ func testConnectStreams(t *testing.T, c httpClient, options []connect.ClientOpti
 			t.Fatal(err)
 		}
 		if m, err := both.Receive(); err != nil || len(m.GetPayload().GetBody()) != i {
-			t.Fatalf("bidi: %v, %v", m, err)
+			t.Fatalf("message %d of the bidi stream = %v, %v", i, m, err)
 		}
 	}
 	if err := both.CloseRequest(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := both.Receive(); !errors.Is(err, io.EOF) {
-		t.Fatalf("end of the bidi stream: %v", err)
+		t.Fatalf("end of the bidi stream = %v, want EOF", err)
 	}
 	both.CloseResponse()
 }
@@ -252,7 +252,7 @@ func TestMetrics(t *testing.T) {
 	}
 	_, _ = client.UnaryCall(t.Context(), &pb.SimpleRequest{ResponseStatus: &pb.EchoStatus{Code: 9}})
 	var got MethodStats
-	find := func() bool { // a call's end is counted after its client has seen it
+	find := func() bool { // polled, because a call is counted after its client has the response
 		for _, m := range s.metrics.Snapshot() {
 			if m.Procedure == testPath+"UnaryCall" {
 				got = m
@@ -262,22 +262,22 @@ func TestMetrics(t *testing.T) {
 	}
 	eventually(t, "the calls are counted", find)
 	if !maps.Equal(got.Codes, map[string]uint64{"OK": 3, "FAILED_PRECONDITION": 1}) {
-		t.Errorf("codes %v", got.Codes)
+		t.Errorf("Codes = %v, want 3 OK and 1 FAILED_PRECONDITION", got.Codes)
 	}
 	if got.ReceivedBytes < 300 || got.SentBytes < 300 {
-		t.Errorf("bytes: %d in, %d out", got.ReceivedBytes, got.SentBytes)
+		t.Errorf("ReceivedBytes, SentBytes = %d, %d; want at least 300 each", got.ReceivedBytes, got.SentBytes)
 	}
 	total := uint64(0)
 	for _, n := range got.Latency.Counts {
 		total += n
 	}
 	if total != 4 || got.Latency.Sum <= 0 || len(got.Latency.Counts) != len(got.Latency.Bounds)+1 {
-		t.Errorf("latency %+v", got.Latency)
+		t.Errorf("Latency = %+v, want 4 calls", got.Latency)
 	}
 }
 
 func TestUnknownContext(t *testing.T) {
 	if got := statusOf(context.Background(), &Status{Code: codes.OK}, nil, nil); got.Code != codes.Internal {
-		t.Errorf("an error with code OK became %v", got.Code)
+		t.Errorf("statusOf(an error with code OK) = %v, want Internal", got.Code)
 	}
 }

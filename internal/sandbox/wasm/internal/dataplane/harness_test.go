@@ -28,9 +28,9 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// echo is the component of the tests: grpc.testing.TestService as its comments say, and a few words of its own.
+// echo is the component of the tests. It implements grpc.testing.TestService, with additional faults.
 type echo struct {
-	// hold, when set, is waited for by UnaryCall; entered tells that it waits.
+	// hold, if set, blocks UnaryCall until it is closed; entered receives a value when UnaryCall is blocked.
 	hold    chan struct{}
 	entered chan struct{}
 }
@@ -49,7 +49,7 @@ func (e *echo) Invoke(ctx context.Context, m *Method, c Call) error {
 		return e.serverStream(ctx, c)
 	case "FullDuplexCall":
 		return e.bidi(c)
-	case "HalfDuplexCall": // never answers of itself
+	case "HalfDuplexCall": // never sends a response
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -156,7 +156,7 @@ func send(c Call, m proto.Message) error {
 	return c.Send(b)
 }
 
-// testMethods are those of grpc.testing.TestService.
+// testMethods returns the methods of grpc.testing.TestService.
 func testMethods() []*Method {
 	return Methods(pb.File_grpc_testing_test_proto.Services().ByName("TestService"))
 }
@@ -190,13 +190,13 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// invokerFunc is a function that is an Invoker.
+// invokerFunc adapts a function to an Invoker.
 type invokerFunc func(ctx context.Context, m *Method, c Call) error
 
 // Invoke calls f.
 func (f invokerFunc) Invoke(ctx context.Context, m *Method, c Call) error { return f(ctx, m, c) }
 
-// startServer serves TestService by invoker; change may alter the configuration first.
+// startServer serves TestService by invoker, with the configuration modified by change.
 func startServer(t testing.TB, invoker Invoker, change ...func(*GRPCOptions, *Config, *Material)) *testServer {
 	t.Helper()
 	s := &testServer{log: &logBuffer{}, metrics: NewMetrics()}
@@ -254,7 +254,7 @@ func listen(t testing.TB) Sockets {
 
 func (s *testServer) clientTLS() *tls.Config { return &tls.Config{RootCAs: s.roots} }
 
-// dial connects grpc-go, over TLS or in the clear.
+// dial returns a grpc-go client, over TLS or cleartext.
 func (s *testServer) dial(t testing.TB, overTLS bool, options ...grpc.DialOption) pb.TestServiceClient {
 	t.Helper()
 	return pb.NewTestServiceClient(s.dialConn(t, overTLS, options...))
@@ -274,7 +274,7 @@ func (s *testServer) dialConn(t testing.TB, overTLS bool, options ...grpc.DialOp
 	return conn
 }
 
-// httpClients are clients of net/http for each way in, and the base URL of each.
+// httpClients returns an HTTP client and base URL for each of HTTP/3, HTTP/2 over TLS, and h2c.
 func (s *testServer) httpClients(t testing.TB) map[string]httpClient {
 	t.Helper()
 	h3 := &http3.Transport{TLSClientConfig: s.clientTLS()}
@@ -291,7 +291,7 @@ func (s *testServer) httpClients(t testing.TB) map[string]httpClient {
 	}
 }
 
-// overHTTP2 speaks HTTP/2 and nothing else, over TLS or, without a configuration, in the clear.
+// overHTTP2 returns a transport for HTTP/2 only, over TLS or, if c is nil, over cleartext.
 func overHTTP2(c *tls.Config) *http.Transport {
 	transport := &http.Transport{TLSClientConfig: c, Protocols: &http.Protocols{}}
 	transport.Protocols.SetHTTP2(c != nil)
@@ -304,5 +304,5 @@ type httpClient struct {
 	base string
 }
 
-// eventually waits for a condition that nothing announces.
+// eventually polls until a condition holds.
 var eventually = until.Holds

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// socketMemory is what the kernel has given to sockets of TCP and UDP, in bytes (/proc/net/sockstat).
+// socketMemory returns the kernel's memory for TCP and UDP sockets, in bytes (/proc/net/sockstat).
 func socketMemory(t testing.TB) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/net/sockstat")
@@ -32,13 +32,13 @@ func socketMemory(t testing.TB) int {
 	return pages * os.Getpagesize()
 }
 
-// alone says that the process runs one test and no more.
+// alone is set in a process that runs only TestIdleServerMemory.
 const alone = "DATAPLANE_TEST_ALONE"
 
-// TestIdleServerMemory holds an idle pod's share of the data plane, three sockets and a gRPC handler, to 64 KiB: a pod
-// may cost a megabyte altogether. It also says what the first requests add.
+// TestIdleServerMemory checks that an idle pod's part of the data plane, three sockets and a gRPC handler, uses at most
+// 64 KiB of the megabyte allowed for a pod, and at most 256 KiB after requests.
 func TestIdleServerMemory(t *testing.T) {
-	if os.Getenv(alone) == "" { // what other tests leave would be counted
+	if os.Getenv(alone) == "" { // the memory of other tests would be counted
 		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestIdleServerMemory$", "-test.v")
 		c.Env = append(os.Environ(), alone+"=1")
 		out, err := c.CombinedOutput()
@@ -49,7 +49,7 @@ func TestIdleServerMemory(t *testing.T) {
 		return
 	}
 	const n = 200
-	startServer(t, &echo{}).served(t) // what is made once per process
+	startServer(t, &echo{}).checkCall(t) // warm-up: allocations once per process
 	servers := make([]*testServer, n)
 	before, goroutines, kernel := heap(), runtime.NumGoroutine(), socketMemory(t)
 	for i := range servers {
@@ -59,13 +59,13 @@ func TestIdleServerMemory(t *testing.T) {
 	t.Logf("idle: %d KiB of heap and stacks, %d goroutines, %d bytes of socket buffers each",
 		idle/1024, (runtime.NumGoroutine()-goroutines)/n, (socketMemory(t)-kernel)/n)
 	if idle > 64<<10 {
-		t.Errorf("an idle server costs %d bytes", idle)
+		t.Errorf("memory of an idle server = %d bytes, want at most 64 KiB", idle)
 	}
 	for _, s := range servers {
-		s.served(t)
-		s.served2(t)
+		s.checkCall(t)
+		s.checkGet(t)
 	}
-	eventually(t, "the clients are gone", func() bool {
+	eventually(t, "all connections are closed", func() bool {
 		open := 0
 		for _, s := range servers {
 			stats := s.Stats()
@@ -75,9 +75,9 @@ func TestIdleServerMemory(t *testing.T) {
 	})
 	used := (heap() - before) / n
 	t.Logf("after requests of each kind: %d KiB", used/1024)
-	// quic-go makes queues of 1 024 packets at the first one.
+	// quic-go allocates queues of 1 024 packets at the first packet.
 	if used > 256<<10 {
-		t.Errorf("a server that has answered and is idle again costs %d bytes", used)
+		t.Errorf("memory of an idle server after requests = %d bytes, want at most 256 KiB", used)
 	}
 	runtime.KeepAlive(servers)
 }

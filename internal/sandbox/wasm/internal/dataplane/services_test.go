@@ -27,24 +27,24 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// TestHealth asks with grpc-go, as the kubelet's probes do.
+// TestHealth calls the health service with grpc-go, like the kubelet's probes.
 func TestHealth(t *testing.T) {
 	health := NewHealth("grpc.testing.TestService")
 	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) {
 		o.Health = health
 		o.Limiter = NewLimiter(1, 0)
-		o.MaxTimeout = 50 * time.Millisecond // health is beyond both
+		o.MaxTimeout = 50 * time.Millisecond // neither limit applies to health
 	})
-	s.metrics.method("x") // something is counted, health is not
+	s.metrics.method("x")
 	client := healthpb.NewHealthClient(s.dialConn(t, true))
 	for _, service := range []string{"", "grpc.testing.TestService"} {
 		got, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
 		if err != nil || got.Status != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("%q: %v, %v", service, got, err)
+			t.Errorf("Check(%q) = %v, %v; want SERVING", service, got, err)
 		}
 	}
 	if _, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "none"}); status.Code(err) != codes.NotFound {
-		t.Errorf("a service that is not there: %v", err)
+		t.Errorf("Check of an unknown service = %v, want NotFound", err)
 	}
 	watch, err := client.Watch(t.Context(), &healthpb.HealthCheckRequest{})
 	if err != nil {
@@ -57,36 +57,37 @@ func TestHealth(t *testing.T) {
 	expect := func(w healthpb.Health_WatchClient, want healthpb.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		if got, err := w.Recv(); err != nil || got.Status != want {
-			t.Errorf("watch: %v, %v; want %v", got, err, want)
+			t.Errorf("Recv from Watch = %v, %v; want %v", got, err, want)
 		}
 	}
 	expect(unknown, healthpb.HealthCheckResponse_SERVICE_UNKNOWN)
 	expect(watch, healthpb.HealthCheckResponse_SERVING)
-	health.SetServing(true) // no change, no message
+	health.SetServing(true) // sends nothing, because nothing changes
 	health.SetServing(false)
 	expect(watch, healthpb.HealthCheckResponse_NOT_SERVING)
 	list, err := client.List(t.Context(), &healthpb.HealthListRequest{})
 	if err != nil || len(list.Statuses) != 2 || list.Statuses[""].Status != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Errorf("list: %v, %v", list, err)
+		t.Errorf("List = %v, %v; want two services that are NOT_SERVING", list, err)
 	}
-	// The description that the package builds by hand is the real one.
+	// The package's own descriptor must equal the official one.
 	theirs, ours := protodesc.ToFileDescriptorProto(healthpb.File_grpc_health_v1_health_proto), protodesc.ToFileDescriptorProto(healthFile())
 	theirs.Options, theirs.Name, ours.Name = nil, nil, nil
 	if !proto.Equal(theirs, ours) {
-		t.Errorf("grpc.health.v1 is\n%v\nours is\n%v", theirs, ours)
+		t.Errorf("healthFile() =\n%v\nwant\n%v", ours, theirs)
 	}
-	// And by JSON, as a person with curl.
+	// The service is also available as JSON.
 	response, err := http.Post("http://"+s.CleartextAddress+"/grpc.health.v1.Health/Check", "application/json", strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
 	if b, _ := io.ReadAll(response.Body); !strings.Contains(string(b), "NOT_SERVING") {
-		t.Errorf("JSON: %s %s", response.Status, b)
+		t.Errorf("Check with JSON = %s %s, want NOT_SERVING", response.Status, b)
 	}
 }
 
-// TestReflection asks as grpcurl does: list the services, then fetch the files that describe one.
+// TestReflection calls server reflection like grpcurl: it lists the services and then gets the files with their
+// symbols.
 func TestReflection(t *testing.T) {
 	conn := startServer(t, &echo{}).dialConn(t, false)
 	stream, err := grpc_reflection_v1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
@@ -109,7 +110,7 @@ func TestReflection(t *testing.T) {
 		names = append(names, s.Name)
 	}
 	if !slices.Equal(names, []string{"grpc.testing.TestService", "grpc.health.v1.Health"}) {
-		t.Errorf("services %v", names)
+		t.Errorf("listed services = %v", names)
 	}
 	files := map[string]bool{}
 	for _, symbol := range []string{"grpc.testing.TestService", "grpc.testing.TestService.UnaryCall", "grpc.testing.SimpleRequest", "grpc.health.v1.Health", "grpc.health.v1.HealthCheckRequest"} {
@@ -122,35 +123,35 @@ func TestReflection(t *testing.T) {
 			files[fd.GetName()] = true
 		}
 		if response.GetErrorResponse() != nil {
-			t.Errorf("%s: %v", symbol, response)
+			t.Errorf("FileContainingSymbol(%s) = %v", symbol, response)
 		}
 	}
 	for _, want := range []string{"grpc/testing/test.proto", "grpc/testing/messages.proto", "grpc/testing/empty.proto", "grpc/health/v1/health.proto"} {
 		if !files[want] {
-			t.Errorf("%s is not among %v", want, files)
+			t.Errorf("files = %v, want %s among them", files, want)
 		}
 	}
 	none := ask(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "none.Such"}})
 	if codes.Code(none.GetErrorResponse().GetErrorCode()) != codes.NotFound {
-		t.Errorf("a symbol that is not there: %v", none)
+		t.Errorf("FileContainingSymbol(none.Such) = %v, want NotFound", none)
 	}
 	alpha, err := grpc_reflection_v1alpha.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := alpha.Send(&grpc_reflection_v1alpha.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1alpha.ServerReflectionRequest_ListServices{}}); err != nil { //nolint:staticcheck // old clients speak it
+	if err := alpha.Send(&grpc_reflection_v1alpha.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1alpha.ServerReflectionRequest_ListServices{}}); err != nil { //nolint:staticcheck // old clients use v1alpha
 		t.Fatal(err)
 	}
-	if r, err := alpha.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != 2 { //nolint:staticcheck // old clients speak it
-		t.Errorf("v1alpha: %v, %v", r, err)
+	if r, err := alpha.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != 2 { //nolint:staticcheck // old clients use v1alpha
+		t.Errorf("ListServices of v1alpha = %v, %v; want two services", r, err)
 	}
 }
 
-// TestCurl is the view of a person with curl: Connect's JSON over HTTP/1.1, HTTP/2 and h2c, and the Alt-Svc header.
+// TestCurl calls a method with curl: Connect's JSON over HTTP/1.1, HTTP/2 and h2c. It also checks the Alt-Svc header.
 func TestCurl(t *testing.T) {
 	curl, err := exec.LookPath("curl")
 	if err != nil {
-		t.Fatal("curl is needed: apt-get install curl")
+		t.Fatal("curl is missing; run apt-get install curl")
 	}
 	s := startServer(t, &echo{})
 	_, port, _ := strings.Cut(s.QUICAddress, ":")
@@ -168,18 +169,19 @@ func TestCurl(t *testing.T) {
 			args[len(args)-1] += testPath + "UnaryCall"
 			out, err := exec.CommandContext(t.Context(), curl, args...).CombinedOutput()
 			if err != nil {
-				t.Fatalf("%v: %s", err, out)
+				t.Fatalf("curl %q = %v: %s", args, err, out)
 			}
 			for _, want := range append(test.want, `"body":"aGVsbG8="`) {
 				if !strings.Contains(string(out), want) {
-					t.Errorf("no %q in\n%s", want, out)
+					t.Errorf("output of curl has no %q:\n%s", want, out)
 				}
 			}
 		})
 	}
 }
 
-// TestTracing: a request's span is a child of its traceparent, and the component sees the span's own.
+// TestTracing checks that a request's span is a child of its traceparent, and that the component gets the span's
+// traceparent.
 func TestTracing(t *testing.T) {
 	spans := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
@@ -204,19 +206,19 @@ func TestTracing(t *testing.T) {
 	for i, system := range []string{"grpc", "connect"} {
 		span := spans.GetSpans()[i]
 		if got := span.SpanContext.TraceID().String(); got != trace || span.Parent.SpanID().String() != parent {
-			t.Errorf("trace %s, parent %s", got, span.Parent.SpanID())
+			t.Errorf("trace, parent of the span = %s, %s; want %s, %s", got, span.Parent.SpanID(), trace, parent)
 		}
-		if want := "00-" + trace + "-" + span.SpanContext.SpanID().String() + "-01"; want != <-seen {
-			t.Errorf("the component does not see %s", want)
+		if got, want := <-seen, "00-"+trace+"-"+span.SpanContext.SpanID().String()+"-01"; got != want {
+			t.Errorf("traceparent at the component = %s, want %s", got, want)
 		}
 		if span.Name != "grpc.testing.TestService/UnaryCall" || !slices.Contains(span.Attributes, attribute.String("rpc.system", system)) ||
 			!slices.Contains(span.Attributes, attribute.Int("rpc.grpc.status_code", int(codes.DataLoss))) || span.Status.Description != "DATA_LOSS: gone" {
-			t.Errorf("span %s %v %v", span.Name, span.Attributes, span.Status)
+			t.Errorf("span = %s %v %v", span.Name, span.Attributes, span.Status)
 		}
 	}
 }
 
-// TestHTTP serves a plain handler, as wasi:http components are.
+// TestHTTP serves a plain HTTP handler, like those of wasi:http components.
 func TestHTTP(t *testing.T) {
 	hold, entered := make(chan struct{}), make(chan struct{}, 1)
 	metrics := NewMetrics()
@@ -241,27 +243,27 @@ func TestHTTP(t *testing.T) {
 		b, _ := io.ReadAll(response.Body)
 		response.Body.Close()
 		if response.StatusCode != http.StatusTeapot || string(b) != "hello" {
-			t.Errorf("%s: %s %q", way, response.Status, b)
+			t.Errorf("POST over %s = %s %q, want 418 hello", way, response.Status, b)
 		}
 	}
 	if _, err := http.Get("http://" + s.CleartextAddress + "/panic"); err == nil {
-		t.Error("a response of a handler that panicked")
+		t.Error("GET of a handler that panics = nil, want an aborted response")
 	}
 	go http.Get("http://" + s.CleartextAddress + "/hold")
 	<-entered
 	response, err := http.Get("http://" + s.CleartextAddress + "/")
 	if err != nil || response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
-		t.Errorf("over the limit: %v, %v", response, err)
+		t.Errorf("GET over the limit = %v, %v; want 503 with Retry-After", response, err)
 	}
 	response.Body.Close()
 	close(hold)
-	eventually(t, "all are counted", func() bool {
+	eventually(t, "all requests are counted", func() bool {
 		m := metrics.Snapshot()[0]
 		return m.Procedure == "HTTP" && m.InFlight == 0 && m.Codes["418"] == 4 && m.Codes["503"] == 1 && m.Codes["500"] == 1 && m.ReceivedBytes == 15
 	})
 }
 
-// TestConnectGet: what the .proto declares to have no side effects is answered by GET, and nothing else is.
+// TestConnectGet checks that GET is allowed only for methods that the .proto declares free of side effects.
 func TestConnectGet(t *testing.T) {
 	file := protodesc.ToFileDescriptorProto(pb.File_grpc_testing_test_proto)
 	for _, s := range file.Service {
@@ -286,7 +288,7 @@ func TestConnectGet(t *testing.T) {
 			}
 			response.Body.Close()
 			if response.StatusCode != want {
-				t.Errorf("GET of %s over %s: %s", method, way, response.Status)
+				t.Errorf("GET of %s over %s = %s, want %d", method, way, response.Status, want)
 			}
 		}
 	}

@@ -16,10 +16,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// streamed is what the clients of connect-go speak in the tests of streams: gRPC itself and through connect-go.
+// streamed holds the protocols of the stream tests: gRPC, which the package frames itself, and Connect.
 var streamed = map[string][]connect.ClientOption{"grpc": {connect.WithGRPC()}, "connect": {}}
 
-// TestStreamBackPressure: a client that does not read stops the component that sends.
+// TestStreamBackPressure checks that a component's Send blocks if the client does not read.
 func TestStreamBackPressure(t *testing.T) {
 	var sent atomic.Int64
 	ended := make(chan error, 1)
@@ -28,7 +28,7 @@ func TestStreamBackPressure(t *testing.T) {
 			return err
 		}
 		message := make([]byte, 64<<10)
-		_, _ = rand.Read(message) // compression must not make it small
+		_, _ = rand.Read(message) // incompressible
 		for {
 			if err := c.Send(message); err != nil {
 				ended <- err
@@ -48,15 +48,15 @@ func TestStreamBackPressure(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// The sender stands still when what it has sent does not grow over a while.
+				// stalled waits until the sender is blocked: it has sent nothing for 100 ms.
 				stalled := func() int64 {
 					last := sent.Load()
 					for {
-						time.Sleep(100 * time.Millisecond) // the while
+						time.Sleep(100 * time.Millisecond) // pacing: the interval of the comparison
 						if now := sent.Load(); now == last {
 							return now
 						} else if now > 64<<20 {
-							t.Fatalf("%d bytes sent to a client that does not read", now)
+							t.Fatalf("bytes sent to a client that does not read = %d, want at most 64 MiB", now)
 						} else {
 							last = now
 						}
@@ -69,20 +69,20 @@ func TestStreamBackPressure(t *testing.T) {
 					}
 				}
 				if after := stalled(); after <= before {
-					t.Errorf("the sender does not go on when its client reads: %d then %d bytes", before, after)
+					t.Errorf("bytes sent after the client has read = %d, want more than %d", after, before)
 				}
-				cancel() // a blocked sender learns of it
+				cancel() // must end the blocked Send
 				select {
 				case <-ended:
 				case <-time.After(5 * time.Second):
-					t.Error("the sender is blocked after its client has gone")
+					t.Error("Send is still blocked 5s after the client was cancelled")
 				}
 			})
 		}
 	}
 }
 
-// raw takes any message as bytes.
+// raw is a message as bytes.
 type raw struct{ b []byte }
 
 type rawCodec struct{ binaryCodec }
@@ -92,11 +92,12 @@ func (rawCodec) Unmarshal(b []byte, m any) error {
 	return nil
 }
 
-// TestStreamCancel: a client's cancellation ends the component's context, and the component's end the client's stream.
+// TestStreamCancel checks that a client's cancellation ends the component's context, and that the return of Invoke ends
+// the client's stream.
 func TestStreamCancel(t *testing.T) {
 	entered, ended := make(chan struct{}, 1), make(chan error, 1)
 	s := startServer(t, invokerFunc(func(ctx context.Context, m *Method, c Call) error {
-		if m.Desc.Name() == "StreamingInputCall" { // ends while the client still sends
+		if m.Desc.Name() == "StreamingInputCall" { // returns while the client still sends
 			_, _ = c.Receive()
 			return Errorf(codes.Aborted, "enough")
 		}
@@ -119,10 +120,10 @@ func TestStreamCancel(t *testing.T) {
 				select {
 				case err := <-ended:
 					if !errors.Is(err, context.Canceled) {
-						t.Errorf("the component's context ended with %v", err)
+						t.Errorf("error of the component's context = %v, want Canceled", err)
 					}
 				case <-time.After(5 * time.Second):
-					t.Fatal("the component does not learn that its client has gone")
+					t.Fatal("the component's context has not ended 5s after the client was cancelled")
 				}
 				up := connect.NewClient[pb.StreamingInputCallRequest, pb.StreamingInputCallResponse](c, c.base+testPath+"StreamingInputCall", options...).CallClientStream(t.Context())
 				var err error
@@ -130,23 +131,23 @@ func TestStreamCancel(t *testing.T) {
 					err = up.Send(&pb.StreamingInputCallRequest{Payload: payload(1000)})
 				}
 				if !errors.Is(err, io.EOF) {
-					t.Errorf("sending to a component that has ended: %v", err)
+					t.Errorf("Send after Invoke has returned = %v, want EOF", err)
 				}
 				if _, err := up.CloseAndReceive(); connect.CodeOf(err) != connect.CodeAborted {
-					t.Errorf("the component's end: %v", err)
+					t.Errorf("CloseAndReceive = %v, want Aborted", err)
 				}
 			})
 		}
 	}
 }
 
-// TestDeadline: a request ends at its deadline, in whatever the component waits.
+// TestDeadline checks that a request ends at its deadline, whether the component computes, receives or sends.
 func TestDeadline(t *testing.T) {
 	ended := make(chan error, 1)
 	s := startServer(t, invokerFunc(func(ctx context.Context, m *Method, c Call) (err error) {
 		defer func() { ended <- err }()
 		switch m.Desc.Name() {
-		case "FullDuplexCall": // waits for a message that does not come
+		case "FullDuplexCall": // waits for a message that is never sent
 			for err == nil {
 				_, err = c.Receive()
 			}
@@ -165,7 +166,7 @@ func TestDeadline(t *testing.T) {
 	}))
 	for way, c := range s.httpClients(t) {
 		t.Run(way, func(t *testing.T) {
-			// The header alone carries the deadline, so that it is the server that acts on it.
+			// Only the header has the deadline, so that the server must enforce it.
 			for _, method := range []string{"UnaryCall", "FullDuplexCall", "StreamingOutputCall"} {
 				body, w := io.Pipe()
 				defer w.Close()
@@ -183,33 +184,33 @@ func TestDeadline(t *testing.T) {
 				started := time.Now()
 				go func() {
 					response, err := c.Do(r)
-					if err != nil || method == "StreamingOutputCall" { // the one whose client does not read
+					if err != nil || method == "StreamingOutputCall" { // this client does not read
 						return
 					}
 					_, _ = io.Copy(io.Discard, response.Body)
 					response.Body.Close()
 					if got := response.Header.Get("Grpc-Status") + response.Trailer.Get("Grpc-Status"); got != "4" {
-						t.Errorf("%s: grpc-status %q", method, got)
+						t.Errorf("%s: grpc-status = %q, want 4", method, got)
 					}
 				}()
 				select {
 				case err := <-ended:
 					s, _ := errors.AsType[*Status](err)
 					if !errors.Is(err, context.DeadlineExceeded) && (s == nil || s.Code != codes.DeadlineExceeded) {
-						t.Errorf("%s: the component sees %v", method, err)
+						t.Errorf("%s: error in the component = %v, want DeadlineExceeded", method, err)
 					}
 					if took := time.Since(started); took < 150*time.Millisecond || took > 3*time.Second {
-						t.Errorf("%s: ended after %v", method, took)
+						t.Errorf("%s: ended after %v, want about 200ms", method, took)
 					}
 				case <-time.After(5 * time.Second):
-					t.Fatalf("%s: still waits", method)
+					t.Fatalf("%s: the component is still blocked after 5s", method)
 				}
 			}
 		})
 	}
 }
 
-// TestMaxTimeout: a client that asks for more, or for none, gets what the pod allows.
+// TestMaxTimeout checks that MaxTimeout applies to a request without a timeout.
 func TestMaxTimeout(t *testing.T) {
 	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) { o.MaxTimeout = 100 * time.Millisecond })
 	stream, err := s.dial(t, false).HalfDuplexCall(t.Context())
@@ -217,16 +218,16 @@ func TestMaxTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := stream.Recv(); status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("gRPC: %v", err)
+		t.Errorf("gRPC call = %v, want DeadlineExceeded", err)
 	}
 	c := s.httpClients(t)["h2c"]
 	both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"HalfDuplexCall").CallBidiStream(t.Context())
-	if err := both.Send(nil); err != nil { // the header alone
+	if err := both.Send(nil); err != nil { // sends only the header
 		t.Fatal(err)
 	}
 	_, err = both.Receive()
 	if connect.CodeOf(err) != connect.CodeDeadlineExceeded {
-		t.Errorf("Connect: %v", err)
+		t.Errorf("Connect call = %v, want DeadlineExceeded", err)
 	}
 }
 
@@ -236,17 +237,18 @@ func TestParseTimeout(t *testing.T) {
 		"99999999u": 99999999 * time.Microsecond, "0n": 0, "99999999H": 1<<63 - 1,
 	} {
 		if got, err := parseTimeout(in); err != nil || got != want {
-			t.Errorf("%q is %v, %v; want %v", in, got, err, want)
+			t.Errorf("parseTimeout(%q) = %v, %v; want %v", in, got, err, want)
 		}
 	}
 	for _, in := range []string{"1", "S", "-1S", "1x", "123456789S", "1.5S", " 1S", "+1S"} {
 		if got, err := parseTimeout(in); err == nil {
-			t.Errorf("%q is %v", in, got)
+			t.Errorf("parseTimeout(%q) = %v, want an error", in, got)
 		}
 	}
 }
 
-// TestLimiter: over the limit requests wait for a while, and are then refused; health is not.
+// TestLimiter checks that requests over the limit wait for a limited time and are then refused, as are those over the
+// queue's limit.
 func TestLimiter(t *testing.T) {
 	e := &echo{hold: make(chan struct{}), entered: make(chan struct{}, 1)}
 	s := startServer(t, e, func(o *GRPCOptions, _ *Config, _ *Material) { o.Limiter = NewLimiter(1, 150*time.Millisecond) })
@@ -260,7 +262,7 @@ func TestLimiter(t *testing.T) {
 	started := time.Now()
 	_, err := client.UnaryCall(t.Context(), &pb.SimpleRequest{})
 	if status.Code(err) != codes.ResourceExhausted || time.Since(started) < 100*time.Millisecond {
-		t.Errorf("the second request: %v after %v", err, time.Since(started))
+		t.Errorf("second request = %v after %v, want ResourceExhausted after 150ms", err, time.Since(started))
 	}
 	waiting := make(chan error, 1)
 	go func() {
@@ -271,7 +273,7 @@ func TestLimiter(t *testing.T) {
 	started = time.Now()
 	_, err = client.UnaryCall(t.Context(), &pb.SimpleRequest{})
 	if status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("one more than may wait: %v after %v", err, time.Since(started))
+		t.Errorf("request over the queue's limit = %v after %v, want ResourceExhausted", err, time.Since(started))
 	}
 	close(e.hold)
 	if err := <-first; err != nil {
@@ -282,14 +284,14 @@ func TestLimiter(t *testing.T) {
 	}
 }
 
-// TestReceiveTimeout: a client that holds its message back loses its place.
+// TestReceiveTimeout checks that a request whose message does not arrive is ended and frees its slot of the Limiter.
 func TestReceiveTimeout(t *testing.T) {
 	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) {
 		o.ReceiveTimeout, o.Limiter = 200*time.Millisecond, NewLimiter(1, time.Second)
 	})
 	for way, c := range s.httpClients(t) {
 		body, w := io.Pipe()
-		go w.Write([]byte{0, 0}) // and no more
+		go w.Write([]byte{0, 0}) // only a part of the prefix
 		answered := make(chan string, 1)
 		go func() {
 			code, _ := post(t, c, "UnaryCall", nil, body)
@@ -298,14 +300,14 @@ func TestReceiveTimeout(t *testing.T) {
 		select {
 		case code := <-answered:
 			if code != "4" {
-				t.Errorf("%s: grpc-status %s", way, code)
+				t.Errorf("%s: grpc-status = %s, want 4", way, code)
 			}
 		case <-time.After(5 * time.Second):
-			t.Fatalf("%s: still waits", way)
+			t.Fatalf("%s: no response after 5s", way)
 		}
 		w.Close()
 		if _, err := s.dial(t, false).UnaryCall(t.Context(), &pb.SimpleRequest{}); err != nil {
-			t.Errorf("%s: others are not served: %v", way, err)
+			t.Errorf("%s: next request = %v", way, err)
 		}
 	}
 }

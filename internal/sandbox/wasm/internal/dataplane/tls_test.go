@@ -41,7 +41,7 @@ func newAuthority(t testing.TB) *authority {
 	return a
 }
 
-// sign makes a certificate; the authority's own while it has none.
+// sign makes a certificate. The first one is self-signed and becomes the authority's own.
 func (a *authority) sign(t testing.TB, c *x509.Certificate) (tls.Certificate, []byte, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -83,7 +83,7 @@ func (a *authority) server(t testing.TB, name string, notAfter time.Time) Materi
 	return Material{Certificate: cert, Key: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})}
 }
 
-// get asks the server for a page that is not there, over TLS and over QUIC.
+// get requests an unknown path over TLS and over QUIC, and returns the error of each, or nil for the expected 404.
 func (s *testServer) get(t testing.TB, c *tls.Config) map[string]error {
 	t.Helper()
 	h3, h2 := &http3.Transport{TLSClientConfig: c.Clone()}, overHTTP2(c.Clone())
@@ -110,8 +110,8 @@ func transportName(r http.RoundTripper) string {
 	return "h2"
 }
 
-// TestFaultW6_ServerCertificate: clients refuse a server of the wrong name and one whose certificate has expired, and
-// the server logs it.
+// TestFaultW6_ServerCertificate checks that clients refuse a certificate with a wrong name and an expired one, and that
+// the server logs the failed handshakes.
 func TestFaultW6_ServerCertificate(t *testing.T) {
 	ca := newAuthority(t)
 	roots := x509.NewCertPool()
@@ -127,18 +127,18 @@ func TestFaultW6_ServerCertificate(t *testing.T) {
 			s := startServer(t, &echo{}, func(_ *GRPCOptions, _ *Config, m *Material) { *m = test.material })
 			for way, err := range s.get(t, &tls.Config{RootCAs: roots, ServerName: "localhost"}) {
 				if err == nil || !strings.Contains(err.Error(), test.want) {
-					t.Errorf("%s: %v", way, err)
+					t.Errorf("GET over %s = %v, want an error with %q", way, err, test.want)
 				}
 			}
-			eventually(t, "both are logged", func() bool {
+			eventually(t, "both failed handshakes are logged", func() bool {
 				return strings.Contains(s.log.String(), "QUIC handshake failed") && strings.Contains(s.log.String(), "TLS handshake error")
 			})
 		})
 	}
 }
 
-// TestFaultW6_ClientCertificate: where clients must have a certificate, those without one, with an expired one and with
-// one of another authority are refused and logged; the right one is served.
+// TestFaultW6_ClientCertificate checks with RequireClient that clients without a certificate, with an expired one or
+// with one from another authority are refused and logged, and that a client with a valid certificate is served.
 func TestFaultW6_ClientCertificate(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	s := startServer(t, &echo{}, func(_ *GRPCOptions, _ *Config, m *Material) {
@@ -158,15 +158,15 @@ func TestFaultW6_ClientCertificate(t *testing.T) {
 				if len(test.certs) == 0 {
 					return &tls.Certificate{}, nil
 				}
-				return &test.certs[0], nil // even one that the server does not ask for
+				return &test.certs[0], nil // even if the server does not accept its authority
 			}
 			before := len(s.log.String())
 			for way, err := range s.get(t, c) {
 				if err == nil {
-					t.Errorf("%s: served", way)
+					t.Errorf("GET over %s = nil, want a refused handshake", way)
 				}
 			}
-			eventually(t, "both are logged with their cause", func() bool {
+			eventually(t, "both refused handshakes are logged with their cause", func() bool {
 				return strings.Count(s.log.String()[before:], test.log) >= 2
 			})
 		})
@@ -175,25 +175,25 @@ func TestFaultW6_ClientCertificate(t *testing.T) {
 	c.Certificates = []tls.Certificate{ca.client(t, time.Now().Add(time.Hour))}
 	for way, err := range s.get(t, c) {
 		if err != nil {
-			t.Errorf("%s with the right certificate: %v", way, err)
+			t.Errorf("GET over %s with a valid certificate = %v", way, err)
 		}
 	}
 }
 
-// TestFaultW6_Downgrade: TLS 1.1 and HTTP/3 without its ALPN are refused and logged.
+// TestFaultW6_Downgrade checks that TLS 1.1 and unknown ALPN protocols are refused.
 func TestFaultW6_Downgrade(t *testing.T) {
 	s := startServer(t, &echo{})
 	c := s.clientTLS()
 	c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
 	if conn, err := tls.Dial("tcp", s.TLSAddress, c); err == nil {
-		t.Errorf("TLS %x was spoken", conn.ConnectionState().Version)
+		t.Errorf("negotiated TLS version = %x, want a refused handshake", conn.ConnectionState().Version)
 		conn.Close()
 	}
-	eventually(t, "it is logged", func() bool { return strings.Contains(s.log.String(), "unsupported versions") })
+	eventually(t, "the refused handshake is logged", func() bool { return strings.Contains(s.log.String(), "unsupported versions") })
 	c = s.clientTLS()
 	c.NextProtos = []string{"h9"}
 	if _, err := tls.Dial("tcp", s.TLSAddress, c); err == nil {
-		t.Error("a protocol that is not served was agreed on")
+		t.Error("Dial with the ALPN protocol h9 = nil, want an error")
 	}
 	conn, err := tls.Dial("tcp", s.TLSAddress, s.clientTLS())
 	if err != nil {
@@ -201,11 +201,12 @@ func TestFaultW6_Downgrade(t *testing.T) {
 	}
 	defer conn.Close()
 	if v := conn.ConnectionState().Version; v != tls.VersionTLS13 {
-		t.Errorf("the best version in common is %x", v)
+		t.Errorf("negotiated TLS version = %x, want TLS 1.3", v)
 	}
 }
 
-// TestTLSUpdate: new material counts for new connections, also what it says of clients; bad material changes nothing.
+// TestTLSUpdate checks that Update applies to new connections, including client authentication, and that invalid
+// material changes nothing.
 func TestTLSUpdate(t *testing.T) {
 	s := startServer(t, &echo{})
 	cache := tls.NewLRUClientSessionCache(8)
@@ -213,11 +214,11 @@ func TestTLSUpdate(t *testing.T) {
 	c.ClientSessionCache = cache
 	for way, err := range s.get(t, c) {
 		if err != nil {
-			t.Fatalf("%s: %v", way, err)
+			t.Fatalf("GET over %s = %v", way, err)
 		}
 	}
 	if err := s.tls.Update(Material{Certificate: []byte("junk")}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("junk: %v", err)
+		t.Errorf("Update with an invalid certificate = %v, want ErrInvalidArgument", err)
 	}
 	fresh, err := SelfSigned([]string{"localhost"}, []netip.Addr{netip.MustParseAddr("127.0.0.1")})
 	if err != nil {
@@ -225,11 +226,11 @@ func TestTLSUpdate(t *testing.T) {
 	}
 	fresh.RequireClient = true
 	if err := s.tls.Update(fresh); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("clients are required and there are no authorities: %v", err)
+		t.Errorf("Update with RequireClient but no ClientCAs = %v, want ErrInvalidArgument", err)
 	}
 	for way, err := range s.get(t, c) {
 		if err != nil {
-			t.Errorf("%s after bad updates: %v", way, err)
+			t.Errorf("GET over %s after invalid updates = %v", way, err)
 		}
 	}
 	ca := newAuthority(t)
@@ -238,15 +239,15 @@ func TestTLSUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.roots.AppendCertsFromPEM(fresh.Certificate)
-	for way, err := range s.get(t, c) { // with tickets of the time before
+	for way, err := range s.get(t, c) { // with session tickets from before the update
 		if err == nil {
-			t.Errorf("%s: a client without a certificate is served", way)
+			t.Errorf("GET over %s without a client certificate = nil, want an error", way)
 		}
 	}
 	c.Certificates = []tls.Certificate{ca.client(t, time.Now().Add(time.Hour))}
 	for way, err := range s.get(t, c) {
 		if err != nil {
-			t.Errorf("%s: %v", way, err)
+			t.Errorf("GET over %s with a client certificate = %v", way, err)
 		}
 	}
 }
