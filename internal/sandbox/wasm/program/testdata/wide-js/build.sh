@@ -1,5 +1,5 @@
 #!/bin/bash
-# build.sh: rebuilds wide.wasm. `make examples` installs what it needs.
+# build.sh rebuilds wide.wasm. `make examples` installs what it needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 root=$PWD/../../../../../..
