@@ -1,12 +1,12 @@
-// Package annotations reads what the annotations of a pod say about its VM: those of Virtlet (VirtletVCPUCount …) and the
-// same under our own prefix in kebab case (tripod.dev/vm.vcpu-count …).
+// Package annotations parses a pod's annotations about its machine: Virtlet's keys (VirtletVCPUCount …), and the same
+// settings with our own prefix in kebab case (tripod.dev/vm.vcpu-count …). Begin with Parse.
 //
-//	pod.metadata.annotations ──Parse──▶ Options   what the backend and cloud-init obey
-//	                              ├────▶ warnings  a key that nobody knows, a key without effect
-//	                              └────▶ error     InvalidArgument: key, value, what is allowed
+//	pod.metadata.annotations ──Parse──▶ Options    settings for the backend and cloud-init
+//	                              ├────▶ warnings   unknown keys, keys without effect
+//	                              └────▶ error      InvalidArgument: key, value, allowed values
 //
-// The list of keys is data (Known), from which Parse, the documentation's table and the tests are made. Where Virtlet and
-// Tripod differ (a value that Virtlet ignores is refused here), the table's text says it.
+// The list of keys is data (Known), from which Parse, the documentation's table and the tests are made. If Tripod
+// differs from Virtlet (it refuses values that Virtlet ignores), the table says so.
 //
-// The package must not read files or know of mounts: a reference to a ConfigMap or a Secret is only checked for its form.
+// The package must not read files or know mounts. It only checks the syntax of a reference to a ConfigMap or Secret.
 package annotations

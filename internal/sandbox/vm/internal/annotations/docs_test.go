@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestAnnotationsAreDocumented: docs/vm.md has the table of all annotations between two marks; UPDATE=1 in the environment
-// writes it.
+// TestAnnotationsAreDocumented: docs/vm.md has the table of all annotations between two marks. UPDATE=1 in the
+// environment writes the table.
 func TestAnnotationsAreDocumented(t *testing.T) {
 	const path, from, to = "../../../../../docs/vm.md", "<!-- annotations: made by internal/sandbox/vm/internal/annotations, UPDATE=1 -->\n", "<!-- end of annotations -->\n"
 	var table strings.Builder
@@ -32,7 +32,7 @@ func TestAnnotationsAreDocumented(t *testing.T) {
 	is, after, ok2 := strings.Cut(rest, to)
 	switch {
 	case !ok || !ok2:
-		t.Fatalf("%s has not the marks\n%s%s", path, from, to)
+		t.Fatalf("%s lacks the marks\n%s%s", path, from, to)
 	case is == table.String():
 	case os.Getenv("UPDATE") != "":
 		if err := os.WriteFile(path, []byte(before+from+table.String()+to+after), 0o644); err != nil {

@@ -2,7 +2,7 @@ package annotations
 
 import "strings"
 
-// nearest is the known key that is least far from key, in letters to insert, drop or replace, whatever their case.
+// nearest returns the known key with the least distance from key, ignoring case.
 func nearest(key string) string {
 	best, least := "", -1
 	for _, a := range Known {
@@ -18,7 +18,7 @@ func nearest(key string) string {
 	return best
 }
 
-// distance is Levenshtein's. Annotation keys are at most 317 bytes long; longer ones are cut.
+// distance returns the Levenshtein distance. It cuts strings to 317 bytes, the maximum length of an annotation key.
 func distance(a, b string) int {
 	a, b = a[:min(len(a), 317)], b[:min(len(b), 317)]
 	row := make([]int, len(b)+1)

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 )
 
-// The prefixes that are ours to read: of Virtlet's keys, which have no domain, and of our own.
+// The prefixes of Virtlet's keys, which have no domain, and of our own.
 const (
 	VirtletPrefix = "Virtlet"
 	Prefix        = "tripod.dev/vm."
@@ -33,18 +33,18 @@ const (
 	EncodingBase64 = "base64"
 )
 
-// Source refers to a ConfigMap or Secret that the pod mounts, or to a key of it.
+// Source is a reference to a ConfigMap or Secret that the pod mounts, or to a key in one.
 type Source struct {
-	// Kind is "configmap" or "secret"; empty when there is no reference.
+	// Kind is "configmap" or "secret", or empty if there is no reference.
 	Kind string
-	// Name is the object's, Key a key of it, empty where none was given.
+	// Name is the object's name, Key a key in it, empty if none is given.
 	Name, Key string
 }
 
 // IsZero reports whether there is no reference.
 func (s Source) IsZero() bool { return s.Kind == "" }
 
-// String is the reference as it was written.
+// String returns the reference as in the annotation.
 func (s Source) String() string {
 	if s.Key == "" {
 		return s.Kind + "/" + s.Name
@@ -54,65 +54,66 @@ func (s Source) String() string {
 
 // ScratchDisk is an empty disk.
 type ScratchDisk struct {
-	// Path is the guest's name of it, absolute and clean; Size is in bytes, a multiple of 512.
+	// Path is the disk's path in the guest, absolute and clean. Size is in bytes, a multiple of 512.
 	Path string
 	Size uint64
 }
 
-// Options are what the annotations of a pod say.
+// Options are the settings in a pod's annotations.
 type Options struct {
-	// VCPUs is the number of virtual CPUs, 1 where VCPUsSet is false.
+	// VCPUs is the number of virtual CPUs. It is 1 if VCPUsSet is false.
 	VCPUs    int
 	VCPUsSet bool
 	// DiskBus is the bus of all disks.
 	DiskBus machine.Bus
-	// RootVolumeSize is in bytes, a multiple of 512; 0 is the image's own size.
+	// RootVolumeSize is in bytes, a multiple of 512; 0 means the image's own size.
 	RootVolumeSize uint64
-	// RootDeviceOverwrite says what a block device may lose that becomes the root disk; empty, as when not given, is never.
+	// RootDeviceOverwrite says what may be overwritten on a block device for the root disk; empty means never.
 	RootDeviceOverwrite rootdisk.Overwrite
-	// ScratchDisks are empty disks that go with the container.
+	// ScratchDisks are empty disks that are removed with the container.
 	ScratchDisks []ScratchDisk
-	// CPUModel is QEMU's name of a model or "host-model"; empty is the driver's choice.
+	// CPUModel is QEMU's name for a model, or "host-model"; empty means the driver's choice.
 	CPUModel string
-	// LibvirtCPU is the XML of a libvirt domain's <cpu>; empty when not given.
+	// LibvirtCPU is the XML of a libvirt domain's <cpu>, or empty.
 	LibvirtCPU string
-	// SystemUUID is the SMBIOS UUID in lower case; empty when not given.
+	// SystemUUID is the SMBIOS UUID in lower case, or empty.
 	SystemUUID string
 
 	ImageType ImageType
-	// MetaData and UserData are cloud-init's, as JSON has them (numbers are json.Number); nil when not given.
+	// MetaData and UserData are cloud-init's, with JSON's types (numbers are json.Number), or nil.
 	MetaData, UserData map[string]any
-	// UserDataOverwrite says that keys of UserData replace those of UserDataSource, and SSHKeys those of SSHKeySource.
+	// UserDataOverwrite means that keys in UserData replace those in UserDataSource, and SSHKeys those in SSHKeySource.
 	UserDataOverwrite bool
-	// UserDataScript is the whole of the user data.
+	// UserDataScript is the whole user-data.
 	UserDataScript string
-	// UserDataSource is where further user data is: all its keys, or the whole of the user data under UserDataSourceKey in
-	// the encoding given.
+	// UserDataSource holds user-data. If UserDataSourceKey is empty, each of its keys is a key in the user-data. Otherwise
+	// that key has the whole user-data, in UserDataSourceEncoding.
 	UserDataSource         Source
 	UserDataSourceKey      string
 	UserDataSourceEncoding string
-	// SSHKeys are lines of an authorized_keys file; SSHKeySource is where further ones are (its Key is never empty).
+	// SSHKeys are lines of an authorized_keys file. SSHKeySource has more such lines; its Key is not empty.
 	SSHKeys      []string
 	SSHKeySource Source
-	// FilesSource is where files for the guest are.
+	// FilesSource has files for the guest.
 	FilesSource Source
-	// ForceDHCP says that the guest is to ask for its addresses.
+	// ForceDHCP means that the guest gets its addresses by DHCP.
 	ForceDHCP bool
-	// ShareDriver is how directories reach the guest; empty is the node's choice.
+	// ShareDriver shares directories with the guest; empty means the node's choice.
 	ShareDriver machine.ShareDriver
-	// Chown9pfs asks for shared directories to be given to QEMU's user. Nobody does so: their owners are mapped.
+	// Chown9pfs asks to change the owner of shared directories to QEMU's user. It has no effect, because owners are
+	// mapped.
 	Chown9pfs bool
 
-	// WaitForAgent says that the VM counts as started when the guest's agent answers.
+	// WaitForAgent means that the machine has started when the guest's agent answers.
 	WaitForAgent bool
-	// VNC asks for a VNC server on a unix socket.
+	// VNC asks for a VNC server on a Unix socket.
 	VNC bool
 }
 
-// Parse reads the annotations of a pod. An annotation that is present but empty counts as not given. A value that is not
-// allowed, or that is given under both names and differs, is errdefs.ErrInvalidArgument, naming key, value and what is
-// allowed. Warnings are sentences for a person, in a stable order: keys below our prefixes that nobody knows, and keys
-// that another one leaves without effect. All other annotations are not looked at.
+// Parse parses a pod's annotations. It ignores empty values and annotations without our prefixes. A value that is not
+// allowed, or that differs from the value under the setting's other name, is errdefs.ErrInvalidArgument; the error has
+// the key, the value and the allowed values. Warnings are sentences, in a stable order: about unknown keys with our
+// prefixes, and about keys that another key overrides.
 func Parse(all map[string]string) (Options, []string, error) {
 	o := Options{VCPUs: 1, DiskBus: machine.BusVirtio, ImageType: NoCloud, UserDataSourceEncoding: EncodingPlain}
 	given := keys{}
@@ -133,14 +134,14 @@ func Parse(all map[string]string) (Options, []string, error) {
 		o.SSHKeySource.Key = "authorized_keys"
 	}
 	warnings := unknown(all)
-	more, err := o.cross(given)
+	more, err := o.checkCombinations(given)
 	if err != nil {
 		return Options{}, nil, err
 	}
 	return o, append(warnings, more...), nil
 }
 
-// lookup finds the annotation under either of its names.
+// lookup returns the annotation's key, under either of its names, and value. An empty value means that it is not given.
 func (a *Annotation) lookup(all map[string]string) (key, value string, err error) {
 	own, virtlet := all[a.Key()], ""
 	if a.Virtlet != "" {
@@ -148,7 +149,7 @@ func (a *Annotation) lookup(all map[string]string) (key, value string, err error
 	}
 	switch {
 	case own != "" && virtlet != "" && own != virtlet:
-		return "", "", fmt.Errorf("annotations %s: %s and %s: %s: they are two names of one setting and differ; leave one out: %w",
+		return "", "", fmt.Errorf("annotations %s: %s and %s: %s: two different values for one setting; remove one: %w",
 			a.Key(), shown(own), a.Virtlet, shown(virtlet), errdefs.ErrInvalidArgument)
 	case own != "":
 		return a.Key(), own, nil
@@ -157,10 +158,10 @@ func (a *Annotation) lookup(all map[string]string) (key, value string, err error
 	}
 }
 
-// keys tells by a setting's name under which key it was given.
+// keys maps the names of given settings to their keys.
 type keys map[string]string
 
-// of is that key, or ours where the setting was not given.
+// of returns the key under which a setting was given, or our key if it was not given.
 func (k keys) of(name string) string {
 	if key := k[name]; key != "" {
 		return key
@@ -168,14 +169,14 @@ func (k keys) of(name string) string {
 	return Prefix + name
 }
 
-// cross looks at keys that bear on one another.
-func (o *Options) cross(k keys) (warnings []string, err error) {
+// checkCombinations refuses keys that lack another key, and warns about keys that have no effect.
+func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 	const (
 		script, data                 = "cloud-init-user-data-script", "cloud-init-user-data"
 		source, sourceKey, sourceEnc = "cloud-init-user-data-source", "cloud-init-user-data-source-key", "cloud-init-user-data-source-encoding"
 	)
 	if o.UserDataSourceKey != "" && o.UserDataSource.IsZero() {
-		return nil, fmt.Errorf("annotation %s: %q: it is a key of a ConfigMap or Secret, and none is given; name one with %s: %w",
+		return nil, fmt.Errorf("annotation %s: %q: the ConfigMap or Secret with this key is missing; name it with %s: %w",
 			k.of(sourceKey), o.UserDataSourceKey, k.of(source), errdefs.ErrInvalidArgument)
 	}
 	idle := func(name, format string, args ...any) {
@@ -186,22 +187,22 @@ func (o *Options) cross(k keys) (warnings []string, err error) {
 	case o.UserDataSourceKey != "":
 		whole = k.of(sourceKey)
 		if o.UserDataScript != "" {
-			idle(script, "the user data is taken from %s", whole)
+			idle(script, "the user data comes from %s", whole)
 		}
 	case o.UserDataScript != "":
 		whole = k.of(script)
 		if !o.UserDataSource.IsZero() {
-			idle(source, "%s is the whole of the user data", whole)
+			idle(source, "%s is the whole user data", whole)
 		}
 	}
 	if whole != "" && o.UserData != nil {
-		idle(data, "%s is the whole of the user data", whole)
+		idle(data, "%s is the whole user data", whole)
 	}
 	if o.UserDataSourceKey == "" && o.UserDataSourceEncoding != EncodingPlain {
-		idle(sourceEnc, "it is that of a key, and %s is not given", k.of(sourceKey))
+		idle(sourceEnc, "it applies to the value under %s, which is missing", k.of(sourceKey))
 	}
 	if o.LibvirtCPU != "" && o.CPUModel != "" {
-		idle("cpu-model", "%s says all about the CPU", k.of("libvirt-cpu-setting"))
+		idle("cpu-model", "%s defines the whole CPU", k.of("libvirt-cpu-setting"))
 	}
 	if o.Chown9pfs {
 		idle("chown-9pfs-mounts", "owners in shared directories are mapped, not changed")
@@ -209,32 +210,32 @@ func (o *Options) cross(k keys) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// maxUnknown bounds the warnings about keys, of which a request may have any number.
+// maxUnknown is the maximum number of warnings about unknown keys. A request may have any number of such keys.
 const maxUnknown = 20
 
-// unknown warns of keys that look like ours and are not.
+// unknown returns a warning for each unknown key with one of our prefixes.
 func unknown(all map[string]string) []string {
 	names := map[string]bool{}
 	for _, a := range Known {
 		names[a.Key()], names[a.Virtlet] = true, true
 	}
-	strange := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(key string) bool {
+	unknown := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(key string) bool {
 		return names[key] || !strings.HasPrefix(key, VirtletPrefix) && !strings.HasPrefix(key, Prefix)
 	})
 	var warnings []string
-	for i, key := range strange {
+	for i, key := range unknown {
 		if i == maxUnknown {
-			return append(warnings, fmt.Sprintf("%d more annotations are not known", len(strange)-i))
+			return append(warnings, fmt.Sprintf("%d more annotations are unknown", len(unknown)-i))
 		}
-		warnings = append(warnings, fmt.Sprintf("annotation %q is not known; did you mean %s?", key, nearest(key)))
+		warnings = append(warnings, fmt.Sprintf("annotation %q is unknown; did you mean %s?", key, nearest(key)))
 	}
 	return warnings
 }
 
-// shown is a value as messages have it: a long one may be somebody's user data and is not for everyone's eyes.
+// shown returns a value for messages. It does not show long values, which may be confidential user-data.
 func shown(value string) string {
 	if len(value) > 100 || strings.ContainsAny(value, "\n\r") {
-		return fmt.Sprintf("its text of %d bytes", len(value))
+		return fmt.Sprintf("a text of %d bytes", len(value))
 	}
 	return fmt.Sprintf("%q", value)
 }

@@ -14,13 +14,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// field is what a value of an annotation makes of the options.
+// field is an annotation's value and its effect on the options.
 type field struct {
 	value string
 	want  func(*Options)
 }
 
-// cases hold, for every annotation in Known, values that are allowed and values that are not.
+// cases has values for every annotation in Known: good are allowed, bad are not.
 var cases = map[string]struct {
 	good []field
 	bad  []string
@@ -201,7 +201,7 @@ func TestEveryAnnotation(t *testing.T) {
 						want.UserDataSource = Source{Kind: "secret", Name: "s"}
 					}
 					if err != nil || !reflect.DeepEqual(o, want) {
-						t.Errorf("%q: %+v, %v", g.value, o, err)
+						t.Errorf("Parse(%q) = %+v, %v; want %+v", g.value, o, err, want)
 					}
 				}
 				for _, value := range c.bad {
@@ -210,11 +210,11 @@ func TestEveryAnnotation(t *testing.T) {
 					}
 					_, _, err := Parse(companions(a, key, value))
 					if !errdefs.IsInvalidArgument(err) {
-						t.Fatalf("%.100q: %v", value, err)
+						t.Fatalf("Parse(%.100q) error = %v, want ErrInvalidArgument", value, err)
 					}
 					for _, part := range []string{key, shown(value), a.Allowed} {
 						if !strings.Contains(err.Error(), part) {
-							t.Errorf("%.100q: the error does not name %q: %v", value, part, err)
+							t.Errorf("Parse(%.100q) error = %v, want one with %q", value, err, part)
 						}
 					}
 				}
@@ -222,11 +222,11 @@ func TestEveryAnnotation(t *testing.T) {
 		}
 	}
 	if len(cases) != len(Known) {
-		t.Errorf("there are cases for %d annotations, and %d annotations", len(cases), len(Known))
+		t.Errorf("%d annotations have cases, want %d", len(cases), len(Known))
 	}
 }
 
-// companions adds what a setting needs beside itself.
+// companions returns annotations with the key, the other annotations that it requires, and an unrelated one.
 func companions(a *Annotation, key, value string) map[string]string {
 	all := map[string]string{key: value, "other.example/key": "x"}
 	if a.Name == "cloud-init-user-data-source-key" {
@@ -242,19 +242,19 @@ func TestNothingGiven(t *testing.T) {
 	}
 	o, warnings, err := Parse(all)
 	if err != nil || len(warnings) > 0 || !reflect.DeepEqual(o, defaults()) {
-		t.Errorf("%+v, %q, %v", o, warnings, err)
+		t.Errorf("Parse = %+v, %q, %v; want the defaults", o, warnings, err)
 	}
 }
 
 func TestBothNames(t *testing.T) {
 	same := map[string]string{"VirtletVCPUCount": "2", "tripod.dev/vm.vcpu-count": "2"}
 	if o, _, err := Parse(same); err != nil || o.VCPUs != 2 {
-		t.Errorf("the same value twice: %+v, %v", o, err)
+		t.Errorf("Parse of the same value under both names = %+v, %v; want 2 CPUs", o, err)
 	}
 	same["VirtletVCPUCount"] = "3"
 	_, _, err := Parse(same)
 	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), `tripod.dev/vm.vcpu-count: "2" and VirtletVCPUCount: "3"`) {
-		t.Errorf("two values: %v", err)
+		t.Errorf("Parse of two values: error = %v, want ErrInvalidArgument with both", err)
 	}
 }
 
@@ -266,26 +266,26 @@ func TestWarnings(t *testing.T) {
 		"unknown keys": {
 			map[string]string{"VirtletVCPUcount": "2", "tripod.dev/vm.vcpu-cound": "2", "tripod.dev/vm.disk_driver": "x", "VirtletSSHKey": ""},
 			[]string{
-				`annotation "VirtletSSHKey" is not known; did you mean VirtletSSHKeys?`,
-				`annotation "VirtletVCPUcount" is not known; did you mean VirtletVCPUCount?`,
-				`annotation "tripod.dev/vm.disk_driver" is not known; did you mean tripod.dev/vm.disk-driver?`,
-				`annotation "tripod.dev/vm.vcpu-cound" is not known; did you mean tripod.dev/vm.vcpu-count?`,
+				`annotation "VirtletSSHKey" is unknown; did you mean VirtletSSHKeys?`,
+				`annotation "VirtletVCPUcount" is unknown; did you mean VirtletVCPUCount?`,
+				`annotation "tripod.dev/vm.disk_driver" is unknown; did you mean tripod.dev/vm.disk-driver?`,
+				`annotation "tripod.dev/vm.vcpu-cound" is unknown; did you mean tripod.dev/vm.vcpu-count?`,
 			},
 		},
 		"a script and more": {
 			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserData": "a: b", "VirtletCloudInitUserDataSource": "secret/s"},
 			[]string{
-				"annotation VirtletCloudInitUserDataSource has no effect: VirtletCloudInitUserDataScript is the whole of the user data",
-				"annotation VirtletCloudInitUserData has no effect: VirtletCloudInitUserDataScript is the whole of the user data",
+				"annotation VirtletCloudInitUserDataSource has no effect: VirtletCloudInitUserDataScript is the whole user data",
+				"annotation VirtletCloudInitUserData has no effect: VirtletCloudInitUserDataScript is the whole user data",
 			},
 		},
 		"a key and a script": {
 			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserDataSourceKey": "k"},
-			[]string{"annotation VirtletCloudInitUserDataScript has no effect: the user data is taken from VirtletCloudInitUserDataSourceKey"},
+			[]string{"annotation VirtletCloudInitUserDataScript has no effect: the user data comes from VirtletCloudInitUserDataSourceKey"},
 		},
 		"an encoding without a key": {
 			map[string]string{"VirtletCloudInitUserDataSourceEncoding": "base64"},
-			[]string{"annotation VirtletCloudInitUserDataSourceEncoding has no effect: it is that of a key, and tripod.dev/vm.cloud-init-user-data-source-key is not given"},
+			[]string{"annotation VirtletCloudInitUserDataSourceEncoding has no effect: it applies to the value under tripod.dev/vm.cloud-init-user-data-source-key, which is missing"},
 		},
 		"owners": {
 			map[string]string{"VirtletChown9pfsMounts": "true"},
@@ -293,39 +293,38 @@ func TestWarnings(t *testing.T) {
 		},
 		"two CPUs": {
 			map[string]string{"tripod.dev/vm.cpu-model": "host-model", "VirtletLibvirtCPUSetting": "Mode: host-model"},
-			[]string{"annotation tripod.dev/vm.cpu-model has no effect: VirtletLibvirtCPUSetting says all about the CPU"},
+			[]string{"annotation tripod.dev/vm.cpu-model has no effect: VirtletLibvirtCPUSetting defines the whole CPU"},
 		},
 	} {
 		_, warnings, err := Parse(c.all)
 		if err != nil || !slices.Equal(warnings, c.want) {
-			t.Errorf("%s: %q, %v", name, warnings, err)
+			t.Errorf("%s: warnings = %q, %v; want %q", name, warnings, err, c.want)
 		}
 	}
 	many := map[string]string{}
 	for i := range 1000 {
 		many[fmt.Sprintf("%s%03d%s", Prefix, i, strings.Repeat("x", 10_000))] = "x"
 	}
-	if _, warnings, err := Parse(many); err != nil || len(warnings) != maxUnknown+1 || warnings[maxUnknown] != "980 more annotations are not known" {
-		t.Errorf("a thousand unknown keys: %d warnings, %v", len(warnings), err)
+	if _, warnings, err := Parse(many); err != nil || len(warnings) != maxUnknown+1 || warnings[maxUnknown] != "980 more annotations are unknown" {
+		t.Errorf("a thousand unknown keys give %d warnings, %v; want %d", len(warnings), err, maxUnknown+1)
 	}
 }
 
 func TestKeyWithoutSource(t *testing.T) {
 	_, _, err := Parse(map[string]string{"VirtletCloudInitUserDataSourceKey": "k"})
 	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), `VirtletCloudInitUserDataSourceKey: "k"`) {
-		t.Error(err)
+		t.Errorf("Parse error = %v, want ErrInvalidArgument with the key", err)
 	}
 }
 
 func TestUserDataIsNotInMessages(t *testing.T) {
 	_, _, err := Parse(map[string]string{"VirtletCloudInitMetaData": "- password\n- hunter2\n"})
 	if err == nil || strings.Contains(err.Error(), "hunter2") {
-		t.Error(err)
+		t.Errorf("Parse error = %v, want one without the value", err)
 	}
 }
 
-// FuzzParse looks for values that make Parse panic or take long, for errors that name no key, and for options out of
-// bounds.
+// FuzzParse finds values for which Parse panics or takes long, errors that name no key, and options out of range.
 func FuzzParse(f *testing.F) {
 	for _, a := range Known {
 		for _, g := range cases[a.Name].good {
@@ -345,15 +344,15 @@ func FuzzParse(f *testing.F) {
 		o, _, err := Parse(all)
 		if err != nil {
 			if !errdefs.IsInvalidArgument(err) || !slices.ContainsFunc(slices.Collect(maps.Keys(all)), func(key string) bool { return strings.Contains(err.Error(), key) }) {
-				t.Fatalf("%q: %v", all, err)
+				t.Fatalf("Parse(%q) error = %v, want ErrInvalidArgument with a key", all, err)
 			}
 			return
 		}
 		if o.VCPUs < 1 || o.VCPUs > maxVCPUs || o.RootVolumeSize > maxRootVolume || o.RootVolumeSize%sectorSize != 0 {
-			t.Fatalf("%q: %+v", all, o)
+			t.Fatalf("Parse(%q) = %+v, out of range", all, o)
 		}
 		if _, err := json.Marshal([]any{o.MetaData, o.UserData}); err != nil {
-			t.Fatalf("%q: %v", all, err)
+			t.Fatalf("Parse(%q): the data is not JSON: %v", all, err)
 		}
 	})
 }

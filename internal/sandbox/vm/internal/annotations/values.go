@@ -28,8 +28,8 @@ const (
 	maxSSHKeyLine = 16 << 10
 )
 
-// The forms of values. Names are those of Kubernetes objects (RFC 1123 subdomains); keys are those of a ConfigMap's data,
-// not longer than a file name. A quantity is bounded before it is parsed: the parser computes 10^N for any N.
+// The allowed forms of values. An objectName is the name of a Kubernetes object (RFC 1123 subdomain), a dataKey a key
+// in a ConfigMap. A quantity is limited before it is parsed, because the parser computes 10^N for any N.
 var (
 	objectName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	dataKey     = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
@@ -39,7 +39,6 @@ var (
 	quantity    = regexp.MustCompile(`^\+?[0-9]{1,20}(\.[0-9]{0,20})?([KMGTPE]i|[mkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
 )
 
-// setVCPUs takes a number in plain decimal digits.
 func setVCPUs(o *Options, value string) error {
 	n, err := strconv.ParseUint(value, 10, 16)
 	if err != nil || n == 0 || n > maxVCPUs {
@@ -57,13 +56,13 @@ func setCPUModel(o *Options, value string) error {
 	return nil
 }
 
-// setLibvirtCPU makes XML of fields named as Go's libvirtxml has them, which is what Virtlet's annotation is.
+// setLibvirtCPU converts YAML to XML. As in Virtlet, the YAML's fields are those of Go's libvirtxml.
 func setLibvirtCPU(o *Options, value string) error {
 	if len(value) > maxText {
 		return errTooLong
 	}
 	if strings.Contains(strings.ToLower(value), "xmlname") {
-		return errors.New("names of elements are not fields")
+		return errors.New("XMLName is not a field of <cpu>")
 	}
 	var cpu libvirtxml.DomainCPU
 	if err := yaml.UnmarshalStrict([]byte(value), &cpu); err != nil {
@@ -82,9 +81,9 @@ func setSystemUUID(o *Options, value string) error {
 	if !uuidText.MatchString(lower) {
 		return errors.New("not a UUID")
 	}
-	// libvirt takes such a one for a mistake, and a guest for none.
+	// libvirt refuses such a UUID, and guests take it for a missing one.
 	if strings.Trim(lower, lower[:1]+"-") == "" {
-		return errors.New("a UUID of one digit only")
+		return errors.New("a UUID whose digits are all the same")
 	}
 	o.SystemUUID = lower
 	return nil
@@ -95,7 +94,7 @@ func setRootVolumeSize(o *Options, value string) (err error) {
 	return err
 }
 
-// diskSize reads the size of a disk, rounded up to whole sectors.
+// diskSize parses the size of a disk and rounds it up to whole sectors.
 func diskSize(value string) (uint64, error) {
 	if !quantity.MatchString(value) {
 		return 0, errors.New("not a quantity")
@@ -107,8 +106,7 @@ func diskSize(value string) (uint64, error) {
 	if q.CmpInt64(1) < 0 || q.CmpInt64(maxRootVolume) > 0 {
 		return 0, errors.New("out of range")
 	}
-	// Value rounds up.
-	size := q.Value()
+	size := q.Value() // rounded up
 	if q.CmpInt64(size) != 0 {
 		return 0, errors.New("not a whole number of bytes")
 	}
@@ -121,10 +119,9 @@ func setRootDeviceOverwrite(o *Options, value string) error {
 		o.RootDeviceOverwrite = over
 		return nil
 	}
-	return errors.New("not among what may be overwritten")
+	return errors.New("no such choice")
 }
 
-// setScratchDisks takes PATH=SIZE, separated by commas or line breaks.
 func setScratchDisks(o *Options, value string) error {
 	seen := map[string]bool{}
 	for _, item := range strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == '\n' }) {
@@ -134,7 +131,7 @@ func setScratchDisks(o *Options, value string) error {
 		}
 		at, size, _ := strings.Cut(item, "=")
 		if !scratchPath.MatchString(at) || path.Clean(at) != at || seen[at] {
-			return fmt.Errorf("%q is no name of a disk, or is there twice", at)
+			return fmt.Errorf("%q is not a path of a disk, or is used twice", at)
 		}
 		bytes, err := diskSize(size)
 		if err != nil {
@@ -144,7 +141,7 @@ func setScratchDisks(o *Options, value string) error {
 		o.ScratchDisks = append(o.ScratchDisks, ScratchDisk{Path: at, Size: bytes})
 	}
 	if len(o.ScratchDisks) > maxScratch {
-		return fmt.Errorf("%d disks", len(o.ScratchDisks))
+		return fmt.Errorf("%d disks are too many", len(o.ScratchDisks))
 	}
 	return nil
 }
@@ -154,7 +151,7 @@ func setSSHKeys(o *Options, value string) (err error) {
 	return err
 }
 
-// SSHKeys are the lines of an authorized_keys file that are neither empty nor comments.
+// SSHKeys returns the lines of an authorized_keys file, without empty lines and comments.
 func SSHKeys(text string) ([]string, error) {
 	if len(text) > maxText {
 		return nil, errTooLong
@@ -168,14 +165,14 @@ func SSHKeys(text string) ([]string, error) {
 		case len(line) > maxSSHKeyLine:
 			return nil, fmt.Errorf("a line is longer than %d bytes", maxSSHKeyLine)
 		case !utf8.ValidString(line) || strings.ContainsFunc(line, func(r rune) bool { return unicode.IsControl(r) && r != '\t' }):
-			return nil, errors.New("a line has characters that are not text")
+			return nil, errors.New("a line has control characters or invalid UTF-8")
 		}
 		keys = append(keys, line)
 	}
 	return keys, nil
 }
 
-// parseSource reads KIND/NAME, or with a key KIND/NAME/KEY.
+// parseSource parses KIND/NAME and, if withKey is true, KIND/NAME/KEY.
 func parseSource(value string, withKey bool) (Source, error) {
 	parts := strings.Split(value, "/")
 	if len(parts) != 2 && (!withKey || len(parts) != 3) {
@@ -197,8 +194,8 @@ func parseSource(value string, withKey bool) (Source, error) {
 	return s, nil
 }
 
-// Mapping reads a mapping in YAML or JSON, with numbers as they were written (json.Number). Keys that are there twice are
-// an error; no text at all is a nil mapping.
+// Mapping parses a mapping in YAML or JSON. Numbers are json.Number, as written. Duplicate keys are an error. An empty
+// text is a nil mapping.
 func Mapping(text string) (map[string]any, error) {
 	if len(text) > maxText {
 		return nil, errTooLong
@@ -209,12 +206,12 @@ func Mapping(text string) (map[string]any, error) {
 	}
 	m, ok := v.(map[string]any)
 	if !ok && v != nil {
-		return nil, fmt.Errorf("a %T where a mapping is wanted", v)
+		return nil, errors.New("not a mapping")
 	}
 	return m, nil
 }
 
-// Value reads anything in YAML or JSON, as Mapping does.
+// Value parses any value in YAML or JSON, like Mapping.
 func Value(text string) (any, error) {
 	asJSON, err := yaml.YAMLToJSONStrict([]byte(text))
 	if err != nil {

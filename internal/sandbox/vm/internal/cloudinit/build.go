@@ -15,39 +15,42 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Input is all that a disk is made of. The same input, with the same files behind its mounts, makes the same bytes.
+// Input is everything from which a disk is made. The same input, with the same files in its mounts, makes the same
+// bytes.
 type Input struct {
 	Options annotations.Options
-	// PodUID is the default instance-id: a new pod of the same name is a new instance. Hostname is the guest's, of RFC 1123.
-	PodUID, Hostname string
+	// PodUID is the default instance-id, so that a new pod with the same name is a new instance.
+	PodUID string
+	// Hostname is the guest's host name (RFC 1123).
+	Hostname string
 	// Env is the container's environment.
 	Env []EnvVar
-	// Mounts are all mounts of the container, in the CRI's order; ShareDriver is how the guest mounts those that are shares.
+	// Mounts are all mounts of the container, in the CRI's order. ShareDriver shares directories with the guest.
 	Mounts      []Mount
 	ShareDriver machine.ShareDriver
-	// Devices are block devices for which the guest wants names of its own.
+	// Devices are the block devices that need a path in the guest.
 	Devices    []Device
 	Interfaces []Interface
 	DNS        DNS
-	// Agent says that the machine has the disk with the agent.
+	// Agent means that the machine has the disk with the agent.
 	Agent bool
 }
 
-// EnvVar is a variable of the environment.
+// EnvVar is an environment variable.
 type EnvVar struct{ Name, Value string }
 
-// Mount is a mount of the container. Tag is that of the share, by ShareTag, when Classify says KindShare.
+// Mount is a mount of the container.
 type Mount struct {
 	HostPath, ContainerPath string
 	ReadOnly                bool
-	Tag                     string
+	// Tag is the share's tag, from ShareTag, if Classify returns KindShare.
+	Tag string
 }
 
-// Device is a disk that the guest is to have at Path. Serial is the disk's serial number: 1 to 20 letters, digits, '-' and
-// '_'.
+// Device is a disk to which the guest links Path. Serial is its serial number: 1 to 20 letters, digits, '-' and '_'.
 type Device struct{ Serial, Path string }
 
-// Interface is a NIC of the guest, found by its MAC and called Name in it. An interface without addresses is left down.
+// Interface is a NIC of the guest, which finds it by its MAC and renames it to Name. Without addresses it stays down.
 type Interface struct {
 	Name, MAC string
 	MTU       int
@@ -55,7 +58,7 @@ type Interface struct {
 	Routes    []Route
 }
 
-// Route leads to Dst by Via, or over the link when Via is not valid. Metric 0 is the guest's choice.
+// Route is a route to Dst through the gateway Via, or on the link if Via is not valid. Metric 0 is the guest's default.
 type Route struct {
 	Dst    netip.Prefix
 	Via    netip.Addr
@@ -65,20 +68,20 @@ type Route struct {
 // DNS configures the guest's resolver.
 type DNS struct{ Servers, Search []string }
 
-// ShareTag is the tag of a pod's i-th share.
+// ShareTag returns the tag of a pod's i-th share.
 func ShareTag(i int) string { return fmt.Sprintf("share%d", i) }
 
-// Image is a disk that has been built.
+// Image is a built disk.
 type Image struct {
-	// Label is the volume's: "cidata" or "config-2".
+	// Label is the volume label: "cidata" or "config-2".
 	Label string
 	Bytes []byte
-	// Warnings are sentences for a person: what could not be told the guest.
+	// Warnings are sentences that say which settings the guest does not get.
 	Warnings []string
 }
 
-// Build makes the disk. What cannot be expressed or is too large is errdefs.ErrInvalidArgument; a file that is not there is
-// errdefs.ErrFailedPrecondition.
+// Build makes the disk. It returns errdefs.ErrInvalidArgument for input that is too large or that cloud-init cannot
+// express, and errdefs.ErrFailedPrecondition for a missing file.
 func Build(in Input) (*Image, error) {
 	if err := in.validate(); err != nil {
 		return nil, err
@@ -98,11 +101,11 @@ func Build(in Input) (*Image, error) {
 	return image, err
 }
 
-// builder is one call of Build.
+// builder is the state of one call of Build.
 type builder struct {
 	in       Input
 	warnings []string
-	// budget is how many bytes, count how many files may still be read.
+	// budget is the number of bytes that may still be read from mounts, count the number of files.
 	budget, count int
 }
 
@@ -140,7 +143,7 @@ func (b *builder) configDrive() ([]iso9660.File, error) {
 	}, nil
 }
 
-// parts are the four texts that a disk of either form has.
+// parts are the four files on a disk of either form.
 type parts struct{ meta, user, vendor, network []byte }
 
 func (b *builder) parts(network func() ([]byte, error)) (p parts, err error) {
@@ -161,7 +164,7 @@ func (b *builder) parts(network func() ([]byte, error)) (p parts, err error) {
 	return p, nil
 }
 
-// The forms of what comes from outside and ends in another language.
+// Allowed forms of texts from outside that become part of shell, YAML or JSON.
 var (
 	hostname     = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*$`)
 	searchDomain = regexp.MustCompile(`^[-_A-Za-z0-9.]{1,253}$`)
@@ -177,16 +180,16 @@ func (in *Input) validate() error {
 	switch {
 	case len(in.Hostname) > 253 || !hostname.MatchString(in.Hostname):
 		return refuse("hostname", "%q is not a name of RFC 1123", in.Hostname)
-	case in.PodUID == "" || strings.ContainsFunc(in.PodUID, control):
+	case in.PodUID == "" || strings.ContainsFunc(in.PodUID, isControl):
 		return refuse("pod uid", "%q cannot be an instance-id", in.PodUID)
 	}
 	for _, m := range in.Mounts {
-		if !filepath.IsAbs(m.HostPath) || !filepath.IsAbs(m.ContainerPath) || strings.ContainsFunc(m.ContainerPath, control) {
-			return refuse("mount", "%q at %q: both paths must be absolute, and text", m.HostPath, m.ContainerPath)
+		if !filepath.IsAbs(m.HostPath) || !filepath.IsAbs(m.ContainerPath) || strings.ContainsFunc(m.ContainerPath, isControl) {
+			return refuse("mount", "%q at %q: both paths must be absolute and without control characters", m.HostPath, m.ContainerPath)
 		}
 	}
 	for _, d := range in.Devices {
-		if !serial.MatchString(d.Serial) || !filepath.IsAbs(d.Path) || filepath.Clean(d.Path) == "/" || strings.ContainsFunc(d.Path, control) {
+		if !serial.MatchString(d.Serial) || !filepath.IsAbs(d.Path) || filepath.Clean(d.Path) == "/" || strings.ContainsFunc(d.Path, isControl) {
 			return refuse("device", "serial %q, path %q: the serial must be 1 to 20 letters, digits, '-', '_', and the path absolute", d.Serial, d.Path)
 		}
 	}
@@ -203,12 +206,12 @@ func (in *Input) validate() error {
 	return nil
 }
 
-// control reports whether r has no place in a line of text.
-func control(r rune) bool {
+// isControl reports whether r cannot be part of a line of text.
+func isControl(r rune) bool {
 	return r < ' ' || r == 0x7f || r == 0xfffd || r == 0x85 || r == 0x2028 || r == 0x2029
 }
 
-// WriteFile puts the image at path, whole or not at all, also over a power loss. What was there before is replaced.
+// WriteFile replaces the file at path with the image. After a power failure, the file has the old or the new content.
 func (i *Image) WriteFile(path string, mode os.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {

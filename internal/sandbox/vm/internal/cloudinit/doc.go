@@ -1,18 +1,19 @@
-// Package cloudinit makes the disk by which a VM learns who it is: NoCloud (label cidata) or ConfigDrive (label config-2),
-// as https://cloudinit.readthedocs.io describes them.
+// Package cloudinit makes the disk that configures a machine's guest at its first boot: NoCloud (label cidata) or
+// ConfigDrive (label config-2), as described at https://cloudinit.readthedocs.io. Begin with Build.
 //
 //	annotations.Options ─┐                       ┌─ meta-data        hostname, instance-id, SSH keys
-//	environment          │                       ├─ user-data        what the pod says, write_files, mounts
+//	environment          │                       ├─ user-data        the pod's, with write_files and mounts
 //	mounts (read here) ──┼─▶ Build ─▶ iso9660 ───┼─ vendor-data      links to block devices, the agent
 //	NICs, DNS            │                       └─ network-config   version 2
 //	block devices ───────┘
 //
-// Files of Secret, ConfigMap, downward API and projected volumes and single files are copied into the guest by write_files;
-// other directories are shares (virtio-9p) that the guest mounts. ConfigMaps and Secrets named by annotations are served
-// from the pod's mounts, as the runtime has no credentials for an API server; see find.
+// Single files are copied into the guest by write_files. Directories are shares that the guest mounts. Without
+// virtio-fs, the files in Secret, ConfigMap, downward API and projected volumes are also copied. ConfigMaps and Secrets
+// that annotations refer to are read from the pod's mounts, because the node has no credentials for an API server; see
+// findSource.
 //
-// Where text of one language is put into another (shell, YAML, JSON, fstab, environment.d), it is quoted or refused; YAML and
-// JSON are written by encoders only. Files are read with bounds and never outside of the volume that they belong to.
+// A text that becomes part of another language (shell, YAML, JSON, fstab, environment.d) is quoted or refused. Only
+// encoders write YAML and JSON. Files are read with limits, and never outside their volume.
 //
-// The package must not write anything but what Image.WriteFile is asked for, and decides nothing about devices or networks.
+// The package must not write files, except in Image.WriteFile, and does not decide about devices or networks.
 package cloudinit

@@ -8,7 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// The environment of the container, for the guest's shells (Virtlet's place) and for systemd's user sessions.
+// Files with the container's environment: for the guest's shells (Virtlet's path), and for systemd's user sessions.
 const (
 	environmentPath  = "/etc/cloud/environment"
 	environmentDPath = "/etc/environment.d/90-tripod.conf"
@@ -16,17 +16,17 @@ const (
 
 var (
 	variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	// plainValue needs no quotes in a shell, nor for systemd.
+	// plainValue matches values that need no quotes, neither in a shell nor in systemd.
 	plainValue = regexp.MustCompile(`^[-+./:@%^,_A-Za-z0-9]*$`)
 )
 
-// environment is a text that a shell can source, with lines NAME=value where no quotes are needed, and one in the form of
-// environment.d(5). Of variables that are there twice the last counts. A name with a line break, NUL or '=' in it, or a
-// value with NUL, is refused; a name that a shell cannot have is left out with a warning.
+// environment returns the container's environment in two forms: as a file that a shell can source, and for
+// environment.d(5). If a variable is given twice, the last value counts. Names with a line break, NUL or '=' and values
+// with NUL are refused. Names that a shell does not allow are left out, with a warning.
 func (b *builder) environment() (shell, systemd string, err error) {
 	last := map[string]int{}
 	for i, e := range b.in.Env {
-		if e.Name == "" || strings.ContainsFunc(e.Name, control) || strings.Contains(e.Name, "=") {
+		if e.Name == "" || strings.ContainsFunc(e.Name, isControl) || strings.Contains(e.Name, "=") {
 			return "", "", fmt.Errorf("environment: %q is not the name of a variable: %w", e.Name, errdefs.ErrInvalidArgument)
 		}
 		if strings.Contains(e.Value, "\x00") {
@@ -39,10 +39,10 @@ func (b *builder) environment() (shell, systemd string, err error) {
 		switch {
 		case last[e.Name] != i:
 		case !variable.MatchString(e.Name):
-			b.warn("environment variable %q is not in the guest's files: no shell can have a variable of that name", e.Name)
+			b.warn("environment variable %q is left out: shells do not allow that name", e.Name)
 		default:
 			forShell.WriteString(e.Name + "=" + quoteShell(e.Value) + "\n")
-			if e.Value != "" { // systemd has no empty variables: it calls the line invalid
+			if e.Value != "" { // systemd does not allow empty values
 				forSystemd.WriteString(e.Name + "=" + quoteSystemd(e.Value) + "\n")
 			}
 		}
@@ -50,7 +50,7 @@ func (b *builder) environment() (shell, systemd string, err error) {
 	return forShell.String(), forSystemd.String(), nil
 }
 
-// quoteShell is a word of the POSIX shell that means s.
+// quoteShell quotes s for a POSIX shell, if necessary.
 func quoteShell(s string) string {
 	if plainValue.MatchString(s) {
 		return s
@@ -58,8 +58,8 @@ func quoteShell(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// quoteSystemd is a value of environment.d(5) that means s: in double quotes a backslash stands before those characters
-// that have a meaning there, and a dollar sign is written twice, since variables are replaced after the quotes are gone.
+// quoteSystemd quotes s for environment.d(5), if necessary: in double quotes, with a backslash before special
+// characters. A dollar sign is doubled instead, because systemd expands variables after it has removed the quotes.
 func quoteSystemd(s string) string {
 	if plainValue.MatchString(s) {
 		return s

@@ -16,17 +16,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// refused builds a disk that cannot be, and holds that the error is of the class and has the words.
+// refused checks that Build fails with an error that has the class and the words.
 func refused(t *testing.T, in Input, class func(error) bool, words ...string) {
 	t.Helper()
 	image, err := Build(in)
 	if image != nil || !class(err) {
-		t.Errorf("an image: %v, %v", image != nil, err)
+		t.Errorf("Build returns an image: %t, error %v; want no image and another error class", image != nil, err)
 		return
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("the error does not name %q: %v", w, err)
+			t.Errorf("Build error = %v, want one with %q", err, w)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func pipe(t *testing.T) string {
 	return at
 }
 
-// TestHostileVolumes: whatever is in a volume, nothing outside of it is read, nothing is waited for, and all is bounded.
+// TestHostileVolumes: whatever a volume contains, Build reads nothing outside it, does not block, and obeys the limits.
 func TestHostileVolumes(t *testing.T) {
 	outside := plainFile(t, "root:x:0:0")
 	for name, c := range map[string]struct {
@@ -199,19 +199,19 @@ func TestClassify(t *testing.T) {
 	} {
 		for driver, want := range map[machine.ShareDriver]Kind{machine.Share9p: c.by9p, machine.ShareVirtiofs: c.virtiofs} {
 			if got, err := Classify(c.host, c.container, driver); err != nil || got != want {
-				t.Errorf("%s at %s by %s is %d, %v", c.host, c.container, driver, got, err)
+				t.Errorf("Classify(%s, %s, %s) = %d, %v; want %d", c.host, c.container, driver, got, err, want)
 			}
 		}
 	}
 	if _, err := Classify("/dev/null", "/x", machine.Share9p); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a character device: %v", err)
+		t.Errorf("Classify of a character device: error = %v, want ErrInvalidArgument", err)
 	}
 	if _, err := Classify(filepath.Join(dir, "gone"), "/x", machine.Share9p); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("nothing: %v", err)
+		t.Errorf("Classify of a missing path: error = %v, want ErrFailedPrecondition", err)
 	}
 }
 
-// TestInstance: the instance-id is another one for another pod, and the same for the same.
+// TestInstance: each pod has its own instance-id.
 func TestInstance(t *testing.T) {
 	in := base(t, nil)
 	first, err := Build(in)
@@ -221,18 +221,18 @@ func TestInstance(t *testing.T) {
 	in.PodUID = "11111111-6d3f-4c1b-9c8e-5d1b3f5b7a10"
 	second, err := Build(in)
 	if err != nil || bytes.Equal(first.Bytes, second.Bytes) || !bytes.Contains(second.Bytes, []byte(`"instance-id": "11111111-6d3f-4c1b-9c8e-5d1b3f5b7a10"`)) {
-		t.Errorf("another pod: %v", err)
+		t.Errorf("the second pod's disk equals the first's, or lacks its instance-id (error: %v)", err)
 	}
 }
 
-// TestOptionsAreNotChanged: the input belongs to the caller, who builds again.
+// TestOptionsAreNotChanged: Build does not change its input.
 func TestOptionsAreNotChanged(t *testing.T) {
 	mounts := []any{[]any{"/dev/x", "/mnt"}}
 	in := base(t, nil)
 	in.Options.UserData = map[string]any{"mounts": mounts}
 	in.Devices = []Device{{"disk0", "/dev/x"}}
 	if _, err := Build(in); err != nil || fmt.Sprint(mounts) != "[[/dev/x /mnt]]" {
-		t.Errorf("%v, %v", mounts, err)
+		t.Errorf("after Build (error: %v), mounts = %v, want [[/dev/x /mnt]]", err, mounts)
 	}
 }
 
@@ -243,7 +243,7 @@ func TestWriteFile(t *testing.T) {
 	}
 	dir := t.TempDir()
 	at := filepath.Join(dir, "cidata.iso")
-	for range 2 { // the second time over the first
+	for range 2 { // the second replaces the first
 		if err := image.WriteFile(at, 0o400); err != nil {
 			t.Fatal(err)
 		}
@@ -251,24 +251,24 @@ func TestWriteFile(t *testing.T) {
 	got, err := os.ReadFile(at)
 	info, _ := os.Stat(at)
 	if err != nil || !bytes.Equal(got, image.Bytes) || info.Mode().Perm() != 0o400 {
-		t.Errorf("%d bytes with mode %v, %v", len(got), info.Mode(), err)
+		t.Errorf("the file has %d bytes, mode %v, error %v; want the image with mode 0400", len(got), info.Mode(), err)
 	}
 	if err := image.WriteFile(filepath.Join(dir, "gone", "x"), 0o400); err == nil {
-		t.Error("a directory that is not there")
+		t.Error("WriteFile into a missing directory succeeded")
 	}
 	if err := image.WriteFile(dir, 0o400); err == nil {
-		t.Error("a directory in the file's place")
+		t.Error("WriteFile over a directory succeeded")
 	}
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), ".*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 }
 
-// TestOnLink: on-link is said where the guest could not know it.
+// TestOnLink: only gateways outside the interface's networks are on-link.
 func TestOnLink(t *testing.T) {
 	for via, want := range map[string]bool{"10.88.0.1": false, "10.89.0.1": true, "169.254.1.1": true, "fe80::1": false, "fd00:88::1": false, "fd00:99::1": true} {
 		if got := eth0.onLink(netip.MustParseAddr(via)); got != want {
-			t.Errorf("%s: %v", via, got)
+			t.Errorf("onLink(%s) = %t, want %t", via, got, want)
 		}
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// volume is a directory as the kubelet's writer of API volumes leaves it: the files in a directory of a time, a link
-// ..data to it, and links for what is at the top.
+// volume makes a directory like the kubelet's API volumes: a directory with a timestamp that holds the files, a link
+// ..data to it, and links for the top-level names.
 func volume(t *testing.T, kind, name string, files map[string]string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "pods/uid/volumes/kubernetes.io~"+kind, name)
@@ -53,7 +53,7 @@ func volume(t *testing.T, kind, name string, files map[string]string) string {
 	return dir
 }
 
-// plainFile is a file of the node.
+// plainFile makes a file on the node.
 func plainFile(t *testing.T, content string) string {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "file")
@@ -63,7 +63,7 @@ func plainFile(t *testing.T, content string) string {
 	return at
 }
 
-// options are what Parse makes of annotations.
+// options parses annotations.
 func options(t *testing.T, all map[string]string) annotations.Options {
 	t.Helper()
 	o, _, err := annotations.Parse(all)
@@ -73,7 +73,8 @@ func options(t *testing.T, all map[string]string) annotations.Options {
 	return o
 }
 
-// eth0 and eth1 are as CNI's bridge plugin and one with a gateway outside of the network make them.
+// eth0 is an interface as CNI's bridge plugin makes it. eth1 has a gateway outside its network, and eth2 has no
+// addresses.
 var (
 	eth0 = Interface{
 		Name: "eth0", MAC: "52:54:00:12:34:56", MTU: 1500,
@@ -97,7 +98,7 @@ var (
 	dns  = DNS{Servers: []string{"10.96.0.10", "fd00:96::a"}, Search: []string{"default.svc.cluster.local", "svc.cluster.local"}}
 )
 
-// base is the least that a pod says.
+// base returns the input of a pod with only the given annotations.
 func base(t *testing.T, all map[string]string) Input {
 	return Input{
 		Options: options(t, all), PodUID: "4f6c5bd2-6d3f-4c1b-9c8e-5d1b3f5b7a10", Hostname: "web-0",
@@ -105,7 +106,7 @@ func base(t *testing.T, all map[string]string) Input {
 	}
 }
 
-// shapes are the inputs that have golden files, by the directory in testdata.
+// shapes are the inputs that have golden files, by their directory in testdata/golden.
 var shapes = map[string]func(t *testing.T) Input{
 	"plain": func(t *testing.T) Input { return base(t, nil) },
 	"agent": func(t *testing.T) Input {
@@ -202,7 +203,7 @@ var shapes = map[string]func(t *testing.T) Input{
 		in.Mounts = []Mount{{ContainerPath: SourceDir + "/secret/files", HostPath: volume(t, "secret", "f", map[string]string{
 			"locale": "LANG=\"pl_PL.UTF-8\"\n", "locale_path": "/etc/locale.conf\n", "locale_encoding": "plain\n",
 			"host_conf": "bXVsdGkgb2ZmCg==\n", "host_conf_path": "etc//host.conf",
-			"x_path": "IyEK", "x_path_path": "/x_path", // a file whose key ends like that
+			"x_path": "IyEK", "x_path_path": "/x_path", // a file whose own key ends in _path
 		})}}
 		return in
 	},
@@ -255,10 +256,10 @@ var shapes = map[string]func(t *testing.T) Input{
 	},
 }
 
-// TestGolden holds every file of every shape of disk; UPDATE=1 in the environment writes them. Those in testdata were read
-// by cloud-init 22.4 (Debian 12): its schema, its NoCloud and ConfigDrive readers, and its renderers of networks; and a guest
-// with it was booted that had, in the end, the name, addresses, routes, resolvers, environment, files, shares, links to
-// devices and the agent that a disk like these told it of.
+// TestGolden compares all files on each shape of disk with the golden files; UPDATE=1 in the environment writes them.
+// cloud-init 22.4 (Debian 12) accepted the golden files: its schema, its NoCloud and ConfigDrive readers, and its
+// network renderers. A guest booted with such a disk got the name, addresses, routes, resolvers, environment, files,
+// shares, device links and agent.
 func TestGolden(t *testing.T) {
 	for name, shape := range shapes {
 		t.Run(name, func(t *testing.T) {
@@ -269,11 +270,11 @@ func TestGolden(t *testing.T) {
 			}
 			again, err := Build(in)
 			if err != nil || !bytes.Equal(again.Bytes, image.Bytes) {
-				t.Errorf("the second image of the same input differs (%v)", err)
+				t.Errorf("the second image of the same input differs (error: %v)", err)
 			}
 			label, got := contents(t, image.Bytes)
 			if label != image.Label {
-				t.Errorf("label %q", label)
+				t.Errorf("label = %q, want %q", label, image.Label)
 			}
 			var warnings bytes.Buffer
 			for _, w := range image.Warnings {
@@ -286,21 +287,21 @@ func TestGolden(t *testing.T) {
 			if os.Getenv("UPDATE") != "" {
 				write(t, dir, got)
 			}
-			var there []string
+			var want []string
 			err = filepath.WalkDir(dir, func(at string, e os.DirEntry, err error) error {
 				if err == nil && !e.IsDir() {
 					at, err = filepath.Rel(dir, at)
-					there = append(there, at)
+					want = append(want, at)
 				}
 				return err
 			})
-			if err != nil || !slices.Equal(there, slices.Sorted(maps.Keys(got))) {
-				t.Fatalf("%v are golden, the image has %v (%v)", there, slices.Sorted(maps.Keys(got)), err)
+			if err != nil || !slices.Equal(want, slices.Sorted(maps.Keys(got))) {
+				t.Fatalf("the image has files %v, want %v (error: %v)", slices.Sorted(maps.Keys(got)), want, err)
 			}
 			for file, data := range got {
 				want, err := os.ReadFile(filepath.Join(dir, file))
 				if err != nil || !bytes.Equal(want, data) {
-					t.Errorf("%s differs (%v; UPDATE=1 writes it):\n%s", file, err, data)
+					t.Errorf("%s differs from the golden file (error: %v; UPDATE=1 writes it):\n%s", file, err, data)
 				}
 			}
 		})
@@ -323,7 +324,7 @@ func write(t *testing.T, dir string, files map[string][]byte) {
 	}
 }
 
-// contents are label and files of an image, by another reader than the writer's.
+// contents returns the label and files of an image, read with another implementation.
 func contents(t *testing.T, image []byte) (string, map[string][]byte) {
 	t.Helper()
 	r, err := reader.OpenImage(bytes.NewReader(image))

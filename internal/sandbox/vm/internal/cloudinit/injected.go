@@ -14,9 +14,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 )
 
-// injected are the files of the source for files: X is the content, X_path its path in the guest, X_encoding base64, which
-// is the default, or plain. Those of a Secret are for root only.
-func (b *builder) injected() ([]file, error) {
+// injectedFiles returns the files in Options.FilesSource: the key X has a file's content, X_path its path in the guest,
+// and X_encoding the encoding, base64 (the default) or plain. Only root can read files from a Secret.
+func (b *builder) injectedFiles() ([]file, error) {
 	s := b.in.Options.FilesSource
 	if s.IsZero() {
 		return nil, nil
@@ -31,22 +31,22 @@ func (b *builder) injected() ([]file, error) {
 	}
 	var files []file
 	for _, key := range slices.Sorted(maps.Keys(values)) {
-		if about(values, key) {
+		if describesFile(values, key) {
 			continue
 		}
 		fail := func(format string, args ...any) error {
 			return fmt.Errorf("files for the guest: %s, key %q: %s: %w", s, key, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 		}
 		to := strings.TrimSpace(string(values[key+"_path"]))
-		if to == "" || strings.ContainsFunc(to, control) || slices.Contains(strings.Split(to, "/"), "..") {
-			return nil, fail("%s_path is %q; it must be the path of a file", key, to)
+		if to == "" || strings.ContainsFunc(to, isControl) || slices.Contains(strings.Split(to, "/"), "..") {
+			return nil, fail("%s_path is %q, which is not the path of a file", key, to)
 		}
 		f := file{name: path.Join("/", to), data: values[key], mode: mode}
 		switch encoding := strings.TrimSpace(string(values[key+"_encoding"])); encoding {
 		case annotations.EncodingPlain:
 		case "", annotations.EncodingBase64:
 			if f.data, err = base64.StdEncoding.DecodeString(strings.Join(strings.Fields(string(f.data)), "")); err != nil {
-				return nil, fail("%v; set %s_encoding to plain if it is the content itself", err, key)
+				return nil, fail("%v; if the content is not encoded, set %s_encoding to plain", err, key)
 			}
 		default:
 			return nil, fail("%s_encoding is %q; allowed: plain, base64", key, encoding)
@@ -56,14 +56,14 @@ func (b *builder) injected() ([]file, error) {
 	return files, nil
 }
 
-// about reports whether a key says something about another one.
-func about(values map[string][]byte, key string) bool {
-	if _, content := values[key+"_path"]; content {
+// describesFile reports whether key is the X_path or X_encoding of a file X, and not a file itself.
+func describesFile(values map[string][]byte, key string) bool {
+	if _, isFile := values[key+"_path"]; isFile {
 		return false
 	}
 	for _, suffix := range []string{"_path", "_encoding"} {
 		if stem, ok := strings.CutSuffix(key, suffix); ok {
-			if _, there := values[stem]; there {
+			if _, exists := values[stem]; exists {
 				return true
 			}
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 )
 
-// metaData is JSON in both forms, with a key per line. Keys of the annotation replace ours.
+// metaData returns the meta-data as JSON, for both forms of the disk. Keys in the annotation replace generated keys.
 func (b *builder) metaData() ([]byte, error) {
 	keys, err := b.sshKeys()
 	if err != nil {
@@ -23,7 +23,7 @@ func (b *builder) metaData() ([]byte, error) {
 	}
 	configDrive := b.in.Options.ImageType == annotations.ConfigDrive
 	if configDrive && len(keys) > 0 {
-		// OpenStack's form, which cloud-init wants in this place; the list is Virtlet's.
+		// On a config drive, cloud-init expects OpenStack's map public_keys. The list public-keys is Virtlet's.
 		named := map[string]string{}
 		for i, key := range keys {
 			named[fmt.Sprintf("key-%d", i)] = key
@@ -32,16 +32,17 @@ func (b *builder) metaData() ([]byte, error) {
 	}
 	maps.Copy(m, b.in.Options.MetaData)
 	if configDrive {
-		for theirs, ours := range map[string]string{"uuid": "instance-id", "hostname": "local-hostname"} {
-			if _, given := m[theirs]; !given {
-				m[theirs] = m[ours]
+		for openStack, noCloud := range map[string]string{"uuid": "instance-id", "hostname": "local-hostname"} {
+			if _, given := m[openStack]; !given {
+				m[openStack] = m[noCloud]
 			}
 		}
 	}
 	return encodeJSON(m)
 }
 
-// sshKeys are those of the source, then those of the annotation, or the latter alone if they are to overwrite.
+// sshKeys returns the SSH keys in the source, followed by those in the annotation. With UserDataOverwrite, keys in the
+// annotation replace those in the source.
 func (b *builder) sshKeys() ([]string, error) {
 	o := b.in.Options
 	if o.SSHKeySource.IsZero() || o.UserDataOverwrite && o.SSHKeys != nil {
@@ -58,9 +59,9 @@ func (b *builder) sshKeys() ([]string, error) {
 	return append(keys, o.SSHKeys...), nil
 }
 
-// encodeJSON is JSON with a key per line, in the keys' order, that is read as YAML too, which cloud-init does: every string is
-// in quotes (its YAML library fails on a plain = and takes many words for something else), and characters that YAML does
-// not allow in a stream, or breaks lines at, are escaped.
+// encodeJSON encodes v as JSON, one sorted key per line. The JSON is also YAML, as which cloud-init reads it: all
+// strings are quoted (cloud-init's YAML library fails on a plain = and misreads many words), and characters that YAML
+// forbids or treats as line breaks are escaped.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -1,7 +1,6 @@
 package cloudinit
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -17,26 +16,26 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Kind is what becomes of a mount.
+// Kind is how a mount reaches the guest.
 type Kind int
 
 // The kinds of mounts.
 const (
-	// KindFiles: its files are copied into the guest.
+	// KindFiles: the files are copied into the guest.
 	KindFiles Kind = iota
-	// KindSource: it holds a ConfigMap or Secret that annotations refer to; the guest does not see it.
+	// KindSource: the mount holds a ConfigMap or Secret that annotations refer to. The guest does not see it.
 	KindSource
 	// KindShare: the guest mounts the directory.
 	KindShare
-	// KindDevice: it is a block device.
+	// KindDevice: the mount is a block device.
 	KindDevice
 )
 
-// SourceDir is where a pod mounts ConfigMaps and Secrets that only its annotations use: SourceDir/configmap/NAME and
-// SourceDir/secret/NAME.
+// SourceDir is the directory in which a pod mounts ConfigMaps and Secrets that only its annotations use, as
+// SourceDir/configmap/NAME and SourceDir/secret/NAME.
 const SourceDir = "/etc/tripod/sources"
 
-// Bounds of what is read of mounts: a Secret or ConfigMap has at most 1 MiB.
+// Limits for reading mounts. A Secret or ConfigMap has at most 1 MiB.
 const (
 	maxFile  = 1 << 20
 	maxTotal = 16 << 20
@@ -44,12 +43,13 @@ const (
 	maxDepth = 16
 )
 
-// apiVolume matches the directory of a volume whose files the kubelet writes from objects of the API.
+// apiVolume matches the directory of a volume whose files the kubelet writes from API objects.
 var apiVolume = regexp.MustCompile(`/volumes/kubernetes\.io~(secret|configmap|downward-api|projected)/([^/]+)$`)
 
-// Classify tells what becomes of a mount, where directories reach the guest by driver: those of Secrets, ConfigMaps and the
-// like are shared by virtio-fs, so that the guest sees what becomes of them, and copied where there is none. A host path that is not there is errdefs.ErrFailedPrecondition, one that is neither
-// file, directory nor block device errdefs.ErrInvalidArgument.
+// Classify returns how a mount reaches the guest if driver shares directories. Directories of Secrets, ConfigMaps and
+// similar volumes are shared by virtio-fs, so that the guest sees updates; with other drivers they are copied. A
+// missing host path is errdefs.ErrFailedPrecondition. A host path that is no file, directory or block device is
+// errdefs.ErrInvalidArgument.
 func Classify(hostPath, containerPath string, driver machine.ShareDriver) (Kind, error) {
 	if strings.HasPrefix(path.Clean(containerPath), SourceDir+"/") {
 		return KindSource, nil
@@ -70,15 +70,15 @@ func Classify(hostPath, containerPath string, driver machine.ShareDriver) (Kind,
 	return 0, fmt.Errorf("mount at %s: %s is neither a file, a directory nor a block device: %w", containerPath, hostPath, errdefs.ErrInvalidArgument)
 }
 
-// file is a file of a mount.
+// file is a file in a mount.
 type file struct {
-	// name is relative to the mount, empty for a mount that is a file.
+	// name is relative to the mount. It is empty if the mount itself is a file.
 	name string
 	data []byte
 	mode os.FileMode
 }
 
-// read returns the files of a mount, in the order of their names, following links inside of it only.
+// read returns the files in a mount, in the order of their names. It only follows links that stay within the mount.
 func (b *builder) read(m Mount) ([]file, error) {
 	fail := func(err error) error { return fmt.Errorf("mount at %s: %w", m.ContainerPath, err) }
 	info, err := os.Stat(m.HostPath)
@@ -87,7 +87,7 @@ func (b *builder) read(m Mount) ([]file, error) {
 	}
 	dir, name := m.HostPath, "."
 	if !info.IsDir() {
-		// The last link of such a path, which the kubelet has resolved or an administrator has set, may lead elsewhere.
+		// The path of a single file may end in a link that leads elsewhere. The kubelet or an administrator made it.
 		if dir, err = filepath.EvalSymlinks(m.HostPath); err != nil {
 			return nil, fail(fmt.Errorf("%v: %w", err, errdefs.ErrFailedPrecondition))
 		}
@@ -113,8 +113,8 @@ func (b *builder) read(m Mount) ([]file, error) {
 	return files, nil
 }
 
-// readDir appends the files below a directory. Names that begin with ".." are the kubelet's own: versions of the volume,
-// to which the links outside of them lead.
+// readDir appends the files below a directory to files. It skips names that begin with "..": they are the kubelet's
+// versions of the volume, to which the other names are links.
 func (b *builder) readDir(root *os.Root, name string, depth int, files []file) ([]file, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%s: more than %d directories deep: %w", name, maxDepth, errdefs.ErrInvalidArgument)
@@ -130,10 +130,10 @@ func (b *builder) readDir(root *os.Root, name string, depth int, files []file) (
 		at := path.Join(name, e.Name())
 		info, err := root.Stat(at)
 		if err != nil {
-			return nil, fmt.Errorf("a link that leads nowhere, or out of the volume: %v: %w", err, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("a link has no target in the volume: %v: %w", err, errdefs.ErrInvalidArgument)
 		}
 		if b.count--; b.count < 0 {
-			return nil, fmt.Errorf("%s: the mounts of the pod have more than %d files to copy: %w", at, maxFiles, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("%s: the pod's mounts have more than %d files to copy: %w", at, maxFiles, errdefs.ErrInvalidArgument)
 		}
 		if info.IsDir() {
 			files, err = b.readDir(root, at, depth+1, files)
@@ -148,7 +148,7 @@ func (b *builder) readDir(root *os.Root, name string, depth int, files []file) (
 }
 
 func (b *builder) readFile(root *os.Root, name string, files []file) ([]file, error) {
-	// Not to wait for the writer of a pipe that has taken the file's place.
+	// O_NONBLOCK: if a pipe has replaced the file, do not wait for its writer.
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%v: %w", err, errdefs.ErrFailedPrecondition)
@@ -168,12 +168,9 @@ func (b *builder) readFile(root *os.Root, name string, files []file) ([]file, er
 	b.budget -= len(data)
 	switch {
 	case len(data) > maxFile:
-		return nil, fmt.Errorf("%s is larger than the %d bytes that are copied into a guest; mount its directory, which is shared: %w", name, maxFile, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s is larger than the %d bytes that can be copied into a guest; mount its directory instead, which is shared: %w", name, maxFile, errdefs.ErrInvalidArgument)
 	case b.budget < 0:
-		return nil, fmt.Errorf("%s: the mounts of the pod have more than %d bytes to copy: %w", name, maxTotal, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s: the pod's mounts have more than %d bytes to copy: %w", name, maxTotal, errdefs.ErrInvalidArgument)
 	}
 	return append(files, file{name: name, data: data, mode: info.Mode().Perm()}), nil
 }
-
-// errNoSource is why a reference cannot be served.
-var errNoSource = errors.New("no mount of the pod has it")

@@ -10,25 +10,25 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// hardwareAddr is the MAC of an interface in lower case.
+// hardwareAddr returns the interface's MAC in lower case. It fails if the MAC or the name is invalid.
 func (i Interface) hardwareAddr() (string, error) {
 	mac, err := net.ParseMAC(i.MAC)
 	if err != nil || len(mac) != 6 || !linkName.MatchString(i.Name) {
-		return "", fmt.Errorf("interface %q, MAC %q: not a name and a MAC: %w", i.Name, i.MAC, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("interface %q, MAC %q: invalid name or MAC: %w", i.Name, i.MAC, errdefs.ErrInvalidArgument)
 	}
 	return mac.String(), nil
 }
 
-// has tells which families the interface has addresses of.
-func (i Interface) has() (v4, v6 bool) {
+// families reports whether the interface has IPv4 and IPv6 addresses.
+func (i Interface) families() (v4, v6 bool) {
 	for _, a := range i.Addrs {
 		v4, v6 = v4 || a.Addr().Is4(), v6 || a.Addr().Is6()
 	}
 	return v4, v6
 }
 
-// onLink reports whether the gateway of a route is outside of the interface's networks, so that the guest must be told
-// that it is on the link. A link-local one of IPv6 always is, and known to be.
+// onLink reports whether a route through the gateway via needs the flag on-link, because the gateway is outside the
+// interface's networks. IPv6 link-local gateways never need the flag.
 func (i Interface) onLink(via netip.Addr) bool {
 	for _, a := range i.Addrs {
 		if a.Masked().Contains(via) {
@@ -38,7 +38,7 @@ func (i Interface) onLink(via netip.Addr) bool {
 	return !via.Is6() || !via.IsLinkLocalUnicast()
 }
 
-// networkConfig is the network in version 2 of cloud-init's form.
+// networkConfig returns the network configuration in version 2 of cloud-init's format.
 func (b *builder) networkConfig() ([]byte, error) {
 	ethernets := map[string]any{}
 	resolver := b.in.DNS.v2()
@@ -51,7 +51,7 @@ func (b *builder) networkConfig() ([]byte, error) {
 		if i.MTU > 0 {
 			e["mtu"] = i.MTU
 		}
-		v4, v6 := i.has()
+		v4, v6 := i.families()
 		switch {
 		case !v4 && !v6:
 			e["optional"] = true
@@ -77,19 +77,19 @@ func (b *builder) networkConfig() ([]byte, error) {
 	return text, nil
 }
 
-// static puts addresses and routes into an interface's configuration. Router advertisements, ours
-// or somebody else's on the same network, would give it further ones.
+// static puts addresses and routes into e, an interface's configuration. It turns router advertisements off, which
+// would add others.
 //
-// Three things are as they are for cloud-init's sake, which hands this form to netplan as it is and turns it into others'
-// by itself: 22.4 makes ::/64 of the route to ::/0, so that there is gateway6; it refuses "default" for both; and it fails
-// altogether on a route without a gateway. The latter is implied by on-link where it leads to a gateway, as CNI's do.
+// Three bugs of cloud-init 22.4 matter if it does not pass this format to netplan, but converts it. It turns a route to
+// ::/0 into one to ::/64, so gateway6 is used instead. It rejects "default" as a destination. And it fails on a route
+// without a gateway; CNI plugins add such routes to reach a gateway, which on-link does as well.
 func (b *builder) static(i Interface, e map[string]any) {
 	var addrs, routes []any
 	for _, a := range i.Addrs {
 		addrs = append(addrs, a.String())
 	}
 	e["addresses"], e["dhcp4"], e["dhcp6"], e["accept-ra"] = addrs, false, false, false
-	for _, r := range b.expressible(i) {
+	for _, r := range b.gatewayRoutes(i) {
 		if r.Dst == netip.PrefixFrom(netip.IPv6Unspecified(), 0) && r.Metric == 0 && !i.onLink(r.Via) && e["gateway6"] == nil {
 			e["gateway6"] = r.Via.String()
 			continue
@@ -108,8 +108,8 @@ func (b *builder) static(i Interface, e map[string]any) {
 	}
 }
 
-// expressible are the routes that have a gateway. Of the others, those that lead to no gateway are warned about.
-func (b *builder) expressible(i Interface) (routes []Route) {
+// gatewayRoutes returns the routes that have a gateway. It warns about the other routes, except routes to a gateway.
+func (b *builder) gatewayRoutes(i Interface) (routes []Route) {
 	for _, r := range i.Routes {
 		if r.Via.IsValid() {
 			routes = append(routes, r)
@@ -117,7 +117,7 @@ func (b *builder) expressible(i Interface) (routes []Route) {
 		}
 		toGateway := slices.ContainsFunc(i.Routes, func(other Route) bool { return r.Dst.IsSingleIP() && r.Dst.Addr() == other.Via })
 		if !toGateway {
-			b.warn("interface %s: the route to %s over the link is not in the network configuration, which cannot express it; DHCP gives it to a guest that asks", i.Name, r.Dst)
+			b.warn("interface %s: cloud-init cannot configure the route to %s on the link; guests that use DHCP get it", i.Name, r.Dst)
 		}
 	}
 	return routes
@@ -134,8 +134,8 @@ func (d DNS) v2() map[string]any {
 	return m
 }
 
-// networkData is the network in OpenStack's form. That knows neither search domains nor metrics; they are under the names that
-// cloud-init passes on from there (22.4: sources/helpers/openstack.py, convert_net_json).
+// networkData returns the network configuration in OpenStack's format. The format has no search domains and metrics;
+// they have the names that cloud-init passes through (22.4: sources/helpers/openstack.py, convert_net_json).
 func (b *builder) networkData() ([]byte, error) {
 	links, networks, services := []any{}, []any{}, []any{}
 	for _, i := range b.in.Interfaces {
@@ -148,7 +148,7 @@ func (b *builder) networkData() ([]byte, error) {
 			link["mtu"] = i.MTU
 		}
 		links = append(links, link)
-		v4, v6 := i.has()
+		v4, v6 := i.families()
 		if b.in.Options.ForceDHCP {
 			if v4 {
 				networks = append(networks, map[string]any{"link": i.Name, "type": "ipv4_dhcp"})
@@ -157,7 +157,7 @@ func (b *builder) networkData() ([]byte, error) {
 				networks = append(networks, map[string]any{"link": i.Name, "type": "ipv6_dhcp"})
 			}
 		} else {
-			networks = append(networks, b.openStack(i)...)
+			networks = append(networks, b.openStackNetworks(i)...)
 		}
 	}
 	for n, network := range networks {
@@ -172,15 +172,15 @@ func (b *builder) networkData() ([]byte, error) {
 		}
 		services = append(services, service)
 	}
-	if len(search) > 0 && len(networks) > 0 { // no server to tell them with
+	if len(search) > 0 && len(networks) > 0 { // there is no server to put them into
 		networks[0].(map[string]any)["dns_search"] = search
 	}
 	return encodeJSON(map[string]any{"links": links, "networks": networks, "services": services})
 }
 
-// openStack is a network per address. Routes are with the first one of their family.
-func (b *builder) openStack(i Interface) (networks []any) {
-	told, all := map[bool]bool{}, b.expressible(i)
+// openStackNetworks returns one network per address. The first network of each family has the family's routes.
+func (b *builder) openStackNetworks(i Interface) (networks []any) {
+	done, all := map[bool]bool{}, b.gatewayRoutes(i)
 	for _, a := range i.Addrs {
 		is4, kind := a.Addr().Is4(), "ipv6"
 		if is4 {
@@ -189,13 +189,13 @@ func (b *builder) openStack(i Interface) (networks []any) {
 		network := map[string]any{"link": i.Name, "type": kind, "ip_address": a.Addr().String(), "netmask": netmask(a)}
 		var routes []any
 		for _, r := range all {
-			if r.Dst.Addr().Is4() == is4 && !told[is4] {
+			if r.Dst.Addr().Is4() == is4 && !done[is4] {
 				route := map[string]any{"network": r.Dst.Addr().String(), "netmask": netmask(r.Dst), "gateway": r.Via.String()}
 				if r.Metric > 0 {
 					route["metric"] = r.Metric
 				}
 				if i.onLink(r.Via) {
-					b.warn("interface %s: the gateway %s of %s is in none of its networks, which the form configdrive cannot express; the form nocloud can, and DHCP gives it to a guest that asks", i.Name, r.Via, r.Dst)
+					b.warn("interface %s: configdrive cannot configure the gateway %s of %s, which is outside the interface's networks; nocloud can, and guests that use DHCP get it", i.Name, r.Via, r.Dst)
 				}
 				routes = append(routes, route)
 			}
@@ -203,13 +203,13 @@ func (b *builder) openStack(i Interface) (networks []any) {
 		if routes != nil {
 			network["routes"] = routes
 		}
-		told[is4] = true
+		done[is4] = true
 		networks = append(networks, network)
 	}
 	return networks
 }
 
-// netmask is the mask of a prefix as an address.
+// netmask returns a prefix's mask in the form of an address.
 func netmask(p netip.Prefix) string {
 	return net.IP(net.CIDRMask(p.Bits(), p.Addr().BitLen())).String()
 }

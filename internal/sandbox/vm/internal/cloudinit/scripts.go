@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// linkFunction finds the disk with the serial $1 without udev (virtio-blk and SCSI show it differently) and links $2 to it,
-// if there is nothing but such a link yet.
+// linkFunction finds the disk with the serial number $1 and links $2 to it, unless $2 exists and is not a link. It does
+// not need udev. virtio-blk and SCSI have different files for the serial number.
 const linkFunction = `link_device() {
 	for f in /sys/block/*/serial /sys/block/*/device/vpd_pg80; do
 		[ -r "$f" ] || continue
@@ -27,15 +27,15 @@ const linkFunction = `link_device() {
 }
 `
 
-// linkScript gives block devices their names in the guest; empty without any.
+// linkScript returns the script that links the paths of block devices in the guest, or "" if there are none.
 func (b *builder) linkScript() string {
 	if len(b.in.Devices) == 0 {
 		return ""
 	}
-	return "#!/bin/sh\n" + b.links()
+	return "#!/bin/sh\n" + b.linkCommands()
 }
 
-func (b *builder) links() string {
+func (b *builder) linkCommands() string {
 	var s strings.Builder
 	s.WriteString(linkFunction)
 	for _, d := range b.in.Devices {
@@ -44,15 +44,15 @@ func (b *builder) links() string {
 	return s.String()
 }
 
-// byID is the name that udev gives a device.
-func (b *builder) byID(d Device) string {
+// udevPath returns udev's link to a device.
+func (b *builder) udevPath(d Device) string {
 	if b.in.Options.DiskBus == machine.BusSCSI {
 		return "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + d.Serial
 	}
 	return "/dev/disk/by-id/virtio-" + d.Serial
 }
 
-// mountScript mounts what is not mounted yet, for guests whose cloud-init knows no mounts; empty without shares.
+// mountScript returns the script that mounts the shares, for guests whose cloud-init does not, or "" if there are none.
 func (b *builder) mountScript(shares []Mount) string {
 	if len(shares) == 0 {
 		return ""
@@ -60,13 +60,13 @@ func (b *builder) mountScript(shares []Mount) string {
 	return "#!/bin/sh\n" + b.mountCommands(shares)
 }
 
-// mountFunction mounts the share with the tag $1 at $2, with the options $3, unless something is mounted there. What is in
-// the way is said on the console.
+// mountFunction mounts the share with the tag $1 at $2, with the options $3, unless $2 is already a mount point. It
+// writes failures to the console.
 const mountFunction = `mount_share() {
 	mkdir -p "$2" && at=$(cd "$2" && pwd -P) || return
 	grep -qF " $at " /proc/mounts && return
 	mount -t %s -o "$3" "$1" "$2" && return
-	echo "Tripod: %s is not mounted at $2: the kernel of this guest may lack it; annotation tripod.dev/vm.share-driver names another way" >/dev/console
+	echo "Tripod: cannot mount %s at $2: the guest's kernel may not support it; choose another driver with the annotation tripod.dev/vm.share-driver" >/dev/console
 }
 `
 
@@ -77,13 +77,13 @@ func (b *builder) mountCommands(shares []Mount) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, mountFunction, b.shareType(), b.shareType())
 	for _, m := range shares {
-		fmt.Fprintf(&s, "mount_share %s %s %s\n", m.Tag, quoteShell(m.ContainerPath), b.options(m))
+		fmt.Fprintf(&s, "mount_share %s %s %s\n", m.Tag, quoteShell(m.ContainerPath), b.mountOptions(m))
 	}
 	return s.String()
 }
 
-// startAgent runs the agent from the disk labelled TRIPODAGENT, which is found without udev, too: a volume's label is at
-// byte 40 of sector 16. It is started again whenever it ends.
+// startAgent runs the agent from the disk labelled TRIPODAGENT, and restarts it whenever it ends. It finds the disk
+// even without udev, because the label is at byte 40 of sector 16.
 const startAgent = `dir=/run/tripod-agent
 disk=/dev/disk/by-label/TRIPODAGENT
 if [ ! -b "$disk" ]; then
@@ -105,13 +105,13 @@ if [ -n "$disk" ] && ! grep -q " $dir " /proc/mounts; then
 fi
 `
 
-// vendorData is run early in every boot, by any init system, whatever the user data says: vendor and user data are merged
-// by cloud-init, and a runcmd of the one replaces that of the other.
+// vendorData returns a boothook, which runs early in every boot, with any init system and any user-data. A runcmd would
+// not do, because cloud-init merges vendor-data and user-data, and a runcmd in one replaces that in the other.
 func (b *builder) vendorData(shares []Mount) string {
 	var s strings.Builder
 	s.WriteString("#cloud-boothook\n#!/bin/sh\n# Made by Tripod.\n")
 	if len(b.in.Devices) > 0 {
-		s.WriteString(b.links())
+		s.WriteString(b.linkCommands())
 	}
 	s.WriteString(b.mountCommands(shares))
 	if b.in.Agent {

@@ -12,14 +12,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// writtenFiles are the write_files of a user data, decoded.
+// writtenFiles returns the decoded write_files in a user-data.
 func writtenFiles(t *testing.T, userData []byte) map[string]string {
 	t.Helper()
 	var doc struct {
 		WriteFiles []struct{ Path, Content, Encoding string } `json:"write_files"`
 	}
 	if err := yaml.Unmarshal(userData, &doc); err != nil {
-		t.Fatalf("%v:\n%s", err, userData)
+		t.Fatalf("user-data is not YAML: %v:\n%s", err, userData)
 	}
 	files := map[string]string{}
 	for _, f := range doc.WriteFiles {
@@ -35,7 +35,7 @@ func writtenFiles(t *testing.T, userData []byte) map[string]string {
 	return files
 }
 
-// FuzzEnvironment: what a shell that sources the file has in its environment is what the pod said, whatever it is.
+// FuzzEnvironment: a shell that sources the environment file gets the pod's value, whatever characters it has.
 func FuzzEnvironment(f *testing.F) {
 	for _, s := range []string{"", "plain", "a b", "it's", `"`, `\`, `\\'`, "$HOME", "`id`", "$(id)", "a\nb", "\n", "'\n'", "#", "~", "!x", "*", "\t", "\xff\xfe", "ä\u2028", "\r", "a=b", "-n", "\x1b[0m", "€\ufeff", "{{x}}", "# x: [", "- a"} {
 		f.Add(s)
@@ -60,28 +60,28 @@ func FuzzEnvironment(f *testing.F) {
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 		out, err := cmd.Output()
 		if err != nil {
-			t.Fatalf("%q: %v", value, err)
+			t.Fatalf("source the file for value %q: %v", value, err)
 		}
 		for _, want := range []string{"BEFORE=1", "AFTER=2", "VALUE=" + value} {
 			if !bytes.Contains(append([]byte{0}, out...), []byte("\x00"+want+"\x00")) {
-				t.Fatalf("%q: %q has not %q; the file was\n%s", value, out, want, files[environmentPath])
+				t.Fatalf("the shell's environment %q lacks %q; the file is\n%s", out, want, files[environmentPath])
 			}
 		}
 		if got := unquoteSystemd(t, files[environmentDPath])["VALUE"]; got != value {
-			t.Fatalf("%q is %q by environment.d(5); the file was\n%s", value, got, files[environmentDPath])
+			t.Fatalf("the value in environment.d(5) is %q, want %q; the file is\n%s", got, value, files[environmentDPath])
 		}
 	})
 }
 
-// unquoteSystemd reads what quoteSystemd may write, as environment.d(5) of systemd 252 does: double quotes with a backslash
-// before any of \ " ` $, then $$ for $. (That its generator reads the golden file rightly was seen.)
+// unquoteSystemd parses the output of quoteSystemd like environment.d(5) in systemd 252: double quotes with a backslash
+// before \ " ` and $, then $$ for $. systemd's own generator read the golden file correctly.
 func unquoteSystemd(t *testing.T, text string) map[string]string {
 	t.Helper()
 	values := map[string]string{}
 	for text != "" {
 		name, rest, ok := strings.Cut(text, "=")
 		if !ok {
-			t.Fatalf("no variable: %q", text)
+			t.Fatalf("no = in %q", text)
 		}
 		var value strings.Builder
 		quoted := strings.HasPrefix(rest, `"`)
@@ -89,7 +89,7 @@ func unquoteSystemd(t *testing.T, text string) map[string]string {
 	read:
 		for i := 0; ; i++ {
 			if i == len(rest) {
-				t.Fatalf("no end: %q", text)
+				t.Fatalf("no line end in %q", text)
 			}
 			switch c := rest[i]; {
 			case quoted && c == '\\' && strings.IndexByte("\\\"`$", rest[i+1]) >= 0:
@@ -110,7 +110,7 @@ func unquoteSystemd(t *testing.T, text string) map[string]string {
 	return values
 }
 
-// FuzzFiles: the content of a file in a volume is the content of the file in the guest, whatever it is.
+// FuzzFiles: a file in a volume reaches the guest unchanged, whatever its content.
 func FuzzFiles(f *testing.F) {
 	for _, s := range []string{"", "x", "a: b\n", "\t- x\n", "\x00", "\xff", "---\n...\n", "\u2028\u0085\ufeff", "trailing \n\n", "  leading", "#cloud-config\n", "'\"", "\r\n", "=", "0777", "yes", "~"} {
 		f.Add(s)
@@ -124,12 +124,12 @@ func FuzzFiles(f *testing.F) {
 			t.Fatal(err)
 		}
 		if got := writtenFiles(t, userData); got["/etc/x/f"] != content || len(got) != 1 {
-			t.Fatalf("%q became %q", content, got)
+			t.Fatalf("files = %q, want only /etc/x/f with %q", got, content)
 		}
 	})
 }
 
-// TestScriptsAreShell: a shell without bash's additions reads all that we write for one.
+// TestScriptsAreShell: a POSIX shell accepts the syntax of all scripts.
 func TestScriptsAreShell(t *testing.T) {
 	in := base(t, nil)
 	in.Agent = true
@@ -140,19 +140,19 @@ func TestScriptsAreShell(t *testing.T) {
 		cmd := exec.Command("sh", "-n")
 		cmd.Stdin = strings.NewReader(script)
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %v, %s", name, err, out)
+			t.Errorf("sh -n %s: %v, %s", name, err, out)
 		}
 	}
 }
 
-// TestLinkScript runs it over a /sys/block of our own.
+// TestLinkScript runs the script with a fake /sys/block.
 func TestLinkScript(t *testing.T) {
 	dir := t.TempDir()
 	for file, content := range map[string]string{
 		"sys/vda/serial":           "root",
 		"sys/vdb/serial":           "disk0\n",
 		"sys/sda/device/vpd_pg80":  "\x00\x80\x00\x05disk1",
-		"dev/there":                "",
+		"dev/existing":             "",
 		"sys/vdc/serial":           "disk2",
 		"sys/loop0/queue/nothing":  "",
 		"sys/sdb/device/vpd_pg80":  "\x00\x80\x00\x08disk3  \x00",
@@ -170,34 +170,34 @@ func TestLinkScript(t *testing.T) {
 	in.Devices = []Device{
 		{"disk0", dir + "/dev/testpvc"},
 		{"disk1", dir + "/dev/deep/it's $HOME"},
-		{"disk2", dir + "/dev/there"},
+		{"disk2", dir + "/dev/existing"},
 		{"disk3", dir + "/dev/disk by/three"},
 		{"disk9", dir + "/dev/nine"},
 	}
 	b := &builder{in: in}
 	script := strings.ReplaceAll(b.linkScript(), "/sys/block/", dir+"/sys/")
-	for range 2 { // it is run at every boot
+	for range 2 { // at every boot
 		cmd := exec.Command("sh", "-eu")
 		cmd.Stdin = strings.NewReader(script)
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-			t.Fatalf("%v, %s", err, out)
+			t.Fatalf("link script: %v, output %q", err, out)
 		}
 	}
 	for link, want := range map[string]string{"testpvc": "/dev/vdb", "deep/it's $HOME": "/dev/sda", "disk by/three": "/dev/sdb"} {
 		if got, err := os.Readlink(filepath.Join(dir, "dev", link)); err != nil || got != want {
-			t.Errorf("%s leads to %q, %v", link, got, err)
+			t.Errorf("Readlink(%s) = %q, %v; want %q", link, got, err, want)
 		}
 	}
-	if info, err := os.Lstat(filepath.Join(dir, "dev/there")); err != nil || !info.Mode().IsRegular() {
-		t.Errorf("what was there is gone: %v", err)
+	if info, err := os.Lstat(filepath.Join(dir, "dev/existing")); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("the existing file was replaced: %v", err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "dev/nine")); err == nil {
-		t.Error("a link to a disk that is not there")
+		t.Error("there is a link to a missing disk")
 	}
 }
 
-// TestAgentIsStarted runs the vendor data in a world of our own: the disk is found by its content, mounted, and the agent
-// started again when it ends, by a shell or by systemd.
+// TestAgentIsStarted runs the vendor-data with fake system directories. It finds the disk by its content and mounts it, and a shell
+// or systemd starts the agent again when it ends.
 func TestAgentIsStarted(t *testing.T) {
 	for _, systemd := range []bool{false, true} {
 		dir := t.TempDir()
@@ -209,7 +209,7 @@ func TestAgentIsStarted(t *testing.T) {
 			"proc/mounts":     "/dev/vda / ext4 rw 0 0\n",
 			"bin/mount":       "#!/bin/sh\necho mount \"$@\" >>" + dir + "/log\n",
 			"bin/systemd-run": "#!/bin/sh\necho systemd-run \"$@\" >>" + dir + "/log\n",
-			// The agent tells that it was started; the second time it ends what starts it.
+			// The agent records its start. At the second start it also kills the loop that starts it.
 			"run/tripod-agent/tripod-agent": "#!/bin/sh\nif [ -e " + dir + "/once ]; then echo twice >>" + dir + "/done; kill $PPID; fi\n: >" + dir + "/once\n",
 		} {
 			at := filepath.Join(dir, file)
@@ -232,7 +232,7 @@ func TestAgentIsStarted(t *testing.T) {
 		cmd := exec.Command("sh", "-c", script+"\n")
 		cmd.Env = []string{"PATH=" + bin + ":" + os.Getenv("PATH")}
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-			t.Fatalf("%v, %s", err, out)
+			t.Fatalf("vendor-data: %v, output %q", err, out)
 		}
 		want := "mount -t iso9660 -o ro " + dir + "/dev/vdb " + dir + "/run/tripod-agent\n"
 		if systemd {
@@ -241,12 +241,12 @@ func TestAgentIsStarted(t *testing.T) {
 			awaitFile(t, filepath.Join(dir, "done"))
 		}
 		if log, err := os.ReadFile(filepath.Join(dir, "log")); err != nil || string(log) != want {
-			t.Errorf("systemd %v: %q, %v", systemd, log, err)
+			t.Errorf("commands (systemd: %t) = %q, %v; want %q", systemd, log, err, want)
 		}
 	}
 }
 
-// awaitFile waits until a file is there.
+// awaitFile waits until a file exists and is not empty.
 func awaitFile(t *testing.T, path string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", `i=0; while [ ! -s "$0" ] && [ $i -lt 600 ]; do i=$((i+1)); sleep 0.1; done; [ -s "$0" ]`, path)

@@ -9,10 +9,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 )
 
-// find is the mount that holds a ConfigMap or Secret: the one at SourceDir/KIND/NAME, else a volume of that kind which the
-// pod calls NAME, wherever it is mounted. The kubelet's directory carries the volume's name, not the object's, so the
-// second works for pods whose volume is called as the object is.
-func (b *builder) find(s annotations.Source) (Mount, error) {
+// findSource returns the mount that holds a ConfigMap or Secret: the mount at SourceDir/KIND/NAME, otherwise the pod's
+// volume of that kind and name, wherever it is mounted. A volume's directory has the name of the volume, not of the
+// object, so the second works only if the names are equal.
+func (b *builder) findSource(s annotations.Source) (Mount, error) {
 	for _, m := range b.in.Mounts {
 		if path.Clean(m.ContainerPath) == path.Join(SourceDir, s.Kind, s.Name) {
 			return m, nil
@@ -23,13 +23,13 @@ func (b *builder) find(s annotations.Source) (Mount, error) {
 			return m, nil
 		}
 	}
-	return Mount{}, fmt.Errorf("%s: %v: mount it at %s, or call its volume %q: %w",
-		s, errNoSource, path.Join(SourceDir, s.Kind, s.Name), s.Name, errdefs.ErrInvalidArgument)
+	return Mount{}, fmt.Errorf("%s: the pod does not mount it: mount it at %s, or name its volume %q: %w",
+		s, path.Join(SourceDir, s.Kind, s.Name), s.Name, errdefs.ErrInvalidArgument)
 }
 
-// values are the keys and values of a ConfigMap or Secret.
+// values returns the keys and values in a ConfigMap or Secret.
 func (b *builder) values(s annotations.Source) (map[string][]byte, error) {
-	m, err := b.find(s)
+	m, err := b.findSource(s)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func (b *builder) values(s annotations.Source) (map[string][]byte, error) {
 	return values, nil
 }
 
-// value is one of them.
+// value returns the value of a key in a ConfigMap or Secret.
 func (b *builder) value(s annotations.Source, key string) ([]byte, error) {
 	values, err := b.values(s)
 	if err != nil {
@@ -52,7 +52,7 @@ func (b *builder) value(s annotations.Source, key string) ([]byte, error) {
 	}
 	value, ok := values[key]
 	if !ok {
-		return nil, fmt.Errorf("%s: it has no key %q: %w", s, key, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s: key %q is missing: %w", s, key, errdefs.ErrInvalidArgument)
 	}
 	return value, nil
 }

@@ -15,21 +15,22 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// mountScript is what Virtlet calls the place for its commands in a user-data script.
+// mountScript is Virtlet's placeholder for the link and mount commands in a user-data script.
 const mountScript = "@virtlet-mount-script@"
 
-// Files of the guest that are Virtlet's, too.
+// Files in the guest. Virtlet has the same.
 const (
 	linkScriptPath  = "/etc/cloud/symlink-devs.sh"
 	mountScriptPath = "/etc/cloud/mount-volumes.sh"
 )
 
-// userData is a script or document as the pod gives it whole, else a cloud-config of what the pod gives and what we add.
+// userData returns the user-data: a script or document that the pod gives as a whole, otherwise a cloud-config with the
+// pod's keys, the mounts and the files.
 func (b *builder) userData(shares []Mount) ([]byte, error) {
 	if o := b.in.Options; o.UserDataSourceKey != "" || o.UserDataScript != "" {
 		return b.wholeUserData(shares)
 	}
-	data, err := b.pods()
+	data, err := b.podUserData()
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +41,7 @@ func (b *builder) userData(shares []Mount) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := extend(data, "write_files", files); err != nil {
+	if err := appendToList(data, "write_files", files); err != nil {
 		return nil, err
 	}
 	text, err := encodeJSON(data)
@@ -64,20 +65,20 @@ func (b *builder) wholeUserData(shares []Mount) ([]byte, error) {
 			}
 		}
 	}
-	// Both are looked at for what is wrong with them, although no file is written.
+	// Check the files, although they are not written.
 	files, err := b.writeFiles(shares)
 	if err != nil {
 		return nil, err
 	}
 	scripts := strings.Join(slices.DeleteFunc([]string{b.linkScript(), b.mountScript(shares)}, func(s string) bool { return s == "" }), "\n")
 	if n := len(files); n > 0 && !strings.Contains(string(text), mountScript) {
-		b.warn("the user data is given whole: %d files (environment, Secrets, ConfigMaps, scripts) are not written into the guest", n)
+		b.warn("the pod gives the user data as a whole: %d files (environment, Secrets, ConfigMaps, scripts) are not written into the guest", n)
 	}
 	return []byte(strings.ReplaceAll(string(text), mountScript, scripts)), nil
 }
 
-// pods is what the pod gives as user data: the source first, the annotation over it.
-func (b *builder) pods() (map[string]any, error) {
+// podUserData returns the pod's user-data: the source's keys, overridden by or merged with the annotation's.
+func (b *builder) podUserData() (map[string]any, error) {
 	o := b.in.Options
 	data := map[string]any{}
 	if !o.UserDataSource.IsZero() {
@@ -101,15 +102,15 @@ func (b *builder) pods() (map[string]any, error) {
 	return merge(data, o.UserData).(map[string]any), nil
 }
 
-// merge joins mappings and appends lists; anything else is replaced. Neither of its arguments is changed.
+// merge merges mappings and appends lists; over replaces any other value. It does not change its arguments.
 func merge(base, over any) any {
 	switch over := over.(type) {
 	case map[string]any:
 		if base, ok := base.(map[string]any); ok {
 			merged := maps.Clone(base)
 			for key, value := range over {
-				if was, ok := merged[key]; ok {
-					value = merge(was, value)
+				if old, ok := merged[key]; ok {
+					value = merge(old, value)
 				}
 				merged[key] = value
 			}
@@ -123,11 +124,11 @@ func merge(base, over any) any {
 	return over
 }
 
-// extend appends to a list of the user data.
-func extend(data map[string]any, key string, more []any) error {
+// appendToList appends to the list data[key].
+func appendToList(data map[string]any, key string, more []any) error {
 	list, ok := data[key].([]any)
 	if !ok && data[key] != nil {
-		return fmt.Errorf("user data: %s: a %T where a list is wanted: %w", key, data[key], errdefs.ErrInvalidArgument)
+		return fmt.Errorf("user data: %s is not a list: %w", key, errdefs.ErrInvalidArgument)
 	}
 	if len(more) > 0 {
 		data[key] = append(slices.Clone(list), more...)
@@ -135,7 +136,7 @@ func extend(data map[string]any, key string, more []any) error {
 	return nil
 }
 
-// shares are the mounts that the guest mounts, each after those above it.
+// shares returns the mounts that the guest mounts, parent directories first.
 func (b *builder) shares() ([]Mount, error) {
 	var shares []Mount
 	for _, m := range b.in.Mounts {
@@ -148,9 +149,9 @@ func (b *builder) shares() ([]Mount, error) {
 		case kind != KindShare:
 			continue
 		case !shareTag.MatchString(m.Tag):
-			return nil, fmt.Errorf("mount at %s: the tag %q of the share is not of 1 to 31 letters, digits, '-', '_', '.' and ':': %w", m.ContainerPath, m.Tag, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("mount at %s: the tag %q of the share does not consist of 1 to 31 letters, digits, '-', '_', '.' and ':': %w", m.ContainerPath, m.Tag, errdefs.ErrInvalidArgument)
 		case strings.ContainsFunc(m.ContainerPath, notInFstab):
-			return nil, fmt.Errorf("mount at %q: white space and backslashes cannot be in a path that the guest has in its fstab: %w", m.ContainerPath, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("mount at %q: the guest's fstab cannot have paths with white space or backslashes: %w", m.ContainerPath, errdefs.ErrInvalidArgument)
 		}
 		m.ContainerPath = path.Clean(m.ContainerPath)
 		shares = append(shares, m)
@@ -161,9 +162,9 @@ func (b *builder) shares() ([]Mount, error) {
 	return shares, nil
 }
 
-func notInFstab(r rune) bool { return control(r) || r == ' ' || r == '\\' || r == 0xa0 }
+func notInFstab(r rune) bool { return isControl(r) || r == ' ' || r == '\\' || r == 0xa0 }
 
-// shareType is the type of the file system that the shares are for the guest.
+// shareType returns the file system type with which the guest mounts shares.
 func (b *builder) shareType() string {
 	if b.in.ShareDriver == machine.ShareVirtiofs {
 		return "virtiofs"
@@ -171,8 +172,8 @@ func (b *builder) shareType() string {
 	return "9p"
 }
 
-// options are those of mounting a share.
-func (b *builder) options(m Mount) string {
+// mountOptions returns the options with which the guest mounts a share.
+func (b *builder) mountOptions(m Mount) string {
 	o := "rw"
 	if m.ReadOnly {
 		o = "ro"
@@ -183,14 +184,15 @@ func (b *builder) options(m Mount) string {
 	return o
 }
 
-// addMounts puts the names of devices that are there before our links into the pod's own mounts, and adds the shares. They
-// are in the vendor data, too: of what is no block device cloud-init 22.4 mounts only what has a colon in its name.
+// addMounts adds the shares to the mounts in data. In the pod's own mounts, it replaces device paths with udev's,
+// because our links do not exist yet when cloud-init mounts. The vendor-data mounts the shares, too: cloud-init 22.4
+// ignores anything other than block devices and names with a colon.
 func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	var more []any
 	for _, m := range shares {
-		more = append(more, []any{m.Tag, m.ContainerPath, b.shareType(), b.options(m) + ",nofail", "0", "0"})
+		more = append(more, []any{m.Tag, m.ContainerPath, b.shareType(), b.mountOptions(m) + ",nofail", "0", "0"})
 	}
-	if err := extend(data, "mounts", more); err != nil {
+	if err := appendToList(data, "mounts", more); err != nil {
 		return err
 	}
 	list, _ := data["mounts"].([]any)
@@ -202,7 +204,7 @@ func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 		}
 		for _, d := range b.in.Devices {
 			if fields[0] == any(d.Path) {
-				list[i] = append([]any{b.byID(d)}, fields[1:]...)
+				list[i] = append([]any{b.udevPath(d)}, fields[1:]...)
 			}
 		}
 	}
@@ -212,12 +214,12 @@ func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	return nil
 }
 
-// writeFiles are the files that we add.
+// writeFiles returns the entries for write_files: copied mounts, injected files, scripts and environment.
 func (b *builder) writeFiles(shares []Mount) ([]any, error) {
 	var list []any
 	add := func(at string, data []byte, mode uint32) {
 		entry := map[string]any{"path": at, "permissions": fmt.Sprintf("0%03o", mode)}
-		if text := string(data); utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return control(r) && r != '\n' && r != '\t' }) {
+		if text := string(data); utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return isControl(r) && r != '\n' && r != '\t' }) {
 			entry["content"] = text
 		} else {
 			entry["content"], entry["encoding"] = base64.StdEncoding.EncodeToString(data), "b64"
@@ -226,20 +228,20 @@ func (b *builder) writeFiles(shares []Mount) ([]any, error) {
 	}
 	for _, m := range b.in.Mounts {
 		if kind, err := Classify(m.HostPath, m.ContainerPath, b.in.ShareDriver); err != nil || kind != KindFiles {
-			continue // errors are told by shares
+			continue // shares reports the error
 		}
 		files, err := b.read(m)
 		if err != nil {
 			return nil, err
 		}
 		for _, f := range files {
-			if strings.ContainsFunc(f.name, control) {
-				return nil, fmt.Errorf("mount at %s: the name %q is not text: %w", m.ContainerPath, f.name, errdefs.ErrInvalidArgument)
+			if strings.ContainsFunc(f.name, isControl) {
+				return nil, fmt.Errorf("mount at %s: the name %q has control characters: %w", m.ContainerPath, f.name, errdefs.ErrInvalidArgument)
 			}
 			add(path.Join(m.ContainerPath, f.name), f.data, uint32(f.mode))
 		}
 	}
-	injected, err := b.injected()
+	injected, err := b.injectedFiles()
 	if err != nil {
 		return nil, err
 	}

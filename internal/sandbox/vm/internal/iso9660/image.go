@@ -12,30 +12,30 @@ import (
 
 const (
 	sectorSize = 2048
-	// MaxSize bounds an image, in bytes. Everything is held in memory, and each file is a single extent.
+	// MaxSize is the maximum total size of the files in bytes. They are held in memory, and each is a single extent.
 	MaxSize = 256 << 20
-	// maxLabel is the length of a Joliet volume identifier, in characters.
+	// maxLabel is the maximum length of a Joliet volume identifier in characters.
 	maxLabel = 16
-	// maxName is the length of a Joliet file identifier, in characters; those of the primary tree are shortened to 27.
+	// maxName is the maximum length of a Joliet file identifier in characters. Names in the primary tree are cut to 27.
 	maxName = 64
-	// maxDepth is how many levels of directories ECMA-119 allows, the root among them.
+	// maxDepth is the maximum number of directory levels in ECMA-119, including the root.
 	maxDepth = 8
 )
 
-// File is a file of an image. Directories are made as paths need them, with mode 0755.
+// File is a file in an image. Build adds the necessary directories, with mode 0755.
 type File struct {
-	// Path is relative to the root, slash-separated and clean; its parts are of letters, digits, '.', '-' and '_'.
+	// Path is relative to the root, slash-separated and clean. Its elements consist of letters, digits, '.', '-' and '_'.
 	Path string
 	Data []byte
-	// Mode holds the permission bits; 0 is 0644. The owner is root.
+	// Mode holds the permission bits; 0 means 0644. The owner is root.
 	Mode os.FileMode
 }
 
-// Build makes an image with the volume label given (at most 16 letters, digits, '-' and '_'), which is what blkid finds it
-// by. Bad labels, paths or sizes are errdefs.ErrInvalidArgument.
+// Build makes an image. Its volume label, by which blkid finds it, has 1 to 16 letters, digits, '-' and '_'. Invalid
+// labels, paths or sizes are errdefs.ErrInvalidArgument.
 func Build(label string, files []File) ([]byte, error) {
 	if label == "" || len(label) > maxLabel || strings.Trim(label, nameChars) != "" {
-		return nil, fmt.Errorf("volume label %q is not of 1 to %d letters, digits, '-' and '_': %w", label, maxLabel, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("volume label %q does not consist of 1 to %d letters, digits, '-' and '_': %w", label, maxLabel, errdefs.ErrInvalidArgument)
 	}
 	root := &node{dir: true, mode: 0o755}
 	root.parent = root
@@ -69,9 +69,10 @@ type node struct {
 
 	// primaryID is the name in the primary tree.
 	primaryID string
-	// extent and size tell where its content is: a directory has one per tree, a file one for both.
+	// extent is the content's first sector, size its length in bytes. A directory has a separate extent in each tree, a
+	// file the same in both.
 	extent, size [trees]uint32
-	// number is a directory's index in the path tables, from 1.
+	// number is a directory's number in the path tables, which starts at 1.
 	number [trees]uint16
 }
 
@@ -91,18 +92,18 @@ func (n *node) add(f File) error {
 	case path.Clean(f.Path) != f.Path || f.Path == "." || strings.HasPrefix(f.Path, "/") || parts[0] == "..":
 		return refuse("the path is not relative and clean")
 	case len(parts) >= maxDepth:
-		return refuse("the directories are too deep")
+		return refuse("the path has too many directories")
 	}
 	at := n
 	for i, part := range parts {
 		if len(part) > maxName || strings.Trim(part, nameChars+".") != "" {
-			return refuse("a part is not of 1 to 64 letters, digits, '.', '-' and '_'")
+			return refuse("an element does not consist of 1 to 64 letters, digits, '.', '-' and '_'")
 		}
 		last := i == len(parts)-1
 		found := slices.IndexFunc(at.children, func(c *node) bool { return c.name == part })
 		switch {
 		case found >= 0 && (last || !at.children[found].dir):
-			return refuse("it is there twice")
+			return refuse("the path is used twice")
 		case found >= 0:
 			at = at.children[found]
 		default:
@@ -118,8 +119,7 @@ func (n *node) add(f File) error {
 	return nil
 }
 
-// identify gives everything below n its name in the primary tree: capitals, digits and underscores, unique in its
-// directory.
+// identify sets the primaryID of all nodes below n: capital letters, digits and underscores, unique in its directory.
 func (n *node) identify() {
 	taken := map[string]bool{}
 	slices.SortFunc(n.children, func(a, b *node) int { return strings.Compare(a.name, b.name) })
@@ -149,7 +149,7 @@ func (n *node) identify() {
 	}
 }
 
-// dChars replaces what ECMA-119 does not allow in a name.
+// dChars converts s to the d-characters of ECMA-119: capital letters, digits and underscores.
 func dChars(s string) string {
 	return strings.Map(func(r rune) rune {
 		if strings.ContainsRune(upper+digits, r) {
@@ -161,7 +161,7 @@ func dChars(s string) string {
 
 func shorten(s string, n int) string { return s[:min(len(s), n)] }
 
-// id is the identifier of a node in a tree.
+// id returns a node's identifier in a tree.
 func (n *node) id(tree int) []byte {
 	if tree == primary {
 		return []byte(n.primaryID)
@@ -169,14 +169,14 @@ func (n *node) id(tree int) []byte {
 	return ucs2(n.name)
 }
 
-// sorted are the children in the order of a tree.
+// sorted returns the children in the order of their identifiers in a tree.
 func (n *node) sorted(tree int) []*node {
 	return slices.SortedFunc(slices.Values(n.children), func(a, b *node) int {
 		return slices.Compare(a.id(tree), b.id(tree))
 	})
 }
 
-// ucs2 is ASCII text as big-endian 16-bit characters.
+// ucs2 encodes ASCII text as big-endian 16-bit characters.
 func ucs2(s string) []byte {
 	b := make([]byte, 0, 2*len(s))
 	for i := range len(s) {

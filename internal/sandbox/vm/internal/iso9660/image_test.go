@@ -19,8 +19,8 @@ import (
 	reader "github.com/kdomanski/iso9660"
 )
 
-// sample has what images of ours have, and what is at the edges: an empty file, one of several sectors, names that are the
-// same once shortened, as many as asked for: from 12 on the directory has more than one sector.
+// sample returns files like those of real images and edge cases: an empty file, a file of several sectors, and many
+// files whose names are equal in the primary tree. With 12 or more of them, their directory has more than one sector.
 func sample(many int) []File {
 	files := []File{
 		{Path: "meta-data", Data: []byte("m\n")},
@@ -36,8 +36,9 @@ func sample(many int) []File {
 	return files
 }
 
-// The other reader loses names in directories of more than one sector: it keeps slices of a buffer that it reuses.
-func TestAnotherReaderSeesWhatWasWritten(t *testing.T) {
+// TestRockRidge reads an image with another implementation. It loses names in directories of more than one sector,
+// because it keeps slices of a buffer that it reuses.
+func TestRockRidge(t *testing.T) {
 	files := sample(8)
 	image, err := Build("cidata", files)
 	if err != nil {
@@ -48,22 +49,22 @@ func TestAnotherReaderSeesWhatWasWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if label, err := r.Label(); err != nil || label != "cidata" {
-		t.Errorf("label %q, %v", label, err)
+		t.Errorf("Label = %q, %v; want cidata", label, err)
 	}
 	root, err := r.RootDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	type seen struct {
+	type content struct {
 		data string
 		mode os.FileMode
 	}
-	got := map[string]seen{}
+	got := map[string]content{}
 	var walk func(dir *reader.File, at string)
 	walk = func(dir *reader.File, at string) {
 		children, err := dir.GetChildren()
 		if err != nil {
-			t.Fatalf("%q: %v", at, err)
+			t.Fatalf("read directory %q: %v", at, err)
 		}
 		for _, c := range children {
 			name := path.Join(at, c.Name())
@@ -73,14 +74,14 @@ func TestAnotherReaderSeesWhatWasWritten(t *testing.T) {
 			}
 			data, err := io.ReadAll(c.Reader())
 			if err != nil {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("read file %s: %v", name, err)
 			}
-			got[name] = seen{string(data), c.Mode().Perm()}
+			got[name] = content{string(data), c.Mode().Perm()}
 		}
 	}
 	walk(root, "")
 	if len(got) != len(files) {
-		t.Errorf("%d files were seen, not %d: %v", len(got), len(files), slices.Sorted(maps.Keys(got)))
+		t.Errorf("the image has %d files, want %d: %v", len(got), len(files), slices.Sorted(maps.Keys(got)))
 	}
 	for _, f := range files {
 		mode := f.Mode
@@ -88,12 +89,12 @@ func TestAnotherReaderSeesWhatWasWritten(t *testing.T) {
 			mode = 0o644
 		}
 		if g := got[f.Path]; g.data != string(f.Data) || g.mode != mode {
-			t.Errorf("%s: %d bytes with mode %v were seen", f.Path, len(g.data), g.mode)
+			t.Errorf("%s: got %d bytes with mode %v, want %d bytes with mode %v, or the content differs", f.Path, len(g.data), g.mode, len(f.Data), mode)
 		}
 	}
 }
 
-// TestJoliet walks the second tree, which the other reader does not know.
+// TestJoliet walks the Joliet tree, which the other implementation does not support.
 func TestJoliet(t *testing.T) {
 	files := sample(40)
 	image, err := Build("config-2", files)
@@ -102,7 +103,7 @@ func TestJoliet(t *testing.T) {
 	}
 	descriptor := image[17*sectorSize : 18*sectorSize]
 	if descriptor[0] != 2 || string(descriptor[88:91]) != "%/E" || plain(descriptor[40:72]) != "config-2        " {
-		t.Fatalf("descriptor of type %d, escape %q, label %q", descriptor[0], descriptor[88:91], plain(descriptor[40:72]))
+		t.Fatalf("descriptor has type %d, escape %q, label %q; want 2, %%/E, config-2", descriptor[0], descriptor[88:91], plain(descriptor[40:72]))
 	}
 	got := map[string]string{}
 	var walk func(record []byte, at string)
@@ -119,7 +120,7 @@ func TestJoliet(t *testing.T) {
 				content = content[min(len(content), int(uint32(len(content))-1)%sectorSize+1):]
 				continue
 			}
-			if i > 1 { // not itself, not its parent
+			if i > 1 { // the first two are the directory itself and its parent
 				walk(content[:length], path.Join(at, plain(content[33:33+int(content[32])])))
 			}
 			content = content[length:]
@@ -128,7 +129,7 @@ func TestJoliet(t *testing.T) {
 	walk(descriptor[156:190], "")
 	for _, f := range files {
 		if data, ok := got[f.Path]; !ok || data != string(f.Data) {
-			t.Errorf("%s: %d bytes were seen", f.Path, len(data))
+			t.Errorf("%s: got %d bytes (found: %t), want %d bytes, or the content differs", f.Path, len(data), ok, len(f.Data))
 		}
 	}
 }
@@ -141,9 +142,9 @@ func plain(ucs2 []byte) string {
 	return b.String()
 }
 
-// TestImagesAreTheSame holds the bytes: of the sample, whatever the order of its files. It was read with bsdtar 3.6.2 (all
-// three trees), xorriso 1.5.4 and blkid 2.38 before its digest was noted here.
-func TestImagesAreTheSame(t *testing.T) {
+// TestReproducible checks the digest of the sample's image, with its files in any order. bsdtar 3.6.2, xorriso 1.5.4
+// and blkid 2.38 read that image correctly.
+func TestReproducible(t *testing.T) {
 	const want = "25230c37119643880ce30f59d7c6a048df594a665f70f8bb1018892b9b700ea7"
 	forth, back := sample(40), sample(40)
 	for i, f := range forth {
@@ -156,7 +157,7 @@ func TestImagesAreTheSame(t *testing.T) {
 		}
 		sum := sha256.Sum256(image)
 		if got := hex.EncodeToString(sum[:]); got != want {
-			t.Errorf("%s: the image's digest is %s", name, got)
+			t.Errorf("%s: digest = %s, want %s", name, got, want)
 		}
 	}
 }
@@ -180,17 +181,17 @@ func TestBadInput(t *testing.T) {
 		{"x", strings.Repeat("a/", 8) + "b"},
 	} {
 		if _, err := Build(c.label, []File{{Path: c.path}}); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("label %q, path %q: %v", c.label, c.path, err)
+			t.Errorf("Build with label %q, path %q: error = %v, want ErrInvalidArgument", c.label, c.path, err)
 		}
 	}
 	for _, twice := range [][]File{{{Path: "a"}, {Path: "a"}}, {{Path: "a"}, {Path: "a/b"}}, {{Path: "a/b"}, {Path: "a"}}} {
 		if _, err := Build("x", twice); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%v: %v", twice, err)
+			t.Errorf("Build(%v) error = %v, want ErrInvalidArgument", twice, err)
 		}
 	}
 	huge := make([]byte, MaxSize/2+1)
 	if _, err := Build("x", []File{{Path: "a", Data: huge}, {Path: "b", Data: huge}}); !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Errorf("an image that is too large: %v", err)
+		t.Errorf("Build of too much data: error = %v, want ErrInvalidArgument", err)
 	}
 }
 

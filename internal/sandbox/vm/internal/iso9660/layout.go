@@ -7,23 +7,23 @@ import (
 	"time"
 )
 
-// stamp is the time of everything in every image: that of the files is of no use to a guest, and images are compared.
+// stamp is the time in all timestamps, so that images of the same files are equal. Guests do not need the real times.
 var stamp = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Fixed sectors.
 const (
 	firstDescriptor = 16
 	firstFree       = firstDescriptor + 3
-	// padding is how many empty sectors follow the last file, as mkisofs has them: Linux reads ahead of what it is asked
-	// for, and busybox looks for other file systems' marks in the first 68 KiB and gives up on a disk that is smaller.
+	// padding is the number of empty sectors after the last file, as in mkisofs. Linux reads ahead, and busybox looks for
+	// the signatures of other file systems in the first 68 KiB and gives up on a smaller disk.
 	padding = 150
 )
 
-// layout is where everything of an image lies.
+// layout holds the positions of all parts of an image.
 type layout struct {
-	dirs  [trees][]*node // in the order of the path tables: level by level
+	dirs  [trees][]*node // in the order of the path tables, level by level
 	files []*node
-	// table holds the path tables (little-endian, big-endian), tableAt their sectors.
+	// table holds the path tables (little-endian, big-endian), tableAt their first sectors.
 	table   [trees][2][]byte
 	tableAt [trees][2]uint32
 	sectors uint32
@@ -45,7 +45,7 @@ func newLayout(root *node) *layout {
 				}
 			}
 		}
-		// The length of a path table and of a directory does not depend on what it points to.
+		// The lengths of path tables and directories do not depend on the positions in them, which are not known yet.
 		length := len(l.pathTable(tree, binary.LittleEndian))
 		for order := range l.tableAt[tree] {
 			l.tableAt[tree][order] = l.take(length)
@@ -56,7 +56,7 @@ func newLayout(root *node) *layout {
 		}
 	}
 	for _, f := range l.files {
-		at := l.take(max(len(f.data), 1)) // an empty one points into the image, too
+		at := l.take(max(len(f.data), 1)) // an empty file also gets a sector
 		for tree := range trees {
 			f.extent[tree], f.size[tree] = at, uint32(len(f.data))
 		}
@@ -68,7 +68,7 @@ func newLayout(root *node) *layout {
 	return l
 }
 
-// take reserves sectors for so many bytes and returns the first.
+// take reserves sectors for length bytes and returns the first sector.
 func (l *layout) take(length int) uint32 {
 	at := l.sectors
 	l.sectors += uint32((length + sectorSize - 1) / sectorSize)
@@ -94,13 +94,13 @@ func (l *layout) image(label string) []byte {
 	return image
 }
 
-// descriptor is a volume descriptor (ECMA-119 8.4, 8.5).
+// descriptor returns the volume descriptor of a tree (ECMA-119 8.4, 8.5).
 func (l *layout) descriptor(tree int, label string) []byte {
 	text := func(s string, length int) []byte {
 		if tree == joliet {
 			s = string(ucs2(s + strings.Repeat(" ", length/2-len(s))))
 		}
-		// What is left of an odd length is one byte of padding.
+		// A Joliet text of odd length ends with a zero byte.
 		return append([]byte(s), bytes.Repeat([]byte{' ' * (1 - byte(tree))}, length-len(s))...)
 	}
 	root := l.dirs[tree][0]
@@ -117,7 +117,7 @@ func (l *layout) descriptor(tree int, label string) []byte {
 	}
 	b = append(b, escape...)
 	b = both16(b, 1) // volumes in the set
-	b = both16(b, 1) // number of this one
+	b = both16(b, 1) // number of this volume
 	b = both16(b, sectorSize)
 	b = both32(b, uint32(len(l.table[tree][0])))
 	b = binary.LittleEndian.AppendUint32(b, l.tableAt[tree][0])
@@ -128,7 +128,7 @@ func (l *layout) descriptor(tree int, label string) []byte {
 	for range 4 { // volume set, publisher, preparer, application
 		b = append(b, text("", 128)...)
 	}
-	for range 3 { // files with copyright, abstract, bibliography
+	for range 3 { // copyright, abstract and bibliographic file
 		b = append(b, text("", 37)...)
 	}
 	made := stamp.Format("20060102150405") + "00\x00"
@@ -137,7 +137,7 @@ func (l *layout) descriptor(tree int, label string) []byte {
 	return append(b, 1) // version of the structure
 }
 
-// pathTable lists the directories of a tree (ECMA-119 9.4).
+// pathTable returns the path table of a tree (ECMA-119 9.4).
 func (l *layout) pathTable(tree int, order binary.AppendByteOrder) []byte {
 	var b []byte
 	for i, d := range l.dirs[tree] {

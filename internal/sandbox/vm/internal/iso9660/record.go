@@ -1,6 +1,6 @@
 package iso9660
 
-// records are a directory's records in a tree, padded to whole sectors; none crosses from one to the next.
+// records returns a directory's records in a tree, padded to whole sectors. No record crosses a sector boundary.
 func (n *node) records(tree int) []byte {
 	var b []byte
 	add := func(r []byte) {
@@ -17,7 +17,7 @@ func (n *node) records(tree int) []byte {
 	return append(b, make([]byte, (sectorSize-len(b)%sectorSize)%sectorSize)...)
 }
 
-// record is a directory record (ECMA-119 9.1); use is its system use area.
+// record returns a directory record (ECMA-119 9.1); use is its system use area.
 func (n *node) record(tree int, id, use []byte) []byte {
 	b := []byte{0, 0}
 	b = both32(b, n.extent[tree])
@@ -42,7 +42,7 @@ func (n *node) record(tree int, id, use []byte) []byte {
 	return b
 }
 
-// selfUse is the system use area of a directory's own record. That of the root says that SUSP and Rock Ridge are used.
+// selfUse returns the system use area of a directory's own record. The root's declares the use of SUSP and Rock Ridge.
 func (n *node) selfUse(tree int) []byte {
 	if tree != primary || n.parent != n {
 		return n.attributes(tree)
@@ -59,7 +59,7 @@ const (
 	typeFile = 0o100000
 )
 
-// attributes is the Rock Ridge entry PX: mode, links, user and group.
+// attributes returns the Rock Ridge entry PX: mode, links, user and group.
 func (n *node) attributes(tree int) []byte {
 	if tree != primary {
 		return nil
@@ -80,7 +80,7 @@ func (n *node) attributes(tree int) []byte {
 	return b
 }
 
-// alternateName is the Rock Ridge entry NM.
+// alternateName returns the Rock Ridge entry NM.
 func (n *node) alternateName(tree int) []byte {
 	if tree != primary {
 		return nil
