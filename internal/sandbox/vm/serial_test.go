@@ -37,11 +37,12 @@ func TestC10ConsoleIsBounded(t *testing.T) {
 		t.Errorf("the serial log takes %d bytes, want between %d and %d", taken, room/2, room)
 	}
 	r.open()
-	r.eventually("the loss", func() bool { return strings.Contains(r.log(p), "stderr F "+"tripod: the console said more") })
+	const loss = "tripod: the console's output could not be logged"
+	r.eventually("the loss", func() bool { return strings.Contains(r.log(p), "stderr F "+loss) })
 	r.eventually("room", func() bool { return say(&g, "\nand goes on\n") == nil })
 	r.eventually("later output", func() bool { return strings.Contains(r.log(p), "stdout F and goes on") })
 	log := r.log(p)
-	if n := strings.Count(log, "tripod: the console said more"); n != 1 {
+	if n := strings.Count(log, loss); n != 1 {
 		t.Errorf("the loss is noted %d times, want once", n)
 	}
 	logged := map[string]bool{}

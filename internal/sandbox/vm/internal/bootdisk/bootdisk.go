@@ -13,7 +13,7 @@ import (
 
 const (
 	sector = 512
-	// codeSize is how many bytes of a boot sector are code where there is a partition table behind it.
+	// codeSize is the number of bytes for code in a boot sector with a partition table.
 	codeSize              = 440
 	tableOffset, entries  = 446, 4
 	typeProtective        = 0xee
@@ -23,31 +23,31 @@ const (
 	minGPTEntry, maxTable = 128, 1 << 20
 )
 
-// guidESP is the type of an EFI system partition, as it is on the disk.
+// guidESP is the type GUID of an EFI system partition, as stored on disk.
 var guidESP = []byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b}
 
-// Finding is what there is on a disk.
+// Finding is the result of Inspect.
 type Finding struct {
-	// Signed says that there is a boot sector, which a BIOS jumps to; NoCode, that there is nothing to jump to.
+	// Signed means that the disk has a boot sector, to which a BIOS jumps. NoCode means that the boot sector has no code.
 	Signed, NoCode bool
-	// EFI says that there is an EFI system partition.
+	// EFI means that the disk has an EFI system partition.
 	EFI bool
 }
 
-// Unbootable says why a disk that a BIOS takes for bootable cannot be booted; "" when nothing speaks against it.
+// Unbootable returns why the disk, which a BIOS takes for bootable, cannot be booted, or "" if it may be bootable.
 func (f Finding) Unbootable() string {
 	switch {
 	case !f.Signed || !f.NoCode:
 		return ""
 	case f.EFI:
-		return "the disk's boot sector holds no code, and there is an EFI system partition: it boots by UEFI only, and a machine has a BIOS; use an image that boots by BIOS, too"
+		return "the disk's boot sector has no code, and there is an EFI system partition: it boots with UEFI only, but a machine has a BIOS; use an image that also boots with a BIOS"
 	default:
-		return "the disk's boot sector holds no code"
+		return "the disk's boot sector has no code"
 	}
 }
 
-// Inspect looks at a disk of size bytes. A disk whose partitions reach beyond its end is errdefs.ErrInvalidArgument; errors of disk
-// are returned as they are.
+// Inspect inspects a disk of size bytes. If a partition reaches beyond the disk's end, it returns
+// errdefs.ErrInvalidArgument. It returns disk's errors unchanged.
 func Inspect(disk io.ReaderAt, size uint64) (Finding, error) {
 	var boot [sector]byte
 	if err := readAt(disk, boot[:], 0); err != nil {
@@ -73,7 +73,7 @@ func Inspect(disk io.ReaderAt, size uint64) (Finding, error) {
 	return f, nil
 }
 
-// partition is one of a table; first and end are sectors, end is the first behind it.
+// partition is an entry in a partition table. first is its first sector, end the first sector after it.
 type partition struct {
 	number     int
 	kind       byte
@@ -82,12 +82,12 @@ type partition struct {
 
 func (p partition) within(size uint64) error {
 	if p.end > size/sector {
-		return fmt.Errorf("the disk is cut off: its partition %d reaches to sector %d, and there are %d: %w", p.number, p.end, size/sector, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the disk is cut off: its partition %d ends at sector %d, but the disk has %d sectors: %w", p.number, p.end, size/sector, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
-// readMBR reads the partition table of a boot sector; nil when it has none but code in its place.
+// readMBR returns the partitions in a boot sector, or nil if the boot sector has code instead of a partition table.
 func readMBR(boot []byte) (parts []partition) {
 	for i := range entries {
 		e := boot[tableOffset+16*i:][:16]
@@ -109,7 +109,7 @@ func readMBR(boot []byte) (parts []partition) {
 	return parts
 }
 
-// inspectGPT reads the GUID partition table. One that is damaged says nothing: a boot loader may not need it.
+// inspectGPT inspects the GUID partition table. It ignores a damaged table, which the boot loader may not need.
 func (f *Finding) inspectGPT(disk io.ReaderAt, size uint64) error {
 	var header [sector]byte
 	if err := readAt(disk, header[:], sector); err != nil {
@@ -146,7 +146,7 @@ func (f *Finding) inspectGPT(disk io.ReaderAt, size uint64) error {
 	return nil
 }
 
-// readAt reads all of buf; what is behind the end is zero.
+// readAt fills buf from disk, with zeros after the disk's end.
 func readAt(disk io.ReaderAt, buf []byte, at int64) error {
 	n, err := disk.ReadAt(buf, at)
 	clear(buf[n:])

@@ -12,7 +12,7 @@ import (
 
 const size = 64 << 20
 
-// code is a boot sector that jumps to itself, without a partition table.
+// code returns a disk whose boot sector jumps to itself and has no partition table.
 func code() []byte {
 	disk := make([]byte, 1<<20)
 	copy(disk, []byte{0xeb, 0xfe})
@@ -28,7 +28,7 @@ func entry(disk []byte, n int, kind byte, first, count uint32) {
 	binary.LittleEndian.PutUint32(e[12:], count)
 }
 
-// gpt is a disk with a protective boot sector and an EFI system partition that ends at the sector last.
+// gpt returns a disk with a protective MBR and an EFI system partition that ends at the sector last.
 func gpt(last uint64) []byte {
 	disk := make([]byte, 1<<20)
 	disk[510], disk[511] = 0x55, 0xaa
@@ -53,7 +53,7 @@ func TestInspect(t *testing.T) {
 	for name, test := range map[string]struct {
 		disk []byte
 		want Finding
-		says string // what Unbootable has
+		why  string // part of Unbootable
 		cut  bool
 	}{
 		"zeros":            {make([]byte, 1<<20), Finding{}, "", false},
@@ -75,23 +75,23 @@ func TestInspect(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := Inspect(bytes.NewReader(test.disk), size)
 			if got != test.want || test.cut != errdefs.IsInvalidArgument(err) || !test.cut && err != nil {
-				t.Errorf("%+v, %v", got, err)
+				t.Errorf("Inspect = %+v, %v; want %+v, cut off: %t", got, err, test.want, test.cut)
 			}
-			if why := got.Unbootable(); (why == "") != (test.says == "") || !strings.Contains(why, test.says) {
-				t.Errorf("unbootable: %q", why)
+			if why := got.Unbootable(); (why == "") != (test.why == "") || !strings.Contains(why, test.why) {
+				t.Errorf("Unbootable = %q, want %q", why, test.why)
 			}
 		})
 	}
 }
 
-// FuzzInspect: whatever is on a disk, looking at it ends with a finding or a refusal.
+// FuzzInspect: whatever a disk contains, Inspect returns a finding or ErrInvalidArgument.
 func FuzzInspect(f *testing.F) {
 	for _, disk := range [][]byte{code(), gpt(4095), gpt(1 << 40), nil} {
 		f.Add(disk[:min(len(disk), 40<<10)], uint64(size))
 	}
 	f.Fuzz(func(t *testing.T, disk []byte, size uint64) {
 		if _, err := Inspect(bytes.NewReader(disk), size); err != nil && !errdefs.IsInvalidArgument(err) {
-			t.Error(err)
+			t.Errorf("Inspect error = %v, want none or ErrInvalidArgument", err)
 		}
 	})
 }

@@ -1,8 +1,9 @@
-// Package bootdisk looks at the first sectors of a disk for what a BIOS cannot find out: that the boot sector, which it would
-// jump to, holds no code, as on disks for UEFI, or that the partitions reach beyond the disk's end, as on one that is cut off.
+// Package bootdisk detects defects of a disk that a BIOS does not detect: a boot sector without code, to which the BIOS
+// would jump, as on disks for UEFI; and partitions that reach beyond the disk's end, as on a truncated disk. Begin with
+// Inspect.
 //
-// It reads the boot sector and the GUID partition table, and no file system. A disk without a boot sector is not its business: the
-// firmware says so. It knows neither images nor pods, and decides nothing.
+// It reads the boot sector and the GUID partition table, but no file systems. It does not report a missing boot sector,
+// because the firmware does. It knows neither images nor pods, and decides nothing.
 //
 // Sources: UEFI specification 2.10, chapter 5 (GPT, protective MBR); SeaBIOS, src/boot.c (boot_disk).
 package bootdisk

@@ -13,13 +13,13 @@ const (
 	keepLog = 64 << 10
 )
 
-// OpenLog makes an empty log, for a process to append to.
+// OpenLog makes an empty log file to which a process can append.
 func OpenLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 }
 
-// TrimLog cuts a log of more than 1 MiB to its last 64 KiB: a guest can make these processes talk. They append, and need
-// not be told.
+// TrimLog cuts a log of more than 1 MiB to its last 64 KiB, because a guest can make the processes write a lot. A
+// process need not know, because it appends.
 func TrimLog(path string) {
 	if info, err := os.Stat(path); err != nil || info.Size() <= maxLog {
 		return
@@ -31,7 +31,7 @@ func TrimLog(path string) {
 	}
 }
 
-// LastWords is what a program said last, for a person: three lines at most, without its own name before each.
+// LastWords returns at most the last three lines of a program's log, without the program's name at the start of each.
 func LastWords(path, program string) string {
 	lines := strings.Split(strings.TrimSpace(string(process.LogTail(path, 2<<10))), "\n")
 	lines = lines[max(0, len(lines)-3):]
@@ -39,7 +39,7 @@ func LastWords(path, program string) string {
 		lines[i] = strings.TrimPrefix(strings.TrimSpace(line), program+": ")
 	}
 	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) { // a guest may have a say in it
+		if !unicode.IsPrint(r) { // a guest may control the text
 			return '?'
 		}
 		return r

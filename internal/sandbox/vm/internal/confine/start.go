@@ -14,17 +14,17 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 )
 
-// Place is where a process is started.
+// Place is the environment in which a process is started.
 type Place struct {
-	// Tree has the hierarchies in which Cgroup is; "" is the daemon's own cgroup.
+	// Cgroup is a path in Tree; "" means the daemon's own cgroup.
 	Tree   cgroup.Tree
 	Cgroup string
-	// Prepare, where it is not nil, is run on the thread from which the process is started, and which ends afterwards: what
-	// it changes of itself (a mount namespace) the process inherits, and nobody else.
+	// Prepare, if not nil, is called on the thread that starts the process. Only the process inherits changes to the
+	// thread, such as a new mount namespace, because the thread then ends.
 	Prepare func() error
 }
 
-// Start starts cmd, which must not be bound to a context. A cgroup that is not there is errdefs.ErrFailedPrecondition.
+// Start starts cmd, which must not have a context. A missing cgroup is errdefs.ErrFailedPrecondition.
 func Start(cmd *exec.Cmd, at Place) error {
 	cmd.SysProcAttr.Setsid = true
 	if at.Cgroup != "" && at.Tree.V2 {
@@ -40,16 +40,16 @@ func Start(cmd *exec.Cmd, at Place) error {
 	if err := <-done; err != nil {
 		return fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
-	// A core file would hold what is the guest's; its RAM is left out anyway (dump-guest-core). Without CAP_SYS_RESOURCE
-	// the limit of another user's process is not ours to set.
+	// A core file would contain the guest's data, though not its RAM (dump-guest-core). Setting the limit of another
+	// user's process needs CAP_SYS_RESOURCE.
 	_ = unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
 	return nil
 }
 
-// onThread starts the command from a thread whose cgroup and no_new_privs the child is born with.
+// onThread sets the calling thread's cgroup and no_new_privs, and starts cmd, which inherits them.
 func (at Place) onThread(cmd *exec.Cmd) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("no_new_privs: %w", err)
+		return fmt.Errorf("set no_new_privs: %w", err)
 	}
 	if at.Cgroup != "" {
 		if err := at.Tree.Enter(at.Cgroup); err != nil {
@@ -64,10 +64,10 @@ func (at Place) onThread(cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// Environment is what such a process has.
+// Environment returns the environment variables for these processes.
 func Environment() []string {
 	return []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/nonexistent"}
 }
 
-// Namespaces are those that every such process has empty ones of.
+// Namespaces are the clone flags of the new, empty namespaces for these processes.
 const Namespaces = syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS

@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// qemu is a machine's serial console: a pipe takes its input, its output is in the serial log.
+// qemu is a fake of a machine's serial console: it reads input from a pipe, and writes output to the serial log.
 type qemu struct {
 	*testing.T
 	dir   string
@@ -39,14 +39,15 @@ func newQEMU(t *testing.T, dir string) *qemu {
 
 func (q *qemu) end() { q.input.Close() }
 
-// hear reads what must have been typed.
-func (q *qemu) hear(want string) {
+// expectInput reads input and compares it with want.
+func (q *qemu) expectInput(want string) {
 	q.Helper()
 	q.input.SetReadDeadline(time.Now().Add(patience))
 	expect(q.T, q.input, want)
 }
 
-func (q *qemu) say(text string) {
+// write writes output.
+func (q *qemu) write(text string) {
 	q.Helper()
 	f, err := os.OpenFile(filepath.Join(q.dir, "serial.log"), os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
@@ -58,7 +59,7 @@ func (q *qemu) say(text string) {
 	}
 }
 
-// attached joins a console and gives its ends.
+// attached attaches a client to a console. ended receives the error of Attach.
 func attached(ctx context.Context, c *console.Console) (in io.WriteCloser, out *io.PipeReader, ended chan error) {
 	stdin, in := io.Pipe()
 	out, stdout := io.Pipe()
@@ -75,28 +76,28 @@ func expect(t *testing.T, from io.Reader, want string) {
 	t.Helper()
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(from, got); err != nil || string(got) != want {
-		t.Fatalf("%q, %v; want %q", got, err, want)
+		t.Fatalf("read %q, %v; want %q", got, err, want)
 	}
 }
 
-// dialogue has a client say something to the machine, which answers: from then on the client is known to be attached.
+// dialogue has a client send a line to the machine, which answers. After it, the client is certainly attached.
 func (q *qemu) dialogue(in io.Writer, out io.Reader) {
 	q.Helper()
 	if _, err := io.WriteString(in, "id\r"); err != nil {
 		q.Fatal(err)
 	}
-	q.hear("id\r")
-	q.say("id\r\nroot\r\n")
+	q.expectInput("id\r")
+	q.write("id\r\nroot\r\n")
 	expect(q.T, out, "id\r\nroot\r\n")
 }
 
-// TestAttach: several clients see and say everything, from their beginning; the end of one is nobody else's; the machine's
-// end is all's.
+// TestAttach: several clients get all output from the moment they attach, and can send input. The end of one client
+// does not affect the others. The end of the machine ends all.
 func TestAttach(t *testing.T) {
 	dir := newDir(t)
 	q := newQEMU(t, dir)
 	c := open(t, dir)
-	q.say("before anybody looked\r\n")
+	q.write("before the first client\r\n")
 	in1, out1, ended1 := attached(t.Context(), c)
 	q.dialogue(in1, out1)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -105,28 +106,28 @@ func TestAttach(t *testing.T) {
 	q.dialogue(in2, out2)
 	cancel()
 	if err := <-ended2; !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("cancelled Attach: error = %v, want context.Canceled", err)
 	}
-	in1.Close() // the end of input is not the end of the client, nor of the console's input
+	in1.Close() // ends neither the client nor the console's input
 	in3, out3, ended3 := attached(t.Context(), c)
 	go io.Copy(io.Discard, out1)
 	q.dialogue(in3, out3)
-	q.say("bye")
+	q.write("bye")
 	q.end()
 	if err := c.Drain(deadline(t)); err != nil {
 		t.Fatal(err)
 	}
 	go c.Close()
 	if rest, _ := io.ReadAll(out3); string(rest) != "bye" {
-		t.Errorf("the last output is %q", rest)
+		t.Errorf("the last output is %q, want \"bye\"", rest)
 	}
 	for _, ended := range []chan error{ended1, ended3} {
 		if err := <-ended; err != nil {
-			t.Errorf("the machine's end: %v", err)
+			t.Errorf("Attach at the machine's end: error = %v, want nil", err)
 		}
 	}
 	if err := c.Attach(t.Context(), sandbox.AttachRequest{}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("Attach after the machine's end: error = %v, want ErrFailedPrecondition", err)
 	}
 }
 
@@ -142,7 +143,7 @@ func expectEventually(from io.Reader, want string) {
 	}
 }
 
-// TestSlowClient: a client that does not read holds nobody up, and is cut off.
+// TestSlowClient: a client that does not read is detached, and does not block the console.
 func TestSlowClient(t *testing.T) {
 	dir := newDir(t)
 	q := newQEMU(t, dir)
@@ -154,16 +155,16 @@ func TestSlowClient(t *testing.T) {
 		select {
 		case err := <-ended:
 			if !errdefs.IsResourceExhausted(err) {
-				t.Error(err)
+				t.Errorf("Attach error = %v, want ErrResourceExhausted", err)
 			}
 			return
 		default:
 		}
-		q.say(strings.Repeat(piece, 1024))
+		q.write(strings.Repeat(piece, 1024))
 	}
 }
 
-// TestFlood: who is attached misses nothing of what is freed behind the log.
+// TestFlood: an attached client gets all output, although the relay frees the logged part of the serial log.
 func TestFlood(t *testing.T) {
 	dir := newDir(t)
 	q := newQEMU(t, dir)
@@ -174,21 +175,21 @@ func TestFlood(t *testing.T) {
 	for i := range 2000 {
 		line := fmt.Sprintf("%d %s\n", i, strings.Repeat("y", 500))
 		want.WriteString(line)
-		q.say(line)
+		q.write(line)
 		if _, err := io.CopyN(&got, out, int64(len(line))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if !bytes.Equal(want.Bytes(), got.Bytes()) {
-		t.Error("an attached client got something else than the guest wrote")
+		t.Error("the client's output differs from the guest's")
 	}
 }
 
-// TestReconnect: a client stays over a pipe that ended, and speaks to the machine as soon as it is back.
+// TestReconnect: a client stays attached when the pipe is closed, and can send input again when there is a new pipe.
 func TestReconnect(t *testing.T) {
 	dir := newDir(t)
 	c := open(t, dir)
-	in, out, _ := attached(t.Context(), c) // before there is anything to write to
+	in, out, _ := attached(t.Context(), c) // before the pipe exists
 	q := newQEMU(t, dir)
 	q.dialogue(in, out)
 	q.end()

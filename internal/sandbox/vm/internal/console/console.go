@@ -12,29 +12,31 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Config says where a console's parts are.
+// Config configures a console.
 type Config struct {
-	// SerialLog is machine.Definition.SerialLog. It is made, for root only, if it is missing.
+	// SerialLog is the path of machine.Definition.SerialLog. A missing file is made, for root only.
 	SerialLog string
-	// Input is machine.SerialInput of the machine. It may be missing until the machine starts.
+	// Input is the path of the machine's machine.SerialInput. The file may be missing until the machine starts.
 	Input string
-	// StateFile holds the offsets. It is kept as long as SerialLog, over restarts of the machine too.
+	// StateFile is the path of the file with the offsets. Like SerialLog, the file must survive restarts of the machine.
 	StateFile string
-	// OpenLog opens the container's log for appending; the file is nil if the container has none.
+	// OpenLog opens the container's log for appending. It returns nil, nil if the container has no log.
 	OpenLog func() (*os.File, error)
-	// LogSizeMax bounds the container's log, in bytes. Further output is dropped until the log is rotated. 0 is no bound.
+	// LogSizeMax is the maximum size of the container's log in bytes; 0 means no limit. Output beyond the limit is dropped
+	// until the log is rotated.
 	LogSizeMax int64
 	Logger     *slog.Logger
 }
 
-// Console is the console of a machine that runs. Its methods may be called from many goroutines.
+// Console is the console of a running machine. Its methods are safe for concurrent use.
 type Console struct {
 	relay *relay
 	hub   *hub
 }
 
-// Open continues where an earlier Console of the machine ended, even by SIGKILL, and serves until Close. A log that cannot be
-// opened is an error for the first Console of a machine only; later ones retry, since the machine may be running.
+// Open opens a machine's console, which works until Close. It continues where the machine's previous Console ended,
+// even by SIGKILL. If the container's log cannot be opened, only the machine's first Console fails. Later ones retry,
+// because the machine may already be running.
 func Open(cfg Config) (*Console, error) {
 	r, err := openRelay(cfg)
 	if err != nil {
@@ -42,16 +44,17 @@ func Open(cfg Config) (*Console, error) {
 	}
 	h, err := openHub(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("console: %w", errors.Join(err, r.abandon()))
+		return nil, fmt.Errorf("console: %w", errors.Join(err, r.release()))
 	}
-	r.needs = h.needs
+	r.clientOffset = h.clientOffset
 	r.start()
 	return &Console{relay: r, hub: h}, nil
 }
 
-// Attach attaches a client until ctx ends, the client leaves or Close. Bytes pass unchanged, as on a terminal. A client
-// that does not read its output is cut off with errdefs.ErrResourceExhausted. The size of a serial console cannot be set:
-// req.Resize is drained. After Attach has returned a read of req.Stdin or a write to req.Stdout may still be under way.
+// Attach attaches a client until ctx ends, the client leaves, or Close. Bytes pass unchanged, as on a terminal. A
+// client that does not read its output is detached with errdefs.ErrResourceExhausted. A serial console has no size, so
+// sizes from req.Resize are discarded. After Attach has returned, a read of req.Stdin or a write to req.Stdout may
+// still be under way.
 func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 	client := c.hub.add()
 	if client == nil {
@@ -60,23 +63,23 @@ func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 	defer c.hub.drop(client)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go ignoreSizes(req.Resize, ctx.Done())
+	go discardSizes(req.Resize, ctx.Done())
 	if req.Stdin != nil {
-		go c.hub.send(ctx, req.Stdin)
+		go c.hub.readClient(ctx, req.Stdin)
 	}
 	return client.Serve(ctx, req.Stdout, nil)
 }
 
-// ReopenLog continues in the file that Config.OpenLog returns now, after a rotation.
+// ReopenLog calls Config.OpenLog again and continues in the new file, after a rotation.
 func (c *Console) ReopenLog() error { return c.relay.reopen() }
 
-// Note writes a line to the container's log on stderr; the guest's output is on stdout.
+// Note writes a line to the container's log, as stderr. The guest's output is stdout.
 func (c *Console) Note(text string) error { return c.relay.note(text) }
 
-// Drain is for a machine that has ended. It returns when all output is in the log and sent to the clients, an unfinished last
-// line included, or with an error when ctx ends first.
+// Drain waits until all output of an ended machine, including an unfinished last line, is in the log and sent to the
+// clients. It returns an error if ctx ends first.
 func (c *Console) Drain(ctx context.Context) error {
-	c.hub.settle()
+	c.hub.flush()
 	return c.relay.drain(ctx)
 }
 
@@ -86,7 +89,7 @@ func (c *Console) Close() error {
 	return c.relay.close()
 }
 
-func ignoreSizes(sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
+func discardSizes(sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
 	for {
 		select {
 		case _, ok := <-sizes:

@@ -23,7 +23,7 @@ import (
 
 const patience = 60 * time.Second
 
-// daemonVariable has the test's program play a daemon with a console, in the directory that it names.
+// daemonVariable makes the test's program run daemon, with the directory that the variable names.
 const daemonVariable = "TRIPOD_TEST_CONSOLE"
 
 func TestMain(m *testing.M) {
@@ -33,7 +33,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// daemon serves a console until it is killed. It reopens the log at SIGUSR1, and says so by a line; at SIGTERM it drains.
+// daemon serves a console until it is killed. At SIGUSR1 it reopens the log and prints a line. At SIGTERM it drains the
+// console.
 func daemon(dir string) int {
 	signals := make(chan os.Signal, 10)
 	signal.Notify(signals, unix.SIGUSR1, unix.SIGTERM)
@@ -73,7 +74,7 @@ func configOf(dir string, log io.Writer) console.Config {
 	}
 }
 
-// newDir is short, for sockets.
+// newDir makes a directory with a short path, for sockets.
 func newDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "con")
@@ -102,7 +103,7 @@ func deadline(t *testing.T) context.Context {
 	return ctx
 }
 
-// serialPort plays QEMU: it appends to the serial log.
+// serialPort appends to the serial log, like QEMU.
 type serialPort struct {
 	t    *testing.T
 	file *os.File
@@ -126,7 +127,7 @@ func (p *serialPort) write(s string) {
 	p.all.WriteString(s)
 }
 
-// logged is what a log says was the output, rotated files first. Files are named 0.log.001 …
+// logged returns the output in a log and its rotated files, whose names are 0.log.001 …
 func logged(t *testing.T, dir string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "log", "0.log*"))
@@ -134,7 +135,7 @@ func logged(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	slices.Sort(files)
-	if len(files) > 1 { // the one without a number is the last
+	if len(files) > 1 { // the file without a number is the newest
 		files = append(files[1:], files[0])
 	}
 	var out strings.Builder
@@ -152,7 +153,7 @@ func logged(t *testing.T, dir string) string {
 				t.Fatalf("%s: %v", file, err)
 			}
 			if len(l.Content) > crilog.MaxPiece || l.Stream != crilog.Stdout || time.Since(l.Time) > time.Hour {
-				t.Errorf("an entry of %d bytes on %s at %v", len(l.Content), l.Stream, l.Time)
+				t.Errorf("bad entry: %d bytes on %s at %v", len(l.Content), l.Stream, l.Time)
 			}
 			out.Write(l.Content)
 			if !l.Partial {
@@ -173,10 +174,10 @@ func compare(t *testing.T, got, want string) {
 		at++
 	}
 	show := func(s string) string { return s[max(0, at-60):min(len(s), at+60)] }
-	t.Errorf("%d bytes are logged of %d; from byte %d on\n got %q\nwant %q", len(got), len(want), at, show(got), show(want))
+	t.Errorf("the log has %d bytes, want %d; they differ from byte %d:\n got %q\nwant %q", len(got), len(want), at, show(got), show(want))
 }
 
-// TestRelay: lines, long ones in pieces, empty ones, carriage returns, bytes that are no text, and an unfinished one.
+// TestRelay: the relay logs long and empty lines, carriage returns, binary data, and an unfinished line.
 func TestRelay(t *testing.T) {
 	dir := newDir(t)
 	p := newPort(t, dir)
@@ -192,15 +193,15 @@ func TestRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
-	again := open(t, dir) // the machine is started again
+	c = open(t, dir) // the machine is started again
 	p.write("and on\n")
-	if err := again.Drain(deadline(t)); err != nil {
+	if err := c.Drain(deadline(t)); err != nil {
 		t.Fatal(err)
 	}
 	compare(t, logged(t, dir), strings.Replace(p.all.String(), "login: ", "login: \n", 1))
 }
 
-// TestPromptness: a line is in the log soon after it was written, without anybody's asking.
+// TestPromptness: a line is in the log soon after it was written.
 func TestPromptness(t *testing.T) {
 	dir := newDir(t)
 	p := newPort(t, dir)
@@ -217,7 +218,7 @@ func TestPromptness(t *testing.T) {
 	}
 }
 
-// TestNoLog: without a log the serial log is consumed all the same.
+// TestNoLog: the serial log is freed even if the container has no log.
 func TestNoLog(t *testing.T) {
 	dir := newDir(t)
 	p := newPort(t, dir)
@@ -233,7 +234,7 @@ func TestNoLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	if kept := allocated(t, p.file); kept > 64<<10 {
-		t.Errorf("%d bytes are kept of the serial log", kept)
+		t.Errorf("the serial log takes %d bytes, want at most 64 KiB", kept)
 	}
 }
 
@@ -246,7 +247,7 @@ func allocated(t *testing.T, f *os.File) int64 {
 	return st.Blocks * 512
 }
 
-// TestRotation: the log is rotated again and again while output flows; and what is logged takes no room in the serial log.
+// TestRotation: no output is lost when the log is rotated many times, and the logged part of the serial log is freed.
 func TestRotation(t *testing.T) {
 	dir := newDir(t)
 	p := newPort(t, dir)
@@ -272,11 +273,11 @@ func TestRotation(t *testing.T) {
 	}
 	compare(t, logged(t, dir), p.all.String())
 	if kept := allocated(t, p.file); kept > 64<<10 {
-		t.Errorf("%d bytes are kept of the serial log", kept)
+		t.Errorf("the serial log takes %d bytes, want at most 64 KiB", kept)
 	}
 }
 
-// TestForeignFiles: nothing is followed or taken that somebody put in place of our files.
+// TestForeignFiles: Open refuses links and special files in place of its own files.
 func TestForeignFiles(t *testing.T) {
 	for _, name := range []string{"serial.log", "console.state"} {
 		for kind, place := range map[string]func(path string) error{
@@ -289,7 +290,7 @@ func TestForeignFiles(t *testing.T) {
 			}
 			if c, err := console.Open(configOf(dir, t.Output())); err == nil {
 				c.Close()
-				t.Errorf("%s: a %s is taken", name, kind)
+				t.Errorf("Open accepts a %s as %s", kind, name)
 			}
 		}
 	}

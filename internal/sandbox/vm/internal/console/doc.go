@@ -1,21 +1,22 @@
-// Package console is the serial console of a machine as a container's output: its log, and attach.
+// Package console connects a machine's serial console to a container's log and to attached clients. Begin with Open.
 //
-//	QEMU ──▶ serial log (a file, which QEMU always appends to)
+//	QEMU ──▶ serial log (a file to which QEMU always appends)
 //	  ▲          │ tail, woken by inotify
 //	  │          ├─▶ relay ──▶ the container's log, in the CRI's format
-//	  │          │     └─ state file: the offsets of both; what is copied is punched out of the serial log
+//	  │          │     └─ state file: the offsets in both; copied parts of the serial log are punched out
 //	  │          └─▶ hub ──▶ attached clients
 //	  └─ serial input ◀─┘ ◀── their input
 //
 // # Exactly once
 //
-// The relay appends entries for a piece of the serial log to the container's log, and then commits the offsets of both files to
-// the state file. A daemon that dies between the two leaves entries that are not committed: the next one truncates them and
-// writes them again from the serial log. So after SIGKILL at any point no byte is missing and none is doubled. (After a power
-// loss the same holds for what the disk kept, unless the source is gone.) An unfinished line stays in the serial log alone.
+// The relay copies a piece of the serial log to the container's log, as entries, and then commits the offsets in both
+// files to the state file. A daemon that dies in between leaves uncommitted entries. The next daemon truncates them and
+// writes them again from the serial log. So after SIGKILL at any point, no byte is missing or duplicated. After a power
+// failure this also holds for the data that reached the disk, if the serial log survived. An unfinished line stays in
+// the serial log only.
 //
-// A container's log that cannot be written (a full disk) is retried. The serial log grows until its file system is full; output
-// that is lost then is noted in the container's log.
+// If the container's log cannot be written (a full disk), the relay retries. Meanwhile the serial log grows until its
+// file system is full. The container's log then says that output was lost.
 //
-// The package must not know containers. It opens the log only by Config.OpenLog.
+// The package must not know containers. It opens the log only with Config.OpenLog.
 package console

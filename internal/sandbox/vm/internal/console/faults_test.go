@@ -21,7 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/console"
 )
 
-// TestKilledDaemon (N1): daemons are killed at any moment, while the log is rotated too; every byte is logged once.
+// TestKilledDaemon (N1): every byte is logged once, even if daemons are killed at any moment and the log is rotated.
 func TestKilledDaemon(t *testing.T) {
 	dir := newDir(t)
 	p := newPort(t, dir)
@@ -45,26 +45,26 @@ func TestKilledDaemon(t *testing.T) {
 			p.write(line[:cut])
 			p.write(line[cut:])
 			if i%20 == 0 {
-				time.Sleep(time.Millisecond) // so that there is an end to it
+				time.Sleep(time.Millisecond) // pacing: limits the amount of output
 			}
 		}
 	})
-	// Half of them die at a point that is worth it, if not before.
+	// Half of the daemons die at a fail point, if they are not killed before.
 	points := []string{"", "", "", "console.relay.append=kill", "console.relay.vouch=kill", "console.relay.resume=kill"}
 	rotated := 0
 	for range 80 {
 		lateRotation := random.IntN(4) == 0
 		point := points[random.IntN(len(points))]
-		cmd, said := startDaemon(t, dir, point)
+		cmd, awaitLine := startDaemon(t, dir, point)
 		if point == "" && random.IntN(2) == 0 {
-			said("open")
+			awaitLine("open")
 		}
 		if random.IntN(3) == 0 {
 			rename(dir, rotated)
 			rotated++
 			cmd.Process.Signal(unix.SIGUSR1)
 		}
-		time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond) // the moment is what is random here
+		time.Sleep(time.Duration(random.IntN(40)) * time.Millisecond) // pacing: the daemon is killed at a random moment
 		cmd.Process.Kill()
 		cmd.Wait()
 		if lateRotation {
@@ -75,8 +75,8 @@ func TestKilledDaemon(t *testing.T) {
 	close(stop)
 	writing.Wait()
 	p.write("the end\n")
-	cmd, said := startDaemon(t, dir, "")
-	said("open")
+	cmd, awaitLine := startDaemon(t, dir, "")
+	awaitLine("open")
 	cmd.Process.Signal(unix.SIGTERM)
 	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)
@@ -87,10 +87,10 @@ func TestKilledDaemon(t *testing.T) {
 
 func rename(dir string, n int) {
 	log := filepath.Join(dir, "log", "0.log")
-	os.Rename(log, fmt.Sprintf("%s.%03d", log, n)) // it may not be there yet
+	os.Rename(log, fmt.Sprintf("%s.%03d", log, n)) // fails if the log does not exist yet
 }
 
-// startDaemon gives a function that waits for a line of it.
+// startDaemon starts a daemon. The returned function waits for a line of its output.
 func startDaemon(t *testing.T, dir, points string) (*exec.Cmd, func(string)) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -110,17 +110,18 @@ func startDaemon(t *testing.T, dir, points string) (*exec.Cmd, func(string)) {
 		line := make([]byte, 200)
 		n, err := r.Read(line)
 		if got := strings.TrimSpace(string(line[:n])); err != nil || got != want {
-			t.Fatalf("the daemon says %q, %v; want %q", got, err, want)
+			t.Fatalf("the daemon prints %q, %v; want %q", got, err, want)
 		}
 	}
 }
 
-// TestFullDisk (N5): while the log's disk is full nothing is dropped, and no half entry stays; then it goes on.
+// TestFullDisk (N5): while the log's disk is full, no output is lost and no incomplete entry stays. Then logging
+// continues.
 func TestFullDisk(t *testing.T) {
 	dir := newDir(t)
 	small := filepath.Join(dir, "log")
 	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=256k"); err != nil {
-		t.Fatalf("needs root in a mount namespace of its own (hack/testns.sh): %v", err)
+		t.Fatalf("needs root in its own mount namespace (hack/testns.sh): %v", err)
 	}
 	defer unix.Unmount(small, unix.MNT_DETACH)
 	ballast := filepath.Join(small, "ballast")
@@ -135,12 +136,12 @@ func TestFullDisk(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 	defer cancel()
 	if err := c.Drain(ctx); err == nil {
-		t.Fatal("all is logged on a full disk")
+		t.Fatal("Drain succeeded on a full disk")
 	} else {
 		t.Log(err)
 	}
 	if part := logged(t, dir); !strings.HasPrefix(p.all.String(), part) {
-		t.Errorf("%d bytes are logged, which are not the beginning", len(part))
+		t.Errorf("the log's %d bytes are not the beginning of the output", len(part))
 	}
 	os.Remove(ballast)
 	if err := c.Drain(deadline(t)); err != nil {
@@ -149,7 +150,8 @@ func TestFullDisk(t *testing.T) {
 	compare(t, logged(t, dir), p.all.String())
 }
 
-// TestLogIsAway (N5): a console that is found again goes on when its log can be opened again; the first one needs it at once.
+// TestLogIsAway (N5): if the log cannot be opened, a machine's first console fails. A later console waits until the log
+// can be opened.
 func TestLogIsAway(t *testing.T) {
 	dir := newDir(t)
 	p := newPort(t, dir)
@@ -164,7 +166,7 @@ func TestLogIsAway(t *testing.T) {
 	away.Store(true)
 	if c, err := console.Open(cfg); err == nil {
 		c.Close()
-		t.Fatal("a first console without its log")
+		t.Fatal("the first Open succeeded without the log")
 	}
 	away.Store(false)
 	c, err := console.Open(cfg)
@@ -183,12 +185,12 @@ func TestLogIsAway(t *testing.T) {
 	defer c.Close()
 	p.write("\nthree\n")
 	if err := c.ReopenLog(); !errors.Is(err, unix.ENOSPC) {
-		t.Error(err)
+		t.Errorf("ReopenLog error = %v, want ENOSPC", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := c.Drain(ctx); !errors.Is(err, unix.ENOSPC) {
-		t.Error(err)
+		t.Errorf("Drain error = %v, want ENOSPC", err)
 	}
 	away.Store(false)
 	if err := c.Drain(deadline(t)); err != nil {
@@ -197,8 +199,8 @@ func TestLogIsAway(t *testing.T) {
 	compare(t, logged(t, dir), p.all.String())
 }
 
-// TestFaultC10ConsoleFlood: a machine's output that would make the container's log larger than it may be is dropped, and its serial
-// log is freed all the same; once the log was rotated, what comes is logged.
+// TestFaultC10ConsoleFlood: output beyond the log's maximum size is dropped, and the serial log is still freed. After a
+// rotation, output is logged again.
 func TestFaultC10ConsoleFlood(t *testing.T) {
 	dir := newDir(t)
 	p := newPort(t, dir)
@@ -219,11 +221,11 @@ func TestFaultC10ConsoleFlood(t *testing.T) {
 	}
 	log := filepath.Join(dir, "log", "0.log")
 	if info, err := os.Stat(log); err != nil || info.Size() > most || info.Size() < most/2 {
-		t.Errorf("the log has %d bytes, %v", info.Size(), err)
+		t.Errorf("the log has %d bytes, error %v; want between %d and %d", info.Size(), err, most/2, most)
 	}
 	var serial unix.Stat_t
 	if err := unix.Stat(cfg.SerialLog, &serial); err != nil || serial.Blocks*512 > 1<<20 {
-		t.Errorf("the serial log takes %d bytes, %v", serial.Blocks*512, err)
+		t.Errorf("the serial log takes %d bytes, error %v; want at most 1 MiB", serial.Blocks*512, err)
 	}
 	if err := os.Rename(log, log+".001"); err != nil {
 		t.Fatal(err)
@@ -236,6 +238,6 @@ func TestFaultC10ConsoleFlood(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(log); err != nil || !strings.HasSuffix(string(text), "after the rotation\n") {
-		t.Errorf("%q, %v", text, err)
+		t.Errorf("the new log is %q, %v; want the last line", text, err)
 	}
 }

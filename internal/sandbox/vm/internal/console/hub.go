@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// redial and redialMax are the first and the longest pause between attempts to write.
+	// The pause between attempts to write input doubles from redial to redialMax.
 	redial, redialMax = 50 * time.Millisecond, time.Second
 	hubBuffer         = 32 << 10
-	// inputPiece is how much of a client's input is passed on at once.
+	// inputPiece is the maximum number of bytes of a client's input that are written together.
 	inputPiece = 4 << 10
 )
 
-// hub is shared by the attached clients: it sends them the end of the serial log, and writes their input to the pipe.
+// hub serves the attached clients: it sends them new output from the serial log, and writes their input to the pipe.
 type hub struct {
 	path, pipe string
 	log        *slog.Logger
@@ -37,9 +37,9 @@ type hub struct {
 
 	mu      sync.Mutex
 	serial  *os.File
-	offset  int64 // what the clients have got, if there are any
+	offset  int64 // the end of the output that was sent to the clients
 	clients map[*stream.OutputQueue]struct{}
-	over    bool
+	closed  bool
 }
 
 func openHub(cfg Config) (*hub, error) {
@@ -54,29 +54,29 @@ func openHub(cfg Config) (*hub, error) {
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.poll = serialLogs.add(h.path, h.wake) != nil
 	h.work.Go(h.follow)
-	h.work.Go(h.feed)
+	h.work.Go(h.writeInput)
 	return h, nil
 }
 
-// close ends the input, and the clients once they have what there was.
+// close stops the input, and detaches the clients after they have received their queued output.
 func (h *hub) close() {
 	h.cancel()
 	h.work.Wait()
 	serialLogs.remove(h.path, h.wake)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.over = true
+	h.closed = true
 	for c := range h.clients {
 		c.End(nil)
 	}
 	_ = h.serial.Close()
 }
 
-// add gives a new client, whose output begins now; nil when the hub is closed.
+// add returns a new client, which receives later output. It returns nil if the hub is closed.
 func (h *hub) add() *stream.OutputQueue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.over {
+	if h.closed {
 		return nil
 	}
 	if len(h.clients) == 0 {
@@ -86,7 +86,7 @@ func (h *hub) add() *stream.OutputQueue {
 		}
 		h.offset = info.Size()
 	} else {
-		h.deliver() // what was there before is the others'
+		h.deliver() // the new client must not get this output
 	}
 	c := stream.NewOutputQueue()
 	h.clients[c] = struct{}{}
@@ -100,8 +100,8 @@ func (h *hub) drop(c *stream.OutputQueue) {
 	c.Discard()
 }
 
-// needs is where the part of the serial log begins that clients have still to be given.
-func (h *hub) needs() int64 {
+// clientOffset returns the offset in the serial log from which output has not yet been sent to the clients.
+func (h *hub) clientOffset() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
@@ -110,7 +110,7 @@ func (h *hub) needs() int64 {
 	return h.offset
 }
 
-// follow gives the clients what comes, until close.
+// follow sends new output to the clients, until close.
 func (h *hub) follow() {
 	for {
 		var again <-chan time.Time
@@ -123,12 +123,12 @@ func (h *hub) follow() {
 		case <-h.ctx.Done():
 			return
 		}
-		h.settle()
+		h.flush()
 	}
 }
 
-// settle gives the clients what there is: all, when the machine has ended.
-func (h *hub) settle() {
+// flush sends all output so far to the clients.
+func (h *hub) flush() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.deliver()
@@ -144,7 +144,7 @@ func (h *hub) deliver() {
 		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
-				h.log.Debug("read the serial log for those who are attached", "path", h.path, "err", err)
+				h.log.Debug("cannot read the serial log for attached clients", "path", h.path, "err", err)
 			}
 			return
 		}
@@ -159,22 +159,22 @@ func (h *hub) fanOut(p stream.Packet) {
 	}
 }
 
-// feed gives the guest what clients say, until close. While it does not read, they wait.
-func (h *hub) feed() {
+// writeInput writes the clients' input to the pipe, until close. While the guest does not read, the clients wait.
+func (h *hub) writeInput() {
 	var pipe *os.File
-	defer func() { _ = pipe.Close() }() // nil: there is none
+	defer func() { _ = pipe.Close() }() // also if pipe is nil
 	for {
 		select {
 		case data := <-h.input:
-			pipe = h.tell(pipe, data)
+			pipe = h.writePipe(pipe, data)
 		case <-h.ctx.Done():
 			return
 		}
 	}
 }
 
-// tell writes data to the pipe, or to the one that is in its place, and gives the one that took it.
-func (h *hub) tell(pipe *os.File, data []byte) *os.File {
+// writePipe writes data to pipe. If that fails, or pipe is nil, it opens the pipe again. It returns the open pipe.
+func (h *hub) writePipe(pipe *os.File, data []byte) *os.File {
 	for pause := redial; ; pause = min(2*pause, redialMax) {
 		var err error
 		if pipe == nil {
@@ -190,7 +190,7 @@ func (h *hub) tell(pipe *os.File, data []byte) *os.File {
 		if err == nil || h.ctx.Err() != nil {
 			return pipe
 		}
-		h.log.Debug("the serial console takes no input", "pipe", h.pipe, "err", err)
+		h.log.Debug("cannot write to the serial console", "pipe", h.pipe, "err", err)
 		_ = pipe.Close()
 		pipe = nil
 		select {
@@ -201,8 +201,8 @@ func (h *hub) tell(pipe *os.File, data []byte) *os.File {
 	}
 }
 
-// send passes a client's input on, until its end or the client's. The console's input has no end.
-func (h *hub) send(ctx context.Context, input io.Reader) {
+// readClient forwards a client's input until the input or ctx ends. The end of the input is not forwarded.
+func (h *hub) readClient(ctx context.Context, input io.Reader) {
 	buf := make([]byte, inputPiece)
 	for {
 		n, err := input.Read(buf)

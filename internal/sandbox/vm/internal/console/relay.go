@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// batch is how much of the serial log is read at once, and about how much is written to the container's.
+	// batch is the number of bytes that a step reads from the serial log, and roughly what it writes to the container's.
 	batch = 64 << 10
-	// gather is how long to wait for more output before copying: a guest writes to its console byte by byte.
+	// gather is the time to wait for more output before copying, because a guest writes to its console byte by byte.
 	gather = 10 * time.Millisecond
-	// retry is the pause after a failed write, and between polls where inotify does not work.
+	// retry is the pause after a failed write, and between polls if inotify does not work.
 	retry = time.Second
-	// punchSize is how much of the serial log is freed at once, at least; punchAlign is the size of a file system's block.
+	// punchSize is the minimum number of bytes to free in the serial log. punchAlign is a file system's block size.
 	punchSize, punchAlign = 256 << 10, 4 << 10
 )
 
-// buffers are shared, since most relays wait.
+// buffers are shared, because most relays are idle.
 var buffers = sync.Pool{New: func() any { return &buffer{in: make([]byte, batch)} }}
 
 type buffer struct{ in, out []byte }
@@ -40,37 +40,36 @@ type relay struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	poll   bool // inotify does not work
-	// needs returns the offset from which others still read.
-	needs func() int64
+	// clientOffset returns the offset from which the hub still reads the serial log.
+	clientOffset func() int64
 
-	mu      sync.Mutex
-	serial  *os.File
-	state   *os.File
-	file    *os.File // the container's log; nil: none is wanted
-	at      record
-	punched int64 // bytes of the serial log that are freed; -1 if the file system cannot
-	late    bool  // the container's log is still to be opened
-	full    bool  // the container's log has no room left
-	// lostAt is the size of the serial log when its file system was full; 0: it was not.
-	lostAt int64
-	closed bool
+	mu         sync.Mutex
+	serial     *os.File
+	state      *os.File
+	file       *os.File // the container's log; nil if it has none
+	committed  record
+	punched    int64 // the end of the freed part of the serial log; -1 if the file system cannot free parts
+	logPending bool  // the container's log must still be opened
+	full       bool  // the container's log has reached LogSizeMax
+	lostAt     int64 // the size of the serial log when its file system got full, otherwise 0
+	closed     bool
 }
 
 func openRelay(cfg Config) (*relay, error) {
-	cfg.SerialLog = filepath.Clean(cfg.SerialLog) // as the kernel's events name it
+	cfg.SerialLog = filepath.Clean(cfg.SerialLog) // as in inotify's events
 	r := &relay{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if err := r.open(); err != nil {
 		_ = r.closeFiles()
 		return nil, err
 	}
 	if err := serialLogs.add(cfg.SerialLog, r.wake); err != nil {
-		r.log.Warn("polling a serial log every second, since inotify does not work", "path", cfg.SerialLog, "err", err)
+		r.log.Warn("inotify does not work; polling the serial log every second", "path", cfg.SerialLog, "err", err)
 		r.poll = true
 	}
 	return r, nil
 }
 
-// start begins to copy.
+// start starts copying.
 func (r *relay) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	r.cancel = cancel
@@ -85,9 +84,9 @@ func (r *relay) run(ctx context.Context) {
 		err := r.catchUp(ctx, false)
 		if err != nil != failing {
 			if failing = err != nil; failing {
-				r.log.Warn("a console's output cannot be logged; will try again", "serial log", r.cfg.SerialLog, "err", err)
+				r.log.Warn("cannot log a console's output; will retry", "path", r.cfg.SerialLog, "err", err)
 			} else {
-				r.log.Info("a console's output is logged again", "serial log", r.cfg.SerialLog)
+				r.log.Info("a console's output is logged again", "path", r.cfg.SerialLog)
 			}
 		}
 		var again <-chan time.Time
@@ -112,7 +111,7 @@ func (r *relay) run(ctx context.Context) {
 	}
 }
 
-// drain copies everything, an unfinished line too.
+// drain copies all output, including an unfinished last line. It retries until ctx ends.
 func (r *relay) drain(ctx context.Context) error {
 	for {
 		err := r.catchUp(ctx, true)
@@ -127,7 +126,7 @@ func (r *relay) drain(ctx context.Context) error {
 	}
 }
 
-// catchUp copies what there is.
+// catchUp copies all output so far. If last is true, this includes an unfinished line.
 func (r *relay) catchUp(ctx context.Context, last bool) error {
 	for ctx.Err() == nil {
 		if more, err := r.step(last); err != nil || !more {
@@ -137,21 +136,21 @@ func (r *relay) catchUp(ctx context.Context, last bool) error {
 	return ctx.Err()
 }
 
-// step copies a piece. There is more when something was copied.
+// step copies a batch. It returns true if it copied anything, so that there may be more.
 func (r *relay) step(last bool) (more bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return false, os.ErrClosed
 	}
-	if r.late {
-		if err := r.begin(); err != nil {
+	if r.logPending {
+		if err := r.openLog(); err != nil {
 			return false, err
 		}
 	}
 	b := buffers.Get().(*buffer)
 	defer buffers.Put(b)
-	n, err := r.serial.ReadAt(b.in, r.at.offset)
+	n, err := r.serial.ReadAt(b.in, r.committed.offset)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return false, err
 	}
@@ -162,20 +161,20 @@ func (r *relay) step(last bool) (more bool, err error) {
 		}
 	}
 	r.noticeLoss()
-	if r.lostAt > 0 && (used == 0 || r.at.offset >= r.lostAt) {
+	if r.lostAt > 0 && (used == 0 || r.committed.offset >= r.lostAt) {
 		if err := r.append(lossNote); err != nil {
 			return false, err
 		}
-		r.lostAt, last = 0, true // make room at once
+		r.lostAt, last = 0, true // free space immediately
 	}
 	r.punch(last)
 	return used > 0, nil
 }
 
-// lossNote is in the log where output may be missing.
-const lossNote = "tripod: the console said more than there was room for while it could not be logged; what it said then is not here"
+// lossNote marks the position in the container's log at which output may be missing.
+const lossNote = "tripod: the console's output could not be logged, and its buffer was full; some output is missing here"
 
-// noticeLoss sees that there is no room in the serial log's file system, before punch makes some: what was written since is lost.
+// noticeLoss sets lostAt if the serial log's file system is full, so that QEMU loses output. Call it before punch.
 func (r *relay) noticeLoss() {
 	if r.lostAt > 0 {
 		return
@@ -191,11 +190,12 @@ func (r *relay) noticeLoss() {
 	}
 }
 
-// entries makes the log's entries of the first n bytes that were read, and tells how many of these they used.
+// entries converts the first n bytes of b.in to log entries in b.out. It returns the number of bytes that they use. If
+// last is true, they include an unfinished line.
 func (b *buffer) entries(n int, last bool) (used int) {
 	now, output := time.Now().UTC(), b.in[:n]
 	b.out = b.out[:0]
-	for len(b.out) < batch { // an entry may be much longer than its line
+	for len(b.out) < batch { // an entry can be much longer than its line
 		line, n := crilog.Cut(output[used:])
 		if n == 0 && last && used < len(output) {
 			line, n = crilog.Line{Content: output[used:]}, len(output)-used
@@ -210,39 +210,40 @@ func (b *buffer) entries(n int, last bool) (used int) {
 	return used
 }
 
-// note appends a line that is not the guest's.
+// note appends a line to the container's log.
 func (r *relay) note(text string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return os.ErrClosed
 	}
-	if r.late {
-		if err := r.begin(); err != nil {
+	if r.logPending {
+		if err := r.openLog(); err != nil {
 			return err
 		}
 	}
 	return r.append(text)
 }
 
-// append is note with the lock held.
+// append appends a line to the container's log. The caller holds mu.
 func (r *relay) append(text string) error {
 	line := crilog.Line{Time: time.Now().UTC(), Stream: crilog.Stderr, Content: []byte(text)}
 	return r.commit(line.Append(nil), 0)
 }
 
-// commit appends the entries to the container's log and writes the offsets. If either fails, the entries are not in the log.
+// commit appends entries to the container's log and advances the committed offset by used. If it fails, it removes the
+// entries again.
 func (r *relay) commit(entries []byte, used int64) error {
-	next := r.at
+	next := r.committed
 	next.offset += used
 	if r.file != nil {
 		_, size, err := identify(r.file)
 		if err != nil {
 			return err
 		}
-		if size != r.at.logSize { // somebody else cut it off, or wrote to it
-			r.at.logSize = size
-			if err := writeRecord(r.state, r.at); err != nil {
+		if size != r.committed.logSize { // another program truncated the log, or wrote to it
+			r.committed.logSize = size
+			if err := writeRecord(r.state, r.committed); err != nil {
 				return err
 			}
 		}
@@ -256,7 +257,7 @@ func (r *relay) commit(entries []byte, used int64) error {
 			return err
 		}
 		if _, err := r.file.Write(entries); err != nil {
-			return errors.Join(err, r.file.Truncate(r.at.logSize))
+			return errors.Join(err, r.file.Truncate(r.committed.logSize))
 		}
 	}
 	err := fpVouch.Hit(context.Background())
@@ -265,28 +266,28 @@ func (r *relay) commit(entries []byte, used int64) error {
 	}
 	if err != nil {
 		if r.file != nil {
-			err = errors.Join(err, r.file.Truncate(r.at.logSize))
+			err = errors.Join(err, r.file.Truncate(r.committed.logSize))
 		}
 		return err
 	}
-	r.at = next
+	r.committed = next
 	return nil
 }
 
-// warnFull logs when the container's log gets full, and when there is room again.
+// warnFull logs when the container's log reaches LogSizeMax, and when it has room again.
 func (r *relay) warnFull(full bool) {
 	switch {
 	case full && !r.full:
-		r.log.Warn("the log of a container is as large as it may be: its output is dropped until the log is rotated")
+		r.log.Warn("container log has reached its maximum size; dropping output until the log is rotated")
 	case !full && r.full:
-		r.log.Info("the log of a container has room again")
+		r.log.Info("container log has room again")
 	}
 	r.full = full
 }
 
-// punch frees what of the serial log is behind, when it is worth it.
+// punch frees the part of the serial log that is no longer needed, if it has punchSize bytes or last is true.
 func (r *relay) punch(last bool) {
-	end := min(r.at.offset, r.needs()) / punchAlign * punchAlign
+	end := min(r.committed.offset, r.clientOffset()) / punchAlign * punchAlign
 	if r.punched < 0 || end <= r.punched || !last && end-r.punched < punchSize {
 		return
 	}
@@ -296,29 +297,29 @@ func (r *relay) punch(last bool) {
 		err = unix.Fallocate(int(fd), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.punched, end-r.punched)
 	})
 	if err != nil {
-		r.log.Warn("what is logged of a serial log cannot be freed: it grows as long as its machine is there", "path", r.cfg.SerialLog, "err", err)
+		r.log.Warn("cannot free the logged part of a serial log; it grows until its machine is removed", "path", r.cfg.SerialLog, "err", err)
 		r.punched = -1
 		return
 	}
 	r.punched = end
 }
 
-// reopen goes on in another log.
+// reopen opens the container's log again and continues in the new file.
 func (r *relay) reopen() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return fmt.Errorf("container log: %w", os.ErrClosed)
 	}
-	if r.late {
-		return r.begin()
+	if r.logPending {
+		return r.openLog()
 	}
 	file, err := r.cfg.OpenLog()
 	if err != nil {
 		return err
 	}
 	old := r.file
-	if err := r.use(file); err != nil {
+	if err := r.setLog(file); err != nil {
 		if file != nil {
 			file.Close()
 		}
@@ -333,11 +334,11 @@ func (r *relay) reopen() error {
 func (r *relay) close() error {
 	r.cancel()
 	<-r.done
-	return r.abandon()
+	return r.release()
 }
 
-// abandon is close for a relay that was not started.
-func (r *relay) abandon() error {
+// release closes a relay that does not run.
+func (r *relay) release() error {
 	serialLogs.remove(r.cfg.SerialLog, r.wake)
 	r.mu.Lock()
 	defer r.mu.Unlock()

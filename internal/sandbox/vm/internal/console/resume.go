@@ -19,7 +19,8 @@ var (
 	fpResume = failpoint.New("console.relay.resume")
 )
 
-// open opens the files and finds out where to continue.
+// open opens the files and resumes. If only the container's log fails, and the state file shows that this is not the
+// machine's first console, open sets logPending instead: a running machine must not fail because of its log.
 func (r *relay) open() (err error) {
 	if r.serial, err = openOwn(r.cfg.SerialLog); err != nil {
 		return err
@@ -27,21 +28,20 @@ func (r *relay) open() (err error) {
 	if r.state, err = openOwn(r.cfg.StateFile); err != nil {
 		return err
 	}
-	err = r.begin()
+	err = r.openLog()
 	if err == nil {
 		return nil
 	}
-	if _, was, readErr := readRecord(r.state); readErr != nil || !was {
+	if _, exists, readErr := readRecord(r.state); readErr != nil || !exists {
 		return err
 	}
-	// The machine may be running already, and must not fail for its log.
-	r.log.Warn("the log of a console cannot be opened; will try again", "serial log", r.cfg.SerialLog, "err", err)
-	r.late = true
+	r.log.Warn("cannot open a console's log; will retry", "path", r.cfg.SerialLog, "err", err)
+	r.logPending = true
 	return nil
 }
 
-// begin opens the container's log and resumes.
-func (r *relay) begin() error {
+// openLog opens the container's log and resumes.
+func (r *relay) openLog() error {
 	file, err := r.cfg.OpenLog()
 	if err != nil {
 		return err
@@ -52,11 +52,11 @@ func (r *relay) begin() error {
 		}
 		return err
 	}
-	r.late = false
+	r.logPending = false
 	return nil
 }
 
-// openOwn opens or makes a file, and refuses anything that another user may have put in its place.
+// openOwn opens or makes a regular file. It refuses links and special files, which another user may have put there.
 func openOwn(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
@@ -73,39 +73,39 @@ func openOwn(path string) (*os.File, error) {
 	return f, nil
 }
 
-// resume continues where the record says. Entries that are not committed are truncated if their source is still there.
+// resume continues at the offset in the state file. It truncates uncommitted entries if it can write them again.
 func (r *relay) resume(file *os.File) error {
 	serial, size, err := identify(r.serial)
 	if err != nil {
 		return err
 	}
-	was, ok, err := readRecord(r.state)
+	saved, ok, err := readRecord(r.state)
 	if err != nil {
 		return err
 	}
-	r.at = record{serial: serial}
-	if ok && was.serial == serial && was.offset <= size {
-		r.at.offset = was.offset
+	r.committed = record{serial: serial}
+	if ok && saved.serial == serial && saved.offset <= size {
+		r.committed.offset = saved.offset
 	}
-	start, err := firstData(r.serial, r.at.offset, size)
+	start, err := firstData(r.serial, r.committed.offset, size)
 	if err != nil {
 		return err
 	}
-	if ok && r.at.offset == was.offset && start == was.offset && was.log != (fileID{}) {
-		if err := cutOff(file, was); err != nil {
+	if ok && r.committed.offset == saved.offset && start == saved.offset && saved.log != (fileID{}) {
+		if err := truncateUncommitted(file, saved); err != nil {
 			return err
 		}
 	}
-	r.at.offset = start
+	r.committed.offset = start
 	if err := fpResume.Hit(context.Background()); err != nil {
 		return err
 	}
-	return r.use(file)
+	return r.setLog(file)
 }
 
-// use makes file the container's log and commits its present content.
-func (r *relay) use(file *os.File) error {
-	next := r.at
+// setLog makes file the container's log and commits its current content.
+func (r *relay) setLog(file *os.File) error {
+	next := r.committed
 	next.log, next.logSize = fileID{}, 0
 	if file != nil {
 		var err error
@@ -116,12 +116,12 @@ func (r *relay) use(file *os.File) error {
 	if err := writeRecord(r.state, next); err != nil {
 		return err
 	}
-	r.at, r.file = next, file
+	r.committed, r.file = next, file
 	return nil
 }
 
-// firstData returns the offset of the first data at or after offset, past any hole. Only a power loss leaves the record behind
-// what was punched out.
+// firstData returns the offset of the first data at or after offset. After a power failure, the record may be older
+// than the last punch, and there is a hole at offset.
 func firstData(f *os.File, offset, size int64) (int64, error) {
 	if offset >= size {
 		return offset, nil
@@ -137,7 +137,7 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return size, nil
-	case errors.Is(err, unix.EINVAL): // a file system without holes
+	case errors.Is(err, unix.EINVAL): // the file system does not support holes
 		return offset, nil
 	case err != nil:
 		return 0, os.NewSyscallError("lseek", err)
@@ -145,8 +145,8 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	return start, nil
 }
 
-// cutOff truncates a log to what is committed: file, or the rotated one beside it.
-func cutOff(file *os.File, was record) error {
+// truncateUncommitted truncates the log in saved to its committed size. The log is file, or a rotated one beside it.
+func truncateUncommitted(file *os.File, saved record) error {
 	if file == nil {
 		return nil
 	}
@@ -154,9 +154,9 @@ func cutOff(file *os.File, was record) error {
 	if err != nil {
 		return err
 	}
-	if id == was.log {
-		if size > was.logSize {
-			return file.Truncate(was.logSize)
+	if id == saved.log {
+		if size > saved.logSize {
+			return file.Truncate(saved.logSize)
 		}
 		return nil
 	}
@@ -167,23 +167,23 @@ func cutOff(file *os.File, was record) error {
 	for _, e := range entries {
 		var st unix.Stat_t
 		path := filepath.Join(filepath.Dir(file.Name()), e.Name())
-		if !e.Type().IsRegular() || unix.Lstat(path, &st) != nil || (fileID{uint64(st.Dev), st.Ino}) != was.log {
+		if !e.Type().IsRegular() || unix.Lstat(path, &st) != nil || (fileID{uint64(st.Dev), st.Ino}) != saved.log {
 			continue
 		}
-		return cutRotated(path, was)
+		return truncateRotated(path, saved)
 	}
-	return nil // it was compressed or removed
+	return nil // the rotated log was compressed or removed
 }
 
-func cutRotated(path string, was record) error {
+func truncateRotated(path string, saved record) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	id, size, err := identify(f)
-	if err != nil || id != was.log || size <= was.logSize {
+	if err != nil || id != saved.log || size <= saved.logSize {
 		return err
 	}
-	return f.Truncate(was.logSize)
+	return f.Truncate(saved.logSize)
 }

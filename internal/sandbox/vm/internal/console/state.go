@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recordSize lies within a page, so that the kernel writes a record whole even if the process is killed.
+// recordSize is less than a page, so that the kernel writes a record completely even if the process is killed.
 const recordSize = 64
 
 var recordMagic = [8]byte{'T', 'P', 'C', 'O', 'N', 'S', '0', '1'}
 
-// fileID names a file while it exists, whatever its path.
+// fileID identifies a file while it exists, regardless of its path.
 type fileID struct{ dev, ino uint64 }
 
 func identify(f *os.File) (id fileID, size int64, err error) {
@@ -33,12 +33,12 @@ func identify(f *os.File) (id fileID, size int64, err error) {
 	return fileID{uint64(st.Dev), st.Ino}, st.Size, nil
 }
 
-// record is what is committed: the first logSize bytes of the container's log, with its rotated files, hold exactly the entries
-// of the first offset bytes of the serial log.
+// record is the committed state: the first logSize bytes of the container's log, with its rotated files, contain
+// exactly the entries for the first offset bytes of the serial log.
 type record struct {
 	serial  fileID
 	offset  int64
-	log     fileID // zero where no log is wanted
+	log     fileID // zero if the container has no log
 	logSize int64
 }
 
@@ -52,7 +52,7 @@ func (r record) encode() []byte {
 	return append(b, make([]byte, recordSize-len(b))...)
 }
 
-// decodeRecord returns false for anything but a whole record.
+// decodeRecord decodes a record. It returns false if b is not a complete and valid record.
 func decodeRecord(b []byte) (r record, ok bool) {
 	if len(b) != recordSize || [8]byte(b) != recordMagic || crc32.ChecksumIEEE(b[:56]) != binary.BigEndian.Uint32(b[56:]) {
 		return record{}, false
@@ -65,7 +65,7 @@ func decodeRecord(b []byte) (r record, ok bool) {
 	return r, r.offset >= 0 && r.logSize >= 0
 }
 
-// readRecord reads the state file; false if it holds no record.
+// readRecord reads the state file. It returns false if the file has no valid record.
 func readRecord(f *os.File) (record, bool, error) {
 	b := make([]byte, recordSize)
 	n, err := f.ReadAt(b, 0)
@@ -76,7 +76,7 @@ func readRecord(f *os.File) (record, bool, error) {
 	return r, ok, nil
 }
 
-// writeRecord writes in place, which needs no room on the disk.
+// writeRecord writes the state file in place, which needs no additional disk space.
 func writeRecord(f *os.File, r record) error {
 	_, err := f.WriteAt(r.encode(), 0)
 	return err

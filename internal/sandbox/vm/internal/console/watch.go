@@ -6,17 +6,17 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watcher wakes relays whose serial log has changed. All share one inotify instance, of which a user has few
-// (fs.inotify.max_user_instances).
+// watcher wakes relays and hubs when their serial log changes. They share one inotify instance, because a user can have
+// only a few (fs.inotify.max_user_instances).
 type watcher struct {
 	mu     sync.Mutex
-	notify *fsnotify.Watcher // there while somebody watches
+	notify *fsnotify.Watcher // nil while there are no wakes
 	wakes  map[string]map[chan struct{}]bool
 }
 
 var serialLogs = &watcher{wakes: map[string]map[chan struct{}]bool{}}
 
-// add signals wake whenever the file at path changes.
+// add makes the watcher signal wake whenever the file at path changes.
 func (w *watcher) add(path string, wake chan struct{}) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -48,12 +48,12 @@ func (w *watcher) remove(path string, wake chan struct{}) {
 	delete(w.wakes[path], wake)
 	if len(w.wakes[path]) == 0 {
 		delete(w.wakes, path)
-		_ = w.notify.Remove(path) // it may be gone already
+		_ = w.notify.Remove(path) // the file may be gone
 	}
 	w.release()
 }
 
-// release closes inotify when nobody watches.
+// release closes inotify if there are no wakes left.
 func (w *watcher) release() {
 	if len(w.wakes) == 0 && w.notify != nil {
 		_ = w.notify.Close()
@@ -69,7 +69,7 @@ func (w *watcher) run(notify *fsnotify.Watcher) {
 				return
 			}
 			w.signal(event.Name)
-		case _, ok := <-notify.Errors: // too many events at once, say: some were lost
+		case _, ok := <-notify.Errors: // events may be lost, for example after an overflow
 			if !ok {
 				return
 			}

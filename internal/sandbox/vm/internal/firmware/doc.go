@@ -1,10 +1,11 @@
-// Package firmware reads what a machine's firmware says on its debug port, and so learns that a machine cannot boot.
+// Package firmware parses the output of a machine's firmware on its debug port, to detect that the machine cannot boot.
+// Begin with Report.
 //
 //	SeaBIOS ─ port 0x402 ─▶ isa-debugcon ─▶ ring buffer in QEMU ◀─ machine.Driver.Firmware ─▶ Report.Read
 //
-// The port is there for as long as the machine, and a guest's root may write to it: the ring buffer is bounded, and nothing is
-// believed of it but what concerns that machine. A firmware that finds nothing to boot tries again every RetryTime, and says so
-// again: what was read by a daemon that died is not lost.
+// The guest's root can also write to the port. So the ring buffer is bounded, and its content is only trusted about
+// that machine. A firmware that finds nothing to boot tries again every RetryTime, and writes the same output again. So
+// no output is lost if a daemon reads it and dies.
 //
-// The package knows neither drivers nor pods. Source of the texts: SeaBIOS 1.16, src/boot.c.
+// The package knows neither drivers nor pods. The texts are from SeaBIOS 1.16, src/boot.c.
 package firmware

@@ -7,43 +7,43 @@ import (
 	"unicode"
 )
 
-// How a driver makes the port.
+// Parameters of the debug port, for drivers.
 const (
-	// Port is the I/O port that SeaBIOS writes its messages to.
+	// Port is the I/O port to which SeaBIOS writes its messages.
 	Port = 0x402
-	// RingSize is the size of the ring buffer in bytes, a power of two. One boot says about 4 KiB.
+	// RingSize is the size of the ring buffer in bytes, a power of two. One boot writes about 4 KiB.
 	RingSize = 64 << 10
-	// RetryTime is how long the firmware waits before it looks for something to boot again.
+	// RetryTime is the interval at which the firmware searches for a boot device.
 	RetryTime = 30 * time.Second
 )
 
 const (
-	// maxLine bounds a line in bytes, and maxLines the lines of one boot: a guest may write what it likes.
+	// maxLine is the maximum length of a line in bytes, maxLines the maximum number of lines that are kept for a boot.
 	maxLine, maxLines = 200, 16
-	// begins is how each boot begins.
-	begins = "SeaBIOS (version"
-	noBoot = "No bootable device."
+	// bootStart is the prefix of a boot's first line.
+	bootStart = "SeaBIOS (version"
+	noBoot    = "No bootable device."
 )
 
-// told are the lines that say what becomes of a boot.
-var told = []string{"Booting from", "Boot failed", "Could not read", noBoot}
+// bootLines are the prefixes of lines about the progress of a boot.
+var bootLines = []string{"Booting from", "Boot failed", "Could not read", noBoot}
 
-// handOver is the line before the firmware jumps to what it has loaded.
+// handOver matches the last line before the firmware jumps to the boot sector.
 var handOver = regexp.MustCompile(`^Booting from [0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`)
 
-// Report is what the firmware has said of the boot that is under way, or of the last one.
+// Report is a summary of the firmware's output for the current or last boot.
 type Report struct {
-	// Lines are those about the boot, printable and bounded.
+	// Lines are the lines about the boot, printable and bounded.
 	Lines []string
-	// Failed says that there is nothing to boot, HandedOver that a boot sector was loaded and given control.
+	// Failed means that the firmware found nothing to boot. HandedOver means that it has jumped to a boot sector.
 	Failed, HandedOver bool
 
-	rest string // a line that has not ended yet
+	rest string // an incomplete line
 }
 
-// Read takes what the firmware has said since the last Read. It tells whether a new boot began.
-func (r *Report) Read(said string) (rebooted bool) {
-	lines := strings.Split(r.rest+said, "\n")
+// Read parses the firmware's output since the last Read. It reports whether a new boot has begun.
+func (r *Report) Read(output string) (rebooted bool) {
+	lines := strings.Split(r.rest+output, "\n")
 	r.rest = lines[len(lines)-1]
 	if len(r.rest) > maxLine {
 		r.rest = r.rest[:maxLine]
@@ -55,12 +55,12 @@ func (r *Report) Read(said string) (rebooted bool) {
 }
 
 func (r *Report) line(line string) (rebooted bool) {
-	if strings.HasPrefix(line, begins) {
+	if strings.HasPrefix(line, bootStart) {
 		rebooted = len(r.Lines) > 0
 		r.Lines, r.Failed, r.HandedOver = nil, false, false
 		return rebooted
 	}
-	for _, prefix := range told {
+	for _, prefix := range bootLines {
 		if strings.HasPrefix(line, prefix) && len(r.Lines) < maxLines {
 			r.Lines = append(r.Lines, line)
 		}
@@ -74,7 +74,7 @@ func (r *Report) line(line string) (rebooted bool) {
 	return false
 }
 
-// printable is a line without what a terminal would obey, and bounded.
+// printable replaces unprintable characters in a line, and cuts it to maxLine.
 func printable(line string) string {
 	line = strings.TrimRight(line, "\r ")
 	if len(line) > maxLine {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What SeaBIOS 1.16.2 of Debian 12 says, shortened.
+// The output of SeaBIOS 1.16.2 in Debian 12, shortened.
 const (
 	start   = "SeaBIOS (version 1.16.2-debian-1.16.2-1)\nBUILD: gcc\nboot order:\n1: /rom@img\nSeaBIOS (version 1.16.2-debian-1.16.2-1)\nenter handle_19:\n  NULL\n"
 	empty   = start + "Booting from Hard Disk...\nBoot failed: not a bootable disk\n\nenter handle_18:\n  NULL\nNo bootable device.  Retrying in 30 seconds.\n"
@@ -16,7 +16,7 @@ const (
 
 func TestReport(t *testing.T) {
 	for name, test := range map[string]struct {
-		said           string
+		output         string
 		failed, handed bool
 		lines          int
 	}{
@@ -30,45 +30,45 @@ func TestReport(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var whole, pieces Report
-			whole.Read(test.said)
-			for i := range len(test.said) {
-				pieces.Read(test.said[i : i+1])
+			whole.Read(test.output)
+			for i := range len(test.output) {
+				pieces.Read(test.output[i : i+1])
 			}
 			for _, r := range []Report{whole, pieces} {
 				if r.Failed != test.failed || r.HandedOver != test.handed || len(r.Lines) != test.lines {
-					t.Errorf("%+v", r)
+					t.Errorf("report = %+v, want failed %t, handed over %t, %d lines", r, test.failed, test.handed, test.lines)
 				}
 			}
 		})
 	}
 }
 
-func TestRebootIsTold(t *testing.T) {
+func TestReboot(t *testing.T) {
 	var r Report
 	if r.Read(handed) {
-		t.Error("the first boot is taken for another one")
+		t.Error("Read reports the first boot as a reboot")
 	}
 	if !r.Read(handed) {
-		t.Error("the second boot is not seen")
+		t.Error("Read does not report the reboot")
 	}
 }
 
-// FuzzReport: whatever a guest writes to the port, what is kept of it is bounded and printable.
+// FuzzReport: whatever a guest writes to the port, the report is bounded and printable.
 func FuzzReport(f *testing.F) {
 	for _, seed := range []string{empty, handed, "No bootable device.\x1b[2J\n", strings.Repeat("Boot failed\n", 99), strings.Repeat("x", 999)} {
 		f.Add(seed, 7)
 	}
-	f.Fuzz(func(t *testing.T, said string, cut int) {
-		cut = max(0, min(cut, len(said)))
+	f.Fuzz(func(t *testing.T, output string, cut int) {
+		cut = max(0, min(cut, len(output)))
 		var r Report
-		r.Read(said[:cut])
-		r.Read(said[cut:])
+		r.Read(output[:cut])
+		r.Read(output[cut:])
 		if len(r.Lines) > maxLines || len(r.rest) > maxLine || r.Failed && r.HandedOver {
-			t.Errorf("%d lines, a rest of %d bytes, %v, %v", len(r.Lines), len(r.rest), r.Failed, r.HandedOver)
+			t.Errorf("report has %d lines, a rest of %d bytes, failed %t, handed over %t", len(r.Lines), len(r.rest), r.Failed, r.HandedOver)
 		}
 		for _, line := range r.Lines {
 			if len(line) > 3*maxLine || slices.ContainsFunc([]rune(line), func(c rune) bool { return c < ' ' }) {
-				t.Errorf("line %q", line)
+				t.Errorf("line %q is too long or not printable", line)
 			}
 		}
 	})
