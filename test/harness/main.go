@@ -67,23 +67,11 @@ var Root = sync.OnceValue(func() string {
 })
 
 // Binary returns the tripod program under test: $TRIPOD_BIN, or build/bin/tripod, which it builds first.
-var Binary = sync.OnceValues(func() (string, error) {
-	if bin := os.Getenv("TRIPOD_BIN"); bin != "" {
-		return bin, nil
-	}
-	bin := filepath.Join(Root(), "build", "bin", "tripod")
-	return bin, command("go", "build", "-o", bin, "./cmd/tripod")
-})
+var Binary = buildOnce("TRIPOD_BIN", "build/bin/tripod", "go", "build")
 
 // TestBinary returns tripod with fail points and the fake backend: $TRIPOD_TEST_BIN, or build/test/bin/tripod, which it
 // builds first.
-var TestBinary = sync.OnceValues(func() (string, error) {
-	if bin := os.Getenv("TRIPOD_TEST_BIN"); bin != "" {
-		return bin, nil
-	}
-	bin := filepath.Join(Root(), "build", "test", "bin", "tripod")
-	return bin, command("go", "build", "-tags", "failpoints", "-o", bin, "./cmd/tripod")
-})
+var TestBinary = buildOnce("TRIPOD_TEST_BIN", "build/test/bin/tripod", "go", "build", "-tags", "failpoints")
 
 // FailPoints returns the names of the daemon's fail points.
 func FailPoints(t testing.TB) []string {
@@ -101,13 +89,19 @@ func FailPoints(t testing.TB) []string {
 
 // WasmBinary returns the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, which it builds
 // first.
-var WasmBinary = sync.OnceValues(func() (string, error) {
-	if bin := os.Getenv("TRIPOD_WASM_BIN"); bin != "" {
-		return bin, nil
-	}
-	bin := filepath.Join(Root(), "build", "bin", "tripod-wasm")
-	return bin, command("env", "CGO_ENABLED=1", "go", "build", "-o", bin, "./cmd/tripod-wasm")
-})
+var WasmBinary = buildOnce("TRIPOD_WASM_BIN", "build/bin/tripod-wasm", "env", "CGO_ENABLED=1", "go", "build")
+
+// buildOnce returns a function that returns the program that an environment variable names. Without the variable, the
+// function builds the program once, at a path in the repository, from the package in cmd with its name.
+func buildOnce(variable, path string, build ...string) func() (string, error) {
+	return sync.OnceValues(func() (string, error) {
+		if bin := os.Getenv(variable); bin != "" {
+			return bin, nil
+		}
+		bin := filepath.Join(Root(), path)
+		return bin, command(build[0], append(build[1:], "-o", bin, "./cmd/"+filepath.Base(path))...)
+	})
+}
 
 // command runs a program in the root of the repository.
 func command(name string, args ...string) error {

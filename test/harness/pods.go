@@ -267,20 +267,35 @@ func (c *Container) Logs() []LogLine {
 // WaitLog waits until the container's log contains text, and returns the whole log.
 func (c *Container) WaitLog(text string) string {
 	c.Pod.t.Helper()
+	return c.waitContains(30*time.Second, text)
+}
+
+func (c *Container) waitContains(timeout time.Duration, text string) string {
+	c.Pod.t.Helper()
 	var all string
-	Eventually(c.Pod.t, 30*time.Second, func() error {
+	c.waitText(timeout, func(log string) error {
+		if all = log; !strings.Contains(log, text) {
+			return fmt.Errorf("no %q in the log of %s:\n%s", text, c.name(), log)
+		}
+		return nil
+	})
+	return all
+}
+
+// waitText waits for a condition on the container's log. It ignores a last line that is incomplete.
+func (c *Container) waitText(timeout time.Duration, cond func(text string) error) {
+	c.Pod.t.Helper()
+	Eventually(c.Pod.t, timeout, func() error {
 		data, err := os.ReadFile(c.LogFile())
 		if err != nil {
 			return err
 		}
-		// Ignore a last line that is incomplete.
 		lines, err := ParseLog(string(data[:bytes.LastIndexByte(data, '\n')+1]))
-		if all = Text(lines, ""); err == nil && !strings.Contains(all, text) {
-			err = fmt.Errorf("no %q in the log of %s:\n%s", text, c.name(), all)
+		if err != nil {
+			return err
 		}
-		return err
+		return cond(Text(lines, ""))
 	})
-	return all
 }
 
 // ExecSync runs a command in the container and returns its output and exit code.

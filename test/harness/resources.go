@@ -17,6 +17,8 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // Resources are the things that a node can leave behind, by kind, as sets of readable names.
@@ -149,13 +151,8 @@ func mounts() map[string]int {
 // contain a process. The others are parents, which are made once, or the kubelet's.
 func cgroups() map[string]int {
 	found := map[string]int{}
-	data, _ := os.ReadFile("/proc/self/mounts")
-	for line := range strings.Lines(string(data)) {
-		f := strings.Fields(line)
-		if len(f) < 3 || (f[2] != "cgroup" && f[2] != "cgroup2") {
-			continue
-		}
-		_ = filepath.WalkDir(f[1]+CgroupParent(), func(path string, e fs.DirEntry, err error) error {
+	for _, root := range testns.CgroupRoots() {
+		_ = filepath.WalkDir(root+CgroupParent(), func(path string, e fs.DirEntry, err error) error {
 			if err == nil && e.IsDir() {
 				procs, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 				if len(procs) > 0 || namedAfter.MatchString(e.Name()) {

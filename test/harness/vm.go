@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -54,13 +53,7 @@ func VM(t testing.TB) Option {
 // RunVM runs a pod with one machine and waits until it has started. The pod is removed when the test ends.
 func (d *Daemon) RunVM(t testing.TB, spec *PodSpec) *Container {
 	t.Helper()
-	name := spec.Name
-	if name == "" {
-		name = "vm"
-	}
-	pod := d.RunPodWith(t, PodConfig(t, name, spec.Pod...), "vm")
-	t.Cleanup(pod.Remove)
-	return pod.Run(ContainerConfig("c", spec.Image, spec.Container...))
+	return d.runSpec(t, spec, "vm")
 }
 
 // GuestReport is the line that the test guest prints after its boot.
@@ -90,33 +83,10 @@ func (c *Container) WaitGuestBoot(n int) GuestReport {
 	return found[n-1]
 }
 
-// WaitConsole waits until the machine's console shows text, for GuestTimeout at most, and returns the whole output.
+// WaitConsole is like WaitLog, but waits for GuestTimeout at most.
 func (c *Container) WaitConsole(text string) string {
 	c.Pod.t.Helper()
-	var all string
-	c.waitText(GuestTimeout, func(have string) error {
-		if all = have; !strings.Contains(have, text) {
-			return fmt.Errorf("the console does not show %q:\n%s", text, have)
-		}
-		return nil
-	})
-	return all
-}
-
-// waitText waits for a condition on the container's log. It ignores a last line that is incomplete.
-func (c *Container) waitText(timeout time.Duration, cond func(text string) error) {
-	c.Pod.t.Helper()
-	Eventually(c.Pod.t, timeout, func() error {
-		data, err := os.ReadFile(c.LogFile())
-		if err != nil {
-			return err
-		}
-		lines, err := ParseLog(string(data[:bytes.LastIndexByte(data, '\n')+1]))
-		if err != nil {
-			return err
-		}
-		return cond(Text(lines, ""))
-	})
+	return c.waitContains(GuestTimeout, text)
 }
 
 func guestReports(text string) []GuestReport {

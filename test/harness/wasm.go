@@ -1,6 +1,9 @@
 package harness
 
-import "testing"
+import (
+	"cmp"
+	"testing"
+)
 
 // Components of the test registry (examples/wasm and hack/images/components.go).
 const (
@@ -37,9 +40,15 @@ func Wasm(t testing.TB, worker string) Option {
 // RunWasm runs a pod with one component and waits until it has started. The pod is removed when the test ends.
 func (d *Daemon) RunWasm(t testing.TB, config *PodSpec) *Container {
 	t.Helper()
-	pod := d.RunPodWith(t, PodConfig(t, config.name(), config.Pod...), "wasm")
+	return d.runSpec(t, config, "wasm")
+}
+
+// runSpec runs a pod with one container with the named handler, which is also the default name of the pod.
+func (d *Daemon) runSpec(t testing.TB, spec *PodSpec, handler string) *Container {
+	t.Helper()
+	pod := d.RunPodWith(t, PodConfig(t, cmp.Or(spec.Name, handler), spec.Pod...), handler)
 	t.Cleanup(pod.Remove)
-	return pod.Run(ContainerConfig("c", config.Image, config.Container...))
+	return pod.Run(ContainerConfig("c", spec.Image, spec.Container...))
 }
 
 // PodSpec describes a pod with one container.
@@ -47,11 +56,4 @@ type PodSpec struct {
 	Name, Image string
 	Pod         []PodOption
 	Container   []ContainerOption
-}
-
-func (s *PodSpec) name() string {
-	if s.Name == "" {
-		return "wasm"
-	}
-	return s.Name
 }

@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/tripod-run/tripod/test/harness/testns"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -331,8 +332,6 @@ func (n *Namespace) nodeLeaks(uids []string) error {
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	errs = append(errs, err)
-	roots, err := hierarchies()
-	errs = append(errs, err)
 	for _, uid := range uids {
 		for line := range strings.Lines(string(mounts)) {
 			if strings.Contains(line, uid) {
@@ -340,7 +339,7 @@ func (n *Namespace) nodeLeaks(uids []string) error {
 			}
 		}
 		patterns := []string{n.Cluster.path("kubelet/pods/" + uid)}
-		for _, root := range roots {
+		for _, root := range testns.CgroupRoots() {
 			patterns = append(patterns, root+kubeCgroup()+"/kubepods/pod"+uid, root+kubeCgroup()+"/kubepods/*/pod"+uid)
 		}
 		for _, pattern := range patterns {

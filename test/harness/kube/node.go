@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // prepareNode sets up what a kubelet expects of a node: an address with a default route, its name, a directory for
@@ -91,26 +92,10 @@ func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
 // compiler runs.
 const podShares = "8192"
 
-// hierarchies returns the mount points of all cgroup hierarchies.
-func hierarchies() ([]string, error) {
-	data, err := os.ReadFile("/proc/self/mounts")
-	var found []string
-	for line := range strings.Lines(string(data)) {
-		if f := strings.Fields(line); len(f) > 2 && (f[2] == "cgroup" || f[2] == "cgroup2") {
-			found = append(found, f[1])
-		}
-	}
-	return found, err
-}
-
 // makeCgroups creates the cgroup in every hierarchy. In the cpuset hierarchy each level starts without CPUs and memory
 // nodes, and accepts no process until these are set.
 func makeCgroups(path string) error {
-	roots, err := hierarchies()
-	if err != nil {
-		return err
-	}
-	for _, root := range roots {
+	for _, root := range testns.CgroupRoots() {
 		if err := os.MkdirAll(root+path, 0o755); err != nil {
 			return err
 		}

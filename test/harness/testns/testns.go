@@ -209,15 +209,15 @@ func exitCode(ws syscall.WaitStatus) int {
 // remove removes the cgroups and the directory. All processes of the run have ended.
 func (w *world) remove() error {
 	var errs []error
-	for _, root := range cgroupRoots() {
+	for _, root := range CgroupRoots() {
 		errs = append(errs, removeCgroup(filepath.Join(root, w.cgroup)))
 	}
 	errs = append(errs, os.RemoveAll(w.dir), w.lock.Close())
 	return errors.Join(errs...)
 }
 
-// cgroupRoots returns the mount point of every cgroup hierarchy, v1 and v2.
-func cgroupRoots() []string {
+// CgroupRoots returns the mount point of every cgroup hierarchy, v1 and v2.
+func CgroupRoots() []string {
 	data, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		return nil

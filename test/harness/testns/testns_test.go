@@ -42,7 +42,7 @@ func checkRemoved(t *testing.T, dir string) {
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
 		t.Errorf("directory %s still exists, or Stat failed: %v", dir, err)
 	}
-	for _, root := range cgroupRoots() {
+	for _, root := range CgroupRoots() {
 		if _, err := os.Stat(filepath.Join(root, filepath.Base(dir))); !os.IsNotExist(err) {
 			t.Errorf("cgroup %s still exists in %s", filepath.Base(dir), root)
 		}

@@ -203,6 +203,20 @@ func (d *Driver) find(name string) (*instance, error) {
 	return in, nil
 }
 
+// running returns the domain and definition of a machine, or errdefs.ErrFailedPrecondition if the machine does not run.
+func (d *Driver) running(name string) (golibvirt.Domain, machine.Definition, error) {
+	in, err := d.find(name)
+	if err != nil {
+		return golibvirt.Domain{}, machine.Definition{}, err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.state.Phase != machine.Running {
+		err = fmt.Errorf("machine %s does not run: %w", name, errdefs.ErrFailedPrecondition)
+	}
+	return in.domain, in.def, err
+}
+
 // Define implements machine.Driver.
 func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	if err := d.validate(def); err != nil {

@@ -9,7 +9,6 @@ import (
 	golibvirt "github.com/digitalocean/go-libvirt"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // readRing is the monitor command that reads the firmware's ring buffer.
@@ -17,15 +16,9 @@ var readRing = fmt.Sprintf(`{"execute":"ringbuf-read","arguments":{"device":%q,"
 
 // Firmware implements machine.Driver. libvirt logs that the monitor command taints the domain ("custom-monitor").
 func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
-	in, err := d.find(name)
+	domain, _, err := d.running(name)
 	if err != nil {
 		return "", err
-	}
-	in.mu.Lock()
-	domain, runs := in.domain, in.state.Phase == machine.Running
-	in.mu.Unlock()
-	if !runs {
-		return "", fmt.Errorf("machine %s does not run: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()

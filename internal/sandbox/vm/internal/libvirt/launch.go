@@ -267,7 +267,7 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 	}
 	in.proc = proc
 	in.shares, l.shares = l.shares, nil
-	in.run = run{Process: proc.ID, Shares: in.shares.IDs(), Boot: bootID(), StartedAt: time.Now()}
+	in.run = run{Process: proc.ID, Shares: in.shares.IDs(), Boot: machine.BootID(), StartedAt: time.Now()}
 	if in.def.Cgroup != "" {
 		if err := d.joinCgroup(in.def.Cgroup, peer.PID); err != nil {
 			return fdpass.Reply{}, err

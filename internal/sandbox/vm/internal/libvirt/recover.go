@@ -115,7 +115,7 @@ func (d *Driver) recoverMachine(ctx context.Context, domain golibvirt.Domain, de
 	switch {
 	case c.active():
 		if in.run.Ended != nil || in.run.Process.Pid == 0 { // the daemon died before it recorded the start
-			in.run = run{Boot: bootID(), StartedAt: time.Now()}
+			in.run = run{Boot: machine.BootID(), StartedAt: time.Now()}
 		}
 		in.ended = make(chan struct{})
 		in.proc = in.findProcess(d.cfg.Cgroup)
@@ -130,7 +130,7 @@ func (d *Driver) recoverMachine(ctx context.Context, domain golibvirt.Domain, de
 			return machine.State{}, err
 		}
 		cause, message := in.causeOf(c.reason)
-		if _, err := os.Stat(def.Dir); in.run.Boot != bootID() || errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(def.Dir); in.run.Boot != machine.BootID() || errors.Is(err, fs.ErrNotExist) {
 			cause, message = machine.CauseUnknown, "the node was restarted"
 		}
 		in.state = in.run.end(cause, message)
@@ -193,7 +193,7 @@ func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
 					continue
 				}
 				if proc, err := process.Open(pid); err == nil {
-					in.run.Process, in.run.Boot, in.run.StartedAt = proc.ID, bootID(), process.StartedAt(proc.Start)
+					in.run.Process, in.run.Boot, in.run.StartedAt = proc.ID, machine.BootID(), process.StartedAt(proc.Start)
 					return proc
 				}
 			}
@@ -222,7 +222,7 @@ func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machin
 
 // endShares ends the virtiofsd processes of a run whose QEMU has ended.
 func (d *Driver) endShares(ctx context.Context, def machine.Definition, r run) error {
-	if r.Boot != bootID() {
+	if r.Boot != machine.BootID() {
 		return nil
 	}
 	shares, err := virtiofsd.Adopt(d.shareOptions(def), def.Shares, r.Shares)

@@ -7,8 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -85,12 +83,6 @@ func removeRun(stateDir string) error {
 	return err
 }
 
-// bootID returns the boot ID of the node. PIDs and start times recorded in another boot are meaningless.
-var bootID = sync.OnceValue(func() string {
-	raw, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(raw))
-})
-
 // processEnded reports whether the recorded process has ended without a recorded end.
 func (r run) processEnded() bool {
 	if r.Process.Pid == 0 || r.Ended != nil {
@@ -103,7 +95,7 @@ func (r run) processEnded() bool {
 
 // adopt opens the recorded process. It returns errdefs.ErrNotFound if the process has ended.
 func (r run) adopt() (*process.Process, error) {
-	if r.Boot != bootID() {
+	if r.Boot != machine.BootID() {
 		return nil, fmt.Errorf("process %d belongs to an earlier boot: %w", r.Process.Pid, errdefs.ErrNotFound)
 	}
 	return process.Adopt(r.Process)

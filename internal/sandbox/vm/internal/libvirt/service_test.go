@@ -105,7 +105,7 @@ func TestRunRecord(t *testing.T) {
 	r, err := loadRun(dir)
 	require.NoError(t, err)
 	require.Equal(t, run{}, r)
-	r = run{Boot: bootID(), Killing: true, Ended: &machine.State{Phase: machine.Ended, Cause: machine.CauseOOM}}
+	r = run{Boot: machine.BootID(), Killing: true, Ended: &machine.State{Phase: machine.Ended, Cause: machine.CauseOOM}}
 	require.NoError(t, r.save(dir))
 	again, err := loadRun(dir)
 	require.NoError(t, err)

@@ -151,7 +151,7 @@ func (in *instance) recordStartFailure(ctx context.Context, err error) error {
 		close(in.ended)
 		in.ended = nil
 	}
-	in.run.Boot, in.run.StartedAt, in.run.Ended = bootID(), now, &in.state
+	in.run.Boot, in.run.StartedAt, in.run.Ended = machine.BootID(), now, &in.state
 	_ = in.run.save(in.def.StateDir) // the caller records the end too
 	shares := in.shares
 	in.shares = nil

@@ -19,15 +19,9 @@ const statsTimeout = time.Second
 // Stats implements machine.Driver. It returns errdefs.ErrFailedPrecondition if the machine does not run, and
 // errdefs.ErrUnavailable if it does not answer.
 func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {
-	in, err := d.find(name)
+	domain, def, err := d.running(name)
 	if err != nil {
 		return machine.Stats{}, err
-	}
-	in.mu.Lock()
-	domain, runs, disks := in.domain, in.state.Phase == machine.Running, in.def.Disks
-	in.mu.Unlock()
-	if !runs {
-		return machine.Stats{}, fmt.Errorf("machine %s does not run: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
@@ -41,7 +35,7 @@ func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) 
 	if len(records) != 1 {
 		return machine.Stats{}, fmt.Errorf("query the statistics of domain %s: libvirt returned none: %w", domain.Name, errdefs.ErrUnavailable)
 	}
-	return parseStats(records[0].Params, disks), nil
+	return parseStats(records[0].Params, def.Disks), nil
 }
 
 // parseStats parses libvirt's typed parameters (virConnectGetAllDomainStats). block.N.* belongs to the Nth disk of the

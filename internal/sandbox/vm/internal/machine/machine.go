@@ -5,6 +5,8 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 )
 
@@ -56,6 +58,12 @@ type Definition struct {
 type File struct {
 	Path string `json:"path"`
 }
+
+// BootID returns the boot ID of the node. PIDs and start times recorded in another boot are meaningless.
+var BootID = sync.OnceValue(func() string {
+	raw, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(raw))
+})
 
 // Bus is the bus of a disk.
 type Bus string

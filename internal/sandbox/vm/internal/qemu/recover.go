@@ -91,7 +91,7 @@ func (d *Driver) recoverOrRemove(ctx context.Context, name string, wanted bool) 
 // discard kills a machine's processes and removes its files.
 func (h *handle) discard(ctx context.Context) error {
 	if p, err := process.Adopt(h.rec.Process); err == nil {
-		if h.rec.Boot == bootID() {
+		if h.rec.Boot == machine.BootID() {
 			err = errors.Join(p.Signal(killSignal), p.Wait(ctx))
 		}
 		p.Close()
@@ -107,7 +107,7 @@ func (h *handle) discard(ctx context.Context) error {
 
 // endShares ends the recorded virtiofsd processes of a machine whose QEMU has ended.
 func (h *handle) endShares(ctx context.Context) error {
-	if h.rec.Boot != bootID() {
+	if h.rec.Boot != machine.BootID() {
 		return nil
 	}
 	servers, err := virtiofsd.Adopt(h.shareOptions(h.def), h.def.Shares, h.rec.Shares)
@@ -131,8 +131,8 @@ func (h *handle) recover(ctx context.Context) error {
 		}
 		err = nil
 	}
-	if _, statErr := os.Stat(h.def.Dir); h.rec.Boot != bootID() || isNotExist(statErr) {
-		if p != nil && h.rec.Boot == bootID() { // its directory was removed while it ran
+	if _, statErr := os.Stat(h.def.Dir); h.rec.Boot != machine.BootID() || isNotExist(statErr) {
+		if p != nil && h.rec.Boot == machine.BootID() { // its directory was removed while it ran
 			err = errors.Join(p.Signal(killSignal), p.Wait(ctx))
 		} else {
 			err = nil

@@ -50,7 +50,7 @@ func (h *handle) start(ctx context.Context, accel string) error {
 		return nil
 	}
 	kills, _ := stats.OOMKills(def.Cgroup) // a missing cgroup makes launch fail
-	intent := record{Version: recordVersion, Step: stepStarting, Boot: bootID(), OOMKills: kills}
+	intent := record{Version: recordVersion, Step: stepStarting, Boot: machine.BootID(), OOMKills: kills}
 	if err := h.set(func(rec *record) { *rec = intent }); err != nil {
 		return errors.Join(err, h.set(func(rec *record) { *rec = record{Version: recordVersion} }))
 	}

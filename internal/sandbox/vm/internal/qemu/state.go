@@ -7,8 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -128,12 +126,6 @@ func readJSON(path string, v any) error {
 	}
 	return nil
 }
-
-// bootID returns the boot ID of the node. PIDs and start times recorded in another boot are meaningless.
-var bootID = sync.OnceValue(func() string {
-	raw, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(raw))
-})
 
 // logPath returns the path of QEMU's own log. It is beside the serial log, whose file system limits its size while no
 // daemon trims it.

@@ -97,7 +97,7 @@ func TestDamagedRecords(t *testing.T) {
 			t.Errorf("readJSON of %q: got error %v, want ErrDataLoss", content, err)
 		}
 	}
-	want := record{Version: recordVersion, Step: stepRunning, Boot: bootID(), StartedAt: time.Now().Round(0).UTC()}
+	want := record{Version: recordVersion, Step: stepRunning, Boot: machine.BootID(), StartedAt: time.Now().Round(0).UTC()}
 	if err := writeJSON(path, want, true); err != nil {
 		t.Fatal(err)
 	}

@@ -59,6 +59,14 @@ func Adopt(o Options, shares []machine.Share, ids []process.ID) (*Servers, error
 	return s, nil
 }
 
+// all returns the processes; s can be nil.
+func (s *Servers) all() []*server {
+	if s == nil {
+		return nil
+	}
+	return s.list
+}
+
 // onlyVirtiofs returns the virtio-fs shares.
 func onlyVirtiofs(shares []machine.Share) (list []machine.Share) {
 	for _, s := range shares {
@@ -71,10 +79,7 @@ func onlyVirtiofs(shares []machine.Share) (list []machine.Share) {
 
 // IDs returns the process IDs, for the state file.
 func (s *Servers) IDs() (ids []process.ID) {
-	if s == nil {
-		return nil
-	}
-	for _, one := range s.list {
+	for _, one := range s.all() {
 		ids = append(ids, one.proc.ID)
 	}
 	return ids
@@ -83,13 +88,11 @@ func (s *Servers) IDs() (ids []process.ID) {
 // Conn returns the hypervisor's end of the connection for a share, which the caller must close. It returns
 // errdefs.ErrNotFound for an unknown tag or on a second call.
 func (s *Servers) Conn(tag string) (*os.File, error) {
-	if s != nil {
-		for _, one := range s.list {
-			if one.tag == tag && one.conn != nil {
-				conn := one.conn
-				one.conn = nil
-				return conn, nil
-			}
+	for _, one := range s.all() {
+		if one.tag == tag && one.conn != nil {
+			conn := one.conn
+			one.conn = nil
+			return conn, nil
 		}
 	}
 	return nil, fmt.Errorf("no virtiofsd was started for the share %s: %w", tag, errdefs.ErrNotFound)
@@ -98,11 +101,9 @@ func (s *Servers) Conn(tag string) (*os.File, error) {
 // LastWords returns the last warnings and errors of all virtiofsd logs, for error messages.
 func (s *Servers) LastWords() string {
 	var all []string
-	if s != nil {
-		for _, one := range s.list {
-			if words := confine.LastWords(one.log, ProgramName); words != "" {
-				all = append(all, fmt.Sprintf("last words of virtiofsd of the share %s: %s", one.tag, words))
-			}
+	for _, one := range s.all() {
+		if words := confine.LastWords(one.log, ProgramName); words != "" {
+			all = append(all, fmt.Sprintf("last words of virtiofsd of the share %s: %s", one.tag, words))
 		}
 	}
 	return strings.Join(all, "; ")
@@ -119,14 +120,10 @@ func (s *server) lostMessage() string {
 // Watch waits until a virtiofsd has ended, and returns a message that names it, with its last words. It returns "" when
 // ctx ends. It trims the logs meanwhile.
 func (s *Servers) Watch(ctx context.Context) string {
-	if s == nil || len(s.list) == 0 {
-		<-ctx.Done()
-		return ""
-	}
 	trim := time.NewTicker(trimInterval)
 	defer trim.Stop()
-	ended := make(chan *server, len(s.list))
-	for _, one := range s.list {
+	ended := make(chan *server, len(s.all()))
+	for _, one := range s.all() {
 		go func() {
 			select {
 			case <-one.proc.Dead:
@@ -142,7 +139,7 @@ func (s *Servers) Watch(ctx context.Context) string {
 		case one := <-ended:
 			return one.lostMessage()
 		case <-trim.C:
-			for _, one := range s.list {
+			for _, one := range s.all() {
 				confine.TrimLog(one.log)
 			}
 		}
@@ -151,16 +148,13 @@ func (s *Servers) Watch(ctx context.Context) string {
 
 // End kills all of them and waits until they have ended. The machine must have ended before.
 func (s *Servers) End(ctx context.Context) error {
-	if s == nil {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
 	var errs []error
-	for _, one := range s.list {
+	for _, one := range s.all() {
 		errs = append(errs, one.proc.Signal(unix.SIGKILL))
 	}
-	for _, one := range s.list {
+	for _, one := range s.all() {
 		if err := one.proc.Wait(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("virtiofsd (pid %d) was killed but has not ended: %w (%w)", one.proc.Pid, err, errdefs.ErrUnavailable))
 		} else if one.reaped != nil {
@@ -173,10 +167,7 @@ func (s *Servers) End(ctx context.Context) error {
 
 // Close releases the processes, which continue to run, and closes unused connections.
 func (s *Servers) Close() {
-	if s == nil {
-		return
-	}
-	for _, one := range s.list {
+	for _, one := range s.all() {
 		one.proc.Close()
 		if one.conn != nil {
 			one.conn.Close()
