@@ -163,7 +163,8 @@ func (d *Daemon) TryStart(env ...string) error {
 // StartNotReady starts the daemon and waits until it reports that its runtime is not ready.
 func (d *Daemon) StartNotReady(env ...string) {
 	d.t.Helper()
-	if err := errors.Join(d.spawn(env), d.waitFor(d.answers)); err != nil {
+	answers := func() error { _, err := d.Conditions(); return err }
+	if err := errors.Join(d.spawn(env), d.waitFor(answers)); err != nil {
 		d.t.Fatal(err)
 	}
 	if err := d.Ready(); err == nil {
@@ -241,11 +242,6 @@ func (d *Daemon) Conditions() (map[string]*runtimeapi.RuntimeCondition, error) {
 		conditions[c.Type] = c
 	}
 	return conditions, nil
-}
-
-func (d *Daemon) answers() error {
-	_, err := d.Conditions()
-	return err
 }
 
 // Ready returns nil if the daemon reports that its runtime is ready.
@@ -338,20 +334,15 @@ func (d *Daemon) cleanUp() {
 	}
 	d.Stop()
 	removeBridge(d.Bridge)
-	d.checkLeaks()
+	if err := until.Poll(5*time.Second, func() error { return d.before.Leaks(Snapshot(d)) }); err != nil {
+		d.t.Errorf("left behind:\n%v", err)
+	}
+	d.before.killNew() // so that the next test starts clean
 	if d.t.Failed() {
 		d.t.Logf("log of the daemon (%s):\n%s", d.Dir, tail(d.LogPath(), 200))
 	}
 	os.RemoveAll(d.Dir)
 	os.RemoveAll(d.State)
-}
-
-func (d *Daemon) checkLeaks() {
-	err := until.Poll(5*time.Second, func() error { return d.before.Leaks(Snapshot(d)) })
-	if err != nil {
-		d.t.Errorf("left behind:\n%v", err)
-	}
-	d.before.killNew() // so that the next test starts clean
 }
 
 // tail returns the last n lines of a file.

@@ -203,31 +203,24 @@ func (o *Orchestrator) Get(path string, into any) error {
 // WaitModule waits until the module's record has the status.
 func (o *Orchestrator) WaitModule(module, status string) Record {
 	o.t.Helper()
-	var r Record
-	Eventually(o.t, edgeTimeout, func() error {
-		r = nil
-		if err := o.Get("/api/modules/"+module+"/", &r); err != nil {
-			return err
-		}
-		if r["status"] != status {
-			return fmt.Errorf("module %s is %v, want %s: %v", module, r["status"], status, r)
-		}
-		return nil
-	})
-	return r
+	return o.waitStatus("/api/modules/"+module+"/", status)
 }
 
 // WaitRuntime waits until the named runtime has the status.
 func (o *Orchestrator) WaitRuntime(name, status string) Record {
 	o.t.Helper()
-	var r Record
+	return o.waitStatus("/api/runtimes/"+name+"/", status)
+}
+
+func (o *Orchestrator) waitStatus(path, status string) (r Record) {
+	o.t.Helper()
 	Eventually(o.t, edgeTimeout, func() error {
 		r = nil
-		if err := o.Get("/api/runtimes/"+name+"/", &r); err != nil {
+		if err := o.Get(path, &r); err != nil {
 			return err
 		}
 		if r["status"] != status {
-			return fmt.Errorf("runtime %s is %v, want %s", name, r["status"], status)
+			return fmt.Errorf("%s has status %v, want %s: %v", path, r["status"], status, r)
 		}
 		return nil
 	})

@@ -81,7 +81,6 @@ func ContainerConfig(name, image string, opts ...ContainerOption) *runtimeapi.Co
 	return c
 }
 
-// Command sets the container's command.
 func Command(argv ...string) ContainerOption {
 	return func(c *runtimeapi.ContainerConfig) { c.Command = argv }
 }
@@ -157,7 +156,6 @@ func (p *Pod) Run(config *runtimeapi.ContainerConfig) *Container {
 	return c
 }
 
-// Status returns the pod's status.
 func (p *Pod) Status() *runtimeapi.PodSandboxStatus {
 	p.t.Helper()
 	resp, err := p.d.Runtime().PodSandboxStatus(context.Background(), p.ID, false)
@@ -177,7 +175,6 @@ func (p *Pod) IP() string {
 	return ip
 }
 
-// Stop stops the pod.
 func (p *Pod) Stop() {
 	p.t.Helper()
 	if err := p.d.Runtime().StopPodSandbox(context.Background(), p.ID); err != nil {
@@ -194,7 +191,6 @@ func (p *Pod) Remove() {
 	}
 }
 
-// Start starts the container.
 func (c *Container) Start() {
 	c.Pod.t.Helper()
 	if err := c.Pod.d.Runtime().StartContainer(context.Background(), c.ID); err != nil {
@@ -210,7 +206,6 @@ func (c *Container) Stop(grace time.Duration) {
 	}
 }
 
-// Remove removes the container.
 func (c *Container) Remove() {
 	c.Pod.t.Helper()
 	if err := c.Pod.d.Runtime().RemoveContainer(context.Background(), c.ID); err != nil {
@@ -220,7 +215,6 @@ func (c *Container) Remove() {
 
 func (c *Container) name() string { return c.Config.GetMetadata().GetName() }
 
-// Status returns the container's status.
 func (c *Container) Status() *runtimeapi.ContainerStatus {
 	c.Pod.t.Helper()
 	resp, err := c.Pod.d.Runtime().ContainerStatus(context.Background(), c.ID, false)

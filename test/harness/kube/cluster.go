@@ -110,7 +110,8 @@ func (c *Cluster) start() error {
 	if err := errors.Join(c.APIServer.Start(), c.Daemon.Start()); err != nil {
 		return err
 	}
-	if err := c.await(c.APIServer, "answers readyz", c.serverReady); err != nil {
+	serverReady := func() error { _, err := c.read(context.Background(), "/readyz"); return err }
+	if err := c.await(c.APIServer, "answers readyz", serverReady); err != nil {
 		return err
 	}
 	for _, p := range []*Process{c.ControllerManager, c.Scheduler, c.Kubelet, c.Proxy} {
@@ -153,11 +154,6 @@ func (c *Cluster) await(p *Process, what string, cond func() error) error {
 	return nil
 }
 
-func (c *Cluster) serverReady() error {
-	_, err := c.read(context.Background(), "/readyz")
-	return err
-}
-
 // WaitRuntime waits until the daemon answers, for example after a restart.
 func (c *Cluster) WaitRuntime() error {
 	return c.await(c.Daemon, "answers", func() error {
@@ -182,15 +178,11 @@ func (c *Cluster) Drain() error {
 	})
 }
 
-// processes returns the programs in the order in which Stop stops them: clients before servers.
-func (c *Cluster) processes() []*Process {
-	return []*Process{c.Proxy, c.Kubelet, c.Scheduler, c.ControllerManager, c.Daemon, c.APIServer, c.Etcd}
-}
-
-// Stop stops the cluster. Its error names programs that had already ended or did not end in time.
+// Stop stops the cluster, clients before servers. Its error names programs that had already ended or did not end in
+// time.
 func (c *Cluster) Stop() error {
 	var errs []error
-	for _, p := range c.processes() {
+	for _, p := range []*Process{c.Proxy, c.Kubelet, c.Scheduler, c.ControllerManager, c.Daemon, c.APIServer, c.Etcd} {
 		errs = append(errs, p.Stop())
 		for _, end := range p.failures() {
 			errs = append(errs, fmt.Errorf("%s\n%s", end, p.Tail(30)))

@@ -45,7 +45,6 @@ type Config struct {
 	Virtiofsd string
 	// Accel is qemu.AccelKVM or qemu.AccelTCG.
 	Accel string
-	// Opener opens taps.
 	Opener machine.Opener
 	// Cgroup is the tree that contains Definition.Cgroup.
 	Cgroup cgroup.Tree
@@ -171,10 +170,8 @@ func (c Config) complete() (Config, error) {
 // Ready implements machine.Driver. It returns nil if libvirtd is connected and answers.
 func (d *Driver) Ready() error { return d.link.ready() }
 
-// Name implements machine.Driver.
 func (d *Driver) Name() string { return "libvirt" }
 
-// Close implements machine.Driver.
 func (d *Driver) Close() error {
 	d.end()
 	err := d.service.Close()
@@ -217,7 +214,6 @@ func (d *Driver) running(name string) (golibvirt.Domain, machine.Definition, err
 	return in.domain, in.def, err
 }
 
-// Define implements machine.Driver.
 func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	if err := d.validate(def); err != nil {
 		return err
@@ -319,7 +315,6 @@ func (d *Driver) State(_ context.Context, name string) (machine.State, error) {
 	return in.state, nil
 }
 
-// Undefine implements machine.Driver.
 func (d *Driver) Undefine(ctx context.Context, name string) error {
 	in, err := d.find(name)
 	if errdefs.IsNotFound(err) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,7 +44,7 @@ const firmwareRing = "charserial1"
 // newLaunch opens all files of a machine. It returns errdefs.ErrFailedPrecondition for a missing file, or the Opener's
 // error.
 func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *launch, err error) {
-	l = &launch{secret: newSecret()}
+	l = &launch{secret: rand.Text()}
 	defer func() {
 		if err != nil {
 			l.close()
@@ -61,20 +60,13 @@ func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *laun
 	if err := d.layout.prepare(def); err != nil {
 		return l, err
 	}
-	steps := []func(context.Context, machine.Definition) error{l.openDisks(d.layout), l.openPlain(d.layout), l.openShares(d), l.openConsoles, l.openNICs(d.cfg.Opener)}
+	steps := []func(context.Context, *Driver, machine.Definition) error{l.openDisks, l.openPlain, l.openShares, l.openConsoles, l.openNICs}
 	for _, step := range steps {
-		if err := step(ctx, def); err != nil {
+		if err := step(ctx, d, def); err != nil {
 			return l, err
 		}
 	}
 	return l, nil
-}
-
-// newSecret returns a random secret.
-func newSecret() string {
-	raw := make([]byte, 32)
-	_, _ = rand.Read(raw) // never fails, as its documentation says
-	return hex.EncodeToString(raw)
 }
 
 func withClass(err error) error {
@@ -101,21 +93,19 @@ func (l *launch) add(f *os.File) int {
 
 // openDisks opens disks and their bases. A writable disk gets two descriptors, because libvirt makes QEMU open it
 // read-only first and again when the guest's device is attached.
-func (l *launch) openDisks(at layout) func(context.Context, machine.Definition) error {
-	return func(_ context.Context, def machine.Definition) error {
-		for _, disk := range def.Disks {
-			if err := l.openDisk(at.placeholder(def.Name, disk.ID), disk.Path, disk.ReadOnly); err != nil {
-				return err
-			}
-			if disk.Base == nil {
-				continue
-			}
-			if err := l.openDisk(at.placeholder(def.Name, disk.ID+baseSuffix), disk.Base.Path, true); err != nil {
-				return err
-			}
+func (l *launch) openDisks(_ context.Context, d *Driver, def machine.Definition) error {
+	for _, disk := range def.Disks {
+		if err := l.openDisk(d.layout.placeholder(def.Name, disk.ID), disk.Path, disk.ReadOnly); err != nil {
+			return err
 		}
-		return nil
+		if disk.Base == nil {
+			continue
+		}
+		if err := l.openDisk(d.layout.placeholder(def.Name, disk.ID+baseSuffix), disk.Base.Path, true); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func (l *launch) openDisk(placeholder, path string, readOnly bool) error {
@@ -135,39 +125,37 @@ func (l *launch) openDisk(placeholder, path string, readOnly bool) error {
 }
 
 // openPlain opens the files that QEMU opens by name.
-func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) error {
-	return func(_ context.Context, def machine.Definition) error {
-		add := func(name string, file *os.File, err error) error {
-			if err == nil {
-				l.grant.Plain = append(l.grant.Plain, vmwrap.Plain{Path: at.placeholder(def.Name, name), FD: l.add(file)})
-			}
-			return err
+func (l *launch) openPlain(_ context.Context, d *Driver, def machine.Definition) error {
+	add := func(name string, file *os.File, err error) error {
+		if err == nil {
+			l.grant.Plain = append(l.grant.Plain, vmwrap.Plain{Path: d.layout.placeholder(def.Name, name), FD: l.add(file)})
 		}
-		open := func(name string, f *machine.File) error {
-			if f == nil {
-				return nil
-			}
-			file, err := qemu.OpenBoot(f.Path)
-			return add(name, file, err)
-		}
-		if err := errors.Join(open(kernelName, def.Kernel), open(initrdName, def.Initrd)); err != nil {
-			return err
-		}
-		for i, s := range def.Shares {
-			if !s.Driver.By9p() {
-				continue
-			}
-			file, err := qemu.OpenShare(s.Path, s.ReadOnly, def.UID, def.GID)
-			if err := add(shareName(i), file, err); err != nil {
-				return err
-			}
-		}
-		if !def.VNC {
+		return err
+	}
+	open := func(name string, f *machine.File) error {
+		if f == nil {
 			return nil
 		}
-		file, err := qemu.OpenOwned(filepath.Join(def.Dir, vncDir), def.UID, def.GID)
-		return add(vncName, file, err)
+		file, err := qemu.OpenBoot(f.Path)
+		return add(name, file, err)
 	}
+	if err := errors.Join(open(kernelName, def.Kernel), open(initrdName, def.Initrd)); err != nil {
+		return err
+	}
+	for i, s := range def.Shares {
+		if !s.Driver.By9p() {
+			continue
+		}
+		file, err := qemu.OpenShare(s.Path, s.ReadOnly, def.UID, def.GID)
+		if err := add(shareName(i), file, err); err != nil {
+			return err
+		}
+	}
+	if !def.VNC {
+		return nil
+	}
+	file, err := qemu.OpenOwned(filepath.Join(def.Dir, vncDir), def.UID, def.GID)
+	return add(vncName, file, err)
 }
 
 // shareOptions returns the options of a machine's virtiofsd processes.
@@ -178,28 +166,26 @@ func (d *Driver) shareOptions(def machine.Definition) virtiofsd.Options {
 }
 
 // openShares starts the virtiofsd processes and takes QEMU's ends of their connections.
-func (l *launch) openShares(d *Driver) func(context.Context, machine.Definition) error {
-	return func(ctx context.Context, def machine.Definition) (err error) {
-		if l.shares, err = virtiofsd.Start(ctx, d.shareOptions(def), def.Shares); err != nil {
+func (l *launch) openShares(ctx context.Context, d *Driver, def machine.Definition) (err error) {
+	if l.shares, err = virtiofsd.Start(ctx, d.shareOptions(def), def.Shares); err != nil {
+		return err
+	}
+	for i, s := range def.Shares {
+		if s.Driver != machine.ShareVirtiofs {
+			continue
+		}
+		conn, err := l.shares.Conn(s.Tag)
+		if err != nil {
 			return err
 		}
-		for i, s := range def.Shares {
-			if s.Driver != machine.ShareVirtiofs {
-				continue
-			}
-			conn, err := l.shares.Conn(s.Tag)
-			if err != nil {
-				return err
-			}
-			l.grant.Sockets = append(l.grant.Sockets, vmwrap.Plain{Path: d.layout.placeholder(def.Name, shareName(i)), FD: l.add(conn)})
-		}
-		return nil
+		l.grant.Sockets = append(l.grant.Sockets, vmwrap.Plain{Path: d.layout.placeholder(def.Name, shareName(i)), FD: l.add(conn)})
 	}
+	return nil
 }
 
 // openConsoles opens the ends of the serial console and makes the sockets of the channels. The IDs are libvirt's, in
 // the order of the domain.
-func (l *launch) openConsoles(_ context.Context, def machine.Definition) error {
+func (l *launch) openConsoles(_ context.Context, _ *Driver, def machine.Definition) error {
 	log, err := qemu.OpenSerialLog(def.SerialLog)
 	if err != nil {
 		return err
@@ -221,25 +207,23 @@ func (l *launch) openConsoles(_ context.Context, def machine.Definition) error {
 	return nil
 }
 
-func (l *launch) openNICs(taps machine.Opener) func(context.Context, machine.Definition) error {
-	return func(ctx context.Context, def machine.Definition) error {
-		for _, nic := range def.NICs {
-			if taps == nil {
-				return fmt.Errorf("the driver has no opener for taps: %w", errdefs.ErrFailedPrecondition)
-			}
-			tap, err := taps.Tap(ctx, nic)
-			if err != nil {
-				return fmt.Errorf("tap %s: %w", nic.Tap, err)
-			}
-			granted := vmwrap.NIC{MAC: nic.MAC, MTU: nic.MTU, Tap: l.add(tap)}
-			if vhost, err := os.OpenFile("/dev/vhost-net", os.O_RDWR, 0); err == nil {
-				index := l.add(vhost)
-				granted.VHost = &index
-			}
-			l.grant.NICs = append(l.grant.NICs, granted)
+func (l *launch) openNICs(ctx context.Context, d *Driver, def machine.Definition) error {
+	for _, nic := range def.NICs {
+		if d.cfg.Opener == nil {
+			return fmt.Errorf("the driver has no opener for taps: %w", errdefs.ErrFailedPrecondition)
 		}
-		return nil
+		tap, err := d.cfg.Opener.Tap(ctx, nic)
+		if err != nil {
+			return fmt.Errorf("tap %s: %w", nic.Tap, err)
+		}
+		granted := vmwrap.NIC{MAC: nic.MAC, MTU: nic.MTU, Tap: l.add(tap)}
+		if vhost, err := os.OpenFile("/dev/vhost-net", os.O_RDWR, 0); err == nil {
+			index := l.add(vhost)
+			granted.VHost = &index
+		}
+		l.grant.NICs = append(l.grant.NICs, granted)
 	}
+	return nil
 }
 
 // grant is the handler of the tap service. It answers the wrapper of a starting machine once, if user and secret are

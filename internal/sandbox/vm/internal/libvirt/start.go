@@ -20,7 +20,6 @@ const (
 	undoTimeout = 30 * time.Second
 )
 
-// Start implements machine.Driver.
 func (d *Driver) Start(ctx context.Context, name string) error {
 	in, err := d.find(name)
 	if err != nil {

@@ -68,7 +68,6 @@ var BootID = sync.OnceValue(func() string {
 // Bus is the bus of a disk.
 type Bus string
 
-// The buses.
 const (
 	BusVirtio Bus = "virtio"
 	BusSCSI   Bus = "scsi"
@@ -111,7 +110,6 @@ func (n NIC) HardwareAddr() (net.HardwareAddr, error) { return net.ParseMAC(n.MA
 // ShareDriver is the way in which a directory reaches the guest.
 type ShareDriver string
 
-// Values of ShareDriver.
 const (
 	// ShareVirtiofs is virtio-fs, served by virtiofsd. Owners and permissions are those of the files.
 	ShareVirtiofs ShareDriver = "virtiofs"
@@ -150,7 +148,6 @@ const (
 // Phase is the phase of a machine.
 type Phase string
 
-// The phases.
 const (
 	Defined Phase = "defined" // not started yet
 	Running Phase = "running"
@@ -160,7 +157,6 @@ const (
 // Cause is the cause of a machine's end.
 type Cause string
 
-// The causes.
 const (
 	// CausePowerOff: the guest turned itself off.
 	CausePowerOff Cause = "poweroff"

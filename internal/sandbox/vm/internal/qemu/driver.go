@@ -55,7 +55,6 @@ type Config struct {
 	Accel string
 	// UID and GID are the user and group of the QEMU that Probe starts; 0 means 65534.
 	UID, GID int
-	// Opener opens taps.
 	Opener machine.Opener
 	// Cgroup is the tree that contains Definition.Cgroup.
 	Cgroup cgroup.Tree
@@ -128,10 +127,8 @@ func (c Config) complete() (Config, error) {
 // Ready implements machine.Driver. The driver depends on no other daemon.
 func (d *Driver) Ready() error { return nil }
 
-// Name implements machine.Driver.
 func (d *Driver) Name() string { return "qmp" }
 
-// Close implements machine.Driver.
 func (d *Driver) Close() error {
 	d.end()
 	d.bg.Wait()
@@ -148,7 +145,6 @@ func (d *Driver) find(name string) (*handle, error) {
 	return h, nil
 }
 
-// Define implements machine.Driver.
 func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	if err := Validate(def); err != nil {
 		return err
@@ -175,7 +171,6 @@ func (d *Driver) State(_ context.Context, name string) (machine.State, error) {
 	return h.state(), nil
 }
 
-// Undefine implements machine.Driver.
 func (d *Driver) Undefine(ctx context.Context, name string) error {
 	h, err := d.find(name)
 	if errdefs.IsNotFound(err) {

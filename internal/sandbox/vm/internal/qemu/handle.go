@@ -142,7 +142,6 @@ func removeSockets(dir string) error {
 	return nil
 }
 
-// Destroy implements machine.Driver.
 func (d *Driver) Destroy(ctx context.Context, name string) error {
 	h, err := d.find(name)
 	if err != nil {
@@ -151,7 +150,6 @@ func (d *Driver) Destroy(ctx context.Context, name string) error {
 	return h.destroy(ctx)
 }
 
-// Shutdown implements machine.Driver.
 func (d *Driver) Shutdown(ctx context.Context, name string) error {
 	h, err := d.find(name)
 	if err != nil {
@@ -168,7 +166,6 @@ func (d *Driver) Shutdown(ctx context.Context, name string) error {
 	}
 }
 
-// Firmware implements machine.Driver.
 func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 	r, _, err := d.running(name)
 	if err != nil {
@@ -178,7 +175,6 @@ func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 	return said, r.ask(ctx, "ringbuf-read", map[string]any{"device": firmwareRing, "size": firmware.RingSize}, &said)
 }
 
-// Stats implements machine.Driver.
 func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {
 	r, def, err := d.running(name)
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// Recover implements machine.Driver.
 func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.Event)) (map[string]machine.State, error) {
 	entries, err := os.ReadDir(d.cfg.Root)
 	if err != nil {

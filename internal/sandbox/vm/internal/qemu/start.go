@@ -29,7 +29,6 @@ var (
 	fpRunning  = failpoint.New("qemu.start.running")
 )
 
-// Start implements machine.Driver.
 func (d *Driver) Start(ctx context.Context, name string) error {
 	h, err := d.find(name)
 	if err != nil {

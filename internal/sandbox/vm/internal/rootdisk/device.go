@@ -77,13 +77,11 @@ func (d *blockDevice) claim(write bool) error {
 	return err
 }
 
-// Size implements device.
 func (d *blockDevice) Size() int64 { return d.size }
 
 // zeroes is written to devices on which fallocate cannot zero a range.
 var zeroes = make([]byte, 1<<20)
 
-// Zero implements device.
 func (d *blockDevice) Zero(offset, length int64) error {
 	for _, mode := range []uint32{unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE, unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE} {
 		if unix.Fallocate(int(d.Fd()), mode, offset, length) == nil {

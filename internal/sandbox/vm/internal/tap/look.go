@@ -53,14 +53,13 @@ func readNetwork(h *netlink.Handle) ([]wiring, error) {
 }
 
 func compareBool(a, b bool) int {
-	switch {
-	case a == b:
+	if a == b {
 		return 0
-	case a:
-		return 1
-	default:
-		return -1
 	}
+	if a {
+		return 1
+	}
+	return -1
 }
 
 // isEligible reports whether a guest can take over the interface: it is up, Ethernet, and not part of another

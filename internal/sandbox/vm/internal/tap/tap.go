@@ -31,9 +31,6 @@ type Route struct {
 	Metric int `json:"metric,omitempty"`
 }
 
-// isDefault reports whether the route is a default route through a gateway.
-func (r Route) isDefault() bool { return r.Dst.Bits() == 0 && r.GW.IsValid() }
-
 // addrs4 and addrs6 return the addresses of one family.
 func (i Interface) addrs4() []netip.Prefix { return i.family(netip.Addr.Is4) }
 func (i Interface) addrs6() []netip.Prefix { return i.family(netip.Addr.Is6) }
@@ -51,7 +48,7 @@ func (i Interface) family(is func(netip.Addr) bool) []netip.Prefix {
 // gateway returns the first default gateway of a family, or an invalid address if there is none.
 func (i Interface) gateway(is func(netip.Addr) bool) netip.Addr {
 	for _, r := range i.Routes {
-		if r.isDefault() && is(r.GW) {
+		if r.Dst.Bits() == 0 && r.GW.IsValid() && is(r.GW) {
 			return r.GW
 		}
 	}

@@ -19,7 +19,6 @@ import (
 // Taps is the Opener for the drivers under test.
 type Taps struct{}
 
-// Tap implements machine.Opener.
 func (Taps) Tap(ctx context.Context, nic machine.NIC) (*os.File, error) {
 	return tap.Open(ctx, nic.Netns, nic.Tap)
 }

@@ -57,7 +57,6 @@ func FindGuest(t testing.TB, full bool) Guest {
 	return g
 }
 
-// FindVirtiofsd returns the path of virtiofsd.
 func FindVirtiofsd(t testing.TB) string {
 	t.Helper()
 	program, err := virtiofsd.Find("")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -113,18 +114,16 @@ func measure(ctx context.Context, n *node, b *bare, rounds, crowd int) error {
 	return nil
 }
 
-func sorted(all []life, of func(life) time.Duration) []time.Duration {
-	var d []time.Duration
+func sorted[T cmp.Ordered](all []life, of func(life) T) []T {
+	var values []T
 	for _, l := range all {
-		d = append(d, of(l))
+		values = append(values, of(l))
 	}
-	slices.Sort(d)
-	return d
+	slices.Sort(values)
+	return values
 }
 
-func median(all []life, of func(life) time.Duration) time.Duration {
-	return sorted(all, of)[len(all)/2]
-}
+func median[T cmp.Ordered](all []life, of func(life) T) T { return sorted(all, of)[len(all)/2] }
 
 func spread(all []life, of func(life) time.Duration) string {
 	d := sorted(all, of)
@@ -137,11 +136,4 @@ func ratio(a, b []life, of func(life) time.Duration) float64 {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-func mebi(all []life, of func(life) uint64) float64 {
-	var v []uint64
-	for _, l := range all {
-		v = append(v, of(l))
-	}
-	slices.Sort(v)
-	return float64(v[len(v)/2]) / (1 << 20)
-}
+func mebi(all []life, of func(life) uint64) float64 { return float64(median(all, of)) / (1 << 20) }
