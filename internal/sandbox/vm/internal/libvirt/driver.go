@@ -44,7 +44,7 @@ type Config struct {
 	// are refused.
 	Virtiofsd string
 	// Accel is qemu.AccelKVM or qemu.AccelTCG.
-	Accel string
+	Accel  string
 	Opener machine.Opener
 	// Cgroup is the tree that contains Definition.Cgroup.
 	Cgroup cgroup.Tree

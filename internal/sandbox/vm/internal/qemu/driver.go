@@ -55,7 +55,7 @@ type Config struct {
 	Accel string
 	// UID and GID are the user and group of the QEMU that Probe starts; 0 means 65534.
 	UID, GID int
-	Opener machine.Opener
+	Opener   machine.Opener
 	// Cgroup is the tree that contains Definition.Cgroup.
 	Cgroup cgroup.Tree
 	Logger *slog.Logger

@@ -31,7 +31,7 @@ type Guest struct{ Kernel, Initrd, Disk string }
 type Subject struct {
 	// New returns a driver with Taps as its Opener. Called again after Close, it acts as the next daemon and finds what
 	// the previous driver left.
-	New func(t testing.TB) machine.Driver
+	New   func(t testing.TB) machine.Driver
 	Guest Guest
 	// NewCgroup creates a machine's cgroup with a memory limit in bytes (0 means none) and returns its path.
 	NewCgroup func(t testing.TB, name string, memory int64) string
