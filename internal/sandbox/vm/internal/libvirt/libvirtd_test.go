@@ -70,7 +70,8 @@ func TestLibvirtdIsAway(t *testing.T) {
 	require.Empty(t, entries(t, filepath.Join(r.cfg.Dir, "machines")), "placeholders remain")
 }
 
-// TestLibvirtdHangs: a libvirtd that does not answer blocks no call. It ends a start that was given up once it answers.
+// TestLibvirtdHangs: a libvirtd that does not answer blocks no call. Once it answers, it undoes a start that was given
+// up.
 func TestLibvirtdHangs(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)

@@ -93,7 +93,7 @@ func TestConfined(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(d.Dir); err == nil {
-		t.Errorf("left behind: %s", d.Dir)
+		t.Errorf("directory %s still exists", d.Dir)
 	}
 }
 

@@ -111,10 +111,10 @@ func TestKilledAnywhere(t *testing.T) {
 			}
 			machinetest.AwaitMachines(t, d, 0)
 			if left, err := os.ReadDir(root); err != nil || len(left) != 0 {
-				t.Errorf("left behind: %v, %v", left, err)
+				t.Errorf("files left behind: %v (error %v)", left, err)
 			}
 			if _, err := os.Stat(d.Dir); err == nil {
-				t.Errorf("left behind: %s", d.Dir)
+				t.Errorf("directory %s still exists", d.Dir)
 			}
 		})
 	}

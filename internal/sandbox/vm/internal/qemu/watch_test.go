@@ -141,6 +141,6 @@ func TestRemovedWhenDamaged(t *testing.T) {
 		l.Close()
 	}
 	if left, err := os.ReadDir(root); err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("files left behind: %v (error %v)", left, err)
 	}
 }

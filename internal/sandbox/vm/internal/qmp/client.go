@@ -136,7 +136,7 @@ func (c *Client) register() (uint64, chan *message, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.Err(); err != nil {
-		return 0, nil, fmt.Errorf("QEMU's monitor: %w (%w)", err, errdefs.ErrUnavailable)
+		return 0, nil, fmt.Errorf("QEMU's monitor ended: %w (%w)", err, errdefs.ErrUnavailable)
 	}
 	c.next++
 	answer := make(chan *message, 1) // buffered, so that the reader never blocks

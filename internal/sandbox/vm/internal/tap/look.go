@@ -111,7 +111,7 @@ func readInterface(h *netlink.Handle, link netlink.Link, routes []netlink.Route)
 func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netip.Prefix, error) {
 	have, err := list(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
 	if err != nil {
-		return nil, fmt.Errorf("addresses of %s: %w", link.Attrs().Name, err)
+		return nil, fmt.Errorf("list addresses of %s: %w", link.Attrs().Name, err)
 	}
 	var all []netip.Prefix
 	for _, a := range have {

@@ -110,7 +110,7 @@ func bootsFromDisk(t *testing.T, s Subject) {
 	AwaitLog(t, d, "kept-42", 1)
 	must(t, l.Shutdown(t.Context(), d.Name))
 	if end := l.End(d.Name); end.Cause != machine.CausePowerOff {
-		t.Errorf("ended: %+v", end)
+		t.Errorf("end after Shutdown = %+v, want a power-off", end)
 	}
 	must(t, l.Start(t.Context(), d.Name))
 	console = Attach(t, d)

@@ -105,7 +105,7 @@ func shares(t *testing.T, s Subject) {
 	for range 2 { // each start may use new virtiofsd processes, which end with the machine
 		must(t, l.Destroy(t.Context(), d.Name))
 		if left := virtiofsdPIDs(t, d); len(left) != 0 {
-			t.Errorf("left behind: %v", left)
+			t.Errorf("virtiofsd processes left behind: %v", left)
 		}
 		must(t, l.Start(t.Context(), d.Name))
 	}
@@ -114,7 +114,7 @@ func shares(t *testing.T, s Subject) {
 	AwaitLog(t, d, "from the node", 3)
 	must(t, l.Undefine(t.Context(), d.Name))
 	if _, err := os.Stat(d.Dir); err == nil {
-		t.Errorf("left behind: %s", d.Dir)
+		t.Errorf("directory %s still exists", d.Dir)
 	}
 }
 
@@ -151,7 +151,7 @@ func lostShare(t *testing.T, s Subject) {
 		t.Errorf("Start without the share's directory: got error %v and state %+v, want an error that names it and cause start", err, l.MustState(d.Name))
 	}
 	if left := virtiofsdPIDs(t, d); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("virtiofsd processes left behind: %v", left)
 	}
 	must(t, l.Undefine(t.Context(), d.Name))
 }

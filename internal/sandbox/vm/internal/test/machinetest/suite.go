@@ -330,7 +330,7 @@ func Await(t testing.TB, what string, condition func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("waited %s in vain until %s", Patience, what)
+			t.Fatalf("not within %s: %s", Patience, what)
 		}
 	}
 }
