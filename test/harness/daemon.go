@@ -26,6 +26,9 @@ const (
 	stopTimeout  = 30 * time.Second
 )
 
+// Eventually polls a condition until it returns nil. After the timeout it fails the test with the last error.
+var Eventually = until.NoError
+
 // Daemon is a tripod daemon under test. Its directories exist until the test ends; its process can be stopped and
 // started.
 type Daemon struct {

@@ -16,12 +16,26 @@ import (
 	golibvirt "github.com/digitalocean/go-libvirt"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/fdpass"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
+)
+
+var (
+	fpDefined   = failpoint.New("libvirt.define.domain")
+	fpUndefined = failpoint.New("libvirt.undefine.forgotten")
+	fpOpened    = failpoint.New("libvirt.start.opened")
+	fpReady     = failpoint.New("libvirt.start.defined")
+	fpGranted   = failpoint.New("libvirt.start.granted")
+	fpCreated   = failpoint.New("libvirt.start.created")
+	fpKnown     = failpoint.New("libvirt.end.known")
+	fpWritten   = failpoint.New("libvirt.end.written")
+	fpKilling   = failpoint.New("libvirt.destroy.intent")
+	fpKilled    = failpoint.New("libvirt.destroy.dead")
 )
 
 // DefaultURI is the URI of the host's libvirtd.

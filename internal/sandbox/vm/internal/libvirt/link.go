@@ -74,7 +74,7 @@ func (w *connection) Read(b []byte) (int, error) {
 	if err != nil {
 		w.once.Do(func() { close(w.broken) })
 		w.Conn.Close()
-		if w.opening.TryLock() { // waits for the setup's writes; during the setup, the setup sees the error
+		if w.opening.TryLock() { // synchronizes with a finished setup; a running setup sees the error itself
 			w.opening.Unlock()
 		}
 	}

@@ -256,3 +256,12 @@ type Opener interface {
 	// Tap opens a queue of the NIC's persistent tap.
 	Tap(ctx context.Context, nic NIC) (*os.File, error)
 }
+
+// Finding is a result of a check of the host.
+type Finding struct {
+	Subject string
+	// OK is the result. If Required is set, machines cannot run without it.
+	OK, Required bool
+	// Detail is what the check found, Remedy what to do if it is not OK.
+	Detail, Remedy string
+}

@@ -3,6 +3,7 @@ package qemu
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -143,7 +144,7 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 }
 
 // consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard
-// input (a pipe) and output (a file). A socket will not do: if its client stops reading, QEMU closes it together with
+// input (a pipe) and output (a file). A socket is unsuitable: if its client stops reading, QEMU closes it together with
 // the input, and QEMU 7.2 logs each byte that the client was not ready for twice.
 func (c *command) consoles(d machine.Definition) {
 	socket := func(id, name string) {
@@ -308,4 +309,10 @@ func mebibytes(n uint64) uint64 { return (n + 1<<20 - 1) >> 20 }
 // isCommandOf reports whether cmdline, the content of /proc/PID/cmdline, belongs to the machine's QEMU.
 func isCommandOf(cmdline []byte, name string) bool {
 	return strings.Contains("\x00"+string(cmdline), "\x00guest="+namePrefix+name+",")
+}
+
+// IsMachine reports whether the process is the QEMU of the named machine.
+func IsMachine(pid int, name string) bool {
+	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && isCommandOf(cmdline, name)
 }
