@@ -1,6 +1,5 @@
 // Command tripod-vmwrap is the <emulator> of libvirt domains that Tripod defines. It fetches the machine's descriptors
-// from the daemon, adds the network to QEMU's arguments, and executes QEMU (internal/sandbox/vm/vmwrap). Only libvirt
-// calls it.
+// from the daemon, adds the network to QEMU's arguments, and executes QEMU (internal/sandbox/vm/vmwrap).
 package main
 
 import (

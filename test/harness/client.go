@@ -60,8 +60,7 @@ func Dial(socket string) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 }
 
-// Conn returns the raw connection. CRI and ImageCRI return its generated clients, which do not change requests or
-// answers.
+// Conn returns the raw connection. The clients CRI and ImageCRI use it, and do not change requests or answers.
 func (d *Daemon) Conn() *grpc.ClientConn { return d.conn }
 
 // CRI returns the generated client of the RuntimeService.

@@ -29,8 +29,7 @@ const (
 // Eventually polls a condition until it returns nil. After the timeout it fails the test with the last error.
 var Eventually = until.NoError
 
-// Daemon is a tripod daemon under test. Its directories exist until the test ends; its process can be stopped and
-// started.
+// Daemon is a tripod daemon under test. Its directories exist until the test ends; its process can come and go.
 type Daemon struct {
 	// Dir is the directory of the daemon's files on disk: config.toml, daemon.log, root/.
 	Dir string
@@ -149,8 +148,7 @@ func (d *Daemon) writeConfig() error {
 	return os.WriteFile(d.ConfigPath(), text, 0o600)
 }
 
-// Start starts the daemon, with additional environment variables for this start, and waits until its RuntimeReady
-// condition is true.
+// Start starts the daemon, with more environment variables for this start, and waits until its runtime is ready.
 func (d *Daemon) Start(env ...string) {
 	d.t.Helper()
 	if err := d.TryStart(env...); err != nil {

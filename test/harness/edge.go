@@ -125,8 +125,7 @@ type Orchestrator struct {
 	REST, Broker string
 }
 
-// StartOrchestrator starts an orchestrator that uses the broker, which need not run yet. Create the daemon first; see
-// StartMosquitto.
+// StartOrchestrator starts an orchestrator; the broker need not run yet. Create the daemon first; see StartMosquitto.
 func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
 	t.Helper()
 	return StartOrchestratorWith(t, broker, nil)

@@ -19,8 +19,8 @@ const envInside = "TRIPOD_HARNESS_INSIDE"
 // leave a process running.
 func Main(m *testing.M) { Enter(m.Run) }
 
-// Enter calls run in the test's own namespaces and exits with its result. Use it if TestMain does more than run the
-// tests.
+// Enter calls run in the test's own namespaces and exits with its result. It is for a TestMain that does more than
+// Main.
 func Enter(run func() int) {
 	testns.Reenter()
 	if os.Getenv(envInside) != "" {
@@ -54,8 +54,7 @@ func Dir() string { return os.Getenv(testns.EnvDir) }
 // CgroupParent returns the cgroup path below which the tests may create cgroups. It is the same in every hierarchy.
 func CgroupParent() string { return os.Getenv(testns.EnvCgroup) }
 
-// Root returns the root of the repository. It searches upward from the working directory, which go test sets to the
-// package's directory.
+// Root returns the root of the repository. It contains the working directory of a test, which is its package's.
 var Root = sync.OnceValue(func() string {
 	dir, err := os.Getwd()
 	for ; err == nil && dir != "/"; dir = filepath.Dir(dir) {
@@ -69,8 +68,7 @@ var Root = sync.OnceValue(func() string {
 // Binary returns the tripod program under test: $TRIPOD_BIN, or build/bin/tripod, which it builds first.
 var Binary = buildOnce("TRIPOD_BIN", "build/bin/tripod", "go", "build")
 
-// TestBinary returns tripod with fail points and the fake backend: $TRIPOD_TEST_BIN, or build/test/bin/tripod, which it
-// builds first.
+// TestBinary is like Binary, with fail points and the fake backend: $TRIPOD_TEST_BIN, or build/test/bin/tripod.
 var TestBinary = buildOnce("TRIPOD_TEST_BIN", "build/test/bin/tripod", "go", "build", "-tags", "failpoints")
 
 // FailPoints returns the names of the daemon's fail points.
@@ -87,8 +85,7 @@ func FailPoints(t testing.TB) []string {
 	return strings.Fields(string(out))
 }
 
-// WasmBinary returns the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, which it builds
-// first.
+// WasmBinary is like Binary, for tripod-wasm: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm.
 var WasmBinary = buildOnce("TRIPOD_WASM_BIN", "build/bin/tripod-wasm", "env", "CGO_ENABLED=1", "go", "build")
 
 // buildOnce returns a function that returns the program that an environment variable names. Without the variable, the

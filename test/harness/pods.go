@@ -302,8 +302,7 @@ func (c *Container) ExecSync(argv ...string) (stdout, stderr string, code int32)
 	return string(resp.Stdout), string(resp.Stderr), resp.ExitCode
 }
 
-// Must runs a command in the container and returns its standard output. It fails the test unless the command exits with
-// 0.
+// Must runs a command in the container and returns its standard output. It fails the test if the exit code is not 0.
 func (c *Container) Must(argv ...string) string {
 	c.Pod.t.Helper()
 	stdout, stderr, code := c.ExecSync(argv...)

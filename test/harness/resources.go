@@ -27,8 +27,7 @@ type Resources struct {
 	Processes map[string]int
 	// Mounts are the mounts of this mount namespace: "MOUNTPOINT TYPE (ROOT)". They include pinned namespaces.
 	Mounts map[string]int
-	// Cgroups are paths below CgroupParent in every hierarchy: cgroups of pods and containers, and cgroups with
-	// processes.
+	// Cgroups are paths below CgroupParent in every hierarchy: of pods and containers, and of cgroups with processes.
 	Cgroups map[string]int
 	// Links are the network interfaces of this network namespace except bridges. Rules are its per-pod iptables chains.
 	Links, Rules map[string]int
@@ -60,8 +59,7 @@ func Snapshot(d *Daemon) Resources {
 	return r
 }
 
-// Leaks returns an error that names what is in after but not in r. It compares open files and snapshots if both sides
-// have them.
+// Leaks returns an error that names what is only in after. It compares open files and snapshots if both have them.
 func (r Resources) Leaks(after Resources) error {
 	kinds := []struct {
 		name          string

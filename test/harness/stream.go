@@ -24,8 +24,7 @@ import (
 // Protocol is a streaming protocol. The clients are the libraries that kubectl uses.
 type Protocol string
 
-// Values of Protocol. WebSocket is version 4, which every CRI streaming server supports and which cannot signal the end
-// of stdin.
+// Values of Protocol. WebSocket is version 4, which every CRI server supports and which cannot signal the end of stdin.
 const (
 	SPDY        Protocol = "SPDY"
 	WebSocket   Protocol = "WebSocket"
@@ -38,8 +37,7 @@ var (
 	HalfClosing = []Protocol{SPDY, WebSocketV5}
 )
 
-// Stream connects standard streams to the URL from Exec or Attach. It returns the program's exit code, and an error for
-// all other failures.
+// Stream connects standard streams to the URL from Exec or Attach. It returns the program's exit code, or other errors.
 func Stream(ctx context.Context, p Protocol, rawURL string, o remotecommand.StreamOptions) (int, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {

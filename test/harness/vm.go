@@ -110,8 +110,7 @@ func guestReports(text string) []GuestReport {
 	return all
 }
 
-// Get requests a path from the pod's web server, from the node over the pod network. It fails the test unless the
-// answer is 200.
+// Get requests a path from the pod's web server, over the pod network. It fails the test unless the answer is 200.
 func (p *Pod) Get(path string) string {
 	p.t.Helper()
 	var body string

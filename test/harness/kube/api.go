@@ -18,8 +18,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// client returns an HTTP client for the API server. A read is a hundred times cheaper than a kubectl, and waiting tests
-// read often.
+// client returns an HTTP client for the API server. Waiting tests read often, and kubectl costs a hundred times more.
 func (i identity) client() *http.Client {
 	return &http.Client{
 		Timeout:   30 * time.Second,

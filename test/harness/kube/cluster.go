@@ -178,8 +178,7 @@ func (c *Cluster) Drain() error {
 	})
 }
 
-// Stop stops the cluster, clients before servers. Its error names programs that had already ended or did not end in
-// time.
+// Stop stops the cluster, clients before servers. Its error names programs that ended before, or not in time.
 func (c *Cluster) Stop() error {
 	var errs []error
 	for _, p := range []*Process{c.Proxy, c.Kubelet, c.Scheduler, c.ControllerManager, c.Daemon, c.APIServer, c.Etcd} {

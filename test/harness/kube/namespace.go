@@ -266,8 +266,7 @@ func (n *Namespace) cleanUp() {
 		n.explain()
 	}
 	uids := n.podUIDs()
-	// Delete the controllers too, because they would create new pods. The cluster takes about 15 s to remove the
-	// namespace itself.
+	// Delete the controllers too, because they would create new pods. The namespace itself takes about 15 s to go away.
 	n.Kubectl("delete", "deployments,statefulsets,daemonsets,jobs,cronjobs,pods", "--all", "--wait=false")
 	n.Kubectl("delete", "namespace", n.Name, "--wait=false")
 	if err := until.Poll(Timeout, n.noPods); err != nil {

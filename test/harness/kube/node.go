@@ -21,8 +21,7 @@ func prepareNode(dir string) error {
 	return errors.Join(addAddress(), mountFiles(dir), overlaySysctls(dir), makeCgroups(kubeCgroup()))
 }
 
-// addAddress adds a bridge without ports that has the node's address and the default route. No packets are ever sent
-// through it.
+// addAddress adds a bridge with the node's address and the default route. It has no ports, so it sends no packets.
 func addAddress() error {
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "node0"}}
 	addr, err := netlink.ParseAddr(NodeIP + "/24")
@@ -66,8 +65,8 @@ func bind(source, target string) error {
 	return nil
 }
 
-// overlaySysctls shows the kubelet the kernel settings that it expects. The kubelet would otherwise change the settings
-// of the whole host.
+// overlaySysctls shows the kubelet the kernel settings that it expects, because it would change them for the whole
+// host.
 func overlaySysctls(dir string) error {
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
@@ -88,8 +87,8 @@ func overlaySysctls(dir string) error {
 // kubeCgroup returns the root of the kubelet's cgroups, a path in every hierarchy.
 func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
 
-// podShares is the CPU weight of all pods together. A process outside of cgroups has 1024, so machines can boot while a
-// compiler runs.
+// podShares is the CPU weight of all pods, so that machines boot while a compiler runs. A process without cgroup has
+// 1024.
 const podShares = "8192"
 
 // makeCgroups creates the cgroup in every hierarchy. In the cpuset hierarchy each level starts without CPUs and memory

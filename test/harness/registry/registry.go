@@ -1,5 +1,4 @@
-// Package registry runs Debian's docker-registry on a loopback address with a storage directory. It does not depend on
-// tests or images.
+// Package registry runs Debian's docker-registry on loopback with a storage directory. It knows no tests or images.
 package registry
 
 import (

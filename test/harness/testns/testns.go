@@ -19,8 +19,7 @@ import (
 const (
 	// EnvDir is the run's own directory, on a disk. It is removed afterwards.
 	EnvDir = "TRIPOD_TEST_DIR"
-	// EnvCgroup is the cgroup path, the same in every hierarchy, below which the run may create cgroups. It is removed
-	// afterwards.
+	// EnvCgroup is the path of the run's cgroup, the same in every hierarchy. The cgroups are removed afterwards.
 	EnvCgroup = "TRIPOD_TEST_CGROUP"
 
 	// envInit is set in the process that becomes PID 1.
@@ -30,8 +29,7 @@ const (
 	grace = 15 * time.Second
 )
 
-// exitSetup is the exit code if the setup or the removal failed or, with Options.Strict, if the command left processes
-// running.
+// exitSetup is the exit code for a failed setup or removal and, with Options.Strict, for processes left running.
 const exitSetup = 70
 
 // Options configures Run.

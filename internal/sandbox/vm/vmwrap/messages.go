@@ -33,8 +33,7 @@ type Grant struct {
 	NICs     []NIC     `json:"nics,omitempty"`
 }
 
-// File replaces a path in -blockdev by a set of descriptors. QEMU chooses one according to the access mode (read-only,
-// read-write).
+// File replaces a path in -blockdev by descriptors. QEMU chooses one by access mode (read-only, read-write).
 type File struct {
 	Path string `json:"path"`
 	FDs  []int  `json:"fds"`

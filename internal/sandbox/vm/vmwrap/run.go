@@ -70,8 +70,7 @@ func prepare(ctx context.Context, args, env []string) (emulator string, argv, en
 	return emulator, argv, environ, nil
 }
 
-// confine sets no_new_privs for this process, and so for QEMU, and disables core files, which would contain the guest's
-// memory.
+// confine sets no_new_privs, which QEMU inherits, and disables core files, which would contain the guest's memory.
 func confine() error {
 	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("set no_new_privs: %w", errno)

@@ -55,8 +55,7 @@ func (d *Driver) validate(def machine.Definition) error {
 	return err
 }
 
-// domainXML returns the domain of a machine, without its network, which the wrapper adds. model is libvirt's security
-// model.
+// domainXML returns the domain of a machine, without the network, which the wrapper adds. model is from securityModel.
 func (d *Driver) domainXML(def machine.Definition, secret, model string) (string, error) {
 	record, err := json.Marshal(def)
 	if err != nil {
@@ -115,8 +114,7 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 	return domain.Marshal()
 }
 
-// group returns QEMU's group. It is the group of /dev/kvm if only that group has access, because libvirt sets no
-// supplementary groups.
+// group returns QEMU's group: that of /dev/kvm if only a group has access, because libvirt sets no further groups.
 func (d *Driver) group(def machine.Definition) int {
 	var st unix.Stat_t
 	if d.cfg.Accel == qemu.AccelKVM && unix.Stat("/dev/kvm", &st) == nil && st.Mode&0o066 == 0o060 && st.Gid != 0 {
@@ -254,8 +252,7 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 	if source.ReadOnly {
 		disk.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
 	} else {
-		// Report errors of a full or broken disk to the guest. libvirt would otherwise pause the guest, and nothing
-		// would resume it.
+		// Report errors of a full or broken disk to the guest. libvirt would otherwise pause the guest forever.
 		disk.Driver.ErrorPolicy, disk.Driver.RErrorPolicy = "report", "report"
 	}
 	if i == 0 && def.Kernel == nil {

@@ -54,8 +54,7 @@ type Config struct {
 	// Emulator is the path or name of QEMU; "" means qemu.ProgramName. Wrapper is the path of tripod-vmwrap; "" means
 	// the result of FindWrapper.
 	Emulator, Wrapper string
-	// Virtiofsd is the path of virtiofsd, as package virtiofsd finds it. If it is empty, machines with virtio-fs shares
-	// are refused.
+	// Virtiofsd is the path of virtiofsd. If it is empty, machines with virtio-fs shares are refused.
 	Virtiofsd string
 	// Accel is qemu.AccelKVM or qemu.AccelTCG.
 	Accel  string
@@ -290,8 +289,7 @@ func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secre
 	})
 }
 
-// securityModel returns how libvirt confines domains besides users: "apparmor", "selinux" or "none". It queries libvirt
-// once.
+// securityModel returns how libvirt confines domains besides users: "apparmor", "selinux" or "none". It asks once.
 func (d *Driver) securityModel(ctx context.Context) (string, error) {
 	d.mu.Lock()
 	model := d.model

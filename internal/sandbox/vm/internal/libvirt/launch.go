@@ -41,8 +41,7 @@ type launch struct {
 // firmwareRing is libvirt's ID of the second serial port's backend, the ring buffer with the firmware's output.
 const firmwareRing = "charserial1"
 
-// newLaunch opens all files of a machine. It returns errdefs.ErrFailedPrecondition for a missing file, or the Opener's
-// error.
+// newLaunch opens all files of a machine. Errors are errdefs.ErrFailedPrecondition, or the Opener's.
 func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *launch, err error) {
 	l = &launch{secret: rand.Text()}
 	defer func() {

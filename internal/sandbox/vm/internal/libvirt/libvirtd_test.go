@@ -17,8 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// TestLibvirtdIsAway: without libvirtd, machines continue to run and can be killed. Their ends are reported once
-// libvirtd is back.
+// TestLibvirtdIsAway: without libvirtd, machines run and can be killed. Their ends are reported once it is back.
 func TestLibvirtdIsAway(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)
@@ -70,8 +69,7 @@ func TestLibvirtdIsAway(t *testing.T) {
 	require.Empty(t, entries(t, filepath.Join(r.cfg.Dir, "machines")), "placeholders remain")
 }
 
-// TestLibvirtdHangs: a libvirtd that does not answer blocks no call. Once it answers, it undoes a start that was given
-// up.
+// TestLibvirtdHangs: a libvirtd that does not answer blocks no call. Once it answers, abandoned starts are undone.
 func TestLibvirtdHangs(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)

@@ -22,8 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// Recover implements machine.Driver. It returns errdefs.ErrUnavailable if libvirtd does not run, and can then be called
-// again.
+// Recover implements machine.Driver. Without libvirtd it returns errdefs.ErrUnavailable and can be called again.
 func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.Event)) (map[string]machine.State, error) {
 	d.mu.Lock()
 	d.sink = sink
@@ -68,8 +67,7 @@ func (d *Driver) awaitLink(ctx context.Context) error {
 	return err
 }
 
-// definition returns the definition in our mark on a domain. It returns errdefs.ErrNotFound if the mark is missing or
-// another daemon's.
+// definition returns the definition in our mark on a domain, or errdefs.ErrNotFound if there is no mark of this daemon.
 func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machine.Definition, error) {
 	text, err := ask(ctx, d.link, "read the mark of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
 		text, err := c.DomainGetMetadata(domain, int32(golibvirt.DomainMetadataElement), golibvirt.OptString{metadataURI}, golibvirt.DomainAffectCurrent)
@@ -92,8 +90,7 @@ func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machi
 	return def, nil
 }
 
-// recoverMachine takes over a machine from an earlier daemon. It does nothing if an interrupted Recover has already
-// done it.
+// recoverMachine takes over a machine from an earlier daemon, unless an interrupted Recover has already done so.
 func (d *Driver) recoverMachine(ctx context.Context, domain golibvirt.Domain, def machine.Definition) (machine.State, error) {
 	if state, err := d.State(ctx, def.Name); err == nil {
 		return state, nil
@@ -157,7 +154,7 @@ func (d *Driver) recoverMachine(ctx context.Context, domain golibvirt.Domain, de
 	return d.State(ctx, def.Name)
 }
 
-// awaitInactive waits until libvirtd has noticed that a domain's process has ended. After noticeTimeout it destroys the
+// awaitInactive waits until libvirtd has noticed the end of a domain's process. After noticeTimeout it destroys the
 // domain.
 func (d *Driver) awaitInactive(ctx context.Context, domain golibvirt.Domain) (domainStatus, error) {
 	deadline, tick := time.NewTimer(noticeTimeout), time.NewTicker(noticeInterval/10)

@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	// startTimeout bounds a start. It takes 0.3–0.5 s on an idle host, and 5 s more when libvirt probes QEMU's
-	// capabilities.
+	// startTimeout bounds a start. It takes 0.3–0.5 s on an idle host, and 5 s more when libvirt probes QEMU.
 	startTimeout = 2 * time.Minute
 	// undoTimeout bounds the cleanup after a failed start.
 	undoTimeout = 30 * time.Second

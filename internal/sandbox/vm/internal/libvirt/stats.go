@@ -38,8 +38,7 @@ func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) 
 	return parseStats(records[0].Params, def.Disks), nil
 }
 
-// parseStats parses libvirt's typed parameters (virConnectGetAllDomainStats). block.N.* belongs to the Nth disk of the
-// domain.
+// parseStats parses libvirt's parameters (virConnectGetAllDomainStats). block.N.* belongs to disk N of the domain.
 func parseStats(params []golibvirt.TypedParam, disks []machine.Disk) machine.Stats {
 	stats := machine.Stats{Blocks: map[string]machine.BlockStats{}}
 	for _, p := range params {

@@ -155,8 +155,8 @@ func (in *instance) causeOf(reason int32) (cause machine.Cause, message string) 
 	}
 }
 
-// oomKilled reports whether the kernel killed a process of the machine's cgroup for lack of memory since the machine
-// started.
+// oomKilled reports whether the kernel has killed a process of the machine's cgroup since the start, for lack of
+// memory.
 func (in *instance) oomKilled() bool {
 	kills, err := stats.OOMKills(in.def.Cgroup)
 	return in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills

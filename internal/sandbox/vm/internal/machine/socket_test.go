@@ -13,8 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// TestSocketsOfLongPaths: Listen and Dial work for a path that does not fit in an address, and Listen replaces a
-// socket.
+// TestSocketsOfLongPaths: Listen and Dial work for a path that does not fit in an address. Listen replaces a socket.
 func TestSocketsOfLongPaths(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120))
 	if err := os.Mkdir(dir, 0o700); err != nil {

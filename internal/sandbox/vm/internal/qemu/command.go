@@ -64,8 +64,7 @@ type hostSetup struct {
 	Block func(path string) bool
 }
 
-// command is QEMU's arguments and the files that QEMU inherits. Standard are its standard input and output; Files start
-// at descriptor firstFD.
+// command is QEMU's arguments and inherited files: Standard for standard input and output, Files from firstFD.
 type command struct {
 	Args     []string     `json:"args"`
 	Standard [2]inherited `json:"standard"`
@@ -181,8 +180,7 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 	}
 	device += fmt.Sprintf(",drive=%s,id=disk-%s,serial=%s", disk.ID, disk.ID, disk.ID)
 	if !disk.ReadOnly {
-		// Report errors of a full or broken disk to the guest. QEMU would otherwise pause the guest, and nothing would
-		// resume it.
+		// Report errors of a full or broken disk to the guest. QEMU would otherwise pause the guest forever.
 		device += ",werror=report,rerror=report"
 	}
 	if i == 0 && d.Kernel == nil {
@@ -270,16 +268,14 @@ func (c *command) share(i int, share machine.Share) {
 }
 
 const (
-	// lastShareSlot is the PCI slot of the first shares: the last free slot. QEMU assigns slots to other devices from
-	// the first.
+	// lastShareSlot is the PCI slot of the first shares: the last free slot. QEMU assigns the first slots itself.
 	lastShareSlot = 0x1e
 	perSlot       = 8
 	// maxShares leaves 21 slots for other devices.
 	maxShares = 64
 )
 
-// shareAddress puts eight shares into each PCI slot. A pod can have many volumes, and all devices together have 30
-// slots.
+// shareAddress puts eight shares into each PCI slot, because all devices have 30 slots and a pod can have many volumes.
 func shareAddress(i int) string {
 	return fmt.Sprintf("multifunction=on,addr=%#x.%d", lastShareSlot-i/perSlot, i%perSlot)
 }
@@ -291,8 +287,7 @@ func acceleration(accel string) string {
 	return "tcg,tb-size=32" // QEMU's default, up to 1 GiB of translated code, is too much for many small guests
 }
 
-// cpuModel returns the definition's CPU model, or the default: all features of the host under KVM, otherwise all that
-// QEMU emulates.
+// cpuModel returns the definition's CPU model, or the default: the host's under KVM, otherwise all that QEMU emulates.
 func cpuModel(model, accel string) string {
 	switch {
 	case model != "" && model != "host-model" && model != "host-passthrough":

@@ -105,8 +105,7 @@ func golden(t *testing.T, c command) string {
 	return b.String()
 }
 
-// TestNothingLeaksIntoOptions: the command line contains none of our paths, in which a comma would begin another
-// option.
+// TestNothingLeaksIntoOptions: the command line contains no path of ours, in which a comma would begin another option.
 func TestNothingLeaksIntoOptions(t *testing.T) {
 	d := plain()
 	d.Disks[0].Path = "/evil,readonly=off"

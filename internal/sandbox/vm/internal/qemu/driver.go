@@ -32,13 +32,12 @@ const (
 )
 
 const (
-	// startTimeout bounds the time from QEMU's start to its guest's first instruction, which takes 40–100 ms on an idle
-	// host.
+	// startTimeout bounds the time from QEMU's start to the guest's first instruction: 40–100 ms on an idle host.
 	startTimeout = time.Minute
 	// monitorTimeout bounds a command of the monitor.
 	monitorTimeout = time.Second
-	// killTimeout bounds the time from SIGKILL to the end of the process. A process inside a system call on a dead disk
-	// ends late.
+	// killTimeout bounds the time from SIGKILL to the end of the process, which can hang in a system call on a dead
+	// disk.
 	killTimeout = 30 * time.Second
 )
 
@@ -48,8 +47,7 @@ type Config struct {
 	Root string
 	// Emulator is the path or name of QEMU; "" means ProgramName. New looks it up.
 	Emulator string
-	// Virtiofsd is the path of virtiofsd, as package virtiofsd finds it. If it is empty, machines with virtio-fs shares
-	// are refused.
+	// Virtiofsd is the path of virtiofsd. If it is empty, machines with virtio-fs shares are refused.
 	Virtiofsd string
 	// Accel is AccelAuto, AccelKVM or AccelTCG; "" means AccelAuto.
 	Accel string

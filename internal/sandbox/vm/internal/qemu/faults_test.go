@@ -53,8 +53,7 @@ func destroy(t *testing.T, l *machinetest.Life, d machine.Definition) {
 	machinetest.AwaitMachines(t, d, 0)
 }
 
-// TestV1Paused: a machine that another client paused counts as running, for this driver and the next, and can be
-// destroyed.
+// TestV1Paused: a machine that another client paused is running for this driver and the next, and can be destroyed.
 func TestV1Paused(t *testing.T) {
 	s := subject(t)
 	l, d := s.Begin(t), haltedMachine(t, s)
@@ -114,8 +113,7 @@ func TestV1MonitorSilent(t *testing.T) {
 	destroy(t, l, d)
 }
 
-// TestV2NoKVM: on a host without working KVM, a node with vm.accel auto emulates and gives the reason; with kvm, Start
-// fails and names KVM.
+// TestV2NoKVM: without working KVM, vm.accel auto emulates and gives the reason; with kvm, Start fails and names KVM.
 func TestV2NoKVM(t *testing.T) {
 	nothing := filepath.Join(t.TempDir(), "kvm")
 	if err := os.WriteFile(nothing, nil, 0o666); err != nil {

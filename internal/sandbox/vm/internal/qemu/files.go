@@ -168,8 +168,7 @@ func OpenDisk(path string, readOnly bool) (file *os.File, device bool, err error
 	return file, isBlock(info), nil
 }
 
-// OpenShare opens a directory for virtio-9p. Where the file system supports it, QEMU's user sees root's files as its
-// own.
+// OpenShare opens a directory for virtio-9p. QEMU's user owns root's files in it, if the file system supports that.
 func OpenShare(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	tree, _, err := virtiofsd.Open(path, readOnly, uid, gid)
 	return tree, err

@@ -47,8 +47,7 @@ type probeRecord struct {
 
 // Probe returns the accelerator for machines. With AccelAuto it boots a guest of one sector under KVM, started like
 // every machine. The guest must boot, reach 64-bit mode with paging, and get interrupts. Opening /dev/kvm would not be
-// enough: on some hosts it opens, but no guest boots. Probe stores the verdict on disk for this kernel, QEMU and
-// processor.
+// enough: on some hosts it opens, but no guest boots. Probe stores the verdict for this kernel, QEMU and processor.
 func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 	if d.cfg.Accel != AccelAuto {
 		return Verdict{d.cfg.Accel, "configured by vm.accel"}, nil

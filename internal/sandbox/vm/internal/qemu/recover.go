@@ -56,8 +56,7 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	return found, nil
 }
 
-// recoverOrRemove recovers the machine whose record is in a directory, or removes the machine if it is not wanted or
-// its record is damaged.
+// recoverOrRemove recovers a machine from its directory, or removes it if it is unwanted or its record is damaged.
 func (d *Driver) recoverOrRemove(ctx context.Context, name string, wanted bool) error {
 	var def definition
 	err := readJSON(filepath.Join(d.dirOf(name), definitionFile), &def)
@@ -153,8 +152,7 @@ func (h *handle) recover(ctx context.Context) error {
 	return h.takeOver(ctx, p)
 }
 
-// takeOver watches a QEMU that an earlier daemon started. If the guest has already ended, takeOver waits until its end
-// is recorded.
+// takeOver watches a QEMU that an earlier daemon started. If its guest has ended, takeOver waits for the final record.
 func (h *handle) takeOver(ctx context.Context, p *process.Process) error {
 	r, killing := newAdoptedRun(h, p), h.rec.Killing
 	h.run = r

@@ -79,8 +79,7 @@ func newRun(h *handle, p *process.Process) *run {
 	return r
 }
 
-// exitStatus asks the kernel for the exit status of another process's child. Linux provides it since 6.15, once the
-// process was reaped.
+// exitStatus asks the kernel how another process's child exited. Linux supports it since 6.15, for reaped children.
 func exitStatus(pidfd *os.File) (unix.WaitStatus, bool) {
 	if pidfd == nil {
 		return 0, false
@@ -218,8 +217,7 @@ func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats,
 	}
 	for _, disk := range def.Disks {
 		for _, b := range blocks {
-			// query-blockstats names a virtio disk by its path, .../disk-root/virtio-backend, and a SCSI disk by its
-			// ID.
+			// query-blockstats names a virtio disk by its path, .../disk-root/virtio-backend, a SCSI disk by its ID.
 			if b.Device == "disk-"+disk.ID || filepath.Base(filepath.Dir(b.Device)) == "disk-"+disk.ID {
 				s.Blocks[disk.ID] = machine.BlockStats(b.Stats)
 			}

@@ -85,8 +85,7 @@ func (h *handle) start(ctx context.Context, accel string) error {
 	return err
 }
 
-// launch starts QEMU and waits until its guest runs. If it returns a run together with an error, the caller must end
-// the run.
+// launch starts QEMU and waits until its guest runs. The caller must end a run that is returned with an error.
 func (h *handle) launch(ctx context.Context, def machine.Definition, accel string) (*run, error) {
 	if err := errors.Join(fpIntent.Hit(ctx), h.killLeftovers(ctx, def), os.MkdirAll(def.Dir, 0o700)); err != nil {
 		return nil, err

@@ -127,8 +127,7 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// logPath returns the path of QEMU's own log. It is beside the serial log, whose file system limits its size while no
-// daemon trims it.
+// logPath returns the path of QEMU's log, beside the serial log. Their file system bounds it while no daemon trims it.
 func logPath(def machine.Definition) string {
 	return filepath.Join(filepath.Dir(def.SerialLog), logFile)
 }

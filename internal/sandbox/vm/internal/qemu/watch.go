@@ -125,8 +125,7 @@ func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	}
 }
 
-// askStatus queries whether the guest has ended. If the monitor does not answer, askStatus closes the connection, and
-// watch connects again.
+// askStatus queries whether the guest has ended. It closes a monitor that does not answer; watch then connects again.
 func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	ctx, cancel := context.WithTimeout(h.d.ctx, monitorTimeout)
 	defer cancel()
@@ -173,8 +172,7 @@ func causeOf(e qmp.Event) machine.Cause {
 	}
 }
 
-// eventTime returns the time of an event according to QEMU's clock, or the present time if that clock is off by more
-// than an hour.
+// eventTime returns the time of an event by QEMU's clock, or the present if that clock is off by more than an hour.
 func eventTime(e qmp.Event) time.Time {
 	if age := time.Since(e.Time); age < 0 || age > time.Hour {
 		return time.Now()

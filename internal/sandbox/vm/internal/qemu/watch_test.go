@@ -81,8 +81,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestDamagedRecords: readJSON reports truncated files and other versions as data loss, and withClass classifies a full
-// disk.
+// TestDamagedRecords: truncated files and other versions are data loss, and a full disk is an exhausted resource.
 func TestDamagedRecords(t *testing.T) {
 	path := filepath.Join(t.TempDir(), stateFile)
 	var r record

@@ -150,8 +150,7 @@ func (c *Client) forget(id uint64) {
 	delete(c.pending, id)
 }
 
-// write sends a line. If only a part of it is sent, write closes the connection, because the next line would be
-// garbled.
+// write sends a line. If it sends only a part, it closes the connection, because the next line would be garbled.
 func (c *Client) write(ctx context.Context, line []byte) error {
 	select {
 	case c.writing <- struct{}{}:

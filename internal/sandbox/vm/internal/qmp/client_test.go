@@ -162,8 +162,7 @@ func TestSilentMonitor(t *testing.T) {
 	}
 }
 
-// TestFullPipe: a peer that does not read blocks a caller only until its deadline; a partly sent command ends the
-// connection.
+// TestFullPipe: a peer that does not read blocks a caller until its deadline; a partial command ends the connection.
 func TestFullPipe(t *testing.T) {
 	ours, theirs := net.Pipe()
 	defer ours.Close()

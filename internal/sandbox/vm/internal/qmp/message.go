@@ -11,8 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// MaxLine is the maximum length of a line from QEMU in bytes. The longest regular line, the answer to query-qmp-schema,
-// has about 200 KiB.
+// MaxLine limits the length of a line from QEMU in bytes. The longest, the answer to query-qmp-schema, has 200 KiB.
 const MaxLine = 1 << 20
 
 // Version is QEMU's version, from the greeting.

@@ -177,8 +177,8 @@ func readMark(dev device) (mark, bool, error) {
 	return decode(raw)
 }
 
-// isBlank reports whether the places of partition tables, file systems and their backups are zero: the first 2 MiB and
-// the last 1 MiB.
+// isBlank reports whether the first 2 MiB and the last 1 MiB, the places of partition tables and file systems, are
+// zero.
 func isBlank(dev device) (bool, error) {
 	buf := make([]byte, 1<<20)
 	for _, at := range []int64{0, Offset, dev.Size() - int64(len(buf))} {

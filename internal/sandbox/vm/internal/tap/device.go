@@ -68,8 +68,8 @@ func attach(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// ensureTap makes a missing tap, persistent and owned by the given user, and configures it. A kill during the creation
-// leaves no tap.
+// ensureTap makes a missing tap, persistent and owned by the given user, and configures it. A kill leaves no partial
+// tap.
 func ensureTap(h *netlink.Handle, w wiring, uid, gid int) (netlink.Link, error) {
 	link, err := h.LinkByName(w.Tap)
 	if isNotFound(err) {

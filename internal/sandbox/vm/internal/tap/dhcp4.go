@@ -12,8 +12,7 @@ import (
 	"github.com/insomniacslk/dhcp/rfc1035label"
 )
 
-// leaseTime is practically infinite, because the address belongs to the pod, but small enough not to overflow in any
-// client.
+// leaseTime is practically infinite, because the address belongs to the pod, but overflows in no client.
 const leaseTime = 365 * 24 * time.Hour
 
 // minMessage4 is the size of an IP packet that every DHCP client accepts (RFC 2131, section 2). minMTU4 is the least
@@ -23,8 +22,7 @@ const minMessage4, minMTU4 = 576, 68
 // serverMAC is the source MAC address of answers. Nothing is sent to it.
 var serverMAC = [6]byte{0x02, 0x00, 0x54, 0x52, 0x50, 0x44}
 
-// fallbackServer4 identifies the server if the guest has no gateway. Renewals to this address are lost; the client
-// finally broadcasts.
+// fallbackServer4 identifies the server if the guest has no gateway. Clients cannot renew there and finally broadcast.
 var fallbackServer4 = netip.MustParseAddr("169.254.1.1")
 
 // server4 answers a guest's DHCPv4 messages (RFC 2131, section 4.3) with its first address. It keeps no lease state,
@@ -32,11 +30,9 @@ var fallbackServer4 = netip.MustParseAddr("169.254.1.1")
 type server4 struct {
 	mac     net.HardwareAddr
 	address netip.Prefix // of the guest
-	// server is the server identifier: the gateway's address, because a client sends renewals there. server4 answers
-	// them.
+	// server is the server identifier: the gateway's address, to which a client sends renewals. server4 answers them.
 	server netip.Addr
-	// offer holds the options of an offer or acknowledgement. search is a further option that is omitted if it does not
-	// fit.
+	// offer holds the options of an offer or acknowledgement; search is one more, omitted if it does not fit.
 	offer  []dhcpv4.Option
 	search *dhcpv4.Option
 }

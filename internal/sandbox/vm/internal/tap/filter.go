@@ -12,15 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// match selects frames of a protocol that are not forwarded. All keys must match. Offsets count from the network
-// header.
+// match selects frames of a protocol that are not forwarded. All keys must match. Offsets start at the network header.
 type match struct {
 	protocol uint16
 	keys     []netlink.TcU32Key
 }
 
-// virtualRouter is the link-local router address that the Responder advertises if the gateway's address is not
-// link-local.
+// virtualRouter is the router address that the Responder advertises if the gateway's address is not link-local.
 var virtualRouter = netip.MustParseAddr("fe80::7472:6970:6f64:1")
 
 // filters returns the frames that are not forwarded between the pod's interface and the guest; see the package comment.

@@ -227,8 +227,7 @@ func guestFilter() ([]unix.SockFilter, error) {
 	})
 }
 
-// advertFilter returns the packet socket's program for the pod's interface. It accepts incoming neighbour
-// advertisements.
+// advertFilter returns the packet socket's program for the pod's interface: it accepts neighbour advertisements.
 func advertFilter() ([]unix.SockFilter, error) {
 	return assemble([]bpf.Instruction{
 		bpf.LoadExtension{Num: bpf.ExtType},

@@ -106,8 +106,7 @@ func readInterface(h *netlink.Handle, link netlink.Link, routes []netlink.Route)
 	return w, err
 }
 
-// addresses returns the link's addresses of a family in the order in which they were added, without IPv6 link-local
-// ones.
+// addresses returns the link's addresses of a family, oldest first, without IPv6 link-local ones.
 func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netip.Prefix, error) {
 	have, err := list(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
 	if err != nil {

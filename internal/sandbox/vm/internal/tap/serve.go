@@ -29,8 +29,7 @@ const (
 
 // Config holds settings for the guests in addition to their Interfaces.
 type Config struct {
-	// Servers and Searches are the pod's resolver configuration, for both families. Invalid addresses and domains are
-	// ignored.
+	// Servers and Searches are the pod's resolver configuration, for both families. Invalid entries are ignored.
 	Servers, Searches []string
 	// Hostname is the guest's name; "" sends none.
 	Hostname string

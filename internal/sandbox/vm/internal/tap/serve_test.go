@@ -42,8 +42,7 @@ func (g *guest) udhcpc(args ...string) map[string]string {
 	return env
 }
 
-// TestDHCP: a guest gets its whole network from a DHCP client, again after a restart of the daemon, and no neighbour
-// receives a DHCP frame.
+// TestDHCP: a DHCP client gets the guest's whole network, also after a daemon restart, and no neighbour receives DHCP.
 func TestDHCP(t *testing.T) {
 	n := newNode(t, "")
 	r := n.pod("pod")
@@ -106,8 +105,7 @@ func (n *node) packetSocket(netns, name string) (file *os.File, index int) {
 	return file, index
 }
 
-// capturePorts captures UDP over IPv4 that arrives on an interface. The returned function returns the destination ports
-// so far.
+// capturePorts captures UDP over IPv4 on an interface. The returned function returns the destination ports so far.
 func (n *node) capturePorts(netns, name string) func() []uint16 {
 	n.t.Helper()
 	file, _ := n.packetSocket(netns, name)
@@ -127,8 +125,7 @@ func (n *node) capturePorts(netns, name string) func() []uint16 {
 	}
 }
 
-// TestFilters: DHCP and router messages of others, and the guest's own broadcasts, do not reach the guest. All other
-// frames do.
+// TestFilters: others' DHCP and router messages and the guest's own broadcasts do not reach the guest; other frames do.
 func TestFilters(t *testing.T) {
 	n := newNode(t, "")
 	n.pod("pod")

@@ -55,8 +55,7 @@ func (i Interface) gateway(is func(netip.Addr) bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// aliasPrefix is the prefix of the kernel alias (IFLA_IFALIAS) of a tap that Wire made. The name of the pod's interface
-// follows it.
+// aliasPrefix precedes the name of the pod's interface in the kernel alias (IFLA_IFALIAS) of a tap that Wire made.
 const aliasPrefix = "tripod guest of "
 
 // IsTap reports whether a link in a pod's namespace is a tap that Wire made. Its counters repeat those of the pod's

@@ -143,8 +143,7 @@ func TestPluginsDelete(t *testing.T) {
 	}
 }
 
-// TestWireAgain: a repeated Wire and Read return the first result, the repeat does not interrupt traffic, and Unwire
-// restores everything.
+// TestWireAgain: a second Wire and Read return the first result without stopping traffic; Unwire restores everything.
 func TestWireAgain(t *testing.T) {
 	n := newNode(t, "")
 	r := n.pod("pod")

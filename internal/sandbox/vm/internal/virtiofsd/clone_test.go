@@ -37,8 +37,7 @@ func TestShareOwners(t *testing.T) {
 					t.Errorf("%s: %s file in the clone = %v, %v; want owner %d", dir, name, info, err, want)
 				}
 			}
-			// Our root corresponds to QEMU's user, who does not exist on this mount. A read-only mount refuses the
-			// write earlier.
+			// Our root maps to QEMU's user, who does not exist on this mount. A read-only mount fails earlier.
 			err = os.WriteFile(at("root's"), []byte("x"), 0)
 			if readOnly != errors.Is(err, unix.EROFS) {
 				t.Errorf("%s, read-only %t: write returned %v", dir, readOnly, err)

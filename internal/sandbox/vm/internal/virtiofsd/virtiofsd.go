@@ -167,8 +167,7 @@ func fileLimit() uint64 {
 	return min(limit.Max, maxFiles)
 }
 
-// connection returns virtiofsd's listening socket, and the hypervisor's end of the connection that virtiofsd will
-// accept.
+// connection returns virtiofsd's listening socket, and the hypervisor's end of the connection that it will accept.
 func (o Options) connection(ctx context.Context) (listener, conn *os.File, err error) {
 	path := filepath.Join(o.Dir, SocketName)
 	if listener, err = machine.Listen(path); err != nil {

@@ -80,8 +80,7 @@ func devices(t *testing.T, s Subject) {
 	}
 }
 
-// bootsFromDisk: the firmware boots from an overlay on an image. The guest's writes survive a restart and change the
-// overlay only.
+// bootsFromDisk: the firmware boots from an overlay on an image. The guest's writes survive, in the overlay only.
 func bootsFromDisk(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()

@@ -214,8 +214,8 @@ func hung(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// outOfMemory: the kernel kills a hypervisor that exceeds a memory limit, of its own cgroup or of the parent, which the
-// kubelet sets.
+// outOfMemory: the kernel kills a hypervisor that exceeds the limit of its cgroup or of the parent, which is a
+// kubelet's.
 func outOfMemory(t *testing.T, s Subject) {
 	const limit = 230 << 20
 	t.Run("its cgroup", func(t *testing.T) { checkOOMKill(t, s, s.NewCgroup(t, randomName(t), limit), false) })
@@ -243,8 +243,7 @@ func checkOOMKill(t *testing.T, s Subject, dir string, shared bool) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// noStart: Start says why a machine cannot start. The machine is then Ended, and starts once its definition is
-// repaired.
+// noStart: Start says why a machine cannot start. The machine is Ended, and starts once its definition is repaired.
 func noStart(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer l.Close()
