@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,10 +35,7 @@ const (
 // refreshAll queries every running machine after a connect, because events may have been missed.
 func (d *Driver) refreshAll(ctx context.Context) {
 	d.mu.Lock()
-	var all []*instance
-	for _, in := range d.machines {
-		all = append(all, in)
-	}
+	all := slices.Collect(maps.Values(d.machines))
 	d.mu.Unlock()
 	for _, in := range all {
 		d.refresh(ctx, in)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,17 +22,13 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	if err != nil {
 		return nil, fmt.Errorf("read the machines' directory: %w", err)
 	}
-	named := map[string]bool{}
-	for _, name := range names {
-		named[name] = true
-	}
 	var all sync.WaitGroup
 	for _, e := range entries {
 		if !e.IsDir() || !nameForm.MatchString(e.Name()) {
 			continue
 		}
 		all.Go(func() { // in parallel, because each machine can take time
-			if err := d.recoverOrRemove(ctx, e.Name(), named[e.Name()]); err != nil {
+			if err := d.recoverOrRemove(ctx, e.Name(), slices.Contains(names, e.Name())); err != nil {
 				d.log.Error("recovering a machine failed", "machine", e.Name(), "err", err)
 			}
 		})
@@ -49,7 +46,7 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	d.sink = sink
 	found := map[string]machine.State{}
 	for name, h := range d.machines {
-		if named[name] {
+		if slices.Contains(names, name) {
 			found[name] = h.state()
 		}
 	}

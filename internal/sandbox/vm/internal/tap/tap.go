@@ -2,6 +2,7 @@ package tap
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -36,13 +37,7 @@ func (i Interface) addrs4() []netip.Prefix { return i.family(netip.Addr.Is4) }
 func (i Interface) addrs6() []netip.Prefix { return i.family(netip.Addr.Is6) }
 
 func (i Interface) family(is func(netip.Addr) bool) []netip.Prefix {
-	var some []netip.Prefix
-	for _, a := range i.Addrs {
-		if is(a.Addr()) {
-			some = append(some, a)
-		}
-	}
-	return some
+	return slices.DeleteFunc(slices.Clone(i.Addrs), func(a netip.Prefix) bool { return !is(a.Addr()) })
 }
 
 // gateway returns the first default gateway of a family, or an invalid address if there is none.

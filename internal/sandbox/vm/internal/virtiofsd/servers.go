@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,13 +69,8 @@ func (s *Servers) all() []*server {
 }
 
 // onlyVirtiofs returns the virtio-fs shares.
-func onlyVirtiofs(shares []machine.Share) (list []machine.Share) {
-	for _, s := range shares {
-		if s.Driver == machine.ShareVirtiofs {
-			list = append(list, s)
-		}
-	}
-	return list
+func onlyVirtiofs(shares []machine.Share) []machine.Share {
+	return slices.DeleteFunc(slices.Clone(shares), func(s machine.Share) bool { return s.Driver != machine.ShareVirtiofs })
 }
 
 // IDs returns the process IDs, for the state file.
