@@ -39,7 +39,7 @@ func (s *benchSettings) flags(c *cobra.Command, pods int) {
 	f.StringVar(&s.out, "json", "", "write the report to this file as JSON")
 }
 
-// measure connects, runs do, and prints and writes the report.
+// measure connects to the runtime, runs do, and prints the report. With --json it also writes the report to a file.
 func (s *benchSettings) measure(c *cobra.Command, do func(context.Context, *cli.Client) (*bench.Report, error)) error {
 	if s.pods < 1 {
 		return fmt.Errorf("--pods %d is not at least 1", s.pods)

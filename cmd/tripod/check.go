@@ -61,7 +61,7 @@ func checkCommand() *cobra.Command {
 	return c
 }
 
-// checkWasm checks what components need. Everything else works without tripod-wasm.
+// checkWasm checks the requirements of components. Everything else works without tripod-wasm.
 func checkWasm(ctx context.Context, c *config.Config) []check.Finding {
 	if !c.Backends.Wasm {
 		return nil

@@ -38,7 +38,7 @@ func checkImages(ctx context.Context, c *config.Config) []check.Finding {
 	return findings
 }
 
-// checkDaemon asks a running daemon for what only it knows.
+// checkDaemon checks the status that a running daemon reports.
 func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
 	client, err := cli.Connect(ctx, c.GRPC.Socket, askTimeout)
 	if err != nil {
@@ -48,7 +48,7 @@ func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
 	f := check.Finding{Subject: "daemon", OK: true, Detail: "no panics since it was started"}
 	resp, err := client.Status(ctx, true)
 	if err != nil {
-		f.OK, f.Detail, f.Remedy = false, "does not report its status: "+cli.Explain(err), "look at the daemon's log"
+		f.OK, f.Detail, f.Remedy = false, "does not report its status: "+cli.Explain(err), "read the daemon's log"
 		return []check.Finding{f}
 	}
 	var info struct{ RecoveredPanics map[string]uint64 }

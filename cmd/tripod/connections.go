@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// limits converts the connection limits of one address.
+// limits converts the configured connection limits, which apply to each address.
 func limits(c config.Connections) connlimit.Config {
 	perPeer := c.MaxPerPeer
 	if perPeer == 0 {

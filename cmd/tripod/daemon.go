@@ -22,20 +22,20 @@ import (
 	"github.com/tripod-run/tripod/internal/cri"
 )
 
-// drainTime is how long calls under way may take to finish after the daemon was asked to stop. It must be below
-// TimeoutStopSec of the systemd unit.
+// drainTime bounds the time for calls in progress to finish after the daemon was asked to stop. It must be below TimeoutStopSec of the
+// systemd unit.
 const drainTime = 20 * time.Second
 
-// lastWords is how long event streams may take to tell clients that the daemon stops, once no other call is under way.
-// Clients that do not read miss it.
+// lastWords bounds the time for event streams to report that the daemon stops, after all other calls have ended. Clients that do not
+// read miss the report.
 const lastWords = time.Second
 
 func daemonCommand() *cobra.Command {
 	var s settings
 	c := &cobra.Command{
 		Use: "daemon", Short: "Run the node", Args: cobra.NoArgs,
-		Long: `Run the node in the foreground. SIGTERM and SIGINT end it once the calls under way are done, a second signal
-at once; pods keep running either way and are found again at the next start.`,
+		Long: `Run the node in the foreground. SIGTERM and SIGINT end it once the calls in progress are done, a second signal
+immediately. Pods keep running, and the next start finds them again.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := s.load()
 			if err != nil {
@@ -44,8 +44,8 @@ at once; pods keep running either way and are found again at the next start.`,
 			if err := checkTestBuild(); err != nil {
 				return err
 			}
-			// Not 077: what containers see (roots of file systems, resolv.conf, log files) must keep the mode that its maker
-			// chose. Private files are below directories of mode 0700, see privateDir.
+			// Not 077: files that containers see (roots of file systems, resolv.conf, log files) must get the mode that their
+			// creator chose. Private files are below directories of mode 0700, see privateDir.
 			unix.Umask(0o022)
 			log := newLogger(cfg, c.ErrOrStderr())
 			return runDaemon(c.Context(), cfg, log)
@@ -104,8 +104,8 @@ func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (r
 	}
 	for _, dir := range []string{c.Root, c.State} {
 		err := privateDir(dir, log)
-		if err == nil && dir == c.State { // no other daemon does the same now: we hold the root directory
-			err = partDir(dir, log)
+		if err == nil && dir == c.State { // no other daemon does this now, because we hold the lock of the root directory
+			err = mountRunDir(dir, log)
 		}
 		var lock *os.File
 		if err == nil {
@@ -131,9 +131,9 @@ func holdDirectory(ctx context.Context, dir string, log *slog.Logger) (*os.File,
 	return lockDir(ctx, dir)
 }
 
-// serve answers calls until ctx ends, at the first signal.
+// serve answers calls until ctx ends at the first signal.
 func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.Listener, systemd *notifier, log *slog.Logger) error {
-	// Event streams never end by themselves; they must not keep the server from draining.
+	// Event streams never end by themselves; end them, so that the server can drain.
 	draining, drain := context.WithCancel(context.Background())
 	defer drain()
 	var calls calls
@@ -151,7 +151,7 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	var err error
 	select {
 	case <-ctx.Done():
-		log.Info("stopping; waiting for calls under way", "limit", drainTime)
+		log.Info("stopping; waiting for calls in progress", "limit", drainTime)
 	case err = <-failed:
 		log.Error("serving failed", "err", err)
 	}
@@ -162,7 +162,7 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	return errors.Join(err, p.close())
 }
 
-// calls tracks unary calls under way: each holds the lock for reading.
+// calls counts unary calls in progress: each holds the lock for reading.
 type calls struct{ sync.RWMutex }
 
 func (c *calls) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -171,7 +171,7 @@ func (c *calls) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, han
 	return handler(ctx, req)
 }
 
-// ended returns a channel that closes once the present calls have ended.
+// ended returns a channel that is closed once all calls in progress have ended.
 func (c *calls) ended() <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
@@ -182,8 +182,7 @@ func (c *calls) ended() <-chan struct{} {
 	return ended
 }
 
-// finish drains the server for at most limit. It does not wait for streams whose client does not read, because these never
-// drain.
+// finish drains the server for at most limit. It waits only lastWords for streams, because those whose client does not read never drain.
 func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Logger) {
 	drained := make(chan struct{})
 	go func() {
@@ -195,7 +194,7 @@ func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Lo
 		return
 	case <-calls.ended():
 	case <-time.After(limit):
-		log.Warn("calls under way are cut off; the next start recovers their state")
+		log.Warn("cutting off calls in progress; the next start recovers their state")
 		server.Stop()
 	}
 	select {

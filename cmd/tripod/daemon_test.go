@@ -378,7 +378,7 @@ func TestDiag(t *testing.T) {
 				t.Errorf("%s tells a secret", s.name)
 			}
 		}
-		if !strings.Contains(text["record.txt"], "fsck: sound") || !strings.Contains(text["record.txt"], `"hostname": "one"`) && !strings.Contains(text["record.txt"], `"name": "one"`) {
+		if !strings.Contains(text["record.txt"], "fsck: intact") || !strings.Contains(text["record.txt"], `"hostname": "one"`) && !strings.Contains(text["record.txt"], `"name": "one"`) {
 			t.Errorf("record.txt: %s", text["record.txt"])
 		}
 		if got := strings.Contains(text["cri.json"], `"RuntimeReady"`); got != up {

@@ -34,9 +34,9 @@ func diagCommand() *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use: "diag", Short: "Collect information for diagnosing a node", Args: cobra.NoArgs,
-		Long: `Diag gathers version, configuration, findings about the host, the record, the pods as the CRI tells them, and
-the mounts, namespaces, cgroups and helper processes of the node. It changes nothing, works with the daemon up or
-down, and goes on past what cannot be read. Environment variables of containers are left out, as they hold secrets.`,
+		Long: `Diag collects the version, the configuration, findings about the host, the record, the pods that the CRI lists, and
+the mounts, directories, cgroups and helper processes of the node. It changes nothing, works with or without a running
+daemon, and skips what cannot be read. It leaves out the environment variables of containers, which can contain secrets.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := s.load()
 			if err != nil {
@@ -138,10 +138,10 @@ func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 	return check.Print(out, findings)
 }
 
-// copyTries is how often copying the record is tried; the daemon may write to it during a copy.
+// copyTries is the number of attempts to copy the record, because the daemon may write to it during a copy.
 const copyTries = 5
 
-// diagRecord reads a copy of the record, because the daemon holds the file.
+// diagRecord reads a copy of the record, because the daemon has locked the file.
 func diagRecord(_ context.Context, c *config.Config, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "tripod-diag-")
 	if err != nil {
@@ -197,8 +197,8 @@ func printRecord(out io.Writer, key string, value []byte) error {
 	return err
 }
 
-// openMessage replaces a CRI message in a record, which is bytes, with a readable form. An unreadable message is omitted,
-// because it may contain secrets.
+// openMessage replaces the encoded CRI message in a record with a readable form. It omits an unreadable message, which could contain
+// secrets.
 func openMessage(record map[string]any, message proto.Message) {
 	text, _ := record["config"].(string)
 	record["config"] = "(not readable)"
@@ -218,10 +218,10 @@ func verdict(err error) string {
 	if err != nil {
 		return err.Error()
 	}
-	return "sound"
+	return "intact"
 }
 
-// withoutSecrets removes the values of environment variables at any depth, also from JSON inside strings.
+// withoutSecrets removes the values of environment variables at any depth, also from JSON in strings.
 func withoutSecrets(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -337,7 +337,7 @@ func diagCgroups(_ context.Context, c *config.Config, out io.Writer) error {
 	})
 }
 
-// helperNames are the programs that run on our behalf (comm, which the kernel truncates to 15 bytes).
+// helperNames are the names of our processes (comm, which the kernel truncates to 15 bytes).
 var helperNames = []string{"tripod", "tripod-wasm", "qemu-system-x86", "conmon", "crun", "runc", "catatonit"}
 
 func diagProcesses(_ context.Context, _ *config.Config, out io.Writer) error {

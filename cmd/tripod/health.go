@@ -14,13 +14,13 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// healthInterval is the interval of checks that the daemon's files can be written. It is below the kubelet's 5 s between
-// Status calls.
+// healthInterval is the interval of checks that the daemon's files are writable. It is below the kubelet's interval of Status calls,
+// 5 s.
 const healthInterval = 2 * time.Second
 
-// watchHealth reports, from now until the daemon ends, unusable stores and failed clean-ups.
+// watchHealth reports unusable stores and failed clean-ups until the daemon ends.
 func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.Logger) {
-	look := func() {
+	check := func() {
 		p.health.Report("record", health.RuntimeReady, health.DiskNotWritable, record.Err())
 		err := images.Err()
 		if err == nil {
@@ -29,10 +29,10 @@ func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.
 		p.health.Report("image store", health.RuntimeReady, health.DiskReason(err), err)
 		p.health.Report("leftovers", health.Clean, "LeftoversRemain", p.node.Leftovers())
 	}
-	look()
+	check()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(guard.Every(ctx, log, "health", healthInterval, look))
+	wg.Go(guard.Every(ctx, log, "health", healthInterval, check))
 	p.opened(func() error {
 		cancel()
 		wg.Wait()
@@ -46,7 +46,7 @@ func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.
 // problems exports a board to Prometheus.
 type problems struct{ *health.Board }
 
-var problemsDesc = prometheus.NewDesc("tripod_problem", "1 for each thing that the node cannot do at the moment.", []string{"problem", "condition", "reason"}, nil)
+var problemsDesc = prometheus.NewDesc("tripod_problem", "1 for each current problem of the node.", []string{"problem", "condition", "reason"}, nil)
 
 func (p problems) Describe(to chan<- *prometheus.Desc) { to <- problemsDesc }
 

@@ -16,7 +16,7 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
-// run is the program without its process; it returns the exit code.
+// run runs the program with the given arguments and streams, and returns the exit code.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := newRoot(stdin, stdout, stderr)
 	root.SetArgs(args)
@@ -30,7 +30,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return cli.ExitCode(err)
 }
 
-// isSilent reports whether a program in a container exited with a code and has printed its own error.
+// isSilent reports whether err is only the exit code of a program in a container, which has printed its own error.
 func isSilent(err error) bool {
 	var exit *cli.ExitError
 	return errors.As(err, &exit) && exit.Err == nil
@@ -83,8 +83,8 @@ const (
 	groupEdge = "edge"
 )
 
-// interruptible cancels a client command's context on SIGINT and SIGTERM and ends the program with the exit code that shells
-// expect. A second signal ends the process at once.
+// interruptible cancels a client command's context on SIGINT and SIGTERM, and ends the program with the exit code that shells expect. A
+// second signal kills the process.
 func interruptible(c *cobra.Command) {
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {

@@ -19,14 +19,14 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// notifier reports the daemon's state to systemd (sd_notify(3)); without systemd it does nothing.
+// notifier reports the daemon's state to systemd (sd_notify(3)). Without systemd it does nothing.
 type notifier struct {
 	log      *slog.Logger
 	socket   string
 	interval time.Duration // of the watchdog; 0 means none
 }
 
-// newNotifier removes systemd's variables from the environment, because runc would pass NOTIFY_SOCKET to containers.
+// newNotifier reads systemd's variables and removes them from the environment, because runc would pass NOTIFY_SOCKET to containers.
 func newNotifier(log *slog.Logger) *notifier {
 	n := &notifier{log: log, socket: os.Getenv("NOTIFY_SOCKET")}
 	var err error
@@ -47,7 +47,7 @@ func (n *notifier) send(state string) {
 		_ = c.Close()
 	}
 	if err != nil {
-		n.log.Warn("notify systemd", "err", err)
+		n.log.Warn("cannot notify systemd", "err", err)
 	}
 }
 
@@ -71,7 +71,7 @@ func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) err
 			if err := n.limited(ctx, probe); err == nil {
 				n.send(daemon.SdNotifyWatchdog)
 			} else if ctx.Err() == nil {
-				n.log.Error("the daemon does not answer its own probe; not notifying the watchdog", "err", err)
+				n.log.Error("no answer to the daemon's own probe; not notifying the watchdog", "err", err)
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func (n *notifier) limited(ctx context.Context, probe func(context.Context) erro
 	return probe(ctx)
 }
 
-// probe lists the node's pods through its own socket, as a kubelet does.
+// probe returns a function that lists the node's pods through the daemon's socket, like a kubelet.
 func probe(socket string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),

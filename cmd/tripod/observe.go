@@ -17,7 +17,7 @@ type observers struct {
 	tracing *metrics.Tracing
 }
 
-// openTracing must be called before the backends open, because they use it for spans.
+// openTracing opens tracing, if configured. Call it before opening the backends, which send their spans to it.
 func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	if c.Tracing.Endpoint == "" {
 		return nil
@@ -31,7 +31,7 @@ func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Log
 	return nil
 }
 
-// spans returns the destination of workers' spans; nil without tracing.
+// spans returns the function that exports workers' spans, or nil without tracing.
 func (o *observers) spans() func([]byte) {
 	if o.tracing == nil {
 		return nil
@@ -39,7 +39,7 @@ func (o *observers) spans() func([]byte) {
 	return o.tracing.Forward
 }
 
-// serverOptions count CRI calls, outside all other interceptors, where the calls' codes are known.
+// serverOptions returns the interceptor that counts CRI calls. It must be the outermost, to see the calls' final codes.
 func (o *observers) serverOptions() []grpc.ServerOption {
 	if o.metrics == nil {
 		return nil
@@ -47,7 +47,7 @@ func (o *observers) serverOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(o.metrics.Interceptor())}
 }
 
-// openMetrics must be called after the node is open.
+// openMetrics serves metrics, if configured. Call it after opening the node.
 func (p *parts) openMetrics(ctx context.Context, c *config.Config, pods func() []*node.Pod, log *slog.Logger) error {
 	if c.Metrics.Address == "" {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge"
 )
 
-// orchestratorSettings are the flags that stand above [orchestrator].
+// orchestratorSettings are the flags that override [orchestrator].
 type orchestratorSettings struct {
 	file, root, broker, address, logLevel string
 	embed                                 bool
@@ -25,10 +25,10 @@ type orchestratorSettings struct {
 func orchestratorCommand() *cobra.Command {
 	var s orchestratorSettings
 	c := &cobra.Command{
-		Use: "orchestrator", Short: "Run the orchestrator: it gives modules to the runtimes of all nodes, over MQTT", Args: cobra.NoArgs,
+		Use: "orchestrator", Short: "Run the orchestrator: it places modules on the runtimes of all nodes, over MQTT", Args: cobra.NoArgs,
 		Long: `Run the orchestrator of the edge protocol in the foreground, with the section [orchestrator] of the configuration. Managers
-and runtimes register with it, clients ask it for modules, and it keeps the record of them, which GET /api/modules/ and
-/api/runtimes/ show. SIGTERM and SIGINT end it; modules keep running, and are known at the next start.`,
+and runtimes register with it, and clients ask it to create modules. It records all of them; GET /api/modules/ and
+/api/runtimes/ show the record. SIGTERM and SIGINT end it. Modules keep running, and the next start knows them.`,
 		Example: `  tripod orchestrator --broker mqtt://broker.example:1883
   tripod orchestrator --embed-broker`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -43,19 +43,19 @@ and runtimes register with it, clients ask it for modules, and it keeps the reco
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&s.file, "config", "", "configuration file (default "+config.DefaultPath+", if it is there)")
-	f.StringVar(&s.root, "root", "", "override orchestrator.root: where the record is kept")
+	f.StringVar(&s.file, "config", "", "configuration file (default "+config.DefaultPath+", if it exists)")
+	f.StringVar(&s.root, "root", "", "override orchestrator.root: directory of the record")
 	f.StringVar(&s.broker, "broker", "", "override orchestrator.broker: mqtt://HOST:PORT, mqtts://HOST:PORT or embedded")
-	f.BoolVar(&s.embed, "embed-broker", false, "run the broker in this process, as [broker] says: --broker embedded")
-	f.StringVar(&s.address, "address", "", "override orchestrator.address: REST and metrics")
+	f.BoolVar(&s.embed, "embed-broker", false, "run the broker in this process, with the settings of [broker]; the same as --broker embedded")
+	f.StringVar(&s.address, "address", "", "override orchestrator.address: HOST:PORT for REST and metrics")
 	f.StringVar(&s.logLevel, "log-level", "", "override log.level: debug, info, warn, error")
 	return c
 }
 
-// load reads the file, puts the flags over it and validates the whole.
+// load reads the file, applies the flags and validates the result.
 func (s *orchestratorSettings) load() (*config.Config, error) {
 	if s.embed && s.broker != "" && s.broker != config.EmbeddedBroker {
-		return nil, fmt.Errorf("--embed-broker and --broker %s: choose one: %w", s.broker, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("--embed-broker and --broker %s conflict: choose one: %w", s.broker, errdefs.ErrInvalidArgument)
 	}
 	c, err := config.Load(s.file)
 	if err != nil {
@@ -72,16 +72,16 @@ func (s *orchestratorSettings) load() (*config.Config, error) {
 		}
 	}
 	if err := c.Complete(); err != nil {
-		return nil, fmt.Errorf("the configuration cannot be used:\n%w", err)
+		return nil, fmt.Errorf("invalid configuration:\n%w", err)
 	}
 	return c, nil
 }
 
-// runOrchestrator is the life of the orchestrator.
+// runOrchestrator runs the orchestrator until a signal, or until ctx ends.
 func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process
+	context.AfterFunc(ctx, stop) // a second signal kills the process
 	systemd := newNotifier(log)
 	lock, err := holdDirectory(ctx, c.Orchestrator.Root, log)
 	if err != nil {
@@ -98,6 +98,6 @@ func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) er
 	err = o.Serve(ctx)
 	systemd.stopping()
 	err = errors.Join(err, o.Close())
-	log.Info("the orchestrator has stopped; modules run on")
+	log.Info("the orchestrator has stopped; modules keep running")
 	return err
 }

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenPrivate listens on a unix socket that only root and our own user may use: the file has mode 0600, and each peer's
-// credentials are checked as well, because a descriptor can be passed on. The caller must hold the daemon's lock, so an
-// existing socket is a leftover, unless it still answers: then listenPrivate fails.
+// listenPrivate listens on a unix socket for root and our own user: the file has mode 0600, and each peer's credentials are checked as
+// well, because a descriptor can be passed on. The caller must hold the daemon's lock, so an existing socket is a leftover. If the
+// socket still answers, listenPrivate fails.
 func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -24,8 +24,8 @@ func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.List
 	if err := removeLeftover(ctx, path); err != nil {
 		return nil, err
 	}
-	// Between bind and chmod, the directory (mode 0700, unless configured otherwise) and the check of peer credentials
-	// protect it.
+	// Between bind and chmod, the socket is protected by its directory (mode 0700, unless configured otherwise) and the check of peer
+	// credentials.
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (l *privateListener) Accept() (net.Conn, error) {
 	}
 }
 
-// peerOf gets the peer's credentials from the kernel (SO_PEERCRED, unix(7)).
+// peerOf returns the peer's credentials (SO_PEERCRED, unix(7)).
 func peerOf(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

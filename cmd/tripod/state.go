@@ -17,8 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// privateDir creates dir, or checks that an existing one is ours and closed to others (faults C7). It corrects a mode that is
-// too open, and rejects another owner, because the content may be planted.
+// privateDir creates dir with mode 0700, or checks an existing directory (fault C7). It corrects a mode that is too open, and rejects
+// another owner, who could have planted the content.
 func privateDir(dir string, log *slog.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -44,16 +44,16 @@ func privateDir(dir string, log *slog.Logger) error {
 		if err := unix.Fchmod(fd, 0o700); errors.Is(err, unix.EROFS) {
 			log.Error("the directory stays open to others until its file system is writable", "dir", dir, "err", err)
 		} else if err != nil {
-			return fmt.Errorf("%s is open to others (mode %#o) and cannot be closed: %w; `chmod 700 %s`", dir, mode, err, dir)
+			return fmt.Errorf("%s is open to others (mode %#o), and its mode cannot be changed: %w; run `chmod 700 %s`", dir, mode, err, dir)
 		}
 	}
 	return nil
 }
 
-// partDir mounts a tmpfs of its own on the directory for run-time files: even if something fills the node's /run, the daemon
-// starts and can start, stop and remove pods (fault C10). Like /run it is in memory, with the limits that systemd sets for
-// /run. It outlives the daemon, as the pods do. A directory that is not empty stays as it is until a reboot empties it.
-func partDir(dir string, log *slog.Logger) error {
+// mountRunDir mounts a tmpfs on the directory for run-time files. So the daemon can start, and start, stop and remove pods, even if
+// something fills the node's /run (fault C10). The tmpfs has the limits that systemd sets for /run. It outlives the daemon, like the
+// pods. A directory that is not empty stays unchanged until a reboot empties it.
+func mountRunDir(dir string, log *slog.Logger) error {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
 		return fmt.Errorf("%s: %w", dir, err)
@@ -66,7 +66,7 @@ func partDir(dir string, log *slog.Logger) error {
 		return err
 	}
 	if len(entries) > 0 {
-		log.Warn("the directory shares its file system until the next reboot", "dir", dir)
+		log.Warn("the directory has no file system of its own until the next reboot", "dir", dir)
 		return nil
 	}
 	if err := unix.Mount("tripod", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700,size=20%,nr_inodes=800k"); err != nil {
@@ -75,15 +75,15 @@ func partDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// How long a daemon waits for its predecessor to release the lock: a killed process lives on briefly, and a service manager
-// may start the next one in that time.
+// A daemon waits up to lockTimeout for its predecessor to release the lock, because a killed process takes some time to end, and a
+// service manager may start the next one in that time.
 const (
 	lockTimeout  = 5 * time.Second
 	lockInterval = 20 * time.Millisecond
 )
 
-// lockDir locks dir for this process while the returned file is open, so that two daemons never share one. The lock ends with
-// the process, however it ends.
+// lockDir locks dir for this process while the returned file is open, so that two daemons never share a directory. The lock ends with
+// the process, even if it is killed.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	file := filepath.Join(dir, "lock")
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
@@ -99,7 +99,7 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 		holder, _ := os.ReadFile(f.Name())
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another daemon (pid %s) works on %s; stop it, or choose another directory", strings.TrimSpace(string(holder)), dir)
+			return nil, fmt.Errorf("another daemon (pid %s) uses %s; stop it, or choose another directory", strings.TrimSpace(string(holder)), dir)
 		}
 		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}

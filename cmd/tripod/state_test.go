@@ -257,7 +257,7 @@ func TestFaultC10RunDirectoryOfItsOwn(t *testing.T) {
 	})
 	for range 2 {
 		for _, dir := range []string{empty, used} {
-			if err := partDir(dir, quiet); err != nil {
+			if err := mountRunDir(dir, quiet); err != nil {
 				t.Fatal(err)
 			}
 		}

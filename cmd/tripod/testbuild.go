@@ -15,9 +15,9 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// The build for tests has fail points and the fake backend. release.go stands in for this file in the program that users get.
+// The build for tests has fail points and the fake backend. A release build has release.go instead of this file.
 
-// testCommands are for tests: the crash matrix visits every fail point that the program has.
+// testCommands returns the command that lists the fail points, for the crash matrix.
 func testCommands() []*cobra.Command {
 	return []*cobra.Command{{
 		Use: "failpoints", Hidden: true, Short: "Print the names of the fail points", Args: cobra.NoArgs,
@@ -32,12 +32,12 @@ func testCommands() []*cobra.Command {
 	}}
 }
 
-// checkTestBuild refuses an environment that arms points which do not exist.
+// checkTestBuild returns an error if the environment arms fail points that do not exist.
 func checkTestBuild() error { return failpoint.Check() }
 
 func fakeDir(c *config.Config, handler string) string { return filepath.Join(c.State, handler) }
 
-// fakeTraces are the directories of the fake backends that have an entry per pod.
+// fakeTraces returns the directories of the fake backends with an entry for each pod.
 func fakeTraces(c *config.Config) []string {
 	return []string{fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
 }

@@ -28,7 +28,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// Paths of the parts. A path depends on nothing but the configuration.
+// Paths of the parts. They depend only on the configuration.
 func recordFile(c *config.Config) string  { return filepath.Join(c.Root, "record.db") }
 func imageDir(c *config.Config) string    { return filepath.Join(c.Root, "image") }
 func networkDir(c *config.Config) string  { return filepath.Join(c.Root, "network") }
@@ -37,20 +37,20 @@ func linuxRunDir(c *config.Config) string { return filepath.Join(c.State, "linux
 func wasmRoot(c *config.Config) string    { return filepath.Join(c.Root, "wasm") }
 func wasmRunDir(c *config.Config) string  { return filepath.Join(c.State, "wasm") }
 
-// podTraces are the directories with an entry per pod while the node is up.
+// podTraces returns the directories that have an entry for each pod until the next boot.
 func podTraces(c *config.Config) []string {
 	return append(fakeTraces(c), c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), filepath.Join(wasmRunDir(c), "pods"),
 		filepath.Join(vmRunDir(c), "pods"))
 }
 
-// parts is a node with everything below it, in order of opening.
+// parts holds the parts of a running node.
 type parts struct {
 	node    *node.Node
 	streams *stream.Server
 	server  *cri.Server
-	wasm    *wasm.Backend // nil without components
+	wasm    *wasm.Backend // nil without the handler "wasm"
 	health  *health.Board
-	closers []func() error
+	closers []func() error // in order of opening
 	// connections limits the connections to addresses that users other than root can reach.
 	connections *connlimit.Group
 	observers
@@ -70,7 +70,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	}()
 	record, err := store.Open(recordFile(c))
 	if errdefs.IsDataLoss(err) {
-		return nil, fmt.Errorf("%w; nothing was changed. Put a whole copy of it back and start again. To give its pods up, "+
+		return nil, fmt.Errorf("%w; nothing was changed. Restore a copy of the file and start again. To give up its pods, "+
 			"drain and reboot the node, then remove the file", err)
 	}
 	if err != nil {
@@ -207,7 +207,7 @@ func wasmConfig(c *config.Config) wasm.Config {
 	}
 }
 
-// openWasm opens the backend of components. Where its program is neither configured nor found, the node offers no components.
+// openWasm opens the backend of components. It returns nil if its program is neither configured nor found.
 func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (*wasm.Backend, error) {
 	w, err := wasm.Open(ctx, wasmConfig(c), wasm.Services{
 		Images: wasm.Images{Store: images}, Network: networks, Spans: p.spans(), Logger: log.With("part", "wasm"),
@@ -224,14 +224,14 @@ func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.St
 	return w, nil
 }
 
-// openRouter serves the node's own addresses for components, when there are any.
+// openRouter serves the node's own addresses for components, if configured.
 func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	if c.Route.Address == "" && c.Route.CleartextAddress == "" {
 		return nil
 	}
 	log = log.With("part", "route")
 	if p.wasm == nil {
-		log.Warn("requests are not routed: the handler \"wasm\" is not offered")
+		log.Warn("requests are not routed: no handler \"wasm\"")
 		return nil
 	}
 	stop, err := p.wasm.Route(ctx, p.node.Components(), wasm.RouteConfig{
@@ -292,8 +292,8 @@ func aliases(c *config.Config, backends map[string]sandbox.Backend) map[string]s
 	return offered
 }
 
-// cgroupDriver resolves "auto": systemd if it is the first process and cgroup v2 is in use, because it owns that hierarchy
-// and a second manager would conflict with it; otherwise cgroupfs.
+// cgroupDriver resolves "auto": systemd if it manages the host and cgroup v2 is in use, because it then owns the hierarchy and a second
+// manager would conflict with it; otherwise cgroupfs.
 func cgroupDriver(c *config.Config) string {
 	if c.Linux.CgroupDriver != "auto" {
 		return c.Linux.CgroupDriver

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// brokerClose is how long the embedded broker may take to store its state at the end.
+// brokerClose bounds the time for the embedded broker to store its state when it closes.
 const brokerClose = 5 * time.Second
 
 // brokerSettings are the settings of a section of the configuration for its broker.
@@ -44,7 +44,7 @@ func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) 
 	}
 	embedded, err := s.newBroker(c, b.store)
 	if err != nil {
-		return client, nil, fmt.Errorf("%s.broker: %w; [broker] says how the embedded one listens, %[1]s.broker can name another", b.section, err)
+		return client, nil, fmt.Errorf("%s.broker: %w; [broker] says how the embedded one listens, %[1]s.broker can name an external one", b.section, err)
 	}
 	client.URL = embedded.URL()
 	return client, embedded, nil

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// dialTime is how long a broker may take to take a connection.
+// dialTime bounds the wait for a connection to the broker.
 const dialTime = 3 * time.Second
 
 // Finding is the result of one check.
@@ -37,7 +37,7 @@ func Check(ctx context.Context, c *config.Config) []Finding {
 		"edge.password_file": c.Edge.PasswordFile, "edge.ca": c.Edge.CA, "edge.certificate": c.Edge.Certificate, "edge.key": c.Edge.Key,
 	} {
 		if file != "" && unix.Access(file, unix.R_OK) != nil {
-			findings = append(findings, Finding{Subject: key, Required: true, Detail: file + " cannot be read", Remedy: "make the file, or correct the key"})
+			findings = append(findings, Finding{Subject: key, Required: true, Detail: file + " cannot be read", Remedy: "create the file, or correct the key"})
 		}
 	}
 	findings = append(findings, checkRoots("edge.module_roots", c.Edge.ModuleRoots), checkRoots("edge.dir_roots", c.Edge.DirRoots))
@@ -45,19 +45,19 @@ func Check(ctx context.Context, c *config.Config) []Finding {
 		findings = append(findings, checkProgram(r))
 	}
 	if c.Edge.Wasm.Enabled && !c.Backends.Wasm {
-		findings = append(findings, Finding{Subject: "edge runtime " + c.Edge.Wasm.Name, Detail: "backends.wasm is off, so tripod/wasm is not offered", Remedy: "switch backends.wasm on, or edge.wasm.enabled off"})
+		findings = append(findings, Finding{Subject: "edge runtime " + c.Edge.Wasm.Name, Detail: "backends.wasm is off, so tripod/wasm is not offered", Remedy: "set backends.wasm to true, or edge.wasm.enabled to false"})
 	}
 	return findings
 }
 
-// checkBroker tells whether the broker can be reached; an embedded one, whether its address is free or the daemon has it.
+// checkBroker checks that an external broker accepts connections, and that an embedded one is not open to everybody on the network.
 func checkBroker(ctx context.Context, c *config.Config) Finding {
 	f := Finding{Subject: "edge broker", OK: true}
 	if c.Edge.Broker == config.EmbeddedBroker {
 		f.Detail = "embedded, at " + strings.TrimSpace(c.Broker.Address+" "+c.Broker.TLSAddress)
 		if host, _, err := net.SplitHostPort(c.Broker.Address); err == nil && len(c.Broker.Users) == 0 && !isLoopback(host) {
-			f.OK, f.Detail = false, f.Detail+": open to the network, and everybody may do everything"
-			f.Remedy = "give it users by [[broker.user]], or a loopback address"
+			f.OK, f.Detail = false, f.Detail+": open to the network without users, so everybody can do everything"
+			f.Remedy = "configure users with [[broker.user]], or a loopback address"
 		}
 		return f
 	}
@@ -73,11 +73,11 @@ func checkBroker(ctx context.Context, c *config.Config) Finding {
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
-		f.OK, f.Detail, f.Remedy = false, err.Error(), "start the broker, or correct edge.broker; the daemon starts without it and goes on trying"
+		f.OK, f.Detail, f.Remedy = false, err.Error(), "start the broker, or correct edge.broker; the daemon starts without it and keeps trying"
 		return f
 	}
-	_ = conn.Close() // nothing was said
-	f.Detail = "somebody answers at " + address
+	_ = conn.Close() // nothing was sent
+	f.Detail = "reachable at " + address
 	return f
 }
 
@@ -92,7 +92,7 @@ func checkRoots(key string, roots []string) Finding {
 		info, err := os.Stat(dir)
 		switch {
 		case err != nil:
-			return Finding{Subject: key, Detail: err.Error(), Remedy: "make the directory; until then nothing in it can be used"}
+			return Finding{Subject: key, Detail: err.Error(), Remedy: "create the directory; until then modules cannot use it"}
 		case !info.IsDir():
 			return Finding{Subject: key, Detail: dir + " is not a directory", Remedy: "correct the key"}
 		case i == 0:

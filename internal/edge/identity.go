@@ -21,7 +21,7 @@ type identity struct {
 	Runtimes map[string]string `json:"runtimes"`
 }
 
-// identify reads the identity of the file, takes what the configuration says, makes what is missing, and keeps it.
+// identify reads the identity from the file. UUIDs of the configuration override it, and missing ones are made. identify saves changes.
 func identify(file string, c config.Edge) (identity, error) {
 	id := identity{Runtimes: map[string]string{}}
 	text, err := os.ReadFile(file)
@@ -31,7 +31,7 @@ func identify(file string, c config.Edge) (identity, error) {
 		}
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return id, fmt.Errorf("the edge's identity: %s: %w; with edge.uuid and the runtimes' uuid set it can be removed", file, err)
+		return id, fmt.Errorf("the edge's identity: %s: %w; restore the file, or set edge.uuid and the runtimes' uuid and remove it", file, err)
 	}
 	before := len(id.Runtimes)
 	changed := choose(&id.Manager, c.UUID)
@@ -56,7 +56,7 @@ func identify(file string, c config.Edge) (identity, error) {
 	return id, atomicfile.Write(file, append(text, '\n'))
 }
 
-// choose sets id to what is wanted, or makes one; it tells whether that changed it.
+// choose sets *id to wanted, or to a new UUID if both are empty. It reports whether *id has changed.
 func choose(id *string, wanted string) bool {
 	before := *id
 	switch {

@@ -150,13 +150,13 @@ func (d *Door) Close() error {
 	return errors.Join(d.manager.Close(ctx), closeBroker(d.broker))
 }
 
-// runtimes returns the built-in runtime and the configured programs.
+// runtimes makes the built-in runtime and those of the configured programs.
 func (d *Door) runtimes(id identity) ([]runtime.Runtime, error) {
 	e := d.config.Edge
 	var all []runtime.Runtime
 	switch {
 	case e.Wasm.Enabled && d.services.Images == nil:
-		d.log.Warn("the runtime tripod/wasm is not offered: the handler \"wasm\" is not", "name", e.Wasm.Name)
+		d.log.Warn("no runtime tripod/wasm: no handler \"wasm\"", "name", e.Wasm.Name)
 	case e.Wasm.Enabled:
 		w, err := unitpods.New(unitpods.Config{
 			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: d.services.Node, Images: d.services.Images,
@@ -187,7 +187,7 @@ func (d *Door) runtimes(id identity) ([]runtime.Runtime, error) {
 	return all, nil
 }
 
-// managerName returns the configured name of the manager, or the host's.
+// managerName returns the configured name of the manager, or the host name.
 func managerName(c *config.Config) string {
 	if c.Edge.Name != "" {
 		return c.Edge.Name

@@ -1,14 +1,14 @@
-// Package edgetest is the other side: scripted peers of the edge protocol for everybody's tests, made from what public peers were
-// seen to send, and sharing no code with internal/edge/wire or internal/edge/mqtt, so that a mistake there does not cancel out.
+// Package edgetest has scripted peers of the edge protocol for tests, modelled on recorded messages of public peers. It shares no code
+// with internal/edge/wire or internal/edge/mqtt, so that their errors do not cancel out.
 //
 //	Program       a runtime of SLSocket, as a process (cmd/edge-runtime, or a test binary that calls Main)
-//	Manager       a manager with its runtimes                  ┐
-//	Orchestrator  places modules where the client says         ├─ MQTT 3.1.1 with the bridge bit, a user and an empty password
-//	Client        asks for modules, sends and takes messages   ┘
-//	Recorder      hears everything ──▶ Lines ──▶ Normal: sorted, object_ids and pids alike, to be compared
+//	Manager       a manager with its runtimes                      ┐
+//	Orchestrator  places modules on the runtime that clients name  ├─ MQTT 3.1.1 with the bridge bit, a user and an empty password
+//	Player        creates modules, sends and receives messages     ┘
+//	Recorder      records all messages ──▶ Lines ──▶ Normal: sorted, with equal object_ids and pids, for comparison
 //
-// The modules of Program and Manager are scripted, too: argv[0] says what they do (module.go). Session is the recorded session of
-// public peers as a table, and PlaySession plays the client's part of it.
+// The modules of Program and Manager are scripted as well: argv[0] is their behaviour (module.go). Session is the recorded session of
+// public peers as a table, and Player plays the client's part of it.
 //
-// The package is for tests only: nothing that ships imports it.
+// The package is for tests only; the product must not import it.
 package edgetest

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// RuntimeInfo is a runtime as it registers.
+// RuntimeInfo has the fields of a runtime's registration.
 type RuntimeInfo struct {
 	UUID, Name, Type string
 	APIs             []string
-	MaxModules       int // 0: not told, as the recorded ones did
+	MaxModules       int // 0: not sent, as in the recorded session
 }
 
-// ManagerConfig is a foreign manager with its runtimes.
+// ManagerConfig configures a Manager.
 type ManagerConfig struct {
 	URL, Realm, UUID, Name string
 	Runtimes               []RuntimeInfo
-	Later                  bool // speaks as later peers: type "req" in place of "arts_req"
+	Later                  bool // use the type "req" of later peers instead of "arts_req"
 }
 
-// Manager is a scripted manager of the public kind, with runtimes that run the modules of module.go.
+// Manager imitates the public manager, with runtimes that run the modules of module.go.
 type Manager struct {
 	cfg  ManagerConfig
 	peer *Peer
@@ -33,11 +33,11 @@ type Manager struct {
 	runtimes map[string]*foreignRuntime
 }
 
-// foreignRuntime is one runtime; its modules by index.
+// foreignRuntime is a runtime of a Manager.
 type foreignRuntime struct {
 	m       *Manager
 	info    RuntimeInfo
-	modules map[int]*module
+	modules map[int]*module           // by index
 	open    map[[2]int]foreignChannel // by index and channel
 }
 
@@ -90,7 +90,7 @@ func (m *Manager) message(action string, data object) []byte {
 	return Message("", action, kind, data)
 }
 
-// register asks every 5 s until it is answered.
+// register sends a registration every 5 s until there is an answer.
 func (m *Manager) register(ctx context.Context, data object) error {
 	topic := reg(m.cfg.Realm, data["uuid"].(string))
 	answers := make(chan envelope, 16)
@@ -111,15 +111,15 @@ func (m *Manager) register(ctx context.Context, data object) error {
 		if err := m.peer.Publish(topic, 0, request); err != nil {
 			return err
 		}
-		again := time.After(5 * time.Second)
-		for answered := false; !answered; {
+		resend := time.After(5 * time.Second)
+		for expired := false; !expired; {
 			select {
 			case e := <-answers:
 				if e.ObjectID == asked.ObjectID && e.Data["result"] == "ok" {
 					return nil
 				}
-			case <-again:
-				answered = true
+			case <-resend:
+				expired = true
 			case <-ctx.Done():
 				return fmt.Errorf("register %s: no answer: %w", data["uuid"], ctx.Err())
 			}
@@ -127,7 +127,7 @@ func (m *Manager) register(ctx context.Context, data object) error {
 	}
 }
 
-// Keepalive tells the state of the runtime, as the recorded ones did.
+// Keepalive sends a keepalive of the runtime, with the fields of the recorded session.
 func (m *Manager) Keepalive(runtime string) error {
 	m.mu.Lock()
 	rt := m.runtimes[runtime]
@@ -138,17 +138,17 @@ func (m *Manager) Keepalive(runtime string) error {
 	}))
 }
 
-// Close takes the registration back and disconnects.
+// Close unregisters and disconnects.
 func (m *Manager) Close() error {
 	err := m.peer.Publish(reg(m.cfg.Realm, m.cfg.UUID), 0, m.message("delete", object{"type": "manager", "uuid": m.cfg.UUID, "name": m.cfg.Name}))
 	m.peer.Close()
 	return err
 }
 
-// Kill drops the connection; the will takes the registration back.
+// Kill drops the connection; the will unregisters the manager.
 func (m *Manager) Kill() { m.peer.Kill() }
 
-// handle takes a message on the runtime's control topic.
+// handle handles a message on the runtime's control topic.
 func (rt *foreignRuntime) handle(l Line) {
 	var e envelope
 	if json.Unmarshal(l.Payload, &e) != nil || !e.request() {
@@ -198,7 +198,7 @@ func (rt *foreignRuntime) topic(kind string, levels ...string) string {
 	return t
 }
 
-// control takes a module's control message; an error of the connection ends the test by what is missing then.
+// control handles a module's control message. It ignores errors of the connection, because the test then misses a message.
 func (rt *foreignRuntime) control(m *module, msg int, payload []byte) {
 	peer, uuid := rt.m.peer, rt.info.UUID
 	switch msg {
@@ -236,7 +236,7 @@ func (rt *foreignRuntime) openChannel(m *module, fd int, flags byte, topic strin
 	}
 }
 
-// publish gives a module's message to the node's other readers and to the broker.
+// publish delivers a module's message to the node's other readers and to the broker.
 func (rt *foreignRuntime) publish(m *module, fd int, payload []byte) {
 	rt.m.mu.Lock()
 	c, ok := rt.open[[2]int{m.index, fd}]
@@ -248,13 +248,13 @@ func (rt *foreignRuntime) publish(m *module, fd int, payload []byte) {
 	rt.m.deliver(c.topic, payload, m)
 }
 
-// deliver gives a message to the readers of the topic, but for one module.
-func (m *Manager) deliver(topic string, payload []byte, but *module) {
+// deliver delivers a message to the topic's readers, except one module.
+func (m *Manager) deliver(topic string, payload []byte, except *module) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, rt := range m.runtimes {
 		for key, c := range rt.open {
-			if to := rt.modules[key[0]]; c.topic == topic && c.flags&flagRead != 0 && to != nil && to != but {
+			if to := rt.modules[key[0]]; c.topic == topic && c.flags&flagRead != 0 && to != nil && to != except {
 				m.peer.later(func() { to.receive(key[1], payload) })
 			}
 		}

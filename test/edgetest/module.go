@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Bits of a channel's flags, and types of messages, as the protocol has them.
+// Bits of a channel's flags, and types of messages, in the protocol.
 const (
 	flagRead, flagWrite, flagQoS1, flagQoS2 = 1, 2, 4, 8
 
@@ -18,25 +18,25 @@ const (
 	msgKeepalive, msgRuntimeLog, msgExited, msgOpen, msgClose, msgModuleLog, msgProfile = 0, 1, 2, 3, 4, 5, 6
 )
 
-// Profile are the bytes that "upper" sends as its profile when it ends.
+// Profile is the profile that "upper" sends when it ends.
 const Profile = "\xe1\x15\x1c\x00"
 
-// module is a scripted module. argv[0], or the file's name, says what it does:
+// module is a scripted module. argv[0], or the file's name, selects its behaviour:
 //
-//	hello        opens channel 0 to std/{uuid}, says "hello argc=2 [x] SLTEST=(unset)" and exits
-//	stdio        the same on $SL/proc/stdio, with the NUL that C peers add
-//	upper        opens the channels of its data; what it reads goes out in capitals; "quit" makes it send a profile and exit with 3
-//	echo         opens its argument as channel 0, for reading and writing; what it reads goes out on it again
+//	hello        opens channel 0 on std/{uuid}, publishes "hello argc=2 [x] SLTEST=(unset)" and exits
+//	stdio        does the same on $SL/proc/stdio, with the NUL that C peers add
+//	upper        opens the channels of its data, and publishes what it reads in capitals; at "quit" sends a profile and exits with 3
+//	echo         opens its argument as channel 0, for reading and writing, and publishes what it reads
 //	hear T       opens T as channel 0, for reading with QoS 2, and logs each message as "heard MESSAGE"
-//	tell T TEXT  opens T as channel 0, for writing with QoS 2 and as channel 1 with QoS 1, and says the text on each
-//	exit N       exits with the code N at once, with a status object
-//	log TEXT     logs the text, then, with a level before it, "level", and stays
+//	tell T TEXT  opens T for writing, as channel 0 with QoS 2 and as channel 1 with QoS 1, and publishes the text on both
+//	exit N       exits immediately with code N and a status object
+//	log TEXT     logs the text, then "level" with a level, and keeps running
 //	channels N   opens N channels t/0, t/1, … and logs "opened"
-//	closing T    opens channel 0 to T for both, says "before", closes it, says "after", and logs "closed"
-//	wild T       opens T for both, then for reading as channel 1, and logs "wild"
+//	closing T    opens channel 0 on T for reading and writing, publishes "before", closes it, publishes "after", and logs "closed"
+//	wild T       opens T for reading and writing, then as channel 1 for reading, and logs "wild"
 //	crash        ends the whole runtime program
-//	badjson      exits with what is no JSON
-//	badindex     speaks for a module 99 that does not exist: open, publish, log, exit; then logs "said"
+//	badjson      exits with a status that is not JSON
+//	badindex     sends open, publish, log and exit for a module 99 that does not exist, then logs "said"
 //	badtype      sends a control message of an unknown type, then logs "said"
 //	badchannel   publishes on a channel that is not open, then logs "said"
 //	oversized    announces a frame of 4 GiB
@@ -51,7 +51,7 @@ type module struct {
 	exited bool
 }
 
-// moduleData are the fields that public runtimes look at.
+// moduleData has the fields that public runtimes use.
 type moduleData struct {
 	Index    int             `json:"index"`
 	UUID     string          `json:"uuid"`
@@ -64,11 +64,11 @@ type moduleData struct {
 	} `json:"channels"`
 }
 
-// host is what a module speaks to: a socket, or MQTT.
+// host connects a module to its manager, by a socket, or to MQTT.
 type host interface {
 	control(m *module, msg int, payload []byte)
 	publish(m *module, fd int, payload []byte)
-	raw(frame []byte) // bytes on the socket, whatever they are
+	raw(frame []byte) // writes arbitrary bytes to the socket
 	die()
 }
 
@@ -107,7 +107,7 @@ func (m *module) exit(fields string) {
 	m.host.control(m, msgExited, []byte(fields))
 }
 
-// start is the module's life until it waits for messages.
+// start runs the module until it waits for messages.
 func (m *module) start() {
 	switch m.argv[0] {
 	case "hello":
@@ -196,7 +196,7 @@ func (m *module) misbehave() {
 	}
 }
 
-// receive takes a message on one of the module's channels.
+// receive handles a message on one of the module's channels.
 func (m *module) receive(fd int, payload []byte) {
 	switch m.argv[0] {
 	case "echo":
@@ -209,7 +209,7 @@ func (m *module) receive(fd int, payload []byte) {
 			m.exit(`{"status": "exited", "exit_code": 3}`)
 			return
 		}
-		// A line goes out as one, also where it has gone through such a module before.
+		// End the output with exactly one newline, also if the input comes from another "upper" module.
 		out := append(bytes.TrimSuffix(bytes.ToUpper(payload), []byte("\n")), '\n')
 		for to, c := range m.data.Channels {
 			if strings.Contains(c.Mode, "w") {

@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// Orchestrator is a scripted orchestrator of the public kind, with its habits: it hears what it sends itself, so it finds each
-// module that it creates a second time and complains; it sends a create to the topic that it came from with the runtime's uuid
-// after it; and a uuid is used up for ever.
+// Orchestrator imitates the public orchestrator and its peculiarities. It receives its own messages, so it sees each of its create orders
+// again and reports a duplicate. It sends a create order to the request's topic with the runtime's uuid appended. A uuid can never be
+// used again.
 type Orchestrator struct {
 	realm string
 	peer  *Peer
@@ -39,7 +39,7 @@ func StartOrchestrator(url, realm string) (*Orchestrator, error) {
 	return o, nil
 }
 
-// Close disconnects it.
+// Close disconnects the orchestrator.
 func (o *Orchestrator) Close() { o.peer.Close() }
 
 // Delete asks the runtime to delete a module.

@@ -15,19 +15,19 @@ import (
 	paho "github.com/eclipse/paho.mqtt.golang"
 )
 
-// wait bounds each exchange with a broker; nothing of it should take long, but machines are busy.
+// wait bounds each exchange with a broker, generously because machines can be busy.
 const wait = 30 * time.Second
 
-// PeerOptions are how a peer connects.
+// PeerOptions configure a Peer.
 type PeerOptions struct {
 	URL   string // mqtt://HOST:PORT
 	ID    string
-	Plain bool  // an ordinary client: neither the bridge bit nor a user with an empty password
-	Will  *Line // QoS as it says
+	Plain bool  // an ordinary client, without the bridge bit and a user with an empty password
+	Will  *Line // nil: no will
 }
 
-// Peer is an MQTT client as the public ones are: 3.1.1 with the bridge bit, a user name, and a password flag with a password
-// of no bytes.
+// Peer is an MQTT client like those of public peers: version 3.1.1 with the bridge bit, a user name, and the password flag with an empty
+// password.
 type Peer struct {
 	client paho.Client
 	conn   atomic.Pointer[net.Conn]
@@ -83,7 +83,7 @@ func done(t paho.Token, what string) error {
 	return nil
 }
 
-// work calls the handlers, one after the other: in paho's own callbacks nothing may be published.
+// work calls the handlers, one at a time, because paho does not allow publishing in its own callbacks.
 func (p *Peer) work() {
 	for {
 		p.mu.Lock()
@@ -108,7 +108,7 @@ func (p *Peer) later(f func()) {
 	p.more.Signal()
 }
 
-// Subscribe has the handler called for each message of the filter, in order.
+// Subscribe subscribes to a filter. The handler is called for each message, in order.
 func (p *Peer) Subscribe(filter string, handler func(Line)) error {
 	return done(p.client.Subscribe(filter, 2, func(_ paho.Client, m paho.Message) {
 		l := Line{Topic: m.Topic(), QoS: m.Qos(), Payload: m.Payload(), Retained: m.Retained()}
@@ -121,23 +121,23 @@ func (p *Peer) Unsubscribe(filter string) error {
 	return done(p.client.Unsubscribe(filter), "unsubscribe from "+filter)
 }
 
-// Publish sends a message, and waits for the broker's word with QoS 1 and 2.
+// Publish sends a message. With QoS 1 and 2 it waits for the broker's acknowledgement.
 func (p *Peer) Publish(topic string, qos byte, payload []byte) error {
 	return done(p.client.Publish(topic, qos, false, payload), "publish to "+topic)
 }
 
-// PublishRetained is Publish of a message that the broker keeps.
+// PublishRetained is like Publish, but the broker retains the message.
 func (p *Peer) PublishRetained(topic string, qos byte, payload []byte) error {
 	return done(p.client.Publish(topic, qos, true, payload), "publish to "+topic)
 }
 
-// Close disconnects in good order: there is no will.
+// Close disconnects; the broker does not publish the will.
 func (p *Peer) Close() {
 	p.client.Disconnect(250)
 	p.stop()
 }
 
-// Kill drops the connection: the broker publishes the will.
+// Kill drops the connection; the broker publishes the will.
 func (p *Peer) Kill() {
 	if conn := p.conn.Load(); conn != nil {
 		(*conn).Close()
@@ -152,11 +152,10 @@ func (p *Peer) stop() {
 	p.more.Signal()
 }
 
-// emptyPassword rewrites the CONNECT, which is the first that is written: the password flag is set, and a password of no bytes
-// follows. paho leaves both out.
+// emptyPassword adds the password flag and an empty password to the CONNECT, the first packet written. paho cannot send them.
 type emptyPassword struct {
 	net.Conn
-	head []byte // of the CONNECT, as far as it was written
+	head []byte // the part of the CONNECT written so far
 	sent bool
 }
 
@@ -165,13 +164,13 @@ func (c *emptyPassword) Write(b []byte) (int, error) {
 		return c.Conn.Write(b)
 	}
 	c.head = append(c.head, b...)
-	length, n := binary.Uvarint(c.head[1:]) // the remaining length has the same form
+	length, n := binary.Uvarint(c.head[1:]) // MQTT encodes the remaining length as a varint
 	if n <= 0 || len(c.head) < 1+n+int(length) {
 		return len(b), nil
 	}
 	c.sent = true
 	body := append(bytes.Clone(c.head[1+n:]), 0, 0)
-	const flags = 7 // after "MQTT" with its length, and the level
+	const flags = 7 // follows the length, "MQTT" and the level
 	body[flags] |= 0x40
 	out := append(binary.AppendUvarint([]byte{c.head[0]}, uint64(len(body))), body...)
 	if _, err := c.Conn.Write(out); err != nil {
@@ -183,7 +182,7 @@ func (c *emptyPassword) Write(b []byte) (int, error) {
 // object is a JSON object.
 type object map[string]any
 
-// envelope is what peers look at in a control message.
+// envelope has the fields of a control message that peers use.
 type envelope struct {
 	ObjectID string `json:"object_id"`
 	Action   string `json:"action"`
@@ -193,13 +192,13 @@ type envelope struct {
 
 func (e envelope) request() bool { return e.Type == "arts_req" || e.Type == "req" }
 
-// text is a field of the data.
+// text returns a string field of the data.
 func (e envelope) text(name string) string {
 	s, _ := e.Data[name].(string)
 	return s
 }
 
-// Message is a control message of the seed's kind; the object_id may be empty, then it is made up.
+// Message returns a control message. An empty id is replaced by a new one.
 func Message(id, action, kind string, data map[string]any) []byte {
 	if id == "" {
 		id = newID()
@@ -210,7 +209,7 @@ func Message(id, action, kind string, data map[string]any) []byte {
 	}
 	b, err := json.Marshal(o)
 	if err != nil {
-		panic(err) // data of tests
+		panic(err) // the data come from tests
 	}
 	return b
 }
@@ -219,7 +218,7 @@ var lastID atomic.Uint64
 
 func newID() string { return fmt.Sprintf("edgetest-%d", lastID.Add(1)) }
 
-// topics of a realm, by hand.
+// Topics of a realm, without internal/edge/wire.
 func reg(realm, uuid string) string   { return realm + "/proc/reg/" + uuid }
 func ctl(realm string) string         { return realm + "/proc/control" }
 func ctlOf(realm, uuid string) string { return realm + "/proc/control/" + uuid }

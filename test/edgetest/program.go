@@ -14,30 +14,29 @@ import (
 	"time"
 )
 
-// EnvScript is the variable with the Script, as JSON, of a runtime program.
+// EnvScript is the environment variable with the Script of a runtime program, as JSON.
 const EnvScript = "EDGETEST_RUNTIME"
 
-// Script is how a runtime program behaves, apart from its modules.
+// Script is the behaviour of a runtime program, apart from its modules.
 type Script struct {
 	Dir        string        `json:"dir"`         // of the sockets; /tmp/sl by default
 	Silent     bool          `json:"silent"`      // never connects
-	ExitEarly  bool          `json:"exit_early"`  // says "cannot start" and ends with 4 before it connects
-	IgnoreStop bool          `json:"ignore_stop"` // goes on at a Stop message
+	ExitEarly  bool          `json:"exit_early"`  // prints "cannot start" and exits with 4 before it connects
+	IgnoreStop bool          `json:"ignore_stop"` // ignores Stop messages
 	NotReading bool          `json:"not_reading"` // connects and reads nothing
-	Keepalive  time.Duration `json:"keepalive"`   // between two of them; 0: none
+	Keepalive  time.Duration `json:"keepalive"`   // interval of keepalives; 0 means none
 }
 
-// Env is the environment that makes a program that calls Main a runtime with this script.
+// Env returns the environment that turns a program that calls Main into a runtime with this script.
 func (s Script) Env() []string {
 	b, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // it has no field that could fail
+		panic(err) // encoding a Script cannot fail
 	}
 	return []string{EnvScript + "=" + string(b)}
 }
 
-// Main is for a TestMain: where the environment says so, the test binary is a runtime program instead, and Main does not
-// return.
+// Main is for a TestMain. If the environment has a Script, the test binary becomes a runtime program, and Main does not return.
 //
 //	func TestMain(m *testing.M) { edgetest.Main(); os.Exit(m.Run()) }
 func Main() {
@@ -48,8 +47,8 @@ func Main() {
 	os.Exit(Program(script, os.Args))
 }
 
-// Program is a runtime of SLSocket: it is started as `<command> <index>`, the index in decimal, and connects to
-// {dir}/{index:02x}.s. It returns its exit status.
+// Program runs an SLSocket runtime. Its command line is `<command> <index>` with a decimal index; it connects to {dir}/{index:02x}.s. It
+// returns the exit status.
 func Program(script string, argv []string) int {
 	var s Script
 	if script != "" {
@@ -81,19 +80,19 @@ func Program(script string, argv []string) int {
 	return p.run(argv)
 }
 
-// program is one run of it.
+// program is a running Program.
 type program struct {
 	script Script
 	conn   net.Conn
 
-	mu      sync.Mutex // of the socket, for writing
+	mu      sync.Mutex // guards modules and writes to conn
 	modules map[int]*module
 }
 
 func (p *program) run(argv []string) int {
 	fmt.Fprintf(os.Stderr, "runtime with %d arguments: %q\n", len(argv), argv[1:])
 	go func() {
-		// A runtime that reads its input must not find its end there, nor turn in a circle.
+		// A runtime that reads its input must block: it must get neither EOF nor an error in a loop.
 		_, err := os.Stdin.Read(make([]byte, 1))
 		p.send(0x80, msgRuntimeLog, fmt.Appendf(nil, "stdin: %v", err))
 	}()
@@ -106,7 +105,7 @@ func (p *program) run(argv []string) int {
 	for {
 		head := make([]byte, 6)
 		if _, err := io.ReadFull(p.conn, head); err != nil {
-			return 0 // EOF: the manager is gone
+			return 0 // EOF: the manager has ended
 		}
 		payload := make([]byte, binary.LittleEndian.Uint32(head))
 		if _, err := io.ReadFull(p.conn, payload); err != nil {

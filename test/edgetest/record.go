@@ -10,17 +10,17 @@ import (
 	"sync"
 )
 
-// Line is one message of a session.
+// Line is a message of a session.
 type Line struct {
 	Topic    string
 	QoS      byte
 	Payload  []byte
-	Retained bool // the broker had kept it
+	Retained bool
 }
 
 var pid = regexp.MustCompile(`pid=\d+`)
 
-// String is the line in its normal form: JSON with sorted fields, and object_ids, process numbers alike.
+// String returns the normal form of the line: JSON with sorted fields, and the same text for all object_ids and pids.
 func (l Line) String() string {
 	return fmt.Sprintf("q%d %s %s", l.QoS, l.Topic, normal(l.Payload))
 }
@@ -40,10 +40,10 @@ func normal(payload []byte) string {
 	return pid.ReplaceAllString(fmt.Sprintf("%q", payload), "pid=N")
 }
 
-// Lines are a session.
+// Lines is a session.
 type Lines []Line
 
-// Normal is the session as a sorted list of topics, QoS and payloads, to be compared with another one.
+// Normal returns the sorted normal forms of the lines, for comparison with another session.
 func (ls Lines) Normal() []string {
 	all := make([]string, len(ls))
 	for i, l := range ls {
@@ -53,7 +53,7 @@ func (ls Lines) Normal() []string {
 	return all
 }
 
-// Select is the part of the session that the function wants.
+// Select returns the lines for which want returns true.
 func (ls Lines) Select(want func(Line) bool) Lines {
 	var some Lines
 	for _, l := range ls {
@@ -64,19 +64,19 @@ func (ls Lines) Select(want func(Line) bool) Lines {
 	return some
 }
 
-// Below is the part of the session on the topics below a prefix.
+// Below returns the lines on a topic and the topics below it.
 func (ls Lines) Below(prefix string) Lines {
 	return ls.Select(func(l Line) bool { return strings.HasPrefix(l.Topic, prefix+"/") || l.Topic == prefix })
 }
 
-// Without is the session without messages on topics below the prefixes.
+// Without returns the lines that are neither on the topics nor below them.
 func (ls Lines) Without(prefixes ...string) Lines {
 	return ls.Select(func(l Line) bool {
 		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(l.Topic, p+"/") || l.Topic == p })
 	})
 }
 
-// Recorder hears all that goes over a broker.
+// Recorder records all messages of a broker.
 type Recorder struct {
 	peer *Peer
 
@@ -85,7 +85,7 @@ type Recorder struct {
 	changed chan struct{} // closed with the next line
 }
 
-// Record connects a Recorder: an ordinary client with a subscription to everything.
+// Record connects a Recorder, which subscribes to everything as an ordinary client.
 func Record(url string) (*Recorder, error) {
 	peer, err := Dial(PeerOptions{URL: url, ID: "edgetest-recorder", Plain: true})
 	if err != nil {
@@ -107,14 +107,14 @@ func (r *Recorder) hear(l Line) {
 	r.changed = make(chan struct{})
 }
 
-// Lines are what was heard until now.
+// Lines returns the messages recorded so far.
 func (r *Recorder) Lines() Lines {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.lines)
 }
 
-// Wait waits until n messages were heard that the function wants, and returns the last of them.
+// Wait waits until want returns true for n messages, and returns the last of them.
 func (r *Recorder) Wait(ctx context.Context, n int, want func(Line) bool) (Line, error) {
 	for {
 		r.mu.Lock()
@@ -126,7 +126,7 @@ func (r *Recorder) Wait(ctx context.Context, n int, want func(Line) bool) (Line,
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return Line{}, fmt.Errorf("%d of %d messages came: %w\n%s", len(found), n, ctx.Err(), strings.Join(r.Lines().Normal(), "\n"))
+			return Line{}, fmt.Errorf("%d of %d messages arrived: %w\n%s", len(found), n, ctx.Err(), strings.Join(r.Lines().Normal(), "\n"))
 		}
 	}
 }
@@ -134,7 +134,7 @@ func (r *Recorder) Wait(ctx context.Context, n int, want func(Line) bool) (Line,
 // Close ends the recording.
 func (r *Recorder) Close() { r.peer.Close() }
 
-// On wants messages of one topic that hold the text.
+// On matches messages on a topic that contain the text.
 func On(topic, text string) func(Line) bool {
 	return func(l Line) bool { return l.Topic == topic && strings.Contains(string(l.Payload), text) }
 }

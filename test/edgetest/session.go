@@ -29,7 +29,7 @@ func SessionManager(url string) ManagerConfig {
 	}}
 }
 
-// request is one module that the client of the session asks for.
+// request is the client's request for a module.
 type request struct {
 	id, topic string
 	data      string // JSON
@@ -45,7 +45,7 @@ const (
 	channelsOut = `[{"mode":"r","topic":"app/mid"},{"mode":"w","topic":"app/out"}]`
 )
 
-// requests are the client's, in their order; two of them go to a runtime's own topic, as the public client also does.
+// requests are the client's requests, in order. Two of them go directly to a runtime's topic, like some of the public client's.
 var requests = []request{
 	{"o-1", "realm/proc/control", createData(ModuleHello, "h", RuntimeMin, "hello", `["hello","x"]`, `[]`)},
 	{"o-2", "realm/proc/control", createData(ModuleIn, "a", RuntimeChan, "upper", `["upper","x"]`, channelsIn)},
@@ -57,18 +57,17 @@ func (r request) payload() []byte {
 	return fmt.Appendf(nil, `{"object_id":%q,"action":"create","type":"arts_req","data":%s}`, r.id, r.data)
 }
 
-// Player is the client of the recorded session. It waits for what a step brings before the next one, so that a session is the
-// same each time.
+// Player plays the client of the recorded session. It waits for the result of each step, so that every session is the same.
 type Player struct {
 	URL      string
 	Recorder *Recorder
-	// OnlyControl sends every request to the orchestrator's own topic, not to a runtime's.
+	// OnlyControl sends every request to the orchestrator's topic, and none to a runtime's.
 	OnlyControl bool
-	// BeforeQuit is called before the last step, as to send keepalives; nil: nothing.
+	// BeforeQuit is called before the last step, for example to send keepalives; nil does nothing.
 	BeforeQuit func() error
 }
 
-// Play plays the session. The manager and its runtimes are registered.
+// Play plays the session. The manager and its runtimes must be registered.
 func (p Player) Play(ctx context.Context) error {
 	client, err := Dial(PeerOptions{URL: p.URL, ID: "edgetest-client"})
 	if err != nil {
@@ -108,7 +107,7 @@ func (p Player) Play(ctx context.Context) error {
 	return err
 }
 
-// exited wants the exit of a module, as its manager tells it.
+// exited matches the exit of a module as reported by its manager.
 func (p Player) exited(uuid string) func(Line) bool {
 	return func(l Line) bool {
 		text := string(l.Payload)
@@ -116,15 +115,15 @@ func (p Player) exited(uuid string) func(Line) bool {
 	}
 }
 
-// started wants the log of a module that has opened its channels.
+// started matches the log line of a module that has opened its channels.
 func started(uuid string) func(Line) bool {
 	return func(l Line) bool {
 		return strings.HasPrefix(l.Topic, "realm/proc/log/") && strings.HasSuffix(l.Topic, uuid) && strings.HasPrefix(string(l.Payload), "module started")
 	}
 }
 
-// Session is the recorded session as a table: a manager with three runtimes, an orchestrator and a client of the public kind.
-// It was recorded on an external broker; the habits of the orchestrator are in it (Orchestrator).
+// Session returns the recorded session of a public manager with three runtimes, a public orchestrator and a public client. It was recorded
+// on an external broker, and includes the orchestrator's peculiarities (Orchestrator).
 func Session() Lines {
 	var s Lines
 	add := func(qos byte, topic, payload string) {
@@ -136,7 +135,7 @@ func Session() Lines {
 		}
 		return fmt.Sprintf(`{"object_id":"any",%s"type":%q,"data":%s}`, action, kind, data)
 	}
-	// Registration: asked with QoS 0, answered with QoS 2 and without an action.
+	// Registrations: requests with QoS 0, answers with QoS 2 and without an action.
 	manager := fmt.Sprintf(`{"type":"manager","uuid":%q,"name":"node"}`, ManagerUUID)
 	add(0, "realm/proc/reg/"+ManagerUUID, envelope("create", "arts_req", manager))
 	add(2, "realm/proc/reg/"+ManagerUUID, envelope("", "arts_resp", fmt.Sprintf(`{"result":"ok","details":{"uuid":%q,"name":"node","status":"A"}}`, ManagerUUID)))
@@ -150,7 +149,7 @@ func Session() Lines {
 		add(2, "realm/proc/reg/"+rt.uuid, envelope("", "arts_resp", `{"result":"ok","details":{`+fields+
 			`,"ka_interval_sec":60,"max_nmodules":100,"page_size":65536,"aot_target":{},"metadata":null,"platform":null,"status":"A"}}`))
 	}
-	// Modules: the request, what the orchestrator makes of it, and its complaint about its own message.
+	// Modules: the request, the orchestrator's order, and its error about its own order.
 	const added = `,"filetype":"WA","apis":["wasm","wasi"],"peripherals":[],"resources":null,"fault_crash":"ignore","status":"A"}`
 	for i, rt := range []string{RuntimeMin, RuntimeChan, RuntimeTwo, RuntimeTwo} {
 		r := requests[i]
@@ -162,7 +161,7 @@ func Session() Lines {
 	for _, m := range [][2]string{{RuntimeChan, ModuleIn}, {RuntimeTwo, ModuleIdle}, {RuntimeTwo, ModuleOut}} {
 		add(0, "realm/proc/log/"+m[0]+"/"+m[1], "module started pid=1")
 	}
-	// What the modules say, and their ends.
+	// The modules' messages and exits.
 	add(0, "std/"+ModuleHello, "hello argc=2 [x] SLTEST=(unset)\n")
 	add(2, "app/in", "hello seed")
 	add(0, "app/mid", "HELLO SEED\n")

@@ -1,5 +1,4 @@
-// The edge-runtime program is the scripted runtime of test/edgetest for tests that know Tripod from outside only: a
-// command for a [[edge.runtime]].
+// Command edge-runtime is the scripted runtime of test/edgetest, for an [[edge.runtime]] in tests that use Tripod only from outside.
 package main
 
 import (
