@@ -87,21 +87,21 @@ func TestCall(t *testing.T) {
 				t.Helper()
 				out, _, err := runCall(t, "", append(base[:len(base):len(base)], args...)...)
 				if err != nil {
-					t.Fatalf("%q: %v", args, err)
+					t.Fatalf("call %q: %v", args, err)
 				}
 				return spaces.ReplaceAllString(out, "")
 			}
 			if got := call(); !strings.Contains(got, "grpc.health.v1.Health") {
-				t.Errorf("services %s", got)
+				t.Errorf("services: got %s, want grpc.health.v1.Health among them", got)
 			}
 			for _, method := range []string{"grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Check", "grpc.health.v1.Health.Check"} {
 				if got := call(method); got != `{"status":"SERVING"}` {
-					t.Errorf("%s: %s", method, got)
+					t.Errorf("call %s: got %s, want SERVING", method, got)
 				}
 			}
 			_, stats, err := runCall(t, "{}\n", append(base[:len(base):len(base)], "--repeat", "5", "grpc.health.v1.Health/Check", "-")...)
 			if err != nil || !strings.HasPrefix(stats, "5 calls: p50 ") {
-				t.Errorf("repeated: %q, %v", stats, err)
+				t.Errorf("call with --repeat: got %q, %v; want statistics of 5 calls", stats, err)
 			}
 		})
 	}
@@ -123,7 +123,7 @@ func TestCallThatFails(t *testing.T) {
 	} {
 		_, _, err := runCall(t, "", args...)
 		if err == nil || !strings.Contains(err.Error(), want) && want != "certificate" {
-			t.Errorf("%q: %v, want %q", args, err, want)
+			t.Errorf("call %q: got error %v, want one with %q", args, err, want)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func TestPick(t *testing.T) {
 	} {
 		got, err := pick("pod", test.arg, all)
 		if got != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
-			t.Errorf("pick(%q) = %q, %v", test.arg, got, err)
+			t.Errorf("pick(%q) = %q, %v; want %q and an error with %q", test.arg, got, err, test.want, test.err)
 		}
 	}
 }
@@ -70,7 +70,7 @@ func TestTableKeepsItsShape(t *testing.T) {
 	}
 	want := "ID   NAME\n1    tab?here?and a line\n22   ?[31mred\n"
 	if out.String() != want {
-		t.Errorf("table:\n%q\nwant\n%q", out.String(), want)
+		t.Errorf("table: got\n%q\nwant\n%q", out.String(), want)
 	}
 }
 
@@ -84,11 +84,11 @@ func TestPrintFormats(t *testing.T) {
 			want = "id: sha256:1"
 		}
 		if err != nil || !strings.Contains(out.String(), want) {
-			t.Errorf("%s: %s, %v", format, out.String(), err)
+			t.Errorf("print as %s: got %s, %v; want %s", format, out.String(), err, want)
 		}
 	}
 	if err := (&App{format: "xml"}).print(msg, nil); err == nil {
-		t.Error("xml is no format")
+		t.Error("print as xml succeeded, want an error")
 	}
 }
 
@@ -104,7 +104,7 @@ func TestStatusInOrder(t *testing.T) {
 	}
 	text := string(document)
 	if !strings.HasPrefix(text, `{"status":`) || !strings.Contains(text, `"info":{"info":{"pid":7},"text":"not JSON"}`) {
-		t.Errorf("JSON: %s", text)
+		t.Errorf("got JSON %s, want the status first and the info expanded", text)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestWords(t *testing.T) {
 	hex := strings.Repeat("0123456789abcdef", 4)
 	for in, want := range map[string]string{hex: "0123456789abc", "sha256:" + hex: "0123456789abc", "example.com:foo.Bar@1.2.3#0": "example.com:foo.Bar@1.2.3#0", "": ""} {
 		if got := shortID(in); got != want {
-			t.Errorf("shortID(%q) = %q", in, got)
+			t.Errorf("shortID(%q) = %q, want %q", in, got, want)
 		}
 	}
 	for in, want := range map[uint64]string{0: "0B", 999: "999B", 1000: "1kB", 2906556: "2.91MB", 999_999: "1MB", 1 << 40: "1.1TB", 1<<64 - 1: "18.4EB"} {
@@ -122,7 +122,7 @@ func TestWords(t *testing.T) {
 	}
 	for in, want := range map[string][2]string{"a.b:5000/c": {"a.b:5000/c", "<none>"}, "a.b:5000/c:d": {"a.b:5000/c", "d"}, "c": {"c", "<none>"}} {
 		if n, tag := splitTag(in); n != want[0] || tag != want[1] {
-			t.Errorf("splitTag(%q) = %q, %q", in, n, tag)
+			t.Errorf("splitTag(%q) = %q, %q; want %q", in, n, tag, want)
 		}
 	}
 	for in, want := range map[string]string{"docker.io/library/Busy_Box:1": "busy-box", "a@sha256:00": "a", "x/---": "pod", "": "pod"} {
@@ -141,12 +141,12 @@ func TestParsePorts(t *testing.T) {
 	} {
 		got, err := parsePorts([]string{text})
 		if err != nil || len(got) != 1 || got[0].String() != want.String() {
-			t.Errorf("%s: %v, %v", text, got, err)
+			t.Errorf("parsePorts(%s) = %v, %v; want %v", text, got, err, want)
 		}
 	}
 	for _, bad := range []string{"80", "a:80", "80:b", "0:80", "80:65536", "80:80/icmp", ":80", "80:"} {
 		if got, err := parsePorts([]string{bad}); err == nil {
-			t.Errorf("%s was taken for %v", bad, got)
+			t.Errorf("parsePorts(%s) = %v, want an error", bad, got)
 		}
 	}
 }
@@ -168,10 +168,10 @@ func TestReadMessage(t *testing.T) {
 	o := c.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if c.GetMetadata().GetAttempt() != 1 || c.GetLogPath() != "x" || string(c.GetEnvs()[0].GetValue()) != "plain text" ||
 		o.GetPid() != runtimeapi.NamespaceMode_CONTAINER || o.GetNetwork() != runtimeapi.NamespaceMode_NODE {
-		t.Errorf("read %v", c)
+		t.Errorf("readMessage: got %v, want all fields of the document", c)
 	}
 	if c, err := read("metadata: {name: a}\nlogPath: a.log\nenvs: [{key: K}]\n"); err != nil || c.GetLogPath() != "a.log" {
-		t.Errorf("YAML with JSON's names: %v, %v", c, err)
+		t.Errorf("readMessage with JSON names in YAML: got %v, %v; want the log path a.log", c, err)
 	}
 	for text, want := range map[string]string{
 		"metadata: {nam: a}":              `unknown field "nam"`,
@@ -183,7 +183,7 @@ func TestReadMessage(t *testing.T) {
 		"linux: {resources: {x: {y: z}}}": "unknown field",
 	} {
 		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", text, err, want)
+			t.Errorf("readMessage of %s: got error %v, want one with %q", text, err, want)
 		}
 	}
 }
@@ -196,18 +196,18 @@ func TestRunConfigs(t *testing.T) {
 	}
 	if pod.GetMetadata().GetName() != "web" || pod.GetMetadata().GetUid() == "" || !strings.HasPrefix(pod.GetLogDirectory(), "/logs/default_web_") ||
 		len(pod.GetPortMappings()) != 1 || container.GetArgs()[2] != "true" || container.GetCommand() != nil || string(container.GetEnvs()[0].GetValue()) != "b=c" {
-		t.Errorf("configs: %v\n%v", pod, container)
+		t.Errorf("configs: got pod %v\nand container %v", pod, container)
 	}
 	o.command = true
 	if container, _, err = o.configs([]string{"web", "sh"}, 1); err != nil || container.GetCommand()[0] != "sh" || container.GetArgs() != nil {
-		t.Errorf("--command: %v, %v", container, err)
+		t.Errorf("configs with --command: got %v, %v; want the command sh", container, err)
 	}
 	for _, bad := range []struct {
 		args []string
 		dash int
 	}{{[]string{"web", "sh"}, -1}, {[]string{"sh"}, 0}, {[]string{"a", "b", "c"}, 2}} {
 		if _, _, err := o.configs(bad.args, bad.dash); err == nil {
-			t.Errorf("%v with -- at %d was accepted", bad.args, bad.dash)
+			t.Errorf("configs(%v) with -- at %d succeeded, want an error", bad.args, bad.dash)
 		}
 	}
 }
@@ -216,11 +216,11 @@ func TestParseSince(t *testing.T) {
 	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 	for text, want := range map[string]time.Time{"": {}, "10m": now.Add(-10 * time.Minute), "2026-01-31T11:00:00.5Z": now.Add(-time.Hour + time.Second/2)} {
 		if got, err := parseSince(text, now); err != nil || !got.Equal(want) {
-			t.Errorf("parseSince(%q) = %v, %v", text, got, err)
+			t.Errorf("parseSince(%q) = %v, %v; want %v", text, got, err, want)
 		}
 	}
 	if _, err := parseSince("yesterday", now); err == nil {
-		t.Error("yesterday was understood")
+		t.Error("parseSince(yesterday) succeeded, want an error")
 	}
 }
 
@@ -231,12 +231,12 @@ func TestParseCreds(t *testing.T) {
 	}
 	for _, creds := range []string{"user:pass:word", "@" + file} {
 		if auth, err := parseCreds(creds); err != nil || auth.GetUsername() != "user" || auth.GetPassword() != "pass:word" {
-			t.Errorf("%s: %v, %v", creds, auth, err)
+			t.Errorf("parseCreds(%s) = %v, %v; want user and pass:word", creds, auth, err)
 		}
 	}
 	for _, bad := range []string{"user", ":x", "@/does/not/exist"} {
 		if _, err := parseCreds(bad); err == nil {
-			t.Errorf("%s was accepted", bad)
+			t.Errorf("parseCreds(%s) succeeded, want an error", bad)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func TestConnectSaysWhatIsWrong(t *testing.T) {
 		"tcp://127.0.0.1:1":           "neither a path nor unix://PATH",
 	} {
 		if _, err := Connect(t.Context(), endpoint, time.Second); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", endpoint, err, want)
+			t.Errorf("Connect(%s): got error %v, want one with %q", endpoint, err, want)
 		}
 	}
 }

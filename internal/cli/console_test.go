@@ -18,7 +18,7 @@ func TestEscape(t *testing.T) {
 				left := 0
 				got, err := io.ReadAll(&escape{from: wrap(strings.NewReader(in)), keys: keys, onMatch: func() { left++ }})
 				if string(got) != want || err != nil || (left == 1) != strings.Contains(in, keys) {
-					t.Errorf("%q: %q, %v, left %d times; want %q", in, got, err, left, want)
+					t.Errorf("escape of %q: got %q, %v and %d matches; want %q", in, got, err, left, want)
 				}
 			}
 		}

@@ -37,16 +37,16 @@ func TestParseChannels(t *testing.T) {
 	} {
 		got, err := parseChannels([]string{text})
 		if err != nil || len(got) != 1 || got[0] != want {
-			t.Errorf("%s: %+v, %v, want %+v", text, got, err, want)
+			t.Errorf("parseChannels(%s) = %+v, %v; want %+v", text, got, err, want)
 		}
 	}
 	for _, bad := range []string{"", "in", "=topic", "in=", "a/b=topic", "in=app/#:w", "in=app/#:rw", "in=a/b#:r", "in=:r"} {
 		if got, err := parseChannels([]string{bad}); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q: %+v, %v", bad, got, err)
+			t.Errorf("parseChannels(%q) = %+v, %v; want invalid argument", bad, got, err)
 		}
 	}
 	if _, err := parseChannels([]string{"in=a", "in=b"}); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("the same name twice: %v", err)
+		t.Errorf("parseChannels with a name twice: got error %v, want invalid argument", err)
 	}
 }
 
@@ -62,21 +62,21 @@ func TestModuleData(t *testing.T) {
 		t.Fatal(err)
 	}
 	if data.File() != filepath.Join(dir, "upper.wasm") || data.Image() != "" || data.Name() != "upper" || data.Parent() != "wasm" || data.UUID() == "" || data.Restart() != "always" {
-		t.Errorf("data %s", data.Bytes())
+		t.Errorf("data: got %s, want the module of the flags", data.Bytes())
 	}
 	if got := data.Args(); !reflect.DeepEqual(got, []string{"upper", "-v", "x"}) {
-		t.Errorf("args %q", got)
+		t.Errorf("args: got %q, want upper, -v and x", got)
 	}
 	if got := data.Channels(); !reflect.DeepEqual(got, []channel.Channel{{Name: "in", Topic: "app/in", Flags: channel.Read | channel.QoS1}}) {
-		t.Errorf("channels %+v", got)
+		t.Errorf("channels: got %+v, want the channel in", got)
 	}
 	image, err := (edgeModule{restart: "never"}).data([]string{"registry.example/mods/relay@sha256:" + strings.Repeat("0", 64)})
 	if err != nil || image.Image() == "" || image.File() != "" || image.Name() != "relay" {
-		t.Errorf("image: %s, %v", image.Bytes(), err)
+		t.Errorf("data of an image: got %s, %v; want the image relay", image.Bytes(), err)
 	}
 	for _, bad := range []edgeModule{{restart: "sometimes"}, {restart: "never", env: []string{"A"}}, {restart: "never", uuid: "a/b"}} {
 		if data, err := bad.data([]string{"/x.wasm"}); err == nil {
-			t.Errorf("%+v: %s", bad, data.Bytes())
+			t.Errorf("data of %+v: got %s, want an error", bad, data.Bytes())
 		}
 	}
 }
@@ -107,7 +107,7 @@ func TestModuleWatch(t *testing.T) {
 	} {
 		done, err := watch().handle(test.message)
 		if done != test.done || (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, %v", name, done, err)
+			t.Errorf("%s: handle = %v, %v; want %v and an error with %q", name, done, err, test.done, test.want)
 		}
 	}
 }
@@ -140,17 +140,17 @@ func TestNobodyAnswers(t *testing.T) {
 	none := closed(t)
 	for _, args := range [][]string{{"run", "/x.wasm"}, {"pub", "a", "b"}, {"sub", "a"}} {
 		if _, err := edge(t, append(args, "--broker", "mqtt://"+none)...); err == nil || !strings.Contains(err.Error(), "no broker answers at mqtt://"+none) {
-			t.Errorf("%v: %v", args, err)
+			t.Errorf("%v without a broker: got error %v", args, err)
 		}
 	}
 	for _, args := range [][]string{{"ps"}, {"runtimes"}, {"logs", "-f", "m"}} {
 		if _, err := edge(t, append(args, "--orchestrator", "http://"+none)...); err == nil || !strings.Contains(err.Error(), "no orchestrator answers at http://"+none) {
-			t.Errorf("%v: %v", args, err)
+			t.Errorf("%v without an orchestrator: got error %v", args, err)
 		}
 	}
 	for _, args := range [][]string{{"pub", "a", "b", "--broker", "tcp://h"}, {"pub", "a/#", "b"}, {"pub", "a", "b", "--qos", "3"}, {"sub", "a#"}, {"ps", "--orchestrator", "host"}, {"logs", "m"}} {
 		if _, err := edge(t, args...); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%v: %v", args, err)
+			t.Errorf("%v: got error %v, want invalid argument", args, err)
 		}
 	}
 }
@@ -176,32 +176,32 @@ func TestEdgeLists(t *testing.T) {
 	defer server.Close()
 	out, err := edge(t, "ps", "--orchestrator", server.URL)
 	if err != nil || !strings.Contains(out, "/srv/a.wasm") || !strings.Contains(out, "queued") || strings.Contains(out, "m-3") {
-		t.Errorf("ps: %v\n%s", err, out)
+		t.Errorf("ps: got error %v and\n%s\nwant the modules that are not dead", err, out)
 	}
 	out, err = edge(t, "ps", "-a", "--orchestrator", server.URL)
 	if err != nil || !strings.Contains(out, "trap, code 134, unreachable") {
-		t.Errorf("ps -a: %v\n%s", err, out)
+		t.Errorf("ps -a: got error %v and\n%s\nwant the exit of the dead module", err, out)
 	}
 	out, err = edge(t, "ps", "c", "-o", "json", "--orchestrator", server.URL)
 	var records []map[string]any
 	if err != nil || json.Unmarshal([]byte(out), &records) != nil || len(records) != 1 || records[0]["status"] != "D" {
-		t.Errorf("ps c -o json: %v\n%s", err, out)
+		t.Errorf("ps c -o json: got error %v and\n%s\nwant the dead module", err, out)
 	}
 	if out, err = edge(t, "ps", "-q", "--orchestrator", server.URL); err != nil || out != "m-1\nm-2\n" {
-		t.Errorf("ps -q: %v\n%s", err, out)
+		t.Errorf("ps -q: got error %v and\n%s\nwant m-1 and m-2", err, out)
 	}
 	if _, err = edge(t, "ps", "nobody", "--orchestrator", server.URL); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), `no module has the uuid or the name "nobody"`) {
-		t.Errorf("ps nobody: %v", err)
+		t.Errorf("ps nobody: got error %v, want not found", err)
 	}
 	out, err = edge(t, "runtimes", "--orchestrator", server.URL)
 	if err != nil || !strings.Contains(out, "tripod/wasm") || !strings.Contains(out, "1/128") {
-		t.Errorf("runtimes: %v\n%s", err, out)
+		t.Errorf("runtimes: got error %v and\n%s\nwant tripod/wasm with 1/128", err, out)
 	}
 	if _, err = edge(t, "ps", "-o", "xml", "--orchestrator", server.URL); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("-o xml: %v", err)
+		t.Errorf("ps -o xml: got error %v, want invalid argument", err)
 	}
 	out, err = edge(t, "__complete", "stop", "--orchestrator", server.URL, "")
 	if err != nil || !strings.Contains(out, "m-1") || strings.Contains(out, "m-3") {
-		t.Errorf("completion: %v\n%s", err, out)
+		t.Errorf("completion: got error %v and\n%s\nwant m-1 without m-3", err, out)
 	}
 }

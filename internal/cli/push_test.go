@@ -61,7 +61,7 @@ func TestPushGreeter(t *testing.T) {
 	}
 	repo, digest, _ := strings.Cut(ref, "@")
 	if repo != host+"/greeter" {
-		t.Errorf("printed %q", ref)
+		t.Errorf("push printed %q, want the repository %s/greeter", ref, host)
 	}
 	resp, err := http.Get("http://" + host + "/v2/greeter/manifests/1")
 	if err != nil {
@@ -73,7 +73,7 @@ func TestPushGreeter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if resp.Header.Get("Docker-Content-Digest") != digest {
-		t.Errorf("the tag is %s, printed %s", resp.Header.Get("Docker-Content-Digest"), digest)
+		t.Errorf("the tag's digest: got %s, want %s", resp.Header.Get("Docker-Content-Digest"), digest)
 	}
 	var types []string
 	for _, layer := range append([]ocispec.Descriptor{m.Config}, m.Layers...) {
@@ -81,11 +81,11 @@ func TestPushGreeter(t *testing.T) {
 	}
 	want := "application/vnd.wasm.config.v0+json application/wasm application/vnd.tripod.protobuf.descriptorset.v1+protobuf"
 	if got := strings.Join(types, " "); got != want {
-		t.Errorf("blobs %s, want %s", got, want)
+		t.Errorf("blobs: got %s, want %s", got, want)
 	}
 	notes := m.Annotations
 	if len(notes) != 4 || notes["vimana.host/domain"] != "example.com" || notes["vimana.host/server"] != "greet.Greeter" || notes["vimana.host/version"] != "1.0.0_5" {
-		t.Errorf("annotations %v", notes)
+		t.Errorf("annotations: got %v, want the component's name", notes)
 	}
 
 	writes.Store(0)
@@ -101,7 +101,7 @@ func TestPushGreeter(t *testing.T) {
 		t.Errorf("second push of the same files: got %+v, want reference %s and digest %s", again, ref, digest)
 	}
 	if n := writes.Load(); n != 0 {
-		t.Errorf("%d writes to push what is there", n)
+		t.Errorf("second push of the same files: got %d writes, want 0", n)
 	}
 }
 
@@ -116,14 +116,14 @@ func TestPushNotesServices(t *testing.T) {
 	}
 	args := []string{examples + "greeter-c/greeter-c.wasm", "localhost:1/x:1", "--dry-run", "-o", "json", "-I", dir, "-I", examples + "greeter", "--proto", two}
 	if _, err := pushTo(t, args...); err == nil || !strings.Contains(err.Error(), "proto:greet-v1/other") {
-		t.Errorf("a service that the component does not have: %v", err)
+		t.Errorf("push with a service that the component does not have: got error %v", err)
 	}
 	document, err := pushTo(t, append(args, "--service", "greet.v1.Greeter")...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(document, `"tripod.run/services": "greet.v1.Greeter"`) {
-		t.Errorf("printed %s", document)
+		t.Errorf("push printed %s, want the annotation of the services", document)
 	}
 }
 
@@ -159,14 +159,14 @@ func TestPushRefuses(t *testing.T) {
 	} {
 		_, err := pushTo(t, append([]string{args[0], host + "/x:1", "--plain-http"}, args[1:]...)...)
 		if err == nil || !strings.Contains(err.Error(), words) {
-			t.Errorf("%v: %v, want %q", args, err, words)
+			t.Errorf("push %v: got error %v, want one with %q", args, err, words)
 		}
 	}
 	if _, err := pushTo(t, greeter, "UPPER/x:1", "--proto", proto); err == nil || !strings.Contains(err.Error(), "UPPER") {
-		t.Errorf("a bad reference: %v", err)
+		t.Errorf("push to an invalid reference: got error %v, want one with the reference", err)
 	}
 	if n := writes.Load(); n != 0 {
-		t.Errorf("%d writes of what was refused", n)
+		t.Errorf("rejected pushes: got %d writes, want 0", n)
 	}
 }
 
@@ -200,19 +200,19 @@ func TestPushDisk(t *testing.T) {
 		out, err := pushTo(t, path(name), host+"/disks/a:1", "--plain-http", "-o", "json", "--annotation", "note=x")
 		var got pushed
 		if err != nil || json.Unmarshal([]byte(out), &got) != nil || len(got.Layers) != 2 || got.Layers[1].MediaType != want || got.Annotations["note"] != "x" {
-			t.Errorf("%s: %s, %v", name, out, err)
+			t.Errorf("push of %s: got %s, %v; want a layer of the type %s", name, out, err, want)
 		}
 	}
 	if writes.Load() == 0 {
-		t.Error("nothing was pushed")
+		t.Error("push of disks: got 0 writes, want some")
 	}
 	for name, word := range map[string]string{"bad.qcow2": "magic", "backed": "backing file", "text": "not WebAssembly"} {
 		if _, err := pushTo(t, path(name), host+"/disks/b:1", "--plain-http"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), word) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("push of %s: got error %v, want invalid argument with %q", name, err, word)
 		}
 	}
 	if _, err := pushTo(t, path("disk"), host+"/disks/b:1", "--proto", "x.proto"); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("with --proto: %v", err)
+		t.Errorf("push of a disk with --proto: got error %v, want invalid argument", err)
 	}
 }
 
@@ -238,11 +238,11 @@ func TestPushWarns(t *testing.T) {
 			}
 			text := strings.Join(result.Warnings, "\n")
 			if (text == "") != (len(c.want) == 0) {
-				t.Errorf("warnings: %q", text)
+				t.Errorf("warnings: got %q, want %q", text, c.want)
 			}
 			for _, field := range c.want {
 				if !strings.Contains(text, field) {
-					t.Errorf("%q does not name %s", text, field)
+					t.Errorf("warning %q does not name %s", text, field)
 				}
 			}
 		})

@@ -53,11 +53,11 @@ func TestWITGenPrints(t *testing.T) {
 	}
 	for _, want := range []string{"package proto:shop-v1;", "interface till {", "world server {", "package tripod:grpc@0.1.0 {"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("no %q in\n%s", want, out)
+			t.Errorf("output does not contain %q:\n%s", want, out)
 		}
 	}
 	if strings.Contains(out, "cart") {
-		t.Errorf("a service that was not asked for is in\n%s", out)
+		t.Errorf("output contains another service:\n%s", out)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestWITGenWrites(t *testing.T) {
 	root := filepath.Join(dir, "wit/shop-v1.wit")
 	text, err := os.ReadFile(root)
 	if err != nil || !strings.Contains(string(text), "export cart;\n  export till;\n") {
-		t.Errorf("%v:\n%s", err, text)
+		t.Errorf("root document: got error %v and\n%s\nwant both services exported", err, text)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "wit/deps/tripod-grpc/grpc.wit")); err != nil {
 		t.Error(err)
@@ -82,13 +82,13 @@ func TestWITGenWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := wit(t, args...); err == nil || !strings.Contains(err.Error(), "--force") {
-		t.Errorf("a changed file: %v", err)
+		t.Errorf("wit gen over a changed file: got error %v, want one with --force", err)
 	}
 	if _, err := wit(t, append(args, "--force")...); err != nil {
 		t.Error(err)
 	}
 	if again, err := os.ReadFile(root); err != nil || string(again) != string(text) {
-		t.Errorf("%v:\n%s", err, again)
+		t.Errorf("root document after --force: got error %v and\n%s\nwant\n%s", err, again, text)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestWITGenRefuses(t *testing.T) {
 		{nil, "requires at least 1 arg"},
 	} {
 		if _, err := wit(t, append([]string{"gen"}, tc.args...)...); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%q: %v, want %q", tc.args, err, tc.want)
+			t.Errorf("wit gen %q: got error %v, want one with %q", tc.args, err, tc.want)
 		}
 	}
 }

@@ -17,12 +17,12 @@ func TestDefaultIsValidAndDerivesPaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.GRPC.Socket != "/run/tripod/tripod.sock" || c.Network.NetnsDir != "/run/tripod/netns" {
-		t.Errorf("derived %q, %q", c.GRPC.Socket, c.Network.NetnsDir)
+		t.Errorf("derived paths: got socket %q and netns_dir %q, want them below /run/tripod", c.GRPC.Socket, c.Network.NetnsDir)
 	}
 	c = Default()
 	c.State = "/run/other"
 	if err := c.Complete(); err != nil || c.GRPC.Socket != "/run/other/tripod.sock" || c.Network.NetnsDir != "/run/other/netns" {
-		t.Errorf("with another state directory: %q, %q, %v", c.GRPC.Socket, c.Network.NetnsDir, err)
+		t.Errorf("derived paths with another state: got %q, %q, %v; want them below /run/other", c.GRPC.Socket, c.Network.NetnsDir, err)
 	}
 }
 
@@ -57,7 +57,7 @@ func TestDefaultTOMLNamesEveryKeyWithAComment(t *testing.T) {
 		default:
 			m := key.FindStringSubmatch(line)
 			if m == nil {
-				t.Fatalf("not a key: %q", line)
+				t.Fatalf("line %q has no key", line)
 			}
 			if !comment {
 				t.Errorf("[%s] %s has no comment", section, m[1])
@@ -69,7 +69,7 @@ func TestDefaultTOMLNamesEveryKeyWithAComment(t *testing.T) {
 	all := keys(reflect.TypeFor[Config](), "")
 	for _, k := range all {
 		if !documented[k] {
-			t.Errorf("default.toml lacks %q", k)
+			t.Errorf("default.toml does not have the key %q", k)
 		}
 	}
 	if len(documented) != len(all) {
@@ -97,7 +97,7 @@ fake = true
 	}
 	if c.Root != "/srv/t" || c.State != "/run/tripod" || !reflect.DeepEqual(c.Image.HostsDirs, []string{"/a"}) ||
 		time.Duration(c.Image.PullProgressTimeout) != 90*time.Second || c.Network.Default.MTU != 1400 || !c.Backends.Fake {
-		t.Errorf("parsed %+v", c)
+		t.Errorf("Parse() = %+v, want the document's values over the defaults", c)
 	}
 	text, err := c.TOML()
 	if err != nil {
@@ -105,7 +105,7 @@ fake = true
 	}
 	again, err := Parse(text, "again")
 	if err != nil {
-		t.Fatalf("%v in\n%s", err, text)
+		t.Fatalf("Parse of the encoded configuration: %v in\n%s", err, text)
 	}
 	if !reflect.DeepEqual(c, again) {
 		t.Errorf("round trip gave\n%+v\nwant\n%+v", again, c)
@@ -123,7 +123,7 @@ func TestBadDocuments(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := Parse([]byte(test.document), "f.toml")
 			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("got %v, want %q", err, test.want)
+				t.Errorf("got error %v, want one with %q", err, test.want)
 			}
 		})
 	}
@@ -153,13 +153,13 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 		"vm.emulator:", "vm.virtiofsd:", "vm.uid_base:", "vm.uid_count:", "vm.default_memory:", "vm.default_cpus:", "vm.memory_overhead:", "vm.console_buffer:", "vm.boot_timeout:", "vm.image_prefix:",
 		"vm.translations_dir:"} {
 		if err == nil || !strings.Contains(err.Error(), key) {
-			t.Errorf("%s is not named in: %v", key, err)
+			t.Errorf("error does not name %s: %v", key, err)
 		}
 	}
 	c = Default()
 	c.State = c.Root + "/run"
 	if err := c.Complete(); err == nil || !strings.Contains(err.Error(), "must not contain each other") {
-		t.Errorf("state below root: %v", err)
+		t.Errorf("state below root: got error %v, want one", err)
 	}
 }
 
@@ -174,7 +174,7 @@ func TestHandlerAliases(t *testing.T) {
 	} {
 		c, err := Parse([]byte(document), "test")
 		if err != nil || c.Complete() != nil || !maps.Equal(c.Node.HandlerAliases, want) {
-			t.Errorf("%q: %v, %v, %v", document, c.Node.HandlerAliases, err, c.Complete())
+			t.Errorf("Parse(%q): got aliases %v, %v, %v; want %v", document, c.Node.HandlerAliases, err, c.Complete(), want)
 			continue
 		}
 		text, err := c.TOML()
@@ -182,7 +182,7 @@ func TestHandlerAliases(t *testing.T) {
 			t.Fatal(err)
 		}
 		if again, err := Parse(text, "again"); err != nil || !maps.Equal(again.Node.HandlerAliases, want) {
-			t.Errorf("%q, shown and read again: %v, %v", document, again.Node.HandlerAliases, err)
+			t.Errorf("Parse of the encoded %q: got aliases %v, %v; want %v", document, again.Node.HandlerAliases, err, want)
 		}
 	}
 	for alias, c := range map[string]struct{ handler, says string }{
@@ -196,7 +196,7 @@ func TestHandlerAliases(t *testing.T) {
 		config := Default()
 		config.Node.HandlerAliases[alias] = c.handler
 		if err := config.Complete(); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%q = %q: %v", alias, c.handler, err)
+			t.Errorf("alias %q = %q: got error %v, want one with %q", alias, c.handler, err, c.says)
 		}
 	}
 }
@@ -204,13 +204,13 @@ func TestHandlerAliases(t *testing.T) {
 func TestLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.toml")
 	if _, err := Load(path); err == nil {
-		t.Error("a named file that is not there is an error")
+		t.Error("Load of a missing file succeeded, want an error")
 	}
 	if err := os.WriteFile(path, []byte("state = \"/run/x\"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := Load(path); err != nil || c.State != "/run/x" {
-		t.Errorf("Load = %+v, %v", c, err)
+		t.Errorf("Load = %+v, %v; want state /run/x", c, err)
 	}
 }
 
@@ -220,7 +220,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, document []byte) {
 		c, err := Parse(document, "fuzz")
 		if (c == nil) == (err == nil) {
-			t.Fatalf("Parse = %v, %v", c, err)
+			t.Fatalf("Parse = %v, %v; want either a configuration or an error", c, err)
 		}
 		if c != nil {
 			_ = c.Complete()

@@ -69,7 +69,7 @@ root = "/var/lib/tripod"
 		"broker.user[0].password_file:", "orchestrator.broker:", "orchestrator.protocol:", "orchestrator.realm:", "orchestrator.topics:",
 		"orchestrator.address:", "orchestrator.keepalive_interval:", "orchestrator.keepalive_missed:", "orchestrator.root:"} {
 		if err == nil || !strings.Contains(err.Error(), key) {
-			t.Errorf("%s is not named in: %v", key, err)
+			t.Errorf("error does not name %s: %v", key, err)
 		}
 	}
 }
@@ -99,10 +99,10 @@ realms = ["realm"]
 		t.Fatal(err)
 	}
 	if c.Orchestrator.Root != "/srv/node-orchestrator" {
-		t.Errorf("derived %q", c.Orchestrator.Root)
+		t.Errorf("derived orchestrator.root: got %q, want /srv/node-orchestrator", c.Orchestrator.Root)
 	}
 	if len(c.Edge.Runtimes) != 2 || c.Edge.Runtimes[1].Name != "other" || len(c.Broker.Users) != 1 || c.Broker.Users[0].Realms[0] != "realm" {
-		t.Errorf("parsed %+v, %+v", c.Edge.Runtimes, c.Broker.Users)
+		t.Errorf("got runtimes %+v and users %+v, want two runtimes and one user", c.Edge.Runtimes, c.Broker.Users)
 	}
 }
 
@@ -110,10 +110,10 @@ func TestEmbeddedBrokerNeedsAnAddress(t *testing.T) {
 	c := Default()
 	c.Broker.Address = ""
 	if err := c.Complete(); err != nil {
-		t.Errorf("an edge that is off needs no broker: %v", err)
+		t.Errorf("Complete with a disabled edge: %v", err)
 	}
 	c.Edge.Enabled = true
 	if err := c.Complete(); err == nil || !strings.Contains(err.Error(), "broker.address:") {
-		t.Errorf("nobody could reach this broker: %v", err)
+		t.Errorf("Complete with an unreachable broker: got error %v, want one about broker.address", err)
 	}
 }

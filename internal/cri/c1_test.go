@@ -176,7 +176,7 @@ func TestC1_TenThousandLabels(t *testing.T) {
 		LabelSelector: map[string]string{"example.com/label-00000": "v", "example.com/label-09999": "v"}}})
 	must(t, err)
 	if len(r.GetItems()) != 1 || r.Items[0].Id != pod || len(r.Items[0].Labels) < 10_000 {
-		t.Errorf("the pod with ten thousand labels was not found by two of them")
+		t.Errorf("list by two of ten thousand labels: got %d pods, want %s", len(r.GetItems()), pod)
 	}
 }
 
@@ -222,7 +222,7 @@ func TestHandlerAliases(t *testing.T) {
 	}
 	for alias, handler := range map[string]string{"runc": "linux", "kata": "unit"} {
 		if features[alias] == nil || !proto.Equal(features[alias], features[handler]) {
-			t.Errorf("features of %s are %v, of %s %v", alias, features[alias], handler, features[handler])
+			t.Errorf("features of the alias %s: got %v, want those of %s: %v", alias, features[alias], handler, features[handler])
 		}
 		config := podConfig(alias)
 		made, err := d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: alias})
@@ -304,7 +304,7 @@ func TestC2_UnknownIDs(t *testing.T) {
 	image, err := d.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: "not-there"}})
 	must(t, err)
 	if image.GetImage() != nil {
-		t.Errorf("an image that is not there: %v", image)
+		t.Errorf("ImageStatus of a missing image = %v, want none", image)
 	}
 
 	_, err = d.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: unknown})

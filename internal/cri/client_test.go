@@ -47,7 +47,7 @@ func walkImages(t *testing.T, c internalapi.ImageManagerService) string {
 	gone, err := c.ImageStatus(ctx, spec("busybox"), false)
 	must(t, err)
 	if gone.GetImage() != nil {
-		t.Errorf("a removed image: %v", gone)
+		t.Errorf("ImageStatus of a removed image = %v, want none", gone)
 	}
 	return ref
 }

@@ -52,7 +52,7 @@ func TestModulesAreNotForTheKubelet(t *testing.T) {
 	must(t, err)
 	wantEqual(t, "streamed to a kubelet", len(chunk.PodSandboxes), 1)
 	if _, err := stream.Recv(); err != io.EOF {
-		t.Errorf("after the stream: %v", err)
+		t.Errorf("end of the stream: got error %v, want io.EOF", err)
 	}
 
 	events, err := d.GetContainerEvents(t.Context(), &runtimeapi.GetEventsRequest{})

@@ -28,7 +28,7 @@ func TestMessagesSayEachThingOnce(t *testing.T) {
 		`mount "x": invalid argument: why`: errors.New("mount \"x\": invalid argument: why\n"),
 	} {
 		if got := toStatus(t.Context(), err).Message(); got != want {
-			t.Errorf("%q becomes %q, want %q", err, got, want)
+			t.Errorf("message of %q = %q, want %q", err, got, want)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestErrorCodes(t *testing.T) {
 			s := toStatus(c.ctx, c.err)
 			wantEqual(t, "code", s.Code(), c.code)
 			if !strings.Contains(s.Message(), strings.ReplaceAll(c.err.Error(), "\n", "; ")) && !errors.As(c.err, new(interface{ GRPCStatus() *status.Status })) {
-				t.Errorf("message %q lost %q", s.Message(), c.err)
+				t.Errorf("message %q does not contain the error %q", s.Message(), c.err)
 			}
 		})
 	}
@@ -100,11 +100,11 @@ func TestNamedErrorsBeginTheText(t *testing.T) {
 	for _, named := range append(append([]error{}, pullErrors...), containerErrors...) {
 		s := toStatus(context.Background(), fmt.Errorf("deep down: %w: %w", named, errdefs.ErrUnavailable))
 		if !strings.HasPrefix(s.Message(), named.Error()+": ") {
-			t.Errorf("text %q does not begin with %q", s.Message(), named)
+			t.Errorf("message %q does not begin with %q", s.Message(), named)
 		}
 		s = toStatus(context.Background(), fmt.Errorf("%w: %w", named, errdefs.ErrUnavailable))
 		if strings.Count(s.Message(), named.Error()) != 1 {
-			t.Errorf("text %q repeats the name", s.Message())
+			t.Errorf("message %q contains the name more than once", s.Message())
 		}
 	}
 }
@@ -116,7 +116,7 @@ func TestPanicBecomesInternalAndLeavesItsStackInTheLog(t *testing.T) {
 		t.Helper()
 		wantCode(t, err, codes.Internal, "/x/Y", "what a pity")
 		if !strings.Contains(log.String(), "errors_test.go") || !strings.Contains(log.String(), "what a pity") {
-			t.Errorf("the log has no stack: %s", log)
+			t.Errorf("the log does not contain the panic's stack: %s", log)
 		}
 	}
 	_, err := interceptUnary(t.Context(), nil, &grpc.UnaryServerInfo{Server: srv, FullMethod: "/x/Y"},
@@ -136,15 +136,15 @@ func TestFaultsOfOursAreLogged(t *testing.T) {
 	}
 	call(fmt.Errorf("no such pod: %w", errdefs.ErrNotFound))
 	if log.String() != "" {
-		t.Errorf("a caller's mistake is in the log: %s", log)
+		t.Errorf("log of a caller's mistake: got %s, want none", log)
 	}
 	call(fmt.Errorf("%w: %w", crierrors.ErrRegistryUnavailable, errdefs.ErrUnavailable))
 	if log.String() != "" {
-		t.Errorf("a registry that is away is in the log as a fault of ours: %s", log)
+		t.Errorf("log of an unreachable registry: got %s, want none", log)
 	}
 	call(errors.New("disk on fire"))
 	if !strings.Contains(log.String(), "disk on fire") || !strings.Contains(log.String(), "ERROR") {
-		t.Errorf("a fault of ours is not in the log: %s", log)
+		t.Errorf("log of the node's fault: got %s, want an error", log)
 	}
 }
 

@@ -112,7 +112,7 @@ func FuzzRequests(f *testing.F) {
 		err := h.call(ctx, raw, func(m proto.Message) { substitute(m.ProtoReflect(), pod, container) })
 		switch code := status.Code(err); code {
 		case codes.Internal, codes.Unknown:
-			t.Errorf("%s: %s: %v", h.name, code, err)
+			t.Errorf("%s: got code %s: %v", h.name, code, err)
 		}
 	})
 }
@@ -136,7 +136,7 @@ func (d *door) furnish(t *testing.T) (pod, container string) {
 		}
 		return id, d.running(t, id, "the-container")
 	}
-	t.Fatal("no attempt at the pod succeeded")
+	t.Fatal("no attempt to make the pod succeeded")
 	return "", ""
 }
 
@@ -246,7 +246,7 @@ func TestSeedsCoverEveryRPC(t *testing.T) {
 		for j := range methods.Len() {
 			m := methods.Get(j)
 			if m.Input().Fields().Len() > 0 && len(seeds[string(m.Name())]) == 0 {
-				t.Errorf("%s has no seed", m.Name())
+				t.Errorf("RPC %s has no seed", m.Name())
 			}
 		}
 	}

@@ -296,11 +296,11 @@ func must(t testing.TB, err error) {
 func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 	t.Helper()
 	if got := status.Code(err); got != code {
-		t.Fatalf("code %s, want %s: %v", got, code, err)
+		t.Fatalf("got code %s, want %s: %v", got, code, err)
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error %q does not mention %q", err, w)
+			t.Errorf("error %q does not contain %q", err, w)
 		}
 	}
 }
@@ -308,6 +308,6 @@ func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 func wantEqual[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
-		t.Errorf("%s is %v, want %v", what, got, want)
+		t.Errorf("%s: got %v, want %v", what, got, want)
 	}
 }

@@ -58,7 +58,7 @@ func TestImageStatusVerbose(t *testing.T) {
 	var info struct{ ImageSpec any }
 	must(t, json.Unmarshal([]byte(r.GetInfo()["info"]), &info))
 	if info.ImageSpec == nil {
-		t.Errorf("no configuration in %q", r.GetInfo())
+		t.Errorf("info %q has no configuration", r.GetInfo())
 	}
 }
 
@@ -79,7 +79,7 @@ func TestImagesThatNeverRunAsRoot(t *testing.T) {
 	} {
 		got := imageMessage(&c.img)
 		if !proto.Equal(got.GetUid(), c.want) || got.GetUsername() != "" {
-			t.Errorf("%s: uid %v, username %q; want %v", name, got.GetUid(), got.GetUsername(), c.want)
+			t.Errorf("%s: got uid %v and username %q, want uid %v", name, got.GetUid(), got.GetUsername(), c.want)
 		}
 	}
 }
@@ -112,7 +112,7 @@ func TestPullErrors(t *testing.T) {
 	err := pull(fmt.Errorf("dial tcp: connection refused: %w", errdefs.ErrUnavailable))
 	wantCode(t, err, codes.Unknown)
 	if !strings.HasPrefix(status.Convert(err).Message(), "RegistryUnavailable: ") {
-		t.Errorf("text %q", status.Convert(err).Message())
+		t.Errorf("message %q does not begin with RegistryUnavailable", status.Convert(err).Message())
 	}
 	wantCode(t, pull(fmt.Errorf("no such tag: %w", errdefs.ErrNotFound)), codes.NotFound)
 	wantCode(t, pull(fmt.Errorf("login: %w", errdefs.ErrUnauthenticated)), codes.Unauthenticated)
@@ -122,10 +122,10 @@ func TestPullErrors(t *testing.T) {
 
 func TestLogin(t *testing.T) {
 	if a := login(nil); a != nil {
-		t.Errorf("no credentials became %v", a)
+		t.Errorf("login(nil) = %v, want nil", a)
 	}
 	if a := login(&runtimeapi.AuthConfig{ServerAddress: "r.example"}); a != nil {
-		t.Errorf("an address alone became %v", a)
+		t.Errorf("login with an address alone = %v, want nil", a)
 	}
 	d := open(t)
 	_, err := d.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: spec("x"), Auth: &runtimeapi.AuthConfig{
@@ -133,7 +133,7 @@ func TestLogin(t *testing.T) {
 	must(t, err)
 	want := image.Auth{Username: "u", Password: "p", Auth: "a", ServerAddress: "s", IdentityToken: "i", RegistryToken: "r"}
 	if d.images.auth == nil || *d.images.auth != want {
-		t.Error("the credentials did not reach the image store as they were sent")
+		t.Errorf("credentials at the image store: got %v, want %v", d.images.auth, want)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestImageFsInfo(t *testing.T) {
 	must(t, err)
 	for name, fs := range map[string][]*runtimeapi.FilesystemUsage{"images": r.GetImageFilesystems(), "containers": r.GetContainerFilesystems()} {
 		if len(fs) != 1 || fs[0].GetTimestamp() <= 0 || fs[0].GetUsedBytes().GetValue() == 0 || fs[0].GetInodesUsed().GetValue() == 0 || fs[0].GetFsId().GetMountpoint() == "" {
-			t.Errorf("%s: %v", name, fs)
+			t.Errorf("%s: got usage %v, want all its fields", name, fs)
 		}
 	}
 }

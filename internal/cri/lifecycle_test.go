@@ -28,12 +28,12 @@ func TestSandboxLifecycle(t *testing.T) {
 	wantEqual(t, "labels", len(s.GetLabels()), len(want.GetLabels()))
 	wantEqual(t, "annotations", len(s.GetAnnotations()), len(want.GetAnnotations()))
 	if s.GetCreatedAt() <= 0 || r.GetTimestamp() < s.GetCreatedAt() {
-		t.Errorf("created at %d, recorded at %d", s.GetCreatedAt(), r.GetTimestamp())
+		t.Errorf("got created at %d and recorded at %d, want the record after the creation", s.GetCreatedAt(), r.GetTimestamp())
 	}
 	var info map[string]any
 	must(t, json.Unmarshal([]byte(r.GetInfo()["info"]), &info))
 	if len(r.GetInfo()) != 1 || info["sandboxID"] != id || info["config"] == nil || info["cniResult"] == nil {
-		t.Errorf("verbose information: %q", r.GetInfo())
+		t.Errorf("verbose info: got %q", r.GetInfo())
 	}
 
 	_, err = d.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
@@ -82,7 +82,7 @@ func TestContainerLifecycle(t *testing.T) {
 	s = d.status(t, id)
 	wantEqual(t, "state", s.GetState(), runtimeapi.ContainerState_CONTAINER_RUNNING)
 	if s.GetStartedAt() < s.GetCreatedAt() || s.GetFinishedAt() != 0 || s.GetReason() != "" {
-		t.Errorf("a running container: %v", s)
+		t.Errorf("status of a running container: got %v, want a start and no exit", s)
 	}
 
 	_, err = d.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuShares: 512}})
@@ -96,7 +96,7 @@ func TestContainerLifecycle(t *testing.T) {
 	wantEqual(t, "exit code", s.GetExitCode(), 143)
 	wantEqual(t, "reason", s.GetReason(), "Error")
 	if s.GetFinishedAt() < s.GetStartedAt() {
-		t.Errorf("finished at %d before it started at %d", s.GetFinishedAt(), s.GetStartedAt())
+		t.Errorf("got finished at %d, want not before the start at %d", s.GetFinishedAt(), s.GetStartedAt())
 	}
 
 	_, err = d.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id})
@@ -142,7 +142,7 @@ func TestUnitPod(t *testing.T) {
 	must(t, err)
 	id := d.running(t, r.GetPodSandboxId(), "c")
 	if id == r.GetPodSandboxId() {
-		t.Errorf("the container has the pod's ID %s", id)
+		t.Errorf("the container's ID is the pod's: %s", id)
 	}
 	wantEqual(t, "container of the pod's ID", d.status(t, r.GetPodSandboxId()).GetId(), id)
 	wantEqual(t, "state", d.status(t, id).GetState(), runtimeapi.ContainerState_CONTAINER_RUNNING)
@@ -252,7 +252,7 @@ func ids[T interface{ GetId() string }](items []T) []string {
 func wantIDs(t testing.TB, got, want []string) {
 	t.Helper()
 	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("IDs: got %q, want %q", got, want)
 	}
 }
 
@@ -261,7 +261,7 @@ func TestRuntimeStatus(t *testing.T) {
 	condition := func(r *runtimeapi.StatusResponse, kind string) *runtimeapi.RuntimeCondition {
 		i := slices.IndexFunc(r.GetStatus().GetConditions(), func(c *runtimeapi.RuntimeCondition) bool { return c.GetType() == kind })
 		if i < 0 {
-			t.Fatalf("no condition %s", kind)
+			t.Fatalf("the condition %s is missing", kind)
 		}
 		return r.GetStatus().GetConditions()[i]
 	}
@@ -281,7 +281,7 @@ func TestRuntimeStatus(t *testing.T) {
 	wantEqual(t, "user namespaces of unit", features["unit"].GetUserNamespaces(), true)
 	for key, value := range r.GetInfo() {
 		if !json.Valid([]byte(value)) {
-			t.Errorf("information %s is not JSON: %s", key, value)
+			t.Errorf("info %s is not JSON: %s", key, value)
 		}
 	}
 
@@ -290,7 +290,7 @@ func TestRuntimeStatus(t *testing.T) {
 	must(t, err)
 	c := condition(r, "NetworkReady")
 	if c.GetStatus() || c.GetReason() != "NetworkNotReady" || !strings.Contains(c.GetMessage(), "/etc/cni/net.d") {
-		t.Errorf("condition %v", c)
+		t.Errorf("condition NetworkReady: got %v, want false with the directory", c)
 	}
 	wantEqual(t, "information without verbose", len(r.GetInfo()), 0)
 }
@@ -317,7 +317,7 @@ func TestVersion(t *testing.T) {
 	must(t, err)
 	want := &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "tripod", RuntimeVersion: "0.1.0-test", RuntimeApiVersion: "v1"}
 	if !proto.Equal(v, want) {
-		t.Errorf("version %v, want %v", v, want)
+		t.Errorf("Version = %v, want %v", v, want)
 	}
 }
 

@@ -44,7 +44,7 @@ func TestStreamingURLs(t *testing.T) {
 		t.Helper()
 		must(t, err)
 		if u, err := url.Parse(got); err != nil || u.Scheme != "http" || u.Hostname() != "127.0.0.1" {
-			t.Errorf("URL %q", got)
+			t.Errorf("got URL %q, want http://127.0.0.1", got)
 		}
 	}
 	e, err := d.Exec(ctx, &runtimeapi.ExecRequest{ContainerId: id[:40], Cmd: []string{"echo"}, Stdout: true, Stderr: true})
@@ -136,7 +136,7 @@ func TestStuckBackendDoesNotDelayLists(t *testing.T) {
 		case err := <-done:
 			must(t, err)
 			if lists < 100 {
-				t.Errorf("only %d rounds of lists while another pod was stuck for 3 s", lists)
+				t.Errorf("got %d rounds of lists while another pod was stuck for 3 s, want at least 100", lists)
 			}
 			return
 		default:
@@ -200,18 +200,18 @@ func TestContainerEvents(t *testing.T) {
 		must(t, err)
 		if i >= 5 { // the node decides the order of a pod's last events
 			if e.GetContainerEventType() != stopped && e.GetContainerEventType() != deleted {
-				t.Errorf("event %d is %v", i, e.GetContainerEventType())
+				t.Errorf("event %d: got %v, want stopped or deleted", i, e.GetContainerEventType())
 			}
 			continue
 		}
 		if e.GetContainerId() != want.id || e.GetContainerEventType() != want.kind {
-			t.Errorf("event %d is %s of %s, want %s of %s", i, e.GetContainerEventType(), e.GetContainerId(), want.kind, want.id)
+			t.Errorf("event %d: got %s of %s, want %s of %s", i, e.GetContainerEventType(), e.GetContainerId(), want.kind, want.id)
 		}
 		if e.GetPodSandboxStatus().GetId() != pod || e.GetCreatedAt() < last {
-			t.Errorf("event %d: %v", i, e)
+			t.Errorf("event %d: got %v, want one of pod %s in order of time", i, e, pod)
 		}
 		if want.id == c && (len(e.GetContainersStatuses()) != 1 || e.GetContainersStatuses()[0].GetState() != want.state) {
-			t.Errorf("event %d has statuses %v, want one %s", i, e.GetContainersStatuses(), want.state)
+			t.Errorf("event %d: got statuses %v, want one %s", i, e.GetContainersStatuses(), want.state)
 		}
 		last = e.GetCreatedAt()
 	}
@@ -235,7 +235,7 @@ func TestEventListenersThatVanishLeaveNothing(t *testing.T) {
 		must(t, err)
 	}
 	if n := goruntime.NumGoroutine(); n < before+100 {
-		t.Fatalf("100 listeners make only %d goroutines", n-before)
+		t.Fatalf("got %d goroutines for 100 listeners, want at least 100", n-before)
 	}
 	for range 20 { // nobody reads these
 		_, err := d.RemoveContainer(t.Context(), &runtimeapi.RemoveContainerRequest{ContainerId: d.running(t, pod, "c")})
@@ -244,7 +244,7 @@ func TestEventListenersThatVanishLeaveNothing(t *testing.T) {
 	cancel()
 	for deadline := time.Now().Add(20 * time.Second); goruntime.NumGoroutine() > before; {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines, %d before", goruntime.NumGoroutine(), before)
+			t.Fatalf("got %d goroutines, want %d", goruntime.NumGoroutine(), before)
 		}
 		time.Sleep(10 * time.Millisecond) // pacing of a poll
 	}
@@ -281,7 +281,7 @@ func TestStreamsHaveEveryItemOnce(t *testing.T) {
 	none, err := d.StreamPodSandboxes(ctx, &runtimeapi.StreamPodSandboxesRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "nope"}})
 	must(t, err)
 	if m, err := none.Recv(); err != io.EOF {
-		t.Errorf("a stream of nothing has %v, %v", m, err)
+		t.Errorf("empty stream: got %v, %v; want io.EOF", m, err)
 	}
 }
 
@@ -296,11 +296,11 @@ func checkStream[R, M any](t *testing.T, want int, recv func() (R, error), items
 		must(t, err)
 		messages++
 		if len(items(r)) == 0 {
-			t.Error("a message without an item")
+			t.Error("the stream sent a message without items")
 		}
 		for _, m := range items(r) {
 			if seen[id(m)] {
-				t.Errorf("%s comes twice", id(m))
+				t.Errorf("item %s was sent twice", id(m))
 			}
 			seen[id(m)] = true
 		}
@@ -329,13 +329,13 @@ func TestChunks(t *testing.T) {
 			var got []int
 			must(t, sendMessages(items, func(chunk []*runtimeapi.PodSandbox) error { got = append(got, len(chunk)); return nil }))
 			if fmt.Sprint(got) != fmt.Sprint(c.want) {
-				t.Errorf("chunks of %v, want %v", got, c.want)
+				t.Errorf("chunks: got %v, want %v", got, c.want)
 			}
 		})
 	}
 	sent := 0
 	err := sendMessages([]*runtimeapi.PodSandbox{item(chunkSize), item(chunkSize), item(1)}, func([]*runtimeapi.PodSandbox) error { sent++; return io.ErrClosedPipe })
 	if err != io.ErrClosedPipe || sent != 1 {
-		t.Errorf("after an error %d messages were sent, and the error is %v", sent, err)
+		t.Errorf("got %d messages and error %v, want 1 and io.ErrClosedPipe", sent, err)
 	}
 }

@@ -19,12 +19,12 @@ func wantInvalid(t *testing.T, err error, field string) {
 	t.Helper()
 	switch {
 	case field == "" && err != nil:
-		t.Errorf("refused: %v", err)
+		t.Errorf("got error %v, want none", err)
 	case field == "":
 	case err == nil:
-		t.Errorf("accepted, %s is wrong", field)
+		t.Errorf("got no error, want one about %s", field)
 	case !errdefs.IsInvalidArgument(err) || !strings.HasPrefix(err.Error(), field+": "):
-		t.Errorf("error %q, want one about %s", err, field)
+		t.Errorf("got error %q, want one about %s", err, field)
 	}
 }
 
@@ -218,7 +218,7 @@ func TestValidateSecurityContext(t *testing.T) {
 func TestWhatAKubeletSends(t *testing.T) {
 	for _, p := range corpus.Pods(t) {
 		if err := cmp.Or(validateSandboxConfig(p.Sandbox), validateContainerConfig(p.Container)); err != nil {
-			t.Errorf("%s: %v", p.Name, err)
+			t.Errorf("pod %s of a kubelet: %v", p.Name, err)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestListsAreTrueAfterEveryChange(t *testing.T) {
 			containers, err := d.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
 			must(t, err)
 			if len(pods.ProtoReflect().GetUnknown())+len(containers.ProtoReflect().GetUnknown()) > 0 {
-				t.Errorf("%s: the client does not know a field", when)
+				t.Errorf("%s: the client's messages have unknown fields", when)
 			}
 			var wantPods, wantContainers []proto.Message
 			for _, p := range d.node.Pods() {
@@ -60,12 +60,12 @@ func TestListsAreTrueAfterEveryChange(t *testing.T) {
 func wantMessages[M proto.Message](t *testing.T, what string, got []M, want []proto.Message) {
 	t.Helper()
 	if len(got) != len(want) {
-		t.Errorf("%s: %d, want %d", what, len(got), len(want))
+		t.Errorf("%s: got %d messages, want %d", what, len(got), len(want))
 		return
 	}
 	for i := range got {
 		if !proto.Equal(got[i], want[i]) {
-			t.Errorf("%s: %v, want %v", what, got[i], want[i])
+			t.Errorf("%s: got %v, want %v", what, got[i], want[i])
 		}
 	}
 }

@@ -29,7 +29,7 @@ func TestChannels(t *testing.T) {
 	pod := b.run(t, "wasm", podConfig("p"))
 	id := b.create(t, pod, containerConfig("c"))
 	if _, _, err := b.Channels(ctx, id); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("before the start: %v", err)
+		t.Errorf("Channels before the start: got error %v, want failed precondition", err)
 	}
 	must(t, b.StartContainer(ctx, id))
 	conn, group, err := b.Channels(ctx, id)
@@ -40,7 +40,7 @@ func TestChannels(t *testing.T) {
 		t.Errorf("channels: got %q, group %q, error %v; want the pod's ID and its group", said, group, err)
 	}
 	if _, _, err := b.Channels(ctx, "none"); !errdefs.IsNotFound(err) {
-		t.Errorf("unknown container: %v", err)
+		t.Errorf("Channels of an unknown container: got error %v, want not found", err)
 	}
 }
 

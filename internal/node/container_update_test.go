@@ -32,10 +32,10 @@ func TestMergeResources(t *testing.T) {
 		"nothing was set": {nil, one, one},
 	} {
 		if got := mergeResources(c.old, c.change); !proto.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", what, got, c.want)
+			t.Errorf("%s: mergeResources = %v, want %v", what, got, c.want)
 		}
 	}
 	if !proto.Equal(old, before) {
-		t.Errorf("the old resources became %v", old)
+		t.Errorf("mergeResources changed its argument: got %v, want %v", old, before)
 	}
 }

@@ -79,7 +79,7 @@ func TestN1KilledAtEveryFailPoint(t *testing.T) {
 			out, err := child.CombinedOutput()
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-				t.Fatalf("the script never passed the point: %v\n%s", err, out)
+				t.Fatalf("the script was not killed at the fail point: %v\n%s", err, out)
 			}
 			b := open(t, dir)
 			b.holdsTrue(t)
@@ -90,16 +90,16 @@ func TestN1KilledAtEveryFailPoint(t *testing.T) {
 			}
 			b.close()
 			if err := crashScript(t.Context(), dir); err != nil {
-				t.Errorf("the same calls after the crash: %v", err)
+				t.Errorf("the script after the crash: %v", err)
 			}
 			b = open(t, dir)
 			if left := b.residue(t); len(left) > 0 || len(b.Pods()) > 0 {
-				t.Errorf("left behind: %v, pods %v", left, b.Pods())
+				t.Errorf("got residue %v and pods %v, want none", left, b.Pods())
 			}
 		})
 	}
 	if visited < 30 {
-		t.Errorf("only %d fail points were visited", visited)
+		t.Errorf("got %d fail points, want at least 30", visited)
 	}
 }
 
@@ -115,24 +115,24 @@ func (b *bench) holdsTrue(t *testing.T) {
 			ready = append(ready, p.ID)
 		}
 		if p.Intent != "" {
-			t.Errorf("pod %s still has the intent %s", p.ID, p.Intent)
+			t.Errorf("pod %s: got intent %s, want none", p.ID, p.Intent)
 		}
 		for _, c := range p.Visible() {
 			if c.State == node.Starting || c.Intent != "" {
-				t.Errorf("container %s is %s with the intent %q", c.ID, c.State, c.Intent)
+				t.Errorf("container %s: got state %s and intent %q, want no order under way", c.ID, c.State, c.Intent)
 			}
 		}
 	}
 	slices.Sort(ready)
 	if !slices.Equal(leases, ready) {
-		t.Errorf("leases %v, ready pods %v", leases, ready)
+		t.Errorf("leases: got %v, want the ready pods %v", leases, ready)
 	}
 	for _, f := range b.backend {
 		there, err := f.Pods()
 		must(t, err)
 		for _, id := range there {
 			if !slices.Contains(known, id) {
-				t.Errorf("the backend has pod %s, the record does not", id)
+				t.Errorf("the backend has pod %s without a record", id)
 			}
 		}
 	}

@@ -23,7 +23,7 @@ func TestN10ListenerThatNeverReadsIsCutOff(t *testing.T) {
 	for ; idle.Err() == nil; sent++ {
 		h.emit(up, down)
 		if sent > 2*eventBuffer {
-			t.Fatal("a listener that never reads is never cut off")
+			t.Fatal("the subscription that is never read did not end")
 		}
 		if len(busy.events) > eventBuffer/2 { // let the reader keep up
 			for len(busy.events) > 0 {
@@ -31,14 +31,14 @@ func TestN10ListenerThatNeverReadsIsCutOff(t *testing.T) {
 		}
 	}
 	if !errdefs.IsResourceExhausted(idle.Err()) {
-		t.Errorf("cut off with %v", idle.Err())
+		t.Errorf("Err of the subscription that is never read = %v, want resource exhausted", idle.Err())
 	}
 	busy.Close()
 	if n := <-received; n != sent || busy.Err() != nil {
-		t.Errorf("the reader had %d of %d events, %v", n, sent, busy.Err())
+		t.Errorf("the reader got %d of %d events, %v", n, sent, busy.Err())
 	}
 	h.close()
 	if late := h.subscribe(); !errdefs.IsUnavailable(late.Err()) {
-		t.Errorf("subscribing to a closed node: %v", late.Err())
+		t.Errorf("Err of a subscription to a closed node = %v, want unavailable", late.Err())
 	}
 }

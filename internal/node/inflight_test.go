@@ -14,15 +14,15 @@ func TestDutyWaitsThenGivesUp(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	if err := s.run(gone, o, hangs); !errors.Is(err, context.Canceled) {
-		t.Errorf("the caller that went away got %v", err)
+		t.Errorf("run with a cancelled caller: got error %v, want context.Canceled", err)
 	}
 	if !o.inflight.close(10 * time.Millisecond) {
-		t.Error("an order that heeds its context was not ended")
+		t.Error("close = false, want true: the order under way heeds its context")
 	}
 	if err := s.run(t.Context(), o, hangs); !errors.Is(err, errNodeClosed) {
-		t.Errorf("an order to a closed node: %v", err)
+		t.Errorf("run after close: got error %v, want errNodeClosed", err)
 	}
 	if !o.inflight.close(time.Hour) {
-		t.Error("closing again")
+		t.Error("second close = false, want true")
 	}
 }

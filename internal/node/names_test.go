@@ -26,9 +26,9 @@ func TestComponentNames(t *testing.T) {
 	} {
 		c, err := componentNamed(name)
 		if err != nil {
-			t.Errorf("the component %q is refused: %v", name, err)
+			t.Errorf("component %q: %v", name, err)
 		} else if c.String() != name {
-			t.Errorf("the component %q prints as %q", name, c)
+			t.Errorf("component %q: String() = %q", name, c)
 		}
 	}
 	for _, name := range []string{
@@ -40,7 +40,7 @@ func TestComponentNames(t *testing.T) {
 		strings.Repeat("a.", 127) + "com:foo@1.2.3", "example.com:foo@1.2.3#0",
 	} {
 		if c, err := componentNamed(name); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("the component %q is read as %v with error %v, want invalid argument", name, c, err)
+			t.Errorf("component %q: got %v, %v; want invalid argument", name, c, err)
 		}
 	}
 }
@@ -65,16 +65,16 @@ func TestComponentFromLabels(t *testing.T) {
 	}
 	c, ok, err := ComponentFromLabels(labels("domain", "example.com", "server", "foo.Bar", "version", "1.2.3-a_b5"), prefix)
 	if err != nil || !ok || c.String() != "example.com:foo.Bar@1.2.3-a+b5" {
-		t.Errorf("got %v, %v, %v", c, ok, err)
+		t.Errorf("ComponentFromLabels = %v, %v, %v; want example.com:foo.Bar@1.2.3-a+b5", c, ok, err)
 	}
 	if _, ok, err := ComponentFromLabels(labels(), prefix); ok || err != nil {
-		t.Errorf("no labels: %v, %v", ok, err)
+		t.Errorf("ComponentFromLabels without labels: got %v, %v; want false without an error", ok, err)
 	}
 	if _, ok, err := ComponentFromLabels(labels("port", "80"), prefix); ok || err != nil {
-		t.Errorf("labels that name no component: %v, %v", ok, err)
+		t.Errorf("ComponentFromLabels with other labels: got %v, %v; want false without an error", ok, err)
 	}
 	if _, _, err := ComponentFromLabels(labels("domain", "example.com"), prefix); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("half a name: %v", err)
+		t.Errorf("ComponentFromLabels with a domain only: got error %v, want invalid argument", err)
 	}
 }
 
@@ -88,7 +88,7 @@ func FuzzComponent(f *testing.F) {
 		}
 		c, err := componentNamed(name)
 		if err == nil && c.String() != name {
-			t.Errorf("the component %q prints as %q", name, c)
+			t.Errorf("component %q: String() = %q", name, c)
 		}
 	})
 }

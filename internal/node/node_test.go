@@ -174,7 +174,7 @@ func TestLifeOfAPodOfMany(t *testing.T) {
 	sub := b.Subscribe()
 	pod := b.run(t, "", podConfig("p"))
 	if again := b.run(t, "linux", podConfig("p")); again != pod {
-		t.Errorf("a repeat of RunPodSandbox made %s beside %s", again, pod)
+		t.Errorf("RunSandbox again = %s, want %s", again, pod)
 	}
 	one := b.create(t, pod, containerConfig("one"))
 	two := b.create(t, pod, containerConfig("two"))
@@ -184,16 +184,16 @@ func TestLifeOfAPodOfMany(t *testing.T) {
 	c, _, err := b.Container(two)
 	must(t, err)
 	if c.ExitCode != 3 || c.Reason != sandbox.ReasonError || c.FinishedAt.Before(c.StartedAt) {
-		t.Errorf("recorded exit: %+v", c)
+		t.Errorf("recorded exit: got %+v, want code 3 and reason Error", c)
 	}
 	must(t, b.StopContainer(t.Context(), one, time.Second), b.RemoveContainer(t.Context(), one))
 	must(t, b.StopSandbox(t.Context(), pod))
 	if p, err := b.Pod(pod); err != nil || p.Ready() {
-		t.Errorf("after StopPodSandbox: %v, %v", p, err)
+		t.Errorf("pod after StopSandbox: got %v, %v; want one that is not ready", p, err)
 	}
 	must(t, b.RemoveSandbox(t.Context(), pod), b.RemoveSandbox(t.Context(), pod))
 	if left := b.residue(t); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("residue: got %v, want none", left)
 	}
 	var got []string
 	for len(got) < 12 {
@@ -204,7 +204,7 @@ func TestLifeOfAPodOfMany(t *testing.T) {
 	want := []string{"pod CREATED_EVENT", "pod STARTED_EVENT", "one CREATED_EVENT", "two CREATED_EVENT", "one STARTED_EVENT", "two STARTED_EVENT",
 		"two STOPPED_EVENT", "one STOPPED_EVENT", "one DELETED_EVENT", "pod STOPPED_EVENT", "two DELETED_EVENT", "pod DELETED_EVENT"}
 	if !slices.Equal(got, want) {
-		t.Errorf("events:\n got %v\nwant %v", got, want)
+		t.Errorf("events: got  %v\nwant %v", got, want)
 	}
 }
 
@@ -214,41 +214,41 @@ func TestLifeOfAUnitPod(t *testing.T) {
 	config.Labels = map[string]string{"vimana.host/domain": "example.com", "vimana.host/server": "foo.Bar", "vimana.host/version": "1.2.3"}
 	pod := b.run(t, "wasm", config)
 	if pod != "example.com:foo.Bar@1.2.3#0" {
-		t.Errorf("the first pod of the component is %q", pod)
+		t.Errorf("first pod of the component: got %q, want number 0", pod)
 	}
 	other := containerConfig("c")
 	other.Labels = map[string]string{"vimana.host/domain": "example.org"}
 	if _, err := b.CreateContainer(t.Context(), pod, other); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("other component labels: %v", err)
+		t.Errorf("CreateContainer with other component labels: got error %v, want invalid argument", err)
 	}
 	id := b.create(t, pod, containerConfig("c"))
 	if id != "example.com:foo.Bar@1.2.3#0.1" {
-		t.Errorf("the first attempt is %q", id)
+		t.Errorf("first attempt: got %q, want example.com:foo.Bar@1.2.3#0.1", id)
 	}
 	must(t, b.StartContainer(t.Context(), id))
 	if got := b.Components().Running("example.com:foo.Bar@1.2.3"); !slices.Equal(got, []string{pod}) {
-		t.Errorf("running pods of the component: %v", got)
+		t.Errorf("Running of the component = %v, want %s", got, pod)
 	}
 	if name, ok := b.Components().Component(pod); !ok || name != "example.com:foo.Bar@1.2.3" {
-		t.Errorf("component of %s: %q, %v", id, name, ok)
+		t.Errorf("Component(%s) = %q, %v; want example.com:foo.Bar@1.2.3", pod, name, ok)
 	}
 	ip := func() string { p, err := b.Pod(pod); must(t, err); return p.IPs[0].String() }
 	before := ip()
 	must(t, b.StopContainer(t.Context(), id, 0))
 	if got := b.Components().Running("example.com:foo.Bar@1.2.3"); len(got) != 0 {
-		t.Errorf("running after the stop: %v", got)
+		t.Errorf("Running after the stop = %v, want none", got)
 	}
 	must(t, b.StartContainer(t.Context(), id))
 	if ip() != before {
-		t.Error("a restart changed the IP")
+		t.Error("a restart of the container changed the pod's IP")
 	}
 	must(t, b.StopContainer(t.Context(), id, 0), b.RemoveContainer(t.Context(), id))
 	if p, err := b.Pod(pod); err != nil || p.UnitState() != node.Removed || len(p.Visible()) != 0 {
-		t.Errorf("after RemoveContainer: %+v, %v", p, err)
+		t.Errorf("pod after RemoveContainer: got %+v, %v; want the state Removed without containers", p, err)
 	}
 	must(t, b.RemoveSandbox(t.Context(), pod))
 	if b = b.reopen(t); b.run(t, "wasm", config) != "example.com:foo.Bar@1.2.3#1" {
-		t.Error("an instance number was given twice")
+		t.Error("the second pod of the component does not have number 1")
 	}
 }
 
@@ -272,18 +272,18 @@ func TestEveryCellOfTheUnitTable(t *testing.T) {
 				switch node.Decide(true, state, call) {
 				case node.Refused:
 					if !errdefs.IsFailedPrecondition(err) {
-						t.Errorf("got %v, want failed precondition", err)
+						t.Errorf("refused call: got error %v, want failed precondition", err)
 					}
 					if p.UnitState() != state {
-						t.Errorf("a refused call moved the pod to %s", p.UnitState())
+						t.Errorf("refused call: got state %s, want %s", p.UnitState(), state)
 					}
 				case node.Idempotent:
 					if err != nil || p.UnitState() != state && state != node.Starting {
-						t.Errorf("a repeat: %v, state %s", err, p.UnitState())
+						t.Errorf("repeated call: got error %v and state %s, want state %s", err, p.UnitState(), state)
 					}
 				default:
 					if err != nil {
-						t.Errorf("a valid call: %v", err)
+						t.Errorf("valid call: %v", err)
 					}
 				}
 			})
@@ -335,18 +335,18 @@ func TestCreateContainerRepeats(t *testing.T) {
 		counted := containerConfig("c")
 		counted.Annotations["io.kubernetes.container.restartCount"] = "7"
 		if again := b.create(t, pod, counted); again != id {
-			t.Errorf("%s: a repeat made %s beside %s", handler, again, id)
+			t.Errorf("%s: CreateContainer again = %s, want %s", handler, again, id)
 		}
 		changed := containerConfig("c")
 		changed.Envs = []*runtimeapi.KeyValue{{Key: "A", Value: []byte("1")}}
 		if _, err := b.CreateContainer(t.Context(), pod, changed); !errdefs.IsAlreadyExists(err) {
-			t.Errorf("%s: changed parameters: %v", handler, err)
+			t.Errorf("%s: CreateContainer with changed parameters: got error %v, want already exists", handler, err)
 		}
 		next := containerConfig("c")
 		next.Metadata.Attempt = 1
 		second := b.create(t, pod, next)
 		if second == id {
-			t.Errorf("%s: both attempts are %s", handler, id)
+			t.Errorf("%s: the second attempt has the ID %s of the first", handler, id)
 		}
 	}
 }
@@ -358,22 +358,22 @@ func TestN3CallerGoesAwayAndRetries(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := b.RunSandbox(ctx, config, ""); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("the first call: %v", err)
+		t.Fatalf("first RunSandbox: got error %v, want deadline exceeded", err)
 	}
 	pod := b.run(t, "", config)
 	if n := len(b.Pods()); n != 1 {
-		t.Errorf("%d pods", n)
+		t.Errorf("got %d pods, want 1", n)
 	}
 	c := containerConfig("c", "start-container", "delay(200ms)")
 	id := b.create(t, pod, c)
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if err := b.StartContainer(ctx, id); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("the first start: %v", err)
+		t.Fatalf("first StartContainer: got error %v, want deadline exceeded", err)
 	}
 	must(t, b.StartContainer(t.Context(), id))
 	if got := b.state(t, id); got != node.Running {
-		t.Errorf("state %s", got)
+		t.Errorf("state: got %s, want Running", got)
 	}
 }
 
@@ -383,10 +383,10 @@ func TestN4FailuresAreRolledBack(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			b := open(t, t.TempDir())
 			if _, err := b.RunSandbox(t.Context(), podConfig("p", step, "error(boom)"), ""); err == nil {
-				t.Fatal("it succeeded")
+				t.Fatal("RunSandbox succeeded, want an error")
 			}
 			if left := b.residue(t); len(left) > 0 || len(b.Pods()) > 0 {
-				t.Errorf("left behind: %v, pods %v", left, b.Pods())
+				t.Errorf("got residue %v and pods %v, want none", left, b.Pods())
 			}
 			b.run(t, "", podConfig("p"))
 		})
@@ -396,10 +396,10 @@ func TestN4FailuresAreRolledBack(t *testing.T) {
 			b := open(t, t.TempDir())
 			pod := b.run(t, "", podConfig("p"))
 			if _, err := b.CreateContainer(t.Context(), pod, containerConfig("c", step, "error(boom)")); err == nil {
-				t.Fatal("it succeeded")
+				t.Fatal("CreateContainer succeeded, want an error")
 			}
 			if p, err := b.Pod(pod); err != nil || len(p.Containers) > 0 {
-				t.Errorf("containers %v, %v", p.Containers, err)
+				t.Errorf("containers: got %v, %v; want none", p.Containers, err)
 			}
 			b.create(t, pod, containerConfig("c"))
 		})
@@ -409,12 +409,12 @@ func TestN4FailuresAreRolledBack(t *testing.T) {
 		pod := b.run(t, "", podConfig("p"))
 		id := b.create(t, pod, containerConfig("c", "start-container", "error(no such program)"))
 		if err := b.StartContainer(t.Context(), id); err == nil {
-			t.Fatal("it succeeded")
+			t.Fatal("StartContainer succeeded, want an error")
 		}
 		c, _, err := b.Container(id)
 		must(t, err)
 		if c.State != node.Stopped || c.Reason != sandbox.ReasonStartError || c.ExitCode != sandbox.ExitStartError || c.Message == "" {
-			t.Errorf("recorded: %+v", c)
+			t.Errorf("recorded exit: got %+v, want a start error", c)
 		}
 	})
 }
@@ -425,16 +425,16 @@ func TestN4NetworkReleaseIsRetried(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "", podConfig("p", "network-teardown", "error(plugin is ill)"))
 	if err := b.StopSandbox(t.Context(), pod); err == nil {
-		t.Fatal("a failing DEL was not reported")
+		t.Fatal("StopSandbox succeeded with a failing CNI DEL, want an error")
 	}
 	if p, err := b.Pod(pod); err != nil || p.Ready() {
-		t.Errorf("pod after the failed release: %v, %v", p, err)
+		t.Errorf("pod after the failed release: got %v, %v; want one that is not ready", p, err)
 	}
 	if err := b.RemoveSandbox(t.Context(), pod); err == nil {
-		t.Error("a pod was removed whose lease is not free")
+		t.Error("RemoveSandbox succeeded before the lease was free, want an error")
 	}
 	if leases, _ := b.network.Leases(); len(leases) != 1 {
-		t.Errorf("leases %v", leases)
+		t.Errorf("leases: got %v, want one", leases)
 	}
 }
 
@@ -464,7 +464,7 @@ func TestC2StopAndRemoveInParallelAndDuringCreate(t *testing.T) {
 		}
 	}
 	if err := <-created; err == nil {
-		t.Error("a container was created in a removed pod")
+		t.Error("CreateContainer in a removed pod succeeded, want an error")
 	}
 	eventually(t, "nothing is left", func() bool { return len(b.residue(t)) == 0 && len(b.Pods()) == 0 })
 }
@@ -479,7 +479,7 @@ func TestStopOverridesStartAndLongerStop(t *testing.T) {
 	eventually(t, "Starting", func() bool { return b.state(t, hangs) == node.Starting })
 	must(t, b.StopContainer(ctx, hangs, time.Minute))
 	if err := <-started; err == nil || b.state(t, hangs) != node.Stopped {
-		t.Errorf("start: %v, state %s", err, b.state(t, hangs))
+		t.Errorf("overridden start: got error %v and state %s, want an error and Stopped", err, b.state(t, hangs))
 	}
 	deaf := b.create(t, pod, containerConfig("deaf", "ignore-stop", "true"))
 	must(t, b.StartContainer(ctx, deaf))
@@ -487,12 +487,12 @@ func TestStopOverridesStartAndLongerStop(t *testing.T) {
 	go func() { slow <- b.StopContainer(ctx, deaf, time.Hour) }()
 	must(t, b.StopContainer(ctx, deaf, 10*time.Millisecond))
 	if err := <-slow; err != nil {
-		t.Errorf("the patient stop: %v", err)
+		t.Errorf("overridden stop: %v", err)
 	}
 	c, _, err := b.Container(deaf)
 	must(t, err)
 	if c.ExitCode != 137 {
-		t.Errorf("exit code %d, want 137", c.ExitCode)
+		t.Errorf("exit code: got %d, want 137", c.ExitCode)
 	}
 }
 
@@ -508,7 +508,7 @@ func TestN8StuckBackendDelaysNobodyElse(t *testing.T) {
 	c := b.create(t, fine, containerConfig("c"))
 	must(t, b.StartContainer(t.Context(), c))
 	if len(b.Pods()) != 2 {
-		t.Error("a pod is not listed")
+		t.Errorf("Pods() = %d pods, want 2", len(b.Pods()))
 	}
 	cancel()
 	must(t, b.StopContainer(t.Context(), id, 0))
@@ -518,20 +518,20 @@ func TestPrefixesAndUnknownIDs(t *testing.T) {
 	b := open(t, t.TempDir())
 	first, second := b.run(t, "", podConfig("a")), b.run(t, "", podConfig("b"))
 	if p, err := b.Pod(first[:20]); err != nil || p.ID != first {
-		t.Errorf("by prefix: %v, %v", p, err)
+		t.Errorf("Pod by prefix = %v, %v; want %s", p, err, first)
 	}
 	if _, err := b.Pod(""); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("the empty ID: %v", err)
+		t.Errorf("Pod with an empty ID: got error %v, want invalid argument", err)
 	}
 	if _, err := b.Pod("nonesuch"); !errdefs.IsNotFound(err) {
-		t.Errorf("an unknown ID: %v", err)
+		t.Errorf("Pod with an unknown ID: got error %v, want not found", err)
 	}
 	for i := 1; i < 64; i++ {
 		if first[:i] != second[:i] {
 			break
 		}
 		if _, err := b.Pod(first[:i]); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("a prefix of both: %v", err)
+			t.Errorf("Pod by an ambiguous prefix: got error %v, want invalid argument", err)
 		}
 	}
 }
@@ -552,7 +552,7 @@ func TestUpdateContainerMergesResources(t *testing.T) {
 	must(t, err)
 	r := c.Config.Linux.Resources
 	if r.CpuShares != 512 || r.MemoryLimitInBytes != 2<<20 || len(r.HugepageLimits) != 2 || r.HugepageLimits[1].PageSize != "2MB" || r.HugepageLimits[1].Limit != 2 || r.Unified["a"] != "b" {
-		t.Errorf("resources after the update: %v", r)
+		t.Errorf("resources after the update: got %v", r)
 	}
 }
 
@@ -572,10 +572,10 @@ func TestFailedStartThatCannotBeStoppedRuns(t *testing.T) {
 	b := openWith(t, t.TempDir(), "linux", sandbox.Capabilities{}, func(f *fake.Backend) sandbox.Backend { return stubborn{f} })
 	id := b.create(t, b.run(t, "", podConfig("p")), containerConfig("c"))
 	if err := b.StartContainer(t.Context(), id); err == nil {
-		t.Error("the start succeeded")
+		t.Error("StartContainer succeeded, want an error")
 	}
 	if got := b.state(t, id); got != node.Running {
-		t.Errorf("the container is recorded as %s", got)
+		t.Errorf("state: got %s, want Running", got)
 	}
 }
 
@@ -602,10 +602,10 @@ func TestCloseLetsOrdersFinish(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := b.RunSandbox(ctx, podConfig("p", "create-sandbox", "delay(200ms)"), ""); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("the call: %v", err)
+		t.Fatalf("RunSandbox: got error %v, want deadline exceeded", err)
 	}
 	b = b.reopen(t)
 	if pods := b.Pods(); len(pods) != 1 || !pods[0].Ready() {
-		t.Errorf("pods after the restart: %v", pods)
+		t.Errorf("pods after the restart: got %v, want one that is ready", pods)
 	}
 }

@@ -22,10 +22,10 @@ func TestN12PanicAtEveryFailPoint(t *testing.T) {
 			must(t, failpoint.Arm(point, "1*panic"))
 			t.Cleanup(func() { _ = failpoint.Arm(point, "") })
 			if err := crashScript(t.Context(), dir); err != nil && !strings.Contains(err.Error(), "a defect of tripod") {
-				t.Errorf("the call says %v", err)
+				t.Errorf("the script: got error %v, want one about a defect", err)
 			}
 			if n := guard.Total() - before; n != 1 {
-				t.Fatalf("%d panics were counted, not one", n)
+				t.Fatalf("got %d panics, want 1", n)
 			}
 			b := open(t, dir)
 			for _, p := range b.Pods() {
@@ -33,7 +33,7 @@ func TestN12PanicAtEveryFailPoint(t *testing.T) {
 			}
 			b.close()
 			if err := crashScript(t.Context(), dir); err != nil {
-				t.Errorf("the same calls after the panic: %v", err)
+				t.Errorf("the script after the panic: %v", err)
 			}
 		})
 	}

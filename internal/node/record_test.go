@@ -47,7 +47,7 @@ func TestRecordsComeBackWhole(t *testing.T) {
 	}
 	sameMessage := func(what string, a, b proto.Message) {
 		if !proto.Equal(a, b) {
-			t.Errorf("%s: %v, want %v", what, a, b)
+			t.Errorf("%s: got %v, want %v", what, a, b)
 		}
 	}
 	g, w := got.Containers[0], want.Containers[0]
@@ -58,15 +58,15 @@ func TestRecordsComeBackWhole(t *testing.T) {
 		sameMessage("mount", g.Resolved.Mounts[i], m)
 	}
 	if g.PodID != want.ID || g.Resolved.StopSignal != w.Resolved.StopSignal {
-		t.Errorf("container: %+v", g)
+		t.Errorf("decoded container: got %+v, want %+v", g, w)
 	}
 	g.Config, g.PodID, g.Resolved, got.Config = w.Config, w.PodID, w.Resolved, want.Config
 	if got.Previous[0].PodID != want.ID {
-		t.Errorf("previous attempt: %+v", got.Previous[0])
+		t.Errorf("decoded previous attempt: got %+v, want the pod %s", got.Previous[0], want.ID)
 	}
 	got.Previous[0].Config, got.Previous[0].PodID = want.Previous[0].Config, ""
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("\n got %+v\nwant %+v", got, want)
+		t.Errorf("decoded pod: got %+v\nwant %+v", got, want)
 	}
 }
 
@@ -83,10 +83,10 @@ func TestUnitPodOfVersion1GetsAnAttemptID(t *testing.T) {
 		}
 		c := p.Containers[0]
 		if unit && (c.ID != p.attemptID(1) || c.ID == p.ID || c.sandboxContainer().ID != p.ID || p.attemptID(p.Attempts+1) == c.ID) {
-			t.Errorf("the container of unit pod %s is %s, to its backend %s", p.ID, c.ID, c.sandboxContainer().ID)
+			t.Errorf("container of unit pod %s: got ID %s and backend ID %s, want an attempt's ID and the pod's", p.ID, c.ID, c.sandboxContainer().ID)
 		}
 		if !unit && (c.ID != "c" || c.sandboxContainer().ID != "c") {
-			t.Errorf("the container of a pod of many is %s, to its backend %s", c.ID, c.sandboxContainer().ID)
+			t.Errorf("container of a pod of many: got ID %s and backend ID %s, want c", c.ID, c.sandboxContainer().ID)
 		}
 	}
 }
@@ -101,7 +101,7 @@ func FuzzDecodePod(f *testing.F) {
 	f.Add([]byte(`{"version":1,"containers":[{"config":"AA=="}]}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if p, err := decodePod(raw); err == nil && p.Config == nil {
-			t.Error("a pod without configuration")
+			t.Error("decodePod returned a pod without a configuration")
 		}
 	})
 }

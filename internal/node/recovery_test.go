@@ -32,21 +32,21 @@ func TestReopenAdoptsWhatRunsAndWhatEnded(t *testing.T) {
 	b = open(t, b.dir)
 	for id, want := range map[string]node.State{runs: node.Running, ends: node.Stopped, made: node.Created} {
 		if got := b.state(t, id); got != want {
-			t.Errorf("%s is %s, want %s", id, got, want)
+			t.Errorf("state of %s: got %s, want %s", id, got, want)
 		}
 	}
 	if c, _, err := b.Container(ends); err != nil || c.ExitCode != 5 {
-		t.Errorf("exit code of what ended meanwhile: %+v, %v", c, err)
+		t.Errorf("container that ended without a node: got %+v, %v; want exit code 5", c, err)
 	}
 	must(t, b.StopContainer(t.Context(), runs, time.Second), b.StartContainer(t.Context(), made))
 	must(t, os.Remove(filepath.Join(b.network.Dir, pod)))
 	b = b.reopen(t)
 	if p, err := b.Pod(pod); err != nil || p.Ready() {
-		t.Errorf("a pod without its network is ready: %v, %v", p, err)
+		t.Errorf("pod that lost its network: got %v, %v; want one that is not ready", p, err)
 	}
 	must(t, b.RemoveSandbox(t.Context(), pod))
 	if left := b.residue(t); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("residue: got %v, want none", left)
 	}
 }
 
@@ -58,10 +58,10 @@ func TestN9UnknownRecordVersionIsRefused(t *testing.T) {
 	before := b.residue(t)
 	b.close()
 	if _, err := tryOpen(b.dir); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("open: %v, want failed precondition", err)
+		t.Errorf("open: got error %v, want failed precondition", err)
 	}
 	if after := b.residue(t); !slices.Equal(before, after) {
-		t.Errorf("before %v, after %v", before, after)
+		t.Errorf("residue after the failed open: got %v, want %v", after, before)
 	}
 }
 
@@ -74,21 +74,21 @@ func TestBackendThatCannotBeRecovered(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(b.dir, "linux", sick, "containers", id+".json"), []byte("damaged"), 0o600))
 	b = open(t, b.dir)
 	if p, err := b.Pod(sick); err != nil || len(p.Containers) != 1 {
-		t.Errorf("the pod of the sick backend: %v, %v", p, err)
+		t.Errorf("pod of the failed backend: got %v, %v; want its container", p, err)
 	}
 	if _, err := b.RunSandbox(t.Context(), podConfig("new"), "linux"); !errdefs.IsUnavailable(err) {
-		t.Errorf("a new pod of the sick backend: %v", err)
+		t.Errorf("RunSandbox with the failed backend: got error %v, want unavailable", err)
 	}
 	for what, err := range map[string]error{
 		"start": b.StartContainer(t.Context(), id), "stop": b.StopSandbox(t.Context(), sick), "remove": b.RemoveSandbox(t.Context(), sick),
 	} {
 		if !errdefs.IsUnavailable(err) {
-			t.Errorf("%s a pod of the sick backend: %v", what, err)
+			t.Errorf("%s a pod of the failed backend: got error %v, want unavailable", what, err)
 		}
 	}
 	for _, h := range b.Handlers() {
 		if (h.Err != nil) != (h.Name == "linux") {
-			t.Errorf("handler %s: %v", h.Name, h.Err)
+			t.Errorf("handler %s: got error %v", h.Name, h.Err)
 		}
 	}
 	must(t, b.RemoveSandbox(t.Context(), fine))
@@ -124,18 +124,18 @@ func TestBackendThatWaits(t *testing.T) {
 	must(t, err)
 	t.Cleanup(b.close)
 	if c, _, err := b.Container(id); err != nil || c.State != node.Running {
-		t.Errorf("the container is %v, %v", c, err)
+		t.Errorf("container of the waiting backend: got %v, %v; want Running", c, err)
 	}
 	for _, h := range b.Handlers() {
 		if h.Name == "vm" && (h.Err == nil || !strings.Contains(h.Err.Error(), "nobody is at home")) || h.Name != "vm" && h.Err != nil {
-			t.Errorf("handler %s: %v", h.Name, h.Err)
+			t.Errorf("handler %s: got error %v", h.Name, h.Err)
 		}
 	}
 	if err := b.StopSandbox(t.Context(), pod); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "nobody is at home") {
-		t.Errorf("an order for a pod of a backend that waits: %v", err)
+		t.Errorf("StopSandbox with the waiting backend: got error %v, want unavailable", err)
 	}
 	if _, err := b.RunSandbox(t.Context(), podConfig("new"), "vm"); !errdefs.IsUnavailable(err) {
-		t.Errorf("a new pod of a backend that waits: %v", err)
+		t.Errorf("RunSandbox with the waiting backend: got error %v, want unavailable", err)
 	}
 	must(t, b.RemoveSandbox(t.Context(), b.run(t, "linux", podConfig("other"))))
 	close(there)
@@ -148,7 +148,7 @@ func TestBackendThatWaits(t *testing.T) {
 	})
 	for _, h := range b.Handlers() {
 		if h.Err != nil {
-			t.Errorf("handler %s: %v", h.Name, h.Err)
+			t.Errorf("handler %s: got error %v, want none", h.Name, h.Err)
 		}
 	}
 	must(t, b.RemoveSandbox(t.Context(), pod))
@@ -198,10 +198,10 @@ func TestN4LeftoversThatHang(t *testing.T) {
 	})
 	must(t, err)
 	if id := <-stuck.hangs; id != stopped {
-		t.Fatalf("the network of %s is given back", id)
+		t.Fatalf("Teardown: got pod %s, want %s", id, stopped)
 	}
 	if p, err := b.Pod(half); err != nil || p.State != node.Initiated {
-		t.Errorf("the other pod: %v, %v", p, err)
+		t.Errorf("pod with the intent to stop: got %v, %v; want Initiated", p, err)
 	}
 	id := b.run(t, "", podConfig("new"))
 	must(t, b.StartContainer(t.Context(), b.create(t, id, containerConfig("c"))))
@@ -212,7 +212,7 @@ func TestN4LeftoversThatHang(t *testing.T) {
 	began := time.Now()
 	must(t, b.Close())
 	if took := time.Since(began); took >= 10*time.Second { // the time that orders under way get
-		t.Errorf("the node's end waited %v for what it had to clean up", took)
+		t.Errorf("Close took %v, want less than 10 s", took)
 	}
 	must(t, b.store.Close())
 
@@ -250,7 +250,7 @@ func TestLeftoverOfAnOrderThatSucceeds(t *testing.T) {
 	id := b.run(t, "", podConfig("p"))
 	net.fails.Store(true)
 	if err := b.StopSandbox(t.Context(), id); err == nil {
-		t.Fatal("its address was given back")
+		t.Fatal("StopSandbox succeeded with a failing network, want an error")
 	}
 	eventually(t, "the leftover is reported", func() bool { return b.Leftovers() != nil })
 	net.fails.Store(false)
@@ -283,7 +283,7 @@ func TestN8BackendThatHangsAtStart(t *testing.T) {
 	t.Cleanup(b.close)
 	must(t, b.RemoveSandbox(t.Context(), b.run(t, "linux", podConfig("other"))))
 	if err := b.StopSandbox(t.Context(), stuck); !errdefs.IsUnavailable(err) {
-		t.Errorf("an order for a pod of the backend that hangs: %v", err)
+		t.Errorf("StopSandbox with the hanging backend: got error %v, want unavailable", err)
 	}
 	close(letGo)
 	eventually(t, "orders for its pods are taken", func() bool { return b.RemoveSandbox(t.Context(), stuck) == nil })

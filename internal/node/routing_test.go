@@ -40,14 +40,14 @@ func TestRoutes(t *testing.T) {
 		{b.run(t, "wasm", target("named", "virtlet.cloud")), "wasm", "wasm"},
 	} {
 		if p, err := b.Pod(test.pod); err != nil || p.Handler != test.want {
-			t.Errorf("handler %q leads to %v, %v", test.handler, p, err)
+			t.Errorf("handler %q: got pod %v, %v; want the handler %s", test.handler, p, err, test.want)
 		}
 	}
 	if again := b.run(t, "", marked); again == "" {
-		t.Error("a repeat found nothing")
+		t.Error("RunSandbox again returned no ID")
 	}
 	if _, err := b.RunSandbox(t.Context(), target("lost", "nowhere"), ""); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a route to a handler that is not there: %v", err)
+		t.Errorf("RunSandbox with a route to a missing handler: got error %v, want invalid argument", err)
 	}
 	pod := b.run(t, "", podConfig("plain"))
 	for _, name := range []string{"virtlet.cloud/cirros", "sha256:0123"} {
@@ -55,7 +55,7 @@ func TestRoutes(t *testing.T) {
 		config.Image.Image, config.Image.UserSpecifiedImage = name, "virtlet.cloud/cirros"
 		_, err := b.CreateContainer(t.Context(), pod, config)
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kubernetes.io/target-runtime: virtlet.cloud") {
-			t.Errorf("image %s on linux: %v", name, err)
+			t.Errorf("image %s with the handler linux: got error %v, want invalid argument with the annotation", name, err)
 		}
 	}
 	vm := b.run(t, "vm", podConfig("vm"))
@@ -73,14 +73,14 @@ func TestDialPod(t *testing.T) {
 		return fmt.Sprint(errors.Unwrap(err), err)
 	}
 	if got := dial(vm); !strings.Contains(got, "asked for tcp 127.0.0.1:80 of "+vm+", container false") {
-		t.Error(got)
+		t.Errorf("DialPod before the start: got %s, want the backend without a container", got)
 	}
 	b.create(t, vm, containerConfig("c"))
 	must(t, b.StartContainer(t.Context(), vm))
 	if got := dial(vm); !strings.Contains(got, "container true") {
-		t.Error(got)
+		t.Errorf("DialPod after the start: got %s, want the backend with a container", got)
 	}
 	if got := dial(plain); !strings.Contains(got, "the fake network") {
-		t.Error(got)
+		t.Errorf("DialPod with another backend: got %s, want the network", got)
 	}
 }

@@ -33,16 +33,16 @@ func TestN8SickPodCostsItsFiguresOnce(t *testing.T) {
 	b.run(t, "", podConfig("sick"))
 	fine := b.run(t, "", podConfig("fine"))
 	if got := b.PodsStats(t.Context(), b.Pods()); len(got) != 1 || got[0].Attributes.Id != fine {
-		t.Errorf("figures %v", got)
+		t.Errorf("PodsStats = %v, want pod %s alone", got, fine)
 	}
 	before := runtime.NumGoroutine()
 	for range 100 {
 		if got := b.PodsStats(t.Context(), b.Pods()); len(got) != 1 {
-			t.Errorf("%d pods were measured", len(got))
+			t.Errorf("PodsStats = %d pods, want 1", len(got))
 		}
 	}
 	if after := runtime.NumGoroutine(); after > before+5 {
-		t.Errorf("goroutines went from %d to %d", before, after)
+		t.Errorf("got %d goroutines, want about %d", after, before)
 	}
 	close(free)
 	eventually(t, "the pod that came back is measured again", func() bool { return len(b.PodsStats(t.Context(), b.Pods())) == 2 })

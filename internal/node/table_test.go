@@ -34,7 +34,7 @@ func TestUnitTableIsSeedOnes(t *testing.T) {
 				continue
 			}
 			if got := string(Decide(true, State(row[0]), c)); got != want {
-				t.Errorf("%s in %s: %s, the seed says %s", c, row[0], got, want)
+				t.Errorf("Decide(%s in %s) = %s, want %s", c, row[0], got, want)
 			}
 		}
 	}
@@ -49,13 +49,13 @@ func TestEveryCellIsFilled(t *testing.T) {
 		for _, s := range States {
 			for _, c := range Calls {
 				if Decide(unit, s, c) == 0 {
-					t.Errorf("unit=%v: no verdict for %s in %s", unit, c, s)
+					t.Errorf("Decide(unit = %v, %s in %s) = 0, want a verdict", unit, c, s)
 				}
 			}
 		}
 	}
 	if Decide(true, "", CreateContainer) == Valid {
-		t.Error("a pod that does not exist takes a container")
+		t.Error("CreateContainer for a pod that does not exist is valid")
 	}
 }
 
@@ -73,7 +73,7 @@ func TestDocumentedTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Errorf("%s is not what the table says; run UPDATE=1 go test ./internal/node -run DocumentedTable", path)
+		t.Errorf("%s differs from the table; run UPDATE=1 go test ./internal/node -run DocumentedTable", path)
 	}
 }
 

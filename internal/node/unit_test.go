@@ -29,22 +29,22 @@ func TestKubeletRestartsAUnitPod(t *testing.T) {
 	first := b.create(t, pod, attempt(0))
 	must(t, b.StartContainer(ctx, pod))
 	if id := b.create(t, pod, attempt(1)); id != first || b.state(t, pod) != node.Running {
-		t.Errorf("the next attempt made a running container %s", b.state(t, pod))
+		t.Errorf("CreateContainer for a running attempt = %s in state %s, want %s and Running", id, b.state(t, pod), first)
 	}
 	b.backend["wasm"].Exit(pod, 1)
 	eventually(t, "Stopped", func() bool { return b.state(t, pod) == node.Stopped })
 	if _, err := b.CreateContainer(ctx, pod, attempt(0)); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("the same attempt again: %v", err)
+		t.Errorf("CreateContainer of the stopped attempt: got error %v, want failed precondition", err)
 	}
 	other := attempt(1)
 	other.Metadata.Name = "other"
 	if _, err := b.CreateContainer(ctx, pod, other); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "has one container") {
-		t.Errorf("another container: %v", err)
+		t.Errorf("CreateContainer of a second container: got error %v, want not implemented", err)
 	}
 	sub := b.Subscribe()
 	second := b.create(t, pod, attempt(1))
 	if second == first || b.state(t, pod) != node.Created || b.state(t, first) != node.Stopped {
-		t.Errorf("the next attempt is %s, %s; the first is %s", second, b.state(t, pod), b.state(t, first))
+		t.Errorf("got the next attempt %s in state %s, the first %s; want a new one Created, the first Stopped", second, b.state(t, pod), b.state(t, first))
 	}
 	must(t, b.StartContainer(ctx, pod), b.RemoveContainer(ctx, first))
 	for _, want := range []node.Event{
@@ -53,13 +53,13 @@ func TestKubeletRestartsAUnitPod(t *testing.T) {
 		{ContainerID: first, Type: runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT},
 	} {
 		if e := <-sub.Events(); e.Type != want.Type || e.ContainerID != want.ContainerID {
-			t.Errorf("event %s of %s, want %s of %s", e.Type, e.ContainerID, want.Type, want.ContainerID)
+			t.Errorf("got event %s of %s, want %s of %s", e.Type, e.ContainerID, want.Type, want.ContainerID)
 		}
 	}
 	c, _, err := b.Container(pod)
 	must(t, err)
 	if c.ID != second || c.State != node.Running || c.Config.Metadata.Attempt != 1 || c.ExitCode != 0 {
-		t.Errorf("after the restart: %+v", c)
+		t.Errorf("container after the restart: got %+v, want the running attempt %s", c, second)
 	}
 }
 
@@ -80,16 +80,16 @@ func TestPreviousAttemptsAreBounded(t *testing.T) {
 			kept = append(kept, c.ID)
 		}
 		if !slices.Equal(kept, ids[3:]) {
-			t.Errorf("kept are %d attempts: %q, want the newest and the 16 before it: %q", len(kept), kept, ids[3:])
+			t.Errorf("got %d attempts %q, want the newest and the 16 before it: %q", len(kept), kept, ids[3:])
 		}
 		b = b.reopen(t)
 	}
 	if id := b.create(t, pod, attempt(20)); slices.Contains(ids, id) {
-		t.Errorf("the ID %s was given twice", id)
+		t.Errorf("CreateContainer = %s, the ID of an earlier attempt", id)
 	}
 	must(t, b.RemoveSandbox(t.Context(), pod))
 	if left := b.residue(t); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("residue: got %v, want none", left)
 	}
 }
 
@@ -102,17 +102,17 @@ func TestUnmakeableNextAttemptIsRemoved(t *testing.T) {
 	first := b.create(t, pod, attempt(0))
 	must(t, b.StartContainer(ctx, pod), b.StopContainer(ctx, pod, 0))
 	if _, err := b.CreateContainer(ctx, pod, attempt(1, "create-container", "error(no room)")); err == nil {
-		t.Fatal("the next attempt was made")
+		t.Fatal("CreateContainer succeeded, want an error")
 	}
 	if p, err := b.Pod(pod); err != nil || p.UnitState() != node.Removed || b.state(t, first) != node.Stopped {
-		t.Errorf("the pod is %s, the first attempt %s, %v", p.UnitState(), b.state(t, first), err)
+		t.Errorf("got pod %s and first attempt %s, %v; want Removed and Stopped", p.UnitState(), b.state(t, first), err)
 	}
 	if err := b.StartContainer(ctx, pod); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("start: %v", err)
+		t.Errorf("StartContainer without an attempt: got error %v, want failed precondition", err)
 	}
 	must(t, b.StartContainer(ctx, b.create(t, pod, attempt(1))))
 	if b.state(t, pod) != node.Running {
-		t.Errorf("the next attempt is %s", b.state(t, pod))
+		t.Errorf("state of the next attempt: got %s, want Running", b.state(t, pod))
 	}
 }
 
@@ -123,10 +123,10 @@ func TestRefusedNextAttemptLeavesTheLast(t *testing.T) {
 	b.create(t, pod, attempt(0))
 	must(t, b.StartContainer(t.Context(), pod), b.StopContainer(t.Context(), pod, 0))
 	if _, err := b.CreateContainer(t.Context(), pod, attempt(1, "validate", "not like this")); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a container that is not valid: %v", err)
+		t.Errorf("CreateContainer of an invalid attempt: got error %v, want invalid argument", err)
 	}
 	if c, _, err := b.Container(pod); err != nil || c.State != node.Stopped || c.ExitCode == 0 {
-		t.Errorf("the container that ended: %+v, %v", c, err)
+		t.Errorf("container that ended: got %+v, %v; want Stopped with its exit code", c, err)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestRemovalInAKilledUnitPodUnlists(t *testing.T) {
 	b.create(t, pod, attempt(0))
 	must(t, b.StartContainer(t.Context(), pod))
 	if err := b.RemoveContainer(t.Context(), pod); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("removal of a running container: %v", err)
+		t.Errorf("RemoveContainer of a running container: got error %v, want failed precondition", err)
 	}
 	must(t, b.StopSandbox(t.Context(), pod))
 	unlisted := func() bool {
@@ -146,20 +146,20 @@ func TestRemovalInAKilledUnitPodUnlists(t *testing.T) {
 		return c.Unlisted
 	}
 	if unlisted() {
-		t.Error("it is not listed before anybody asked for its removal")
+		t.Error("the container is unlisted before its removal was requested")
 	}
 	for range 2 {
 		if err := b.RemoveContainer(t.Context(), pod); !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("removal in a killed pod: %v", err)
+			t.Errorf("RemoveContainer in a killed pod: got error %v, want failed precondition", err)
 		}
 		if !unlisted() {
-			t.Error("it is still listed")
+			t.Error("the container is still listed")
 		}
 		b = b.reopen(t)
 	}
 	must(t, b.RemoveSandbox(t.Context(), pod))
 	if left := b.residue(t); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("residue: got %v, want none", left)
 	}
 }
 
@@ -179,15 +179,15 @@ func TestComponentsNamedByTheBackend(t *testing.T) {
 	ctx := t.Context()
 	pod := b.run(t, "wasm", podConfig("p"))
 	if name, ok := b.Components().Component(pod); ok {
-		t.Errorf("a pod without a container runs %s", name)
+		t.Errorf("Component of a pod without a container = %s, want none", name)
 	}
 	holds := func(component string, running bool) {
 		t.Helper()
 		if name, _ := b.Components().Component(pod); name != component {
-			t.Errorf("the pod runs %q, want %q", name, component)
+			t.Errorf("Component of the pod = %q, want %q", name, component)
 		}
 		if got := b.Components().Running(component); slices.Contains(got, pod) != running || len(got) > 1 {
-			t.Errorf("running containers of %s: %v", component, got)
+			t.Errorf("Running(%s) = %v, want the pod: %v", component, got, running)
 		}
 	}
 	b.create(t, pod, attempt(0))
@@ -205,7 +205,7 @@ func TestComponentsNamedByTheBackend(t *testing.T) {
 	must(t, b.StartContainer(ctx, pod))
 	holds("example.com:other@1.0.0", true)
 	if got := b.Components().Running("example.com:busybox@1.0.0"); len(got) > 0 {
-		t.Errorf("still running the first: %v", got)
+		t.Errorf("Running of the first component = %v, want none", got)
 	}
 	must(t, b.RemoveSandbox(ctx, pod))
 	holds("", false)

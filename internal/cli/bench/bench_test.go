@@ -19,10 +19,10 @@ func TestPercentile(t *testing.T) {
 	}
 	f := figureOf("x", all)
 	if f.N != 100 || f.P50 != 50 || f.P95 != 95 || f.Max != 100 {
-		t.Errorf("figures %+v", f)
+		t.Errorf("figureOf(1 … 100 ms) = %+v", f)
 	}
 	if f = figureOf("x", all[:1]); f.P50 != 100 || f.P95 != 100 {
-		t.Errorf("of one value %+v", f)
+		t.Errorf("figureOf(100 ms) = %+v, want 100 ms everywhere", f)
 	}
 }
 
@@ -35,10 +35,10 @@ func TestRecorderLeavesFailuresOut(t *testing.T) {
 	r.add("b", time.Second)
 	r.add("b", time.Second)
 	if r.count("b") != 3 || r.total("b") < 2*time.Second || r.count("c") != 0 {
-		t.Errorf("%d calls in %s", r.count("b"), r.total("b"))
+		t.Errorf("got %d calls of b in %s, want 3 in at least 2 s and no call of c", r.count("b"), r.total("b"))
 	}
 	if len(figures) != 2 || figures[0].Call != "b" || figures[1].N != 1 {
-		t.Errorf("figures %+v", figures)
+		t.Errorf("figures: got %+v, want b and one other", figures)
 	}
 }
 
@@ -51,7 +51,7 @@ func TestParallel(t *testing.T) {
 		return nil
 	})
 	if err != nil || done.Load() != 50 || most.Load() > 4 {
-		t.Errorf("%v: %d done, %d at a time", err, done.Load(), most.Load())
+		t.Errorf("parallel: got %v, %d calls, %d at a time; want 50 calls, at most 4 at a time", err, done.Load(), most.Load())
 	}
 	stop := errors.New("stop")
 	done.Store(0)
@@ -63,7 +63,7 @@ func TestParallel(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, stop) || done.Load() != 4 {
-		t.Errorf("%v after %d", err, done.Load())
+		t.Errorf("parallel: got %v after %d calls, want the first error after 4", err, done.Load())
 	}
 }
 
@@ -80,17 +80,17 @@ func TestHelpersAreWhatAppears(t *testing.T) {
 	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
 	m, err := helpers("/proc", before, 1)
 	if err != nil || m.Helpers["sleep"] < 1 || m.HelperPSS <= 0 {
-		t.Errorf("helpers %+v, %v", m, err)
+		t.Errorf("helpers = %+v, %v; want the new process sleep", m, err)
 	}
 	if pss("/proc", os.Getpid()) < 1<<20 {
-		t.Error("this program has more than a MiB")
+		t.Error("pss of this process is less than a MiB")
 	}
 	now, err := processes("/proc")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if m, err = helpers("/proc", now, 1); err != nil || m.Helpers["sleep"] != 0 {
-		t.Errorf("what was there before counts too: %+v, %v", m, err)
+		t.Errorf("helpers = %+v, %v; want no process that existed before", m, err)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestMarkdown(t *testing.T) {
 	for _, want := range []string{"### 30 pods, 1 at a time (network: CNI)", "| p50 / p95 in ms | a | b | last : first |",
 		"| RunPodSandbox | 50.0 / 100.0 | 100.0 / 200.0 | 2.00 |", "1.00 MiB (30 conmon)", "0.50 MiB", "with 3 pods"} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is not in\n%s", want, out.String())
+			t.Errorf("Markdown does not contain %q:\n%s", want, out.String())
 		}
 	}
 }

@@ -60,11 +60,11 @@ func TestGoodHost(t *testing.T) {
 	findings := goodHost(t).Findings(t.Context())
 	for _, f := range findings {
 		if !f.OK {
-			t.Errorf("%s: %s", f.Subject, f.Detail)
+			t.Errorf("%s: got OK = false (%s), want true", f.Subject, f.Detail)
 		}
 	}
 	if len(findings) < 12 {
-		t.Errorf("only %d findings", len(findings))
+		t.Errorf("got %d findings, want at least 12", len(findings))
 	}
 }
 
@@ -134,14 +134,14 @@ func TestEachFault(t *testing.T) {
 					continue
 				}
 				if f.Level() != test.level || !strings.Contains(f.Detail, test.detail) {
-					t.Errorf("%s: %q, want %s and %q", f.Level(), f.Detail, test.level, test.detail)
+					t.Errorf("got level %s and detail %q, want %s and %q", f.Level(), f.Detail, test.level, test.detail)
 				}
 				if f.Remedy == "" {
-					t.Error("no remedy")
+					t.Error("the finding has no remedy")
 				}
 				return
 			}
-			t.Errorf("no finding %q", test.subject)
+			t.Errorf("no finding has the subject %q", test.subject)
 		})
 	}
 }
@@ -152,7 +152,7 @@ func TestConfigurationInForceIsTheFirst(t *testing.T) {
 	put(t, h.Config.Network.ConfDir+"/10-a.conf", `{"cniVersion":"1.0.0","name":"n","type":"bridge","ipam":{"type":"host-local"}}`)
 	for _, f := range h.network() {
 		if !f.OK {
-			t.Errorf("%s: %s", f.Subject, f.Detail)
+			t.Errorf("%s: got OK = false (%s), want true", f.Subject, f.Detail)
 		}
 	}
 }
@@ -164,11 +164,11 @@ func TestSystem(t *testing.T) {
 	h := System(c)
 	for _, f := range []Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.nat(t.Context())} {
 		if !f.OK {
-			t.Errorf("%s: %s", f.Subject, f.Detail)
+			t.Errorf("%s: got OK = false (%s), want true", f.Subject, f.Detail)
 		}
 	}
 	if left, err := os.ReadDir(c.Root); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("files after the checks: got %v, %v; want none", left, err)
 	}
 }
 
@@ -185,11 +185,11 @@ func TestPrint(t *testing.T) {
 	want := "ok     a   fine\nnote   bb  two lines\n           → do this\nerror  c   bad\n           → do that\n\n" +
 		"This host cannot run pods yet: 1 of 3 findings are errors (1 notes).\n"
 	if out.String() != want {
-		t.Errorf("printed\n%q\nwant\n%q", out.String(), want)
+		t.Errorf("Print: got\n%q\nwant\n%q", out.String(), want)
 	}
 	text, err := json.Marshal(findings[2])
 	if err != nil || !strings.Contains(string(text), `"level":"error"`) {
-		t.Errorf("JSON %s, %v", text, err)
+		t.Errorf("JSON: got %s, %v; want the level", text, err)
 	}
 }
 

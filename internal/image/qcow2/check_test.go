@@ -52,14 +52,14 @@ func TestV5CutOff(t *testing.T) {
 			for i := range 16 {
 				size := (len(image) - int(info.ClusterSize)) * i / 15
 				if _, err := Check(bytes.NewReader(image[:size]), int64(size)); !errdefs.IsInvalidArgument(err) {
-					t.Errorf("cut to %d of %d bytes: %v", size, len(image), err)
+					t.Errorf("Check of %d of %d bytes: got error %v, want invalid argument", size, len(image), err)
 				}
 				if _, err := Inspect(bytes.NewReader(image[:size]), int64(size)); err == nil {
 					inspected++
 				}
 			}
 			if info.ClusterSize < 1<<20 && inspected == 0 {
-				t.Error("its header alone was enough")
+				t.Error("Inspect alone rejected every size, so the test proves nothing about Check")
 			}
 		})
 	}
@@ -79,7 +79,7 @@ func TestCheckReadsTablesOnly(t *testing.T) {
 	_, err = Check(read, st.Size())
 	check(t, err)
 	if limit := int64(64<<30/8192 + 2<<20); st.Size() < 64<<30 || read.bytes > limit {
-		t.Errorf("%d bytes were read of an image of %d; at most %d should", read.bytes, st.Size(), limit)
+		t.Errorf("Check read %d bytes of an image of %d bytes, want at most %d", read.bytes, st.Size(), limit)
 	}
 
 	small := filepath.Join(t.TempDir(), "small")
@@ -94,7 +94,7 @@ func TestCheckReadsTablesOnly(t *testing.T) {
 	}
 	read = &counted{ReaderAt: bytes.NewReader(image)}
 	if _, err := Check(read, int64(len(image))); !errdefs.IsInvalidArgument(err) || read.bytes > 2*int64(len(image)) {
-		t.Errorf("after %d bytes of an image of %d: %v", read.bytes, len(image), err)
+		t.Errorf("Check: got error %v after %d bytes, want invalid argument after at most %d", err, read.bytes, 2*len(image))
 	}
 }
 
@@ -117,12 +117,12 @@ func FuzzCheck(f *testing.F) {
 		read := &counted{ReaderAt: bytes.NewReader(image)}
 		if _, err := Check(read, int64(len(image))); err != nil {
 			if !errdefs.IsInvalidArgument(err) {
-				t.Fatalf("an error of the wrong class: %v", err)
+				t.Fatalf("Check returned an error of the wrong class: %v", err)
 			}
 			return
 		}
 		if read.bytes > 2*int64(len(image))+1<<12 {
-			t.Fatalf("%d bytes were read of %d", read.bytes, len(image))
+			t.Fatalf("Check read %d bytes of an image of %d bytes", read.bytes, len(image))
 		}
 		q, err := NewReader(bytes.NewReader(image), int64(len(image)))
 		if err != nil {
@@ -135,7 +135,7 @@ func FuzzCheck(f *testing.F) {
 				continue // what is packed may be anything
 			}
 			if _, err := q.ReadCluster(n, buf); err != nil {
-				t.Fatalf("cluster %d: %v", n, err)
+				t.Fatalf("ReadCluster(%d) of a checked image: %v", n, err)
 			}
 		}
 	})

@@ -46,11 +46,11 @@ func inspectFile(t testing.TB, path string) (*Info, error) {
 func wantRefused(t testing.TB, err error, words ...string) {
 	t.Helper()
 	if err == nil || !errdefs.IsInvalidArgument(err) {
-		t.Fatalf("not refused as it ought to be: %v", err)
+		t.Fatalf("got error %v, want invalid argument", err)
 	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%q does not name %q", err, word)
+			t.Errorf("error %q does not contain %q", err, word)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func TestInspectImagesOfQEMU(t *testing.T) {
 	qemuImg(t, "create", "-q", "-f", "qcow2", path, "1M")
 	qemuImg(t, "snapshot", "-c", "one", path)
 	if got, err := inspectFile(t, path); err != nil || got.Snapshots != 1 {
-		t.Errorf("with a snapshot: %+v, %v", got, err)
+		t.Errorf("Inspect of an image with a snapshot = %+v, %v; want 1 snapshot", got, err)
 	}
 }
 
@@ -191,13 +191,13 @@ func TestInspectRefusesBadFields(t *testing.T) {
 	}
 	for _, size := range []int{0, 3, 4, 71, 103, 200, 0x10000, 0x30000} {
 		if _, err := Inspect(bytes.NewReader(good[:size]), int64(size)); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("cut off after %d bytes: %v", size, err)
+			t.Errorf("Inspect of the first %d bytes: got error %v, want invalid argument", size, err)
 		}
 	}
 	dirty := bytes.Clone(good)
 	put64(dirty[72:], featureDirty)
 	if got, err := Inspect(bytes.NewReader(dirty), int64(len(dirty))); err != nil || !got.Dirty {
-		t.Errorf("a dirty image: %+v, %v", got, err)
+		t.Errorf("Inspect of a dirty image = %+v, %v; want Dirty", got, err)
 	}
 }
 
@@ -215,10 +215,10 @@ func TestCreateOverlay(t *testing.T) {
 		}
 		check(t, json.Unmarshal(qemuImg(t, "info", "-f", "qcow2", "--output", "json", path), &info))
 		if info.VirtualSize != size || info.ClusterSize != 1<<16 || info.Backing != "" {
-			t.Errorf("qemu-img info of %d bytes: %+v", size, info)
+			t.Errorf("qemu-img info = %+v, want %d bytes in clusters of 64 KiB without a backing file", info, size)
 		}
 		if got, err := inspectFile(t, path); err != nil || got.VirtualSize != size || got.Version != 3 {
-			t.Errorf("Inspect of %d bytes: %+v, %v", size, got, err)
+			t.Errorf("Inspect = %+v, %v; want version 3 and %d bytes", got, err, size)
 		}
 		if size <= 1<<30 {
 			qemuImg(t, "create", "-q", "-f", "qcow2", theirs, itoa(size))
@@ -228,14 +228,14 @@ func TestCreateOverlay(t *testing.T) {
 			got, err := os.ReadFile(path)
 			check(t, err)
 			if !bytes.Equal(got, want) {
-				t.Errorf("of %d bytes: not what qemu-img writes", size)
+				t.Errorf("overlay of %d bytes differs from qemu-img's", size)
 			}
 			check(t, os.Remove(theirs))
 		}
 		stat, err := os.Stat(path)
 		check(t, err)
 		if stat.Mode() != 0o600 {
-			t.Errorf("mode %v", stat.Mode())
+			t.Errorf("mode: got %v, want 0600", stat.Mode())
 		}
 		check(t, os.Remove(path))
 	}
@@ -284,10 +284,10 @@ func TestV4OverlayIsWholeOrAbsent(t *testing.T) {
 		err := CreateOverlay(t.Context(), path, 1<<20, Overlay{})
 		check(t, failpoint.Arm(point, ""))
 		if err == nil {
-			t.Fatalf("%s did not fail", point)
+			t.Fatalf("%s: CreateOverlay succeeded, want an error", point)
 		}
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s left a file: %v", point, err)
+			t.Errorf("%s: Lstat of the overlay: got error %v, want not exist", point, err)
 		}
 	}
 	// A process that was killed leaves its half beside the name.
@@ -296,15 +296,15 @@ func TestV4OverlayIsWholeOrAbsent(t *testing.T) {
 	before, err := os.ReadFile(path)
 	check(t, err)
 	if err := CreateOverlay(t.Context(), path, 1<<21, Overlay{}); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("over one that is there: %v", err)
+		t.Errorf("CreateOverlay over an existing file: got error %v, want already exists", err)
 	}
 	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(before, after) {
-		t.Error("an overlay was written over")
+		t.Error("CreateOverlay changed an existing file")
 	}
 	entries, err := os.ReadDir(filepath.Dir(path))
 	check(t, err)
 	if len(entries) != 1 {
-		t.Errorf("left behind: %v", entries)
+		t.Errorf("files beside the overlay: got %v, want none", entries)
 	}
 }
 
@@ -321,12 +321,12 @@ func FuzzInspect(f *testing.F) {
 		info, err := Inspect(bytes.NewReader(data), int64(len(data)))
 		if err != nil {
 			if !errdefs.IsInvalidArgument(err) {
-				t.Fatalf("an error of the wrong class: %v", err)
+				t.Fatalf("Inspect returned an error of the wrong class: %v", err)
 			}
 			return
 		}
 		if info.VirtualSize == 0 || info.ClusterSize < 512 || info.ClusterSize > 2<<20 || len(data) < headerV2 {
-			t.Fatalf("accepted: %+v", info)
+			t.Fatalf("Inspect accepted an invalid image: %+v", info)
 		}
 	})
 }

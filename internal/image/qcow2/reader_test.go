@@ -28,7 +28,7 @@ func readAll(t testing.TB, image []byte) ([]byte, error) {
 			return nil, err
 		}
 		if zero && bytes.Trim(buf, "\x00") != nil {
-			t.Fatalf("cluster %d is reported as zero and is not", n)
+			t.Fatalf("ReadCluster(%d) reported zero for a cluster with data", n)
 		}
 		disk = append(disk, buf...)
 	}
@@ -77,18 +77,18 @@ func TestReader(t *testing.T) {
 			check(t, err)
 			got, err := readAll(t, image)
 			if err != nil || !bytes.Equal(got, want) {
-				t.Errorf("%d bytes, %v, that are not the disk's", len(got), err)
+				t.Errorf("got %d bytes, %v; want the disk's %d bytes", len(got), err, len(want))
 			}
 			q, err := NewReader(bytes.NewReader(image), int64(len(image)))
 			check(t, err)
 			defer q.Close()
 			part := make([]byte, 20<<10+1) // over a cluster's end, and from within one
 			if n, err := q.ReadAt(part, 250<<10+1); n != len(part) || err != nil || !bytes.Equal(part, want[250<<10+1:][:len(part)]) {
-				t.Errorf("%d bytes from within, %v", n, err)
+				t.Errorf("ReadAt within a cluster = %d, %v; want %d bytes of the disk", n, err, len(part))
 			}
 			tail := make([]byte, 600)
 			if n, err := q.ReadAt(tail, int64(len(want)-500)); n != 500 || err != io.EOF || !bytes.Equal(tail[:n], want[len(want)-500:]) {
-				t.Errorf("%d bytes at the end, %v", n, err)
+				t.Errorf("ReadAt at the end = %d, %v; want 500 bytes and io.EOF", n, err)
 			}
 		})
 	}
@@ -102,7 +102,7 @@ func TestReaderZero(t *testing.T) {
 	check(t, err)
 	got, err := readAll(t, image)
 	if err != nil || !bytes.Equal(got, make([]byte, 1<<20)) {
-		t.Errorf("an empty image: %v", err)
+		t.Errorf("empty image: got %d bytes, %v; want 1 MiB of zeros", len(got), err)
 	}
 }
 
@@ -116,7 +116,7 @@ func TestReaderCutOff(t *testing.T) {
 	check(t, err)
 	for _, size := range []int{0, 100, 512, 70 << 10, len(image) / 2, len(image) - 1024} {
 		if _, err := readAll(t, image[:size]); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("cut to %d of %d bytes: %v", size, len(image), err)
+			t.Errorf("reading %d of %d bytes: got error %v, want invalid argument", size, len(image), err)
 		}
 	}
 }

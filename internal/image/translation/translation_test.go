@@ -100,24 +100,24 @@ func TestFind(t *testing.T) {
 		e, err := table.Find(name, tag)
 		if want == "" {
 			if !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), name) {
-				t.Errorf("%s: %+v, %v", name, e, err)
+				t.Errorf("Find(%s) = %+v, %v; want not found", name, e, err)
 			}
 			continue
 		}
 		check(t, err)
 		if e.URL.String() != want {
-			t.Errorf("%s leads to %s, want %s", name, e.URL, want)
+			t.Errorf("Find(%s) = %s, want %s", name, e.URL, want)
 		}
 	}
 	e, err := table.Find("small", "")
 	check(t, err)
 	if e.Transport.Proxy.String() != "http://my-proxy.loc:8080" || e.Transport.MaxRedirects != defaultRedirects {
-		t.Errorf("the transport of a file without names: %+v", e.Transport)
+		t.Errorf("transport of the rule without a name: got %+v, want the proxy and %d redirects", e.Transport, defaultRedirects)
 	}
 	e, err = table.Find("any/x", "")
 	check(t, err)
 	if e.Transport.Timeout != 30*time.Second || e.Transport.MaxRedirects != 0 || e.Transport.Proxy != nil || filepath.Base(e.Source) != "30-last.yaml" {
-		t.Errorf("the named transport: %+v", e)
+		t.Errorf("named transport: got %+v, want 30 s without redirects and proxy, from 30-last.yaml", e)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestNoFiles(t *testing.T) {
 		table, err := Load(dir)
 		check(t, err)
 		if _, err := table.Find("x", ""); !errdefs.IsNotFound(err) {
-			t.Errorf("%q: %v", dir, err)
+			t.Errorf("Find with the directory %q: got error %v, want not found", dir, err)
 		}
 	}
 }
@@ -159,22 +159,22 @@ func TestBadFiles(t *testing.T) {
 	} {
 		_, err := Load(dirOf(t, map[string]string{"10-bad.yaml": text, "20-good.yaml": virtlet}))
 		if err == nil || !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), word) && word != "yaml" || !strings.Contains(err.Error(), "10-bad.yaml") {
-			t.Errorf("%.80q: %v does not name %q", text, err, word)
+			t.Errorf("Load of %.80q: got error %v, want failed precondition with %q", text, err, word)
 		}
 		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("the error tells a password: %v", err)
+			t.Errorf("error %q contains the password", err)
 		}
 	}
 	dir := dirOf(t, nil)
 	check(t, os.Mkdir(filepath.Join(dir, "a.yaml"), 0o700))
 	if _, err := Load(dir); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("a directory: %v", err)
+		t.Errorf("Load of a directory named like a file: got error %v, want failed precondition", err)
 	}
 	// The result of a regular expression is checked, too.
 	table, err := Load(dirOf(t, map[string]string{"a.yaml": "translations:\n- {regexp: '(.*)', url: '$1'}"}))
 	check(t, err)
 	if _, err := table.Find("file", ""); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("no URL: %v", err)
+		t.Errorf("Find with an invalid URL: got error %v, want failed precondition", err)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestTLS(t *testing.T) {
 		client := e.Transport.Client()
 		resp, err := client.Get(e.URL.String())
 		if (err == nil) != c.good {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got error %v, want success: %v", name, err, c.good)
 		}
 		if err == nil {
 			resp.Body.Close()
@@ -256,7 +256,7 @@ func TestTLS(t *testing.T) {
 	_, _, otherKey := issue(t, "other", false, nil)
 	text := fmt.Sprintf("transports:\n  t:\n    tls:\n      certificates:\n      - cert: |\n        %s\n        key: |\n        %s\n", indent(" "+clientPEM), indent(" "+otherKey))
 	if _, err := Load(dirOf(t, map[string]string{"a.yaml": text})); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("another's key: %v", err)
+		t.Errorf("Load with the key of another certificate: got error %v, want failed precondition", err)
 	}
 }
 
@@ -278,7 +278,7 @@ func TestRedirectsAndProxy(t *testing.T) {
 		hops = 0
 		resp, err := Transport{MaxRedirects: limit}.Client().Get(s.URL)
 		if (err == nil) != good || err != nil && !errors.Is(err, ErrRedirect) {
-			t.Errorf("%d redirects: %v", limit, err)
+			t.Errorf("limit of %d redirects: got error %v, want success: %v", limit, err, good)
 		}
 		if err == nil {
 			resp.Body.Close()
@@ -287,7 +287,7 @@ func TestRedirectsAndProxy(t *testing.T) {
 	down := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, s.URL+"/end", http.StatusFound) }))
 	defer down.Close()
 	if _, err := (Transport{MaxRedirects: 3, TLS: newTLS("", true)}).Client().Get(down.URL); !errors.Is(err, ErrRedirect) {
-		t.Errorf("from https to http: %v", err)
+		t.Errorf("redirect from https to http: got error %v, want ErrRedirect", err)
 	}
 	asked := ""
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { asked = r.URL.String() }))
@@ -300,7 +300,7 @@ func TestRedirectsAndProxy(t *testing.T) {
 	check(t, err)
 	resp.Body.Close()
 	if asked != "http://nowhere.invalid/x" {
-		t.Errorf("the proxy was asked for %q", asked)
+		t.Errorf("proxy: got a request for %q, want http://nowhere.invalid/x", asked)
 	}
 }
 
@@ -311,13 +311,13 @@ func FuzzParse(f *testing.F) {
 		parsed, err := parse(text)
 		if err != nil {
 			if !errdefs.IsFailedPrecondition(err) {
-				t.Fatalf("an error of the wrong class: %v", err)
+				t.Fatalf("parse returned an error of the wrong class: %v", err)
 			}
 			return
 		}
 		table := &Table{files: []file{*parsed}}
 		if e, err := table.Find(name, ""); err == nil && (e.URL.Host == "" || e.URL.Scheme != "http" && e.URL.Scheme != "https") {
-			t.Fatalf("%q leads to %q", name, e.URL)
+			t.Fatalf("Find(%q) = %q, want an http or https URL", name, e.URL)
 		}
 	})
 }

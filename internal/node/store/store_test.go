@@ -38,7 +38,7 @@ func TestRecordsSurviveReopening(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.db")
 	s := open(t, path)
 	if !s.Fresh() {
-		t.Error("a new file is not fresh")
+		t.Error("Fresh of a new file = false, want true")
 	}
 	for _, err := range []error{s.Put("pods", "a", []byte("1")), s.Put("pods", "b", []byte("2")), s.Delete("pods", "a"), s.Delete("none", "x")} {
 		if err != nil {
@@ -46,23 +46,23 @@ func TestRecordsSurviveReopening(t *testing.T) {
 		}
 	}
 	if n, err := s.Next("id"); n != 0 || err != nil {
-		t.Fatalf("first of the sequence: %d, %v", n, err)
+		t.Fatalf("first Next = %d, %v; want 0", n, err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Put("pods", "c", nil); !errdefs.IsUnavailable(err) {
-		t.Errorf("Put after Close: %v, want unavailable", err)
+		t.Errorf("Put after Close: got error %v, want unavailable", err)
 	}
 	s = open(t, path)
 	if s.Fresh() {
-		t.Error("an old file is fresh")
+		t.Error("Fresh of an existing file = true, want false")
 	}
 	if got, want := records(t, s, "pods"), map[string]string{"b": "2"}; !maps.Equal(got, want) {
-		t.Errorf("records after reopening: %v, want %v", got, want)
+		t.Errorf("records after reopening: got %v, want %v", got, want)
 	}
 	if n, err := s.Next("id"); n != 1 || err != nil {
-		t.Errorf("the sequence went on with %d, %v; want 1", n, err)
+		t.Errorf("Next after reopening = %d, %v; want 1", n, err)
 	}
 	if err := s.Check(); err != nil {
 		t.Error(err)
@@ -87,12 +87,12 @@ func TestConcurrentWritesAllLand(t *testing.T) {
 	}
 	wg.Wait()
 	if got := len(records(t, s, "pods")); got != writers {
-		t.Errorf("%d records, want %d", got, writers)
+		t.Errorf("got %d records, want %d", got, writers)
 	}
 	seen := map[uint64]bool{}
 	for _, n := range numbers {
 		if seen[n] {
-			t.Errorf("number %d was given twice", n)
+			t.Errorf("Next returned %d twice", n)
 		}
 		seen[n] = true
 	}
@@ -110,13 +110,13 @@ func TestOneBadWriteDoesNotHarmItsNeighbours(t *testing.T) {
 	bad := request{apply: func(*bbolt.Tx) error { return fmt.Errorf("bad") }, done: make(chan error, 1)}
 	s.commit([]request{good, bad})
 	if err := <-good.done; err != nil {
-		t.Errorf("good write: %v", err)
+		t.Errorf("valid write: %v", err)
 	}
 	if err := <-bad.done; err == nil {
-		t.Error("bad write succeeded")
+		t.Error("invalid write succeeded, want an error")
 	}
 	if records(t, s, "pods")["good"] != "1" {
-		t.Error("the good record is not there")
+		t.Error("the record of the valid write is missing")
 	}
 }
 
@@ -134,7 +134,7 @@ func TestN9LaterFormatIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Open(path); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("opening a later format: %v, want failed precondition", err)
+		t.Errorf("Open of a later format: got error %v, want failed precondition", err)
 	}
 }
 
@@ -179,10 +179,10 @@ func TestN11FileThatIsNotWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s, err := Open(path); !errdefs.IsDataLoss(err) {
-			t.Errorf("%s: %v, %v; want data loss", name, s, err)
+			t.Errorf("%s: Open = %v, %v; want data loss", name, s, err)
 		}
 		if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, content) {
-			t.Errorf("%s: the file was changed, %v", name, err)
+			t.Errorf("%s: Open changed the file, %v", name, err)
 		}
 	}
 }
@@ -194,7 +194,7 @@ func TestN11KilledWhileMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := open(t, path); !s.Fresh() || s.ID() == "" {
-		t.Errorf("fresh: %v, ID %q", s.Fresh(), s.ID())
+		t.Errorf("got Fresh %v and ID %q, want a fresh file with an ID", s.Fresh(), s.ID())
 	}
 }
 
@@ -204,10 +204,10 @@ func TestIDStays(t *testing.T) {
 	id := s.ID()
 	_ = s.Close()
 	if again := open(t, filepath.Join(dir, "a.db")); again.ID() != id {
-		t.Errorf("it was %q and is %q", id, again.ID())
+		t.Errorf("ID after reopening = %q, want %q", again.ID(), id)
 	}
 	if other := open(t, filepath.Join(dir, "b.db")); other.ID() == id {
-		t.Errorf("two files with the ID %q", id)
+		t.Errorf("two files have the ID %q", id)
 	}
 }
 
@@ -215,7 +215,7 @@ func TestSecondOpenerIsTurnedAway(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.db")
 	open(t, path)
 	if _, err := Open(path); !errdefs.IsUnavailable(err) {
-		t.Errorf("second opener: %v, want unavailable", err)
+		t.Errorf("second Open: got error %v, want unavailable", err)
 	}
 }
 
