@@ -39,7 +39,7 @@ func grpcServer(t *testing.T) (address string) {
 	return l.Addr().String()
 }
 
-// quicServer serves the same over HTTP/3, with the certificate in the file.
+// quicServer serves the same services over HTTP/3 and returns its address and the file of its certificate.
 func quicServer(t *testing.T) (address, ca string) {
 	t.Helper()
 	mux := http.NewServeMux()

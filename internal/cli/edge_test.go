@@ -125,7 +125,7 @@ func edge(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// closed is an address that nobody listens at.
+// closed returns the address of a closed port.
 func closed(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -136,7 +136,7 @@ func closed(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func TestNobodyAnswers(t *testing.T) {
+func TestUnreachableServers(t *testing.T) {
 	none := closed(t)
 	for _, args := range [][]string{{"run", "/x.wasm"}, {"pub", "a", "b"}, {"sub", "a"}} {
 		if _, err := edge(t, append(args, "--broker", "mqtt://"+none)...); err == nil || !strings.Contains(err.Error(), "no broker answers at mqtt://"+none) {

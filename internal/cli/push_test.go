@@ -35,7 +35,7 @@ func pushTo(t *testing.T, args ...string) (string, error) {
 	return strings.TrimSpace(out.String()), err
 }
 
-// newRegistry is a registry that counts writes.
+// newRegistry returns a registry that counts writes.
 func newRegistry(t *testing.T) (host string, writes *atomic.Int64) {
 	store := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	writes = new(atomic.Int64)
@@ -105,7 +105,7 @@ func TestPushGreeter(t *testing.T) {
 	}
 }
 
-// TestPushNotesServices: if the descriptors alone would name other services, the manifest lists them.
+// TestPushNotesServices: the manifest lists the services if the descriptors alone would name others.
 func TestPushNotesServices(t *testing.T) {
 	dir := t.TempDir()
 	two := filepath.Join(dir, "two.proto")
@@ -170,7 +170,8 @@ func TestPushRefuses(t *testing.T) {
 	}
 }
 
-// TestPushDisk: a disk is recognised by its content, pushed as one layer, and refused if a node would refuse it.
+// TestPushDisk: push recognises a disk by its content, pushes it as one layer, and rejects a disk that a node would
+// reject.
 func TestPushDisk(t *testing.T) {
 	host, writes := newRegistry(t)
 	dir := t.TempDir()

@@ -61,7 +61,7 @@ func TestWITGenPrints(t *testing.T) {
 	}
 }
 
-// TestWITGenWrites: the directory is written and rewritten, but not over files that somebody has changed.
+// TestWITGenWrites: wit gen writes and rewrites the directory, but does not overwrite changed files.
 func TestWITGenWrites(t *testing.T) {
 	dir := witFiles(t)
 	args := []string{"gen", "-I", dir + "," + dir + "/lib", "-o", dir + "/wit", dir + "/shop.proto"}

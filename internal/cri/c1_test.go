@@ -206,7 +206,7 @@ func TestC1_SixteenMiBList(t *testing.T) {
 	}
 	wantEqual(t, "pods in the stream", len(seen), pods)
 
-	// A request that exceeds a message never reaches us.
+	// gRPC rejects a request that exceeds a message.
 	_, err = d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{Hostname: strings.Repeat("x", MaxMessageSize)}})
 	wantCode(t, err, codes.ResourceExhausted)
 }

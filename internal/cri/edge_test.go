@@ -13,9 +13,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestModulesAreNotForTheKubelet: it would end pods that it does not know. A client that asks for all pods, or names
-// one, sees them.
-func TestModulesAreNotForTheKubelet(t *testing.T) {
+// TestModulesAreHiddenFromTheKubelet: lists omit edge modules' pods, which a kubelet would end. A client that asks for
+// all pods, or names a pod, sees them.
+func TestModulesAreHiddenFromTheKubelet(t *testing.T) {
 	d := open(t)
 	image := d.images.add("registry.example/m", "")
 	config := podConfig("module")

@@ -127,7 +127,7 @@ func TestPanicBecomesInternalAndLeavesItsStackInTheLog(t *testing.T) {
 }
 
 // The node's own faults are logged as errors; the caller's do not fill the log.
-func TestFaultsOfOursAreLogged(t *testing.T) {
+func TestOurFaultsAreLogged(t *testing.T) {
 	log := &syncBuffer{}
 	srv := &Server{log: slog.New(slog.NewTextHandler(log, nil))}
 	call := func(err error) {

@@ -39,7 +39,7 @@ func (h *handlers) RegisterService(desc *grpc.ServiceDesc, srv any) {
 	}
 }
 
-// fuzzRequest is the bytes of a request.
+// fuzzRequest holds the bytes of a request.
 type fuzzRequest struct {
 	raw     []byte
 	prepare func(proto.Message)
@@ -53,7 +53,7 @@ func (r *fuzzRequest) decode(into any) error {
 	return err
 }
 
-// outcome is the call's error. If the bytes are not a message of the request's type, gRPC itself returns Internal,
+// outcome returns the call's error. If the bytes are not a message of the request's type, gRPC itself returns Internal,
 // which takes precedence.
 func (r *fuzzRequest) outcome(err error) error {
 	if r.broken {
@@ -103,7 +103,7 @@ func FuzzRequests(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, method uint8, raw []byte) {
 		h := all.list[int(method)%len(all.list)]
-		pod, container := d.furnish(t)
+		pod, container := d.ensurePod(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		if h.name == "GetContainerEvents" {
@@ -117,8 +117,8 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// furnish makes sure that a pod with a running container exists, and removes pods of earlier requests.
-func (d *door) furnish(t *testing.T) (pod, container string) {
+// ensurePod makes sure that a pod with a running container exists, and removes pods of earlier requests.
+func (d *door) ensurePod(t *testing.T) (pod, container string) {
 	if pods := d.node.Pods(); len(pods) > 100 {
 		for _, p := range pods {
 			must(t, d.node.RemoveSandbox(t.Context(), p.ID))

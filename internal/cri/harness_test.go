@@ -148,7 +148,7 @@ func (d *door) status(t testing.TB, containerID string) *runtimeapi.ContainerSta
 	return r.GetStatus()
 }
 
-// podConfig is a configuration like a kubelet's.
+// podConfig returns a configuration like a kubelet's.
 func podConfig(name string) *runtimeapi.PodSandboxConfig {
 	return &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: name + "-uid"},
@@ -184,8 +184,8 @@ type testNetwork struct {
 
 func (n *testNetwork) Status(context.Context) error { return n.notReady }
 
-// memoryImages is an image store without registries: a pull makes an image up from its name. The fake backend needs no
-// more.
+// memoryImages is an image store without registries: a pull invents an image with the name, which suffices for the fake
+// backend.
 type memoryImages struct {
 	mu     sync.Mutex
 	byName map[string]image.Image

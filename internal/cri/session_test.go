@@ -108,7 +108,7 @@ func TestStats(t *testing.T) {
 }
 
 // One failing container does not hide the others (N8).
-func TestStatsLeaveOutTheSick(t *testing.T) {
+func TestStatsOmitFailures(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "p")
 	d.running(t, pod, "sick", func(c *runtimeapi.ContainerConfig) { c.Annotations["fake.tripod.dev/stats"] = "hang" })
@@ -222,8 +222,8 @@ func TestContainerEvents(t *testing.T) {
 	wantCode(t, err, codes.Canceled)
 }
 
-// Clients that disappear, and one that never reads, leave nothing behind and delay nobody (N10).
-func TestEventListenersThatVanishLeaveNothing(t *testing.T) {
+// Clients that disappear, and a client that never reads, leave no goroutines behind and do not delay others (N10).
+func TestVanishedEventListenersLeaveNothing(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "p")
 	before := goruntime.NumGoroutine()

@@ -10,7 +10,7 @@ import (
 )
 
 // The client decodes the snapshots' messages, whatever is cached, without unknown fields.
-func TestListsAreTrueAfterEveryChange(t *testing.T) {
+func TestListsAreCurrentAfterEveryChange(t *testing.T) {
 	d := open(t)
 	ctx := t.Context()
 	check := func(when string) {
@@ -71,7 +71,7 @@ func wantMessages[M proto.Message](t *testing.T, what string, got []M, want []pr
 }
 
 // A filtered list does not evict other pods from the cache.
-func TestFilteredListsLeaveTheMemoAlone(t *testing.T) {
+func TestFilteredListsDoNotChangeTheCache(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "a")
 	d.pod(t, "b")

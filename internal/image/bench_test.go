@@ -9,8 +9,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// crowded is a store whose index has n images; Get and List look only at the index.
-func crowded(b *testing.B, n int) *Store {
+// storeWithImages opens a store whose index has n images; Get and List use only the index.
+func storeWithImages(b *testing.B, n int) *Store {
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
 	for i := range n {
 		dgst := digest.FromString(fmt.Sprint(i))
@@ -21,7 +21,7 @@ func crowded(b *testing.B, n int) *Store {
 }
 
 func BenchmarkGet(b *testing.B) {
-	s := crowded(b, 500)
+	s := storeWithImages(b, 500)
 	for _, called := range []string{"registry.example/team/app250:1.2.3", digest.FromString("250").String(), digest.FromString("250").Encoded()[:12]} {
 		b.Run(called[:12], func(b *testing.B) {
 			b.ReportAllocs()
@@ -35,7 +35,7 @@ func BenchmarkGet(b *testing.B) {
 }
 
 func BenchmarkList(b *testing.B) {
-	s := crowded(b, 500)
+	s := storeWithImages(b, 500)
 	b.ReportAllocs()
 	for b.Loop() {
 		if all, err := s.List(b.Context()); err != nil || len(all) != 500 {
@@ -48,7 +48,7 @@ func BenchmarkList(b *testing.B) {
 func BenchmarkPrepare(b *testing.B) {
 	reg := newRegistry(b)
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
-	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
+	img := pull(b, s, reg.push(b, "app:1", oneFileImage(b, "x")))
 	i := 0
 	for b.Loop() {
 		key := fmt.Sprintf("c%d", i)
@@ -67,7 +67,7 @@ func BenchmarkPrepare(b *testing.B) {
 func BenchmarkPrepareParallel(b *testing.B) {
 	reg := newRegistry(b)
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
-	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
+	img := pull(b, s, reg.push(b, "app:1", oneFileImage(b, "x")))
 	var keys = make(chan int, 1)
 	keys <- 0
 	b.SetParallelism(5)
@@ -85,7 +85,7 @@ func BenchmarkPrepareParallel(b *testing.B) {
 func BenchmarkUsage(b *testing.B) {
 	reg := newRegistry(b)
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
-	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
+	img := pull(b, s, reg.push(b, "app:1", oneFileImage(b, "x")))
 	if _, err := s.Prepare(b.Context(), "c", img.ID, nil); err != nil {
 		b.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func BenchmarkUsage(b *testing.B) {
 func BenchmarkPullAgain(b *testing.B) {
 	reg := newRegistry(b)
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
-	ref := reg.push(b, "app:1", simple(b, "x"))
+	ref := reg.push(b, "app:1", oneFileImage(b, "x"))
 	pull(b, s, ref)
 	for b.Loop() {
 		pull(b, s, ref)

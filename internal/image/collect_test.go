@@ -22,7 +22,7 @@ func files(t testing.TB, s *Store) (blobs, snapshots int) {
 	return blobs, snapshots
 }
 
-// wantEmpty collects garbage and checks that nothing is left.
+// wantEmpty collects garbage and checks that no blobs and snapshots remain.
 func wantEmpty(t testing.TB, s *Store) {
 	t.Helper()
 	// The collection that follows Open may be under way; it makes and removes temporary snapshots.
@@ -73,9 +73,9 @@ func TestRemoveKeepsWhatOthersUse(t *testing.T) {
 	}
 }
 
-func TestReleaseLetsTheImageGo(t *testing.T) {
+func TestReleaseFreesTheImage(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	img := pull(t, s, reg.push(t, "app:1", simple(t, "x")))
+	img := pull(t, s, reg.push(t, "app:1", oneFileImage(t, "x")))
 	_, err := s.Prepare(t.Context(), "c1", img.ID, nil)
 	check(t, err)
 	_, err = s.View(t.Context(), "c1/volume", img.ID)
@@ -89,7 +89,7 @@ func TestReleaseLetsTheImageGo(t *testing.T) {
 
 func TestEverythingIsPrivate(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	pull(t, s, reg.push(t, "app:1", simple(t, "x")))
+	pull(t, s, reg.push(t, "app:1", oneFileImage(t, "x")))
 	check(t, filepath.WalkDir(s.cfg.Root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -111,6 +111,6 @@ func TestEverythingIsPrivate(t *testing.T) {
 
 func TestOpenTwiceIsRefused(t *testing.T) {
 	s := open(t, Config{})
-	_, err := Open(t.Context(), Config{Root: s.cfg.Root, Logger: quiet(t)})
+	_, err := Open(t.Context(), Config{Root: s.cfg.Root, Logger: testLogger(t)})
 	wantError(t, err, errdefs.IsFailedPrecondition, "another process", s.cfg.Root)
 }

@@ -18,7 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// wasmOf is a core module that holds text in a custom section.
+// wasmOf returns a core module that holds text in a custom section.
 func wasmOf(text string) []byte {
 	section := append([]byte{1, 't'}, text...)
 	if len(section) > 0x7f {
@@ -27,7 +27,7 @@ func wasmOf(text string) []byte {
 	return append([]byte("\x00asm\x01\x00\x00\x00\x00"+string(rune(len(section)))), section...)
 }
 
-// artifactOf is an artifact with a config type and layers of types and contents.
+// artifactOf returns an artifact with a config type and layers of types and contents.
 func artifactOf(configType string, layers ...any) *rawImage {
 	m := &rawImage{}
 	m.manifest.SchemaVersion, m.manifest.MediaType = 2, ocispec.MediaTypeImageManifest
@@ -68,12 +68,12 @@ func TestComponentLayouts(t *testing.T) {
 			t.Errorf("%s: got image %+v, want one tag, one digest and the manifest's digest as the ID", name, img)
 		}
 	}
-	plain := pull(t, s, reg.push(t, "rootfs:1", simple(t, "x")))
+	plain := pull(t, s, reg.push(t, "rootfs:1", oneFileImage(t, "x")))
 	_, err := s.ComponentBlob(t.Context(), plain.ID)
 	wantError(t, err, errdefs.IsInvalidArgument, plain.ID, ".wasm")
 }
 
-// TestI6NotAComponent: the pull refuses an invalid component artifact and keeps nothing of it.
+// TestI6NotAComponent: a pull rejects an invalid component artifact and keeps no data of it.
 func TestI6NotAComponent(t *testing.T) {
 	limits := Limits{ComponentBytes: 1000, DocumentBytes: 1000}
 	reg, s := newRegistry(t), open(t, Config{Limits: limits})

@@ -23,7 +23,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// qcow2Of is an empty qcow2 image of a virtual size.
+// qcow2Of returns an empty qcow2 image of a virtual size.
 func qcow2Of(t testing.TB, size uint64) []byte {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "disk")
@@ -31,22 +31,22 @@ func qcow2Of(t testing.TB, size uint64) []byte {
 	return []byte(read(t, path))
 }
 
-// backed is a qcow2 image that names a backing file (fault I5).
-func backed(t testing.TB) []byte {
+// qcow2WithBackingFile returns a qcow2 image that names a backing file (fault I5).
+func qcow2WithBackingFile(t testing.TB) []byte {
 	image := qcow2Of(t, 1<<20)
 	binary.BigEndian.PutUint64(image[8:], 200)
 	binary.BigEndian.PutUint32(image[16:], uint32(copy(image[200:], "/etc/shadow")))
 	return image
 }
 
-// dataFile is a qcow2 image that keeps its data in another file.
-func dataFile(t testing.TB) []byte {
+// qcow2WithDataFile returns a qcow2 image that keeps its data in another file.
+func qcow2WithDataFile(t testing.TB) []byte {
 	image := qcow2Of(t, 1<<20)
 	binary.BigEndian.PutUint64(image[72:], 4)
 	return image
 }
 
-func zstded(t testing.TB, plain []byte) []byte {
+func compressZstd(t testing.TB, plain []byte) []byte {
 	t.Helper()
 	w, err := zstd.NewWriter(nil)
 	check(t, err)
@@ -54,8 +54,8 @@ func zstded(t testing.TB, plain []byte) []byte {
 	return w.EncodeAll(plain, nil)
 }
 
-// xzed packs with xz (Debian package xz-utils).
-func xzed(t testing.TB, plain []byte, args ...string) []byte {
+// compressXz compresses with xz (Debian package xz-utils).
+func compressXz(t testing.TB, plain []byte, args ...string) []byte {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "xz", append([]string{"-c"}, args...)...)
 	cmd.Stdin = bytes.NewReader(plain)
@@ -68,8 +68,8 @@ func diskArtifact(mediaType string, disk []byte) *rawImage {
 	return artifactOf(ocispec.MediaTypeEmptyJSON, mediaType, disk)
 }
 
-// opened opens a disk, checks that its paths lead to the same files, and returns what it holds.
-func opened(t testing.TB, s *Store, key, imageID string) (*DiskFiles, string) {
+// openAndRead opens a disk, checks that its paths refer to the same files, and returns its content.
+func openAndRead(t testing.TB, s *Store, key, imageID string) (*DiskFiles, string) {
 	t.Helper()
 	f, err := s.OpenDisk(t.Context(), key, imageID)
 	check(t, err)
@@ -107,16 +107,16 @@ func TestDiskArtifacts(t *testing.T) {
 	}{
 		"qcow2":  {MediaTypeDiskQcow2, q, q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
 		"magic":  {"application/x-qemu-disk", q, q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
-		"gzip":   {"application/x-qemu-disk+gzip", gzipped(t, q), q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
-		"zstd":   {MediaTypeDiskQcow2 + "+zstd", zstded(t, q), q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
-		"xz":     {MediaTypeDiskRaw + "+xz", xzed(t, raw), raw, MachineImage{LayoutDiskArtifact, FormatRaw, 8192}},
+		"gzip":   {"application/x-qemu-disk+gzip", compressGzip(t, q), q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
+		"zstd":   {MediaTypeDiskQcow2 + "+zstd", compressZstd(t, q), q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
+		"xz":     {MediaTypeDiskRaw + "+xz", compressXz(t, raw), raw, MachineImage{LayoutDiskArtifact, FormatRaw, 8192}},
 		"lfedge": {"application/vnd.lfedge.disk.layer.v1+raw", raw, raw, MachineImage{LayoutDiskArtifact, FormatRaw, 8192}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			img := pull(t, s, diskArtifact(c.mediaType, c.layer).push(t, reg, name))
 			m, err := s.Machine(t.Context(), img.ID)
 			check(t, err)
-			f, text := opened(t, s, name, img.ID)
+			f, text := openAndRead(t, s, name, img.ID)
 			if img.Kind != KindDisk || *m != c.want || f.MachineImage != c.want || text != string(c.plain) || f.Kernel != nil {
 				t.Errorf("got kind %s, Machine %+v, OpenDisk %+v and %d bytes; want a disk with %+v and %d bytes", img.Kind, m, f, len(text), c.want, len(c.plain))
 			}
@@ -138,18 +138,18 @@ func TestBadDiskArtifacts(t *testing.T) {
 		artifact *rawImage
 		words    []string
 	}{
-		"i5-backing":       {diskArtifact(MediaTypeDiskQcow2, backed(t)), []string{"backing file"}},
-		"i5-data-file":     {diskArtifact(MediaTypeDiskQcow2, dataFile(t)), []string{"external data file"}},
-		"i5-compressed":    {diskArtifact(MediaTypeDiskQcow2+"+gzip", gzipped(t, backed(t))), []string{"backing file"}},
+		"i5-backing":       {diskArtifact(MediaTypeDiskQcow2, qcow2WithBackingFile(t)), []string{"backing file"}},
+		"i5-data-file":     {diskArtifact(MediaTypeDiskQcow2, qcow2WithDataFile(t)), []string{"external data file"}},
+		"i5-compressed":    {diskArtifact(MediaTypeDiskQcow2+"+gzip", compressGzip(t, qcow2WithBackingFile(t))), []string{"backing file"}},
 		"not-qcow2":        {diskArtifact(MediaTypeDiskQcow2, []byte("#!/bin/sh")), []string{"magic", "#!/bin/s"}},
 		"cut-off":          {diskArtifact(MediaTypeDiskQcow2, q[:len(q)/2]), []string{"cut off"}},
 		"two-disks":        {artifactOf(ocispec.MediaTypeEmptyJSON, MediaTypeDiskRaw, []byte("a"), MediaTypeDiskRaw, []byte("b")), []string{"2 layers"}},
 		"bad-gzip":         {diskArtifact(MediaTypeDiskRaw+"+gzip", []byte("plain")), []string{"gzip"}},
-		"cut-zstd":         {diskArtifact(MediaTypeDiskRaw+"+zstd", zstded(t, q)[:20]), []string{"zstd"}},
-		"cut-xz":           {diskArtifact(MediaTypeDiskRaw+"+xz", xzed(t, q)[:40]), []string{"xz"}},
-		"bomb":             {diskArtifact(MediaTypeDiskRaw+"+gzip", gzipped(t, make([]byte, 2<<20))), []string{"bytes unpacked", "1048576"}},
-		"large-dictionary": {diskArtifact(MediaTypeDiskRaw+"+xz", xzed(t, q, "--lzma2=preset=0,dict=1GiB")), []string{"dictionary"}},
-		"empty":            {diskArtifact(MediaTypeDiskRaw+"+xz", xzed(t, nil)), []string{"empty"}},
+		"cut-zstd":         {diskArtifact(MediaTypeDiskRaw+"+zstd", compressZstd(t, q)[:20]), []string{"zstd"}},
+		"cut-xz":           {diskArtifact(MediaTypeDiskRaw+"+xz", compressXz(t, q)[:40]), []string{"xz"}},
+		"bomb":             {diskArtifact(MediaTypeDiskRaw+"+gzip", compressGzip(t, make([]byte, 2<<20))), []string{"bytes unpacked", "1048576"}},
+		"large-dictionary": {diskArtifact(MediaTypeDiskRaw+"+xz", compressXz(t, q, "--lzma2=preset=0,dict=1GiB")), []string{"dictionary"}},
+		"empty":            {diskArtifact(MediaTypeDiskRaw+"+xz", compressXz(t, nil)), []string{"empty"}},
 		"unknown":          {diskArtifact(MediaTypeDiskRaw+"+lz4", q), []string{"lz4"}},
 	} {
 		_, err := s.Pull(t.Context(), c.artifact.push(t, reg, name), PullOptions{})
@@ -161,12 +161,12 @@ func TestBadDiskArtifacts(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestI5RawStaysRaw: what a raw disk holds never makes it another format.
+// TestI5RawStaysRaw: a raw disk stays raw, whatever its content.
 func TestI5RawStaysRaw(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	hostile := backed(t)
+	hostile := qcow2WithBackingFile(t)
 	img := pull(t, s, diskArtifact(MediaTypeDiskRaw, hostile).push(t, reg, "raw"))
-	f, text := opened(t, s, "c", img.ID)
+	f, text := openAndRead(t, s, "c", img.ID)
 	if f.Format != FormatRaw || f.VirtualSize != uint64(len(hostile)+511)&^511 || text != string(hostile) {
 		t.Errorf("disk with a qcow2 header: got %+v, want the format raw", f)
 	}
@@ -201,7 +201,7 @@ func TestContainerDisks(t *testing.T) {
 			img := pull(t, s, reg.push(t, repo+":1", imageOf(t, v1.Config{}, c.layers...)))
 			m, err := s.Machine(t.Context(), img.ID)
 			check(t, err)
-			f, text := opened(t, s, repo, img.ID)
+			f, text := openAndRead(t, s, repo, img.ID)
 			if *m != c.want || f.MachineImage != c.want || text != c.text || f.Cmdline != c.line {
 				t.Errorf("got Machine %+v, OpenDisk %+v and %d bytes; want %+v and %d bytes", m, f, len(text), c.want, len(c.text))
 			}
@@ -228,8 +228,8 @@ func TestBadContainerDisks(t *testing.T) {
 		"out":          {[]entryOf{dirEntry("disk"), link("disk/a", "../../../../etc/hostname")}, []string{"symbolic link"}},
 		"loop":         {[]entryOf{dirEntry("disk"), link("disk/a", "a")}, []string{"/disk/a"}},
 		"no initrd":    {[]entryOf{file("boot/vmlinux", "x"), file("disk/a", "x")}, []string{"only one"}},
-		"backing":      {[]entryOf{file("disk/disk.img", string(backed(t)))}, []string{"backing file", "disk.img"}},
-		"data file":    {[]entryOf{file("disk/disk.img", string(dataFile(t)))}, []string{"external data file"}},
+		"backing":      {[]entryOf{file("disk/disk.img", string(qcow2WithBackingFile(t)))}, []string{"backing file", "disk.img"}},
+		"data file":    {[]entryOf{file("disk/disk.img", string(qcow2WithDataFile(t)))}, []string{"external data file"}},
 		"not qcow2":    {[]entryOf{file("disk/disk.qcow2", "text")}, []string{"magic"}},
 		"empty disk":   {[]entryOf{file("disk/disk.img", "")}, []string{"empty"}},
 		"long cmdline": {[]entryOf{file("boot/vmlinux", "x"), file("boot/initrd", "x"), file("boot/cmdline", long)}, []string{"cmdline"}},
@@ -267,17 +267,16 @@ func manyFiles(format string, n int) (entries []entryOf) {
 	return entries
 }
 
-// TestOpenDiskHolds: an image that a machine runs from stays, over removal, collection and restarts, until it is
-// closed.
+// TestOpenDiskHolds: a machine's image survives removal, collection and restarts until CloseDisk.
 func TestOpenDiskHolds(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	q := qcow2Of(t, 5<<20)
-	disk := pull(t, s, diskArtifact(MediaTypeDiskQcow2+"+gzip", gzipped(t, q)).push(t, reg, "disk"))
+	disk := pull(t, s, diskArtifact(MediaTypeDiskQcow2+"+gzip", compressGzip(t, q)).push(t, reg, "disk"))
 	rootfs := pull(t, s, reg.push(t, "rootfs:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/a", string(q))), tarOf(t, file("b", "")))))
 	for key, img := range map[string]Image{"artifact": disk, "container": rootfs} {
-		opened(t, s, key, img.ID)
-		first, _ := opened(t, s, key, img.RepoTags[0])
-		second, _ := opened(t, s, key, img.ID)
+		openAndRead(t, s, key, img.ID)
+		first, _ := openAndRead(t, s, key, img.RepoTags[0])
+		second, _ := openAndRead(t, s, key, img.ID)
 		if first.DiskPath != second.DiskPath || first.Disk.Fd() == second.Disk.Fd() {
 			t.Errorf("%s: OpenDisk again: got %+v, want the path of %+v and a new file descriptor", key, second, first)
 		}
@@ -295,7 +294,7 @@ func TestOpenDiskHolds(t *testing.T) {
 	for range 2 {
 		check(t, s.Collect(t.Context()))
 		for key, img := range map[string]Image{"artifact": disk, "container": rootfs} {
-			if f, text := opened(t, s, key, img.ID); text != string(q) || f.VirtualSize != 5<<20 {
+			if f, text := openAndRead(t, s, key, img.ID); text != string(q) || f.VirtualSize != 5<<20 {
 				t.Errorf("%s: OpenDisk of a removed image: got %+v, want the same disk", key, f)
 			}
 		}
@@ -319,7 +318,7 @@ func TestOpenDiskHolds(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestV4DamagedDisks: a disk that lost its bytes is never handed out; one that can be rebuilt is rebuilt.
+// TestV4DamagedDisks: OpenDisk never returns a damaged disk, and rebuilds it where it can.
 func TestV4DamagedDisks(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	q := qcow2Of(t, 5<<20)
@@ -328,14 +327,14 @@ func TestV4DamagedDisks(t *testing.T) {
 		check(t, os.Chmod(blobPath(s, dgst), 0o600))
 		check(t, os.WriteFile(blobPath(s, dgst), data, 0o600))
 	}
-	packed := pull(t, s, diskArtifact(MediaTypeDiskQcow2+"+gzip", gzipped(t, q)).push(t, reg, "packed"))
+	packed := pull(t, s, diskArtifact(MediaTypeDiskQcow2+"+gzip", compressGzip(t, q)).push(t, reg, "packed"))
 	damage(digest.FromBytes(q), nil)
-	if _, text := opened(t, s, "packed", packed.ID); text != string(q) {
+	if _, text := openAndRead(t, s, "packed", packed.ID); text != string(q) {
 		t.Error("OpenDisk did not rebuild the damaged unpacked disk")
 	}
 	ref := diskArtifact(MediaTypeDiskQcow2, q).push(t, reg, "plain")
 	plain := pull(t, s, ref)
-	opened(t, s, "plain", plain.ID)
+	openAndRead(t, s, "plain", plain.ID)
 	evil := bytes.Clone(q)
 	evil[len(evil)-1] ^= 1
 	damage(plain.Layers[0].Digest, evil)
@@ -345,17 +344,17 @@ func TestV4DamagedDisks(t *testing.T) {
 		t.Errorf("Get of the damaged image: got error %v, want not found", err)
 	}
 	check(t, s.CloseDisk(t.Context(), "plain"))
-	if _, text := opened(t, s, "plain", pull(t, s, ref).ID); text != string(q) {
+	if _, text := openAndRead(t, s, "plain", pull(t, s, ref).ID); text != string(q) {
 		t.Error("the disk is still damaged after another pull")
 	}
 }
 
-// TestV4KilledWhileUnpacking: a daemon that dies while it writes a disk leaves nothing that passes for one.
+// TestV4KilledWhileUnpacking: a daemon that dies while it writes a disk leaves no usable incomplete disk.
 func TestV4KilledWhileUnpacking(t *testing.T) {
 	failpoint.Needed(t)
 	reg, root := newRegistry(t), filepath.Join(t.TempDir(), "image")
 	q := qcow2Of(t, 5<<20)
-	ref := diskArtifact(MediaTypeDiskQcow2+"+zstd", zstded(t, q)).push(t, reg, "disk")
+	ref := diskArtifact(MediaTypeDiskQcow2+"+zstd", compressZstd(t, q)).push(t, reg, "disk")
 	for _, point := range []string{"image.disk.unpack", "image.pull.record"} {
 		if err := helper(t, root, "pull "+ref, point+"=kill").Run(); err == nil {
 			t.Fatalf("%s: the process was not killed", point)
@@ -368,11 +367,11 @@ func TestV4KilledWhileUnpacking(t *testing.T) {
 	}
 	s := open(t, Config{Root: root})
 	img := pull(t, s, ref)
-	if _, text := opened(t, s, "c", img.ID); text != string(q) {
+	if _, text := openAndRead(t, s, "c", img.ID); text != string(q) {
 		t.Error("the disk's content differs from the original")
 	}
-	// In the same process, an unpacking that fails is begun again.
-	other := diskArtifact(MediaTypeDiskQcow2+"+gzip", gzipped(t, qcow2Of(t, 9<<20))).push(t, reg, "other")
+	// In the same process, unpacking starts over after a failure.
+	other := diskArtifact(MediaTypeDiskQcow2+"+gzip", compressGzip(t, qcow2Of(t, 9<<20))).push(t, reg, "other")
 	check(t, failpoint.Arm("image.disk.unpack", "1*error(no)"))
 	_, err := s.Pull(t.Context(), other, PullOptions{})
 	check(t, failpoint.Arm("image.disk.unpack", ""))

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestBuildDisk: what is pushed from a file is what a machine gets after a pull.
+// TestBuildDisk: a machine gets the pushed disk after a pull.
 func TestBuildDisk(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	q := qcow2Of(t, 5<<20)
-	for name, data := range map[string][]byte{"disk": q, "a.img.xz": xzed(t, q), "a.qcow2.zst": zstded(t, q)} {
+	for name, data := range map[string][]byte{"disk": q, "a.img.xz": compressXz(t, q), "a.qcow2.zst": compressZstd(t, q)} {
 		file := filepath.Join(t.TempDir(), name)
 		check(t, os.WriteFile(file, data, 0o600))
 		if is, err := IsDiskFile(file); err != nil || !is {
@@ -27,7 +27,7 @@ func TestBuildDisk(t *testing.T) {
 		_, err = Registries{}.Push(t.Context(), ref, nil, manifest, blobs...)
 		check(t, err)
 		img := pull(t, s, ref)
-		f, text := opened(t, s, name, img.ID)
+		f, text := openAndRead(t, s, name, img.ID)
 		if img.ID != manifest.Digest.String() || f.Layout != LayoutDiskArtifact || f.Format != FormatQcow2 || text != string(q) || img.Annotations["note"] != name {
 			t.Errorf("%s: got image %+v with disk %+v, want the pushed qcow2 disk", name, img, f)
 		}
@@ -40,21 +40,21 @@ func TestBuildDisk(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "bad.qcow2")
-	check(t, os.WriteFile(file, backed(t), 0o600))
+	check(t, os.WriteFile(file, qcow2WithBackingFile(t), 0o600))
 	_, _, err := BuildDisk(file, nil)
 	wantError(t, err, errdefs.IsInvalidArgument, file, "backing file")
 }
 
-// TestUnpackedDiskIsSparse: the zeros of a raw disk take no room, and are still there.
+// TestUnpackedDiskIsSparse: the zeros of a raw disk take no space on disk.
 func TestUnpackedDiskIsSparse(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	disk := make([]byte, 16<<20)
 	copy(disk[holeSize-10:], "in the first block and the second")
-	copy(disk[8<<20:], noise(t, 100_000))
+	copy(disk[8<<20:], randomBytes(t, 100_000))
 	disk[len(disk)-1] = 1
 	disk = append(disk, make([]byte, 1000)...)
-	img := pull(t, s, diskArtifact(MediaTypeDiskRaw+"+gzip", gzipped(t, disk)).push(t, reg, "sparse"))
-	f, text := opened(t, s, "c", img.ID)
+	img := pull(t, s, diskArtifact(MediaTypeDiskRaw+"+gzip", compressGzip(t, disk)).push(t, reg, "sparse"))
+	f, text := openAndRead(t, s, "c", img.ID)
 	if text != string(disk) {
 		t.Error("the disk's content differs from the original")
 	}
@@ -69,7 +69,7 @@ func TestUnpackedDiskIsSparse(t *testing.T) {
 func TestArtifactsOfOneLayer(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	q := qcow2Of(t, 5<<20)
-	packed := gzipped(t, q)
+	packed := compressGzip(t, q)
 	var wg sync.WaitGroup
 	for i := range 5 {
 		m := diskArtifact(MediaTypeDiskQcow2+"+gzip", packed)
@@ -86,7 +86,7 @@ func TestArtifactsOfOneLayer(t *testing.T) {
 	check(t, err)
 	for i, img := range all {
 		key := fmt.Sprint(i)
-		if _, text := opened(t, s, key, img.ID); text != string(q) {
+		if _, text := openAndRead(t, s, key, img.ID); text != string(q) {
 			t.Error("the disk's content differs from the original")
 		}
 		check(t, s.CloseDisk(t.Context(), key))

@@ -11,8 +11,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// converted is a disk of 1 MiB that QEMU has made of plain's bytes, in a format of QEMU's (Debian package qemu-utils).
-func converted(t testing.TB, plain []byte, format string, options ...string) []byte {
+// convertDisk converts a raw disk to another format with qemu-img (Debian package qemu-utils).
+func convertDisk(t testing.TB, plain []byte, format string, options ...string) []byte {
 	t.Helper()
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
@@ -24,8 +24,8 @@ func converted(t testing.TB, plain []byte, format string, options ...string) []b
 	return []byte(read(t, to))
 }
 
-// TestV5OtherFormats: a disk that is neither qcow2 nor raw is refused by its content and by its name, on every way into
-// the store, with its name and what to do.
+// TestV5OtherFormats: pulls, downloads and pushes reject a disk that is neither qcow2 nor raw, by its content and by
+// its name. The error has the format's name and a remedy.
 func TestV5OtherFormats(t *testing.T) {
 	reg, files := newRegistry(t), newFiles(t)
 	s := open(t, Config{Translation: rules(t, "translations: [{regexp: '^(.*)$', url: '"+files.URL+"/$1'}]")})
@@ -34,13 +34,13 @@ func TestV5OtherFormats(t *testing.T) {
 		disk []byte
 		says string
 	}{
-		"vmdk":      {converted(t, boot, "vmdk"), "qemu-img convert -f vmdk"},
+		"vmdk":      {convertDisk(t, boot, "vmdk"), "qemu-img convert -f vmdk"},
 		"vmdk-flat": {[]byte("# Disk DescriptorFile\nversion=1\n"), "qemu-img convert -f vmdk"},
-		"vdi":       {converted(t, boot, "vdi"), "qemu-img convert -f vdi"},
-		"vhdx":      {converted(t, boot, "vhdx"), "qemu-img convert -f vhdx"},
-		"vhd":       {converted(t, boot, "vpc"), "qemu-img convert -f vpc"},
-		"qed":       {converted(t, boot, "qed"), "qemu-img convert -f qed"},
-		"parallels": {converted(t, boot, "parallels"), "qemu-img convert -f parallels"},
+		"vdi":       {convertDisk(t, boot, "vdi"), "qemu-img convert -f vdi"},
+		"vhdx":      {convertDisk(t, boot, "vhdx"), "qemu-img convert -f vhdx"},
+		"vhd":       {convertDisk(t, boot, "vpc"), "qemu-img convert -f vpc"},
+		"qed":       {convertDisk(t, boot, "qed"), "qemu-img convert -f qed"},
+		"parallels": {convertDisk(t, boot, "parallels"), "qemu-img convert -f parallels"},
 		"zip":       {append([]byte("PK\x03\x04"), make([]byte, 1000)...), "unpack it"},
 		"tar":       {tarOf(t, file("disk.img", "x")), "unpack it"},
 		"bzip2":     {[]byte("BZh91AY&SY"), "unpack it"},
@@ -48,7 +48,7 @@ func TestV5OtherFormats(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := s.Pull(t.Context(), diskArtifact(MediaTypeDiskRaw, c.disk).push(t, reg, name), PullOptions{})
 			wantError(t, err, errdefs.IsInvalidArgument, c.says)
-			_, err = s.Pull(t.Context(), diskArtifact(MediaTypeDiskRaw+"+xz", xzed(t, c.disk)).push(t, reg, name+"-xz"), PullOptions{})
+			_, err = s.Pull(t.Context(), diskArtifact(MediaTypeDiskRaw+"+xz", compressXz(t, c.disk)).push(t, reg, name+"-xz"), PullOptions{})
 			wantError(t, err, errdefs.IsInvalidArgument, c.says)
 			img := pull(t, s, reg.push(t, name+"-container:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/disk.img", string(c.disk))))))
 			_, err = s.Machine(t.Context(), img.ID)
@@ -58,14 +58,14 @@ func TestV5OtherFormats(t *testing.T) {
 				_, err = s.Pull(t.Context(), "virtlet.cloud/"+name+"-file", PullOptions{})
 				wantError(t, err, errdefs.IsInvalidArgument, c.says)
 			}
-			_, _, err = BuildDisk(saved(t, "disk.img", c.disk), nil)
+			_, _, err = BuildDisk(saveFile(t, "disk.img", c.disk), nil)
 			wantError(t, err, errdefs.IsInvalidArgument, c.says)
 		})
 	}
 	for _, name := range []string{"disk.vmdk", "disk.VDI", "disk.vhdx", "disk.vhd", "disk.qed", "disk.ova", "disk.vmdk.xz"} {
-		disk := noise(t, 2000)
+		disk := randomBytes(t, 2000)
 		if strings.HasSuffix(name, ".xz") {
-			disk = xzed(t, disk)
+			disk = compressXz(t, disk)
 		} else {
 			img := pull(t, s, reg.push(t, strings.ToLower(name)+":1", imageOf(t, v1.Config{}, tarOf(t, file("disk/"+name, string(disk))))))
 			_, err := s.Machine(t.Context(), img.ID)
@@ -74,7 +74,7 @@ func TestV5OtherFormats(t *testing.T) {
 		files.put("/"+strings.ToLower(name), disk, "")
 		_, err := s.Pull(t.Context(), "virtlet.cloud/"+strings.ToLower(name), PullOptions{})
 		wantError(t, err, errdefs.IsInvalidArgument, "by its name")
-		_, err = IsDiskFile(saved(t, name, disk))
+		_, err = IsDiskFile(saveFile(t, name, disk))
 		wantError(t, err, errdefs.IsInvalidArgument, "by its name")
 	}
 	sector := append([]byte("KDMV"), make([]byte, 508)...)
@@ -85,17 +85,16 @@ func TestV5OtherFormats(t *testing.T) {
 	}
 }
 
-// TestV5CutOffQcow2: a qcow2 image whose tables are whole and whose data are not is refused, on every way into the
-// store.
+// TestV5CutOffQcow2: pulls, downloads and pushes reject a qcow2 image with complete tables and truncated data.
 func TestV5CutOffQcow2(t *testing.T) {
 	reg, files := newRegistry(t), newFiles(t)
 	s := open(t, Config{Translation: rules(t, "translations: [{regexp: '^(.*)$', url: '"+files.URL+"/$1'}]")})
-	whole := converted(t, noise(t, 900<<10), FormatQcow2)
+	whole := convertDisk(t, randomBytes(t, 900<<10), FormatQcow2)
 	cut := whole[:len(whole)-200<<10]
 	pull(t, s, diskArtifact(MediaTypeDiskQcow2, whole).push(t, reg, "whole"))
 	_, err := s.Pull(t.Context(), diskArtifact(MediaTypeDiskQcow2, cut).push(t, reg, "cut"), PullOptions{})
 	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
-	_, err = s.Pull(t.Context(), diskArtifact(MediaTypeDiskQcow2+"+xz", xzed(t, cut)).push(t, reg, "cut-xz"), PullOptions{})
+	_, err = s.Pull(t.Context(), diskArtifact(MediaTypeDiskQcow2+"+xz", compressXz(t, cut)).push(t, reg, "cut-xz"), PullOptions{})
 	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
 	img := pull(t, s, reg.push(t, "container:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/disk.img", string(cut))))))
 	_, err = s.Machine(t.Context(), img.ID)
@@ -103,12 +102,12 @@ func TestV5CutOffQcow2(t *testing.T) {
 	files.put("/cut", cut, "")
 	_, err = s.Pull(t.Context(), "virtlet.cloud/cut", PullOptions{})
 	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
-	_, _, err = BuildDisk(saved(t, "cut.qcow2", cut), nil)
+	_, _, err = BuildDisk(saveFile(t, "cut.qcow2", cut), nil)
 	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
 }
 
-// saved puts a file into a directory of its own.
-func saved(t testing.TB, name string, data []byte) string {
+// saveFile writes a file to a new directory.
+func saveFile(t testing.TB, name string, data []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	check(t, os.WriteFile(path, data, 0o600))

@@ -16,10 +16,10 @@ import (
 
 func TestTranslatedNames(t *testing.T) {
 	files := newFiles(t)
-	q, raw := qcow2Of(t, 5<<20), noise(t, 3000)
+	q, raw := qcow2Of(t, 5<<20), randomBytes(t, 3000)
 	for path, data := range map[string][]byte{
-		"/cirros": q, "/big.qcow2": q, "/disk.raw": raw, "/fedora.raw.xz": xzed(t, raw), "/img.gz": gzipped(t, q), "/any": zstded(t, raw),
-		"/hostile.raw": backed(t),
+		"/cirros": q, "/big.qcow2": q, "/disk.raw": raw, "/fedora.raw.xz": compressXz(t, raw), "/img.gz": compressGzip(t, q), "/any": compressZstd(t, raw),
+		"/hostile.raw": qcow2WithBackingFile(t),
 	} {
 		files.put(path, data, `"`+path+`"`)
 	}
@@ -34,7 +34,7 @@ func TestTranslatedNames(t *testing.T) {
 		"fedora.raw.xz": {MachineImage{LayoutTranslated, FormatRaw, 3072}, raw},
 		"img.gz":        {MachineImage{LayoutTranslated, FormatQcow2, 5 << 20}, q},
 		"any":           {MachineImage{LayoutTranslated, FormatRaw, 3072}, raw},
-		"hostile.raw":   {MachineImage{LayoutTranslated, FormatRaw, uint64(len(backed(t))+511) &^ 511}, backed(t)},
+		"hostile.raw":   {MachineImage{LayoutTranslated, FormatRaw, uint64(len(qcow2WithBackingFile(t))+511) &^ 511}, qcow2WithBackingFile(t)},
 	} {
 		ref := "virtlet.cloud/" + name
 		if !s.Translated(ref) {
@@ -43,7 +43,7 @@ func TestTranslatedNames(t *testing.T) {
 		img := pull(t, s, ref)
 		m, err := s.Machine(t.Context(), ref)
 		check(t, err)
-		_, text := opened(t, s, name, img.ID)
+		_, text := openAndRead(t, s, name, img.ID)
 		if *m != c.want || text != string(c.plain) || img.Kind != KindDisk || !slices.Contains(img.RepoTags, ref+":latest") ||
 			!slices.Contains(img.RepoDigests, ref+"@"+img.Layers[0].Digest.String()) || img.Size <= uint64(img.Layers[0].Size) {
 			t.Errorf("%s: got Machine %+v and image %+v, want %+v", name, m, img, c.want)
@@ -83,7 +83,7 @@ func TestTranslatedNames(t *testing.T) {
 
 func TestTranslationPrefix(t *testing.T) {
 	files := newFiles(t)
-	files.put("/a", noise(t, 1000), "")
+	files.put("/a", randomBytes(t, 1000), "")
 	for prefix, ref := range map[string]string{"virtlet/": "virtlet/a", "virtlet": "docker.io/virtlet/a:latest", "vms.example:5000/x": "vms.example:5000/x/a"} {
 		c := files.translations(t)
 		c.Prefix = prefix
@@ -102,7 +102,7 @@ func TestDownloadRevalidates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			files := newFiles(t)
 			s := open(t, Config{Translation: files.translations(t)})
-			files.put("/disk", noise(t, 5000), etag)
+			files.put("/disk", randomBytes(t, 5000), etag)
 			first := pull(t, s, "virtlet.cloud/disk")
 			second := pull(t, s, "virtlet.cloud/disk")
 			other := pull(t, s, "virtlet.cloud/disk:tagged")
@@ -115,7 +115,7 @@ func TestDownloadRevalidates(t *testing.T) {
 			if name == "date" {
 				return
 			}
-			files.put("/disk", noise(t, 6000), `"2"`)
+			files.put("/disk", randomBytes(t, 6000), `"2"`)
 			third := pull(t, s, "virtlet.cloud/disk")
 			if third.ID == first.ID || !slices.Equal(third.RepoTags, []string{"virtlet.cloud/disk:latest"}) {
 				t.Errorf("image of the changed file: got %+v, want another ID and the tag latest", third)
@@ -129,7 +129,7 @@ func TestDownloadRevalidates(t *testing.T) {
 
 func TestDownloadByDigest(t *testing.T) {
 	files := newFiles(t)
-	data := noise(t, 5000)
+	data := randomBytes(t, 5000)
 	files.put("/disk", data, `"1"`)
 	s := open(t, Config{Translation: files.translations(t)})
 	ref := "virtlet.cloud/disk@" + digest.FromBytes(data).String()
@@ -154,7 +154,7 @@ func TestDownloadByDigest(t *testing.T) {
 func TestDownloadResumes(t *testing.T) {
 	const size, had = 1 << 20, 700 << 10
 	files := newFiles(t)
-	data := noise(t, size)
+	data := randomBytes(t, size)
 	files.put("/disk", data, `"1"`)
 	var breaks atomic.Int32
 	files.setHook(files.breaking("/disk", had, &breaks))
@@ -200,7 +200,7 @@ func TestDownloadResumes(t *testing.T) {
 // will check it; if the digest does not match, it is downloaded again from the start.
 func TestV4PartsOfAnotherBoot(t *testing.T) {
 	const size, had = 300 << 10, 200 << 10
-	data := noise(t, size)
+	data := randomBytes(t, size)
 	for name, ref := range map[string]string{"plain": "virtlet.cloud/disk", "digest": "virtlet.cloud/disk@" + digest.FromBytes(data).String()} {
 		t.Run(name, func(t *testing.T) {
 			files := newFiles(t)
@@ -238,8 +238,8 @@ func TestDownloadOfAChangedFile(t *testing.T) {
 	for name, etag := range map[string]string{"etag": `"1"`, "weak": `W/"1"`, "nothing": "-"} {
 		t.Run(name, func(t *testing.T) {
 			files := newFiles(t)
-			files.put("/disk", noise(t, size), etag)
-			next := noise(t, size)
+			files.put("/disk", randomBytes(t, size), etag)
+			next := randomBytes(t, size)
 			var breaks atomic.Int32
 			breaks.Store(1)
 			half := files.breaking("/disk", had, &breaks)

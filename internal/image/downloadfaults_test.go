@@ -27,13 +27,13 @@ func TestDownloadErrors(t *testing.T) {
 	https.Config.ErrorLog = log.New(io.Discard, "", 0)
 	https.StartTLS()
 	defer https.Close()
-	files.put("/good.raw", noise(t, 1000), "")
-	files.put("/big", noise(t, 70_000), "")
+	files.put("/good.raw", randomBytes(t, 1000), "")
+	files.put("/big", randomBytes(t, 70_000), "")
 	files.put("/html", []byte("<!DOCTYPE html><html>log in</html>"), "")
 	files.put("/empty", nil, "")
-	files.put("/backed", backed(t), "")
+	files.put("/backed", qcow2WithBackingFile(t), "")
 	files.put("/cut", qcow2Of(t, 1<<20)[:9000], "")
-	files.put("/cut.xz", xzed(t, noise(t, 9000))[:4000], "")
+	files.put("/cut.xz", compressXz(t, randomBytes(t, 9000))[:4000], "")
 	endless := func(w http.ResponseWriter, _ *http.Request) bool {
 		for range 1 << 20 {
 			if _, err := w.Write(make([]byte, 4096)); err != nil {
@@ -121,7 +121,7 @@ func TestDownloadErrors(t *testing.T) {
 func TestV4KilledDownload(t *testing.T) {
 	failpoint.Needed(t)
 	files := newFiles(t)
-	data := noise(t, 1<<20)
+	data := randomBytes(t, 1<<20)
 	files.put("/disk", data, `"1"`)
 	root, config := filepath.Join(t.TempDir(), "image"), files.translations(t)
 	for _, point := range []string{"image.download.commit", "image.pull.record"} {
@@ -141,7 +141,7 @@ func TestV4KilledDownload(t *testing.T) {
 	}
 	s := open(t, Config{Root: root, Translation: config})
 	img := pull(t, s, "virtlet.cloud/disk")
-	if _, text := opened(t, s, "c", img.ID); text != string(data) {
+	if _, text := openAndRead(t, s, "c", img.ID); text != string(data) {
 		t.Error("the disk's content differs from the file's")
 	}
 	check(t, s.CloseDisk(t.Context(), "c"))
@@ -153,7 +153,7 @@ func TestV4KilledDownload(t *testing.T) {
 func TestN6DownloadedBlobIsEmpty(t *testing.T) {
 	failpoint.Needed(t)
 	files := newFiles(t)
-	data := noise(t, 9000)
+	data := randomBytes(t, 9000)
 	files.put("/disk", data, `"1"`)
 	root, config := filepath.Join(t.TempDir(), "image"), files.translations(t)
 	s := open(t, Config{Root: root, Translation: config})
@@ -172,7 +172,7 @@ func TestN6DownloadedBlobIsEmpty(t *testing.T) {
 	}
 	pull(t, s, "virtlet.cloud/disk")
 	// A full disk is reported as such, and nothing of the download is left.
-	files.put("/other", noise(t, 9000), "")
+	files.put("/other", randomBytes(t, 9000), "")
 	check(t, failpoint.Arm("image.download.commit", "1*error(no space left on device)"))
 	_, err := s.Pull(t.Context(), "virtlet.cloud/other", PullOptions{})
 	check(t, failpoint.Arm("image.download.commit", ""))
@@ -186,7 +186,7 @@ func TestN6DownloadedBlobIsEmpty(t *testing.T) {
 // TestDownloadsJoin: many pods with one cold image cause one download (fault I8).
 func TestDownloadsJoin(t *testing.T) {
 	files := newFiles(t)
-	files.put("/disk", noise(t, 100<<10), `"1"`)
+	files.put("/disk", randomBytes(t, 100<<10), `"1"`)
 	s := open(t, Config{Translation: files.translations(t)})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -215,9 +215,9 @@ func TestN5DownloadToAFullDisk(t *testing.T) {
 	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"))
 	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	files := newFiles(t)
-	files.put("/big", noise(t, 5<<20), `"1"`)
-	files.put("/wide.gz", gzipped(t, make([]byte, 8<<20)), `"2"`)
-	files.put("/small", noise(t, 2<<20), `"3"`)
+	files.put("/big", randomBytes(t, 5<<20), `"1"`)
+	files.put("/wide.gz", compressGzip(t, make([]byte, 8<<20)), `"2"`)
+	files.put("/small", randomBytes(t, 2<<20), `"3"`)
 	s := open(t, Config{Root: filepath.Join(dir, "image"), Translation: files.translations(t)})
 	for _, name := range []string{"big", "wide.gz"} {
 		_, err := s.Pull(t.Context(), "virtlet.cloud/"+name, PullOptions{})
@@ -230,7 +230,7 @@ func TestN5DownloadToAFullDisk(t *testing.T) {
 // TestDownloadOfARemovedImage: after a concurrent pull and removal, the image is either complete or missing.
 func TestDownloadOfARemovedImage(t *testing.T) {
 	files := newFiles(t)
-	data := noise(t, 5000)
+	data := randomBytes(t, 5000)
 	files.put("/disk", data, `"1"`)
 	s := open(t, Config{Translation: files.translations(t)})
 	first := pull(t, s, "virtlet.cloud/disk")
@@ -243,7 +243,7 @@ func TestDownloadOfARemovedImage(t *testing.T) {
 	_, err := s.Pull(t.Context(), "virtlet.cloud/disk", PullOptions{})
 	wantError(t, err, errdefs.IsUnavailable, "removed")
 	img := pull(t, s, "virtlet.cloud/disk")
-	if _, text := opened(t, s, "c", img.ID); text != string(data) {
+	if _, text := openAndRead(t, s, "c", img.ID); text != string(data) {
 		t.Error("the disk's content differs from the file's")
 	}
 }
@@ -256,7 +256,7 @@ func TestV4NamelessIngests(t *testing.T) {
 	for _, dir := range []string{"begun", "removed", "torn"} {
 		check(t, os.MkdirAll(filepath.Join(root, "content/ingest", dir), 0o700))
 	}
-	check(t, os.WriteFile(filepath.Join(root, "content/ingest/removed/data"), noise(t, 1000), 0o600))
+	check(t, os.WriteFile(filepath.Join(root, "content/ingest/removed/data"), randomBytes(t, 1000), 0o600))
 	check(t, os.WriteFile(filepath.Join(root, "content/ingest/torn/ref"), nil, 0o600))
 	wantEmpty(t, open(t, Config{Root: root}))
 }

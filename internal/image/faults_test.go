@@ -124,7 +124,7 @@ func TestFaultI4BadManifests(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-func TestFaultI4DocumentsThatLie(t *testing.T) {
+func TestFaultI4DocumentsWithWrongTypes(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	serve := func(mediaType string, document []byte, size int) {
 		reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
@@ -270,7 +270,7 @@ func TestFaultI4HostileLayers(t *testing.T) {
 	}
 }
 
-// sparse is an archive of a few hundred bytes with a file of size bytes of holes (GNU sparse format 1.0 in PAX).
+// sparse returns an archive of a few hundred bytes with a file of size bytes of holes (GNU sparse format 1.0 in PAX).
 func sparse(t testing.TB, size int64) []byte {
 	t.Helper()
 	body := make([]byte, 512)
@@ -392,7 +392,7 @@ func TestFaultN5DiskFull(t *testing.T) {
 	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"))
 	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	reg, s := newRegistry(t), open(t, Config{Root: filepath.Join(dir, "image")})
-	small := pull(t, s, reg.push(t, "small:1", simple(t, "x")))
+	small := pull(t, s, reg.push(t, "small:1", oneFileImage(t, "x")))
 
 	big, err := random.Image(5<<20, 1)
 	check(t, err)
@@ -407,7 +407,7 @@ func TestFaultN5DiskFull(t *testing.T) {
 	if _, err := s.Get(t.Context(), small.ID); err != nil {
 		t.Error(err)
 	}
-	pull(t, s, reg.push(t, "other:1", simple(t, strings.Repeat("y", 1<<20))))
+	pull(t, s, reg.push(t, "other:1", oneFileImage(t, strings.Repeat("y", 1<<20))))
 	check(t, s.Close())
 	s = open(t, Config{Root: s.cfg.Root})
 	if all, _ := s.List(t.Context()); len(all) != 2 {
@@ -429,7 +429,7 @@ func TestFaultN6DamagedBlobs(t *testing.T) {
 			t.Run(name+" "+what, func(t *testing.T) {
 				reg, s := newRegistry(t), open(t, Config{})
 				ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2"))))
-				other := pull(t, s, reg.push(t, "other:1", simple(t, "other")))
+				other := pull(t, s, reg.push(t, "other:1", oneFileImage(t, "other")))
 				img := pull(t, s, ref)
 				dgst := map[string]digest.Digest{"manifest": img.Manifest, "config": digest.Digest(img.ID), "layer": img.Layers[0].Digest}[what]
 				damage(t, blobPath(s, dgst))

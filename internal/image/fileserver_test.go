@@ -101,8 +101,8 @@ func rules(t testing.TB, text string) Translation {
 	return Translation{Prefix: "virtlet.cloud/", Dir: dir}
 }
 
-// noise is an incompressible raw disk of n bytes.
-func noise(t testing.TB, n int) []byte {
+// randomBytes returns an incompressible raw disk of n bytes.
+func randomBytes(t testing.TB, n int) []byte {
 	t.Helper()
 	data := make([]byte, n)
 	_, err := rand.Read(data)
@@ -110,7 +110,7 @@ func noise(t testing.TB, n int) []byte {
 	return data
 }
 
-// breaking serves the first bytes of a file and then breaks the connection, n times.
+// breaking returns a hook that serves the first bytes of a file and then breaks the connection, n times.
 func (s *fileServer) breaking(path string, bytes int, n *atomic.Int32) func(http.ResponseWriter, *http.Request) bool {
 	return func(w http.ResponseWriter, r *http.Request) bool {
 		if r.URL.Path != path || n.Add(-1) < 0 {

@@ -97,7 +97,7 @@ func (r *testRegistry) forget() {
 	clear(r.headers)
 }
 
-// ref is the reference of repo:tag in this registry.
+// ref returns the reference of repo:tag in this registry.
 func (r *testRegistry) ref(repo string) string { return r.host + "/" + repo }
 
 func (r *testRegistry) push(t testing.TB, repo string, what remote.Taggable) string {
@@ -151,8 +151,8 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// quiet hides log lines unless the test fails.
-func quiet(t testing.TB) *slog.Logger {
+// testLogger returns a logger whose lines show only if the test fails.
+func testLogger(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
@@ -170,7 +170,7 @@ func open(t testing.TB, cfg Config) *Store {
 		cfg.Root = filepath.Join(t.TempDir(), "image")
 	}
 	if cfg.Logger == nil {
-		cfg.Logger = quiet(t)
+		cfg.Logger = testLogger(t)
 	}
 	s, err := Open(t.Context(), cfg)
 	check(t, err)
@@ -189,7 +189,7 @@ func pull(t testing.TB, s *Store, ref string) Image {
 	return img
 }
 
-// file is a tar entry of a regular file.
+// file returns a tar entry of a regular file.
 func file(name, text string) entryOf {
 	return entryOf{Header: tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(text))}, body: text}
 }
@@ -212,7 +212,7 @@ func tarOf(t testing.TB, entries ...entryOf) []byte {
 	return b.Bytes()
 }
 
-func gzipped(t testing.TB, plain []byte) []byte {
+func compressGzip(t testing.TB, plain []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
@@ -240,8 +240,8 @@ func imageOf(t testing.TB, config v1.Config, layers ...[]byte) v1.Image {
 	return img
 }
 
-// simple is an image with one file.
-func simple(t testing.TB, text string) v1.Image {
+// oneFileImage returns an image with one file.
+func oneFileImage(t testing.TB, text string) v1.Image {
 	return imageOf(t, v1.Config{Cmd: []string{"/bin/true"}}, tarOf(t, file("etc/text", text)))
 }
 
@@ -260,7 +260,7 @@ func raw(t testing.TB, archives ...[]byte) *rawImage {
 	m.manifest.MediaType = ocispec.MediaTypeImageManifest
 	for _, archive := range archives {
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, digest.FromBytes(archive))
-		m.manifest.Layers = append(m.manifest.Layers, m.add(ocispec.MediaTypeImageLayerGzip, gzipped(t, archive)))
+		m.manifest.Layers = append(m.manifest.Layers, m.add(ocispec.MediaTypeImageLayerGzip, compressGzip(t, archive)))
 	}
 	document, err := json.Marshal(config)
 	check(t, err)

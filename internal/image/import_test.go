@@ -58,8 +58,8 @@ func TestImportOnceAndRemove(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestImportMendsWhatIsDamaged: a blob that lost its content is written again.
-func TestImportMendsWhatIsDamaged(t *testing.T) {
+// TestImportRepairsDamage: a blob that lost its content is written again.
+func TestImportRepairsDamage(t *testing.T) {
 	s := open(t, Config{})
 	wasm := wasmOf("mended")
 	manifest, blobs := localArtifact(t, wasm)

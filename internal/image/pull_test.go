@@ -30,7 +30,7 @@ func digestOf(t testing.TB, what interface{ Digest() (v1.Hash, error) }) string 
 	return h.String()
 }
 
-func TestPullTellsTheSameImageEverywhere(t *testing.T) {
+func TestPullAndGetAgree(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	src := imageOf(t, v1.Config{User: "1000:100", Env: []string{"A=b"}, Labels: map[string]string{"x": "y"}},
 		tarOf(t, file("a", "lower")), tarOf(t, file("b", "upper")))
@@ -88,7 +88,7 @@ func TestPullUnpacks(t *testing.T) {
 
 func TestPullByDigestHasNoTag(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	src := simple(t, "x")
+	src := oneFileImage(t, "x")
 	reg.push(t, "app:1", src)
 	ref := reg.ref("app@" + digestOf(t, src))
 	img := pull(t, s, ref)
@@ -106,9 +106,9 @@ func TestPullByDigestHasNoTag(t *testing.T) {
 
 func TestPullOfMovedTagKeepsTheOldImage(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	ref := reg.push(t, "app:1", simple(t, "old"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "old"))
 	old := pull(t, s, ref)
-	reg.push(t, "app:1", simple(t, "new"))
+	reg.push(t, "app:1", oneFileImage(t, "new"))
 	img := pull(t, s, ref)
 	kept, err := s.Get(t.Context(), old.ID)
 	check(t, err)
@@ -130,7 +130,7 @@ func TestPullOfMovedTagKeepsTheOldImage(t *testing.T) {
 
 func TestPullFromTwoRegistriesIsOneImage(t *testing.T) {
 	one, two, s := newRegistry(t), newRegistry(t), open(t, Config{})
-	src := simple(t, "x")
+	src := oneFileImage(t, "x")
 	a := pull(t, s, one.push(t, "app:1", src))
 	b := pull(t, s, two.push(t, "other/app:2", src))
 	all, _ := s.List(t.Context())
@@ -144,7 +144,7 @@ func TestPullFromTwoRegistriesIsOneImage(t *testing.T) {
 
 func TestPullAgainAsksOnlyTheDigest(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	ref := reg.push(t, "app:1", simple(t, "x"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	pull(t, s, ref)
 	reg.forget()
 	pull(t, s, ref)
@@ -155,7 +155,7 @@ func TestPullAgainAsksOnlyTheDigest(t *testing.T) {
 
 func TestPullChoosesThePlatform(t *testing.T) {
 	reg := newRegistry(t)
-	arm, amd := simple(t, "arm"), simple(t, "amd")
+	arm, amd := oneFileImage(t, "arm"), oneFileImage(t, "amd")
 	file, err := arm.ConfigFile()
 	check(t, err)
 	file = file.DeepCopy()
@@ -165,7 +165,7 @@ func TestPullChoosesThePlatform(t *testing.T) {
 	add := func(img mutate.Appendable, arch string) mutate.IndexAddendum {
 		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}}
 	}
-	unknown := mutate.IndexAddendum{Add: simple(t, "attestation"), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}}
+	unknown := mutate.IndexAddendum{Add: oneFileImage(t, "attestation"), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}}
 	inner := mutate.AppendManifests(empty.Index, unknown, add(arm, "arm64"), add(amd, "amd64"))
 	outer := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: inner})
 	ref := reg.push(t, "multi:1", outer)
@@ -194,7 +194,7 @@ func TestPullKinds(t *testing.T) {
 		case "qcow2":
 			return string(qcow2Of(t, 1<<20))
 		case "raw":
-			return string(zstded(t, []byte("content of "+repo)))
+			return string(compressZstd(t, []byte("content of "+repo)))
 		}
 		return string(wasmOf("content of " + repo))
 	}
@@ -240,7 +240,7 @@ func TestPullKinds(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-func TestPullTellsProgress(t *testing.T) {
+func TestPullReportsProgress(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	src, err := random.Image(1<<20, 3)
 	check(t, err)
@@ -261,12 +261,12 @@ func TestPullTellsProgress(t *testing.T) {
 
 func TestPinnedImages(t *testing.T) {
 	reg := newRegistry(t)
-	ref := reg.push(t, "pause:1", simple(t, "x"))
+	ref := reg.push(t, "pause:1", oneFileImage(t, "x"))
 	s := open(t, Config{PinnedImages: []string{ref}})
 	if img := pull(t, s, ref); !img.Pinned {
 		t.Error("Pinned = false for a pinned image, want true")
 	}
-	if img := pull(t, s, reg.push(t, "other:1", simple(t, "y"))); img.Pinned {
+	if img := pull(t, s, reg.push(t, "other:1", oneFileImage(t, "y"))); img.Pinned {
 		t.Error("Pinned = true for another image, want false")
 	}
 }

@@ -40,7 +40,7 @@ func (r *testRegistry) guard(username, password string) {
 
 func TestPullErrors(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	ref := reg.push(t, "app:1", simple(t, "x"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	status := func(code int) func(http.ResponseWriter, *http.Request) bool {
 		return func(w http.ResponseWriter, _ *http.Request) bool {
 			w.WriteHeader(code)
@@ -78,7 +78,7 @@ func TestPullErrors(t *testing.T) {
 func TestHostsTomlMirrors(t *testing.T) {
 	reg, down := newRegistry(t), httptest.NewServer(http.NotFoundHandler())
 	defer down.Close()
-	src := simple(t, "x")
+	src := oneFileImage(t, "x")
 	reg.push(t, "app:1", src)
 	mirrors := fmt.Sprintf("server = %q\n[host.%q]\ncapabilities = [\"pull\", \"resolve\"]\n[host.%q]\n", "https://upstream.invalid", down.URL, reg.URL)
 	for _, host := range []string{"registry.example", "registry.example_5000_", "_default"} {
@@ -96,7 +96,7 @@ func TestHostsTomlMirrors(t *testing.T) {
 // Plain http is used only if hosts.toml says so, and for registries on loopback (containerd's rule).
 func TestPlainHTTPOnlyWhereConfigured(t *testing.T) {
 	reg := newRegistry(t)
-	reg.push(t, "app:1", simple(t, "x"))
+	reg.push(t, "app:1", oneFileImage(t, "x"))
 	_, port, _ := strings.Cut(reg.host, ":")
 	// This name is not literally loopback, but resolves to it.
 	name := fmt.Sprintf("127.0.0.1.nip.invalid:%s", port)
@@ -112,7 +112,7 @@ func TestPlainHTTPOnlyWhereConfigured(t *testing.T) {
 
 func TestLogins(t *testing.T) {
 	reg := newRegistry(t)
-	ref := reg.push(t, "app:1", simple(t, "x"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	reg.guard("me", "secret")
 	config := filepath.Join(t.TempDir(), "config.json")
 	check(t, os.WriteFile(config, fmt.Appendf(nil, `{"auths":{"http://%s/v2/":{"auth":%q}}}`, reg.host,
@@ -148,10 +148,10 @@ func TestLogins(t *testing.T) {
 	}
 }
 
-// An existing image is not given to a login that must not pull it.
+// A login that must not pull an image does not get it from the store either.
 func TestLoginIsCheckedForStoredImages(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	ref := reg.push(t, "app:1", simple(t, "x"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	reg.guard("me", "secret")
 	_, err := s.Pull(t.Context(), ref, PullOptions{Auth: &Auth{Username: "me", Password: "secret"}})
 	check(t, err)
@@ -161,7 +161,7 @@ func TestLoginIsCheckedForStoredImages(t *testing.T) {
 
 func TestTokens(t *testing.T) {
 	reg := newRegistry(t)
-	ref := reg.push(t, "app:1", simple(t, "x"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	var asked url.Values
 	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		check(t, r.ParseForm())
@@ -236,9 +236,9 @@ func TestFaultI4NoCredentialsToAnotherHost(t *testing.T) {
 	login := &Auth{Username: "me", Password: "secret"}
 	t.Run("redirect", func(t *testing.T) {
 		reg := newRegistry(t)
-		ref := reg.push(t, "app:1", simple(t, "x"))
+		ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 		blobs := newSpy(t, func(w http.ResponseWriter, r *http.Request) {
-			// Like blob storage behind a registry: the content, for anyone with the URL.
+			// Serve the content to any client that has the URL, like blob storage behind a registry.
 			req, _ := http.NewRequest(http.MethodGet, reg.URL+r.URL.Path, nil)
 			req.SetBasicAuth("me", "secret")
 			resp, err := http.DefaultClient.Do(req)
@@ -273,7 +273,7 @@ func TestFaultI4NoCredentialsToAnotherHost(t *testing.T) {
 	})
 	t.Run("redirect that challenges", func(t *testing.T) {
 		reg := newRegistry(t)
-		ref := reg.push(t, "app:1", simple(t, "x"))
+		ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 		thief := newSpy(t, challenge)
 		reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.Contains(r.URL.Path, "/blobs/") {
@@ -288,7 +288,7 @@ func TestFaultI4NoCredentialsToAnotherHost(t *testing.T) {
 	})
 	t.Run("mirror", func(t *testing.T) {
 		reg := newRegistry(t)
-		reg.push(t, "app:1", simple(t, "x"))
+		reg.push(t, "app:1", oneFileImage(t, "x"))
 		thief := newSpy(t, challenge)
 		dir := hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n[host.%q]\n", reg.URL, thief.URL))
 		reg.guard("me", "secret")
@@ -337,9 +337,9 @@ func TestRedirectsAreChecked(t *testing.T) {
 	}
 }
 
-func TestPullEndsWhenNothingMoves(t *testing.T) {
+func TestStalledPullEnds(t *testing.T) {
 	reg := newRegistry(t)
-	ref := reg.push(t, "app:1", simple(t, strings.Repeat("x", 1<<20)))
+	ref := reg.push(t, "app:1", oneFileImage(t, strings.Repeat("x", 1<<20)))
 	stop := make(chan struct{})
 	defer close(stop)
 	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {

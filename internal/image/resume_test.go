@@ -128,7 +128,7 @@ func oneLayer(t testing.TB, size int64) (v1.Image, map[string][]byte, int64) {
 	return src, map[string][]byte{digest.FromString(archive.String()).String(): []byte(archive.String())}, int64(archive.Len())
 }
 
-func TestPullGoesOnAfterBrokenConnections(t *testing.T) {
+func TestPullResumesAfterBrokenConnections(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	src, blobs, size := oneLayer(t, 1<<20)
 	ref := reg.push(t, "app:1", src)
@@ -220,7 +220,7 @@ func TestPullResumesAfterSIGKILL(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// ingested is how much of the downloads under way is on disk.
+// ingested returns the number of bytes of downloads under way on disk.
 func ingested(root string) (sum int64) {
 	entries, _ := os.ReadDir(root + "/content/ingest")
 	for _, e := range entries {
@@ -232,7 +232,7 @@ func ingested(root string) (sum int64) {
 }
 
 // After a kill at any point of a pull or a removal, the reopened store is consistent: the image exists or not, can be
-// pulled, and its removal leaves nothing behind. not, can be pulled, and leaves nothing behind when it goes.
+// pulled, and its removal leaves nothing behind.
 func TestCrashAtEveryLine(t *testing.T) {
 	failpoint.Needed(t)
 	points := 0
@@ -331,9 +331,9 @@ func hold(reg *testRegistry) *held {
 	return h
 }
 
-func TestCallersLeaveAPullOneByOne(t *testing.T) {
+func TestPullOutlivesItsFirstCaller(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	ref := reg.push(t, "app:1", simple(t, "x"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	h := hold(reg)
 	results := make(chan error, 2)
 	pullWith := func(ctx context.Context) { _, err := s.Pull(ctx, ref, PullOptions{}); results <- err }
@@ -362,7 +362,7 @@ func TestCallersLeaveAPullOneByOne(t *testing.T) {
 
 func TestPullEndsWithItsLastCaller(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	ref := reg.push(t, "app:1", simple(t, "x"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	h := hold(reg)
 	result := make(chan error)
 	ctx, leave := context.WithCancel(t.Context())

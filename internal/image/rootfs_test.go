@@ -16,8 +16,8 @@ import (
 
 func TestPrepareIsIdempotent(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	one := pull(t, s, reg.push(t, "one:1", simple(t, "1")))
-	two := pull(t, s, reg.push(t, "two:1", simple(t, "2")))
+	one := pull(t, s, reg.push(t, "one:1", oneFileImage(t, "1")))
+	two := pull(t, s, reg.push(t, "two:1", oneFileImage(t, "2")))
 	first, err := s.Prepare(t.Context(), "c1", one.ID, map[string]string{"pod": "p1"})
 	check(t, err)
 	again, err := s.Prepare(t.Context(), "c1", one.ID, nil)
@@ -128,10 +128,10 @@ func TestRemoveWhilePreparing(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// An image whose layers somebody removed from the store is no longer listed, so that it is pulled again.
-func TestLostLayersAreNotOffered(t *testing.T) {
+// An image whose layers were deleted from the store is no longer listed, so that it is pulled again.
+func TestLostLayersDropTheImage(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	ref := reg.push(t, "app:1", simple(t, "x"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	img := pull(t, s, ref)
 	check(t, s.snaps.Remove(s.withNamespace(t.Context()), img.ChainID))
 	_, err := s.Prepare(t.Context(), "c1", img.ID, nil)
@@ -146,7 +146,7 @@ func TestLostLayersAreNotOffered(t *testing.T) {
 
 func TestUsageFollowsTheLayer(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	img := pull(t, s, reg.push(t, "app:1", simple(t, "x")))
+	img := pull(t, s, reg.push(t, "app:1", oneFileImage(t, "x")))
 	mounts, err := s.Prepare(t.Context(), "c1", img.ID, nil)
 	check(t, err)
 	first, err := s.Usage(t.Context(), "c1")
@@ -158,7 +158,7 @@ func TestUsageFollowsTheLayer(t *testing.T) {
 	check(t, os.WriteFile(root+"/big", make([]byte, 1<<20), 0o600))
 	check(t, s.Close())
 
-	// After a restart there are no cached values, and nothing waits for them.
+	// After a restart the cache is empty, and calls do not wait for measurements.
 	s = open(t, Config{Root: s.cfg.Root})
 	eventually(t, func() error {
 		u, err := s.Usage(t.Context(), "c1")
@@ -175,12 +175,12 @@ func TestUsageFollowsTheLayer(t *testing.T) {
 	wantError(t, err, errdefs.IsNotFound)
 }
 
-func TestFsInfoIsTrue(t *testing.T) {
+func TestFsInfoIsAccurate(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	before, err := s.FsInfo(t.Context())
 	check(t, err)
 	text := strings.Repeat("incompressible? no matter, the layer is not compressed", 20_000)
-	img := pull(t, s, reg.push(t, "app:1", simple(t, text)))
+	img := pull(t, s, reg.push(t, "app:1", oneFileImage(t, text)))
 	renew := func() FsUsage {
 		s.renewFsInfo()
 		u, err := s.FsInfo(t.Context())
@@ -188,7 +188,7 @@ func TestFsInfoIsTrue(t *testing.T) {
 		return u
 	}
 	after := renew()
-	// Once as a blob and once unpacked.
+	// The content counts twice: as a blob and unpacked.
 	grown := int64(after.UsedBytes) - int64(before.UsedBytes)
 	if want := 2 * int64(len(text)); grown < want || grown > want+want/10+1<<18 {
 		t.Errorf("usage grew by %d bytes, want about %d", grown, want)

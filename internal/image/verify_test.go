@@ -11,7 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// layerDir is the directory of an unpacked layer's files.
+// layerDir returns the directory of an unpacked layer's files.
 func layerDir(t *testing.T, s *Store, chain string) string {
 	t.Helper()
 	dirs, err := s.snapshotDirs(s.withNamespace(t.Context()))
@@ -29,8 +29,8 @@ func verify(t *testing.T, s *Store, contents bool) []Damage {
 	return found
 }
 
-// names reports whether the damage list has an entry with this kind and ID.
-func names(found []Damage, kind, id string) bool {
+// hasDamage reports whether the damage list has an entry with this kind and ID.
+func hasDamage(found []Damage, kind, id string) bool {
 	for _, d := range found {
 		if d.Kind == kind && d.ID == id {
 			return true
@@ -172,10 +172,11 @@ func TestFaultN6LostLayerIsPulledAgain(t *testing.T) {
 	}
 }
 
-// TestFaultN6RemoveAndPullMends: remove, then pull, as a person would try, while a container uses the damaged layer.
+// TestFaultN6RemoveAndPullMends: removing and then pulling an image repairs it, even while a container uses the damaged
+// layer.
 func TestFaultN6RemoveAndPullMends(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	ref := reg.push(t, "app:1", simple(t, "text"))
+	ref := reg.push(t, "app:1", oneFileImage(t, "text"))
 	img := pull(t, s, ref)
 	_, err := s.Prepare(t.Context(), "runs", img.ID, nil)
 	check(t, err)
@@ -189,16 +190,16 @@ func TestFaultN6RemoveAndPullMends(t *testing.T) {
 	}
 }
 
-// TestVerifyNamesWhatIsAContainers: a container's writable layer cannot be pulled; the layers below list it as a user.
-func TestVerifyNamesWhatIsAContainers(t *testing.T) {
+// TestVerifyReportsContainers: a container's writable layer cannot be pulled; the layers below list it as a user.
+func TestVerifyReportsContainers(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	img := pull(t, s, reg.push(t, "app:1", simple(t, "text")))
+	img := pull(t, s, reg.push(t, "app:1", oneFileImage(t, "text")))
 	_, err := s.Prepare(t.Context(), "runs", img.ID, nil)
 	check(t, err)
 	check(t, os.RemoveAll(filepath.Dir(layerDir(t, s, "runs"))))
 	check(t, os.RemoveAll(layerDir(t, s, img.ChainID)))
 	found := verify(t, s, false)
-	if !names(found, "container", "runs") || !names(found, "layer", img.ChainID) {
+	if !hasDamage(found, "container", "runs") || !hasDamage(found, "layer", img.ChainID) {
 		t.Errorf("Verify() = %+v, want damage of the container runs and of the layer %s", found, img.ChainID)
 	}
 	for _, d := range found {

@@ -52,8 +52,8 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// TestAliasesThatAreNone: an alias must stand for a backend and must not hide one.
-func TestAliasesThatAreNone(t *testing.T) {
+// TestInvalidAliases: an alias must refer to a backend and must not have a backend's name.
+func TestInvalidAliases(t *testing.T) {
 	for _, aliases := range []map[string]string{{"runc": "nowhere"}, {"wasm": "linux"}, {"a": "b", "b": "linux"}} {
 		if _, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) { c.Aliases = aliases }); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("open with the aliases %v: got error %v, want invalid argument", aliases, err)

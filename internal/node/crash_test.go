@@ -82,9 +82,9 @@ func TestN1KilledAtEveryFailPoint(t *testing.T) {
 				t.Fatalf("the script was not killed at the fail point: %v\n%s", err, out)
 			}
 			b := open(t, dir)
-			b.holdsTrue(t)
-			b = b.reopen(t) // the record must also be true after recovery
-			b.holdsTrue(t)
+			b.checkRecords(t)
+			b = b.reopen(t) // the record must also be correct after recovery
+			b.checkRecords(t)
 			for _, p := range b.Pods() {
 				must(t, b.RemoveSandbox(t.Context(), p.ID))
 			}
@@ -103,8 +103,8 @@ func TestN1KilledAtEveryFailPoint(t *testing.T) {
 	}
 }
 
-// holdsTrue compares the record to the state of the backends and the network.
-func (b *bench) holdsTrue(t *testing.T) {
+// checkRecords compares the record to the state of the backends and the network.
+func (b *bench) checkRecords(t *testing.T) {
 	t.Helper()
 	leases, err := b.network.Leases()
 	must(t, err)

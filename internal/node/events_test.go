@@ -6,8 +6,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// TestN10ListenerThatNeverReadsIsCutOff: its buffer is bounded, and other subscribers lose nothing.
-func TestN10ListenerThatNeverReadsIsCutOff(t *testing.T) {
+// TestN10SubscriberThatNeverReadsIsDropped: its buffer is bounded, and other subscribers lose nothing.
+func TestN10SubscriberThatNeverReadsIsDropped(t *testing.T) {
 	h := newHub()
 	idle, busy := h.subscribe(), h.subscribe()
 	received := make(chan int)

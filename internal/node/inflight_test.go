@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestDutyWaitsThenGivesUp(t *testing.T) {
+func TestCloseWaitsForOrdersThenCancelsThem(t *testing.T) {
 	o := order{call: StartContainer, limit: time.Hour, inflight: newInflight(t.Context())}
 	var s slot
 	hangs := func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }

@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// componentNamed reads domain:server@version by way of labels, where a component's name comes from.
+// componentNamed parses domain:server@version by means of labels, as ComponentFromLabels expects them.
 func componentNamed(name string) (Component, error) {
 	domain, rest, _ := strings.Cut(name, ":")
 	server, version, _ := strings.Cut(rest, "@")
@@ -78,7 +78,7 @@ func TestComponentFromLabels(t *testing.T) {
 	}
 }
 
-// FuzzComponent: whatever is accepted is its own canonical spelling.
+// FuzzComponent: every accepted name is its own canonical spelling.
 func FuzzComponent(f *testing.F) {
 	f.Add("example.com:foo.Bar@1.2.3")
 	f.Add("0123456789abcdef0123456789abcdef:a@0.0.0-x.1+y")

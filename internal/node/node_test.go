@@ -166,10 +166,10 @@ func (b *bench) state(t testing.TB, id string) node.State {
 	return c.State
 }
 
-// eventually waits for a condition that nothing announces.
+// eventually polls until a condition is met.
 var eventually = until.Holds
 
-func TestLifeOfAPodOfMany(t *testing.T) {
+func TestLifeOfAPodWithManyContainers(t *testing.T) {
 	b := open(t, t.TempDir())
 	sub := b.Subscribe()
 	pod := b.run(t, "", podConfig("p"))
@@ -259,7 +259,7 @@ func TestEveryCellOfTheUnitTable(t *testing.T) {
 		for _, call := range node.Calls[1:] {
 			t.Run(string(state)+"/"+string(call), func(t *testing.T) {
 				b := open(t, t.TempDir())
-				pod, config := b.bring(t, state)
+				pod, config := b.unitPodIn(t, state)
 				err := map[node.Call]func() error{
 					node.CreateContainer:  func() error { _, err := b.CreateContainer(ctx, pod, config); return err },
 					node.StartContainer:   func() error { return b.StartContainer(ctx, pod) },
@@ -291,8 +291,8 @@ func TestEveryCellOfTheUnitTable(t *testing.T) {
 	}
 }
 
-// bring makes a unit pod in a state. Starting lasts long enough for a call to meet it.
-func (b *bench) bring(t *testing.T, s node.State) (string, *runtimeapi.ContainerConfig) {
+// unitPodIn makes a unit pod in a state. The state Starting lasts long enough for a call.
+func (b *bench) unitPodIn(t *testing.T, s node.State) (string, *runtimeapi.ContainerConfig) {
 	t.Helper()
 	ctx := t.Context()
 	pod := b.run(t, "wasm", podConfig("p"))
@@ -351,7 +351,7 @@ func TestCreateContainerRepeats(t *testing.T) {
 	}
 }
 
-// TestN3CallerGoesAwayAndRetries: the result is one pod, and no name stays reserved.
+// TestN3CallerGoesAwayAndRetries: a caller that goes away and retries gets one pod, and no name stays reserved.
 func TestN3CallerGoesAwayAndRetries(t *testing.T) {
 	b := open(t, t.TempDir())
 	config := podConfig("p", "create-sandbox", "delay(200ms)")
@@ -377,7 +377,7 @@ func TestN3CallerGoesAwayAndRetries(t *testing.T) {
 	}
 }
 
-// TestN4FailuresAreRolledBack: whichever step fails, nothing is left behind, and the same request then succeeds.
+// TestN4FailuresAreRolledBack: after a failure of any step, nothing remains, and the same request succeeds.
 func TestN4FailuresAreRolledBack(t *testing.T) {
 	for _, step := range []string{"validate", "network-setup", "network-setup.done", "create-sandbox", "create-sandbox.done"} {
 		t.Run(step, func(t *testing.T) {
@@ -419,8 +419,8 @@ func TestN4FailuresAreRolledBack(t *testing.T) {
 	})
 }
 
-// TestN4NetworkReleaseIsRetried: the caller's stop succeeds at once, and the pod leaves the network when the plugin
-// works.
+// TestN4NetworkReleaseIsRetried: a stop whose network release fails stops the pod, and the release is retried until it
+// succeeds.
 func TestN4NetworkReleaseIsRetried(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "", podConfig("p", "network-teardown", "error(plugin is ill)"))
@@ -438,7 +438,7 @@ func TestN4NetworkReleaseIsRetried(t *testing.T) {
 	}
 }
 
-// TestC2StopAndRemoveInParallelAndDuringCreate: all succeed and nothing is left.
+// TestC2StopAndRemoveInParallelAndDuringCreate: concurrent stops and removals succeed, and nothing remains.
 func TestC2StopAndRemoveInParallelAndDuringCreate(t *testing.T) {
 	b := open(t, t.TempDir())
 	ctx := t.Context()
@@ -567,7 +567,8 @@ func (stubborn) StopContainer(context.Context, *sandbox.Pod, *sandbox.Container,
 	return errors.New("it does not end")
 }
 
-// TestFailedStartThatCannotBeStoppedRuns: the record says so, instead of hiding a process behind an exit code.
+// TestFailedStartThatCannotBeStoppedRuns: a container that failed to start and cannot be stopped is recorded as
+// Running.
 func TestFailedStartThatCannotBeStoppedRuns(t *testing.T) {
 	b := openWith(t, t.TempDir(), "linux", sandbox.Capabilities{}, func(f *fake.Backend) sandbox.Backend { return stubborn{f} })
 	id := b.create(t, b.run(t, "", podConfig("p")), containerConfig("c"))

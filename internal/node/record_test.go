@@ -34,8 +34,8 @@ func fullPod() *Pod {
 	}
 }
 
-// TestRecordsComeBackWhole encodes and decodes a pod that uses every field.
-func TestRecordsComeBackWhole(t *testing.T) {
+// TestRecordsRoundTrip encodes and decodes a pod that uses every field.
+func TestRecordsRoundTrip(t *testing.T) {
 	want := fullPod()
 	raw, err := encodePod(want)
 	if err != nil {

@@ -65,7 +65,7 @@ func TestN9UnknownRecordVersionIsRefused(t *testing.T) {
 	}
 }
 
-// TestBackendThatCannotBeRecovered: its pods stay in the list and accept no orders; those of other backends do.
+// TestBackendThatCannotBeRecovered: the pods of a failed backend stay in the list and accept no orders; other pods do.
 func TestBackendThatCannotBeRecovered(t *testing.T) {
 	b := open(t, t.TempDir())
 	sick, fine := b.run(t, "linux", podConfig("sick")), b.run(t, "wasm", podConfig("fine"))
@@ -109,8 +109,8 @@ func (w waiting) Recover(ctx context.Context, known []sandbox.Known, sink sandbo
 	}
 }
 
-// TestBackendThatWaits: while a backend's dependency is missing, its handler reports why it is not ready and its pods
-// accept no orders; once it is back, the pods are recovered and half-made ones removed.
+// TestBackendThatWaits: while a backend's dependency is missing, its handler reports the reason and its pods accept no
+// orders. Afterwards the pods are recovered and incomplete ones removed.
 func TestBackendThatWaits(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "vm", podConfig("vm"))
@@ -169,8 +169,8 @@ func (s stuckNetwork) Teardown(ctx context.Context, a network.Attachment) error 
 	return context.Cause(ctx)
 }
 
-// intend records an intent of a pod, as left by a daemon that dies during the order.
-func intend(t *testing.T, b *bench, id string, call node.Call) {
+// setIntent records an intent of a pod, as left by a daemon that dies during the order.
+func setIntent(t *testing.T, b *bench, id string, call node.Call) {
 	t.Helper()
 	var record map[string]any
 	must(t, b.store.All("pods", func(key string, raw []byte) error {
@@ -188,7 +188,7 @@ func intend(t *testing.T, b *bench, id string, call node.Call) {
 func TestN4LeftoversThatHang(t *testing.T) {
 	b := open(t, t.TempDir())
 	stopped, half := b.run(t, "", podConfig("stopped")), b.run(t, "", podConfig("half"))
-	intend(t, b, stopped, node.StopPodSandbox)
+	setIntent(t, b, stopped, node.StopPodSandbox)
 	b.close()
 
 	stuck := stuckNetwork{hangs: make(chan string, 8)}
@@ -237,8 +237,8 @@ func (f failingNetwork) Teardown(ctx context.Context, a network.Attachment) erro
 	return f.Network.Teardown(ctx, a)
 }
 
-// TestLeftoverOfAnOrderThatSucceeds: what an order has cleaned up is no longer reported, even before the janitor's next
-// attempt.
+// TestLeftoverOfAnOrderThatSucceeds: a clean-up that an order completed is no longer reported, even before the
+// janitor's next attempt.
 func TestLeftoverOfAnOrderThatSucceeds(t *testing.T) {
 	net := failingNetwork{fails: new(atomic.Bool)}
 	b, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) {
@@ -269,8 +269,8 @@ func (h hanging) Recover(ctx context.Context, known []sandbox.Known, sink sandbo
 	return h.Backend.Recover(ctx, known, sink)
 }
 
-// TestN8BackendThatHangsAtStart: the node serves the pods of other backends at once, and its own after it has
-// recovered.
+// TestN8BackendThatHangsAtStart: the node serves the pods of other backends immediately, and a hanging backend's pods
+// after its recovery.
 func TestN8BackendThatHangsAtStart(t *testing.T) {
 	b := open(t, t.TempDir())
 	stuck := b.run(t, "vm", podConfig("stuck"))

@@ -22,15 +22,14 @@ func (dialed) Dial(_ context.Context, p *sandbox.Pod, c *sandbox.Container, netw
 	return nil, fmt.Errorf("asked for %s %s of %s, container %v", network, address, p.ID, c != nil)
 }
 
-// target is a pod whose annotation selects a runtime.
+// target returns a pod whose annotation selects a runtime.
 func target(name, runtime string) *runtimeapi.PodSandboxConfig {
 	config := podConfig(name)
 	config.Annotations["kubernetes.io/target-runtime"] = runtime
 	return config
 }
 
-// TestRoutes: a pod without a handler goes to the one that its annotation selects; an image of another handler is
-// refused.
+// TestRoutes: the annotation of a pod without a handler selects its handler; an image of another handler is rejected.
 func TestRoutes(t *testing.T) {
 	b := open(t, t.TempDir())
 	marked := target("marked", "virtlet.cloud")
@@ -64,7 +63,7 @@ func TestRoutes(t *testing.T) {
 	b.create(t, vm, config)
 }
 
-// TestDialPod: a backend with a Dialer is asked to dial, with the running container.
+// TestDialPod: DialPod passes the running container to a backend that is a Dialer.
 func TestDialPod(t *testing.T) {
 	b := open(t, t.TempDir())
 	vm, plain := b.run(t, "vm", podConfig("vm")), b.run(t, "linux", podConfig("plain"))

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// deaf is a backend that never returns one pod's statistics, whatever its context says.
+// deaf is a backend that never returns one pod's statistics, even after its context ends.
 type deaf struct {
 	*fake.Backend
 	name string
@@ -25,9 +25,9 @@ func (d deaf) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPo
 	return d.Backend.PodStats(ctx, p)
 }
 
-// TestN8SickPodCostsItsFiguresOnce: a list of statistics omits a hanging pod, and repeated requests cost neither time
-// nor goroutines.
-func TestN8SickPodCostsItsFiguresOnce(t *testing.T) {
+// TestN8UnresponsivePodDelaysStatsOnce: a list of statistics omits a hanging pod, and repeated requests cost neither
+// time nor goroutines.
+func TestN8UnresponsivePodDelaysStatsOnce(t *testing.T) {
 	free := make(chan struct{})
 	b := openWith(t, t.TempDir(), "linux", sandbox.Capabilities{}, func(f *fake.Backend) sandbox.Backend { return deaf{f, "sick", free} })
 	b.run(t, "", podConfig("sick"))

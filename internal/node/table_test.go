@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// seedTable is the table of seed 1, without the column of the missing pod. A dot is a blank cell ("impossible").
+// seedTable is the table of seed 1, without the column for a missing pod. A dot is a blank cell ("impossible").
 const seedTable = `
               Initiated Created Starting Running Stopped Removed Killed
    Initiated      .        ✔       ✘        .       ✘       ✘      ✔
@@ -19,9 +19,9 @@ const seedTable = `
    Killed         .        ✘       ✘        .       ✘       ✘      ↻
 `
 
-// TestUnitTableIsSeedOnes compares each of the 49 cells. No call leads to Running, and the column Initiated is
+// TestUnitTableMatchesSeed1 compares each of the 49 cells. No call leads to Running, and the column Initiated is
 // RunPodSandbox, which names no existing pod.
-func TestUnitTableIsSeedOnes(t *testing.T) {
+func TestUnitTableMatchesSeed1(t *testing.T) {
 	call := map[State]Call{Created: CreateContainer, Starting: StartContainer, Stopped: StopContainer, Removed: RemoveContainer, Killed: StopPodSandbox}
 	lines := strings.Split(strings.TrimSpace(seedTable), "\n")
 	columns, cells := strings.Fields(lines[0]), 0

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// attempt is a container's configuration as a kubelet sends it for its nth restart.
+// attempt returns a container's configuration as a kubelet sends it for its nth restart.
 func attempt(n uint32, annotations ...string) *runtimeapi.ContainerConfig {
 	config := containerConfig("c", annotations...)
 	config.Metadata.Attempt = n
@@ -93,9 +93,9 @@ func TestPreviousAttemptsAreBounded(t *testing.T) {
 	}
 }
 
-// TestUnmakeableNextAttemptIsRemoved: if the last attempt is retained and the next one cannot be made, the pod is like
-// one whose container was removed.
-func TestUnmakeableNextAttemptIsRemoved(t *testing.T) {
+// TestFailedNextAttemptIsRemoved: if the last attempt is retained and the next one fails, the pod is in the state
+// Removed.
+func TestFailedNextAttemptIsRemoved(t *testing.T) {
 	b := open(t, t.TempDir())
 	ctx := t.Context()
 	pod := b.run(t, "wasm", podConfig("p"))
@@ -116,7 +116,7 @@ func TestUnmakeableNextAttemptIsRemoved(t *testing.T) {
 	}
 }
 
-// TestRefusedNextAttemptLeavesTheLast: an ended attempt and its exit remain until its successor is accepted.
+// TestRefusedNextAttemptLeavesTheLast: an ended attempt and its exit remain until the next attempt is accepted.
 func TestRefusedNextAttemptLeavesTheLast(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "wasm", podConfig("p"))
@@ -130,7 +130,8 @@ func TestRefusedNextAttemptLeavesTheLast(t *testing.T) {
 	}
 }
 
-// TestRemovalInAKilledUnitPodUnlists: it is refused, but from then on lists omit the container, even after a restart.
+// TestRemovalInAKilledUnitPodUnlists: the removal is refused, but from then on lists omit the container, even after a
+// restart.
 func TestRemovalInAKilledUnitPodUnlists(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "wasm", podConfig("p"))

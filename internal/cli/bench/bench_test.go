@@ -67,8 +67,8 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// TestHelpersAreWhatAppears starts a process and finds it with its memory, and no earlier process.
-func TestHelpersAreWhatAppears(t *testing.T) {
+// TestHelpersAreNewProcesses starts a process and finds it with its memory, and no earlier process.
+func TestHelpersAreNewProcesses(t *testing.T) {
 	before, err := processes("/proc")
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// goodHost is a host that passes all checks, made of files below a test directory.
+// goodHost returns a host that passes all checks, made of files below a test directory.
 func goodHost(t *testing.T) Host {
 	t.Helper()
 	dir := t.TempDir()
@@ -146,7 +146,7 @@ func TestEachFault(t *testing.T) {
 	}
 }
 
-func TestConfigurationInForceIsTheFirst(t *testing.T) {
+func TestFirstCNIConfigurationApplies(t *testing.T) {
 	h := goodHost(t)
 	put(t, h.Config.Network.ConfDir+"/20-b.conflist", `{"cniVersion`)
 	put(t, h.Config.Network.ConfDir+"/10-a.conf", `{"cniVersion":"1.0.0","name":"n","type":"bridge","ipam":{"type":"host-local"}}`)

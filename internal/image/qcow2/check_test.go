@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// counted counts what is read.
+// counted counts the bytes read.
 type counted struct {
 	io.ReaderAt
 	bytes int64
@@ -24,8 +24,8 @@ func (c *counted) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// TestV5CutOff: an image that is whole is taken, whatever made it; one that is cut off is not, wherever that is, up to
-// its last cluster. Inspect, which reads the header alone, takes most of those.
+// TestV5CutOff: Check accepts every complete image and rejects an image truncated anywhere before its last cluster.
+// Inspect, which reads only the header, accepts most of these.
 func TestV5CutOff(t *testing.T) {
 	dir := t.TempDir()
 	raw := filepath.Join(dir, "raw")
@@ -65,8 +65,8 @@ func TestV5CutOff(t *testing.T) {
 	}
 }
 
-// TestCheckReadsTablesOnly: of a large image the tables are read and not what is in it, and of one whose L1 table names
-// one L2 table again and again no more than it has.
+// TestCheckReadsTablesOnly: Check reads only the tables of a large image, and no more than the image's size if the L1
+// table names one L2 table again and again.
 func TestCheckReadsTablesOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "large")
 	qemuImg(t, "create", "-f", "qcow2", "-o", "preallocation=metadata", path, "64G")
@@ -98,8 +98,8 @@ func TestCheckReadsTablesOnly(t *testing.T) {
 	}
 }
 
-// FuzzCheck: whatever the tables say, Check ends, reads no more than twice the image, and what it takes has clusters
-// that can be read.
+// FuzzCheck: with any tables, Check ends and reads at most twice the image's size. All clusters of an accepted image
+// can be read.
 func FuzzCheck(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "image")
 	check(f, CreateOverlay(f.Context(), path, 1<<20, Overlay{ClusterBits: 12}))

@@ -92,7 +92,7 @@ func TestInspectImagesOfQEMU(t *testing.T) {
 	}
 }
 
-// TestI5ExternalReferences: an image that would have QEMU open another file is refused, however it says so.
+// TestI5ExternalReferences: Inspect rejects every form of reference that would make QEMU open another file.
 func TestI5ExternalReferences(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -105,7 +105,7 @@ func TestI5ExternalReferences(t *testing.T) {
 		_, err := inspectFile(t, in(name))
 		wantRefused(t, err, word)
 	}
-	// The same, when only a part of it is there.
+	// An incomplete reference is rejected, too.
 	data, err := os.ReadFile(in("backing"))
 	check(t, err)
 	clear(data[8:20])
@@ -201,7 +201,7 @@ func TestInspectRefusesBadFields(t *testing.T) {
 	}
 }
 
-// TestCreateOverlay: QEMU takes what is written for sound, and it is what QEMU itself would write.
+// TestCreateOverlay: QEMU accepts the overlay, and would write the same bytes.
 func TestCreateOverlay(t *testing.T) {
 	dir := t.TempDir()
 	for _, size := range []uint64{512, 1 << 20, 1 << 30, 3<<30 + 512, 1 << 44, 1 << 51} {
@@ -246,11 +246,11 @@ func TestCreateOverlay(t *testing.T) {
 
 func itoa(n uint64) string { b, _ := json.Marshal(n); return string(b) }
 
-// TestOverlayReadsItsBase: QEMU joins an overlay that names no file to the base that it is given as a block node.
+// TestOverlayReadsItsBase: QEMU reads an overlay that names no file over the base given as a block node.
 func TestOverlayReadsItsBase(t *testing.T) {
 	dir := t.TempDir()
 	base, overlay := filepath.Join(dir, "base"), filepath.Join(dir, "overlay")
-	// A raw disk into which a guest once wrote a qcow2 header stays raw (faults I5).
+	// A raw disk into which a guest wrote a qcow2 header stays raw (fault I5).
 	hostile := append([]byte(Magic), bytes.Repeat([]byte{0xab}, 1<<20-4)...)
 	check(t, os.WriteFile(base, hostile, 0o400))
 	check(t, CreateOverlay(t.Context(), overlay, 4<<20, Overlay{Mode: 0o640}))
@@ -274,8 +274,7 @@ func TestOverlayReadsItsBase(t *testing.T) {
 	}
 }
 
-// TestV4OverlayIsWholeOrAbsent: whatever ends the writing, there is no file under the name, and the next attempt makes
-// one.
+// TestV4OverlayIsWholeOrAbsent: an interrupted CreateOverlay leaves no file at path, and the next attempt succeeds.
 func TestV4OverlayIsWholeOrAbsent(t *testing.T) {
 	failpoint.Needed(t)
 	path := filepath.Join(t.TempDir(), "root.qcow2")
@@ -290,7 +289,7 @@ func TestV4OverlayIsWholeOrAbsent(t *testing.T) {
 			t.Errorf("%s: Lstat of the overlay: got error %v, want not exist", point, err)
 		}
 	}
-	// A process that was killed leaves its half beside the name.
+	// A killed process leaves an incomplete file beside path.
 	check(t, os.WriteFile(path+".new", []byte("half"), 0o600))
 	check(t, CreateOverlay(t.Context(), path, 1<<20, Overlay{}))
 	before, err := os.ReadFile(path)

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// readAll is the disk of an image, as a Reader has it.
+// readAll reads the disk of an image with a Reader.
 func readAll(t testing.TB, image []byte) ([]byte, error) {
 	t.Helper()
 	q, err := NewReader(bytes.NewReader(image), int64(len(image)))
@@ -52,7 +52,7 @@ func testDisk() []byte {
 	return disk
 }
 
-// TestReader: images of QEMU's making, of every kind that Inspect lets pass, have the disk that they were made of.
+// TestReader: a Reader returns the original disk from every kind of image that QEMU makes and Inspect accepts.
 func TestReader(t *testing.T) {
 	dir := t.TempDir()
 	raw := filepath.Join(dir, "raw")
@@ -94,7 +94,7 @@ func TestReader(t *testing.T) {
 	}
 }
 
-// TestReaderZero: an image that was never written to is zero; zero clusters and subclusters are.
+// TestReaderZero: a new image, zero clusters and zero subclusters read as zero.
 func TestReaderZero(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	check(t, CreateOverlay(t.Context(), path, 1<<20, Overlay{}))
@@ -106,7 +106,7 @@ func TestReaderZero(t *testing.T) {
 	}
 }
 
-// TestReaderCutOff: an image that ends too early is refused wherever it ends, without a panic.
+// TestReaderCutOff: reading a truncated image fails without a panic.
 func TestReaderCutOff(t *testing.T) {
 	dir := t.TempDir()
 	raw, path := filepath.Join(dir, "raw"), filepath.Join(dir, "image")
@@ -121,7 +121,7 @@ func TestReaderCutOff(t *testing.T) {
 	}
 }
 
-// FuzzReader: whatever the tables say, reading ends with an error or a disk.
+// FuzzReader: with any tables, reading ends with an error or a disk.
 func FuzzReader(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "image")
 	check(f, CreateOverlay(f.Context(), path, 1<<20, Overlay{ClusterBits: 12}))

@@ -252,7 +252,7 @@ func TestTLS(t *testing.T) {
 		}
 		client.CloseIdleConnections()
 	}
-	// A key of another certificate is detected at once.
+	// Load detects the key of another certificate.
 	_, _, otherKey := issue(t, "other", false, nil)
 	text := fmt.Sprintf("transports:\n  t:\n    tls:\n      certificates:\n      - cert: |\n        %s\n        key: |\n        %s\n", indent(" "+clientPEM), indent(" "+otherKey))
 	if _, err := Load(dirOf(t, map[string]string{"a.yaml": text})); !errdefs.IsFailedPrecondition(err) {

@@ -138,7 +138,7 @@ func TestN9LaterFormatIsRefused(t *testing.T) {
 	}
 }
 
-// TestN11FileThatIsNotWhole: it is refused and stays untouched.
+// TestN11FileThatIsNotWhole: Open rejects an incomplete file and does not change it.
 func TestN11FileThatIsNotWhole(t *testing.T) {
 	whole := filepath.Join(t.TempDir(), "whole.db")
 	s, err := Open(whole)
@@ -187,7 +187,7 @@ func TestN11FileThatIsNotWhole(t *testing.T) {
 	}
 }
 
-// TestN11KilledWhileMade: what a process leaves that dies while creating the file does not count as a file.
+// TestN11KilledWhileMade: Open ignores the remains of a process that died while it created the file.
 func TestN11KilledWhileMade(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.db")
 	if err := os.WriteFile(path+".new", []byte("half"), 0o600); err != nil {
