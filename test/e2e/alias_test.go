@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestHandlerAliases: RuntimeClasses of another runtime keep working, over restarts and crashes of the daemon as well.
+// TestHandlerAliases: the handler names of another runtime work, even after restarts and crashes of the daemon.
 func TestHandlerAliases(t *testing.T) {
 	d := harness.StartDaemon(t)
 	k := newKubelet(t, d)
@@ -18,22 +18,22 @@ func TestHandlerAliases(t *testing.T) {
 	p.handler = "runc"
 	before := k.states(p, "c running")
 	if h := before.sandbox().RuntimeHandler; h != "runc" {
-		t.Errorf("the sandbox tells the handler %q", h)
+		t.Errorf("handler in the sandbox status: got %q, want runc", h)
 	}
 	d.Kill()
 	d.Start()
 	k.runtime, k.images = d.Runtime(), d.Images()
 	after := k.states(p, "c running")
 	if after.String() != before.String() || after.sandbox().RuntimeHandler != "runc" {
-		t.Errorf("before %v\nafter %v", before, after)
+		t.Errorf("status after the crash: got %v, want %v", after, before)
 	}
 	if out, _, err := k.runtime.ExecSync(t.Context(), after.of(p.containers[0]).Id, shell("echo yes"), 0); string(out) != "yes\n" {
-		t.Errorf("exec: %q, %v", out, err)
+		t.Errorf("exec: got output %q, error %v; want yes", out, err)
 	}
 	k.remove(p)
 }
 
-// TestHandlerAliasesConfigured: a table of the operator's replaces the default one, and is refused when it is wrong.
+// TestHandlerAliasesConfigured: a configured table replaces the default table. The daemon refuses an invalid one.
 func TestHandlerAliasesConfigured(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Set("node.handler_aliases", map[string]string{"kata": "linux"}))
 	d.RunPodWith(t, harness.PodConfig(t, "p"), "kata").Remove()
@@ -44,6 +44,6 @@ func TestHandlerAliasesConfigured(t *testing.T) {
 	}
 	wrong := harness.NewDaemon(t, harness.Set("node.handler_aliases", map[string]string{"kata": "firecracker"}))
 	if err := wrong.TryStart(); err == nil || !strings.Contains(wrong.DaemonLog(), "node.handler_aliases.kata") {
-		t.Errorf("started with an alias of nothing: %v\n%s", err, wrong.DaemonLog())
+		t.Errorf("start with an alias of an unknown handler: got error %v, want a refusal that names the key:\n%s", err, wrong.DaemonLog())
 	}
 }

@@ -26,15 +26,15 @@ import (
 )
 
 const (
-	// floodMax is how many connections each address takes in these tests, floodSize how many come, and floodQUIC how many over
-	// QUIC, whose handshakes cost more.
+	// floodMax is the limit of connections per address in these tests. floodSize is the number of connections in a flood,
+	// and floodQUIC the number over QUIC, whose handshakes cost more.
 	floodMax  = 256
 	floodSize = 3000
 	floodQUIC = 400
 )
 
-// floodTCP opens connections that never send a whole request, for as long as the test runs: silent ones, and ones that stop
-// in the middle of a header, a TLS handshake or a CONNECT.
+// floodTCP opens connections that stay open until the end of the test and never send a complete request: they are
+// silent, or stop in the middle of a header, a TLS handshake or a CONNECT.
 func floodTCP(t *testing.T, address string) {
 	t.Helper()
 	beginnings := []string{"", "GET / HTTP/1.1\r\nX-Slow: ", "\x16\x03\x01\x02\x00\x01\x00", "\x10\x20\x00\x04MQ", "PRI * HTTP/2.0\r\n"}
@@ -44,14 +44,14 @@ func floodTCP(t *testing.T, address string) {
 			for i := range floodSize / 8 {
 				conn, err := net.DialTimeout("tcp", address, 10*time.Second)
 				if errors.Is(err, unix.ECONNRESET) {
-					continue // displaced already
+					continue // the server has displaced it
 				}
 				if err != nil {
 					t.Errorf("connection %d: %v", i, err)
 					return
 				}
 				t.Cleanup(func() { conn.Close() })
-				_, _ = io.WriteString(conn, beginnings[(worker+i)%len(beginnings)]) // it may be closed already
+				_, _ = io.WriteString(conn, beginnings[(worker+i)%len(beginnings)]) // the server may have closed it
 			}
 		})
 	}
@@ -85,7 +85,7 @@ func floodUDP(t *testing.T, address string) {
 	}
 }
 
-// webPage asks for a page over a connection of its own, from an address if it names one.
+// webPage gets a page over a new connection, from the source address from unless it is "".
 func webPage(url, from string) (string, error) {
 	dialer := &net.Dialer{}
 	if from != "" {
@@ -101,7 +101,7 @@ func webPage(url, from string) (string, error) {
 	return string(body), err
 }
 
-// descriptors counts those of a process.
+// descriptors counts the open descriptors of a process.
 func descriptors(t *testing.T, pid int) int {
 	t.Helper()
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -111,7 +111,7 @@ func descriptors(t *testing.T, pid int) int {
 	return len(entries)
 }
 
-// rejected are the figures of an address, added up by reason.
+// rejected returns the number of rejected connections in a metric, by reason.
 func rejected(metrics, series string) map[string]int {
 	found := map[string]int{}
 	for _, m := range regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(series)+`.*reason="(\w+)"} (\S+)$`).FindAllStringSubmatch(metrics, -1) {
@@ -121,8 +121,9 @@ func rejected(metrics, series string) map[string]int {
 	return found
 }
 
-// TestC11HalfOpenConnections: thousands of half-open connections to any port of the node and of its pods. Others are served while
-// they stand, descriptors stay within the bound, what is rejected is counted, and logged in a few lines.
+// TestC11HalfOpenConnections: during a flood of half-open connections to any port of the node or of its pods, other
+// clients are served, and descriptors stay within the limit. Rejected connections are counted, and logged in a few
+// lines.
 func TestC11HalfOpenConnections(t *testing.T) {
 	cert, key := selfSigned(t, t.TempDir())
 	broker, brokerTLS := harness.FreeAddress(t), harness.FreeAddress(t)
@@ -152,7 +153,7 @@ func TestC11HalfOpenConnections(t *testing.T) {
 		_, err := s.try(ctx, greeter+"/SayHello", `{"name":"Ada"}`)
 		return err
 	}
-	// The bound of one peer keeps its flood from others, so these have another address.
+	// The limit per peer protects other peers, so the other clients have another address.
 	const elsewhere = "192.0.2.77"
 	ipAddr := func(verb string) error {
 		out, err := exec.Command("ip", "address", verb, elsewhere+"/32", "dev", "lo").CombinedOutput()
@@ -187,18 +188,18 @@ func TestC11HalfOpenConnections(t *testing.T) {
 		}
 	}
 	const daemon, rest, pod = `tripod_connections_rejected_total{address="%s"`, `tripod_connections_rejected_total{address="rest"`, "tripod_component_connections_rejected_total"
-	var late []func() error // what is to happen to a connection that stays, of each address
+	var late []func() error // for each address, checks that an idle connection is closed
 	for name, port := range map[string]struct {
 		address string
 		flood   func(*testing.T, string)
 		served  func() error
 		series  string
-		figures string // where they are shown
+		figures string // the address of the metrics
 		process func() int
 	}{
 		"streaming": {streaming, floodTCP, func() error {
 			if got := shell.Exec(harness.SPDY, nil, false, "echo", "hello"); got.Stdout != "hello\n" {
-				return fmt.Errorf("exec: %+v", got)
+				return fmt.Errorf("exec: got %+v, want %q", got, "hello\n")
 			}
 			return nil
 		}, fmt.Sprintf(daemon, "streaming"), metrics, d.Pid},
@@ -231,32 +232,32 @@ func TestC11HalfOpenConnections(t *testing.T) {
 			var others sync.WaitGroup
 			defer others.Wait()
 			defer end()
-			others.Go(func() { // those that are served while the flood comes
+			others.Go(func() { // other clients during the flood
 				for ctx.Err() == nil {
 					if err := port.served(); err != nil {
-						t.Errorf("others are not served: %v", err)
+						t.Errorf("another client during the flood: %v", err)
 					}
 					if _, err := d.CRI().ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}); err != nil {
-						t.Errorf("the CRI does not answer: %v", err)
+						t.Errorf("ListPodSandbox during the flood: %v", err)
 					}
 				}
 			})
 			port.flood(t, port.address)
 			if n := descriptors(t, port.process()) - files; n > floodMax*5/4+100 {
-				t.Errorf("%d descriptors more", n)
+				t.Errorf("additional descriptors: got %d, want at most %d", n, floodMax*5/4+100)
 			}
 			end()
 			others.Wait()
 			if err := port.served(); err != nil {
-				t.Errorf("others are not served: %v", err)
+				t.Errorf("another client after the flood: %v", err)
 			}
 			after := figures()
 			if n := after["displaced"] - before["displaced"]; n == 0 {
-				t.Errorf("nothing is counted: %v", after)
+				t.Errorf("rejected connections: got %v, want displaced ones", after)
 			}
 		})
 		if strings.Contains(name, "QUIC") {
-			continue // it ends idle connections by itself
+			continue // this server closes idle connections itself
 		}
 		conn, err := net.Dial("tcp", port.address)
 		if err != nil {
@@ -266,7 +267,7 @@ func TestC11HalfOpenConnections(t *testing.T) {
 		late = append(late, func() error {
 			text, err := webPage("http://"+port.figures+"/metrics", "")
 			if now := rejected(text, port.series); err != nil || now["expired"] == 0 {
-				return fmt.Errorf("%s: a connection that stays is not ended: %v, %v", name, now, err)
+				return fmt.Errorf("%s: rejected connections: got %v, error %v; want expired ones", name, now, err)
 			}
 			return nil
 		})
@@ -279,11 +280,11 @@ func TestC11HalfOpenConnections(t *testing.T) {
 		return errors.Join(errs...)
 	})
 	if n := strings.Count(d.DaemonLog(), "connections were rejected"); n == 0 || n > 100 {
-		t.Errorf("the floods became %d lines of the log", n)
+		t.Errorf("lines in the log about rejected connections: got %d, want 1 to 100", n)
 	}
 }
 
-// TestC11DescriptorsForTheCRI: with few descriptors, a flood of a port that anybody can connect to leaves enough for the CRI, and for pods.
+// TestC11DescriptorsForTheCRI: with few descriptors, a flood of a public port leaves enough for the CRI and for pods.
 func TestC11DescriptorsForTheCRI(t *testing.T) {
 	const files = 600
 	streaming := fmt.Sprintf("127.0.0.1:%d", freePort(t))
@@ -294,10 +295,10 @@ func TestC11DescriptorsForTheCRI(t *testing.T) {
 	floodTCP(t, streaming)
 	c := d.RunPod(t, harness.PodConfig(t, "shell")).Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 	if got := c.Must("echo", "hello"); got != "hello\n" {
-		t.Errorf("ExecSync: %q", got)
+		t.Errorf("ExecSync: got %q, want %q", got, "hello\n")
 	}
 	if got := c.Exec(harness.SPDY, nil, false, "echo", "hello"); got.Stdout != "hello\n" {
-		t.Errorf("exec: %+v", got)
+		t.Errorf("exec: got %+v, want %q", got, "hello\n")
 	}
 	fresh, err := harness.Dial(d.Socket)
 	if err != nil {
@@ -305,9 +306,9 @@ func TestC11DescriptorsForTheCRI(t *testing.T) {
 	}
 	defer fresh.Close()
 	if _, err := runtimeapi.NewRuntimeServiceClient(fresh).Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
-		t.Errorf("a new client of the CRI: %v", err)
+		t.Errorf("Version over a new connection: %v", err)
 	}
 	if n := descriptors(t, d.Pid()); n > files*3/4 {
-		t.Errorf("%d of %d descriptors are open", n, files)
+		t.Errorf("open descriptors: got %d, want at most %d", n, files*3/4)
 	}
 }

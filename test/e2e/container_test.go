@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// listed finds a container in ListContainers.
+// listed returns the IDs of the containers that ListContainers returns for a filter.
 func listed(t *testing.T, d *harness.Daemon, filter *runtimeapi.ContainerFilter) []string {
 	t.Helper()
 	all, err := d.Runtime().ListContainers(context.Background(), filter)
@@ -41,16 +41,16 @@ func TestContainerOperations(t *testing.T) {
 		_, err := d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.ID})
 		wantCode(t, err, codes.NotFound)
 		if got := listed(t, d, &runtimeapi.ContainerFilter{Id: c.ID}); len(got) != 0 {
-			t.Errorf("it is still listed")
+			t.Errorf("ListContainers after the removal: got %v, want none", got)
 		}
 	}
 	t.Run("runtime should support creating container [Conformance]", func(t *testing.T) {
 		c := startPod(t, d).Create(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_CREATED || s.StartedAt != 0 || s.FinishedAt != 0 {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want created", s)
 		}
 		if got := listed(t, d, &runtimeapi.ContainerFilter{Id: c.ID}); !slices.Equal(got, []string{c.ID}) {
-			t.Errorf("listed %v", got)
+			t.Errorf("ListContainers: got %v, want only %s", got, c.ID)
 		}
 	})
 	t.Run("runtime should support preserving container attributes [Conformance]", func(t *testing.T) {
@@ -63,13 +63,13 @@ func TestContainerOperations(t *testing.T) {
 		c := p.Create(config)
 		s := c.Status()
 		if s.Metadata.Name != "attributes" || s.Metadata.Attempt != 3 || !maps.Equal(s.Labels, config.Labels) || !maps.Equal(s.Annotations, config.Annotations) {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want the attributes of %v", s, config)
 		}
 		if at := time.Unix(0, s.CreatedAt); at.Before(before) || at.After(time.Now()) {
-			t.Errorf("created at %v", at)
+			t.Errorf("creation time: got %v, want between %v and now", at, before)
 		}
 		if s.Image.GetImage() != harness.Busybox || s.LogPath != c.LogFile() {
-			t.Errorf("image %v, log path %q", s.Image, s.LogPath)
+			t.Errorf("status: got image %v, log path %q; want %s, %q", s.Image, s.LogPath, harness.Busybox, c.LogFile())
 		}
 		for name, filter := range map[string]*runtimeapi.ContainerFilter{
 			"label": {LabelSelector: map[string]string{"app": "web"}}, "pod": {PodSandboxId: p.ID},
@@ -77,7 +77,7 @@ func TestContainerOperations(t *testing.T) {
 			"short": {Id: c.ID[:12]},
 		} {
 			if got := listed(t, d, filter); !slices.Equal(got, []string{c.ID}) {
-				t.Errorf("by %s: %v", name, got)
+				t.Errorf("ListContainers by %s: got %v, want only %s", name, got, c.ID)
 			}
 		}
 		for name, filter := range map[string]*runtimeapi.ContainerFilter{
@@ -85,7 +85,7 @@ func TestContainerOperations(t *testing.T) {
 			"state": {PodSandboxId: p.ID, State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
 		} {
 			if got := listed(t, d, filter); len(got) != 0 {
-				t.Errorf("by another %s: %v", name, got)
+				t.Errorf("ListContainers by another %s: got %v, want none", name, got)
 			}
 		}
 	})
@@ -93,7 +93,7 @@ func TestContainerOperations(t *testing.T) {
 		c := sleeper(t, d)
 		s := c.Status()
 		if s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt < s.CreatedAt || s.FinishedAt != 0 {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want running", s)
 		}
 	})
 	t.Run("runtime should support stopping container [Conformance]", func(t *testing.T) {
@@ -102,10 +102,10 @@ func TestContainerOperations(t *testing.T) {
 		begin := time.Now()
 		c.Stop(60 * time.Second)
 		if took := time.Since(begin); took > 20*time.Second {
-			t.Errorf("a container that ends by SIGTERM took %v to stop", took)
+			t.Errorf("stop of a container that exits on SIGTERM: took %v, want at most 20s", took)
 		}
 		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.FinishedAt < s.StartedAt {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want exited", s)
 		}
 	})
 	t.Run("a container that does not listen is killed after the grace period", func(t *testing.T) {
@@ -114,10 +114,10 @@ func TestContainerOperations(t *testing.T) {
 		begin := time.Now()
 		c.Stop(time.Second)
 		if took := time.Since(begin); took < time.Second {
-			t.Errorf("killed after %v, before the grace period was over", took)
+			t.Errorf("the container was killed after %v, want at least 1s", took)
 		}
 		if s := c.WaitExit(137); s.Reason != "Error" {
-			t.Errorf("reason %q", s.Reason)
+			t.Errorf("reason: got %q, want Error", s.Reason)
 		}
 	})
 	t.Run("runtime should support removing created container [Conformance]", func(t *testing.T) {
@@ -136,13 +136,13 @@ func TestContainerOperations(t *testing.T) {
 		c.Remove()
 		gone(t, c)
 		if _, err := os.Stat(c.LogFile()); err != nil {
-			t.Errorf("the log is the kubelet's to remove: %v", err)
+			t.Errorf("log after the removal, which the kubelet removes: %v", err)
 		}
 	})
 	t.Run("runtime should support execSync [Conformance]", func(t *testing.T) {
 		c := sleeper(t, d)
 		if out := c.Must("echo", "-n", "hello"); out != "hello" {
-			t.Errorf("%q", out)
+			t.Errorf("output: got %q, want hello", out)
 		}
 	})
 	t.Run("runtime should support execSync with timeout [Conformance]", func(t *testing.T) {
@@ -150,10 +150,10 @@ func TestContainerOperations(t *testing.T) {
 		begin := time.Now()
 		_, _, err := d.Runtime().ExecSync(ctx, c.ID, []string{"sleep", "1234"}, time.Second)
 		if took := time.Since(begin); took < time.Second || took > 10*time.Second {
-			t.Errorf("it returned after %v", took)
+			t.Errorf("ExecSync with a timeout of 1s: took %v, want 1s to 10s", took)
 		}
 		if !errors.Is(err, criclient.ErrCommandTimedOut) {
-			t.Errorf("not what the kubelet takes for a timeout: %v", err)
+			t.Errorf("ExecSync beyond its timeout: got error %v, want %v", err, criclient.ErrCommandTimedOut)
 		}
 		if out := c.Must("ps"); strings.Contains(out, "1234") {
 			t.Errorf("the program still runs:\n%s", out)
@@ -239,12 +239,12 @@ func TestIdempotence(t *testing.T) {
 			}
 		}
 		if _, err := cri.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.ID}); err == nil {
-			t.Error("the pod is still there")
+			t.Error("PodSandboxStatus of the removed pod succeeded, want an error")
 		}
 	})
 }
 
-// TestExit is about how a container ended, as the kubelet's users see it.
+// TestExit checks how the end of a container is reported.
 func TestExit(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t)
@@ -262,7 +262,7 @@ func TestExit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctr := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell(c.script)))
 			if s := ctr.WaitExit(c.code); s.Reason != c.reason || s.FinishedAt < s.StartedAt || s.StartedAt == 0 {
-				t.Errorf("status %v", s)
+				t.Errorf("status: got %v, want reason %s and valid times", s, c.reason)
 			}
 		})
 	}
@@ -270,24 +270,24 @@ func TestExit(t *testing.T) {
 		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=100M"),
 			resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 15 << 20, MemorySwapLimitInBytes: 15 << 20})))
 		if s := c.WaitExit(137); s.Reason != "OOMKilled" {
-			t.Errorf("reason %q", s.Reason)
+			t.Errorf("reason: got %q, want OOMKilled", s.Reason)
 		}
 	})
 	t.Run("killed from outside", func(t *testing.T) {
 		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Command("sleep", "76543")))
 		killByCommand(t, "sleep\x0076543\x00")
 		if s := c.WaitExit(137); s.Reason != "Error" {
-			t.Errorf("reason %q", s.Reason)
+			t.Errorf("reason: got %q, want Error", s.Reason)
 		}
 	})
 	t.Run("StartError", func(t *testing.T) {
 		c := startPod(t, d).Create(harness.ContainerConfig("c", harness.Busybox, harness.Command("/no/such/program")))
 		_, err := d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ID})
 		if err == nil || !strings.Contains(err.Error(), "/no/such/program") {
-			t.Errorf("StartContainer: %v", err)
+			t.Errorf("StartContainer: got error %v, want one that names the program", err)
 		}
 		if s := c.WaitExit(128); s.Reason != "StartError" || !strings.Contains(s.Message, "/no/such/program") {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want StartError and a message that names the program", s)
 		}
 	})
 	t.Run("stop signals", func(t *testing.T) {
@@ -313,14 +313,14 @@ func TestExit(t *testing.T) {
 					want = runtimeapi.Signal_SIGNAL_SIGUSR1
 				}
 				if got := c.Status().StopSignal; got != want {
-					t.Errorf("the status has stop signal %v, want %v", got, want)
+					t.Errorf("stop signal in the status: got %v, want %v", got, want)
 				}
 			})
 		}
 	})
 }
 
-// TestProcess is about what is run: the image's configuration and the request's, as Kubernetes joins them.
+// TestProcess checks how the image's configuration and the request's are combined, as Kubernetes defines it.
 func TestProcess(t *testing.T) {
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Config)
@@ -364,7 +364,7 @@ func TestProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := first(t, c.change); got != c.want {
-				t.Errorf("%q, want %q", got, c.want)
+				t.Errorf("output: got %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -372,7 +372,7 @@ func TestProcess(t *testing.T) {
 		config := harness.ContainerConfig("c", harness.Busybox)
 		config.Envs = []*runtimeapi.KeyValue{{Key: "RAW", Value: []byte{0xff, 0xfe}}}
 		if msg := refused(t, d, startPod(t, d), config); !strings.Contains(msg, "RAW") {
-			t.Errorf("the message does not name the variable: %s", msg)
+			t.Errorf("refusal: got %q, want the name of the variable", msg)
 		}
 	})
 	t.Run("stdin is empty unless it is asked for", func(t *testing.T) {
@@ -380,7 +380,7 @@ func TestProcess(t *testing.T) {
 		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("cat; echo end")))
 		c.WaitExit(0)
 		if got := harness.Text(c.Logs(), ""); got != "end\n" {
-			t.Errorf("%q", got)
+			t.Errorf("log: got %q, want %q", got, "end\n")
 		}
 	})
 	t.Run("a terminal", func(t *testing.T) {
@@ -389,7 +389,7 @@ func TestProcess(t *testing.T) {
 		c := startPod(t, d).Run(config)
 		c.WaitExit(0)
 		if got := strings.ReplaceAll(harness.Text(c.Logs(), "stdout"), "\r", ""); !strings.HasPrefix(got, "/dev/") || !strings.HasSuffix(got, "out\nerr\n") {
-			t.Errorf("%q", got)
+			t.Errorf("log: got %q, want a terminal and both lines", got)
 		}
 	})
 }
@@ -411,11 +411,11 @@ func TestVolumesAndDevices(t *testing.T) {
 			c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: path(dir), ContainerPath: "/mnt/volume"}))
 			c.Must("sh", "-c", "echo from the container >/mnt/volume/file")
 			if data, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(data) != "from the container\n" {
-				t.Errorf("%q, %v", data, err)
+				t.Errorf("file of the container on the node: got %q, error %v", data, err)
 			}
 			m := c.Status().Mounts
 			if len(m) != 1 || m[0].ContainerPath != "/mnt/volume" {
-				t.Errorf("mounts in the status: %v", m)
+				t.Errorf("mounts in the status: got %v, want /mnt/volume", m)
 			}
 		})
 	}
@@ -426,7 +426,7 @@ func TestVolumesAndDevices(t *testing.T) {
 		}
 		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: file, ContainerPath: "/etc/passwd", Readonly: true}))
 		if got := c.Must("cat", "/etc/passwd"); got != "mine\n" {
-			t.Errorf("%q", got)
+			t.Errorf("/etc/passwd: got %q, want the mounted file", got)
 		}
 	})
 	t.Run("a mount within a mount, given in the wrong order", func(t *testing.T) {
@@ -436,7 +436,7 @@ func TestVolumesAndDevices(t *testing.T) {
 		}
 		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: inner, ContainerPath: "/a/b"}, &runtimeapi.Mount{HostPath: outer, ContainerPath: "/a"}))
 		if got := c.Must("cat", "/a/b/file"); got != "inner" {
-			t.Errorf("%q", got)
+			t.Errorf("/a/b/file: got %q, want the inner mount's", got)
 		}
 	})
 	t.Run("a device under another name, with the permissions asked for", func(t *testing.T) {
@@ -447,16 +447,16 @@ func TestVolumesAndDevices(t *testing.T) {
 			}
 		})
 		if got := c.Must("sh", "-c", "head -c 3 /dev/nought | od -An -tx1; echo x >/dev/nought"); strings.TrimSpace(got) != "00 00 00" {
-			t.Errorf("%q", got)
+			t.Errorf("/dev/nought: got %q, want three zeros", got)
 		}
 		if _, stderr, code := c.ExecSync("sh", "-c", "echo x >/dev/messages"); code == 0 || !strings.Contains(stderr, "not permitted") {
-			t.Errorf("a device of permissions r: code %d, %q", code, stderr)
+			t.Errorf("write to a device with the permissions r: got code %d, stderr %q; want \"not permitted\"", code, stderr)
 		}
 	})
 	t.Run("devices of the node are not seen", func(t *testing.T) {
 		c := sleeper(t, d)
 		if _, stderr, code := c.ExecSync("sh", "-c", "mknod /kmsg c 1 11 && cat /kmsg"); code == 0 || !strings.Contains(stderr, "not permitted") {
-			t.Errorf("code %d, %q", code, stderr)
+			t.Errorf("read of a forbidden device: got code %d, stderr %q; want \"not permitted\"", code, stderr)
 		}
 	})
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// What a public conformance suite of the CRI asks of a runtime, and this one once did not do.
+// Regression tests for cases that critest, the CRI's conformance suite, has found.
 
-// TestHostPIDOfAServer: a pod in the node's PID namespace sees another container's server under the number that the
-// server itself has written down.
+// TestHostPIDOfAServer: a pod in the node's PID namespace sees another container's server under the PID in the server's
+// PID file.
 func TestHostPIDOfAServer(t *testing.T) {
 	d := harness.StartDaemon(t)
 	node := func(n *namespaces) { n.Pid = runtimeapi.NamespaceMode_NODE }
@@ -24,11 +24,11 @@ func TestHostPIDOfAServer(t *testing.T) {
 	pid := strings.TrimSpace(p.Run(server).Must("sh", "-c", "until cat /var/run/nginx.pid 2>/dev/null; do sleep 0.1; done"))
 	seen := p.Run(harness.ContainerConfig("observer", harness.Busybox, harness.Sleep(), share)).Must("pidof", "nginx")
 	if !slices.Contains(strings.Fields(seen), pid) {
-		t.Errorf("the server says that it is %s, and is seen as %s", pid, seen)
+		t.Errorf("PIDs of the server: got %s, want %s among them", seen, pid)
 	}
 }
 
-// TestImageVolumeRuns: an image volume may hold programs, unless the request says that it must not.
+// TestImageVolumeRuns: programs in an image volume can run unless the request has the mount option noexec.
 func TestImageVolumeRuns(t *testing.T) {
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Busybox)
@@ -37,13 +37,13 @@ func TestImageVolumeRuns(t *testing.T) {
 	}
 	t.Run("its programs run", func(t *testing.T) {
 		if got := sleeper(t, d, mounts(volume())).Must("/volume/bin/ls", "/volume"); !strings.Contains(got, "bin") {
-			t.Errorf("ls printed %q", got)
+			t.Errorf("output of ls: got %q, want bin", got)
 		}
 	})
 	t.Run("noexec is heeded", func(t *testing.T) {
 		c := sleeper(t, d, mounts(volume("noexec")))
 		if _, stderr, code := c.ExecSync("sh", "-c", "/volume/bin/ls /volume"); code == 0 || !strings.Contains(stderr, "Permission denied") {
-			t.Errorf("code %d, %s", code, stderr)
+			t.Errorf("program with noexec: got code %d, stderr %q; want \"Permission denied\"", code, stderr)
 		}
 	})
 	t.Run("it brings neither devices nor set-user-ID programs", func(t *testing.T) {
@@ -52,12 +52,12 @@ func TestImageVolumeRuns(t *testing.T) {
 			if f := strings.Fields(line); f[1] == "/volume" {
 				for _, o := range []string{"ro", "nodev", "nosuid"} {
 					if !strings.Contains(","+f[3]+",", ","+o+",") {
-						t.Errorf("%s is missing: %s", o, line)
+						t.Errorf("mount options: got %s, want %s among them", line, o)
 					}
 				}
 				return
 			}
 		}
-		t.Errorf("/volume is not a mount:\n%s", table)
+		t.Errorf("found no mount at /volume in\n%s", table)
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestEdgeImage: a module from a registry, by its digest; a tag alone is refused, for it may be another one tomorrow.
+// TestEdgeImage: a module can run from a registry, by digest. A tag without a digest is refused, because tags can move.
 func TestEdgeImage(t *testing.T) {
 	n := startEdge(t, false)
 	tripod, err := harness.Binary()
@@ -31,27 +31,27 @@ func TestEdgeImage(t *testing.T) {
 	n.relays("app/in", "app/out", "from a registry")
 	n.o.MustEdge("stop", module)
 	if _, err := n.o.Edge("run", harness.ImagePrefix+"edge/relay:1"); err == nil || !strings.Contains(err.Error(), "digest") {
-		t.Errorf("a tag: %v", err)
+		t.Errorf("run by tag: got error %v, want a refusal that asks for a digest", err)
 	}
 	if _, err := n.o.Edge("run", harness.ImagePrefix+"edge/nothing@sha256:"+strings.Repeat("0", 64)); err == nil {
-		t.Error("an image that nobody has")
+		t.Error("run of a missing image succeeded, want an error")
 	}
 }
 
-// TestEdgeCommandLine: what the commands print, for people and for programs.
+// TestEdgeCommandLine checks the output of the commands, as text and as JSON.
 func TestEdgeCommandLine(t *testing.T) {
 	n := startEdge(t, false)
 	dir := t.TempDir()
 	module := n.o.MustEdge("run", tickerModule, "--name", "ticker", "--env", "A=b", "--channel", "out=app/tick:w:1", "--", "100ms")
 	if got := n.o.MustEdge("ps", "-q"); got != module {
-		t.Errorf("ps -q printed %q", got)
+		t.Errorf("ps -q: got %q, want %q", got, module)
 	}
 	var records []map[string]any
 	if err := json.Unmarshal([]byte(n.o.MustEdge("ps", "ticker", "-o", "json")), &records); err != nil || len(records) != 1 || records[0]["uuid"] != module || records[0]["status"] != "A" {
-		t.Errorf("ps -o json: %v, %v", records, err)
+		t.Errorf("ps -o json: got %v, error %v; want the running module", records, err)
 	}
 	if got := n.o.MustEdge("runtimes"); !strings.Contains(got, "tripod/wasm") || !strings.Contains(got, "1/128") {
-		t.Errorf("runtimes printed\n%s", got)
+		t.Errorf("runtimes: got\n%s\nwant tripod/wasm with 1 of 128 modules", got)
 	}
 	out := n.o.MustEdge("sub", "--count", "2", "-o", "json", "app/tick")
 	for line := range strings.Lines(out) {
@@ -60,7 +60,7 @@ func TestEdgeCommandLine(t *testing.T) {
 			QoS            int
 		}
 		if err := json.Unmarshal([]byte(line), &m); err != nil || m.Topic != "app/tick" || !strings.HasPrefix(m.Payload, "tick ") {
-			t.Errorf("sub -o json printed %q: %v", line, err)
+			t.Errorf("sub -o json: got %q, error %v; want a tick", line, err)
 		}
 	}
 	logs := filepath.Join(dir, "logs")
@@ -78,17 +78,17 @@ func TestEdgeCommandLine(t *testing.T) {
 	}
 	<-followed
 	if text, err := os.ReadFile(logs); err != nil || !strings.Contains(string(text), "tick ") {
-		t.Errorf("logs -f printed %q, %v", text, err)
+		t.Errorf("logs -f: got %q, error %v; want a tick", text, err)
 	}
 	if got := n.o.MustEdge("ps", "-a"); !strings.Contains(got, "dead") || !strings.Contains(got, "killed") {
-		t.Errorf("ps -a printed\n%s", got)
+		t.Errorf("ps -a: got\n%s\nwant the dead module, killed", got)
 	}
 	if _, err := n.o.Edge("stop", "ticker"); err == nil || !strings.Contains(err.Error(), "already dead") {
-		t.Errorf("stop again: %v", err)
+		t.Errorf("second stop: got error %v, want \"already dead\"", err)
 	}
 }
 
-// TestEdgeManyModules: a runtime that is full has the next module wait, not fail.
+// TestEdgeManyModules: if a runtime is full, further modules wait.
 func TestEdgeManyModules(t *testing.T) {
 	n := startEdge(t, false, harness.Set("edge.wasm.max_modules", 8))
 	for i := range 10 {
@@ -109,7 +109,7 @@ func TestEdgeManyModules(t *testing.T) {
 	}
 	harness.Eventually(t, waitLimit, func() error {
 		if q := waiting(); len(q) != 2 {
-			return fmt.Errorf("%d modules wait: %q", len(q), q)
+			return fmt.Errorf("waiting modules: got %q, want 2", q)
 		}
 		return nil
 	})
@@ -124,8 +124,8 @@ func TestEdgeManyModules(t *testing.T) {
 	}
 }
 
-// TestEdgeLargeMessages: 1 MiB goes through a module and the broker, whole (fault E2); what is too large for the broker ends at most
-// the connection that sent it.
+// TestEdgeLargeMessages: a message of 1 MiB passes through a module and the broker unchanged (fault E2). A message that
+// is too large for the broker ends at most the sender's connection.
 func TestEdgeLargeMessages(t *testing.T) {
 	brokers(t, func(n *edgeNode) {
 		module := n.relay("relay", "app/in", "app/out")
@@ -134,20 +134,21 @@ func TestEdgeLargeMessages(t *testing.T) {
 			want := strings.Repeat(string(rune('A'+i)), 1<<20)
 			harness.Eventually(t, waitLimit, func() error {
 				if n.count("app/out", want) != 1 {
-					return fmt.Errorf("message %d has not come", i)
+					return fmt.Errorf("message %d has not arrived", i)
 				}
 				return nil
 			})
 		}
 		if n.m == nil {
-			_ = harness.Publish(n.addr, "app/in", 1, strings.Repeat("x", 17<<20)) // above broker.max_message: however it fails
+			_ = harness.Publish(n.addr, "app/in", 1, strings.Repeat("x", 17<<20)) // exceeds broker.max_message; any result is right
 		}
 		n.relays("app/in", "app/out", "and small ones")
 		n.o.MustEdge("stop", module)
 	})
 }
 
-// TestEdgeRetainedPoison: retained messages that nobody should have left are met at each start, and change nothing (fault E1).
+// TestEdgeRetainedPoison: invalid retained messages, which the daemon receives at each start, change nothing (fault
+// E1).
 func TestEdgeRetainedPoison(t *testing.T) {
 	n := startEdge(t, true)
 	runtime := fmt.Sprint(n.o.WaitRuntime("wasm", "A")["uuid"])
@@ -175,7 +176,7 @@ func TestEdgeRetainedPoison(t *testing.T) {
 	n.o.MustEdge("stop", module, second)
 }
 
-// TestEdgeMetrics: manager and broker show their figures where the node does, the orchestrator at its own address.
+// TestEdgeMetrics: the node's metrics include those of manager and broker. The orchestrator has its own address.
 func TestEdgeMetrics(t *testing.T) {
 	address := harness.FreeAddress(t)
 	n := startEdge(t, false, harness.Set("metrics.address", address))
@@ -187,7 +188,7 @@ func TestEdgeMetrics(t *testing.T) {
 		text := get(t, url)
 		for _, name := range names {
 			if !strings.Contains(text, "\n"+name) {
-				t.Errorf("%s does not show %s:\n%s", url, name, text)
+				t.Errorf("metrics at %s: want %s among\n%s", url, name, text)
 			}
 		}
 	}

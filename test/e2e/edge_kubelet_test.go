@@ -13,7 +13,7 @@ import (
 )
 
 // TestEdgeBesideKubelet: one node serves a kubelet and runs modules. The kubelet ends pods that it does not know
-// (HandlePodCleanups) and collects their containers; modules are not among what it is listed, and cannot be made over the CRI.
+// (HandlePodCleanups) and removes their containers, so the CRI does not list modules to it, and cannot create them.
 func TestEdgeBesideKubelet(t *testing.T) {
 	n := startEdge(t, false)
 	module := n.relay("module", "app/a", "app/b")
@@ -33,25 +33,25 @@ func TestEdgeBesideKubelet(t *testing.T) {
 	containers, err := k.runtime.ListContainers(t.Context(), nil)
 	k.must(err)
 	if len(sandboxes) != 1 || len(containers) != 1 {
-		t.Errorf("the kubelet is listed %d pods and %d containers", len(sandboxes), len(containers))
+		t.Errorf("listed to the kubelet: got %d pods and %d containers, want one of each", len(sandboxes), len(containers))
 	}
 	k.relist()
 	n.relays("app/a", "app/b", "after")
 
 	pods := n.pods()
 	if len(pods) != 1 {
-		t.Fatalf("the node's modules are %q", pods)
+		t.Fatalf("pods of modules: got %q, want one", pods)
 	}
 	tripod, err := harness.Binary()
 	k.must(err)
 	out, err := exec.Command(tripod, "pods", "-q", "--endpoint", n.d.Socket).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), pods[0][:12]) || !strings.Contains(string(out), mine[:12]) {
-		t.Errorf("tripod pods: %v\n%s", err, out)
+		t.Errorf("tripod pods: got error %v, want both pods in\n%s", err, out)
 	}
 	config := k.sandboxConfig(p, 1)
 	config.Annotations = map[string]string{"tripod.dev/edge.runtime": "mine"}
 	if _, err := n.d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: config}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a module over the CRI: %v", err)
+		t.Errorf("RunPodSandbox of a module: got error %v, want InvalidArgument", err)
 	}
 	n.o.MustEdge("stop", module)
 	n.exitStatus(module)

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// runtimeProgram builds the runtime of another maker, and makes it the node's runtime "min".
+// runtimeProgram builds the example of an external runtime and configures it as the node's runtime "min".
 func runtimeProgram(t *testing.T) (program, sockets string, option harness.Option) {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,8 +29,9 @@ func runtimeProgram(t *testing.T) (program, sockets string, option harness.Optio
 	}
 }
 
-// TestEdgeRuntimeProgram is a runtime that is a program of others (linux/minimal): modules on it talk with those of the built-in
-// runtime; it is killed (fault E3), started again, and its modules are created again; a module too many waits for room.
+// TestEdgeRuntimeProgram tests an external runtime (linux/minimal). Its modules exchange messages with those of the
+// built-in runtime. After it is killed (fault E3), it is restarted and its modules are created again. An excess module
+// waits.
 func TestEdgeRuntimeProgram(t *testing.T) {
 	program, sockets, option := runtimeProgram(t)
 	n := startEdge(t, true, option)
@@ -63,12 +64,12 @@ func TestEdgeRuntimeProgram(t *testing.T) {
 	n.o.WaitModule(one, "A")
 	n.o.MustEdge("stop", "one", "three", "relay")
 	if record := n.o.WaitModule("three", "D"); !strings.Contains(fmt.Sprint(record["exit"]), "deleted") {
-		t.Errorf("the foreign runtime's own word for the end: %v", record)
+		t.Errorf("exit of the module: got %v, want the external runtime's reason \"deleted\"", record)
 	}
 }
 
-// TestEdgeDesired: a desired document is all that a node needs: its modules run without an orchestrator, and come back after the
-// daemon and all workers have died and no broker is there.
+// TestEdgeDesired: with a desired document, a node runs its modules without an orchestrator. It restarts them without a
+// broker after the daemon and all workers have died.
 func TestEdgeDesired(t *testing.T) {
 	n := startEdge(t, true)
 	runtime := fmt.Sprint(n.o.WaitRuntime("wasm", "A")["uuid"])
@@ -89,14 +90,14 @@ func TestEdgeDesired(t *testing.T) {
 	n.d.Start()
 	harness.Eventually(t, waitLimit, func() error {
 		if pods := n.pods(); len(pods) != 1 {
-			return fmt.Errorf("without a broker the pods are %q", pods)
+			return fmt.Errorf("pods without a broker: got %q, want one", pods)
 		}
 		return nil
 	})
 	n.m.Start()
 	n.sub = harness.Subscribe(t, n.addr, "app/#", "realm/#")
 	n.sub.Wait("realm/proc/reported/"+runtime, `"running"`)
-	harness.Eventually(t, waitLimit, func() error { // the channels follow the broker
+	harness.Eventually(t, waitLimit, func() error { // until the channels are open again
 		n.publish("app/in", "again")
 		if n.count("app/out", "AGAIN") == 0 {
 			return errors.New("the module does not answer")
@@ -106,13 +107,13 @@ func TestEdgeDesired(t *testing.T) {
 	n.retain("realm/proc/desired/"+runtime, "")
 	harness.Eventually(t, waitLimit, func() error {
 		if pods := n.pods(); len(pods) != 0 {
-			return fmt.Errorf("nobody wants the pods %q any more", pods)
+			return fmt.Errorf("pods after the document was cleared: got %q, want none", pods)
 		}
 		return nil
 	})
 }
 
-// retain publishes a retained message; an empty one takes it back.
+// retain publishes a retained message. An empty payload clears it.
 func (n *edgeNode) retain(topic, payload string) {
 	n.Helper()
 	args := []string{"pub", "--retain", "--qos", "1", topic, payload}
@@ -121,7 +122,7 @@ func (n *edgeNode) retain(topic, payload string) {
 	}
 }
 
-// TestEdgeRestart: what becomes of a module that ends is its policy's business, and a deletion ends it for good.
+// TestEdgeRestart: a module that ends is restarted according to its policy, but not after its deletion.
 func TestEdgeRestart(t *testing.T) {
 	n := startEdge(t, false)
 	never := n.relay("never", "app/never", "app/out")
@@ -129,16 +130,16 @@ func TestEdgeRestart(t *testing.T) {
 	n.publish("app/never", "crash")
 	n.publish("app/failed", "crash")
 	if exit := n.exitStatus(never); exit["reason"] != "trap" {
-		t.Errorf("it ended with %v", exit)
+		t.Errorf("exit of the module: got %v, want a trap", exit)
 	}
 	harness.Eventually(t, waitLimit, func() error {
 		record := n.o.WaitModule(failed, "A")
 		if record["restarts"] != 1.0 {
-			return fmt.Errorf("restarts: %v", record["restarts"])
+			return fmt.Errorf("restarts: got %v, want 1", record["restarts"])
 		}
 		return nil
 	})
-	harness.Eventually(t, waitLimit, func() error { // until its channels are open
+	harness.Eventually(t, waitLimit, func() error { // until the module's channels are open
 		n.publish("app/failed", "again")
 		if n.count("app/out", "AGAIN") == 0 {
 			return errors.New("the module does not answer")
@@ -147,6 +148,6 @@ func TestEdgeRestart(t *testing.T) {
 	})
 	n.o.MustEdge("stop", failed)
 	if record := n.o.WaitModule(failed, "D"); record["restarts"] != 1.0 {
-		t.Errorf("deleted: %v", record)
+		t.Errorf("record of the deleted module: got %v, want 1 restart", record)
 	}
 }

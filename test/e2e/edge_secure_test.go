@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestEdgeSecure: the embedded broker with TLS alone, users with their realms, and topics in the later peers' form.
+// TestEdgeSecure: the embedded broker with TLS only, with users and their realms, and with the newer form of topics.
 func TestEdgeSecure(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := selfSigned(t, dir)
@@ -69,31 +69,31 @@ func TestEdgeSecure(t *testing.T) {
 		select {
 		case out := <-heard:
 			if out != "FOR THE GUEST<nil>" {
-				t.Errorf("the guest heard %q", out)
+				t.Errorf("message to the guest: got %q, want FOR THE GUEST", out)
 			}
 			return nil
-		case <-time.After(200 * time.Millisecond): // between two messages
-			return fmt.Errorf("the guest has heard nothing")
+		case <-time.After(200 * time.Millisecond): // pacing between two messages
+			return fmt.Errorf("the guest has received no message")
 		}
 	})
 	if out, err := as("guest", "sub", "--count", "1", "farm/#"); err == nil || !strings.Contains(err.Error(), "farm/#") {
-		t.Errorf("the guest subscribes to what is not his: %q, %v", out, err)
+		t.Errorf("subscription outside the guest's realm: got %q, error %v; want a refusal", out, err)
 	}
 	if _, err := o.Edge("pub", "app/in", "x", "--ca", cert, "--user", "node", "--password-file", passwords["guest"], "--timeout", "5s"); err == nil {
-		t.Error("a wrong password is taken")
+		t.Error("connection with a wrong password succeeded, want an error")
 	}
 	if _, err := o.Edge("pub", "app/in", "x", "--user", "node", "--password-file", passwords["node"], "--timeout", "5s"); err == nil {
-		t.Error("a certificate of nobody known is believed")
+		t.Error("connection without the CA succeeded, want an error")
 	}
 	if _, err := as("node", "stop", relay); err != nil {
 		t.Fatal(err)
 	}
 	if log := d.DaemonLog(); strings.Contains(log, "secret") {
-		t.Error("a password is in the daemon's log")
+		t.Error("the daemon's log contains a password")
 	}
 }
 
-// selfSigned makes a certificate for 127.0.0.1 that is its own authority.
+// selfSigned creates a self-signed certificate for 127.0.0.1.
 func selfSigned(t *testing.T, dir string) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -121,7 +121,7 @@ func selfSigned(t *testing.T, dir string) (cert, key string) {
 	return cert, key
 }
 
-// TestEdgeOldProtocol: manager, orchestrator and client over MQTT 3.1.1, on both brokers.
+// TestEdgeOldProtocol: manager, orchestrator and client work over MQTT 3.1.1, with both brokers.
 func TestEdgeOldProtocol(t *testing.T) {
 	for _, mosquitto := range []bool{false, true} {
 		t.Run(map[bool]string{false: "embedded", true: "mosquitto"}[mosquitto], func(t *testing.T) {
@@ -145,10 +145,10 @@ func TestEdgeOldProtocol(t *testing.T) {
 			}
 			for i := range 3 {
 				if got := n.count("app/b", fmt.Sprintf("MESSAGE %d", i)); got != 1 {
-					t.Errorf("message %d was published %d times", i, got)
+					t.Errorf("message %d in app/b: got %d copies, want 1", i, got)
 				}
 				if got := n.count("app/c", fmt.Sprintf("MESSAGE %d", i)); got != 1 {
-					t.Errorf("message %d came %d times: the broker gave it to the node, too", i, got)
+					t.Errorf("message %d in app/c: got %d copies, want 1; the broker must not send it to the node too", i, got)
 				}
 			}
 			n.o.MustEdge("stop", first, second, "--protocol", "4")

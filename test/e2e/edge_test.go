@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// Modules of the examples.
+// Modules in the examples.
 var (
 	relayModule  = filepath.Join(harness.Root(), "examples/edge/relay-c/relay.wasm")
 	tickerModule = filepath.Join(harness.Root(), "examples/edge/ticker-go/ticker.wasm")
@@ -27,7 +27,7 @@ type edgeNode struct {
 	d    *harness.Daemon
 	o    *harness.Orchestrator
 	m    *harness.Mosquitto // nil: the broker is embedded in the daemon
-	addr string             // of the broker
+	addr string             // address of the broker
 	sub  *harness.Subscriber
 }
 
@@ -37,7 +37,7 @@ func brokers(t *testing.T, test func(n *edgeNode), opts ...harness.Option) {
 	t.Run("mosquitto", func(t *testing.T) { test(startEdge(t, true, opts...)) })
 }
 
-// startEdge starts them all and waits until the node's runtime can take modules.
+// startEdge starts broker, daemon and orchestrator, and waits until the node's runtime can run modules.
 func startEdge(t *testing.T, mosquitto bool, opts ...harness.Option) *edgeNode {
 	t.Helper()
 	n := &edgeNode{T: t, addr: harness.FreeAddress(t)}
@@ -56,7 +56,7 @@ func startEdge(t *testing.T, mosquitto bool, opts ...harness.Option) *edgeNode {
 	return n
 }
 
-// relay runs a relay from one topic to another and returns its uuid. It has opened its channels.
+// relay runs a relay from one topic to another, waits until its channels are open, and returns its uuid.
 func (n *edgeNode) relay(name, from, to string, args ...string) string {
 	n.Helper()
 	module := n.o.MustEdge(append([]string{"run", relayModule, "--name", name, "--channel", "in=" + from + ":r:1", "--channel", "out=" + to + ":w:1"}, args...)...)
@@ -64,7 +64,7 @@ func (n *edgeNode) relay(name, from, to string, args ...string) string {
 	return module
 }
 
-// joined waits until a relay takes messages: it runs before it has opened its channels, and until then messages are not for it.
+// joined waits until a relay receives messages. It runs before its channels are open, and misses messages until then.
 func (n *edgeNode) joined(from, to, name string) {
 	n.Helper()
 	harness.Eventually(n.T, waitLimit, func() error {
@@ -76,7 +76,7 @@ func (n *edgeNode) joined(from, to, name string) {
 	})
 }
 
-// publish sends a message by mosquitto_pub with QoS 1.
+// publish publishes a message with QoS 1.
 func (n *edgeNode) publish(topic, payload string) {
 	n.Helper()
 	if err := harness.Publish(n.addr, topic, 1, payload); err != nil {
@@ -84,14 +84,14 @@ func (n *edgeNode) publish(topic, payload string) {
 	}
 }
 
-// relays checks that a message that comes in goes out in capitals.
+// relays checks that a relay republishes a message in upper case.
 func (n *edgeNode) relays(from, to, text string) {
 	n.Helper()
 	n.publish(from, text)
 	n.sub.Wait(to, strings.ToUpper(text))
 }
 
-// count is how many messages with the payload came on the topic.
+// count returns the number of messages with this payload on a topic.
 func (n *edgeNode) count(topic, payload string) int {
 	c := 0
 	for _, m := range n.sub.Messages() {
@@ -102,39 +102,40 @@ func (n *edgeNode) count(topic, payload string) int {
 	return c
 }
 
-// TestEdgePair: two modules talk over channels; a client that is not ours talks with both. One is deleted, the other ends by itself.
+// TestEdgePair: two modules exchange messages over channels, also with a third-party client. One is deleted, the other
+// ends by itself.
 func TestEdgePair(t *testing.T) {
 	brokers(t, func(n *edgeNode) {
 		first := n.relay("first", "app/a", "app/b")
 		second := n.relay("second", "app/b", "app/c")
 		n.relays("app/a", "app/c", "hello modules")
 		if got := n.count("app/b", "HELLO MODULES"); got != 1 {
-			n.Errorf("the broker had what the first module published %d times", got)
+			n.Errorf("the first module's message in app/b: got %d copies, want 1", got)
 		}
 		if pods := n.pods(); len(pods) != 2 {
-			n.Errorf("the node's pods are %q", pods)
+			n.Errorf("pods: got %q, want 2", pods)
 		}
 		n.Log(n.o.MustEdge("ps"))
 		n.o.MustEdge("stop", first)
 		exit := n.exitStatus(first)
 		if exit["reason"] != "killed" {
-			n.Errorf("the deleted module: %v", exit)
+			n.Errorf("exit of the deleted module: got %v, want killed", exit)
 		}
 		n.publish("app/b", "quit")
 		n.o.WaitModule(second, "D")
 		if exit := n.exitStatus(second); exit["reason"] != "exited" || exit["code"] != 3.0 {
-			n.Errorf("the module that has ended: %v", exit)
+			n.Errorf("exit of the other module: got %v, want exited with code 3", exit)
 		}
 		harness.Eventually(n.T, waitLimit, func() error {
 			if pods := n.pods(); len(pods) > 0 {
-				return fmt.Errorf("pods are left: %q", pods)
+				return fmt.Errorf("pods: got %q, want none", pods)
 			}
 			return nil
 		})
 	})
 }
 
-// pods are the IDs of the node's pods in the namespace of modules, in order.
+// pods returns the IDs of the node's pods for modules, sorted.
 func (n *edgeNode) pods() []string {
 	n.Helper()
 	all := metadata.AppendToOutgoingContext(n.Context(), "tripod-pods", "all") // they are not for the kubelet's eyes
@@ -152,19 +153,19 @@ func (n *edgeNode) pods() []string {
 	return ids
 }
 
-// exitStatus is the status object of a dead module's record.
+// exitStatus returns the status object in a dead module's record.
 func (n *edgeNode) exitStatus(module string) map[string]any {
 	n.Helper()
 	record := n.o.WaitModule(module, "D")
 	exit, _ := record["exit"].(map[string]any)
 	status, _ := exit["status"].(map[string]any)
 	if status == nil {
-		n.Errorf("module %s has no exit status: %v", module, record)
+		n.Errorf("record of module %s: got %v, want an exit status", module, record)
 	}
 	return status
 }
 
-// TestEdgeModulesOutliveTheDaemon: SIGKILL of the daemon while modules run and talk.
+// TestEdgeModulesOutliveTheDaemon: modules keep running and exchanging messages after SIGKILL of the daemon.
 func TestEdgeModulesOutliveTheDaemon(t *testing.T) {
 	brokers(t, func(n *edgeNode) {
 		first := n.relay("first", "app/a", "app/b")
@@ -174,13 +175,13 @@ func TestEdgeModulesOutliveTheDaemon(t *testing.T) {
 		for round := range 2 {
 			n.d.Kill()
 			n.d.Start()
-			n.again()
+			n.resubscribe()
 			n.o.WaitRuntime("wasm", "A")
 			text := fmt.Sprintf("after %d", round)
-			harness.Eventually(n.T, waitLimit, func() error { // until the channels are joined again
+			harness.Eventually(n.T, waitLimit, func() error { // until the channels are open again
 				n.publish("app/a", text)
 				if n.count("app/c", strings.ToUpper(text)) == 0 {
-					return errors.New("the modules do not talk")
+					return errors.New("the message has not passed both modules")
 				}
 				return nil
 			})
@@ -188,22 +189,22 @@ func TestEdgeModulesOutliveTheDaemon(t *testing.T) {
 			n.o.WaitModule(second, "A")
 		}
 		if after := n.pods(); !slices.Equal(before, after) {
-			n.Errorf("the pods were %v and are %v", before, after)
+			n.Errorf("pods: got %v, want %v", after, before)
 		}
 		n.o.MustEdge("stop", first, second)
 	})
 }
 
-// again subscribes once more if the broker ended with the daemon.
-func (n *edgeNode) again() {
+// resubscribe subscribes again if the broker ended with the daemon.
+func (n *edgeNode) resubscribe() {
 	n.Helper()
 	if n.m == nil {
 		n.sub = harness.Subscribe(n.T, n.addr, "app/#", "realm/#")
 	}
 }
 
-// TestEdgeBrokerFlaps: the broker is killed and comes back (fault E2): modules on one node go on talking meanwhile, and what they
-// published with QoS 1 arrives afterwards.
+// TestEdgeBrokerFlaps: the broker is killed and restarted (fault E2). Meanwhile modules on one node keep exchanging
+// messages, and their messages with QoS 1 arrive at the broker afterwards.
 func TestEdgeBrokerFlaps(t *testing.T) {
 	n := startEdge(t, true)
 	n.relay("sink", "app/tick", "app/out")
@@ -212,7 +213,7 @@ func TestEdgeBrokerFlaps(t *testing.T) {
 	for range 2 {
 		n.m.Kill()
 		if pods := n.pods(); len(pods) != 2 {
-			n.Errorf("without a broker the pods are %v", pods)
+			n.Errorf("pods without a broker: got %v, want 2", pods)
 		}
 		n.m.Start()
 		n.sub = harness.Subscribe(n.T, n.addr, "app/#", "realm/#")
@@ -224,7 +225,8 @@ func TestEdgeBrokerFlaps(t *testing.T) {
 	n.relays("app/x", "app/y", "a module that came after")
 }
 
-// TestEdgeOrchestratorComesBack: the orchestrator is killed; modules go on, and its record is true when it is back.
+// TestEdgeOrchestratorComesBack: after the orchestrator is killed, modules keep running, and its record is right after
+// its restart.
 func TestEdgeOrchestratorComesBack(t *testing.T) {
 	n := startEdge(t, true)
 	first := n.relay("first", "app/a", "app/b")
@@ -234,7 +236,7 @@ func TestEdgeOrchestratorComesBack(t *testing.T) {
 	n.publish("app/c", "quit") // it ends while nobody keeps the record
 	harness.Eventually(t, waitLimit, func() error {
 		if pods := n.pods(); len(pods) != 1 {
-			return fmt.Errorf("the pods are %q", pods)
+			return fmt.Errorf("pods: got %q, want one", pods)
 		}
 		return nil
 	})
@@ -245,7 +247,7 @@ func TestEdgeOrchestratorComesBack(t *testing.T) {
 	n.o.MustEdge("stop", first)
 }
 
-// TestEdgeExits: the record of a module says how it ended, whichever way that was.
+// TestEdgeExits: the record of a module has the reason and code of its end, for each kind of end.
 func TestEdgeExits(t *testing.T) {
 	n := startEdge(t, false)
 	for name, test := range map[string]struct {
@@ -258,19 +260,20 @@ func TestEdgeExits(t *testing.T) {
 		module := n.relay(name, "app/"+name, "app/out")
 		n.publish("app/"+name, test.message)
 		if exit := n.exitStatus(module); exit["reason"] != test.reason || exit["code"] != test.code {
-			t.Errorf("%s: %v", name, exit)
+			t.Errorf("exit of %s: got %v, want reason %v, code %v", name, exit, test.reason, test.code)
 		}
 	}
 	out, err := n.o.Edge("run", "/no/such/file.wasm")
 	if err == nil || !strings.Contains(err.Error(), "/no/such/file.wasm") {
-		t.Errorf("a file that is not there: %q, %v", out, err)
+		t.Errorf("run of a missing file: got %q, error %v; want an error that names the file", out, err)
 	}
 	if _, err := n.o.Edge("run", relayModule, "--runtime", "nobody"); err == nil || !strings.Contains(err.Error(), "nobody") {
-		t.Errorf("an unknown runtime: %v", err)
+		t.Errorf("run on an unknown runtime: got error %v, want its name", err)
 	}
 }
 
-// TestEdgeBadInput is fault E1 from the outside: each is answered on the error topic, and the next module runs as if nothing were.
+// TestEdgeBadInput tests fault E1 from outside: each bad message is answered on the error topic, and the next module
+// runs normally.
 func TestEdgeBadInput(t *testing.T) {
 	n := startEdge(t, true)
 	first := n.relay("first", "app/a", "app/b")
@@ -288,7 +291,7 @@ func TestEdgeBadInput(t *testing.T) {
 		n.publish("realm/proc/control", bad)
 		harness.Eventually(t, waitLimit, func() error {
 			if bad != "" && len(n.errors()) == before {
-				return fmt.Errorf("no error for %s", bad)
+				return fmt.Errorf("no answer on the error topic to %s", bad)
 			}
 			return nil
 		})
@@ -298,7 +301,7 @@ func TestEdgeBadInput(t *testing.T) {
 	n.o.MustEdge("stop", first, second)
 }
 
-// errors are the answers on the error topic.
+// errors returns the answers on the error topic.
 func (n *edgeNode) errors() []string {
 	var all []string
 	for _, m := range n.sub.Messages() {
@@ -309,7 +312,7 @@ func (n *edgeNode) errors() []string {
 	return all
 }
 
-// TestEdgeSameSessionOnBothBrokers: a scripted session gives the same messages, whoever carries them.
+// TestEdgeSameSessionOnBothBrokers: a scripted session produces the same messages with both brokers.
 func TestEdgeSameSessionOnBothBrokers(t *testing.T) {
 	var sessions [][]string
 	brokers(t, func(n *edgeNode) {
@@ -323,7 +326,7 @@ func TestEdgeSameSessionOnBothBrokers(t *testing.T) {
 		n.o.MustEdge("stop", first)
 		n.o.WaitModule(first, "D")
 		if _, err := n.o.Edge("run", relayModule, "--runtime", "nobody", "--uuid", "33333333-0000-4000-8000-000000000003"); err == nil {
-			n.Error("a module ran on a runtime that is not there")
+			n.Error("run on an unknown runtime succeeded, want an error")
 		}
 		n.sub.Wait("realm/proc/log/orchestrator", "nobody")
 		var session []string
@@ -336,11 +339,11 @@ func TestEdgeSameSessionOnBothBrokers(t *testing.T) {
 		sessions = append(sessions, session)
 	})
 	if len(sessions) == 2 && !slices.Equal(sessions[0], sessions[1]) {
-		t.Errorf("embedded:\n%s\n\nmosquitto:\n%s", strings.Join(sessions[0], "\n"), strings.Join(sessions[1], "\n"))
+		t.Errorf("messages differ; embedded broker:\n%s\n\nmosquitto:\n%s", strings.Join(sessions[0], "\n"), strings.Join(sessions[1], "\n"))
 	}
 }
 
-// sessionLine is a message without what differs from session to session; "" for those that come with time.
+// sessionLine formats a message without the parts that differ between sessions. It returns "" for periodic messages.
 func sessionLine(m harness.Message) string {
 	if strings.HasPrefix(strings.ToLower(m.Payload), "probe ") {
 		return ""

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestFaultC10FilledFilesOfAPod: a container of which nothing was limited fills every file that the node gave it. A pod of each kind
-// starts after that, the node's run directory has all of its room, and the daemon comes back.
+// TestFaultC10FilledFilesOfAPod: a container without limits fills every file that the node provides. Afterwards a pod
+// of each kind starts, the node's run directory has as much free space as before, and the daemon restarts.
 func TestFaultC10FilledFilesOfAPod(t *testing.T) {
 	run := filepath.Join(harness.Dir(), "c10-run")
 	state := filepath.Join(run, "tripod")
@@ -39,7 +39,7 @@ func TestFaultC10FilledFilesOfAPod(t *testing.T) {
 	attacker := d.RunPod(t, harness.PodConfig(t, "attacker")).Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 	for _, file := range []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm/x"} {
 		if _, _, code := attacker.ExecSync("dd", "if=/dev/zero", "of="+file, "bs=1M", "count=200"); code == 0 {
-			t.Errorf("%s takes 200 MiB", file)
+			t.Errorf("write of 200 MiB to %s succeeded, want an error", file)
 		}
 	}
 	eachKind := func() {
@@ -52,7 +52,7 @@ func TestFaultC10FilledFilesOfAPod(t *testing.T) {
 		}
 	}
 	if now := free(); before-min(now, before) > 1<<20 {
-		t.Errorf("the run directory's file system had %d bytes, now %d", before, now)
+		t.Errorf("free space in the run directory: got %d bytes, was %d", now, before)
 	}
 	eachKind()
 	attacker = d.RunPod(t, harness.PodConfig(t, "again")).Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))

@@ -22,16 +22,16 @@ import (
 // disk is a small file system in a file, for one of a daemon's directories.
 type disk struct {
 	dir string
-	// filler takes its room; below is where its file is.
+	// filler is a file or directory that takes up the free space. below is the directory with the image of the disk.
 	filler, below string
-	// covered says that a read-only mount is on top of it.
+	// covered means that a read-only mount covers the disk.
 	covered bool
 }
 
-// mountDisk mounts a new one on dir, which it makes.
+// mountDisk creates dir and mounts a new disk on it.
 func mountDisk(t *testing.T, dir string) *disk {
 	t.Helper()
-	// Its file is on a tmpfs of its own, which can be filled: then the disk below has no room, and writes fail with EIO.
+	// The disk's image is on its own tmpfs. If that is full, writes to the disk fail with EIO.
 	below := filepath.Join(t.TempDir(), "below")
 	d, image := &disk{dir: dir, filler: filepath.Join(dir, "filler"), below: below}, filepath.Join(below, "disk")
 	if err := errors.Join(os.MkdirAll(below, 0o700), os.MkdirAll(dir, 0o700)); err != nil {
@@ -48,7 +48,7 @@ func mountDisk(t *testing.T, dir string) *disk {
 		}
 	})
 	run(t, "truncate", "-s", "192M", image)
-	// Without a journal, which would end the file system at the first error, for good.
+	// No journal, because with one the kernel stops using the file system permanently after the first error.
 	run(t, "mkfs.ext4", "-q", "-m", "0", "-N", "6000", "-O", "^has_journal", image)
 	run(t, "mount", "-o", "loop,errors=continue", image, dir)
 	if err := os.Chmod(dir, 0o700); err != nil {
@@ -64,32 +64,32 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// diskFault happens to a disk.
+// diskFault is a fault of a disk.
 type diskFault struct {
 	name string
-	// at are the directories that it happens to.
+	// at are the directories to test with the fault.
 	at []string
-	// inject makes it happen, or more of it; heal undoes it.
+	// inject causes the fault, or increases it; heal removes it.
 	inject, heal func(t *testing.T, d *disk)
-	// lossy: what was written meanwhile is lost, of the file system's own data too.
+	// lossy means that data written meanwhile is lost, including the file system's metadata.
 	lossy bool
 }
 
 var diskFaults = []diskFault{
 	{"ENOSPC", []string{"root", "images", "run", "logs"}, func(t *testing.T, d *disk) { fillBlocks(t, d.filler) }, func(t *testing.T, d *disk) { removeAll(t, d.filler) }, false},
 	{"inodes", []string{"root", "images", "run", "logs"}, fillInodes, func(t *testing.T, d *disk) { removeAll(t, d.filler) }, false},
-	// What has been written to before can still be written to.
+	// Existing blocks can still be written.
 	{
 		"EIO", []string{"root", "images", "run", "logs"},
 		func(t *testing.T, d *disk) { fillBlocks(t, filepath.Join(d.below, "filler")) },
 		func(t *testing.T, d *disk) { removeAll(t, filepath.Join(d.below, "filler")) },
 		true,
 	},
-	// The root directory and the images are read-only in test/crash.
+	// test/crash tests a read-only root directory and image store.
 	{"EROFS", []string{"run", "logs"}, readOnly, writable, false},
 }
 
-// readOnly makes a disk read-only, or, when files of it are open for writing, for who opens one from now on.
+// readOnly makes a disk read-only. If files on it are open for writing, it is read-only only for files opened later.
 func readOnly(t *testing.T, d *disk) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(d.dir, &fs); err != nil || fs.Flags&unix.ST_RDONLY != 0 {
@@ -123,7 +123,7 @@ func removeAll(t *testing.T, name string) {
 	}
 }
 
-// fillBlocks writes to a file until there is no room for another block.
+// fillBlocks writes to a file until no block is free.
 func fillBlocks(t *testing.T, name string) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -142,7 +142,7 @@ func fillBlocks(t *testing.T, name string) {
 	}
 }
 
-// fillInodes makes files until there can be no more.
+// fillInodes creates files until no inode is free.
 func fillInodes(t *testing.T, d *disk) {
 	if err := os.MkdirAll(d.filler, 0o700); err != nil && !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
@@ -159,9 +159,10 @@ func fillInodes(t *testing.T, d *disk) {
 	}
 }
 
-// TestFaultN5Disk: the disk under each directory of the node's is full, in blocks or in inodes, fails or is read-only, while pods
-// run. The daemon says so to who wants something new, by a code that is not Unknown; it stops and removes what there is; after
-// SIGKILL it starts, knows its pods, stops and removes them; and with the disk well again it does all of its work.
+// TestFaultN5Disk: while pods run, the disk under each of the node's directories is full (in blocks or inodes), fails,
+// or is read-only. The daemon refuses new pods and images with a code other than Unknown, and stops and removes
+// existing pods. After SIGKILL it starts, knows its pods, and stops and removes them. Once the disk is healed, it works
+// again.
 func TestFaultN5Disk(t *testing.T) {
 	for _, fault := range diskFaults {
 		for _, where := range fault.at {
@@ -214,7 +215,7 @@ func testDisk(t *testing.T, where string, fault diskFault) {
 		must := func(call string, err error) {
 			t.Helper()
 			if err != nil {
-				t.Errorf("%s, %s: %v", what, call, err)
+				t.Errorf("%s: %s: %v", what, call, err)
 			}
 		}
 		ctx := context.Background()
@@ -223,7 +224,7 @@ func testDisk(t *testing.T, where string, fault diskFault) {
 		s, err := d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: r.c.ID})
 		must("ContainerStatus", err)
 		if s.GetStatus().GetState() != runtimeapi.ContainerState_CONTAINER_EXITED || s.GetStatus().GetExitCode() != 3 {
-			t.Errorf("%s: %v", what, s.GetStatus())
+			t.Errorf("%s: status: got %v, want exited with code 3", what, s.GetStatus())
 		}
 		_, err = d.CRI().RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: r.c.ID})
 		must("RemoveContainer", err)
@@ -235,14 +236,14 @@ func testDisk(t *testing.T, where string, fault diskFault) {
 	wantsNew(t, d, config("new"), container())
 	ends(pods[0], "running daemon")
 	d.Kill()
-	fault.inject(t, at) // what was removed has made room
+	fault.inject(t, at) // because the removal has freed space
 	if err := d.TryStart(); !d.Running() {
 		t.Fatal(err)
 	} else if err != nil {
-		t.Logf("not ready: %v", err)
+		t.Logf("the daemon is not ready: %v", err)
 	}
 	if s := pods[1].c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		t.Errorf("after the restart: %v", s)
+		t.Errorf("status after the restart: got %v, want running", s)
 	}
 	wantsNew(t, d, config("newer"), container())
 	ends(pods[1], "restarted daemon")
@@ -254,7 +255,7 @@ func testDisk(t *testing.T, where string, fault diskFault) {
 		}
 		for _, c := range resp.GetStatus().GetConditions() {
 			if !c.GetStatus() {
-				return fmt.Errorf("with the disk well again: %v", c)
+				return fmt.Errorf("condition after healing the disk: got %v, want true", c)
 			}
 		}
 		return nil
@@ -268,8 +269,8 @@ func testDisk(t *testing.T, where string, fault diskFault) {
 	ends(pods[2], "healed")
 }
 
-// wantsNew asks for a pod with a container and for an image. Each is given, or refused by a code that says that the node is at
-// fault for the moment; what was given is taken away again.
+// wantsNew runs a pod with a container and pulls an image. Each call must succeed or fail with ResourceExhausted or
+// Unavailable. It removes what it has created.
 func wantsNew(t *testing.T, d *harness.Daemon, config *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -280,10 +281,10 @@ func wantsNew(t *testing.T, d *harness.Daemon, config *runtimeapi.PodSandboxConf
 		switch status.Code(err) {
 		case codes.OK, codes.ResourceExhausted, codes.Unavailable:
 		default:
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got error %v, want success, ResourceExhausted or Unavailable", what, err)
 		}
 		if strings.Contains(status.Convert(err).Message(), "\n") {
-			t.Errorf("%s: an error of several lines: %v", what, err)
+			t.Errorf("%s: got error %q, want one line", what, err)
 		}
 		return err == nil
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// startPod runs a pod that is removed when the test ends.
+// startPod runs a pod, which is removed at the end of the test.
 func startPod(t *testing.T, d *harness.Daemon, opts ...harness.PodOption) *harness.Pod {
 	t.Helper()
 	p := d.RunPod(t, harness.PodConfig(t, "p", opts...))
@@ -27,7 +27,7 @@ func startPod(t *testing.T, d *harness.Daemon, opts ...harness.PodOption) *harne
 	return p
 }
 
-// sleeper runs a pod with one container that does nothing.
+// sleeper runs a pod with one container that only sleeps.
 func sleeper(t *testing.T, d *harness.Daemon, opts ...harness.ContainerOption) *harness.Container {
 	t.Helper()
 	return startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, append([]harness.ContainerOption{harness.Sleep()}, opts...)...))
@@ -43,7 +43,7 @@ func resources(r *runtimeapi.LinuxContainerResources) harness.ContainerOption {
 	return func(c *runtimeapi.ContainerConfig) { c.Linux.Resources = r }
 }
 
-// create asks for a container without expecting to get it.
+// create creates a container and returns the error.
 func create(d *harness.Daemon, p *harness.Pod, config *runtimeapi.ContainerConfig) (string, error) {
 	resp, err := d.CRI().CreateContainer(context.Background(), &runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
 	return resp.GetContainerId(), err
@@ -53,11 +53,11 @@ func create(d *harness.Daemon, p *harness.Pod, config *runtimeapi.ContainerConfi
 func wantCode(t *testing.T, err error, want codes.Code) {
 	t.Helper()
 	if status.Code(err) != want {
-		t.Errorf("code %s (%v), want %s", status.Code(err), err, want)
+		t.Errorf("got code %s (error %v), want %s", status.Code(err), err, want)
 	}
 }
 
-// get is the body of a URL, which is asked for until it is answered with 200.
+// get returns the body of a URL. It repeats the request until the status is 200.
 func get(t *testing.T, url string) string {
 	t.Helper()
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -75,13 +75,14 @@ func get(t *testing.T, url string) string {
 	return body
 }
 
-// waitLimit is how long a condition of another process is waited for.
+// waitLimit is the timeout for conditions of other processes.
 const waitLimit = 30 * time.Second
 
-// lines are the lines of a text without what surrounds them.
+// lines returns the lines of a text without surrounding white space.
 func lines(text string) []string { return strings.Split(strings.TrimSpace(text), "\n") }
 
-// killByCommand sends SIGKILL to the one process of this world with the command line, whose words end in zero bytes.
+// killByCommand sends SIGKILL to a process in the test's PID namespace with this command line, whose arguments end with
+// NUL.
 func killByCommand(t *testing.T, cmdline string) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -101,5 +102,5 @@ func killByCommand(t *testing.T, cmdline string) {
 		}
 		return
 	}
-	t.Fatalf("no process %q", cmdline)
+	t.Fatalf("found no process with the command line %q", cmdline)
 }

@@ -25,7 +25,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// The images of which the content does not matter.
+// Images whose content does not matter.
 const (
 	markers = harness.ImagePrefix + "k8s-staging-cri-tools/test-image-"
 	tags    = markers + "tags"
@@ -33,7 +33,7 @@ const (
 
 func spec(name string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Image: name} }
 
-// imageOf is the status of an image, nil when there is none.
+// imageOf returns the status of an image, or nil if it does not exist.
 func imageOf(t *testing.T, d *harness.Daemon, name string) *runtimeapi.Image {
 	t.Helper()
 	resp, err := d.Images().ImageStatus(context.Background(), spec(name), false)
@@ -60,7 +60,7 @@ func listImages(t *testing.T, d *harness.Daemon) map[string][]string {
 	byID := map[string][]string{}
 	for _, i := range all {
 		if _, twice := byID[i.Id]; twice {
-			t.Errorf("image %s is listed twice", i.Id)
+			t.Errorf("ListImages: got image %s twice", i.Id)
 		}
 		byID[i.Id] = i.RepoTags
 	}
@@ -69,32 +69,32 @@ func listImages(t *testing.T, d *harness.Daemon) map[string][]string {
 
 func TestImages(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Set("image.pinned", []string{harness.Pause}))
-	// pullAndRemove pulls an image, looks at it, and removes it.
+	// pullAndRemove pulls an image, calls check with its status, and removes it.
 	pullAndRemove := func(t *testing.T, name string, check func(*runtimeapi.Image)) {
 		t.Helper()
 		id := d.Pull(t, name)
 		i := imageOf(t, d, name)
 		if i.GetId() != id || i.GetSize() == 0 {
-			t.Fatalf("pulled %s, got %v", id, i)
+			t.Fatalf("status of %s: got %v, want this ID and a size", id, i)
 		}
 		check(i)
 		removeImage(t, d, name)
 		if i := imageOf(t, d, name); i != nil {
-			t.Errorf("after its removal: %v", i)
+			t.Errorf("status after the removal: got %v, want none", i)
 		}
 	}
 	t.Run("public image with tag should be pulled and removed [Conformance]", func(t *testing.T) {
 		name := markers + "tag:test"
 		pullAndRemove(t, name, func(i *runtimeapi.Image) {
 			if !slices.Equal(i.RepoTags, []string{name}) {
-				t.Errorf("tags %v", i.RepoTags)
+				t.Errorf("tags: got %v, want %s", i.RepoTags, name)
 			}
 		})
 	})
 	t.Run("public image without tag should be pulled and removed [Conformance]", func(t *testing.T) {
 		pullAndRemove(t, markers+"latest", func(i *runtimeapi.Image) {
 			if !slices.Equal(i.RepoTags, []string{markers + "latest:latest"}) {
-				t.Errorf("tags %v", i.RepoTags)
+				t.Errorf("tags: got %v, want the tag latest", i.RepoTags)
 			}
 		})
 	})
@@ -104,7 +104,7 @@ func TestImages(t *testing.T) {
 		removeImage(t, d, markers+"digest")
 		pullAndRemove(t, name, func(i *runtimeapi.Image) {
 			if len(i.RepoTags) != 0 || !slices.Equal(i.RepoDigests, []string{name}) {
-				t.Errorf("tags %v, digests %v", i.RepoTags, i.RepoDigests)
+				t.Errorf("got tags %v, digests %v; want no tag and %s", i.RepoTags, i.RepoDigests, name)
 			}
 		})
 	})
@@ -113,7 +113,7 @@ func TestImages(t *testing.T) {
 		i := imageOf(t, d, markers+"latest:latest")
 		for _, name := range []string{markers + "latest", i.RepoDigests[0], id, strings.TrimPrefix(id, "sha256:")} {
 			if got := imageOf(t, d, name); got.GetId() != id {
-				t.Errorf("by %s: %v", name, got)
+				t.Errorf("status of %s: got %v, want the image %s", name, got, id)
 			}
 		}
 		removeImage(t, d, id)
@@ -127,7 +127,7 @@ func TestImages(t *testing.T) {
 					uid = fmt.Sprint(i.Uid.Value)
 				}
 				if got := uid + "/" + i.Username; got != want {
-					t.Errorf("%s: uid and user name are %s, want %s", name, got, want)
+					t.Errorf("user of %s: got %s, want %s", name, got, want)
 				}
 			})
 		}
@@ -140,12 +140,12 @@ func TestImages(t *testing.T) {
 		all := listImages(t, d)
 		for _, id := range ids {
 			if all[id] == nil {
-				t.Errorf("%s is not listed", id)
+				t.Errorf("ListImages: image %s is missing", id)
 			}
 			removeImage(t, d, id)
 		}
 		if all := listImages(t, d); len(all) != 0 {
-			t.Errorf("left: %v", all)
+			t.Errorf("images after the removals: got %v, want none", all)
 		}
 	})
 	t.Run("listImage should get exactly 3 repoTags in the result image [Conformance]", func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestImages(t *testing.T) {
 			id = d.Pull(t, name)
 		}
 		if got := listImages(t, d)[id]; !slices.Equal(slices.Sorted(slices.Values(got)), want) {
-			t.Errorf("the image has the tags %v, want %v", got, want)
+			t.Errorf("tags of the image: got %v, want %v", got, want)
 		}
 		removeImage(t, d, id)
 	})
@@ -165,7 +165,7 @@ func TestImages(t *testing.T) {
 		}
 		removeImage(t, d, tags+":2")
 		if all := listImages(t, d); len(all) != 0 {
-			t.Errorf("left: %v", all)
+			t.Errorf("images after the removal by tag: got %v, want none", all)
 		}
 	})
 	t.Run("removing image from one registry should remove all tags from other registries [Conformance]", func(t *testing.T) {
@@ -174,20 +174,20 @@ func TestImages(t *testing.T) {
 		d.Pull(t, other)
 		removeImage(t, d, tags+":1")
 		if i := imageOf(t, d, other); i != nil {
-			t.Errorf("left: %v", i)
+			t.Errorf("status of %s after the removal: got %v, want none", other, i)
 		}
 	})
 	t.Run("should list and get image status immediately after pulling [Conformance]", func(t *testing.T) {
 		id := d.Pull(t, markers+"1")
 		if all := listImages(t, d); all[id] == nil || imageOf(t, d, markers+"1").GetId() != id {
-			t.Errorf("not there: %v", all)
+			t.Errorf("images after the pull: got %v, want %s", all, id)
 		}
 	})
 	t.Run("should not list or get image status immediately after removal [Conformance]", func(t *testing.T) {
 		id := d.Pull(t, markers+"1")
 		removeImage(t, d, markers+"1")
 		if all := listImages(t, d); all[id] != nil || imageOf(t, d, markers+"1") != nil || imageOf(t, d, id) != nil {
-			t.Errorf("still there: %v", all)
+			t.Errorf("images after the removal: got %v, want no %s", all, id)
 		}
 	})
 	t.Run("should not fail on simultaneous RemoveImage calls [Conformance]", func(t *testing.T) {
@@ -207,20 +207,20 @@ func TestImages(t *testing.T) {
 		c := sleeper(t, d)
 		all, err := d.Runtime().ListContainers(context.Background(), &runtimeapi.ContainerFilter{Id: c.ID})
 		if err != nil || len(all) != 1 {
-			t.Fatalf("listed %v with error %v, want one container", all, err)
+			t.Fatalf("ListContainers: got %v, error %v; want one container", all, err)
 		}
 		if s := c.Status(); s.ImageId != id || all[0].ImageId != id || imageOf(t, d, harness.Busybox).Id != id || listImages(t, d)[id] == nil {
-			t.Errorf("pull says %s, status %s, list %s", id, s.ImageId, all[0].ImageId)
+			t.Errorf("image IDs: got %s in the status and %s in the list, want %s", s.ImageId, all[0].ImageId, id)
 		}
 	})
 	t.Run("should return the same image identifier when pulled from different registries [Conformance]", func(t *testing.T) {
 		other := strings.Replace(tags, harness.ImagePrefix, "other.test/", 1) + ":1"
 		if a, b := d.Pull(t, tags+":1"), d.Pull(t, other); a != b {
-			t.Errorf("%s and %s", a, b)
+			t.Errorf("IDs of the same image from two registries: got %s and %s, want the same", a, b)
 		}
 		i := imageOf(t, d, tags+":1")
 		if len(i.RepoTags) != 2 || len(i.RepoDigests) != 2 {
-			t.Errorf("tags %v, digests %v", i.RepoTags, i.RepoDigests)
+			t.Errorf("got tags %v, digests %v; want two of each", i.RepoTags, i.RepoDigests)
 		}
 		removeImage(t, d, other)
 	})
@@ -229,7 +229,7 @@ func TestImages(t *testing.T) {
 		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Index, harness.Shell("cat /platform")))
 		c.WaitExit(0)
 		if got := harness.Text(c.Logs(), ""); !strings.Contains(got, runtime.GOARCH) {
-			t.Errorf("/platform is %q on %s", got, runtime.GOARCH)
+			t.Errorf("/platform: got %q, want %s", got, runtime.GOARCH)
 		}
 	})
 	t.Run("a manifest without an index", func(t *testing.T) { pullAndRemove(t, harness.Bare, func(*runtimeapi.Image) {}) })
@@ -237,10 +237,10 @@ func TestImages(t *testing.T) {
 		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Layers, harness.Sleep()))
 		want := "a\nb\nbecomes-dir\nkept\nlink\nlinked\nopaque\nreplaced\nsetuid\n"
 		if got := c.Must("ls", "/layers"); got != want {
-			t.Errorf("%q, want %q", got, want)
+			t.Errorf("files in /layers: got %q, want %q", got, want)
 		}
 		if got := c.Must("sh", "-c", "cd /layers && cat replaced link && ls opaque && stat -c %a becomes-dir setuid && test a -ef b && echo linked"); got != "high\nlow\nnew\n750\n4755\nlinked\n" {
-			t.Errorf("%q", got)
+			t.Errorf("content, modes and links in /layers: got %q", got)
 		}
 	})
 	t.Run("pinned images say so", func(t *testing.T) {
@@ -254,7 +254,7 @@ func TestImages(t *testing.T) {
 		d.Pull(t, harness.Config)
 		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Config))
 		if s := c.Status(); len(s.Labels) != 0 || len(s.Annotations) != 0 {
-			t.Errorf("labels %v, annotations %v", s.Labels, s.Annotations)
+			t.Errorf("got labels %v, annotations %v; want none", s.Labels, s.Annotations)
 		}
 	})
 	t.Run("an image in use is kept for its container", func(t *testing.T) {
@@ -275,39 +275,39 @@ func TestImageFsInfo(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(info.ImageFilesystems) == 0 || len(info.ContainerFilesystems) == 0 {
-			t.Fatalf("want a file system of images and one of containers, got %v", info)
+			t.Fatalf("ImageFsInfo: got %v, want file systems of images and of containers", info)
 		}
 		f := info.ImageFilesystems[0]
 		if fi, err := os.Stat(f.FsId.GetMountpoint()); err != nil || !fi.IsDir() || f.Timestamp == 0 || f.InodesUsed == nil {
-			t.Errorf("want a directory, a time and a number of inodes, got %v (%v)", f, err)
+			t.Errorf("file system of images: got %v (error %v), want a directory, a time and a number of inodes", f, err)
 		}
 		return f.UsedBytes.GetValue()
 	}
 	before := used(t)
 	d.Pull(t, harness.Nginx)
-	d.Restart() // figures are kept for ten seconds: these are the first of a new life
+	d.Restart() // because the daemon caches the figures for ten seconds
 	size := imageOf(t, d, harness.Nginx).Size
 	t.Run("usage should increase momentarily when an image is pulled", func(t *testing.T) {
 		if got := used(t); got < before+size/2 {
-			t.Errorf("%d bytes before, %d after an image of %d", before, got, size)
+			t.Errorf("usage after the pull: got %d bytes, was %d; the image has %d", got, before, size)
 		}
 	})
 	t.Run("usage should decrease eventually when an image is removed", func(t *testing.T) {
 		removeImage(t, d, harness.Nginx)
 		harness.Eventually(t, 30*time.Second, func() error {
 			if got := used(t); got > before+size/10 {
-				return fmt.Errorf("%d bytes before, %d after the removal", before, got)
+				return fmt.Errorf("usage after the removal: got %d bytes, was %d before the pull", got, before)
 			}
 			return nil
 		})
 	})
 }
 
-// unruly are registries with other manners than docker-registry's, each under a host name of its own.
+// unruly is a set of registries that misbehave or are unusual, each with its own host name.
 type unruly struct {
 	dir      string
 	upstream *url.URL
-	blobs    atomic.Int32 // how many were asked for
+	blobs    atomic.Int32 // number of blob requests
 }
 
 func newUnruly(t *testing.T) *unruly {
@@ -406,7 +406,7 @@ func TestPullFailures(t *testing.T) {
 	for name, image := range map[string]string{"a registry that is down": "down.test" + path, "a registry that stops sending": "stalls.test" + path} {
 		t.Run(name+" has the error that the kubelet knows", func(t *testing.T) {
 			_, err := d.Images().PullImage(context.Background(), spec(image), nil, nil)
-			// The kubelet compares the beginning of what its client hands it.
+			// The kubelet compares the beginning of its client's error text.
 			text := ""
 			if s, ok := status.FromError(err); ok {
 				text = s.Message()
@@ -414,7 +414,7 @@ func TestPullFailures(t *testing.T) {
 				text = err.Error()
 			}
 			if !strings.HasPrefix(text, crierrors.ErrRegistryUnavailable.Error()) || !strings.Contains(text, strings.SplitN(image, "/", 2)[0]) {
-				t.Errorf("got %v, want %v and the registry's name", err, crierrors.ErrRegistryUnavailable)
+				t.Errorf("PullImage: got error %v, want %v and the registry's name", err, crierrors.ErrRegistryUnavailable)
 			}
 		})
 	}
@@ -424,16 +424,16 @@ func TestPullFailures(t *testing.T) {
 		if err := pull(context.Background(), "locked.test"+path, good); err != nil {
 			t.Error(err)
 		}
-		// What one login has pulled is not another's.
+		// An image that one login has pulled is not available to others.
 		wantCode(t, pull(context.Background(), "locked.test"+path, nil), codes.Unauthenticated)
 		if log := d.DaemonLog(); strings.Contains(log, "secret") || strings.Contains(log, "guess") {
-			t.Error("a password is in the log")
+			t.Error("the daemon's log contains a password")
 		}
 	})
 	t.Run("a failed pull leaves no image", func(t *testing.T) {
 		for _, host := range []string{"liar.test", "stalls.test", "down.test"} {
 			if i := imageOf(t, d, host+path); i != nil {
-				t.Errorf("the failed pull from %s left the image %v", host, i)
+				t.Errorf("image after the failed pull from %s: got %v, want none", host, i)
 			}
 		}
 	})
@@ -448,7 +448,7 @@ func TestPullFailures(t *testing.T) {
 		}
 		pulls.Wait()
 		if n := u.blobs.Load(); n > 3 { // the configuration and two layers
-			t.Errorf("%d blobs were asked for", n)
+			t.Errorf("blob requests: got %d, want at most 3", n)
 		}
 	})
 }
