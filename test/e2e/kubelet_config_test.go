@@ -15,11 +15,11 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// limits are a container's resources: CPU in thousandths (request and limit), memory in bytes; 0 is none.
+// limits are a container's resources: CPU request and limit in thousandths of a CPU, memory limit in bytes; 0 means none.
 type limits struct{ cpuRequest, cpuLimit, memory int64 }
 
-// linux are the limits as the kubelet tells them: in full each time, and with a limit for every size of huge pages. On cgroup v2
-// it always says something of the memory's files.
+// linux converts the limits to a kubelet's message: always complete, with a limit for every size of huge pages, and on cgroup
+// v2 with values for the memory controller's files.
 func (l limits) linux() *runtimeapi.LinuxContainerResources {
 	const period = 100_000
 	r := &runtimeapi.LinuxContainerResources{
@@ -54,7 +54,7 @@ func (l limits) linux() *runtimeapi.LinuxContainerResources {
 	return r
 }
 
-// sandboxConfig is the configuration of an attempt at a pod.
+// sandboxConfig returns the configuration of the sandbox with this attempt number.
 func (k *kubelet) sandboxConfig(p *kubePod, attempt uint32) *runtimeapi.PodSandboxConfig {
 	c := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: p.name, Namespace: "ns", Uid: p.uid, Attempt: attempt},
@@ -85,7 +85,8 @@ func (k *kubelet) sandboxConfig(p *kubePod, attempt uint32) *runtimeapi.PodSandb
 	return c
 }
 
-// namespaces are those of the pod and of each container: of its own are the processes, unless the pod shares them.
+// namespaces returns the namespace options of the pod and its containers. Each container has its own PID namespace unless the
+// pod shares one.
 func (p *kubePod) namespaces() *runtimeapi.NamespaceOption {
 	n := &runtimeapi.NamespaceOption{
 		Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE},
@@ -102,7 +103,7 @@ func (p *kubePod) namespaces() *runtimeapi.NamespaceOption {
 	return n
 }
 
-// containerConfig is the configuration of an attempt at a container; the files that it mounts are made here.
+// containerConfig returns the configuration of the container with this attempt number, and creates the files that it mounts.
 func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string, attempt uint32) *runtimeapi.ContainerConfig {
 	k.t.Helper()
 	dir := k.dir(p)
@@ -161,7 +162,7 @@ func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string,
 	return config
 }
 
-// imageUser is what the kubelet asks a container to run as whose pod does not say it: the image's user, and else root.
+// imageUser returns the user with which the kubelet runs a container if the pod names none: the image's user, otherwise root.
 func (k *kubelet) imageUser(image string) (*runtimeapi.Int64Value, string) {
 	k.t.Helper()
 	resp, err := k.images.ImageStatus(context.Background(), &runtimeapi.ImageSpec{Image: image}, false)
@@ -175,13 +176,13 @@ func (k *kubelet) imageUser(image string) (*runtimeapi.Int64Value, string) {
 	return &runtimeapi.Int64Value{}, ""
 }
 
-// kubeMaskedPaths are those that procMount: Default hides; not every kernel has them all.
+// kubeMaskedPaths are the paths that procMount: Default hides. Some kernels do not have all of them.
 var kubeMaskedPaths = []string{
 	"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
 	"/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
 }
 
-// hierarchies are the mount points of the cgroup hierarchies that a kubelet manages.
+// hierarchies returns the mount points of the cgroup hierarchies that a kubelet manages.
 func (k *kubelet) hierarchies() []string {
 	all, err := filepath.Glob("/sys/fs/cgroup/*/tasks")
 	k.must(err)
@@ -215,8 +216,8 @@ func (k *kubelet) makeCgroup(p *kubePod) {
 	}
 }
 
-// destroyCgroup removes the pod's cgroup with all that is below it, while the runtime still knows the pod. Processes
-// in it would be killed; there must be none.
+// destroyCgroup removes the pod's cgroup and all cgroups below it, while the runtime still knows the pod. A kubelet kills
+// processes in it; here it must contain none.
 func (k *kubelet) destroyCgroup(p *kubePod) {
 	k.t.Helper()
 	for _, root := range k.hierarchies() {

@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
-// TestModelWritesAsAKubelet holds the model's requests for a pod whose author asked for nothing against those that a kubelet
-// writes: the same fields, and the same security and resources.
+// TestModelWritesAsAKubelet compares the model's requests for a pod with default settings with those of a kubelet: they have
+// the same fields, and the same security context and resources.
 func TestModelWritesAsAKubelet(t *testing.T) {
 	name := "plain"
 	if onV2() {
@@ -29,7 +29,7 @@ func TestModelWritesAsAKubelet(t *testing.T) {
 	p := k.newPod("plain", c)
 	container, sandbox := k.containerConfig(p, c, d.Pull(t, harness.Busybox), 0), k.sandboxConfig(p, 0)
 	for _, r := range []*runtimeapi.LinuxContainerResources{container.Linux.Resources, want.Container.Linux.Resources} {
-		r.HugepageLimits = nil // one for each size that a machine has
+		r.HugepageLimits = nil // depends on the machine's page sizes
 		delete(r.Unified, "memory.swap.max")
 	}
 	for what, pair := range map[string][2]proto.Message{
@@ -39,22 +39,22 @@ func TestModelWritesAsAKubelet(t *testing.T) {
 		"sandbox resources":  {sandbox.Linux.Resources, want.Sandbox.Linux.Resources},
 	} {
 		if !proto.Equal(pair[0], pair[1]) {
-			t.Errorf("%s: the model writes\n%v\na kubelet\n%v", what, pair[0], pair[1])
+			t.Errorf("%s: the model sends\n%v\nbut a kubelet sends\n%v", what, pair[0], pair[1])
 		}
 	}
-	container.Envs = nil // the model's pods have variables
+	container.Envs = nil // only the model's pods have variables
 	for _, m := range container.Mounts {
-		m.Readonly = false // and a token
+		m.Readonly = false // only a kubelet's pods have a token, which is read-only
 	}
 	if ours, theirs := fields(sandbox), fields(want.Sandbox); !slices.Equal(ours, theirs) {
-		t.Errorf("of a sandbox the model sets\n%q\na kubelet\n%q", ours, theirs)
+		t.Errorf("fields of a sandbox: the model sets\n%q\nbut a kubelet sets\n%q", ours, theirs)
 	}
 	if ours, theirs := fields(container), fields(want.Container); !slices.Equal(ours, theirs) {
-		t.Errorf("of a container the model sets\n%q\na kubelet\n%q", ours, theirs)
+		t.Errorf("fields of a container: the model sets\n%q\nbut a kubelet sets\n%q", ours, theirs)
 	}
 }
 
-// fields lists the fields that a message and those in it have set, of maps their keys as well, in order.
+// fields lists the set fields of a message and of the messages in it, and the keys of maps, sorted.
 func fields(m proto.Message) []string {
 	seen := map[string]bool{}
 	var walk func(prefix string, m protoreflect.Message)

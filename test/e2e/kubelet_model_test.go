@@ -23,10 +23,10 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// kubelet is a model of the kubelet: what it asks of a runtime, in which order, and what it makes of the answers. It
-// keeps no state of pods but their specifications and what its relists found: like the kubelet it learns all else from
-// the runtime, so that a second one over the same directory is a kubelet that was restarted. test/kubelet runs the real
-// one; what that does and this does not is a defect of the model.
+// kubelet is a model of the kubelet: its calls to a runtime, their order, and its reactions to the answers. Its only state of
+// pods is their specifications and the results of its relists. Like the kubelet it gets everything else from the runtime, so
+// a second model over the same directory simulates a restarted kubelet. test/kubelet runs the real kubelet; a difference
+// between the two is a defect of the model.
 //
 //	wait(pod, until …) ──▶ relist ──▶ sync ──▶ RunPodSandbox, CreateContainer, StartContainer, StopContainer …
 //	        ▲                │         garbage collection
@@ -36,7 +36,7 @@ type kubelet struct {
 	d       *harness.Daemon
 	runtime internalapi.RuntimeService
 	images  internalapi.ImageManagerService
-	// root and logs stand for /var/lib/kubelet and /var/log/pods, cgroups for /kubepods/burstable.
+	// root replaces /var/lib/kubelet, logs replaces /var/log/pods, and cgroups replaces /kubepods/burstable.
 	root, logs, cgroups string
 	pleg                pleg
 }
@@ -57,7 +57,7 @@ const (
 	restartNever
 )
 
-// kubePod is what the kubelet has of a pod from the API server.
+// kubePod is a pod as the kubelet gets it from the API server.
 type kubePod struct {
 	name, uid        string
 	init, containers []*kubeContainer
@@ -65,36 +65,36 @@ type kubePod struct {
 	restart          int
 	sharePID         bool
 	hostNetwork      bool
-	ofNode           bool // privileged, with the node's processes and IPC
+	ofNode           bool // privileged, in the node's PID and IPC namespaces
 	handler          string
 	ports            []*runtimeapi.PortMapping
 	sysctls          map[string]string
-	restricted       bool  // of that level of the Pod Security Standards, without a user of its own
+	restricted       bool  // according to the Pod Security Standards, without its own user
 	grace            int64 // seconds
 
-	deleted    bool // by the user: to be ended
-	terminated bool // ended, and its cgroup is gone
+	deleted    bool // by the user, so the kubelet must end it
+	terminated bool // ended, and its cgroup removed
 }
 
 // kubeContainer is a container in a pod's specification.
 type kubeContainer struct {
 	name, image        string
 	command            []string
-	sidecar            bool // an init container that stays
+	sidecar            bool // an init container that keeps running
 	postStart, preStop []string
-	target             string // ephemeral: the container whose processes it sees
+	target             string // for an ephemeral container, the container whose processes it sees
 	limits             limits
 	change             func(*runtimeapi.ContainerConfig)
 }
 
-// newPod makes a pod and, as the kubelet does before it asks the runtime for anything, the pod's cgroup and directories.
+// newPod returns a new pod. Like the kubelet, it creates the pod's cgroup and directories before the first call to the runtime.
 func (k *kubelet) newPod(name string, containers ...*kubeContainer) *kubePod {
 	k.t.Helper()
 	p := &kubePod{name: name, uid: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()), containers: containers, grace: 30}
 	k.makeCgroup(p)
 	k.must(os.MkdirAll(k.dir(p), 0o750))
 	k.t.Cleanup(func() {
-		p.grace = 2 // many have a first process that does not take SIGTERM
+		p.grace = 2 // because the first process of many containers ignores SIGTERM
 		newKubelet(k.t, k.d).remove(p)
 	})
 	return p
@@ -111,13 +111,13 @@ func (k *kubelet) dir(p *kubePod) string    { return filepath.Join(k.root, "pods
 func (k *kubelet) logDir(p *kubePod) string { return filepath.Join(k.logs, "ns_"+p.name+"_"+p.uid) }
 func (k *kubelet) cgroup(p *kubePod) string { return k.cgroups + "/pod" + p.uid }
 
-// podStatus is what the runtime reports about a pod, the newest first.
+// podStatus is the runtime's report of a pod's sandboxes and containers, newest first.
 type podStatus struct {
 	sandboxes  []*runtimeapi.PodSandboxStatus
 	containers []*runtimeapi.ContainerStatus
 }
 
-// sandbox is the newest sandbox if it is ready.
+// sandbox returns the newest sandbox if it is ready, otherwise nil.
 func (s *podStatus) sandbox() *runtimeapi.PodSandboxStatus {
 	if len(s.sandboxes) > 0 && s.sandboxes[0].State == ready {
 		return s.sandboxes[0]
@@ -125,7 +125,7 @@ func (s *podStatus) sandbox() *runtimeapi.PodSandboxStatus {
 	return nil
 }
 
-// of is the newest container of the name.
+// of returns the newest container with c's name.
 func (s *podStatus) of(c *kubeContainer) *runtimeapi.ContainerStatus {
 	for _, status := range s.containers {
 		if status.Labels["io.kubernetes.container.name"] == c.name {
@@ -143,7 +143,7 @@ func (s *podStatus) state(c *kubeContainer) string {
 	return strings.ToLower(strings.TrimPrefix(status.State.String(), "CONTAINER_"))
 }
 
-// status asks for all of a pod, by its UID.
+// status gets the status of all sandboxes and containers of a pod, by its UID.
 func (k *kubelet) status(p *kubePod) *podStatus {
 	k.t.Helper()
 	ctx, byUID := context.Background(), map[string]string{"io.kubernetes.pod.uid": p.uid}
@@ -157,7 +157,7 @@ func (k *kubelet) status(p *kubePod) *podStatus {
 		}
 		k.must(err)
 		if resp.Timestamp == 0 || resp.Status.Metadata.Uid != p.uid || item.CreatedAt != resp.Status.CreatedAt {
-			k.t.Errorf("sandbox listed as %v has the status %v", item, resp)
+			k.t.Errorf("status of sandbox %v: got %v, want the same metadata and times", item, resp)
 		}
 		s.sandboxes = append(s.sandboxes, resp.Status)
 	}
@@ -171,7 +171,7 @@ func (k *kubelet) status(p *kubePod) *podStatus {
 		k.must(err)
 		c := resp.Status
 		if item.ImageId == "" || item.ImageId != c.ImageId || item.Image.GetImage() != c.Image.GetImage() || c.State < item.State {
-			k.t.Errorf("container listed as %v has the status %v", item, c)
+			k.t.Errorf("status of container %v: got %v, want the same image and no earlier state", item, c)
 		}
 		s.containers = append(s.containers, c)
 	}
@@ -180,7 +180,7 @@ func (k *kubelet) status(p *kubePod) *podStatus {
 	return s
 }
 
-// wait relists, syncs and collects garbage until cond is nil. All that it knows of the pod is what its cache says.
+// wait relists, syncs and collects garbage until cond returns nil. It knows the pod only from its cache.
 func (k *kubelet) wait(p *kubePod, cond func(*podStatus) error) *podStatus {
 	k.t.Helper()
 	var s *podStatus
@@ -192,7 +192,7 @@ func (k *kubelet) wait(p *kubePod, cond func(*podStatus) error) *podStatus {
 	return s
 }
 
-// states is a condition: container names with their states, as in "web running, job exited".
+// states waits until the containers have these states, such as "web running, job exited".
 func (k *kubelet) states(p *kubePod, want string) *podStatus {
 	k.t.Helper()
 	return k.wait(p, func(s *podStatus) error {
@@ -201,13 +201,13 @@ func (k *kubelet) states(p *kubePod, want string) *podStatus {
 			got = append(got, c.name+" "+s.state(c))
 		}
 		if text := strings.Join(got, ", "); text != want {
-			return fmt.Errorf("%s; want %s", text, want)
+			return fmt.Errorf("states of the containers: got %s, want %s", text, want)
 		}
 		return nil
 	})
 }
 
-// sync brings a pod one step nearer to what it should be.
+// sync takes one step towards the desired state of a pod.
 func (k *kubelet) sync(p *kubePod, s *podStatus) {
 	k.t.Helper()
 	switch {
@@ -249,7 +249,7 @@ func (s *podStatus) readySandboxes() (all []*runtimeapi.PodSandboxStatus) {
 	return all
 }
 
-// finished reports whether a pod has run and none of its containers is to run again.
+// finished reports whether all containers of a pod have ended and none must run again.
 func (k *kubelet) finished(p *kubePod, s *podStatus) bool {
 	if p.restart == restartAlways {
 		return false
@@ -262,8 +262,8 @@ func (k *kubelet) finished(p *kubePod, s *podStatus) bool {
 	return true
 }
 
-// shouldStart reports whether a container is to be started (again). One that was created and never started, by a
-// kubelet that crashed in between, is left to garbage collection.
+// shouldStart reports whether a container must be started, or started again. A container that was created but never started,
+// because the kubelet crashed in between, is left to garbage collection.
 func (k *kubelet) shouldStart(p *kubePod, c *runtimeapi.ContainerStatus) bool {
 	switch {
 	case c == nil:
@@ -276,7 +276,7 @@ func (k *kubelet) shouldStart(p *kubePod, c *runtimeapi.ContainerStatus) bool {
 	return p.restart == restartAlways || p.restart == restartOnFailure && c.ExitCode != 0
 }
 
-// syncInit runs the init containers one after the other; true means that the others may start.
+// syncInit runs the init containers in order. It returns true if the other containers can start.
 func (k *kubelet) syncInit(p *kubePod, s *podStatus) bool {
 	begun := slices.ContainsFunc(p.containers, func(c *kubeContainer) bool { return s.state(c) == "running" })
 	for _, c := range p.init {
@@ -293,7 +293,7 @@ func (k *kubelet) syncInit(p *kubePod, s *podStatus) bool {
 	return true
 }
 
-// newSandbox makes the next attempt at a pod: what runs of it is stopped, and its init containers run again.
+// newSandbox creates the pod's next sandbox. It stops the pod's running containers, and init containers run again.
 func (k *kubelet) newSandbox(p *kubePod, s *podStatus) *podStatus {
 	k.t.Helper()
 	ctx := context.Background()
@@ -317,15 +317,15 @@ func (k *kubelet) newSandbox(p *kubePod, s *podStatus) *podStatus {
 			}
 		}
 	}
-	k.relistPod(p) // a relist falls between the sandbox and its containers sooner or later
+	k.relistPod(p) // simulates a relist between the creation of the sandbox and of its containers
 	s = k.status(p)
 	if s.sandbox().GetId() != id {
-		k.t.Errorf("sandbox %s is not the newest that is ready: %v", id, s.sandboxes)
+		k.t.Errorf("newest ready sandbox: got %v, want %s", s.sandboxes, id)
 	}
 	return s
 }
 
-// start makes the image be there, creates a container, starts it and runs its hook.
+// start pulls the image if necessary, creates a container, starts it and runs its hook.
 func (k *kubelet) start(p *kubePod, s *podStatus, c *kubeContainer) {
 	k.t.Helper()
 	ctx := context.Background()
@@ -343,18 +343,18 @@ func (k *kubelet) start(p *kubePod, s *podStatus, c *kubeContainer) {
 	sandbox := s.sandbox()
 	id, err := k.runtime.CreateContainer(ctx, sandbox.Id, config, k.sandboxConfig(p, sandbox.Metadata.Attempt))
 	if status.Code(err) == codes.FailedPrecondition && len(k.status(p).readySandboxes()) == 0 {
-		k.t.Logf("CreateContainer %s/%s: %v", p.name, c.name, err) // the sandbox was lost since the status was read
+		k.t.Logf("CreateContainer %s/%s: %v", p.name, c.name, err) // the sandbox has ended since the status was read
 		return
 	}
 	if err != nil {
 		k.t.Fatalf("CreateContainer %s/%s: %v", p.name, c.name, err)
 	}
 	if err := k.runtime.StartContainer(ctx, id); err != nil {
-		k.t.Logf("StartContainer %s/%s: %v", p.name, c.name, err) // an event of the pod; the status has the rest
+		k.t.Logf("StartContainer %s/%s: %v", p.name, c.name, err) // a kubelet creates an event; the status has the details
 		return
 	}
 	if _, err := os.Stat(filepath.Join(k.logDir(p), config.LogPath)); err != nil {
-		k.t.Errorf("a container that runs has no log for kubectl: %v", err)
+		k.t.Errorf("log of a running container: %v", err)
 	}
 	if c.postStart == nil {
 		return
@@ -364,7 +364,7 @@ func (k *kubelet) start(p *kubePod, s *podStatus, c *kubeContainer) {
 	}
 }
 
-// ensureImage is what imagePullPolicy IfNotPresent does; the answer is what a container is created from.
+// ensureImage pulls an image unless it exists (imagePullPolicy IfNotPresent) and returns the ID from which to create containers.
 func (k *kubelet) ensureImage(name string) string {
 	k.t.Helper()
 	ctx, spec := context.Background(), &runtimeapi.ImageSpec{Image: name}
@@ -378,17 +378,17 @@ func (k *kubelet) ensureImage(name string) string {
 	return ref
 }
 
-// stopAll stops what runs of a pod, sidecars last, and its sandboxes.
+// stopAll stops a pod's running containers, sidecars last, and its sandboxes.
 func (k *kubelet) stopAll(p *kubePod, s *podStatus) {
 	k.t.Helper()
 	k.stopContainers(p, s, p.containers, p.ephemeral)
 	k.stopContainers(p, s, p.init)
-	for _, sandbox := range s.sandboxes { // stopped ones as well: the kubelet does not remember
+	for _, sandbox := range s.sandboxes { // also stopped sandboxes, because the kubelet does not remember them
 		k.must(k.runtime.StopPodSandbox(context.Background(), sandbox.Id))
 	}
 }
 
-// stopContainers runs the hooks of the containers that run and stops them, all at a time.
+// stopContainers runs the hooks of the running containers and stops them, all in parallel.
 func (k *kubelet) stopContainers(p *kubePod, s *podStatus, lists ...[]*kubeContainer) {
 	k.t.Helper()
 	var all sync.WaitGroup
@@ -413,20 +413,20 @@ func (k *kubelet) stopContainers(p *kubePod, s *podStatus, lists ...[]*kubeConta
 	all.Wait()
 }
 
-// terminate ends a pod. Its cgroup goes at once, its containers and sandboxes when garbage is collected.
+// terminate ends a pod and removes its cgroup. Garbage collection removes its containers and sandboxes.
 func (k *kubelet) terminate(p *kubePod, s *podStatus) {
 	k.t.Helper()
 	k.stopAll(p, s)
 	for _, c := range k.status(p).containers {
 		if c.State == running {
-			k.t.Errorf("%s runs after the pod was stopped", c.Metadata.Name)
+			k.t.Errorf("state of %s after the pod was stopped: got running, want exited", c.Metadata.Name)
 		}
 	}
 	k.destroyCgroup(p)
 	p.terminated = true
 }
 
-// remove deletes a pod and waits until there is nothing of it.
+// remove deletes a pod and waits until nothing of it is left.
 func (k *kubelet) remove(p *kubePod) {
 	k.t.Helper()
 	p.deleted = true
@@ -439,14 +439,14 @@ func (k *kubelet) remove(p *kubePod) {
 		k.removeSandbox(sandbox.Id)
 	}
 	k.must(os.RemoveAll(k.logDir(p)))
-	k.must(os.RemoveAll(k.dir(p))) // fails while a volume is held
+	k.must(os.RemoveAll(k.dir(p))) // fails if a volume is still in use
 	if s := k.status(p); len(s.containers)+len(s.sandboxes) > 0 {
-		k.t.Errorf("left of %s: %v", p.name, s)
+		k.t.Errorf("status of %s after its removal: got %v, want none", p.name, s)
 	}
 }
 
-// collect removes what a running pod no longer needs: all but the newest dead container of a name, and sandboxes
-// that are neither the newest nor have containers.
+// collect removes the garbage of a running pod: all dead containers of a name except the newest, and all sandboxes without
+// containers except the newest.
 func (k *kubelet) collect(p *kubePod, s *podStatus) {
 	k.t.Helper()
 	dead := map[string]int{}
@@ -468,8 +468,8 @@ func (k *kubelet) collect(p *kubePod, s *podStatus) {
 	}
 }
 
-// removeContainer removes the log first: a container whose log is there is found again. That the newest container of a
-// unit pod goes with its pod is an error that the kubelet logs.
+// removeContainer removes the log and then the container, like the kubelet. For the newest container of a unit pod, which is
+// removed with its pod, the call returns an error, which the kubelet only logs.
 func (k *kubelet) removeContainer(c *runtimeapi.ContainerStatus) {
 	k.t.Helper()
 	if err := os.Remove(c.LogPath); err != nil && !os.IsNotExist(err) {
@@ -483,7 +483,7 @@ func (k *kubelet) removeContainer(c *runtimeapi.ContainerStatus) {
 	k.must(err)
 }
 
-// unit reports whether the ID of a container names a sandbox as well.
+// unit reports whether the ID of a container is also the ID of a sandbox.
 func (k *kubelet) unit(id string) bool {
 	_, err := k.runtime.PodSandboxStatus(context.Background(), id, false)
 	return err == nil
@@ -495,7 +495,7 @@ func (k *kubelet) removeSandbox(id string) {
 	k.must(k.runtime.RemovePodSandbox(context.Background(), id))
 }
 
-// relist looks at the whole node as the kubelet's pod lifecycle event generator does, and at what must always hold.
+// relist lists all pods and containers, like the kubelet's pod lifecycle event generator, and checks the invariants.
 func (k *kubelet) relist() map[string]string {
 	k.t.Helper()
 	ctx := context.Background()
@@ -509,14 +509,14 @@ func (k *kubelet) relist() map[string]string {
 		states[s.Id] = s.State.String()
 		if uid := s.Metadata.Uid; s.State == ready {
 			if readyOf[uid] != "" {
-				k.t.Errorf("pod %s has two ready sandboxes", uid)
+				k.t.Errorf("ready sandboxes of pod %s: got two, want at most one", uid)
 			}
 			readyOf[uid] = s.Id
 		}
 	}
 	for _, c := range containers {
 		if _, ok := states[c.PodSandboxId]; !ok {
-			k.t.Errorf("container %s has a sandbox that is not listed: %v", c.Id, slices.Collect(maps.Keys(states)))
+			k.t.Errorf("sandbox of container %s: got %s, want one of the listed %v", c.Id, c.PodSandboxId, slices.Collect(maps.Keys(states)))
 		}
 		states[c.Id] = c.State.String()
 	}

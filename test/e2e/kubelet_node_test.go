@@ -27,8 +27,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// kubeResize is an in-place resize: the pod's cgroup is the kubelet's, the container's the runtime's. Raising begins
-// with the pod, lowering with the container.
+// kubeResize tests an in-place resize. The kubelet changes the pod's cgroup, the runtime the container's. To raise limits it
+// begins with the pod, to lower them with the container.
 func kubeResize(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps(""), limits: limits{cpuRequest: 100, cpuLimit: 200, memory: 32 << 20}}
@@ -45,41 +45,41 @@ func kubeResize(t *testing.T, k *kubelet) {
 		now := k.status(p).of(c)
 		if got, want := now.GetResources().GetLinux(), to.linux(); got.CpuShares != want.CpuShares || got.CpuQuota != want.CpuQuota ||
 			got.CpuPeriod != want.CpuPeriod || got.MemoryLimitInBytes != want.MemoryLimitInBytes {
-			t.Errorf("the status tells %v, want %v", got, want)
+			t.Errorf("resources in the status: got %v, want %v", got, want)
 		}
 		if got := k.limitsIn(k.containerCgroup(p, now.Id)); got != to {
-			t.Errorf("the cgroup has %+v, want %+v", got, to)
+			t.Errorf("limits of the cgroup: got %+v, want %+v", got, to)
 		}
 	}
-	// A limit that is removed is -1, of swap as well where the node accounts for it.
+	// -1 removes a limit, also of swap if the node accounts for it.
 	none := c.limits.linux()
 	none.CpuQuota, none.MemoryLimitInBytes, none.MemorySwapLimitInBytes = -1, -1, -min(none.MemorySwapLimitInBytes, 1)
 	k.limitPod(p, limits{cpuRequest: 100})
 	k.must(k.runtime.UpdateContainerResources(ctx, s.of(c).Id, &runtimeapi.ContainerResources{Linux: none}))
 	if got := k.limitsIn(k.containerCgroup(p, s.of(c).Id)); got.cpuLimit != 0 || got.memory != 0 {
-		t.Errorf("the cgroup has %+v", got)
+		t.Errorf("limits of the cgroup: got %+v, want none", got)
 	}
 	now := k.status(p).of(c)
 	if r := now.GetResources().GetLinux(); r.GetCpuQuota() > 0 || r.GetMemoryLimitInBytes() > 0 || now.Id != s.of(c).Id || now.StartedAt != s.of(c).StartedAt {
 		t.Errorf("want the same start of container %s and no limits, got %v", s.of(c).Id, now)
 	}
-	// The CPU manager sets the CPUs alone, every ten seconds; the rest stays.
+	// The CPU manager sets only the CPUs, every ten seconds. All other limits stay.
 	k.must(k.runtime.UpdateContainerResources(ctx, s.of(c).Id, &runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: "0"}}))
 	if got := k.limitsIn(k.containerCgroup(p, s.of(c).Id)); got.cpuRequest != 100 || got.cpuLimit != 0 {
-		t.Errorf("the cgroup has %+v", got)
+		t.Errorf("limits of the cgroup: got %+v, want a CPU request of 100 and no limit", got)
 	}
-	// A container that has CPUs of its own is made without a limit on their time.
+	// A container with exclusive CPUs has no limit of CPU time.
 	exclusive := &kubeContainer{name: "exclusive", image: harness.Busybox, command: sleeps(""), limits: limits{cpuRequest: 1000}, change: func(c *runtimeapi.ContainerConfig) {
 		c.Linux.Resources.CpuQuota, c.Linux.Resources.CpusetCpus = -1, "0"
 	}}
 	p.containers = append(p.containers, exclusive)
 	s = k.states(p, "c running, exclusive running")
 	if got := k.limitsIn(k.containerCgroup(p, s.of(exclusive).Id)); got.cpuLimit != 0 {
-		t.Errorf("the cgroup has %+v", got)
+		t.Errorf("limits of the cgroup: got %+v, want no CPU limit", got)
 	}
 }
 
-// containerCgroup is a container's cgroup below the pod's, as a path in every hierarchy.
+// containerCgroup returns the path of a container's cgroup in each hierarchy.
 func (k *kubelet) containerCgroup(p *kubePod, id string) string {
 	k.t.Helper()
 	root := memoryRoot()
@@ -91,7 +91,7 @@ func (k *kubelet) containerCgroup(p *kubePod, id string) string {
 		return nil
 	})
 	if found == "" {
-		k.t.Fatalf("container %s has no cgroup below the pod's", id)
+		k.t.Fatalf("found no cgroup of container %s below the pod's", id)
 	}
 	return found
 }
@@ -115,7 +115,7 @@ func cpuRoot() string {
 	return "/sys/fs/cgroup/cpu"
 }
 
-// limitPod sets the limits of the pod's cgroup, as the kubelet does.
+// limitPod sets the limits of the pod's cgroup, like the kubelet.
 func (k *kubelet) limitPod(p *kubePod, l limits) {
 	k.t.Helper()
 	r := l.linux()
@@ -146,13 +146,13 @@ func (k *kubelet) limitsIn(cgroup string) limits {
 		data, err := os.ReadFile(filepath.Join(root, cgroup, file))
 		k.must(err)
 		n, _ := strconv.ParseInt(strings.Fields(string(data))[0], 10, 64) // "max" is none
-		if n < 0 || n > 1<<60 {                                           // v1 tells no limit of memory as the largest number of pages
+		if n < 0 || n > 1<<60 {                                           // v1 shows a missing memory limit as the largest number of pages
 			return 0
 		}
 		return n
 	}
 	if onV2() {
-		// The weight is 1 + (shares-2)*9999/262142; back, to the nearest hundred thousandths of a CPU.
+		// Inverts weight = 1 + (shares-2)*9999/262142, rounded to hundreds of thousandths of a CPU.
 		shares := (number(cpuRoot(), "cpu.weight")-1)*262142/9999 + 2
 		return limits{cpuRequest: (shares*1000/1024 + 50) / 100 * 100, cpuLimit: number(cpuRoot(), "cpu.max") / 100, memory: number(memoryRoot(), "memory.max")}
 	}
@@ -162,7 +162,7 @@ func (k *kubelet) limitsIn(cgroup string) limits {
 	}
 }
 
-// kubeIdentity: what a container is in a pod with a security context, as it sees it itself and as the status tells it.
+// kubeIdentity checks the effects of a pod's security context, from inside the container and in its status.
 func kubeIdentity(t *testing.T, k *kubelet) {
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
 	c.change = func(config *runtimeapi.ContainerConfig) {
@@ -180,7 +180,7 @@ func kubeIdentity(t *testing.T, k *kubelet) {
 		t.Helper()
 		out, errout, err := k.runtime.ExecSync(context.Background(), s.of(c).Id, shell(script), 0)
 		if err != nil {
-			t.Errorf("%s: %v\n%s", script, err, errout)
+			t.Errorf("exec %q: %v\n%s", script, err, errout)
 		}
 		return strings.TrimSpace(string(out))
 	}
@@ -201,18 +201,18 @@ func kubeIdentity(t *testing.T, k *kubelet) {
 		"ls /sys/firmware | wc -l; wc -c </proc/keys":                                  "0\n0",
 	} {
 		if got := exec(script); got != want {
-			t.Errorf("%s:\n%s\nwant\n%s", script, got, want)
+			t.Errorf("%s: got\n%s\nwant\n%s", script, got, want)
 		}
 	}
 	if u := s.of(c).GetUser().GetLinux(); u.GetUid() != 1000 || u.GetGid() != 3000 || !slices.Contains(u.GetSupplementalGroups(), 2000) {
-		t.Errorf("the status tells the user %v", u)
+		t.Errorf("user in the status: got %v, want 1000:3000 with group 2000", u)
 	}
 	if i := s.of(c); i.Image.GetImage() != harness.Busybox || i.ImageId != k.ensureImage(harness.Busybox) || i.ImageRef == "" {
-		t.Errorf("the status tells the image %v, %s, %s", i.Image, i.ImageRef, i.ImageId)
+		t.Errorf("image in the status: got %v, ref %s, ID %s; want %s", i.Image, i.ImageRef, i.ImageId, harness.Busybox)
 	}
 }
 
-// kubeStats: the figures that the kubelet uses without a look whether they are there.
+// kubeStats checks the figures that the kubelet uses without testing whether they are set.
 func kubeStats(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("dd if=/dev/zero of=/x bs=1M count=2")}
@@ -228,7 +228,7 @@ func kubeStats(t *testing.T, k *kubelet) {
 	seen := 0
 	for _, stats := range all {
 		if stats.Attributes.GetLabels()["io.kubernetes.pod.uid"] == "" || stats.Attributes.GetMetadata().GetName() == "" {
-			t.Errorf("attributes %v", stats.Attributes)
+			t.Errorf("attributes: got %v, want the pod's UID and a name", stats.Attributes)
 		}
 		if stats.Attributes.Id == s.of(c).Id {
 			seen++
@@ -236,24 +236,24 @@ func kubeStats(t *testing.T, k *kubelet) {
 		}
 	}
 	if seen != 1 {
-		t.Errorf("%d figures of the container", seen)
+		t.Errorf("stats of the container: got %d, want 1", seen)
 	}
 	pods, err := k.runtime.ListPodSandboxStats(ctx, &runtimeapi.PodSandboxStatsFilter{})
 	k.must(err)
 	for _, stats := range pods {
 		l := stats.GetLinux()
 		if stats.GetAttributes().GetMetadata().GetUid() == "" || l.GetCpu().GetUsageCoreNanoSeconds() == nil || l.GetMemory().GetWorkingSetBytes() == nil || l.GetProcess().GetProcessCount() == nil {
-			t.Errorf("want a uid, CPU, memory and process figures, got %v", stats)
+			t.Errorf("pod stats: got %v, want a UID, CPU, memory and process figures", stats)
 		}
 		if l.GetNetwork() != nil && (l.Network.DefaultInterface == nil || l.Network.Timestamp == 0) {
-			t.Errorf("network without an interface: %v", l.Network)
+			t.Errorf("network figures: got %v, want a default interface and a time", l.Network)
 		}
 		for _, c := range l.GetContainers() {
 			checkFigures(t, c)
 		}
 	}
 	if len(pods) < 2 {
-		t.Errorf("want the figures of two pods or more, got %v", pods)
+		t.Errorf("pod stats: got %v, want at least two pods", pods)
 	}
 }
 
@@ -261,14 +261,14 @@ func checkFigures(t *testing.T, s *runtimeapi.ContainerStats) {
 	t.Helper()
 	layer := s.GetWritableLayer()
 	if err := syscall.Statfs(layer.GetFsId().GetMountpoint(), new(syscall.Statfs_t)); err != nil || layer.GetUsedBytes() == nil || layer.GetInodesUsed() == nil {
-		t.Errorf("writable layer %v: %v", layer, err)
+		t.Errorf("writable layer: got %v, error %v; want a mount point, bytes and inodes", layer, err)
 	}
 	if s.GetCpu().GetTimestamp() == 0 || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 || s.GetMemory().GetTimestamp() == 0 || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
-		t.Errorf("want CPU and memory figures with their times, got %v", s)
+		t.Errorf("container stats: got %v, want CPU and memory figures with their times", s)
 	}
 }
 
-// kubeLogs reads a log as kubectl logs -f does, over a rotation and to the container's end.
+// kubeLogs reads a log like kubectl logs -f, over a rotation and until the container's end.
 func kubeLogs(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: shell("echo before; echo oops >&2; until test -e /data/go; do usleep 10000; done; echo after; sleep 1; echo last")}
@@ -284,21 +284,21 @@ func kubeLogs(t *testing.T, k *kubelet) {
 	k.must(os.Rename(s.of(c).LogPath, s.of(c).LogPath+".20261121-090000"))
 	k.must(k.runtime.ReopenContainerLog(ctx, s.of(c).Id))
 	if _, err := os.Stat(s.of(c).LogPath); err != nil {
-		t.Errorf("after a rotation: %v", err)
+		t.Errorf("log after a rotation: %v", err)
 	}
 	k.must(os.WriteFile(filepath.Join(k.dir(p), "emptydir", "go"), nil, 0o644))
 	select {
 	case err := <-ended:
 		k.must(err)
 	case <-time.After(waitLimit):
-		t.Fatal("kubectl logs -f does not end with the container")
+		t.Fatal("following the log did not end with the container")
 	}
 	if got := stdout.String(); got != "before\nafter\nlast\n" {
-		t.Errorf("%q", got)
+		t.Errorf("followed log: got %q, want three lines", got)
 	}
 }
 
-// kubeCopy is kubectl cp in both directions: an archive through tar's standard input, and back through its output.
+// kubeCopy copies a file like kubectl cp: as an archive to tar's standard input, and back from its output.
 func kubeCopy(t *testing.T, k *kubelet) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -319,10 +319,10 @@ func kubeCopy(t *testing.T, k *kubelet) {
 			k.must(err)
 			code, err := harness.Stream(ctx, protocol, resp.Url, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: &stderr})
 			if err != nil || code != 0 {
-				t.Errorf("%s %q: %d, %v, %s", protocol, argv, code, err, &stderr)
+				t.Errorf("%s %q: got code %d, error %v, stderr %s; want success", protocol, argv, code, err, &stderr)
 			}
 		}
-		if protocol == harness.SPDY { // version 4 over WebSocket cannot tell tar that its input has ended; the kubelet speaks SPDY
+		if protocol == harness.SPDY { // version 4 over WebSocket cannot signal the end of tar's input; the kubelet speaks SPDY
 			exec(&archive, io.Discard, "tar", "-xmf", "-", "-C", "/")
 		}
 		var back bytes.Buffer
@@ -333,12 +333,12 @@ func kubeCopy(t *testing.T, k *kubelet) {
 		}
 		got, err := io.ReadAll(r)
 		if err != nil || sha256.Sum256(got) != sha256.Sum256(content) {
-			t.Errorf("%s: %d bytes came back, %v", protocol, len(got), err)
+			t.Errorf("%s: copied file: got %d bytes, error %v; want the bytes sent", protocol, len(got), err)
 		}
 	}
 }
 
-// kubeImages: image garbage collection finds what is in use by the containers' image IDs, and removes by ID.
+// kubeImages: image garbage collection finds images in use by the containers' image IDs, and removes images by ID.
 func kubeImages(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
@@ -351,7 +351,7 @@ func kubeImages(t *testing.T, k *kubelet) {
 	for _, i := range images {
 		inUse := slices.ContainsFunc(containers, func(c *runtimeapi.Container) bool { return c.ImageId == i.Id })
 		if i.Size == 0 || i.Id == s.of(c).ImageId && !inUse || i.Id == unused && (inUse || i.Pinned) {
-			t.Errorf("want a size, no pin, and use by the pod's container alone, got %v, in use: %t", i, inUse)
+			t.Errorf("image: got %v, in use: %t; want a size, no pin, and use only by the pod's container", i, inUse)
 		}
 	}
 	k.must(k.images.RemoveImage(ctx, &runtimeapi.ImageSpec{Image: unused}))
@@ -361,16 +361,16 @@ func kubeImages(t *testing.T, k *kubelet) {
 	}
 }
 
-// kubeHostNetwork is a static pod on the node's network, of a RuntimeClass with a handler.
+// kubeHostNetwork tests a static pod on the node's network whose RuntimeClass has a handler.
 func kubeHostNetwork(t *testing.T, k *kubelet) {
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
 	p := k.newPod("host", c)
 	p.hostNetwork, p.handler = true, "linux"
-	p.ports = []*runtimeapi.PortMapping{{ContainerPort: 6443, HostPort: 6443}} // for the scheduler; there is nothing to map
+	p.ports = []*runtimeapi.PortMapping{{ContainerPort: 6443, HostPort: 6443}} // only for the scheduler; a pod on the node's network needs no mapping
 	s := k.states(p, "c running")
 	sandbox := s.sandbox()
 	if n := sandbox.GetLinux().GetNamespaces().GetOptions().GetNetwork(); n != runtimeapi.NamespaceMode_NODE || sandbox.RuntimeHandler != "linux" {
-		t.Errorf("want the handler linux on the node's network, got %v", sandbox)
+		t.Errorf("sandbox: got %v, want the handler linux on the node's network", sandbox)
 	}
 	out, _, err := k.runtime.ExecSync(context.Background(), s.of(c).Id, shell("hostname; readlink /proc/self/ns/net"), 0)
 	k.must(err)
@@ -379,12 +379,12 @@ func kubeHostNetwork(t *testing.T, k *kubelet) {
 	netns, err := os.Readlink("/proc/self/ns/net")
 	k.must(err)
 	if got := strings.TrimSpace(string(out)); got != name+"\n"+netns {
-		t.Errorf("%s, want %s, %s", got, name, netns)
+		t.Errorf("host name and network namespace: got %s, want %s, %s", got, name, netns)
 	}
 }
 
-// kubeNodePod is kubectl debug node/NAME, and what a node's agents are: a privileged pod that has the node's root
-// directory with all that is mounted below. Other pods come and go meanwhile, without a trace.
+// kubeNodePod tests a pod like those of kubectl debug node/NAME and of a node's agents: a privileged pod that mounts the
+// node's root directory with all mounts below it. Other pods are created and removed meanwhile, and leave nothing.
 func kubeNodePod(t *testing.T, k *kubelet) {
 	other := func(name string) *kubePod {
 		p := k.newPod(name, &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")})
@@ -406,18 +406,18 @@ func kubeNodePod(t *testing.T, k *kubelet) {
 	script := fmt.Sprintf("chroot /host /bin/sh -c 'test -e %s' && tr '\\0' ' ' </proc/%d/cmdline && mkdir /kubelet/csi && mount -t tmpfs csi /kubelet/csi", k.d.Socket, k.d.Pid())
 	out, errout, err := k.runtime.ExecSync(context.Background(), s.of(agent).Id, shell(script), 0)
 	if err != nil || !strings.Contains(string(out), "daemon") {
-		t.Errorf("%s%s: %v", out, errout, err)
+		t.Errorf("script in the agent: got stdout %s, stderr %s, error %v", out, errout, err)
 	}
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if k.must(err); !strings.Contains(string(mounts), filepath.Join(k.root, "csi")) {
-		t.Error("what the agent mounted for pods is not on the node")
+		t.Error("the agent's mount for pods is missing on the node")
 	}
 	k.remove(before)
 	k.remove(after)
 	k.must(syscall.Unmount(filepath.Join(k.root, "csi"), 0))
 }
 
-// kubeEvents is evented PLEG: every event has the pod and all of its containers as they were right after it.
+// kubeEvents tests evented PLEG: each event has the status of the pod and all its containers right after the event.
 func kubeEvents(t *testing.T, k *kubelet) {
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
@@ -441,7 +441,7 @@ func kubeEvents(t *testing.T, k *kubelet) {
 	for !slices.Contains(got, "pod DELETED") {
 		e, err := stream.Recv()
 		if err != nil {
-			t.Fatalf("the stream ended with %v after the events %v, want pod DELETED", err, got)
+			t.Fatalf("end of the events after %v: got error %v, want the event pod DELETED", got, err)
 		}
 		if e.PodSandboxStatus.GetMetadata().GetUid() != p.uid {
 			continue
@@ -450,23 +450,23 @@ func kubeEvents(t *testing.T, k *kubelet) {
 		who := map[string]string{sandbox: "pod ", container: "c "}[e.ContainerId]
 		got = append(got, who+kind)
 		if e.CreatedAt < last || e.PodSandboxStatus.GetId() != sandbox || len(e.PodSandboxStatus.Labels) == 0 {
-			t.Errorf("%s: %v", who+kind, e)
+			t.Errorf("event %s: got %v, want the pod's status and ascending times", who+kind, e)
 		}
 		last = e.CreatedAt
 		states := map[string]runtimeapi.ContainerState{"c CREATED": created, "c STARTED": running, "c STOPPED": exited}
 		if want, ok := states[who+kind]; ok && (len(e.ContainersStatuses) != 1 || e.ContainersStatuses[0].State != want) {
-			t.Errorf("%s: %v", who+kind, e.ContainersStatuses)
+			t.Errorf("event %s: got container statuses %v, want one that is %v", who+kind, e.ContainersStatuses, want)
 		}
 		if who+kind == "c DELETED" && len(e.ContainersStatuses) != 0 {
-			t.Errorf("%s: %v", who+kind, e.ContainersStatuses)
+			t.Errorf("event %s: got container statuses %v, want none", who+kind, e.ContainersStatuses)
 		}
 	}
 	if want := "pod CREATED, pod STARTED, c CREATED, c STARTED, c STOPPED, pod STOPPED, c DELETED, pod DELETED"; strings.Join(got, ", ") != want {
-		t.Errorf("%s\nwant %s", strings.Join(got, ", "), want)
+		t.Errorf("events: got %s, want %s", strings.Join(got, ", "), want)
 	}
 }
 
-// kubeNotFound: what was removed is NotFound to those who ask, and no error to those who remove.
+// kubeNotFound: for a removed pod or container, queries return NotFound and removals succeed.
 func kubeNotFound(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
@@ -481,7 +481,7 @@ func kubeNotFound(t *testing.T, k *kubelet) {
 	_, createErr := k.runtime.CreateContainer(ctx, sandbox, k.containerConfig(p, c, k.ensureImage(c.image), 1), k.sandboxConfig(p, 0))
 	for what, err := range map[string]error{"PodSandboxStatus": sandboxErr, "ContainerStatus": containerErr, "ExecSync": execErr, "CreateContainer": createErr} {
 		if status.Code(err) != codes.NotFound {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got error %v, want NotFound", what, err)
 		}
 	}
 	k.must(errors.Join(k.runtime.StopPodSandbox(ctx, sandbox), k.runtime.RemovePodSandbox(ctx, sandbox), k.runtime.RemoveContainer(ctx, container)))

@@ -7,26 +7,26 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// pleg is the kubelet's pod lifecycle event generator (pkg/kubelet/pleg/generic.go of Kubernetes 1.37). A kubelet decides
-// by its cache of pods, and renews a pod's entry only when a relist finds one of its IDs in another state.
+// pleg models the kubelet's pod lifecycle event generator (pkg/kubelet/pleg/generic.go of Kubernetes 1.37). The kubelet
+// decides according to its cache of pods, and updates a pod in it only if a relist finds one of its IDs in another state.
 //
-// It holds containers and sandboxes in one map by bare ID, containers first: what has the ID of a sandbox that is ready
-// can start unseen.
+// It keeps containers and sandboxes in one map by ID, containers first. So it can miss the start of a container whose ID is
+// also that of a ready sandbox.
 type pleg struct {
-	// seen is the state of each ID at the last relist, by the pod's UID.
+	// seen maps the pod's UID to the state of each of its IDs at the last relist.
 	seen map[string]map[string]string
-	// cache is what the kubelet believes of each pod.
+	// cache is the kubelet's cache of pods, by UID.
 	cache map[string]*podStatus
 }
 
-// The states of PLEG. A container that is created and does not run is unknown to it.
+// The states of PLEG. A container that was created but not started is unknown.
 const (
 	plegRunning = "running"
 	plegExited  = "exited"
 	plegUnknown = "unknown"
 )
 
-// plegStates are the states of a pod's IDs now.
+// plegStates returns the current states of a pod's IDs.
 func (k *kubelet) plegStates(p *kubePod) map[string]string {
 	k.t.Helper()
 	ctx, byUID := context.Background(), map[string]string{"io.kubernetes.pod.uid": p.uid}
@@ -54,7 +54,7 @@ func (k *kubelet) plegStates(p *kubePod) map[string]string {
 	return states
 }
 
-// relistPod is one relist of a pod: the cache is renewed when there is an event.
+// relistPod makes one relist of a pod, and updates the cache if a state has changed.
 func (k *kubelet) relistPod(p *kubePod) {
 	k.t.Helper()
 	now := k.plegStates(p)
@@ -64,7 +64,7 @@ func (k *kubelet) relistPod(p *kubePod) {
 	k.pleg.seen[p.uid], k.pleg.cache[p.uid] = now, k.status(p)
 }
 
-// cached is the pod as the kubelet believes it to be.
+// cached returns the pod's status in the cache.
 func (k *kubelet) cached(p *kubePod) *podStatus {
 	k.t.Helper()
 	k.relistPod(p)

@@ -23,14 +23,14 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// sleeps is a command that runs until it is asked to end, and says when it is.
+// sleeps returns a command that runs the script before, runs until SIGTERM, and then prints a line.
 func sleeps(before string) []string {
 	return []string{"sh", "-c", before + "\ntrap 'echo asked to end; exit 0' TERM; sleep 3600 & wait"}
 }
 
 func shell(script string) []string { return []string{"sh", "-c", script} }
 
-// TestKubeletStartUp asks what a kubelet asks before it runs the first pod.
+// TestKubeletStartUp makes the calls that a kubelet makes before it runs the first pod.
 func TestKubeletStartUp(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t)
@@ -44,7 +44,7 @@ func TestKubeletStartUp(t *testing.T) {
 	k.must(err)
 	for _, c := range s.Status.Conditions {
 		if !c.Status {
-			t.Errorf("condition %v", c)
+			t.Errorf("condition: got %v, want true", c)
 		}
 	}
 	var handlers []string
@@ -52,23 +52,23 @@ func TestKubeletStartUp(t *testing.T) {
 		handlers = append(handlers, h.Name)
 	}
 	if !slices.Contains(handlers, "") || !slices.Contains(handlers, "linux") || !s.Features.GetSupplementalGroupsPolicy() {
-		t.Errorf("handlers %q, features %v", handlers, s.Features)
+		t.Errorf("got handlers %q, features %v; want the handlers \"\" and linux, and SupplementalGroupsPolicy", handlers, s.Features)
 	}
 	config, err := k.runtime.RuntimeConfig(ctx)
 	k.must(err)
 	if got := config.GetLinux().GetCgroupDriver(); got != runtimeapi.CgroupDriver_CGROUPFS {
-		t.Errorf("cgroup driver %v", got)
+		t.Errorf("cgroup driver: got %v, want cgroupfs", got)
 	}
 	fs, err := k.images.ImageFsInfo(ctx)
 	k.must(err)
 	for _, u := range slices.Concat(fs.ImageFilesystems, fs.ContainerFilesystems) {
-		// The mount point is given to statfs(2), the numbers are used without a look whether they are there.
+		// The kubelet passes the mount point to statfs(2) and uses the numbers without testing whether they are set.
 		if err := syscall.Statfs(u.GetFsId().GetMountpoint(), new(syscall.Statfs_t)); err != nil || u.UsedBytes == nil || u.InodesUsed == nil || u.Timestamp == 0 {
-			t.Errorf("file system %v: %v", u, err)
+			t.Errorf("file system: got %v, error %v; want a mount point, bytes, inodes and a time", u, err)
 		}
 	}
 	if len(fs.ImageFilesystems) != 1 || len(fs.ContainerFilesystems) != 1 {
-		t.Errorf("want one file system of images and one of containers, got %v", fs)
+		t.Errorf("ImageFsInfo: got %v, want one file system of images and one of containers", fs)
 	}
 	streaming, err := criclient.NewRemoteRuntimeServiceBuilder().WithEndpoint("unix://" + d.Socket).WithConnectionTimeout(waitLimit).WithUseStreaming(true).Build(ctx)
 	k.must(err)
@@ -77,15 +77,15 @@ func TestKubeletStartUp(t *testing.T) {
 	_, statsErr := streaming.ListContainerStats(ctx, nil)
 	_, podStatsErr := streaming.ListPodSandboxStats(ctx, nil)
 	k.must(errors.Join(podsErr, containersErr, statsErr, podStatsErr, streaming.Close(ctx)))
-	// What the kubelet has an answer to when the runtime does not have it.
+	// Calls that a runtime need not implement, because the kubelet handles the error.
 	_, err = d.CRI().UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: "x"})
 	wantCode(t, err, codes.Unimplemented)
 	_, err = k.runtime.ListMetricDescriptors(ctx)
 	wantCode(t, err, codes.Unimplemented)
 }
 
-// TestKubeletTellsThePodCIDR gives the node its range of pod addresses while there are pods already: those keep theirs,
-// and reach the new ones.
+// TestKubeletTellsThePodCIDR sets the node's range of pod addresses while pods run. Those pods keep their addresses, and new
+// pods can reach them.
 func TestKubeletTellsThePodCIDR(t *testing.T) {
 	ctx := context.Background()
 	k := newKubelet(t, harness.StartDaemon(t))
@@ -102,22 +102,22 @@ func TestKubeletTellsThePodCIDR(t *testing.T) {
 		after := k.newPod("after", client)
 		s := k.states(after, "c running")
 		if ip := s.sandbox().GetNetwork().GetIp(); !strings.HasPrefix(ip, "10.244.7.") {
-			t.Errorf("a new pod has %s", ip)
+			t.Errorf("address of a new pod: got %s, want 10.244.7.x", ip)
 		}
 		url := "http://" + old.sandbox().GetNetwork().GetIp() + "/"
 		request := fmt.Sprintf("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 %s 80 | grep -q '200 OK'", old.sandbox().GetNetwork().GetIp())
 		if _, errout, err := k.runtime.ExecSync(ctx, s.of(client).Id, shell(request), 0); err != nil {
-			t.Errorf("the old pod does not answer the new one: %v: %s", err, errout)
+			t.Errorf("request from the new pod to the old one: %v: %s", err, errout)
 		}
 		get(t, url)
 		k.remove(after)
 	}
 	if again := k.status(before); again.sandbox().String() != old.sandbox().String() {
-		t.Errorf("was %v, is %v", old.sandbox(), again.sandbox())
+		t.Errorf("sandbox status of the old pod: got %v, want %v", again.sandbox(), old.sandbox())
 	}
 }
 
-// TestKubeletWaitsForTheNetwork is a node whose network plugin comes by a pod, as with a DaemonSet.
+// TestKubeletWaitsForTheNetwork: a pod installs the node's network plugin, as with a DaemonSet. Other pods wait for it.
 func TestKubeletWaitsForTheNetwork(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t, harness.Set("network.default.enabled", false))
@@ -133,13 +133,13 @@ func TestKubeletWaitsForTheNetwork(t *testing.T) {
 		return nil
 	}
 	if err := networkReady(); err == nil || !strings.Contains(err.Error(), "net.d") {
-		t.Errorf("without a configuration: %v", err)
+		t.Errorf("NetworkReady without a configuration: got %v, want a message that names net.d", err)
 	}
 	waiting := k.newPod("waiting", &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")})
 	_, err := d.CRI().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: k.sandboxConfig(waiting, 0)})
 	wantCode(t, err, codes.FailedPrecondition)
 	if s := k.status(waiting); len(s.sandboxes) != 0 {
-		t.Errorf("left of a pod that was refused: %v", s.sandboxes)
+		t.Errorf("sandboxes of a refused pod: got %v, want none", s.sandboxes)
 	}
 	list := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "installed", "plugins": [{"type": "bridge", "bridge": %q, "isGateway": true,
 		"ipam": {"type": "host-local", "subnet": "10.199.0.0/24", "dataDir": %q}}]}`, d.Bridge, filepath.Join(d.Dir, "leases"))
@@ -151,11 +151,11 @@ func TestKubeletWaitsForTheNetwork(t *testing.T) {
 	k.states(plugin, "p running")
 	harness.Eventually(t, waitLimit, networkReady)
 	if ip := k.states(waiting, "c running").sandbox().GetNetwork().GetIp(); !strings.HasPrefix(ip, "10.199.0.") {
-		t.Errorf("the pod has %s", ip)
+		t.Errorf("address of the pod: got %s, want 10.199.0.x", ip)
 	}
 }
 
-// TestKubelet plays what happens to the pods of a node, with both OCI runtimes.
+// TestKubelet runs the scenarios of a node's pods with both OCI runtimes.
 func TestKubelet(t *testing.T) {
 	for _, runtime := range []string{"crun", "runc"} {
 		t.Run(runtime, func(t *testing.T) { playAll(t, harness.StartDaemon(t, harness.Set("linux.runtime", runtime))) })
@@ -192,8 +192,8 @@ func playAll(t *testing.T, d *harness.Daemon) {
 	}
 }
 
-// kubeDeployment is a pod as most are: init containers in their order, a sidecar, a server with probes, hooks and a
-// host port, and its end in the opposite order.
+// kubeDeployment tests a typical pod: ordered init containers, a sidecar, a server with probes, hooks and a host port. The pod
+// ends in the opposite order.
 func kubeDeployment(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	web := &kubeContainer{
@@ -201,7 +201,7 @@ func kubeDeployment(t *testing.T, k *kubelet) {
 		postStart: shell("echo post >>/data/order"), preStop: shell("echo pre >>/data/order"),
 	}
 	p := k.newPod("web", web)
-	p.grace = 3 // httpd has no handler of SIGTERM
+	p.grace = 3 // because httpd ignores SIGTERM
 	p.init = []*kubeContainer{
 		{name: "first", image: harness.Busybox, command: shell("echo first >>/data/order")},
 		{name: "sidecar", image: harness.Busybox, sidecar: true, command: shell("echo sidecar >>/data/order; trap 'echo sidecar ends >>/data/order; exit 0' TERM; sleep 3600 & wait")},
@@ -219,23 +219,23 @@ func kubeDeployment(t *testing.T, k *kubelet) {
 		return err
 	}
 	if err := exec(time.Second, "true"); err != nil {
-		t.Errorf("exec probe: %v", err)
+		t.Errorf("successful exec probe: %v", err)
 	}
 	if exit, ok := errors.AsType[utilexec.ExitError](exec(time.Second, "sh", "-c", "exit 3")); !ok || exit.ExitStatus() != 3 {
-		t.Errorf("failing exec probe: %v", exit)
+		t.Errorf("failing exec probe: got %v, want exit status 3", exit)
 	}
 	if err := exec(time.Second, "sleep", "60"); !errors.Is(err, criclient.ErrCommandTimedOut) {
-		t.Errorf("slow exec probe: %v", err)
+		t.Errorf("slow exec probe: got error %v, want a timeout", err)
 	}
 	if again := k.states(p, "first exited, sidecar running, last exited, web running"); again.of(web).Id != s.of(web).Id || len(again.containers) != 4 {
-		t.Errorf("a pod that is as it should be was changed: %v", again.containers)
+		t.Errorf("containers of an unchanged pod: got %v, want the same as before", again.containers)
 	}
 	p.deleted = true
 	k.sync(p, k.status(p))
 	order, err := os.ReadFile(filepath.Join(k.dir(p), "emptydir", "order"))
 	k.must(err)
 	if got, want := strings.Join(lines(string(order)), ", "), "first, sidecar, last, post, pre, sidecar ends"; got != want {
-		t.Errorf("%s; want %s", got, want)
+		t.Errorf("order of the steps: got %s, want %s", got, want)
 	}
 	k.remove(p)
 }
@@ -250,7 +250,7 @@ func freePort(t *testing.T) int32 {
 	return int32(l.Addr().(*net.TCPAddr).Port)
 }
 
-// kubeCrashLoop: each attempt has its number, its log and its last words, and the dead before the last are collected.
+// kubeCrashLoop: each attempt has its own number, log and termination message. All dead attempts except the last are removed.
 func kubeCrashLoop(t *testing.T, k *kubelet) {
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: shell("n=$(cat /data/n || echo 0); echo $((n+1)) >/data/n; echo run $n; " +
 		"test $n -lt 3 || exec sleep 3600; echo out of luck $n >/dev/termination-log; exit 4")}
@@ -262,27 +262,27 @@ func kubeCrashLoop(t *testing.T, k *kubelet) {
 			}
 			n := int(status.Metadata.Attempt)
 			if status.ExitCode != 4 || status.Reason != "Error" || status.Message != "" || status.FinishedAt < status.StartedAt || status.StartedAt < status.CreatedAt {
-				t.Errorf("attempt %d: %v", n, status)
+				t.Errorf("status of attempt %d: got %v, want exit code 4, reason Error and valid times", n, status)
 			}
-			if got, want := k.lastWords(status), fmt.Sprintf("out of luck %d\n", n); got != want {
-				t.Errorf("attempt %d: last words %q, want %q", n, got, want)
+			if got, want := k.terminationMessage(status), fmt.Sprintf("out of luck %d\n", n); got != want {
+				t.Errorf("termination message of attempt %d: got %q, want %q", n, got, want)
 			}
 			if got := harness.Text(harness.ReadLog(t, status.LogPath), "stdout"); got != fmt.Sprintf("run %d\n", n) || filepath.Base(status.LogPath) != fmt.Sprintf("%d.log", n) {
-				t.Errorf("attempt %d: log %q in %s", n, got, status.LogPath)
+				t.Errorf("log of attempt %d: got %q in %s, want \"run %d\" in %d.log", n, got, status.LogPath, n, n)
 			}
 		}
 		if s.state(c) != "running" || s.of(c).Metadata.Attempt != 3 {
-			return fmt.Errorf("the container is %v", s.of(c))
+			return fmt.Errorf("container: got %v, want attempt 3 running", s.of(c))
 		}
 		return nil
 	})
 	if s := k.status(p); len(s.containers) != 2 || s.containers[1].Metadata.Attempt != 2 {
-		t.Errorf("besides the running one and the last dead: %v", s.containers)
+		t.Errorf("attempts: got %v, want only the running one and the last dead one", s.containers)
 	}
 }
 
-// lastWords is a container's termination message, which is found by the mounts of its status.
-func (k *kubelet) lastWords(c *runtimeapi.ContainerStatus) string {
+// terminationMessage returns a container's termination message, whose file is among the mounts of its status.
+func (k *kubelet) terminationMessage(c *runtimeapi.ContainerStatus) string {
 	for _, m := range c.Mounts {
 		if m.ContainerPath == "/dev/termination-log" {
 			data, err := os.ReadFile(m.HostPath)
@@ -290,7 +290,7 @@ func (k *kubelet) lastWords(c *runtimeapi.ContainerStatus) string {
 			return string(data)
 		}
 	}
-	k.t.Errorf("no /dev/termination-log among the mounts %v", c.Mounts)
+	k.t.Errorf("mounts in the status: got %v, want /dev/termination-log among them", c.Mounts)
 	return ""
 }
 
@@ -306,7 +306,7 @@ func kubeJob(t *testing.T, k *kubelet) {
 	})
 	k.sync(p, k.status(p))
 	if again := k.status(p); len(again.sandboxes) != 1 || len(again.containers) != 1 || again.of(c).ExitCode != 3 {
-		t.Errorf("a pod that has failed was %v, is %v", s, again)
+		t.Errorf("status of a failed pod after another sync: got %v, want %v", again, s)
 	}
 	c = &kubeContainer{name: "c", image: harness.Busybox, command: shell("test -e /data/second || { touch /data/second; exit 1; }")}
 	p = k.newPod("on-failure", c)
@@ -322,17 +322,17 @@ func kubeJob(t *testing.T, k *kubelet) {
 	})
 }
 
-// kubeStartFails: a program that is not there, and one that runs out of its memory.
+// kubeStartFails tests a container whose program is missing, and one that exceeds its memory limit.
 func kubeStartFails(t *testing.T, k *kubelet) {
 	missing := &kubeContainer{name: "missing", image: harness.Busybox, command: []string{"/no/such/program"}}
 	p := k.newPod("missing", missing)
 	p.restart = restartNever
 	s := k.states(p, "missing exited")
 	if c := s.of(missing); c.ExitCode != 128 || c.Reason != "StartError" || !strings.Contains(c.Message, "/no/such/program") {
-		t.Errorf("want StartError, code 128 and the program's name, got %v", c)
+		t.Errorf("status: got %v, want StartError, code 128 and the program's name", c)
 	}
 	if _, err := os.Stat(s.of(missing).LogPath); err != nil {
-		t.Errorf("kubectl logs: %v", err)
+		t.Errorf("log of the container that did not start: %v", err)
 	}
 	hungry := &kubeContainer{name: "hungry", image: harness.Busybox, limits: limits{memory: 16 << 20}, command: shell("x=$(yes | head -c 64000000); echo $x | wc -c")}
 	p = k.newPod("hungry", hungry)
@@ -342,7 +342,7 @@ func kubeStartFails(t *testing.T, k *kubelet) {
 	}
 }
 
-// kubeDebug is kubectl debug --target: an ephemeral container among the processes of another, joined by kubectl attach.
+// kubeDebug tests kubectl debug --target: an ephemeral container in another container's PID namespace, with kubectl attach.
 func kubeDebug(t *testing.T, k *kubelet) {
 	main := &kubeContainer{name: "main", image: harness.Busybox, command: []string{"sleep", "7654"}}
 	p := k.newPod("debug", main)
@@ -360,12 +360,12 @@ func kubeDebug(t *testing.T, k *kubelet) {
 	s = k.states(p, "main running, debugger exited")
 	k.sync(p, s)
 	if again := k.status(p); len(again.containers) != 2 {
-		t.Errorf("an ephemeral container was started again: %v", again.containers)
+		t.Errorf("containers after another sync: got %v, want no restart of the ephemeral container", again.containers)
 	}
 }
 
-// kubeSharedProcesses: containers of a pod with shareProcessNamespace signal each other; when the pod's own process is
-// gone, so is the sandbox.
+// kubeSharedProcesses: containers of a pod with shareProcessNamespace can signal each other. If the pod's init process is
+// killed, the sandbox ends.
 func kubeSharedProcesses(t *testing.T, k *kubelet) {
 	a := &kubeContainer{name: "a", image: harness.Busybox, command: []string{"sleep", "7655"}}
 	b := &kubeContainer{name: "b", image: harness.Busybox, command: sleeps("")}
@@ -391,13 +391,13 @@ func kubeSharedProcesses(t *testing.T, k *kubelet) {
 	})
 	for _, sandbox := range s.sandboxes[1:] {
 		if sandbox.Id != first || sandbox.State == ready {
-			t.Errorf("want only the stopped sandbox %s besides, got %v", first, sandbox)
+			t.Errorf("other sandbox: got %v, want only the stopped %s", sandbox, first)
 		}
 	}
 }
 
-// killPause kills the process that holds a pod's PID namespace: the one in the cgroup that is named after the pod, and
-// after no container.
+// killPause kills the process that holds a pod's PID namespace, which is in the cgroup named after the pod rather than after a
+// container.
 func killPause(t *testing.T, podID string) {
 	t.Helper()
 	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
@@ -415,11 +415,11 @@ func killPause(t *testing.T, podID string) {
 		}
 		return
 	}
-	t.Fatalf("pod %s has no process of its own", podID)
+	t.Fatalf("found no init process of pod %s", podID)
 }
 
-// kubeLostSandbox: a sandbox that somebody stopped behind the kubelet's back is followed by the next attempt, in which
-// everything starts again.
+// kubeLostSandbox: if another client stops a sandbox, the kubelet creates the next sandbox, in which all containers start
+// again.
 func kubeLostSandbox(t *testing.T, k *kubelet) {
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
 	never := &kubeContainer{name: "never", image: harness.Busybox, command: sleeps("")}
@@ -430,9 +430,9 @@ func kubeLostSandbox(t *testing.T, k *kubelet) {
 	k.must(err)
 	k.must(k.runtime.StopPodSandbox(context.Background(), first.sandbox().Id))
 	if s := k.status(p); s.sandbox() != nil || s.state(c) != "exited" || s.sandboxes[0].GetNetwork().GetIp() != "" {
-		t.Errorf("stopped: %v", s)
+		t.Errorf("status after StopPodSandbox: got %v, want all stopped and no address", s)
 	}
-	k.removeContainer(k.status(p).of(never)) // was created and never started
+	k.removeContainer(k.status(p).of(never)) // it was created but never started
 	second := k.wait(p, func(s *podStatus) error {
 		if s.sandbox().GetMetadata().GetAttempt() != 1 || s.state(c) != "running" {
 			return fmt.Errorf("want container c running in the second sandbox, got %v", s)
@@ -440,15 +440,15 @@ func kubeLostSandbox(t *testing.T, k *kubelet) {
 		return nil
 	})
 	if second.of(c).Metadata.Attempt != 1 || second.sandbox().GetNetwork().GetIp() == "" {
-		t.Errorf("want the second attempt, and an address, got %v", second)
+		t.Errorf("status: got %v, want the second attempt and an address", second)
 	}
 	inits, err := os.ReadFile(filepath.Join(k.dir(p), "emptydir", "inits"))
 	k.must(err)
 	if string(inits) != "x\nx\n" {
-		t.Errorf("init containers ran %q", inits)
+		t.Errorf("runs of the init container: got %q, want two", inits)
 	}
 	k.must(k.runtime.StopContainer(context.Background(), second.of(c).Id, 2))
-	k.wait(p, func(s *podStatus) error { // the old sandbox goes when its last container has been collected
+	k.wait(p, func(s *podStatus) error { // the old sandbox is removed after its last container
 		if len(s.sandboxes) != 1 || s.state(c) != "running" {
 			return fmt.Errorf("want one sandbox with container c running, got %v", s)
 		}
@@ -456,7 +456,7 @@ func kubeLostSandbox(t *testing.T, k *kubelet) {
 	})
 }
 
-// kubeTermination: SIGTERM and patience, or not, and a second order with less of it.
+// kubeTermination tests stops with a long and a short grace period, and a second order with a shorter one.
 func kubeTermination(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	polite := &kubeContainer{name: "polite", image: harness.Busybox, command: sleeps("")}
@@ -466,38 +466,38 @@ func kubeTermination(t *testing.T, k *kubelet) {
 	begin := time.Now()
 	k.must(k.runtime.StopContainer(ctx, s.of(polite).Id, 30))
 	if took := time.Since(begin); took > 10*time.Second {
-		t.Errorf("one that ends when it is asked to took %v", took)
+		t.Errorf("stop of a container that exits on SIGTERM: took %v, want at most 10s", took)
 	}
 	if got := harness.Text(harness.ReadLog(t, s.of(polite).LogPath), "stdout"); got != "asked to end\n" {
-		t.Errorf("%q", got)
+		t.Errorf("log: got %q, want %q", got, "asked to end\n")
 	}
 	long := make(chan error, 1)
 	go func() { long <- k.runtime.StopContainer(ctx, s.of(deaf).Id, 600) }()
-	harness.Eventually(t, waitLimit, func() error { // the first order is under way
+	harness.Eventually(t, waitLimit, func() error { // the first order is in progress
 		if k.status(p).state(deaf) != "running" {
 			return errors.New("not running")
 		}
 		return nil
 	})
 	begin = time.Now()
-	p.grace, p.deleted = 2, true // kubectl delete --force --grace-period=0 is 2 seconds in the end
+	p.grace, p.deleted = 2, true // kubectl delete --force --grace-period=0 results in 2 seconds
 	k.sync(p, k.status(p))
 	k.must(<-long)
 	if took := time.Since(begin); took < time.Second || took > 15*time.Second {
-		t.Errorf("a forced end took %v", took)
+		t.Errorf("forced stop: took %v, want 1s to 15s", took)
 	}
 	if c := k.status(p).of(deaf); c.State != exited || c.ExitCode != 137 {
-		t.Errorf("want the container exited with code 137, got %v", c)
+		t.Errorf("status: got %v, want exited with code 137", c)
 	}
-	for range 2 { // each again, in any order, after the cgroup is gone
+	for range 2 { // repeats, in any order, after the cgroup was removed
 		k.must(k.runtime.StopContainer(ctx, s.of(deaf).Id, 2))
 		k.must(k.runtime.StopPodSandbox(ctx, s.sandbox().Id))
 	}
 	k.remove(p)
 }
 
-// kubeRestarted: another kubelet finds the pods as they are, leaves alone those that run, and replaces what the
-// previous one had only created. The daemon is restarted as well.
+// kubeRestarted: after a restart of the kubelet and the daemon, running containers are unchanged, and containers that were
+// only created are replaced.
 func kubeRestarted(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	up := &kubeContainer{name: "up", image: harness.Busybox, command: sleeps("")}
@@ -511,15 +511,15 @@ func kubeRestarted(t *testing.T, k *kubelet) {
 	k.d.Restart()
 	k = newKubelet(t, k.d)
 	if after := k.relist(); fmt.Sprint(after) != fmt.Sprint(before) {
-		t.Errorf("was\n%v, is\n%v", before, after)
+		t.Errorf("states after the restart: got %v, want %v", after, before)
 	}
 	p.containers = append(p.containers, half)
 	again := k.states(p, "up running, half running")
 	if again.of(up).String() != s.of(up).String() || again.sandbox().Id != s.sandbox().Id {
-		t.Errorf("was\n%v, is\n%v", s.of(up), again.of(up))
+		t.Errorf("status of the running container: got %v, want %v", again.of(up), s.of(up))
 	}
 	if again.of(half).Metadata.Attempt != 1 || again.of(half).Id == id {
-		t.Errorf("want the second attempt under another ID than %s, got %v", id, again.of(half))
+		t.Errorf("container that was only created: got %v, want the second attempt with another ID than %s", again.of(half), id)
 	}
 	k.remove(p)
 }

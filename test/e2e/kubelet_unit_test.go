@@ -16,15 +16,15 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// unitKind is a kind of unit pods, for the model of the kubelet: what their containers are made of.
+// unitKind describes a kind of unit pods for the model of the kubelet.
 type unitKind struct {
 	handler, image string
-	// runs has a container run until it is stopped, ends has it end soon after its start with a code.
+	// runs configures a container that runs until it is stopped, ends one that exits with a code soon after its start.
 	runs func(*runtimeapi.ContainerConfig)
 	ends func(c *runtimeapi.ContainerConfig, code int)
 }
 
-// fakeUnits are the unit pods of the fake backend, which are told by annotations what to do.
+// fakeUnits are the unit pods of the fake backend, whose behaviour is set by annotations.
 var fakeUnits = unitKind{
 	handler: "fake-unit", image: harness.Busybox,
 	runs: func(*runtimeapi.ContainerConfig) {},
@@ -33,7 +33,7 @@ var fakeUnits = unitKind{
 	},
 }
 
-// TestKubeletUnitPods plays what happens to pods whose container is the pod.
+// TestKubeletUnitPods runs the scenarios of unit pods.
 func TestKubeletUnitPods(t *testing.T) {
 	playUnits(t, harness.StartDaemon(t, harness.Fake()), fakeUnits)
 }
@@ -57,7 +57,7 @@ func playUnits(t *testing.T, d *harness.Daemon, kind unitKind) {
 	}
 }
 
-// unitPod makes a pod of one container; how tells what each attempt at it does.
+// unitPod returns a pod with one container. how configures each attempt.
 func (k *kubelet) unitPod(name string, kind unitKind, how func(c *runtimeapi.ContainerConfig, attempt int)) *kubePod {
 	k.t.Helper()
 	p := k.newPod(name, &kubeContainer{name: "c", image: kind.image, change: func(c *runtimeapi.ContainerConfig) { how(c, int(c.Metadata.Attempt)) }})
@@ -65,23 +65,23 @@ func (k *kubelet) unitPod(name string, kind unitKind, how func(c *runtimeapi.Con
 	return p
 }
 
-// isUnit holds that a pod has one container, of whose attempts all but the newest have ended, and that a kubelet, which
-// has one map for containers and sandboxes, can tell all of them apart.
+// isUnit returns an error unless the pod has one sandbox, all attempts of its container except the newest have ended, and all
+// IDs differ, because a kubelet keeps containers and sandboxes in one map.
 func (s *podStatus) isUnit() error {
 	if len(s.sandboxes) != 1 || len(s.containers) == 0 {
-		return fmt.Errorf("sandboxes %v, containers %v", s.sandboxes, s.containers)
+		return fmt.Errorf("got sandboxes %v, containers %v; want one unit pod", s.sandboxes, s.containers)
 	}
 	ids := map[string]bool{s.sandboxes[0].Id: true}
 	for i, c := range s.containers {
 		if ids[c.Id] || i > 0 && c.State != exited {
-			return fmt.Errorf("sandboxes %v, containers %v", s.sandboxes, s.containers)
+			return fmt.Errorf("got sandboxes %v, containers %v; want one unit pod", s.sandboxes, s.containers)
 		}
 		ids[c.Id] = true
 	}
 	return nil
 }
 
-// unitDeployment runs until it is deleted.
+// unitDeployment tests a pod that runs until it is deleted.
 func unitDeployment(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
 	s := k.states(p, "c running")
@@ -92,13 +92,13 @@ func unitDeployment(t *testing.T, k *kubelet, kind unitKind) {
 	p.deleted = true
 	k.sync(p, k.status(p))
 	if s := k.status(p); s.state(p.containers[0]) != "exited" || s.of(p.containers[0]).Reason == "" {
-		t.Errorf("after its termination: %v", s.containers)
+		t.Errorf("containers after the termination: got %v, want exited with a reason", s.containers)
 	}
 	k.remove(p)
 }
 
-// unitCrashLoop: each attempt follows the last, in the same pod with the same address and a log of its own. How the last
-// one ended is there for `kubectl get` (lastState) and `kubectl logs --previous`, until garbage is collected.
+// unitCrashLoop: each attempt runs in the same pod with the same address and its own log. The end of the previous attempt is
+// available to `kubectl get` (lastState) and `kubectl logs --previous` until garbage collection.
 func unitCrashLoop(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-crash", kind, func(c *runtimeapi.ContainerConfig, attempt int) {
 		if kind.runs(c); attempt < 3 {
@@ -112,30 +112,30 @@ func unitCrashLoop(t *testing.T, k *kubelet, kind unitKind) {
 			ip = s.sandbox().GetNetwork().GetIp()
 		}
 		if c := s.containers[0]; c.State == exited && (c.ExitCode != 4 || c.Reason != "Error") {
-			t.Errorf("attempt %d: %v", c.Metadata.Attempt, c)
+			t.Errorf("status of attempt %d: got %v, want exit code 4, reason Error", c.Metadata.Attempt, c)
 		}
 		if c := s.containers[0]; c.State != running || c.Metadata.Attempt != 3 {
-			return fmt.Errorf("the container is %v", c)
+			return fmt.Errorf("container: got %v, want attempt 3 running", c)
 		}
 		return nil
 	})
 	if now := s.sandbox().GetNetwork().GetIp(); now != ip {
-		t.Errorf("the restarts took the pod from %s to %s", ip, now)
+		t.Errorf("address after the restarts: got %s, want %s", now, ip)
 	}
 	if len(s.containers) != 2 {
-		t.Fatalf("attempts after garbage collection: %v", s.containers)
+		t.Fatalf("attempts after garbage collection: got %v, want 2", s.containers)
 	}
 	last := s.containers[1]
 	if last.State != exited || last.Metadata.Attempt != 2 || last.ExitCode != 4 || last.Reason != "Error" || last.FinishedAt > s.containers[0].CreatedAt {
-		t.Errorf("the attempt before the one that runs: %v", last)
+		t.Errorf("previous attempt: got %v, want attempt 2, exited with code 4", last)
 	}
 	if _, err := os.Stat(last.LogPath); err != nil || last.LogPath == s.containers[0].LogPath {
-		t.Errorf("the log of the attempt before: %v", err)
+		t.Errorf("log of the previous attempt: %v", err)
 	}
 }
 
-// unitSecretComesLate: a pod whose container cannot be made at first has a sandbox, and only that, at a relist. The
-// container's start is seen all the same.
+// unitSecretComesLate: a relist sees only the sandbox of a pod whose container cannot be created yet. A later relist still
+// notices the container's start.
 func unitSecretComesLate(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-secret", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
 	there := p.containers
@@ -144,27 +144,28 @@ func unitSecretComesLate(t *testing.T, k *kubelet, kind unitKind) {
 		k.sync(p, k.cached(p))
 	}
 	if s := k.cached(p); s.sandbox() == nil || len(s.containers) > 0 {
-		t.Fatalf("without its Secret: %v", s)
+		t.Fatalf("cached status before the Secret: got %v, want only a sandbox", s)
 	}
 	p.containers = there
 	k.states(p, "c running")
 }
 
-// unitSecond: a request for a second container is refused with what this kind has, and what runs goes on.
+// unitSecond: a second container is refused with a reason, and the first keeps running.
 func unitSecond(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-second", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
 	s := k.states(p, "c running")
 	debugger := k.containerConfig(p, &kubeContainer{name: "debugger", image: kind.image}, k.ensureImage(kind.image), 0)
 	_, err := k.runtime.CreateContainer(context.Background(), s.sandbox().Id, debugger, k.sandboxConfig(p, 0))
 	if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "has one container") {
-		t.Errorf("a second container: %v", err)
+		t.Errorf("CreateContainer of a second container: got error %v, want Unimplemented", err)
 	}
 	if again := k.states(p, "c running"); again.of(p.containers[0]).StartedAt != s.of(p.containers[0]).StartedAt {
-		t.Errorf("the refusal changed the pod: %v", again)
+		t.Errorf("status after the refusal: got %v, want the same start", again)
 	}
 }
 
-// unitJob fails once and then completes; its pod is stopped, kept for its exit code, and collected when it is deleted.
+// unitJob tests a pod that fails once and then completes. It is stopped, kept for its exit code, and removed after its
+// deletion.
 func unitJob(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-job", kind, func(c *runtimeapi.ContainerConfig, attempt int) { kind.ends(c, max(0, 1-attempt)) })
 	p.restart = restartOnFailure
@@ -176,12 +177,12 @@ func unitJob(t *testing.T, k *kubelet, kind unitKind) {
 	})
 	k.sync(p, k.status(p))
 	if s := k.status(p); s.isUnit() != nil || s.of(p.containers[0]).ExitCode != 0 {
-		t.Errorf("a Job that is complete became %v", s)
+		t.Errorf("status of the completed Job after another sync: got %v, want exit code 0", s)
 	}
 	k.remove(p)
 }
 
-// unitFailedJob is not run again.
+// unitFailedJob tests that a failed Job is not run again.
 func unitFailedJob(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-failed", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.ends(c, 3) })
 	p.restart = restartNever
@@ -194,8 +195,8 @@ func unitFailedJob(t *testing.T, k *kubelet, kind unitKind) {
 	k.remove(p)
 }
 
-// unitKilledSandbox: a pod whose sandbox somebody stopped gets another. The last dead container is kept, with its pod;
-// the one before is collected although its container cannot be removed by itself.
+// unitKilledSandbox: if another client stops a sandbox, the pod gets a new one. The last dead container is kept with its
+// sandbox. The one before is removed with its sandbox, because its container cannot be removed alone.
 func unitKilledSandbox(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-killed", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
 	var ids []string
@@ -215,13 +216,13 @@ func unitKilledSandbox(t *testing.T, k *kubelet, kind unitKind) {
 			left = append(left, sandbox.Id)
 		}
 		if s.state(p.containers[0]) != "running" || len(left) != 2 || left[1] != ids[2] {
-			return fmt.Errorf("sandboxes %q, of which %q were stopped; %v", left, ids, s)
+			return fmt.Errorf("sandboxes: got %q, of which %q were stopped; status %v", left, ids, s)
 		}
 		return nil
 	})
 }
 
-// unitDaemonReturns: a kubelet that finds the daemon again after a SIGKILL has nothing to do.
+// unitDaemonReturns: after a SIGKILL of the daemon, nothing has changed for the kubelet.
 func unitDaemonReturns(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-stays", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
 	before := k.states(p, "c running")
@@ -230,12 +231,12 @@ func unitDaemonReturns(t *testing.T, k *kubelet, kind unitKind) {
 	again := newKubelet(t, k.d)
 	after := again.states(p, "c running")
 	if after.String() != before.String() {
-		t.Errorf("before %v\nafter %v", before, after)
+		t.Errorf("status after the restart: got %v, want %v", after, before)
 	}
 	k.runtime, k.images = again.runtime, again.images
 }
 
-// String tells what must not change while nothing happens to a pod.
+// String formats the fields that must not change as long as nothing happens to the pod.
 func (s *podStatus) String() string {
 	text := ""
 	for _, sandbox := range s.sandboxes {

@@ -29,11 +29,11 @@ func TestLogs(t *testing.T) {
 		before := time.Now()
 		lines := ran(t, "echo hello; echo world >&2; echo; printf 'no newline'")
 		if harness.Text(lines, "stdout") != "hello\n\nno newline" && harness.Text(lines, "stdout") != "hello\n\nno newline\n" || harness.Text(lines, "stderr") != "world\n" {
-			t.Errorf("got the lines %v, want hello, an empty one and \"no newline\" of stdout, world of stderr", lines)
+			t.Errorf("lines: got %v, want hello, an empty line and \"no newline\" from stdout, world from stderr", lines)
 		}
 		for _, l := range lines {
 			if l.Time.Before(before.Add(-time.Second)) || l.Time.After(time.Now()) {
-				t.Errorf("time %v", l.Time)
+				t.Errorf("time of a line: got %v, want between the start and now", l.Time)
 			}
 		}
 	})
@@ -41,16 +41,16 @@ func TestLogs(t *testing.T) {
 		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		fi, err := os.Stat(c.LogFile())
 		if err != nil || fi.Mode().Perm()&0o027 != 0 {
-			t.Errorf("want a file that others cannot read, got %v (%v)", fi, err)
+			t.Errorf("log file: got %v, error %v; want one that others cannot read", fi, err)
 		}
 	})
 	t.Run("long lines come in parts, in the order of their stream", func(t *testing.T) {
 		lines := ran(t, "head -c 100000 /dev/zero | tr '\\0' a; echo; head -c 50000 /dev/zero | tr '\\0' b >&2; echo >&2; echo short")
 		if got := harness.Text(lines, "stdout"); got != strings.Repeat("a", 100000)+"\nshort\n" {
-			t.Errorf("%d bytes of stdout", len(got))
+			t.Errorf("stdout: got %d bytes, want %d", len(got), 100007)
 		}
 		if got := harness.Text(lines, "stderr"); got != strings.Repeat("b", 50000)+"\n" {
-			t.Errorf("%d bytes of stderr", len(got))
+			t.Errorf("stderr: got %d bytes, want %d", len(got), 50001)
 		}
 		parts := 0
 		for _, l := range lines {
@@ -58,16 +58,16 @@ func TestLogs(t *testing.T) {
 				parts++
 			}
 			if len(l.Text) > 16<<10 {
-				t.Errorf("a line of %d bytes", len(l.Text))
+				t.Errorf("length of a line: got %d bytes, want at most %d", len(l.Text), 16<<10)
 			}
 		}
 		if parts == 0 {
-			t.Error("no line is marked partial")
+			t.Error("found no partial line")
 		}
 	})
 	t.Run("any bytes", func(t *testing.T) {
 		if got := harness.Text(ran(t, `printf '\001\377\000x y\r\n'`), ""); got != "\x01\xff\x00x y\r\n" {
-			t.Errorf("%q", got)
+			t.Errorf("log: got %q, want the bytes written", got)
 		}
 	})
 	t.Run("runtime should support reopening container log [Conformance]", func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestLogs(t *testing.T) {
 		all := append(harness.ReadLog(t, rotated), c.Logs()...)
 		for i, l := range all {
 			if l.Text != fmt.Sprintf("line %d", i) {
-				t.Fatalf("line %d of both files is %q", i, l.Text)
+				t.Fatalf("line %d of both files: got %q, want \"line %d\"", i, l.Text, i)
 			}
 		}
 	})
@@ -103,7 +103,7 @@ func TestLogs(t *testing.T) {
 		d.Kill()
 		last := c.Logs()
 		target := fmt.Sprintf("line %d\n", len(last)+20)
-		c.WaitLog(target) // reads the file alone
+		c.WaitLog(target) // reads only the file, because the daemon is down
 		d.Start()
 		if err := d.Runtime().ReopenContainerLog(ctx, c.ID); err != nil {
 			t.Fatal(err)
@@ -112,7 +112,7 @@ func TestLogs(t *testing.T) {
 		c.WaitState(exited)
 		for i, l := range c.Logs() {
 			if l.Text != fmt.Sprintf("line %d", i) {
-				t.Fatalf("line %d is %q", i, l.Text)
+				t.Fatalf("line %d: got %q, want \"line %d\"", i, l.Text, i)
 			}
 		}
 	})
@@ -123,7 +123,7 @@ func TestLogs(t *testing.T) {
 		c := p.Run(config)
 		c.WaitExit(0)
 		if entries, err := os.ReadDir(p.Config.LogDirectory); err != nil || len(entries) != 0 {
-			t.Errorf("want an empty log directory, got %v (%v)", entries, err)
+			t.Errorf("log directory: got %v, error %v; want it empty", entries, err)
 		}
 	})
 	t.Run("C3 a log path that leads out of the log directory", func(t *testing.T) {
@@ -138,11 +138,11 @@ func TestLogs(t *testing.T) {
 			config := harness.ContainerConfig(fmt.Sprint("c", i), harness.Busybox, harness.Shell("echo written"))
 			config.LogPath = path
 			if msg := refused(t, d, p, config); msg == "" {
-				t.Errorf("%s was taken", path)
+				t.Errorf("log path %s was accepted, want a refusal", path)
 			}
 		}
 		if entries, err := os.ReadDir(outside); err != nil || len(entries) != 0 {
-			t.Errorf("written outside: %v, %v", entries, err)
+			t.Errorf("files outside of the log directory: got %v, error %v; want none", entries, err)
 		}
 	})
 	t.Run("C3 a symlink put there before the log is reopened", func(t *testing.T) {
@@ -157,13 +157,13 @@ func TestLogs(t *testing.T) {
 		}
 		_, err := d.CRI().ReopenContainerLog(ctx, &runtimeapi.ReopenContainerLogRequest{ContainerId: c.ID})
 		if fi, statErr := os.Lstat(c.LogFile()); err == nil && (statErr != nil || !fi.Mode().IsRegular()) {
-			t.Errorf("neither refused nor replaced: %v, %v", fi, statErr)
+			t.Errorf("log file after ReopenContainerLog: got %v, error %v; want a refusal or a regular file", fi, statErr)
 		}
 		if _, err := os.Stat(victim); err == nil {
-			t.Error("a file was made outside")
+			t.Error("ReopenContainerLog created the target of the symlink")
 		}
 		if s := c.Status(); s.State != running {
-			t.Errorf("the container is %v", s)
+			t.Errorf("status: got %v, want running", s)
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// mountTmpfs mounts a tmpfs with one file, named "file", and unmounts it when the test ends.
+// mountTmpfs mounts a tmpfs with one file, named "file", and unmounts it at the end of the test.
 func mountTmpfs(t *testing.T, dir, content string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -35,7 +35,7 @@ func mountTmpfs(t *testing.T, dir, content string) {
 	}
 }
 
-// propagating is a directory on a mount of its own with the propagation given.
+// propagating returns a directory on its own mount with this propagation.
 func propagating(t *testing.T, flag uintptr) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "volume")
@@ -69,16 +69,16 @@ func TestMountPropagation(t *testing.T) {
 				harness.Security(func(s *security) { s.Privileged = true }),
 				mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", Propagation: c.mode})))
 			if got := ctr.Must("cat", "/volume/before/file"); got != "before" {
-				t.Errorf("a mount that was there before reads %q", got)
+				t.Errorf("file on an earlier mount: got %q, want before", got)
 			}
 			mountTmpfs(t, filepath.Join(dir, "host"), "host")
 			if _, _, code := ctr.ExecSync("test", "-e", "/volume/host/file"); (code == 0) != c.toContainer {
-				t.Errorf("the container sees the host's mount: %v, want %v", code == 0, c.toContainer)
+				t.Errorf("host's mount visible in the container: got %v, want %v", code == 0, c.toContainer)
 			}
 			ctr.Must("sh", "-c", "mkdir /volume/mine && mount -t tmpfs none /volume/mine && touch /volume/mine/file")
 			_, err := os.Stat(filepath.Join(dir, "mine", "file"))
 			if (err == nil) != c.fromContainer {
-				t.Errorf("the host sees the container's mount: %v, want %v", err == nil, c.fromContainer)
+				t.Errorf("container's mount visible on the host: got %v, want %v", err == nil, c.fromContainer)
 			}
 			if err == nil {
 				ctr.Must("umount", "/volume/mine")
@@ -91,7 +91,7 @@ func TestMountPropagation(t *testing.T) {
 		for _, mode := range []runtimeapi.MountPropagation{runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER} {
 			config := harness.ContainerConfig("c", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", Propagation: mode}))
 			if msg := refused(t, d, p, config); !strings.Contains(msg, "propagation") {
-				t.Errorf("the message does not name the field: %s", msg)
+				t.Errorf("refusal: got %q, want the name of the field", msg)
 			}
 		}
 	})
@@ -100,7 +100,7 @@ func TestMountPropagation(t *testing.T) {
 func TestReadOnlyMounts(t *testing.T) {
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Busybox)
-	// nested runs a container with a read-only volume that has another mount within.
+	// nested runs a container with a read-only volume that contains another mount.
 	nested := func(t *testing.T, recursive bool) *harness.Container {
 		dir := t.TempDir()
 		mountTmpfs(t, filepath.Join(dir, "within"), "x")
@@ -113,10 +113,10 @@ func TestReadOnlyMounts(t *testing.T) {
 	t.Run("should support non-recursive readonly mounts", func(t *testing.T) {
 		c := nested(t, false)
 		if writes(c, "/volume/new") || !writes(c, "/volume/within/new") {
-			t.Error("want the volume read-only and the mount within it writable")
+			t.Error("writable: want the mount inside the volume, and not the volume")
 		}
 		if m := c.Status().Mounts; len(m) != 1 || !m[0].Readonly || m[0].RecursiveReadOnly {
-			t.Errorf("mounts in the status: %v", m)
+			t.Errorf("mounts in the status: got %v, want read-only", m)
 		}
 	})
 	t.Run("should support recursive readonly mounts", func(t *testing.T) {
@@ -127,20 +127,20 @@ func TestReadOnlyMounts(t *testing.T) {
 		offered := slices.ContainsFunc(status.RuntimeHandlers, func(h *runtimeapi.RuntimeHandler) bool {
 			return h.Name == "" && h.Features.RecursiveReadOnlyMounts
 		})
-		if !offered { // then it must be refused by its name
+		if !offered { // the refusal must have the name that the kubelet knows
 			p := startPod(t, d)
 			_, err := create(d, p, harness.ContainerConfig("c", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: t.TempDir(), ContainerPath: "/v", Readonly: true, RecursiveReadOnly: true})))
 			if err == nil || !strings.Contains(err.Error(), crierrors.ErrRROUnsupported.Error()) {
-				t.Errorf("not offered, and not refused as %v: %v", crierrors.ErrRROUnsupported, err)
+				t.Errorf("CreateContainer: got error %v, want %v", err, crierrors.ErrRROUnsupported)
 			}
 			return
 		}
 		c := nested(t, true)
 		if writes(c, "/volume/new") || writes(c, "/volume/within/new") {
-			t.Error("want all of it read-only")
+			t.Error("the volume or the mount inside it is writable, want both read-only")
 		}
 		if m := c.Status().Mounts; len(m) != 1 || !m[0].Readonly || !m[0].RecursiveReadOnly {
-			t.Errorf("mounts in the status: %v", m)
+			t.Errorf("mounts in the status: got %v, want recursively read-only", m)
 		}
 	})
 	for name, m := range map[string]*runtimeapi.Mount{
@@ -161,12 +161,12 @@ func TestReadOnlyMounts(t *testing.T) {
 		}
 		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", MountOptions: []string{"noexec", "nodev", "nosuid"}}))
 		if _, stderr, code := c.ExecSync("sh", "-c", "/volume/program"); code != 126 {
-			t.Errorf("a program on a noexec mount: code %d, %s", code, stderr)
+			t.Errorf("program on a noexec mount: got code %d, stderr %s; want 126", code, stderr)
 		}
 		options := c.Must("grep", " /volume ", "/proc/self/mountinfo")
 		for _, o := range []string{"noexec", "nodev", "nosuid"} {
 			if !strings.Contains(options, o) {
-				t.Errorf("no %s in %s", o, options)
+				t.Errorf("mount options: got %s, want %s among them", options, o)
 			}
 		}
 		_, err := create(d, c.Pod, harness.ContainerConfig("other", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", MountOptions: []string{"suid"}})))
@@ -184,20 +184,20 @@ func TestImageVolume(t *testing.T) {
 	t.Run("should return image digest in ContainerStatus mounts", func(t *testing.T) {
 		m := sleeper(t, d, mounts(volume(""))).Status().Mounts
 		if len(m) != 1 || m[0].ContainerPath != "/volume" || m[0].Image == nil {
-			t.Fatalf("mounts in the status: %v", m)
+			t.Fatalf("mounts in the status: got %v, want the image at /volume", m)
 		}
 		if got := m[0].Image.ImageRef; got != id {
-			t.Errorf("image_ref %q, want %q", got, id)
+			t.Errorf("image_ref: got %q, want %q", got, id)
 		}
 	})
 	t.Run("should correctly mount image and enforce read-only", func(t *testing.T) {
 		c := sleeper(t, d, mounts(volume("")))
 		if got := c.Must("cat", "/volume/layers/kept", "/volume/layers/replaced"); got != "low\nhigh\n" {
-			t.Errorf("%q", got)
+			t.Errorf("files in the volume: got %q, want low and high", got)
 		}
 		for _, script := range []string{"echo x >/volume/new", "echo x >/volume/layers/kept", "rm /volume/layers/kept"} {
 			if _, stderr, code := c.ExecSync("sh", "-c", script); code == 0 || !strings.Contains(stderr, "Read-only") {
-				t.Errorf("%s: code %d, %s", script, code, stderr)
+				t.Errorf("%s: got code %d, stderr %s; want \"Read-only\"", script, code, stderr)
 			}
 		}
 	})
@@ -209,12 +209,12 @@ func TestImageVolume(t *testing.T) {
 	})
 	t.Run("subPath should succeed when using a valid subPath", func(t *testing.T) {
 		if got := sleeper(t, d, mounts(volume("layers/opaque"))).Must("ls", "/volume"); got != "new\n" {
-			t.Errorf("%q", got)
+			t.Errorf("files in the volume: got %q, want new", got)
 		}
 	})
 	t.Run("subPath should fail when subPath does not exist in the image", func(t *testing.T) {
 		if msg := refused(t, d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, mounts(volume("no/such/path")))); !strings.Contains(msg, crierrors.ErrImageVolumeMountFailed.Error()) {
-			t.Errorf("not the name that the kubelet knows it by: %s", msg)
+			t.Errorf("refusal: got %q, want %v", msg, crierrors.ErrImageVolumeMountFailed)
 		}
 	})
 	t.Run("a sub path that leads out of the image is refused", func(t *testing.T) {
@@ -224,13 +224,13 @@ func TestImageVolume(t *testing.T) {
 			m.Image.Image = harness.Symlinks
 			p := startPod(t, d)
 			id, err := create(d, p, harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), mounts(m)))
-			if err == nil { // resolved within the image, which has such a directory
+			if err == nil { // resolved inside the image, which has such a directory
 				_, err = d.CRI().StartContainer(context.Background(), &runtimeapi.StartContainerRequest{ContainerId: id})
 			}
 			if err == nil {
 				resp, err := d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"test", "-e", "/volume/shadow"}})
 				if err != nil || resp.ExitCode == 0 {
-					t.Errorf("%s shows the node's files: %v", sub, err)
+					t.Errorf("subPath %s: the volume contains the node's files, error %v", sub, err)
 				}
 			}
 		}
@@ -244,10 +244,10 @@ func TestImageVolume(t *testing.T) {
 	t.Run("an image in use as a volume is not lost", func(t *testing.T) {
 		c := sleeper(t, d, mounts(volume("layers")))
 		if err := d.Images().RemoveImage(context.Background(), &runtimeapi.ImageSpec{Image: harness.Layers}); err != nil {
-			t.Logf("refused while in use: %v", err)
+			t.Logf("RemoveImage while in use: %v", err)
 		}
 		if got := c.Must("cat", "/volume/kept"); got != "low\n" {
-			t.Errorf("%q", got)
+			t.Errorf("file in the volume after RemoveImage: got %q, want low", got)
 		}
 		d.Pull(t, harness.Layers)
 	})

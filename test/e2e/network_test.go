@@ -21,7 +21,7 @@ import (
 
 const itWorks = "It works!"
 
-// httpd is a web server on port 80 that logs to its container's log when it is up.
+// httpd returns a web server on port 80, which logs a line once it is ready.
 func httpd(name string) *runtimeapi.ContainerConfig {
 	return harness.ContainerConfig(name, harness.Httpd)
 }
@@ -30,8 +30,8 @@ func ports(m ...*runtimeapi.PortMapping) harness.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) { c.PortMappings = m }
 }
 
-// nodeAddress gives the node an address of its own, as the outside would use it. Loopback has it for as long as the
-// test's world lives.
+// nodeAddress returns an address of the node other than loopback. It stays on the loopback interface until the namespaces of
+// the test end.
 func nodeAddress(t *testing.T, d *harness.Daemon) string {
 	t.Helper()
 	link, err := net.InterfaceByName(d.Bridge)
@@ -40,7 +40,7 @@ func nodeAddress(t *testing.T, d *harness.Daemon) string {
 	}
 	addrs, err := link.Addrs()
 	if err != nil || len(addrs) == 0 {
-		t.Fatalf("addresses of the bridge: %v, %v", addrs, err)
+		t.Fatalf("addresses of the bridge: got %v, error %v", addrs, err)
 	}
 	prefix, err := netip.ParsePrefix(addrs[0].String())
 	if err != nil {
@@ -59,10 +59,10 @@ func listenInside(t *testing.T, d *harness.Daemon, p *harness.Pod, network, addr
 	done := make(chan result)
 	var listen func()
 	listen = func() {
-		runtime.LockOSThread()              // for good: the thread ends with the goroutine
-		if unix.Gettid() == unix.Getpid() { // but not the main one, whose namespaces are shown as the process's
+		runtime.LockOSThread()              // no unlock: the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() { // the main thread cannot end, and its namespaces count as the process's
 			begun := make(chan struct{})
-			go func() { close(begun); listen() }() // on another, as this goroutine occupies the main one
+			go func() { close(begun); listen() }() // on another thread, because this goroutine occupies the main thread
 			<-begun
 			runtime.UnlockOSThread()
 			return
@@ -99,7 +99,7 @@ func TestNetworking(t *testing.T) {
 		want := "search google.com svc.cluster.local\nnameserver 10.10.10.10\nnameserver fd00::10\noptions ndots:8 edns0\n"
 		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		if got := c.Must("cat", "/etc/resolv.conf"); got != want {
-			t.Errorf("%q, want %q", got, want)
+			t.Errorf("/etc/resolv.conf: got %q, want %q", got, want)
 		}
 	})
 	t.Run("without a DNS config the node's is used", func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestNetworking(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := sleeper(t, d).Must("cat", "/etc/resolv.conf"); got != string(want) {
-			t.Errorf("%q, want %q", got, want)
+			t.Errorf("/etc/resolv.conf: got %q, want the node's %q", got, want)
 		}
 	})
 	t.Run("C1 a DNS config that would break out of its line is refused", func(t *testing.T) {
@@ -125,10 +125,10 @@ func TestNetworking(t *testing.T) {
 		p := startPod(t, d, func(c *runtimeapi.PodSandboxConfig) { c.Hostname = "critest-host" })
 		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		if got := c.Must("sh", "-c", "hostname; cat /etc/hostname; echo $HOSTNAME"); got != strings.Repeat("critest-host\n", 3) {
-			t.Errorf("%q", got)
+			t.Errorf("host names: got %q, want critest-host three times", got)
 		}
 		if got := c.Must("cat", "/etc/hosts"); !strings.Contains(got, p.IP()+"\tcritest-host\n") || !strings.Contains(got, "127.0.0.1\tlocalhost\n") {
-			t.Errorf("/etc/hosts: %q", got)
+			t.Errorf("/etc/hosts: got %q, want the pod's name and localhost", got)
 		}
 	})
 	t.Run("the kubelet's /etc/hosts goes before ours", func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestNetworking(t *testing.T) {
 		}
 		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: file, ContainerPath: "/etc/hosts"}))
 		if got := c.Must("cat", "/etc/hosts"); got != "# the kubelet's\n" {
-			t.Errorf("%q", got)
+			t.Errorf("/etc/hosts: got %q, want the kubelet's file", got)
 		}
 	})
 	t.Run("host network has the node's name, files and addresses", func(t *testing.T) {
@@ -151,10 +151,10 @@ func TestNetworking(t *testing.T) {
 			s.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
 		})))
 		if got := strings.TrimSpace(c.Must("hostname")); got != name {
-			t.Errorf("%q, want %q", got, name)
+			t.Errorf("host name: got %q, want %q", got, name)
 		}
 		if got := c.Must("ip", "-o", "link"); !strings.Contains(got, d.Bridge) {
-			t.Errorf("no %s in %s", d.Bridge, got)
+			t.Errorf("links: got %s, want %s among them", got, d.Bridge)
 		}
 	})
 	t.Run("pods reach each other and the node, and the node them", func(t *testing.T) {
@@ -162,10 +162,10 @@ func TestNetworking(t *testing.T) {
 		one.Run(httpd("web"))
 		c := two.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		if got := get(t, "http://"+one.IP()); !strings.Contains(got, itWorks) {
-			t.Errorf("from the node: %q", got)
+			t.Errorf("page from the node: got %q, want %q in it", got, itWorks)
 		}
 		if got := c.Must("wget", "-q", "-O-", "http://"+one.IP()); !strings.Contains(got, itWorks) {
-			t.Errorf("from a pod: %q", got)
+			t.Errorf("page from a pod: got %q, want %q in it", got, itWorks)
 		}
 		l, err := net.Listen("tcp", "0.0.0.0:0")
 		if err != nil {
@@ -174,14 +174,14 @@ func TestNetworking(t *testing.T) {
 		defer l.Close()
 		c.Must("nc", "-w", "5", nodeAddress(t, d), fmt.Sprint(l.Addr().(*net.TCPAddr).Port), "-e", "true")
 		if one.IP() == two.IP() {
-			t.Errorf("both have %s", one.IP())
+			t.Errorf("addresses of two pods: both are %s", one.IP())
 		}
 	})
 	t.Run("runtime should support port mapping with only container port [Conformance]", func(t *testing.T) {
 		p := startPod(t, d, ports(&runtimeapi.PortMapping{ContainerPort: 80}))
 		p.Run(httpd("web"))
 		if got := get(t, "http://"+p.IP()+":80"); !strings.Contains(got, itWorks) {
-			t.Errorf("%q", got)
+			t.Errorf("page: got %q, want %q in it", got, itWorks)
 		}
 	})
 	t.Run("runtime should support port mapping with host port and container port [Conformance]", func(t *testing.T) {
@@ -189,7 +189,7 @@ func TestNetworking(t *testing.T) {
 		p.Run(httpd("web"))
 		for _, host := range []string{"127.0.0.1", nodeAddress(t, d)} {
 			if got := get(t, "http://"+host+":12000"); !strings.Contains(got, itWorks) {
-				t.Errorf("by %s: %q", host, got)
+				t.Errorf("page by %s: got %q, want %q in it", host, got, itWorks)
 			}
 		}
 	})
@@ -198,17 +198,17 @@ func TestNetworking(t *testing.T) {
 			p := d.RunPod(t, harness.PodConfig(t, "p", ports(&runtimeapi.PortMapping{HostIp: "127.0.0.1", HostPort: 12001, ContainerPort: 80})))
 			p.Run(httpd("web"))
 			if got := get(t, "http://127.0.0.1:12001"); !strings.Contains(got, itWorks) {
-				t.Errorf("%q", got)
+				t.Errorf("page: got %q, want %q in it", got, itWorks)
 			}
 			if conn, err := net.Dial("tcp", nodeAddress(t, d)+":12001"); err == nil {
 				conn.Close()
-				t.Error("it is reached at another address, too")
+				t.Error("connection to the port at another address succeeded, want an error")
 			}
 			p.Remove()
 		}
 		if conn, err := net.Dial("tcp", "127.0.0.1:12001"); err == nil {
 			conn.Close()
-			t.Error("the port is still mapped")
+			t.Error("connection to the port of a removed pod succeeded, want an error")
 		}
 	})
 	t.Run("a host port of UDP", func(t *testing.T) {
@@ -227,7 +227,7 @@ func TestNetworking(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n, _, err := pc.ReadFrom(buf); err != nil || string(buf[:n]) != "over UDP" {
-			t.Errorf("%q, %v", buf[:n], err)
+			t.Errorf("datagram: got %q, error %v; want \"over UDP\"", buf[:n], err)
 		}
 	})
 	t.Run("addresses are given back", func(t *testing.T) {
@@ -237,7 +237,7 @@ func TestNetworking(t *testing.T) {
 			seen[p.IP()] = true
 			p.Stop()
 			if ip := p.Status().GetNetwork().GetIp(); ip != "" {
-				t.Errorf("a stopped pod still has %s", ip)
+				t.Errorf("address of a stopped pod: got %s, want none", ip)
 			}
 			p.Remove()
 		}
@@ -251,7 +251,7 @@ func TestDualStack(t *testing.T) {
 	c := p.Run(httpd("web"))
 	network := p.Status().GetNetwork()
 	if len(network.AdditionalIps) != 1 {
-		t.Fatalf("addresses: %v", network)
+		t.Fatalf("addresses: got %v, want two", network)
 	}
 	four, six := netip.MustParseAddr(network.Ip), netip.MustParseAddr(network.AdditionalIps[0].Ip)
 	if !four.Is4() || !six.Is6() {
@@ -261,7 +261,7 @@ func TestDualStack(t *testing.T) {
 		got := c.Must("ip", "-o", "addr", "show", "eth0")
 		for _, ip := range []netip.Addr{four, six} {
 			if !strings.Contains(got, ip.String()+"/") {
-				t.Errorf("no %s in %s", ip, got)
+				t.Errorf("addresses in the container: got %s, want %s among them", got, ip)
 			}
 		}
 	})
@@ -270,7 +270,7 @@ func TestDualStack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := get(t, url); !strings.Contains(got, itWorks) {
-				t.Errorf("%q", got)
+				t.Errorf("page: got %q, want %q in it", got, itWorks)
 			}
 		})
 	}
@@ -284,10 +284,10 @@ func TestMultipleContainers(t *testing.T) {
 	web, other := p.Run(httpd("web")), p.Run(harness.ContainerConfig("other", harness.Busybox, harness.Shell("echo from the other; trap 'exit 0' TERM; sleep 3600 & wait")))
 	t.Run("should support network", func(t *testing.T) {
 		if got := get(t, "http://"+p.IP()); !strings.Contains(got, itWorks) {
-			t.Errorf("%q", got)
+			t.Errorf("page: got %q, want %q in it", got, itWorks)
 		}
 		if got := other.Must("wget", "-q", "-O-", "http://localhost:80"); !strings.Contains(got, itWorks) {
-			t.Errorf("%q", got)
+			t.Errorf("page from the other container: got %q, want %q in it", got, itWorks)
 		}
 	})
 	t.Run("should support container log", func(t *testing.T) {
@@ -297,7 +297,7 @@ func TestMultipleContainers(t *testing.T) {
 	t.Run("should support container exec", func(t *testing.T) {
 		for _, c := range []*harness.Container{web, other} {
 			if got := c.Must("echo", "-n", "hello"); got != "hello" {
-				t.Errorf("%q", got)
+				t.Errorf("output: got %q, want hello", got)
 			}
 		}
 	})

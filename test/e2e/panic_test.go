@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestN12PanicEndsItsRequest: a pull, a start and a stop panic in the same daemon. Each says Internal, the daemon lives and
-// does the same at the next try, and what happened is in the metrics and in what `tripod check` and `tripod diag` say.
+// TestN12PanicEndsItsRequest: a pull, a start and a stop panic in the same daemon. Each returns Internal, the daemon keeps
+// running, and a second try succeeds. The metrics, `tripod check` and `tripod diag` report the panics.
 func TestN12PanicEndsItsRequest(t *testing.T) {
 	address := harness.FreeAddress(t)
 	d := harness.StartDaemon(t, harness.Set("metrics.address", address), harness.Env(
@@ -24,7 +24,7 @@ func TestN12PanicEndsItsRequest(t *testing.T) {
 	internal := func(what string, err error) {
 		t.Helper()
 		if status.Code(err) != codes.Internal || strings.Contains(status.Convert(err).Message(), "\n") {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got error %v, want Internal in one line", what, err)
 		}
 	}
 	_, err := d.ImageCRI().PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.Busybox}})
@@ -43,19 +43,19 @@ func TestN12PanicEndsItsRequest(t *testing.T) {
 	p.Remove()
 
 	if text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, "tripod_recovered_panics_total 3") {
-		t.Error("the metrics do not count three panics")
+		t.Error("metrics: want tripod_recovered_panics_total 3")
 	}
 	tripod, err := harness.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, command := range []string{"check", "diag"} {
-		out, _ := exec.Command(tripod, command, "--config", d.ConfigPath()).CombinedOutput() // fails where the test machine has faults
+		out, _ := exec.Command(tripod, command, "--config", d.ConfigPath()).CombinedOutput() // fails if the test machine has other problems
 		if !strings.Contains(string(out), "has recovered panics: StartContainer (1), StopPodSandbox (1), image pull (1)") {
-			t.Errorf("tripod %s does not report the panics:\n%s", command, out)
+			t.Errorf("tripod %s: want the three panics in\n%s", command, out)
 		}
 	}
 	if !strings.Contains(d.DaemonLog(), "recovered a panic") || d.Pid() != pid {
-		t.Error("the log has no stack, or the daemon was another one")
+		t.Errorf("got daemon process %d, want still %d and the recovered panics in its log", d.Pid(), pid)
 	}
 }

@@ -26,7 +26,7 @@ const (
 	created  = runtimeapi.ContainerState_CONTAINER_CREATED
 )
 
-// listedPods are the IDs that ListPodSandbox gives.
+// listedPods returns the IDs of the pods that ListPodSandbox returns for a filter.
 func listedPods(t *testing.T, d *harness.Daemon, filter *runtimeapi.PodSandboxFilter) []string {
 	t.Helper()
 	all, err := d.Runtime().ListPodSandbox(context.Background(), filter)
@@ -47,7 +47,7 @@ func TestPodSandbox(t *testing.T) {
 	t.Run("runtime should support running PodSandbox [Conformance]", func(t *testing.T) {
 		p := startPod(t, d)
 		if s := p.Status(); s.State != ready || s.CreatedAt == 0 || s.GetNetwork().GetIp() == "" {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want ready with an address", s)
 		}
 	})
 	t.Run("runtime should support stopping PodSandbox [Conformance]", func(t *testing.T) {
@@ -55,10 +55,10 @@ func TestPodSandbox(t *testing.T) {
 		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		p.Stop()
 		if s := p.Status(); s.State != notReady {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want not ready", s)
 		}
 		if s := c.Status(); s.State != exited {
-			t.Errorf("its container is %v", s.State)
+			t.Errorf("state of its container: got %v, want exited", s.State)
 		}
 	})
 	t.Run("runtime should support removing PodSandbox [Conformance]", func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestPodSandbox(t *testing.T) {
 		_, err = d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.ID})
 		wantCode(t, err, codes.NotFound)
 		if got := listedPods(t, d, nil); slices.Contains(got, p.ID) {
-			t.Error("it is still listed")
+			t.Errorf("ListPodSandbox after the removal: got %v, want no %s", got, p.ID)
 		}
 	})
 	t.Run("a running pod can be removed without a stop", func(t *testing.T) {
@@ -87,28 +87,28 @@ func TestPodSandbox(t *testing.T) {
 		})
 		s := p.Status()
 		if s.Metadata.String() != p.Config.Metadata.String() || !maps.Equal(s.Labels, labels) || !maps.Equal(s.Annotations, annotations) {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want the attributes of %v", s, p.Config)
 		}
 		if n := s.GetLinux().GetNamespaces().GetOptions(); n.GetPid() != runtimeapi.NamespaceMode_CONTAINER || n.GetNetwork() != runtimeapi.NamespaceMode_POD {
-			t.Errorf("namespaces %v", n)
+			t.Errorf("namespaces: got %v, want PID CONTAINER and network POD", n)
 		}
 		for name, f := range map[string]*runtimeapi.PodSandboxFilter{
 			"ID": {Id: p.ID}, "short ID": {Id: p.ID[:12]}, "label": {LabelSelector: map[string]string{"tier": "front"}},
 			"state": {State: &runtimeapi.PodSandboxStateValue{State: ready}, LabelSelector: map[string]string{"app": "web"}},
 		} {
 			if got := listedPods(t, d, f); !slices.Equal(got, []string{p.ID}) {
-				t.Errorf("by %s: %v", name, got)
+				t.Errorf("ListPodSandbox by %s: got %v, want only %s", name, got, p.ID)
 			}
 		}
 		if got := listedPods(t, d, &runtimeapi.PodSandboxFilter{Id: p.ID, State: &runtimeapi.PodSandboxStateValue{State: notReady}}); len(got) != 0 {
-			t.Errorf("by another state: %v", got)
+			t.Errorf("ListPodSandbox by another state: got %v, want none", got)
 		}
 	})
 	t.Run("N3 RunPodSandbox again is the same pod", func(t *testing.T) {
 		p := startPod(t, d)
 		again, err := d.Runtime().RunPodSandbox(ctx, p.Config, "")
 		if err != nil || again != p.ID {
-			t.Errorf("%s, %v, want %s", again, err, p.ID)
+			t.Errorf("repeated RunPodSandbox: got %s, error %v; want %s", again, err, p.ID)
 		}
 	})
 	t.Run("N3 a caller that gives up and comes back", func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestPodSandbox(t *testing.T) {
 		p := d.RunPod(t, config)
 		defer p.Remove()
 		if got := listedPods(t, d, &runtimeapi.PodSandboxFilter{LabelSelector: config.Labels}); !slices.Equal(got, []string{p.ID}) {
-			t.Errorf("pods %v, want %s alone", got, p.ID)
+			t.Errorf("pods: got %v, want only %s", got, p.ID)
 		}
 	})
 	t.Run("an unknown handler is refused", func(t *testing.T) {
@@ -131,12 +131,12 @@ func TestPodSandbox(t *testing.T) {
 		p := startPod(t, d)
 		resp, err := d.Runtime().PodSandboxStatus(ctx, p.ID, true)
 		if err != nil || len(resp.Info) == 0 {
-			t.Errorf("got the status %v with error %v, want verbose information", resp, err)
+			t.Errorf("verbose status: got %v, error %v; want information", resp, err)
 		}
 	})
 }
 
-// TestKubeletHabits does what a kubelet does with pods over their lives, its crashes and the daemon's included.
+// TestKubeletHabits makes the calls of a kubelet over the life of pods, including crashes of the kubelet and the daemon.
 func TestKubeletHabits(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t)
@@ -149,12 +149,12 @@ func TestKubeletHabits(t *testing.T) {
 		config.Metadata.Attempt, config.LogPath = 1, "c-1.log"
 		second := p.Run(config)
 		if first.ID == second.ID || first.Status().State != exited || second.Status().State != running {
-			t.Errorf("first %v, second %v", first.Status(), second.Status())
+			t.Errorf("attempts: got first %v, second %v; want two IDs, the first exited, the second running", first.Status(), second.Status())
 		}
 		if got := listed(t, d, &runtimeapi.ContainerFilter{PodSandboxId: p.ID}); len(got) != 2 {
-			t.Errorf("want both attempts listed, got %v", got)
+			t.Errorf("ListContainers: got %v, want both attempts", got)
 		}
-		first.Remove() // the kubelet keeps the last dead one and removes those before
+		first.Remove() // the kubelet keeps only the last dead attempt
 		second.Must("true")
 	})
 	t.Run("containers come and go, and the dead are collected", func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestKubeletHabits(t *testing.T) {
 			c.Remove()
 		}
 		if got := listed(t, d, &runtimeapi.ContainerFilter{PodSandboxId: p.ID}); len(got) != 0 {
-			t.Errorf("left: %v", got)
+			t.Errorf("ListContainers after the removals: got %v, want none", got)
 		}
 	})
 	t.Run("a stopped container is started again", func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestKubeletHabits(t *testing.T) {
 		c.Start()
 		harness.Eventually(t, waitLimit, func() error {
 			if s := c.Status(); s.State != exited || s.ExitCode != 2 || s.StartedAt <= first.StartedAt {
-				return fmt.Errorf("status %v", s)
+				return fmt.Errorf("status: got %v, want a second end with code 2", s)
 			}
 			return nil
 		})
@@ -197,7 +197,7 @@ func TestKubeletHabits(t *testing.T) {
 		next := d.RunPod(t, config)
 		defer next.Remove()
 		if next.ID == old.ID || old.Status().State != notReady {
-			t.Errorf("old %s is %v, new %s", old.ID, old.Status().State, next.ID)
+			t.Errorf("sandboxes: got old %s (%v), new %s; want two IDs and the old one not ready", old.ID, old.Status().State, next.ID)
 		}
 		old.Remove()
 		next.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep())).Must("true")
@@ -215,11 +215,11 @@ func TestKubeletHabits(t *testing.T) {
 			ends.Must("touch", "/end")
 			restart()
 			if s := p.Status(); s.String() != pod.String() {
-				t.Errorf("the pod was\n%v, is\n%v", pod, s)
+				t.Errorf("pod status after the restart: got %v, want %v", s, pod)
 			}
 			for c, was := range before {
 				if s := c.Status(); s.String() != was.String() {
-					t.Errorf("the container was\n%v, is\n%v", was, s)
+					t.Errorf("container status after the restart: got %v, want %v", s, was)
 				}
 			}
 			ends.WaitExit(6)
@@ -238,7 +238,7 @@ func TestKubeletHabits(t *testing.T) {
 		killByCommand(t, "sleep\x0086543\x00")
 		d.Start()
 		if s := c.WaitExit(137); s.FinishedAt < s.StartedAt {
-			t.Errorf("status %v", s)
+			t.Errorf("status: got %v, want valid times", s)
 		}
 	})
 	t.Run("events of a container's life", func(t *testing.T) {
@@ -248,7 +248,7 @@ func TestKubeletHabits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := stream.Header(); err != nil { // the daemon listens
+		if _, err := stream.Header(); err != nil { // returns once the subscription is active
 			t.Fatal(err)
 		}
 		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("exit 4")))
@@ -258,23 +258,23 @@ func TestKubeletHabits(t *testing.T) {
 		for len(got) < 4 {
 			e, err := stream.Recv()
 			if err != nil {
-				t.Fatalf("%v after %v", err, got)
+				t.Fatalf("events after %v: got error %v, want DELETED", got, err)
 			}
 			if e.ContainerId != c.ID {
 				continue
 			}
 			if e.PodSandboxStatus.GetId() != c.Pod.ID || e.CreatedAt == 0 {
-				t.Errorf("event %v", e)
+				t.Errorf("event: got %v, want a time and the pod's status", e)
 			}
 			got = append(got, strings.TrimSuffix(strings.TrimPrefix(e.ContainerEventType.String(), "CONTAINER_"), "_EVENT"))
 		}
 		if want := "CREATED STARTED STOPPED DELETED"; strings.Join(got, " ") != want {
-			t.Errorf("%v, want %s", got, want)
+			t.Errorf("events: got %v, want %s", got, want)
 		}
 	})
 }
 
-// TestVerboseStatus: what a person needs to know of pods and containers is one JSON object, with the same keys in every kind of pod.
+// TestVerboseStatus: the verbose status of pods and containers is one JSON object with the same keys for every kind of pod.
 func TestVerboseStatus(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	for kind, c := range map[string]*harness.Container{
@@ -297,19 +297,19 @@ func TestVerboseStatus(t *testing.T) {
 		}
 		read := func(info map[string]string) (a about) {
 			if err := json.Unmarshal([]byte(info["info"]), &a); err != nil || len(info) != 1 {
-				t.Errorf("%s: %v in %v", kind, err, info)
+				t.Errorf("%s: verbose information: got %v, error %v; want one JSON object", kind, info, err)
 			}
 			return a
 		}
 		ofPod, ofContainer := read(pod.Info), read(container.Info)
 		if ofPod.SandboxID != c.Pod.ID || ofPod.Handler != kind || ofPod.Config.Metadata.Name != pod.Status.Metadata.Name {
-			t.Errorf("%s: the pod is %+v", kind, ofPod)
+			t.Errorf("%s: pod information: got %+v, want its ID, handler and configuration", kind, ofPod)
 		}
 		if ips := ofPod.CNIResult.IPs; len(ips) != 1 || !strings.HasPrefix(ips[0].Address, c.Pod.IP()+"/") {
-			t.Errorf("%s: the CNI result has %v, the pod %s", kind, ips, c.Pod.IP())
+			t.Errorf("%s: addresses in the CNI result: got %v, want only %s", kind, ips, c.Pod.IP())
 		}
 		if ofContainer.SandboxID != c.Pod.ID || ofContainer.Handler != kind || ofContainer.Config.Metadata.Name != container.Status.Metadata.Name || ofContainer.Pid == 0 {
-			t.Errorf("%s: the container is %+v", kind, ofContainer)
+			t.Errorf("%s: container information: got %+v, want its pod, handler, configuration and PID", kind, ofContainer)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestReleaseHasNoTestMachinery: the program that users get names no fail point and refuses the fake backend.
+// TestReleaseHasNoTestMachinery: the released program contains no fail point and refuses the fake backend.
 func TestReleaseHasNoTestMachinery(t *testing.T) {
 	tripod, err := harness.Binary()
 	if err != nil {
@@ -22,7 +22,7 @@ func TestReleaseHasNoTestMachinery(t *testing.T) {
 	}
 	points := harness.FailPoints(t)
 	if len(points) < 100 {
-		t.Errorf("the build for tests has %d fail points, want 100 or more", len(points))
+		t.Errorf("fail points in the build for tests: got %d, want at least 100", len(points))
 	}
 	for _, name := range points {
 		if bytes.Contains(program, []byte(name)) {
@@ -32,6 +32,6 @@ func TestReleaseHasNoTestMachinery(t *testing.T) {
 	d := harness.NewDaemon(t, harness.Set("backends.fake", true))
 	out, err := exec.Command(tripod, "daemon", "--config", d.ConfigPath()).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "backends.fake:") {
-		t.Errorf("a release with backends.fake ended with %v, want an error that names the key:\n%s", err, out)
+		t.Errorf("start of a release with backends.fake: got error %v, want one that names the key:\n%s", err, out)
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// overwrite tries for ever to write to the program of every process that the container sees, the OCI runtime's as it
-// enters the container among them.
+// overwrite is a script that repeatedly tries to write to the program of every process that the container sees, including the
+// OCI runtime when it enters the container.
 const overwrite = `while :; do for p in /proc/[0-9]*; do [ "$p" = /proc/$$ ] || { printf x >$p/exe; } 2>/dev/null; done; done`
 
-// TestC6RuntimeBinaryIsSealed: a container whose programs are /proc/self/exe and that writes to whatever runs in it
-// does not reach the OCI runtime on the node. The runtimes are copies, in case they can be reached.
+// TestC6RuntimeBinaryIsSealed: a container whose programs are /proc/self/exe, and that writes to all programs that run in it,
+// cannot change the OCI runtime on the node. The test uses copies of the runtimes, in case it can.
 func TestC6RuntimeBinaryIsSealed(t *testing.T) {
 	for _, name := range []string{"crun", "runc"} {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestC6RuntimeBinaryIsSealed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(program, after) {
-				t.Error("the container has changed the OCI runtime")
+				t.Error("the container changed the OCI runtime")
 			}
 		})
 	}

@@ -20,7 +20,7 @@ func TestRuntimeInfo(t *testing.T) {
 	t.Run("runtime should return version info [Conformance]", func(t *testing.T) {
 		v, err := d.Runtime().Version(ctx, "v1")
 		if err != nil || v.Version == "" || v.RuntimeName != "tripod" || v.RuntimeVersion == "" || v.RuntimeApiVersion != "v1" {
-			t.Errorf("got the version %v with error %v, want those of tripod and the API v1", v, err)
+			t.Errorf("version: got %v, error %v; want tripod's version and the API v1", v, err)
 		}
 	})
 	t.Run("runtime should return runtime conditions [Conformance]", func(t *testing.T) {
@@ -30,24 +30,24 @@ func TestRuntimeInfo(t *testing.T) {
 		}
 		for _, name := range []string{runtimeapi.RuntimeReady, runtimeapi.NetworkReady} {
 			if !slices.ContainsFunc(s.Status.Conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == name && c.Status }) {
-				t.Errorf("%s is not true: %v", name, s.Status.Conditions)
+				t.Errorf("conditions: got %v, want %s true", s.Status.Conditions, name)
 			}
 		}
 		if len(s.Info) == 0 || len(s.RuntimeHandlers) < 2 || s.Features == nil {
-			t.Errorf("want information, two handlers or more and features, got %v", s)
+			t.Errorf("status: got %v, want information, at least two handlers, and features", s)
 		}
 	})
 	t.Run("the kubelet learns the cgroup driver", func(t *testing.T) {
 		c, err := d.Runtime().RuntimeConfig(ctx)
 		if err != nil || c.GetLinux().GetCgroupDriver() != runtimeapi.CgroupDriver_CGROUPFS {
-			t.Errorf("got %v with error %v, want the cgroup driver cgroupfs", c, err)
+			t.Errorf("RuntimeConfig: got %v, error %v; want the cgroup driver cgroupfs", c, err)
 		}
 	})
 	t.Run("C7 the daemon's files are its own", func(t *testing.T) {
 		for path, want := range map[string]os.FileMode{d.Socket: 0o600, d.Root: 0o700, d.State: 0o700} {
 			fi, err := os.Stat(path)
 			if err != nil || fi.Mode().Perm() != want {
-				t.Errorf("%s: %v, %v, want %v", path, fi.Mode(), err, want)
+				t.Errorf("mode of %s: got %v, error %v; want %v", path, fi.Mode(), err, want)
 			}
 		}
 	})
@@ -55,19 +55,19 @@ func TestRuntimeInfo(t *testing.T) {
 
 func TestNetworkNotReady(t *testing.T) {
 	d := harness.NewDaemon(t, harness.Set("network.bin_dirs", []string{harness.Dir()}))
-	d.Start() // the runtime is ready all the same
+	d.Start() // waits only for the runtime
 	s, err := d.Runtime().Status(context.Background(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range s.Status.Conditions {
 		if c.Type == runtimeapi.NetworkReady && (c.Status || c.Reason == "" || c.Message == "") {
-			t.Errorf("without plugins: %v", c)
+			t.Errorf("NetworkReady without plugins: got %v, want false with reason and message", c)
 		}
 	}
 }
 
-// TestStreamedLists holds the lists that are streamed against those that are answered at once.
+// TestStreamedLists compares the streamed lists with the unary ones.
 func TestStreamedLists(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t)
@@ -109,7 +109,7 @@ func TestStreamedLists(t *testing.T) {
 	})
 }
 
-// attributesOf and podAttributesOf tell whom figures are of: the figures themselves go on between two calls.
+// attributesOf and podAttributesOf return the attributes of stats, because the figures change between two calls.
 func attributesOf(stats []*runtimeapi.ContainerStats) []*runtimeapi.ContainerAttributes {
 	var all []*runtimeapi.ContainerAttributes
 	for _, s := range stats {
@@ -144,6 +144,6 @@ func same[M proto.Message](t *testing.T, err error, unary []M, recv func() ([]M,
 		streamed = append(streamed, some...)
 	}
 	if len(unary) == 0 || !slices.EqualFunc(unary, streamed, func(a, b M) bool { return proto.Equal(a, b) }) {
-		t.Errorf("at once:\n%v\nstreamed:\n%v", unary, streamed)
+		t.Errorf("streamed list: got\n%v\nwant the unary list\n%v", streamed, unary)
 	}
 }
