@@ -354,9 +354,9 @@ func kubeDebug(t *testing.T, k *kubelet) {
 	resp, err := k.runtime.Attach(context.Background(), &runtimeapi.AttachRequest{ContainerId: s.of(p.ephemeral[0]).Id, Stdin: true, Stdout: true, Tty: true})
 	k.must(err)
 	session := startSession(t, harness.SPDY, resp.Url, true)
-	session.say("ps -o args\n")
+	session.send("ps -o args\n")
 	session.stdout.wait(t, "sleep 7654")
-	session.say("exit\n")
+	session.send("exit\n")
 	s = k.states(p, "main running, debugger exited")
 	k.sync(p, s)
 	if again := k.status(p); len(again.containers) != 2 {

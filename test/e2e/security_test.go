@@ -19,7 +19,7 @@ type (
 	security   = runtimeapi.LinuxContainerSecurityContext
 )
 
-// printed runs a container to its end and returns what it wrote.
+// printed runs a container until it exits and returns its output.
 func printed(t *testing.T, d *harness.Daemon, pod *runtimeapi.PodSandboxConfig, image, script string, change func(*security)) string {
 	t.Helper()
 	p := d.RunPod(t, pod)
@@ -36,7 +36,8 @@ func printed(t *testing.T, d *harness.Daemon, pod *runtimeapi.PodSandboxConfig, 
 	return strings.TrimSpace(harness.Text(c.Logs(), ""))
 }
 
-// refused expects CreateContainer or StartContainer to fail with a caller's code and returns the message.
+// refused checks that CreateContainer or StartContainer fails with a code that blames the request, and returns the
+// message.
 func refused(t *testing.T, d *harness.Daemon, p *harness.Pod, config *runtimeapi.ContainerConfig) string {
 	t.Helper()
 	ctx := context.Background()
@@ -47,14 +48,14 @@ func refused(t *testing.T, d *harness.Daemon, p *harness.Pod, config *runtimeapi
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.Unimplemented, codes.FailedPrecondition, codes.NotFound:
 	default:
-		t.Errorf("code %s: %v", status.Code(err), err)
+		t.Errorf("got error %v, want a code that blames the request", err)
 	}
 	return status.Convert(err).Message()
 }
 
 func value(v int64) *runtimeapi.Int64Value { return &runtimeapi.Int64Value{Value: v} }
 
-// link is what a namespace of the test's own process is.
+// link returns the name of a namespace of the test's own process.
 func link(t *testing.T, kind string) string {
 	t.Helper()
 	name, err := os.Readlink("/proc/self/ns/" + kind)
@@ -84,7 +85,7 @@ func TestNamespaceOption(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := ns(t, c.kind, c.mode); (got == link(t, c.kind)) != c.host || !strings.HasPrefix(got, c.kind) {
-				t.Errorf("the container's is %s, the node's %s, shared: want %v", got, link(t, c.kind), c.host)
+				t.Errorf("namespace of the container: got %s, want shared with the node's %s: %v", got, link(t, c.kind), c.host)
 			}
 		})
 	}
@@ -95,10 +96,10 @@ func TestNamespaceOption(t *testing.T) {
 		one := p.Run(harness.ContainerConfig("one", harness.Busybox, harness.Shell("sleep 4321 & wait"), shared))
 		two := p.Run(harness.ContainerConfig("two", harness.Busybox, harness.Sleep(), shared))
 		if out := two.Must("ps"); !strings.Contains(out, "sleep 4321") {
-			t.Errorf("the other container's process is not seen:\n%s", out)
+			t.Errorf("ps: want the other container's process in\n%s", out)
 		}
 		if out := two.Must("sh", "-c", "cat /proc/1/cmdline"); strings.Contains(out, "sleep") {
-			t.Errorf("process 1 is %q, a container's own", out)
+			t.Errorf("process 1: got %q, a container's program, want the pod's init", out)
 		}
 		one.Stop(0)
 		two.Must("true")
@@ -113,7 +114,7 @@ func TestNamespaceOption(t *testing.T) {
 			s.NamespaceOptions = &namespaces{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: target.ID}
 		})))
 		if out := debug.Must("ps"); !strings.Contains(out, "sleep 4321") {
-			t.Errorf("the target's process is not seen:\n%s", out)
+			t.Errorf("ps: want the target's process in\n%s", out)
 		}
 	})
 	t.Run("containers of a pod share net, ipc and uts", func(t *testing.T) {
@@ -122,12 +123,12 @@ func TestNamespaceOption(t *testing.T) {
 		one, two := p.Run(harness.ContainerConfig("one", harness.Busybox, harness.Sleep())), p.Run(harness.ContainerConfig("two", harness.Busybox, harness.Sleep()))
 		for _, kind := range []string{"net", "ipc", "uts"} {
 			if a, b := one.Must("readlink", "/proc/1/ns/"+kind), two.Must("readlink", "/proc/1/ns/"+kind); a != b {
-				t.Errorf("%s: %s and %s", kind, a, b)
+				t.Errorf("%s namespaces: got %s and %s, want the same", kind, a, b)
 			}
 		}
 		one.Must("sh", "-c", "echo shared >/dev/shm/x")
 		if got := two.Must("cat", "/dev/shm/x"); got != "shared\n" {
-			t.Errorf("/dev/shm of the other container: %q", got)
+			t.Errorf("/dev/shm of the other container: got %q, want shared", got)
 		}
 	})
 }
@@ -167,7 +168,7 @@ func TestUsers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := id(t, c.image, c.change); got != c.want {
-				t.Errorf("id printed %q, want %q", got, c.want)
+				t.Errorf("output of id: got %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -176,7 +177,7 @@ func TestUsers(t *testing.T) {
 		defer p.Remove()
 		config := harness.ContainerConfig("c", harness.Busybox, harness.Security(func(s *security) { s.RunAsGroup = value(1) }))
 		if msg := refused(t, d, p, config); !strings.Contains(msg, "run_as_group") {
-			t.Errorf("the message does not name the field: %s", msg)
+			t.Errorf("refusal: got %q, want the name of the field", msg)
 		}
 	})
 	t.Run("the status tells the user", func(t *testing.T) {
@@ -186,7 +187,7 @@ func TestUsers(t *testing.T) {
 			s.RunAsUser, s.SupplementalGroups = value(1001), []int64{7}
 		})))
 		if u := c.Status().GetUser().GetLinux(); u.GetUid() != 1001 || u.GetGid() != 0 {
-			t.Errorf("user %v", u)
+			t.Errorf("user in the status: got %v, want 1001:0", u)
 		}
 	})
 	t.Run("I2 huge and hostile passwd and group", func(t *testing.T) {
@@ -200,7 +201,7 @@ func TestUsers(t *testing.T) {
 	})
 }
 
-// caps are the sets of a process as /proc shows them.
+// showCaps is a script that prints the capability sets of its process.
 const showCaps = "grep Cap /proc/self/status"
 
 func TestCapabilities(t *testing.T) {
@@ -212,31 +213,31 @@ func TestCapabilities(t *testing.T) {
 	const bridge = "ip link add type bridge 2>&1 && echo made"
 	t.Run("runtime should support adding capability", func(t *testing.T) {
 		if got := run(t, bridge, &runtimeapi.Capability{AddCapabilities: []string{"NET_ADMIN"}}); !strings.HasSuffix(got, "made") {
-			t.Error(got)
+			t.Errorf("creation of a bridge: got %q, want success", got)
 		}
 		if got := run(t, bridge, nil); strings.HasSuffix(got, "made") {
-			t.Error("it can without the capability, too")
+			t.Error("creation of a bridge without the capability succeeded, want a failure")
 		}
 	})
 	t.Run("runtime should support dropping capability", func(t *testing.T) {
 		const chown = "touch /x && chown 1 /x && echo done"
 		if got := run(t, chown, nil); got != "done" {
-			t.Error(got)
+			t.Errorf("chown: got %q, want success", got)
 		}
 		if got := run(t, chown, &runtimeapi.Capability{DropCapabilities: []string{"CAP_CHOWN"}}); got == "done" {
-			t.Error("it can without the capability, too")
+			t.Error("chown without the capability succeeded, want a failure")
 		}
 	})
 	t.Run("runtime should support adding ALL capabilities", func(t *testing.T) {
 		if got := run(t, bridge, &runtimeapi.Capability{AddCapabilities: []string{"ALL"}}); !strings.HasSuffix(got, "made") {
-			t.Error(got)
+			t.Errorf("creation of a bridge: got %q, want success", got)
 		}
 	})
 	t.Run("runtime should support dropping ALL capabilities", func(t *testing.T) {
 		got := run(t, showCaps, &runtimeapi.Capability{DropCapabilities: []string{"ALL"}})
 		for line := range strings.Lines(got) {
 			if !strings.HasSuffix(strings.TrimSpace(line), "0000000000000000") {
-				t.Error(line)
+				t.Errorf("capability set: got %q, want none", line)
 			}
 		}
 	})
@@ -259,12 +260,12 @@ func TestPrivileged(t *testing.T) {
 	}
 	t.Run("runtime should support Privileged is true", func(t *testing.T) {
 		if got := run(t, true); !strings.HasSuffix(got, "made") {
-			t.Error(got)
+			t.Errorf("creation of a bridge: got %q, want success", got)
 		}
 	})
 	t.Run("runtime should support Privileged is false", func(t *testing.T) {
 		if got := run(t, false); strings.HasSuffix(got, "made") {
-			t.Error("it made a bridge")
+			t.Error("creation of a bridge succeeded, want a failure")
 		}
 	})
 	t.Run("privileged needs a privileged pod", func(t *testing.T) {
@@ -283,27 +284,27 @@ func TestPathsOfTheRoot(t *testing.T) {
 	const write = "{ echo x >/test; } 2>/dev/null && echo written"
 	t.Run("runtime should support that ReadOnlyRootfs is false", func(t *testing.T) {
 		if got := run(t, write, nil); got != "written" {
-			t.Error(got)
+			t.Errorf("write: got %q, want success", got)
 		}
 	})
 	t.Run("runtime should support that ReadOnlyRootfs is true", func(t *testing.T) {
 		if got := run(t, write, func(s *security) { s.ReadonlyRootfs = true }); got != "" {
-			t.Error(got)
+			t.Errorf("write: got %q, want a failure", got)
 		}
 	})
 	t.Run("runtime should support MaskedPaths", func(t *testing.T) {
 		if got := run(t, "ls /bin/ls >/dev/null; /bin/ls 2>&1 || echo masked", func(s *security) { s.MaskedPaths = []string{"/bin/ls"} }); !strings.HasSuffix(got, "masked") {
-			t.Error(got)
+			t.Errorf("masked program: got %q, want masked", got)
 		}
 	})
 	t.Run("runtime should support ReadonlyPaths", func(t *testing.T) {
 		if got := run(t, "touch /tmp/x 2>&1; touch /root/x && echo elsewhere", func(s *security) { s.ReadonlyPaths = []string{"/tmp"} }); !strings.Contains(got, "Read-only") || !strings.HasSuffix(got, "elsewhere") {
-			t.Error(got)
+			t.Errorf("writes: got %q, want only the one outside the read-only path to succeed", got)
 		}
 	})
 	t.Run("the usual paths are masked by default", func(t *testing.T) {
 		if got := run(t, "cat /proc/keys | wc -c; { echo x >/proc/sys/kernel/domainname; } 2>/dev/null || echo refused", nil); got != "0\nrefused" {
-			t.Errorf("%q", got)
+			t.Errorf("masked and read-only paths: got %q, want 0 and refused", got)
 		}
 	})
 	t.Run("C6 a working directory below /proc is refused", func(t *testing.T) {
@@ -317,7 +318,7 @@ func TestPathsOfTheRoot(t *testing.T) {
 	})
 	t.Run("C6 no descriptor of the daemon reaches a container", func(t *testing.T) {
 		if got := run(t, "ls /proc/self/fd | wc -l", nil); got != "4" { // 0, 1, 2 and the directory that ls reads
-			t.Errorf("%s descriptors", got)
+			t.Errorf("descriptors in the container: got %s, want 4", got)
 		}
 	})
 	t.Run("I3 paths of the image that lead out of it stay inside", func(t *testing.T) {
@@ -332,7 +333,7 @@ func TestPathsOfTheRoot(t *testing.T) {
 		config.Mounts = []*runtimeapi.Mount{{HostPath: victim, ContainerPath: "/data"}}
 		resp, err := d.CRI().CreateContainer(context.Background(), &runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
 		if err != nil {
-			return // refused: nothing was made outside
+			return // the container was refused
 		}
 		if _, err := d.CRI().StartContainer(context.Background(), &runtimeapi.StartContainerRequest{ContainerId: resp.ContainerId}); err != nil {
 			return
@@ -342,12 +343,12 @@ func TestPathsOfTheRoot(t *testing.T) {
 			t.Fatal(err)
 		}
 		if strings.Contains(string(mounts), " /etc ") {
-			t.Errorf("the volume lies over the node's /etc:\n%s", mounts)
+			t.Errorf("the volume is mounted on the node's /etc:\n%s", mounts)
 		}
 	})
 }
 
-// denyHostname is a seccomp profile that lets everything pass but sethostname(2).
+// denyHostname is a seccomp profile that allows all system calls except sethostname(2).
 const denyHostname = `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["sethostname"],"action":"SCMP_ACT_ERRNO"}]}`
 
 func TestSeccomp(t *testing.T) {
@@ -382,7 +383,7 @@ func TestSeccomp(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := run(t, c.script, c.change); got != c.want {
-				t.Errorf("%q, want %q", got, c.want)
+				t.Errorf("output: got %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -391,7 +392,7 @@ func TestSeccomp(t *testing.T) {
 		pod.Linux.SecurityContext.Privileged = true
 		got := printed(t, d, pod, harness.Busybox, rename, func(s *security) { s.Privileged, s.Seccomp = true, local })
 		if got != "changed" {
-			t.Errorf("%q", got)
+			t.Errorf("host name: got %q, want changed", got)
 		}
 	})
 	t.Run("a profile that is not there is refused", func(t *testing.T) {
@@ -417,12 +418,12 @@ func TestNoNewPrivs(t *testing.T) {
 	}
 	t.Run("should not allow privilege escalation when true", func(t *testing.T) {
 		if got := run(t, true); !strings.Contains(got, "Effective uid: 1000") {
-			t.Error(got)
+			t.Errorf("output: got %q, want the effective uid 1000", got)
 		}
 	})
 	t.Run("should allow privilege escalation when false", func(t *testing.T) {
 		if got := run(t, false); !strings.Contains(got, "Effective uid: 0") {
-			t.Error(got)
+			t.Errorf("output: got %q, want the effective uid 0", got)
 		}
 	})
 }
@@ -437,22 +438,22 @@ func TestSysctls(t *testing.T) {
 	}
 	t.Run("should support safe sysctls", func(t *testing.T) {
 		if got := printed(t, d, pod("kernel.shm_rmid_forced", "1"), harness.Busybox, "cat /proc/sys/kernel/shm_rmid_forced", nil); got != "1" {
-			t.Error(got)
+			t.Errorf("kernel.shm_rmid_forced: got %q, want 1", got)
 		}
 		if got := printed(t, d, pod("net.ipv4.ip_local_port_range", "20000 30000"), harness.Busybox, "cat /proc/sys/net/ipv4/ip_local_port_range", nil); strings.Join(strings.Fields(got), " ") != "20000 30000" {
-			t.Error(got)
+			t.Errorf("net.ipv4.ip_local_port_range: got %q, want 20000 30000", got)
 		}
 	})
 	t.Run("should support unsafe sysctls", func(t *testing.T) {
 		if got := printed(t, d, pod("fs.mqueue.msg_max", "100"), harness.Busybox, "cat /proc/sys/fs/mqueue/msg_max", nil); got != "100" {
-			t.Error(got)
+			t.Errorf("fs.mqueue.msg_max: got %q, want 100", got)
 		}
 	})
 	t.Run("C3 a sysctl of the node is refused", func(t *testing.T) {
 		for _, name := range []string{"kernel.core_pattern", "kernel.shm_rmid_forced=1+kernel.core_pattern", "vm.swappiness", "net.ipv4/../../kernel/core_pattern"} {
 			_, err := d.CRI().RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: pod(name, "x")})
 			if status.Code(err) != codes.InvalidArgument {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("RunPodSandbox with the sysctl %s: got error %v, want InvalidArgument", name, err)
 			}
 		}
 	})

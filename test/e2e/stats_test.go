@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// statsOf lists whom ListContainerStats has figures of.
+// statsOf returns the results of ListContainerStats by container ID.
 func statsOf(t *testing.T, d *harness.Daemon, filter *runtimeapi.ContainerStatsFilter) map[string]*runtimeapi.ContainerStats {
 	t.Helper()
 	all, err := d.Runtime().ListContainerStats(context.Background(), filter)
@@ -42,17 +42,17 @@ func TestContainerStatsLists(t *testing.T) {
 		got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{Id: c.ID})
 		s := got[c.ID]
 		if len(got) != 1 || s == nil || s.Attributes.Metadata.Name != "c" {
-			t.Fatalf("want the figures of container %s alone, got %v", c.ID, got)
+			t.Fatalf("ListContainerStats: got %v, want only %s", got, c.ID)
 		}
 		if s.Cpu.GetTimestamp() == 0 || s.Memory.GetTimestamp() == 0 || s.Cpu.GetUsageCoreNanoSeconds() == nil || s.Memory.GetWorkingSetBytes().GetValue() == 0 || s.WritableLayer == nil {
-			t.Errorf("want CPU, memory and writable layer with their times, got %v", s)
+			t.Errorf("stats: got %v, want CPU, memory and writable layer with their times", s)
 		}
 	})
 	t.Run("runtime should support listing stats for started containers [Conformance]", func(t *testing.T) {
 		p := startPod(t, d)
 		one, two := labelled(p, "one", "a"), labelled(p, "two", "a")
 		if got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{PodSandboxId: p.ID}); len(got) != 2 || got[one.ID] == nil || got[two.ID] == nil {
-			t.Errorf("want the figures of %s and %s alone, got %v", one.ID, two.ID, got)
+			t.Errorf("ListContainerStats by pod: got %v, want only %s and %s", got, one.ID, two.ID)
 		}
 	})
 	t.Run("runtime should support listing stats for started containers when filter is nil [Conformance]", func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestContainerStatsLists(t *testing.T) {
 		two.Stop(0)
 		two.WaitState(exited)
 		if got := statsOf(t, d, nil); got[one.ID] == nil || got[two.ID] != nil {
-			t.Errorf("want figures of %s and none of the exited %s, got %v", one.ID, two.ID, got)
+			t.Errorf("ListContainerStats: got %v, want %s and not the exited %s", got, one.ID, two.ID)
 		}
 	})
 	t.Run("runtime should support listing stats for three created containers when filter is nil. [Conformance]", func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestContainerStatsLists(t *testing.T) {
 			want = append(want, labelled(p, name, "a").ID)
 		}
 		if got := slices.Sorted(maps.Keys(statsOf(t, d, nil))); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
-			t.Errorf("%v, want %v", got, want)
+			t.Errorf("ListContainerStats: got %v, want %v", got, want)
 		}
 	})
 	t.Run("runtime should support listing stats for containers filtered by labels [Conformance]", func(t *testing.T) {
@@ -79,12 +79,12 @@ func TestContainerStatsLists(t *testing.T) {
 		one := labelled(p, "one", "mine")
 		labelled(p, "two", "other")
 		if got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{LabelSelector: map[string]string{"which": "mine"}}); len(got) != 1 || got[one.ID] == nil {
-			t.Errorf("want the figures of %s alone, got %v", one.ID, got)
+			t.Errorf("ListContainerStats by label: got %v, want only %s", got, one.ID)
 		}
 	})
 }
 
-// TestFigures makes a container use each resource and looks for it in the figures.
+// TestFigures checks that the stats show the use of each resource.
 func TestFigures(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t)
@@ -108,10 +108,10 @@ func TestFigures(t *testing.T) {
 		c.Must("sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
 		after, pod := of()
 		if n := cpu(after.Cpu) - cpu(before.Cpu); n < 20e6 || n > 60e9 {
-			t.Errorf("a busy loop took %d ns", n)
+			t.Errorf("CPU time of a busy loop: got %d ns, want 20e6 to 60e9", n)
 		}
 		if cpu(pod.Linux.Cpu) < cpu(podBefore.Linux.Cpu)+20e6 {
-			t.Errorf("the pod had used %d ns, now %d", cpu(podBefore.Linux.Cpu), cpu(pod.Linux.Cpu))
+			t.Errorf("CPU time of the pod: got %d ns, want at least 20e6 more than %d", cpu(pod.Linux.Cpu), cpu(podBefore.Linux.Cpu))
 		}
 	})
 	t.Run("memory", func(t *testing.T) {
@@ -119,13 +119,13 @@ func TestFigures(t *testing.T) {
 		after, pod := of()
 		set := after.Memory.GetWorkingSetBytes().GetValue()
 		if set < before.Memory.GetWorkingSetBytes().GetValue()+35e6 || set > 256<<20 {
-			t.Errorf("the working set was %v, is %v with 40 MB more", before.Memory, after.Memory)
+			t.Errorf("memory after using 40 MB: got %v, was %v", after.Memory, before.Memory)
 		}
 		if pod.Linux.Memory.GetWorkingSetBytes().GetValue() < 35e6 {
-			t.Errorf("the pod's: %v", pod.Linux.Memory)
+			t.Errorf("memory of the pod: got %v, want a working set of at least 35 MB", pod.Linux.Memory)
 		}
 		if available := after.Memory.GetAvailableBytes().GetValue(); available != 256<<20-set {
-			t.Errorf("available: %d, want the limit less the working set, %d", available, 256<<20-set)
+			t.Errorf("available memory: got %d, want %d, the limit minus the working set", available, 256<<20-set)
 		}
 	})
 	t.Run("processes", func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestFigures(t *testing.T) {
 		_, after := of()
 		was, is := before.Linux.Process.GetProcessCount().GetValue(), after.Linux.Process.GetProcessCount().GetValue()
 		if was == 0 || is < was+5 {
-			t.Errorf("%d processes, then %d with 5 more", was, is)
+			t.Errorf("processes after starting 5: got %d, was %d", is, was)
 		}
 	})
 	t.Run("network", func(t *testing.T) {
@@ -143,16 +143,16 @@ func TestFigures(t *testing.T) {
 		_, after := of()
 		a, b := podBefore.Linux.Network.GetDefaultInterface(), after.Linux.Network.GetDefaultInterface()
 		if b.GetName() != "eth0" || b.GetRxBytes().GetValue() < a.GetRxBytes().GetValue()+100 || b.GetTxBytes().GetValue() < a.GetTxBytes().GetValue()+100 {
-			t.Errorf("before %v, after %v", a, b)
+			t.Errorf("network figures: got %v, was %v; want eth0 and at least 100 bytes more each way", b, a)
 		}
 	})
 	t.Run("the pod's list has its containers", func(t *testing.T) {
 		all, err := d.Runtime().ListPodSandboxStats(ctx, &runtimeapi.PodSandboxStatsFilter{Id: p.ID})
 		if err != nil || len(all) != 1 {
-			t.Fatalf("got the figures %v with error %v, want one pod", all, err)
+			t.Fatalf("ListPodSandboxStats: got %v, error %v; want one pod", all, err)
 		}
 		if s := all[0].Linux.Containers; len(s) != 1 || s[0].Attributes.Id != c.ID {
-			t.Errorf("want the figures of container %s alone, got %v", c.ID, s)
+			t.Errorf("containers in the pod stats: got %v, want only %s", s, c.ID)
 		}
 	})
 	t.Run("writable layer", func(t *testing.T) {
@@ -160,7 +160,7 @@ func TestFigures(t *testing.T) {
 		harness.Eventually(t, waitLimit, func() error {
 			after, _ := of()
 			if used := after.WritableLayer.GetUsedBytes().GetValue(); used < 10e6 || used > 20e6 {
-				return fmt.Errorf("%v after 10 MB", after.WritableLayer)
+				return fmt.Errorf("writable layer after writing 10 MB: got %v, want 10 to 20 MB", after.WritableLayer)
 			}
 			return nil
 		})
@@ -173,7 +173,7 @@ func TestFigures(t *testing.T) {
 	})
 }
 
-// cgroupFile reads a file of the cgroup of the container's processes in one hierarchy, as they see it themselves.
+// cgroupFile returns the content of a file in the container's cgroup.
 func cgroupFile(t *testing.T, c *harness.Container, controller, file string) string {
 	t.Helper()
 	dir := filepath.Join("/sys/fs/cgroup", controller, cgroupOf(t, c, controller))
@@ -184,7 +184,7 @@ func cgroupFile(t *testing.T, c *harness.Container, controller, file string) str
 	return strings.TrimSpace(string(data))
 }
 
-// cgroupOf is the path of the container's cgroup, found by its ID below the daemon's parent.
+// cgroupOf returns the path of the container's cgroup, which it finds by ID below the daemon's parent cgroup.
 func cgroupOf(t *testing.T, c *harness.Container, controller string) string {
 	t.Helper()
 	root := filepath.Join("/sys/fs/cgroup", controller)
@@ -197,7 +197,7 @@ func cgroupOf(t *testing.T, c *harness.Container, controller string) string {
 		return nil
 	})
 	if err != nil || found == "" {
-		t.Fatalf("no cgroup of %s in %s: %v", c.ID, root, err)
+		t.Fatalf("found no cgroup of %s in %s, error %v", c.ID, root, err)
 	}
 	return found
 }
@@ -215,7 +215,7 @@ func TestResources(t *testing.T) {
 		want := func(controller, file, value string) {
 			t.Helper()
 			if got := cgroupFile(t, c, controller, file); got != value {
-				t.Errorf("%s is %s, want %s", file, got, value)
+				t.Errorf("%s: got %s, want %s", file, got, value)
 			}
 		}
 		want("memory", "memory.limit_in_bytes", strconv.Itoa(64<<20))
@@ -231,11 +231,11 @@ func TestResources(t *testing.T) {
 		r := c.Status().GetResources().GetLinux()
 		want("memory", "memory.memsw.limit_in_bytes", strconv.FormatInt(r.GetMemorySwapLimitInBytes(), 10))
 		if r.GetMemoryLimitInBytes() != 96<<20 || r.GetCpuShares() != 256 || r.GetCpusetCpus() != "0" {
-			t.Errorf("the status has %v", r)
+			t.Errorf("resources in the status: got %v, want those of the update", r)
 		}
 		d.Restart()
 		if again := c.Status().GetResources().GetLinux(); again.String() != r.String() {
-			t.Errorf("after a restart the status has %v, had %v", again, r)
+			t.Errorf("resources in the status after a restart: got %v, want %v", again, r)
 		}
 	})
 	t.Run("an update of a created container holds at its start", func(t *testing.T) {
@@ -245,17 +245,17 @@ func TestResources(t *testing.T) {
 		}
 		c.Start()
 		if got := cgroupFile(t, c, "memory", "memory.limit_in_bytes"); got != strconv.Itoa(80<<20) {
-			t.Errorf("%s", got)
+			t.Errorf("memory.limit_in_bytes: got %s, want %d", got, 80<<20)
 		}
 	})
 	t.Run("an update that cannot be made changes nothing", func(t *testing.T) {
 		c := sleeper(t, d, resources(&runtimeapi.LinuxContainerResources{CpuShares: 512}))
 		wantCode(t, update(c, &runtimeapi.LinuxContainerResources{CpuShares: -5}), codes.InvalidArgument)
 		if err := update(c, &runtimeapi.LinuxContainerResources{CpusetCpus: "4000"}); err == nil {
-			t.Error("a CPU that is not there was taken")
+			t.Error("update with a missing CPU succeeded, want an error")
 		}
 		if got := cgroupFile(t, c, "cpu", "cpu.shares"); got != "512" || c.Status().GetResources().GetLinux().GetCpusetCpus() != "" {
-			t.Errorf("cpu.shares is %s, the status %v", got, c.Status().Resources)
+			t.Errorf("after refused updates: got cpu.shares %s, status %v; want them unchanged", got, c.Status().Resources)
 		}
 		c.Stop(0)
 		wantCode(t, update(c, &runtimeapi.LinuxContainerResources{CpuShares: 256}), codes.FailedPrecondition)
@@ -265,17 +265,17 @@ func TestResources(t *testing.T) {
 		p := d.RunPod(t, harness.PodConfig(t, "p", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = parent }))
 		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
 		if got := cgroupOf(t, c, "memory"); !strings.HasPrefix(got, parent+"/") {
-			t.Errorf("the container is in %s, not below %s", got, parent)
+			t.Errorf("cgroup of the container: got %s, want one below %s", got, parent)
 		}
 		p.Remove()
 		entries, err := os.ReadDir("/sys/fs/cgroup/memory" + parent)
 		for _, e := range entries {
 			if e.IsDir() {
-				t.Errorf("left in the parent: %s", e.Name())
+				t.Errorf("cgroup left in the parent: %s", e.Name())
 			}
 		}
 		if err != nil {
-			t.Errorf("the kubelet's cgroup is the kubelet's to remove: %v", err)
+			t.Errorf("the parent cgroup, which the kubelet removes: %v", err)
 		}
 	})
 	t.Run("the OOM score is the container's, within what the daemon may give", func(t *testing.T) {
@@ -297,10 +297,10 @@ func TestResources(t *testing.T) {
 			return got
 		}
 		if got := score(777); got != 777 {
-			t.Errorf("%d, want 777", got)
+			t.Errorf("oom_score_adj: got %d, want 777", got)
 		}
 		if got := score(-998); got != -998 && got != own {
-			t.Errorf("%d, want -998, or the daemon's own %d where it may not give less", got, own)
+			t.Errorf("oom_score_adj: got %d, want -998, or the daemon's own %d if it cannot set less", got, own)
 		}
 		_, err = create(d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, resources(&runtimeapi.LinuxContainerResources{OomScoreAdj: 1001})))
 		wantCode(t, err, codes.InvalidArgument)

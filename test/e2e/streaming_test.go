@@ -26,7 +26,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// buffer takes output while a test looks at it.
+// buffer is a buffer for concurrent use.
 type buffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -48,7 +48,7 @@ func (b *buffer) wait(t *testing.T, text string) {
 	t.Helper()
 	harness.Eventually(t, waitLimit, func() error {
 		if got := b.String(); !strings.Contains(got, text) {
-			return fmt.Errorf("no %q in %q", text, got)
+			return fmt.Errorf("output: got %q, want %q in it", got, text)
 		}
 		return nil
 	})
@@ -66,12 +66,12 @@ type session struct {
 	err    error
 }
 
-// sizes are the terminal's, as the client says them.
+// sizes delivers the sizes of the client's terminal.
 type sizes chan *remotecommand.TerminalSize
 
 func (s sizes) Next() *remotecommand.TerminalSize { return <-s }
 
-// startSession joins a stream with stdin, stdout and, without tty, stderr into stdout.
+// startSession starts a stream with stdin and stdout. Without tty, stderr is part of stdout.
 func startSession(t *testing.T, p harness.Protocol, rawURL string, tty bool) *session {
 	t.Helper()
 	ctx, end := context.WithTimeout(context.Background(), time.Minute)
@@ -94,27 +94,27 @@ func startSession(t *testing.T, p harness.Protocol, rawURL string, tty bool) *se
 	return s
 }
 
-func (s *session) say(text string) {
+func (s *session) send(text string) {
 	s.t.Helper()
 	if _, err := io.WriteString(s.stdin, text); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// wait waits for the end and fails the test unless it is the program's, with the code.
+// wait waits for the end of the session, which must be the program's exit with this code.
 func (s *session) wait(code int) {
 	s.t.Helper()
 	select {
 	case <-s.done:
 	case <-time.After(waitLimit):
-		s.t.Fatalf("the session does not end; it said %q", s.stdout.String())
+		s.t.Fatalf("the session did not end within %v; output %q", waitLimit, s.stdout.String())
 	}
 	if s.err != nil || s.code != code {
-		s.t.Errorf("code %d, %v; want %d", s.code, s.err, code)
+		s.t.Errorf("end of the session: got code %d, error %v; want code %d", s.code, s.err, code)
 	}
 }
 
-// execURL asks for an exec with all streams.
+// execURL returns the URL of an exec with all streams.
 func execURL(t *testing.T, d *harness.Daemon, c *harness.Container, tty bool, argv ...string) string {
 	t.Helper()
 	resp, err := d.Runtime().Exec(context.Background(), &runtimeapi.ExecRequest{ContainerId: c.ID, Cmd: argv, Tty: tty, Stdin: true, Stdout: true, Stderr: !tty})
@@ -132,14 +132,14 @@ func TestExecStream(t *testing.T) {
 			t.Run("runtime should support exec with tty=false and stdin=false [Conformance]", func(t *testing.T) {
 				r := sleeper(t, d).Exec(p, nil, false, "sh", "-c", "echo hello; echo world >&2; exit 9")
 				if r != (harness.ExecResult{Stdout: "hello\n", Stderr: "world\n", Code: 9}) {
-					t.Errorf("%+v", r)
+					t.Errorf("exec: got %+v, want hello, world and code 9", r)
 				}
 			})
 			t.Run("runtime should support exec with tty=true and stdin=true [Conformance]", func(t *testing.T) {
 				s := startSession(t, p, execURL(t, d, sleeper(t, d), true, "sh"), true)
-				s.say("test -t 0 && test -t 1 && test -t 2 && echo a ter''minal\n")
+				s.send("test -t 0 && test -t 1 && test -t 2 && echo a ter''minal\n")
 				s.stdout.wait(t, "a terminal\r\n")
-				s.say("exit 5\n")
+				s.send("exit 5\n")
 				s.wait(5)
 			})
 			t.Run("the terminal has the client's size, and follows it", func(t *testing.T) {
@@ -148,20 +148,20 @@ func TestExecStream(t *testing.T) {
 					s.sizes <- &size
 					s.stdout.wait(t, fmt.Sprintf("%d %d\r\n", size.Height, size.Width))
 				}
-				s.say("\x03")
+				s.send("\x03")
 				s.wait(130)
 			})
 			t.Run("much output arrives whole", func(t *testing.T) {
 				r := sleeper(t, d).Exec(p, nil, false, "sh", "-c", "head -c 8000000 /dev/zero | tr '\\0' x; head -c 2000000 /dev/zero | tr '\\0' y >&2")
 				if strings.Count(r.Stdout, "x") != 8000000 || strings.Count(r.Stderr, "y") != 2000000 || r.Code != 0 {
-					t.Errorf("%d bytes of stdout, %d of stderr, code %d", len(r.Stdout), len(r.Stderr), r.Code)
+					t.Errorf("exec: got %d bytes of stdout, %d of stderr, code %d; want 8000000, 2000000 and 0", len(r.Stdout), len(r.Stderr), r.Code)
 				}
 			})
 			t.Run("a program that is not there", func(t *testing.T) {
 				u := execURL(t, d, sleeper(t, d), false, "/no/such/program")
 				code, err := harness.Stream(context.Background(), p, u, remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard})
 				if err == nil && code == 0 || err != nil && !strings.Contains(err.Error(), "/no/such/program") {
-					t.Errorf("code %d, %v", code, err)
+					t.Errorf("exec of a missing program: got code %d, error %v; want a failure that names the program", code, err)
 				}
 			})
 		})
@@ -169,7 +169,7 @@ func TestExecStream(t *testing.T) {
 	t.Run("SPDY: the end of stdin reaches the program", func(t *testing.T) {
 		r := sleeper(t, d).Exec(harness.SPDY, strings.NewReader(strings.Repeat("z", 1<<20)), false, "sh", "-c", "wc -c; echo after")
 		if r.Stdout != "1048576\nafter\n" || r.Code != 0 {
-			t.Errorf("%+v", r)
+			t.Errorf("exec of wc: got %+v, want 1048576 and after", r)
 		}
 	})
 	t.Run("WebSocket version 5: the end of stdin reaches the program", func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestExecStream(t *testing.T) {
 		var out buffer
 		err = e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: strings.NewReader(strings.Repeat("z", 1<<20)), Stdout: &out, Stderr: &out})
 		if err != nil || out.String() != "1048576\nafter\n" {
-			t.Errorf("%q, %v", out.String(), err)
+			t.Errorf("exec of wc: got %q, error %v; want 1048576 and after", out.String(), err)
 		}
 	})
 	t.Run("a program whose client goes away ends", func(t *testing.T) {
@@ -201,13 +201,13 @@ func TestExecStream(t *testing.T) {
 		u := execURL(t, d, sleeper(t, d), false, "true")
 		o := remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard}
 		if code, err := harness.Stream(context.Background(), harness.SPDY, u, o); code != 0 || err != nil {
-			t.Errorf("code %d, %v", code, err)
+			t.Errorf("first use of the URL: got code %d, error %v; want success", code, err)
 		}
 		if _, err := harness.Stream(context.Background(), harness.SPDY, u, o); err == nil {
-			t.Error("it was good for two")
+			t.Error("second use of the URL succeeded, want an error")
 		}
 		if resp, err := http.Get(u[:strings.LastIndex(u, "/")+1] + "guessed"); err != nil || resp.StatusCode != http.StatusNotFound {
-			t.Errorf("a guessed token: %v, %v", resp, err)
+			t.Errorf("request with a guessed token: got %v, error %v; want 404", resp, err)
 		}
 	})
 }
@@ -223,18 +223,18 @@ func TestExecSync(t *testing.T) {
 		for _, code := range []int32{0, 1, 126, 255} {
 			r, err := sync(0, "sh", "-c", fmt.Sprintf("echo out; echo err >&2; exit %d", code))
 			if err != nil || r.ExitCode != code || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" {
-				t.Errorf("%v, %v, want %d", r, err, code)
+				t.Errorf("ExecSync: got %v, error %v; want code %d and both outputs", r, err, code)
 			}
 		}
 		if r, err := sync(0, "sh", "-c", "kill -9 $$"); err != nil || r.ExitCode != 137 {
-			t.Errorf("ended by a signal: %v, %v", r, err)
+			t.Errorf("ExecSync of a killed program: got %v, error %v; want code 137", r, err)
 		}
 	})
 	t.Run("the environment and the directory are the container's", func(t *testing.T) {
 		config := harness.ContainerConfig("env", harness.Busybox, harness.Sleep())
 		config.Envs, config.WorkingDir = []*runtimeapi.KeyValue{{Key: "A", Value: []byte("b")}}, "/etc"
 		if got := c.Pod.Run(config).Must("sh", "-c", "echo $A $PWD"); got != "b /etc\n" {
-			t.Errorf("%q", got)
+			t.Errorf("environment and directory: got %q, want b /etc", got)
 		}
 	})
 	t.Run("what is wrong with the request", func(t *testing.T) {
@@ -252,10 +252,10 @@ func TestExecSync(t *testing.T) {
 		_, err := sync(1, "sh", "-c", "sleep 43210 & sleep 43211")
 		wantCode(t, err, codes.DeadlineExceeded)
 		if took := time.Since(begin); took > 10*time.Second {
-			t.Errorf("it took %v", took)
+			t.Errorf("ExecSync beyond its timeout: took %v, want at most 10s", took)
 		}
 		if out := c.Must("ps", "-o", "pid,ppid,pgid,args"); strings.Contains(out, "sleep 4321") {
-			t.Errorf("it still runs:\n%s", out)
+			t.Errorf("ps after the timeout: want no sleep 4321 in\n%s", out)
 		}
 	})
 	t.Run("C4 a flood of output is capped", func(t *testing.T) {
@@ -264,20 +264,20 @@ func TestExecSync(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := len(r.Stdout) + len(r.Stderr); n > 16<<20 || n < 15<<20 || r.ExitCode != 3 {
-			t.Errorf("%d bytes, code %d", n, r.ExitCode)
+			t.Errorf("ExecSync: got %d bytes, code %d; want 15 to 16 MiB and code 3", n, r.ExitCode)
 		}
 		if !strings.Contains(string(r.Stderr), "dropped") {
-			t.Errorf("nobody says that output was cut: %.200q", r.Stderr)
+			t.Errorf("stderr: got %.200q, want a note that output was dropped", r.Stderr)
 		}
 	})
 	t.Run("C4 a child that holds the output", func(t *testing.T) {
 		begin := time.Now()
 		r, err := sync(0, "sh", "-c", "sleep 3600 & echo $!; exit 4")
 		if err != nil || r.ExitCode != 4 {
-			t.Fatalf("got %v with error %v, want the exit code 4", r, err)
+			t.Fatalf("ExecSync: got %v, error %v; want the exit code 4", r, err)
 		}
 		if took := time.Since(begin); took > 10*time.Second {
-			t.Errorf("it took %v", took)
+			t.Errorf("ExecSync with a child that holds the output: took %v, want at most 10s", took)
 		}
 		c.Must("kill", strings.TrimSpace(string(r.Stdout)))
 	})
@@ -299,23 +299,23 @@ func TestAttach(t *testing.T) {
 			t.Run("runtime should support attach [Conformance]", func(t *testing.T) {
 				c := start(t, false, false)
 				s := startSession(t, p, c.AttachURL(true, false), false)
-				s.say("hello\n")
+				s.send("hello\n")
 				s.stdout.wait(t, "got hello\n")
 				c.WaitLog("got hello")
 			})
 			t.Run("a terminal", func(t *testing.T) {
 				c := start(t, true, false)
 				s := startSession(t, p, c.AttachURL(true, true), true)
-				s.say("hello\n")
+				s.send("hello\n")
 				s.stdout.wait(t, "got hello\r\n")
 			})
 			t.Run("a client without a terminal watches one", func(t *testing.T) {
 				c := start(t, true, false)
 				watcher, typist := startSession(t, p, c.AttachURL(true, false), false), startSession(t, p, c.AttachURL(true, true), true)
-				harness.Eventually(t, waitLimit, func() error { // the watcher may join later
-					typist.say("hello\n")
+				harness.Eventually(t, waitLimit, func() error { // until the watcher has attached
+					typist.send("hello\n")
 					if !strings.Contains(watcher.stdout.String(), "got hello\r\n") {
-						return fmt.Errorf("the watcher sees %q", watcher.stdout.String())
+						return fmt.Errorf("output of the watcher: got %q, want \"got hello\"", watcher.stdout.String())
 					}
 					return nil
 				})
@@ -323,7 +323,7 @@ func TestAttach(t *testing.T) {
 			t.Run("the end of the container is the end of the session", func(t *testing.T) {
 				c := start(t, true, false)
 				s := startSession(t, p, c.AttachURL(true, true), true)
-				s.say("\x04")
+				s.send("\x04")
 				s.stdout.wait(t, "the end")
 				s.wait(0)
 				c.WaitExit(8)
@@ -335,12 +335,12 @@ func TestAttach(t *testing.T) {
 			for _, o := range []struct{ tty, once bool }{{true, false}, {true, true}, {false, false}} {
 				c := start(t, o.tty, o.once)
 				s := startSession(t, p, c.AttachURL(true, o.tty), o.tty)
-				s.say("hello\n")
+				s.send("hello\n")
 				s.stdout.wait(t, "got hello")
 				s.stdin.Close()
 				s.wait(0)
 				if s := c.Status(); s.State != running {
-					t.Errorf("%+v: the container is %v", o, s.State)
+					t.Errorf("%+v: state of the container: got %v, want running", o, s.State)
 				}
 			}
 		})
@@ -358,12 +358,12 @@ func TestAttach(t *testing.T) {
 		if err := command.Start(); err != nil {
 			t.Fatal(err)
 		}
-		harness.Eventually(t, waitLimit, func() error { // what is typed before the terminal is raw is echoed twice
+		harness.Eventually(t, waitLimit, func() error { // input before the terminal is raw is echoed twice
 			if _, err := io.WriteString(keys, "hello\r"); err != nil {
 				t.Fatal(err)
 			}
 			if !strings.Contains(screen.String(), "got hello\r\n") {
-				return fmt.Errorf("the screen has %q", screen.String())
+				return fmt.Errorf("screen: got %q, want \"got hello\"", screen.String())
 			}
 			return nil
 		})
@@ -375,20 +375,20 @@ func TestAttach(t *testing.T) {
 		select {
 		case err := <-ended:
 			if err != nil {
-				t.Errorf("it ended with %v: %q", err, screen.String())
+				t.Errorf("detach: got error %v, screen %q; want success", err, screen.String())
 			}
 		case <-time.After(waitLimit):
 			_ = command.Process.Kill()
-			t.Errorf("it did not end: %q", screen.String())
+			t.Errorf("tripod attach did not end within %v; screen %q", waitLimit, screen.String())
 		}
 		if s := c.Status(); s.State != running {
-			t.Errorf("the container is %v", s.State)
+			t.Errorf("state of the container: got %v, want running", s.State)
 		}
 	})
 	t.Run("stdin_once: the first client's end is the program's end of input", func(t *testing.T) {
 		c := start(t, false, true)
 		s := startSession(t, harness.SPDY, c.AttachURL(true, false), false)
-		s.say("last words\n")
+		s.send("last words\n")
 		s.stdout.wait(t, "got last words\n")
 		s.stdin.Close()
 		c.WaitExit(8)
@@ -397,22 +397,22 @@ func TestAttach(t *testing.T) {
 		c := start(t, false, false)
 		for n := range 3 {
 			s := startSession(t, harness.SPDY, c.AttachURL(true, false), false)
-			s.say(fmt.Sprintf("client %d\n", n))
+			s.send(fmt.Sprintf("client %d\n", n))
 			s.stdout.wait(t, fmt.Sprintf("got client %d\n", n))
 			s.end()
 			<-s.done
 		}
 		if s := c.Status(); s.State != running {
-			t.Errorf("the container is %v", s.State)
+			t.Errorf("state of the container: got %v, want running", s.State)
 		}
 	})
 	t.Run("two clients at a time", func(t *testing.T) {
 		c := start(t, false, false)
 		one, two := startSession(t, harness.SPDY, c.AttachURL(true, false), false), startSession(t, harness.WebSocket, c.AttachURL(true, false), false)
-		// A client has joined when it sees what it says.
-		one.say("one\n")
+		// A client has attached once it receives the echo of its input.
+		one.send("one\n")
 		one.stdout.wait(t, "got one")
-		two.say("two\n")
+		two.send("two\n")
 		one.stdout.wait(t, "got two")
 		two.stdout.wait(t, "got two")
 	})
@@ -432,11 +432,11 @@ func TestPortForward(t *testing.T) {
 	t.Run("runtime should support portforward [Conformance]", func(t *testing.T) {
 		p := startPod(t, d)
 		p.Run(harness.ContainerConfig("web", harness.Nginx))
-		get(t, "http://"+p.IP()) // a forwarder gives up when the first connection is refused, as kubectl does
+		get(t, "http://"+p.IP()) // because a forwarder, like kubectl's, ends if the first connection is refused
 		addr := p.Forward(t, 80)
 		for range 5 {
 			if got := get(t, "http://"+addr); !strings.Contains(got, welcome) {
-				t.Errorf("%q", got)
+				t.Errorf("page: got %q, want %q in it", got, welcome)
 			}
 		}
 	})
@@ -447,7 +447,7 @@ func TestPortForward(t *testing.T) {
 		})))
 		get(t, "http://127.0.0.1:12003")
 		if got := get(t, "http://"+p.Forward(t, 12003)); !strings.Contains(got, welcome) {
-			t.Errorf("%q", got)
+			t.Errorf("page: got %q, want %q in it", got, welcome)
 		}
 	})
 	t.Run("a server on IPv6's localhost alone", func(t *testing.T) {
@@ -455,7 +455,7 @@ func TestPortForward(t *testing.T) {
 		c := p.Run(harness.ContainerConfig("web", harness.Busybox, harness.Shell("echo over six >/index.html; exec httpd -f -p [::1]:8080 -h /")))
 		c.Must("sh", "-c", "until wget -q -O /dev/null http://[::1]:8080; do usleep 20000; done")
 		if got := get(t, "http://"+p.Forward(t, 8080)); got != "over six\n" {
-			t.Errorf("%q", got)
+			t.Errorf("page: got %q, want over six", got)
 		}
 	})
 	t.Run("a port on which nobody listens ends the connection", func(t *testing.T) {
@@ -468,7 +468,7 @@ func TestPortForward(t *testing.T) {
 			t.Fatal(err)
 		}
 		if data, err := io.ReadAll(conn); len(data) != 0 || errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%q, %v", data, err)
+			t.Errorf("forwarded port without a server: got %q, error %v; want the connection closed", data, err)
 		}
 	})
 	t.Run("a pod that is not there, or stopped", func(t *testing.T) {
@@ -481,7 +481,7 @@ func TestPortForward(t *testing.T) {
 	})
 }
 
-// TestVanishingClients is C5: what clients that go away leave behind in the daemon.
+// TestVanishingClients tests fault C5: clients that disconnect abruptly leave nothing behind in the daemon.
 func TestVanishingClients(t *testing.T) {
 	const clients = 300
 	debug := harness.Dir() + "/debug.sock"
@@ -521,32 +521,32 @@ func TestVanishingClients(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	round(2 * len(visit)) // what is made once is there now
+	round(2 * len(visit)) // creates what is created only once
 	c.Must("true")
 	var before harness.Resources
 	var goroutinesBefore int
 	harness.Eventually(t, waitLimit, func() error {
 		before, goroutinesBefore = harness.Snapshot(d), goroutines(t, debug)
 		if len(before.Processes) > 3 {
-			return fmt.Errorf("want at most three kinds of processes, got %v", before.Processes)
+			return fmt.Errorf("processes: got %v, want at most three kinds", before.Processes)
 		}
 		return nil
 	})
 	round(clients)
 	if s := c.Status(); s.State != running {
-		t.Fatalf("the container that they visited has ended: %v", s)
+		t.Fatalf("status of the container: got %v, want running", s)
 	}
-	// Those that left before they opened a stream are waited for as long as a client may take for that, half a minute.
+	// The daemon waits half a minute for clients that disconnect before they open a stream.
 	harness.Eventually(t, 2*waitLimit, func() error {
 		if n := goroutines(t, debug); n > goroutinesBefore+5 {
-			return fmt.Errorf("%d goroutines, %d before", n, goroutinesBefore)
+			return fmt.Errorf("goroutines: got %d, want at most %d", n, goroutinesBefore+5)
 		}
 		return before.Leaks(harness.Snapshot(d))
 	})
 	c.Must("true")
 }
 
-// leaveEarly upgrades a connection to SPDY and closes it before any stream is made.
+// leaveEarly upgrades a connection to SPDY and closes it before it opens a stream.
 func leaveEarly(t *testing.T, rawURL, protocol string) error {
 	t.Helper()
 	u, err := url.Parse(rawURL)
@@ -564,12 +564,12 @@ func leaveEarly(t *testing.T, rawURL, protocol string) error {
 		return err
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
-		return errors.New(resp.Status)
+		return fmt.Errorf("upgrade: got status %s, want 101", resp.Status)
 	}
 	return nil
 }
 
-// leaveLate goes away once it has seen output.
+// leaveLate disconnects after the first output.
 func leaveLate(p harness.Protocol, rawURL string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -579,7 +579,7 @@ func leaveLate(p harness.Protocol, rawURL string) error {
 	seen := writer(func(p []byte) (int, error) { cancel(); return len(p), nil })
 	_, err := harness.Stream(ctx, p, rawURL, remotecommand.StreamOptions{Stdin: stdin, Stdout: seen, Stderr: seen})
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("there was no output: %v", err)
+		return fmt.Errorf("stream without output: %v", err)
 	}
 	return nil
 }
@@ -590,7 +590,7 @@ func (w writer) Write(p []byte) (int, error) { return w(p) }
 
 var goroutineTotal = regexp.MustCompile(`^goroutine profile: total (\d+)`)
 
-// goroutines asks the daemon how many it has.
+// goroutines returns the number of the daemon's goroutines.
 func goroutines(t *testing.T, socket string) int {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{
@@ -610,7 +610,7 @@ func goroutines(t *testing.T, socket string) int {
 	}
 	m := goroutineTotal.FindSubmatch(data)
 	if m == nil {
-		t.Fatalf("not a goroutine profile: %.100q", data)
+		t.Fatalf("goroutine profile: got %.100q, want a total", data)
 	}
 	n, err := strconv.Atoi(string(m[1]))
 	if err != nil {

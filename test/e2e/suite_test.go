@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest"
 )
 
-// TestSuite runs the suite of all backends over real containers, with both OCI runtimes, and kills the daemon in it.
+// TestSuite runs the suite of all backends with real containers and both OCI runtimes, including kills of the daemon.
 func TestSuite(t *testing.T) {
 	for _, runtime := range []string{"crun", "runc"} {
 		t.Run(runtime, func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestSuite(t *testing.T) {
 	}
 }
 
-// workload is what the containers of the suite do: shell scripts in busybox.
+// workload configures the suite's containers, which run shell scripts in busybox.
 func workload(c *runtimeapi.ContainerConfig, image string, w sandboxtest.Workload) {
 	c.Image.Image = image
 	c.Command = map[sandboxtest.Workload][]string{

@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
-// bootable is a boot sector that only halts, on a disk of 1 MiB.
+// bootable returns a disk of 1 MiB with a boot sector that only halts.
 func bootable() []byte {
 	disk := make([]byte, 1<<20)
 	copy(disk, []byte{0xfa, 0xf4, 0xeb, 0xfd}) // cli; hlt; jmp to hlt
@@ -27,7 +27,7 @@ func bootable() []byte {
 	return disk
 }
 
-// partition puts an entry into the first place of a boot sector's table.
+// partition sets the first entry of a boot sector's partition table.
 func partition(disk []byte, kind byte, first, sectors uint32) []byte {
 	disk[450] = kind
 	binary.LittleEndian.PutUint32(disk[454:], first)
@@ -35,7 +35,8 @@ func partition(disk []byte, kind byte, first, sectors uint32) []byte {
 	return disk
 }
 
-// uefiOnly is a disk with a GUID partition table, an EFI system partition and no boot code, as installers for UEFI make it.
+// uefiOnly returns a disk with a GUID partition table, an EFI system partition and no boot code, as UEFI installers
+// create it.
 func uefiOnly() []byte {
 	disk := partition(bootable(), 0xee, 1, 2047)
 	clear(disk[:440])
@@ -45,7 +46,7 @@ func uefiOnly() []byte {
 	return disk
 }
 
-// boots is a daemon with images of disks that cannot boot, virtlet.cloud/NAME.
+// boots starts a daemon with images virtlet.cloud/NAME of these disks.
 func boots(t *testing.T, disks map[string][]byte, opts ...harness.Option) *harness.Daemon {
 	t.Helper()
 	files := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +61,7 @@ func boots(t *testing.T, disks map[string][]byte, opts ...harness.Option) *harne
 	return tinyVM(t, append(opts, harness.Set("vm.translations_dir", rules))...)
 }
 
-// wantNoBoot runs a machine of an image that cannot boot: the event, the status and the log of its end say so.
+// wantNoBoot runs a machine from an image that cannot boot, and checks that the event, the status and the log say so.
 func wantNoBoot(t *testing.T, d *harness.Daemon, image, says string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.GuestTimeout)
@@ -73,25 +74,25 @@ func wantNoBoot(t *testing.T, d *harness.Daemon, image, says string) {
 	for {
 		e, err := events.Recv()
 		if err != nil {
-			t.Fatalf("no event of the end: %v", err)
+			t.Fatalf("wait for the event of the end: %v", err)
 		}
 		if e.ContainerId != c.ID || e.ContainerEventType != runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT {
 			continue
 		}
 		if len(e.ContainersStatuses) != 1 || e.ContainersStatuses[0].Reason != "NoBootableDevice" || !strings.Contains(e.ContainersStatuses[0].Message, says) {
-			t.Errorf("the event says %v", e.ContainersStatuses)
+			t.Errorf("event: got statuses %v, want NoBootableDevice and %q", e.ContainersStatuses, says)
 		}
 		break
 	}
 	if s := c.WaitExit(128); s.Reason != "NoBootableDevice" || !strings.Contains(s.Message, says) {
-		t.Errorf("status %v", s)
+		t.Errorf("status: got %v, want NoBootableDevice and %q", s, says)
 	}
 	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "firmware: Booting from Hard Disk...") || !strings.Contains(log, "tripod: ") || !strings.Contains(log, says) {
-		t.Errorf("log %q", log)
+		t.Errorf("log: got %q, want lines of the firmware and of tripod with %q", log, says)
 	}
 }
 
-// unbootable are disks that are whole, and that a BIOS cannot boot, and what is said of them.
+// unbootable are intact disks that a BIOS cannot boot, and the reported reasons.
 var unbootable = map[string]struct {
 	disk []byte
 	says string
@@ -100,7 +101,7 @@ var unbootable = map[string]struct {
 	"uefi.raw":  {uefiOnly(), "no code"},
 }
 
-// TestV5NoBootableDevice: a machine whose disk is zeros, or boots by UEFI only, ends, and says why.
+// TestV5NoBootableDevice: a machine whose disk is empty, or boots only with UEFI, ends with a reason.
 func TestV5NoBootableDevice(t *testing.T) {
 	disks := map[string][]byte{}
 	for name, u := range unbootable {
@@ -112,7 +113,7 @@ func TestV5NoBootableDevice(t *testing.T) {
 	}
 }
 
-// TestV5NoBootableDeviceLibvirt is the same by libvirt.
+// TestV5NoBootableDeviceLibvirt is the same with libvirt.
 func TestV5NoBootableDeviceLibvirt(t *testing.T) {
 	lv := libvirtdtest.Start(t)
 	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
@@ -121,8 +122,8 @@ func TestV5NoBootableDeviceLibvirt(t *testing.T) {
 	wantNoBoot(t, d, "virtlet.cloud/zeros.raw", "not a bootable disk")
 }
 
-// TestV5Refused: what is wrong with a disk's file is said before there is a machine: by the pull when it is cut off or of another
-// format, by CreateContainer when its partitions are not all there.
+// TestV5Refused: damaged disks are refused before a machine exists: by the pull if the file is truncated or has another
+// format, by CreateContainer if a partition is incomplete.
 func TestV5Refused(t *testing.T) {
 	whole, err := os.ReadFile(harness.VMFile(t, "disk.qcow2"))
 	if err != nil {
@@ -145,23 +146,23 @@ func TestV5Refused(t *testing.T) {
 	wantWords(t, err, codes.InvalidArgument, "cut off")
 }
 
-// TestV5Silent: a guest that was booted and is not heard of has that noted in its log within the boot timeout, and goes on; one that
-// ticks does not.
+// TestV5Silent: if a guest shows no sign of life within the boot timeout, its log says so and it keeps running. The log
+// of a guest that ticks has no such line.
 func TestV5Silent(t *testing.T) {
 	d := boots(t, map[string][]byte{"halts.raw": bootable()}, harness.Set("vm.boot_timeout", "5s"))
 	ticks := d.RunVM(t, &harness.PodSpec{Name: "ticks", Image: harness.TinyGuest})
 	c := d.RunVM(t, &harness.PodSpec{Name: "halts", Image: "virtlet.cloud/halts.raw"})
 	c.WaitConsole("no sign of life in 5s")
 	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		t.Errorf("it is %v", s)
+		t.Errorf("status: got %v, want running", s)
 	}
 	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "firmware: Booting from 0000:7c00") {
-		t.Errorf("log %q", log)
+		t.Errorf("log: got %q, want the firmware's last line", log)
 	}
 	wantTicks(t, ticks)
 	for _, line := range ticks.Logs() {
 		if strings.Contains(line.Text, "sign of life") {
-			t.Errorf("the log of one that ticks has %q", line.Text)
+			t.Errorf("log of a guest that ticks: got %q, want no such line", line.Text)
 		}
 	}
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestVMConsole: the serial console of a machine is its log and what attach joins: with input, by several clients, over restarts of
-// the daemon, and with the log rotated while it flows.
+// TestVMConsole: the serial console of a machine is its log, and attach connects to it: with input, with several
+// clients, over restarts of the daemon, and while the log is rotated.
 func TestVMConsole(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest, Container: []harness.ContainerOption{terminal}})
@@ -28,9 +28,9 @@ func TestVMConsole(t *testing.T) {
 	converse := func(t *testing.T, p harness.Protocol, word string) {
 		t.Helper()
 		s := startSession(t, p, c.AttachURL(true, true), true)
-		s.say("\n")
+		s.send("\n")
 		awaitPrompt(t, s)
-		s.say("echo " + word + "-$((6*7))\n")
+		s.send("echo " + word + "-$((6*7))\n")
 		awaitSaid(t, s, word+"-42\r\n")
 		c.WaitConsole(word + "-42\r\n")
 	}
@@ -40,7 +40,7 @@ func TestVMConsole(t *testing.T) {
 	for _, p := range harness.HalfClosing {
 		t.Run("the end of the client's input is the end of the session/"+string(p), func(t *testing.T) {
 			s := startSession(t, p, c.AttachURL(true, true), true)
-			s.say("\n")
+			s.send("\n")
 			awaitPrompt(t, s)
 			s.stdin.Close()
 			s.wait(0)
@@ -48,10 +48,10 @@ func TestVMConsole(t *testing.T) {
 	}
 	t.Run("two clients", func(t *testing.T) {
 		one, two := startSession(t, harness.SPDY, c.AttachURL(true, true), true), startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
-		one.say("echo from-$((1+0))\n")
+		one.send("echo from-$((1+0))\n")
 		awaitSaid(t, one, "from-1\r\n")
 		awaitPrompt(t, one)
-		two.say("echo from-$((1+1))\n")
+		two.send("echo from-$((1+1))\n")
 		awaitSaid(t, two, "from-2\r\n")
 		awaitSaid(t, one, "from-2\r\n")
 	})
@@ -62,9 +62,9 @@ func TestVMConsole(t *testing.T) {
 	})
 	t.Run("rotation", func(t *testing.T) {
 		s := startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
-		s.say("\n")
+		s.send("\n")
 		awaitPrompt(t, s)
-		s.say("i=0; while [ ! -e /tmp/enough ]; do echo count $i; i=$((i+1)); done; echo counted-$((2+1))\n")
+		s.send("i=0; while [ ! -e /tmp/enough ]; do echo count $i; i=$((i+1)); done; echo counted-$((2+1))\n")
 		var files []string
 		for i := range 5 {
 			c.WaitConsole("count ")
@@ -87,7 +87,7 @@ func TestVMConsole(t *testing.T) {
 		}
 		harness.Eventually(t, harness.GuestTimeout, func() error {
 			if raw, err := os.ReadFile(c.LogFile()); err != nil || !strings.Contains(string(raw), "counted-3") {
-				return fmt.Errorf("no counted-3 in %s: %w", c.LogFile(), err)
+				return fmt.Errorf("log %s: want counted-3 in it, error %v", c.LogFile(), err)
 			}
 			return nil
 		})
@@ -99,37 +99,37 @@ func TestVMConsole(t *testing.T) {
 		for line := range strings.Lines(all.String()) {
 			if n, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "count "); ok {
 				if n != fmt.Sprint(next) {
-					t.Fatalf("count %s comes where %d should", n, next)
+					t.Fatalf("next count in the log: got %s, want %d", n, next)
 				}
 				next++
 			}
 		}
 		if next == 0 {
-			t.Error("nothing was counted")
+			t.Error("the log has no counts")
 		}
 	})
 	t.Run("the machine ends", func(t *testing.T) {
 		s := startSession(t, harness.SPDY, c.AttachURL(true, true), true)
-		s.say("\n")
+		s.send("\n")
 		awaitPrompt(t, s)
-		s.say("echo -n last $((1+1)) words; poweroff -f\n")
+		s.send("echo -n last $((1+1)) words; poweroff -f\n")
 		awaitSaid(t, s, "last 2 words")
 		s.wait(0)
 		c.WaitExit(0)
 		if text := harness.Text(c.Logs(), ""); !strings.Contains(text, "last 2 words") {
-			t.Errorf("the log ends with %q", text[max(0, len(text)-200):])
+			t.Errorf("end of the log: got %q, want \"last 2 words\"", text[max(0, len(text)-200):])
 		}
 	})
 }
 
 func terminal(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }
 
-// awaitPrompt waits until the guest's shell reads: what is typed while it turns to its terminal is lost.
+// awaitPrompt waits until the guest's shell reads its input, because earlier input is lost.
 func awaitPrompt(t *testing.T, s *session) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, func() error {
 		if said := strings.TrimSuffix(s.stdout.String(), "\x1b[6n"); !strings.HasSuffix(said, "# ") {
-			return fmt.Errorf("no prompt at the end of %q", said)
+			return fmt.Errorf("output: got %q, want a prompt at its end", said)
 		}
 		return nil
 	})
@@ -139,13 +139,13 @@ func awaitSaid(t *testing.T, s *session, want string) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, func() error {
 		if said := s.stdout.String(); !strings.Contains(said, want) {
-			return fmt.Errorf("no %q in %q", want, said)
+			return fmt.Errorf("output: got %q, want %q in it", said, want)
 		}
 		return nil
 	})
 }
 
-// TestVMExec: programs in a guest have stdin, a terminal, exit codes, and end with their client.
+// TestVMExec: programs in a guest have stdin, a terminal and exit codes, and end when their client disconnects.
 func TestVMExec(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
@@ -156,29 +156,29 @@ func TestVMExec(t *testing.T) {
 	for _, p := range harness.Protocols {
 		t.Run(string(p), func(t *testing.T) {
 			if r := c.Exec(p, nil, false, "sh", "-c", "echo out; echo err >&2; exit 7"); r.Stdout != "out\n" || r.Stderr != "err\n" || r.Code != 7 {
-				t.Errorf("%+v", r)
+				t.Errorf("exec: got %+v, want out, err and code 7", r)
 			}
 			s := startSession(t, p, execURL(t, d, c, true, "sh", "-c", "tty; until stty size | grep 33; do read -t 1 l; done; exit 5"), true)
 			awaitSaid(t, s, "/dev/pts/")
 			s.sizes <- &remotecommand.TerminalSize{Width: 101, Height: 33}
-			s.say("\n")
+			s.send("\n")
 			awaitSaid(t, s, "33 101")
 			s.wait(5)
 		})
 	}
-	t.Run("10 MB of stdin", func(t *testing.T) { // over SPDY, for the other protocol's version cannot tell its end
+	t.Run("10 MB of stdin", func(t *testing.T) { // over SPDY, because the other protocol's version cannot signal the end of stdin
 		if r := c.Exec(harness.SPDY, bytes.NewReader(data), false, "sha256sum"); r.Stdout != want || r.Code != 0 {
-			t.Errorf("%+v", r)
+			t.Errorf("exec of sha256sum: got %+v, want %s", r, want)
 		}
 	})
 	t.Run("its time is over", func(t *testing.T) {
 		_, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "sleep 4321 & wait"}, Timeout: 1})
 		if err == nil || !strings.Contains(err.Error(), "timed out") {
-			t.Error(err)
+			t.Errorf("ExecSync beyond its timeout: got error %v, want \"timed out\"", err)
 		}
 		harness.Eventually(t, time.Minute, func() error {
 			if out, _, _ := c.ExecSync("sh", "-c", "ps | grep '[s]leep 4321'"); out != "" {
-				return fmt.Errorf("left in the guest: %s", out)
+				return fmt.Errorf("programs left in the guest: %s", out)
 			}
 			return nil
 		})
@@ -189,25 +189,26 @@ func TestVMExec(t *testing.T) {
 		go d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "sleep 5432 & wait"}})
 		harness.Eventually(t, time.Minute, func() error {
 			if out, _, _ := c.ExecSync("sh", "-c", "ps | grep '[s]leep 5432'"); out == "" {
-				return fmt.Errorf("the program does not run")
+				return fmt.Errorf("the program does not run yet")
 			}
 			return nil
 		})
 		d.Kill()
 		d.Start()
-		if out := c.Must("echo", "at once"); out != "at once\n" { // a probe must not fail for the restart
-			t.Errorf("%q", out)
+		if out := c.Must("echo", "at once"); out != "at once\n" { // a probe must not fail because of the restart
+			t.Errorf("ExecSync right after the restart: got %q, want \"at once\"", out)
 		}
 		harness.Eventually(t, time.Minute, func() error {
 			if out, _, _ := c.ExecSync("sh", "-c", "ps | grep '[s]leep 5432'"); out != "" {
-				return fmt.Errorf("left in the guest: %s", out)
+				return fmt.Errorf("programs left in the guest: %s", out)
 			}
 			return nil
 		})
 	})
 }
 
-// TestC10VMFiles: what QEMU may write to, besides its disks, is on a file system in memory that is no larger than the console's buffer.
+// TestC10VMFiles: all files that QEMU can write, except its disks, are on a tmpfs that is not larger than the console's
+// buffer.
 func TestC10VMFiles(t *testing.T) {
 	const room = 2 << 20
 	d := tinyVM(t, harness.Set("vm.console_buffer", room))
@@ -231,11 +232,11 @@ func TestC10VMFiles(t *testing.T) {
 		}
 		var st unix.Statfs_t
 		if err := unix.Statfs(path, &st); err != nil || st.Type != unix.TMPFS_MAGIC || st.Blocks*uint64(st.Bsize) > room {
-			t.Errorf("%s is on a file system of the type %#x, %d bytes, %v", target, st.Type, st.Blocks*uint64(st.Bsize), err)
+			t.Errorf("file system of %s: got type %#x, %d bytes, error %v; want a tmpfs of at most %d bytes", target, st.Type, st.Blocks*uint64(st.Bsize), err, room)
 		}
 		found[filepath.Base(target)] = true
 	}
 	if !found["serial.log"] || !found["qemu.log"] {
-		t.Errorf("found %v", found)
+		t.Errorf("files open for writing: got %v, want serial.log and qemu.log", found)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
-// loopDevice makes a block device of size bytes.
+// loopDevice creates a block device of size bytes and returns its path.
 func loopDevice(t *testing.T, size int64) string {
 	t.Helper()
 	file := filepath.Join(harness.Dir(), strings.ReplaceAll(t.Name(), "/", "-")+".volume")
@@ -29,7 +29,7 @@ func loopDevice(t *testing.T, size int64) string {
 	}
 	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
 	if err != nil {
-		t.Fatalf("a loop device: %v: %s", err, out)
+		t.Fatalf("losetup: %v: %s", err, out)
 	}
 	device := strings.TrimSpace(string(out))
 	t.Cleanup(func() {
@@ -40,21 +40,21 @@ func loopDevice(t *testing.T, size int64) string {
 	return device
 }
 
-// withDevice gives a container a block device, as volumeDevices do.
+// withDevice adds a block device to a container, like volumeDevices.
 func withDevice(host, at string) harness.ContainerOption {
 	return func(c *runtimeapi.ContainerConfig) {
 		c.Devices = append(c.Devices, &runtimeapi.Device{HostPath: host, ContainerPath: at, Permissions: "mrw"})
 	}
 }
 
-// TestVMRootDevice: a block device at / is the root disk. What the guest writes to it is there in the next pod; a second machine
-// does not get it.
+// TestVMRootDevice: a block device at / is the root disk. The guest's writes to it persist in the next pod. A second
+// machine cannot use it at the same time.
 func TestVMRootDevice(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	rootDevice(t, d)
 }
 
-// TestVMRootDeviceLibvirt: the same by libvirt.
+// TestVMRootDeviceLibvirt is the same with libvirt.
 func TestVMRootDeviceLibvirt(t *testing.T) {
 	lv := libvirtdtest.Start(t)
 	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
@@ -72,7 +72,7 @@ func rootDevice(t *testing.T, d *harness.Daemon) {
 	c.WaitGuest()
 	waitAgent(t, d, c)
 	if out := c.Must("sh", "-c", "cat /sys/block/vda/size"); strings.TrimSpace(out) != "129024" { // 63 MiB
-		t.Errorf("the guest's disk has %s sectors", out)
+		t.Errorf("size of the guest's disk: got %s sectors, want 129024", out)
 	}
 	c.Must("sh", "-c", "echo kept >/disk/note; sync")
 
@@ -80,7 +80,7 @@ func rootDevice(t *testing.T, d *harness.Daemon) {
 	t.Cleanup(other.Remove)
 	twin := other.Create(harness.ContainerConfig("c", harness.DiskGuest, withDevice(device, "/")))
 	if _, err := d.CRI().StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: twin.ID}); err == nil {
-		t.Error("two machines have one root disk")
+		t.Error("StartContainer of a second machine with the same root disk succeeded, want an error")
 	} else {
 		t.Log(err)
 	}
@@ -92,12 +92,12 @@ func rootDevice(t *testing.T, d *harness.Daemon) {
 	next.WaitGuest()
 	waitAgent(t, d, next)
 	if out := next.Must("cat", "/disk/note"); out != "kept\n" {
-		t.Errorf("the next pod's disk has %q", out)
+		t.Errorf("file on the next pod's disk: got %q, want kept", out)
 	}
 }
 
-// TestV4VMRootDevice: the daemon is killed while it copies the image to the device; afterwards that is no root disk, and a
-// CreateContainer that is tried again makes it one.
+// TestV4VMRootDevice: if the daemon is killed while it copies the image to the device, the device is not a root disk. A
+// repeated CreateContainer completes the copy.
 func TestV4VMRootDevice(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	device := loopDevice(t, 64<<20)
@@ -107,14 +107,14 @@ func TestV4VMRootDevice(t *testing.T) {
 		d.Pull(t, harness.DiskGuest)
 		config := harness.ContainerConfig("c", harness.DiskGuest, withDevice(device, "/"))
 		if _, err := d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config}); err == nil {
-			t.Fatalf("%s: the container was created", point)
+			t.Fatalf("%s: CreateContainer succeeded, want the daemon to be killed", point)
 		}
 		if s, ok := d.WaitExit(time.Minute).Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGKILL {
-			t.Fatalf("%s: the daemon was not killed: %v", point, s)
+			t.Fatalf("%s: end of the daemon: got %v, want SIGKILL", point, s)
 		}
 		raw, err := os.ReadFile(device)
 		if err != nil || !strings.HasPrefix(string(raw), "TRIPOD ROOT DISK\x01\x00\x00\x00\x01") { // version 1, writing
-			t.Errorf("%s: the device begins with %q, %v", point, raw[:min(len(raw), 32)], err)
+			t.Errorf("%s: header of the device: got %q, error %v; want the mark of an incomplete copy", point, raw[:min(len(raw), 32)], err)
 		}
 		d.Start()
 		pod.Remove()
@@ -123,12 +123,12 @@ func TestV4VMRootDevice(t *testing.T) {
 	c.WaitGuest()
 	c.Stop(30 * time.Second)
 	if raw, err := os.ReadFile(device); err != nil || string(raw[1<<20+510:1<<20+512]) != "\x55\xaa" {
-		t.Errorf("no boot sector is on the device, %v", err)
+		t.Errorf("the device has no boot sector, error %v", err)
 	}
 }
 
-// TestVMRootDeviceRefused: a device that holds something is left alone, unless an annotation says otherwise; the image of a kernel
-// has nothing to begin a root disk with.
+// TestVMRootDeviceRefused: a device with foreign data is refused unless an annotation allows to overwrite it. An image
+// with a kernel is refused, because it contains no disk.
 func TestVMRootDeviceRefused(t *testing.T) {
 	d := tinyVM(t)
 	device := loopDevice(t, 8<<20)
@@ -147,7 +147,7 @@ func TestVMRootDeviceRefused(t *testing.T) {
 	wantWords(t, create(harness.TinyGuest, nil, withDevice(device, "/")), codes.FailedPrecondition, "root-device-overwrite")
 	wantWords(t, create(harness.Guest, nil, withDevice(device, "/")), codes.InvalidArgument, "has no disk")
 	if raw, err := os.ReadFile(device); err != nil || !strings.HasPrefix(string(raw), "somebody's") {
-		t.Errorf("the device was written to: %.20q, %v", raw, err)
+		t.Errorf("content of the device: got %.20q, error %v; want it unchanged", raw, err)
 	}
 	if err := create(harness.TinyGuest, map[string]string{"tripod.dev/vm.root-device-overwrite": "foreign"}, withDevice(device, "/")); err != nil {
 		t.Error(err)
@@ -158,7 +158,7 @@ func TestVMRootDeviceRefused(t *testing.T) {
 	}), codes.InvalidArgument, "block device")
 }
 
-// TestVMScratchDisks: an annotation gives the guest empty disks of its size, which go with the container.
+// TestVMScratchDisks: an annotation adds empty disks of given sizes, which are removed with the container.
 func TestVMScratchDisks(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest, Pod: []harness.PodOption{func(p *runtimeapi.PodSandboxConfig) {
@@ -169,17 +169,17 @@ func TestVMScratchDisks(t *testing.T) {
 	out := c.Must("sh", "-c", `for d in /sys/block/vd*; do echo "$(cat $d/serial) $(cat $d/size)"; done`)
 	for _, want := range []string{"scratch0 2097152", "scratch1 2048"} {
 		if !strings.Contains(out, want+"\n") {
-			t.Errorf("no disk %q among\n%s", want, out)
+			t.Errorf("disks: want %q among\n%s", want, out)
 		}
 	}
 	c.Must("sh", "-c", `d=$(grep -l scratch0 /sys/block/*/serial | cut -d/ -f4); echo mine | dd of=/dev/$d bs=1M seek=1000 conv=sync && sync && dd if=/dev/$d bs=1M skip=1000 count=1 | grep -q mine`)
 }
 
-// wantWords checks an error's code, and that it says what is the matter.
+// wantWords checks an error's code, and that its text contains words.
 func wantWords(t *testing.T, err error, want codes.Code, words string) {
 	t.Helper()
 	wantCode(t, err, want)
 	if err != nil && !strings.Contains(err.Error(), words) {
-		t.Errorf("%q does not say %q", err, words)
+		t.Errorf("error: got %q, want %q in it", err, words)
 	}
 }

@@ -19,13 +19,13 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// tinyVM is a daemon for machines that are boot sectors.
+// tinyVM starts a daemon for machines whose guest is only a boot sector.
 func tinyVM(t *testing.T, opts ...harness.Option) *harness.Daemon {
 	t.Helper()
 	return harness.StartDaemon(t, append([]harness.Option{harness.VM(t), harness.Set("vm.default_memory", 32<<20)}, opts...)...)
 }
 
-// vmPid is the process of a container's machine.
+// vmPid returns the PID of a container's machine.
 func vmPid(t *testing.T, d *harness.Daemon, c *harness.Container) int {
 	t.Helper()
 	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
@@ -34,29 +34,29 @@ func vmPid(t *testing.T, d *harness.Daemon, c *harness.Container) int {
 	}
 	var info struct{ Pid int }
 	if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil || info.Pid == 0 {
-		t.Fatalf("inspection %q: %v", resp.Info["info"], err)
+		t.Fatalf("verbose status: got %q, error %v; want a PID", resp.Info["info"], err)
 	}
 	return info.Pid
 }
 
-// wantTicks checks that the log has every tick once, in order, and gives how many there are.
+// wantTicks checks that the log has every tick once and in order, and returns their number.
 func wantTicks(t *testing.T, c *harness.Container) int {
 	t.Helper()
 	n := 0
 	for _, line := range c.Logs() {
 		_, number, ok := strings.Cut(strings.TrimSpace(line.Text), "tick ")
 		if !ok {
-			continue // the firmware's
+			continue // from the firmware
 		}
 		if n++; number != fmt.Sprintf("%05d", n) {
-			t.Fatalf("line %d is %q", n, line.Text)
+			t.Fatalf("line %d of the log: got %q, want tick %05d", n, line.Text, n)
 		}
 	}
 	return n
 }
 
-// TestN1VMLogsOverKill: what a machine says while nobody is there is in its log, once and in order, when the daemon is back; the
-// machine never notices.
+// TestN1VMLogsOverKill: a machine's output while the daemon is down is in its log after the restart, once and in order.
+// The machine keeps running.
 func TestN1VMLogsOverKill(t *testing.T) {
 	d := tinyVM(t)
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
@@ -69,7 +69,7 @@ func TestN1VMLogsOverKill(t *testing.T) {
 	c.WaitConsole(fmt.Sprintf("tick %05d", wantTicks(t, c)+4))
 	wantTicks(t, c)
 	if now := vmPid(t, d, c); now != pid {
-		t.Errorf("the machine was process %d and is %d", pid, now)
+		t.Errorf("PID of the machine: got %d, want %d", now, pid)
 	}
 	c.Stop(30 * time.Second)
 	c.WaitExit(0)
@@ -78,7 +78,7 @@ func TestN1VMLogsOverKill(t *testing.T) {
 	c.WaitExit(137)
 }
 
-// TestV1Killed: a machine whose process is killed has ended, and starts again.
+// TestV1Killed: a machine whose process is killed has exited, and can be started again.
 func TestV1Killed(t *testing.T) {
 	d := tinyVM(t)
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
@@ -87,13 +87,13 @@ func TestV1Killed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := c.WaitExit(137); s.Reason != "Error" || s.Message == "" {
-		t.Errorf("status %v", s)
+		t.Errorf("status: got %v, want reason Error and a message", s)
 	}
 	c.Start()
 	c.WaitState(runtimeapi.ContainerState_CONTAINER_RUNNING)
 }
 
-// TestV1EndedWhileAway: how a machine ended while the daemon was away is known when it is back.
+// TestV1EndedWhileAway: after a restart, the daemon knows how machines ended while it was down.
 func TestV1EndedWhileAway(t *testing.T) {
 	d := tinyVM(t)
 	off := d.RunVM(t, &harness.PodSpec{Name: "off", Image: harness.TinyEnds})
@@ -106,14 +106,14 @@ func TestV1EndedWhileAway(t *testing.T) {
 	}
 	d.Start()
 	if s := killed.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED); s.ExitCode == 0 || s.Reason == "Completed" {
-		t.Errorf("the killed one is %v", s)
+		t.Errorf("status of the killed machine: got %v, want an exit code other than 0", s)
 	}
 	if s := off.Status(); s.ExitCode != 0 || s.Reason != "Completed" {
-		t.Errorf("the one that turned itself off is %v", s)
+		t.Errorf("status of the machine that turned itself off: got %v, want Completed with code 0", s)
 	}
 }
 
-// TestV1Hung: a machine whose process hangs costs nobody else anything, and is killed when the grace is over.
+// TestV1Hung: a machine whose process hangs does not affect others, and is killed after the grace period.
 func TestV1Hung(t *testing.T) {
 	d := tinyVM(t)
 	healthy := d.RunVM(t, &harness.PodSpec{Name: "healthy", Image: harness.TinyGuest})
@@ -124,27 +124,27 @@ func TestV1Hung(t *testing.T) {
 	begin := time.Now()
 	list, err := d.CRI().ListContainerStats(t.Context(), &runtimeapi.ListContainerStatsRequest{})
 	if err != nil || time.Since(begin) > 5*time.Second {
-		t.Errorf("figures after %v: %v", time.Since(begin), err)
+		t.Errorf("ListContainerStats: got error %v after %v, want success within 5s", err, time.Since(begin))
 	}
 	found := false
 	for _, s := range list.GetStats() {
 		found = found || s.Attributes.Id == healthy.ID && s.Memory.GetUsageBytes().GetValue() > 0
 	}
 	if !found {
-		t.Errorf("the healthy machine has no figures: %v", list)
+		t.Errorf("stats: got %v, want those of the healthy machine among them", list)
 	}
 	begin = time.Now()
 	hung.Stop(2 * time.Second)
 	if took := time.Since(begin); took < 2*time.Second || took > 30*time.Second {
-		t.Errorf("the stop took %v", took)
+		t.Errorf("stop: took %v, want 2s to 30s", took)
 	}
 	hung.WaitExit(137)
 	healthy.Stop(30 * time.Second)
 	healthy.WaitExit(0)
 }
 
-// TestV1Guest: a guest that reboots has not ended; one whose kernel panics has, and says so; one that ignores its power button
-// is killed within the grace.
+// TestV1Guest: a machine keeps running if its guest reboots, and exits with a reason if the guest's kernel panics. A
+// guest that ignores its power button is killed after the grace period.
 func TestV1Guest(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
@@ -154,37 +154,37 @@ func TestV1Guest(t *testing.T) {
 	_, _ = d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"reboot", "-f"}, Timeout: 5})
 	c.WaitGuestBoot(2)
 	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt != began {
-		t.Errorf("after its reboot it is %v", s)
+		t.Errorf("status after the reboot: got %v, want the same run", s)
 	}
 	waitAgent(t, d, c)
 	_, _ = d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "echo c >/proc/sysrq-trigger"}, Timeout: 5})
 	harness.Eventually(t, harness.GuestTimeout, func() error {
 		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
-			return fmt.Errorf("after its panic it is %v", s.State)
+			return fmt.Errorf("state after the panic: got %v, want exited", s.State)
 		}
 		return nil
 	})
 	if s := c.Status(); s.Reason != "GuestPanic" || s.ExitCode == 0 {
-		t.Errorf("after its panic it is %v", s)
+		t.Errorf("status after the panic: got %v, want GuestPanic and an exit code other than 0", s)
 	}
 	deaf := d.RunVM(t, &harness.PodSpec{Name: "deaf", Image: harness.TinyDeaf})
 	begin := time.Now()
 	deaf.Stop(2 * time.Second)
 	if took := time.Since(begin); took < 2*time.Second || took > 30*time.Second {
-		t.Errorf("the stop took %v", took)
+		t.Errorf("stop: took %v, want 2s to 30s", took)
 	}
 	deaf.WaitExit(137)
 }
 
-// TestV2NoAgent: a guest without an agent runs; exec says how to get one. A kernel that is asked to wait for one is not waited for
-// beyond the call.
+// TestV2NoAgent: a guest without an agent runs, and the error of exec says how to install an agent. If the pod asks to
+// wait for the agent, the start waits only as long as the call.
 func TestV2NoAgent(t *testing.T) {
 	d := tinyVM(t)
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
 	_, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"true"}, Timeout: 10})
 	wantCode(t, err, codes.Unimplemented)
 	if err == nil || !strings.Contains(err.Error(), "TRIPODAGENT") {
-		t.Errorf("exec without an agent: %v", err)
+		t.Errorf("exec without an agent: got error %v, want TRIPODAGENT in it", err)
 	}
 	pod := d.RunPodWith(t, harness.PodConfig(t, "waits", annotated("tripod.dev/vm.wait-for-agent", "true")), "vm")
 	t.Cleanup(pod.Remove)
@@ -192,7 +192,7 @@ func TestV2NoAgent(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	if _, err := d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: waits.ID}); err == nil {
-		t.Error("it did not wait for an agent")
+		t.Error("StartContainer succeeded without an agent, want a timeout")
 	}
 }
 
@@ -205,7 +205,8 @@ func annotated(key, value string) harness.PodOption {
 	}
 }
 
-// TestV3VMReboot: after a reboot of the node the record is there, the pod is not ready, and all that it held is free again.
+// TestV3VMReboot: after a reboot of the node, the record still has the pod, the pod is not ready, and its resources are
+// free.
 func TestV3VMReboot(t *testing.T) {
 	d := tinyVM(t)
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
@@ -224,17 +225,17 @@ func TestV3VMReboot(t *testing.T) {
 	}
 	d.Start()
 	if s := c.Pod.Status(); s.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
-		t.Errorf("the pod is %v", s)
+		t.Errorf("status of the pod: got %v, want not ready", s)
 	}
 	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != "Unknown" {
-		t.Errorf("the container is %v", s)
+		t.Errorf("status of the container: got %v, want exited with reason Unknown", s)
 	}
 	next := d.RunVM(t, &harness.PodSpec{Name: "next", Image: harness.TinyGuest})
 	next.WaitConsole("tick 00001")
 }
 
-// TestV3TapGone: a machine whose tap somebody removed cannot be started, and says so; one that runs goes on without a network. Both
-// are stopped and removed, and nothing that they held is left.
+// TestV3TapGone: a machine whose tap was removed cannot be started, and its status says why. A running machine keeps
+// running without a network. Both can be stopped and removed, and leave nothing.
 func TestV3TapGone(t *testing.T) {
 	d := tinyVM(t)
 	runs := d.RunVM(t, &harness.PodSpec{Name: "runs", Image: harness.TinyGuest})
@@ -250,10 +251,10 @@ func TestV3TapGone(t *testing.T) {
 	}
 	_, err := d.CRI().StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: c.ID})
 	if err == nil || !strings.Contains(err.Error(), "tap") {
-		t.Errorf("start without its tap: %v", err)
+		t.Errorf("start without its tap: got error %v, want tap in it", err)
 	}
 	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != "StartError" || !strings.Contains(s.Message, "tap") {
-		t.Errorf("the one that was not started is %v", s)
+		t.Errorf("status of the machine that did not start: got %v, want StartError because of the tap", s)
 	}
 	waits.Stop()
 	waits.Remove()
@@ -262,7 +263,7 @@ func TestV3TapGone(t *testing.T) {
 	runs.WaitExit(0)
 }
 
-// TestI5Disks: disks that name other files, and images that are no disks, are refused with the reason.
+// TestI5Disks: disks that refer to other files, and images that are not disks, are refused with the reason.
 func TestI5Disks(t *testing.T) {
 	d := tinyVM(t)
 	for image, says := range map[string]string{harness.BackingDisk: "backing", harness.TwoDisks: "", harness.Busybox: ""} {
@@ -274,12 +275,12 @@ func TestI5Disks(t *testing.T) {
 			pod.Remove()
 		}
 		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", image, err)
+			t.Errorf("%s: got error %v, want %q in it", image, err, says)
 		}
 	}
 }
 
-// TestVMRefused: what a machine cannot honour is refused in RunPodSandbox where it can be, naming it.
+// TestVMRefused: RunPodSandbox refuses settings that a machine cannot honour, and names them.
 func TestVMRefused(t *testing.T) {
 	d := tinyVM(t)
 	for name, test := range map[string]struct {
@@ -295,7 +296,7 @@ func TestVMRefused(t *testing.T) {
 			_, err := d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "refused", test.option), RuntimeHandler: "vm"})
 			wantCode(t, err, test.code)
 			if err == nil || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("%v does not name %s", err, test.says)
+				t.Errorf("error: got %v, want %q in it", err, test.says)
 			}
 		})
 	}
@@ -306,13 +307,13 @@ func TestVMRefused(t *testing.T) {
 	wantCode(t, err, codes.Unimplemented)
 }
 
-// TestVMRouted: a pod with the annotation of Virtlet's users needs no RuntimeClass.
+// TestVMRouted: a pod with Virtlet's annotation needs no RuntimeClass.
 func TestVMRouted(t *testing.T) {
 	d := tinyVM(t)
 	pod := d.RunPod(t, harness.PodConfig(t, "routed", annotated("kubernetes.io/target-runtime", "virtlet.cloud"), annotated("VirtletVCPUCount", "2")))
 	t.Cleanup(pod.Remove)
 	if h := pod.Status().RuntimeHandler; h != "vm" {
-		t.Errorf("handler %q", h)
+		t.Errorf("handler: got %q, want vm", h)
 	}
 	c := pod.Run(harness.ContainerConfig("c", harness.TinyGuest))
 	c.WaitConsole("tick 00001")

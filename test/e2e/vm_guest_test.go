@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestVMNeighbours: two machines of a node reach each other by ICMP and by HTTP, and know their names, variables and addresses;
-// their figures are there.
+// TestVMNeighbours: two machines of a node reach each other by ICMP and by HTTP, know their names, variables and
+// addresses, and have stats.
 func TestVMNeighbours(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	a := d.RunVM(t, &harness.PodSpec{Name: "alice", Image: harness.Guest})
@@ -23,27 +23,27 @@ func TestVMNeighbours(t *testing.T) {
 	}}})
 	a.WaitGuest()
 	if r := b.WaitGuest(); r.Host != "bob" || r.Seed != "nocloud" || r.Net != "config" {
-		t.Errorf("bob says %+v", r)
+		t.Errorf("report of bob's guest: got %+v, want host bob, seed nocloud, network config", r)
 	}
 	waitAgent(t, d, a)
 	waitAgent(t, d, b)
 	if out := a.Must("ping", "-c", "20", "-i", "0.1", "-q", b.Pod.IP()); !strings.Contains(out, "20 packets received") {
-		t.Errorf("ping says %q", out)
+		t.Errorf("output of ping: got %q, want 20 packets received", out)
 	}
 	if out := a.Must("wget", "-q", "-O", "-", "http://"+b.Pod.IP()+"/"); !strings.Contains(out, "hello from bob") {
-		t.Errorf("wget says %q", out)
+		t.Errorf("output of wget: got %q, want \"hello from bob\"", out)
 	}
 	if out := b.Must("sh", "-c", "echo $GREETING; cat /proc/cmdline"); !strings.Contains(out, `it's $me "quoted"`) || !strings.Contains(out, "tripod.noshell") {
-		t.Errorf("bob has %q", out)
+		t.Errorf("environment and command line: got %q, want the pod's variable and tripod.noshell", out)
 	}
 	stats, err := d.CRI().ContainerStats(t.Context(), &runtimeapi.ContainerStatsRequest{ContainerId: a.ID})
 	if err != nil || stats.Stats.GetMemory().GetAvailableBytes().GetValue() == 0 || stats.Stats.GetMemory().GetAvailableBytes().GetValue() > 128<<20 ||
 		stats.Stats.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 {
-		t.Errorf("figures %v, %v", stats, err)
+		t.Errorf("stats: got %v, error %v; want CPU and at most 128 MiB available memory", stats, err)
 	}
 }
 
-// TestVMDisk: a machine from a disk boots it; what it writes stays over its restart, and not over the next attempt.
+// TestVMDisk: a machine boots from its image's disk. Its writes survive a restart, but not into the next attempt.
 func TestVMDisk(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.DiskGuest})
@@ -55,7 +55,7 @@ func TestVMDisk(t *testing.T) {
 	c.WaitGuestBoot(2)
 	waitAgent(t, d, c)
 	if out := c.Must("cat", "/disk/note"); out != "kept\n" {
-		t.Errorf("after the restart the disk has %q", out)
+		t.Errorf("file on the disk after the restart: got %q, want kept", out)
 	}
 	c.Stop(30 * time.Second)
 	next := harness.ContainerConfig("c", harness.DiskGuest)
@@ -63,12 +63,12 @@ func TestVMDisk(t *testing.T) {
 	again := c.Pod.Run(next)
 	waitAgent(t, d, again)
 	if _, _, code := again.ExecSync("test", "-e", "/disk/note"); code == 0 {
-		t.Error("the next attempt has the disk of the first")
+		t.Error("the next attempt's disk has the file of the first, want a new disk")
 	}
 }
 
-// TestVMShares: where the pod says so directories are mounted by 9p, by the script that cloud-init is given for every boot,
-// read-only where they are so.
+// TestVMShares: if the pod requests it, cloud-init's script for every boot mounts directories with 9p, and read-only
+// volumes read-only.
 func TestVMShares(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 256<<20))
 	open, closed := shareDir(t, "open"), shareDir(t, "closed")
@@ -82,18 +82,18 @@ func TestVMShares(t *testing.T) {
 	waitAgent(t, d, c)
 	c.Must("grep", " 9p ", "/proc/mounts")
 	if out := c.Must("cat", "/open/name", "/closed/name"); out != "open\nclosed\n" {
-		t.Errorf("the shares have %q", out)
+		t.Errorf("files in the shares: got %q, want open and closed", out)
 	}
 	c.Must("sh", "-c", "echo from the guest >/open/note")
 	if note, err := os.ReadFile(filepath.Join(open, "note")); err != nil || string(note) != "from the guest\n" {
-		t.Errorf("the node has %q, %v", note, err)
+		t.Errorf("the guest's file on the node: got %q, error %v", note, err)
 	}
 	if _, _, code := c.ExecSync("sh", "-c", "echo no >/closed/note"); code == 0 {
-		t.Error("a read-only share was written to")
+		t.Error("write to a read-only share succeeded, want an error")
 	}
 }
 
-// shareDir is a directory with a file that has its name.
+// shareDir creates a directory with a file that contains its name.
 func shareDir(t *testing.T, name string) string {
 	t.Helper()
 	dir := filepath.Join(harness.Dir(), "share-"+name)

@@ -18,8 +18,9 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestVMTranslatedImage: a pod as Virtlet had them, by the annotation and a translated name. The disk comes by HTTP over a
-// connection that breaks once, boots, and outlives both its image and the daemon: the machine starts from it again.
+// TestVMTranslatedImage: a Virtlet pod with the annotation and a translated image name. The disk is downloaded by HTTP
+// over a connection that breaks once. After its image is removed and the daemon restarted, the machine still starts
+// from it.
 func TestVMTranslatedImage(t *testing.T) {
 	disk, err := os.ReadFile(harness.VMFile(t, "disk.qcow2"))
 	if err != nil {
@@ -53,15 +54,15 @@ func TestVMTranslatedImage(t *testing.T) {
 	const image = "virtlet.cloud/lab/debian/12"
 	id := d.Pull(t, image)
 	if asked.Load() != 2 || resumed.Load() != 1 {
-		t.Errorf("the server was asked %d times, %d times for a rest", asked.Load(), resumed.Load())
+		t.Errorf("requests to the server: got %d, %d of them for a range; want 2 and 1", asked.Load(), resumed.Load())
 	}
 	if img := imageOf(t, d, image); img == nil || img.Id != id || len(img.RepoTags) != 1 || img.RepoTags[0] != image+":latest" || img.Size < uint64(len(disk)) {
-		t.Errorf("the image is %+v", img)
+		t.Errorf("image status: got %+v, want the ID %s and one tag", img, id)
 	}
 	c := pod.Run(harness.ContainerConfig("c", image))
 	c.WaitGuest()
 	if got := c.Status(); got.ImageRef != id || got.ImageId != id {
-		t.Errorf("the container runs from %q (%q), not %q", got.ImageRef, got.ImageId, id)
+		t.Errorf("image of the container: got ref %q, ID %q; want %q", got.ImageRef, got.ImageId, id)
 	}
 	removeImage(t, d, image)
 	d.Kill()
@@ -71,11 +72,11 @@ func TestVMTranslatedImage(t *testing.T) {
 	c.Start()
 	c.WaitGuestBoot(2)
 	if again := d.Pull(t, image); again != id {
-		t.Errorf("pulled again it is %s, not %s", again, id)
+		t.Errorf("ID after another pull: got %s, want %s", again, id)
 	}
 }
 
-// TestVMBadImages: an image that is nothing for a machine is refused when the container is made, with the reason (faults I5).
+// TestVMBadImages: CreateContainer refuses an image that no machine can run, with the reason (fault I5).
 func TestVMBadImages(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	for image, word := range map[string]string{harness.BackingDisk: "backing file", harness.TwoDisks: "more than one file", tags + ":1": "neither a disk"} {
@@ -86,7 +87,7 @@ func TestVMBadImages(t *testing.T) {
 		})
 		wantCode(t, err, codes.InvalidArgument)
 		if err != nil && !strings.Contains(err.Error(), word) {
-			t.Errorf("%s: %v does not name %q", image, err, word)
+			t.Errorf("%s: got error %v, want %q in it", image, err, word)
 		}
 		pod.Remove()
 	}
@@ -94,7 +95,7 @@ func TestVMBadImages(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// TestVMDiskArtifact: a disk that is a layer of an artifact boots as one within a container image does.
+// TestVMDiskArtifact: a machine boots from a disk that is a layer of an artifact.
 func TestVMDiskArtifact(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	d.RunVM(t, &harness.PodSpec{Image: harness.DiskArtifact}).WaitGuest()

@@ -11,11 +11,12 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// machineUnits are pods of machines. Their own end has no code but 0, so what fails by itself is not played.
+// machineUnits are pods with machines. Machines that end by themselves always have code 0, so scenarios with failures
+// are left out.
 var machineUnits = unitKind{handler: "vm", image: harness.TinyGuest, runs: func(*runtimeapi.ContainerConfig) {}}
 
-// machineRestarts: each attempt at a machine that turns itself off follows the last, with a console of its own. How the last one
-// ended (lastState) and its log (`kubectl logs --previous`) are there, after the daemon's SIGKILL too.
+// machineRestarts: a machine that turns itself off is restarted, each attempt with its own console. The end of the last
+// attempt (lastState) and its log (`kubectl logs --previous`) are available, even after SIGKILL of the daemon.
 func machineRestarts(t *testing.T, k *kubelet, _ unitKind) {
 	ends := unitKind{handler: "vm", image: harness.TinyEnds}
 	p := k.unitPod("unit-ends", ends, func(*runtimeapi.ContainerConfig, int) {})
@@ -27,11 +28,11 @@ func machineRestarts(t *testing.T, k *kubelet, _ unitKind) {
 			}
 			seen[c.Metadata.Attempt] = true
 			if c.ExitCode != 0 || c.Reason != "Completed" || c.FinishedAt < c.StartedAt {
-				t.Errorf("attempt %d: %v", c.Metadata.Attempt, c)
+				t.Errorf("status of attempt %d: got %v, want Completed with code 0", c.Metadata.Attempt, c)
 			}
 			log := harness.Text(harness.ReadLog(t, c.LogPath), "stdout")
 			if want := fmt.Sprintf("%d.log", c.Metadata.Attempt); filepath.Base(c.LogPath) != want || strings.Count(log, "tick 00001") != 1 || strings.Contains(log, "tick 00002") {
-				t.Errorf("attempt %d: log %q in %s", c.Metadata.Attempt, log, c.LogPath)
+				t.Errorf("log of attempt %d: got %q in %s, want tick 00001 once in %s", c.Metadata.Attempt, log, c.LogPath, want)
 			}
 		}
 	}
@@ -45,7 +46,7 @@ func machineRestarts(t *testing.T, k *kubelet, _ unitKind) {
 	})
 	for attempt := range uint32(3) {
 		if !seen[attempt] {
-			t.Errorf("attempt %d was never seen to have ended", attempt)
+			t.Errorf("attempt %d was never reported as exited", attempt)
 		}
 	}
 	before := k.status(p)
@@ -55,12 +56,12 @@ func machineRestarts(t *testing.T, k *kubelet, _ unitKind) {
 	after := again.status(p)
 	hasEnded(after)
 	if after.of(p.containers[0]) == nil || len(after.containers) != len(before.containers) || after.containers[1].Id != before.containers[1].Id {
-		t.Errorf("before the daemon's end %v, after it %v", before, after)
+		t.Errorf("status after the daemon's restart: got %v, want %v", after, before)
 	}
 	k.runtime, k.images = again.runtime, again.images
 }
 
-// TestKubeletVMPods plays what happens to unit pods over machines.
+// TestKubeletVMPods runs the scenarios of unit pods with machines.
 func TestKubeletVMPods(t *testing.T) {
 	d := tinyVM(t)
 	for name, test := range map[string]func(*testing.T, *kubelet, unitKind){

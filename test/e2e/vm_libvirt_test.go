@@ -14,18 +14,18 @@ import (
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
-// TestVMLibvirt: the same machine as libvirt's domain, with libvirt's daemon and ours killed while it runs.
+// TestVMLibvirt: a machine runs as a libvirt domain, and survives kills of libvirtd and of the daemon.
 func TestVMLibvirt(t *testing.T) {
 	lv := libvirtdtest.Start(t)
 	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI))
-	t.Cleanup(lv.Kill) // before the daemon looks for what was left behind, of which a libvirtd that was started again would be
+	t.Cleanup(lv.Kill) // before the harness checks for leftover processes, among which a restarted libvirtd would be
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
 	if r := c.WaitGuest(); r.Seed != "nocloud" || r.Agent != "started" || !strings.HasPrefix(strings.Join(r.Addrs, ","), c.Pod.IP()+"/") {
-		t.Errorf("the guest says %+v; the pod has %s", r, c.Pod.IP())
+		t.Errorf("report of the guest: got %+v, want seed nocloud, a started agent and the address %s", r, c.Pod.IP())
 	}
 	if page := c.Pod.Get("/"); !strings.Contains(page, "hello from vm") {
-		t.Errorf("its page says %q", page)
+		t.Errorf("page of the guest: got %q, want \"hello from vm\"", page)
 	}
 	waitAgent(t, d, c)
 
@@ -35,21 +35,22 @@ func TestVMLibvirt(t *testing.T) {
 	d.Start()
 	waitAgent(t, d, c)
 	if out := c.Must("sh", "-c", "cat /proc/uptime >/dev/null && echo still here"); out != "still here\n" {
-		t.Errorf("after both daemons were killed a program says %q", out)
+		t.Errorf("exec after the kills: got %q, want \"still here\"", out)
 	}
 	if page := c.Pod.Get("/"); !strings.Contains(page, "hello from vm") {
-		t.Errorf("after both daemons were killed its page says %q", page)
+		t.Errorf("page of the guest after the kills: got %q, want \"hello from vm\"", page)
 	}
 	c.Stop(30 * time.Second)
 	if s := c.WaitExit(0); s.Reason != "Completed" {
-		t.Errorf("stopped: %v", s)
+		t.Errorf("status after the stop: got %v, want Completed", s)
 	}
 	c.Start()
 	c.WaitGuestBoot(2)
 }
 
-// TestVMLibvirtAway: the daemon starts while libvirtd is away, serves all other pods, and says why machines take no orders; when
-// libvirtd is there again, the machine that ran all the while is taken over, and the end of one that ended meanwhile is reported.
+// TestVMLibvirtAway: the daemon starts while libvirtd is down, serves all other pods, and reports why machines take no
+// orders. Once libvirtd is up, the daemon adopts the running machine and reports the end of a machine that ended
+// meanwhile.
 func TestVMLibvirtAway(t *testing.T) {
 	lv := libvirtdtest.Start(t)
 	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
@@ -72,11 +73,11 @@ func TestVMLibvirtAway(t *testing.T) {
 	}
 	said := handlersSay(t, resp)
 	if !strings.Contains(said, "libvirtd cannot be reached") || !strings.Contains(resp.Info["config"], "libvirtd cannot be reached") {
-		t.Errorf("the handler says %q, and %s", said, resp.Info["config"])
+		t.Errorf("message of HandlersReady: got %q, want \"libvirtd cannot be reached\", also in %s", said, resp.Info["config"])
 	}
 	_, err = d.CRI().StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: runs.ID})
 	wantWords(t, err, codes.Unavailable, "libvirtd cannot be reached")
-	other := d.RunPod(t, harness.PodConfig(t, "linux")) // is served
+	other := d.RunPod(t, harness.PodConfig(t, "linux")) // works without libvirtd
 	other.Remove()
 
 	lv.Start()
@@ -85,7 +86,7 @@ func TestVMLibvirtAway(t *testing.T) {
 	before := len(runs.Logs())
 	harness.Eventually(t, time.Minute, func() error {
 		if n := len(runs.Logs()); n < before+2 {
-			return fmt.Errorf("%d lines", n)
+			return fmt.Errorf("lines in the log: got %d, want at least %d", n, before+2)
 		}
 		return nil
 	})
@@ -94,7 +95,8 @@ func TestVMLibvirtAway(t *testing.T) {
 	runs.WaitExit(0)
 }
 
-// handlersSay is the message of the condition HandlersReady, "" when it is not there; the others are true.
+// handlersSay returns the message of the condition HandlersReady, or "" if it is missing. All other conditions must be
+// true.
 func handlersSay(t *testing.T, resp *runtimeapi.StatusResponse) (said string) {
 	t.Helper()
 	for _, c := range resp.Status.Conditions {
@@ -102,7 +104,7 @@ func handlersSay(t *testing.T, resp *runtimeapi.StatusResponse) (said string) {
 		case c.Type == "HandlersReady":
 			said = c.Message
 		case !c.Status:
-			t.Errorf("without libvirtd: %v", c)
+			t.Errorf("condition without libvirtd: got %v, want true", c)
 		}
 	}
 	return said
@@ -118,15 +120,16 @@ func allReady(t *testing.T, d *harness.Daemon) {
 		}
 		for _, c := range resp.Status.Conditions {
 			if !c.Status {
-				return fmt.Errorf("the condition is not true: %v", c)
+				return fmt.Errorf("condition: got %v, want true", c)
 			}
 		}
 		return nil
 	})
 }
 
-// TestVMLibvirtDies: libvirtd dies, then hangs, while the daemon is up. The node's condition says so, what runs runs on and can be
-// stopped, all other pods are served; once libvirtd is back the condition is gone and machines can be made, without a restart.
+// TestVMLibvirtDies: libvirtd dies, then hangs, while the daemon runs. The node's condition reports it, running
+// machines keep running and can be stopped, and other pods work. Once libvirtd is up again, the condition disappears
+// and new machines can be created, without a restart of the daemon.
 func TestVMLibvirtDies(t *testing.T) {
 	lv := libvirtdtest.Start(t)
 	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
@@ -145,7 +148,7 @@ func TestVMLibvirtDies(t *testing.T) {
 				return err
 			}
 			if said := handlersSay(t, resp); !strings.Contains(said, says) || !strings.Contains(resp.Info["config"], says) {
-				return fmt.Errorf("the handler says %q, and %s", said, resp.Info["config"])
+				return fmt.Errorf("message of HandlersReady: got %q, want %q, also in %s", said, says, resp.Info["config"])
 			}
 			return nil
 		})

@@ -12,7 +12,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// limitMemory limits the pod's cgroup, as the kubelet does to the sum of what its containers and its RuntimeClass ask for.
+// limitMemory limits the pod's cgroup, as the kubelet does to the sum of its containers' limits and its RuntimeClass's
+// overhead.
 func (k *kubelet) limitMemory(p *kubePod, limit int64) {
 	k.t.Helper()
 	file := filepath.Join("/sys/fs/cgroup/memory", k.cgroup(p), "memory.limit_in_bytes")
@@ -22,8 +23,9 @@ func (k *kubelet) limitMemory(p *kubePod, limit int64) {
 	k.must(os.WriteFile(file, []byte(fmt.Sprint(limit)), 0o644))
 }
 
-// TestVMWithoutOverhead: the RuntimeClass has no overhead, so that the kubelet limits the pod's cgroup to the guest's memory. The
-// kernel kills the machine by a limit that is not its own cgroup's, as it starts or later; the status says of what, and what to do.
+// TestVMWithoutOverhead: the RuntimeClass has no overhead, so the kubelet limits the pod's cgroup to the guest's
+// memory. The kernel kills the machine because of that limit, at its start or later. The status names the limit and the
+// remedy.
 func TestVMWithoutOverhead(t *testing.T) {
 	d := tinyVM(t, harness.Set("vm.memory_overhead", 128<<20))
 	k := newKubelet(t, d)
@@ -39,11 +41,11 @@ func TestVMWithoutOverhead(t *testing.T) {
 	c := s.of(p.containers[0])
 	for _, part := range []string{"is limited to 16Mi", "the machine needs 144Mi (guest 16Mi, overhead 128Mi)", "overhead.podFixed.memory: 128Mi"} {
 		if !strings.Contains(c.Message, part) {
-			t.Errorf("the message does not say %q: %s", part, c.Message)
+			t.Errorf("message: got %q, want %q in it", c.Message, part)
 		}
 	}
 	if c.Reason != "OOMKilled" || c.ExitCode != 137 {
-		t.Errorf("it ended by %s with the code %d", c.Reason, c.ExitCode)
+		t.Errorf("end of the machine: got %s with code %d, want OOMKilled with code 137", c.Reason, c.ExitCode)
 	}
 	k.remove(p)
 }

@@ -10,40 +10,40 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestVMPod: a machine from an image of a kernel boots, is reached at its pod's address and at a forwarded port, runs programs for
-// us by its agent, obeys its power button, and starts again in the same sandbox.
+// TestVMPod: a machine from an image with a kernel boots, is reachable at its pod's address and at a forwarded port,
+// runs programs through its agent, obeys its power button, and starts again in the same sandbox.
 func TestVMPod(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
 	if r := c.WaitGuest(); r.Host != "vm" || r.Seed != "nocloud" || r.Agent != "started" || !strings.HasPrefix(strings.Join(r.Addrs, ","), c.Pod.IP()+"/") {
-		t.Errorf("the guest says %+v; the pod has %s", r, c.Pod.IP())
+		t.Errorf("report of the guest: got %+v, want host vm, seed nocloud, a started agent and the address %s", r, c.Pod.IP())
 	}
 	if page := c.Pod.Get("/"); !strings.Contains(page, "hello from vm") {
-		t.Errorf("its page says %q", page)
+		t.Errorf("page of the guest: got %q, want \"hello from vm\"", page)
 	}
 	waitAgent(t, d, c)
 	if out := c.Must("sh", "-c", "echo $((6*7)); hostname"); out != "42\nvm\n" {
-		t.Errorf("a program says %q", out)
+		t.Errorf("output of a program: got %q, want 42 and vm", out)
 	}
 	if _, _, code := c.ExecSync("sh", "-c", "exit 9"); code != 9 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code: got %d, want 9", code)
 	}
 	if !strings.Contains(get(t, "http://"+c.Pod.Forward(t, 80)+"/"), "hello from vm") {
-		t.Error("the forwarded port has another page")
+		t.Error("page at the forwarded port: want \"hello from vm\"")
 	}
 	ip := c.Pod.IP()
 	c.Stop(30 * time.Second)
 	if s := c.WaitExit(0); s.Reason != "Completed" {
-		t.Errorf("stopped: %v", s)
+		t.Errorf("status after the stop: got %v, want Completed", s)
 	}
 	c.Start()
 	c.WaitGuestBoot(2)
 	if c.Pod.IP() != ip || !strings.Contains(c.Pod.Get("/"), "hello from vm") {
-		t.Errorf("started again it is at %s, not %s", c.Pod.IP(), ip)
+		t.Errorf("after the second start: got address %s, want %s and the guest's page", c.Pod.IP(), ip)
 	}
 }
 
-// waitAgent waits until the guest's agent runs programs.
+// waitAgent waits until the guest's agent can run programs.
 func waitAgent(t *testing.T, d *harness.Daemon, c *harness.Container) {
 	t.Helper()
 	harness.Eventually(t, harness.GuestTimeout, func() error {

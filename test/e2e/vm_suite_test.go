@@ -10,11 +10,11 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest"
 )
 
-// slowBoot makes the start of every machine take long enough to be met in it.
+// slowBoot delays the start of every machine, so that the suite observes the state Starting.
 const slowBoot = "TRIPOD_FAILPOINTS=vm.start-container.opened=delay(300ms)"
 
-// TestVMSuite runs the suite of all backends, with the 49 cells of the state table, over machines in QEMU, and kills the daemon
-// in it. The guests are boot sectors: what is tried is the life of machines, not of kernels.
+// TestVMSuite runs the suite of all backends, with the 49 cells of the state table, with machines in QEMU, including
+// kills of the daemon. The guests are boot sectors, because the suite tests machines rather than kernels.
 func TestVMSuite(t *testing.T) {
 	d := harness.NewDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 32<<20))
 	d.Start(slowBoot)

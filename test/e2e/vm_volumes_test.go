@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
-// apiVolume is the directory of a volume of that kind as a kubelet makes it: what is written to it appears at once.
+// apiVolume is the directory of a ConfigMap-like volume as a kubelet creates it: its files are replaced atomically.
 type apiVolume struct {
 	t     *testing.T
 	dir   string
@@ -34,7 +34,7 @@ func newAPIVolume(t *testing.T, kind, name string) *apiVolume {
 	return v
 }
 
-// write replaces the value of the one key.
+// write sets the value of a key, the only one in the volume.
 func (v *apiVolume) write(key, value string) {
 	v.t.Helper()
 	v.turns++
@@ -54,8 +54,9 @@ func (v *apiVolume) write(key, value string) {
 	}
 }
 
-// TestVMVolumes: a disk machine uses directories as a container does. Owners, modes, pipes, links, renames and mappings are on
-// the node what the guest made them; what the node changes, a ConfigMap too, the guest sees; what is read-only is so on the node.
+// TestVMVolumes: a disk machine uses directories like a container. Owners, modes, pipes, links, renames and memory
+// mappings of the guest are the same on the node. The guest sees changes on the node, including ConfigMaps. The node
+// enforces read-only.
 func TestVMVolumes(t *testing.T) {
 	for _, name := range []string{"nocloud", "configdrive", "libvirt"} {
 		t.Run(name, func(t *testing.T) {
@@ -65,14 +66,14 @@ func TestVMVolumes(t *testing.T) {
 			switch name {
 			case "configdrive":
 				form = name
-				mountOverlay(t, data) // a file system that maps no owners
+				mountOverlay(t, data) // a file system without ID mapping
 			case "libvirt":
 				lv := libvirtdtest.Start(t)
 				t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
 				options, stop = append(options, harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI)), lv.Kill
 			}
 			d := harness.StartDaemon(t, options...)
-			t.Cleanup(stop) // before the daemon looks for what was left behind
+			t.Cleanup(stop) // before the harness checks for leftovers
 			sub := filepath.Join(data, "theirs")
 			program := filepath.Join(data, "mmap")
 			build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./testdata/mmap")
@@ -90,7 +91,7 @@ func TestVMVolumes(t *testing.T) {
 				}},
 				Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
 					c.Mounts = []*runtimeapi.Mount{
-						{HostPath: sub, ContainerPath: "/data/sub"}, // of a subPath, and below the next
+						{HostPath: sub, ContainerPath: "/data/sub"}, // from a subPath, and below the next mount
 						{HostPath: data, ContainerPath: "/data"}, {HostPath: closed, ContainerPath: "/closed", Readonly: true},
 						{HostPath: config.dir, ContainerPath: "/etc/settings", Readonly: true},
 					}
@@ -99,7 +100,7 @@ func TestVMVolumes(t *testing.T) {
 			c.WaitGuest()
 			waitAgent(t, d, c)
 			if out := c.Must("sh", "-c", "cat /data/sub/file /data/theirs/file /etc/settings/color; grep -c virtiofs /proc/mounts"); out != "theirs\ntheirs\nred\n4\n" {
-				t.Fatalf("the guest has %q", out)
+				t.Fatalf("files in the guest: got %q, want theirs twice, red and four mounts", out)
 			}
 			c.Must("sh", "-c", `set -e; cd /data
 				echo new >new; chown 1000:1001 new; chmod 640 new; mkfifo pipe; ln -s new link; ln new hard
@@ -114,22 +115,22 @@ func TestVMVolumes(t *testing.T) {
 				}
 				st := info.Sys().(*syscall.Stat_t)
 				if got := fmt.Sprintf("%d:%d %s", st.Uid, st.Gid, info.Mode()); got != want {
-					t.Errorf("%s is %s on the node, not %s", name, got, want)
+					t.Errorf("%s on the node: got %s, want %s", name, got, want)
 				}
 			}
 			for name, want := range map[string]string{"a": "two\n", "mapped": "by a mapping"} {
 				if got, err := os.ReadFile(filepath.Join(data, name)); err != nil || string(got) != want {
-					t.Errorf("%s has %q on the node, %v", name, got, err)
+					t.Errorf("content of %s on the node: got %q, error %v; want %q", name, got, err, want)
 				}
 			}
 			if _, stderr, code := c.ExecSync("sh", "-c", "mount -o remount,rw /closed; echo no >/closed/note"); code == 0 || !strings.Contains(stderr, "Read-only file system") {
-				t.Errorf("a read-only share was written to: %d, %s", code, stderr)
+				t.Errorf("write to a read-only share: got code %d, stderr %s; want \"Read-only file system\"", code, stderr)
 			}
 			for _, color := range []string{"green\n", "blue\n"} {
 				config.write("color", color)
 				harness.Eventually(t, harness.GuestTimeout, func() error {
 					if out := c.Must("cat", "/etc/settings/color"); out != color {
-						return fmt.Errorf("the guest has %q", out)
+						return fmt.Errorf("ConfigMap in the guest: got %q, want %q", out, color)
 					}
 					return nil
 				})
@@ -138,7 +139,7 @@ func TestVMVolumes(t *testing.T) {
 	}
 }
 
-// mountOverlay mounts an overlay over a directory.
+// mountOverlay mounts an overlay on a directory.
 func mountOverlay(t *testing.T, dir string) {
 	t.Helper()
 	upper, work := dir+".upper", dir+".work"
@@ -153,7 +154,7 @@ func mountOverlay(t *testing.T, dir string) {
 	})
 }
 
-// virtiofsdOf are the first processes of the machine's virtiofsd.
+// virtiofsdOf returns the main processes of the machine's virtiofsds.
 func virtiofsdOf(t *testing.T, d *harness.Daemon, c *harness.Container) (pids []int) {
 	t.Helper()
 	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
@@ -177,8 +178,8 @@ func virtiofsdOf(t *testing.T, d *harness.Daemon, c *harness.Container) (pids []
 	return pids
 }
 
-// TestN2VMLosesVirtiofsd (N1, N2): over the daemon's SIGKILL a machine has its directories; it ends, and says why, when
-// virtiofsd is killed, and has them again when it is started again.
+// TestN2VMLosesVirtiofsd (N1, N2): a machine keeps its directories over SIGKILL of the daemon. If virtiofsd is killed,
+// the machine ends with a reason, and has its directories again after its next start.
 func TestN2VMLosesVirtiofsd(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	data := shareDir(t, "lost")
@@ -190,7 +191,7 @@ func TestN2VMLosesVirtiofsd(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		pids := virtiofsdOf(t, d, c)
 		if len(pids) != 1 {
-			t.Fatalf("virtiofsd runs as %v", pids)
+			t.Fatalf("virtiofsd processes: got %v, want one", pids)
 		}
 		d.Kill()
 		d.Start()
@@ -206,20 +207,20 @@ func TestN2VMLosesVirtiofsd(t *testing.T) {
 			d.Start()
 		}
 		if s := c.WaitExit(137); s.Reason != "Error" || !strings.Contains(s.Message, "virtiofsd of the share share0") {
-			t.Errorf("the machine ended as %s, %s", s.Reason, s.Message)
+			t.Errorf("end of the machine: got reason %s, message %s; want Error because of virtiofsd", s.Reason, s.Message)
 		}
 		c.Start()
 		waitAgent(t, d, c)
 		if out := c.Must("cat", "/data/note"); out != "survived\n" {
-			t.Errorf("then it has %q", out)
+			t.Errorf("file after the next start: got %q, want survived", out)
 		}
 	}
 	c.Stop(30 * time.Second)
 	c.WaitExit(0)
 }
 
-// TestVMShareDriver: without a virtiofsd directories are shared by 9p and ConfigMaps copied, which is said; who demands virtio-fs is
-// refused.
+// TestVMShareDriver: without virtiofsd, directories are shared with 9p and ConfigMaps are copied, which the status
+// reports. A pod that demands virtio-fs is refused.
 func TestVMShareDriver(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 256<<20), harness.Set("vm.virtiofsd", "/nowhere/virtiofsd"))
 	data, config := shareDir(t, "9p"), newAPIVolume(t, "configmap", "settings")
@@ -231,11 +232,11 @@ func TestVMShareDriver(t *testing.T) {
 	c.WaitGuest()
 	waitAgent(t, d, c)
 	if out := c.Must("sh", "-c", "cat /data/name /etc/settings/color; grep -c ' 9p ' /proc/mounts"); out != "9p\nred\n1\n" {
-		t.Errorf("the guest has %q", out)
+		t.Errorf("files in the guest: got %q, want 9p, red and one 9p mount", out)
 	}
 	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
 	if err != nil || !strings.Contains(resp.Info["info"], "no virtio-fs") {
-		t.Errorf("the status does not say that there is no virtio-fs: %v, error %v", resp, err)
+		t.Errorf("verbose status: got %v, error %v; want \"no virtio-fs\" in it", resp, err)
 	}
 	pod := d.RunPodWith(t, harness.PodConfig(t, "demands", func(p *runtimeapi.PodSandboxConfig) {
 		p.Annotations = map[string]string{"tripod.dev/vm.share-driver": "virtiofs"}
@@ -245,6 +246,6 @@ func TestVMShareDriver(t *testing.T) {
 		PodSandboxId: pod.ID, Config: harness.ContainerConfig("c", harness.FullGuest, mounts), SandboxConfig: pod.Config,
 	})
 	if err == nil || !strings.Contains(err.Error(), "tripod.dev/vm.share-driver: virtiofs") || !strings.Contains(err.Error(), "there is no virtiofsd") {
-		t.Errorf("virtio-fs without a virtiofsd: %v", err)
+		t.Errorf("CreateContainer with virtio-fs: got error %v, want a refusal that names the annotation", err)
 	}
 }

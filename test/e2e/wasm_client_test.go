@@ -35,10 +35,10 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// reflected are the descriptors of a service, as a client like grpcurl learns them: from the server, by reflection.
+// reflected contains the descriptors of a service, obtained by server reflection.
 type reflected struct{ files *protoregistry.Files }
 
-// reflect asks a server for a service and everything that its files import.
+// reflect gets the files of a service and all imported files from a server.
 func reflect(t *testing.T, conn *grpc.ClientConn, service string) reflected {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
@@ -54,7 +54,7 @@ func reflect(t *testing.T, conn *grpc.ClientConn, service string) reflected {
 		}
 		resp, err := stream.Recv()
 		if err != nil || resp.GetErrorResponse() != nil {
-			t.Fatalf("reflection of %v: %v, %v", r, resp, err)
+			t.Fatalf("reflection request %v: got %v, error %v", r, resp, err)
 		}
 		return resp
 	}
@@ -63,7 +63,7 @@ func reflect(t *testing.T, conn *grpc.ClientConn, service string) reflected {
 		names = append(names, s.Name)
 	}
 	if !strings.Contains(strings.Join(names, " ")+" ", service+" ") {
-		t.Fatalf("the server has the services %v, not %s", names, service)
+		t.Fatalf("services of the server: got %v, want %s among them", names, service)
 	}
 	var set descriptorpb.FileDescriptorSet
 	resp := ask(&reflection.ServerReflectionRequest{MessageRequest: &reflection.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: service}})
@@ -81,7 +81,7 @@ func reflect(t *testing.T, conn *grpc.ClientConn, service string) reflected {
 	return reflected{files}
 }
 
-// method finds "greet.v1.Greeter/SayHello".
+// method returns the descriptor of a method such as "greet.v1.Greeter/SayHello".
 func (r reflected) method(t *testing.T, name string) protoreflect.MethodDescriptor {
 	t.Helper()
 	service, method, _ := strings.Cut(name, "/")
@@ -92,7 +92,7 @@ func (r reflected) method(t *testing.T, name string) protoreflect.MethodDescript
 	return d.(protoreflect.ServiceDescriptor).Methods().ByName(protoreflect.Name(method))
 }
 
-// served is a component that is served with its clients: grpc-go over TCP and connect-go over HTTP/3.
+// served is a running component with its clients: grpc-go over TCP and connect-go over HTTP/3.
 type served struct {
 	*testing.T
 	ip   string
@@ -101,7 +101,7 @@ type served struct {
 	reflected
 }
 
-// dial connects to the cleartext port of a pod, and learns of its service.
+// dial connects to the cleartext port of a pod, and gets its service by reflection.
 func dial(t *testing.T, ip, service string) *served {
 	t.Helper()
 	s := dialWith(t, net.JoinHostPort(ip, "80"), insecure.NewCredentials())
@@ -109,7 +109,7 @@ func dial(t *testing.T, ip, service string) *served {
 	return s
 }
 
-// anyCertificate is for pods whose certificate nobody has signed.
+// anyCertificate accepts the self-signed certificates of pods.
 var anyCertificate = &tls.Config{InsecureSkipVerify: true}
 
 func dialWith(t *testing.T, target string, creds credentials.TransportCredentials) *served {
@@ -134,7 +134,7 @@ func (s *served) context() context.Context {
 	return ctx
 }
 
-// message makes a request of JSON.
+// message decodes a request from JSON.
 func (s *served) message(d protoreflect.MessageDescriptor, json string) *dynamicpb.Message {
 	s.Helper()
 	m := dynamicpb.NewMessage(d)
@@ -144,7 +144,7 @@ func (s *served) message(d protoreflect.MessageDescriptor, json string) *dynamic
 	return m
 }
 
-// text is a message as JSON, in one spelling.
+// text encodes a message as JSON in a canonical form.
 func text(m proto.Message) string {
 	out, err := protojson.Marshal(m)
 	if err != nil {
@@ -153,7 +153,7 @@ func text(m proto.Message) string {
 	return strings.ReplaceAll(strings.ReplaceAll(string(out), `": `, `":`), `, "`, `,"`)
 }
 
-// try makes a unary call by grpc-go, in JSON both ways.
+// try makes a unary call with grpc-go. Request and reply are JSON.
 func (s *served) try(ctx context.Context, method, request string, opts ...grpc.CallOption) (string, error) {
 	s.Helper()
 	d := s.method(s.T, method)
@@ -162,7 +162,7 @@ func (s *served) try(ctx context.Context, method, request string, opts ...grpc.C
 	return text(reply), err
 }
 
-// call is try that must succeed.
+// call is like try, but fails the test on an error.
 func (s *served) call(method, request string) string {
 	s.Helper()
 	reply, err := s.try(s.context(), method, request)
@@ -172,7 +172,7 @@ func (s *served) call(method, request string) string {
 	return reply
 }
 
-// until calls until there is an answer: for a server that is on its way.
+// until repeats a call until it succeeds, for a server that is starting.
 func (s *served) until(method, request string) string {
 	s.Helper()
 	deadline := time.Now().Add(waitLimit)
@@ -187,7 +187,7 @@ func (s *served) until(method, request string) string {
 	}
 }
 
-// stream opens a stream by grpc-go.
+// stream opens a stream with grpc-go.
 func (s *served) stream(ctx context.Context, method string) (grpc.ClientStream, protoreflect.MethodDescriptor) {
 	s.Helper()
 	d := s.method(s.T, method)
@@ -198,7 +198,7 @@ func (s *served) stream(ctx context.Context, method string) (grpc.ClientStream, 
 	return stream, d
 }
 
-// exchange sends requests, ends sending, and receives all replies.
+// exchange sends requests, closes the sending side, and receives all replies.
 func (s *served) exchange(method string, requests ...string) ([]string, error) {
 	s.Helper()
 	stream, d := s.stream(s.context(), method)
@@ -222,7 +222,7 @@ func (s *served) exchange(method string, requests ...string) ([]string, error) {
 	}
 }
 
-// overQUIC is a client of connect-go that speaks gRPC over HTTP/3 to the pod's port for TLS.
+// overQUIC returns a connect-go client that speaks gRPC over HTTP/3 to the pod's TLS port.
 func (s *served) overQUIC(method string) *connect.Client[dynamicpb.Message, dynamicpb.Message] {
 	s.Helper()
 	return s.connect(s.h3, "https://"+net.JoinHostPort(s.ip, "443"), method, connect.WithGRPC())
@@ -238,7 +238,7 @@ func (s *served) connect(c *http.Client, base, method string, opts ...connect.Cl
 		}))...)
 }
 
-// callQUIC makes a unary call over HTTP/3 that must succeed.
+// callQUIC makes a unary call over HTTP/3 and fails the test on an error.
 func (s *served) callQUIC(method, request string) string {
 	s.Helper()
 	d := s.method(s.T, method)
@@ -249,7 +249,7 @@ func (s *served) callQUIC(method, request string) string {
 	return text(resp.Msg)
 }
 
-// ticks receives a stream in the background and remembers what came.
+// ticks receives a stream in the background and stores the messages.
 type ticks struct {
 	mu   sync.Mutex
 	got  []string
@@ -257,7 +257,7 @@ type ticks struct {
 	over chan struct{}
 }
 
-// follow receives with next until its error.
+// follow receives messages with next until it returns an error.
 func follow(next func() (string, error)) *ticks {
 	k := &ticks{over: make(chan struct{})}
 	go func() {
@@ -284,25 +284,25 @@ func (k *ticks) count() int {
 	return len(k.got)
 }
 
-// state says how many have come, and the error when there will be no more.
+// state returns the number of messages so far, and the error that ended the stream, if any.
 func (k *ticks) state() (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.got), k.err
 }
 
-// more is a condition: n more than before have come.
+// more returns a condition that is true once n more messages have arrived.
 func (k *ticks) more(n int) func() error {
 	want := k.count() + n
 	return func() error {
 		if got, err := k.state(); got < want {
-			return fmt.Errorf("%d of %d have come, %v", got, want, err)
+			return fmt.Errorf("messages: got %d, want %d; error %v", got, want, err)
 		}
 		return nil
 	}
 }
 
-// followGRPC follows a server stream by grpc-go.
+// followGRPC follows a server stream with grpc-go.
 func (s *served) followGRPC(ctx context.Context, method, request string) *ticks {
 	s.Helper()
 	stream, d := s.stream(ctx, method)
@@ -316,7 +316,7 @@ func (s *served) followGRPC(ctx context.Context, method, request string) *ticks 
 	})
 }
 
-// followQUIC follows a server stream by connect-go over HTTP/3.
+// followQUIC follows a server stream with connect-go over HTTP/3.
 func (s *served) followQUIC(ctx context.Context, method, request string) *ticks {
 	s.Helper()
 	d := s.method(s.T, method)
@@ -335,7 +335,7 @@ func (s *served) followQUIC(ctx context.Context, method, request string) *ticks 
 	})
 }
 
-// lockedBuffer is a buffer that is read while somebody writes.
+// lockedBuffer is a buffer for concurrent use.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -357,7 +357,7 @@ func streamTo(stdout, stderr io.Writer) remotecommand.StreamOptions {
 	return remotecommand.StreamOptions{Stdout: stdout, Stderr: stderr}
 }
 
-// tripod is the command line, as a client of the daemon.
+// tripod returns a command of tripod's command line, as a client of the daemon.
 func tripod(t *testing.T, d *harness.Daemon, args ...string) *exec.Cmd {
 	t.Helper()
 	bin, err := harness.Binary()

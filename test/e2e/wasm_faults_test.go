@@ -19,11 +19,11 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// modes are the kinds of workers.
+// modes are the ways to share workers.
 var modes = []string{"node", "namespace", "pod"}
 
-// TestWasmStreamsOutliveTheDaemon: streams over HTTP/2 and HTTP/3, new calls and logs go on while the daemon is killed and
-// when it is back, which then finds everything as it was.
+// TestWasmStreamsOutliveTheDaemon: streams over HTTP/2 and HTTP/3, new calls and logs work while the daemon is killed
+// and after its restart, when it finds everything unchanged.
 func TestWasmStreamsOutliveTheDaemon(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -46,13 +46,13 @@ func TestWasmStreamsOutliveTheDaemon(t *testing.T) {
 				both(10)
 				after := c.Status()
 				if after.State != running || after.StartedAt != before.StartedAt || c.Pod.IP() != s.ip {
-					t.Errorf("before %v, after %v", before, after)
+					t.Errorf("status after the restart: got %v, want %v", after, before)
 				}
 			}
 			if got := strings.Count(harness.Text(c.Logs(), "stdout"), "without a daemon"); got != 2 {
-				t.Errorf("%d lines in the log of 2", got)
+				t.Errorf("lines in the log: got %d, want 2", got)
 			}
-			d.Restart() // and when SIGTERM ends it
+			d.Restart() // ends with SIGTERM
 			both(10)
 			c.Stop(time.Second)
 			<-overTCP.over
@@ -61,7 +61,7 @@ func TestWasmStreamsOutliveTheDaemon(t *testing.T) {
 	}
 }
 
-// guestFaults is a served faults-c with another pod beside it, which must not notice anything.
+// guestFaults runs faults-c and another pod, which must not be affected.
 func guestFaults(t *testing.T, opts ...harness.PodOption) (c *harness.Container, s, neighbour *served) {
 	t.Helper()
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
@@ -71,17 +71,17 @@ func guestFaults(t *testing.T, opts ...harness.PodOption) (c *harness.Container,
 	return c, dial(t, c.Pod.IP(), faults), dial(t, n.Pod.IP(), greeter)
 }
 
-// unmoved fails when the neighbour does not answer at once.
-func (s *served) unmoved() {
+// unaffected fails the test unless the neighbour answers quickly.
+func (s *served) unaffected() {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), 3*time.Second)
 	defer cancel()
 	if _, err := s.try(ctx, greeter+"/SayHello", `{"name":"Ada"}`); err != nil {
-		s.Errorf("the neighbour: %v", err)
+		s.Errorf("call to the neighbour: %v", err)
 	}
 }
 
-// TestW1GuestsThatUseUpWhatTheyHave: endless loops, deep recursion, memory.
+// TestW1GuestsThatUseUpWhatTheyHave: endless loops, deep recursion and allocations end only the guest's own calls.
 func TestW1GuestsThatUseUpWhatTheyHave(t *testing.T) {
 	c, s, neighbour := guestFaults(t, annotate("request-timeout", "500ms"))
 	for what, try := range map[string]struct {
@@ -95,17 +95,17 @@ func TestW1GuestsThatUseUpWhatTheyHave(t *testing.T) {
 		begin := time.Now()
 		_, err := s.try(s.context(), faults+"/"+try.method, try.request)
 		if wantCode(t, err, try.code); time.Since(begin) > 10*time.Second {
-			t.Errorf("%s took %s", what, time.Since(begin))
+			t.Errorf("%s: took %s, want at most 10s", what, time.Since(begin))
 		}
-		neighbour.unmoved()
+		neighbour.unaffected()
 		s.call(faults+"/Echo", `{"data":"aGk="}`)
 	}
-	// The client's deadline ends a guest as well, long before its own.
+	// The client's deadline also ends a guest, long before the guest's own deadline.
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := s.try(ctx, faults+"/Spin", `{"milliseconds":60000}`)
 	wantCode(t, err, codes.DeadlineExceeded)
-	// Many at a time.
+	// Many guests at the same time.
 	spins := make(chan error, 20)
 	for range cap(spins) {
 		go func() {
@@ -114,18 +114,18 @@ func TestW1GuestsThatUseUpWhatTheyHave(t *testing.T) {
 		}()
 	}
 	for range 10 {
-		neighbour.unmoved()
+		neighbour.unaffected()
 	}
 	for range cap(spins) {
 		wantCode(t, <-spins, codes.DeadlineExceeded)
 	}
 	s.call(faults+"/Echo", `{"data":"aGk="}`)
 	if st := c.Status(); st.State != running {
-		t.Errorf("the pod is %v", st)
+		t.Errorf("status of the pod: got %v, want running", st)
 	}
 }
 
-// TestW2TrapInOneRequest: that request is INTERNAL, its cause is in the log, and nobody else notices.
+// TestW2TrapInOneRequest: a trap ends only its own request, with INTERNAL, and its cause is in the log.
 func TestW2TrapInOneRequest(t *testing.T) {
 	c, s, neighbour := guestFaults(t)
 	stream := s.followGRPC(t.Context(), faults+"/Tick", `{"intervalMs":10}`)
@@ -136,17 +136,17 @@ func TestW2TrapInOneRequest(t *testing.T) {
 	_, err := s.try(s.context(), faults+"/Exit", `{"value":"3"}`)
 	wantCode(t, err, codes.Internal)
 	harness.Eventually(t, waitLimit, stream.more(5))
-	neighbour.unmoved()
+	neighbour.unaffected()
 	c.WaitLog(faults + "/Trap")
 	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "unreachable") || !strings.Contains(log, "divide by zero") {
-		t.Errorf("causes in the log:\n%s", log)
+		t.Errorf("log: want both causes in\n%s", log)
 	}
 	if st := c.Status(); st.State != running {
-		t.Errorf("the pod is %v", st)
+		t.Errorf("status of the pod: got %v, want running", st)
 	}
 }
 
-// workers are the processes of this world that are Wasm workers.
+// workers returns the PIDs of the Wasm workers in the test's PID namespace.
 func workers(t *testing.T) (pids []int) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -168,8 +168,8 @@ func workers(t *testing.T) (pids []int) {
 	return pids
 }
 
-// TestW5WorkerIsKilled: the node lives, the worker's pods are stopped with a reason, others are untouched, and the worker
-// is back at once.
+// TestW5WorkerIsKilled: if a worker is killed, its pods are stopped with a reason, other pods are unaffected, and the
+// worker is restarted immediately.
 func TestW5WorkerIsKilled(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "namespace"))
 	otherNamespace := func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "other" }
@@ -188,22 +188,22 @@ func TestW5WorkerIsKilled(t *testing.T) {
 			}
 		}
 		if killed != 1 {
-			t.Fatalf("%d workers were killed; untouched are %v", killed, untouched)
+			t.Fatalf("workers killed: got %d, want 1; untouched are %v", killed, untouched)
 		}
 		st := c.WaitState(exited)
 		if st.ExitCode != 137 || st.Reason != "Error" || !strings.Contains(st.Message, "worker") {
-			t.Errorf("after %v: %v", signal, st)
+			t.Errorf("status after %v: got %v, want exit code 137 because of the worker", signal, st)
 		}
-		neighbour.unmoved()
+		neighbour.unaffected()
 		c.Start()
 		s.until(faults+"/Echo", `{}`)
 	}
 	if st := n.Status(); st.State != running {
-		t.Errorf("the neighbour is %v", st)
+		t.Errorf("status of the neighbour: got %v, want running", st)
 	}
 }
 
-// TestN2WorkerIsKilledWithoutADaemon: a worker that died while the daemon was away is found dead when it is back.
+// TestN2WorkerIsKilledWithoutADaemon: after a restart, the daemon notices that a worker died while it was down.
 func TestN2WorkerIsKilledWithoutADaemon(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -217,18 +217,18 @@ func TestN2WorkerIsKilledWithoutADaemon(t *testing.T) {
 			}
 			d.Start()
 			if st := c.WaitState(exited); st.ExitCode == 0 || st.Reason == "" {
-				t.Errorf("want an exit code other than 0 and a reason, got %v", st)
+				t.Errorf("status: got %v, want an exit code other than 0 and a reason", st)
 			}
 			c.Start()
 			s.until(faults+"/Echo", `{}`)
 			if ip := c.Pod.IP(); ip != s.ip {
-				t.Errorf("the address went from %s to %s", s.ip, ip)
+				t.Errorf("address of the pod: got %s, want %s", ip, s.ip)
 			}
 		})
 	}
 }
 
-// TestI6BadComponents: what cannot run is refused, by name, before the pod is Running.
+// TestI6BadComponents: components that cannot run are refused with a reason before the pod is Running.
 func TestI6BadComponents(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	for image, want := range map[string]string{
@@ -239,16 +239,16 @@ func TestI6BadComponents(t *testing.T) {
 			_, err = d.CRI().StartContainer(context.Background(), &runtimeapi.StartContainerRequest{ContainerId: id})
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q in it", image, err, want)
+			t.Errorf("%s: got error %v, want %q in it", image, err, want)
 		}
 		if got := codeOf(err); got != codes.InvalidArgument && got != codes.FailedPrecondition {
-			t.Errorf("%s: %v", image, err)
+			t.Errorf("%s: got error %v, want InvalidArgument or FailedPrecondition", image, err)
 		}
 		if st := p.Status(); st.State != ready {
-			t.Errorf("%s: the pod is %v", image, st.State)
+			t.Errorf("%s: state of the pod: got %v, want ready", image, st.State)
 		}
 	}
-	// It may declare 4 GiB; it gets what its pod may have.
+	// A component can declare 4 GiB of memory, but its pod's limit applies.
 	p, _, err := createIn(t, d, harness.HugeMemoryWasm)
 	if err == nil {
 		limited := harness.ContainerConfig("c", harness.HugeMemoryWasm, resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}))
@@ -261,20 +261,20 @@ func TestI6BadComponents(t *testing.T) {
 			harness.Eventually(t, waitLimit, func() error {
 				resp, err := d.Runtime().ContainerStatus(context.Background(), id, false)
 				if err == nil && (resp.Status.State != exited || resp.Status.Reason != "OOMKilled") {
-					err = fmt.Errorf("want the container exited with OOMKilled, got %v", resp.Status)
+					err = fmt.Errorf("status: got %v, want exited with OOMKilled", resp.Status)
 				}
 				return err
 			})
 		}
 	}
-	dial(t, d.RunWasm(t, &harness.PodSpec{Image: harness.GreeterC}).Pod.IP(), greeter).unmoved()
+	dial(t, d.RunWasm(t, &harness.PodSpec{Image: harness.GreeterC}).Pod.IP(), greeter).unaffected()
 }
 
-// TestI7CacheThatWasTamperedWith: compiled code that is not what the daemon wrote is never loaded, but made again.
+// TestI7CacheThatWasTamperedWith: compiled code that was modified is never loaded. The daemon compiles it again.
 func TestI7CacheThatWasTamperedWith(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	_, s := startComponent(t, d, harness.GreeterC, greeter)
-	s.unmoved()
+	s.unaffected()
 	d.Stop()
 	var files []string
 	if err := filepath.WalkDir(filepath.Join(d.Root, "wasm", "cache"), func(path string, e os.DirEntry, err error) error {
@@ -283,7 +283,7 @@ func TestI7CacheThatWasTamperedWith(t *testing.T) {
 		}
 		return err
 	}); err != nil || len(files) == 0 {
-		t.Fatalf("compiled code %v, %v", files, err)
+		t.Fatalf("files of compiled code: got %v, error %v; want at least one", files, err)
 	}
 	for _, change := range []func(f *os.File) error{
 		func(f *os.File) error { _, err := f.WriteAt([]byte("tampered with"), 4096); return err },
@@ -298,28 +298,28 @@ func TestI7CacheThatWasTamperedWith(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, pid := range workers(t) { // a new one has to load it
+		for _, pid := range workers(t) { // so that a new worker loads the code
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 		}
 		d.Start()
 		_, again := startComponent(t, d, harness.GreeterC, greeter)
-		again.unmoved()
+		again.unaffected()
 		d.Stop()
 	}
 	d.Start()
 }
 
-// TestWasmFloods: a guest that writes without end to its log, and one that sends without end, harm nobody.
+// TestWasmFloods: a guest that logs endlessly, and a guest that sends endlessly, do not affect others.
 func TestWasmFloods(t *testing.T) {
 	_, s, neighbour := guestFaults(t)
 	big := strings.Repeat("x", 1000)
 	for range 20 {
 		s.call(faults+"/Print", fmt.Sprintf(`{"stdout":"%s\n","times":1000}`, big))
-		neighbour.unmoved()
+		neighbour.unaffected()
 	}
-	// A client that does not read holds up nobody but itself.
+	// A client that does not read blocks only itself.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	stream, desc := s.stream(ctx, faults+"/Tick")
@@ -327,7 +327,7 @@ func TestWasmFloods(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 10 {
-		neighbour.unmoved()
+		neighbour.unaffected()
 		s.call(faults+"/Echo", `{"data":"aGk="}`)
 	}
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestWasmMetrics: what Prometheus finds after a few calls, also when the daemon has come back and the pod is gone.
+// TestWasmMetrics checks the metrics after a few calls, after a restart of the daemon, and after the removal of the
+// pod.
 func TestWasmMetrics(t *testing.T) {
 	address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("metrics.address", address))
@@ -47,7 +48,7 @@ func TestWasmMetrics(t *testing.T) {
 			all := series()
 			for name, v := range want {
 				if all[name] != v {
-					return fmt.Errorf("%s is %q, want %q in %v", name, all[name], v, all)
+					return fmt.Errorf("metric %s: got %q, want %q; all are %v", name, all[name], v, all)
 				}
 			}
 			return nil
@@ -70,13 +71,13 @@ func TestWasmMetrics(t *testing.T) {
 		`tripod_cri_calls_total{code="OK",method="RunPodSandbox"}`: "1"})
 	d.Kill()
 	d.Start()
-	holds(counted) // the worker has counted on
+	holds(counted) // the worker kept counting
 	c.Pod.Stop()
 	holds(map[string]string{`tripod_pods{handler="wasm",state="Killed"}`: "1", `tripod_component_containers{` + component + `}`: "0"})
 	holds(counted)
 }
 
-// spanSink is an OpenTelemetry collector.
+// spanSink is an OpenTelemetry collector that stores spans.
 type spanSink struct {
 	collector.UnimplementedTraceServiceServer
 	mu    sync.Mutex
@@ -94,7 +95,7 @@ func (s *spanSink) Export(_ context.Context, r *collector.ExportTraceServiceRequ
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// find is the span of a name.
+// find returns the span with a name, or nil.
 func (s *spanSink) find(name string) *trace.Span {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,7 +107,7 @@ func (s *spanSink) find(name string) *trace.Span {
 	return nil
 }
 
-// TestWasmTracing: a request's span reaches the collector as a child of the caller's.
+// TestWasmTracing: the collector receives a request's span, whose parent is the caller's span.
 func TestWasmTracing(t *testing.T) {
 	sink := &spanSink{}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -127,10 +128,10 @@ func TestWasmTracing(t *testing.T) {
 	harness.Eventually(t, waitLimit, func() error {
 		span := sink.find(greeter + "/SayHello")
 		if span == nil {
-			return fmt.Errorf("no span among %v", sink.spans)
+			return fmt.Errorf("found no span of the call among %v", sink.spans)
 		}
 		if got := hex.EncodeToString(span.TraceId) + " " + hex.EncodeToString(span.ParentSpanId); got != traceID+" "+parent {
-			t.Errorf("the span belongs to %s", got)
+			t.Errorf("trace and parent of the span: got %s, want %s %s", got, traceID, parent)
 		}
 		return nil
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestWasmPush: what `tripod push` sends to a registry runs, and is the same when it is sent again.
+// TestWasmPush: a component that `tripod push` has pushed runs. A second push results in the same digest.
 func TestWasmPush(t *testing.T) {
 	tripod, err := harness.Binary()
 	if err != nil {
@@ -38,45 +38,45 @@ func TestWasmPush(t *testing.T) {
 	proto := []string{"--proto", example("greeter/greeter.proto"), "--component", "example.org:Pushed@2.0.0"}
 	ref := push("greeter-c/greeter-c.wasm", "pushed/greeter:1", proto...)
 	if again := push("greeter-c/greeter-c.wasm", "pushed/greeter:1", proto...); again != ref {
-		t.Errorf("pushed %s, then %s", ref, again)
+		t.Errorf("second push: got %s, want %s", again, ref)
 	}
 	repo, digest, _ := strings.Cut(ref, "@")
 	if !strings.HasSuffix(repo, "/pushed/greeter") || !strings.HasPrefix(digest, "sha256:") {
-		t.Errorf("printed %q", ref)
+		t.Errorf("output of tripod push: got %q, want a reference with a digest", ref)
 	}
 	c := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "pushed/greeter:1", Pod: []harness.PodOption{labels("example.org", "Pushed", "2.0.0")}})
 	if c.Status().ImageRef == "" || c.Pod.ID != "example.org:Pushed@2.0.0#0" {
-		t.Errorf("pod %s, container %v", c.Pod.ID, c.Status())
+		t.Errorf("got pod %s, container status %v; want the name in the labels and an image", c.Pod.ID, c.Status())
 	}
 	if got := dial(t, c.Pod.IP(), greeter).call(greeter+"/SayHello", `{"name":"Ada"}`); !strings.Contains(got, "Hello, Ada!") {
-		t.Errorf("answered %s", got)
+		t.Errorf("answer: got %s, want \"Hello, Ada!\"", got)
 	}
 
 	push("command-go/command-go.wasm", "pushed/command:1")
 	done := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "pushed/command:1", Container: []harness.ContainerOption{args("out", "pushed")}})
 	done.WaitExit(0)
 	if log := harness.Text(done.Logs(), "stdout"); log != "pushed\n" {
-		t.Errorf("log %q", log)
+		t.Errorf("log: got %q, want pushed", log)
 	}
 }
 
-// TestWasmVimanaLayout: a component that brings a Metadata message instead of descriptors.
+// TestWasmVimanaLayout: a component whose image has a Metadata message instead of descriptors runs.
 func TestWasmVimanaLayout(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	c := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "tripod/wasm/vimana:1"})
 	if got := dial(t, c.Pod.IP(), "echo.v1.Echo").call("echo.v1.Echo/Echo", `{"data":"aGVsbG8="}`); got != `{"data":"aGVsbG8="}` {
-		t.Errorf("answered %s", got)
+		t.Errorf("answer: got %s, want the echo", got)
 	}
 }
 
-// TestWasmStartsWithoutItsImage: a container that was created keeps what it is made of.
+// TestWasmStartsWithoutItsImage: a created container can be started after its image was removed.
 func TestWasmStartsWithoutItsImage(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	c := d.RunWasm(t, &harness.PodSpec{Image: harness.GreeterC})
 	c.Stop(time.Second)
 	removeImage(t, d, harness.GreeterC)
-	// Neither is there compiled code any more, on the disk or in a worker.
+	// Remove the compiled code too, on disk and in the worker.
 	cache := filepath.Join(d.Root, "wasm", "cache")
 	d.Stop()
 	entries, listErr := os.ReadDir(cache)
@@ -86,7 +86,7 @@ func TestWasmStartsWithoutItsImage(t *testing.T) {
 	}
 	d.Start()
 	if err := errors.Join(listErr, err); err != nil || len(entries) == 0 {
-		t.Fatalf("%d entries of compiled code, %v", len(entries), err)
+		t.Fatalf("entries of compiled code: got %d, error %v; want at least one", len(entries), err)
 	}
 	if _, err := d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ID}); err != nil {
 		t.Fatal(err)

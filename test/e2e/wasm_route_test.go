@@ -20,7 +20,7 @@ const (
 	routeCleartext = "127.0.0.1:18080"
 )
 
-// routed runs a component by its name, once for each name of a pod.
+// routed runs a named component in one pod for each of these names.
 func routed(t *testing.T, d *harness.Daemon, pods ...string) map[string]*harness.Container {
 	t.Helper()
 	containers := map[string]*harness.Container{}
@@ -33,8 +33,8 @@ func routed(t *testing.T, d *harness.Daemon, pods ...string) map[string]*harness
 	return containers
 }
 
-// TestWasmRoute: the node's own addresses lead to a component by header, by authority and by path, over h2c and HTTP/3, to
-// each of its pods in turn, and past those that are stopped.
+// TestWasmRoute: the node's own addresses route requests to a component by header, by authority and by path, over h2c
+// and HTTP/3, to each of its running pods in turn.
 func TestWasmRoute(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("route.address", routeAddress), harness.Set("route.cleartext_address", routeCleartext))
 	pods := routed(t, d, "one", "two")
@@ -56,10 +56,10 @@ func TestWasmRoute(t *testing.T) {
 		seen[answer()]++
 	}
 	if len(seen) != 2 {
-		t.Errorf("ten requests were answered by %v", seen)
+		t.Errorf("pods that answered ten requests: got %v, want 2", seen)
 	}
 	if got := s.call(greeter+"/SayHello", `{"name":"Ada"}`); !strings.Contains(got, "Hello, Ada!") {
-		t.Errorf("by path: %s", got)
+		t.Errorf("call by path: got %s, want \"Hello, Ada!\"", got)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+routeCleartext, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(strings.Replace(name, "@", "%40", 1)))
 	if err != nil {
@@ -68,24 +68,24 @@ func TestWasmRoute(t *testing.T) {
 	defer conn.Close()
 	byAuthority := &served{T: t, conn: conn, reflected: s.reflected}
 	if got := byAuthority.call(greeter+"/SayHello", `{"name":"Ada"}`); !strings.Contains(got, "Hello, Ada!") {
-		t.Errorf("by authority: %s", got)
+		t.Errorf("call by authority: got %s, want \"Hello, Ada!\"", got)
 	}
 	const method = greeter + "/SayHello"
 	request := connect.NewRequest(s.message(s.method(t, method).Input(), `{"name":"Ada"}`))
 	request.Header().Set("Component", name)
 	if resp, err := s.connect(s.h3, "https://"+routeAddress, method, connect.WithGRPC()).CallUnary(s.context(), request); err != nil || !strings.Contains(text(resp.Msg), "Hello, Ada!") {
-		t.Errorf("HTTP/3: %v, %v", resp, err)
+		t.Errorf("call over HTTP/3: got %v, error %v; want \"Hello, Ada!\"", resp, err)
 	}
 	s.arities()
 
 	pods["one"].Stop(10 * time.Second)
 	for range 5 {
 		if got := answer(); !strings.Contains(got, `"servedBy":"two"`) {
-			t.Errorf("with one pod stopped: %s", got)
+			t.Errorf("call with one pod stopped: got %s, want an answer of pod two", got)
 		}
 	}
 	pods["two"].Stop(10 * time.Second)
 	if _, err := s.try(byHeader, method, `{}`); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), name) {
-		t.Errorf("with both stopped: %v", err)
+		t.Errorf("call with both pods stopped: got error %v, want Unavailable with the component's name", err)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/tripod-run/tripod/test/stress"
 )
 
-// TestW8NoForeignBytes: the streams and calls of many clients on two components that share a worker, in every protocol
-// over every transport; none gets a byte of another.
+// TestW8NoForeignBytes: many clients make streams and calls to two components that share a worker, in every protocol
+// over every transport. None gets bytes of another.
 func TestW8NoForeignBytes(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	o := stress.Options{Streams: 64, For: 3 * time.Second}
@@ -37,7 +37,7 @@ func TestW8NoForeignBytes(t *testing.T) {
 	}, o)
 }
 
-// overTCP speaks one protocol and nothing else.
+// overTCP returns a transport that speaks only one protocol.
 func overTCP(t *testing.T, set func(*http.Protocols, bool)) *http.Transport {
 	transport := &http.Transport{TLSClientConfig: anyCertificate.Clone(), Protocols: &http.Protocols{}, MaxIdleConnsPerHost: 64}
 	set(transport.Protocols, true)
@@ -45,7 +45,7 @@ func overTCP(t *testing.T, set func(*http.Protocols, bool)) *http.Transport {
 	return transport
 }
 
-// stressed are a method of each arity, and what they answer.
+// stressed returns a method of each arity, and their answers.
 func stressed(base map[string]map[string]string) []*stress.Method {
 	return []*stress.Method{
 		{
@@ -63,7 +63,7 @@ func stressed(base map[string]map[string]string) []*stress.Method {
 				return requests, [][]byte{field(nil, 1, "Hello, "+strings.Join(words, ", ")+"!")}
 			},
 		}, {
-			// Its messages have no room for a name. Their number and length are the owner's.
+			// The messages have no room for a name, but their number and length depend on the client.
 			Procedure: "/" + faults + "/Tick", Base: base[faults], Type: connect.StreamTypeServer,
 			Exchange: func(words []string) (requests, replies [][]byte) {
 				size := len(strings.Join(words, ""))
@@ -84,12 +84,12 @@ func stressed(base map[string]map[string]string) []*stress.Method {
 	}
 }
 
-// field appends a field of bytes or a string.
+// field appends a bytes or string field.
 func field(b []byte, n protowire.Number, v string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), v)
 }
 
-// number appends a field of an unsigned number.
+// number appends an unsigned integer field.
 func number(b []byte, n protowire.Number, v int) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), uint64(v))
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest"
 )
 
-// slowStart makes the start of every component pod take long enough to be met in it.
+// slowStart delays the start of every component pod, so that the suite observes the state Starting.
 const slowStart = "TRIPOD_FAILPOINTS=wasm.start-container.opened=delay(300ms)"
 
-// TestWasmSuite runs the suite of all backends, with the 49 cells of the state table, over component pods, whoever shares
-// a worker, and kills the daemon in it.
+// TestWasmSuite runs the suite of all backends, with the 49 cells of the state table, with component pods, for each way
+// to share workers, including kills of the daemon.
 func TestWasmSuite(t *testing.T) {
 	for _, mode := range []string{"node", "namespace", "pod"} {
 		t.Run(mode, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestWasmSuite(t *testing.T) {
 	}
 }
 
-// component is what the component pods of the suite run.
+// component configures the suite's component pods.
 func component(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) {
 	c.Image.Image = map[sandboxtest.Workload]string{
 		sandboxtest.Runs: harness.GreeterC, sandboxtest.Slow: harness.GreeterC, sandboxtest.Fails: harness.UnknownImportWasm,

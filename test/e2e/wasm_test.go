@@ -28,7 +28,7 @@ const (
 	faults  = "faults.v1.Faults"
 )
 
-// startComponent runs a pod with a component of the test registry and connects to it.
+// startComponent runs a pod with a component from the test registry and connects to it.
 func startComponent(t *testing.T, d *harness.Daemon, image, service string, opts ...harness.ContainerOption) (*harness.Container, *served) {
 	t.Helper()
 	c := d.RunWasm(t, &harness.PodSpec{Image: image, Container: opts})
@@ -56,7 +56,7 @@ func annotate(pairs ...string) harness.PodOption {
 	}
 }
 
-// TestWasmServesGRPC calls a component in every way there is: by grpc-go over h2c and over TLS, by connect-go over
+// TestWasmServesGRPC calls a component in all supported ways: with grpc-go over h2c and TLS, with connect-go over
 // HTTP/3 and in Connect's own protocol, in all four arities.
 func TestWasmServesGRPC(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
@@ -65,24 +65,24 @@ func TestWasmServesGRPC(t *testing.T) {
 			c, s := startComponent(t, d, image, greeter, env("POD_NAME", "pod-1"))
 			info, err := d.Runtime().ContainerStatus(s.context(), c.ID, true)
 			if apart := strings.Contains(info.GetInfo()["info"], `"apart":`); err != nil || apart != (image == harness.GreeterJS) {
-				t.Errorf("a worker for itself: %v, %v; %v", apart, info.GetInfo()["info"], err)
+				t.Errorf("verbose status: got own worker %v, error %v, information %v; want an own worker only for JavaScript", apart, err, info.GetInfo()["info"])
 			}
 			const hello, want = `{"name":"Ada"}`, `{"message":"Hello, Ada!","servedBy":"pod-1"}`
 			if got := s.call(greeter+"/SayHello", hello); got != want {
-				t.Errorf("h2c: %s", got)
+				t.Errorf("call over h2c: got %s, want %s", got, want)
 			}
 			if got := s.callQUIC(greeter+"/SayHello", hello); got != want {
-				t.Errorf("HTTP/3: %s", got)
+				t.Errorf("call over HTTP/3: got %s, want %s", got, want)
 			}
 			overTLS := dialWith(t, net.JoinHostPort(s.ip, "443"), credentials.NewTLS(anyCertificate))
 			overTLS.reflected = s.reflected
 			if got := overTLS.call(greeter+"/SayHello", hello); got != want {
-				t.Errorf("TLS: %s", got)
+				t.Errorf("call over TLS: got %s, want %s", got, want)
 			}
 			resp, err := s.connect(s.h3, "https://"+net.JoinHostPort(s.ip, "443"), greeter+"/SayHello", connect.WithProtoJSON()).
 				CallUnary(s.context(), connect.NewRequest(s.message(s.method(t, greeter+"/SayHello").Input(), hello)))
 			if err != nil || text(resp.Msg) != want {
-				t.Errorf("Connect with JSON: %v, %v", resp, err)
+				t.Errorf("call in Connect with JSON: got %v, error %v; want %s", resp, err, want)
 			}
 			s.arities()
 			s.arity4OverQUIC()
@@ -90,24 +90,24 @@ func TestWasmServesGRPC(t *testing.T) {
 	}
 }
 
-// arities are the three ways to stream.
+// arities tests the three kinds of streams.
 func (s *served) arities() {
 	s.Helper()
 	numbers, err := s.exchange(greeter+"/Countdown", `{"from":3}`)
 	if want := []string{`{"number":3}`, `{"number":2}`, `{"number":1}`, `{}`}; err != nil || !slices.Equal(numbers, want) {
-		s.Errorf("Countdown: %v, %v", numbers, err)
+		s.Errorf("Countdown: got %v, error %v; want %v", numbers, err, want)
 	}
 	all, err := s.exchange(greeter+"/Collect", `{"name":"Ada"}`, `{"name":"Bob"}`)
 	if err != nil || len(all) != 1 || !strings.Contains(all[0], "Ada") || !strings.Contains(all[0], "Bob") {
-		s.Errorf("Collect: %v, %v", all, err)
+		s.Errorf("Collect: got %v, error %v; want one message with both names", all, err)
 	}
 	each, err := s.exchange(greeter+"/Chat", `{"name":"Ada"}`, `{"name":"Bob"}`)
 	if err != nil || len(each) != 2 || !strings.Contains(each[1], "Bob") {
-		s.Errorf("Chat: %v, %v", each, err)
+		s.Errorf("Chat: got %v, error %v; want two messages, the second with Bob", each, err)
 	}
 }
 
-// arity4OverQUIC has a conversation over HTTP/3, a message at a time.
+// arity4OverQUIC sends and receives alternately on a bidirectional stream over HTTP/3.
 func (s *served) arity4OverQUIC() {
 	s.Helper()
 	const method = greeter + "/Chat"
@@ -118,25 +118,25 @@ func (s *served) arity4OverQUIC() {
 		}
 		reply, err := stream.Receive()
 		if err != nil || !strings.Contains(text(reply), name) {
-			s.Fatalf("got the reply %v with error %v, want one that contains %q", reply, err, name)
+			s.Fatalf("reply: got %v, error %v; want %q in it", reply, err, name)
 		}
 	}
 	if err := stream.CloseRequest(); err != nil {
 		s.Error(err)
 	}
 	if _, err := stream.Receive(); !errors.Is(err, io.EOF) {
-		s.Errorf("at the end: %v", err)
+		s.Errorf("end of the stream: got error %v, want EOF", err)
 	}
 }
 
-// TestWasmProtocol: what gRPC has beside messages.
+// TestWasmProtocol tests headers, health checks, status details, deadlines and malformed messages.
 func TestWasmProtocol(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	_, s := startComponent(t, d, harness.GreeterC, greeter)
 	var header metadata.MD
 	ctx := metadata.AppendToOutgoingContext(s.context(), "x-request-id", "42")
 	if _, err := s.try(ctx, greeter+"/SayHello", `{"name":"Ada"}`, grpc.Header(&header)); err != nil || !slices.Equal(header.Get("x-request-id"), []string{"42"}) {
-		t.Errorf("header %v, %v", header, err)
+		t.Errorf("header: got %v, error %v; want x-request-id 42", header, err)
 	}
 	_, err := s.try(s.context(), greeter+"/SayHello", `{}`)
 	wantCode(t, err, codes.InvalidArgument)
@@ -145,7 +145,7 @@ func TestWasmProtocol(t *testing.T) {
 
 	check, err := health.NewHealthClient(s.conn).Check(s.context(), &health.HealthCheckRequest{Service: greeter})
 	if err != nil || check.Status != health.HealthCheckResponse_SERVING {
-		t.Errorf("health: %v, %v", check, err)
+		t.Errorf("health check: got %v, error %v; want SERVING", check, err)
 	}
 	_, err = health.NewHealthClient(s.conn).Check(s.context(), &health.HealthCheckRequest{Service: "nobody"})
 	wantCode(t, err, codes.NotFound)
@@ -153,14 +153,14 @@ func TestWasmProtocol(t *testing.T) {
 	_, f := startComponent(t, d, harness.FaultsC, faults)
 	_, err = f.try(f.context(), faults+"/Fail", `{"code":9,"message":"not now","details":["CgN0LngSAQE="]}`)
 	if st := status.Convert(err); st.Code() != codes.FailedPrecondition || st.Message() != "not now" || len(st.Proto().Details) != 1 || st.Proto().Details[0].TypeUrl != "t.x" {
-		t.Errorf("status %v", st.Proto())
+		t.Errorf("status: got %v, want FailedPrecondition, \"not now\" and one detail", st.Proto())
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	if view, err := f.try(metadata.AppendToOutgoingContext(ctx, "data-bin", "decoded"), faults+"/Inspect", `{}`); err != nil || !strings.Contains(view, `"timeout"`) || !strings.Contains(view, `"data-bin":"decoded"`) {
-		t.Errorf("the guest sees %s, %v", view, err)
+		t.Errorf("guest's view of the request: got %s, error %v; want a timeout and data-bin", view, err)
 	}
-	// A message that is not what its type says.
+	// Messages that are not valid for their type.
 	raw, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(f.ip, "80"), grpc.WithTransportCredentials(insecureCredentials), grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func TestWasmProtocol(t *testing.T) {
 	wantCode(t, raw.Invoke(f.context(), "/"+faults+"/Echo", make([]byte, 5<<20), new([]byte)), codes.ResourceExhausted)
 }
 
-// TestWasmTLS: a certificate from a mounted directory, and clients that must show one.
+// TestWasmTLS: the server uses a certificate from a mounted directory, and requires client certificates.
 func TestWasmTLS(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	ca := newAuthority(t)
@@ -190,14 +190,14 @@ func TestWasmTLS(t *testing.T) {
 	s := dialWith(t, target, credentials.NewTLS(config))
 	s.ip, s.reflected = c.Pod.IP(), reflect(t, s.conn, greeter)
 	if got := s.call(greeter+"/SayHello", `{"name":"Ada"}`); !strings.Contains(got, "Ada") {
-		t.Errorf("with a certificate: %s", got)
+		t.Errorf("call with a certificate: got %s, want Ada in it", got)
 	}
 	s.h3 = overHTTP3(t, config)
 	client := s.connect(s.h3, "https://"+target, greeter+"/SayHello", connect.WithGRPC())
 	if _, err := client.CallUnary(s.context(), connect.NewRequest(s.message(s.method(t, greeter+"/SayHello").Input(), `{"name":"Ada"}`))); err != nil {
-		t.Errorf("with a certificate, over HTTP/3: %v", err)
+		t.Errorf("call with a certificate over HTTP/3: %v", err)
 	}
-	// Everybody else is kept out (W6).
+	// All other clients are refused (W6).
 	other := newAuthority(t)
 	others := t.TempDir()
 	other.issue("client.example", others)
@@ -214,18 +214,18 @@ func TestWasmTLS(t *testing.T) {
 		bad.reflected = s.reflected
 		_, err := bad.try(bad.context(), greeter+"/SayHello", `{"name":"Ada"}`)
 		if status.Code(err) != codes.Unavailable {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got error %v, want Unavailable", name, err)
 		}
 		quic := bad.connect(overHTTP3(t, changed), "https://"+target, greeter+"/SayHello", connect.WithGRPC())
 		if _, err := quic.CallUnary(s.context(), connect.NewRequest(s.message(s.method(t, greeter+"/SayHello").Input(), `{"name":"Ada"}`))); err == nil {
-			t.Errorf("%s, over HTTP/3: it was let in", name)
+			t.Errorf("%s over HTTP/3: the call succeeded, want an error", name)
 		}
 	}
 	if conn, err := net.Dial("tcp", net.JoinHostPort(c.Pod.IP(), "80")); err == nil {
 		conn.Close()
-		t.Error("there is a port without TLS")
+		t.Error("connection to the cleartext port succeeded, want an error")
 	}
-	// A certificate that is renewed on disk is used without a restart.
+	// The server uses a renewed certificate without a restart.
 	ca.issue("renewed.example", dir)
 	renewed := config.Clone()
 	renewed.ServerName = "renewed.example"

@@ -19,7 +19,7 @@ import (
 
 var insecureCredentials = insecure.NewCredentials()
 
-// rawCodec sends and receives bytes as they are.
+// rawCodec passes bytes on unchanged.
 type rawCodec struct{}
 
 func (rawCodec) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
@@ -31,7 +31,7 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 
 func (rawCodec) Name() string { return "proto" }
 
-// authority is a CA.
+// authority is a certificate authority.
 type authority struct {
 	t    *testing.T
 	cert *x509.Certificate
@@ -49,7 +49,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// sign makes a certificate; parent nil signs it by itself.
+// sign creates a certificate signed by parent; if parent is nil, it is self-signed.
 func (a *authority) sign(template, parent *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -71,7 +71,7 @@ func (a *authority) sign(template, parent *x509.Certificate) (*x509.Certificate,
 	return cert, key
 }
 
-// issue writes tls.crt, tls.key and ca.crt for a name into dir, as a Secret of type kubernetes.io/tls has them.
+// issue writes tls.crt, tls.key and ca.crt for a name to dir, like a mounted Secret of type kubernetes.io/tls.
 func (a *authority) issue(name, dir string) {
 	a.t.Helper()
 	cert, key := a.sign(&x509.Certificate{
@@ -86,7 +86,7 @@ func (a *authority) issue(name, dir string) {
 	for file, block := range map[string]*pem.Block{
 		"tls.crt": {Type: "CERTIFICATE", Bytes: cert.Raw}, "tls.key": {Type: "PRIVATE KEY", Bytes: raw}, "ca.crt": {Type: "CERTIFICATE", Bytes: a.cert.Raw},
 	} {
-		// Replaced at once, as a kubelet does it: nobody sees half a file.
+		// Replace the file atomically, as a kubelet does.
 		next := filepath.Join(dir, "."+file)
 		if err := os.WriteFile(next, pem.EncodeToMemory(block), 0o600); err != nil {
 			a.t.Fatal(err)

@@ -1,4 +1,4 @@
-// Program mmap writes to a file by a shared mapping: mmap FILE TEXT.
+// Command mmap writes to a file through a shared mapping: mmap FILE TEXT.
 package main
 
 import (
