@@ -30,7 +30,7 @@ func TestParseChannelsRefuses(t *testing.T) {
 		"cannot unmarshal":     `[{"name":"a","topic":"t","flags":256}]`,
 		"a wildcard":           `[{"name":"a","topic":"t/#","flags":3}]`,
 		"is taken":             `[{"name":"a","topic":"t","flags":1},{"name":"a","topic":"u","flags":1}]`,
-		"may have 256":         "[" + strings.Repeat("{},", 256) + "{}]",
+		"can have 256":         "[" + strings.Repeat("{},", 256) + "{}]",
 		"unexpected end of JS": `[`,
 	} {
 		_, err := ParseChannels(map[string]string{AnnotationChannels: annotation})

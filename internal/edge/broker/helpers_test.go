@@ -2,6 +2,7 @@ package broker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -15,9 +16,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // patience bounds every wait, on a busy machine.
@@ -60,9 +63,13 @@ func embedded(t testing.TB, cfg broker.Config) *server {
 	}
 	var b broker.Broker
 	s.start = func(t testing.TB) {
-		var err error
-		b, err = broker.New(cfg)
-		require.NoError(t, err)
+		// A program that another test starts holds the socket of freeAddress until its execve.
+		until.NoError(t, patience, func() (err error) {
+			if b, err = broker.New(cfg); err != nil && !errors.Is(err, unix.EADDRINUSE) {
+				require.NoError(t, err)
+			}
+			return err
+		})
 	}
 	s.stats = func() broker.Stats { return b.Stats() }
 	s.stop = func(t testing.TB) {
