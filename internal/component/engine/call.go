@@ -210,7 +210,7 @@ func (i *Instance) end() {
 	i.idle.Broadcast()
 }
 
-// abandon leaves the waiting guest behind; end will release it. It reports false if the guest has returned meanwhile or
+// abandon stops waiting for the guest, which end will release. It reports false if the guest has returned meanwhile or
 // is in a host function, which ends with the call's context and may use memory of Call's caller.
 func (i *Instance) abandon() bool {
 	i.mu.Lock()

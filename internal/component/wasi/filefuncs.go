@@ -106,12 +106,9 @@ func syncFile(c *Call, d *descriptor) error {
 }
 
 func isSame(c *Call) error {
-	d, err := Get[*descriptor](c.State, c.In.U32())
-	if err != nil {
-		return err
-	}
-	other, err := Get[*descriptor](c.State, c.In.U32())
-	if err != nil {
+	d, err1 := Get[*descriptor](c.State, c.In.U32())
+	other, err2 := Get[*descriptor](c.State, c.In.U32())
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
 	a, errA := d.info()

@@ -31,11 +31,11 @@ var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	for _, name := range []string{"io", "clocks", "cli", "filesystem", "sockets"} {
 		text, err := texts.ReadFile("wit/" + name + ".wit")
 		if err != nil {
-			panic(err) // the file is embedded in the program
+			panic(err) // impossible: the file is embedded
 		}
 		interfaces, err := ParseWIT(string(text), known...)
 		if err != nil {
-			panic(fmt.Errorf("%s.wit: %w", name, err)) // a test parses all files
+			panic(fmt.Errorf("%s.wit: %w", name, err)) // impossible: a test parses all files
 		}
 		for _, i := range interfaces {
 			funcs, err := Bind(i, implementations(i))

@@ -26,7 +26,7 @@ var httpInterfaces = sync.OnceValue(func() []*wasi.Interface {
 	known, _ := wasi.Interfaces()
 	own, err := wasi.ParseWIT(text, known...)
 	if err != nil {
-		panic(err) // the text is embedded in the program, and a test parses it
+		panic(err) // impossible: a test parses the text
 	}
 	return own
 })
@@ -46,7 +46,7 @@ var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
 	for name, do := range map[string]map[string]wasi.Func{typesInterface: types, outgoingInterface: {"handle": deny}} {
 		funcs, err := wasi.Bind(declaration(name), do)
 		if err != nil {
-			panic(fmt.Errorf("http.wit: %w", err)) // a test binds all functions
+			panic(fmt.Errorf("http.wit: %w", err)) // impossible: a test binds all functions
 		}
 		all, bound = append(all, declaration(name)), append(bound, funcs...)
 	}
