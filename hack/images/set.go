@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -44,16 +45,10 @@ var env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 
 // newSet makes every image from the packages, and from the program agnhost if it is built.
 func (s store) newSet(ctx context.Context, debs *download, agnhost, scratch string) ([]image, error) {
-	d, err := readDebs(ctx, s.path("debs"), debs.files)
-	if err != nil {
-		return nil, err
-	}
-	cloud, err := readKernel(ctx, s.path("debs"), debs.files, debs.cloud)
-	if err != nil {
-		return nil, err
-	}
-	full, err := readKernel(ctx, s.path("debs"), debs.files, debs.full)
-	if err != nil {
+	d, err1 := readDebs(ctx, s.path("debs"), debs.files)
+	cloud, err2 := readKernel(ctx, s.path("debs"), debs.files, debs.cloud)
+	full, err3 := readKernel(ctx, s.path("debs"), debs.files, debs.full)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, err
 	}
 	base, err := d.base(ctx, scratch)
@@ -181,8 +176,9 @@ func (s *set) servers() {
 
 // programs adds images of our own small programs.
 func (s *set) programs(ctx context.Context) {
-	nnp, err := compile(ctx, "./hack/images/nonewprivs", s.scratch)
-	if err != nil {
+	nnp, err1 := compile(ctx, "./hack/images/nonewprivs", s.scratch)
+	pause, err2 := compile(ctx, "./hack/images/pause", s.scratch)
+	if err := errors.Join(err1, err2); err != nil {
 		s.err = err
 		return
 	}
@@ -192,11 +188,6 @@ func (s *set) programs(ctx context.Context) {
 		s.on(e2e+"nonewprivs:"+tag, v1.Config{Env: env, Entrypoint: []string{"/nnp"}}, t)
 	}
 
-	pause, err := compile(ctx, "./hack/images/pause", s.scratch)
-	if err != nil {
-		s.err = err
-		return
-	}
 	t = tree{}
 	t.file("pause", 0o755, pause)
 	l := s.layer(t)
