@@ -313,25 +313,21 @@ func (b *Backend) endWorkers(ctx context.Context, scope string) error {
 
 // RemoveSandbox implements sandbox.Backend.
 func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
-	return b.removeSandbox(ctx, p.ID)
-}
-
-func (b *Backend) removeSandbox(ctx context.Context, id string) error {
-	if err := b.removeContainer(ctx, id); err != nil {
+	if err := b.removeContainer(ctx, p.ID); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(b.cfg.podDir(id)); err != nil {
+	if err := os.RemoveAll(b.cfg.podDir(p.ID)); err != nil {
 		return fmt.Errorf("wasm pod: %w", err)
 	}
 	if err := fpSandboxRemoved.Hit(ctx); err != nil {
 		return err
 	}
 	b.mu.Lock()
-	scope := b.sandboxes[id].Scope
-	delete(b.sandboxes, id)
+	scope := b.sandboxes[p.ID].Scope
+	delete(b.sandboxes, p.ID)
 	b.mu.Unlock()
-	b.sampler.Forget(id)
-	b.sampler.Forget("pod " + id)
+	b.sampler.Forget(p.ID)
+	b.sampler.Forget("pod " + p.ID)
 	return b.endIdle(ctx, scope)
 }
 

@@ -89,7 +89,7 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	if f.err != nil {
 		return nil, f.err
 	}
-	return reopen(f.code)
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // with its own offset
 }
 
 // join joins the compilation of a component, or starts it.
@@ -232,11 +232,6 @@ func (c *cache) forget(digest string) {
 	if engine, err := c.compiler.engine(); err == nil {
 		c.drop(digest, engine)
 	}
-}
-
-// reopen opens a memory file again, with its own offset.
-func reopen(f *os.File) (*os.File, error) {
-	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
 // evict removes all code except that of wanted components and of compilations in progress.

@@ -3,6 +3,8 @@ package wasm
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -117,10 +119,7 @@ func (w *certWatcher) postpone(name string) {
 func (w *certWatcher) report(dir string) {
 	w.mu.Lock()
 	delete(w.timers, dir)
-	var ids []string
-	for id := range w.dirs[dir] {
-		ids = append(ids, id)
-	}
+	ids := slices.Collect(maps.Keys(w.dirs[dir]))
 	w.mu.Unlock()
 	for _, id := range ids {
 		w.changed(id)

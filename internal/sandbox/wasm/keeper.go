@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -308,11 +310,7 @@ func (k *keeper) followAll() {
 func (k *keeper) all() []*worker {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	list := make([]*worker, 0, len(k.workers))
-	for _, w := range k.workers {
-		list = append(list, w)
-	}
-	return list
+	return slices.Collect(maps.Values(k.workers))
 }
 
 // endRetired ends the retired workers.

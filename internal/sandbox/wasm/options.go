@@ -3,6 +3,7 @@ package wasm
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"time"
 
@@ -124,13 +125,10 @@ func (r *optionReader) choice(key string, allowed ...string) string {
 	if v == "" {
 		return allowed[0]
 	}
-	for _, a := range allowed {
-		if v == a {
-			return v
-		}
+	if !slices.Contains(allowed, v) {
+		r.fail(key, "%q is not %q", v, allowed[len(allowed)-1])
 	}
-	r.fail(key, "%q is not %q", v, allowed[len(allowed)-1])
-	return allowed[0]
+	return v
 }
 
 func (r *optionReader) port(key string, fallback uint16) uint16 {

@@ -97,7 +97,7 @@ func (b *Backend) recoverContainer(p *sandbox.Pod, c *sandbox.Container, in inve
 func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, in inventory) error {
 	s, _ := h.Snapshot()
 	w := b.keeper.byName(s.Worker)
-	if w == nil || w.identity() != s.Process {
+	if w == nil || w.proc.ID != s.Process {
 		l := newLife(nil, p, c)
 		h.Adopt(l)
 		b.record(h, l, workerapi.Status{

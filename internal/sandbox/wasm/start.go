@@ -77,7 +77,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	l := newLife(w, p, c)
 	err = h.Begin(l, func(s *state) {
 		s.Start()
-		s.Services, s.RenewAt, s.Worker, s.Process = servicesOf(loaded), renewAt, w.name, w.identity()
+		s.Services, s.RenewAt, s.Worker, s.Process = servicesOf(loaded), renewAt, w.name, w.proc.ID
 	})
 	if err != nil {
 		return fmt.Errorf("container %s: %w", h.ID, err)
@@ -207,13 +207,7 @@ func lastWins(env []string) []string {
 	at := map[string]int{}
 	kept := env[:0]
 	for _, e := range env {
-		key := e
-		for i := range e {
-			if e[i] == '=' {
-				key = e[:i]
-				break
-			}
-		}
+		key, _, _ := strings.Cut(e, "=")
 		if i, ok := at[key]; ok {
 			kept[i] = e
 			continue
@@ -228,9 +222,6 @@ func resourcesOf(res *runtimeapi.LinuxContainerResources) workerapi.Resources {
 	r := workerapi.Resources{MemoryBytes: res.GetMemoryLimitInBytes()}
 	if res.GetCpuQuota() > 0 {
 		r.CPUQuota, r.CPUPeriod = res.GetCpuQuota(), res.GetCpuPeriod()
-		if r.CPUPeriod == 0 {
-			r.CPUPeriod = 100_000
-		}
 	}
 	return r
 }

@@ -69,10 +69,7 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.
 	if err != nil {
 		return s, err
 	}
-	a.at, a.pods = time.Now(), make(map[string]workerapi.Stats, len(list))
-	for _, s := range list {
-		a.pods[s.ID] = s
-	}
+	a.at, a.pods = time.Now(), byID(list)
 	if s, there = a.pods[id]; !there {
 		return s, &notRunning{id}
 	}
@@ -204,13 +201,18 @@ func (b *Backend) withFigures(ctx context.Context, w *worker, counters []workera
 	if err != nil {
 		b.log.Debug("get worker statistics failed", "worker", w.name, "err", err)
 	}
-	byID := make(map[string]workerapi.Stats, len(list))
-	for _, s := range list {
-		byID[s.ID] = s
-	}
+	stats := byID(list)
 	all := make([]collector.Workload, 0, len(counters))
 	for _, m := range counters {
-		all = append(all, collector.Workload{Metrics: m, Stats: byID[m.ID]})
+		all = append(all, collector.Workload{Metrics: m, Stats: stats[m.ID]})
 	}
 	return all
+}
+
+func byID(list []workerapi.Stats) map[string]workerapi.Stats {
+	pods := make(map[string]workerapi.Stats, len(list))
+	for _, s := range list {
+		pods[s.ID] = s
+	}
+	return pods
 }

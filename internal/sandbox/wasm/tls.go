@@ -60,9 +60,12 @@ func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string)
 		return nil, nil, renewAt, fmt.Errorf("the node's certificate authority: %w", err)
 	}
 	now := time.Now()
+	end := now.Add(leafLife)
+	if end.After(a.cert.NotAfter) {
+		end = a.cert.NotAfter
+	}
 	template := &x509.Certificate{
-		SerialNumber: serial(), Subject: pkix.Name{CommonName: names[0]}, DNSNames: names,
-		NotBefore: now.Add(-backdated), NotAfter: earlier(now.Add(leafLife), a.cert.NotAfter),
+		SerialNumber: serial(), Subject: pkix.Name{CommonName: names[0]}, DNSNames: names, NotBefore: now.Add(-backdated), NotAfter: end,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	for _, ip := range ips {
@@ -79,14 +82,7 @@ func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string)
 	if key, err = encodeKey(leaf); err != nil {
 		return nil, nil, renewAt, err
 	}
-	return append(encodeCert(der), a.pem...), key, now.Add(template.NotAfter.Sub(now) * 2 / 3), nil
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
+	return append(encodeCert(der), a.pem...), key, now.Add(end.Sub(now) * 2 / 3), nil
 }
 
 // ready reads the authority, unless it is loaded. It creates a new authority if a file is missing or the authority

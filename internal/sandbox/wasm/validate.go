@@ -160,10 +160,8 @@ func validateTLSMount(o options, mounts []*runtimeapi.Mount, prefix string) erro
 	if o.tls == tlsGenerated || o.tls == tlsOff {
 		return nil
 	}
-	for _, m := range mounts {
-		if path.Clean(m.GetContainerPath()) == o.tls {
-			return nil
-		}
+	if slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool { return path.Clean(m.GetContainerPath()) == o.tls }) {
+		return nil
 	}
 	return fmt.Errorf("annotation %s: the container has no mount at %q: %w", prefix+keyTLS, o.tls, errdefs.ErrInvalidArgument)
 }

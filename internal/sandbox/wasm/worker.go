@@ -125,9 +125,6 @@ func (w *worker) alive() bool {
 	}
 }
 
-// identity identifies the process in the state of its containers.
-func (w *worker) identity() process.ID { return w.proc.ID }
-
 // watch handles the worker's events until its process ends or the daemon stops, and reconnects when a connection
 // breaks.
 func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt func(context.Context, *worker) error) {

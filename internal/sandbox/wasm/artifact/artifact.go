@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -85,16 +86,13 @@ func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, e
 // Argv returns the guest's arguments for a container's command and args (CRI ContainerConfig), which replace the
 // image's entrypoint and cmd as in a container image. They never replace the binary itself.
 func (a *Artifact) Argv(command, args []string) []string {
-	var argv []string
-	switch {
-	case len(command) > 0:
-		return append(append(argv, command...), args...)
-	case len(args) > 0:
-		argv = append(append(argv, a.Program), a.Entrypoint...)
-		return append(argv, args...)
+	if len(command) > 0 {
+		return slices.Concat(command, args)
 	}
-	argv = append(append(argv, a.Program), a.Entrypoint...)
-	return append(argv, a.Cmd...)
+	if len(args) == 0 {
+		args = a.Cmd
+	}
+	return slices.Concat([]string{a.Program}, a.Entrypoint, args)
 }
 
 // OpenWasm opens the binary for reading, after checking it against its digest. It returns errdefs.ErrDataLoss if the

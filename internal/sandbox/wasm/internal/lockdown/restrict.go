@@ -3,6 +3,7 @@ package lockdown
 import (
 	"fmt"
 	"runtime"
+	"slices"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
 	"golang.org/x/sys/unix"
@@ -26,19 +27,12 @@ func Policy() seccomp.Policy {
 	return seccomp.Policy{
 		DefaultAction: seccomp.ActionErrno,
 		Syscalls: []seccomp.SyscallGroup{
-			{Action: seccomp.ActionAllow, Names: concat(sockets, scheduling, memory, files, signals, process)},
+			{Action: seccomp.ActionAllow, Names: slices.Concat(sockets, scheduling, memory, files, signals, process)},
 			{Action: seccomp.ActionAllow, NamesWithCondtions: conditional()},
 			// glibc then falls back to clone, whose flags are an integer argument that a filter can check.
 			{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},
 		},
 	}
-}
-
-func concat(lists ...[]string) (all []string) {
-	for _, l := range lists {
-		all = append(all, l...)
-	}
-	return all
 }
 
 // Frequent calls come first, because the kernel checks the list in this order unless it has cached the result.

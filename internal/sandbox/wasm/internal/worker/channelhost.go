@@ -55,16 +55,6 @@ func (h *portResource) Close() error {
 	return nil
 }
 
-// notifier wakes the goroutine that waits for a port.
-type notifier chan struct{}
-
-func (a notifier) wake() {
-	select {
-	case a <- struct{}{}:
-	default:
-	}
-}
-
 // wait returns nil once the port has called wake, until has passed, or pollInterval has passed; it returns ctx's cause
 // if ctx ends. It polls because a full backlog also accepts messages again after stallTimeout, without a call of wake.
 func (a notifier) wait(ctx context.Context, until time.Time) error {

@@ -27,7 +27,7 @@ type backlog struct {
 	link     *link     // nil without a daemon
 	lastRead time.Time // last successful write to the daemon, or its connection
 	ending   bool      // the pod has ended; new daemon connections are refused
-	wake     chan struct{}
+	writer   notifier
 }
 
 // outgoing is a message from a port, which may have been closed since.
@@ -52,15 +52,6 @@ type frame struct {
 	port *port
 }
 
-func (b *backlog) init() { b.wake = make(chan struct{}, 1) }
-
-func (b *backlog) wakeWriter() {
-	select {
-	case b.wake <- struct{}{}:
-	default:
-	}
-}
-
 func (b *backlog) full() bool {
 	return len(b.queue) >= maxBacklogMessages || b.bytes >= maxBacklogBytes
 }
@@ -78,7 +69,7 @@ func (b *backlog) add(p *port, m []byte) (lost int) {
 	b.queue = append(b.queue, outgoing{p, m})
 	b.bytes += len(m)
 	p.queued++
-	b.wakeWriter()
+	b.writer.wake()
 	return lost
 }
 
@@ -162,7 +153,7 @@ func (c *channels) write(l *link) {
 			return
 		}
 		select {
-		case <-c.backlog.wake:
+		case <-c.backlog.writer:
 		case <-l.gone:
 			c.unlink(nil)
 			return
@@ -278,7 +269,7 @@ func (c *channels) flush() {
 	c.mu.Lock()
 	c.backlog.ending = true
 	l := c.backlog.link
-	c.backlog.wakeWriter()
+	c.backlog.writer.wake()
 	c.mu.Unlock()
 	if l != nil {
 		_ = l.raw.SetWriteDeadline(time.Now().Add(flushTimeout))

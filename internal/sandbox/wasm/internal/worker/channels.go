@@ -56,7 +56,7 @@ func newChannels(spec workerapi.PodSpec, router *channel.Router) *channels {
 		return nil
 	}
 	c := &channels{id: spec.ID, named: map[string]channel.Channel{}, router: router, ports: map[int]*port{}}
-	c.backlog.init()
+	c.backlog.writer = make(notifier, 1)
 	for _, ch := range spec.Channels {
 		c.named[ch.Name] = ch
 	}
@@ -128,7 +128,7 @@ func (c *channels) number(p *port) error {
 		return fmt.Errorf("channel on %q: the module has %d channels open, which is the limit: %w", p.topic, channel.MaxChannels, errdefs.ErrResourceExhausted)
 	}
 	c.ports[p.fd] = p
-	c.backlog.wakeWriter()
+	c.backlog.writer.wake()
 	return nil
 }
 
@@ -139,7 +139,7 @@ func (p *port) Close() {
 	if p.closed = true; !closed {
 		p.channels.drop(p, len(p.messages))
 		delete(p.channels.ports, p.fd)
-		p.channels.backlog.wakeWriter()
+		p.channels.backlog.writer.wake()
 		_ = p.channels.router.Close(p.key()) // under the lock, before another port gets the number
 	}
 	p.channels.mu.Unlock()

@@ -19,7 +19,7 @@ const (
 type client struct {
 	output  *output
 	session *workerapi.AttachSession
-	wake    chan struct{}
+	sender  notifier
 	gone    chan struct{} // closed by disconnect
 	once    sync.Once
 
@@ -54,7 +54,7 @@ func (c *client) push(stderr bool, p []byte) {
 		c.backlog = append(c.backlog, chunk{stderr, append([]byte(nil), p...)})
 	}
 	c.size += len(p)
-	c.signal()
+	c.sender.wake()
 }
 
 // end makes send disconnect the client after the queued output.
@@ -63,14 +63,7 @@ func (c *client) end() {
 	defer c.mu.Unlock()
 	c.ending = true
 	c.session.SetWriteDeadline(time.Now().Add(drainTimeout))
-	c.signal()
-}
-
-func (c *client) signal() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.sender.wake()
 }
 
 // disconnect closes the session, which ends the goroutines send and receive.
@@ -98,7 +91,7 @@ func (c *client) send() {
 			return
 		}
 		select {
-		case <-c.wake:
+		case <-c.sender:
 		case <-c.gone:
 			return
 		}

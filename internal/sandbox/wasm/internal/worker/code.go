@@ -112,11 +112,9 @@ func mapImage(file *os.File) ([]byte, error) {
 	return image, nil
 }
 
-func (c *code) world() engine.World { return c.World }
-
 // bind looks up the guest functions that the host calls, and checks their types.
 func (c *code) bind() (err error) {
-	switch c.world() {
+	switch c.World {
 	case engine.WorldHTTP:
 		c.handle, err = c.engine.Func(wasihttp.Signature())
 	case engine.WorldGRPC:
@@ -164,8 +162,11 @@ func (w *Worker) Load(_ context.Context, c workerapi.Code) (workerapi.Loaded, er
 	defer c.Image.Close()
 	w.loading.Lock()
 	defer w.loading.Unlock()
-	if l, ok := w.loaded(c.Digest); ok {
-		return l, nil
+	w.mu.Lock()
+	known := w.codes[c.Digest]
+	w.mu.Unlock()
+	if known != nil {
+		return known.Loaded, nil
 	}
 	if c.Digest == "" {
 		return workerapi.Loaded{}, fmt.Errorf("load: no digest: %w", errdefs.ErrInvalidArgument)
@@ -179,16 +180,6 @@ func (w *Worker) Load(_ context.Context, c workerapi.Code) (workerapi.Loaded, er
 	defer w.mu.Unlock()
 	w.codes[c.Digest] = loaded
 	return loaded.Loaded, nil
-}
-
-func (w *Worker) loaded(digest string) (workerapi.Loaded, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	c := w.codes[digest]
-	if c == nil {
-		return workerapi.Loaded{}, false
-	}
-	return c.Loaded, true
 }
 
 // Unload implements workerapi.Handler.

@@ -50,7 +50,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 		MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,
 		Deadline: limits.RequestTimeout, Account: p.account, // the account has the memory limit
 	}
-	if p.code.world() == engine.WorldCommand {
+	if p.code.World == engine.WorldCommand {
 		if p.stdin != nil {
 			options.Stdin = p.stdin
 		}
@@ -63,7 +63,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	if p.code.engine.Path() == engine.PathComponent { // uses own instead of the engine's WASI
 		options.Stdin, options.Preopens = nil, nil
 	}
-	switch p.code.world() {
+	switch p.code.World {
 	case engine.WorldGRPC:
 		g.state = wasi.NewState(own)
 		g.call = &grpcCall{state: g.state}
@@ -125,7 +125,7 @@ func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}}
 	for _, d := range o.Preopens {
-		own.Preopens = append(own.Preopens, wasi.Preopen{Path: d.Path, Guest: d.Guest, ReadOnly: d.ReadOnly})
+		own.Preopens = append(own.Preopens, wasi.Preopen(d))
 	}
 	return own
 }

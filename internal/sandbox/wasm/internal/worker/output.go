@@ -115,7 +115,7 @@ func (o *output) end() {
 
 // attach adds a client and takes ownership of its session. It returns false if the pod has ended.
 func (o *output) attach(session *workerapi.AttachSession, stdin *stdin) bool {
-	c := &client{output: o, session: session, wake: make(chan struct{}, 1), gone: make(chan struct{})}
+	c := &client{output: o, session: session, sender: make(notifier, 1), gone: make(chan struct{})}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ended {

@@ -18,8 +18,8 @@ type program interface {
 	// start returns once the program serves or runs. It takes ownership of the sockets that it uses, and sets them to
 	// nil in the spec.
 	start() error
-	// stop asks the program to end. It is called once, on its own goroutine; pod.alive ends what does not end by
-	// itself.
+	// stop asks the program to end. It is called once, on its own goroutine. If the program does not end in time, the
+	// end of pod.alive kills it.
 	stop()
 	// wait returns once the program has ended.
 	wait() exit
@@ -98,7 +98,7 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 	p.account.Bound(engine.HeldResources, spec.Holdings.Handles)
 	p.account.Bound(engine.HeldBytes, spec.Holdings.HostBytes)
 	setCPU(p.account, spec.Resources)
-	if c.world() == engine.WorldCommand {
+	if c.World == engine.WorldCommand {
 		p.program = newCommand(p)
 	} else {
 		p.program = newServer(p)

@@ -56,7 +56,7 @@ func (s *server) start() error {
 			return fmt.Errorf("pod %s: %w", spec.ID, err)
 		}
 	}
-	if err := s.setLimits(spec.Limits); err != nil {
+	if err := s.updateLimits(spec.Limits); err != nil {
 		return err
 	}
 	if err := s.probe(); err != nil {
@@ -138,8 +138,8 @@ func material(t workerapi.TLS) dataplane.Material {
 	return dataplane.Material{Certificate: t.Certificate, Key: t.Key, ClientCAs: t.ClientCAs, RequireClient: t.RequireClient}
 }
 
-// setLimits replaces the limits, and the handler that enforces them.
-func (s *server) setLimits(l workerapi.Limits) error {
+// updateLimits replaces the limits, and the handler that enforces them.
+func (s *server) updateLimits(l workerapi.Limits) error {
 	options := dataplane.Options{
 		Limiter: dataplane.NewLimiter(l.Concurrency, queueTime), Metrics: s.counter, Tracer: s.tracer,
 		Logger: s.pod.worker.logger.With("pod", s.pod.spec.ID),
@@ -154,7 +154,7 @@ func (s *server) setLimits(l workerapi.Limits) error {
 }
 
 func (s *server) makeHandler(options dataplane.Options, l workerapi.Limits) (http.Handler, error) {
-	if s.pod.code.world() == engine.WorldHTTP {
+	if s.pod.code.World == engine.WorldHTTP {
 		return dataplane.NewHTTP(options, http.HandlerFunc(s.serveComponent)), nil
 	}
 	if s.health == nil {
@@ -207,8 +207,6 @@ func (s *server) updateTLS(t workerapi.TLS) error {
 	}
 	return s.tls.Update(material(t))
 }
-
-func (s *server) updateLimits(l workerapi.Limits) error { return s.setLimits(l) }
 
 func (s *server) metrics() []workerapi.MethodMetrics {
 	var list []workerapi.MethodMetrics

@@ -75,9 +75,7 @@ func (c *Client) Close() error {
 // with the right types. If the digest is already loaded, Load does nothing. Damaged code and code from another engine
 // version are ErrFailedPrecondition. An ErrInvalidArgument names the function and type, or the import, that is wrong.
 func (c *Client) Load(ctx context.Context, code Code) (Loaded, error) {
-	var l Loaded
-	err := c.call(ctx, opLoad, &code, &l)
-	return l, err
+	return ask[Loaded](ctx, c, opLoad, &code)
 }
 
 // Unload unloads code. Pods that use the code keep it until they are removed.
@@ -89,18 +87,14 @@ func (c *Client) Unload(ctx context.Context, digest string) error {
 // returns ErrAlreadyExists if the pod is running, and ErrNotFound if the code is not loaded. If it fails, it leaves
 // nothing behind.
 func (c *Client) Start(ctx context.Context, spec PodSpec) (Status, error) {
-	var s Status
-	err := c.call(ctx, opStart, spec.clone(), &s)
-	return s, err
+	return ask[Status](ctx, c, opStart, spec.clone())
 }
 
 // Stop stops a pod and returns once the pod has exited. During the grace period, a server refuses new requests and
 // completes those in progress; a command, which WASI cannot signal, gets end of file on its standard input and channels
 // and can exit. Afterwards the pod is killed. A later Stop can only shorten the grace period.
 func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) (Status, error) {
-	var s Status
-	err := c.call(ctx, opStop, idRequest{ID: id, Grace: grace}, &s)
-	return s, err
+	return ask[Status](ctx, c, opStop, idRequest{ID: id, Grace: grace})
 }
 
 // Kill is Stop without a grace period. It succeeds for a pod that does not exist.
@@ -115,24 +109,18 @@ func (c *Client) Remove(ctx context.Context, id string) error {
 
 // List returns the status of all pods that have not been removed.
 func (c *Client) List(ctx context.Context) ([]Status, error) {
-	var l []Status
-	err := c.call(ctx, opList, idRequest{}, &l)
-	return l, err
+	return ask[[]Status](ctx, c, opList, idRequest{})
 }
 
 // Stats returns the statistics of the pods with the given IDs, or of all pods if there are no IDs. It omits unknown
 // IDs.
 func (c *Client) Stats(ctx context.Context, ids ...string) ([]Stats, error) {
-	var s []Stats
-	err := c.call(ctx, opStats, idsRequest{IDs: ids}, &s)
-	return s, err
+	return ask[[]Stats](ctx, c, opStats, idsRequest{IDs: ids})
 }
 
 // Metrics returns the per-method counters of the pods with the given IDs, or of all pods if there are no IDs.
 func (c *Client) Metrics(ctx context.Context, ids ...string) ([]Metrics, error) {
-	var m []Metrics
-	err := c.call(ctx, opMetrics, idsRequest{IDs: ids}, &m)
-	return m, err
+	return ask[[]Metrics](ctx, c, opMetrics, idsRequest{IDs: ids})
 }
 
 // ReopenLog replaces the pod's log file.
@@ -148,6 +136,12 @@ func (c *Client) UpdateTLS(ctx context.Context, id string, t TLS) error {
 // Update changes the limits of a running pod: request limits for new requests, memory and CPU limits immediately.
 func (c *Client) Update(ctx context.Context, u Update) error {
 	return c.call(ctx, opUpdate, u, nil)
+}
+
+// ask is call for a request whose reply has type R.
+func ask[R any](ctx context.Context, c *Client, op string, request any) (reply R, err error) {
+	err = c.call(ctx, op, request, &reply)
+	return reply, err
 }
 
 // call sends a request and waits for its reply. If ctx ends first, the worker still completes the request.

@@ -37,7 +37,7 @@ func (q *eventQueue) put(e Event) {
 		}
 	}
 	q.queue = append(q.queue, e)
-	q.signal()
+	wake(q.wake)
 }
 
 // finish makes pump close out after the queued events.
@@ -45,15 +45,16 @@ func (q *eventQueue) finish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.finished = true
-	q.signal()
+	wake(q.wake)
 }
 
 // abandon ends pump without delivering the queued events.
 func (q *eventQueue) abandon() { q.once.Do(func() { close(q.abandoned) }) }
 
-func (q *eventQueue) signal() {
+// wake wakes the receiver of c, whose capacity is 1.
+func wake(c chan<- struct{}) {
 	select {
-	case q.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }

@@ -62,8 +62,7 @@ type Hello struct {
 	// refuses code that was compiled with another fingerprint.
 	Program string `json:"program"`
 	Engine  string `json:"engine"`
-	// Name is from WorkerConfig. Pid is the process ID in the daemon's PID namespace; the worker starts with the
-	// daemon's /proc.
+	// Name is from WorkerConfig. Pid is the process ID in the daemon's PID namespace.
 	Name      string    `json:"name"`
 	Pid       int       `json:"pid"`
 	StartedAt time.Time `json:"startedAt"`

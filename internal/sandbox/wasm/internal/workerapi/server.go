@@ -314,10 +314,7 @@ func (c *serverConn) send(m message, limit int) {
 		return
 	}
 	c.outbox, c.queued = append(c.outbox, payload), c.queued+len(payload)
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	wake(c.wake)
 }
 
 // finish closes the connection once its outbox is empty, or after drainTimeout.
@@ -326,10 +323,7 @@ func (c *serverConn) finish() {
 	defer c.mu.Unlock()
 	c.ending = true
 	_ = c.conn.SetWriteDeadline(time.Now().Add(drainTimeout))
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	wake(c.wake)
 }
 
 // take empties the outbox and sets the deadline for writing it, unless finish has set one.
