@@ -91,7 +91,7 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 	})
 }
 
-// recall returns the component of an existing container, whose image can be removed.
+// recall returns the component of an existing container, even if the image was removed.
 func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description string) (*component, error) {
 	found, err := c.once(ctx, a.ImageID, func() (*component, error) {
 		found := &component{artifact: a}

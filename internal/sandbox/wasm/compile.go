@@ -144,7 +144,7 @@ func (c *compiler) run(ctx context.Context, component, code *os.File) ([]byte, e
 	return stderr.bytes(), err
 }
 
-// compileError classifies a failed compilation: the fault of the component, of the limits or of the node.
+// compileError classifies a failed compilation as the fault of the component, of the limits or of the node.
 func compileError(ctx context.Context, err error, stderr []byte) error {
 	line := lastLine(stderr)
 	var exit *exec.ExitError

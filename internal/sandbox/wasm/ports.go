@@ -43,8 +43,8 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 	return ports, nil
 }
 
-// udpBuffer is the buffer size that quic-go recommends, in bytes: smaller buffers lose packets in bursts of requests.
-// The kernel doubles it, and allocates memory only as needed.
+// udpBuffer is the buffer size that quic-go recommends, in bytes. Smaller buffers lose packets in bursts of requests.
+// The kernel doubles the size, and allocates memory only as needed.
 const udpBuffer = 7 << 20
 
 // growBuffers sets a socket's buffer sizes beyond net.core.rmem_max, which the worker has no permission to do. Without

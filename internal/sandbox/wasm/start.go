@@ -120,8 +120,8 @@ func (b *Backend) forgetPrevious(ctx context.Context, h *handle, s state, w *wor
 	return b.removeFromWorker(ctx, s.Worker, h.ID)
 }
 
-// undoBegin resets a container to created after its worker did not start it. If the worker has died in the meantime,
-// the container has already exited and stays exited.
+// undoBegin resets the container to Created after its worker has refused or missed the order to start it. It does
+// nothing if the worker has died, because the container's exit is then already recorded.
 func undoBegin(h *handle, l *life) {
 	h.End(l, func(s *state) { s.Phase, s.StartedAt, s.RenewAt = ledger.Created, time.Time{}, time.Time{} })
 }

@@ -162,7 +162,7 @@ func (a *authority) create(ctx context.Context) error {
 	return a.read()
 }
 
-// syncFile replaces a file and syncs it: clients trust the authority for years.
+// syncFile replaces a file and syncs it, because clients trust the authority for years.
 func syncFile(path string, content []byte, mode fs.FileMode) error {
 	tmp := path + ".new"
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)

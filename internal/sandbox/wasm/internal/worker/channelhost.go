@@ -55,9 +55,19 @@ func (h *portResource) Close() error {
 	return nil
 }
 
+// notifier wakes the goroutine that receives from it. Its capacity is 1.
+type notifier chan struct{}
+
+func (n notifier) wake() {
+	select {
+	case n <- struct{}{}:
+	default:
+	}
+}
+
 // wait returns nil once the port has called wake, until has passed, or pollInterval has passed; it returns ctx's cause
 // if ctx ends. It polls because a full backlog also accepts messages again after stallTimeout, without a call of wake.
-func (a notifier) wait(ctx context.Context, until time.Time) error {
+func (n notifier) wait(ctx context.Context, until time.Time) error {
 	const pollInterval = 200 * time.Millisecond
 	d := pollInterval
 	if !until.IsZero() {
@@ -66,7 +76,7 @@ func (a notifier) wait(ctx context.Context, until time.Time) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-a:
+	case <-n:
 	case <-timer.C:
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -209,7 +209,8 @@ func wake(ports []*port) {
 	}
 }
 
-// next returns the next batch of frames for the daemon. last means that no frames follow after the queued ones.
+// next returns the next batch of frames for the daemon. If last is true, the pod has ended and only queued frames are
+// left.
 func (c *channels) next(l *link) (frames []frame, last bool) {
 	c.mu.Lock()
 	frames, last = c.frames(l), c.backlog.ending

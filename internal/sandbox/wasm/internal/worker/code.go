@@ -38,7 +38,7 @@ type boundMethod struct {
 }
 
 // Provided reports whether the worker provides an interface, for the compiler to check a component's imports. It
-// accepts every package "proto:" because the stream interfaces of a service are unknown until its descriptors are read.
+// accepts all of the namespace proto, because a service's stream interfaces are unknown until its descriptors are read.
 func Provided(iface string) bool {
 	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
 		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
@@ -93,7 +93,7 @@ func parseSchema(c workerapi.Code) (*protowit.Schema, error) {
 	return nil, fmt.Errorf("the component exports gRPC services, but its image has no protobuf descriptors: %w", errdefs.ErrInvalidArgument)
 }
 
-// mapImage maps a code file into memory while it is loaded, because the file can be too large for the heap.
+// mapImage maps a code file into memory for loading, to keep large files off the Go heap.
 func mapImage(file *os.File) ([]byte, error) {
 	if file == nil {
 		return nil, fmt.Errorf("load: no code file was passed: %w", errdefs.ErrInvalidArgument)

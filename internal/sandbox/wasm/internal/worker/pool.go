@@ -7,16 +7,6 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// notifier wakes the goroutine that receives from it. Its capacity is 1.
-type notifier chan struct{}
-
-func (n notifier) wake() {
-	select {
-	case n <- struct{}{}:
-	default:
-	}
-}
-
 // maxIdle bounds the idle instances that a pod keeps for reuse.
 const maxIdle = 8
 

@@ -138,7 +138,7 @@ func (c *Client) Update(ctx context.Context, u Update) error {
 	return c.call(ctx, opUpdate, u, nil)
 }
 
-// ask is call for a request whose reply has type R.
+// ask sends a request and returns the reply as an R.
 func ask[R any](ctx context.Context, c *Client, op string, request any) (reply R, err error) {
 	err = c.call(ctx, op, request, &reply)
 	return reply, err

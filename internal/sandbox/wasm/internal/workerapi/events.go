@@ -40,7 +40,7 @@ func (q *eventQueue) put(e Event) {
 	wake(q.wake)
 }
 
-// finish makes pump close out after the queued events.
+// finish makes pump close q.out once the queued events are delivered.
 func (q *eventQueue) finish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -156,7 +156,7 @@ const settleTimeout = 10 * time.Second
 func (s *Server) settle() {
 	deadline := time.NewTimer(settleTimeout)
 	defer deadline.Stop()
-	for _, c := range s.gone() {
+	for _, c := range s.disconnected() {
 		done := make(chan struct{})
 		go func() {
 			<-c.closed // all requests have been read
@@ -174,18 +174,18 @@ func (s *Server) settle() {
 	}
 }
 
-// gone returns the connections that their clients have closed. A connection stays in s.conns until its orders are
-// complete.
-func (s *Server) gone() []*serverConn {
+// disconnected returns the connections that their clients have closed. A connection stays in s.conns until its orders
+// are complete.
+func (s *Server) disconnected() []*serverConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var gone []*serverConn
+	var list []*serverConn
 	for c := range s.conns {
 		if c.hungUp() {
-			gone = append(gone, c)
+			list = append(list, c)
 		}
 	}
-	return gone
+	return list
 }
 
 func (s *Server) subscribe(c *serverConn) {
