@@ -81,7 +81,7 @@ type Backend interface {
 // ErrAway is Recover's error while a dependency of the backend, such as another daemon, is missing.
 var ErrAway = errors.New("the backend waits until it is back")
 
-// Capabilities is what the node and the control planes need to know about a backend in advance.
+// Capabilities describes a backend to the node and the control planes.
 type Capabilities struct {
 	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. 1 makes unit pods: the pod
 	// and its container share one state and, in the backend, one ID.

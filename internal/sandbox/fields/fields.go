@@ -27,9 +27,9 @@ func Unsupported(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
 }
 
-// Reasons explain why a kind of pod does not support certain fields: its processes do not run on the node's kernel.
+// Reasons are a kind's reasons for refusing certain fields, if its processes are not processes of the node.
 type Reasons struct {
-	// Profile is for seccomp and AppArmor profiles in files, Label for SELinux labels.
+	// Profile is the reason for refusing seccomp and AppArmor profiles in files, Label for SELinux labels.
 	Profile, Label string
 	// PID is for the PID namespace of the node or of another container, IPC for the node's IPC namespace, Users for user
 	// namespaces.
@@ -96,7 +96,7 @@ func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *
 }
 
 // DemandedSysctls lists, in order, the sysctls that a kubelet does not set on its own. The pod's author relies on them.
-// On its own, a kubelet opens ports below 1024 to all users.
+// The kubelet itself only opens ports below 1024 to all users.
 func DemandedSysctls(sysctls map[string]string) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)), func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
 }

@@ -71,8 +71,8 @@ func (h *Handle[S, R]) UpdateInMemory(run *R, change func(*S)) {
 	}
 }
 
-// End ends run and changes the state, unless the run has already ended, and returns the new status and true if it did.
-// If the file cannot be written, End logs the error: the run has ended anyway.
+// End ends run, changes the state, and returns the new status and true. If run has already ended, End returns false. If
+// the file cannot be written, End logs the error, because the run has ended anyway.
 func (h *Handle[S, R]) End(run *R, change func(*S)) (sandbox.Status, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -11,9 +11,9 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// shortage returns a warning if the pod's parent cgroup has too low a limit for a machine with that much memory in
-// bytes, otherwise "". A kubelet sets the limit to the containers' requests plus the RuntimeClass's overhead, and QEMU
-// needs more memory than the guest.
+// shortage returns a warning, or "", about a memory limit of the pod's parent cgroup that is too low for a machine with
+// memory bytes. A kubelet sets the limit to the containers' requests plus the RuntimeClass's overhead, and QEMU needs
+// more memory than the guest.
 //
 // This is only a warning, because a guest takes its memory page by page, and may never use all of it.
 func (b *Backend) shortage(p *sandbox.Pod, memory uint64) string {

@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. The
-// name differs from the names of other backends, which remove cgroups that they do not know.
+// cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default.
+// With the names of another backend, that backend would remove the cgroup as unknown.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
 //	systemd    <the pod's slice>/tripod-vm-<id>

@@ -19,20 +19,16 @@ var (
 	_ machine.Opener = taps{}
 )
 
-// Wire implements network.
 func (taps) Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error) {
 	return tap.Wire(ctx, netns, o)
 }
 
-// Read implements network.
 func (taps) Read(record string) ([]tap.Interface, error) { return tap.Read(record) }
 
-// Unwire implements network.
 func (taps) Unwire(ctx context.Context, netns, record string) error {
 	return tap.Unwire(ctx, netns, record)
 }
 
-// Serve implements network.
 func (taps) Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error) {
 	return tap.Serve(ctx, netns, interfaces, c)
 }
@@ -40,7 +36,6 @@ func (taps) Serve(ctx context.Context, netns string, interfaces []tap.Interface,
 // IsTap reports whether a link in a pod's namespace is a tap that the backend made.
 func IsTap(link netlink.Link) bool { return tap.IsTap(link) }
 
-// Tap implements machine.Opener.
 func (taps) Tap(ctx context.Context, nic machine.NIC) (*os.File, error) {
 	return tap.Open(ctx, nic.Netns, nic.Tap)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// errHostGone is the reason with which the session of a host ends that has left.
+// errHostGone ends the session of a host that has left.
 var errHostGone = errors.New("the host is gone")
 
 // server serves one host after another.

@@ -16,7 +16,7 @@ const (
 	maxDatabase = 1 << 20
 )
 
-// user is the user as which a program runs.
+// user is the user that runs a program.
 type user struct {
 	name     string
 	uid, gid uint32

@@ -30,7 +30,7 @@ type Agent struct {
 	log    *slog.Logger
 	cancel context.CancelFunc
 	done   chan struct{}
-	// opening is a lock, held while a stream is opened: the guest accepts streams only in the order of their numbers.
+	// opening is a lock, held to open a stream, because the guest accepts streams only in the order of their numbers.
 	opening chan struct{}
 
 	mu      sync.Mutex
@@ -47,7 +47,7 @@ func Open(socket string, log *slog.Logger) *Agent {
 	return a
 }
 
-// Close ends the connection, and thereby all operations in the guest.
+// Close closes the connection, which ends all operations in the guest.
 func (a *Agent) Close() error {
 	a.cancel()
 	<-a.done
@@ -103,7 +103,7 @@ func (a *Agent) session() (*wire.Mux, error) {
 	return a.mux, nil
 }
 
-// run connects, and connects again, until ctx ends.
+// run keeps the agent connected until ctx ends.
 func (a *Agent) run(ctx context.Context) {
 	defer close(a.done)
 	pause := redial

@@ -131,7 +131,7 @@ func control(s *wire.Stream, f wire.Frame) error {
 	return nil
 }
 
-// printable returns a text from the guest with other than printable characters replaced, and cut to maxText.
+// printable replaces unprintable characters in a text from the guest, and cuts it to maxText.
 func printable(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]

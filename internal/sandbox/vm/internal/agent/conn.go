@@ -52,7 +52,6 @@ func (a *Agent) DialTCP(ctx context.Context, port uint16) (net.Conn, error) {
 	return nil, fmt.Errorf("connect to port %d in the guest: %w", port, err)
 }
 
-// Read implements net.Conn.
 func (c *Conn) Read(p []byte) (int, error) {
 	c.readMu.Lock()
 	defer c.readMu.Unlock()
@@ -75,7 +74,6 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write implements net.Conn.
 func (c *Conn) Write(p []byte) (int, error) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
@@ -100,34 +98,28 @@ func (c *Conn) CloseWrite() error {
 	return nil
 }
 
-// Close implements net.Conn.
 func (c *Conn) Close() error {
 	c.c.stop()
 	return nil
 }
 
-// LocalAddr implements net.Conn.
 func (c *Conn) LocalAddr() net.Addr { return guestAddr("tripod-agent") }
 
-// RemoteAddr implements net.Conn.
 func (c *Conn) RemoteAddr() net.Addr {
 	return guestAddr(net.JoinHostPort("localhost", strconv.Itoa(int(c.port))))
 }
 
-// SetDeadline implements net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error {
 	c.read.set(t)
 	c.write.set(t)
 	return nil
 }
 
-// SetReadDeadline implements net.Conn.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.read.set(t)
 	return nil
 }
 
-// SetWriteDeadline implements net.Conn.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	c.write.set(t)
 	return nil

@@ -22,7 +22,7 @@ import (
 const (
 	// qgaSync bounds the wait for the first answer of qemu-guest-agent.
 	qgaSync = 3 * time.Second
-	// The pause between polls for a program's end, which is not an event, doubles from qgaPoll to qgaPollMax.
+	// The pause between polls for a program's end doubles from qgaPoll to qgaPollMax. There is no event for the end.
 	qgaPoll, qgaPollMax = 10 * time.Millisecond, 500 * time.Millisecond
 	// qgaMaxInput is the maximum size of a program's stdin in bytes. It is sent with the request.
 	qgaMaxInput = 1 << 20
@@ -157,7 +157,7 @@ func (q *QGA) connect(ctx context.Context) (*qgaConn, error) {
 	return c, nil
 }
 
-// bind makes reads and writes fail when ctx ends, instead of an earlier context.
+// bind makes reads and writes fail when ctx ends. It replaces an earlier context.
 func (c *qgaConn) bind(ctx context.Context) {
 	if c.stop != nil {
 		c.stop()

@@ -141,7 +141,7 @@ func Parse(all map[string]string) (Options, []string, error) {
 	return o, append(warnings, more...), nil
 }
 
-// lookup returns the annotation's key, under either of its names, and value. An empty value means that it is not given.
+// lookup finds the annotation under either of its names, and returns the key and the value, empty if it is not given.
 func (a *Annotation) lookup(all map[string]string) (key, value string, err error) {
 	own, virtlet := all[a.Key()], ""
 	if a.Virtlet != "" {

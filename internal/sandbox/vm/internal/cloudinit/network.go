@@ -80,9 +80,9 @@ func (b *builder) networkConfig() ([]byte, error) {
 // static puts addresses and routes into e, an interface's configuration. It turns router advertisements off, which
 // would add others.
 //
-// Three bugs of cloud-init 22.4 matter if it does not pass this format to netplan, but converts it. It turns a route to
-// ::/0 into one to ::/64, so gateway6 is used instead. It rejects "default" as a destination. And it fails on a route
-// without a gateway; CNI plugins add such routes to reach a gateway, which on-link does as well.
+// If cloud-init converts this format instead of passing it to netplan, three bugs of version 22.4 matter. It turns a
+// route to ::/0 into a route to ::/64, so static uses gateway6 instead. It rejects "default" as a destination. And it
+// fails on a route without a gateway. CNI plugins add such routes to reach a gateway; on-link has the same effect.
 func (b *builder) static(i Interface, e map[string]any) {
 	var addrs, routes []any
 	for _, a := range i.Addrs {
@@ -134,7 +134,7 @@ func (d DNS) v2() map[string]any {
 	return m
 }
 
-// networkData returns the network configuration in OpenStack's format. The format has no search domains and metrics;
+// networkData returns the network configuration in OpenStack's format. The format has no search domains and metrics, so
 // they have the names that cloud-init passes through (22.4: sources/helpers/openstack.py, convert_net_json).
 func (b *builder) networkData() ([]byte, error) {
 	links, networks, services := []any{}, []any{}, []any{}

@@ -106,7 +106,7 @@ fi
 `
 
 // vendorData returns a boothook, which runs early in every boot, with any init system and any user-data. A runcmd would
-// not do, because cloud-init merges vendor-data and user-data, and a runcmd in one replaces that in the other.
+// not work, because cloud-init merges vendor-data and user-data, and a runcmd in one replaces that in the other.
 func (b *builder) vendorData(shares []Mount) string {
 	var s strings.Builder
 	s.WriteString("#cloud-boothook\n#!/bin/sh\n# Made by Tripod.\n")

@@ -18,7 +18,7 @@ import (
 // mountScript is Virtlet's placeholder for the link and mount commands in a user-data script.
 const mountScript = "@virtlet-mount-script@"
 
-// Files in the guest. Virtlet has the same.
+// Paths of scripts in the guest, the same as Virtlet's.
 const (
 	linkScriptPath  = "/etc/cloud/symlink-devs.sh"
 	mountScriptPath = "/etc/cloud/mount-volumes.sh"

@@ -19,8 +19,8 @@ type Place struct {
 	// Cgroup is a path in Tree; "" means the daemon's own cgroup.
 	Tree   cgroup.Tree
 	Cgroup string
-	// Prepare, if not nil, is called on the thread that starts the process. Only the process inherits changes to the
-	// thread, such as a new mount namespace, because the thread then ends.
+	// Prepare, if not nil, is called on the thread that starts the process and then ends. It can change the thread, for
+	// example its mount namespace, and only the process inherits the change.
 	Prepare func() error
 }
 

@@ -174,7 +174,7 @@ func (r *relay) step(last bool) (more bool, err error) {
 // lossNote marks the position in the container's log at which output may be missing.
 const lossNote = "tripod: the console's output could not be logged, and its buffer was full; some output is missing here"
 
-// noticeLoss sets lostAt if the serial log's file system is full, so that QEMU loses output. Call it before punch.
+// noticeLoss sets lostAt if the serial log's file system is full and QEMU therefore loses output. Call it before punch.
 func (r *relay) noticeLoss() {
 	if r.lostAt > 0 {
 		return

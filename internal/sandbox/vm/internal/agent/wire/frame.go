@@ -106,8 +106,8 @@ type Reader struct {
 // NewReader returns a Reader that reads from r.
 func NewReader(r io.Reader) *Reader { return &Reader{r: r, buf: make([]byte, 16<<10)} }
 
-// Next returns the next valid frame, or r's error, including io.EOF. Next can be called again after an error; it has
-// then discarded any incomplete frame.
+// Next returns the next valid frame, or the byte stream's error, including io.EOF. After an error, Next can be called
+// again. It then discards any incomplete frame.
 func (r *Reader) Next() (Frame, error) {
 	for {
 		piece, ok := r.cut()

@@ -36,7 +36,6 @@ const (
 // Hello begins a session. It has the oldest and the newest version that the host supports.
 type Hello struct{ MinVersion, MaxVersion uint64 }
 
-// Append appends the message to b.
 func (m Hello) Append(b []byte) []byte {
 	e := encoder(b)
 	e.uint(m.MinVersion)
@@ -44,7 +43,6 @@ func (m Hello) Append(b []byte) []byte {
 	return e
 }
 
-// Parse reads the message.
 func (m *Hello) Parse(b []byte) error {
 	d := decoder{b: b}
 	m.MinVersion, m.MaxVersion = d.uint(), d.uint()
@@ -58,7 +56,6 @@ type Welcome struct {
 	Program string
 }
 
-// Append appends the message to b.
 func (m Welcome) Append(b []byte) []byte {
 	e := encoder(b)
 	e.uint(m.Version)
@@ -66,7 +63,6 @@ func (m Welcome) Append(b []byte) []byte {
 	return e
 }
 
-// Parse reads the message.
 func (m *Welcome) Parse(b []byte) error {
 	d := decoder{b: b}
 	m.Version, m.Program = d.uint(), d.string()
@@ -89,7 +85,6 @@ type Exec struct {
 	Stdin, Stdout, Stderr bool
 }
 
-// Append appends the message to b.
 func (m Exec) Append(b []byte) []byte {
 	e := encoder(b)
 	e.strings(m.Args)
@@ -105,7 +100,6 @@ func (m Exec) Append(b []byte) []byte {
 	return e
 }
 
-// Parse reads the message.
 func (m *Exec) Parse(b []byte) error {
 	d := decoder{b: b}
 	m.Args, m.Env, m.Dir, m.User = d.strings(), d.strings(), d.string(), d.string()
@@ -117,14 +111,12 @@ func (m *Exec) Parse(b []byte) error {
 // Dial is the request of OpDial, a TCP connection to the guest's localhost.
 type Dial struct{ Port uint16 }
 
-// Append appends the message to b.
 func (m Dial) Append(b []byte) []byte {
 	e := encoder(b)
 	e.uint(uint64(m.Port))
 	return e
 }
 
-// Parse reads the message.
 func (m *Dial) Parse(b []byte) error {
 	d := decoder{b: b}
 	m.Port = uint16(d.small(math.MaxUint16))
@@ -158,7 +150,6 @@ type Result struct {
 	Body string
 }
 
-// Append appends the message to b.
 func (m Result) Append(b []byte) []byte {
 	e := encoder(b)
 	e.uint(uint64(m.Class))
@@ -169,7 +160,6 @@ func (m Result) Append(b []byte) []byte {
 	return e
 }
 
-// Parse reads the message.
 func (m *Result) Parse(b []byte) error {
 	d := decoder{b: b}
 	m.Class, m.Message = Class(d.small(math.MaxUint8)), d.string()

@@ -20,7 +20,6 @@ type Interface struct {
 	Addresses []string // with their prefix lengths
 }
 
-// Append appends the message to b.
 func (m Info) Append(b []byte) []byte {
 	e := encoder(b)
 	for _, s := range []string{m.Program, m.Kernel, m.Machine, m.Hostname, m.BootID} {
@@ -35,7 +34,6 @@ func (m Info) Append(b []byte) []byte {
 	return e
 }
 
-// Parse reads the message.
 func (m *Info) Parse(b []byte) error {
 	d := decoder{b: b}
 	for _, s := range []*string{&m.Program, &m.Kernel, &m.Machine, &m.Hostname, &m.BootID} {
@@ -63,7 +61,6 @@ type Filesystem struct {
 	Inodes, InodesFree     uint64
 }
 
-// Append appends the message to b.
 func (m Stats) Append(b []byte) []byte {
 	e := encoder(b)
 	for _, v := range []uint64{m.MemoryTotal, m.MemoryAvailable, m.Load[0], m.Load[1], m.Load[2], uint64(len(m.Filesystems))} {
@@ -80,7 +77,6 @@ func (m Stats) Append(b []byte) []byte {
 	return e
 }
 
-// Parse reads the message.
 func (m *Stats) Parse(b []byte) error {
 	d := decoder{b: b}
 	for _, v := range []*uint64{&m.MemoryTotal, &m.MemoryAvailable, &m.Load[0], &m.Load[1], &m.Load[2]} {
