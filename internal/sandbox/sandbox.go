@@ -112,8 +112,7 @@ type Resolved struct {
 	// Component is the name of the component that the container runs (domain:server@version), if the backend derived it
 	// from the image. It is empty if the labels name the component, or if the container runs none.
 	Component string
-	// SwapLimited means that a container with a memory limit and no swap limit cannot swap: the memory limit covers memory
-	// and swap together.
+	// SwapLimited means that without a swap limit, a container's memory limit covers memory and swap together.
 	SwapLimited bool
 }
 
@@ -236,8 +235,7 @@ type Attacher interface {
 
 // Dialer is for backends whose pods do not listen in their network namespace, but in a guest for instance. network and
 // address are net.Dialer's; a loopback address is the guest's own. For other backends the node dials in the namespace.
-// If the connection is refused or times out, the error is errdefs.ErrUnavailable. c is nil if the pod has no running
-// container.
+// A refused connection or a timeout is errdefs.ErrUnavailable. c is nil if the pod has no running container.
 type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
@@ -279,8 +277,7 @@ type Readier interface {
 }
 
 // Inspector adds facts to verbose status calls. They share one JSON object with the node's facts (handler, state,
-// config …). Keys are camel case, and all kinds of pod use the same key for the same fact: pid, cgroup, runDir,
-// sandboxID.
+// config …). Keys are camel case. All kinds of pod use the same key for the same fact: pid, cgroup, runDir, sandboxID.
 type Inspector interface {
 	Inspect(ctx context.Context, p *Pod, c *Container) (map[string]any, error)
 }

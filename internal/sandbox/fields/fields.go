@@ -31,15 +31,14 @@ func Unsupported(field, format string, args ...any) error {
 type Reasons struct {
 	// Profile is the reason for refusing seccomp and AppArmor profiles in files, Label for SELinux labels.
 	Profile, Label string
-	// PID is for the PID namespace of the node or of another container, IPC for the node's IPC namespace, Users for user
+	// PID is for the PID namespace of a container or the node, IPC for the node's IPC namespace, Users for user
 	// namespaces.
 	PID, IPC, Users string
 	// ImageVolume is for mounts of images, Propagation for mount propagation, MountOwners for mounts with mapped users.
 	ImageVolume, Propagation, MountOwners string
 }
 
-// Profiles checks the security profiles. It accepts profiles that are weaker than the isolation that the kind gives
-// every pod.
+// Profiles checks the security profiles. It accepts profiles that are weaker than the isolation of the kind's pods.
 func (r Reasons) Profiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux *runtimeapi.SELinuxOption) error {
 	for field, profile := range map[string]*runtimeapi.SecurityProfile{"seccomp": seccomp, "apparmor": apparmor} {
 		if profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost {
@@ -66,8 +65,7 @@ func (r Reasons) Namespaces(o *runtimeapi.NamespaceOption) error {
 	return nil
 }
 
-// Mounts checks the mounts. If check is not nil, Mounts calls it with each mount and its field name, for the kind's own
-// checks.
+// Mounts checks the mounts. If check is not nil, Mounts calls it with each mount and its field name.
 func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *runtimeapi.Mount) error) error {
 	seen := map[string]bool{}
 	for i, m := range mounts {

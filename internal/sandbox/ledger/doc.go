@@ -18,6 +18,5 @@
 //	Get        update                     absent: ErrFailedPrecondition
 //	GetRun     exec, attach, logs         absent, or not running: ErrFailedPrecondition
 //
-// The ledger must not run anything, nor decide how a container ended. The kind reports that to End, and the first
-// report counts.
+// The ledger must not run anything, nor decide how a container ended. The kind's first call of End decides that.
 package ledger

@@ -12,8 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Format is the version of a kind's state files, in the field "version" of each file. The kind's structs do not have
-// the field.
+// Format is the version of a kind's state files. The files have a field "version", but the kind's structs do not.
 type Format int
 
 // Read reads a state file into v. It returns errdefs.ErrNotFound for a file that is missing or was torn when the node

@@ -47,8 +47,7 @@ func (l *Ledger[S, R]) Create(podID, id string, state S) error {
 	return nil
 }
 
-// Find returns a container's handle, or nil if the container does not exist. If it is not in memory, Find reads the
-// state file.
+// Find returns a container's handle, from memory or from its state file, or nil if the container does not exist.
 func (l *Ledger[S, R]) Find(podID, id string) (*Handle[S, R], error) {
 	if h := l.Loaded(id); h != nil {
 		return h, nil

@@ -6,8 +6,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Phase is a container's phase in its state file. Starting and Started are written before the step, the others after
-// it.
+// Phase is a container's phase in its state file. Starting and Started are written before the step, others after it.
 type Phase string
 
 // The phases of a container. A kind uses Started if the process that runs its containers can be asked about them after

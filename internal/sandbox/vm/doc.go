@@ -16,11 +16,9 @@
 //	         log complete ──▶ state ──▶ node
 //
 // The driver knows the state of each machine, and keeps how it ended until the next start. The files record the orders
-// (created, started, exited). So a daemon that was killed at any line can tell a machine that never started from one
-// that has ended.
+// (created, started, exited). So recovery can tell a machine that never started from one that has ended.
 //
-// A container that is started again is the same machine with the same root disk. The next attempt is a new container
-// with a new overlay.
+// A container that is started again keeps its machine and disks. The next attempt is a new container with new disks.
 //
 // Begin with Open, which chooses the driver and finds the programs. The Backend does not know which driver it has. The
 // package must not decide states (the node does) or make the pod's network, which exists before the backend is called.

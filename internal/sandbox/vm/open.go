@@ -23,8 +23,7 @@ const driverLibvirt = "libvirt"
 type Config struct {
 	// VM is the section [vm] of the node's configuration, valid and with defaults filled in.
 	VM config.VM
-	// Root holds the machines' disks and must survive a reboot. RunDir holds the pods' files and sockets, and must not
-	// survive a reboot.
+	// Root, which must survive a reboot, holds the machines' disks. RunDir, which must not, holds pods' files and sockets.
 	Root, RunDir string
 	// LibvirtDir is the directory of the driver "libvirt". Unprivileged users must be able to enter it, because libvirtd
 	// runs the driver's wrapper as the pod's user.

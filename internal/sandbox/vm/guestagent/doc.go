@@ -1,5 +1,4 @@
-// Package guestagent implements tripod-agent, which runs in a virtual machine and serves the host over a virtio-serial
-// port. Begin with Run.
+// Package guestagent implements tripod-agent, which serves the host over a virtio-serial port. Begin with Run.
 //
 //	/dev/vportNpM ──▶ server ──▶ session (one at a time) ──▶ job: program | connection | report
 //	                    │                                      each on its own stream

@@ -48,31 +48,8 @@ func Disk(dir, program string) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return path, write(dir, path, image)
-}
-
-// write makes a file. After a crash or a power failure, the file is either complete or missing.
-func write(dir, path string, content []byte) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+		return "", err
 	}
-	f, err := os.CreateTemp(dir, ".agent-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(content)
-	err = errors.Join(err, f.Chmod(0o444), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return path, iso9660.WriteFile(path, image, 0o444)
 }

@@ -76,10 +76,8 @@ func (a *Agent) Stats(ctx context.Context) (Stats, error) {
 		stats.Load[i] = float64(v) / 100
 	}
 	for _, f := range m.Filesystems {
-		stats.Filesystems = append(stats.Filesystems, Filesystem{
-			Path: printable(f.Path), Source: printable(f.Source), Type: printable(f.Type),
-			Total: f.Total, Free: f.Free, Available: f.Available, Inodes: f.Inodes, InodesFree: f.InodesFree,
-		})
+		f.Path, f.Source, f.Type = printable(f.Path), printable(f.Source), printable(f.Type)
+		stats.Filesystems = append(stats.Filesystems, Filesystem(f))
 	}
 	return stats, nil
 }

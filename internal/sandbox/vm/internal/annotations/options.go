@@ -100,8 +100,7 @@ type Options struct {
 	ForceDHCP bool
 	// ShareDriver shares directories with the guest; empty means the node's choice.
 	ShareDriver machine.ShareDriver
-	// Chown9pfs asks to change the owner of shared directories to QEMU's user. It has no effect, because owners are
-	// mapped.
+	// Chown9pfs asks to give shared directories to QEMU's user. It has no effect, because owners are mapped.
 	Chown9pfs bool
 
 	// WaitForAgent means that the machine has started when the guest's agent answers.

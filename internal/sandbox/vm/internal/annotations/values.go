@@ -16,8 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"libvirt.org/go/libvirtxml"
 	"sigs.k8s.io/yaml"
-
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 )
 
 const (
@@ -111,15 +109,6 @@ func diskSize(value string) (uint64, error) {
 		return 0, errors.New("not a whole number of bytes")
 	}
 	return (uint64(size) + sectorSize - 1) / sectorSize * sectorSize, nil
-}
-
-func setRootDeviceOverwrite(o *Options, value string) error {
-	switch over := rootdisk.Overwrite(value); over {
-	case rootdisk.OverwriteNever, rootdisk.OverwriteForeign, rootdisk.OverwriteImage:
-		o.RootDeviceOverwrite = over
-		return nil
-	}
-	return errors.New("no such choice")
 }
 
 func setScratchDisks(o *Options, value string) error {

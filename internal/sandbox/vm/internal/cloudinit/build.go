@@ -15,8 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Input is everything from which a disk is made. The same input, with the same files in its mounts, makes the same
-// bytes.
+// Input is everything from which a disk is made. The same input, with the same files in mounts, makes the same bytes.
 type Input struct {
 	Options annotations.Options
 	// PodUID is the default instance-id, so that a new pod with the same name is a new instance.
@@ -78,6 +77,11 @@ type Image struct {
 	Bytes []byte
 	// Warnings are sentences that say which settings the guest does not get.
 	Warnings []string
+}
+
+// WriteFile replaces the file at path with the image, as iso9660.WriteFile does.
+func (i *Image) WriteFile(path string, mode os.FileMode) error {
+	return iso9660.WriteFile(path, i.Bytes, mode)
 }
 
 // Build makes the disk. It returns errdefs.ErrInvalidArgument for input that is too large or that cloud-init cannot
@@ -209,39 +213,4 @@ func (in *Input) validate() error {
 // isControl reports whether r cannot be part of a line of text.
 func isControl(r rune) bool {
 	return r < ' ' || r == 0x7f || r == 0xfffd || r == 0x85 || r == 0x2028 || r == 0x2029
-}
-
-// WriteFile replaces the file at path with the image. After a power failure, the file has the old or the new content.
-func (i *Image) WriteFile(path string, mode os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return fmt.Errorf("cloud-init disk: %w", err)
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	_, err = f.Write(i.Bytes)
-	for _, step := range []func() error{
-		func() error { return f.Chmod(mode) },
-		f.Sync,
-		f.Close,
-		func() error { return os.Rename(f.Name(), path) },
-		func() error { return syncDir(filepath.Dir(path)) },
-	} {
-		if err == nil {
-			err = step()
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("cloud-init disk %s: %w", path, err)
-	}
-	return nil
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }

@@ -9,8 +9,7 @@
 //
 // Single files are copied into the guest by write_files. Directories are shares that the guest mounts. Without
 // virtio-fs, the files in Secret, ConfigMap, downward API and projected volumes are also copied. ConfigMaps and Secrets
-// that annotations refer to are read from the pod's mounts, because the node has no credentials for an API server; see
-// findSource.
+// that annotations refer to are read from the pod's mounts (findSource), because the node cannot query an API server.
 //
 // A text that becomes part of another language (shell, YAML, JSON, fstab, environment.d) is quoted or refused. Only
 // encoders write YAML and JSON. Files are read with limits, and never outside their volume.

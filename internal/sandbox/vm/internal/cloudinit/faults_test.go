@@ -236,34 +236,6 @@ func TestOptionsAreNotChanged(t *testing.T) {
 	}
 }
 
-func TestWriteFile(t *testing.T) {
-	image, err := Build(base(t, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	at := filepath.Join(dir, "cidata.iso")
-	for range 2 { // the second replaces the first
-		if err := image.WriteFile(at, 0o400); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(at)
-	info, _ := os.Stat(at)
-	if err != nil || !bytes.Equal(got, image.Bytes) || info.Mode().Perm() != 0o400 {
-		t.Errorf("the file has %d bytes, mode %v, error %v; want the image with mode 0400", len(got), info.Mode(), err)
-	}
-	if err := image.WriteFile(filepath.Join(dir, "gone", "x"), 0o400); err == nil {
-		t.Error("WriteFile into a missing directory succeeded")
-	}
-	if err := image.WriteFile(dir, 0o400); err == nil {
-		t.Error("WriteFile over a directory succeeded")
-	}
-	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), ".*")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
-}
-
 // TestOnLink: only gateways outside the interface's networks are on-link.
 func TestOnLink(t *testing.T) {
 	for via, want := range map[string]bool{"10.88.0.1": false, "10.89.0.1": true, "169.254.1.1": true, "fe80::1": false, "fd00:88::1": false, "fd00:99::1": true} {

@@ -59,9 +59,8 @@ func (b *builder) sshKeys() ([]string, error) {
 	return append(keys, o.SSHKeys...), nil
 }
 
-// encodeJSON encodes v as JSON, one sorted key per line. cloud-init reads the JSON as YAML. So all strings are quoted
-// (its YAML library fails on a plain = and misreads many words), and characters that YAML forbids or treats as line
-// breaks are escaped.
+// encodeJSON encodes v as JSON, one sorted key per line. cloud-init reads it as YAML. So all strings are quoted (a
+// plain = or certain words would be misread), and characters that YAML forbids or treats as line breaks are escaped.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -77,8 +77,7 @@ func (b *builder) networkConfig() ([]byte, error) {
 	return text, nil
 }
 
-// static puts addresses and routes into e, an interface's configuration. It turns router advertisements off, which
-// would add others.
+// static puts addresses and routes into e, an interface's configuration. It turns off router advertisements.
 //
 // If cloud-init converts this format instead of passing it to netplan, three bugs of version 22.4 matter. It turns a
 // route to ::/0 into a route to ::/64, so static uses gateway6 instead. It rejects "default" as a destination. And it

@@ -51,10 +51,9 @@ func Open(cfg Config) (*Console, error) {
 	return &Console{relay: r, hub: h}, nil
 }
 
-// Attach attaches a client until ctx ends, the client leaves, or Close. Bytes pass unchanged, as on a terminal. A
-// client that does not read its output is detached with errdefs.ErrResourceExhausted. A serial console has no size, so
-// sizes from req.Resize are discarded. After Attach has returned, a read of req.Stdin or a write to req.Stdout may
-// still be under way.
+// Attach attaches a client until ctx ends, the client leaves, or Close. Bytes pass unchanged. A client that does not
+// read its output is detached with errdefs.ErrResourceExhausted. A serial console has no size, so req.Resize is
+// discarded. After Attach has returned, a read of req.Stdin or a write to req.Stdout may still be under way.
 func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 	client := c.hub.add()
 	if client == nil {

@@ -231,8 +231,7 @@ func (r *relay) append(text string) error {
 	return r.commit(line.Append(nil), 0)
 }
 
-// commit appends entries to the container's log and advances the committed offset by used. If it fails, it removes the
-// entries again.
+// commit appends entries to the container's log and advances the committed offset by used, or returns an error.
 func (r *relay) commit(entries []byte, used int64) error {
 	next := r.committed
 	next.offset += used

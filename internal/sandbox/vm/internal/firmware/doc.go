@@ -1,5 +1,4 @@
-// Package firmware parses the output of a machine's firmware on its debug port, to detect that the machine cannot boot.
-// Begin with Report.
+// Package firmware detects from the output on a firmware's debug port that a machine cannot boot. Begin with Report.
 //
 //	SeaBIOS ─ port 0x402 ─▶ isa-debugcon ─▶ ring buffer in QEMU ◀─ machine.Driver.Firmware ─▶ Report.Read
 //

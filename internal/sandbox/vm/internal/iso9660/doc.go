@@ -10,5 +10,5 @@
 // (Windows) only the names. The formats are specified by ECMA-119 (second edition), the Joliet specification of 1995,
 // and IEEE P1281/P1282 (SUSP and Rock Ridge 1.10).
 //
-// The package must not write files, because the content may be secret and a temporary file would survive a crash.
+// Build must not write files, because the content may be secret and a temporary file would survive a crash.
 package iso9660

@@ -79,8 +79,8 @@ func (s *Stream) Send(cancel <-chan struct{}, kind Kind, parts ...[]byte) bool {
 // Urgent queues a frame ahead of frames that were not sent with Urgent. It does not wait.
 func (s *Stream) Urgent(kind Kind, parts ...[]byte) { s.mux.Urgent(s.id, kind, parts...) }
 
-// Write writes to a channel as its window allows. It returns ErrEnded if the stream ends, os.ErrDeadlineExceeded if
-// cancel is closed.
+// Write writes to a channel, as its window allows, until the stream ends (ErrEnded) or cancel is closed
+// (os.ErrDeadlineExceeded).
 func (s *Stream) Write(channel byte, p []byte, cancel <-chan struct{}) (int, error) {
 	written := 0
 	for len(p) > 0 {
