@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -63,10 +64,11 @@ func TestConfined(t *testing.T) {
 		t.Fatal(err)
 	}
 	ours, err := filepath.EvalSymlinks(filepath.Dir(d.StateDir))
-	if err != nil {
+	kernel, kernelErr := filepath.EvalSymlinks(s.Guest.Kernel)
+	if err := errors.Join(err, kernelErr); err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"socket:", "anon_inode:", "/dev/null", "/memfd:", "pipe:", "/dev/urandom", s.Guest.Kernel, ours, filepath.Dir(ours), "/dev/shm"}
+	allowed := []string{"socket:", "anon_inode:", "/dev/null", "/memfd:", "pipe:", "/dev/urandom", kernel, ours, filepath.Dir(ours), "/dev/shm"}
 	for _, fd := range fds {
 		target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
 		if err != nil {
