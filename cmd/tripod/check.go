@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/edge"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
+	"github.com/tripod-run/tripod/internal/sandbox/vm"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
 
@@ -30,14 +31,14 @@ func checkCommand() *cobra.Command {
 				return err
 			}
 			findings := check.System(cfg).Findings(c.Context())
-			for _, f := range linux.Doctor(c.Context(), linuxConfig(cfg)) {
-				findings = append(findings, check.Finding(f))
+			findings = append(findings, checkLinux(c.Context(), cfg)...)
+			if cfg.Backends.Wasm { // everything else works without tripod-wasm
+				findings = append(findings, asFindings(wasm.Doctor(c.Context(), wasmConfig(cfg)))...)
 			}
-			findings = append(findings, checkWasm(c.Context(), cfg)...)
-			findings = append(findings, checkVM(c.Context(), cfg)...)
-			for _, f := range edge.Check(c.Context(), cfg) {
-				findings = append(findings, check.Finding(f))
+			if cfg.Backends.VM {
+				findings = append(findings, asFindings(vm.Check(c.Context(), vmConfig(cfg)))...)
 			}
+			findings = append(findings, asFindings(edge.Check(c.Context(), cfg))...)
 			findings = append(findings, checkDaemon(c.Context(), cfg)...)
 			if images {
 				findings = append(findings, checkImages(c.Context(), cfg)...)
@@ -61,14 +62,19 @@ func checkCommand() *cobra.Command {
 	return c
 }
 
-// checkWasm checks the requirements of components. Everything else works without tripod-wasm.
-func checkWasm(ctx context.Context, c *config.Config) []check.Finding {
-	if !c.Backends.Wasm {
-		return nil
-	}
-	var findings []check.Finding
-	for _, f := range wasm.Doctor(ctx, wasmConfig(c)) {
-		findings = append(findings, check.Finding(f))
+func checkLinux(ctx context.Context, c *config.Config) []check.Finding {
+	return asFindings(linux.Doctor(ctx, linuxConfig(c)))
+}
+
+// asFindings converts the findings of a part.
+func asFindings[F ~struct {
+	Subject        string
+	OK, Required   bool
+	Detail, Remedy string
+}](of []F) []check.Finding {
+	findings := make([]check.Finding, len(of))
+	for i, f := range of {
+		findings[i] = check.Finding(f)
 	}
 	return findings
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
@@ -41,15 +40,4 @@ func (p *parts) openVM(ctx context.Context, c *config.Config, images *image.Stor
 	}
 	p.opened(b.Close)
 	return b, nil
-}
-
-func checkVM(ctx context.Context, c *config.Config) []check.Finding {
-	if !c.Backends.VM {
-		return nil
-	}
-	var findings []check.Finding
-	for _, f := range vm.Check(ctx, vmConfig(c)) {
-		findings = append(findings, check.Finding(f))
-	}
-	return findings
 }

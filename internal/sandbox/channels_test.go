@@ -25,11 +25,11 @@ func TestParseChannelsRefuses(t *testing.T) {
 		"the name is not":      `[{"name":"a/b","topic":"t","flags":1}]`,
 		`(".."): the name`:     `[{"name":"..","topic":"t","flags":1}]`,
 		"the topic is":         `[{"name":"a","topic":"","flags":1}]`,
-		"neither for reading":  `[{"name":"a","topic":"t","flags":4}]`,
+		"neither read":         `[{"name":"a","topic":"t","flags":4}]`,
 		"unknown bits":         `[{"name":"a","topic":"t","flags":17}]`,
 		"cannot unmarshal":     `[{"name":"a","topic":"t","flags":256}]`,
 		"a wildcard":           `[{"name":"a","topic":"t/#","flags":3}]`,
-		"is taken":             `[{"name":"a","topic":"t","flags":1},{"name":"a","topic":"u","flags":1}]`,
+		"used twice":           `[{"name":"a","topic":"t","flags":1},{"name":"a","topic":"u","flags":1}]`,
 		"can have 256":         "[" + strings.Repeat("{},", 256) + "{}]",
 		"unexpected end of JS": `[`,
 	} {

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -86,25 +87,12 @@ type Stats struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.MaxPacket <= 0 {
-		c.MaxPacket = 16 << 20
-	}
-	if c.MaxClients <= 0 {
-		c.MaxClients = 1024
-	}
-	if c.MaxQueued <= 0 {
-		c.MaxQueued = 4096
-	}
-	if c.MaxQueuedBytes <= 0 {
-		c.MaxQueuedBytes = 256 << 20
-	}
-	if c.SessionExpiry <= 0 {
-		c.SessionExpiry = 7 * 24 * time.Hour
-	}
-	if c.WriteTimeout <= 0 {
-		c.WriteTimeout = 20 * time.Second
-	}
-	c.MaxPacket, c.MaxQueued = min(c.MaxPacket, 256<<20), min(c.MaxQueued, 8192)
+	c.MaxPacket = min(cmp.Or(max(c.MaxPacket, 0), 16<<20), 256<<20)
+	c.MaxClients = cmp.Or(max(c.MaxClients, 0), 1024)
+	c.MaxQueued = min(cmp.Or(max(c.MaxQueued, 0), 4096), 8192)
+	c.MaxQueuedBytes = cmp.Or(max(c.MaxQueuedBytes, 0), 256<<20)
+	c.SessionExpiry = cmp.Or(max(c.SessionExpiry, 0), 7*24*time.Hour)
+	c.WriteTimeout = cmp.Or(max(c.WriteTimeout, 0), 20*time.Second)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -75,19 +76,18 @@ func (b *embedded) start(cfg Config, who *users) error {
 		return fmt.Errorf("broker: %w", err)
 	}
 	var open []net.Listener
-	if err := b.listen(cfg, &open); err != nil {
+	err := b.listen(cfg, &open)
+	if err == nil {
+		if err = b.server.Serve(); err != nil {
+			err = fmt.Errorf("broker: %w", err)
+		}
+	}
+	if err != nil {
 		for _, l := range open {
 			l.Close()
 		}
-		return err
 	}
-	if err := b.server.Serve(); err != nil {
-		for _, l := range open {
-			l.Close()
-		}
-		return fmt.Errorf("broker: %w", err)
-	}
-	return nil
+	return err
 }
 
 // listen opens the addresses.
@@ -183,7 +183,7 @@ func (b *embedded) Stats() Stats {
 		s.Inflight += cl.State.Inflight.Len()
 	}
 	for topic := range b.server.Topics.Retained.GetAll() {
-		if len(topic) < len(mochi.SysPrefix) || topic[:len(mochi.SysPrefix)] != mochi.SysPrefix {
+		if !strings.HasPrefix(topic, mochi.SysPrefix) {
 			s.Retained++
 		}
 	}

@@ -102,11 +102,8 @@ func (s *store) set(key string, value []byte, urgent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, stored := s.disk[key]
-	_, changed := s.dirty[key]
 	if value == nil && !stored {
-		if changed {
-			delete(s.dirty, key)
-		}
+		delete(s.dirty, key)
 		return
 	}
 	s.dirty[key] = value

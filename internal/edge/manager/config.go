@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -49,15 +50,8 @@ type Limits struct {
 	BytesPerSecond    float64
 }
 
-// Defaults.
-const (
-	defaultRegisterTimeout = 5 * time.Second
-	defaultKeepAlive       = 60 * time.Second
-	defaultBackoffMin      = 500 * time.Millisecond
-	defaultBackoffMax      = 30 * time.Second
-	defaultMessages        = 1024
-	defaultBytes           = 16 << 20
-)
+// defaultKeepAlive is the time between keepalives if neither the configuration nor the orchestrator sets it.
+const defaultKeepAlive = 60 * time.Second
 
 func (c *Config) complete() error {
 	if err := wire.ValidName("uuid", c.UUID); err != nil {
@@ -83,20 +77,13 @@ func (c *Config) complete() error {
 		}
 		seen = append(seen, info.UUID)
 	}
-	setDefault(&c.RegisterTimeout, defaultRegisterTimeout)
-	setDefault(&c.BackoffMin, defaultBackoffMin)
-	setDefault(&c.BackoffMax, max(defaultBackoffMax, c.BackoffMin))
-	setDefault(&c.Limits.Messages, defaultMessages)
-	setDefault(&c.Limits.Bytes, defaultBytes)
+	c.RegisterTimeout = cmp.Or(c.RegisterTimeout, 5*time.Second)
+	c.BackoffMin = cmp.Or(c.BackoffMin, 500*time.Millisecond)
+	c.BackoffMax = cmp.Or(c.BackoffMax, max(30*time.Second, c.BackoffMin))
+	c.Limits.Messages = cmp.Or(c.Limits.Messages, 1024)
+	c.Limits.Bytes = cmp.Or(c.Limits.Bytes, 16<<20)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return nil
-}
-
-func setDefault[T comparable](to *T, value T) {
-	var zero T
-	if *to == zero {
-		*to = value
-	}
 }

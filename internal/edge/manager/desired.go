@@ -197,7 +197,7 @@ func (h *host) scheduleRestart(mod *module, payload []byte) {
 		h.restarts[mod.uuid] = r
 	}
 	ok, _ := outcome(payload)
-	policy := text(mod.data, "restart")
+	policy := mod.data.Text("restart")
 	if policy == wire.RestartNever || policy == wire.RestartOnFailure && ok {
 		r.ended = true
 		if err := h.m.store.Put(kindFinished, h.info.UUID+"/"+mod.uuid, r.data); err != nil {

@@ -3,6 +3,7 @@ package manager
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 
 	"github.com/google/uuid"
 
@@ -33,15 +34,11 @@ func (h *host) registration(extra map[string]any) json.RawMessage {
 		apis = []string{}
 	}
 	fields := map[string]any{}
-	for name, value := range extra {
-		fields[name] = value
-	}
-	for name, value := range map[string]any{
+	maps.Copy(fields, extra)
+	maps.Copy(fields, map[string]any{
 		"type": "runtime", "uuid": h.info.UUID, "name": h.info.Name, "parent": h.m.config.UUID,
 		"runtime_type": h.info.Type, "apis": apis, "max_nmodules": h.info.MaxModules,
-	} {
-		fields[name] = value
-	}
+	})
 	return object(fields)
 }
 

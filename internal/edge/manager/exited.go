@@ -3,6 +3,8 @@ package manager
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -125,10 +127,7 @@ func (h *host) metadata(payload []byte) []byte {
 
 // exitedData returns the data of an exited message: the runtime's fields, and the module's type and uuid.
 func (h *host) exitedData(uuid string, payload []byte) json.RawMessage {
-	fields, err := wire.ParseObject(payload)
-	if err != nil {
-		fields = map[string]json.RawMessage{}
-	}
+	fields, _ := wire.ParseObject(payload) // no fields if it is not an object
 	data := map[string]any{}
 	for name, value := range fields {
 		data[name] = value
@@ -235,10 +234,7 @@ func (x *exits) send(m *Manager, key string) {
 // orchestrator does not create those modules again.
 func (x *exits) sendAll(m *Manager) {
 	x.mu.Lock()
-	keys := make([]string, 0, len(x.all))
-	for key := range x.all {
-		keys = append(keys, key)
-	}
+	keys := slices.Collect(maps.Keys(x.all))
 	x.mu.Unlock()
 	for _, key := range keys {
 		x.send(m, key)
@@ -255,7 +251,7 @@ func (x *exits) run(m *Manager) func() {
 				return
 			}
 			for x.forget(m) > 0 && m.ctx.Err() == nil {
-				sleep(m.ctx, exitsPoll)
+				pause(m.ctx, exitsPoll, nil)
 			}
 		}
 	}

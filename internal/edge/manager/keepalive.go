@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -30,10 +31,7 @@ func (h *host) keepAlive() {
 		h.mu.Lock()
 		interval, changed := h.interval, h.change
 		h.mu.Unlock()
-		if m.config.KeepAlive > 0 {
-			interval = m.config.KeepAlive
-		}
-		setDefault(&interval, defaultKeepAlive)
+		interval = cmp.Or(max(m.config.KeepAlive, 0), interval, defaultKeepAlive)
 		t := time.NewTimer(interval)
 		for waiting := true; waiting; {
 			select {

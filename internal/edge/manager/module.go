@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -117,12 +116,3 @@ const (
 	codeNotCreated = 125 // like container engines for a container that could not start
 	codeKilled     = 137
 )
-
-// text returns a field's string, or "".
-func text(d wire.ModuleData, name string) string {
-	var s string
-	if json.Unmarshal(d[name], &s) != nil {
-		return ""
-	}
-	return s
-}

@@ -105,7 +105,7 @@ func (h *host) closeChannel(mod *module, payload []byte) {
 // profileKind returns the kind of a module's profiles: the module's field "profile", or the first part of the runtime's type, as in
 // the topics of public peers.
 func (h *host) profileKind(mod *module) string {
-	if kind := text(mod.data, "profile"); wire.ValidName("profile", kind) == nil {
+	if kind := mod.data.Text("profile"); wire.ValidName("profile", kind) == nil {
 		return kind
 	}
 	kind, _, _ := strings.Cut(h.info.Type, "/")

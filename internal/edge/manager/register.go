@@ -143,16 +143,7 @@ func (b *backoff) delay() time.Duration {
 }
 
 // wait sleeps for the next delay, or until ctx ends.
-func (b *backoff) wait(ctx context.Context) { sleep(ctx, b.delay()) }
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
+func (b *backoff) wait(ctx context.Context) { pause(ctx, b.delay(), nil) }
 
 // answer is the data of an orchestrator's response.
 type answer struct {

@@ -1,6 +1,7 @@
 package mqtt
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -42,33 +43,17 @@ func (c Config) withDefaults() (Config, error) {
 		_, _ = rand.Read(id[:]) // never fails (crypto/rand)
 		c.ClientID, c.SessionExpiry = "tripod-"+hex.EncodeToString(id[:]), 0
 	}
-	for _, d := range []struct {
-		value *time.Duration
-		def   time.Duration
-	}{
-		{&c.KeepAlive, 30 * time.Second}, {&c.ConnectTimeout, 10 * time.Second}, {&c.WriteTimeout, 20 * time.Second},
-		{&c.BackoffMin, 200 * time.Millisecond}, {&c.BackoffMax, 15 * time.Second}, {&c.QueueTTL, time.Hour},
-	} {
-		if *d.value <= 0 {
-			*d.value = d.def
-		}
-	}
-	for _, n := range []struct {
-		value *int64
-		def   int64
-	}{{&c.QueueBytes, 64 << 20}, {&c.InboxBytes, 64 << 20}, {&c.MaxPacket, 16 << 20}} {
-		if *n.value <= 0 {
-			*n.value = n.def
-		}
-	}
-	if c.QueueMessages <= 0 {
-		c.QueueMessages = 10_000
-	}
-	if c.InboxMessages <= 0 {
-		c.InboxMessages = 10_000
-	}
-	c.MaxPacket = min(c.MaxPacket, maxPacketLimit)
-	c.BackoffMax = max(c.BackoffMax, c.BackoffMin)
+	c.KeepAlive = cmp.Or(max(c.KeepAlive, 0), 30*time.Second)
+	c.ConnectTimeout = cmp.Or(max(c.ConnectTimeout, 0), 10*time.Second)
+	c.WriteTimeout = cmp.Or(max(c.WriteTimeout, 0), 20*time.Second)
+	c.BackoffMin = cmp.Or(max(c.BackoffMin, 0), 200*time.Millisecond)
+	c.BackoffMax = max(cmp.Or(max(c.BackoffMax, 0), 15*time.Second), c.BackoffMin)
+	c.QueueTTL = cmp.Or(max(c.QueueTTL, 0), time.Hour)
+	c.QueueMessages = cmp.Or(max(c.QueueMessages, 0), 10_000)
+	c.QueueBytes = cmp.Or(max(c.QueueBytes, 0), 64<<20)
+	c.InboxMessages = cmp.Or(max(c.InboxMessages, 0), 10_000)
+	c.InboxBytes = cmp.Or(max(c.InboxBytes, 0), 64<<20)
+	c.MaxPacket = min(cmp.Or(max(c.MaxPacket, 0), 16<<20), maxPacketLimit)
 	if w := c.Will; w != nil {
 		if err := checkTopic(w.Topic, w.QoS); err != nil {
 			return c, fmt.Errorf("mqtt: last will: %w", err)
@@ -86,21 +71,11 @@ func (c Config) address() (hostport string, secure bool, err error) {
 	if err != nil || u.Hostname() == "" {
 		return "", false, fmt.Errorf("mqtt: broker %q is not a URL like mqtt://HOST:1883 or mqtts://HOST:8883: %w", c.URL, errdefs.ErrInvalidArgument)
 	}
-	port := u.Port()
-	switch u.Scheme {
-	case "mqtt":
-		if port == "" {
-			port = "1883"
-		}
-	case "mqtts":
-		secure = true
-		if port == "" {
-			port = "8883"
-		}
-	default:
+	port, known := map[string]string{"mqtt": "1883", "mqtts": "8883"}[u.Scheme]
+	if !known {
 		return "", false, fmt.Errorf("mqtt: broker %q: unknown scheme %q; use mqtt:// or mqtts://: %w", c.URL, u.Scheme, errdefs.ErrInvalidArgument)
 	}
-	return net.JoinHostPort(u.Hostname(), port), secure, nil
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), port)), u.Scheme == "mqtts", nil
 }
 
 // config returns the TLS configuration. It is called at each connect, so renewed certificates take effect without a restart.

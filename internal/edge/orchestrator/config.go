@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -47,22 +48,12 @@ func (c Config) complete() (Config, error) {
 	if c.Path == "" || c.Connect == nil || channel.ValidTopic(c.Topics.Control()) != nil || c.Topics.Realm == "" {
 		return c, fmt.Errorf("an orchestrator needs the path of its record, a realm and a broker: %w", errdefs.ErrInvalidArgument)
 	}
-	for _, d := range []struct {
-		to    *time.Duration
-		value time.Duration
-	}{
-		{&c.KeepaliveInterval, time.Minute}, {&c.RestartMin, time.Second}, {&c.RestartMax, 5 * time.Minute}, {&c.RestartReset, 10 * time.Minute},
-	} {
-		if *d.to <= 0 {
-			*d.to = d.value
-		}
-	}
-	if c.KeepaliveMissed <= 0 {
-		c.KeepaliveMissed = 3
-	}
-	if c.KeepDead <= 0 {
-		c.KeepDead = 1000
-	}
+	c.KeepaliveInterval = cmp.Or(max(c.KeepaliveInterval, 0), time.Minute)
+	c.KeepaliveMissed = cmp.Or(max(c.KeepaliveMissed, 0), 3)
+	c.RestartMin = cmp.Or(max(c.RestartMin, 0), time.Second)
+	c.RestartMax = cmp.Or(max(c.RestartMax, 0), 5*time.Minute)
+	c.RestartReset = cmp.Or(max(c.RestartReset, 0), 10*time.Minute)
+	c.KeepDead = cmp.Or(max(c.KeepDead, 0), 1000)
 	if c.Now == nil {
 		c.Now = time.Now
 	}

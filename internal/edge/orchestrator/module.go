@@ -70,7 +70,7 @@ func moduleData(raw json.RawMessage) (wire.ModuleData, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch kind := text(d, "type"); {
+	switch kind := d.Text("type"); {
 	case kind == "":
 		return nil, fmt.Errorf(`data of a module: "type" is missing: %w`, errdefs.ErrInvalidArgument)
 	case kind != string(Module):

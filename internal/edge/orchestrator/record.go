@@ -165,20 +165,8 @@ func number(d wire.ModuleData, name string) (n int, ok bool) {
 	return n, json.Unmarshal(raw, &n) == nil
 }
 
-// text returns a field's string, or "".
-func text(d wire.ModuleData, name string) string {
-	var s string
-	if raw := d[name]; len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
-		return ""
-	}
-	return s
-}
-
 // slots returns the number of modules that a runtime can have at a time.
 func (r *Record) slots() int {
-	n, ok := number(r.Data, "max_nmodules")
-	if !ok {
-		return 0
-	}
+	n, _ := number(r.Data, "max_nmodules")
 	return n
 }

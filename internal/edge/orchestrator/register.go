@@ -39,7 +39,7 @@ func (t *transition) register(id string, e wire.Envelope) error {
 	if err != nil {
 		return err
 	}
-	r.Name, r.Parent, r.Later, r.Data = text(d, "name"), text(d, "parent"), isLater(e), maps.Clone(d)
+	r.Name, r.Parent, r.Later, r.Data = d.Text("name"), d.Text("parent"), isLater(e), maps.Clone(d)
 	if r.Name == "" {
 		r.Name = id
 	}
@@ -139,7 +139,7 @@ func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	if named := text(d, "uuid"); named != "" && named != id {
+	if named := d.Text("uuid"); named != "" && named != id {
 		return fmt.Errorf("keepalive on the topic of %q with the uuid %q: %w", id, named, errdefs.ErrInvalidArgument)
 	}
 	r := t.get(key{Runtime, id})
@@ -181,11 +181,11 @@ func peerData(id string, raw json.RawMessage) (wire.ModuleData, Kind, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("data of a registration: %w", err)
 	}
-	kind := Kind(text(d, "type"))
+	kind := Kind(d.Text("type"))
 	if kind != Manager && kind != Runtime {
 		return nil, "", fmt.Errorf("registration of type %q: want manager or runtime: %w", kind, errdefs.ErrInvalidArgument)
 	}
-	if named := text(d, "uuid"); named != id {
+	if named := d.Text("uuid"); named != id {
 		return nil, "", fmt.Errorf("registration on the topic of %q with the uuid %q: %w", id, named, errdefs.ErrInvalidArgument)
 	}
 	if err := wire.ValidName("uuid", id); err != nil {
@@ -216,7 +216,7 @@ func (t *transition) validRuntime(d wire.ModuleData) error {
 			return fmt.Errorf("registration: %q is not a number from 0 to %d: %w", name, most, errdefs.ErrInvalidArgument)
 		}
 	}
-	if parent := text(d, "parent"); parent != "" && t.get(key{Manager, parent}) == nil {
+	if parent := d.Text("parent"); parent != "" && t.get(key{Manager, parent}) == nil {
 		return fmt.Errorf("unknown parent %q: no manager with this uuid has registered; register it first: %w", parent, errdefs.ErrNotFound)
 	}
 	return nil

@@ -31,7 +31,7 @@ func readExit(d wire.ModuleData) ending {
 	if raw := d["status"]; len(raw) > 0 && json.Unmarshal(raw, &status) == nil {
 		e.lost = status.Reason == reasonLost
 		e.failed = status.Code != 0 || status.Reason != "" && status.Reason != reasonExited
-	} else if s := text(d, "status"); s != "" && s != reasonExited {
+	} else if s := d.Text("status"); s != "" && s != reasonExited {
 		e.failed = true
 	}
 	if code, ok := number(d, "exit_code"); ok && code != 0 {
@@ -46,7 +46,7 @@ var crashRestarts = []string{"restart", "recreate"}
 // restarts reports whether a module with this end is created again, according to "restart" or, if that is missing, "fault_crash".
 func (e ending) restarts(d wire.ModuleData) bool {
 	switch {
-	case text(d, "restart") == "":
+	case d.Text("restart") == "":
 		return e.failed && slices.Contains(crashRestarts, d.FaultCrash())
 	case d.Restart() == wire.RestartAlways:
 		return true

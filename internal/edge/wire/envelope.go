@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/containerd/errdefs"
@@ -95,7 +96,7 @@ func (e Envelope) Bytes() []byte {
 	if e.Data != nil {
 		b = append(append(b, `,"data":`...), e.Data...)
 	}
-	for _, name := range sorted(e.Extra) {
+	for _, name := range slices.Sorted(maps.Keys(e.Extra)) {
 		b = appendField(append(b, ','), name, e.Extra[name])
 	}
 	return append(b, '}')
@@ -117,7 +118,7 @@ func ParseObject(payload []byte) (map[string]json.RawMessage, error) {
 // AppendObject appends an object with its fields in the order of their names. Unlike encoding/json it keeps the values verbatim.
 func AppendObject(b []byte, fields map[string]json.RawMessage) []byte {
 	b = append(b, '{')
-	for i, name := range sorted(fields) {
+	for i, name := range slices.Sorted(maps.Keys(fields)) {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -140,15 +141,6 @@ func appendString(b []byte, s string) []byte {
 		panic(err)
 	}
 	return append(b, quoted...)
-}
-
-func sorted(m map[string]json.RawMessage) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 func isNull(raw json.RawMessage) bool {

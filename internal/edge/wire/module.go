@@ -56,34 +56,34 @@ func (d ModuleData) Without(names ...string) ModuleData {
 }
 
 // UUID returns the uuid that identifies the module.
-func (d ModuleData) UUID() string { return d.text("uuid") }
+func (d ModuleData) UUID() string { return d.Text("uuid") }
 
 // Name returns the name for people.
-func (d ModuleData) Name() string { return d.text("name") }
+func (d ModuleData) Name() string { return d.Text("name") }
 
 // Parent returns the uuid or the name of the runtime, or "" if the orchestrator chooses.
-func (d ModuleData) Parent() string { return d.text("parent") }
+func (d ModuleData) Parent() string { return d.Text("parent") }
 
 // File returns the path of the program on the node, from "file" or "filename".
 func (d ModuleData) File() string {
-	if f := d.text("file"); f != "" {
+	if f := d.Text("file"); f != "" {
 		return f
 	}
-	return d.text("filename")
+	return d.Text("filename")
 }
 
 // FileType returns the type of the file, for example "WA" or "PY".
-func (d ModuleData) FileType() string { return d.text("filetype") }
+func (d ModuleData) FileType() string { return d.Text("filetype") }
 
 // Image returns an OCI reference with a digest, which replaces the file.
-func (d ModuleData) Image() string { return d.text("image") }
+func (d ModuleData) Image() string { return d.Text("image") }
 
 // FaultCrash returns the policy after a crash: "ignore" or "restart".
-func (d ModuleData) FaultCrash() string { return d.text("fault_crash") }
+func (d ModuleData) FaultCrash() string { return d.Text("fault_crash") }
 
 // Restart returns the restart policy, by default RestartNever.
 func (d ModuleData) Restart() string {
-	if r := d.text("restart"); r != "" {
+	if r := d.Text("restart"); r != "" {
 		return r
 	}
 	return RestartNever
@@ -141,7 +141,8 @@ func (d ModuleData) get(name string, to any) bool {
 	return !isNull(raw) && json.Unmarshal(raw, to) == nil
 }
 
-func (d ModuleData) text(name string) string {
+// Text returns a field's string, or "".
+func (d ModuleData) Text(name string) string {
 	var s string
 	if !d.get(name, &s) {
 		return ""
@@ -155,7 +156,7 @@ func (d ModuleData) list(name string) []string {
 	if d.get(name, &all) {
 		return all
 	}
-	if s := d.text(name); s != "" {
+	if s := d.Text(name); s != "" {
 		return []string{s}
 	}
 	return nil

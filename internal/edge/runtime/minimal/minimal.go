@@ -1,6 +1,7 @@
 package minimal
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -61,18 +62,12 @@ var _ runtime.Runtime = (*Runtime)(nil)
 
 // New checks the configuration. It starts nothing.
 func New(cfg Config) (*Runtime, error) {
-	if cfg.Info.Type == "" {
-		cfg.Info.Type = Type
-	}
-	if cfg.Info.MaxModules == 0 {
-		cfg.Info.MaxModules = channel.MaxModules
-	}
-	if cfg.Dir == "" {
-		cfg.Dir = DefaultDir
-	}
-	cfg.ConnectTimeout = or(cfg.ConnectTimeout, 5*time.Second)
-	cfg.WriteTimeout = or(cfg.WriteTimeout, 30*time.Second)
-	cfg.StopTimeout = or(cfg.StopTimeout, 5*time.Second)
+	cfg.Info.Type = cmp.Or(cfg.Info.Type, Type)
+	cfg.Info.MaxModules = cmp.Or(cfg.Info.MaxModules, channel.MaxModules)
+	cfg.Dir = cmp.Or(cfg.Dir, DefaultDir)
+	cfg.ConnectTimeout = cmp.Or(max(cfg.ConnectTimeout, 0), 5*time.Second)
+	cfg.WriteTimeout = cmp.Or(max(cfg.WriteTimeout, 0), 30*time.Second)
+	cfg.StopTimeout = cmp.Or(max(cfg.StopTimeout, 0), 5*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -88,13 +83,6 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, fmt.Errorf("runtime %q has its socket in %q: want an absolute path: %w", cfg.Info.Name, cfg.Dir, errdefs.ErrInvalidArgument)
 	}
 	return &Runtime{cfg: cfg}, nil
-}
-
-func or(d, otherwise time.Duration) time.Duration {
-	if d <= 0 {
-		return otherwise
-	}
-	return d
 }
 
 // Info implements runtime.Runtime.

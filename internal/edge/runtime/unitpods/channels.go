@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -134,10 +136,7 @@ func (m *module) forward(message channel.Message) bool {
 // closeChannels reports all channels as closed. The worker opens them again on the next connection.
 func (m *module) closeChannels() bool {
 	m.mu.Lock()
-	fds := make([]int, 0, len(m.open))
-	for fd := range m.open {
-		fds = append(fds, fd)
-	}
+	fds := slices.Collect(maps.Keys(m.open))
 	clear(m.open)
 	m.mu.Unlock()
 	for _, fd := range fds {

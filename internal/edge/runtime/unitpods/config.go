@@ -1,6 +1,7 @@
 package unitpods
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -74,30 +75,14 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-const (
-	defaultHandler   = "wasm"
-	defaultLogBytes  = 8 << 20
-	minLogBytes      = 4 << 10
-	defaultImageIdle = 10 * time.Minute
-	defaultOrphanAge = time.Minute
-)
+const minLogBytes = 4 << 10
 
 func (c *Config) setDefaults() error {
-	if c.MaxModules == 0 {
-		c.MaxModules = channel.MaxModules
-	}
-	if c.Handler == "" {
-		c.Handler = defaultHandler
-	}
-	if c.LogBytes == 0 {
-		c.LogBytes = defaultLogBytes
-	}
-	if c.ImageIdle == 0 {
-		c.ImageIdle = defaultImageIdle
-	}
-	if c.OrphanAge == 0 {
-		c.OrphanAge = defaultOrphanAge
-	}
+	c.MaxModules = cmp.Or(c.MaxModules, channel.MaxModules)
+	c.Handler = cmp.Or(c.Handler, "wasm")
+	c.LogBytes = cmp.Or(c.LogBytes, 8<<20)
+	c.ImageIdle = cmp.Or(c.ImageIdle, 10*time.Minute)
+	c.OrphanAge = cmp.Or(c.OrphanAge, time.Minute)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -2,6 +2,7 @@ package unitpods
 
 import (
 	"encoding/json"
+	"maps"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -157,10 +158,7 @@ func (r *Runtime) checkAllPods() {
 		existing[p.ID] = p
 	}
 	r.mu.Lock()
-	modules := make(map[string]*module, len(r.pods))
-	for id, m := range r.pods {
-		modules[id] = m
-	}
+	modules := maps.Clone(r.pods)
 	r.mu.Unlock()
 	for id, m := range modules {
 		if p := existing[id]; p != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -240,11 +242,7 @@ func (r *Runtime) Stop(ctx context.Context) error {
 func (r *Runtime) all() []*module {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := make([]*module, 0, len(r.modules))
-	for _, m := range r.modules {
-		list = append(list, m)
-	}
-	return list
+	return slices.Collect(maps.Values(r.modules))
 }
 
 // Cleanup implements runtime.Runtime: it removes the pod and the log, and releases the image.

@@ -3,6 +3,7 @@ package unitpods
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -136,10 +137,5 @@ func (r *Runtime) removeOrphans() error {
 
 // live reports whether a module with this uuid exists.
 func (r *Runtime) live(uuid string) bool {
-	for _, m := range r.all() {
-		if m.uuid == uuid {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.all(), func(m *module) bool { return m.uuid == uuid })
 }
