@@ -18,7 +18,7 @@ const MaxFiles = 253
 const headerSize = 8
 
 // ErrFrame is the error for an invalid frame. If Write returns it, nothing was sent.
-var ErrFrame = errors.New("frames with descriptors")
+var ErrFrame = errors.New("invalid frame")
 
 // Frame is a message with its files.
 type Frame struct {
@@ -69,7 +69,7 @@ func (r *Reader) Next() (Frame, error) {
 	}
 	length, count := binary.BigEndian.Uint32(r.buf), binary.BigEndian.Uint32(r.buf[4:])
 	if uint64(length) > uint64(r.max) || count > MaxFiles {
-		return Frame{}, fmt.Errorf("%w: a frame of %d bytes and %d files exceeds the limits of %d and %d", ErrFrame, length, count, r.max, MaxFiles)
+		return Frame{}, fmt.Errorf("%w: %d bytes and %d files exceed the limits of %d and %d", ErrFrame, length, count, r.max, MaxFiles)
 	}
 	if err := r.fill(headerSize + int(length)); err != nil {
 		if errors.Is(err, io.EOF) {
@@ -78,7 +78,7 @@ func (r *Reader) Next() (Frame, error) {
 		return Frame{}, err
 	}
 	if int(count) > len(r.fds) {
-		return Frame{}, fmt.Errorf("%w: a frame announces %d files and has %d", ErrFrame, count, len(r.fds))
+		return Frame{}, fmt.Errorf("%w: it announces %d files and has %d", ErrFrame, count, len(r.fds))
 	}
 	f := Frame{Payload: append([]byte(nil), r.buf[headerSize:headerSize+int(length)]...)}
 	for _, fd := range r.fds[:count] {
@@ -144,7 +144,7 @@ func (r *Reader) Close() {
 // Write sends a frame with a payload of at most maxMessage bytes. It does not close the files. Calls must not overlap.
 func Write(conn *net.UnixConn, maxMessage int, payload []byte, files []*os.File) error {
 	if len(payload) > maxMessage || len(files) > MaxFiles {
-		return fmt.Errorf("%w: a frame of %d bytes and %d files exceeds the limits of %d and %d", ErrFrame, len(payload), len(files), maxMessage, MaxFiles)
+		return fmt.Errorf("%w: %d bytes and %d files exceed the limits of %d and %d", ErrFrame, len(payload), len(files), maxMessage, MaxFiles)
 	}
 	data := make([]byte, headerSize, headerSize+len(payload))
 	binary.BigEndian.PutUint32(data, uint32(len(payload)))

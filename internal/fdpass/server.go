@@ -75,7 +75,7 @@ func (s *Server) Serve() error {
 		case s.ctx.Err() != nil:
 			return nil
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ECONNABORTED):
-			s.logger.Error("a connection for descriptors could not be accepted", "err", err)
+			s.logger.Error("descriptor server: accept failed", "err", err)
 			select { // nothing signals that a descriptor is free
 			case <-time.After(100 * time.Millisecond):
 			case <-s.ctx.Done():
@@ -109,14 +109,14 @@ func (s *Server) start(conn *net.UnixConn) {
 		err = s.admit(conn, peer)
 	}
 	if err != nil {
-		s.logger.Warn("a connection for descriptors was refused", "err", err)
+		s.logger.Warn("descriptor server: connection refused", "err", err)
 		conn.Close()
 		return
 	}
 	go func() {
 		defer s.release(conn, peer)
 		if err := s.serve(conn, peer); err != nil {
-			s.logger.Warn("a request for descriptors failed", "pid", peer.PID, "uid", peer.UID, "err", err)
+			s.logger.Warn("descriptor server: request failed", "pid", peer.PID, "uid", peer.UID, "err", err)
 		}
 	}()
 }
@@ -208,13 +208,13 @@ func Call(ctx context.Context, conn *net.UnixConn, request, answer any) ([]*os.F
 		if errors.Is(err, ErrFrame) {
 			return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 		}
-		return nil, fmt.Errorf("ask for descriptors: %w: %w", err, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("request descriptors: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	r := NewReader(conn, MaxReply)
 	defer r.Close()
 	f, err := r.Next()
 	if err != nil {
-		return nil, fmt.Errorf("no answer to a request for descriptors: %w: %w", errors.Join(context.Cause(ctx), err), errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("no reply to a request for descriptors: %w: %w", errors.Join(context.Cause(ctx), err), errdefs.ErrUnavailable)
 	}
 	var m reply
 	if err := json.Unmarshal(f.Payload, &m); err == nil && m.Error == nil {

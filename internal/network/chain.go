@@ -76,7 +76,7 @@ func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 		return findChain(dir, def, leases)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("CNI configuration %s cannot be used (correct it, or remove it for the next one by name): %w: %w",
+		return nil, fmt.Errorf("CNI configuration %s is invalid (correct it, or remove it to use the next file by name): %w: %w",
 			files[0], err, errdefs.ErrFailedPrecondition)
 	}
 	return c, nil

@@ -41,7 +41,7 @@ func addGateway(bridge string, subnet netip.Prefix) error {
 		}
 		again := &netlink.Addr{IPNet: old.IPNet, Label: old.Label}
 		if err := errors.Join(netlink.AddrDel(link, &old), netlink.AddrAdd(link, again)); err != nil {
-			return fmt.Errorf("keep %s on bridge %s: %w", old.IPNet, bridge, err)
+			return fmt.Errorf("add %s to bridge %s again: %w", old.IPNet, bridge, err)
 		}
 	}
 	return nil

@@ -117,9 +117,9 @@ func (m *Manager) reload() {
 	old := m.chain.Swap(&loaded{chain: c, err: err})
 	switch {
 	case err != nil && (old == nil || old.err == nil || old.err.Error() != err.Error()):
-		m.cfg.Logger.Error("pod network cannot be set up", "err", err)
+		m.cfg.Logger.Error("CNI configuration cannot be loaded", "err", err)
 	case err == nil && (old == nil || old.chain == nil || c.source != old.chain.source || !bytes.Equal(c.list.Bytes, old.chain.list.Bytes)):
-		m.cfg.Logger.Info("pod network", "configuration", c.source, "network", c.list.Name, "cniVersion", c.list.CNIVersion)
+		m.cfg.Logger.Info("CNI configuration loaded", "configuration", c.source, "network", c.list.Name, "cniVersion", c.list.CNIVersion)
 	}
 }
 

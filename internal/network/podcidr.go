@@ -46,7 +46,7 @@ func (m *Manager) UpdatePodCIDR(cidr string) error {
 		return fmt.Errorf("pod CIDR %s: %w", cidr, err)
 	}
 	if err := writeDurably(m.podCIDRFile(), data); err != nil {
-		return fmt.Errorf("keep pod CIDR %s: %w", cidr, err)
+		return fmt.Errorf("save pod CIDR %s: %w", cidr, err)
 	}
 	m.setPodCIDR(wanted)
 	m.reload()

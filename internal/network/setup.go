@@ -45,8 +45,8 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if missing := c.unserved(rec.Capabilities); len(missing) > 0 {
-		m.cfg.Logger.Warn("no plugin of the CNI configuration serves these capabilities of the pod; a network agent may",
+	if missing := c.unserved(rec.Capabilities); len(missing) > 0 { // not an error: a network agent may serve them
+		m.cfg.Logger.Warn("no plugin of the CNI configuration has these capabilities of the pod",
 			"pod", a.ID, "configuration", c.source, "capabilities", missing)
 	}
 	if result, err := m.reuseOrUndo(ctx, rec); result != nil || err != nil {
@@ -57,7 +57,7 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 	}
 	result, err := m.attach(ctx, rec)
 	if err != nil {
-		return nil, fmt.Errorf("network of pod %s by %s: %w", a.ID, c.source, m.rollback(ctx, rec, err))
+		return nil, fmt.Errorf("network of pod %s with %s: %w", a.ID, c.source, m.rollback(ctx, rec, err))
 	}
 	return result, nil
 }

@@ -163,7 +163,7 @@ func (m *Manager) probe(ctx context.Context) error {
 		err = unix.Access(m.records.dir, unix.W_OK)
 	}
 	if err != nil {
-		return fmt.Errorf("records of pods' networks cannot be written to %s: %w: %w", m.records.dir, err, errdefs.ErrUnavailable)
+		return fmt.Errorf("directory of network records %s is not writable: %w: %w", m.records.dir, err, errdefs.ErrUnavailable)
 	}
 	c, err := m.currentChain()
 	if err != nil {
@@ -208,7 +208,7 @@ func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string
 		m.status.versions[path] = known
 	}
 	if len(known.supported) > 0 && !slices.Contains(known.supported, wanted) {
-		return fmt.Errorf("CNI plugin %s does not speak version %s, but %s (lower cniVersion, or install newer plugins): %w",
+		return fmt.Errorf("CNI plugin %s does not speak version %s, only %s (lower cniVersion, or install newer plugins): %w",
 			path, wanted, strings.Join(known.supported, ", "), errdefs.ErrFailedPrecondition)
 	}
 	return nil

@@ -35,7 +35,7 @@ func Open(pid int) (*Process, error) {
 		return nil, fmt.Errorf("process %d has ended: %w", pid, errdefs.ErrNotFound)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
+		return nil, fmt.Errorf("open pidfd of process %d: %w", pid, err)
 	}
 	// While we hold the descriptor, /proc/PID is this process or does not exist.
 	start, err := StartTime(pid)

@@ -246,7 +246,7 @@ func checkContainer(what string, req stdioRequest) error {
 	case req.GetTty() && req.GetStderr():
 		return invalid("%s: tty and stderr exclude each other: a terminal has one output", what)
 	case !req.GetStdin() && !req.GetStdout() && !req.GetStderr():
-		return invalid("%s: none of stdin, stdout and stderr is asked for", what)
+		return invalid("%s: none of stdin, stdout and stderr is requested", what)
 	}
 	return nil
 }

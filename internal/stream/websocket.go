@@ -35,7 +35,7 @@ func (s *Server) serveWebSocketV5(ss *session, r *http.Request, opts *remotecomm
 	err = session.serve(ss.ctx, channels[remotecommand.StreamStdIn], channels[remotecommand.StreamStdOut],
 		channels[remotecommand.StreamStdErr], decodeSizes(ss.ctx, channels[remotecommand.StreamResize]))
 	if err := json.NewEncoder(channels[remotecommand.StreamErr]).Encode(statusOf(err)); err != nil {
-		s.log.Debug("WebSocket session ended without its client", "err", err)
+		s.log.Debug("client gone before the end of its WebSocket session", "err", err)
 	}
 }
 

@@ -96,7 +96,7 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 			}
 		}
 		if err := pod.LinkSetUp(link); err != nil {
-			return fmt.Errorf("set it up: %w", err)
+			return fmt.Errorf("set link up: %w", err)
 		}
 		if gatewayOf(result, false) != nil {
 			if err := awaitAddresses(ctx, pod, link); err != nil {
