@@ -317,16 +317,16 @@ func removeCgroup(ctx context.Context, full string) error {
 		if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
 			return readErr
 		}
-		below := false
+		hasChildren := false
 		for _, e := range entries {
 			if e.IsDir() {
-				below = true
+				hasChildren = true
 				if err := removeCgroup(ctx, filepath.Join(full, e.Name())); err != nil {
 					return err
 				}
 			}
 		}
-		if below {
+		if hasChildren {
 			continue
 		}
 		// On v1, no event shows that the kernel has cleaned up.

@@ -26,15 +26,15 @@ func Do(ctx context.Context, name, spec string) error {
 }
 
 type action struct {
-	kind  string
-	text  string
-	delay time.Duration
-	left  atomic.Int64 // number of hits that still act; negative means all
+	kind      string
+	text      string
+	delay     time.Duration
+	remaining atomic.Int64 // number of hits that still act; negative means all
 }
 
 func (a *action) do(ctx context.Context, name string) error {
-	if a.left.Load() >= 0 && a.left.Add(-1) < 0 {
-		a.left.Store(0)
+	if a.remaining.Load() >= 0 && a.remaining.Add(-1) < 0 {
+		a.remaining.Store(0)
 		return nil
 	}
 	switch a.kind {
@@ -60,13 +60,13 @@ func (a *action) do(ctx context.Context, name string) error {
 
 func parseAction(spec string) (*action, error) {
 	a := &action{}
-	a.left.Store(-1)
+	a.remaining.Store(-1)
 	if count, rest, ok := strings.Cut(spec, "*"); ok {
 		n, err := strconv.ParseInt(count, 10, 32)
 		if err != nil || n < 1 {
 			return nil, fmt.Errorf("fail point action %q: %q is not a count", spec, count)
 		}
-		a.left.Store(n)
+		a.remaining.Store(n)
 		spec = rest
 	}
 	kind, argument, _ := strings.Cut(strings.TrimSuffix(spec, ")"), "(")

@@ -39,8 +39,8 @@ func addGateway(bridge string, subnet netip.Prefix) error {
 		if old.IPNet.String() == gateway.String() {
 			continue
 		}
-		again := &netlink.Addr{IPNet: old.IPNet, Label: old.Label}
-		if err := errors.Join(netlink.AddrDel(link, &old), netlink.AddrAdd(link, again)); err != nil {
+		addr := &netlink.Addr{IPNet: old.IPNet, Label: old.Label}
+		if err := errors.Join(netlink.AddrDel(link, &old), netlink.AddrAdd(link, addr)); err != nil {
 			return fmt.Errorf("add %s to bridge %s again: %w", old.IPNet, bridge, err)
 		}
 	}

@@ -20,11 +20,11 @@ const gcParallel = 4
 // process has set up, so pods may start meanwhile. It touches nothing outside the Manager's directories. Errors are
 // joined; the next GC retries what failed.
 func (m *Manager) GC(ctx context.Context, keep []string) error {
-	kept := map[string]bool{}
+	keepKeys := map[string]bool{}
 	for _, id := range keep {
-		kept[keyOf(id)] = true
+		keepKeys[keyOf(id)] = true
 	}
-	keys, err := m.present()
+	keys, err := m.allKeys()
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (m *Manager) GC(ctx context.Context, keep []string) error {
 	group.SetLimit(gcParallel)
 	failures := make([]error, len(keys))
 	for i, key := range keys {
-		if kept[key] {
+		if keepKeys[key] {
 			continue
 		}
 		group.Go(func() error { failures[i] = m.collect(ctx, key); return nil })
@@ -41,8 +41,8 @@ func (m *Manager) GC(ctx context.Context, keep []string) error {
 	return errors.Join(append(failures, m.collectPlugins(ctx))...)
 }
 
-// present lists the keys of all records and namespaces.
-func (m *Manager) present() ([]string, error) {
+// allKeys returns the keys of all records and namespaces.
+func (m *Manager) allKeys() ([]string, error) {
 	keys, err := m.records.keys()
 	if err != nil {
 		return nil, err

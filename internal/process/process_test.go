@@ -22,7 +22,7 @@ func TestLifeAndDeath(t *testing.T) {
 	if err != nil || !p.Alive() || p.Ending() {
 		t.Fatalf("Open of a running process = %+v, %v, want it to be alive", p, err)
 	}
-	again, err := process.Adopt(p.ID)
+	adopted, err := process.Adopt(p.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestLifeAndDeath(t *testing.T) {
 	if err := p.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if !again.WaitFor(10*time.Second) || !p.WaitFor(10*time.Second) || !p.Ending() {
+	if !adopted.WaitFor(10*time.Second) || !p.WaitFor(10*time.Second) || !p.Ending() {
 		t.Error("the end of the process was not noticed within 10 s")
 	}
 	_ = c.Wait()

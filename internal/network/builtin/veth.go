@@ -68,7 +68,7 @@ func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) 
 		if !errors.Is(err, unix.EEXIST) {
 			break
 		}
-		if _, err := host.LinkByName(name); err != nil { // so the pod's name is the taken one
+		if _, err := host.LinkByName(name); err != nil { // the host name is free, so the name in the pod is taken
 			break
 		}
 	}
