@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// askTimeout is how long the daemon may take to report its status.
+// askTimeout bounds the wait for the daemon's status.
 const askTimeout = 5 * time.Second
 
 func checkImages(ctx context.Context, c *config.Config) []check.Finding {
@@ -42,7 +42,7 @@ func checkImages(ctx context.Context, c *config.Config) []check.Finding {
 func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
 	client, err := cli.Connect(ctx, c.GRPC.Socket, askTimeout)
 	if err != nil {
-		return nil // the host may be checked before the daemon is started
+		return nil // the daemon may not be running yet
 	}
 	defer client.Close(ctx)
 	f := check.Finding{Subject: "daemon", OK: true, Detail: "no panics since it was started"}

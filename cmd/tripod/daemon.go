@@ -156,7 +156,7 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 		log.Error("serving failed", "err", err)
 	}
 	systemd.stopping()
-	stop() // from now on a signal ends the process
+	stop() // from now on a signal kills the process
 	drain()
 	finish(server, &calls, drainTime, log)
 	return errors.Join(err, p.close())

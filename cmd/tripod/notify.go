@@ -55,8 +55,7 @@ func (n *notifier) ready(status string) { n.send(daemon.SdNotifyReady + "\nSTATU
 
 func (n *notifier) stopping() { n.send(daemon.SdNotifyStopping) }
 
-// watchdog notifies systemd at half of its watchdog interval while probe succeeds. Otherwise it stays silent, and systemd
-// restarts the daemon.
+// watchdog notifies systemd at half of its watchdog interval while probe succeeds. Without notifications systemd restarts the daemon.
 func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) error) {
 	if n.interval <= 0 {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// observers are the node's metrics and tracing; each is nil if disabled.
+// observers holds the node's metrics and tracing. Each is nil if disabled.
 type observers struct {
 	metrics *metrics.Metrics
 	tracing *metrics.Tracing

@@ -50,8 +50,8 @@ func privateDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// mountRunDir mounts a tmpfs on the directory for run-time files. So the daemon can start, and start, stop and remove pods, even if
-// something fills the node's /run (fault C10). The tmpfs has the limits that systemd sets for /run. It outlives the daemon, like the
+// mountRunDir mounts a tmpfs on the directory for run-time files. Even if something fills the node's /run, the daemon then works, and
+// can start, stop and remove pods (fault C10). The tmpfs has the limits that systemd sets for /run. It outlives the daemon, like the
 // pods. A directory that is not empty stays unchanged until a reboot empties it.
 func mountRunDir(dir string, log *slog.Logger) error {
 	var st unix.Statx_t
@@ -126,11 +126,11 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// errRecordGone means that pods run that the record does not contain. Recovery would remove them.
+// errRecordGone means that the record is missing although there are pods. Recovery with a new record would remove them.
 var errRecordGone = errors.New("the record is gone but its pods are not")
 
-// refuseLostRecord checks, before a record file is created, whether the run-time directories contain pods (fault N7: a disk
-// that is not mounted yet). pods are directories with an entry per pod.
+// refuseLostRecord returns an error if the record file is missing although there are pods, for example because its disk is not mounted
+// yet (fault N7). Call it before creating a record file. pods are directories with an entry for each pod.
 func refuseLostRecord(record string, pods ...string) error {
 	if _, err := os.Stat(record); err == nil {
 		return nil
@@ -191,9 +191,9 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	return nil
 }
 
-// fileLimit is this process's limit of open files. At start the Go runtime raises the soft limit to the hard limit and
-// restores it for children. Raising it ourselves would disable the latter, and slow down programs in containers that walk all
-// possible descriptors.
+// fileLimit returns this process's limit of open files. At start the Go runtime raises the soft limit to the hard limit, and it restores
+// the soft limit for children. If we raised it ourselves, children would keep the higher limit, which slows down programs in containers
+// that walk all possible descriptors.
 func fileLimit() (uint64, error) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)

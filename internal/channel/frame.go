@@ -254,7 +254,7 @@ func (c *Conn) write(m Message) error {
 	return nil
 }
 
-// broken ends the connection, so that the reader sees the error too.
+// broken records a write error and closes the connection, so that the reader fails too.
 func (c *Conn) broken(err error) error {
 	c.writeErr = fmt.Errorf("write a frame: %w (%w)", errdefs.ErrUnavailable, err)
 	c.conn.Close()

@@ -98,8 +98,8 @@ func NewRouter(opts RouterOptions) *Router {
 // Open opens a channel. deliver is called with each message for the channel. It must not block, call the Router, or change the payload,
 // which is shared. Channels of the same group deliver to each other without the Router; "" means no group.
 //
-// Opening an open channel with the same topic and flags replaces deliver and group, as a runtime does that has reconnected; with
-// others it is errdefs.ErrAlreadyExists. A channel above the module's limit is errdefs.ErrResourceExhausted.
+// If the channel is already open with the same topic and flags, for example because the runtime has reconnected, Open replaces deliver and
+// group. With another topic or flags it returns errdefs.ErrAlreadyExists; above the module's limit, errdefs.ErrResourceExhausted.
 func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -143,7 +143,7 @@ func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 		f, added = &filter{name: c.topic, wild: HasWildcard(c.topic)}, true
 		r.table.add(f)
 	}
-	// The slice is never changed in place: a Publish may be iterating over it.
+	// Replace the slice instead of changing it, because a Publish may be iterating over it.
 	f.channels = append(without(f.channels, old), c)
 	return f, added
 }

@@ -18,7 +18,7 @@ import (
 // brokerClose bounds the time for the embedded broker to store its state when it closes.
 const brokerClose = 5 * time.Second
 
-// brokerSettings are the settings of a section of the configuration for its broker.
+// brokerSettings are the broker settings of [edge] or [orchestrator].
 type brokerSettings struct {
 	section                                string
 	url, user, passwordFile, ca, cert, key string

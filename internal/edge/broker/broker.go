@@ -27,8 +27,8 @@ type Config struct {
 	// Address is HOST:PORT for MQTT without TLS; empty means none. Port 0 means a free port.
 	Address string
 	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key, which are PEM files. Each connection reads them again.
-	// With ClientCA every client needs a certificate of one of these authorities. Its common name is then a user name that needs
-	// no password.
+	// With ClientCA, a PEM file, every client needs a certificate signed by one of its CAs. The certificate's common name is then a
+	// user name that needs no password.
 	TLSAddress       string
 	Certificate, Key string
 	ClientCA         string
@@ -71,7 +71,7 @@ type User struct {
 	Read, Write []string
 }
 
-// Stats are counters since the start, and gauges.
+// Stats holds gauges, and counters since the start.
 type Stats struct {
 	Clients       int // connected clients
 	Sessions      int // of connected and disconnected clients

@@ -30,9 +30,9 @@ const maxPending = 64 << 10
 type conn struct {
 	net.Conn
 	timeout        time.Duration
-	gate           atomic.Pointer[gate] // from the session's start
-	unlockDelivery func()               // what the connection's own goroutine holds of hooks.passing
-	ended          chan struct{}        // closed when nothing is written any more
+	gate           atomic.Pointer[gate] // nil before the session starts
+	unlockDelivery func()               // unlocks hooks.delivery; nil unless the connection's goroutine holds it
+	ended          chan struct{}        // closed after the last write
 
 	mu            sync.Mutex
 	changed       *sync.Cond // pending is shorter, or the connection is closed
@@ -277,8 +277,8 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 	}
 }
 
-// Close implements listeners.Listener. It ignores mochi's CloseFn, which takes a read lock twice and hangs if a client ends in
-// between.
+// Close implements listeners.Listener. It ignores mochi's CloseFn, which can deadlock: it takes a read lock twice, and hangs if a client
+// ends between the two.
 func (l *listener) Close(listeners.CloseFn) {
 	l.once.Do(func() {
 		close(l.closed)

@@ -90,7 +90,7 @@ func (b *embedded) start(cfg Config, who *users) error {
 	return err
 }
 
-// listen opens the addresses.
+// listen opens the configured addresses and adds them to the server.
 func (b *embedded) listen(cfg Config, open *[]net.Listener) error {
 	add := func(id, scheme, address string, wrap func(net.Listener) net.Listener) error {
 		l, err := net.Listen("tcp", address)

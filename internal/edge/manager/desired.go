@@ -27,7 +27,7 @@ type desired struct {
 	err        error // if set, the document is refused
 }
 
-// restart counts the restarts of a desired module, and delays the next one.
+// restart is the restart state of a desired module.
 type restart struct {
 	count int
 	delay backoff
@@ -168,7 +168,7 @@ func (h *host) createMissing(data wire.ModuleData) (time.Duration, error) {
 	return 0, h.createLocked("", fromDesired, data)
 }
 
-// forgetFinished drops the restarts of modules that are not in the document with the same data.
+// forgetFinished drops the restart state of modules that are no longer in the document, or whose data have changed.
 func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 	for uuid, r := range h.restarts {
 		data, ok := wanted[uuid]
@@ -209,7 +209,7 @@ func (h *host) scheduleRestart(mod *module, payload []byte) {
 	r.after = time.Now().Add(r.delay.delay())
 }
 
-// reported is the retained document about a runtime.
+// reported is the retained document with the state of a runtime.
 type reported struct {
 	Type       string           `json:"type"`
 	UUID       string           `json:"uuid"`

@@ -31,7 +31,7 @@ type host struct {
 	byIndex [channel.MaxModules]atomic.Pointer[module]
 	desired atomic.Pointer[desired]
 
-	mu              sync.Mutex // guards the fields down to change
+	mu              sync.Mutex // guards the fields from byUUID to change
 	byUUID          map[string]*module
 	up              bool
 	halted          bool
@@ -40,7 +40,7 @@ type host struct {
 	extra           map[string]any             // from Start, for the registration
 	keepaliveFields map[string]json.RawMessage // the runtime's fields of keepalives
 	interval        time.Duration              // of keepalives, from the orchestrator; 0: unknown
-	change          chan struct{}              // closed and replaced with every change of the above
+	change          chan struct{}              // closed and replaced with every change of these fields
 
 	restarts map[string]*restart // of desired modules; guarded by orders
 

@@ -151,7 +151,7 @@ type answer struct {
 	Details json.RawMessage `json:"details"`
 }
 
-// answers are the registrations in progress, by the id of their message.
+// answers holds the registrations in progress, by object_id.
 type answers struct {
 	mu      sync.Mutex
 	waiting map[string]chan answer

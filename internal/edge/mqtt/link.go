@@ -190,7 +190,7 @@ func (l *link) write() {
 			l.lastSent.Store(time.Now().UnixNano())
 		}
 		full.Reset()
-		if full.Cap() > 2*writeAhead { // after a large message
+		if full.Cap() > 2*writeAhead { // free the memory of a large message
 			full = &bytes.Buffer{}
 		}
 		reuse = full

@@ -20,7 +20,7 @@
 //	   │ wait      lose │  │ place, revive                 │
 //	   └─────────────── K killed ── delete, exit ─────────▶┘
 //
-// No message stops the orchestrator: a bad one is logged, counted and answered on the error topic. It ignores its own messages,
+// No message stops the orchestrator: it logs and counts bad messages, and answers them on the error topic. It ignores its own messages,
 // responses and retained messages.
 //
 // The package must not talk to runtimes or run modules, and knows neither the node nor a backend. Start reading at receive.go.

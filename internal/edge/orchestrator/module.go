@@ -79,7 +79,7 @@ func moduleData(raw json.RawMessage) (wire.ModuleData, error) {
 	return d, wire.ValidName("uuid", d.UUID())
 }
 
-// adopt records a module that a client created directly at its manager.
+// adopt handles a create order that a client sent directly to a manager.
 func (t *transition) adopt(runtime string, e wire.Envelope) error {
 	m, err := t.newModule(e.Data)
 	if errdefs.IsAlreadyExists(err) {
@@ -128,7 +128,7 @@ func (t *transition) remove(raw json.RawMessage) error {
 	return nil
 }
 
-// removed records that a client deleted a module directly at its manager.
+// removed handles the deletion that a client sent directly to a module's manager.
 func (t *transition) removed(raw json.RawMessage) error {
 	d, err := moduleData(raw)
 	if err != nil {

@@ -23,7 +23,7 @@ var errIgnored = errors.New("ignored")
 // maxEcho bounds how much of a bad message its answer repeats, in bytes.
 const maxEcho = 4 << 10
 
-// receive handles one message. A bad one is answered on the error topic.
+// receive handles one message. It answers a bad message on the error topic.
 func (o *Orchestrator) receive(m mqtt.Message) {
 	ctx := context.Background()
 	e, envelopeErr := wire.ParseEnvelope(m.Payload)
@@ -160,7 +160,7 @@ func unknownAction(e wire.Envelope) error {
 	return fmt.Errorf("unknown action %q; request ignored: %w", e.Action, errdefs.ErrNotImplemented)
 }
 
-// refuse answers a refused message on the error topic. Data that is not JSON is repeated as text.
+// refuse answers a refused message on the error topic. The answer repeats the data, as text if they are not JSON.
 func (o *Orchestrator) refuse(ctx context.Context, e wire.Envelope, data []byte, err error) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()

@@ -222,7 +222,7 @@ func (t *transition) validRuntime(d wire.ModuleData) error {
 	return nil
 }
 
-// isLater reports whether a message has the types of later peers.
+// isLater reports whether a message has a type of later peers: "req" or "resp".
 func isLater(e wire.Envelope) bool {
 	return e.Type == wire.RequestLater || e.Type == wire.ResponseLater
 }

@@ -140,7 +140,7 @@ func reply(w http.ResponseWriter, code int, body []byte) {
 // responseTimeout bounds a call from its header to the last byte of the answer.
 const responseTimeout = time.Minute
 
-// Serve serves HTTP on the listener until ctx ends; calls in progress then have a few seconds.
+// Serve serves HTTP on the listener until ctx ends. Calls in progress then have a few seconds to finish.
 func (o *Orchestrator) Serve(ctx context.Context, l net.Listener) error {
 	limiter := o.config.Connections
 	server := limiter.HTTPServer(o.Handler())

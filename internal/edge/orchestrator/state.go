@@ -144,7 +144,7 @@ func youngest(all []*Record, matches func(*Record) bool) *Record {
 	return found
 }
 
-// message is published once its transition is on the disk.
+// message is a message to publish once its transition is on the disk.
 type message struct {
 	topic   string
 	id      string // object_id of our own request; "" for an answer

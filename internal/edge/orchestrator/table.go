@@ -6,7 +6,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Status is the state of a record, as REST and the messages show it.
+// Status is the state of a record, as in REST and the messages.
 type Status string
 
 // The states. Managers and runtimes are Alive or Dead.
@@ -24,7 +24,7 @@ type event string
 const (
 	place   event = "place"   // a runtime is ordered to create it
 	wait    event = "wait"    // no runtime has a free slot
-	remove  event = "delete"  // a client deletes it
+	remove  event = "delete"  // a client deletes the module
 	exit    event = "exit"    // it has ended
 	restart event = "restart" // it has ended, and will be created again
 	lose    event = "lose"    // its runtime is lost

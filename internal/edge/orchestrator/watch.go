@@ -13,8 +13,8 @@ import (
 var pointSettled = failpoint.New("orchestrator.orders.settled")
 
 const (
-	orderTick    = 50 * time.Millisecond  // how often the broker's acknowledgements are checked
-	deadlineTick = 250 * time.Millisecond // how often deadlines are checked
+	orderTick    = 50 * time.Millisecond  // interval of checks for the broker's acknowledgements
+	deadlineTick = 250 * time.Millisecond // interval of checks of deadlines
 )
 
 // beat is the last registration or keepalive of a manager or runtime.
@@ -178,7 +178,7 @@ func (o *Orchestrator) resume(ctx context.Context) {
 	}
 }
 
-// repeatOrder repeats the last message about a module.
+// repeatOrder sends the last order about a module again.
 func (o *Orchestrator) repeatOrder(ctx context.Context, m *Record) {
 	action := wire.ActionDelete
 	if m.Status == Alive {

@@ -31,7 +31,7 @@ const (
 // Envelope is a control message on MQTT.
 type Envelope struct {
 	ObjectID string
-	Action   string // may be missing in a response
+	Action   string // "" if it is missing, as in some responses
 	Type     string
 	Data     json.RawMessage            // verbatim; nil if it is missing
 	Extra    map[string]json.RawMessage // unknown fields, verbatim

@@ -162,7 +162,7 @@ func (l *life) fork() error {
 	return <-started
 }
 
-// reap waits for the process and kills the rest of its group before it collects the zombie, which keeps the pid reserved.
+// reap waits for the process. It kills the rest of the process group before it reaps the zombie, which reserves the pid until then.
 func (l *life) reap() {
 	for unix.Waitid(unix.P_PID, l.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}

@@ -30,7 +30,7 @@ const (
 
 // Config describes one external runtime.
 type Config struct {
-	// Info has the defaults Type and channel.MaxModules.
+	// Info describes the runtime. Info.Type is Type by default, and Info.MaxModules is channel.MaxModules.
 	Info runtime.Info
 	// Index is the index of the runtime on its node, 0 to 255. It names the socket, and is the program's last argument.
 	Index int

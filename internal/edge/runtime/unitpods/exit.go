@@ -169,7 +169,7 @@ func (r *Runtime) checkAllPods() {
 	}
 }
 
-// look ends the module when its container has.
+// checkPod marks the module as ended if its container has ended.
 func (m *module) checkPod(p *node.Pod) {
 	c := p.Container(m.podID)
 	if c == nil || c.State != node.Stopped {

@@ -17,7 +17,7 @@ import (
 
 const (
 	oldLogFile = logFile + ".1"
-	// pollInterval is the interval at which a log is read without notification, or checked while the manager takes no lines.
+	// pollInterval is the interval at which a log is read without a notification, and checked for rotation while the queue is full.
 	pollInterval = time.Second
 	// readSize is larger than the longest line of a CRI log (crilog.MaxPiece), in bytes.
 	readSize = 64 << 10
@@ -112,7 +112,7 @@ func removeLog(logDir, key string) error {
 func (f *follower) path() string    { return filepath.Join(f.dir, logFile) }
 func (f *follower) oldPath() string { return filepath.Join(f.dir, oldLogFile) }
 
-// resume continues at the position of an earlier daemon, in the old file if that was not read to its end.
+// resume continues at the position of an earlier daemon. It begins with the old file if that was not read to its end.
 func (f *follower) resume() {
 	at := f.positions.read()
 	old, err := os.Open(f.oldPath())

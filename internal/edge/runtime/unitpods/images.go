@@ -55,7 +55,7 @@ type imports struct {
 
 	mu    sync.Mutex
 	files map[string]imported  // by path
-	users map[string]int       // by image ID
+	users map[string]int       // number of modules, by image ID
 	since map[string]time.Time // since when no module uses an image of a file
 }
 
@@ -142,7 +142,7 @@ func (i *imports) fromReference(ctx context.Context, ref string) (string, error)
 	return img.ID, nil
 }
 
-// join adds a user of an image, leave removes one.
+// join records that one more module uses an image; leave, that one fewer does.
 func (i *imports) join(id string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -36,7 +36,7 @@ type module struct {
 	channels bool
 	deadline time.Time
 
-	// begun is closed when Create has succeeded, failed when it has not, ended when the container has ended.
+	// created is closed when Create has succeeded, failed when it has failed, and ended when the container has ended.
 	created, failed, ended chan struct{}
 	// channelsDone is closed when the connection for channels delivers nothing more.
 	channelsDone chan struct{}
@@ -46,7 +46,7 @@ type module struct {
 	conn       *channel.Conn
 	group      string
 	open       map[int]bool // channels that were reported to the manager
-	stopReason string       // the reason why we end it; "": we do not
+	stopReason string       // why the runtime ends the module; "" if it does not
 	timer      *time.Timer
 	end        *ending
 }
@@ -159,7 +159,7 @@ func (m *module) watchPod() {
 	m.r.pods[m.podID] = m
 }
 
-// attend starts the module's log follower, channels and deadline.
+// watch starts the module's log follower, channels and deadline.
 func (m *module) watch() {
 	m.r.spawn(m.log.run)
 	if m.channels {

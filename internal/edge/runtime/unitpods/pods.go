@@ -16,7 +16,7 @@ import (
 // sweepPause bounds the interval at which unused pods and images are removed.
 const sweepPause = 15 * time.Second
 
-// ours lists the pods of this runtime.
+// ownPods returns the pods of this runtime.
 func (r *Runtime) ownPods() []*node.Pod {
 	var pods []*node.Pod
 	for _, p := range r.Node.Pods() {

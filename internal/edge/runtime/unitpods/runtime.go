@@ -150,7 +150,7 @@ func (r *Runtime) spawn(f func()) {
 	}
 }
 
-// tell queues a message for the manager and waits for room; false if the runtime is closed meanwhile.
+// send queues a message for the manager. It waits for room, and reports false if the runtime is closed.
 func (r *Runtime) send(m outgoing) bool {
 	select {
 	case r.out <- m:
