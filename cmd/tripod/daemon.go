@@ -22,12 +22,12 @@ import (
 	"github.com/tripod-run/tripod/internal/cri"
 )
 
-// drainTime bounds the time for calls in progress to finish after the daemon was asked to stop. It must be below TimeoutStopSec of the
-// systemd unit.
+// drainTime bounds the time for calls in progress to finish after the daemon was asked to stop. It must be below
+// TimeoutStopSec of the systemd unit.
 const drainTime = 20 * time.Second
 
-// lastWords bounds the time for event streams to report that the daemon stops, after all other calls have ended. Clients that do not
-// read miss the report.
+// lastWords bounds the time for event streams to report that the daemon stops, after all other calls have ended.
+// Clients that do not read miss the report.
 const lastWords = time.Second
 
 func daemonCommand() *cobra.Command {
@@ -182,7 +182,8 @@ func (c *calls) ended() <-chan struct{} {
 	return ended
 }
 
-// finish drains the server for at most limit. It waits only lastWords for streams, because those whose client does not read never drain.
+// finish drains the server for at most limit. It waits only lastWords for streams, because those whose client does not
+// read never drain.
 func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Logger) {
 	drained := make(chan struct{})
 	go func() {

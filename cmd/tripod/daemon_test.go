@@ -218,8 +218,8 @@ func testRemoval(t *testing.T, c *config.Config) {
 	fails(t, c, 1, "at least one ID", "rmp")
 }
 
-// TestStopEndsEventStreams checks that a client that follows events does not block the daemon's end, and that the next start
-// finds the pods.
+// TestStopEndsEventStreams checks that a client that follows events does not block the daemon's end, and that the next
+// start finds the pods.
 func TestStopEndsEventStreams(t *testing.T) {
 	c := fakeNode(t)
 	stop := start(t, c)
@@ -298,8 +298,8 @@ func TestLostRecordN7(t *testing.T) {
 	}
 }
 
-// TestN11RecordThatIsNotThisNodes: an empty record, a truncated one and another node's are refused with a remedy; the pods
-// keep running, and are found when the right record is back.
+// TestN11RecordThatIsNotThisNodes: an empty record, a truncated one and another node's are refused with a remedy; the
+// pods keep running, and are found when the right record is back.
 func TestN11RecordThatIsNotThisNodes(t *testing.T) {
 	other := fakeNode(t)
 	if err := start(t, other)(); err != nil {

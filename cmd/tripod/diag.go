@@ -193,8 +193,8 @@ func printRecord(out io.Writer, key string, value []byte) error {
 	return err
 }
 
-// openMessage replaces the encoded CRI message in a record with a readable form. It omits an unreadable message, which could contain
-// secrets.
+// openMessage replaces the encoded CRI message in a record with a readable form. It omits an unreadable message, which
+// could contain secrets.
 func openMessage(record map[string]any, message proto.Message) {
 	text, _ := record["config"].(string)
 	record["config"] = "(not readable)"

@@ -35,8 +35,8 @@ func (s *talkative) Version(context.Context, *runtimeapi.VersionRequest) (*runti
 	return &runtimeapi.VersionResponse{}, nil
 }
 
-// TestFaultN10ListenerThatNeverReads: at its end the daemon waits for a call under way, but not for a subscriber that does
-// not read.
+// TestFaultN10ListenerThatNeverReads: at its end the daemon waits for a call under way, but not for a subscriber that
+// does not read.
 func TestFaultN10ListenerThatNeverReads(t *testing.T) {
 	draining, drain := context.WithCancel(t.Context())
 	var calls calls

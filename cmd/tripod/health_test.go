@@ -29,8 +29,8 @@ func eventually(t *testing.T, c *config.Config, text string, has bool, args ...s
 	})
 }
 
-// TestN11EdgeStoreIsDamaged: while the edge's files are unusable, the node serves, reports it and leaves them untouched; once
-// they are repaired, it opens the edge without a restart.
+// TestN11EdgeStoreIsDamaged: while the edge's files are unusable, the node serves, reports it and leaves them
+// untouched; once they are repaired, it opens the edge without a restart.
 func TestN11EdgeStoreIsDamaged(t *testing.T) {
 	for _, name := range []string{"broker.db", "manager.db", "identity.json"} {
 		t.Run(name, func(t *testing.T) {

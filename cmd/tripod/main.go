@@ -83,8 +83,8 @@ const (
 	groupEdge = "edge"
 )
 
-// interruptible cancels a client command's context on SIGINT and SIGTERM, and ends the program with the exit code that shells expect. A
-// second signal kills the process.
+// interruptible cancels a client command's context on SIGINT and SIGTERM, and ends the program with the exit code that
+// shells expect. A second signal kills the process.
 func interruptible(c *cobra.Command) {
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {

@@ -26,7 +26,8 @@ type notifier struct {
 	interval time.Duration // of the watchdog; 0 means none
 }
 
-// newNotifier reads systemd's variables and removes them from the environment, because runc would pass NOTIFY_SOCKET to containers.
+// newNotifier reads systemd's variables and removes them from the environment, because runc would pass NOTIFY_SOCKET to
+// containers.
 func newNotifier(log *slog.Logger) *notifier {
 	n := &notifier{log: log, socket: os.Getenv("NOTIFY_SOCKET")}
 	var err error
@@ -55,7 +56,8 @@ func (n *notifier) ready(status string) { n.send(daemon.SdNotifyReady + "\nSTATU
 
 func (n *notifier) stopping() { n.send(daemon.SdNotifyStopping) }
 
-// watchdog notifies systemd at half of its watchdog interval while probe succeeds. Without notifications systemd restarts the daemon.
+// watchdog notifies systemd at half of its watchdog interval while probe succeeds. Without notifications systemd
+// restarts the daemon.
 func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) error) {
 	if n.interval <= 0 {
 		return

@@ -61,7 +61,8 @@ func TestOrchestratorFlags(t *testing.T) {
 	}
 }
 
-// TestOrchestratorLives: with the embedded broker, from the start to its end by the context, twice over the same record.
+// TestOrchestratorLives: with the embedded broker, from the start to its end by the context, twice over the same
+// record.
 func TestOrchestratorLives(t *testing.T) {
 	file, rest := orchestratorFile(t)
 	s := orchestratorSettings{file: file, embed: true}

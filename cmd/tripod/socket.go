@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenPrivate listens on a unix socket for root and our own user: the file has mode 0600, and each peer's credentials are checked as
-// well, because a descriptor can be passed on. The caller must hold the daemon's lock, so an existing socket is a leftover. If the
-// socket still answers, listenPrivate fails.
+// listenPrivate listens on a unix socket for root and our own user: the file has mode 0600, and each peer's credentials
+// are checked as well, because a descriptor can be passed on. The caller must hold the daemon's lock, so an existing
+// socket is a leftover. If the socket still answers, listenPrivate fails.
 func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -24,8 +24,8 @@ func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.List
 	if err := removeLeftover(ctx, path); err != nil {
 		return nil, err
 	}
-	// Between bind and chmod, the socket is protected by its directory (mode 0700, unless configured otherwise) and the check of peer
-	// credentials.
+	// Between bind and chmod, the socket is protected by its directory (mode 0700, unless configured otherwise) and the
+	// check of peer credentials.
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err

@@ -17,8 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// privateDir creates dir with mode 0700, or checks an existing directory (fault C7). It corrects a mode that is too open, and rejects
-// another owner, who could have planted the content.
+// privateDir creates dir with mode 0700, or checks an existing directory (fault C7). It corrects a mode that is too
+// open, and rejects another owner, who could have planted the content.
 func privateDir(dir string, log *slog.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -50,9 +50,9 @@ func privateDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// mountRunDir mounts a tmpfs on the directory for run-time files. Even if something fills the node's /run, the daemon then works, and
-// can start, stop and remove pods (fault C10). The tmpfs has the limits that systemd sets for /run. It outlives the daemon, like the
-// pods. A directory that is not empty stays unchanged until a reboot empties it.
+// mountRunDir mounts a tmpfs on the directory for run-time files. Even if something fills the node's /run, the daemon
+// then works, and can start, stop and remove pods (fault C10). The tmpfs has the limits that systemd sets for /run. It
+// outlives the daemon, like the pods. A directory that is not empty stays unchanged until a reboot empties it.
 func mountRunDir(dir string, log *slog.Logger) error {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
@@ -75,15 +75,15 @@ func mountRunDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// A daemon waits up to lockTimeout for its predecessor to release the lock, because a killed process takes some time to end, and a
-// service manager may start the next one in that time.
+// A daemon waits up to lockTimeout for its predecessor to release the lock, because a killed process takes some time to
+// end, and a service manager may start the next one in that time.
 const (
 	lockTimeout  = 5 * time.Second
 	lockInterval = 20 * time.Millisecond
 )
 
-// lockDir locks dir for this process while the returned file is open, so that two daemons never share a directory. The lock ends with
-// the process, even if it is killed.
+// lockDir locks dir for this process while the returned file is open, so that two daemons never share a directory. The
+// lock ends with the process, even if it is killed.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	file := filepath.Join(dir, "lock")
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
@@ -129,8 +129,9 @@ func flock(ctx context.Context, f *os.File) error {
 // errRecordGone means that the record is missing although there are pods. Recovery with a new record would remove them.
 var errRecordGone = errors.New("the record is gone but its pods are not")
 
-// refuseLostRecord returns an error if the record file is missing although there are pods, for example because its disk is not mounted
-// yet (fault N7). Call it before creating a record file. pods are directories with an entry for each pod.
+// refuseLostRecord returns an error if the record file is missing although there are pods, for example because its disk
+// is not mounted yet (fault N7). Call it before creating a record file. pods are directories with an entry for each
+// pod.
 func refuseLostRecord(record string, pods ...string) error {
 	if _, err := os.Stat(record); err == nil {
 		return nil
@@ -161,9 +162,10 @@ const identityFile = "record-id"
 // errForeignRecord means that the directories belong to another record.
 var errForeignRecord = errors.New("the record belongs to other directories")
 
-// claimDirectories checks that a record is this node's before it is used, because recovery removes what the record does not
-// contain. The ID is stored beside the record and, while the node is up, beside the pods (fault N11). A new record has no
-// pods to harm (see refuseLostRecord) and claims the directories; so does a record of a version that stored no ID.
+// claimDirectories checks that a record is this node's before it is used, because recovery removes what the record does
+// not contain. The ID is stored beside the record and, while the node is up, beside the pods (fault N11). A new record
+// has no pods to harm (see refuseLostRecord) and claims the directories; so does a record of a version that stored no
+// ID.
 func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	var unclaimed []string
 	for _, dir := range dirs {
@@ -191,9 +193,9 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	return nil
 }
 
-// fileLimit returns this process's limit of open files. At start the Go runtime raises the soft limit to the hard limit, and it restores
-// the soft limit for children. If we raised it ourselves, children would keep the higher limit, which slows down programs in containers
-// that walk all possible descriptors.
+// fileLimit returns this process's limit of open files. At start the Go runtime raises the soft limit to the hard
+// limit, and it restores the soft limit for children. If we raised it ourselves, children would keep the higher limit,
+// which slows down programs in containers that walk all possible descriptors.
 func fileLimit() (uint64, error) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)

@@ -229,8 +229,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestFaultC10RunDirectoryOfItsOwn: from the first start on, the state directory is a separate file system, mounted once and
-// never over existing files.
+// TestFaultC10RunDirectoryOfItsOwn: from the first start on, the state directory is a separate file system, mounted
+// once and never over existing files.
 func TestFaultC10RunDirectoryOfItsOwn(t *testing.T) {
 	device := func(dir string) uint64 {
 		t.Helper()

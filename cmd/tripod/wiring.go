@@ -292,8 +292,8 @@ func aliases(c *config.Config, backends map[string]sandbox.Backend) map[string]s
 	return offered
 }
 
-// cgroupDriver resolves "auto": systemd if it manages the host and cgroup v2 is in use, because it then owns the hierarchy and a second
-// manager would conflict with it; otherwise cgroupfs.
+// cgroupDriver resolves "auto": systemd if it manages the host and cgroup v2 is in use, because it then owns the
+// hierarchy and a second manager would conflict with it; otherwise cgroupfs.
 func cgroupDriver(c *config.Config) string {
 	if c.Linux.CgroupDriver != "auto" {
 		return c.Linux.CgroupDriver

@@ -1,5 +1,6 @@
-// Package channel implements the channels of modules for the MQTT front door and the Wasm worker: the type Channel and its rules, the
-// frames of their protocol, and the Router between the modules of one node or one worker. docs/channels.md is the guide.
+// Package channel implements the channels of modules for the MQTT front door and the Wasm worker: the type Channel and
+// its rules, the frames of their protocol, and the Router between the modules of one node or one worker.
+// docs/channels.md is the guide.
 //
 //	narrow frame   len:u32 LE │ control:1 module:7  │ arg:u8     │ payload     every peer; 128 modules, 256 channels
 //	wide frame     len:u32 LE │ control:1 module:15 │ arg:u16    │ payload     only between two of our programs (Conn.Widen)
@@ -7,16 +8,18 @@
 //
 // len is the length of the payload alone. arg is the type of a control message, otherwise the number of the channel.
 //
-// Peers are not trusted: no frame makes this package panic, or allocate memory before the payload arrives. The error for bad input is
-// errdefs.ErrInvalidArgument.
+// Peers are not trusted: no frame makes this package panic, or allocate memory before the payload arrives. The error
+// for bad input is errdefs.ErrInvalidArgument.
 //
 //	module ──Publish(Key)──▶ ┌────────┐ ──deliver──▶ other channels whose filter matches
 //	                         │ Router │ ──RouterOptions.Publish──▶ broker   once
 //	broker ──FromBroker────▶ └────────┘ ──deliver──▶ channels whose filter matches
 //	                              └─RouterOptions.Subscribe/Unsubscribe──▶ broker   the widest filters only
 //
-// The Router does not subscribe to a filter that another filter covers. Otherwise a broker could send a message once for each matching
-// subscription, and modules would get duplicates. The Router stores no messages; the deliver functions queue or drop them.
+// The Router does not subscribe to a filter that another filter covers. Otherwise a broker could send a message once
+// for each matching subscription, and modules would get duplicates. The Router stores no messages; the deliver
+// functions queue or drop them.
 //
-// The package must not import an MQTT client, a front door, the node or a kind of pod. Start reading at Channel, Conn and Router.
+// The package must not import an MQTT client, a front door, the node or a kind of pod. Start reading at Channel, Conn
+// and Router.
 package channel

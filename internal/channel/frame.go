@@ -21,7 +21,8 @@ const (
 	CloseChannel = 4 // ParseClose
 )
 
-// hello announces that all later frames in the same direction have the wide header (Conn.Widen). Public peers do not use this type.
+// hello announces that all later frames in the same direction have the wide header (Conn.Widen). Public peers do not
+// use this type.
 const (
 	hello     = 0x7f
 	helloWide = "tripod-wide-1"
@@ -59,8 +60,8 @@ type Message struct {
 	Payload []byte
 }
 
-// Append appends the message as a frame with the narrow or the wide header. It returns errdefs.ErrInvalidArgument for a number that does
-// not fit in the header.
+// Append appends the message as a frame with the narrow or the wide header. It returns errdefs.ErrInvalidArgument for a
+// number that does not fit in the header.
 func (m Message) Append(b []byte, wide bool) ([]byte, error) {
 	b, err := m.appendHeader(b, wide)
 	if err != nil {
@@ -138,9 +139,9 @@ func NewConn(conn net.Conn, opts ConnOptions) *Conn {
 	return &Conn{conn: conn, opts: opts, r: bufio.NewReaderSize(conn, oneCopy)}
 }
 
-// Read returns the next message, whose payload belongs to the caller. It returns io.EOF if the stream ends between two frames,
-// errdefs.ErrDataLoss if it ends within a frame, and errdefs.ErrInvalidArgument for a frame above the limit. Every later Read returns
-// the same error, because the start of the next frame is unknown.
+// Read returns the next message, whose payload belongs to the caller. It returns io.EOF if the stream ends between two
+// frames, errdefs.ErrDataLoss if it ends within a frame, and errdefs.ErrInvalidArgument for a frame above the limit.
+// Every later Read returns the same error, because the start of the next frame is unknown.
 func (c *Conn) Read() (Message, error) {
 	for c.readErr == nil {
 		m, err := c.read()
@@ -206,8 +207,9 @@ func noEOF(err error) error {
 	return err
 }
 
-// Write sends one message. It returns errdefs.ErrInvalidArgument for a message above the limit, or with a number that does not fit in
-// the header; the connection stays usable. After an error of the connection, every later Write returns the same error.
+// Write sends one message. It returns errdefs.ErrInvalidArgument for a message above the limit, or with a number that
+// does not fit in the header; the connection stays usable. After an error of the connection, every later Write returns
+// the same error.
 func (c *Conn) Write(m Message) error {
 	if err := c.Fits(m); err != nil {
 		return err
@@ -261,9 +263,9 @@ func (c *Conn) broken(err error) error {
 	return c.writeErr
 }
 
-// Widen announces the wide header to the peer and uses it for all later messages. Call it only if the peer is one of our programs with
-// ConnOptions.Wide; its Conn calls Widen when it reads the announcement. Each direction changes after its own announcement, so no frame
-// in flight is misread. A second call does nothing.
+// Widen announces the wide header to the peer and uses it for all later messages. Call it only if the peer is one of
+// our programs with ConnOptions.Wide; its Conn calls Widen when it reads the announcement. Each direction changes after
+// its own announcement, so no frame in flight is misread. A second call does nothing.
 func (c *Conn) Widen() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -60,8 +60,8 @@ func ParseFlags(s string) (Flags, error) {
 	return f | q, nil
 }
 
-// Open is the payload of OpenChannel: fd:u8 | flags:u8 | topic. For a number above 255, which needs the wide header, bit 7 of the flags is
-// set, and the number's upper byte follows the flags.
+// Open is the payload of OpenChannel: fd:u8 | flags:u8 | topic. For a number above 255, which needs the wide header,
+// bit 7 of the flags is set, and the number's upper byte follows the flags.
 type Open struct {
 	FD    int
 	Flags Flags
@@ -109,8 +109,8 @@ func (o Open) Append(b []byte) []byte {
 	return append(b, o.Topic...)
 }
 
-// ParseClose parses the payload of CloseChannel, the channel's number: one byte, or two in little endian with the wide header. A NUL at
-// the end, which C peers send, does not change the number.
+// ParseClose parses the payload of CloseChannel, the channel's number: one byte, or two in little endian with the wide
+// header. A NUL at the end, which C peers send, does not change the number.
 func ParseClose(payload []byte) (fd int, err error) {
 	switch len(payload) {
 	case 1:

@@ -24,13 +24,14 @@ type moduleKey struct {
 
 func (k Key) moduleKey() moduleKey { return moduleKey{k.Runtime, k.Module} }
 
-// RouterOptions connect a Router to the broker, and limit it. The functions must neither block nor call the Router. Calls of
-// Subscribe and Unsubscribe do not overlap; calls of Publish can.
+// RouterOptions connect a Router to the broker, and limit it. The functions must neither block nor call the Router.
+// Calls of Subscribe and Unsubscribe do not overlap; calls of Publish can.
 type RouterOptions struct {
 	Publish     func(topic string, qos byte, payload []byte)
 	Subscribe   func(filter string, qos byte) // also for a subscribed filter, to change its QoS or get its retained messages again
 	Unsubscribe func(filter string)
-	// Held are the filters of the node's own subscriptions, with QoS 2. They stay when a module closes a channel on such a filter.
+	// Held are the filters of the node's own subscriptions, with QoS 2. They stay when a module closes a channel on such a
+	// filter.
 	Held []string
 
 	MaxChannels int // of one module; 0 means the constant MaxChannels
@@ -95,11 +96,13 @@ func NewRouter(opts RouterOptions) *Router {
 	return r
 }
 
-// Open opens a channel. deliver is called with each message for the channel. It must not block, call the Router, or change the payload,
-// which is shared. Channels of the same group deliver to each other without the Router; "" means no group.
+// Open opens a channel. deliver is called with each message for the channel. It must not block, call the Router, or
+// change the payload, which is shared. Channels of the same group deliver to each other without the Router; "" means no
+// group.
 //
-// If the channel is already open with the same topic and flags, for example because the runtime has reconnected, Open replaces deliver and
-// group. With another topic or flags it returns errdefs.ErrAlreadyExists; above the module's limit, errdefs.ErrResourceExhausted.
+// If the channel is already open with the same topic and flags, for example because the runtime has reconnected, Open
+// replaces deliver and group. With another topic or flags it returns errdefs.ErrAlreadyExists; above the module's
+// limit, errdefs.ErrResourceExhausted.
 func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -126,7 +129,8 @@ func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte
 	return nil
 }
 
-// insert puts c into the tables, in place of old. If the channel can be read, insert returns its filter, and whether the filter is new.
+// insert puts c into the tables, in place of old. If the channel can be read, insert returns its filter, and whether
+// the filter is new.
 func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,7 +156,8 @@ func without(all []*channel, c *channel) []*channel {
 	return slices.DeleteFunc(slices.Clone(all), func(o *channel) bool { return o == c })
 }
 
-// Close closes a channel. It returns errdefs.ErrNotFound if the channel is not open. A message in flight may still be delivered.
+// Close closes a channel. It returns errdefs.ErrNotFound if the channel is not open. A message in flight may still be
+// delivered.
 func (r *Router) Close(key Key) error {
 	r.order.Lock()
 	defer r.order.Unlock()
@@ -195,7 +200,8 @@ func (r *Router) close(key Key) bool {
 	return true
 }
 
-// removeChannel removes a channel from the tables. It returns the filter of a readable channel, and whether that was its last channel.
+// removeChannel removes a channel from the tables. It returns the filter of a readable channel, and whether that was
+// its last channel.
 func (r *Router) removeChannel(c *channel) (f *filter, last bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,9 +222,9 @@ func (r *Router) removeChannel(c *channel) (f *filter, last bool) {
 	return f, false
 }
 
-// Publish delivers a module's message to all other matching channels, except those of the sender's group, and passes it to the broker.
-// The caller must not change the payload afterwards. Errors are errdefs.ErrNotFound (the channel is not open), ErrPermissionDenied (it
-// is read-only) and ErrInvalidArgument (the message is too long).
+// Publish delivers a module's message to all other matching channels, except those of the sender's group, and passes it
+// to the broker. The caller must not change the payload afterwards. Errors are errdefs.ErrNotFound (the channel is not
+// open), ErrPermissionDenied (it is read-only) and ErrInvalidArgument (the message is too long).
 func (r *Router) Publish(key Key, payload []byte) error {
 	var few [16]*channel
 	c, to, err := r.publish(few[:0], key, payload)
@@ -257,8 +263,8 @@ func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*
 // FromBroker delivers a message from the broker to the matching channels.
 func (r *Router) FromBroker(topic string, payload []byte) { r.deliverFromBroker(topic, payload, false) }
 
-// RetainedFromBroker delivers a retained message from the broker to the matching channels that have not received it yet. Channels share
-// subscriptions, which are renewed, so the broker can send a retained message again.
+// RetainedFromBroker delivers a retained message from the broker to the matching channels that have not received it
+// yet. Channels share subscriptions, which are renewed, so the broker can send a retained message again.
 func (r *Router) RetainedFromBroker(topic string, payload []byte) {
 	r.deliverFromBroker(topic, payload, true)
 }

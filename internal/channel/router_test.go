@@ -289,8 +289,8 @@ func TestMessagesWhileChannelsComeAndGo(t *testing.T) {
 	all.Wait()
 }
 
-// A message from one module to another of the same node takes well under 10 µs (issue 5's bar; the test allows for a busy
-// machine and the race detector).
+// A message from one module to another of the same node takes well under 10 µs (issue 5's bar; the test allows for a
+// busy machine and the race detector).
 func TestLoopbackIsFast(t *testing.T) {
 	n, sender := busyRouter(t)
 	times := make([]time.Duration, 1001)

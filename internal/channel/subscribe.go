@@ -6,12 +6,14 @@ import (
 	"slices"
 )
 
-// maxSeen is the number of topics for which a channel remembers the last message. On other topics it can get a retained message twice.
+// maxSeen is the number of topics for which a channel remembers the last message. On other topics it can get a retained
+// message twice.
 const maxSeen = 64
 
 var seed = maphash.MakeSeed()
 
-// subscribe subscribes to a filter that has a new channel, or renews the wider subscription that covers it. The caller holds order.
+// subscribe subscribes to a filter that has a new channel, or renews the wider subscription that covers it. The caller
+// holds order.
 func (r *Router) subscribe(f *filter, added bool) {
 	if added {
 		r.findRoot(f)
@@ -58,7 +60,8 @@ func (r *Router) makeRoot(f *filter) {
 	}
 }
 
-// unsubscribe ends the subscription of a filter without channels. It first subscribes to the filters that this filter covered.
+// unsubscribe ends the subscription of a filter without channels. It first subscribes to the filters that this filter
+// covered.
 func (r *Router) unsubscribe(f *filter) {
 	if f.root != f {
 		r.updateQoS(f.root)
@@ -114,8 +117,8 @@ func (r *Router) rootQoS(root *filter) byte {
 	return qos
 }
 
-// isNew reports whether to deliver a message from the broker. The channel has already received a retained message that equals the last
-// message on its topic.
+// isNew reports whether to deliver a message from the broker. The channel has already received a retained message that
+// equals the last message on its topic.
 func (c *channel) isNew(topic string, payload []byte, retained bool) bool {
 	hash := maphash.Bytes(seed, payload)
 	c.seenMu.Lock()

@@ -76,8 +76,8 @@ func (t *table) match(to []*channel, topic string) []*channel {
 	return t.top.match(to, topic, true, strings.HasPrefix(topic, "$"))
 }
 
-// match descends one level. special is set at the first level of a topic that begins with $, where wildcards do not match
-// (MQTT 5.0 §4.7.2).
+// match descends one level. special is set at the first level of a topic that begins with $, where wildcards do not
+// match (MQTT 5.0 §4.7.2).
 func (l *level) match(to []*channel, rest string, more, special bool) []*channel {
 	if !special {
 		if any := l.next["#"]; any != nil { // "a/#" matches "a" too

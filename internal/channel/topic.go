@@ -8,7 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Local is the prefix of a module's own topics. The front door expands it (wire.Topics.Expand) before it opens a channel.
+// Local is the prefix of a module's own topics. The front door expands it (wire.Topics.Expand) before it opens a
+// channel.
 const Local = "$SL/"
 
 // maxTopic is the maximum length of a topic, in bytes (MQTT 5.0 §4.7.3).
@@ -48,9 +49,10 @@ func ValidFilter(filter string) error {
 	return nil
 }
 
-// Covers reports whether the wide filter matches every topic that the other filter matches. A topic is a filter that matches only
-// itself, so Covers(filter, topic) reports whether they match. Wildcards in the first level do not match topics that begin with $
-// (MQTT 5.0 §4.7.2). For a few pairs of filters, such as +/# and #, false is wrong but harmless.
+// Covers reports whether the wide filter matches every topic that the other filter matches. A topic is a filter that
+// matches only itself, so Covers(filter, topic) reports whether they match. Wildcards in the first level do not match
+// topics that begin with $ (MQTT 5.0 §4.7.2). For a few pairs of filters, such as +/# and #, false is wrong but
+// harmless.
 func Covers(wide, other string) bool {
 	if strings.HasPrefix(other, "$") && (strings.HasPrefix(wide, "+") || strings.HasPrefix(wide, "#")) {
 		return false

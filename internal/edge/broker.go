@@ -26,7 +26,8 @@ type brokerSettings struct {
 	store                                  string // file of the embedded broker
 }
 
-// connect returns how a client reaches the broker. If the broker is embedded, connect starts it; otherwise the Broker is nil.
+// connect returns how a client reaches the broker. If the broker is embedded, connect starts it; otherwise the Broker
+// is nil.
 func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) (mqtt.Config, broker.Broker, error) {
 	client := mqtt.Config{
 		URL: b.url, Protocol: b.protocol, Username: b.user, TLS: mqtt.TLS{CA: b.ca, Cert: b.cert, Key: b.key},

@@ -50,7 +50,8 @@ func Check(ctx context.Context, c *config.Config) []Finding {
 	return findings
 }
 
-// checkBroker checks that an external broker accepts connections, and that an embedded one is not open to everybody on the network.
+// checkBroker checks that an external broker accepts connections, and that an embedded one is not open to everybody on
+// the network.
 func checkBroker(ctx context.Context, c *config.Config) Finding {
 	f := Finding{Subject: "edge broker", OK: true}
 	if c.Edge.Broker == config.EmbeddedBroker {

@@ -7,7 +7,7 @@
 //	           │                         │
 //	           └─ OpenOrchestrator ──▶ orchestrator
 //
-// It owns the identity of the node's manager and runtimes (identity.go), the checks of `tripod check` (check.go) and the retries
-// while a disk fault keeps the front door closed. What a message does is for the parts to decide; none of them imports this
-// package. Start reading at Open.
+// It owns the identity of the node's manager and runtimes (identity.go), the checks of `tripod check` (check.go) and
+// the retries while a disk fault keeps the front door closed. What a message does is for the parts to decide; none of
+// them imports this package. Start reading at Open.
 package edge

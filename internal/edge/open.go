@@ -26,7 +26,8 @@ import (
 	"github.com/tripod-run/tripod/internal/health"
 )
 
-// flushTimeout bounds the wait at the end until the broker has acknowledged the last messages of a manager or orchestrator.
+// flushTimeout bounds the wait at the end until the broker has acknowledged the last messages of a manager or
+// orchestrator.
 const flushTimeout = 5 * time.Second
 
 // CloseTimeout bounds Close of a Door or an Orchestrator.
@@ -35,7 +36,8 @@ const CloseTimeout = flushTimeout + brokerClose
 // retryInterval is the interval of attempts to open a front door that a disk fault keeps closed.
 const retryInterval = 2 * time.Second
 
-// Services are what the front door and the orchestrator use of their process. The orchestrator uses only the first three.
+// Services are what the front door and the orchestrator use of their process. The orchestrator uses only the first
+// three.
 type Services struct {
 	// Connections holds the limiters of the embedded broker and of the orchestrator's REST interface, each with Limits.
 	Connections *connlimit.Group
@@ -62,8 +64,8 @@ type Door struct {
 	retries  sync.WaitGroup
 }
 
-// Open opens the front door. If its files cannot be used, the door stays closed, reports a problem to Health and tries again; the
-// node serves without it. Any other failure is an error.
+// Open opens the front door. If its files cannot be used, the door stays closed, reports a problem to Health and tries
+// again; the node serves without it. Any other failure is an error.
 func Open(c *config.Config, s Services) (*Door, error) {
 	d := &Door{config: c, services: s, log: s.Logger.With("part", "edge")}
 	err := d.open()

@@ -17,7 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/orchestrator"
 )
 
-// orchestratorSession is how long the broker keeps messages for a disconnected orchestrator: orders of clients, exits, last wills.
+// orchestratorSession is how long the broker keeps messages for a disconnected orchestrator: orders of clients, exits,
+// last wills.
 const orchestratorSession = 24 * time.Hour
 
 // Orchestrator is an orchestrator with its REST listener and its embedded broker, if the configuration has them.
@@ -29,7 +30,8 @@ type Orchestrator struct {
 	broker       broker.Broker // nil unless embedded
 }
 
-// OpenOrchestrator opens the record in orchestrator.root, which must exist. The REST interface shows the metrics of collectors too.
+// OpenOrchestrator opens the record in orchestrator.root, which must exist. The REST interface shows the metrics of
+// collectors too.
 func OpenOrchestrator(ctx context.Context, c *config.Config, s Services, collectors ...prometheus.Collector) (_ *Orchestrator, err error) {
 	settings, log := c.Orchestrator, s.Logger.With("part", "orchestrator")
 	client, b, err := s.connect(c, brokerSettings{

@@ -32,8 +32,9 @@ func (s *site) heardBy() []string {
 	return all
 }
 
-// Each channel is given each message once: from another module of the node, of its own runtime or another, and from outside,
-// however the filters of the node overlap. (The public manager withholds a message from all modules of the sender's runtime.)
+// Each channel is given each message once: from another module of the node, of its own runtime or another, and from
+// outside, however the filters of the node overlap. (The public manager withholds a message from all modules of the
+// sender's runtime.)
 func TestEachChannelHasEachMessageOnce(t *testing.T) {
 	everyWay(t, func(t *testing.T, s *site) {
 		var want []string

@@ -96,8 +96,8 @@ func (s *site) exit(runtime, uuid string) map[string]any {
 	return e.Data
 }
 
-// witness holds that a module of "echo" still speaks over its channel. A module that has just opened it is not subscribed at the
-// broker yet: then there is another word.
+// witness holds that a module of "echo" still speaks over its channel. A module that has just opened it is not
+// subscribed at the broker yet: then there is another word.
 func (s *site) witness(topic string) {
 	s.t.Helper()
 	ctx := within(s.t)
@@ -187,7 +187,8 @@ func TestARuntimeHas128ModulesAndNoMore(t *testing.T) {
 	s.log(edgetest.RuntimeChan, s.create(edgetest.RuntimeChan, "log", "in the free place"), "in the free place")
 }
 
-// A module can neither make its node deaf, by closing a channel on the node's own topics, nor speak with its node's rights there.
+// A module can neither make its node deaf, by closing a channel on the node's own topics, nor speak with its node's
+// rights there.
 func TestModulesDoNotGovern(t *testing.T) {
 	everyWay(t, func(t *testing.T, s *site) {
 		own := "realm/proc/control/" + edgetest.RuntimeChan
@@ -212,7 +213,8 @@ func TestModulesDoNotGovern(t *testing.T) {
 	})
 }
 
-// What makes the public orchestrator deaf, or is simply wrong, is answered on the error topic, and the next request is served.
+// What makes the public orchestrator deaf, or is simply wrong, is answered on the error topic, and the next request is
+// served.
 func TestWrongRequestsAreAnsweredAndServingGoesOn(t *testing.T) {
 	s := newSite(t, ourOrchestrator)
 	witness := s.create(edgetest.RuntimeTwo, "echo", "witness/two")

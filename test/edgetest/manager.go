@@ -198,7 +198,8 @@ func (rt *foreignRuntime) topic(kind string, levels ...string) string {
 	return t
 }
 
-// control handles a module's control message. It ignores errors of the connection, because the test then misses a message.
+// control handles a module's control message. It ignores errors of the connection, because the test then misses a
+// message.
 func (rt *foreignRuntime) control(m *module, msg int, payload []byte) {
 	peer, uuid := rt.m.peer, rt.info.UUID
 	switch msg {

@@ -26,8 +26,8 @@ type PeerOptions struct {
 	Will  *Line // nil: no will
 }
 
-// Peer is an MQTT client like those of public peers: version 3.1.1 with the bridge bit, a user name, and the password flag with an empty
-// password.
+// Peer is an MQTT client like those of public peers: version 3.1.1 with the bridge bit, a user name, and the password
+// flag with an empty password.
 type Peer struct {
 	client paho.Client
 	conn   atomic.Pointer[net.Conn]
@@ -152,7 +152,8 @@ func (p *Peer) stop() {
 	p.more.Signal()
 }
 
-// emptyPassword adds the password flag and an empty password to the CONNECT, the first packet written. paho cannot send them.
+// emptyPassword adds the password flag and an empty password to the CONNECT, the first packet written. paho cannot send
+// them.
 type emptyPassword struct {
 	net.Conn
 	head []byte // the part of the CONNECT written so far

@@ -36,7 +36,8 @@ func (s Script) Env() []string {
 	return []string{EnvScript + "=" + string(b)}
 }
 
-// Main is for a TestMain. If the environment has a Script, the test binary becomes a runtime program, and Main does not return.
+// Main is for a TestMain. If the environment has a Script, the test binary becomes a runtime program, and Main does not
+// return.
 //
 //	func TestMain(m *testing.M) { edgetest.Main(); os.Exit(m.Run()) }
 func Main() {
@@ -47,8 +48,8 @@ func Main() {
 	os.Exit(Program(script, os.Args))
 }
 
-// Program runs an SLSocket runtime. Its command line is `<command> <index>` with a decimal index; it connects to {dir}/{index:02x}.s. It
-// returns the exit status.
+// Program runs an SLSocket runtime. Its command line is `<command> <index>` with a decimal index; it connects to
+// {dir}/{index:02x}.s. It returns the exit status.
 func Program(script string, argv []string) int {
 	var s Script
 	if script != "" {

@@ -45,7 +45,8 @@ const (
 	channelsOut = `[{"mode":"r","topic":"app/mid"},{"mode":"w","topic":"app/out"}]`
 )
 
-// requests are the client's requests, in order. Two of them go directly to a runtime's topic, like some of the public client's.
+// requests are the client's requests, in order. Two of them go directly to a runtime's topic, like some of the public
+// client's.
 var requests = []request{
 	{"o-1", "realm/proc/control", createData(ModuleHello, "h", RuntimeMin, "hello", `["hello","x"]`, `[]`)},
 	{"o-2", "realm/proc/control", createData(ModuleIn, "a", RuntimeChan, "upper", `["upper","x"]`, channelsIn)},
@@ -57,7 +58,8 @@ func (r request) payload() []byte {
 	return fmt.Appendf(nil, `{"object_id":%q,"action":"create","type":"arts_req","data":%s}`, r.id, r.data)
 }
 
-// Player plays the client of the recorded session. It waits for the result of each step, so that every session is the same.
+// Player plays the client of the recorded session. It waits for the result of each step, so that every session is the
+// same.
 type Player struct {
 	URL      string
 	Recorder *Recorder
@@ -122,8 +124,8 @@ func started(uuid string) func(Line) bool {
 	}
 }
 
-// Session returns the recorded session of a public manager with three runtimes, a public orchestrator and a public client. It was recorded
-// on an external broker, and includes the orchestrator's peculiarities (Orchestrator).
+// Session returns the recorded session of a public manager with three runtimes, a public orchestrator and a public
+// client. It was recorded on an external broker, and includes the orchestrator's peculiarities (Orchestrator).
 func Session() Lines {
 	var s Lines
 	add := func(qos byte, topic, payload string) {

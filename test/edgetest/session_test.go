@@ -175,8 +175,8 @@ func same(t *testing.T, want edgetest.Lines, got func() edgetest.Lines, view fun
 
 func all(ls edgetest.Lines) edgetest.Lines { return ls }
 
-// heard is what modules and clients make of a session: requests, what modules say, and how they end. Our manager tells exits
-// with QoS 2, the public one with 0; runtime programs have logs of their own.
+// heard is what modules and clients make of a session: requests, what modules say, and how they end. Our manager tells
+// exits with QoS 2, the public one with 0; runtime programs have logs of their own.
 func heard(ls edgetest.Lines) edgetest.Lines {
 	some := ls.Without("realm/proc/reg", "realm/proc/log/orchestrator", "realm/proc/keepalive", "realm/proc/reported").Select(func(l edgetest.Line) bool {
 		return len(wire.Cut(l.Topic, "realm/proc/log")) != 1
@@ -229,7 +229,8 @@ func TestOurManagerForForeignPeers(t *testing.T) {
 	}
 }
 
-// The same session on both brokers gives the same list; what our manager reports of a module's states may skip some of them.
+// The same session on both brokers gives the same list; what our manager reports of a module's states may skip some of
+// them.
 func TestOurOwnSession(t *testing.T) {
 	unreported := func(ls edgetest.Lines) edgetest.Lines { return ls.Without("realm/proc/reported") }
 	var sessions []func() edgetest.Lines

@@ -22,8 +22,9 @@ type pair struct {
 	publish func(qos byte, payload []byte) error
 }
 
-// BenchmarkClients measures the messages of 64 bytes per second from publisher to subscriber through the embedded broker, with our
-// client and with paho's in their default configuration. "of-paho" is our rate divided by the better of paho's, in the same run.
+// BenchmarkClients measures the messages of 64 bytes per second from publisher to subscriber through the embedded
+// broker, with our client and with paho's in their default configuration. "of-paho" is our rate divided by the better
+// of paho's, in the same run.
 func BenchmarkClients(b *testing.B) {
 	s := embedded(b, broker.Config{})
 	var delivered atomic.Int64

@@ -17,8 +17,8 @@ type Broker interface {
 	Addresses() []string
 	// Stats returns the counters.
 	Stats() Stats
-	// Close disconnects all clients without publishing their wills, and writes pending changes to disk. It waits for that until
-	// ctx ends. A broker that is started on the same Path has the sessions and retained messages again.
+	// Close disconnects all clients without publishing their wills, and writes pending changes to disk. It waits for that
+	// until ctx ends. A broker that is started on the same Path has the sessions and retained messages again.
 	Close(ctx context.Context) error
 }
 
@@ -26,9 +26,9 @@ type Broker interface {
 type Config struct {
 	// Address is HOST:PORT for MQTT without TLS; empty means none. Port 0 means a free port.
 	Address string
-	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key, which are PEM files. Each connection reads them again.
-	// With ClientCA, a PEM file, every client needs a certificate signed by one of its CAs. The certificate's common name is then a
-	// user name that needs no password.
+	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key, which are PEM files. Each connection reads them
+	// again. With ClientCA, a PEM file, every client needs a certificate signed by one of its CAs. The certificate's
+	// common name is then a user name that needs no password.
 	TLSAddress       string
 	Certificate, Key string
 	ClientCA         string
@@ -43,8 +43,8 @@ type Config struct {
 	MaxPacket int64
 	// MaxClients bounds the connections; 1024 by default.
 	MaxClients int
-	// MaxQueued bounds the queue of messages with QoS 1 and 2 for one client; 4096 by default. Beyond the limit, new messages are
-	// dropped and counted.
+	// MaxQueued bounds the queue of messages with QoS 1 and 2 for one client; 4096 by default. Beyond the limit, new
+	// messages are dropped and counted.
 	MaxQueued int
 	// MaxQueuedBytes bounds the topics and payloads that are queued for one persistent session; 256 MiB by default.
 	MaxQueuedBytes int64
@@ -52,8 +52,8 @@ type Config struct {
 	SessionExpiry time.Duration
 	// WriteTimeout is the time after which a client that does not read is disconnected; 20 s by default.
 	WriteTimeout time.Duration
-	// Connections limits the connections to each address, including those that have not sent a CONNECT yet. By default it allows a
-	// quarter more than MaxClients, so that a client over that limit gets a reason code.
+	// Connections limits the connections to each address, including those that have not sent a CONNECT yet. By default it
+	// allows a quarter more than MaxClients, so that a client over that limit gets a reason code.
 	Connections *connlimit.Limiter
 
 	Log *slog.Logger
@@ -62,8 +62,8 @@ type Config struct {
 // User is a user who may connect. In filters, %u stands for the user name and %c for the client identifier.
 type User struct {
 	Name string
-	// PasswordFile holds the password or its bcrypt hash ("$2…"). Empty means that no password is checked; the public peers of the
-	// edge protocol send an empty one.
+	// PasswordFile holds the password or its bcrypt hash ("$2…"). Empty means that no password is checked; the public
+	// peers of the edge protocol send an empty one.
 	PasswordFile string
 	// Realms are topic prefixes below which the user may read and write everything.
 	Realms []string

@@ -20,8 +20,9 @@ const takeOverTimeout = time.Second
 // maxPending is the number of pending bytes on a connection above which wait blocks.
 const maxPending = 64 << 10
 
-// conn is one client's connection. While mochi writes to it, mochi holds a lock that every publisher to the client needs. So Write
-// never waits for the network: it appends to pending, which drain sends. Callers that write much call wait first, without that lock.
+// conn is one client's connection. While mochi writes to it, mochi holds a lock that every publisher to the client
+// needs. So Write never waits for the network: it appends to pending, which drain sends. Callers that write much call
+// wait first, without that lock.
 //
 //	mochi's WriteLoop ─ wait ─┐
 //	the connection's reader ──┼─ Write ─▶ pending ─ drain ─▶ client
@@ -90,8 +91,8 @@ func (c *conn) drainSoon() {
 	}
 }
 
-// drain writes what is pending, within the time limit for a client that does not read, and then closes the connection if it is to
-// be closed.
+// drain writes what is pending, within the time limit for a client that does not read, and then closes the connection
+// if it is to be closed.
 func (c *conn) drain() {
 	var reuse []byte
 	c.mu.Lock()
@@ -154,7 +155,8 @@ func (c *conn) limitWritesLocked() {
 	}
 }
 
-// Close implements net.Conn. It does not wait: reads end, and what is pending is written in the background within takeOverTimeout.
+// Close implements net.Conn. It does not wait: reads end, and what is pending is written in the background within
+// takeOverTimeout.
 func (c *conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,8 +210,8 @@ func (c *conn) commonName() string {
 	return chains[0][0].Subject.CommonName
 }
 
-// listener replaces mochi's own, which stops at the first error of Accept; this one retries after a temporary error. If a packet
-// makes mochi panic (2.7.9: a SUBSCRIBE that ends behind a filter), only that client's connection ends.
+// listener replaces mochi's own, which stops at the first error of Accept; this one retries after a temporary error. If
+// a packet makes mochi panic (2.7.9: a SUBSCRIBE that ends behind a filter), only that client's connection ends.
 type listener struct {
 	net.Listener
 	id      string
@@ -277,8 +279,8 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 	}
 }
 
-// Close implements listeners.Listener. It ignores mochi's CloseFn, which can deadlock: it takes a read lock twice, and hangs if a client
-// ends between the two.
+// Close implements listeners.Listener. It ignores mochi's CloseFn, which can deadlock: it takes a read lock twice, and
+// hangs if a client ends between the two.
 func (l *listener) Close(listeners.CloseFn) {
 	l.once.Do(func() {
 		close(l.closed)

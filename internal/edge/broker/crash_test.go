@@ -63,8 +63,8 @@ func process(t testing.TB) *server {
 	return s
 }
 
-// TestKilled kills the broker several times while messages are published to a disconnected client. All acknowledged messages, the
-// retained messages and the session survive.
+// TestKilled kills the broker several times while messages are published to a disconnected client. All acknowledged
+// messages, the retained messages and the session survive.
 func TestKilled(t *testing.T) {
 	for _, protocol := range []int{5, 4} {
 		t.Run(fmt.Sprint(protocol), func(t *testing.T) {

@@ -32,8 +32,8 @@ type embedded struct {
 	done      chan struct{}
 }
 
-// New starts the embedded broker. When it returns, clients can connect. It returns errdefs.ErrInvalidArgument for a configuration
-// that cannot work, and the system's error if an address or the file is in use.
+// New starts the embedded broker. When it returns, clients can connect. It returns errdefs.ErrInvalidArgument for a
+// configuration that cannot work, and the system's error if an address or the file is in use.
 func New(cfg Config) (Broker, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Address == "" && cfg.TLSAddress == "" {
@@ -66,8 +66,8 @@ func (b *embedded) start(cfg Config, who *users) error {
 	b.server = mochi.New(&mochi.Options{
 		Capabilities: caps, Logger: quiet(cfg.Log), SysTopicResendInterval: 10,
 		ClientNetReadBufferSize: 16 << 10,
-		// Each packet is written immediately. While messages wait, mochi would otherwise gather packets, and they would wait behind
-		// our gate, including the PUBREL that the client needs for its next acknowledgement.
+		// Each packet is written immediately. While messages wait, mochi would otherwise gather packets, and they would wait
+		// behind our gate, including the PUBREL that the client needs for its next acknowledgement.
 		ClientNetWriteBufferSize: 1,
 	})
 	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*queueSizes{}}

@@ -10,9 +10,9 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// gate enforces a client's receive maximum (MQTT 5.0 §4.9). mochi 2.7.9 has its own implementation, which reorders messages, sends
-// all queued messages of a session in one burst, loses those that are not acknowledged, and stalls after twice the maximum. So we
-// hide the client's maximum from mochi.
+// gate enforces a client's receive maximum (MQTT 5.0 §4.9). mochi 2.7.9 has its own implementation, which reorders
+// messages, sends all queued messages of a session in one burst, loses those that are not acknowledged, and stalls
+// after twice the maximum. So we hide the client's maximum from mochi.
 //
 //	mochi's resend ─▶ resend ─┐
 //	                          ├─ enter: fewer than window in flight ─▶ client ─PUBACK, PUBCOMP─▶ leave
@@ -34,8 +34,8 @@ func newGate(window int) *gate {
 	return g
 }
 
-// enter waits until another message may be sent, and reports whether the gate is open. With live, it first waits for the end of the
-// resend.
+// enter waits until another message may be sent, and reports whether the gate is open. With live, it first waits for
+// the end of the resend.
 func (g *gate) enter(id uint16, live bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -92,8 +92,8 @@ func (c *conn) resume(g *gate) {
 	g.changed.Broadcast()
 }
 
-// packetID returns the packet identifier of an encoded PUBLISH with QoS 1 or 2. It follows the packet's length, the topic's length
-// and the topic.
+// packetID returns the packet identifier of an encoded PUBLISH with QoS 1 or 2. It follows the packet's length, the
+// topic's length and the topic.
 func packetID(p []byte) uint16 {
 	_, n := binary.Uvarint(p[1:])
 	topic := 1 + n
@@ -101,8 +101,8 @@ func packetID(p []byte) uint16 {
 	return binary.BigEndian.Uint16(p[id:])
 }
 
-// renumber makes mochi send the messages queued for a client in the order of their arrival. mochi sorts them by the lowest 16 bits of
-// Created, which holds our sequence number.
+// renumber makes mochi send the messages queued for a client in the order of their arrival. mochi sorts them by the
+// lowest 16 bits of Created, which holds our sequence number.
 func (h *hooks) renumber(cl *mochi.Client) {
 	waiting := cl.State.Inflight.GetAll(false)
 	slices.SortStableFunc(waiting, func(a, b packets.Packet) int { return cmp.Compare(a.Created, b.Created) })

@@ -17,7 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// peer returns a plain paho client with a receive maximum, and its messages; receiving one from the channel acknowledges it.
+// peer returns a plain paho client with a receive maximum, and its messages; receiving one from the channel
+// acknowledges it.
 func peer(t testing.TB, s *server, id string, window uint16) (*paho.Client, chan string) {
 	c, err := net.Dial("tcp", s.address)
 	require.NoError(t, err)
@@ -32,8 +33,8 @@ func peer(t testing.TB, s *server, id string, window uint16) (*paho.Client, chan
 	return client, got
 }
 
-// TestReceiveMaximum: a client with a receive maximum of three gets many messages completely and in order, while it is connected,
-// and from the queue after it reconnects.
+// TestReceiveMaximum: a client with a receive maximum of three gets many messages completely and in order, while it is
+// connected, and from the queue after it reconnects.
 func TestReceiveMaximum(t *testing.T) {
 	for _, qos := range []byte{1, 2} {
 		t.Run(fmt.Sprint("qos ", qos), func(t *testing.T) {
@@ -136,8 +137,8 @@ func TestLimits(t *testing.T) {
 	assert.Len(t, in.wait(t, "end"), 65)
 }
 
-// TestE2SlowConsumerHoldsUpNobody: clients that subscribe to everything and read nothing delay neither messages between others, nor
-// a client that takes their session over, nor the broker's end.
+// TestE2SlowConsumerHoldsUpNobody: clients that subscribe to everything and read nothing delay neither messages between
+// others, nor a client that takes their session over, nor the broker's end.
 func TestE2SlowConsumerHoldsUpNobody(t *testing.T) {
 	s := embedded(t, broker.Config{WriteTimeout: time.Hour})
 	deaf := func(id string) *raw {

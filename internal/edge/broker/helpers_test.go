@@ -42,7 +42,8 @@ type server struct {
 
 func (s *server) url() string { return "mqtt://" + s.address }
 
-// freeAddress returns an address with a free port below the kernel's ephemeral ports, so that a restarted broker can use it again.
+// freeAddress returns an address with a free port below the kernel's ephemeral ports, so that a restarted broker can
+// use it again.
 func freeAddress(t testing.TB) string {
 	for range 1000 {
 		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))

@@ -13,7 +13,8 @@ import (
 // bridgeBit in the protocol level of MQTT 3.1 and 3.1.1 is mosquitto's extension that asks for No Local.
 const bridgeBit = 0x80
 
-// bridgeMark marks a client that has set bridgeBit. It is stored with the session as a user property, which MQTT 3.1.1 does not have.
+// bridgeMark marks a client that has set bridgeBit. It is stored with the session as a user property, which MQTT 3.1.1
+// does not have.
 var bridgeMark = packets.UserProperty{Key: "tripod.bridge"}
 
 // emptyMark marks a will without a payload until it is published.
@@ -52,7 +53,8 @@ func (h *hooks) Provides(b byte) bool {
 	}, b) >= 0
 }
 
-// OnPacketRead adapts the CONNECT of the public peers to what mochi accepts. An acknowledgement makes room in the client's gate.
+// OnPacketRead adapts the CONNECT of the public peers to what mochi accepts. An acknowledgement makes room in the
+// client's gate.
 func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	switch pk.FixedHeader.Type {
 	case packets.Connect:
@@ -77,8 +79,8 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 	return pk, nil
 }
 
-// OnPacketProcessed delays the next packet of a client that does not read its answers. Packets without an answer are not delayed,
-// because some clients read only after they have written.
+// OnPacketProcessed delays the next packet of a client that does not read its answers. Packets without an answer are
+// not delayed, because some clients read only after they have written.
 func (h *hooks) OnPacketProcessed(cl *mochi.Client, pk packets.Packet, err error) {
 	switch pk.FixedHeader.Type {
 	case packets.Puback, packets.Pubcomp:
@@ -100,8 +102,9 @@ func gateOf(cl *mochi.Client) *gate {
 	return nil
 }
 
-// OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It delays a message
-// until the client has room for it: it runs in the client's WriteLoop. mochi's resend, with the DUP flag, is gated by resume.
+// OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It delays
+// a message until the client has room for it: it runs in the client's WriteLoop. mochi's resend, with the DUP flag, is
+// gated by resume.
 func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Packet {
 	switch pk.FixedHeader.Type {
 	case packets.Publish:
@@ -156,8 +159,8 @@ func (h *hooks) OnSubscribe(cl *mochi.Client, pk packets.Packet) packets.Packet 
 	return pk
 }
 
-// OnWill suppresses wills when the broker itself closes, and wills to a topic that the client may not publish to, which mochi does
-// not check.
+// OnWill suppresses wills when the broker itself closes, and wills to a topic that the client may not publish to, which
+// mochi does not check.
 func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 	if h.closing.Load() || !h.OnACLCheck(cl, will.TopicName, true) {
 		return mochi.Will{}, nil // nobody can subscribe to an empty topic
@@ -168,8 +171,8 @@ func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 	return will, nil
 }
 
-// OnPublish numbers a message, because mochi orders queued messages by seconds only. Until OnPublished, it holds back the
-// acknowledgement, and no session can change its connection: mochi would give the message to the old connection.
+// OnPublish numbers a message, because mochi orders queued messages by seconds only. Until OnPublished, it holds back
+// the acknowledgement, and no session can change its connection: mochi would give the message to the old connection.
 func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	pk.Created = h.seq.Add(1)
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {

@@ -24,7 +24,8 @@ const (
 	nul                                        = "\x00"
 )
 
-// firstNumber is the first sequence number. It is larger than any time in seconds, which mochi's own messages have in its place.
+// firstNumber is the first sequence number. It is larger than any time in seconds, which mochi's own messages have in
+// its place.
 const firstNumber = 1 << 40
 
 // persistent reports whether the session outlives the connection.
@@ -117,8 +118,8 @@ func (h *hooks) OnUnsubscribed(cl *mochi.Client, pk packets.Packet) {
 	}
 }
 
-// OnQosPublish stores a message with QoS 1 or 2 for a client, or the PUBREC that prevents a message from the client from being
-// processed twice.
+// OnQosPublish stores a message with QoS 1 or 2 for a client, or the PUBREC that prevents a message from the client
+// from being processed twice.
 func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int) {
 	if pk.FixedHeader.Type == packets.Publish && pk.Created < firstNumber { // a will
 		pk.Created = h.seq.Add(1)
@@ -211,9 +212,9 @@ func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, change int64
 // OnRetainedExpired removes an expired retained message from the store.
 func (h *hooks) OnRetainedExpired(topic string) { h.store.del(retainedKey+topic, false) }
 
-// OnDisconnect removes a session that ends with its connection, and forgets dropped messages. It locks delivery until mochi has
-// finished, so that no session changes its connection: mochi first checks for a takeover, and then deletes the client that has the
-// identifier by then.
+// OnDisconnect removes a session that ends with its connection, and forgets dropped messages. It locks delivery until
+// mochi has finished, so that no session changes its connection: mochi first checks for a takeover, and then deletes
+// the client that has the identifier by then.
 func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 	if c, ok := cl.Net.Conn.(*conn); ok && c.unlockDelivery == nil {
 		h.delivery.RLock()
@@ -252,7 +253,8 @@ func (h *hooks) OnClientExpired(cl *mochi.Client) {
 	h.mu.Unlock()
 }
 
-// StoredClients loads the sessions. mochi calls it first when the broker starts, and then the three that follow here, in this order.
+// StoredClients loads the sessions. mochi calls it first when the broker starts, and then the three that follow here,
+// in this order.
 func (h *hooks) StoredClients() (all []storage.Client, err error) {
 	h.clients = map[string]struct{}{}
 	err = load(h, clientKey, func(c storage.Client) bool {

@@ -70,8 +70,8 @@ func connectPacket(level, flags byte, client string, fields ...string) []byte {
 	return packet(0x10, b.Bytes())
 }
 
-// TestPublicPeer sends the same bytes as the public peers: protocol level 0x84, a user name, and the password flag with an empty
-// password.
+// TestPublicPeer sends the same bytes as the public peers: protocol level 0x84, a user name, and the password flag with
+// an empty password.
 func TestPublicPeer(t *testing.T) {
 	for name, start := range map[string]func(t testing.TB) *server{
 		"embedded": func(t testing.TB) *server { return embedded(t, broker.Config{}) },

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// batchDelay is how long a write that nobody waits for is delayed, so that others join it. Most messages are acknowledged within
-	// that time and never reach the disk.
+	// batchDelay is how long a write that nobody waits for is delayed, so that others join it. Most messages are
+	// acknowledged within that time and never reach the disk.
 	batchDelay = 25 * time.Millisecond
 	// retryStore is the delay before a failed write is tried again.
 	retryStore = time.Second

@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Bounds of the queue of messages for the client. When the queue is full, put waits for outPatience. After that, messages are dropped
-// until half of the queue is free.
+// Bounds of the queue of messages for the client. When the queue is full, put waits for outPatience. After that,
+// messages are dropped until half of the queue is free.
 const (
 	outMessages = 4096
 	outBytes    = 64 << 20

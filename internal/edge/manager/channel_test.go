@@ -40,8 +40,8 @@ func (r *rig) filtered(filter string, want bool) byte {
 	}
 }
 
-// TestLoopback: a message reaches the other channels of the node, those of the sender's runtime and module among them (the public
-// manager withholds it from the whole runtime), never the channel that sent it, and the broker once.
+// TestLoopback: a message reaches the other channels of the node, those of the sender's runtime and module among them
+// (the public manager withholds it from the whole runtime), never the channel that sent it, and the broker once.
 func TestLoopback(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
@@ -122,7 +122,8 @@ func TestChannelsEnd(t *testing.T) {
 	}
 }
 
-// TestSlowModule: a module that does not read holds no other up, and what it does not read is bounded (the oldest is dropped).
+// TestSlowModule: a module that does not read holds no other up, and what it does not read is bounded (the oldest is
+// dropped).
 func TestSlowModule(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Limits.Messages = 10 })
 	r.modules(r.a, 3)

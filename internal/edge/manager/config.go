@@ -32,20 +32,20 @@ type Config struct {
 	Limits    Limits
 	// RegisterTimeout bounds the wait for the orchestrator's answer; 5 s by default.
 	RegisterTimeout time.Duration
-	// BackoffMin and BackoffMax bound the delays between attempts to register, to start a runtime and to restart a module. Delays
-	// double; 500 ms and 30 s by default.
+	// BackoffMin and BackoffMax bound the delays between attempts to register, to start a runtime and to restart a module.
+	// Delays double; 500 ms and 30 s by default.
 	BackoffMin, BackoffMax time.Duration
 	Log                    *slog.Logger
 }
 
 // Limits are the limits of one module.
 type Limits struct {
-	// Messages and Bytes bound the queue for a module that does not read; 1024 and 16 MiB by default. A full queue drops the oldest
-	// message. A single message can be larger than Bytes.
+	// Messages and Bytes bound the queue for a module that does not read; 1024 and 16 MiB by default. A full queue drops
+	// the oldest message. A single message can be larger than Bytes.
 	Messages int
 	Bytes    int
-	// MessagesPerSecond and BytesPerSecond bound a module's own messages, with bursts of one second's worth; the rest is dropped. 0
-	// means unlimited.
+	// MessagesPerSecond and BytesPerSecond bound a module's own messages, with bursts of one second's worth; the rest is
+	// dropped. 0 means unlimited.
 	MessagesPerSecond float64
 	BytesPerSecond    float64
 }

@@ -15,8 +15,8 @@ import (
 // actionStop stops a runtime.
 const actionStop = "stop"
 
-// control obeys a message on the runtime's control topic. It returns once the order is recorded, so that the broker redelivers an order
-// that was not.
+// control obeys a message on the runtime's control topic. It returns once the order is recorded, so that the broker
+// redelivers an order that was not.
 func (h *host) control(msg mqtt.Message) {
 	m := h.m
 	if len(msg.Payload) == 0 {
@@ -69,8 +69,8 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	}
 }
 
-// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for it, unless the uuid belongs to
-// another module.
+// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for it, unless the
+// uuid belongs to another module.
 func (h *host) createFor(e wire.Envelope, data wire.ModuleData) (reason string, err error) {
 	reason, err = reasonFor(h.create(e.ObjectID, fromControl, data))
 	if err != nil && reason != "duplicate" && wire.ValidName("uuid", data.UUID()) == nil {
@@ -105,15 +105,15 @@ func excerpt(payload []byte) string {
 
 func trimNUL(payload []byte) []byte { return bytes.TrimRight(payload, "\x00") }
 
-// Bounds of recentMessages. A broker can deliver a message once for each matching filter, and a module can have a channel on the
-// control topics.
+// Bounds of recentMessages. A broker can deliver a message once for each matching filter, and a module can have a
+// channel on the control topics.
 const (
 	repeatTime = 5 * time.Second
 	repeatMost = 4096 // of messages in each half
 )
 
-// recentMessages remembers hashes of the latest control messages in two halves, of which the older one is dropped as a whole. Only one
-// goroutine uses it.
+// recentMessages remembers hashes of the latest control messages in two halves, of which the older one is dropped as a
+// whole. Only one goroutine uses it.
 type recentMessages struct {
 	seed     maphash.Seed
 	now, old map[uint64]bool
@@ -124,8 +124,8 @@ func newRecentMessages() *recentMessages {
 	return &recentMessages{seed: maphash.MakeSeed(), now: map[uint64]bool{}}
 }
 
-// isRepeat reports whether the same message arrived within about repeatTime, and remembers it. A message without an id is never a
-// repeat.
+// isRepeat reports whether the same message arrived within about repeatTime, and remembers it. A message without an id
+// is never a repeat.
 func (r *recentMessages) isRepeat(id string, payload []byte, now time.Time) bool {
 	if id == "" {
 		return false

@@ -62,7 +62,8 @@ func TestBadOrders(t *testing.T) {
 	r.a.find(t, true, 1, wire.Create, 1)
 }
 
-// TestOwnMessages: what the manager sends itself on a control topic is no order, nor an error, where a broker sends it back.
+// TestOwnMessages: what the manager sends itself on a control topic is no order, nor an error, where a broker sends it
+// back.
 func TestOwnMessages(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionExited, moduleData("m"))
@@ -126,7 +127,8 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
-// TestExits: metadata are merged; a plain string is passed on; what is no JSON is reported as such; identity cannot be overridden.
+// TestExits: metadata are merged; a plain string is passed on; what is no JSON is reported as such; identity cannot be
+// overridden.
 func TestExits(t *testing.T) {
 	r := newRig(t, nil)
 	for i, c := range []struct {

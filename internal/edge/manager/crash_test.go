@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// daemon runs a manager until all orders are obeyed. What outlives it is in files: the modules that run, what the broker has got, and
-// which orders it needs not deliver again.
+// daemon runs a manager until all orders are obeyed. What outlives it is in files: the modules that run, what the
+// broker has got, and which orders it needs not deliver again.
 func daemon(dir string) error {
 	if err := failpoint.Check(); err != nil {
 		return err
@@ -280,8 +280,8 @@ func (w *world) Adopt(_ context.Context, index int, data wire.ModuleData) (bool,
 	return true, nil
 }
 
-// TestKilledAtEachLine kills the daemon at each line that has a name, and looks at what the next one makes of it: every module that
-// is to run does, no module was started twice, no exit is untold, nothing is left in the record.
+// TestKilledAtEachLine kills the daemon at each line that has a name, and looks at what the next one makes of it: every
+// module that is to run does, no module was started twice, no exit is untold, nothing is left in the record.
 func TestKilledAtEachLine(t *testing.T) {
 	failpoint.Needed(t)
 	points := slices.DeleteFunc(failpoint.Names(), func(name string) bool { return !strings.HasPrefix(name, "edge.manager.") })

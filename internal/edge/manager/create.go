@@ -23,8 +23,8 @@ var (
 	adoptDone      = failpoint.New("edge.manager.adopt.done")
 )
 
-// create records a module and starts to create it. It returns once the module is recorded: errdefs.ErrAlreadyExists if the uuid is in
-// use, errdefs.ErrResourceExhausted if the runtime has no free index.
+// create records a module and starts to create it. It returns once the module is recorded: errdefs.ErrAlreadyExists if
+// the uuid is in use, errdefs.ErrResourceExhausted if the runtime has no free index.
 func (h *host) create(objectID, origin string, data wire.ModuleData) error {
 	if err := data.Validate(); err != nil {
 		return err
@@ -58,9 +58,9 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 	return nil
 }
 
-// isRepeat reports whether a create message is for a module that exists already: it repeats the module's create message, or the
-// orchestrator sends it for a module that the manager has created again itself. A module with the same uuid is otherwise an error, on
-// any runtime.
+// isRepeat reports whether a create message is for a module that exists already: it repeats the module's create
+// message, or the orchestrator sends it for a module that the manager has created again itself. A module with the same
+// uuid is otherwise an error, on any runtime.
 func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 	for _, other := range h.m.hosts {
 		other.mu.Lock()

@@ -53,7 +53,8 @@ func ownRig(t *testing.T) (*rig, *own) {
 	return r, o
 }
 
-// TestCreateFails: after a passing failure the create is tried again; after a lasting one the module is reported exited and its index is free.
+// TestCreateFails: after a passing failure the create is tried again; after a lasting one the module is reported exited
+// and its index is free.
 func TestCreateFails(t *testing.T) {
 	r, o := ownRig(t)
 	tries := make(chan int, 16)
@@ -89,7 +90,8 @@ func TestCreateFails(t *testing.T) {
 	}
 }
 
-// TestEarlyExit: an end that is seen before the call that created the module has returned; the index is not used before that.
+// TestEarlyExit: an end that is seen before the call that created the module has returned; the index is not used before
+// that.
 func TestEarlyExit(t *testing.T) {
 	r, o := ownRig(t)
 	called, gate := make(chan int, 2), make(chan struct{})
@@ -119,8 +121,8 @@ func TestEarlyExit(t *testing.T) {
 	}
 }
 
-// TestDeletes: of a module unknown to the runtime, the exit is reported at once; a delete that fails is answered and can be repeated;
-// one that arrives while the module is being created is done afterwards.
+// TestDeletes: of a module unknown to the runtime, the exit is reported at once; a delete that fails is answered and
+// can be repeated; one that arrives while the module is being created is done afterwards.
 func TestDeletes(t *testing.T) {
 	r, o := ownRig(t)
 	var fail error
@@ -173,7 +175,8 @@ func TestRecordFails(t *testing.T) {
 	r.exitedOf(runtimeA, "a0", 1)
 }
 
-// TestPoisonedRecord: records that cannot be read, or are of a runtime that there is no more, keep nothing from starting.
+// TestPoisonedRecord: records that cannot be read, or are of a runtime that there is no more, keep nothing from
+// starting.
 func TestPoisonedRecord(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 1)

@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindFinished is the kind of records of desired modules that have ended and are not restarted, by runtime and uuid. The value is the
-// module's data.
+// kindFinished is the kind of records of desired modules that have ended and are not restarted, by runtime and uuid.
+// The value is the module's data.
 const kindFinished = "finished"
 
 var desiredRecorded = failpoint.New("edge.manager.desired.recorded")
@@ -117,8 +117,8 @@ func (h *host) loadFinished() {
 	}
 }
 
-// reconcileOnce deletes modules that are no longer desired, and creates missing ones. It returns the delay before the next attempt; 0
-// means that the next change triggers it.
+// reconcileOnce deletes modules that are no longer desired, and creates missing ones. It returns the delay before the
+// next attempt; 0 means that the next change triggers it.
 func (h *host) reconcileOnce(d *desired) time.Duration {
 	h.orders.Lock()
 	defer h.orders.Unlock()
@@ -148,8 +148,8 @@ func (h *host) reconcileOnce(d *desired) time.Duration {
 	return next
 }
 
-// createMissing creates a desired module if it is missing, unless it has finished. It returns the rest of the module's restart delay, if
-// any.
+// createMissing creates a desired module if it is missing, unless it has finished. It returns the rest of the module's
+// restart delay, if any.
 func (h *host) createMissing(data wire.ModuleData) (time.Duration, error) {
 	h.mu.Lock()
 	mod, halted := h.byUUID[data.UUID()], h.halted
@@ -185,8 +185,8 @@ func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 	}
 }
 
-// scheduleRestart decides whether and when an ended desired module is restarted. Without a policy it is always restarted. The caller
-// holds orders.
+// scheduleRestart decides whether and when an ended desired module is restarted. Without a policy it is always
+// restarted. The caller holds orders.
 func (h *host) scheduleRestart(mod *module, payload []byte) {
 	if mod.record.Origin != fromDesired {
 		return
@@ -228,7 +228,8 @@ type reportedModule struct {
 	Restarts int    `json:"restarts"`
 }
 
-// reportAll publishes the reported state as a retained message whenever it changes. It skips states without a connection to the broker.
+// reportAll publishes the reported state as a retained message whenever it changes. It skips states without a
+// connection to the broker.
 func (h *host) reportAll() {
 	var last []byte
 	for {

@@ -29,8 +29,8 @@ func (r *rig) states(rt string, generation string, want map[string]string) {
 	})
 }
 
-// TestDesiredState: new modules of the document are created, those removed from it are deleted, changed ones are replaced; modules of
-// other origin are left alone.
+// TestDesiredState: new modules of the document are created, those removed from it are deleted, changed ones are
+// replaced; modules of other origin are left alone.
 func TestDesiredState(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("other"))
@@ -73,8 +73,8 @@ func TestDesiredPoison(t *testing.T) {
 	}
 }
 
-// TestDesiredRestart: by policy; a module that is not to be started again is not after a restart of the daemon either, nor does
-// anything need a broker.
+// TestDesiredRestart: by policy; a module that is not to be started again is not after a restart of the daemon either,
+// nor does anything need a broker.
 func TestDesiredRestart(t *testing.T) {
 	r := newRig(t, nil)
 	r.desire(runtimeA, 1, moduleData("always"), moduleData("failure", "restart", "on-failure"), moduleData("never", "restart", "never"))

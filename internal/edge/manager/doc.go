@@ -1,5 +1,5 @@
-// Package manager is the MQTT front door of a node. It registers the node's runtimes with an orchestrator, creates and deletes modules
-// on its orders, and carries the messages of their channels. docs/edge.md is the guide.
+// Package manager is the MQTT front door of a node. It registers the node's runtimes with an orchestrator, creates and
+// deletes modules on its orders, and carries the messages of their channels. docs/edge.md is the guide.
 //
 //	                ┌──────────────── Manager ────────────────┐
 //	orchestrator ◀─▶│ control ─▶ host ─▶ module ─┐  record     │   one host per runtime, one module per index
@@ -9,12 +9,14 @@
 //	                     Receive │              │ Create, Send
 //	                             └── Runtime ◀──┘                 runtime/minimal, runtime/unitpods
 //
-// The states of a module are a table (states.go), printed in docs/edge-states.md. A module is recorded before it is created, and an
-// exit before it is reported, so the daemon can be killed at any line. The next daemon adopts the modules or creates them again, and
-// reports the exits that the broker has not acknowledged. It needs neither orchestrator nor broker for that.
+// The states of a module are a table (states.go), printed in docs/edge-states.md. A module is recorded before it is
+// created, and an exit before it is reported, so the daemon can be killed at any line. The next daemon adopts the
+// modules or creates them again, and reports the exits that the broker has not acknowledged. It needs neither
+// orchestrator nor broker for that.
 //
-// No message stops the manager. It logs and counts orders that it cannot obey, and answers them on the error topic if the protocol has
-// an answer. Every queue for a slow peer is bounded and counts the messages that it drops.
+// No message stops the manager. It logs and counts orders that it cannot obey, and answers them on the error topic if
+// the protocol has an answer. Every queue for a slow peer is bounded and counts the messages that it drops.
 //
-// The package must not know a backend, the node, or a kind of runtime. Start reading at Open, host.supervise and states.go.
+// The package must not know a backend, the node, or a kind of runtime. Start reading at Open, host.supervise and
+// states.go.
 package manager

@@ -17,8 +17,8 @@ import (
 // kindExit is the kind of records of exits that the broker has not acknowledged. Their keys are random.
 const kindExit = "exit"
 
-// exitsPoll is the interval of checks whether the broker has acknowledged all messages. exitsKeep bounds how long an exit is kept on a
-// connection that is too busy for that.
+// exitsPoll is the interval of checks whether the broker has acknowledged all messages. exitsKeep bounds how long an
+// exit is kept on a connection that is too busy for that.
 const (
 	exitsPoll = 250 * time.Millisecond
 	exitsKeep = time.Minute
@@ -106,8 +106,8 @@ func (h *host) conclude(mod *module, payload []byte) {
 	poke(h.reconcile)
 }
 
-// metadata returns the payload of a runtime's exited message as a JSON object. A JSON string becomes its status; anything else is
-// quoted as its message.
+// metadata returns the payload of a runtime's exited message as a JSON object. A JSON string becomes its status;
+// anything else is quoted as its message.
 func (h *host) metadata(payload []byte) []byte {
 	payload = trimNUL(payload)
 	if len(payload) == 0 {
@@ -230,8 +230,8 @@ func (x *exits) send(m *Manager, key string) {
 	})
 }
 
-// sendAll sends the exits that were not sent before, such as those of an earlier daemon. Call it before registering, so that the
-// orchestrator does not create those modules again.
+// sendAll sends the exits that were not sent before, such as those of an earlier daemon. Call it before registering, so
+// that the orchestrator does not create those modules again.
 func (x *exits) sendAll(m *Manager) {
 	x.mu.Lock()
 	keys := slices.Collect(maps.Keys(x.all))
@@ -257,8 +257,8 @@ func (x *exits) run(m *Manager) func() {
 	}
 }
 
-// forget removes the exits that the broker has acknowledged: those sent more than exitsPoll ago while the client's queue is empty, or
-// more than exitsKeep ago. It returns the number of remaining exits.
+// forget removes the exits that the broker has acknowledged: those sent more than exitsPoll ago while the client's
+// queue is empty, or more than exitsKeep ago. It returns the number of remaining exits.
 func (x *exits) forget(m *Manager) int {
 	now := time.Now()
 	stats := m.client.Stats()

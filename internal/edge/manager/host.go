@@ -165,7 +165,8 @@ func (h *host) serve(extra map[string]any) error {
 	return err
 }
 
-// lose handles the loss or the end of the runtime: it moves the modules to their next states, and unregisters the runtime.
+// lose handles the loss or the end of the runtime: it moves the modules to their next states, and unregisters the
+// runtime.
 func (h *host) lose() {
 	h.update(func() { h.up = false })
 	h.calls.Wait()

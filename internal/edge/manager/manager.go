@@ -41,8 +41,8 @@ type Manager struct {
 	once   sync.Once
 }
 
-// Open starts a manager, its runtimes and the recorded modules. It waits for none of them. It registers once broker and orchestrator
-// are available.
+// Open starts a manager, its runtimes and the recorded modules. It waits for none of them. It registers once broker and
+// orchestrator are available.
 func Open(c Config) (*Manager, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -98,8 +98,8 @@ func (m *Manager) mqttConfig() mqtt.Config {
 	return c
 }
 
-// Close unregisters the node, and ends the connection and the runtimes. Modules of durable runtimes keep running, and the next Open
-// adopts them.
+// Close unregisters the node, and ends the connection and the runtimes. Modules of durable runtimes keep running, and
+// the next Open adopts them.
 func (m *Manager) Close(ctx context.Context) error {
 	var err error
 	m.once.Do(func() { err = m.close(ctx) })

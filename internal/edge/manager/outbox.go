@@ -100,7 +100,8 @@ func newLimiter(l Limits) *limiter {
 	return &limiter{limits: l, messages: max(l.MessagesPerSecond, 1), bytes: l.BytesPerSecond}
 }
 
-// allow reports whether a message of size bytes can pass now. A message larger than the bucket passes when the bucket is full.
+// allow reports whether a message of size bytes can pass now. A message larger than the bucket passes when the bucket
+// is full.
 func (l *limiter) allow(now time.Time, size int) bool {
 	if l.limits.MessagesPerSecond <= 0 && l.limits.BytesPerSecond <= 0 {
 		return true

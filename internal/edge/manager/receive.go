@@ -63,7 +63,8 @@ func (h *host) fromModule(msg channel.Message) {
 	}
 }
 
-// openChannel opens a channel. If the descriptor is open for another topic, openChannel closes it first, as the public manager does.
+// openChannel opens a channel. If the descriptor is open for another topic, openChannel closes it first, as the public
+// manager does.
 func (h *host) openChannel(mod *module, payload []byte) {
 	o, err := channel.ParseOpen(payload)
 	if err == nil {
@@ -102,8 +103,8 @@ func (h *host) closeChannel(mod *module, payload []byte) {
 	}
 }
 
-// profileKind returns the kind of a module's profiles: the module's field "profile", or the first part of the runtime's type, as in
-// the topics of public peers.
+// profileKind returns the kind of a module's profiles: the module's field "profile", or the first part of the runtime's
+// type, as in the topics of public peers.
 func (h *host) profileKind(mod *module) string {
 	if kind := mod.data.Text("profile"); wire.ValidName("profile", kind) == nil {
 		return kind

@@ -66,7 +66,8 @@ func (m *Manager) put(uuid string, r record) error {
 	return nil
 }
 
-// load loads the record into the hosts. It leaves an entry in the record that is unreadable or whose runtime is not configured.
+// load loads the record into the hosts. It leaves an entry in the record that is unreadable or whose runtime is not
+// configured.
 func (m *Manager) load() error {
 	err := m.store.All(kindModule, func(uuid string, value []byte) error {
 		var r record

@@ -14,11 +14,12 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// connected serves a new connection: it repeats exits that were not acknowledged, then registers the manager, then each runtime
-// whenever it is up. It keeps trying until the connection ends.
+// connected serves a new connection: it repeats exits that were not acknowledged, then registers the manager, then each
+// runtime whenever it is up. It keeps trying until the connection ends.
 //
-// If the broker has lost the session of an earlier connection, orders and the last will can be lost with it. Then the manager first
-// unregisters, so that the orchestrator creates its modules again; the manager recognizes those that still run (allowRepeats).
+// If the broker has lost the session of an earlier connection, orders and the last will can be lost with it. Then the
+// manager first unregisters, so that the orchestrator creates its modules again; the manager recognizes those that
+// still run (allowRepeats).
 func (m *Manager) connected(ctx context.Context, resumed bool) {
 	<-m.ready
 	ctx, cancel := context.WithCancel(ctx)
@@ -44,8 +45,8 @@ func (m *Manager) connected(ctx context.Context, resumed bool) {
 	wg.Wait()
 }
 
-// subscribeAll subscribes to the manager's own topics. The client renews the subscriptions. A refused one is retried, because the
-// broker's configuration may change.
+// subscribeAll subscribes to the manager's own topics. The client renews the subscriptions. A refused one is retried,
+// because the broker's configuration may change.
 func (m *Manager) subscribeAll(ctx context.Context) {
 	for _, filter := range m.config.filters() {
 		try := func() error {

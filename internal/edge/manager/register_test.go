@@ -157,8 +157,8 @@ func TestModuleForARuntimeThatIsDown(t *testing.T) {
 	}
 }
 
-// TestRuntimeIsLost is fault E3: its modules are told, it is started and registered again and has its modules again, with the same
-// data (the public peers' argument lists grow). What was to be deleted is not created again.
+// TestRuntimeIsLost is fault E3: its modules are told, it is started and registered again and has its modules again,
+// with the same data (the public peers' argument lists grow). What was to be deleted is not created again.
 func TestRuntimeIsLost(t *testing.T) {
 	r := newRig(t, nil)
 	args := []any{"hello", "x"}
@@ -209,8 +209,8 @@ func (a *adopting) Adopt(_ context.Context, index int, data wire.ModuleData) (bo
 	return a.lives[data.UUID()], nil
 }
 
-// TestRestart: without broker and orchestrator, the next daemon has the modules again: adopted where they run, created where they do
-// not, and deleted where that was asked for.
+// TestRestart: without broker and orchestrator, the next daemon has the modules again: adopted where they run, created
+// where they do not, and deleted where that was asked for.
 func TestRestart(t *testing.T) {
 	a := &adopting{lives: map[string]bool{}, seen: map[string]int{}}
 	r := newRig(t, func(c *Config) {

@@ -18,7 +18,8 @@ const (
 	unconcluded state = "unconcluded"
 )
 
-// states lists the states in the order of the documentation: their meaning, the state in the record, and the reported name.
+// states lists the states in the order of the documentation: their meaning, the state in the record, and the reported
+// name.
 var states = []struct {
 	state    state
 	recorded recordState

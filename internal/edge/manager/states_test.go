@@ -26,8 +26,8 @@ func TestDocumentedTable(t *testing.T) {
 	}
 }
 
-// TestTableIsWhole: states, events and actions are documented, each state can be reached and left, and all but a running launcher
-// hears of an exit.
+// TestTableIsWhole: states, events and actions are documented, each state can be reached and left, and all but a
+// running launcher hears of an exit.
 func TestTableIsWhole(t *testing.T) {
 	reached := map[state]bool{unrecorded: true}
 	for _, s := range loaded {

@@ -6,33 +6,35 @@ import (
 	"time"
 )
 
-// Client keeps a connection to a broker, and reconnects after a loss. New makes a Client. All methods may be called concurrently, also
-// from the Handler and from OnConnect.
+// Client keeps a connection to a broker, and reconnects after a loss. New makes a Client. All methods may be called
+// concurrently, also from the Handler and from OnConnect.
 type Client interface {
 	// Publish sends a message. The caller must not change the payload afterwards.
 	//
 	// With QoS 0 the message is written immediately; without a connection, Publish returns errdefs.ErrUnavailable.
 	//
-	// With QoS 1 or 2 Publish returns as soon as the message is queued; the client waits for the broker's acknowledgement in the
-	// background, across reconnects. If the queue is full, Publish waits for room until ctx ends; while the client is not
-	// connected, it drops the oldest message instead and counts it in Stats.Dropped. Publish returns errdefs.ErrInvalidArgument for
-	// a topic with a wildcard, a QoS above 2 or a message over MaxPacket, and errdefs.ErrFailedPrecondition after Close.
+	// With QoS 1 or 2 Publish returns as soon as the message is queued; the client waits for the broker's acknowledgement
+	// in the background, across reconnects. If the queue is full, Publish waits for room until ctx ends; while the client
+	// is not connected, it drops the oldest message instead and counts it in Stats.Dropped. Publish returns
+	// errdefs.ErrInvalidArgument for a topic with a wildcard, a QoS above 2 or a message over MaxPacket, and
+	// errdefs.ErrFailedPrecondition after Close.
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
-	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each reconnect,
-	// until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the broker refuses, it returns
-	// errdefs.ErrPermissionDenied and drops the filter. Subscribing again to the same filter replaces QoS and options.
+	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each
+	// reconnect, until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the broker
+	// refuses, it returns errdefs.ErrPermissionDenied and drops the filter. Subscribing again to the same filter replaces
+	// QoS and options.
 	Subscribe(ctx context.Context, filter string, qos byte, opts SubscribeOptions) error
 	// Unsubscribe removes a subscription. It returns nil for a filter without one.
 	Unsubscribe(ctx context.Context, filter string) error
 	// Connected reports whether the client is connected and has renewed its subscriptions.
 	Connected() bool
-	// WaitConnected waits until Connected. If ctx ends first, it returns the error of ctx and that of the last attempt, which is
-	// errdefs.ErrPermissionDenied if the broker refuses the client.
+	// WaitConnected waits until Connected. If ctx ends first, it returns the error of ctx and that of the last attempt,
+	// which is errdefs.ErrPermissionDenied if the broker refuses the client.
 	WaitConnected(ctx context.Context) error
 	// Stats returns the counters.
 	Stats() Stats
-	// Close waits, until ctx ends or the connection is lost, for a running Handler and for the acknowledgement of queued messages.
-	// It ends with a DISCONNECT, so that the broker does not publish the will.
+	// Close waits, until ctx ends or the connection is lost, for a running Handler and for the acknowledgement of queued
+	// messages. It ends with a DISCONNECT, so that the broker does not publish the will.
 	Close(ctx context.Context) error
 }
 
@@ -41,12 +43,13 @@ type Message struct {
 	Topic   string
 	Payload []byte
 	QoS     byte
-	// Retain is true for a retained message that the broker sends to a new subscriber. Over a connection with the bridge bit, it can
-	// also be true for a message that has just been published as retained.
+	// Retain is true for a retained message that the broker sends to a new subscriber. Over a connection with the bridge
+	// bit, it can also be true for a message that has just been published as retained.
 	Retain bool
 }
 
-// SubscribeOptions are the options of MQTT 5.0 §3.8.3.1. MQTT 3.1.1 has none of them, and behaves as with the zero value.
+// SubscribeOptions are the options of MQTT 5.0 §3.8.3.1. MQTT 3.1.1 has none of them, and behaves as with the zero
+// value.
 type SubscribeOptions struct {
 	// SkipRetained suppresses retained messages at the time of the subscription.
 	SkipRetained bool
@@ -58,8 +61,8 @@ type Will struct {
 	Payload []byte
 	QoS     byte
 	Retain  bool
-	// Delay is how long the broker waits for the client to reconnect before it publishes the will (MQTT 5.0 §3.1.3.2.2). MQTT 3.1.1
-	// has no delay.
+	// Delay is how long the broker waits for the client to reconnect before it publishes the will (MQTT 5.0 §3.1.3.2.2).
+	// MQTT 3.1.1 has no delay.
 	Delay time.Duration
 }
 
@@ -69,7 +72,8 @@ type Config struct {
 	URL string
 	// Protocol is 5 (the default) or 4, which is MQTT 3.1.1.
 	Protocol int
-	// ClientID names the session and must be unique at the broker. If empty, it is random, and the session ends with the connection.
+	// ClientID names the session and must be unique at the broker. If empty, it is random, and the session ends with the
+	// connection.
 	ClientID string
 	// Username needs no Password: the public peers of the edge protocol use an empty one.
 	Username string
@@ -77,8 +81,8 @@ type Config struct {
 	TLS      TLS
 	// KeepAlive is the time of silence after which a ping is sent; 30 s by default.
 	KeepAlive time.Duration
-	// SessionExpiry is how long the broker keeps the subscriptions and messages of a disconnected client; 0 means not at all. In
-	// MQTT 3.1.1, any other value means as long as the broker chooses.
+	// SessionExpiry is how long the broker keeps the subscriptions and messages of a disconnected client; 0 means not at
+	// all. In MQTT 3.1.1, any other value means as long as the broker chooses.
 	SessionExpiry time.Duration
 	// NoLocal stops the broker from sending the client its own messages.
 	NoLocal bool
@@ -91,13 +95,14 @@ type Config struct {
 	// WriteTimeout is the time after which the client disconnects from a broker that does not read; 20 s by default.
 	WriteTimeout time.Duration
 
-	// QueueMessages, QueueBytes and QueueTTL bound the messages with QoS 1 or 2 that wait for the broker: 10 000 messages, 64 MiB of
-	// payload and topics, and one hour by default.
+	// QueueMessages, QueueBytes and QueueTTL bound the messages with QoS 1 or 2 that wait for the broker: 10 000 messages,
+	// 64 MiB of payload and topics, and one hour by default.
 	QueueMessages int
 	QueueBytes    int64
 	QueueTTL      time.Duration
-	// InboxMessages and InboxBytes bound the messages with QoS 0 that wait for the Handler: 10 000 messages and 64 MiB by default.
-	// Those with QoS 1 or 2 are bounded by the receive maximum (MQTT 5.0 §3.1.2.11.3), or by the broker's own window in MQTT 3.1.1.
+	// InboxMessages and InboxBytes bound the messages with QoS 0 that wait for the Handler: 10 000 messages and 64 MiB by
+	// default. Those with QoS 1 or 2 are bounded by the receive maximum (MQTT 5.0 §3.1.2.11.3), or by the broker's own
+	// window in MQTT 3.1.1.
 	InboxMessages int
 	InboxBytes    int64
 	// MaxPacket bounds a packet in either direction, in bytes; 16 MiB by default.
@@ -105,8 +110,9 @@ type Config struct {
 
 	// Handler is called for each message, one at a time, in the order of their arrival.
 	Handler func(Message)
-	// OnConnect is called in its own goroutine after each connect, once the subscriptions are renewed. Its context ends with the
-	// connection. Calls do not overlap. resumed reports that the broker has kept the session (CONNACK, Session Present).
+	// OnConnect is called in its own goroutine after each connect, once the subscriptions are renewed. Its context ends
+	// with the connection. Calls do not overlap. resumed reports that the broker has kept the session (CONNACK, Session
+	// Present).
 	OnConnect func(ctx context.Context, resumed bool)
 	// OnDisconnect is called when a connection is lost, but not by Close.
 	OnDisconnect func(err error)

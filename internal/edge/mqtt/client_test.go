@@ -24,7 +24,8 @@ func serve(t *testing.T, address string) (broker.Broker, string) {
 	return b, b.URL()
 }
 
-// freeAddress returns an address with a free port below the kernel's ephemeral ports, so that a restarted broker can use it again.
+// freeAddress returns an address with a free port below the kernel's ephemeral ports, so that a restarted broker can
+// use it again.
 func freeAddress(t testing.TB) string {
 	for range 1000 {
 		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
@@ -65,8 +66,8 @@ func TestAwayAtStart(t *testing.T) {
 	assert.True(t, c.Connected())
 }
 
-// TestSlowHandler: with QoS 1 the broker waits and nothing is lost; with QoS 0 the oldest messages are dropped and counted. The
-// connection survives for much longer than the keep-alive.
+// TestSlowHandler: with QoS 1 the broker waits and nothing is lost; with QoS 0 the oldest messages are dropped and
+// counted. The connection survives for much longer than the keep-alive.
 func TestSlowHandler(t *testing.T) {
 	b, url := serve(t, "127.0.0.1:0")
 	ctx := patient(t)
@@ -110,8 +111,8 @@ func TestSlowHandler(t *testing.T) {
 	require.Eventually(t, func() bool { s := slow.Stats(); return s.Received+s.Lost == 2050 }, patience, time.Millisecond)
 }
 
-// TestReconnect: many subscriptions are renewed, except those removed meanwhile; OnConnect is called for each connection, one at a
-// time, with a context that ends with the connection.
+// TestReconnect: many subscriptions are renewed, except those removed meanwhile; OnConnect is called for each
+// connection, one at a time, with a context that ends with the connection.
 func TestReconnect(t *testing.T) {
 	b, url := serve(t, freeAddress(t))
 	ctx := patient(t)

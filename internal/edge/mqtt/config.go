@@ -78,7 +78,8 @@ func (c Config) address() (hostport string, secure bool, err error) {
 	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), port)), u.Scheme == "mqtts", nil
 }
 
-// config returns the TLS configuration. It is called at each connect, so renewed certificates take effect without a restart.
+// config returns the TLS configuration. It is called at each connect, so renewed certificates take effect without a
+// restart.
 func (t TLS) config(host string) (*tls.Config, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	if conf.ServerName == "" {

@@ -19,8 +19,8 @@ import (
 const (
 	// receiveMaximum bounds the unacknowledged messages with QoS 1 and 2 from the broker.
 	receiveMaximum = 1024
-	// windowMax bounds the unacknowledged messages to the broker. A broker of MQTT 3.1.1 cannot announce its limit. window4 is
-	// mosquitto's default, above which its version 2.0.11 loses messages with QoS 2.
+	// windowMax bounds the unacknowledged messages to the broker. A broker of MQTT 3.1.1 cannot announce its limit.
+	// window4 is mosquitto's default, above which its version 2.0.11 loses messages with QoS 2.
 	windowMax, window4 = 1024, 20
 	// writeAhead is the number of bytes waiting for the socket above which senders wait.
 	writeAhead = 1 << 20
@@ -146,7 +146,8 @@ func refusal(version byte, pk packets.Packet) string {
 	return fmt.Sprintf("return code %d", pk.ReasonCode)
 }
 
-// send appends a packet to the buffer that write writes. It blocks only while the buffer has more than writeAhead bytes.
+// send appends a packet to the buffer that write writes. It blocks only while the buffer has more than writeAhead
+// bytes.
 func (l *link) send(pk packets.Packet) error {
 	pk.ProtocolVersion = l.version
 	l.mu.Lock()

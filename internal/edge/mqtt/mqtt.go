@@ -16,8 +16,8 @@ import (
 
 var errClosed = fmt.Errorf("mqtt: the client is closed: %w", errdefs.ErrFailedPrecondition)
 
-// early is the age below which a lost connection counts as refused: the delay before the next attempt continues to grow, and the
-// oldest message in flight is suspected.
+// early is the age below which a lost connection counts as refused: the delay before the next attempt continues to
+// grow, and the oldest message in flight is suspected.
 const early = 5 * time.Second
 
 // client implements Client for both protocol versions.
@@ -49,8 +49,8 @@ type subscription struct {
 	opts SubscribeOptions
 }
 
-// New makes a client that connects in the background; an unavailable broker is not an error. It returns errdefs.ErrInvalidArgument for
-// a configuration that cannot work.
+// New makes a client that connects in the background; an unavailable broker is not an error. It returns
+// errdefs.ErrInvalidArgument for a configuration that cannot work.
 func New(cfg Config) (Client, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -96,8 +96,8 @@ func (c *client) run() {
 	}
 }
 
-// backoff returns the delay before the next attempt. It doubles with each attempt, minus a jitter of up to a half, so that many
-// clients do not reconnect at the same time.
+// backoff returns the delay before the next attempt. It doubles with each attempt, minus a jitter of up to a half, so
+// that many clients do not reconnect at the same time.
 func (c *client) backoff(attempt int) time.Duration {
 	d := c.cfg.BackoffMax
 	if attempt < 16 {
@@ -239,7 +239,8 @@ func (c *client) dispatch() {
 	}
 }
 
-// Close implements Client. Messages that the Handler has processed are acknowledged before the DISCONNECT; the broker keeps the others.
+// Close implements Client. Messages that the Handler has processed are acknowledged before the DISCONNECT; the broker
+// keeps the others.
 func (c *client) Close(ctx context.Context) (err error) {
 	c.in.close()
 	select {

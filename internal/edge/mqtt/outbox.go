@@ -28,8 +28,8 @@ type item struct {
 
 func (i *item) size() int64 { return int64(len(i.topic) + len(i.payload)) }
 
-// maxTries is the limit of item.tries. The message is then assumed to be the cause, for example because the broker disconnects when
-// it is too large. It is dropped, so that it does not block all others.
+// maxTries is the limit of item.tries. The message is then assumed to be the cause, for example because the broker
+// disconnects when it is too large. It is dropped, so that it does not block all others.
 const maxTries = 8
 
 // outbox holds messages with QoS 1 or 2 for the broker, and the packet identifiers in use.
@@ -129,7 +129,8 @@ func (o *outbox) broadcast() {
 	o.changed = make(chan struct{})
 }
 
-// next moves the oldest message into flight. It returns nil if there is none, or if window messages are in flight already.
+// next moves the oldest message into flight. It returns nil if there is none, or if window messages are in flight
+// already.
 func (o *outbox) next(window int) *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -235,8 +236,8 @@ func (o *outbox) done(id uint16, reason byte) *item {
 	return it
 }
 
-// resume is called after a connect. If the broker has kept the session, it returns the messages in flight, to be sent again with
-// their identifiers. Otherwise it puts them back to the front of the queue.
+// resume is called after a connect. If the broker has kept the session, it returns the messages in flight, to be sent
+// again with their identifiers. Otherwise it puts them back to the front of the queue.
 func (o *outbox) resume(kept bool) []item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -264,7 +265,8 @@ func (o *outbox) resume(kept bool) []item {
 	return nil
 }
 
-// disconnected is called after a connection has ended. It returns the message that it drops because of maxTries, if any.
+// disconnected is called after a connection has ended. It returns the message that it drops because of maxTries, if
+// any.
 func (o *outbox) disconnected(early bool) (poison *item) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// bridgeBit in the protocol level of an MQTT 3.1.1 CONNECT marks the client as a bridge: mosquitto and our own broker then do not send
-// it its own messages.
+// bridgeBit in the protocol level of an MQTT 3.1.1 CONNECT marks the client as a bridge: mosquitto and our own broker
+// then do not send it its own messages.
 const bridgeBit = 0x80
 
 // readPacket reads and decodes one packet of at most limit bytes.

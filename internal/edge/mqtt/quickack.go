@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quickAckConn makes the kernel acknowledge TCP segments immediately instead of after up to 40 ms (tcp(7), TCP_QUICKACK, which must be
-// set again after each read). A broker with Nagle's algorithm, like mosquitto, waits for that before it sends the next small packet.
+// quickAckConn makes the kernel acknowledge TCP segments immediately instead of after up to 40 ms (tcp(7),
+// TCP_QUICKACK, which must be set again after each read). A broker with Nagle's algorithm, like mosquitto, waits for
+// that before it sends the next small packet.
 type quickAckConn struct {
 	net.Conn
 	raw syscall.RawConn

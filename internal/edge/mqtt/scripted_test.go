@@ -114,8 +114,8 @@ func TestBadBrokers(t *testing.T) {
 	}
 }
 
-// TestExactlyOnce: a message with QoS 2 that the broker sends again, on the same connection or the next, reaches the Handler
-// once and is acknowledged each time.
+// TestExactlyOnce: a message with QoS 2 that the broker sends again, on the same connection or the next, reaches the
+// Handler once and is acknowledged each time.
 func TestExactlyOnce(t *testing.T) {
 	const message = "\x34\x06\x00\x01t\x00\x05m"
 	const again = "\x3c\x06\x00\x01t\x00\x05m"
@@ -149,8 +149,8 @@ func TestExactlyOnce(t *testing.T) {
 	require.NoError(t, c.Close(patient(t)))
 }
 
-// TestResend: messages in flight are sent again: with the same identifiers and DUP, or continuing from PUBREL, to a broker that has
-// kept the session; as new messages to a broker that has lost it.
+// TestResend: messages in flight are sent again: with the same identifiers and DUP, or continuing from PUBREL, to a
+// broker that has kept the session; as new messages to a broker that has lost it.
 func TestResend(t *testing.T) {
 	type seen struct {
 		first byte

@@ -12,7 +12,8 @@ import (
 const (
 	// filtersAtOnce is the number of filters in one SUBSCRIBE after a reconnect.
 	filtersAtOnce = 64
-	// answerTimeout is the time after which the client disconnects from a broker that does not answer a SUBSCRIBE or UNSUBSCRIBE.
+	// answerTimeout is the time after which the client disconnects from a broker that does not answer a SUBSCRIBE or
+	// UNSUBSCRIBE.
 	answerTimeout = 20 * time.Second
 )
 

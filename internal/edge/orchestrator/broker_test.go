@@ -163,8 +163,8 @@ func stop(t testing.TB, o *Orchestrator) {
 	}
 }
 
-// TestRecordedSessionOverBrokers is TestRecordedSession through a broker, from a client as the public ones: MQTT 3.1.1 with the
-// bridge bit. What the orchestrator says is the same with each broker and version.
+// TestRecordedSessionOverBrokers is TestRecordedSession through a broker, from a client as the public ones: MQTT 3.1.1
+// with the bridge bit. What the orchestrator says is the same with each broker and version.
 func TestRecordedSessionOverBrokers(t *testing.T) {
 	for name, start := range brokers {
 		for _, protocol := range []int{5, 4} {

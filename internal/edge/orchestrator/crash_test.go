@@ -138,9 +138,9 @@ var crashScript = []struct{ topic, payload, states string }{
 	{"realm/proc/control/r", envelope("exited", `{"type":"module","uuid":"b","status":"exited"}`), "r:A a:D b:A"},
 }
 
-// TestN1KilledAtEveryFailPoint kills the orchestrator by SIGKILL at each fail point of each transition and starts another over
-// what is left. The broker repeats what was not acknowledged; the record comes out as without the crash, each order has
-// reached the manager, and no module has been ordered twice under two names.
+// TestN1KilledAtEveryFailPoint kills the orchestrator by SIGKILL at each fail point of each transition and starts
+// another over what is left. The broker repeats what was not acknowledged; the record comes out as without the crash,
+// each order has reached the manager, and no module has been ordered twice under two names.
 func TestN1KilledAtEveryFailPoint(t *testing.T) {
 	failpoint.Needed(t)
 	visited := 0

@@ -9,8 +9,8 @@
 //
 //	read the record ─▶ decide ─▶ one bbolt transaction on the disk ─▶ the record in memory ─▶ publish
 //
-// A transition that fails before the write to disk changes nothing. The record marks orders that the broker has not acknowledged
-// (Record.Unconfirmed), and the next start publishes them again.
+// A transition that fails before the write to disk changes nothing. The record marks orders that the broker has not
+// acknowledged (Record.Unconfirmed), and the next start publishes them again.
 //
 // The states of a module and its events, which table.go has as data:
 //
@@ -20,8 +20,9 @@
 //	   │ wait      lose │  │ place, revive                 │
 //	   └─────────────── K killed ── delete, exit ─────────▶┘
 //
-// No message stops the orchestrator: it logs and counts bad messages, and answers them on the error topic. It ignores its own messages,
-// responses and retained messages.
+// No message stops the orchestrator: it logs and counts bad messages, and answers them on the error topic. It ignores
+// its own messages, responses and retained messages.
 //
-// The package must not talk to runtimes or run modules, and knows neither the node nor a backend. Start reading at receive.go.
+// The package must not talk to runtimes or run modules, and knows neither the node nor a backend. Start reading at
+// receive.go.
 package orchestrator

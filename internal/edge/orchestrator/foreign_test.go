@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/test/edgetest"
 )
 
-// wanted is the recorded session as it should have been: without the complaints of the public orchestrator about its own
-// messages and its answers to nobody, and with the fields of an answer that the protocol has besides.
+// wanted is the recorded session as it should have been: without the complaints of the public orchestrator about its
+// own messages and its answers to nobody, and with the fields of an answer that the protocol has besides.
 func wanted() []string {
 	var lines edgetest.Lines
 	for _, l := range edgetest.Session().Without("realm/proc/log/orchestrator") {
@@ -31,8 +31,8 @@ func wanted() []string {
 	return lines.Normal()
 }
 
-// TestForeignManagerAndClient plays the whole session with a scripted manager and client of the public kind, and holds all that
-// went over the broker, topic, QoS and payload, against the recorded one.
+// TestForeignManagerAndClient plays the whole session with a scripted manager and client of the public kind, and holds
+// all that went over the broker, topic, QoS and payload, against the recorded one.
 func TestForeignManagerAndClient(t *testing.T) {
 	for name, start := range brokers {
 		for _, protocol := range []int{5, 4} {

@@ -193,8 +193,9 @@ func (t *transition) restartDue() error {
 	return nil
 }
 
-// recreate creates a killed module again in its own slot, or leaves it waiting for its runtime. After a loss the order has the
-// object_id of the previous one, so that the manager recognizes a module that never stopped or that it has recreated itself.
+// recreate creates a killed module again in its own slot, or leaves it waiting for its runtime. After a loss the order
+// has the object_id of the previous one, so that the manager recognizes a module that never stopped or that it has
+// recreated itself.
 func (t *transition) recreate(m *Record) error {
 	r := t.get(key{Runtime, m.Parent})
 	if r == nil || r.Status != Alive {

@@ -50,8 +50,8 @@ type Orchestrator struct {
 	done sync.WaitGroup
 }
 
-// Open reads the record, repeats the orders that an earlier process may not have sent, and handles messages until Close. It connects
-// in the background, and does not wait for the broker.
+// Open reads the record, repeats the orders that an earlier process may not have sent, and handles messages until
+// Close. It connects in the background, and does not wait for the broker.
 func Open(ctx context.Context, c Config) (*Orchestrator, error) {
 	c, err := c.complete()
 	if err != nil {

@@ -206,8 +206,8 @@ func topicKind(t wire.Topics, topic string) string {
 	return "other"
 }
 
-// own remembers the latest requests that the orchestrator has sent, to recognize them when the broker sends them back: managers,
-// clients and the orchestrator share topics.
+// own remembers the latest requests that the orchestrator has sent, to recognize them when the broker sends them back:
+// managers, clients and the orchestrator share topics.
 type own struct {
 	mu   sync.Mutex
 	ids  map[string]bool

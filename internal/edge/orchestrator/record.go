@@ -25,7 +25,8 @@ const (
 // kinds lists all kinds. Each has its own bucket.
 var kinds = []Kind{Manager, Runtime, Module}
 
-// Record describes a manager, a runtime or a module. Records are immutable: a transition replaces them (transition.edit).
+// Record describes a manager, a runtime or a module. Records are immutable: a transition replaces them
+// (transition.edit).
 type Record struct {
 	Kind   Kind      `json:"kind"`
 	UUID   string    `json:"uuid"`
@@ -37,7 +38,8 @@ type Record struct {
 	// Later is set if messages to it have the types of later peers, "req" and "resp".
 	Later bool `json:"later,omitempty"`
 
-	// Beats is set for managers and runtimes that have sent a keepalive or promised to. Their silence means that they are dead.
+	// Beats is set for managers and runtimes that have sent a keepalive or promised to. Their silence means that they are
+	// dead.
 	Beats bool `json:"beats,omitempty"`
 
 	// The remaining fields except Data are set for modules only.
@@ -52,7 +54,8 @@ type Record struct {
 	Unconfirmed bool `json:"untold,omitempty"`
 	// Lost is set if the module is Killed because its runtime was lost. It may still run there.
 	Lost bool `json:"lost,omitempty"`
-	// Doomed is set if the module was deleted while its runtime was lost. The runtime gets the order when it registers again.
+	// Doomed is set if the module was deleted while its runtime was lost. The runtime gets the order when it registers
+	// again.
 	Doomed    bool       `json:"doomed,omitempty"`
 	Restarts  int        `json:"restarts,omitempty"`
 	RestartAt *time.Time `json:"restart_at,omitempty"` // end of the back-off; nil if there is none

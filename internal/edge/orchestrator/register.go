@@ -132,8 +132,8 @@ func (t *transition) loseModule(m *Record) error {
 	return nil
 }
 
-// heartbeat handles a keepalive. If the peer was marked dead, it was only silent, because it registers after a restart. So its modules
-// still run, and are not created again.
+// heartbeat handles a keepalive. If the peer was marked dead, it was only silent, because it registers after a restart.
+// So its modules still run, and are not created again.
 func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	d, err := parse(raw)
 	if err != nil {

@@ -45,7 +45,8 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 	fail(w, http.StatusNotFound, fmt.Sprintf("nothing is at %s", r.URL.Path))
 }
 
-// list answers with the wanted records of a kind, oldest first, from ?start= and at most ?limit=. "count" is their total number.
+// list answers with the wanted records of a kind, oldest first, from ?start= and at most ?limit=. "count" is their
+// total number.
 func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start, err := page(r, "start", 0)

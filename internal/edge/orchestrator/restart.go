@@ -43,7 +43,8 @@ func readExit(d wire.ModuleData) ending {
 // Values of "fault_crash" that mean the same as the policy on-failure; "ignore" is the default.
 var crashRestarts = []string{"restart", "recreate"}
 
-// restarts reports whether a module with this end is created again, according to "restart" or, if that is missing, "fault_crash".
+// restarts reports whether a module with this end is created again, according to "restart" or, if that is missing,
+// "fault_crash".
 func (e ending) restarts(d wire.ModuleData) bool {
 	switch {
 	case d.Text("restart") == "":
@@ -54,8 +55,8 @@ func (e ending) restarts(d wire.ModuleData) bool {
 	return e.failed && d.Restart() == wire.RestartOnFailure
 }
 
-// backOff sets the time at which a killed module is created again. The delay doubles with each restart; a run of RestartReset resets
-// it.
+// backOff sets the time at which a killed module is created again. The delay doubles with each restart; a run of
+// RestartReset resets it.
 func (t *transition) backOff(m *Record, ranFor time.Duration) {
 	c := t.o.config
 	if ranFor >= c.RestartReset {

@@ -113,8 +113,8 @@ func (s *state) slots() map[string]int {
 	return maps.Clone(s.used)
 }
 
-// find looks a record up for REST: by uuid, then by name, then by a suffix of the uuid. Among several it prefers the youngest that is
-// not dead. It returns nil if there is none.
+// find looks a record up for REST: by uuid, then by name, then by a suffix of the uuid. Among several it prefers the
+// youngest that is not dead. It returns nil if there is none.
 func (s *state) find(kind Kind, q string) *Record {
 	if r := s.get(key{kind, q}); r != nil {
 		return r

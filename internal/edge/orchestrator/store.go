@@ -22,8 +22,8 @@ var (
 // store keeps the records in a bbolt file with a bucket for each kind, by uuid.
 type store struct{ db *bbolt.DB }
 
-// openStore opens or creates the file. It returns errdefs.ErrDataLoss for a damaged or foreign file, ErrUnavailable if another process
-// has it open, and ErrFailedPrecondition if a later version wrote it. It changes none of these files.
+// openStore opens or creates the file. It returns errdefs.ErrDataLoss for a damaged or foreign file, ErrUnavailable if
+// another process has it open, and ErrFailedPrecondition if a later version wrote it. It changes none of these files.
 func openStore(path string) (*store, error) {
 	db, _, err := boltfile.Open(path, boltfile.Options{Fill: prepare, Recognize: recognize})
 	if errdefs.IsDataLoss(err) {

@@ -34,7 +34,8 @@ const (
 // unborn is the state of a module without a record.
 const unborn Status = ""
 
-// transitions are all possible transitions of a module. Dead is final: a later module with the same uuid has a new record.
+// transitions are all possible transitions of a module. Dead is final: a later module with the same uuid has a new
+// record.
 var transitions = map[Status]map[event]Status{
 	unborn:  {place: Alive, wait: Queued},
 	Queued:  {place: Alive, remove: Dead},

@@ -56,8 +56,8 @@ func data(t testing.TB, payload string) map[string]any {
 	return e.Data
 }
 
-// TestRecordedSession replays what the public manager and client said, and holds what the orchestrator says against what the
-// public one said, but for its defects.
+// TestRecordedSession replays what the public manager and client said, and holds what the orchestrator says against
+// what the public one said, but for its defects.
 func TestRecordedSession(t *testing.T) {
 	b := open(t)
 	var expected int

@@ -159,8 +159,9 @@ func (l *ledger) note(changes map[key]*Record) {
 	}
 }
 
-// resume restarts all keepalive deadlines, and repeats the orders that an earlier process may not have sent. An order is sent twice
-// only if that process died between the broker's acknowledgement and the write to the record; both then have the same object_id.
+// resume restarts all keepalive deadlines, and repeats the orders that an earlier process may not have sent. An order
+// is sent twice only if that process died between the broker's acknowledgement and the write to the record; both then
+// have the same object_id.
 func (o *Orchestrator) resume(ctx context.Context) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
@@ -193,8 +194,8 @@ func (o *Orchestrator) repeatOrder(ctx context.Context, m *Record) {
 	o.publish(ctx, message{topic: o.config.Topics.ControlOf(r.UUID), id: e.ObjectID, payload: e.Bytes()})
 }
 
-// settleOrders records orders as confirmed once the broker has acknowledged all messages. If the client has dropped some, it sends all
-// unconfirmed orders again; if the client is closed, the next process does.
+// settleOrders records orders as confirmed once the broker has acknowledged all messages. If the client has dropped
+// some, it sends all unconfirmed orders again; if the client is closed, the next process does.
 func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()

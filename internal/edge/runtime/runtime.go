@@ -25,31 +25,31 @@ type Info struct {
 
 // Runtime runs modules. Implementations: runtime/minimal, runtime/unitpods, the tests' fakes.
 //
-// One manager calls Start and Receive, which do not overlap; the other methods may be called concurrently. Errors have an errdefs
-// class: errdefs.ErrUnavailable means that the runtime is lost.
+// One manager calls Start and Receive, which do not overlap; the other methods may be called concurrently. Errors have
+// an errdefs class: errdefs.ErrUnavailable means that the runtime is lost.
 type Runtime interface {
 	Info() Info
-	// Start starts the runtime. It returns fields to add to its registration, if any, once modules can be created. It is called
-	// again after Receive has failed.
+	// Start starts the runtime. It returns fields to add to its registration, if any, once modules can be created. It is
+	// called again after Receive has failed.
 	Start(ctx context.Context) (registration map[string]any, err error)
-	// Receive waits for the next message: from a module's channel, or a control message (edge/wire, internal/channel). If it fails,
-	// the runtime is lost, and its modules have ended unless the runtime is Durable.
+	// Receive waits for the next message: from a module's channel, or a control message (edge/wire, internal/channel). If
+	// it fails, the runtime is lost, and its modules have ended unless the runtime is Durable.
 	Receive(ctx context.Context) (channel.Message, error)
 	// Send passes a message to a module's channel. It waits while the runtime does not accept the message.
 	Send(ctx context.Context, m channel.Message) error
 
-	// Create starts the module at index; data has "index". It returns once the module has started or failed to start. A module that
-	// has started always ends with a message of type wire.Exited, which can arrive before Create returns.
+	// Create starts the module at index; data has "index". It returns once the module has started or failed to start. A
+	// module that has started always ends with a message of type wire.Exited, which can arrive before Create returns.
 	Create(ctx context.Context, index int, data wire.ModuleData) error
-	// Adopt resumes the module that an earlier daemon created at index. It also adopts a module that has ended since, if its exit is
-	// known: wire.Exited follows. False or an error means that the manager must create the module again.
+	// Adopt resumes the module that an earlier daemon created at index. It also adopts a module that has ended since, if
+	// its exit is known: wire.Exited follows. False or an error means that the manager must create the module again.
 	Adopt(ctx context.Context, index int, data wire.ModuleData) (running bool, err error)
 	// Delete ends the module at index. A message of type wire.Exited follows, as for any other end.
 	Delete(ctx context.Context, index int, uuid string) error
 	// Cleanup removes the remains of an ended module, before its index is used again.
 	Cleanup(ctx context.Context, index int, uuid string) error
-	// Group returns the group of the module at index. The modules of a group deliver channel messages to each other without the
-	// manager; "" means no group.
+	// Group returns the group of the module at index. The modules of a group deliver channel messages to each other
+	// without the manager; "" means no group.
 	Group(index int) string
 
 	// Stop ends all modules and, unless the runtime is Durable, the runtime itself, so that Receive fails.

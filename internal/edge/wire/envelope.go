@@ -37,8 +37,8 @@ type Envelope struct {
 	Extra    map[string]json.RawMessage // unknown fields, verbatim
 }
 
-// ParseEnvelope parses a control message, except its data. It returns errdefs.ErrInvalidArgument for text that is not a JSON object, a
-// field of the wrong kind, or an unknown type.
+// ParseEnvelope parses a control message, except its data. It returns errdefs.ErrInvalidArgument for text that is not a
+// JSON object, a field of the wrong kind, or an unknown type.
 func ParseEnvelope(payload []byte) (Envelope, error) {
 	fields, err := ParseObject(payload)
 	if err != nil {
@@ -85,7 +85,8 @@ func (e Envelope) Answer(data json.RawMessage) Envelope {
 	return Envelope{ObjectID: e.ObjectID, Action: e.Action, Type: t, Data: data}
 }
 
-// Bytes returns the encoded message: the known fields in the order of the protocol, then the unknown ones by name, all verbatim.
+// Bytes returns the encoded message: the known fields in the order of the protocol, then the unknown ones by name, all
+// verbatim.
 func (e Envelope) Bytes() []byte {
 	b := []byte(`{"object_id":`)
 	b = appendString(b, e.ObjectID)
@@ -102,8 +103,8 @@ func (e Envelope) Bytes() []byte {
 	return append(b, '}')
 }
 
-// ParseObject parses a JSON object and keeps its values verbatim. It ignores NULs at the end, which C peers send. It returns
-// errdefs.ErrInvalidArgument for anything else.
+// ParseObject parses a JSON object and keeps its values verbatim. It ignores NULs at the end, which C peers send. It
+// returns errdefs.ErrInvalidArgument for anything else.
 func ParseObject(payload []byte) (map[string]json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(bytes.TrimRight(payload, "\x00"), &fields); err != nil {
@@ -115,7 +116,8 @@ func ParseObject(payload []byte) (map[string]json.RawMessage, error) {
 	return fields, nil
 }
 
-// AppendObject appends an object with its fields in the order of their names. Unlike encoding/json it keeps the values verbatim.
+// AppendObject appends an object with its fields in the order of their names. Unlike encoding/json it keeps the values
+// verbatim.
 func AppendObject(b []byte, fields map[string]json.RawMessage) []byte {
 	b = append(b, '{')
 	for i, name := range slices.Sorted(maps.Keys(fields)) {

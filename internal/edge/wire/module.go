@@ -10,7 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// ModuleData is the data of a module's create message, with each field verbatim. It is immutable: With and Without return copies.
+// ModuleData is the data of a module's create message, with each field verbatim. It is immutable: With and Without
+// return copies.
 type ModuleData map[string]json.RawMessage
 
 // Restart policies in the field "restart".
@@ -119,8 +120,8 @@ func (d ModuleData) Resources() ModuleData {
 	return o
 }
 
-// Channels returns the channels that the module can open, from "channels". The mode is text for channel.ParseFlags, or a number of flags.
-// The default of the name is the topic's last level.
+// Channels returns the channels that the module can open, from "channels". The mode is text for channel.ParseFlags, or
+// a number of flags. The default of the name is the topic's last level.
 func (d ModuleData) Channels() []channel.Channel {
 	all, err := d.channels()
 	if err != nil {

@@ -59,8 +59,8 @@ func (t Topics) Desired(runtime string) string { return t.proc("desired", runtim
 // Reported returns the topic of the retained document with the modules that a runtime runs.
 func (t Topics) Reported(runtime string) string { return t.proc("reported", runtime) }
 
-// Governs reports whether messages on the topic control or describe managers and runtimes. Peers would take a module's message there for
-// its node's.
+// Governs reports whether messages on the topic control or describe managers and runtimes. Peers would take a module's
+// message there for its node's.
 func (t Topics) Governs(topic string) bool {
 	for _, kind := range []string{"reg", "control", "keepalive", "desired", "reported"} {
 		if own := t.proc(kind); topic == own || strings.HasPrefix(topic, own+"/") {
@@ -70,7 +70,8 @@ func (t Topics) Governs(topic string) bool {
 	return false
 }
 
-// Expand returns the topic of a module's channel: "$SL/rest" becomes "{realm}/rest/{module}"; other topics do not change.
+// Expand returns the topic of a module's channel: "$SL/rest" becomes "{realm}/rest/{module}"; other topics do not
+// change.
 func (t Topics) Expand(topic, module string) string {
 	rest, local := strings.CutPrefix(topic, channel.Local)
 	if !local {
@@ -79,8 +80,8 @@ func (t Topics) Expand(topic, module string) string {
 	return t.Realm + "/" + rest + "/" + module
 }
 
-// Cut returns the levels of a topic below a prefix, for example ["a", "b"] for Cut("realm/proc/log/a/b", "realm/proc/log"). It returns
-// nil if the topic is not below the prefix.
+// Cut returns the levels of a topic below a prefix, for example ["a", "b"] for Cut("realm/proc/log/a/b",
+// "realm/proc/log"). It returns nil if the topic is not below the prefix.
 func Cut(topic, prefix string) []string {
 	rest, below := strings.CutPrefix(topic, prefix+"/")
 	if !below {

@@ -14,8 +14,8 @@ import (
 // maxName bounds uuids and names, which become levels of topics, in bytes.
 const maxName = 256
 
-// Validate checks the known fields. It returns errdefs.ErrInvalidArgument. File and Image can both be missing, because a foreign runtime
-// may have another field for the program.
+// Validate checks the known fields. It returns errdefs.ErrInvalidArgument. File and Image can both be missing, because
+// a foreign runtime may have another field for the program.
 func (d ModuleData) Validate() error {
 	if err := ValidName("uuid", d.UUID()); err != nil {
 		return err

@@ -144,7 +144,8 @@ func (l *life) start(path string) (*output, error) {
 	return l.follow(logs), nil
 }
 
-// fork starts the process and reaps it on the same locked thread, because Pdeathsig kills the process when the thread ends.
+// fork starts the process and reaps it on the same locked thread, because Pdeathsig kills the process when the thread
+// ends.
 func (l *life) fork() error {
 	started := make(chan error)
 	go func() {
@@ -162,7 +163,8 @@ func (l *life) fork() error {
 	return <-started
 }
 
-// reap waits for the process. It kills the rest of the process group before it reaps the zombie, which reserves the pid until then.
+// reap waits for the process. It kills the rest of the process group before it reaps the zombie, which reserves the pid
+// until then.
 func (l *life) reap() {
 	for unix.Waitid(unix.P_PID, l.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}

@@ -34,7 +34,8 @@ type Config struct {
 	Info runtime.Info
 	// Index is the index of the runtime on its node, 0 to 255. It names the socket, and is the program's last argument.
 	Index int
-	// Dir is the directory of the sockets; DefaultDir by default. It is created if it is missing, and refused if others can write to it.
+	// Dir is the directory of the sockets; DefaultDir by default. It is created if it is missing, and refused if others
+	// can write to it.
 	Dir string
 	// Command is the program with its arguments. The index is appended.
 	Command []string
@@ -129,8 +130,8 @@ func (r *Runtime) current() (*life, error) {
 	return r.life, nil
 }
 
-// Send implements runtime.Runtime. For a message that does not fit in a frame, it returns errdefs.ErrInvalidArgument and keeps the
-// connection.
+// Send implements runtime.Runtime. For a message that does not fit in a frame, it returns errdefs.ErrInvalidArgument
+// and keeps the connection.
 func (r *Runtime) Send(ctx context.Context, m channel.Message) error {
 	l, err := r.current()
 	if err != nil {

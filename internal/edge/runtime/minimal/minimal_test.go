@@ -196,7 +196,8 @@ func TestFailedStarts(t *testing.T) {
 	})
 }
 
-// A program that dies makes Receive fail once what it had sent is read; then it is started again, with the same arguments.
+// A program that dies makes Receive fail once what it had sent is read; then it is started again, with the same
+// arguments.
 func TestALostRuntimeIsStartedAgain(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, nil)
 	for range 3 {
@@ -261,7 +262,8 @@ func TestMessagesThatAreNoFrames(t *testing.T) {
 	find(t, r, wire.ModuleLog, "still there")
 }
 
-// The public manager closes its runtimes' input; one that reads it turns in a circle then (a defect noted in the protocol).
+// The public manager closes its runtimes' input; one that reads it turns in a circle then (a defect noted in the
+// protocol).
 func TestTheInputStaysOpenAndSilent(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, nil)
 	start(t, r)

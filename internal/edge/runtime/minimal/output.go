@@ -65,8 +65,9 @@ func (l *life) follow(logs *os.File) *output {
 	return o
 }
 
-// log passes a line to the manager. It reports false if the manager has stopped receiving. Before the program has connected, nobody
-// receives, and log must not wait: lines without room then appear only in the error of a failed start.
+// log passes a line to the manager. It reports false if the manager has stopped receiving. Before the program has
+// connected, nobody receives, and log must not wait: lines without room then appear only in the error of a failed
+// start.
 func (l *life) log(line []byte) bool {
 	m := channel.Message{Header: channel.Header{Control: true, Arg: wire.RuntimeLog}, Payload: append([]byte(nil), line...)}
 	select {

@@ -97,7 +97,8 @@ func (m *module) connection() error {
 	return nil
 }
 
-// forward passes a message from the worker to the manager, with the module's index. It reports false if the runtime is closed.
+// forward passes a message from the worker to the manager, with the module's index. It reports false if the runtime is
+// closed.
 func (m *module) forward(message channel.Message) bool {
 	message.Module = m.index
 	if message.Control {

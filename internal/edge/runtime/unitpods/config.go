@@ -61,11 +61,11 @@ type Config struct {
 	Images  Images
 	// LogDir is the directory of the modules' logs, for this runtime only. It is created if it is missing.
 	LogDir string
-	// LogBytes is the size at which a module's log is rotated; 8 MiB by default. If the manager does not keep up, the log is rotated
-	// at twice that size, and the unread rest of the old file is dropped.
+	// LogBytes is the size at which a module's log is rotated; 8 MiB by default. If the manager does not keep up, the log
+	// is rotated at twice that size, and the unread rest of the old file is dropped.
 	LogBytes int64
-	// ModuleRoots are the directories that must contain the modules' files; DirRoots must contain the directories that modules can
-	// use. A relative path is looked up in each root in turn.
+	// ModuleRoots are the directories that must contain the modules' files; DirRoots must contain the directories that
+	// modules can use. A relative path is looked up in each root in turn.
 	ModuleRoots, DirRoots []string
 	Topics                wire.Topics
 	// ImageIdle is how long the image of a file is kept while no module uses it; 10 minutes by default.

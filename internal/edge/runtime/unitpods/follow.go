@@ -17,21 +17,22 @@ import (
 
 const (
 	oldLogFile = logFile + ".1"
-	// pollInterval is the interval at which a log is read without a notification, and checked for rotation while the queue is full.
+	// pollInterval is the interval at which a log is read without a notification, and checked for rotation while the queue
+	// is full.
 	pollInterval = time.Second
 	// readSize is larger than the longest line of a CRI log (crilog.MaxPiece), in bytes.
 	readSize = 64 << 10
 )
 
-// follower turns a module's CRI log into messages for the manager, one for each line or piece of a long line. It saves its position
-// whenever the manager takes a message, so that a killed daemon loses or repeats only the latest message.
+// follower turns a module's CRI log into messages for the manager, one for each line or piece of a long line. It saves
+// its position whenever the manager takes a message, so that a killed daemon loses or repeats only the latest message.
 //
 //	guest ──▶ worker ──▶ module.log ──read──▶ queue ──Receive──▶ manager
 //	                         │ too large: renamed, reopened        └▶ position: file and offset
 //	                         └▶ module.log.1 ──read to its end first
 //
-// If the log is too large again before the old file has been read, the unread rest of the old file is dropped, and a message reports how
-// much.
+// If the log is too large again before the old file has been read, the unread rest of the old file is dropped, and a
+// message reports how much.
 type follower struct {
 	m         *module
 	dir       string
@@ -177,8 +178,8 @@ func (f *follower) catchUp(ended bool) error {
 	}
 }
 
-// tooLarge reports whether to rotate a log of this size. Up to twice the limit, it is rotated only if the manager has taken all of the
-// old file, which the rotation replaces.
+// tooLarge reports whether to rotate a log of this size. Up to twice the limit, it is rotated only if the manager has
+// taken all of the old file, which the rotation replaces.
 func (f *follower) tooLarge(size int64) bool {
 	if size <= f.m.r.LogBytes {
 		return false
@@ -199,8 +200,8 @@ func (f *follower) reopen(ended bool) bool {
 	return true
 }
 
-// rotate renames the log and makes the worker open a new file. If the file of the previous rotation is still being read, rotate drops
-// its rest and returns true.
+// rotate renames the log and makes the worker open a new file. If the file of the previous rotation is still being
+// read, rotate drops its rest and returns true.
 func (f *follower) rotate(ended bool) (dropped bool) {
 	if f.old && !f.final { // the worker still writes to it
 		f.final = f.reopen(ended)
@@ -296,8 +297,8 @@ func (f *follower) line(raw []byte) bool {
 	return true
 }
 
-// queue queues a message. at is the position to save once the manager takes it. While queue waits for room, it rotates a log that is too
-// large. It reports false if the rotation has dropped the file, or the runtime is closed.
+// queue queues a message. at is the position to save once the manager takes it. While queue waits for room, it rotates
+// a log that is too large. It reports false if the rotation has dropped the file, or the runtime is closed.
 func (f *follower) queue(text []byte, at position) bool {
 	message := outgoing{
 		Message: channel.Message{Header: channel.Header{Control: true, Module: f.m.index, Arg: wire.ModuleLog}, Payload: text},

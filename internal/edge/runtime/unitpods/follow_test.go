@@ -72,7 +72,8 @@ func TestLogOverRestarts(t *testing.T) {
 	}
 }
 
-// TestLogIsBounded: a log that nobody takes is given up, with a word on how much: of each line it is known whether it was taken.
+// TestLogIsBounded: a log that nobody takes is given up, with a word on how much: of each line it is known whether it
+// was taken.
 func TestLogIsBounded(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.LogBytes = 64 << 10 })
 	p := r.create(0, uuid)

@@ -19,8 +19,8 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// imageOf finds or makes the module's image, from a file or a reference, and puts it into the plan. The module uses the image until
-// imports.leave.
+// imageOf finds or makes the module's image, from a file or a reference, and puts it into the plan. The module uses the
+// image until imports.leave.
 func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (id string, err error) {
 	file, ref := data.File(), data.Image()
 	switch {

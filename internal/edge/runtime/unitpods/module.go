@@ -59,8 +59,8 @@ func (r *Runtime) newModule(index int, data wire.ModuleData) *module {
 }
 
 // Create implements runtime.Runtime. Errors: errdefs.ErrInvalidArgument for data that cannot be honoured,
-// ErrPermissionDenied for a path that is not below a root, ErrNotFound for a missing file or image, ErrAlreadyExists if the index or
-// uuid is in use, ErrResourceExhausted for an index beyond the limit, and the node's errors.
+// ErrPermissionDenied for a path that is not below a root, ErrNotFound for a missing file or image, ErrAlreadyExists if
+// the index or uuid is in use, ErrResourceExhausted for an index beyond the limit, and the node's errors.
 func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) error {
 	if err := data.Validate(); err != nil {
 		return err

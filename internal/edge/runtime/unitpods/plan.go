@@ -96,7 +96,8 @@ var plainKey = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9]{0,63}$`)
 // notInLabel matches characters that a DNS label cannot have.
 var notInLabel = regexp.MustCompile(`[^a-z0-9]+`)
 
-// podName returns the module's name if it is a DNS label, otherwise a label made from the name and the start of the uuid.
+// podName returns the module's name if it is a DNS label, otherwise a label made from the name and the start of the
+// uuid.
 func podName(name, uuid string) string {
 	if len(validation.IsDNS1123Label(name)) == 0 {
 		return name
@@ -168,8 +169,8 @@ func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.C
 	return err
 }
 
-// resources reads "memory" (bytes, or text like "64Mi"), "cpu" (number of CPUs, or text like "500m") and "deadline" (seconds, or text
-// like "90s"). Other fields belong to other runtimes.
+// resources reads "memory" (bytes, or text like "64Mi"), "cpu" (number of CPUs, or text like "500m") and "deadline"
+// (seconds, or text like "90s"). Other fields belong to other runtimes.
 func (p *plan) resources(asked wire.ModuleData) (*runtimeapi.LinuxContainerResources, error) {
 	res := &runtimeapi.LinuxContainerResources{}
 	if raw := asked["memory"]; given(raw) {

@@ -56,8 +56,8 @@ func (r *Runtime) removePod(ctx context.Context, id string) error {
 	return nil
 }
 
-// Adopt implements runtime.Runtime. It also adopts a module that has ended meanwhile, and reports its end. If the exit is unknown, as
-// after a reboot of the node, Adopt removes the module.
+// Adopt implements runtime.Runtime. It also adopts a module that has ended meanwhile, and reports its end. If the exit
+// is unknown, as after a reboot of the node, Adopt removes the module.
 func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (bool, error) {
 	if err := data.Validate(); err != nil {
 		return false, err
@@ -115,7 +115,8 @@ func (r *Runtime) sweep() {
 	}
 }
 
-// removeOrphans removes pods without a module. It waits for OrphanAge, so that the manager can adopt those of an earlier daemon.
+// removeOrphans removes pods without a module. It waits for OrphanAge, so that the manager can adopt those of an
+// earlier daemon.
 func (r *Runtime) removeOrphans() error {
 	r.mu.Lock()
 	early := time.Since(r.started) < r.OrphanAge

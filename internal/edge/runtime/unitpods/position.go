@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// positionsDir is the directory of the position files. It is outside the modules' log directories, because these are watched.
+// positionsDir is the directory of the position files. It is outside the modules' log directories, because these are
+// watched.
 const positionsDir = "positions"
 
 // position is the end of the lines that the manager has taken from a log: the file's inode, and the offset in the file.
@@ -17,7 +18,8 @@ type position struct {
 	offset int64
 }
 
-// positionFile stores a position in 16 bytes. It is written without a sync, like the log: a power failure loses recent data of both.
+// positionFile stores a position in 16 bytes. It is written without a sync, like the log: a power failure loses recent
+// data of both.
 type positionFile struct{ file *os.File }
 
 func openPositionFile(logDir, name string) (*positionFile, error) {

@@ -141,7 +141,8 @@ func (r *Runtime) at(index int) (*module, error) {
 	return nil, fmt.Errorf("runtime %s has no module at index %d: %w", r.Name, index, errdefs.ErrNotFound)
 }
 
-// spawn runs f in a goroutine that Close waits for. If the runtime is closed, it does nothing. The caller may hold module.mu.
+// spawn runs f in a goroutine that Close waits for. If the runtime is closed, it does nothing. The caller may hold
+// module.mu.
 func (r *Runtime) spawn(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watcher wakes followers when their log changes. They share one inotify instance, because the kernel limits instances per user
-// (fs.inotify.max_user_instances). Followers also poll once a second, so they work without a watch.
+// watcher wakes followers when their log changes. They share one inotify instance, because the kernel limits instances
+// per user (fs.inotify.max_user_instances). Followers also poll once a second, so they work without a watch.
 type watcher struct {
 	mu     sync.Mutex
 	notify *fsnotify.Watcher // made by the first add

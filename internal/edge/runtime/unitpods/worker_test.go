@@ -29,8 +29,8 @@ import (
 // testGuests are binaries that do what their first argument says; their sources are beside them.
 const testGuests = "../../../component/engine/testdata"
 
-// whole is a rig with nothing faked but the pods' network: the image store, the backend for components and its workers are
-// the real ones. It needs root, and is for hack/testns.sh.
+// whole is a rig with nothing faked but the pods' network: the image store, the backend for components and its workers
+// are the real ones. It needs root, and is for hack/testns.sh.
 type whole struct {
 	*rig
 	images  *image.Store
@@ -185,8 +185,8 @@ func TestRealWorker(t *testing.T) {
 	}
 }
 
-// TestRealChannels: a guest's messages come under its index, what is sent to it comes back, the next daemon goes on with
-// it, and its end by a delete is reported after its last message.
+// TestRealChannels: a guest's messages come under its index, what is sent to it comes back, the next daemon goes on
+// with it, and its end by a delete is reported after its last message.
 func TestRealChannels(t *testing.T) {
 	w := newWhole(t)
 	w.run(3, uuid, "channels.wasm", `"echo","/ch/io"`, `"channels":[{"name":"io","mode":"rw","topic":"$SL/io"}]`)
