@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -72,11 +73,7 @@ func (a *App) common(c *cobra.Command) {
 }
 
 func (a *App) endpointFlag(c *cobra.Command) {
-	endpoint := DefaultEndpoint
-	if e := os.Getenv(EndpointVariable); e != "" {
-		endpoint = e
-	}
-	c.Flags().StringVar(&a.endpoint, "endpoint", endpoint, "CRI socket of the node ($"+EndpointVariable+")")
+	c.Flags().StringVar(&a.endpoint, "endpoint", cmp.Or(os.Getenv(EndpointVariable), DefaultEndpoint), "CRI socket of the node ($"+EndpointVariable+")")
 }
 
 func (a *App) formatFlags(c *cobra.Command, quiet string) {

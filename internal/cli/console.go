@@ -52,7 +52,7 @@ disconnects. The machine does not notice. The console of a container that was cr
 	return c
 }
 
-// onlyContainer returns the ID of the running container in a pod with one.
+// onlyContainer returns the ID of a pod's only running container.
 func (c *Client) onlyContainer(ctx context.Context, pod string) (string, error) {
 	id, err := c.Pod(ctx, pod)
 	if err != nil {

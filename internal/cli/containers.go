@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -124,10 +125,7 @@ func exitOf(ctx context.Context, client *Client, k *runtimeapi.Container) (code,
 }
 
 func imageOf(k *runtimeapi.Container) string {
-	if ref := k.GetImage().GetUserSpecifiedImage(); ref != "" {
-		return ref
-	}
-	return k.GetImage().GetImage()
+	return cmp.Or(k.GetImage().GetUserSpecifiedImage(), k.GetImage().GetImage())
 }
 
 // stateWord converts CONTAINER_RUNNING to Running.

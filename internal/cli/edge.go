@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -47,8 +48,8 @@ func (a *App) EdgeCommand(wrap func(*cobra.Command)) *cobra.Command {
 broker; commands that list something ask the orchestrator's REST interface.`,
 	}
 	f := c.PersistentFlags()
-	f.StringVar(&o.broker, "broker", fromEnv(BrokerVariable, DefaultBroker), "MQTT broker, mqtt:// or mqtts:// ($"+BrokerVariable+")")
-	f.StringVar(&o.orchestrator, "orchestrator", fromEnv(OrchestratorVariable, DefaultOrchestrator), "REST interface of the orchestrator ($"+OrchestratorVariable+")")
+	f.StringVar(&o.broker, "broker", cmp.Or(os.Getenv(BrokerVariable), DefaultBroker), "MQTT broker, mqtt:// or mqtts:// ($"+BrokerVariable+")")
+	f.StringVar(&o.orchestrator, "orchestrator", cmp.Or(os.Getenv(OrchestratorVariable), DefaultOrchestrator), "REST interface of the orchestrator ($"+OrchestratorVariable+")")
 	f.StringVar(&o.realm, "realm", "realm", "first level of the protocol's topics")
 	f.IntVar(&o.protocol, "protocol", 5, "version of MQTT: 5, or 4 for 3.1.1")
 	f.StringVar(&o.user, "user", "", "user at the broker")
@@ -65,13 +66,6 @@ broker; commands that list something ask the orchestrator's REST interface.`,
 		c.AddCommand(sub)
 	}
 	return c
-}
-
-func fromEnv(name, otherwise string) string {
-	if v := os.Getenv(name); v != "" {
-		return v
-	}
-	return otherwise
 }
 
 func (o *edgeOptions) topics() wire.Topics { return wire.Topics{Realm: o.realm} }

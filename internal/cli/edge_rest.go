@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -46,12 +47,7 @@ func (r *edgeRecord) UnmarshalJSON(b []byte) error {
 
 // program returns the image or file that the module was made from.
 func (r *edgeRecord) program() string {
-	for _, s := range []string{r.Image, r.File, r.Filename} {
-		if s != "" {
-			return s
-		}
-	}
-	return "-"
+	return cmp.Or(r.Image, r.File, r.Filename, "-")
 }
 
 // parent returns the parent's uuid. Some orchestrators send the parent's record instead of its uuid.
@@ -71,10 +67,7 @@ func (r *edgeRecord) parent() string {
 var edgeStates = map[string]string{"A": "alive", "Q": "queued", "E": "exiting", "K": "lost", "D": "dead"}
 
 func (r *edgeRecord) state() string {
-	if s := edgeStates[r.Status]; s != "" {
-		return s
-	}
-	return r.Status
+	return cmp.Or(edgeStates[r.Status], r.Status)
 }
 
 // list gets all records of a kind: runtimes, modules or queued.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -72,12 +73,9 @@ standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with
 
 // data returns the data of the create message.
 func (m edgeModule) data(args []string) (wire.ModuleData, error) {
-	fields := map[string]any{"type": "module", "uuid": m.uuid, "name": m.name, "restart": m.restart}
-	if m.uuid == "" {
-		fields["uuid"] = uuid.NewString()
-	}
-	if m.name == "" {
-		fields["name"] = nameOf(strings.TrimSuffix(filepath.Base(args[0]), ".wasm"))
+	name := cmp.Or(m.name, nameOf(strings.TrimSuffix(filepath.Base(args[0]), ".wasm")))
+	fields := map[string]any{
+		"type": "module", "uuid": cmp.Or(m.uuid, uuid.NewString()), "name": name, "restart": m.restart, "args": append([]string{name}, args[1:]...),
 	}
 	if isModuleFile(args[0]) {
 		absolute, err := filepath.Abs(args[0])
@@ -88,7 +86,6 @@ func (m edgeModule) data(args []string) (wire.ModuleData, error) {
 	} else {
 		fields["image"] = args[0]
 	}
-	fields["args"] = append([]string{fields["name"].(string)}, args[1:]...)
 	if _, err := parseEnv(m.env); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,7 +53,7 @@ func (a *App) infoTable(ctx context.Context, client *Client, resp *runtimeapi.St
 		version.GetRuntimeApiVersion(), client.Endpoint)
 	t := newTable(a.Stdout, "CONDITION", "STATUS", "REASON", "MESSAGE")
 	for _, c := range resp.GetStatus().GetConditions() {
-		t.row(c.GetType(), fmt.Sprint(c.GetStatus()), dash(c.GetReason()), dash(c.GetMessage()))
+		t.row(c.GetType(), fmt.Sprint(c.GetStatus()), cmp.Or(c.GetReason(), "-"), cmp.Or(c.GetMessage(), "-"))
 	}
 	if err := t.flush(); err != nil {
 		return err
@@ -60,20 +61,9 @@ func (a *App) infoTable(ctx context.Context, client *Client, resp *runtimeapi.St
 	fmt.Fprintln(a.Stdout)
 	t = newTable(a.Stdout, "HANDLER", "RECURSIVE READ-ONLY MOUNTS", "USER NAMESPACES")
 	for _, h := range resp.GetRuntimeHandlers() {
-		name := h.GetName()
-		if name == "" {
-			name = "(default)"
-		}
-		t.row(name, fmt.Sprint(h.GetFeatures().GetRecursiveReadOnlyMounts()), fmt.Sprint(h.GetFeatures().GetUserNamespaces()))
+		t.row(cmp.Or(h.GetName(), "(default)"), fmt.Sprint(h.GetFeatures().GetRecursiveReadOnlyMounts()), fmt.Sprint(h.GetFeatures().GetUserNamespaces()))
 	}
 	return t.flush()
-}
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 func (a *App) eventsCommand() *cobra.Command {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -78,12 +79,8 @@ func podRow(ctx context.Context, client *Client, p *runtimeapi.PodSandbox, wide 
 	if p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
 		state = "Ready"
 	}
-	handler := p.GetRuntimeHandler()
-	if handler == "" {
-		handler = "(default)"
-	}
 	row := []string{shortID(p.GetId()), age(p.GetCreatedAt()), state, p.GetMetadata().GetName(),
-		p.GetMetadata().GetNamespace(), strconv.Itoa(int(p.GetMetadata().GetAttempt())), handler}
+		p.GetMetadata().GetNamespace(), strconv.Itoa(int(p.GetMetadata().GetAttempt())), cmp.Or(p.GetRuntimeHandler(), "(default)")}
 	if !wide {
 		return row
 	}

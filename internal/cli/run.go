@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -162,10 +163,7 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 	if err != nil {
 		return nil, nil, err
 	}
-	name := o.name
-	if name == "" {
-		name = nameOf(args[0])
-	}
+	name := cmp.Or(o.name, nameOf(args[0]))
 	uid := randomUID()
 	network := runtimeapi.NamespaceMode_POD
 	if o.hostNetwork {

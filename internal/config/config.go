@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -215,10 +216,7 @@ func Parse(document []byte, name string) (*Config, error) {
 
 // Load reads the file at path. With an empty path it reads DefaultPath, which may be missing.
 func Load(path string) (*Config, error) {
-	name := path
-	if name == "" {
-		name = DefaultPath
-	}
+	name := cmp.Or(path, DefaultPath)
 	document, err := os.ReadFile(name)
 	if path == "" && errors.Is(err, fs.ErrNotExist) {
 		return Default(), nil

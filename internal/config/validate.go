@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,15 +30,9 @@ const (
 
 // Complete sets the paths that derive from others and validates the configuration. The error names every invalid key.
 func (c *Config) Complete() error {
-	if c.GRPC.Socket == "" {
-		c.GRPC.Socket = filepath.Join(c.State, "tripod.sock")
-	}
-	if c.Network.NetnsDir == "" {
-		c.Network.NetnsDir = filepath.Join(c.State, "netns")
-	}
-	if c.Orchestrator.Root == "" {
-		c.Orchestrator.Root = filepath.Join(filepath.Dir(c.Root), filepath.Base(c.Root)+"-orchestrator")
-	}
+	c.GRPC.Socket = cmp.Or(c.GRPC.Socket, filepath.Join(c.State, "tripod.sock"))
+	c.Network.NetnsDir = cmp.Or(c.Network.NetnsDir, filepath.Join(c.State, "netns"))
+	c.Orchestrator.Root = cmp.Or(c.Orchestrator.Root, filepath.Join(filepath.Dir(c.Root), filepath.Base(c.Root)+"-orchestrator"))
 	v := &validator{}
 	c.validatePaths(v)
 	c.validateNetwork(v)

@@ -1,6 +1,7 @@
 package cri
 
 import (
+	"cmp"
 	"path/filepath"
 	"time"
 
@@ -17,7 +18,7 @@ func sandboxStatus(p *node.Pod) *runtimeapi.PodSandboxStatus {
 		Id: p.ID, Metadata: p.Config.GetMetadata(), State: sandboxState(p), CreatedAt: nano(p.CreatedAt),
 		Network: networkStatus(p),
 		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
-			Options: namespaceOptions(p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()),
+			Options: cmp.Or(p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions(), &runtimeapi.NamespaceOption{}),
 		}},
 		Labels: p.Config.GetLabels(), Annotations: p.Config.GetAnnotations(), RuntimeHandler: p.RuntimeHandler(),
 	}
@@ -37,13 +38,6 @@ func networkStatus(p *node.Pod) *runtimeapi.PodSandboxNetworkStatus {
 		n.AdditionalIps = append(n.AdditionalIps, &runtimeapi.PodIP{Ip: ip.String()})
 	}
 	return n
-}
-
-func namespaceOptions(o *runtimeapi.NamespaceOption) *runtimeapi.NamespaceOption {
-	if o == nil {
-		return &runtimeapi.NamespaceOption{}
-	}
-	return o
 }
 
 func sandboxState(p *node.Pod) runtimeapi.PodSandboxState {

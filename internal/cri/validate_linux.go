@@ -3,6 +3,7 @@ package cri
 import (
 	"cmp"
 	"math"
+	"slices"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -126,10 +127,8 @@ func validateContainerNamespaces(field string, o *runtimeapi.NamespaceOption) er
 }
 
 func validateMode(field string, mode runtimeapi.NamespaceMode, allowed ...runtimeapi.NamespaceMode) error {
-	for _, a := range allowed {
-		if mode == a {
-			return nil
-		}
+	if !slices.Contains(allowed, mode) {
+		return invalid(field, "%s is not one of %s", mode, allowed)
 	}
-	return invalid(field, "%s is not one of %s", mode, allowed)
+	return nil
 }

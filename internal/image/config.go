@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -67,17 +68,10 @@ func (c *Config) setDefaults() {
 	setDefault(&c.Limits.Layers, 128)
 	setDefault(&c.Limits.UnpackedBytes, 64<<30)
 	setDefault(&c.Limits.UnpackedFiles, 8<<20)
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	setDefault(&c.Logger, slog.Default())
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
+func setDefault[T comparable](field *T, value T) { *field = cmp.Or(*field, value) }
 
 // check rejects invalid settings and returns the parsed ones.
 func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
@@ -70,16 +71,11 @@ func classOf(err error) error {
 }
 
 func hasClass(err error) bool {
-	for _, is := range []func(error) bool{
+	return slices.ContainsFunc([]func(error) bool{
 		errdefs.IsNotFound, errdefs.IsInvalidArgument, errdefs.IsDataLoss, errdefs.IsUnavailable, errdefs.IsPermissionDenied,
 		errdefs.IsUnauthorized, errdefs.IsResourceExhausted, errdefs.IsFailedPrecondition, errdefs.IsCanceled,
 		errdefs.IsDeadlineExceeded, errdefs.IsNotImplemented,
-	} {
-		if is(err) {
-			return true
-		}
-	}
-	return false
+	}, func(is func(error) bool) bool { return is(err) })
 }
 
 // statusClass classifies the HTTP status of a registry or its token server.

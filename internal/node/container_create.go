@@ -246,11 +246,7 @@ func (n *Node) checkComponentLabels(p *Pod, config *runtimeapi.ContainerConfig) 
 }
 
 func prefixed(labels map[string]string, prefix string) map[string]string {
-	out := map[string]string{}
-	for k, v := range labels {
-		if strings.HasPrefix(k, prefix) {
-			out[k] = v
-		}
-	}
+	out := maps.Clone(labels)
+	maps.DeleteFunc(out, func(k, _ string) bool { return !strings.HasPrefix(k, prefix) })
 	return out
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"time"
@@ -121,21 +122,15 @@ func transitionEvents(old, next *Pod) []Event {
 		add(runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, next.ID, next.ID, next)
 	}
 	if old != nil {
-		after := next
-		if after == nil {
-			after = &Pod{}
-		}
+		after := cmp.Or(next, &Pod{})
 		for _, c := range old.Visible() {
 			if after.Container(c.ID) == nil {
-				add(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, old.ID, c.ID, orLast(next, old))
+				add(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, old.ID, c.ID, cmp.Or(next, old))
 			}
 		}
 	}
 	if next != nil {
-		before := old
-		if before == nil {
-			before = &Pod{}
-		}
+		before := cmp.Or(old, &Pod{})
 		for _, c := range next.Containers {
 			for _, t := range containerEvents(before.Container(c.ID), c) {
 				add(t, next.ID, c.ID, next)
@@ -149,13 +144,6 @@ func transitionEvents(old, next *Pod) []Event {
 		add(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, old.ID, old.ID, old)
 	}
 	return events
-}
-
-func orLast(next, old *Pod) *Pod {
-	if next != nil {
-		return next
-	}
-	return old
 }
 
 // containerEvents returns the events of one container's transition; old is nil for a new container.

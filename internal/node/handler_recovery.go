@@ -26,24 +26,24 @@ type handlerErrors struct {
 }
 
 // get returns nil for a handler whose pods accept orders.
-func (b *handlerErrors) get(handler string) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.why[handler]
+func (h *handlerErrors) get(handler string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.why[handler]
 }
 
 // set records why a handler's pods accept no orders; nil means that they do.
-func (b *handlerErrors) set(handler string, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (h *handlerErrors) set(handler string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if err == nil {
-		delete(b.why, handler)
+		delete(h.why, handler)
 		return
 	}
-	if b.why == nil {
-		b.why = map[string]error{}
+	if h.why == nil {
+		h.why = map[string]error{}
 	}
-	b.why[handler] = err
+	h.why[handler] = err
 }
 
 func notReady(handler string, why error) error {

@@ -102,12 +102,8 @@ type HandlerInfo struct {
 }
 
 func (c *Config) setDefaults() error {
-	if c.ComponentPrefix == "" {
-		c.ComponentPrefix = "vimana.host/"
-	}
-	if c.OperationTimeout == 0 {
-		c.OperationTimeout = 5 * time.Minute
-	}
+	c.ComponentPrefix = cmp.Or(c.ComponentPrefix, "vimana.host/")
+	c.OperationTimeout = cmp.Or(c.OperationTimeout, 5*time.Minute)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -211,9 +207,7 @@ func (n *Node) Close() error {
 
 // backend finds a handler's backend by name or alias; the empty name means the default handler.
 func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
-	if handler == "" {
-		handler = n.DefaultHandler
-	}
+	handler = cmp.Or(handler, n.DefaultHandler)
 	handler = cmp.Or(n.Aliases[handler], handler)
 	b := n.Backends[handler]
 	if b == nil {

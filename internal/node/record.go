@@ -109,10 +109,12 @@ func (p *Pod) Container(id string) *Container {
 	if p.unit && id == p.ID && len(containers) > 0 {
 		return containers[len(containers)-1]
 	}
-	for _, c := range containers {
-		if c.ID == id {
-			return c
-		}
+	return byID(containers, id)
+}
+
+func byID(containers []*Container, id string) *Container {
+	if i := slices.IndexFunc(containers, func(c *Container) bool { return c.ID == id }); i >= 0 {
+		return containers[i]
 	}
 	return nil
 }
@@ -180,22 +182,13 @@ func (p *Pod) clone() *Pod {
 // find returns a container in any state, but not a previous attempt; nil if there is none. A unit pod's ID means its
 // newest attempt.
 func (p *Pod) find(id string) *Container {
-	for _, c := range p.Containers {
-		if c.ID == id || p.unit && id == p.ID {
-			return c
-		}
+	if p.unit && id == p.ID && len(p.Containers) > 0 {
+		return p.Containers[0]
 	}
-	return nil
+	return byID(p.Containers, id)
 }
 
-func (p *Pod) previous(id string) *Container {
-	for _, c := range p.Previous {
-		if c.ID == id {
-			return c
-		}
-	}
-	return nil
-}
+func (p *Pod) previous(id string) *Container { return byID(p.Previous, id) }
 
 // retain moves the ended attempt c to Previous and drops the oldest above maxPrevious.
 func (p *Pod) retain(c *Container) {

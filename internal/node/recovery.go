@@ -287,7 +287,7 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 }
 
 // settleUpdate applies recorded resources. If the backend rejects them permanently, they stay recorded as requested,
-// because the caller was not told of the failure.
+// because the caller did not get the error.
 func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
 	err := p.applyUpdate(ctx, updater, id)
 	if !errdefs.IsInvalidArgument(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotImplemented(err) && !errdefs.IsNotFound(err) {

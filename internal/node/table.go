@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -88,10 +89,8 @@ var containerTable = table{
 type table map[State][len(Calls)]Verdict
 
 func (t table) verdict(s State, c Call) Verdict {
-	for i, call := range Calls {
-		if call == c {
-			return t[s][i]
-		}
+	if i := slices.Index(Calls[:], c); i >= 0 {
+		return t[s][i]
 	}
 	return Refused
 }

@@ -75,7 +75,7 @@ func (w *walk) l1(h *header) error {
 			return err
 		}
 		if table > w.size-w.cluster {
-			return invalidf("the L2 table %d is at %#x, and the image has %d bytes: it is cut off", i, table, w.size)
+			return invalidf("the L2 table %d is at %#x and extends beyond the image of %d bytes: it is cut off", i, table, w.size)
 		}
 		// Entries that share a table would make Check read it again and again.
 		if w.tables++; w.tables > w.size/w.cluster {
@@ -99,7 +99,7 @@ func (w *walk) l2(table, nth uint64) error {
 		cluster := nth*perTable + i/width
 		if entry&entryCompressed != 0 {
 			if at := entry & w.compressed; at >= w.size {
-				return invalidf("compressed cluster %d is at %#x, and the image has %d bytes: it is cut off", cluster, at, w.size)
+				return invalidf("compressed cluster %d is at %#x, beyond the end of the image of %d bytes: it is cut off", cluster, at, w.size)
 			}
 			return nil
 		}
@@ -110,10 +110,10 @@ func (w *walk) l2(table, nth uint64) error {
 // begins checks that offset is a multiple of the cluster size within the image. It accepts 0, which means unallocated.
 func (w *walk) begins(offset uint64, what string, n uint64) error {
 	if offset%w.cluster != 0 {
-		return invalidf(what+" is at %#x, which is not a cluster's beginning", n, offset)
+		return invalidf(what+" is at %#x, which is not a multiple of the cluster size", n, offset)
 	}
 	if offset >= w.size {
-		return invalidf(what+" is at %#x, and the image has %d bytes: it is cut off", n, offset, w.size)
+		return invalidf(what+" is at %#x, beyond the end of the image of %d bytes: it is cut off", n, offset, w.size)
 	}
 	return nil
 }

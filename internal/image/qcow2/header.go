@@ -242,10 +242,10 @@ func (h *header) checkTables(size int64) error {
 			continue
 		}
 		if table.offset == 0 || table.offset%h.clusterSize() != 0 {
-			return invalidf("%s is %#x, which is not a cluster's beginning", table.field, table.offset)
+			return invalidf("%s is %#x, which is not a multiple of the cluster size", table.field, table.offset)
 		}
 		if table.offset > uint64(size) || table.bytes > uint64(size)-table.offset {
-			return invalidf("%s is %#x: %d bytes there are not within the image, which has %d: it is cut off", table.field, table.offset, table.bytes, size)
+			return invalidf("%s is %#x, but %d bytes at that offset exceed the image of %d bytes: it is cut off", table.field, table.offset, table.bytes, size)
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package qcow2
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -89,9 +90,7 @@ type layout struct {
 
 // layOut arranges header, refcount table, refcount block and L1 table in this order, as `qemu-img create` does.
 func layOut(virtualSize uint64, clusterBits uint32) (*layout, error) {
-	if clusterBits == 0 {
-		clusterBits = defaultClusterBits
-	}
+	clusterBits = cmp.Or(clusterBits, defaultClusterBits)
 	// With clusters below 4 KiB, one refcount block would not cover the largest L1 table.
 	if clusterBits < 12 || clusterBits > maxClusterBits {
 		return nil, invalidf("cluster_bits is %d, not 12 to %d", clusterBits, maxClusterBits)

@@ -137,7 +137,7 @@ func (q *Reader) entry(n uint64) (entry, bitmap uint64, err error) {
 // read reads an uncompressed cluster. If the file ends within the cluster, the rest is zero.
 func (q *Reader) read(n, offset uint64, buf []byte) error {
 	if offset >= uint64(q.size) {
-		return invalidf("cluster %d is at %#x, and the image has %d bytes: it is cut off", n, offset, q.size)
+		return invalidf("cluster %d is at %#x, beyond the end of the image of %d bytes: it is cut off", n, offset, q.size)
 	}
 	got, err := q.r.ReadAt(buf[:min(uint64(len(buf)), uint64(q.size)-offset)], int64(offset))
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -173,7 +173,7 @@ func (q *Reader) decompress(n, entry uint64, buf []byte) error {
 	sectors := entry&(entryCompressed-1)>>shift + 1
 	length := sectors*512 - offset%512
 	if offset >= uint64(q.size) {
-		return invalidf("compressed cluster %d is at %#x, and the image has %d bytes: it is cut off", n, offset, q.size)
+		return invalidf("compressed cluster %d is at %#x, beyond the end of the image of %d bytes: it is cut off", n, offset, q.size)
 	}
 	packed := make([]byte, min(length, uint64(q.size)-offset))
 	if err := q.at(packed, offset, "a compressed cluster"); err != nil {
@@ -197,7 +197,7 @@ func (q *Reader) decompress(n, entry uint64, buf []byte) error {
 // at fills buf from the image. what names the data in errors.
 func (q *Reader) at(buf []byte, offset uint64, what string) error {
 	if offset > uint64(q.size) || uint64(len(buf)) > uint64(q.size)-offset {
-		return invalidf("%s is at %#x: %d bytes there are not within the image, which has %d: it is cut off", what, offset, len(buf), q.size)
+		return invalidf("%s is at %#x, but %d bytes at that offset exceed the image of %d bytes: it is cut off", what, offset, len(buf), q.size)
 	}
 	return readFull(q.r, buf, offset, what)
 }
