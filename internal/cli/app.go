@@ -53,23 +53,17 @@ func (e *ExitError) Unwrap() error { return e.Err }
 
 // Commands returns all commands of the package, for the caller's root command.
 func (a *App) Commands() []*cobra.Command {
-	var all []*cobra.Command
-	for _, group := range []func() []*cobra.Command{
-		a.podCommands, a.containerCommands, a.imageCommands, a.inspectCommands, a.runCommands,
-		a.logCommands, a.streamCommands, a.statsCommands, a.nodeCommands,
-	} {
-		for _, c := range group() {
-			a.common(c)
-			all = append(all, c)
-		}
+	all := append([]*cobra.Command{
+		a.podsCommand(), a.stoppCommand(), a.rmpCommand(), a.psCommand(), a.startCommand(), a.stopCommand(), a.rmCommand(),
+		a.imagesCommand(), a.pullCommand(), a.rmiCommand(), a.runpCommand(), a.createCommand(), a.runCommand(), a.logsCommand(),
+		a.execCommand(), a.attachCommand(), a.consoleCommand(), a.portForwardCommand(), a.statsCommand(), a.infoCommand(), a.eventsCommand(),
+	}, a.inspectCommands()...)
+	for _, c := range all {
+		c.GroupID = Group
+		a.endpointFlag(c)
+		c.Flags().DurationVar(&a.timeout, "timeout", 2*time.Minute, "time limit of one call")
 	}
 	return all
-}
-
-func (a *App) common(c *cobra.Command) {
-	c.GroupID = Group
-	a.endpointFlag(c)
-	c.Flags().DurationVar(&a.timeout, "timeout", 2*time.Minute, "time limit of one call")
 }
 
 func (a *App) endpointFlag(c *cobra.Command) {

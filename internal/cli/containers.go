@@ -12,10 +12,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func (a *App) containerCommands() []*cobra.Command {
-	return []*cobra.Command{a.psCommand(), a.startCommand(), a.stopCommand(), a.rmCommand()}
-}
-
 type psOptions struct {
 	all                     bool
 	name, pod, state, image string

@@ -13,10 +13,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func (a *App) imageCommands() []*cobra.Command {
-	return []*cobra.Command{a.imagesCommand(), a.pullCommand(), a.rmiCommand()}
-}
-
 func (a *App) imagesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "images [REFERENCE]", Short: "List images", Args: cobra.MaximumNArgs(1),

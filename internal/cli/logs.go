@@ -14,7 +14,7 @@ import (
 // watchInterval is the polling interval for the state of a followed container.
 const watchInterval = 300 * time.Millisecond
 
-func (a *App) logCommands() []*cobra.Command {
+func (a *App) logsCommand() *cobra.Command {
 	var follow, timestamps bool
 	var tail int
 	var since string
@@ -36,7 +36,7 @@ func (a *App) logCommands() []*cobra.Command {
 	c.Flags().BoolVarP(&timestamps, "timestamps", "t", false, "prefix each line with its time")
 	c.Flags().IntVar(&tail, "tail", 0, "only this many lines from the end")
 	c.Flags().StringVar(&since, "since", "", "only lines after this time (RFC 3339) or within this duration (10m)")
-	return []*cobra.Command{c}
+	return c
 }
 
 func (a *App) logs(ctx context.Context, client *Client, arg string, o stream.LogOptions) error {

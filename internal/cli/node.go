@@ -14,10 +14,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func (a *App) nodeCommands() []*cobra.Command {
-	return []*cobra.Command{a.infoCommand(), a.eventsCommand()}
-}
-
 func (a *App) infoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "info", Aliases: []string{"status"}, Short: "State of the node: conditions, handlers, features (exit code 1: not ready)", Args: cobra.NoArgs,

@@ -11,10 +11,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func (a *App) podCommands() []*cobra.Command {
-	return []*cobra.Command{a.podsCommand(), a.stoppCommand(), a.rmpCommand()}
-}
-
 func (a *App) podsCommand() *cobra.Command {
 	var name, namespace, state string
 	var labels map[string]string

@@ -15,10 +15,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func (a *App) runCommands() []*cobra.Command {
-	return []*cobra.Command{a.runpCommand(), a.createCommand(), a.runCommand()}
-}
-
 func (a *App) runpCommand() *cobra.Command {
 	var handler string
 	c := &cobra.Command{

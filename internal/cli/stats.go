@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func (a *App) statsCommands() []*cobra.Command {
+func (a *App) statsCommand() *cobra.Command {
 	var pods bool
 	var interval time.Duration
 	c := &cobra.Command{
@@ -28,7 +28,7 @@ func (a *App) statsCommands() []*cobra.Command {
 	c.Flags().BoolVar(&pods, "pods", false, "pods instead of containers")
 	c.Flags().DurationVar(&interval, "interval", time.Second, "measuring interval for CPU use, for runtimes that report no rate")
 	a.formatFlags(c, "")
-	return []*cobra.Command{c}
+	return c
 }
 
 func (a *App) containerStats(ctx context.Context, client *Client, args []string, interval time.Duration) error {

@@ -22,10 +22,6 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-func (a *App) streamCommands() []*cobra.Command {
-	return []*cobra.Command{a.execCommand(), a.attachCommand(), a.consoleCommand(), a.portForwardCommand()}
-}
-
 // streamOptions are the flags that exec and attach share.
 type streamOptions struct {
 	stdin, tty bool

@@ -32,7 +32,7 @@ func (s *Server) StreamContainers(req *runtimeapi.StreamContainersRequest, strea
 }
 
 func (s *Server) containersOf(ctx context.Context, f *runtimeapi.ContainerFilter) ([]wireItem, error) {
-	if err := validateContainerState("filter.state", f.GetState()); err != nil {
+	if err := validateEnum("filter.state", f.GetState().GetState(), runtimeapi.ContainerState_name); err != nil {
 		return nil, err
 	}
 	containers, err := s.selectContainers(ctx, f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector(), func(c *node.Container) bool {

@@ -127,18 +127,14 @@ func answer(ctx context.Context, log *slog.Logger, method string, call func() er
 	if err := guard.Call(log, method, call); err != nil {
 		s := toStatus(ctx, err)
 		level := slog.LevelDebug
-		if isFault(s.Code()) && nameOf(err, pullErrors) == "" {
+		fault := slices.Contains([]codes.Code{codes.Internal, codes.Unknown, codes.DataLoss}, s.Code()) // of this node, not of the request
+		if fault && nameOf(err, pullErrors) == "" {
 			level = slog.LevelError
 		}
 		log.Log(ctx, level, "call failed", "method", method, "code", s.Code().String(), "err", err)
 		return s.Err()
 	}
 	return nil
-}
-
-// isFault reports whether a code means a fault of this node rather than of the request.
-func isFault(c codes.Code) bool {
-	return c == codes.Internal || c == codes.Unknown || c == codes.DataLoss
 }
 
 // loggerOf returns the logger of the service that handles a call.

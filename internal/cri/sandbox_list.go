@@ -32,7 +32,7 @@ func (s *Server) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, s
 }
 
 func (s *Server) podsOf(ctx context.Context, f *runtimeapi.PodSandboxFilter) ([]wireItem, error) {
-	if err := validateSandboxState("filter.state", f.GetState()); err != nil {
+	if err := validateEnum("filter.state", f.GetState().GetState(), runtimeapi.PodSandboxState_name); err != nil {
 		return nil, err
 	}
 	pods, err := s.selectPods(ctx, f.GetId(), f.GetLabelSelector(), func(p *node.Pod) bool {

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"unicode"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -135,12 +133,4 @@ func validatePort(field string, port, least int32) error {
 		return invalid(field, "%d is not a port between %d and %d", port, least, maxPort)
 	}
 	return nil
-}
-
-func validateSandboxState(field string, v *runtimeapi.PodSandboxStateValue) error {
-	return validateEnum(field, v.GetState(), runtimeapi.PodSandboxState_name)
-}
-
-func validateContainerState(field string, v *runtimeapi.ContainerStateValue) error {
-	return validateEnum(field, v.GetState(), runtimeapi.ContainerState_name)
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path"
 	"strings"
 
@@ -28,12 +27,6 @@ const (
 	labelETag     = "tripod.run/etag"
 	labelModified = "tripod.run/last-modified"
 )
-
-// bootID identifies this boot of the machine.
-func bootID() (string, error) {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(id)), err
-}
 
 // part finds an incomplete download that can be resumed.
 func (d *download) part(ctx context.Context) (part, error) {

@@ -52,7 +52,7 @@ func (h *holeFinder) addBlock(empty bool) {
 	}
 }
 
-// punch frees the disk space of zeros. It can stop anywhere without changing the content.
+// punch frees the disk space of zeros. It can be interrupted at any time, because it does not change the content.
 func (h *holeFinder) punch(ctx context.Context, path string) error {
 	if len(h.holes) == 0 {
 		return nil

@@ -66,7 +66,7 @@ type Auth struct {
 }
 
 type PullOptions struct {
-	// Auth is the login; nil means the docker config file's, otherwise anonymous.
+	// Auth is the login. Nil means the login in the docker config file or, without one, anonymous access.
 	Auth *Auth
 	// OnProgress is called a few times a second, never concurrently. It must not block.
 	OnProgress func(Progress)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,7 +74,7 @@ type Store struct {
 	// machines caches Machine's results by image ID; images are immutable.
 	machines  sync.Map
 	translate Translation // with the prefix in the form of full references
-	boot      string
+	boot      string      // boot ID of the kernel
 	verified  verified
 
 	// badBlobs and badLayers are the digests of blobs and the chain IDs of layers in which Verify found wrong content.
@@ -102,7 +103,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	s := &Store{cfg: cfg, kick: make(chan struct{}, 1), logger: bridge(cfg.Logger)}
 	s.flights.all, s.flights.log = map[string]*flight{}, cfg.Logger
 	s.once.locks = map[string]*keyedLock{}
-	s.usage.init()
+	s.usage.byKey, s.usage.work = map[string]*usageEntry{}, make(chan string, 4096)
 	s.pulls.inUse = map[string]int{}
 	if s.platform, s.pinned, err = cfg.check(); err != nil {
 		return nil, err
@@ -111,9 +112,11 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if s.translate.Prefix, err = normalPrefix(cfg.Translation.Prefix); err != nil {
 		return nil, err
 	}
-	if s.boot, err = bootID(); err != nil {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
 		return nil, fmt.Errorf("image store: boot ID: %w", err)
 	}
+	s.boot = strings.TrimSpace(string(boot))
 	s.base, s.cancel = context.WithCancel(s.withNamespace(context.WithoutCancel(ctx)))
 	err = s.open(ctx)
 	switch {
@@ -233,8 +236,8 @@ func (s *Store) openParts() (err error) {
 	return nil
 }
 
-// metadataFile, the store's own, records what refers to what. snapshotsFile, the snapshotter's, maps snapshots to
-// directories.
+// metadataFile contains the image records, leases and references. snapshotsFile, the snapshotter's own, maps snapshots
+// to directories.
 const (
 	metadataFile  = "metadata.db"
 	snapshotsFile = "snapshots/metadata.db"

@@ -34,11 +34,6 @@ type usageEntry struct {
 	queued bool
 }
 
-func (c *usageCache) init() {
-	c.byKey = map[string]*usageEntry{}
-	c.work = make(chan string, 4096)
-}
-
 // add records a new layer.
 func (c *usageCache) add(key string) {
 	first := firstUsage

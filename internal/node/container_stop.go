@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -159,7 +160,10 @@ func (p *livePod) removeContainer(ctx context.Context, id string) error {
 
 // removePrevious removes a previous attempt from the record.
 func (p *livePod) removePrevious(id string) error {
-	return p.commit(func(next *Pod) error { next.dropPrevious(id); return nil })
+	return p.commit(func(next *Pod) error {
+		next.Previous = slices.DeleteFunc(next.Previous, func(c *Container) bool { return c.ID == id })
+		return nil
+	})
 }
 
 // removeStopped removes a container that is not running: intent, backend, commit. With intentRetain, its record stays

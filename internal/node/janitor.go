@@ -29,10 +29,6 @@ type leftovers struct {
 	tried chan struct{}
 }
 
-func newLeftovers() leftovers {
-	return leftovers{all: map[string]*leftover{}, tried: make(chan struct{})}
-}
-
 // leftover is one pending clean-up.
 type leftover struct {
 	since time.Time
@@ -52,7 +48,7 @@ func (l *leftovers) begin(id string) {
 }
 
 // due reports whether to attempt a pod's pending work now, or how long to wait. The first attempt comes retryMin after
-// due first sees the work.
+// the first call.
 func (l *leftovers) due(id string) (now bool, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,7 +183,11 @@ func (n *Node) janitor(ctx context.Context) {
 			return
 		case <-n.kick:
 		case o := <-outcomes:
-			n.recordRetry(o)
+			// Work that is pending without an error is not a leftover: it belongs to an order under way.
+			n.leftovers.end(o.pod.id, o.err)
+			if o.err != nil {
+				n.log.Warn("clean-up of a pod failed again and will be retried", "pod", o.pod.id, "err", o.err)
+			}
 		case <-timer.C:
 		}
 		timer.Reset(n.sweep(ctx, outcomes))
@@ -218,15 +218,6 @@ func (n *Node) sweep(ctx context.Context, outcomes chan<- retryResult) (pause ti
 		})
 	}
 	return pause
-}
-
-// recordRetry records the result of an attempt. Work that is pending without an error is not a leftover: it belongs to
-// an order under way.
-func (n *Node) recordRetry(o retryResult) {
-	n.leftovers.end(o.pod.id, o.err)
-	if o.err != nil {
-		n.log.Warn("clean-up of a pod failed again and will be retried", "pod", o.pod.id, "err", o.err)
-	}
 }
 
 // retryPending makes one attempt to complete a pod's pending work.

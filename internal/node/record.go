@@ -200,10 +200,6 @@ func (p *Pod) retain(c *Container) {
 	}
 }
 
-func (p *Pod) dropPrevious(id string) {
-	p.Previous = slices.DeleteFunc(p.Previous, func(c *Container) bool { return c.ID == id })
-}
-
 func (p *Pod) drop(id string) {
 	p.Containers = slices.DeleteFunc(p.Containers, func(c *Container) bool { return c.ID == id })
 }

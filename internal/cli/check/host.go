@@ -116,7 +116,7 @@ func (h Host) namespaces() Finding {
 	f.Detail = strings.Join(have, " ")
 	if !f.OK {
 		f.Detail = "missing: " + strings.Join(lack, " ")
-		// Pods that do not use these two run without them.
+		// Most pods use neither user nor cgroup namespaces.
 		f.Required = slices.ContainsFunc(lack, func(kind string) bool { return kind != "user" && kind != "cgroup" })
 	}
 	return f
