@@ -53,7 +53,7 @@ func TestV5OtherFormats(t *testing.T) {
 			img := pull(t, s, reg.push(t, name+"-container:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/disk.img", string(c.disk))))))
 			_, err = s.Machine(t.Context(), img.ID)
 			wantError(t, err, errdefs.IsInvalidArgument, "/disk/disk.img", c.says)
-			if name != "vmdk-flat" { // a text is refused as such
+			if name != "vmdk-flat" { // a text file is rejected for another reason
 				files.put("/"+name+"-file", c.disk, "")
 				_, err = s.Pull(t.Context(), "virtlet.cloud/"+name+"-file", PullOptions{})
 				wantError(t, err, errdefs.IsInvalidArgument, c.says)
