@@ -35,7 +35,7 @@ type request struct {
 	certificate, key []byte
 }
 
-// readMessage reads a message of the runner, which follows its length in four bytes.
+// readMessage reads one message from the runner: its length in four bytes, then its content.
 func readMessage(from io.Reader) ([]byte, error) {
 	var length uint32
 	if err := binary.Read(from, binary.BigEndian, &length); err != nil {

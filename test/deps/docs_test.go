@@ -138,7 +138,7 @@ var (
 	testFunc  = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w*)\(`)
 	suiteCase = regexp.MustCompile(`\{"([CEINVW]\d+[A-Z]\w*)", `)
 	cited     = regexp.MustCompile(`^(?:(?:Test|Fuzz)(?:Fault)?)?_?([CEINVW]\d+)(?:[A-Z_]|$)`)
-	citedLast = regexp.MustCompile(`[a-z]([CEIN]\d+)$`) // neither V nor W: there are versions and widths
+	citedLast = regexp.MustCompile(`[a-z]([CEIN]\d+)$`) // V and W also begin versions and widths
 	faultRow  = regexp.MustCompile(`(?m)^\| ([CEINVW]\d+) \|.*\| (.*) \|$`)
 	testName  = regexp.MustCompile("`((?:Test|Fuzz)\\w*|[CEINVW]\\d+[A-Z]\\w*)(?:/\\w+)?(…?)`")
 )

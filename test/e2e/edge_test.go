@@ -233,7 +233,7 @@ func TestEdgeOrchestratorComesBack(t *testing.T) {
 	second := n.relay("second", "app/c", "app/d")
 	n.o.Kill()
 	n.relays("app/a", "app/b", "without an orchestrator")
-	n.publish("app/c", "quit") // it ends while nobody keeps the record
+	n.publish("app/c", "quit") // it ends while the orchestrator is down
 	harness.Eventually(t, waitLimit, func() error {
 		if pods := n.pods(); len(pods) != 1 {
 			return fmt.Errorf("pods: got %q, want one", pods)

@@ -15,11 +15,12 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// limits are a container's resources: CPU request and limit in thousandths of a CPU, memory limit in bytes; 0 means none.
+// limits are a container's resources: CPU request and limit in thousandths of a CPU, memory limit in bytes; 0 means
+// none.
 type limits struct{ cpuRequest, cpuLimit, memory int64 }
 
-// linux converts the limits to a kubelet's message: always complete, with a limit for every size of huge pages, and on cgroup
-// v2 with values for the memory controller's files.
+// linux converts the limits to a kubelet's message: always complete, with a limit for every size of huge pages, and on
+// cgroup v2 with values for the memory controller's files.
 func (l limits) linux() *runtimeapi.LinuxContainerResources {
 	const period = 100_000
 	r := &runtimeapi.LinuxContainerResources{
@@ -85,8 +86,8 @@ func (k *kubelet) sandboxConfig(p *kubePod, attempt uint32) *runtimeapi.PodSandb
 	return c
 }
 
-// namespaces returns the namespace options of the pod and its containers. Each container has its own PID namespace unless the
-// pod shares one.
+// namespaces returns the namespace options of the pod and its containers. Each container has its own PID namespace
+// unless the pod shares one.
 func (p *kubePod) namespaces() *runtimeapi.NamespaceOption {
 	n := &runtimeapi.NamespaceOption{
 		Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE},
@@ -103,7 +104,8 @@ func (p *kubePod) namespaces() *runtimeapi.NamespaceOption {
 	return n
 }
 
-// containerConfig returns the configuration of the container with this attempt number, and creates the files that it mounts.
+// containerConfig returns the configuration of the container with this attempt number, and creates the files that it
+// mounts.
 func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string, attempt uint32) *runtimeapi.ContainerConfig {
 	k.t.Helper()
 	dir := k.dir(p)
@@ -162,7 +164,8 @@ func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string,
 	return config
 }
 
-// imageUser returns the user with which the kubelet runs a container if the pod names none: the image's user, otherwise root.
+// imageUser returns the user with which the kubelet runs a container if the pod names none: the image's user, otherwise
+// root.
 func (k *kubelet) imageUser(image string) (*runtimeapi.Int64Value, string) {
 	k.t.Helper()
 	resp, err := k.images.ImageStatus(context.Background(), &runtimeapi.ImageSpec{Image: image}, false)
@@ -216,8 +219,8 @@ func (k *kubelet) makeCgroup(p *kubePod) {
 	}
 }
 
-// destroyCgroup removes the pod's cgroup and all cgroups below it, while the runtime still knows the pod. A kubelet kills
-// processes in it; here it must contain none.
+// destroyCgroup removes the pod's cgroup and all cgroups below it, while the runtime still knows the pod. A kubelet
+// kills processes in it; here it must contain none.
 func (k *kubelet) destroyCgroup(p *kubePod) {
 	k.t.Helper()
 	for _, root := range k.hierarchies() {

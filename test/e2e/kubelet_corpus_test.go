@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
-// TestModelWritesAsAKubelet compares the model's requests for a pod with default settings with those of a kubelet: they have
-// the same fields, and the same security context and resources.
+// TestModelWritesAsAKubelet compares the model's requests for a pod with default settings with those of a kubelet: they
+// have the same fields, and the same security context and resources.
 func TestModelWritesAsAKubelet(t *testing.T) {
 	name := "plain"
 	if onV2() {

@@ -23,10 +23,10 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// kubelet is a model of the kubelet: its calls to a runtime, their order, and its reactions to the answers. Its only state of
-// pods is their specifications and the results of its relists. Like the kubelet it gets everything else from the runtime, so
-// a second model over the same directory simulates a restarted kubelet. test/kubelet runs the real kubelet; a difference
-// between the two is a defect of the model.
+// kubelet is a model of the kubelet: its calls to a runtime, their order, and its reactions to the answers. Its only
+// state of pods is their specifications and the results of its relists. Like the kubelet it gets everything else from
+// the runtime, so a second model over the same directory simulates a restarted kubelet. test/kubelet runs the real
+// kubelet; a difference between the two is a defect of the model.
 //
 //	wait(pod, until …) ──▶ relist ──▶ sync ──▶ RunPodSandbox, CreateContainer, StartContainer, StopContainer …
 //	        ▲                │         garbage collection
@@ -87,7 +87,8 @@ type kubeContainer struct {
 	change             func(*runtimeapi.ContainerConfig)
 }
 
-// newPod returns a new pod. Like the kubelet, it creates the pod's cgroup and directories before the first call to the runtime.
+// newPod returns a new pod. Like the kubelet, it creates the pod's cgroup and directories before the first call to the
+// runtime.
 func (k *kubelet) newPod(name string, containers ...*kubeContainer) *kubePod {
 	k.t.Helper()
 	p := &kubePod{name: name, uid: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()), containers: containers, grace: 30}
@@ -262,8 +263,8 @@ func (k *kubelet) finished(p *kubePod, s *podStatus) bool {
 	return true
 }
 
-// shouldStart reports whether a container must be started, or started again. A container that was created but never started,
-// because the kubelet crashed in between, is left to garbage collection.
+// shouldStart reports whether a container must be started, or started again. A container that was created but never
+// started, because the kubelet crashed in between, is left to garbage collection.
 func (k *kubelet) shouldStart(p *kubePod, c *runtimeapi.ContainerStatus) bool {
 	switch {
 	case c == nil:
@@ -364,7 +365,8 @@ func (k *kubelet) start(p *kubePod, s *podStatus, c *kubeContainer) {
 	}
 }
 
-// ensureImage pulls an image unless it exists (imagePullPolicy IfNotPresent) and returns the ID from which to create containers.
+// ensureImage pulls an image unless it exists (imagePullPolicy IfNotPresent) and returns the ID from which to create
+// containers.
 func (k *kubelet) ensureImage(name string) string {
 	k.t.Helper()
 	ctx, spec := context.Background(), &runtimeapi.ImageSpec{Image: name}
@@ -445,8 +447,8 @@ func (k *kubelet) remove(p *kubePod) {
 	}
 }
 
-// collect removes the garbage of a running pod: all dead containers of a name except the newest, and all sandboxes without
-// containers except the newest.
+// collect removes the garbage of a running pod: all dead containers of a name except the newest, and all sandboxes
+// without containers except the newest.
 func (k *kubelet) collect(p *kubePod, s *podStatus) {
 	k.t.Helper()
 	dead := map[string]int{}
@@ -468,8 +470,8 @@ func (k *kubelet) collect(p *kubePod, s *podStatus) {
 	}
 }
 
-// removeContainer removes the log and then the container, like the kubelet. For the newest container of a unit pod, which is
-// removed with its pod, the call returns an error, which the kubelet only logs.
+// removeContainer removes the log and then the container, like the kubelet. For the newest container of a unit pod,
+// which is removed with its pod, the call returns an error, which the kubelet only logs.
 func (k *kubelet) removeContainer(c *runtimeapi.ContainerStatus) {
 	k.t.Helper()
 	if err := os.Remove(c.LogPath); err != nil && !os.IsNotExist(err) {

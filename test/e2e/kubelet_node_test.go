@@ -27,8 +27,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// kubeResize tests an in-place resize. The kubelet changes the pod's cgroup, the runtime the container's. To raise limits it
-// begins with the pod, to lower them with the container.
+// kubeResize tests an in-place resize. The kubelet changes the pod's cgroup, the runtime the container's. To raise
+// limits it begins with the pod, to lower them with the container.
 func kubeResize(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps(""), limits: limits{cpuRequest: 100, cpuLimit: 200, memory: 32 << 20}}
@@ -383,8 +383,8 @@ func kubeHostNetwork(t *testing.T, k *kubelet) {
 	}
 }
 
-// kubeNodePod tests a pod like those of kubectl debug node/NAME and of a node's agents: a privileged pod that mounts the
-// node's root directory with all mounts below it. Other pods are created and removed meanwhile, and leave nothing.
+// kubeNodePod tests a pod like those of kubectl debug node/NAME and of a node's agents: a privileged pod that mounts
+// the node's root directory with all mounts below it. Other pods are created and removed meanwhile, and leave nothing.
 func kubeNodePod(t *testing.T, k *kubelet) {
 	other := func(name string) *kubePod {
 		p := k.newPod(name, &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")})

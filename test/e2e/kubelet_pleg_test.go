@@ -8,10 +8,11 @@ import (
 )
 
 // pleg models the kubelet's pod lifecycle event generator (pkg/kubelet/pleg/generic.go of Kubernetes 1.37). The kubelet
-// decides according to its cache of pods, and updates a pod in it only if a relist finds one of its IDs in another state.
+// decides according to its cache of pods, and updates a pod in it only if a relist finds one of its IDs in another
+// state.
 //
-// It keeps containers and sandboxes in one map by ID, containers first. So it can miss the start of a container whose ID is
-// also that of a ready sandbox.
+// It keeps containers and sandboxes in one map by ID, containers first. So it can miss the start of a container whose
+// ID is also that of a ready sandbox.
 type pleg struct {
 	// seen maps the pod's UID to the state of each of its IDs at the last relist.
 	seen map[string]map[string]string

@@ -84,8 +84,8 @@ func TestKubeletStartUp(t *testing.T) {
 	wantCode(t, err, codes.Unimplemented)
 }
 
-// TestKubeletTellsThePodCIDR sets the node's range of pod addresses while pods run. Those pods keep their addresses, and new
-// pods can reach them.
+// TestKubeletTellsThePodCIDR sets the node's range of pod addresses while pods run. Those pods keep their addresses,
+// and new pods can reach them.
 func TestKubeletTellsThePodCIDR(t *testing.T) {
 	ctx := context.Background()
 	k := newKubelet(t, harness.StartDaemon(t))
@@ -192,8 +192,8 @@ func playAll(t *testing.T, d *harness.Daemon) {
 	}
 }
 
-// kubeDeployment tests a typical pod: ordered init containers, a sidecar, a server with probes, hooks and a host port. The pod
-// ends in the opposite order.
+// kubeDeployment tests a typical pod: ordered init containers, a sidecar, a server with probes, hooks and a host port.
+// The pod ends in the opposite order.
 func kubeDeployment(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	web := &kubeContainer{
@@ -250,7 +250,8 @@ func freePort(t *testing.T) int32 {
 	return int32(l.Addr().(*net.TCPAddr).Port)
 }
 
-// kubeCrashLoop: each attempt has its own number, log and termination message. All dead attempts except the last are removed.
+// kubeCrashLoop: each attempt has its own number, log and termination message. All dead attempts except the last are
+// removed.
 func kubeCrashLoop(t *testing.T, k *kubelet) {
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: shell("n=$(cat /data/n || echo 0); echo $((n+1)) >/data/n; echo run $n; " +
 		"test $n -lt 3 || exec sleep 3600; echo out of luck $n >/dev/termination-log; exit 4")}
@@ -342,7 +343,8 @@ func kubeStartFails(t *testing.T, k *kubelet) {
 	}
 }
 
-// kubeDebug tests kubectl debug --target: an ephemeral container in another container's PID namespace, with kubectl attach.
+// kubeDebug tests kubectl debug --target: an ephemeral container in another container's PID namespace, with kubectl
+// attach.
 func kubeDebug(t *testing.T, k *kubelet) {
 	main := &kubeContainer{name: "main", image: harness.Busybox, command: []string{"sleep", "7654"}}
 	p := k.newPod("debug", main)
@@ -364,8 +366,8 @@ func kubeDebug(t *testing.T, k *kubelet) {
 	}
 }
 
-// kubeSharedProcesses: containers of a pod with shareProcessNamespace can signal each other. If the pod's init process is
-// killed, the sandbox ends.
+// kubeSharedProcesses: containers of a pod with shareProcessNamespace can signal each other. If the pod's init process
+// is killed, the sandbox ends.
 func kubeSharedProcesses(t *testing.T, k *kubelet) {
 	a := &kubeContainer{name: "a", image: harness.Busybox, command: []string{"sleep", "7655"}}
 	b := &kubeContainer{name: "b", image: harness.Busybox, command: sleeps("")}
@@ -396,8 +398,8 @@ func kubeSharedProcesses(t *testing.T, k *kubelet) {
 	}
 }
 
-// killPause kills the process that holds a pod's PID namespace, which is in the cgroup named after the pod rather than after a
-// container.
+// killPause kills the process that holds a pod's PID namespace, which is in the cgroup named after the pod rather than
+// after a container.
 func killPause(t *testing.T, podID string) {
 	t.Helper()
 	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
@@ -418,8 +420,8 @@ func killPause(t *testing.T, podID string) {
 	t.Fatalf("found no init process of pod %s", podID)
 }
 
-// kubeLostSandbox: if another client stops a sandbox, the kubelet creates the next sandbox, in which all containers start
-// again.
+// kubeLostSandbox: if another client stops a sandbox, the kubelet creates the next sandbox, in which all containers
+// start again.
 func kubeLostSandbox(t *testing.T, k *kubelet) {
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
 	never := &kubeContainer{name: "never", image: harness.Busybox, command: sleeps("")}
@@ -496,8 +498,8 @@ func kubeTermination(t *testing.T, k *kubelet) {
 	k.remove(p)
 }
 
-// kubeRestarted: after a restart of the kubelet and the daemon, running containers are unchanged, and containers that were
-// only created are replaced.
+// kubeRestarted: after a restart of the kubelet and the daemon, running containers are unchanged, and containers that
+// were only created are replaced.
 func kubeRestarted(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	up := &kubeContainer{name: "up", image: harness.Busybox, command: sleeps("")}

@@ -65,8 +65,8 @@ func (k *kubelet) unitPod(name string, kind unitKind, how func(c *runtimeapi.Con
 	return p
 }
 
-// isUnit returns an error unless the pod has one sandbox, all attempts of its container except the newest have ended, and all
-// IDs differ, because a kubelet keeps containers and sandboxes in one map.
+// isUnit returns an error unless the pod has one sandbox, all attempts of its container except the newest have ended,
+// and all IDs differ, because a kubelet keeps containers and sandboxes in one map.
 func (s *podStatus) isUnit() error {
 	if len(s.sandboxes) != 1 || len(s.containers) == 0 {
 		return fmt.Errorf("got sandboxes %v, containers %v; want one unit pod", s.sandboxes, s.containers)
@@ -87,7 +87,7 @@ func unitDeployment(t *testing.T, k *kubelet, kind unitKind) {
 	s := k.states(p, "c running")
 	k.must(s.isUnit())
 	if again := k.states(p, "c running"); again.of(p.containers[0]).StartedAt != s.of(p.containers[0]).StartedAt {
-		t.Errorf("a pod that is as it should be was changed: %v", again.containers)
+		t.Errorf("the sync changed a pod that needs no change: %v", again.containers)
 	}
 	p.deleted = true
 	k.sync(p, k.status(p))
@@ -97,8 +97,8 @@ func unitDeployment(t *testing.T, k *kubelet, kind unitKind) {
 	k.remove(p)
 }
 
-// unitCrashLoop: each attempt runs in the same pod with the same address and its own log. The end of the previous attempt is
-// available to `kubectl get` (lastState) and `kubectl logs --previous` until garbage collection.
+// unitCrashLoop: each attempt runs in the same pod with the same address and its own log. The end of the previous
+// attempt is available to `kubectl get` (lastState) and `kubectl logs --previous` until garbage collection.
 func unitCrashLoop(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-crash", kind, func(c *runtimeapi.ContainerConfig, attempt int) {
 		if kind.runs(c); attempt < 3 {
@@ -134,8 +134,8 @@ func unitCrashLoop(t *testing.T, k *kubelet, kind unitKind) {
 	}
 }
 
-// unitSecretComesLate: a relist sees only the sandbox of a pod whose container cannot be created yet. A later relist still
-// notices the container's start.
+// unitSecretComesLate: a relist sees only the sandbox of a pod whose container cannot be created yet. A later relist
+// still notices the container's start.
 func unitSecretComesLate(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-secret", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
 	there := p.containers
@@ -195,8 +195,8 @@ func unitFailedJob(t *testing.T, k *kubelet, kind unitKind) {
 	k.remove(p)
 }
 
-// unitKilledSandbox: if another client stops a sandbox, the pod gets a new one. The last dead container is kept with its
-// sandbox. The one before is removed with its sandbox, because its container cannot be removed alone.
+// unitKilledSandbox: if another client stops a sandbox, the pod gets a new one. The last dead container is kept with
+// its sandbox. The one before is removed with its sandbox, because its container cannot be removed alone.
 func unitKilledSandbox(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-killed", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
 	var ids []string

@@ -30,8 +30,8 @@ func ports(m ...*runtimeapi.PortMapping) harness.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) { c.PortMappings = m }
 }
 
-// nodeAddress returns an address of the node other than loopback. It stays on the loopback interface until the namespaces of
-// the test end.
+// nodeAddress returns an address of the node other than loopback. It stays on the loopback interface until the
+// namespaces of the test end.
 func nodeAddress(t *testing.T, d *harness.Daemon) string {
 	t.Helper()
 	link, err := net.InterfaceByName(d.Bridge)

@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestN12PanicEndsItsRequest: a pull, a start and a stop panic in the same daemon. Each returns Internal, the daemon keeps
-// running, and a second try succeeds. The metrics, `tripod check` and `tripod diag` report the panics.
+// TestN12PanicEndsItsRequest: a pull, a start and a stop panic in the same daemon. Each returns Internal, the daemon
+// keeps running, and a second try succeeds. The metrics, `tripod check` and `tripod diag` report the panics.
 func TestN12PanicEndsItsRequest(t *testing.T) {
 	address := harness.FreeAddress(t)
 	d := harness.StartDaemon(t, harness.Set("metrics.address", address), harness.Env(

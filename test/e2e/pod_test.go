@@ -136,7 +136,8 @@ func TestPodSandbox(t *testing.T) {
 	})
 }
 
-// TestKubeletHabits makes the calls of a kubelet over the life of pods, including crashes of the kubelet and the daemon.
+// TestKubeletHabits makes the calls of a kubelet over the life of pods, including crashes of the kubelet and the
+// daemon.
 func TestKubeletHabits(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t)
@@ -274,7 +275,8 @@ func TestKubeletHabits(t *testing.T) {
 	})
 }
 
-// TestVerboseStatus: the verbose status of pods and containers is one JSON object with the same keys for every kind of pod.
+// TestVerboseStatus: the verbose status of pods and containers is one JSON object with the same keys for every kind of
+// pod.
 func TestVerboseStatus(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	for kind, c := range map[string]*harness.Container{

@@ -13,12 +13,12 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// overwrite is a script that repeatedly tries to write to the program of every process that the container sees, including the
-// OCI runtime when it enters the container.
+// overwrite is a script that repeatedly tries to write to the program of every process that the container sees,
+// including the OCI runtime when it enters the container.
 const overwrite = `while :; do for p in /proc/[0-9]*; do [ "$p" = /proc/$$ ] || { printf x >$p/exe; } 2>/dev/null; done; done`
 
-// TestC6RuntimeBinaryIsSealed: a container whose programs are /proc/self/exe, and that writes to all programs that run in it,
-// cannot change the OCI runtime on the node. The test uses copies of the runtimes, in case it can.
+// TestC6RuntimeBinaryIsSealed: a container whose programs are /proc/self/exe, and that writes to all programs that run
+// in it, cannot change the OCI runtime on the node. The test uses copies of the runtimes, in case it can.
 func TestC6RuntimeBinaryIsSealed(t *testing.T) {
 	for _, name := range []string{"crun", "runc"} {
 		t.Run(name, func(t *testing.T) {

@@ -83,7 +83,7 @@ func TestVMConsole(t *testing.T) {
 		c.WaitConsole("count ")
 		waitAgent(t, d, c)
 		if _, stderr, code := c.ExecSync("touch", "/tmp/enough"); code != 0 {
-			t.Fatal(stderr, code)
+			t.Fatalf("touch /tmp/enough: code %d, stderr %s", code, stderr)
 		}
 		harness.Eventually(t, harness.GuestTimeout, func() error {
 			if raw, err := os.ReadFile(c.LogFile()); err != nil || !strings.Contains(string(raw), "counted-3") {

@@ -220,7 +220,7 @@ func TestN2VMLosesVirtiofsd(t *testing.T) {
 }
 
 // TestVMShareDriver: without virtiofsd, directories are shared with 9p and ConfigMaps are copied, which the status
-// reports. A pod that demands virtio-fs is refused.
+// reports. A pod that requires virtio-fs is refused.
 func TestVMShareDriver(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 256<<20), harness.Set("vm.virtiofsd", "/nowhere/virtiofsd"))
 	data, config := shareDir(t, "9p"), newAPIVolume(t, "configmap", "settings")

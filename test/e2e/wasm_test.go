@@ -44,7 +44,7 @@ func env(pairs ...string) harness.ContainerOption {
 	}
 }
 
-// annotate adds annotations to the pod, below the component label prefix.
+// annotate adds annotations of components (vimana.host/…) to the pod.
 func annotate(pairs ...string) harness.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) {
 		if c.Annotations == nil {

@@ -100,8 +100,8 @@ var (
 	_ ImageStore            = (*image.Store)(nil)
 )
 
-// Open finds the helper programs, checks with a trial container that the OCI runtime works, and creates the directories. Its
-// error names the first program that is missing and how to install it; Doctor reports all of them. ctx bounds this call only.
+// Open finds the helper programs, checks the OCI runtime with a trial container, and creates the directories. Its error
+// names the first missing program and how to install it; Doctor reports all of them. ctx bounds only this call.
 func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	cfg := c.withDefaults()
 	if s.Logger == nil {

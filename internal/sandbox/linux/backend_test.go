@@ -193,8 +193,8 @@ func TestSharedNamespaces(t *testing.T) {
 	})
 }
 
-// ping sends an echo request to loopback in a network namespace as a user without capabilities, and waits for the answer. It
-// uses the socket type that ping(8) uses for such users, which busybox lacks.
+// ping sends an echo request to loopback in a network namespace as a user without capabilities, and waits for the
+// answer. It uses the socket type that ping(8) uses for such users, which busybox lacks.
 func ping(netns string, uid int) error {
 	return onNewThread(func() error {
 		at, err := unix.Open(netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -334,7 +334,7 @@ func TestTargetPIDNamespace(t *testing.T) {
 	})
 }
 
-// TestOwnIPC: containers with their own IPC namespaces share none, and the pod's kernel parameters do not apply to them.
+// TestOwnIPC: containers with their own IPC namespaces share none and lack the pod's kernel parameters.
 func TestOwnIPC(t *testing.T) {
 	r := newRig(t, "crun")
 	own := func(c *runtimeapi.PodSandboxConfig) {

@@ -70,8 +70,8 @@ func BenchmarkSandbox(b *testing.B) {
 	b.ReportMetric(float64(remove.Microseconds())/1000/float64(b.N), "remove-ms")
 }
 
-// BenchmarkRemoveBesideWriters measures the removal of a container while 100 MiB of another program's writes are not on disk
-// yet, with and without syncs of the container's layer.
+// BenchmarkRemoveBesideWriters measures the removal of a container while 100 MiB of another program's writes are not on
+// disk yet, with and without syncs of the container's layer.
 func BenchmarkRemoveBesideWriters(b *testing.B) {
 	for name, volatile := range map[string]bool{"volatile": true, "synced": false} {
 		b.Run(name, func(b *testing.B) {

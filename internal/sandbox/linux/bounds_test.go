@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFaultC10FilledPodFiles: a container writes to each file that the pod provides until the write fails. That happens soon,
-// the memory is charged to its own cgroup, and the run directory's file system is unaffected.
+// TestFaultC10FilledPodFiles: a container writes to each file that the pod provides until the write fails. That happens
+// soon, the memory is charged to its own cgroup, and the run directory's file system is unaffected.
 func TestFaultC10FilledPodFiles(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -91,8 +91,8 @@ func TestRecoverFilesForEtc(t *testing.T) {
 	old.stop(time.Second)
 }
 
-// TestFaultC10LogFlood: the log of a container that writes as fast as it can stays within its limit without rotation. It
-// keeps whole lines, including the newest.
+// TestFaultC10LogFlood: the log of a container that writes as fast as it can stays within its limit without rotation.
+// It keeps whole lines, including the newest.
 func TestFaultC10LogFlood(t *testing.T) {
 	const most = 1 << 20
 	r := newRig(t, "crun")

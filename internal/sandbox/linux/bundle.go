@@ -54,8 +54,7 @@ func volumeDir(bundle string, n int) string {
 	return filepath.Join(volumesDir(bundle), strconv.Itoa(n))
 }
 
-// CreateContainer implements sandbox.Backend. It leaves an existing container as it is and replaces the remains of a failed
-// attempt.
+// CreateContainer implements sandbox.Backend. It keeps an existing container and replaces a failed attempt's remains.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if err != nil {

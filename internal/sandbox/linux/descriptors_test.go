@@ -90,8 +90,8 @@ func statOf(t *testing.T, path string) owner {
 	return owner{st.Uid, st.Gid, st.Mode}
 }
 
-// ownNull gives the test's mount namespace its own /dev/null with an unused owner, so that a failure harms no other program
-// on this machine.
+// ownNull gives the test's mount namespace its own /dev/null with an unused owner, so that a failure harms no other
+// program on this machine.
 func ownNull(t *testing.T) owner {
 	t.Helper()
 	node := filepath.Join(t.TempDir(), "null")

@@ -51,8 +51,8 @@ func TestExecInDyingContainer(t *testing.T) {
 	}
 }
 
-// TestExecInLivingContainer: the runtime's message about a running container determines the error's class, which is never
-// Unknown.
+// TestExecInLivingContainer: the runtime's message about a running container determines the error's class, which is
+// never Unknown.
 func TestExecInLivingContainer(t *testing.T) {
 	for _, c := range []struct {
 		log string

@@ -128,8 +128,8 @@ func (b *Backend) watchRunning(h *handle, got launched, began time.Time) error {
 	return err
 }
 
-// failStart rolls back a failed start. If the runtime refused, the container ends with StartError; if the caller went away,
-// the container returns to Created.
+// failStart rolls back a failed start. If the runtime refused, the container ends with StartError; if the caller went
+// away, the container returns to Created.
 func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()

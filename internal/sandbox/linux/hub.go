@@ -36,15 +36,15 @@ const (
 //
 // The hub works around two properties of conmon 2.1:
 //
-//   - conmon writes output to each connection and waits until it is read. The hub always reads, so no client can block the
-//     container.
-//   - conmon crashes if a connection closes at the wrong time. If a write fails before conmon has seen the end of the
-//     connection's input, conmon frees the connection and then uses it when it sees that end. So the hub first sends an empty
-//     packet, which conmon takes for the end of input. conmon then shuts down its reading side, so that the hub's writes fail.
-//     Only then does the hub close the connection. If the container has no stdin, the hub sends the empty packet at the
-//     start, so that even a crash of the daemon is harmless.
+//   - conmon writes output to each connection and waits until it is read. The hub always reads, so no client can block
+//     the container.
+//   - conmon crashes if a connection closes at the wrong time: if a write fails before conmon has seen the end of the
+//     connection's input, conmon frees the connection, but uses it again when it sees that end. So before it closes the
+//     connection, the hub sends an empty packet, which conmon takes for the end of input, and waits until conmon shuts
+//     down its reading side, which makes the hub's writes fail. If the container has no stdin, the hub sends the packet
+//     at the start, so that even a crash of the daemon is harmless.
 //
-// With stdin_once, the end of input also closes the container's stdin. The hub sends it after the first client's input
+// With stdin_once, the end of input also closes the container's stdin. The hub sends it when the first client's input
 // ends.
 type hub struct {
 	conn      *net.UnixConn

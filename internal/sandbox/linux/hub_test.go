@@ -90,8 +90,8 @@ func (r *rig) strictConmon() {
 	r.restart()
 }
 
-// TestC5AttachClientsComeAndGo: conmon survives clients that attach and disconnect while the container floods them, with and
-// without input, and nothing is left behind on either side.
+// TestC5AttachClientsComeAndGo: conmon survives clients that attach and disconnect while the container floods them,
+// with and without input, and nothing is left behind on either side.
 func TestC5AttachClientsComeAndGo(t *testing.T) {
 	for name, stdin := range map[string]bool{"output only": false, "with input": true} {
 		t.Run(name, func(t *testing.T) {
@@ -298,8 +298,8 @@ func TestAttachTogether(t *testing.T) {
 	})
 }
 
-// TestAttachStdinOnce: the end of the first client's input is the program's end of input, however that client disconnects; an
-// earlier client without input changes nothing. A terminal stays open.
+// TestAttachStdinOnce: the end of the first client's input is the program's end of input, however that client
+// disconnects; an earlier client without input changes nothing. A terminal stays open.
 func TestAttachStdinOnce(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()

@@ -43,8 +43,8 @@ func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	return full, file.Close()
 }
 
-// ReopenLog implements sandbox.LogReopener: conmon replaces the file and writes to the new one. If the file was not moved
-// away, ReopenLog does nothing, because conmon would discard its content.
+// ReopenLog implements sandbox.LogReopener: conmon replaces the file and writes to the new one. If the file was not
+// moved away, ReopenLog does nothing, because conmon would discard its content.
 func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {

@@ -177,8 +177,8 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 	return true, b.watchRunning(h, launched{conmon, init}, began)
 }
 
-// endUnrecorded records the end of a program whose start was not recorded. An exit file proves that the program ran: conmon
-// writes none if the creation fails, and only we start a created container.
+// endUnrecorded records the end of a program whose start was not recorded. An exit file proves that the program ran:
+// conmon writes none if the creation fails, and only we start a created container.
 func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 	_, at, err := readExit(b.exitFile(h.ID))
 	if err != nil {

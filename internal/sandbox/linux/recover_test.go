@@ -77,8 +77,8 @@ func TestRecoverExited(t *testing.T) {
 	})
 }
 
-// TestRecoverAfterReboot: without the run directory and with another boot ID, all containers have ended. They can still be
-// removed, and started in a new sandbox.
+// TestRecoverAfterReboot: without the run directory and with another boot ID, all containers have ended. They can still
+// be removed, and started in a new sandbox.
 func TestRecoverAfterReboot(t *testing.T) {
 	r := newRig(t, "runc")
 	p := r.pod()

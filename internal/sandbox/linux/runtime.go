@@ -223,8 +223,8 @@ func (r ociRuntime) update(ctx context.Context, id string, res *specs.LinuxResou
 	return nil
 }
 
-// runtimeMessage extracts the runtime's message from its log lines: runc's time="…" level=error msg="…", its JSON form, or
-// crun's plain text.
+// runtimeMessage extracts the runtime's message from its log lines: runc's time="…" level=error msg="…", its JSON form,
+// or crun's plain text.
 func runtimeMessage(log string) string {
 	log = strings.TrimSpace(log)
 	lines := strings.Split(log, "\n")

@@ -21,8 +21,8 @@ const consoleTime = time.Minute
 type console struct {
 	*net.UnixListener
 	dir int
-	// path is the runtime's path to the socket. It goes through our descriptor of the directory, because the directory's own
-	// path may exceed the 107 bytes of a socket address.
+	// path is the runtime's path to the socket. It goes through our descriptor of the directory, because the directory's
+	// own path may exceed the 107 bytes of a socket address.
 	path string
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// UpdateContainer implements sandbox.Updater. It also changes the specification, so that a later start has the new limits.
+// UpdateContainer implements sandbox.Updater. It also changes the specification for later starts.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {

@@ -48,8 +48,8 @@ type Input struct {
 	CgroupsPath string
 	// ShmPath is the pod's /dev/shm; unused with the host's or the container's own IPC namespace.
 	ShmPath string
-	// ResolvConf, Hosts and HostnameFile are the pod's files for /etc; "" means none. A mount of the request at the same path
-	// takes precedence.
+	// ResolvConf, Hosts and HostnameFile are the pod's files for /etc; "" means none. A mount of the request at the same
+	// path takes precedence.
 	ResolvConf, Hosts, HostnameFile string
 	// ImageVolumes maps container_path of the request's image mounts to the mounted images, with image_sub_path already
 	// applied (ResolveSubPath).

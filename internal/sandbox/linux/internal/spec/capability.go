@@ -11,8 +11,8 @@ import (
 
 const allCapabilities = "ALL"
 
-// defaultCapabilities are the capabilities of a container that requests none: Docker's original set, which images expect and
-// other runtimes share.
+// defaultCapabilities are the capabilities of a container that requests none: Docker's original set, which images
+// expect and other runtimes share.
 var defaultCapabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
 	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
@@ -63,8 +63,8 @@ func capabilitySets(granted, ambient []string) *specs.LinuxCapabilities {
 	}
 }
 
-// capabilityNames converts names to the kernel's form (CAP_NET_ADMIN) and reports whether ALL is among them. With a host, it
-// rejects names that the host cannot grant.
+// capabilityNames converts names to the kernel's form (CAP_NET_ADMIN) and reports whether ALL is among them. With a
+// host, it rejects names that the host cannot grant.
 func capabilityNames(field string, requested []string, grantable *Host) (names []string, all bool, err error) {
 	for _, name := range requested {
 		full := strings.ToUpper(name)

@@ -13,8 +13,8 @@
 // only reads the container's root file system and the host's /dev, /proc and /sys, and creates a missing host directory
 // of a bind mount.
 //
-// Paths that an image or a pod names inside the root file system are opened below it (openat2 with RESOLVE_IN_ROOT), checked
-// for their type, and read up to a limit.
+// Paths that an image or a pod names inside the root file system are opened below it (openat2 with RESOLVE_IN_ROOT),
+// checked for their type, and read up to a limit.
 //
 // The specification has version 1.0.2, which runc 1.1 and crun 1.8 both accept. Resources use the specification's
 // cgroup v1 terms on cgroup v2 too, because the OCI runtime converts them; LinuxContainerResources.unified is passed on

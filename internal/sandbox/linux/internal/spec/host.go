@@ -19,7 +19,7 @@ import (
 type Host struct {
 	// CgroupV2 means that only the unified hierarchy is mounted at /sys/fs/cgroup.
 	CgroupV2 bool
-	// Controllers are the usable cgroup controllers: cpu, cpuset, memory, pids, blkio (v1), io (v2), hugetlb, devices (v1) …
+	// Controllers are the usable cgroup controllers: cpu, cpuset, memory, pids, blkio (v1), io (v2), hugetlb and others.
 	Controllers map[string]bool
 	// HugepageSizes are the machine's page sizes in the CRI's form: 64KB, 2MB, 1GB.
 	HugepageSizes []string
@@ -37,8 +37,8 @@ type Host struct {
 	Caps []string
 	// MaxNoFile is our hard limit of open files, which a container cannot exceed without CAP_SYS_RESOURCE.
 	MaxNoFile uint64
-	// RecursiveReadOnly means that the kernel can make a tree of mounts read-only (mount_setattr, Linux 5.12). The backend
-	// clears it if the OCI runtime lacks the option "rro".
+	// RecursiveReadOnly means that the kernel can make a tree of mounts read-only (mount_setattr, Linux 5.12). The
+	// backend clears it if the OCI runtime lacks the option "rro".
 	RecursiveReadOnly bool
 	// Name is the node's host name, which containers on the host network see.
 	Name string

@@ -162,8 +162,8 @@ func checkMountMode(field string, m *runtimeapi.Mount, h Host) error {
 	return nil
 }
 
-// requestedMounts returns the request's mounts, the propagation that the root file system needs for them, and the mounts as
-// ContainerStatus reports them. selinux_relabel has no effect on a host without SELinux.
+// requestedMounts returns the request's mounts, the propagation that the root file system needs for them, and the
+// mounts as ContainerStatus reports them. selinux_relabel has no effect on a host without SELinux.
 func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mount, rootfs string, err error) {
 	for i, m := range in.Container.Config.GetMounts() {
 		field := fmt.Sprintf("mounts[%d]", i)
@@ -282,8 +282,8 @@ func peerGroups(name string) (string, error) {
 	return found[0].Optional, nil
 }
 
-// joinMounts replaces default mounts with the request's at the same path, and sorts all so that no mount hides an earlier
-// one. A request that mounts its own /dev or /sys replaces the mounts below it too.
+// joinMounts replaces default mounts with the request's at the same path, and sorts all so that no mount hides an
+// earlier one. A request that mounts its own /dev or /sys replaces the mounts below it too.
 func joinMounts(defaults, requested []specs.Mount) []specs.Mount {
 	replaced := func(d specs.Mount) bool {
 		return slices.ContainsFunc(requested, func(r specs.Mount) bool {

@@ -109,7 +109,7 @@ func TestPropagation(t *testing.T) {
 		return filepath.Join(dir, "sub")
 	}
 	shared, alone := mount(unix.MS_SHARED), mount(unix.MS_PRIVATE)
-	// A bind of a shared mount, made a slave, receives but does not propagate.
+	// A slave of a shared mount receives mounts but does not propagate its own.
 	receiver := t.TempDir()
 	require.NoError(t, unix.Mount(shared, receiver, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { assert.NoError(t, unix.Unmount(receiver, unix.MNT_DETACH)) })

@@ -26,8 +26,8 @@ func PodModes(p *sandbox.Pod) Modes {
 	return modesOf(p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 }
 
-// ContainerModes returns a container's namespaces. POD, the default, means "as the pod", so in a pod on the host network it
-// means the host's.
+// ContainerModes returns a container's namespaces. POD, the default, means "as the pod", so in a pod on the host
+// network it means the host's.
 func ContainerModes(p *sandbox.Pod, c *sandbox.Container) Modes {
 	pod, m := PodModes(p), modesOf(c.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 	for _, mode := range []struct{ mine, pods *runtimeapi.NamespaceMode }{
@@ -98,8 +98,8 @@ func checkModes(field string, o *runtimeapi.NamespaceOption) error {
 	return nil
 }
 
-// namespaces lists the namespaces that the container joins (with a path) and those made for it (without). It shares every
-// other kind with the node.
+// namespaces lists the namespaces that the container joins (with a path) and those made for it (without). It shares
+// every other kind with the node.
 func namespaces(in Input, m Modes, h Host) ([]specs.LinuxNamespace, error) {
 	list := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
 	for _, ns := range []struct {

@@ -147,8 +147,8 @@ func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources,
 	return nil
 }
 
-// addHugepages ignores limits of zero if there is no hugetlb controller: the kubelet sends one for every page size with every
-// container.
+// addHugepages ignores limits of zero if there is no hugetlb controller: the kubelet sends one for every page size with
+// every container.
 func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.hugepage_limits"
 	seen := map[string]bool{}

@@ -20,8 +20,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// These tests run specifications with the real OCI runtimes. The program in the container reports what it finds and may do:
-// testdata/probe, built without cgo because nothing else is in the root file system.
+// These tests run specifications with the real OCI runtimes. The program in the container reports what it finds and may
+// do: testdata/probe, built without cgo because nothing else is in the root file system.
 
 const probeProgram = "/probe"
 
@@ -82,9 +82,9 @@ type report struct {
 	Did    map[string]string // a requested action → "" or the error or the content read
 }
 
-// runtimes are the supported OCI runtimes. crun 1.8 refuses hosts with cgroup2 beside the v1 hierarchies, so it runs in a
-// mount namespace without it. Only that mount's propagation changes, because a private copy of the tree would make shared
-// mounts private.
+// runtimes are the supported OCI runtimes. crun 1.8 refuses hosts with cgroup2 beside the v1 hierarchies, so it runs in
+// a mount namespace without it. Only that mount's propagation changes, because a private copy of the tree would make
+// shared mounts private.
 var runtimes = map[string][]string{
 	"runc": {"runc"},
 	"crun": {"unshare", "--mount", "--propagation", "unchanged", "sh", "-c", `

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openInRoot opens name as if root were "/": symlinks, including the last one, resolve inside root, and magic links are not
-// followed, so nothing outside root can be reached. It never blocks on a FIFO.
+// openInRoot opens name as if root were "/": symlinks, including the last one, resolve inside root, and magic links are
+// not followed, so nothing outside root can be reached. It never blocks on a FIFO.
 func openInRoot(root, name string, flags uint64) (*os.File, error) {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

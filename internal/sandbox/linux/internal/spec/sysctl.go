@@ -67,8 +67,8 @@ func DefaultSysctls(p *sandbox.Pod, requested map[string]string) map[string]stri
 	return result
 }
 
-// sysctlSegments splits a name as sysctl(8) does: the first dot or slash is the separator, and the other character stands for
-// a dot within a component (net.ipv4.conf.eth0/1.forwarding, net/ipv4/conf/eth0.1/forwarding).
+// sysctlSegments splits a name as sysctl(8) does: the first dot or slash is the separator, and the other character
+// stands for a dot within a component (net.ipv4.conf.eth0/1.forwarding, net/ipv4/conf/eth0.1/forwarding).
 func sysctlSegments(name string) []string {
 	i := strings.IndexAny(name, "./")
 	if i >= 0 && name[i] == '/' {

@@ -16,8 +16,8 @@ import (
 const (
 	// maxUserFile limits the bytes of an image's /etc/passwd and /etc/group.
 	maxUserFile = 4 << 20
-	// maxID is the largest accepted user or group ID. The kernel has 32 bits, but much software treats IDs as signed and an
-	// overflow as root (CVE-2024-40635).
+	// maxID is the largest accepted user or group ID. The kernel has 32 bits, but much software treats IDs as signed and
+	// an overflow as root (CVE-2024-40635).
 	maxID = math.MaxInt32
 	// maxGroups is the kernel's NGROUPS_MAX.
 	maxGroups = 65536

@@ -1,5 +1,5 @@
-// Command probe is the program in the containers of the TestRuntimes tests. It reports its environment and the results of
-// actions.
+// Command probe is the program in the containers of the TestRuntimes tests. It reports its environment and the results
+// of actions.
 package main
 
 import (
@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// main executes the actions in its arguments (VERB:OBJECT) and prints a report. With the argument hold it only waits until
-// its parent closes its stdin, which keeps its namespaces alive.
+// main executes the actions in its arguments (VERB:OBJECT) and prints a report. With the argument hold it only waits
+// until its parent closes its stdin, which keeps its namespaces alive.
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == "hold" {
 		fmt.Println("ready")
