@@ -35,7 +35,12 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	defer hub.remove(client)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go b.followAttachSize(h, req.Resize, ctx.Done())
+	go followSize(req.Resize, ctx.Done(), func(size sandbox.TermSize) {
+		line := fmt.Sprintf("1 %d %d\n", min(size.Height, maxSide), min(size.Width, maxSide))
+		if err := control(b.bundleOf(h), line); err != nil {
+			b.log.Debug("resize an attached terminal", "container", h.ID, "err", err)
+		}
+	})
 	if req.Stdin != nil && c.Config.GetStdin() {
 		if hub.stdinOnce {
 			defer hub.endInput()
@@ -118,21 +123,4 @@ func (b *Backend) hubs() (found []*hub) {
 		}
 	}
 	return found
-}
-
-func (b *Backend) followAttachSize(h *handle, sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
-	for {
-		select {
-		case size, ok := <-sizes:
-			if !ok {
-				return
-			}
-			line := fmt.Sprintf("1 %d %d\n", min(size.Height, maxSide), min(size.Width, maxSide))
-			if err := control(b.bundleOf(h), line); err != nil {
-				b.log.Debug("resize an attached terminal", "container", h.ID, "err", err)
-			}
-		case <-stop:
-			return
-		}
-	}
 }

@@ -2,6 +2,7 @@ package linux
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -31,11 +33,7 @@ type monitor struct {
 }
 
 func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
-	name := cfg.Conmon
-	if name == "" {
-		name = "conmon"
-	}
-	found, err := exec.LookPath(name)
+	found, err := exec.LookPath(cmp.Or(cfg.Conmon, "conmon"))
 	if err != nil {
 		return monitor{}, fmt.Errorf("find conmon (Debian: apt-get install conmon): %w: %w", err, errdefs.ErrUnavailable)
 	}
@@ -123,12 +121,6 @@ func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *e
 	return cmd
 }
 
-// syncMessage is conmon's message on its sync pipe: the PID of the container's init, or -1 and the runtime's error.
-type syncMessage struct {
-	Data    int    `json:"data"`
-	Message string `json:"message"`
-}
-
 // launched holds the two processes of a container.
 type launched struct{ conmon, init *process.Process }
 
@@ -202,7 +194,10 @@ func readSync(ctx context.Context, pipe *os.File) (int, error) {
 	if err != nil && len(line) == 0 {
 		return 0, errors.New("the container's monitor ended before the container was created")
 	}
-	var msg syncMessage
+	var msg struct {
+		Data    int    `json:"data"`    // the PID, or -1
+		Message string `json:"message"` // the runtime's error
+	}
 	if err := json.Unmarshal(line, &msg); err != nil {
 		return 0, fmt.Errorf("parse conmon's message %q: %w", line, err)
 	}
@@ -325,25 +320,17 @@ func (s *spawner) start(cmd *exec.Cmd) error {
 // /proc, so only recovery and failed starts use it, where the PID file may be missing.
 func monitors(root string) map[string]process.ID {
 	found := map[string]process.ID{}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return found
-	}
+	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
-		raw, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || len(raw) == 0 {
-			continue
-		}
-		id, ok := monitorOf(strings.Split(string(raw), "\x00"), root)
-		if !ok {
-			continue
-		}
-		if start, err := process.StartTime(pid); err == nil {
-			found[id] = process.ID{Pid: pid, Start: start}
+		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if id, ok := monitorOf(strings.Split(string(raw), "\x00"), root); ok {
+			if start, err := process.StartTime(pid); err == nil {
+				found[id] = process.ID{Pid: pid, Start: start}
+			}
 		}
 	}
 	return found
@@ -351,19 +338,11 @@ func monitors(root string) map[string]process.ID {
 
 // monitorOf returns the container that a conmon's command line belongs to.
 func monitorOf(argv []string, root string) (id string, ok bool) {
-	if filepath.Base(argv[0]) != "conmon" {
+	i := slices.Index(argv, "--bundle")
+	if filepath.Base(argv[0]) != "conmon" || i < 0 || i+1 == len(argv) {
 		return "", false
 	}
-	for i := 1; i+1 < len(argv); i++ {
-		if argv[i] != "--bundle" {
-			continue
-		}
-		rel, err := filepath.Rel(root, argv[i+1])
-		if err != nil {
-			return "", false
-		}
-		pod, container, two := strings.Cut(rel, "/")
-		return container, two && idPattern.MatchString(pod) && idPattern.MatchString(container)
-	}
-	return "", false
+	rel, _ := filepath.Rel(root, argv[i+1])
+	pod, container, two := strings.Cut(rel, "/")
+	return container, two && idPattern.MatchString(pod) && idPattern.MatchString(container)
 }

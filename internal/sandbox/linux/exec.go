@@ -172,7 +172,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 		x.closeAtEnd(terminal)
 		stop := make(chan struct{})
 		defer close(stop)
-		go followSize(terminal, req.Resize, stop)
+		go followSize(req.Resize, stop, func(size sandbox.TermSize) { _ = setSize(terminal, size) })
 		if req.Stdin != nil {
 			go func() { _, _ = io.Copy(terminal, req.Stdin) }()
 		}

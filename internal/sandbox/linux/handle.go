@@ -53,6 +53,16 @@ type life struct {
 
 func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }
 
+// wait waits until the end of the container is recorded.
+func (l *life) wait(ctx context.Context, id string) error {
+	select {
+	case <-l.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of container %s: %w", id, ctx.Err())
+	}
+}
+
 // Status implements sandbox.Backend.
 func (b *Backend) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Status, error) {
 	return b.ledger.Status(p.ID, c.ID)
@@ -218,12 +228,7 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	if err := fpSignalled.Hit(ctx); err != nil {
 		return err
 	}
-	select {
-	case <-l.ended:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the end of container %s: %w", c.ID, ctx.Err())
-	}
+	return l.wait(ctx, c.ID)
 }
 
 // askToStop sends the stop signal, once per life, and schedules the kill after grace. An earlier deadline of a previous
@@ -283,8 +288,11 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 		if cgroup == "" {
 			cgroup = s.Cgroup
 		}
-		if err := b.endLife(ctx, h, l); err != nil {
-			return err
+		if l != nil {
+			b.killLife(h, l)
+			if err := l.wait(ctx, id); err != nil {
+				return err
+			}
 		}
 		interrupted = s.Phase == ledger.Starting
 	}
@@ -295,7 +303,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 		return err
 	}
 	bundle := b.cfg.bundle(podID, id)
-	if err := errors.Join(unmountAll(bundle), unpin(b.targetPin(podID, id))); err != nil {
+	if err := errors.Join(unmountAll(bundle), removeMountPoint(b.targetPin(podID, id))); err != nil {
 		return err
 	}
 	if err := fpUnmounted.Hit(ctx); err != nil {
@@ -312,18 +320,4 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	}
 	b.sampler.Forget(id)
 	return errors.Join(ledger.RemoveFile(b.exitFile(id)), removeBundle(bundle))
-}
-
-// endLife kills a running container and waits until its end is recorded.
-func (b *Backend) endLife(ctx context.Context, h *handle, l *life) error {
-	if l == nil {
-		return nil
-	}
-	b.killLife(h, l)
-	select {
-	case <-l.ended:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the end of container %s: %w", h.ID, ctx.Err())
-	}
 }

@@ -65,7 +65,7 @@ func makeNamespaces(p *sandbox.Pod, at pins) error {
 
 // makePin creates the empty file on which a namespace is mounted. It first removes the pin of an earlier attempt.
 func makePin(pin string) error {
-	if err := unpin(pin); err != nil {
+	if err := removeMountPoint(pin); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(pin), 0o700); err != nil {
@@ -139,17 +139,6 @@ func setSysctl(key, value string) error {
 func pinNamespace(ns, pin string) error {
 	if err := unix.Mount(ns, pin, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("pin %s at %s: %w", ns, pin, err)
-	}
-	return nil
-}
-
-// unpin removes a pin, so that the namespace can end. It succeeds if the pin does not exist.
-func unpin(pin string) error {
-	if err := unmount(pin); err != nil {
-		return err
-	}
-	if err := os.Remove(pin); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
 	}
 	return nil
 }

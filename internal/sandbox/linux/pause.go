@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,15 +22,11 @@ import (
 
 // catatonit returns the absolute path of catatonit, or "" if it is not installed.
 func (c Config) catatonit() string {
-	name := c.Catatonit
-	if name == "" {
-		name = "catatonit"
+	found, err := exec.LookPath(cmp.Or(c.Catatonit, "catatonit"))
+	if err == nil {
+		found, err = filepath.Abs(found)
 	}
-	found, err := exec.LookPath(name)
 	if err != nil {
-		return ""
-	}
-	if found, err = filepath.Abs(found); err != nil {
 		return ""
 	}
 	return found

@@ -50,8 +50,8 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	if spec.PodModes(p).IPC != runtimeapi.NamespaceMode_NODE {
-		if err := makeShm(files); err != nil {
-			return err
+		if err := mountTmpfs(files.shm, fmt.Sprintf("mode=1777,size=%d", shmSize)); err != nil {
+			return fmt.Errorf("the pod's /dev/shm: %w", err)
 		}
 	}
 	if err := fpNamespaces.Hit(ctx); err != nil {
@@ -107,7 +107,7 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	}
 	pins, _ := filepath.Glob(filepath.Join(run, "ns", "*"))
 	for _, pin := range pins {
-		if err := unpin(pin); err != nil {
+		if err := removeMountPoint(pin); err != nil {
 			return err
 		}
 	}
@@ -126,13 +126,13 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	return errors.Join(os.RemoveAll(run), ledger.RemoveFile(b.cfg.podDir(podID)))
 }
 
-// removeMountPoint unmounts and removes a directory. It uses rmdir, which fails if a mount is left, so it never deletes
-// files inside a mount.
-func removeMountPoint(dir string) error {
-	if err := unmount(dir); err != nil {
+// removeMountPoint unmounts and removes a file or directory, such as a pin. It uses rmdir, which fails if a mount is left,
+// so it never deletes files inside a mount. It succeeds if the path does not exist.
+func removeMountPoint(path string) error {
+	if err := unmount(path); err != nil {
 		return err
 	}
-	return ledger.RemoveFile(dir)
+	return ledger.RemoveFile(path)
 }
 
 // sandboxReady reports whether all shared parts of the pod exist, except the files for /etc, which makeEtc can

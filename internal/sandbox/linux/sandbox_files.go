@@ -80,13 +80,6 @@ func makeEtc(p *sandbox.Pod, f podFiles) error {
 	return nil
 }
 
-func makeShm(f podFiles) error {
-	if err := mountTmpfs(f.shm, fmt.Sprintf("mode=1777,size=%d", shmSize)); err != nil {
-		return fmt.Errorf("the pod's /dev/shm: %w", err)
-	}
-	return nil
-}
-
 // mountTmpfs mounts a new tmpfs on a directory and replaces any existing mount.
 func mountTmpfs(dir, options string) error {
 	if err := unmount(dir); err != nil {

@@ -92,15 +92,15 @@ func setSize(terminal *os.File, size sandbox.TermSize) error {
 	return errors.Join(err, setErr)
 }
 
-// followSize applies every size received to the terminal until stop is closed.
-func followSize(terminal *os.File, sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
+// followSize calls apply with every size received until stop is closed.
+func followSize(sizes <-chan sandbox.TermSize, stop <-chan struct{}, apply func(sandbox.TermSize)) {
 	for {
 		select {
 		case size, ok := <-sizes:
 			if !ok {
 				return
 			}
-			_ = setSize(terminal, size)
+			apply(size)
 		case <-stop:
 			return
 		}
