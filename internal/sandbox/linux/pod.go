@@ -126,8 +126,8 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	return errors.Join(os.RemoveAll(run), ledger.RemoveFile(b.cfg.podDir(podID)))
 }
 
-// removeMountPoint unmounts and removes a file or directory, such as a pin. It uses rmdir, which fails if a mount is left,
-// so it never deletes files inside a mount. It succeeds if the path does not exist.
+// removeMountPoint unmounts and removes a directory, with rmdir, which fails if a mount is left, so that it never
+// deletes files inside a mount. It also removes pins, and succeeds if the path does not exist.
 func removeMountPoint(path string) error {
 	if err := unmount(path); err != nil {
 		return err

@@ -180,12 +180,7 @@ func (h *Host) lowestOOMScore() (int, error) {
 	return n, nil
 }
 
-func (h *Host) path(name string) string {
-	if h.root == "" {
-		return filepath.Join("/", name)
-	}
-	return filepath.Join(h.root, name)
-}
+func (h *Host) path(name string) string { return filepath.Join("/", h.root, name) }
 
 func (h *Host) exists(name string) bool {
 	_, err := os.Stat(h.path(name))
@@ -199,10 +194,7 @@ func (h *Host) match(pattern string) bool {
 
 // line returns the first line of a file, or "" if it cannot be read.
 func (h *Host) line(name string) string {
-	text, err := os.ReadFile(h.path(name))
-	if err != nil {
-		return ""
-	}
+	text, _ := os.ReadFile(h.path(name))
 	first, _, _ := strings.Cut(string(text), "\n")
 	return first
 }
