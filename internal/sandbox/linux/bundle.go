@@ -95,7 +95,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	_, cgroup := b.cgroups.container(p, c.ID)
 	return answer, b.ledger.Create(p.ID, c.ID, state{
 		Record: ledger.Record{Phase: ledger.Created}, BootID: bootID(), OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
-		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal},
+		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal, SwapLimited: answer.SwapLimited},
 	})
 }
 

@@ -242,7 +242,7 @@ func TestHalfMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := r.CreateContainer(t.Context(), p.Pod, c)
-	if err != nil || len(again.Mounts) != len(first.Mounts) || again.StopSignal != first.StopSignal {
+	if err != nil || len(again.Mounts) != len(first.Mounts) || again.StopSignal != first.StopSignal || again.SwapLimited != first.SwapLimited {
 		t.Errorf("second CreateContainer: got %+v, error %v; want the first answer", again, err)
 	}
 	// If the caller of a start goes away, the container stays created.
