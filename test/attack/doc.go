@@ -7,7 +7,7 @@
 //     by less than half, apart from the noise of a busy machine;
 //   - nothing is left: processes, mounts, cgroups, interfaces, addresses, open files of the daemon and its workers.
 //
-// The table in [SECURITY.md] names the cases of each of its rows.
+// Each row of the table in [SECURITY.md] names its cases.
 //
 // [SECURITY.md]: ../../SECURITY.md
 package attack

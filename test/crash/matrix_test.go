@@ -174,7 +174,7 @@ func visitAll(t *testing.T, runtime string) {
 	}
 }
 
-// resources returns the resources of the pods. It leaves out the daemon's open files, because each start is another
+// resources returns the resources of the pods. It leaves out the daemon's open files, because each start is a new
 // process, and the bystander's sleep processes, which change all the time.
 func resources(d *harness.Daemon) harness.Resources {
 	r := harness.Snapshot(d)

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// Modules in the examples.
+// The modules of the examples.
 var (
 	relayModule  = filepath.Join(harness.Root(), "examples/edge/relay-c/relay.wasm")
 	tickerModule = filepath.Join(harness.Root(), "examples/edge/ticker-go/ticker.wasm")

@@ -47,8 +47,7 @@ func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
 func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
 func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
 
-// volumeKey returns the key of the snapshot, and volumeDir the mount point, of an image volume: the n-th mount of the
-// request.
+// volumeKey returns the key of the snapshot, and volumeDir the mount point, of an image volume, mount n of the request.
 func volumeKey(id string, n int) string { return fmt.Sprintf("%s%s-volume-%d", snapshotPrefix, id, n) }
 func volumeDir(bundle string, n int) string {
 	return filepath.Join(volumesDir(bundle), strconv.Itoa(n))
@@ -268,8 +267,7 @@ func unmountAll(bundle string) error {
 	return err
 }
 
-// releaseSnapshots releases the snapshots of the container and of its image volumes, which it finds by their mount
-// points.
+// releaseSnapshots releases the snapshots of the container and its image volumes. It finds them by mount point.
 func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {

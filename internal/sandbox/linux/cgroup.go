@@ -20,8 +20,7 @@ func openCgroups(driver, parent string) (cgroups, error) {
 	return cgroups{tree}, err
 }
 
-// pod returns the path of the cgroup that contains the cgroups of the pod's containers, and reports whether it is ours
-// alone.
+// pod returns the path of the cgroup above those of the pod's containers, and reports whether only we use it.
 func (g cgroups) pod(p *sandbox.Pod) (string, bool) {
 	return g.Pod(p.Config.GetLinux().GetCgroupParent(), p.ID)
 }

@@ -97,7 +97,7 @@ func TestPodLimitsV2(t *testing.T) {
 	}
 }
 
-// TestHierarchies: cgroup v1 controllers are found both if cpu and cpuacct are mounted separately and if together.
+// TestHierarchies: cgroup v1 controllers are found whether cpu and cpuacct are mounted together or separately.
 func TestHierarchies(t *testing.T) {
 	for name, roots := range map[string]map[string]string{
 		"apart": {"cpu": t.TempDir(), "cpuacct": "/none", "memory": "/none"}, "together": {"cpu,cpuacct": t.TempDir(), "memory": "/none"},

@@ -182,8 +182,8 @@ func conmonEnv() []string {
 	return env
 }
 
-// readSync waits for conmon's message and returns the PID of the container's init. If the pipe ends without a message,
-// conmon has failed.
+// readSync returns the PID of the container's init from conmon's message. If the pipe ends without one, conmon has
+// failed.
 func readSync(ctx context.Context, pipe *os.File) (int, error) {
 	stop := context.AfterFunc(ctx, func() { _ = pipe.Close() })
 	defer stop()
@@ -223,8 +223,7 @@ func readPid(file string) (int, error) {
 // end with the daemon's service.
 //
 // On cgroup v1, moving a process takes an RCU grace period of the kernel per hierarchy (over 1 ms each). To avoid this,
-// one thread moves itself into the cgroup once and starts all conmons. On v2 the kernel places a child in the cgroup at
-// fork.
+// one thread moves itself into the cgroup once and starts all conmons. On v2, clone3(2) takes the cgroup.
 type spawner struct {
 	jobs chan func()
 	// dir is the cgroup's directory on v2; nil on v1.

@@ -32,8 +32,7 @@ const (
 
 // Exec implements sandbox.Execer. The program's parent is a conmon that only waits for it. The program's stdio are our
 // pipes, or a terminal whose other end we receive. Without conmon, runc would wait for any child that holds the
-// program's output, which delays the exit code, and no process would reap what a failed exec leaves in the PID
-// namespace.
+// program's output, which delays the exit code, and no process would reap the remains of a failed exec.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -230,8 +229,7 @@ func (x *execution) result(err error) (int32, error) {
 	if !exists(x.pidFile()) {
 		message := lastMessage(filepath.Join(x.dir, "log"))
 		switch {
-		// The end of a container kills the program, or the runtime that starts it, before the container's own end is
-		// visible.
+		// A container's end kills the program, or the runtime that starts it, before the container's own end is visible.
 		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
@@ -253,8 +251,7 @@ func (x *execution) result(err error) (int32, error) {
 }
 
 // classifyMessage returns the error class of an OCI runtime's last message about an exec. If the host is at fault, the
-// message ends with the text of an errno, which crun capitalizes. Other messages blame the request, for instance a
-// missing program.
+// message ends with the text of an errno, which crun capitalizes. Other messages blame the request.
 func classifyMessage(message string) error {
 	message = strings.ToLower(message)
 	for kind, numbers := range map[error][]syscall.Errno{

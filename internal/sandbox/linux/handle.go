@@ -84,8 +84,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return b.run(ctx, p, c, h)
 }
 
-// prepareStart restores the mounts, specification and log file, which can disappear after the creation, and records the
-// start.
+// prepareStart restores the mounts, specification and log file, all of which can be lost, and records the start.
 func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	if err := b.remount(ctx, p, c, h); err != nil {
 		return err
@@ -179,8 +178,7 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 }
 
 // deleteRuntimeState removes the OCI runtime's state of a container, and its cgroup. If the container's start may have
-// been interrupted, it first kills the processes in the cgroup. A runtime that is killed can leave state that it cannot
-// read.
+// been interrupted, it first kills the processes in the cgroup. A killed runtime can leave state that it cannot read.
 func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, interrupted bool) error {
 	if interrupted && cgroup != "" {
 		if err := b.cgroups.Kill(ctx, cgroup); err != nil {

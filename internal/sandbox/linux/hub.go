@@ -22,8 +22,7 @@ const (
 	attachWrite = 8 << 10
 	// attachStdout and attachStderr are conmon's numbers of the streams.
 	attachStdout, attachStderr = 2, 3
-	// eofPause and eofPauseMax are the first and the longest pause between two checks whether conmon has seen the end of
-	// input.
+	// eofPause and eofPauseMax are the first and longest pause of the wait for conmon to see the end of input.
 	eofPause, eofPauseMax = time.Millisecond, time.Second
 )
 
@@ -44,8 +43,7 @@ const (
 //     down its reading side, which makes the hub's writes fail. If the container has no stdin, the hub sends the packet
 //     at the start, so that even a crash of the daemon is harmless.
 //
-// With stdin_once, the end of input also closes the container's stdin. The hub sends it when the first client's input
-// ends.
+// With stdin_once, the end of input also closes the container's stdin. The hub sends it after the first client's input.
 type hub struct {
 	conn      *net.UnixConn
 	stdinOnce bool
@@ -176,8 +174,7 @@ func (h *hub) feed() {
 // all earlier input.
 func (h *hub) sendEOF() {
 	for pause := eofPause; ; pause = min(2*pause, eofPauseMax) {
-		// After the first empty packet conmon reads no more; later packets only test whether it has shut down its reading
-		// side.
+		// After the first empty packet conmon reads no more; later packets only test its reading side.
 		if _, err := h.conn.Write(nil); err != nil && !errors.Is(err, unix.EAGAIN) {
 			return
 		}

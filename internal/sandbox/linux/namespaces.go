@@ -182,8 +182,7 @@ func onNewThread(fn func() error) error {
 	return <-done
 }
 
-// unmount removes all mounts on a path; it detaches busy mounts. It succeeds if the path has no mounts or does not
-// exist.
+// unmount removes all mounts on a path; it detaches busy mounts. It succeeds if the path has none or is missing.
 func unmount(target string) error {
 	for {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)

@@ -17,8 +17,7 @@ import (
 )
 
 // A PID namespace exists as long as its first process. A pod with a shared PID namespace therefore has an init process
-// that only waits and reaps: catatonit -P, in a container of the OCI runtime without conmon. The container's ID is the
-// pod's.
+// that only waits and reaps: catatonit -P, in a container without conmon. The container's ID is the pod's.
 
 // catatonit returns the absolute path of catatonit, or "" if it is not installed.
 func (c Config) catatonit() string {

@@ -135,8 +135,7 @@ func removeMountPoint(path string) error {
 	return ledger.RemoveFile(path)
 }
 
-// sandboxReady reports whether all shared parts of the pod exist, except the files for /etc, which makeEtc can
-// recreate.
+// sandboxReady reports whether all shared parts of the pod exist, except the /etc files, which makeEtc can recreate.
 func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 	run := b.cfg.podRunDir(p.ID)
 	state, err := readPodState(run)

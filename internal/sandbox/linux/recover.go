@@ -76,8 +76,7 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 		return sandbox.Status{}, err
 	}
 	if h == nil {
-		// The container was partly created, or its state file is damaged. The node removes it, but its conmon must not
-		// stay.
+		// The container was partly created, or its state file is damaged. The node removes it, but not its conmon.
 		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
 	}
 	s, _ := h.Snapshot()

@@ -25,7 +25,7 @@ import (
 // probeDeadline limits how long an OCI runtime can take to create and delete a trivial container.
 const probeDeadline = 20 * time.Second
 
-// ociRuntime is a crun or runc that has passed the probe. Its state is in our run directory, so it knows only our
+// ociRuntime is a crun or runc that passed the probe. Its state is in our run directory, so it knows only our
 // containers.
 type ociRuntime struct {
 	path, version string
@@ -195,8 +195,7 @@ func (r ociRuntime) start(ctx context.Context, id string) error {
 	return nil
 }
 
-// delete removes the runtime's state of a container and kills its processes. It succeeds if the runtime does not know
-// the container.
+// delete removes the runtime's state of a container and kills its processes. It succeeds for an unknown container.
 func (r ociRuntime) delete(ctx context.Context, id string) error {
 	if !r.knows(id) {
 		return nil

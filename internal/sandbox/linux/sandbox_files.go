@@ -28,7 +28,7 @@ const (
 // podFiles are the paths of the files that the pod's containers share. Containers can write to them, so they are on two
 // tmpfs of the pod: limited, charged to the writer's cgroup, and separate from the node's file systems (fault C10).
 type podFiles struct {
-	etc                         string // the tmpfs of the next three
+	etc                         string // the tmpfs with the next three files
 	resolvConf, hosts, hostname string
 	shm                         string
 }

@@ -32,8 +32,7 @@ type state struct {
 	Resolved resolved `json:"resolved"`
 }
 
-// podState is a pod's state, stored in <run dir>/pod.json. Recovery uses it, also to remove pods that are not in the
-// record.
+// podState is a pod's state, stored in <run dir>/pod.json. Recovery also uses it to remove pods without a record.
 type podState struct {
 	BootID string `json:"bootID"`
 	// Cgroup is the pod's own cgroup, the parent of its containers'.

@@ -17,6 +17,5 @@
 // checked for their type, and read up to a limit.
 //
 // The specification has version 1.0.2, which runc 1.1 and crun 1.8 both accept. Resources use the specification's
-// cgroup v1 terms on cgroup v2 too, because the OCI runtime converts them; LinuxContainerResources.unified is passed on
-// separately.
+// cgroup v1 terms on cgroup v2 too, because the OCI runtime converts them; LinuxContainerResources.unified is separate.
 package spec

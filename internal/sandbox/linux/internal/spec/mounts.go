@@ -27,8 +27,7 @@ var procFiles = []string{
 	"/proc/swaps", "/proc/uptime",
 }
 
-// defaultMounts returns the mounts that every Linux program expects (runtime-spec, config-linux.md), and the pod's
-// files for /etc.
+// defaultMounts returns the mounts that Linux programs expect (runtime-spec, config-linux.md) and the pod's /etc files.
 func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	sc := in.Container.Config.GetLinux().GetSecurityContext()
 	kernel := "ro"
@@ -207,8 +206,7 @@ func access(m *runtimeapi.Mount) string {
 }
 
 // bindOptions returns the mount options of the request. In an image volume, devices and set-user-ID bits have no
-// effect. Its programs can run, because image volumes often contain tools; a pod that needs only data can request
-// noexec.
+// effect. Its programs can run, because image volumes often contain tools; a pod can request noexec.
 func bindOptions(m *runtimeapi.Mount) []string {
 	options := slices.Clone(m.GetMountOptions())
 	if m.GetImage().GetImage() != "" {

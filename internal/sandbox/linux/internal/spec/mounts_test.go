@@ -272,7 +272,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfTooManyDevices limits the walk over a requested directory.
+// TestDirectoryOfTooManyDevices tests the limit of the walk over a requested directory.
 func TestDirectoryOfTooManyDevices(t *testing.T) {
 	dir := t.TempDir()
 

@@ -17,8 +17,7 @@ type Modes struct {
 	Target string
 }
 
-// UTS reports whether the container has the pod's host name rather than the node's, which it has unless it is on the
-// host network.
+// UTS reports whether the container has the pod's host name. On the host network it has the node's.
 func (m Modes) UTS() bool { return m.Network != runtimeapi.NamespaceMode_NODE }
 
 // PodModes returns the pod's own namespaces. A shared PID namespace (POD) needs a process.

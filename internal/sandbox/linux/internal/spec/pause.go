@@ -13,8 +13,7 @@ const (
 	pauseProgram = "/pause"
 	// pauseUser is the default user and group ID, which common systems do not assign.
 	pauseUser = 65535
-	// pauseOOMScore makes the process one of the last victims of the OOM killer, because the pod's containers end with
-	// it.
+	// pauseOOMScore makes the process one of the OOM killer's last victims, because the pod's containers end with it.
 	pauseOOMScore = -998
 )
 

@@ -95,8 +95,7 @@ func (e *environment) setDefault(name, value string) {
 	}
 }
 
-// variables returns the process's environment: the image's variables, HOSTNAME, and the request's, which take
-// precedence.
+// variables returns the process's environment: the image's variables, HOSTNAME, and then the request's.
 func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, h Host) ([]string, error) {
 	var env environment
 	for _, entry := range image.Env {

@@ -112,8 +112,7 @@ func checkIDList(field, list string) error {
 	return nil
 }
 
-// addMemory limits memory. It forbids swap unless the request sets a swap limit. The OCI's memory.swap is memory plus
-// swap.
+// addMemory limits memory. It forbids swap unless the request sets a swap limit. The OCI's memory.swap includes memory.
 func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.memory_"
 	limit, swap := res.GetMemoryLimitInBytes(), res.GetMemorySwapLimitInBytes()
@@ -147,8 +146,8 @@ func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources,
 	return nil
 }
 
-// addHugepages ignores limits of zero if there is no hugetlb controller: the kubelet sends one for every page size with
-// every container.
+// addHugepages ignores limits of zero without a hugetlb controller, because the kubelet always sends one for every page
+// size.
 func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.hugepage_limits"
 	seen := map[string]bool{}

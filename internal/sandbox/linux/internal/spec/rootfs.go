@@ -93,8 +93,7 @@ func ResolveSubPath(root, sub string) (string, error) {
 	return real, nil
 }
 
-// insideRoot returns a container path with its symlinks resolved as the container would resolve them. Components can be
-// missing.
+// insideRoot returns a container path with its symlinks resolved as in the container. Components can be missing.
 func insideRoot(root, name string) (string, error) {
 	real, err := securejoin.SecureJoin(root, name)
 	if err != nil {

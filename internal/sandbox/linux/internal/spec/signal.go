@@ -15,8 +15,7 @@ const (
 	sigRTMax = 64
 )
 
-// stopSignal returns the signal that asks the container to end: the request's, otherwise the image's, otherwise
-// SIGTERM.
+// stopSignal returns the signal that asks the container to end: the request's, otherwise the image's or SIGTERM.
 func stopSignal(requested runtimeapi.Signal, image string) (runtimeapi.Signal, error) {
 	if requested != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		return requested, checkStopSignal(requested)
@@ -63,8 +62,7 @@ func isAlias(s runtimeapi.Signal) bool {
 	return false
 }
 
-// SignalNumber returns the kernel's number of a signal. For SIGNAL_RUNTIME_DEFAULT and unknown signals it returns
-// SIGTERM.
+// SignalNumber returns the kernel's number of a signal. SIGNAL_RUNTIME_DEFAULT and unknown signals are SIGTERM.
 func SignalNumber(s runtimeapi.Signal) syscall.Signal {
 	name := strings.TrimPrefix(s.String(), "SIGNAL_")
 	if offset, ok := strings.CutPrefix(name, "SIGRTMINPLUS"); ok {

@@ -49,7 +49,7 @@ func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	return result, nil
 }
 
-// ownNetDefaults let a program that is not root listen on any port and ping, which is safe in the pod's own network
+// ownNetDefaults let programs without root listen on any port and ping, which is safe in the pod's own network
 // namespace.
 var ownNetDefaults = map[string]string{
 	"net/ipv4/ip_unprivileged_port_start": "0",

@@ -97,8 +97,7 @@ func checkID(field string, id int64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// number returns s as an ID if s is a number. A number is always an ID, even if the image's passwd file has a user of
-// that name.
+// number returns s as an ID if s is a number. A number is always an ID, even if the image has a user of that name.
 func number(field, s string) (id uint32, isNumber bool, err error) {
 	digits := strings.TrimPrefix(s, "-")
 	if digits == "" || strings.Trim(digits, "0123456789") != "" {

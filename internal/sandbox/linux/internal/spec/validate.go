@@ -10,7 +10,7 @@ import (
 )
 
 // Harmless lists the fields that are accepted although they have no effect on this host or in this backend, and why.
-// The kubelet sends them with every pod, or the CRI says that they may be ignored. All other fields are enforced or
+// The kubelet sends them with every pod, or the CRI says they may be ignored. All other fields are enforced or
 // rejected.
 var Harmless = map[string]string{
 	"mounts.selinux_relabel":                                   "there is nothing to relabel without SELinux",
