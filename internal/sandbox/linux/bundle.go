@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
@@ -37,12 +36,6 @@ type resolved struct {
 	SwapLimited bool                      `json:"swapLimited,omitempty"`
 }
 
-func (r resolved) answer() sandbox.Resolved {
-	return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}
-}
-
-func (r resolved) signal() syscall.Signal { return spec.SignalNumber(r.StopSignal) }
-
 func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
 func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
 func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
@@ -61,7 +54,8 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	}
 	if h != nil {
 		s, _ := h.Snapshot()
-		return s.Resolved.answer(), nil
+		r := s.Resolved
+		return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}, nil
 	}
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	if exists(bundle) {

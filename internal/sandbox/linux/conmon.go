@@ -182,8 +182,7 @@ func conmonEnv() []string {
 	return env
 }
 
-// readSync returns the PID of the container's init from conmon's message. If the pipe ends without one, conmon has
-// failed.
+// readSync returns the PID of the container's init from conmon's message. Without a message, conmon has failed.
 func readSync(ctx context.Context, pipe *os.File) (int, error) {
 	stop := context.AfterFunc(ctx, func() { _ = pipe.Close() })
 	defer stop()

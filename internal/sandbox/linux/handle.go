@@ -246,7 +246,7 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 		return nil
 	}
 	l.signalled = true
-	if err := l.init.Signal(s.Resolved.signal()); err != nil {
+	if err := l.init.Signal(spec.SignalNumber(s.Resolved.StopSignal)); err != nil {
 		return fmt.Errorf("send the stop signal: %w", err)
 	}
 	return nil

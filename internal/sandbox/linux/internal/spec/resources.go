@@ -146,8 +146,7 @@ func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources,
 	return nil
 }
 
-// addHugepages ignores limits of zero without a hugetlb controller, because the kubelet always sends one for every page
-// size.
+// addHugepages ignores limits of zero if the hugetlb controller is missing, because kubelets send one per page size.
 func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.hugepage_limits"
 	seen := map[string]bool{}
