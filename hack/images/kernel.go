@@ -33,7 +33,7 @@ const (
 
 var kernelDepends = regexp.MustCompile(`(?m)^(\S+)\n\s*Depends: (linux-image-[0-9]\S+)$`)
 
-// kernelPackages asks apt for the kernel packages of metapackages. The result is by metapackage.
+// kernelPackages asks apt which kernel package each of the metapackages depends on.
 func kernelPackages(ctx context.Context, metas ...string) map[string]string {
 	out, _ := exec.CommandContext(ctx, "apt-cache", append([]string{"depends"}, metas...)...).Output()
 	found := map[string]string{}

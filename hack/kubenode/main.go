@@ -1,5 +1,5 @@
-// Command kubenode runs a Kubernetes cluster of one node, for people to try things: the cluster of the tests, until it
-// gets a signal. It must run in an environment made by hack/testns; hack/kube.sh up starts it.
+// Command kubenode runs the one-node Kubernetes cluster of the tests until it gets a signal, for trying things by
+// hand. It must run in an environment made by hack/testns; hack/kube.sh up starts it.
 package main
 
 import (

@@ -19,7 +19,7 @@ import (
 // Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest does, or
 // about a tick after ctx ends, Kill is called or the compute budget is used up. Errors are *Trap, *Exit, ErrMemory,
 // ErrHandles, ErrHostCalls, ErrValue, ErrStarved, ErrKilled, ErrDead, context.DeadlineExceeded, context.Cause(ctx), and
-// errdefs.ErrInvalidArgument for args of the wrong types. After the last, the instance is usable.
+// errdefs.ErrInvalidArgument for args of the wrong types. After ErrInvalidArgument, the instance stays usable.
 func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error) {
 	if f.code != i.code {
 		return out, invalid("%v belongs to a Code other than the instance's", f)

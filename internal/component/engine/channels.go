@@ -20,15 +20,15 @@ type Channels interface {
 	// channel cannot be read or written as asked, and ErrResourceExhausted if too many are open. With read and write
 	// both false, Open only checks that the channel exists and opens nothing. The channel calls wake when an operation
 	// that returned ErrWait should be tried again. It may call wake from any goroutine, even after the instance is
-	// closed, but without holding its own locks. The creator of the Channels closes what the guest leaves open.
+	// closed, but must not hold its own locks meanwhile. The creator of the Channels closes what the guest leaves open.
 	Open(name string, read, write bool, wake func()) (Channel, error)
 }
 
 // Channel is an open channel of one guest. Its methods are called on the guest's thread and must not wait.
 type Channel interface {
-	// Send publishes the message p, which belongs to the guest again on return. ErrWait means that it has no room now.
+	// Send publishes the message p and does not keep it. It returns ErrWait if the channel has no room now.
 	Send(p []byte) error
-	// Receive returns the next message. ErrWait means that there is none now, io.EOF that there will be no more.
+	// Receive returns the next message, ErrWait if none has arrived yet, or io.EOF after the last message.
 	Receive() ([]byte, error)
 	// Ready reports whether Send (if write) or Receive would return something other than ErrWait.
 	Ready(write bool) bool

@@ -65,7 +65,8 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
-	// The links have copies, so the caller may reuse the image's bytes. Only a second path still needs them.
+	// The link holds a copy of the code, and the caller may reuse the image's bytes. Keep a copy of the component if the
+	// component path may still need it.
 	if img.module = nil; c.path == PathComponent {
 		img.component = nil
 	}

@@ -217,7 +217,7 @@ func (a appender) Write(p []byte) (int, error) {
 }
 
 func readAt(c *Call, d *descriptor) error {
-	n := most(c.In.U64())
+	n := clampLength(c.In.U64())
 	at, err := position(c.In.U64())
 	if err != nil {
 		return err

@@ -48,7 +48,7 @@ type State struct {
 	stdin   *Reader
 }
 
-// maxHeld limits the host memory of all resources of an instance, in bytes, besides a window for each stream.
+// maxHeld limits the host memory of all resources of an instance, in bytes. In addition, each stream has a window.
 const maxHeld = 16 << 20
 
 // ErrHeld ends a guest whose resources would use more than maxHeld.

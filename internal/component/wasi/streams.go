@@ -28,8 +28,8 @@ type StreamError struct{ Cause error }
 // maxRead is the maximum size of one read, because the result is copied into the guest's memory in one piece.
 const maxRead = window
 
-// most limits a length that the guest passes to what one call may process.
-func most(n uint64) int { return int(min(n, maxRead)) }
+// clampLength returns n, a length given by the guest, or maxRead if n is larger.
+func clampLength(n uint64) int { return int(min(n, maxRead)) }
 
 // streamFailed writes the error of a stream's operation: the first time err itself, then that the stream is closed.
 func (c *Call) streamFailed(failed *bool, err error) {
@@ -77,7 +77,7 @@ func readFunc(wait bool, write func(c *Call, data []byte)) Func {
 		if err != nil {
 			return err
 		}
-		data, err := c.read(s, most(c.In.U64()), wait)
+		data, err := c.read(s, clampLength(c.In.U64()), wait)
 		switch {
 		case isCallError(err):
 			return err
@@ -198,7 +198,7 @@ func splice(wait bool) func(c *Call, to *OutputStream) error {
 		if err != nil {
 			return &callError{err}
 		}
-		n := most(c.In.U64())
+		n := clampLength(c.In.U64())
 		room := func() bool { free, err := to.Room(); return free > 0 || err != nil }
 		if wait && n > 0 && !room() {
 			to.Flush()

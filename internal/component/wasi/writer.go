@@ -13,7 +13,7 @@ type Output interface {
 	Room() (int, error)
 	// Write writes p, which must not be longer than Room. It does not block.
 	Write(p []byte) error
-	// Flush starts to send what was written, in the background.
+	// Flush starts sending the written bytes in the background.
 	Flush()
 	// Idle reports whether everything written and flushed has been sent, or an error has occurred.
 	Idle() bool

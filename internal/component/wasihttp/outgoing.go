@@ -22,7 +22,7 @@ type (
 	futureIncomingResponse struct{} // never exists
 )
 
-// properties are the values that the guest has set, in flat form. Their size counts as held by the State.
+// properties are the values that the guest has set, in flat form. Their size counts against the State's limit (see Hold).
 type properties map[string][]byte
 
 func (p properties) set(s *wasi.State, name string, v []byte) bool {

@@ -50,9 +50,10 @@ func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx co
 
 // Errors of guests that misbehave without a trap.
 var (
-	// ErrNoResponse: handle returned without calling response-outparam.set.
+	// ErrNoResponse means that handle returned without calling response-outparam.set.
 	ErrNoResponse = fmt.Errorf("the guest gave no response: %w", errdefs.ErrInternal)
-	// ErrUnfinished: the guest did not finish the body of its response, or wrote fewer bytes than its content-length.
+	// ErrUnfinished means that the guest did not finish the body of its response, or wrote fewer bytes than its
+	// content-length.
 	ErrUnfinished = fmt.Errorf("the guest did not finish its response: %w", errdefs.ErrInternal)
 )
 
