@@ -19,7 +19,7 @@ type bench struct {
 	mqtt.Client
 	topics       wire.Topics
 	dir, runtime string
-	uuid         string // of the runtime
+	uuid         string // the runtime's UUID
 	messages     chan mqtt.Message
 }
 

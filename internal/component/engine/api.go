@@ -188,19 +188,19 @@ func (e *Exit) Error() string { return fmt.Sprintf("guest exited with code %d", 
 // Errors of a call besides Trap and Exit. For a used-up compute budget the error is context.DeadlineExceeded; for a
 // context that has ended it is context.Cause.
 var (
-	// ErrMemory: the guest, or its Account, exceeds its memory limit.
+	// ErrMemory means that the guest, or its Account, exceeds its memory limit.
 	ErrMemory = fmt.Errorf("guest is out of memory: %w", errdefs.ErrResourceExhausted)
-	// ErrHandles: the guest holds too many resources of the host.
+	// ErrHandles means that the guest holds too many resources of the host.
 	ErrHandles = fmt.Errorf("guest holds too many host resources: %w", errdefs.ErrResourceExhausted)
-	// ErrValue: the guest passed or returned a value that is too large.
+	// ErrValue means that the guest passed or returned a value that is too large.
 	ErrValue = fmt.Errorf("guest gave too large a value: %w", errdefs.ErrResourceExhausted)
-	// ErrStarved: the worker has no memory for the call, apart from the guest's own.
+	// ErrStarved means that the worker has no memory for the call, apart from the guest's own.
 	ErrStarved = fmt.Errorf("no memory for the guest's call: %w", errdefs.ErrResourceExhausted)
-	// ErrHostCalls: the guest called the host too often in one call.
+	// ErrHostCalls means that the guest called the host too often in one call.
 	ErrHostCalls = fmt.Errorf("guest called the host too often: %w", errdefs.ErrResourceExhausted)
-	// ErrKilled: Instance.Kill was called.
+	// ErrKilled means that Instance.Kill was called.
 	ErrKilled = fmt.Errorf("guest was killed: %w", errdefs.ErrAborted)
-	// ErrDead: the instance trapped or was killed in an earlier call, or is closed.
+	// ErrDead means that the instance trapped or was killed in an earlier call, or is closed.
 	ErrDead = fmt.Errorf("instance is dead: %w", errdefs.ErrFailedPrecondition)
 )
 

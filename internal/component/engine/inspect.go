@@ -284,7 +284,7 @@ func wasiOwn(iface string) bool {
 	case "wasi:io", "wasi:clocks", "wasi:filesystem", "wasi:random":
 		return true
 	case "wasi:sockets":
-		return true // with no address allowed
+		return true // but no address is allowed
 	}
 	return false
 }

@@ -39,7 +39,7 @@ type Instance struct {
 	link     *link
 	opts     InstanceOptions
 	canWait  bool        // it can wait where no tick reaches it
-	limit    uint64      // of its memory, in bytes
+	limit    uint64      // maximum size of its memory, in bytes
 	overflow bool        // outside the pool
 	hosting  atomic.Bool // in a host function
 	handle   cgo.Handle

@@ -41,7 +41,7 @@ func (m *Message) Decode(dst, msg []byte) ([]byte, error) {
 // decoder is the state of one conversion: stacks on which each message being read has a frame.
 type decoder struct {
 	b       []byte
-	limit   int // of dst
+	limit   int // maximum length of dst
 	states  []state
 	regions []region
 	entries []entrySpan
@@ -51,7 +51,7 @@ type decoder struct {
 // state is what the first pass records about a slot.
 type state struct {
 	set    bool
-	member uint16 // of a oneof
+	member uint16 // the oneof's member that is set
 	// Regions of the input with the values of messages, lists and maps; each is 1 + the index in regions.
 	first, last uint32
 	// The last value (varint and fixed), or start<<32 | end of its bytes.
@@ -168,7 +168,7 @@ func (d *decoder) index(m *Message, base, start, end, depth int) error {
 	return nil
 }
 
-// takes reports whether a record of that wire type belongs to the field; otherwise the record is an unknown field.
+// takes reports whether the field accepts records of the wire type. Other records count as unknown fields.
 func (f *field) takes(wire protowire.Type) bool {
 	return wire == f.wire || f.list && f.packable() && wire == protowire.BytesType
 }

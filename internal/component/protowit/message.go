@@ -50,8 +50,8 @@ type field struct {
 	number protowire.Number
 	name   string // for errors
 	kind   protoreflect.Kind
-	wire   protowire.Type // of one unpacked value
-	op     op             // of one value other than a message
+	wire   protowire.Type // wire type of one unpacked value
+	op     op             // conversion of one value; opNone for messages
 	multi  bool           // its value can be in several places of the input: a list, a map or a message
 	tag    []byte         // as written; for a packed list, the tag of the whole list
 	endTag []byte         // for a group

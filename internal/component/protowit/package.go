@@ -19,7 +19,7 @@ type witPackage struct {
 	proto    protoreflect.FullName
 	name     string // "proto:greet-v1"
 	items    scope  // interfaces and worlds
-	types    scope  // of the interface "types"
+	types    scope  // names in the interface "types"
 	order    []witType
 	messages map[protoreflect.FullName]*Message
 	enums    map[protoreflect.FullName]*enum
@@ -37,8 +37,8 @@ type witType struct {
 
 type witService struct {
 	desc     protoreflect.ServiceDescriptor
-	name     string // of the interface, "greeter"
-	streams  string // of the interface of its streams, "greeter-streams"
+	name     string // name of the interface: "greeter"
+	streams  string // name of the interface of its streams: "greeter-streams"
 	methods  []*Method
 	readers  []*Stream
 	writers  []*Stream

@@ -94,7 +94,7 @@ func (s *State) Close() {
 	for rep := range s.slots {
 		s.Drop(uint32(rep))
 	}
-	s.Hold(-s.held) // of resources that are not Closers
+	s.Hold(-s.held) // resources that are not Closers
 	s.slots, s.free = nil, nil
 }
 

@@ -191,7 +191,7 @@ func zeroesOf(n uint64) ([]byte, error) {
 	return zeroes[:n], nil
 }
 
-// splice moves bytes from one stream to another. With wait, it waits for both.
+// splice moves bytes from one stream to another. If wait is set, it waits for data from one and for room in the other.
 func splice(wait bool) func(c *Call, to *OutputStream) error {
 	return func(c *Call, to *OutputStream) error {
 		from, err := Get[*InputStream](c.State, c.In.U32())

@@ -19,7 +19,7 @@ type exchange struct {
 	r       *http.Request
 	control *http.ResponseController
 
-	body *wasi.Reader // of the request; nil until the guest asks for it
+	body *wasi.Reader // the request's body; nil until the guest asks for it
 
 	// The response has begun when its header is written, and is over when it is complete.
 	begun, over bool
@@ -155,7 +155,7 @@ func (b *outBody) Write(p []byte) (int, error) {
 
 // finish ends the body, with trailers if there are any. It returns an error if the body's length is wrong.
 func (b *outBody) finish(trailers *fields) error {
-	if b.stream == nil { // of a response that was never set
+	if b.stream == nil { // the response was never set
 		return nil
 	}
 	x := b.exchange

@@ -3,7 +3,7 @@ package wit
 // World is the kind of service that a guest implements.
 type World string
 
-// The worlds.
+// The worlds that a guest can have.
 const (
 	// WorldGRPC exports functions of its own interfaces.
 	WorldGRPC World = "grpc"
