@@ -115,11 +115,11 @@ func (s *set) hostileDisks(ctx context.Context) error {
 	}
 	t := tree{}
 	t.file("disk/disk.qcow2", 0o644, data)
-	s.bare(vm+"backing:1", t)
+	s.addMachine(vm+"backing:1", t)
 
 	t = tree{}
 	t.file("disk/a.img", 0o644, make([]byte, 1<<20))
 	t.file("disk/b.img", 0o644, make([]byte, 1<<20))
-	s.bare(vm+"two-disks:1", t)
+	s.addMachine(vm+"two-disks:1", t)
 	return nil
 }

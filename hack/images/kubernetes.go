@@ -30,12 +30,12 @@ func (s *set) kubernetes(ctx context.Context, agnhost string) {
 		s.err = errors.Join(s.err, err)
 		return
 	}
-	s.on(e2e+"busybox:1.37.0-2", v1.Config{Env: env, Cmd: []string{"sh"}}, shell)
-	s.on(e2e+"nonroot:1.5", v1.Config{Env: env, Cmd: []string{"sh"}, User: "1234"}, shell)
+	s.add(e2e+"busybox:1.37.0-2", v1.Config{Env: env, Cmd: []string{"sh"}}, shell)
+	s.add(e2e+"nonroot:1.5", v1.Config{Env: env, Cmd: []string{"sh"}, User: "1234"}, shell)
 
 	resolver := tree{} // its hostname -f uses the C library
 	s.install(resolver, "bin/hostname")
-	s.on(e2e+"glibc-dns-testing:2.1.1", v1.Config{Env: env}, shell, resolver)
+	s.add(e2e+"glibc-dns-testing:2.1.1", v1.Config{Env: env}, shell, resolver)
 
 	if agnhost == "" {
 		return
@@ -47,12 +47,12 @@ func (s *set) kubernetes(ctx context.Context, agnhost string) {
 	}
 	c := v1.Config{Env: env, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}
 	for _, tag := range []string{"2.66.1", "2.55"} {
-		s.on(e2e+"agnhost:"+tag, c, shell, t, mark("version", tag))
+		s.add(e2e+"agnhost:"+tag, c, shell, t, mark("version", tag))
 	}
 	// A test reads these files when the image is mounted as a volume.
 	volume := mark("data.json", `{"image": "kitten.jpg"}`)
 	volume.text("etc/os-release", "NAME=\"a stand-in for Alpine Linux\"\n")
-	s.on(e2e+"kitten:1.8", v1.Config{Env: env, Cmd: []string{"/agnhost", "test-webserver"}}, shell, t, volume)
+	s.add(e2e+"kitten:1.8", v1.Config{Env: env, Cmd: []string{"/agnhost", "test-webserver"}}, shell, t, volume)
 }
 
 // install copies programs to the paths that they have in the packages. It keeps the first error.

@@ -84,8 +84,8 @@ func (s *set) layer(t tree) v1.Layer {
 // shell returns the configuration of an image that runs a shell.
 func shell() v1.Config { return v1.Config{Env: env, Cmd: []string{"sh"}} }
 
-// on adds an image: the base layer, and a layer for each tree on top.
-func (s *set) on(name string, c v1.Config, trees ...tree) *image {
+// add adds an image that has the base layer and, above it, a layer for each tree.
+func (s *set) add(name string, c v1.Config, trees ...tree) *image {
 	im := image{name: name, config: c, layers: []v1.Layer{s.base}}
 	for _, t := range trees {
 		im.layers = append(im.layers, s.layer(t))
@@ -102,9 +102,9 @@ func mark(name, content string) tree {
 }
 
 func (s *set) busyboxes() {
-	s.on(e2e+"busybox:1.29-2", shell())
+	s.add(e2e+"busybox:1.29-2", shell())
 	for _, tag := range []string{"1", "1-glibc", "1-musl", "1-uclibc", "1.35.0-glibc"} {
-		s.on(hub+"busybox:"+tag, shell(), mark("flavour", tag))
+		s.add(hub+"busybox:"+tag, shell(), mark("flavour", tag))
 	}
 }
 
@@ -115,26 +115,26 @@ func (s *set) users() {
 	} {
 		c := shell()
 		c.User = user
-		s.on(cri+"test-image-user-"+name+":latest", c)
+		s.add(cri+"test-image-user-"+name+":latest", c)
 	}
 	c := shell()
 	c.User = "1000"
 	t := tree{}
 	t.text("etc/passwd", passwd+"default-user:x:1000:1000::/home/default-user:/bin/sh\n")
 	t.text("etc/group", group+"default-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n")
-	s.on(cri+"test-image-predefined-group:latest", c, t)
+	s.add(cri+"test-image-predefined-group:latest", c, t)
 }
 
 // markers adds images for pulling, tagging and listing.
 func (s *set) markers() {
 	for _, n := range []string{"1", "2", "3", "latest", "digest"} {
-		s.on(cri+"test-image-"+n+":latest", shell(), mark("test-image-"+n, n))
+		s.add(cri+"test-image-"+n+":latest", shell(), mark("test-image-"+n, n))
 	}
 	for _, tag := range []string{"test", "all"} {
-		s.on(cri+"test-image-tag:"+tag, shell(), mark("tag", tag))
+		s.add(cri+"test-image-tag:"+tag, shell(), mark("tag", tag))
 	}
 	for _, tag := range []string{"1", "2", "3"} { // one image with three tags
-		s.on(cri+"test-image-tags:"+tag, shell(), mark("tags", "the same"))
+		s.add(cri+"test-image-tags:"+tag, shell(), mark("tags", "the same"))
 	}
 }
 
@@ -160,7 +160,7 @@ func (s *set) servers() {
 		s.install(t, "usr/sbin/nginx")
 		t.text("etc/nginx/nginx.conf", fmt.Sprintf(nginxConf, port))
 		t.text("usr/share/nginx/html/index.html", "<!DOCTYPE html><title>Welcome to nginx!</title><h1>Welcome to nginx!</h1>\n")
-		s.on(name, v1.Config{
+		s.add(name, v1.Config{
 			Env: env, Entrypoint: []string{"/usr/sbin/nginx"}, Cmd: []string{"-g", "daemon off;"},
 			ExposedPorts: map[string]struct{}{port + "/tcp": {}}, StopSignal: "SIGQUIT",
 		}, t)
@@ -168,7 +168,7 @@ func (s *set) servers() {
 	// The log begins with the command line, like Apache's, because test suites look for it.
 	t := tree{}
 	t.text("www/index.html", "It works!\n")
-	s.on(e2e+"httpd:2.4.39-4", v1.Config{
+	s.add(e2e+"httpd:2.4.39-4", v1.Config{
 		Env: env, Cmd: []string{"sh", "-c", "echo 'httpd -D FOREGROUND: listening on port 80'; exec httpd -f -v -p 80 -h /www"},
 		ExposedPorts: map[string]struct{}{"80/tcp": {}},
 	}, t)
@@ -185,7 +185,7 @@ func (s *set) programs(ctx context.Context) {
 	t := tree{}
 	t.file("nnp", 0o4755, nnp)
 	for _, tag := range []string{"1.3", "1.4"} {
-		s.on(e2e+"nonewprivs:"+tag, v1.Config{Env: env, Entrypoint: []string{"/nnp"}}, t)
+		s.add(e2e+"nonewprivs:"+tag, v1.Config{Env: env, Entrypoint: []string{"/nnp"}}, t)
 	}
 
 	t = tree{}
@@ -199,9 +199,9 @@ func (s *set) programs(ctx context.Context) {
 
 // own adds images that no public suite needs, each for something that a runtime can get wrong.
 func (s *set) own() {
-	s.on(house+"busybox:1", shell())
-	s.on(house+"bare:1", shell(), mark("bare", "a manifest without an index")).bare = true
-	s.on(house+"index:1", shell()).arches = []string{"amd64", "arm64", "s390x"}
+	s.add(house+"busybox:1", shell())
+	s.add(house+"bare:1", shell(), mark("bare", "a manifest without an index")).bare = true
+	s.add(house+"index:1", shell()).arches = []string{"amd64", "arm64", "s390x"}
 
 	// Everything that an image configuration can contain, and labels that look like control keys of runtimes.
 	t := tree{}
@@ -209,7 +209,7 @@ func (s *set) own() {
 	t.text("data/seed", "from the image\n")
 	t.text("etc/passwd", passwd+"app:x:1234:5678::/srv:/bin/sh\n")
 	t.add("srv/own", &entry{typ: tar.TypeReg, mode: 0o600, uid: 1234, gid: 5678, data: []byte("mine\n")})
-	s.on(house+"config:1", v1.Config{
+	s.add(house+"config:1", v1.Config{
 		Env:        append([]string{"GREETING=hello from the image", "EMPTY="}, env...),
 		Entrypoint: []string{"/bin/sh", "-c"},
 		Cmd:        []string{`echo "$GREETING in $(pwd) as $(id -u):$(id -g)"; exec sleep 3600`},
@@ -224,7 +224,7 @@ func (s *set) own() {
 	}, t)
 
 	// A program that exits cleanly only on the image's stop signal.
-	s.on(house+"stopsignal:1", v1.Config{
+	s.add(house+"stopsignal:1", v1.Config{
 		Env: env, StopSignal: "SIGUSR1",
 		Cmd: []string{"sh", "-c", "trap 'echo got USR1; exit 7' USR1; trap 'echo got TERM; exit 15' TERM; echo ready; while :; do sleep 1 & wait $!; done"},
 	})
@@ -250,7 +250,7 @@ func (s *set) layered() {
 	high.hardlink("layers/b", "layers/a")
 	high.symlink("layers/link", "kept")
 	high.file("layers/setuid", 0o4755, []byte("#!/bin/sh\n"))
-	s.on(house+"layers:1", shell(), low, high)
+	s.add(house+"layers:1", shell(), low, high)
 }
 
 // hostile adds images that are valid but malicious (see docs/testing.md).
@@ -261,10 +261,10 @@ func (s *set) hostile() {
 	t.symlink("work", "/../../../../etc")
 	t.symlink("data", "../../../../../../etc")
 	t.symlink("loop", "loop")
-	s.on(house+"symlinks:1", v1.Config{Env: env, Cmd: []string{"sh"}, Volumes: map[string]struct{}{"/data": {}}}, t)
+	s.add(house+"symlinks:1", v1.Config{Env: env, Cmd: []string{"sh"}, Volumes: map[string]struct{}{"/data": {}}}, t)
 
 	t = tree{} // users that are confusing as numbers, in size, or in range
 	t.text("etc/passwd", passwd+"1000:x:2000:2000::/:/bin/sh\nbig:x:4294967299:1::/:/bin/sh\nnegative:x:-5:1::/:/bin/sh\n")
 	t.text("etc/group", group+strings.Repeat("g:x:7:"+strings.Repeat("member,", 140)+"x\n", 32<<10))
-	s.on(house+"users:1", shell(), t)
+	s.add(house+"users:1", shell(), t)
 }

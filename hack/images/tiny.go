@@ -64,6 +64,6 @@ func (s *set) tinyMachines() {
 		disk[510], disk[511] = 0x55, 0xaa
 		t := tree{}
 		t.file("disk/tiny.img", 0o644, disk)
-		s.bare(vm+machine.name, t)
+		s.addMachine(vm+machine.name, t)
 	}
 }

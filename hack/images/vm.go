@@ -25,7 +25,7 @@ const vm = house + "vm/"
 //go:embed guest
 var guest embed.FS
 
-// guestFiles are the paths of those files in the guest.
+// guestFiles maps each file's name in the directory guest to its path in the guest.
 var guestFiles = map[string]string{
 	"init": "init", "files.awk": "lib/guest/files.awk", "network.awk": "lib/guest/network.awk", "dhcp": "lib/guest/dhcp", "power-button": "etc/acpi/PWRF/00000080",
 	"info": "www/cgi-bin/info", "blob": "www/cgi-bin/blob", "count": "www/cgi-bin/count",
@@ -68,7 +68,7 @@ func (s *set) machines(ctx context.Context, dir string) error {
 		t.file("boot/vmlinux", 0o644, vmlinux)
 		t.file("boot/initrd", 0o644, initrd)
 		t.text("boot/cmdline", cmdline+"\n")
-		s.bare(vm+k.name, t)
+		s.addMachine(vm+k.name, t)
 	}
 	s.tinyMachines()
 	initrd, err := os.ReadFile(filepath.Join(dir, "initrd"))
@@ -81,12 +81,12 @@ func (s *set) machines(ctx context.Context, dir string) error {
 	}
 	t := tree{}
 	t.file("disk/disk.qcow2", 0o644, disk)
-	s.bare(vm+"disk:1", t)
+	s.addMachine(vm+"disk:1", t)
 	return errors.Join(save("disk.qcow2", disk), save("cmdline", []byte(cmdline)), s.hostileDisks(ctx))
 }
 
-// bare adds an image with one layer and no configuration.
-func (s *set) bare(name string, t tree) {
+// addMachine adds the image of a machine: one layer without a configuration.
+func (s *set) addMachine(name string, t tree) {
 	s.images = append(s.images, image{name: name, layers: []v1.Layer{s.layer(t)}})
 }
 

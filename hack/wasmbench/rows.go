@@ -175,7 +175,7 @@ func (n *node) many(ctx context.Context, count int) (err error) {
 	return err
 }
 
-// patience is how long to wait for a pod's answer. The kernel's neighbour table is shared by all network namespaces and
+// patience is the time to wait for a pod's answer. The kernel's neighbour table is shared by all network namespaces and
 // has 1024 entries (net.ipv4.neigh.default.gc_thresh3), two per pod. When it is full, packets to other pods are dropped
 // for up to half a minute.
 const patience = 90 * time.Second

@@ -36,7 +36,7 @@ func (a *Account) SetMemory(limit uint64) {
 // Held is a kind of resource that guests hold through the host, besides their own memory.
 type Held int
 
-// The kinds.
+// The kinds of resources that an Account counts.
 const (
 	HeldFiles     Held = C.TW_FILES     // open files and directories
 	HeldResources Held = C.TW_RESOURCES // resources of the host: streams, pollables, timers, fields, ...

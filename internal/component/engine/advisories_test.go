@@ -25,8 +25,8 @@ const onComponentPath = "TRIPOD_TEST_COMPONENT_PATH"
 
 // TestFaultW9UndefinedFlags: bits outside a flags type. On the core path, the only one for guests that share a worker,
 // they have no effect. On the component path this version of wasmtime aborts the process (CVE-2026-34943). That is why
-// worker.Load makes such a guest run in its own worker. If this test fails because the abort is gone, that is good
-// news.
+// worker.Load makes such a guest run in its own worker. If this test fails because wasmtime no longer aborts,
+// that is an improvement.
 func TestFaultW9UndefinedFlags(t *testing.T) {
 	sig := signature{params: []*wit.Type{tU32}, result: tColours}
 	m := coreMod{funcs: []coreFn{{name: "f", params: 1, results: 1, body: []byte{0x20, 0}}}}

@@ -72,8 +72,8 @@ type Signature struct {
 	Result          *wit.Type // nil: none
 }
 
-// Host is what the host offers to guests besides WASI. An interface in it replaces the whole interface of that name of
-// the engine's WASI, and does not share resources with the rest of that WASI.
+// Host lists the functions and resources that the host offers to guests in addition to WASI. An interface in Host
+// replaces the engine's WASI interface of the same name entirely, and shares no resources with the rest of WASI.
 type Host struct {
 	Funcs     []HostFunc
 	Resources []HostResource

@@ -39,10 +39,10 @@ type link struct {
 	sigs   map[string]string // core path: exported functions and their types ("ii>i")
 }
 
-// Load makes a guest from a code image. The image contains machine code, so it must come by a trusted way from Compile
-// of an engine with the same Fingerprint. If it is damaged or has another fingerprint, the error is
-// errdefs.ErrFailedPrecondition (compile again). If neither WASI nor host provides an import, or only with another
-// type, the error is errdefs.ErrInvalidArgument and names the import. The image's bytes are not needed after Load.
+// Load makes a guest from a code image. The image contains machine code, so it must come from Compile of an engine
+// with the same Fingerprint, and nobody must have changed it. If it is damaged or has another fingerprint, the error is
+// errdefs.ErrFailedPrecondition (compile again). If WASI and host lack an import, or provide it with another type, the
+// error is errdefs.ErrInvalidArgument and names the import. The caller may reuse image after Load.
 func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 	img, err := decodeImage(image)
 	if err != nil {

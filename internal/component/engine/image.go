@@ -28,7 +28,8 @@ const (
 //	magic (8 bytes) | SHA-256 of all that follows | u32 length, fingerprint | u32 length, inspection (gob) |
 //	u32 length, component | u32 length, module
 //
-// Lengths are little-endian. The sum detects damage but not forgery, which whoever stores the image must prevent.
+// Lengths are little-endian. The sum detects damage, not forgery, so callers must store images where nobody can
+// change them.
 type image struct {
 	inspection
 	component, module []byte // serialized by wasmtime; empty if absent

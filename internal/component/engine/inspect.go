@@ -25,7 +25,7 @@ type inspection struct {
 	CoreWaits bool           // it imports functions of preview 1 that can wait
 }
 
-// resourceItem is a resource that the guest imports as Interface#Name. Of is the resource's name where it is defined.
+// resourceItem is a resource that the guest imports as Interface#Name. Of is its name in the interface that defines it.
 type resourceItem struct {
 	Interface, Name, Of string
 }

@@ -302,8 +302,8 @@ static void computed(tw_inst *i, bool more) {
     __atomic_fetch_add(&i->account->throttled, tw_sleep(i, debt), __ATOMIC_RELAXED);
 }
 
-// let_others makes the thread sleep if it was preempted since the last tick, longer each time. So it uses only a small
-// part of a processor that others want, and all of one that nothing else uses.
+// let_others makes the thread sleep if it was preempted since the last tick, longer each time. The thread then uses
+// only a small part of a processor that others want, and all of an idle one.
 static void let_others(tw_inst *i) {
   struct rusage u;
   getrusage(RUSAGE_THREAD, &u);

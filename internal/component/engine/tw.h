@@ -124,7 +124,8 @@ typedef struct {
 
 enum { TW_READ = 1, TW_WRITE = 2 };
 
-// tw_passing is what guests with directories need to call wasmtime's preview 1 (p1pass.c).
+// tw_passing holds the linker and the module with which guests that have directories call wasmtime's preview 1
+// (p1pass.c).
 typedef struct {
   const wasmtime_linker_t *linker;
   const wasmtime_module_t *module;

@@ -48,7 +48,7 @@ type decoder struct {
 	table   []uint32
 }
 
-// state is what the first pass records about a slot.
+// state holds the findings of the first pass about one slot.
 type state struct {
 	set    bool
 	member uint16 // the oneof's member that is set

@@ -54,7 +54,8 @@ const maxHeld = 16 << 20
 // ErrHeld ends a guest whose resources would use more than maxHeld.
 var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
 
-// Hold adds n, which can be negative, to the bytes that resources use on the host. At a limit it returns false instead.
+// Hold adds n, which can be negative, to the bytes that resources use on the host. If that would exceed a limit,
+// it adds nothing and returns false.
 func (s *State) Hold(n int) bool {
 	if n > 0 && n > maxHeld-s.held || !count(s.options.Bytes, n) {
 		return false
@@ -63,7 +64,8 @@ func (s *State) Hold(n int) bool {
 	return true
 }
 
-// openMore adds n, which can be negative, to the open files and directories. At a limit it returns false instead.
+// openMore adds n, which can be negative, to the open files and directories. If that would exceed a limit, it
+// adds nothing and returns false.
 func (s *State) openMore(n int) bool {
 	if n > 0 && n > maxOpen-s.open || !count(s.options.Files, n) {
 		return false

@@ -21,7 +21,7 @@ type Output interface {
 	Through(p []byte) (done bool, err error)
 }
 
-// flushDelay is how long flushed bytes wait for more, to be sent in the same packet.
+// flushDelay is the time that flushed bytes wait for more bytes to share their packet.
 const flushDelay = time.Millisecond
 
 // Writer adapts a blocking io.Writer to Output. Blocking writes run on the guest's thread; other writes run in the
