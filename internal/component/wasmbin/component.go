@@ -89,7 +89,8 @@ func (b *Binary) parseComponent(code []byte, depth int) error {
 	})
 }
 
-// topLevel traces the component's core functions to their modules. If it cannot, it sets Unsupported and skips the section.
+// topLevel traces the component's core functions to their modules. If it cannot, it sets Unsupported and skips the
+// section.
 func (b *Binary) topLevel(id byte, c *cursor) {
 	for n := c.u32(); n > 0 && c.err == nil && b.Unsupported == ""; n-- {
 		switch id {
@@ -148,8 +149,8 @@ func (b *Binary) alias(c *cursor) {
 	}
 }
 
-// canon sets Unsupported for anything that the core path does not support: encodings other than UTF-8, asynchronous functions,
-// resources that the guest defines, and functions of other core modules than the first.
+// canon sets Unsupported for anything that the core path does not support: encodings other than UTF-8, asynchronous
+// functions, resources that the guest defines, and functions of core modules other than the first.
 func (b *Binary) canon(c *cursor) {
 	switch op := c.u8(); op {
 	case 0:
