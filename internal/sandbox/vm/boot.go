@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	fpNoBootHeard    = failpoint.New("vm.no-boot.heard")
+	fpNoBootFound    = failpoint.New("vm.no-boot.heard")
 	fpNoBootRecorded = failpoint.New("vm.no-boot.recorded")
 )
 
@@ -101,7 +101,7 @@ func (b *Backend) endUnbootable(h *handle, l *life, report *firmware.Report) boo
 func (b *Backend) refuseBoot(h *handle, l *life, why string, lines []string) error {
 	ctx, cancel := context.WithTimeout(b.ctx, killTime)
 	defer cancel()
-	if err := fpNoBootHeard.Hit(ctx); err != nil {
+	if err := fpNoBootFound.Hit(ctx); err != nil {
 		return err
 	}
 	var logged bool

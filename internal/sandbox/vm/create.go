@@ -35,7 +35,7 @@ var (
 type plan struct {
 	pod       *sandbox.Pod
 	container *sandbox.Container
-	at        *pod
+	sandbox   *pod
 	options   annotations.Options
 	files     *image.DiskFiles
 	// root is the root disk, if it is on a block device.
@@ -83,7 +83,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 // plan checks and collects everything from which the machine is made, and leases its image.
 func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (o *plan, err error) {
 	o = &plan{pod: p, container: c}
-	if o.at, err = b.sandbox(p.ID); err != nil {
+	if o.sandbox, err = b.sandbox(p.ID); err != nil {
 		return nil, fmt.Errorf("the sandbox is missing: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	if o.options, _, err = annotations.Parse(p.Config.GetAnnotations()); err != nil {

@@ -51,20 +51,20 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	for _, w := range warnings {
 		b.log.Warn("pod annotations", "pod", p.ID, "warning", w)
 	}
-	at, err := b.admit(p, warnings)
+	sb, err := b.admit(p, warnings)
 	if err != nil {
 		return err
 	}
 	if err := fpPodRecorded.Hit(ctx); err != nil {
 		return err
 	}
-	if err := b.cgroups.Create(at.state.Cgroup); err != nil {
+	if err := b.cgroups.Create(sb.state.Cgroup); err != nil {
 		return err
 	}
 	if err := fpPodPlaced.Hit(ctx); err != nil {
 		return err
 	}
-	uid := at.state.UID
+	uid := sb.state.UID
 	interfaces, err := b.cfg.Network.Wire(ctx, p.Netns, tap.Options{Record: b.cfg.tapsFile(p.ID), UID: uid, GID: uid})
 	if err != nil {
 		return fmt.Errorf("connect the machine to the pod's network: %w", err)
@@ -72,11 +72,11 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := fpPodWired.Hit(ctx); err != nil {
 		return err
 	}
-	if err := b.serve(ctx, at, p, interfaces); err != nil {
+	if err := b.serve(ctx, sb, p, interfaces); err != nil {
 		return err
 	}
-	at.state.Made = true
-	if err := format.Write(b.cfg.podFile(p.ID), at.state); err != nil {
+	sb.state.Made = true
+	if err := format.Write(b.cfg.podFile(p.ID), sb.state); err != nil {
 		return fmt.Errorf("vm pod: %w", err)
 	}
 	return fpPodMade.Hit(ctx)
@@ -93,16 +93,16 @@ func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := &pod{state: podState{ID: p.ID, UID: uid, Netns: p.Netns, Cgroup: b.cgroupOf(p), Warnings: warnings}}
-	if err := format.Write(b.cfg.podFile(p.ID), at.state); err != nil {
+	sb := &pod{state: podState{ID: p.ID, UID: uid, Netns: p.Netns, Cgroup: b.cgroupOf(p), Warnings: warnings}}
+	if err := format.Write(b.cfg.podFile(p.ID), sb.state); err != nil {
 		return nil, fmt.Errorf("vm pod: %w", err)
 	}
-	b.sandboxes[p.ID] = at
-	return at, nil
+	b.sandboxes[p.ID] = sb
+	return sb, nil
 }
 
 // serve starts the responder that serves the guest its addresses.
-func (b *Backend) serve(ctx context.Context, at *pod, p *sandbox.Pod, interfaces []tap.Interface) error {
+func (b *Backend) serve(ctx context.Context, sb *pod, p *sandbox.Pod, interfaces []tap.Interface) error {
 	dns := p.Config.GetDnsConfig()
 	responder, err := b.cfg.Network.Serve(ctx, p.Netns, interfaces, tap.Config{
 		Servers: dns.GetServers(), Searches: dns.GetSearches(), Hostname: hostname(p), Logger: b.log.With("pod", p.ID),
@@ -110,12 +110,12 @@ func (b *Backend) serve(ctx context.Context, at *pod, p *sandbox.Pod, interfaces
 	if err != nil {
 		return fmt.Errorf("serve addresses to the guest: %w", err)
 	}
-	at.mu.Lock()
-	defer at.mu.Unlock()
-	if at.responder != nil { // from an earlier attempt
-		at.responder.Close()
+	sb.mu.Lock()
+	defer sb.mu.Unlock()
+	if sb.responder != nil { // from an earlier attempt
+		sb.responder.Close()
 	}
-	at.responder = responder
+	sb.responder = responder
 	return nil
 }
 
@@ -135,18 +135,18 @@ func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 
 // podState returns the pod's state. If its file is missing, as after a reboot, it is derived from the configuration.
 func (b *Backend) podState(p *sandbox.Pod) podState {
-	if at, err := b.sandbox(p.ID); err == nil {
-		return at.state
+	if sb, err := b.sandbox(p.ID); err == nil {
+		return sb.state
 	}
 	return podState{ID: p.ID, Netns: p.Netns, Cgroup: b.cgroupOf(p)}
 }
 
 func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
 	b.mu.Lock()
-	at := b.sandboxes[s.ID]
+	sb := b.sandboxes[s.ID]
 	b.mu.Unlock()
-	if at != nil {
-		at.closeResponder()
+	if sb != nil {
+		sb.closeResponder()
 	}
 	if err := b.cfg.Network.Unwire(ctx, s.Netns, b.cfg.tapsFile(s.ID)); err != nil {
 		return fmt.Errorf("disconnect the machine from the pod's network: %w", err)
@@ -167,15 +167,15 @@ func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
 func (b *Backend) sandbox(id string) (*pod, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if at := b.sandboxes[id]; at != nil {
-		return at, nil
+	if sb := b.sandboxes[id]; sb != nil {
+		return sb, nil
 	}
-	at := &pod{}
-	if err := format.Read(b.cfg.podFile(id), &at.state); err != nil {
+	sb := &pod{}
+	if err := format.Read(b.cfg.podFile(id), &sb.state); err != nil {
 		return nil, err
 	}
-	b.sandboxes[id] = at
-	return at, nil
+	b.sandboxes[id] = sb
+	return sb, nil
 }
 
 // RemoveSandbox implements sandbox.Backend.

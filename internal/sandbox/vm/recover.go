@@ -67,16 +67,16 @@ func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[
 		}
 		found.Add(c.ID, status)
 	}
-	at, err := b.sandbox(k.Pod.ID)
+	sb, err := b.sandbox(k.Pod.ID)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
-	if at == nil || !at.state.Made {
+	if sb == nil || !sb.state.Made {
 		return nil // not completely made, or lost in a reboot
 	}
 	interfaces, err := b.cfg.Network.Read(b.cfg.tapsFile(k.Pod.ID))
 	if err == nil {
-		err = b.serve(ctx, at, k.Pod, interfaces)
+		err = b.serve(ctx, sb, k.Pod, interfaces)
 	}
 	if err != nil {
 		b.log.Warn("pod network is gone", "pod", k.Pod.ID, "err", err)

@@ -74,14 +74,14 @@ func (b *Backend) rootDisk(id string) *runtimeapi.FilesystemUsage {
 // PodStats implements sandbox.StatsProvider. The statistics are those of the pod's hypervisor process.
 func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
-	at, err := b.sandbox(p.ID)
+	sb, err := b.sandbox(p.ID)
 	if errdefs.IsNotFound(err) {
 		return result, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	f, err := stats.Read(at.state.Cgroup)
+	f, err := stats.Read(sb.state.Cgroup)
 	if errdefs.IsNotFound(err) {
 		return result, nil
 	}
@@ -95,8 +95,8 @@ func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.Linux
 // Inspect implements sandbox.Inspector.
 func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	v := map[string]any{"sandboxID": p.ID, "driver": b.cfg.Driver.Name(), "runDir": b.cfg.podDir(p.ID)}
-	if at, err := b.sandbox(p.ID); err == nil {
-		v["user"], v["cgroup"], v["warnings"] = at.state.UID, at.state.Cgroup, at.state.Warnings
+	if sb, err := b.sandbox(p.ID); err == nil {
+		v["user"], v["cgroup"], v["warnings"] = sb.state.UID, sb.state.Cgroup, sb.state.Warnings
 	}
 	if interfaces, err := b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err == nil {
 		v["interfaces"] = interfaces

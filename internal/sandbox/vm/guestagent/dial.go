@@ -56,9 +56,7 @@ func (j *job) send(conn *os.File) error {
 		}
 		if err == io.EOF {
 			j.closedWrite.Store(true)
-			if raw, err := conn.SyscallConn(); err == nil {
-				_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })
-			}
+			_ = withFD(conn, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) })
 			return nil
 		}
 		if err != nil {
@@ -72,16 +70,13 @@ const tcpClose = 7
 
 // wasReset reports whether the server reset the connection. If a write got the error first, reads return io.EOF. Until
 // the agent shuts down the writing side, only a reset closes the connection in both directions.
-func (j *job) wasReset(conn *os.File) (reset bool) {
-	raw, err := conn.SyscallConn()
-	if err != nil || j.closedWrite.Load() {
-		return false
-	}
-	_ = raw.Control(func(fd uintptr) {
-		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		reset = err == nil && info.State == tcpClose
+func (j *job) wasReset(conn *os.File) bool {
+	var info *unix.TCPInfo
+	err := withFD(conn, func(fd int) (err error) {
+		info, err = unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		return err
 	})
-	return reset
+	return err == nil && info.State == tcpClose && !j.closedWrite.Load()
 }
 
 // receive copies data from conn to the host, and closes the stream's channel at the end.

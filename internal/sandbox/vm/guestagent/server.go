@@ -15,7 +15,7 @@ var errHostGone = errors.New("the host is gone")
 // server serves one host after another.
 type server struct {
 	port    io.Reader
-	out     *lockedWriter
+	out     *wire.LockedWriter
 	version string
 
 	mux  *wire.Mux // the session; may be nil
@@ -25,7 +25,7 @@ type server struct {
 // Serve serves the hosts that connect to port until port fails. A read that returns io.EOF means that the host has
 // left. The next write must wait until another host connects, as port.Write does. version is the program's version.
 func Serve(port io.ReadWriter, version string) error {
-	s := &server{port: port, out: &lockedWriter{w: port}, version: version}
+	s := &server{port: port, out: &wire.LockedWriter{W: port}, version: version}
 	defer s.jobs.Wait()
 	defer s.end(errHostGone)
 	frames := wire.NewReader(port)
@@ -133,16 +133,4 @@ func control(stream *wire.Stream, f wire.Frame) error {
 		}
 	}
 	return nil // also for kinds of a newer protocol
-}
-
-// lockedWriter writes one frame at a time, because the sessions share the port.
-type lockedWriter struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (l *lockedWriter) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
 }

@@ -38,22 +38,30 @@ func openTerminal(columns, rows uint16) (master, slave *os.File, err error) {
 
 // slaveName unlocks the slave end of a pseudo-terminal and returns its name.
 func slaveName(master *os.File) (string, error) {
-	raw, err := master.SyscallConn()
-	if err != nil {
-		return "", err
-	}
 	var number int
-	if controlErr := raw.Control(func(fd uintptr) {
-		if err = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); err == nil {
-			number, err = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
+	err := withFD(master, func(fd int) (err error) {
+		if err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err == nil {
+			number, err = unix.IoctlGetInt(fd, unix.TIOCGPTN)
 		}
-	}); controlErr != nil {
-		return "", controlErr
-	}
+		return err
+	})
 	if err != nil {
 		return "", os.NewSyscallError("ioctl", err)
 	}
 	return "/dev/pts/" + strconv.Itoa(number), nil
+}
+
+// withFD calls call with the file's descriptor.
+func withFD(f *os.File, call func(fd int) error) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var callErr error
+	if err := raw.Control(func(fd uintptr) { callErr = call(int(fd)) }); err != nil {
+		return err
+	}
+	return callErr
 }
 
 // mounted reports whether the slave end of a pseudo-terminal exists in /dev/pts.

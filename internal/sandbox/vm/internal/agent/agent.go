@@ -130,13 +130,13 @@ func (a *Agent) run(ctx context.Context) {
 // link is one connection.
 type link struct {
 	agent *Agent
-	out   *lockedWriter
+	out   *wire.LockedWriter
 	mux   *wire.Mux // the session of the last Hello
 }
 
 // serve handles the frames of a connection until it ends.
 func (a *Agent) serve(ctx context.Context, conn io.ReadWriter) error {
-	l := &link{agent: a, out: &lockedWriter{w: conn}}
+	l := &link{agent: a, out: &wire.LockedWriter{W: conn}}
 	defer func() { l.end(fmt.Errorf("the connection to the guest's agent has ended: %w", errdefs.ErrUnavailable)) }()
 	if err := l.hello(); err != nil {
 		return err
@@ -216,16 +216,4 @@ func (l *link) end(err error) {
 	if l.mux != nil {
 		l.mux.End(err)
 	}
-}
-
-// lockedWriter writes one frame at a time. An ending session may still write a frame when the next one begins.
-type lockedWriter struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (l *lockedWriter) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
 }

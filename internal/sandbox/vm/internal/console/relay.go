@@ -180,9 +180,7 @@ func (r *relay) noticeLoss() {
 		return
 	}
 	var st unix.Statfs_t
-	var err error
-	raw, _ := r.serial.SyscallConn()
-	if controlErr := raw.Control(func(fd uintptr) { err = unix.Fstatfs(int(fd), &st) }); controlErr != nil || err != nil || st.Bfree > 0 {
+	if err := withFD(r.serial, func(fd int) error { return unix.Fstatfs(fd, &st) }); err != nil || st.Bfree > 0 {
 		return
 	}
 	if info, err := r.serial.Stat(); err == nil {
@@ -231,7 +229,7 @@ func (r *relay) append(text string) error {
 	return r.commit(line.Append(nil), 0)
 }
 
-// commit appends entries to the container's log and advances the committed offset by used, or returns an error.
+// commit appends entries to the container's log and advances the committed offset by used. If it fails, it undoes both.
 func (r *relay) commit(entries []byte, used int64) error {
 	next := r.committed
 	next.offset += used
@@ -290,10 +288,8 @@ func (r *relay) punch(last bool) {
 	if r.punched < 0 || end <= r.punched || !last && end-r.punched < punchSize {
 		return
 	}
-	var err error
-	raw, _ := r.serial.SyscallConn()
-	_ = raw.Control(func(fd uintptr) {
-		err = unix.Fallocate(int(fd), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.punched, end-r.punched)
+	err := withFD(r.serial, func(fd int) error {
+		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.punched, end-r.punched)
 	})
 	if err != nil {
 		r.log.Warn("cannot free the logged part of a serial log; it grows until its machine is removed", "path", r.cfg.SerialLog, "err", err)

@@ -126,14 +126,11 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	if offset >= size {
 		return offset, nil
 	}
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	start := offset
-	if controlErr := raw.Control(func(fd uintptr) { start, err = unix.Seek(int(fd), offset, unix.SEEK_DATA) }); controlErr != nil {
-		return 0, controlErr
-	}
+	var start int64
+	err := withFD(f, func(fd int) (err error) {
+		start, err = unix.Seek(fd, offset, unix.SEEK_DATA)
+		return err
+	})
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return size, nil

@@ -20,17 +20,23 @@ type fileID struct{ dev, ino uint64 }
 
 func identify(f *os.File) (id fileID, size int64, err error) {
 	var st unix.Stat_t
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return id, 0, err
-	}
-	if controlErr := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); controlErr != nil {
-		return id, 0, controlErr
-	}
-	if err != nil {
+	if err := withFD(f, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
 		return id, 0, os.NewSyscallError("fstat", err)
 	}
 	return fileID{uint64(st.Dev), st.Ino}, st.Size, nil
+}
+
+// withFD calls call with the file's descriptor.
+func withFD(f *os.File, call func(fd int) error) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var callErr error
+	if err := raw.Control(func(fd uintptr) { callErr = call(int(fd)) }); err != nil {
+		return err
+	}
+	return callErr
 }
 
 // record is the committed state: the first logSize bytes of the container's log, with its rotated files, contain

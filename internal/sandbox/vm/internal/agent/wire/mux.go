@@ -104,6 +104,19 @@ func (m *Mux) Write(w io.Writer) {
 	}
 }
 
+// LockedWriter writes one frame at a time. An ending session may still write a frame when the next one begins.
+type LockedWriter struct {
+	mu sync.Mutex
+	W  io.Writer
+}
+
+// Write implements io.Writer.
+func (l *LockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.W.Write(p)
+}
+
 func (m *Mux) takeUrgent() [][]byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
