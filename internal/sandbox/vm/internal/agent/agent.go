@@ -24,7 +24,7 @@ const (
 	sessionPause = 20 * time.Millisecond
 )
 
-// Agent is the connection to the agent of one machine. The agent need not answer. Methods are safe for concurrent use.
+// Agent connects to the agent in one machine's guest, which may be missing. Its methods are safe for concurrent use.
 type Agent struct {
 	socket string
 	log    *slog.Logger

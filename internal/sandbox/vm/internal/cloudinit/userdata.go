@@ -185,8 +185,8 @@ func (b *builder) mountOptions(m Mount) string {
 }
 
 // addMounts adds the shares to the mounts in data. In the pod's own mounts, it replaces device paths with udev's,
-// because our links do not exist yet when cloud-init mounts. The vendor-data mounts the shares, too: cloud-init 22.4
-// ignores anything other than block devices and names with a colon.
+// because our links do not exist yet when cloud-init mounts. The vendor-data also mounts the shares, because cloud-init
+// 22.4 mounts only block devices and names with a colon.
 func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	var more []any
 	for _, m := range shares {
