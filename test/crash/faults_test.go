@@ -240,7 +240,7 @@ func TestN8StuckRuntime(t *testing.T) {
 	}
 }
 
-// second returns the error of a call.
+// second returns the second result of a call, its error.
 func second[T any](_ T, err error) error { return err }
 
 // TestN1DuringPull: after a crash at any fail point of a pull, the daemon starts and pulls the image. The tests of

@@ -56,7 +56,7 @@ func (v *apiVolume) write(key, value string) {
 
 // TestVMVolumes: a disk machine uses directories like a container. Owners, modes, pipes, links, renames and memory
 // mappings of the guest are the same on the node. The guest sees changes on the node, including ConfigMaps. The node
-// enforces read-only.
+// enforces read-only mounts.
 func TestVMVolumes(t *testing.T) {
 	for _, name := range []string{"nocloud", "configdrive", "libvirt"} {
 		t.Run(name, func(t *testing.T) {

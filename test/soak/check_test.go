@@ -255,7 +255,7 @@ func (s *soak) removeAll() {
 	s.takeBase()
 }
 
-// settled is the number of removals of all pods after which the record files have their final size.
+// settled is the number of times that all pods are removed before the record files reach their final size.
 const settled = 3
 
 // checkRecordSize checks that the record files do not grow with the number of removed pods.

@@ -35,7 +35,7 @@ import (
 type component struct {
 	image string
 	args  []string
-	// end is the exit code and reason with which it ends by itself, and lines is then the number of its last line.
+	// end is the exit code and reason of a component that ends by itself, and lines is the number of its last line.
 	end   string
 	lines int
 	// ask calls the component. It returns an error if the call fails or the answer is wrong.

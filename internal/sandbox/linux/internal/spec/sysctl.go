@@ -57,7 +57,7 @@ var ownNetDefaults = map[string]string{
 }
 
 // DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, without those in requested. The
-// kernel may not have them.
+// kernel can lack some of them.
 func DefaultSysctls(p *sandbox.Pod, requested map[string]string) map[string]string {
 	if PodModes(p).Network == runtimeapi.NamespaceMode_NODE {
 		return nil
