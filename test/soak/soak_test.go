@@ -74,8 +74,8 @@ type soak struct {
 	goroutines int
 	resident   int
 	workerBase map[process.ID]usage
-	// first are the resources before the first pod. records maps the daemon's record files to their size after all pods
-	// were removed for the settled-th time. empty counts these removals.
+	// first are the resources before the first pod. empty counts the times that all pods were removed. records maps the
+	// daemon's record files to their size when empty was settled.
 	first   harness.Resources
 	empty   int
 	records map[string]int64
