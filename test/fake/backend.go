@@ -60,7 +60,7 @@ var (
 	_ sandbox.StatsProvider = (*Backend)(nil)
 )
 
-// New returns a backend over config.Dir, which it creates if it does not exist.
+// New returns a backend with its files in config.Dir, which it creates if necessary.
 func New(config Config) (*Backend, error) {
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
@@ -93,7 +93,7 @@ func (b *Backend) Pods() ([]string, error) {
 	return ids, err
 }
 
-// Capabilities returns those of the Config.
+// Capabilities returns the capabilities in the Config.
 func (b *Backend) Capabilities() sandbox.Capabilities { return b.config.Capabilities }
 
 // Validate returns errdefs.ErrInvalidArgument with the text of the annotation "validate", if it is set.
