@@ -26,10 +26,10 @@
 // have no access to the cache, and each file is compared with its recorded checksum before every load (faults I7). The
 // compiler reads untrusted input, so it runs in an unprivileged process (faults I6).
 //
-// The package must not import the engine, because the daemon is pure Go. It does not decide on states, which the node
-// does, and data plane requests never pass through the daemon, except those to the node's own addresses (Route).
+// The package must not import the engine, because the daemon is pure Go. The node, not this package, decides on states.
+// Only requests to the node's own addresses pass through the daemon (Route).
 //
-// # The kind's other packages
+// # Subpackages
 //
 //	program               tripod-wasm: its arguments, the start of a worker, the compiler
 //	artifact              components in OCI registries: built by tripod push, opened from the image store

@@ -3,16 +3,12 @@ package wasm
 import (
 	"context"
 	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
 	"net"
 	"net/netip"
 	"os"
@@ -25,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
 const (
@@ -65,24 +62,17 @@ func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string)
 		end = a.cert.NotAfter
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial(), Subject: pkix.Name{CommonName: names[0]}, DNSNames: names, NotBefore: now.Add(-backdated), NotAfter: end,
+		Subject: pkix.Name{CommonName: names[0]}, DNSNames: names, NotBefore: now.Add(-backdated), NotAfter: end,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	for _, ip := range ips {
 		template.IPAddresses = append(template.IPAddresses, net.IP(ip.Unmap().AsSlice()))
 	}
-	leaf, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	leaf, key, err := dataplane.IssueCertificate(template, a.cert, a.key)
 	if err != nil {
 		return nil, nil, renewAt, err
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, leaf.Public(), a.key)
-	if err != nil {
-		return nil, nil, renewAt, err
-	}
-	if key, err = encodeKey(leaf); err != nil {
-		return nil, nil, renewAt, err
-	}
-	return append(encodeCert(der), a.pem...), key, now.Add(end.Sub(now) * 2 / 3), nil
+	return append(leaf, a.pem...), key, now.Add(end.Sub(now) * 2 / 3), nil
 }
 
 // ready reads the authority, unless it is loaded. It creates a new authority if a file is missing or the authority
@@ -126,37 +116,29 @@ var fpAuthority = failpoint.New("wasm.tls.key")
 
 // create makes a new authority. It writes the key before the certificate, whose existence completes the authority.
 func (a *authority) create(ctx context.Context) error {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
 	host, err := os.Hostname()
 	if err != nil {
 		return err
 	}
 	now := time.Now()
 	template := &x509.Certificate{
-		SerialNumber: serial(), Subject: pkix.Name{CommonName: "Tripod node " + host}, NotBefore: now.Add(-backdated), NotAfter: now.Add(authorityLife),
+		Subject: pkix.Name{CommonName: "Tripod node " + host}, NotBefore: now.Add(-backdated), NotAfter: now.Add(authorityLife),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return err
-	}
-	raw, err := encodeKey(key)
+	cert, key, err := dataplane.IssueCertificate(template, nil, nil)
 	if err != nil {
 		return err
 	}
 	if err := ledger.RemoveFile(a.certFile()); err != nil { // so that an old certificate never meets the new key
 		return err
 	}
-	if err := syncFile(a.keyFile(), raw, 0o600); err != nil {
+	if err := syncFile(a.keyFile(), key, 0o600); err != nil {
 		return sandbox.DiskError(err)
 	}
 	if err := fpAuthority.Hit(ctx); err != nil {
 		return err
 	}
-	if err := syncFile(a.certFile(), encodeCert(der), 0o644); err != nil {
+	if err := syncFile(a.certFile(), cert, 0o644); err != nil {
 		return sandbox.DiskError(err)
 	}
 	return a.read()
@@ -174,24 +156,4 @@ func syncFile(path string, content []byte, mode fs.FileMode) error {
 		return err
 	}
 	return os.Rename(tmp, path)
-}
-
-func serial() *big.Int {
-	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // RFC 5280, 4.1.2.2: at most 20 octets, positive
-	if err != nil {
-		panic(err) // crypto/rand never fails on Linux
-	}
-	return n.Add(n, big.NewInt(1))
-}
-
-func encodeCert(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-}
-
-func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, err
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }

@@ -133,7 +133,7 @@ func serve(config workerapi.WorkerConfig, version string, e *engine.Engine, logg
 	w := worker.New(worker.Config{
 		Name: config.Name, Program: version, Pid: pid, Engine: e, Logger: logger, LogSizeMax: config.LogSizeMax, Spans: config.Spans,
 		Connections: config.Connections,
-		Publish:     func(e workerapi.Event) { server.Publish(e) }, // pods are started by the server only
+		Publish:     func(e workerapi.Event) { server.Publish(e) }, // server is set before any pod is started
 	})
 	server = workerapi.NewServer(controlSocket, w, logger)
 	ended := make(chan error, 2)

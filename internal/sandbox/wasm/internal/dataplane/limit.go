@@ -15,8 +15,8 @@ type Limiter struct {
 	wait    time.Duration
 }
 
-// NewLimiter returns a Limiter for limit concurrent requests and a queue of the same size. A request waits at most
-// wait.
+// NewLimiter returns a Limiter for limit concurrent requests and a queue of the same size, in which a request waits for
+// at most the duration wait.
 func NewLimiter(limit int, wait time.Duration) *Limiter {
 	return &Limiter{slots: make(chan struct{}, limit), wait: wait}
 }

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -98,18 +99,9 @@ func (m Material) config() (*tls.Config, error) {
 
 // SelfSigned returns a new P-256 key and a self-signed certificate for the given names and addresses, valid for ten
 // years.
-func SelfSigned(names []string, addresses []netip.Addr) (Material, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return Material{}, err
-	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return Material{}, err
-	}
+func SelfSigned(names []string, addresses []netip.Addr) (m Material, err error) {
 	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{Organization: []string{"Tripod (generated)"}},
+		Subject: pkix.Name{Organization: []string{"Tripod (generated)"}},
 		// One hour in the past, for clients whose clocks are slow.
 		NotBefore:             time.Now().Add(-time.Hour),
 		NotAfter:              time.Now().AddDate(10, 0, 0),
@@ -121,16 +113,32 @@ func SelfSigned(names []string, addresses []netip.Addr) (Material, error) {
 	for _, a := range addresses {
 		template.IPAddresses = append(template.IPAddresses, net.IP(a.AsSlice()))
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	m.Certificate, m.Key, err = IssueCertificate(template, nil, nil)
+	return m, err
+}
+
+// IssueCertificate returns a new P-256 key and a certificate for it from template, in PEM. It sets a random serial
+// number. If parent is nil, the certificate is self-signed; otherwise signer is the parent's key.
+func IssueCertificate(template, parent *x509.Certificate, signer crypto.Signer) (certificate, key []byte, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return Material{}, err
+		return nil, nil, err
 	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // RFC 5280, 4.1.2.2: at most 20 octets
 	if err != nil {
-		return Material{}, err
+		return nil, nil, err
 	}
-	return Material{
-		Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		Key:         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}),
-	}, nil
+	template.SerialNumber = serial.Add(serial, big.NewInt(1)) // positive
+	if parent == nil {
+		parent, signer = template, private
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, private.Public(), signer)
+	if err != nil {
+		return nil, nil, err
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}), nil
 }
