@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -208,19 +209,11 @@ func (b *Backend) Close() error {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Workers == "" {
-		c.Workers = WorkerPerNode
-	}
+	c.Workers = cmp.Or(c.Workers, WorkerPerNode)
 	c.CgroupDriver, c.CgroupParent = cgroup.Defaults(c.CgroupDriver, c.CgroupParent)
-	if c.LabelPrefix == "" {
-		c.LabelPrefix = "vimana.host/"
-	}
-	if c.CompileTimeout == 0 {
-		c.CompileTimeout = 2 * time.Minute
-	}
-	if c.CompileMemory == 0 {
-		c.CompileMemory = 2 << 30
-	}
+	c.LabelPrefix = cmp.Or(c.LabelPrefix, "vimana.host/")
+	c.CompileTimeout = cmp.Or(c.CompileTimeout, 2*time.Minute)
+	c.CompileMemory = cmp.Or(c.CompileMemory, 2<<30)
 	return c
 }
 

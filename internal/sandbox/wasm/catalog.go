@@ -23,8 +23,7 @@ type component struct {
 	// of either, or empty if there is neither.
 	descriptors, metadata []byte
 	digest                string
-	// used is the time of the last use for a container.
-	used time.Time
+	used                  time.Time // last use for a container
 }
 
 // codeName returns the name of a component in workers (workerapi.Code.Digest). The same binary with other descriptors

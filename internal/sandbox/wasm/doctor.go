@@ -11,8 +11,7 @@ import (
 
 // Finding is the result of one check.
 type Finding struct {
-	// Subject names the check.
-	Subject string
+	Subject string // name of the check
 	// OK says that the check passed. If Required is set, pods can run only if it passes.
 	OK, Required bool
 	// Detail is the result, Remedy what to do if it is not OK.

@@ -66,8 +66,7 @@ type loading struct {
 	done   chan struct{}
 	loaded workerapi.Loaded
 	err    error
-	// used is the time of the last use for a container.
-	used time.Time
+	used   time.Time // last use for a container
 }
 
 func newWorker(name, scope, dir string, log *slog.Logger) *worker {
@@ -248,9 +247,11 @@ func (w *worker) load(ctx context.Context, digest string, code func(context.Cont
 		w.mu.Unlock()
 		if mine {
 			l.loaded, l.err = w.loadNow(ctx, digest, code)
-			if l.err != nil {
-				w.unlist(digest, l)
+			w.mu.Lock()
+			if l.err != nil && w.loading[digest] == l {
+				delete(w.loading, digest)
 			}
+			w.mu.Unlock()
 			close(l.done)
 			return l.loaded, l.err
 		}
@@ -280,14 +281,6 @@ func (w *worker) forgetCode(digest string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.loading, digest)
-}
-
-func (w *worker) unlist(digest string, l *loading) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.loading[digest] == l {
-		delete(w.loading, digest)
-	}
 }
 
 // unloadIdle unloads code that no container needs, except for the keep most recently used.

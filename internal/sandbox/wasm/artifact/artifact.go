@@ -24,8 +24,7 @@ const maxDescriptors = 8 << 20
 // Artifact is the component in an image of the store. It is plain data, which a backend can record. The blobs stay
 // readable while the backend holds the image (image.Store.Hold), even after the image is removed.
 type Artifact struct {
-	// ImageID is the image's ID in the store.
-	ImageID string `json:"imageID"`
+	ImageID string `json:"imageID"` // in the store
 	// Layout is how the image carries the component.
 	Layout image.Layout `json:"layout"`
 	// Wasm describes the binary. Compiled code is identified by its digest.
@@ -34,8 +33,7 @@ type Artifact struct {
 	DescriptorSet ocispec.Descriptor `json:"descriptorSet,omitzero"`
 	// MetadataLayer is the layer with Vimana's Metadata message, with an empty Digest if the image has none.
 	MetadataLayer ocispec.Descriptor `json:"metadata,omitzero"`
-	// Annotations are from the manifest.
-	Annotations map[string]string `json:"annotations,omitempty"`
+	Annotations   map[string]string  `json:"annotations,omitempty"` // from the manifest
 	// Services are the full names of the component's services; if empty, the services in the files of the descriptor
 	// set that no other file imports.
 	Services []string `json:"services,omitempty"`

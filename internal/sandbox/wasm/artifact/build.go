@@ -24,21 +24,16 @@ const AnnotationServices = "tripod.run/services"
 
 // Spec is the input of Build.
 type Spec struct {
-	// Wasm is the binary.
-	Wasm []byte
-	// Descriptors is a serialized FileDescriptorSet, or empty.
-	Descriptors []byte
-	// Annotations are the manifest's annotations.
-	Annotations map[string]string
+	Wasm        []byte            // the binary
+	Descriptors []byte            // a serialized FileDescriptorSet, or empty
+	Annotations map[string]string // for the manifest
 }
 
 // Image is an artifact that can be pushed.
 type Image struct {
 	Manifest image.Blob
-	// Blobs are the config and the layers.
-	Blobs []image.Blob
-	// Outline is the outline of the binary.
-	Outline *wasmbin.Outline
+	Blobs    []image.Blob // the config and the layers
+	Outline  *wasmbin.Outline
 }
 
 // config is the config in the CNCF's layout (TAG Runtime, "Wasm OCI Artifact layout", version 0). It omits the creation

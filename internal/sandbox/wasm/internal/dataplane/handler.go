@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -72,15 +73,9 @@ func NewGRPC(o GRPCOptions) (http.Handler, error) {
 	if o.Invoker == nil {
 		return nil, fmt.Errorf("a gRPC handler needs an Invoker: %w", errdefs.ErrInvalidArgument)
 	}
-	if o.MaxMessageBytes == 0 {
-		o.MaxMessageBytes = 4 << 20
-	}
-	if o.ReceiveTimeout == 0 {
-		o.ReceiveTimeout = 30 * time.Second
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.MaxMessageBytes = cmp.Or(o.MaxMessageBytes, 4<<20)
+	o.ReceiveTimeout = cmp.Or(o.ReceiveTimeout, 30*time.Second)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.Health == nil {
 		o.Health = NewHealth(serviceNames(o.Methods)...)
 	}

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -15,9 +16,7 @@ import (
 // NewHTTP returns the handler for a wasi:http component, which wraps next. It answers 503 to requests over the limit,
 // and cancels the context of a request after MaxTimeout.
 func NewHTTP(o Options, next http.Handler) http.Handler {
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	return &httpHandler{Options: o, next: next, stats: o.Metrics.method(httpProcedure), tracer: newTracer(o.Tracer)}
 }
 

@@ -34,12 +34,9 @@ type MethodStats struct {
 
 // Histogram is a histogram of durations in seconds.
 type Histogram struct {
-	// Bounds are the upper bounds of the buckets, except for the last, +Inf.
-	Bounds []float64 `json:"bounds"`
-	// Counts has one more element than Bounds. It is not cumulative.
-	Counts []uint64 `json:"counts"`
-	// Sum is the sum of all durations, in seconds.
-	Sum float64 `json:"sum"`
+	Bounds []float64 `json:"bounds"` // upper bounds of the buckets, without the last, +Inf
+	Counts []uint64  `json:"counts"` // per bucket, not cumulative; one more than Bounds
+	Sum    float64   `json:"sum"`    // of all durations
 }
 
 // latencyBounds are the upper bounds of the buckets. A component can answer within tens of microseconds.

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,12 +40,9 @@ type Config struct {
 
 // Sockets are the bound sockets of a pod. Each can be nil. The Server closes them.
 type Sockets struct {
-	// TLS serves HTTP/2 and HTTP/1.1 over TLS.
-	TLS net.Listener
-	// QUIC serves HTTP/3.
-	QUIC *net.UDPConn
-	// Cleartext serves HTTP/2 with prior knowledge (h2c) and HTTP/1.1.
-	Cleartext net.Listener
+	TLS       net.Listener // HTTP/2 and HTTP/1.1 over TLS
+	QUIC      *net.UDPConn // HTTP/3
+	Cleartext net.Listener // HTTP/2 with prior knowledge (h2c) and HTTP/1.1
 }
 
 // Close closes the sockets.
@@ -98,9 +96,7 @@ func NewServer(c Config) (*Server, error) {
 	if c.Handler == nil {
 		return nil, fmt.Errorf("a data plane server needs a Handler: %w", errdefs.ErrInvalidArgument)
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Group == nil {
 		c.Group = connlimit.NewGroup(c.Logger)
 	}
@@ -137,10 +133,7 @@ func (s *Server) Start(sockets Sockets) error {
 		return fmt.Errorf("sockets for TLS and QUIC need a certificate: %w", errdefs.ErrInvalidArgument)
 	}
 	if sockets.QUIC != nil {
-		port := s.AltSvcPort
-		if port == 0 {
-			port = sockets.QUIC.LocalAddr().(*net.UDPAddr).Port
-		}
+		port := cmp.Or(s.AltSvcPort, sockets.QUIC.LocalAddr().(*net.UDPAddr).Port)
 		s.altSvc = []string{`h3=":` + strconv.Itoa(port) + `"; ma=86400`}
 		s.quic = newQUICServer(s, sockets.QUIC)
 		s.serving.Go(s.quic.serve)

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,9 +53,7 @@ type Router struct {
 
 // New makes a Router.
 func New(c Config) *Router {
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	r := &Router{Config: c}
 	protocols := &http.Protocols{}
 	protocols.SetUnencryptedHTTP2(true)

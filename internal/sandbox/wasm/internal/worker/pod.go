@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -107,10 +108,7 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 }
 
 func setCPU(a *engine.Account, r workerapi.Resources) {
-	period := r.CPUPeriod
-	if period == 0 {
-		period = 100_000 // the kernel's default for cpu.max
-	}
+	period := cmp.Or(r.CPUPeriod, 100_000) // the kernel's default for cpu.max
 	a.SetCPU(time.Duration(r.CPUQuota)*time.Microsecond, time.Duration(period)*time.Microsecond)
 }
 

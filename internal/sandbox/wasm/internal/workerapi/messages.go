@@ -56,8 +56,7 @@ const (
 
 // Hello describes a worker. Its format is the same in all versions of the protocol.
 type Hello struct {
-	// Version is the worker's version of the protocol.
-	Version int `json:"version"`
+	Version int `json:"version"` // of the protocol
 	// Program is the version of tripod-wasm, Engine the fingerprint of its engine and engine configuration. Load
 	// refuses code that was compiled with another fingerprint.
 	Program string `json:"program"`
@@ -90,13 +89,11 @@ type Code struct {
 
 // Loaded describes code that a worker has loaded.
 type Loaded struct {
-	Digest string    `json:"digest"`
-	World  wit.World `json:"world"`
-	// Procedures are the gRPC methods, as "/package.Service/Method".
-	Procedures []string `json:"procedures,omitempty"`
-	// Exports and Imports are the names of the component's functions.
-	Exports []string `json:"exports"`
-	Imports []string `json:"imports"`
+	Digest     string    `json:"digest"`
+	World      wit.World `json:"world"`
+	Procedures []string  `json:"procedures,omitempty"` // gRPC methods, as "/package.Service/Method"
+	Exports    []string  `json:"exports"`              // names of the exported functions
+	Imports    []string  `json:"imports"`              // names of the imported functions
 	// OwnWorkerReason is the reason why the component must not share a worker with other pods, or empty. Such a
 	// component's responses can use unbounded memory in the worker.
 	OwnWorkerReason string `json:"apart,omitempty"`
@@ -107,24 +104,20 @@ type Loaded struct {
 type PodSpec struct {
 	ID string `json:"id"`
 	// Component names the component in logs, metrics and traces.
-	Component string `json:"component"`
-	// Digest identifies the loaded code (Code.Digest).
-	Digest string   `json:"digest"`
-	Args   []string `json:"args,omitempty"` // the first is the program's name
-	Env    []string `json:"env,omitempty"`  // KEY=value
-	Mounts []Mount  `json:"mounts,omitempty"`
+	Component string   `json:"component"`
+	Digest    string   `json:"digest"`         // of the loaded code (Code.Digest)
+	Args      []string `json:"args,omitempty"` // the first is the program's name
+	Env       []string `json:"env,omitempty"`  // KEY=value
+	Mounts    []Mount  `json:"mounts,omitempty"`
 
 	Resources Resources `json:"resources"`
 	Limits    Limits    `json:"limits"`
 	Holdings  Holdings  `json:"holdings"`
 
-	// Ports are a server's sockets. A command has none.
-	Ports []Port `json:"ports,omitempty"`
-	// TLS is required if there is a TLS or QUIC port.
-	TLS *TLS `json:"tls,omitempty"`
+	Ports []Port `json:"ports,omitempty"` // a server's sockets; a command has none
+	TLS   *TLS   `json:"tls,omitempty"`   // required for a TLS or QUIC port
 
-	// Log is the container's log, opened for appending, or nil for no log.
-	Log File `json:"log"`
+	Log File `json:"log"` // the container's log, opened for appending; nil for no log
 	// Stdin connects the guest's standard input to attached clients; otherwise the guest reads end of file. StdinOnce
 	// closes it when the first client has ended its input. TTY merges stderr into stdout.
 	Stdin     bool `json:"stdin,omitempty"`
@@ -240,18 +233,16 @@ type Status struct {
 
 // Stats are the statistics of one pod since its start.
 type Stats struct {
-	ID   string    `json:"id"`
-	Time time.Time `json:"time"`
-	// CPUNanos is the CPU time of the pod's guests.
-	CPUNanos uint64 `json:"cpuNanos"`
+	ID       string    `json:"id"`
+	Time     time.Time `json:"time"`
+	CPUNanos uint64    `json:"cpuNanos"` // CPU time of the pod's guests
 	// MemoryBytes is the current size of the linear memories and tables of all instances, PeakBytes its maximum.
-	MemoryBytes uint64 `json:"memoryBytes"`
-	PeakBytes   uint64 `json:"peakBytes"`
-	// ThrottledNanos is how long guests have waited for CPU quota.
-	ThrottledNanos uint64   `json:"throttledNanos"`
-	Instances      int      `json:"instances"` // current
-	Holdings       Holdings `json:"holdings"`  // current
-	Active         int      `json:"active"`    // requests in progress
+	MemoryBytes    uint64   `json:"memoryBytes"`
+	PeakBytes      uint64   `json:"peakBytes"`
+	ThrottledNanos uint64   `json:"throttledNanos"` // how long guests have waited for CPU quota
+	Instances      int      `json:"instances"`      // current
+	Holdings       Holdings `json:"holdings"`       // current
+	Active         int      `json:"active"`         // requests in progress
 	Requests       uint64   `json:"requests"`
 	Traps          uint64   `json:"traps"`
 	Timeouts       uint64   `json:"timeouts"`   // guests killed at their deadline
@@ -284,8 +275,7 @@ type MethodMetrics struct {
 	// bucket those above all bounds.
 	Bounds  []float64 `json:"bounds"`
 	Buckets []uint64  `json:"buckets"`
-	// Seconds is the sum of all durations.
-	Seconds float64 `json:"seconds"`
+	Seconds float64   `json:"seconds"` // sum of all durations
 }
 
 // Event is an event of a worker. One field is set.
