@@ -25,7 +25,7 @@ type certWatcher struct {
 
 	mu     sync.Mutex
 	dirs   map[string]map[string]bool // containers by directory
-	of     map[string]string          // directory by container
+	dirOf  map[string]string          // directory by container
 	timers map[string]*time.Timer     // by directory
 }
 
@@ -36,7 +36,7 @@ func newCertWatcher(log *slog.Logger) (*certWatcher, error) {
 	}
 	w := &certWatcher{
 		log: log, notify: notify, done: make(chan struct{}),
-		dirs: map[string]map[string]bool{}, of: map[string]string{}, timers: map[string]*time.Timer{},
+		dirs: map[string]map[string]bool{}, dirOf: map[string]string{}, timers: map[string]*time.Timer{},
 	}
 	go w.run()
 	return w, nil
@@ -63,18 +63,18 @@ func (w *certWatcher) follow(id, dir string) {
 		}
 		w.dirs[dir] = map[string]bool{}
 	}
-	w.dirs[dir][id], w.of[id] = true, dir
+	w.dirs[dir][id], w.dirOf[id] = true, dir
 }
 
 // forget stops watching for a container.
 func (w *certWatcher) forget(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	dir, ok := w.of[id]
+	dir, ok := w.dirOf[id]
 	if !ok {
 		return
 	}
-	delete(w.of, id)
+	delete(w.dirOf, id)
 	delete(w.dirs[dir], id)
 	if len(w.dirs[dir]) == 0 {
 		delete(w.dirs, dir)

@@ -41,14 +41,14 @@ func TestFaultW7HostDescriptors(t *testing.T) {
 	before := descriptors()
 
 	openers := []*pod{opener(50)}
-	eventually(t, "the opener has met its own bound", func() bool {
-		return strings.Contains(openers[0].logged("stdout"), "49: No file descriptors available\n") // and the directory
+	eventually(t, "the opener has reached its own limit", func() bool {
+		return strings.Contains(openers[0].logged("stdout"), "49: No file descriptors available\n") // the directory is the 50th
 	})
 	require.EqualValues(t, 50, openers[0].stats().Holdings.Files)
-	for range 4 {
-		openers = append(openers, opener(0))
-	}
-	eventually(t, "the openers have met the bound of all", func() bool {
+	second := opener(0)
+	eventually(t, "the second opener has reached the limit of one pod", func() bool { return second.stats().Holdings.Files == limit/8 })
+	openers = append(openers, second, opener(0), opener(0), opener(0))
+	eventually(t, "the openers have reached the limit of all pods", func() bool {
 		var files int64
 		met := true
 		for _, p := range openers {
@@ -57,7 +57,7 @@ func TestFaultW7HostDescriptors(t *testing.T) {
 		}
 		return files == limit/2 && met
 	})
-	require.EqualValues(t, limit/8, openers[1].stats().Holdings.Files)
+	require.EqualValues(t, limit/8, second.stats().Holdings.Files)
 	require.Less(t, descriptors(), limit*3/4)
 	for range 20 {
 		neighbour.greeter().must("SayHello", `{"name":"Ada"}`) // over a new connection

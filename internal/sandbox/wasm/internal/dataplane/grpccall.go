@@ -225,8 +225,8 @@ func (c *grpcCall) write(message []byte) error {
 }
 
 // finish ends the response with the status: in the trailer, or in the header if nothing else has been sent
-// ("Trailers-Only"). Clients take a Trailers-Only header for the trailer. So if there is header metadata, finish first
-// sends the header by itself.
+// ("Trailers-Only"). Because clients read a Trailers-Only header as the trailer, finish first flushes a header with
+// metadata.
 func (c *grpcCall) finish(status *Status) {
 	header, prefix := c.writer.Header(), ""
 	if !c.sent && hasMetadata(header) {
