@@ -103,9 +103,9 @@ func (r rig) die(t *testing.T, point string, v victim) {
 	require.NoError(t, err)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), victimEnv+"="+string(raw), failpoint.Variable+"="+point+"=kill")
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	err = cmd.Run()
 	exit, ok := errors.AsType[*exec.ExitError](err)
-	require.True(t, ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL, "the victim was not killed at %s: %v %s", point, err, said.String())
+	require.True(t, ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL, "the victim was not killed at %s: %v %s", point, err, stderr.String())
 }

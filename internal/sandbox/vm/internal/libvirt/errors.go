@@ -41,13 +41,13 @@ func classify(what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var said golibvirt.Error
-	if errors.As(err, &said) {
-		class, ok := classes[golibvirt.ErrorNumber(said.Code)]
+	var libvirtErr golibvirt.Error
+	if errors.As(err, &libvirtErr) {
+		class, ok := classes[golibvirt.ErrorNumber(libvirtErr.Code)]
 		if !ok {
 			class = errdefs.ErrInternal
 		}
-		return fmt.Errorf("%s: libvirt: %s: %w", what, said.Message, class)
+		return fmt.Errorf("%s: libvirt: %s: %w", what, libvirtErr.Message, class)
 	}
 	var netErr net.Error
 	if errors.Is(err, golibvirt.ErrInterrupted) || errors.Is(err, syscall.EINVAL) || errors.Is(err, io.EOF) || errors.As(err, &netErr) {

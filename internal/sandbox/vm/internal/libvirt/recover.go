@@ -71,8 +71,8 @@ func (d *Driver) awaitLink(ctx context.Context) error {
 func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machine.Definition, error) {
 	text, err := ask(ctx, d.link, "read the mark of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
 		text, err := c.DomainGetMetadata(domain, int32(golibvirt.DomainMetadataElement), golibvirt.OptString{metadataURI}, golibvirt.DomainAffectCurrent)
-		if said, ok := err.(golibvirt.Error); ok && said.Code == uint32(golibvirt.ErrNoDomainMetadata) { //nolint:errorlint // go-libvirt returns it bare
-			return "", golibvirt.Error{Code: uint32(golibvirt.ErrNoDomain), Message: said.Message}
+		if libvirtErr, ok := err.(golibvirt.Error); ok && libvirtErr.Code == uint32(golibvirt.ErrNoDomainMetadata) { //nolint:errorlint // go-libvirt returns it bare
+			return "", golibvirt.Error{Code: uint32(golibvirt.ErrNoDomain), Message: libvirtErr.Message}
 		}
 		return text, err
 	})

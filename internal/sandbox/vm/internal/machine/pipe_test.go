@@ -24,10 +24,10 @@ func TestPipe(t *testing.T) {
 			_, err = w.WriteString(word)
 			require.NoError(t, err)
 			require.NoError(t, w.Close())
-			said := make([]byte, 16)
-			n, err := end.Read(said)
+			buf := make([]byte, 16)
+			n, err := end.Read(buf)
 			require.NoError(t, err)
-			require.Equal(t, word, string(said[:n]))
+			require.Equal(t, word, string(buf[:n]))
 		}
 		require.NoError(t, end.Close())
 		_, err = machine.OpenPipe(path)

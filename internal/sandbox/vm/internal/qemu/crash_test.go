@@ -129,10 +129,10 @@ func die(t *testing.T, point string, v victim) {
 	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), victimEnv+"="+string(raw), failpoint.Variable+"="+point+"=kill")
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	err = cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		t.Fatalf("the victim was not killed at %s: %v %s", point, err, said.String())
+		t.Fatalf("the victim was not killed at %s: %v %s", point, err, stderr.String())
 	}
 }

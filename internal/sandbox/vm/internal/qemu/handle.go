@@ -171,8 +171,9 @@ func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	said := ""
-	return said, r.ask(ctx, "ringbuf-read", map[string]any{"device": firmwareRing, "size": firmware.RingSize}, &said)
+	var output string
+	err = r.ask(ctx, "ringbuf-read", map[string]any{"device": firmwareRing, "size": firmware.RingSize}, &output)
+	return output, err
 }
 
 func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {

@@ -73,9 +73,9 @@ func TestPrepare(t *testing.T) {
 		src  Source
 		over Overwrite
 	}{{one, OverwriteNever}, {one, OverwriteForeign}, {one, OverwriteImage}, {two, OverwriteNever}, {two, OverwriteForeign}} {
-		kept, err := Prepare(t.Context(), device, c.src, c.over)
-		if err != nil || kept.Copied || kept.ID != first.ID || kept.Image != one.Image {
-			t.Errorf("Prepare with %q, overwrite %s = %+v, %v; want the first disk", c.src.Image, c.over, kept, err)
+		disk, err := Prepare(t.Context(), device, c.src, c.over)
+		if err != nil || disk.Copied || disk.ID != first.ID || disk.Image != one.Image {
+			t.Errorf("Prepare with %q, overwrite %s = %+v, %v; want the first disk", c.src.Image, c.over, disk, err)
 		}
 	}
 	check(t, Check(device, first.ID))

@@ -48,8 +48,8 @@ func (n *node) qemu(id string, i tap.Interface, script string) (console func() s
 		_ = cmd.Wait()
 	})
 	return func() string {
-		said, _ := os.ReadFile(serial)
-		return string(said)
+		output, _ := os.ReadFile(serial)
+		return string(output)
 	}
 }
 
@@ -58,12 +58,12 @@ func within(t *testing.T, console func() string, pattern string) string {
 	wanted := regexp.MustCompile(pattern)
 	deadline := time.Now().Add(patience)
 	for {
-		said := console()
-		if found := wanted.FindString(said); found != "" {
+		output := console()
+		if found := wanted.FindString(output); found != "" {
 			return found
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the console does not show %s within %s:\n%s", pattern, patience, said)
+			t.Fatalf("the console does not show %s within %s:\n%s", pattern, patience, output)
 		}
 		time.Sleep(20 * time.Millisecond) // pacing of the poll
 	}

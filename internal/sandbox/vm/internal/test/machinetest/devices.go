@@ -44,12 +44,12 @@ func devices(t *testing.T, s Subject) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := strings.ReplaceAll(string(raw), "\r", "")
-	if at := strings.Index(said, "a SCSI disk"); at < 0 || strings.Index(said, "another SCSI disk") < at || strings.Index(said, "in the middle") < strings.Index(said, "another SCSI disk") {
-		t.Errorf("the SCSI disks are not in the order of the definition: %q", said)
+	output := strings.ReplaceAll(string(raw), "\r", "")
+	if at := strings.Index(output, "a SCSI disk"); at < 0 || strings.Index(output, "another SCSI disk") < at || strings.Index(output, "in the middle") < strings.Index(output, "another SCSI disk") {
+		t.Errorf("the SCSI disks are not in the order of the definition: %q", output)
 	}
 	for _, want := range []string{"the base of the root disk", "a SCSI disk begins so", "another SCSI disk", "in the middle", "parts: 8\n", wire.PortName, "org.qemu.guest_agent.0", "\nroot", "locked"} {
-		if !strings.Contains(said, want) {
+		if !strings.Contains(output, want) {
 			t.Errorf("the guest's output lacks %q: %q", want, raw)
 		}
 	}
@@ -143,11 +143,11 @@ func noBoot(t *testing.T, s Subject) {
 	l = s.Begin(t, d.Name)
 	var report firmware.Report
 	Await(t, "the firmware reports that it found nothing to boot", func() bool {
-		said, err := l.Firmware(t.Context(), d.Name)
+		output, err := l.Firmware(t.Context(), d.Name)
 		if err != nil && !errdefs.IsUnavailable(err) {
 			t.Fatal(err)
 		}
-		report.Read(said)
+		report.Read(output)
 		return report.Failed
 	})
 	if report.HandedOver || len(report.Lines) == 0 {
@@ -156,11 +156,11 @@ func noBoot(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), d.Name))
 	works := s.Definition(t)
 	l.Boot(t, works)
-	said, err := l.Firmware(t.Context(), works.Name)
-	if report = (firmware.Report{}); err != nil || said == "" {
-		t.Errorf("Firmware of a bootable machine = %q, %v; want some output", said, err)
+	output, err := l.Firmware(t.Context(), works.Name)
+	if report = (firmware.Report{}); err != nil || output == "" {
+		t.Errorf("Firmware of a bootable machine = %q, %v; want some output", output, err)
 	}
-	if report.Read(said); report.Failed {
+	if report.Read(output); report.Failed {
 		t.Errorf("the firmware of a bootable machine reports a failure: %+v", report)
 	}
 	must(t, l.Undefine(t.Context(), works.Name))
