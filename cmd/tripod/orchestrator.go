@@ -57,24 +57,13 @@ func (s *orchestratorSettings) load() (*config.Config, error) {
 	if s.embed && s.broker != "" && s.broker != config.EmbeddedBroker {
 		return nil, fmt.Errorf("--embed-broker and --broker %s conflict: choose one: %w", s.broker, errdefs.ErrInvalidArgument)
 	}
-	c, err := config.Load(s.file)
-	if err != nil {
-		return nil, err
-	}
 	if s.embed {
 		s.broker = config.EmbeddedBroker
 	}
-	for _, o := range []struct{ from, to *string }{
-		{&s.root, &c.Orchestrator.Root}, {&s.broker, &c.Orchestrator.Broker}, {&s.address, &c.Orchestrator.Address}, {&s.logLevel, &c.Log.Level},
-	} {
-		if *o.from != "" {
-			*o.to = *o.from
-		}
-	}
-	if err := c.Complete(); err != nil {
-		return nil, fmt.Errorf("invalid configuration:\n%w", err)
-	}
-	return c, nil
+	return loadConfig(s.file, func(c *config.Config) map[*string]string {
+		o := &c.Orchestrator
+		return map[*string]string{&o.Root: s.root, &o.Broker: s.broker, &o.Address: s.address, &c.Log.Level: s.logLevel}
+	})
 }
 
 // runOrchestrator runs the orchestrator until a signal, or until ctx ends.

@@ -20,17 +20,21 @@ func (s *settings) flags(c *cobra.Command) {
 	f.StringVar(&s.logLevel, "log-level", "", "override log.level: debug, info, warn, error")
 }
 
-// load reads the file, applies the flags and validates the result.
 func (s *settings) load() (*config.Config, error) {
-	c, err := config.Load(s.file)
+	return loadConfig(s.file, func(c *config.Config) map[*string]string {
+		return map[*string]string{&c.Root: s.root, &c.State: s.state, &c.GRPC.Socket: s.socket, &c.Log.Level: s.logLevel}
+	})
+}
+
+// loadConfig reads the file, overrides fields with flags that are not empty, and validates the result.
+func loadConfig(file string, overrides func(*config.Config) map[*string]string) (*config.Config, error) {
+	c, err := config.Load(file)
 	if err != nil {
 		return nil, err
 	}
-	for _, o := range []struct{ from, to *string }{
-		{&s.root, &c.Root}, {&s.state, &c.State}, {&s.socket, &c.GRPC.Socket}, {&s.logLevel, &c.Log.Level},
-	} {
-		if *o.from != "" {
-			*o.to = *o.from
+	for field, flag := range overrides(c) {
+		if flag != "" {
+			*field = flag
 		}
 	}
 	if err := c.Complete(); err != nil {

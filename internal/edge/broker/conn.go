@@ -230,16 +230,12 @@ type listener struct {
 // Init implements listeners.Listener. The address is open already.
 func (l *listener) Init(*slog.Logger) error { return nil }
 
-// ID implements listeners.Listener.
 func (l *listener) ID() string { return l.id }
 
-// Protocol implements listeners.Listener.
 func (l *listener) Protocol() string { return l.id }
 
-// Address implements listeners.Listener.
 func (l *listener) Address() string { return l.Addr().String() }
 
-// Serve implements listeners.Listener.
 func (l *listener) Serve(establish listeners.EstablishFn) {
 	defer close(l.served)
 	for {

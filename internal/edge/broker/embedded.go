@@ -159,13 +159,10 @@ func serverTLS(cfg Config) (*tls.Config, error) {
 	return conf, nil
 }
 
-// URL implements Broker.
 func (b *embedded) URL() string { return b.url }
 
-// Addresses implements Broker.
 func (b *embedded) Addresses() []string { return b.addresses }
 
-// Stats implements Broker.
 func (b *embedded) Stats() Stats {
 	info := b.server.Info
 	s := Stats{
@@ -215,7 +212,6 @@ func (b *embedded) abandon(c *conn) {
 	}
 }
 
-// Close implements Broker.
 func (b *embedded) Close(ctx context.Context) error {
 	b.closed.Do(func() {
 		b.hooks.closing.Store(true)

@@ -40,10 +40,8 @@ type hooks struct {
 	clients  map[string]struct{}    // sessions on the disk, while loading
 }
 
-// ID implements mochi.Hook.
 func (h *hooks) ID() string { return "tripod" }
 
-// Provides implements mochi.Hook.
 func (h *hooks) Provides(b byte) bool {
 	return bytes.IndexByte([]byte{
 		mochi.OnConnectAuthenticate, mochi.OnACLCheck, mochi.OnPacketRead, mochi.OnPacketProcessed, mochi.OnPacketEncode, mochi.OnSubscribe, mochi.OnWill,

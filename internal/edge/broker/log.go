@@ -11,12 +11,10 @@ type quietHandler struct{ slog.Handler }
 
 func quiet(l *slog.Logger) *slog.Logger { return slog.New(quietHandler{l.Handler()}) }
 
-// Enabled implements slog.Handler.
 func (q quietHandler) Enabled(ctx context.Context, level slog.Level) bool {
 	return q.Handler.Enabled(ctx, lowered(level))
 }
 
-// Handle implements slog.Handler.
 func (q quietHandler) Handle(ctx context.Context, r slog.Record) error {
 	out := slog.NewRecord(r.Time, lowered(r.Level), "broker: "+r.Message, r.PC)
 	r.Attrs(func(a slog.Attr) bool {
@@ -28,12 +26,10 @@ func (q quietHandler) Handle(ctx context.Context, r slog.Record) error {
 	return q.Handler.Handle(ctx, out)
 }
 
-// WithAttrs implements slog.Handler.
 func (q quietHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return quietHandler{q.Handler.WithAttrs(attrs)}
 }
 
-// WithGroup implements slog.Handler.
 func (q quietHandler) WithGroup(name string) slog.Handler {
 	return quietHandler{q.Handler.WithGroup(name)}
 }

@@ -11,7 +11,6 @@ import (
 // packetOverhead is an upper bound of a PUBLISH's bytes besides topic and payload.
 const packetOverhead = 32
 
-// Publish implements Client.
 func (c *client) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
 	if err := checkTopic(topic, qos); err != nil {
 		return fmt.Errorf("mqtt: publish: %w", err)

@@ -255,14 +255,12 @@ func (c *client) Close(ctx context.Context) (err error) {
 	return err
 }
 
-// Connected implements Client.
 func (c *client) Connected() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ready
 }
 
-// WaitConnected implements Client.
 func (c *client) WaitConnected(ctx context.Context) error {
 	c.mu.Lock()
 	connected := c.connectedCh
@@ -282,7 +280,6 @@ func (c *client) WaitConnected(ctx context.Context) error {
 	}
 }
 
-// Stats implements Client.
 func (c *client) Stats() Stats {
 	var s Stats
 	var dropped uint64

@@ -17,7 +17,6 @@ const (
 	answerTimeout = 20 * time.Second
 )
 
-// Subscribe implements Client.
 func (c *client) Subscribe(ctx context.Context, filter string, qos byte, opts SubscribeOptions) error {
 	if err := checkFilter(filter, qos); err != nil {
 		return fmt.Errorf("mqtt: subscribe: %w", err)
@@ -49,7 +48,6 @@ func (c *client) Subscribe(ctx context.Context, filter string, qos byte, opts Su
 	return nil
 }
 
-// Unsubscribe implements Client.
 func (c *client) Unsubscribe(ctx context.Context, filter string) error {
 	c.mu.Lock()
 	_, known := c.subs[filter]
