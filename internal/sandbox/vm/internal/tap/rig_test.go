@@ -286,9 +286,10 @@ func (g *guest) static(interfaces []tap.Interface) {
 			g.add(a, dev)
 		}
 		for _, r := range i.Routes {
-			args := []string{"ip", "route", "add", r.Dst.String(), "dev", dev}
+			// On a busy machine a router advertisement may have set the default route before.
+			args := []string{"ip", "route", "replace", r.Dst.String(), "dev", dev}
 			if r.Dst.Addr().Is6() {
-				args = []string{"ip", "-6", "route", "add", r.Dst.String(), "dev", dev}
+				args = []string{"ip", "-6", "route", "replace", r.Dst.String(), "dev", dev}
 			}
 			if r.GW.IsValid() {
 				args = append(args, "via", r.GW.String(), "onlink")
