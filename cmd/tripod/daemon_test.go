@@ -328,7 +328,7 @@ func TestN11RecordThatIsNotThisNodes(t *testing.T) {
 			err := runDaemon(ctx, c, quiet)
 			cancel()
 			if err == nil || !strings.Contains(err.Error(), "nothing was changed") {
-				t.Fatalf("%s: %v", name, err)
+				t.Fatalf("a record that is %s: the daemon ended with %v, want a refusal", name, err)
 			}
 		}
 	}

@@ -86,7 +86,7 @@ func TestN11OrchestratorRecordIsNotWhole(t *testing.T) {
 		err := runOrchestrator(ctx, c, quiet)
 		cancel()
 		if !errdefs.IsDataLoss(err) || !strings.Contains(err.Error(), "nothing was changed") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("a record that is %s: the orchestrator ended with %v, want a refusal", name, err)
 		}
 		if now, err := os.ReadFile(record); err != nil || string(now) != content {
 			t.Errorf("%s: the record was changed, %v", name, err)

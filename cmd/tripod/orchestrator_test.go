@@ -47,7 +47,7 @@ func TestOrchestratorFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o := c.Orchestrator; o.Broker != config.EmbeddedBroker || o.Root != "/srv/o" || o.Address != "127.0.0.1:9" || c.Log.Level != "warn" {
-		t.Errorf("%+v", o)
+		t.Errorf("with flags the settings are %+v and the log level %q, want those of the flags", o, c.Log.Level)
 	}
 	for why, args := range map[string][]string{
 		"choose one":          {"--embed-broker", "--broker", "mqtt://h"},
@@ -88,7 +88,7 @@ func TestOrchestratorLives(t *testing.T) {
 		}
 		cancel()
 		if err := <-ended; err != nil {
-			t.Fatalf("%v\n%s", err, &log)
+			t.Fatalf("the orchestrator ended with %v, want no error; its log:\n%s", err, &log)
 		}
 		expect(t, systemd, "STOPPING=1")
 	}

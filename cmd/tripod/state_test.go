@@ -79,7 +79,7 @@ func TestFileLimit(t *testing.T) {
 	}
 	var hard, own, child uint64
 	if _, err := fmt.Sscan(string(out), &hard, &own, &child); err != nil {
-		t.Fatalf("%q: %v", out, err)
+		t.Fatalf("the program printed %q: %v", out, err)
 	}
 	if own+1 < hard || child != 512 { // the Go runtime stays one below, to recognise its own limit
 		t.Errorf("with a soft limit of 512 and a hard one of %d we have %d and a child %d", hard, own, child)

@@ -57,7 +57,7 @@ func TestLoopback(t *testing.T) {
 	r.a.tell(t, false, 0, 0, "hello")
 	for _, m := range []channel.Message{r.a.find(t, false, 0, 1, 1), r.a.find(t, false, 1, 5, 1), r.b.find(t, false, 0, 9, 1)} {
 		if string(m.Payload) != "hello" {
-			t.Errorf("%v got %q", m.Header, m.Payload)
+			t.Errorf("%v got %q, want \"hello\"", m.Header, m.Payload)
 		}
 	}
 	if m := r.find(t, "app/x", 1, nil); string(m.Payload) != "hello" || m.QoS != 1 || m.Retain {
@@ -66,7 +66,7 @@ func TestLoopback(t *testing.T) {
 	r.publish("app/x", false, []byte("from outside"))
 	for _, m := range []channel.Message{r.a.find(t, false, 0, 0, 1), r.a.find(t, false, 0, 1, 2), r.a.find(t, false, 1, 5, 2), r.b.find(t, false, 0, 9, 2)} {
 		if string(m.Payload) != "from outside" {
-			t.Errorf("%v got %q", m.Header, m.Payload)
+			t.Errorf("%v got %q, want \"from outside\"", m.Header, m.Payload)
 		}
 	}
 	if n := r.count(func(m mqtt.Message) bool { return m.Topic == "app/x" }); n != 2 || r.a.count(false, 0) != 1 {
@@ -90,10 +90,10 @@ func TestChannelLimits(t *testing.T) {
 	r.a.open(t, 1, 3, channel.Write, "second") // instead of the first
 	r.a.tell(t, false, 1, 3, "two")
 	if m := r.find(t, "second", 1, nil); string(m.Payload) != "two" {
-		t.Errorf("got %q", m.Payload)
+		t.Errorf("got %q, want \"two\"", m.Payload)
 	}
 	if n := r.m.router.Count(runtimeA, 0); n != channel.MaxChannels {
-		t.Errorf("%d channels", n)
+		t.Errorf("%d channels, want %d", n, channel.MaxChannels)
 	}
 	if n := r.count(func(m mqtt.Message) bool { return m.Topic == "first" || m.Topic == "wild/#" || m.Topic == "only/read" }); n != 0 {
 		t.Errorf("%d messages that should not be", n)
@@ -118,7 +118,7 @@ func TestChannelsEnd(t *testing.T) {
 	r.filtered("realm/proc/stdin/a1", true)
 	r.publish("realm/proc/stdin/a1", false, []byte("quit"))
 	if m := r.a.find(t, false, 1, 0, 1); string(m.Payload) != "quit" {
-		t.Errorf("got %q", m.Payload)
+		t.Errorf("got %q, want \"quit\"", m.Payload)
 	}
 }
 
@@ -208,7 +208,7 @@ func TestWhileTheBrokerIsAway(t *testing.T) {
 	r.client().connect()
 	r.find(t, "sure", 1, nil)
 	if n := r.count(func(m mqtt.Message) bool { return m.Topic == "plain" }); n != 0 {
-		t.Errorf("%d messages with QoS 0", n)
+		t.Errorf("%d messages with QoS 0, want 0", n)
 	}
 }
 
@@ -223,7 +223,7 @@ func TestCollector(t *testing.T) {
 	for name, want := range map[string]float64{"tripod_edge_runtime_up a": 1, "tripod_edge_modules a running": 1, "tripod_edge_refused_total unknown-index": 1,
 		"tripod_edge_exited_modules_total other": 1, "tripod_edge_broker_connected": 1, "tripod_edge_registered": 1} {
 		if got[name] != want {
-			t.Errorf("%s is %v", name, got[name])
+			t.Errorf("%s is %v, want %v", name, got[name], want)
 		}
 	}
 }

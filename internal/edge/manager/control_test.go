@@ -56,7 +56,7 @@ func TestBadOrders(t *testing.T) {
 		t.Errorf("a later peer's request is answered by %s", later.Payload)
 	}
 	if n := r.count(isExit("live")); n != 0 {
-		t.Errorf("the live module was told exited %d times because of a duplicate", n)
+		t.Errorf("the live module was told exited %d times because of a duplicate, want 0", n)
 	}
 	r.order(runtimeA, wire.ActionCreate, moduleData("next"))
 	r.a.find(t, true, 1, wire.Create, 1)
@@ -73,7 +73,7 @@ func TestOwnMessages(t *testing.T) {
 	r.order(runtimeA, wire.ActionCreate, moduleData("after"))
 	r.a.find(t, true, 0, wire.Create, 1)
 	if n := r.count(isError); n != 0 {
-		t.Errorf("%d errors", n)
+		t.Errorf("%d errors, want 0", n)
 	}
 }
 
@@ -93,7 +93,7 @@ func TestTheSameMessageTwice(t *testing.T) {
 	r.order(runtimeA, wire.ActionCreate, moduleData("after"))
 	r.a.find(t, true, 0, wire.Create, 2)
 	if n := r.count(isError); n != 0 {
-		t.Errorf("%d errors", n)
+		t.Errorf("%d errors, want 0", n)
 	}
 }
 
@@ -106,7 +106,7 @@ func TestCapacity(t *testing.T) {
 	r.a.find(t, true, channel.MaxModules-1, wire.Create, 1)
 	r.order(runtimeA, wire.ActionCreate, moduleData("extra"))
 	if got := r.errorWith(1); !strings.Contains(got, "128 modules") {
-		t.Errorf("answered %q", got)
+		t.Errorf("answered %q, want %q in it", got, "128 modules")
 	}
 	if got := r.exitedOf(runtimeA, "extra", 1)["status"].(map[string]any); got["code"] != 125.0 {
 		t.Errorf("exit of the module that found no room: got %v, want code 125", got)
@@ -174,7 +174,7 @@ func TestBadFramesOfARuntime(t *testing.T) {
 	r.a.tell(t, true, 0, wire.Exited, `{}`)
 	r.exitedOf(runtimeA, "m", 1)
 	if n := r.count(isError); n != 0 {
-		t.Errorf("%d answers on the error topic for what a runtime said", n)
+		t.Errorf("%d answers on the error topic for what a runtime said, want 0", n)
 	}
 }
 
@@ -198,7 +198,7 @@ func TestStopRuntime(t *testing.T) {
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
 	r.a.find(t, true, 0, wire.Create, 2)
 	if n := r.count(isExit("m")); n != 1 {
-		t.Errorf("told exited %d times", n)
+		t.Errorf("told exited %d times, want 1", n)
 	}
 }
 

@@ -381,7 +381,7 @@ func (w *world) check(t *testing.T) {
 		t.Errorf("told %q, want %q", told, want)
 	}
 	if got := w.running(); !slices.Equal(got, []string{"d1", "m1"}) {
-		t.Errorf("%v run", got)
+		t.Errorf("running are %v, want d1 and m1", got)
 	}
 	s, err := store.Open(filepath.Join(w.dir, "edge", "manager.db"))
 	if err != nil {
@@ -395,6 +395,6 @@ func (w *world) check(t *testing.T) {
 		}
 	}
 	if err := s.Check(); err != nil || !slices.Equal(left, []string{"module d1", "module m1"}) {
-		t.Errorf("the record has %v, %v", left, err)
+		t.Errorf("the record has %v (%v), want d1 and m1", left, err)
 	}
 }

@@ -71,14 +71,14 @@ func TestCreateFails(t *testing.T) {
 	r.order(runtimeA, wire.ActionCreate, moduleData("later"))
 	r.states(runtimeA, "", map[string]string{"later": "running"})
 	if n := len(tries); n != 3 {
-		t.Errorf("tried %d times", n)
+		t.Errorf("tried %d times, want 3", n)
 	}
 	r.order(runtimeA, wire.ActionCreate, moduleData("bad"))
 	if got := r.exitedOf(runtimeA, "bad", 1)["status"].(map[string]any); got["code"] != 125.0 || !strings.Contains(got["message"].(string), "no such program") {
-		t.Errorf("told %v", got)
+		t.Errorf("the exit has the status %v, want code 125", got)
 	}
 	if got := r.errorWith(1); !strings.Contains(got, "no such program") {
-		t.Errorf("answered %q", got)
+		t.Errorf("answered %q, want %q in it", got, "no such program")
 	}
 	r.states(runtimeA, "", map[string]string{"later": "running"})
 	r.order(runtimeA, wire.ActionCreate, moduleData("bad"))
@@ -112,7 +112,7 @@ func TestEarlyExit(t *testing.T) {
 	}
 	close(gate)
 	if got := r.exitedOf(runtimeA, "short", 1)["status"].(map[string]any); got["code"] != 0.0 {
-		t.Errorf("told %v", got)
+		t.Errorf("the exit has the status %v, want code 0", got)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -137,7 +137,7 @@ func TestDeletes(t *testing.T) {
 	r.order(runtimeA, wire.ActionDelete, moduleData("m"))
 	<-removed
 	if got := r.errorWith(1); !strings.Contains(got, "it does not listen") {
-		t.Errorf("answered %q", got)
+		t.Errorf("answered %q, want %q in it", got, "it does not listen")
 	}
 	fail = fmt.Errorf("no such module: %w", errdefs.ErrNotFound)
 	r.order(runtimeA, wire.ActionDelete, moduleData("m"))
@@ -164,7 +164,7 @@ func TestRecordFails(t *testing.T) {
 	}
 	r.order(runtimeA, wire.ActionCreate, moduleData("no"))
 	if got := r.errorWith(1); !strings.Contains(got, "record") {
-		t.Errorf("answered %q", got)
+		t.Errorf("answered %q, want %q in it", got, "record")
 	}
 	r.exitedOf(runtimeA, "no", 1)
 	r.order(runtimeA, wire.ActionDelete, moduleData("a0"))
@@ -227,7 +227,7 @@ func TestConfigs(t *testing.T) {
 		c := Config{Root: t.TempDir(), UUID: managerID, Topics: topics, Dial: r.dial, Runtimes: asRuntimes(r.a, r.b)}
 		change(&c)
 		if m, err := Open(c); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v %v", name, m, err)
+			t.Errorf("%s: Open returned %v, %v, want InvalidArgument", name, m, err)
 		}
 	}
 }

@@ -53,7 +53,7 @@ func TestDesiredState(t *testing.T) {
 	r.publish(topics.Desired(runtimeA), true, nil) // the document is gone
 	r.a.find(t, true, -1, wire.Delete, 3)
 	if n := r.count(isError); n != 0 {
-		t.Errorf("%d errors", n)
+		t.Errorf("%d errors, want 0", n)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestDesiredPoison(t *testing.T) {
 	r.order(runtimeA, wire.ActionCreate, moduleData("after"))
 	r.a.find(t, true, 1, wire.Create, 1)
 	if n := r.a.count(true, wire.Delete); n != 0 {
-		t.Errorf("%d modules deleted", n)
+		t.Errorf("%d modules deleted, want 0", n)
 	}
 }
 
@@ -100,6 +100,6 @@ func TestDesiredRestart(t *testing.T) {
 	r.a.find(t, true, 1, wire.Create, 3) // other data: it is another module
 	r.states(runtimeA, "2", map[string]string{"always": "running", "failure": "running"})
 	if n := r.a.count(true, wire.Create); n != 7 {
-		t.Errorf("%d creates", n)
+		t.Errorf("%d creates, want 7", n)
 	}
 }

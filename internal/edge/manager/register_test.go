@@ -22,7 +22,7 @@ func TestRegistrationIsNotGivenUp(t *testing.T) {
 	r := newRig(t, quick, func(b *bus) { b.silent = true })
 	third := r.find(t, topics.Reg(managerID), 3, isAction(wire.ActionCreate))
 	if n := r.count(isRegistration(runtimeA)); n != 0 {
-		t.Errorf("a runtime registers %d times before its manager has", n)
+		t.Errorf("a runtime registers %d times before its manager has, want 0", n)
 	}
 	if third.QoS != 2 {
 		t.Errorf("a registration has QoS %d", third.QoS)
@@ -91,12 +91,12 @@ func TestReconnect(t *testing.T) {
 	r.order(runtimeA, wire.ActionCreate, moduleData("other"))
 	r.a.find(t, true, 1, wire.Create, 1)
 	if n := r.count(isError); n != 0 {
-		t.Errorf("%d errors", n)
+		t.Errorf("%d errors, want 0", n)
 	}
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
 	r.errorWith(1) // that is one too many
 	if n := r.a.count(true, wire.Create); n != 2 {
-		t.Errorf("the modules were created %d times", n)
+		t.Errorf("the modules were created %d times, want 2", n)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestRuntimeDoesNotStart(t *testing.T) {
 	r.order(runtimeB, wire.ActionCreate, moduleData("m"))
 	r.b.find(t, true, 0, wire.Create, 1)
 	if n := tries.Load(); n != 4 {
-		t.Errorf("started %d times", n)
+		t.Errorf("started %d times, want 4", n)
 	}
 }
 
@@ -147,13 +147,13 @@ func TestModuleForARuntimeThatIsDown(t *testing.T) {
 	r.order(runtimeA, wire.ActionCreate, moduleData("goes"))
 	r.order(runtimeA, wire.ActionDelete, moduleData("goes"))
 	if got := r.exitedOf(runtimeA, "goes", 1); got["status"].(map[string]any)["reason"] != "killed" {
-		t.Errorf("told %v", got)
+		t.Errorf("the exit has the status %v, want reason killed", got)
 	}
 	close(up)
 	r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
 	r.a.find(t, true, 0, wire.Create, 1)
 	if n := r.a.count(true, wire.Create); n != 1 {
-		t.Errorf("%d modules were created", n)
+		t.Errorf("%d modules were created, want 1", n)
 	}
 }
 
@@ -172,7 +172,7 @@ func TestRuntimeIsLost(t *testing.T) {
 	for n := 2; n < 4; n++ {
 		r.a.kill()
 		if got := r.exitedOf(runtimeA, "stays", n-1)["status"].(map[string]any); got["reason"] != "runtime-lost" || got["code"] != 137.0 {
-			t.Errorf("told %v", got)
+			t.Errorf("the exit has the status %v, want reason runtime-lost and code 137", got)
 		}
 		r.find(t, topics.Reg(runtimeA), n-1, isAction(wire.ActionDelete))
 		r.find(t, topics.Reg(runtimeA), n, isAction(wire.ActionCreate))
@@ -181,7 +181,7 @@ func TestRuntimeIsLost(t *testing.T) {
 		}
 	}
 	if got := r.exitedOf(runtimeA, "goes", 1)["status"].(map[string]any); got["reason"] != "killed" {
-		t.Errorf("told %v", got)
+		t.Errorf("the exit has the status %v, want reason killed", got)
 	}
 	// The orchestrator creates it again too, after the registration: that is the same module.
 	r.order(runtimeA, wire.ActionCreate, moduleData("stays", "args", args))
@@ -191,7 +191,7 @@ func TestRuntimeIsLost(t *testing.T) {
 		t.Errorf("%d modules created, %d errors, told exited %d times", n, r.count(isError), r.count(isExit("stays")))
 	}
 	if n := r.m.router.Count(runtimeA, 0); n != 0 {
-		t.Errorf("%d channels are open of a module that opened none", n)
+		t.Errorf("%d channels are open of a module that opened none, want 0", n)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestRestart(t *testing.T) {
 	r.a.find(t, true, 3, wire.Delete, 1)
 	r.close()
 	if n := r.count(func(m mqtt.Message) bool { return isAction(wire.ActionExited)(m) }); n != 0 {
-		t.Errorf("%d modules were told exited by a daemon that ends", n)
+		t.Errorf("%d modules were told exited by a daemon that ends, want 0", n)
 	}
 	r.set(func(b *bus) { b.away = true })
 	a.lives = map[string]bool{"runs": true, "ends": true}
@@ -242,10 +242,10 @@ func TestRestart(t *testing.T) {
 	r.m.hosts[0].wait(t.Context(), func() bool { return r.m.hosts[0].byUUID["ends"] == nil })
 	r.client().connect()
 	if got := r.exitedOf(runtimeA, "ends", 1)["status"].(map[string]any); got["reason"] != "exited" {
-		t.Errorf("told %v", got)
+		t.Errorf("the exit has the status %v, want reason exited", got)
 	}
 	if got := r.exitedOf(runtimeA, "deleted", 1)["status"].(map[string]any); got["reason"] != "killed" {
-		t.Errorf("told %v", got)
+		t.Errorf("the exit has the status %v, want reason killed", got)
 	}
 	if n := r.a.count(true, wire.Create); n != 5 || a.seen["runs"] != 0 || a.seen["gone"] != 1 {
 		t.Errorf("%d created, adopted %v", n, a.seen)
@@ -272,12 +272,12 @@ func TestExitIsToldAgain(t *testing.T) {
 	r.open()
 	r.client().connect()
 	if got := r.exitedOf(runtimeA, "m", 1)["status"].(map[string]any); got["code"] != 4.0 {
-		t.Errorf("told %v", got)
+		t.Errorf("the exit has the status %v, want code 4", got)
 	}
 	r.find(t, topics.Reg(managerID), registered+1, isAction(wire.ActionCreate))
 	r.m.exits.waitEmpty(t)
 	if n := r.a.count(true, wire.Create); n != 1 {
-		t.Errorf("created %d times", n)
+		t.Errorf("created %d times, want 1", n)
 	}
 }
 

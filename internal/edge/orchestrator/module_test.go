@@ -43,7 +43,7 @@ func TestFieldsAreKeptVerbatim(t *testing.T) {
 	b.end()
 	b.start()
 	if got := string(b.state.get(key{Module, "a"}).view().Bytes()); !strings.Contains(got, `"html":"<&>"`) || !strings.Contains(got, `{ "k" :  1 }`) {
-		t.Errorf("after a restart: %s", got)
+		t.Errorf("after a restart the data are %s, want them verbatim", got)
 	}
 }
 
@@ -62,7 +62,7 @@ func TestPlacementByAPIsAndFreeSlots(t *testing.T) {
 	b.hears()
 	b.create("e", "", `,"apis":["tpu"]`)
 	if why := b.refusal(); !strings.Contains(why, "tpu") {
-		t.Error(why)
+		t.Errorf("answered %q, want %q in it", why, "tpu")
 	}
 	b.wantStates("a:A b:A c:A d:Q")
 	b.exited("r1", "a", `"exited"`)
@@ -102,7 +102,7 @@ func TestE1MoreModulesThanSlots(t *testing.T) {
 		b.create(fmt.Sprint("m", i), "r1", "")
 	}
 	if n := len(b.hear()); n != 128 {
-		t.Errorf("%d modules were ordered at a runtime with 128 slots", n)
+		t.Errorf("%d modules were ordered at a runtime with 128 slots, want 128", n)
 	}
 	b.exited("r1", "m0", `"exited"`)
 	b.exited("r1", "m1", `"exited"`)
@@ -117,7 +117,7 @@ func TestRefusals(t *testing.T) {
 	b.say("realm/proc/reg/r1", envelope("delete", `{"type":"runtime","uuid":"r1"}`))
 	b.create("dead", "r1", "")
 	if why := b.refusal(); !strings.Contains(why, "dead") {
-		t.Error(why)
+		t.Errorf("answered %q, want %q in it", why, "dead")
 	}
 	b.register("r1", 1)
 	b.hear()
@@ -148,7 +148,7 @@ func TestRefusals(t *testing.T) {
 	}
 	b.exited("r2", "a", `"exited"`)
 	if got := b.refusal(); !strings.Contains(got, "belongs to the runtime") {
-		t.Error(got)
+		t.Errorf("answered %q, want %q in it", got, "belongs to the runtime")
 	}
 	b.exited("r1", "x", `"exited"`) // a module that is desired of its manager is none of ours
 	b.hears()
@@ -171,7 +171,7 @@ func TestAnswersInTheWordsOfTheRequester(t *testing.T) {
 	}
 	got[2] = got[2][2:] // an id of its own
 	if fmt.Sprint(got) != "[id create resp id create resp  create req id error resp id error arts_resp]" {
-		t.Errorf("%q", got)
+		t.Errorf("the answers are %q, want each with the types of its requester", got)
 	}
 }
 

@@ -25,7 +25,7 @@ func TestRegistrationIsAnsweredInFull(t *testing.T) {
 	b.say("realm/proc/reg/r", envelope("create", `{"type":"runtime","uuid":"r","name":"min","runtime_type":"linux/minimal","apis":["wasm"],"parent":"m","mine":{"a":[1]}}`))
 	all := b.hears("reg/m create", "reg/r create")
 	if got := fmt.Sprint(all[0].ObjectID, all[0].Type, all[0].Data); got != "id-createarts_respmap[details:map[ka_interval_sec:60 name:node status:A uuid:m] result:ok]" {
-		t.Error(got)
+		t.Errorf("the registration is answered with %s, want all details", got)
 	}
 	want := "map[details:map[aot_target:map[] apis:[wasm] ka_interval_sec:60 max_nmodules:100 metadata:<nil> mine:map[a:[1]] name:min page_size:65536 parent:m platform:<nil> runtime_type:linux/minimal status:A uuid:r] result:ok]"
 	if got := fmt.Sprint(all[1].Data); got != want {
@@ -56,7 +56,7 @@ func TestBadRegistrations(t *testing.T) {
 	b.say("realm/proc/reg/gone", envelope("delete", `{"type":"runtime","uuid":"gone"}`))
 	b.hears() // nobody's last will
 	if n := len(b.state.list(Runtime)); n != 1 {
-		t.Errorf("%d runtimes", n)
+		t.Errorf("%d runtimes, want 1", n)
 	}
 }
 
@@ -74,7 +74,7 @@ func TestManagerIsLostAndComesBack(t *testing.T) {
 	b.wantStates("a:K b:D c:K gone:K")
 	for _, r := range b.state.list(Runtime) {
 		if r.Status != Dead {
-			t.Errorf("%s is %s", r.UUID, r.Status)
+			t.Errorf("the runtime %s is %s, want it dead", r.UUID, r.Status)
 		}
 	}
 	b.delete("gone")
@@ -141,7 +141,7 @@ func TestPromisedKeepalives(t *testing.T) {
 	b.say("realm/proc/reg/r1", envelope("create", `{"type":"runtime","uuid":"r1","parent":"m","ka_interval_sec":5}`))
 	b.say("realm/proc/reg/alone", envelope("create", `{"type":"runtime","uuid":"alone"}`))
 	if all := b.hears("reg/r1 create", "reg/alone create"); fmt.Sprint(all[0].Data["details"].(map[string]any)["ka_interval_sec"]) != "5" {
-		t.Error(all)
+		t.Errorf("the answers are %v, want the promised interval of 5 s", all)
 	}
 	b.clock.pass(16 * time.Second)
 	b.checkDeadlines(t.Context())
@@ -256,7 +256,7 @@ func TestN5DiskIsFull(t *testing.T) {
 	}
 	b.create("a", "r1", "")
 	if why := b.refusal(); !strings.Contains(why, "no space left") {
-		t.Error(why)
+		t.Errorf("answered %q, want %q in it", why, "no space left")
 	}
 	b.wantStates("")
 	b.create("a", "r1", "")
@@ -269,7 +269,7 @@ func TestMistakesOfItsOwnEndNothing(t *testing.T) {
 	b.link.set(func(l *link) { l.panics = true })
 	b.register("r1", 1)
 	if why := b.refusal(); !strings.Contains(why, "defect") {
-		t.Error(why)
+		t.Errorf("answered %q, want %q in it", why, "defect")
 	}
 	b.create("a", "r1", "")
 	b.hears("control/r1 create a")

@@ -61,7 +61,7 @@ func TestLists(t *testing.T) {
 	}
 	for _, path := range []string{"/api/modules/?start=-1", "/api/runtimes/?limit=many", "/api/queued/?start=99999999999999999999"} {
 		if code, got := get(t, b, path); code != http.StatusBadRequest || got["error"] == "" {
-			t.Errorf("GET %s: %d %v", path, code, got)
+			t.Errorf("GET %s: got %d %v, want %d and an error", path, code, got, http.StatusBadRequest)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func TestOne(t *testing.T) {
 		"/api/runtimes/" + r1 + "/?x=": r1,
 	} {
 		if code, got := get(t, b, path); code != http.StatusOK || got["uuid"] != want {
-			t.Errorf("GET %s: %d %v", path, code, got)
+			t.Errorf("GET %s: got %d %v, want the record %s", path, code, got, want)
 		}
 	}
 	_, m := get(t, b, "/api/modules/aaaa-1/")
@@ -99,7 +99,7 @@ func TestOne(t *testing.T) {
 	}
 	for _, path := range []string{"/api/modules/nope/", "/api/runtimes/aaaa-1/", "/", "/api/", "/api/modules/a/b/", "/api/queued/a/", "/api/modules/%00/"} {
 		if code, got := get(t, b, path); code != http.StatusNotFound || got["error"] == nil {
-			t.Errorf("GET %s: %d %v", path, code, got)
+			t.Errorf("GET %s: got %d %v, want %d and an error", path, code, got, http.StatusNotFound)
 		}
 	}
 }
@@ -110,7 +110,7 @@ func TestOnlyGETIsServed(t *testing.T) {
 		w := httptest.NewRecorder()
 		b.Handler().ServeHTTP(w, httptest.NewRequest(method, "/api/modules/", strings.NewReader("{}")))
 		if w.Code != http.StatusMethodNotAllowed || w.Header().Get("Allow") == "" {
-			t.Errorf("%s: %d", method, w.Code)
+			t.Errorf("%s is answered with %d, want %d and an Allow header", method, w.Code, http.StatusMethodNotAllowed)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func TestMetricsAndHealth(t *testing.T) {
 		}
 	}
 	if code, got := get(t, b, "/healthz"); code != http.StatusOK || got["status"] != "ok" {
-		t.Errorf("health %d %v", code, got)
+		t.Errorf("GET /healthz: got %d %v, want 200 and ok", code, got)
 	}
 	b.link.set(func(l *link) { l.away = true })
 	if code, _ := get(t, b, "/healthz"); code != http.StatusServiceUnavailable {
@@ -155,7 +155,7 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	body, _ := io.ReadAll(resp.Body)
 	resp.Body.Close()
 	if strings.TrimSpace(string(body)) != `{"count":0,"results":[],"start":0}` {
-		t.Errorf("%s", body)
+		t.Errorf("GET /api/queued/ answered %s, want an empty list", body)
 	}
 	cancel()
 	if err := <-ended; err != nil {

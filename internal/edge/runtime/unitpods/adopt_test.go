@@ -26,7 +26,7 @@ func TestAdopt(t *testing.T) {
 	r.reopen()
 	r.print(uuid, "after")
 	if ok, err := r.Adopt(t.Context(), 4, r.data(uuid)); !ok || err != nil {
-		t.Fatalf("adopted %v, %v", ok, err)
+		t.Fatalf("Adopt returned %v, %v, want true without an error", ok, err)
 	}
 	if ok, err := r.Adopt(t.Context(), 5, r.data(uuid)); ok || !errdefs.IsAlreadyExists(err) {
 		t.Errorf("adopted twice %v, %v", ok, err)
@@ -35,7 +35,7 @@ func TestAdopt(t *testing.T) {
 	w := r.worker()
 	r.must(w.Write(open(0, "app/c")))
 	if m := r.receive(); m.Arg != channel.OpenChannel || m.Module != 4 {
-		t.Errorf("message %+v", m)
+		t.Errorf("received %+v, want a message of type OpenChannel", m)
 	}
 	if pods := r.node.Pods(); len(pods) != 1 || pods[0].ID != p.ID || pods[0].Container(p.ID).State != node.Running {
 		t.Errorf("pods %v", pods)
@@ -55,7 +55,7 @@ func TestAdoptWhatHasEnded(t *testing.T) {
 	r.eventually("the container has ended", func() bool { return r.pod(uuid).Container(p.ID).State == node.Stopped })
 	r.reopen()
 	if ok, err := r.Adopt(t.Context(), 0, r.data(uuid)); !ok || err != nil {
-		t.Fatalf("adopted %v, %v", ok, err)
+		t.Fatalf("Adopt returned %v, %v, want true without an error", ok, err)
 	}
 	r.want(0, wire.ModuleLog, "last words")
 	r.wantExited(0, 4, "exited")
@@ -83,7 +83,7 @@ func TestAdoptWhatIsNotThere(t *testing.T) {
 		t.Errorf("a container that was never started: %v, %v", ok, err)
 	}
 	if pods := r.node.Pods(); len(pods) != 0 {
-		t.Errorf("pods are left: %v", pods)
+		t.Errorf("pods are left: %v, want none", pods)
 	}
 	r.create(0, uuid)
 }
@@ -96,10 +96,10 @@ func TestAdoptAfterAReboot(t *testing.T) {
 	r.must(os.RemoveAll(filepath.Join(r.dir, "pods")))
 	r.open()
 	if ok, err := r.Adopt(t.Context(), 0, r.data(uuid)); ok || err != nil {
-		t.Fatalf("adopted %v, %v", ok, err)
+		t.Fatalf("Adopt returned %v, %v, want false without an error", ok, err)
 	}
 	if pods := r.node.Pods(); len(pods) != 0 {
-		t.Errorf("pods are left: %v", pods)
+		t.Errorf("pods are left: %v, want none", pods)
 	}
 	r.create(0, uuid, withChannel)
 }
@@ -109,7 +109,7 @@ func TestAdoptKeepsTheDeadline(t *testing.T) {
 	r.create(0, uuid, `"resources":{"deadline":1}`)
 	r.reopen()
 	if ok, err := r.Adopt(t.Context(), 0, r.data(uuid)); !ok || err != nil {
-		t.Fatalf("adopted %v, %v", ok, err)
+		t.Fatalf("Adopt returned %v, %v, want true without an error", ok, err)
 	}
 	r.wantExited(0, 137, "deadline")
 }
@@ -140,7 +140,7 @@ func TestOrphans(t *testing.T) {
 	r.must(err)
 	r.reopen()
 	if ok, err := r.Adopt(t.Context(), 0, r.data("kept")); !ok || err != nil {
-		t.Fatalf("adopted %v, %v", ok, err)
+		t.Fatalf("Adopt returned %v, %v, want true without an error", ok, err)
 	}
 	r.eventually("the orphan is removed", func() bool { return len(r.node.Pods()) == 2 })
 	r.pod("kept")

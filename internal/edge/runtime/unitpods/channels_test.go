@@ -26,13 +26,13 @@ func TestChannelsBothWays(t *testing.T) {
 	r.must(w.Write(open(200, "app/c")))
 	r.must(w.Write(channel.Message{Header: channel.Header{Arg: 200}, Payload: []byte("out")}))
 	if m := r.receive(); !m.Control || m.Module != 9 || m.Arg != channel.OpenChannel {
-		t.Errorf("message %+v", m)
+		t.Errorf("received %+v, want a message of type OpenChannel", m)
 	}
 	if r.Group(9) != "group" {
 		t.Errorf("group %q", r.Group(9))
 	}
 	if m := r.receive(); m.Control || m.Module != 9 || m.Arg != 200 || string(m.Payload) != "out" {
-		t.Errorf("message %+v", m)
+		t.Errorf("received %+v, want the payload %q", m, "out")
 	}
 	sent := make(chan error, 1)
 	go func() {
@@ -48,7 +48,7 @@ func TestChannelsBothWays(t *testing.T) {
 	r.must(w.Write(channel.Message{Header: channel.Header{Arg: 200}, Payload: []byte("last")}))
 	r.guests.Exit(p.ID, 0)
 	if m := r.receive(); string(m.Payload) != "last" {
-		t.Errorf("message %+v", m)
+		t.Errorf("received %+v, want the payload %q", m, "last")
 	}
 	r.wantExited(9, 0, "exited")
 }
@@ -61,17 +61,17 @@ func TestChannelsConnectAnew(t *testing.T) {
 	w := r.worker()
 	r.must(w.Write(open(3, "app/c")))
 	if m := r.receive(); m.Arg != channel.OpenChannel {
-		t.Errorf("message %+v", m)
+		t.Errorf("received %+v, want a message of type OpenChannel", m)
 	}
 	r.must(w.Close())
 	m := r.receive()
 	if fd, err := channel.ParseClose(m.Payload); m.Arg != channel.CloseChannel || fd != 3 || err != nil {
-		t.Errorf("message %+v", m)
+		t.Errorf("received %+v, want a message of type CloseChannel", m)
 	}
 	w = r.worker()
 	r.must(w.Write(open(3, "app/c")))
 	if m := r.receive(); m.Arg != channel.OpenChannel || m.Module != 1 {
-		t.Errorf("message %+v", m)
+		t.Errorf("received %+v, want a message of type OpenChannel", m)
 	}
 }
 
@@ -129,18 +129,18 @@ func TestClosedRuntime(t *testing.T) {
 		t.Error("the connection stands")
 	}
 	if _, err := r.Receive(t.Context()); !errdefs.IsUnavailable(err) {
-		t.Errorf("Receive: %v", err)
+		t.Errorf("Receive of a closed runtime returned %v, want Unavailable", err)
 	}
 	for name, err := range map[string]error{
 		"Send":   r.Send(t.Context(), channel.Message{}),
 		"Create": r.Create(t.Context(), 1, r.data("other")),
 	} {
 		if !errdefs.IsUnavailable(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s of a closed runtime returned %v, want Unavailable", name, err)
 		}
 	}
 	if _, err := r.Start(t.Context()); !errdefs.IsUnavailable(err) {
-		t.Errorf("Start: %v", err)
+		t.Errorf("Start of a closed runtime returned %v, want Unavailable", err)
 	}
 	if c := r.pod(uuid).Container(p.ID); c.State != "Running" {
 		t.Errorf("the module is %s", c.State)

@@ -57,7 +57,7 @@ func TestLogOverRestarts(t *testing.T) {
 		}
 		r.reopen()
 		if ok, err := r.Adopt(t.Context(), 0, r.data(uuid)); !ok || err != nil {
-			t.Fatalf("adopted %v, %v", ok, err)
+			t.Fatalf("Adopt returned %v, %v, want true without an error", ok, err)
 		}
 	}
 	for ; next < rounds*lines; next++ {

@@ -70,10 +70,10 @@ func TestModuleEnds(t *testing.T) {
 	r.wantExited(0, 3, "exited")
 	r.cleanup(0, uuid)
 	if pods := r.node.Pods(); len(pods) != 0 {
-		t.Errorf("pods are left: %v", pods)
+		t.Errorf("pods are left: %v, want none", pods)
 	}
 	if left, _ := filepath.Glob(filepath.Join(r.config.LogDir, "*", "*")); len(left) != 0 {
-		t.Errorf("files are left: %v", left)
+		t.Errorf("files are left: %v, want none", left)
 	}
 	r.create(0, uuid) // index and uuid are free
 }
@@ -103,7 +103,7 @@ func TestStop(t *testing.T) {
 	r.must(r.Stop(t.Context()))
 	for range 2 {
 		if m := r.receive(); m.Arg != wire.Exited {
-			t.Errorf("message %+v", m)
+			t.Errorf("received %+v, want a message of type Exited", m)
 		}
 	}
 	if err := r.Delete(t.Context(), 9, "uuid-9"); !errdefs.IsNotFound(err) {
@@ -164,10 +164,10 @@ func TestCreateRefused(t *testing.T) {
 	} {
 		err := r.Create(t.Context(), c.index, r.data(uuid, c.more...))
 		if !c.class(err) || !strings.Contains(err.Error(), c.say) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Create returned %v, want an error of its class with %q in it", name, err, c.say)
 		}
 		if n := len(r.node.Pods()); n != 1 {
-			t.Fatalf("%s: %d pods", name, n)
+			t.Fatalf("%s: %d pods, want only that of the running module", name, n)
 		}
 	}
 	if left, _ := filepath.Glob(filepath.Join(r.config.LogDir, "*")); len(left) != 2 { // of the running one, and the positions
@@ -186,10 +186,10 @@ func TestStartFails(t *testing.T) {
 	_, err = broken.Start(t.Context())
 	r.must(err)
 	if err := broken.Create(t.Context(), 0, r.data(uuid)); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Create of a module that cannot start returned %v, want FailedPrecondition", err)
 	}
 	if pods := r.node.Pods(); len(pods) != 0 {
-		t.Errorf("pods are left: %v", pods)
+		t.Errorf("pods are left: %v, want none", pods)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -236,7 +236,7 @@ func TestEndings(t *testing.T) {
 	}
 	raw, err := json.Marshal(ending{1, "exited", ""})
 	if err != nil || string(raw) != `{"code":1,"reason":"exited","message":""}` {
-		t.Errorf("%s, %v", raw, err)
+		t.Errorf("an ending is encoded as %s (%v), want code, reason and message", raw, err)
 	}
 }
 
@@ -280,6 +280,6 @@ func TestAllModules(t *testing.T) {
 		}
 	}
 	if n := len(r.node.Pods()); n != 0 {
-		t.Errorf("%d pods are left", n)
+		t.Errorf("%d pods are left, want 0", n)
 	}
 }

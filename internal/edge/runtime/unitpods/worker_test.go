@@ -181,7 +181,7 @@ func TestRealWorker(t *testing.T) {
 		w.cleanup(i, uuid)
 	}
 	if n := len(w.node.Pods()); n != 0 {
-		t.Errorf("%d pods are left", n)
+		t.Errorf("%d pods are left, want 0", n)
 	}
 }
 
@@ -211,7 +211,7 @@ func TestRealChannels(t *testing.T) {
 			w.close()
 			w.open()
 			if ok, err := w.Adopt(t.Context(), 3, w.data(uuid)); !ok || err != nil {
-				t.Fatalf("adopted %v, %v", ok, err)
+				t.Fatalf("Adopt returned %v, %v, want true without an error", ok, err)
 			}
 		}
 	}
@@ -220,7 +220,7 @@ func TestRealChannels(t *testing.T) {
 	}
 	w.must(w.Delete(t.Context(), 3, uuid))
 	if m := w.receive(); m.Arg != channel.CloseChannel {
-		t.Errorf("message %+v", m)
+		t.Errorf("received %+v, want a message of type CloseChannel", m)
 	}
 	if e := w.wantExited(3, 0, "killed"); e.Message == "" { // the end of its channel was its end
 		t.Error("the end has no message")
@@ -232,10 +232,10 @@ func TestRealBadModule(t *testing.T) {
 	w := newWhole(t)
 	w.must(os.WriteFile(filepath.Join(w.modules, "m.wasm"), emptyModule, 0o644))
 	if err := w.Create(t.Context(), 0, w.data(uuid)); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Create of an empty module returned %v, want InvalidArgument", err)
 	}
 	if n := len(w.node.Pods()); n != 0 {
-		t.Errorf("%d pods are left", n)
+		t.Errorf("%d pods are left, want 0", n)
 	}
 }
 
@@ -253,7 +253,7 @@ func TestCreateIsFast(t *testing.T) {
 		took = append(took, time.Since(begin))
 	}
 	if n := len(w.node.Pods()); n != modules {
-		t.Errorf("%d pods", n)
+		t.Errorf("%d pods, want %d", n, modules)
 	}
 	took = took[1:] // the first compiles
 	sort.Slice(took, func(i, j int) bool { return took[i] < took[j] })
