@@ -22,7 +22,7 @@ func (r *rig) modules(f *fake, n int) {
 	}
 }
 
-// filtered waits until the manager has subscribed to a filter, or has not.
+// filtered waits until the manager has subscribed to a filter, or has unsubscribed.
 func (r *rig) filtered(filter string, want bool) byte {
 	r.t.Helper()
 	deadline := time.Now().Add(patience)
@@ -40,8 +40,9 @@ func (r *rig) filtered(filter string, want bool) byte {
 	}
 }
 
-// TestLoopback: a message reaches the other channels of the node, those of the sender's runtime and module among them
-// (the public manager withholds it from the whole runtime), never the channel that sent it, and the broker once.
+// TestLoopback: a message reaches the other channels of the node, including those of the sender's runtime and module
+// (the public manager withholds it from the whole runtime), but never the channel that sent it. It reaches the broker
+// once.
 func TestLoopback(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
@@ -74,7 +75,7 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestChannelLimits: bad channels are refused and nothing else is disturbed (fault E1).
+// TestChannelLimits: bad channels are refused and disturb nothing (fault E1).
 func TestChannelLimits(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
@@ -100,7 +101,7 @@ func TestChannelLimits(t *testing.T) {
 	}
 }
 
-// TestChannelsEnd: by closing, and with their module; subscriptions with them.
+// TestChannelsEnd: channels end when they are closed and with their module, and their subscriptions with them.
 func TestChannelsEnd(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
@@ -122,8 +123,7 @@ func TestChannelsEnd(t *testing.T) {
 	}
 }
 
-// TestSlowModule: a module that does not read holds no other up, and what it does not read is bounded (the oldest is
-// dropped).
+// TestSlowModule: a module that does not read delays no other, and its queue is bounded: the oldest message is dropped.
 func TestSlowModule(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Limits.Messages = 10 })
 	r.modules(r.a, 3)
@@ -148,7 +148,7 @@ func TestSlowModule(t *testing.T) {
 	}
 }
 
-// TestRate: a module that publishes too much loses the rest, and no other does.
+// TestRate: a module that publishes too much loses messages above its limit; other modules lose none.
 func TestRate(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Limits.MessagesPerSecond, c.Limits.BytesPerSecond = 5, 1000 })
 	r.modules(r.a, 3)
@@ -169,7 +169,7 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// TestLargeMessages go through whole, both ways (fault E2).
+// TestLargeMessages: large messages arrive complete in both directions (fault E2).
 func TestLargeMessages(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 1)
@@ -186,7 +186,8 @@ func TestLargeMessages(t *testing.T) {
 	}
 }
 
-// TestWhileTheBrokerIsAway: QoS 1 waits with the client, QoS 0 is counted; modules of the node go on among themselves.
+// TestWhileTheBrokerIsAway: messages with QoS 1 wait in the client, those with QoS 0 are counted, and modules of the
+// node still reach each other.
 func TestWhileTheBrokerIsAway(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
@@ -212,7 +213,7 @@ func TestWhileTheBrokerIsAway(t *testing.T) {
 	}
 }
 
-// TestCollector: the figures can be registered and read.
+// TestCollector: the metrics can be registered and collected.
 func TestCollector(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
@@ -228,7 +229,7 @@ func TestCollector(t *testing.T) {
 	}
 }
 
-// figures are the manager's, by name and labels.
+// figures returns the manager's metrics, by name and labels.
 func (r *rig) figures() map[string]float64 {
 	r.t.Helper()
 	registry := prometheus.NewPedanticRegistry()

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// TestBadOrders is fault E1: each is answered on the error topic, and the next good order is obeyed.
+// TestBadOrders is fault E1: each bad order is answered on the error topic, and the next good order is obeyed.
 func TestBadOrders(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("live"))
@@ -62,8 +62,8 @@ func TestBadOrders(t *testing.T) {
 	r.a.find(t, true, 1, wire.Create, 1)
 }
 
-// TestOwnMessages: what the manager sends itself on a control topic is no order, nor an error, where a broker sends it
-// back.
+// TestOwnMessages: if a broker sends the manager its own messages on a control topic, they are neither orders nor
+// errors.
 func TestOwnMessages(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionExited, moduleData("m"))
@@ -77,7 +77,7 @@ func TestOwnMessages(t *testing.T) {
 	}
 }
 
-// TestTheSameMessageTwice: a broker sends a message once for each filter that matches, or again after a crash.
+// TestTheSameMessageTwice: a broker can send a message once for each matching filter, or again after a crash.
 func TestTheSameMessageTwice(t *testing.T) {
 	r := newRig(t, nil)
 	create := envelope(wire.ActionCreate, moduleData("m"))
@@ -97,7 +97,7 @@ func TestTheSameMessageTwice(t *testing.T) {
 	}
 }
 
-// TestCapacity: the 129th module is refused and told exited; the indices are the lowest free ones.
+// TestCapacity: the 129th module is refused and reported as exited; modules get the lowest free indexes.
 func TestCapacity(t *testing.T) {
 	r := newRig(t, nil)
 	for i := range channel.MaxModules {
@@ -127,8 +127,8 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
-// TestExits: metadata are merged; a plain string is passed on; what is no JSON is reported as such; identity cannot be
-// overridden.
+// TestExits: metadata are merged; a plain string is passed on; text that is not JSON is reported as such; type and uuid
+// cannot be overridden.
 func TestExits(t *testing.T) {
 	r := newRig(t, nil)
 	for i, c := range []struct {
@@ -156,7 +156,7 @@ func TestExits(t *testing.T) {
 	}
 }
 
-// TestBadFramesOfARuntime: what a runtime says of modules that it does not have, or in no known form, disturbs nothing.
+// TestBadFramesOfARuntime: messages from a runtime about unknown modules, or of an unknown form, disturb nothing.
 func TestBadFramesOfARuntime(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
@@ -178,7 +178,7 @@ func TestBadFramesOfARuntime(t *testing.T) {
 	}
 }
 
-// TestStopRuntime: stop ends the modules and the runtime, which comes back when it is created again.
+// TestStopRuntime: stop ends the modules and the runtime, which starts again when it is created.
 func TestStopRuntime(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
@@ -202,7 +202,7 @@ func TestStopRuntime(t *testing.T) {
 	}
 }
 
-// TestKeepaliveInterval: the configuration's interval, without a word of the runtime.
+// TestKeepaliveInterval: keepalives have the configured interval, also if the runtime sends none.
 func TestKeepaliveInterval(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.KeepAlive = 20 * time.Millisecond })
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))

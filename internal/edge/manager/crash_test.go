@@ -25,7 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// worldVariable makes the test program a daemon over the world in a directory (see daemon).
+// worldVariable turns the test program into a daemon with the world in a directory (see daemon).
 const worldVariable = "TRIPOD_EDGE_MANAGER_TEST"
 
 func TestMain(m *testing.M) {
@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// daemon runs a manager until all orders are obeyed. What outlives it is in files: the modules that run, what the
-// broker has got, and which orders it needs not deliver again.
+// daemon runs a manager until all orders are obeyed. Its world is in files that outlive it: the running modules, the
+// messages that reached the broker, and the acknowledged orders.
 func daemon(dir string) error {
 	if err := failpoint.Check(); err != nil {
 		return err
@@ -89,14 +89,14 @@ func poll(ctx context.Context, condition func() bool) error {
 	return nil
 }
 
-// world is a runtime whose modules are files, and a broker that remembers.
+// world is a runtime whose modules are files, and a broker that remembers messages.
 type world struct {
 	dir string
 	bus *bus
 	say chan channel.Message
 }
 
-// steps are the orders, one after the other, each until the manager has taken it.
+// steps returns the orders in sequence; each returns once the manager has accepted it.
 func (w *world) steps() []func(context.Context) error {
 	doc := func(modules ...map[string]any) []byte { return object(map[string]any{"modules": modules}) }
 	order := func(i int, action, uuid string) func(context.Context) error {
@@ -117,7 +117,7 @@ func (w *world) steps() []func(context.Context) error {
 	}
 }
 
-// deliver gives the manager a message and waits until it has taken it, as a broker does with QoS 2.
+// deliver passes a message to the manager and waits until the manager has processed it, like a broker with QoS 2.
 func (w *world) deliver(topic string, payload []byte) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c := w.bus.clients[0]
@@ -144,7 +144,7 @@ func (w *world) await(uuids ...string) func(context.Context) error {
 	}
 }
 
-// dial connects to the bus; what is published there is in a file at once.
+// dial connects to the bus; messages published there are written to a file immediately.
 func (w *world) dial(c mqtt.Config) (mqtt.Client, error) {
 	cl, err := w.bus.dial(c)
 	return recording{cl, w}, err
@@ -185,7 +185,7 @@ func (w *world) has(file, line string) bool { return slices.Contains(w.lines(fil
 
 func (w *world) path(uuid string) string { return filepath.Join(w.dir, "modules", uuid) }
 
-// running are the modules that run, sorted.
+// running returns the running modules, sorted.
 func (w *world) running() []string {
 	entries, _ := os.ReadDir(filepath.Join(w.dir, "modules"))
 	var all []string
@@ -197,7 +197,7 @@ func (w *world) running() []string {
 	return all
 }
 
-// write replaces a module's file at once: "INDEX", then the exit's payload if it has ended.
+// write replaces a module's file atomically: "INDEX", then the exit's payload if it has ended.
 func (w *world) write(uuid, text string) error {
 	return errors.Join(os.MkdirAll(filepath.Join(w.dir, "modules"), 0o700), os.WriteFile(w.path(uuid)+"~", []byte(text), 0o600), os.Rename(w.path(uuid)+"~", w.path(uuid)))
 }
@@ -212,7 +212,7 @@ func (w *world) read(uuid string) (index int, payload string, err error) {
 	return index, payload, err
 }
 
-// end ends a module, and says so.
+// end ends a module and reports the exit.
 func (w *world) end(uuid string, payload []byte) error {
 	index, before, err := w.read(uuid)
 	if err != nil || before != "" {
@@ -280,8 +280,8 @@ func (w *world) Adopt(_ context.Context, index int, data wire.ModuleData) (bool,
 	return true, nil
 }
 
-// TestKilledAtEachLine kills the daemon at each line that has a name, and looks at what the next one makes of it: every
-// module that is to run does, no module was started twice, no exit is untold, nothing is left in the record.
+// TestKilledAtEachLine kills the daemon at each fail point and checks the next one: every module that should run does,
+// no module was started twice, every exit is reported, and nothing is left in the record.
 func TestKilledAtEachLine(t *testing.T) {
 	failpoint.Needed(t)
 	points := slices.DeleteFunc(failpoint.Names(), func(name string) bool { return !strings.HasPrefix(name, "edge.manager.") })
@@ -312,13 +312,13 @@ func TestKilledAtEachLine(t *testing.T) {
 	}
 }
 
-// runLate lets the daemon do the first orders and kills it at the line afterwards.
+// runLate lets the daemon obey the first orders, and then kills it at the fail point.
 func (w *world) runLate(t *testing.T, point string) bool {
 	w.run(t, "edge.manager.delete.recorded=kill")
 	return w.run(t, point+"=kill")
 }
 
-// TestKilledAtAnyTime kills daemon after daemon at moments that are not chosen.
+// TestKilledAtAnyTime kills one daemon after another at random moments.
 func TestKilledAtAnyTime(t *testing.T) {
 	for i := range 6 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -333,7 +333,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 	}
 }
 
-// runFor runs a daemon for a time at most.
+// runFor runs a daemon for at most the given time.
 func (w *world) runFor(t *testing.T, d time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -346,7 +346,7 @@ func (w *world) runFor(t *testing.T, d time.Duration) {
 	}
 }
 
-// run runs a daemon; it returns whether it was killed.
+// run runs a daemon and reports whether it was killed.
 func (w *world) run(t *testing.T, points string) (killed bool) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")

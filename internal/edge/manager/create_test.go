@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// own is a runtime with ways of its own to create, delete and clean up.
+// own is a runtime with replaceable create, delete and clean-up functions.
 type own struct {
 	*fake
 	create func(index int, data wire.ModuleData) error
@@ -53,8 +53,8 @@ func ownRig(t *testing.T) (*rig, *own) {
 	return r, o
 }
 
-// TestCreateFails: after a passing failure the create is tried again; after a lasting one the module is reported exited
-// and its index is free.
+// TestCreateFails: after a temporary failure the create is retried; after a permanent one the module is reported as
+// exited and its index is free.
 func TestCreateFails(t *testing.T) {
 	r, o := ownRig(t)
 	tries := make(chan int, 16)
@@ -90,8 +90,7 @@ func TestCreateFails(t *testing.T) {
 	}
 }
 
-// TestEarlyExit: an end that is seen before the call that created the module has returned; the index is not used before
-// that.
+// TestEarlyExit: a module can exit before the call that creates it has returned; its index is not used before that.
 func TestEarlyExit(t *testing.T) {
 	r, o := ownRig(t)
 	called, gate := make(chan int, 2), make(chan struct{})
@@ -121,8 +120,8 @@ func TestEarlyExit(t *testing.T) {
 	}
 }
 
-// TestDeletes: of a module unknown to the runtime, the exit is reported at once; a delete that fails is answered and
-// can be repeated; one that arrives while the module is being created is done afterwards.
+// TestDeletes: the deletion of a module that the runtime does not know is reported as an exit immediately; a failed
+// deletion is answered and can be repeated; one that arrives while the module is being created takes effect afterwards.
 func TestDeletes(t *testing.T) {
 	r, o := ownRig(t)
 	var fail error
@@ -154,7 +153,7 @@ func TestDeletes(t *testing.T) {
 	<-removed
 }
 
-// TestRecordFails: what cannot be recorded is refused, and what runs goes on.
+// TestRecordFails: an order that cannot be recorded is refused, and running modules keep running.
 func TestRecordFails(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 1)
@@ -175,8 +174,7 @@ func TestRecordFails(t *testing.T) {
 	r.exitedOf(runtimeA, "a0", 1)
 }
 
-// TestPoisonedRecord: records that cannot be read, or are of a runtime that there is no more, keep nothing from
-// starting.
+// TestPoisonedRecord: entries that are unreadable, or belong to a removed runtime, do not prevent the start.
 func TestPoisonedRecord(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 1)
@@ -214,7 +212,7 @@ func poison(s *store.Store, kinds ...string) error {
 	return nil
 }
 
-// TestConfigs that cannot work are refused before anything is opened.
+// TestConfigs: invalid configurations are refused before anything is opened.
 func TestConfigs(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"no uuid":       func(c *Config) { c.UUID = "" },

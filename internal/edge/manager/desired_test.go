@@ -29,8 +29,8 @@ func (r *rig) states(rt string, generation string, want map[string]string) {
 	})
 }
 
-// TestDesiredState: new modules of the document are created, those removed from it are deleted, changed ones are
-// replaced; modules of other origin are left alone.
+// TestDesiredState: new modules of the document are created, removed ones deleted and changed ones replaced; modules of
+// another origin do not change.
 func TestDesiredState(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("other"))
@@ -57,7 +57,7 @@ func TestDesiredState(t *testing.T) {
 	}
 }
 
-// TestDesiredPoison: a wrong document, retained as it is, is answered, and the one before stays in force.
+// TestDesiredPoison: an invalid document is answered even if it is retained, and the previous one stays in force.
 func TestDesiredPoison(t *testing.T) {
 	r := newRig(t, nil)
 	r.desire(runtimeA, 1, moduleData("d"))
@@ -73,8 +73,8 @@ func TestDesiredPoison(t *testing.T) {
 	}
 }
 
-// TestDesiredRestart: by policy; a module that is not to be started again is not after a restart of the daemon either,
-// nor does anything need a broker.
+// TestDesiredRestart: modules restart according to their policy. A module that is not restarted stays ended after a
+// restart of the daemon. None of this needs a broker.
 func TestDesiredRestart(t *testing.T) {
 	r := newRig(t, nil)
 	r.desire(runtimeA, 1, moduleData("always"), moduleData("failure", "restart", "on-failure"), moduleData("never", "restart", "never"))

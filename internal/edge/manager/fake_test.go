@@ -26,7 +26,7 @@ const (
 
 var topics = wire.Topics{Realm: "realm"}
 
-// bus is a broker of the test: all that the manager's client and the test's own see of one.
+// bus is the test's broker for the manager's client and the test.
 type bus struct {
 	mu       sync.Mutex
 	clients  []*busClient
@@ -43,7 +43,7 @@ func newBus() *bus {
 	return &bus{retained: map[string]mqtt.Message{}, grew: make(chan struct{}), answered: map[string]bool{}}
 }
 
-// busClient is a connection; it queues QoS 1 and 2 while it is away, as the real one.
+// busClient is a connection to the bus. Like the real client, it queues QoS 1 and 2 while it is disconnected.
 type busClient struct {
 	bus     *bus
 	config  mqtt.Config
@@ -99,7 +99,7 @@ func (c *busClient) disconnect() {
 	}
 }
 
-// route delivers a message to those who subscribe, but to its publisher. The lock is the caller's.
+// route delivers a message to all subscribers except its publisher. The caller holds the lock.
 func (b *bus) route(from *busClient, m mqtt.Message) {
 	b.log = append(b.log, m)
 	close(b.grew)
@@ -209,14 +209,14 @@ func (c *busClient) Close(context.Context) error {
 	return nil
 }
 
-// publish is a message of somebody else.
+// publish publishes a message from another client.
 func (b *bus) publish(topic string, retain bool, payload []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.route(nil, mqtt.Message{Topic: topic, Payload: payload, QoS: 2, Retain: retain})
 }
 
-// find waits for the n-th message (1 is the first) on a topic that the condition holds for.
+// find waits for the n-th message (the first is 1) on a topic for which the condition holds.
 func (b *bus) find(t testing.TB, topic string, n int, what func(m mqtt.Message) bool) mqtt.Message {
 	t.Helper()
 	timeout := time.After(patience)
@@ -245,7 +245,7 @@ func (b *bus) find(t testing.TB, topic string, n int, what func(m mqtt.Message) 
 	}
 }
 
-// count is the number of messages so far that the condition holds for.
+// count returns the number of messages so far for which the condition holds.
 func (b *bus) count(what func(m mqtt.Message) bool) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -258,7 +258,7 @@ func (b *bus) count(what func(m mqtt.Message) bool) int {
 	return n
 }
 
-// first is the first message so far that the condition holds for.
+// first returns the first message so far for which the condition holds.
 func (b *bus) first(what func(m mqtt.Message) bool) mqtt.Message {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -275,7 +275,7 @@ func isAction(action string) func(mqtt.Message) bool {
 	}
 }
 
-// isExit is an exited message of the module.
+// isExit matches an exited message of the module.
 func isExit(uuid string) func(mqtt.Message) bool {
 	return func(m mqtt.Message) bool {
 		e, err := wire.ParseEnvelope(m.Payload)
@@ -287,13 +287,13 @@ func isExit(uuid string) func(mqtt.Message) bool {
 	}
 }
 
-// isError is an error answer with the words.
+// isError matches an error answer.
 func isError(m mqtt.Message) bool {
 	e, err := wire.ParseEnvelope(m.Payload)
 	return err == nil && e.Action == wire.ActionError && e.IsResponse()
 }
 
-// dataOf is the data of a message, decoded.
+// dataOf decodes the data of a message.
 func dataOf(t testing.TB, m mqtt.Message) map[string]any {
 	t.Helper()
 	e, err := wire.ParseEnvelope(m.Payload)

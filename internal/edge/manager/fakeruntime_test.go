@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// fake is a runtime in the test: it keeps what the manager sends, and says what the test wants.
+// fake is a runtime that records the manager's messages and sends those that the test wants.
 type fake struct {
 	info  runtime.Info
 	start func() error // may be nil
@@ -121,7 +121,7 @@ func (f *fake) kill() {
 	close(f.lose)
 }
 
-// tell says a message to the manager.
+// tell sends a message to the manager.
 func (f *fake) tell(t testing.TB, control bool, module, arg int, payload string) {
 	t.Helper()
 	f.mu.Lock()
@@ -178,7 +178,7 @@ func (f *fake) count(control bool, arg int) int {
 
 func asRuntimes(all ...runtime.Runtime) []runtime.Runtime { return all }
 
-// rig is a manager with a runtime or two on a bus.
+// rig is a manager with one or two runtimes on a bus.
 type rig struct {
 	*bus
 	t    testing.TB

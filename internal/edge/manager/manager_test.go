@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// TestSession is the recorded session's life of a module, from registration to exit.
+// TestSession plays the life of a module in the recorded session, from registration to exit.
 func TestSession(t *testing.T) {
 	r := newRig(t, nil)
 	reg := dataOf(t, r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate)))

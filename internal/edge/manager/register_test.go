@@ -17,7 +17,8 @@ import (
 // quick makes registrations fail fast.
 func quick(c *Config) { c.RegisterTimeout = 20 * time.Millisecond }
 
-// TestRegistrationIsNotGivenUp: neither without an answer nor with a wrong one; runtimes come after their manager.
+// TestRegistrationIsNotGivenUp: a registration is retried without an answer and after a wrong one; runtimes register
+// after their manager.
 func TestRegistrationIsNotGivenUp(t *testing.T) {
 	r := newRig(t, quick, func(b *bus) { b.silent = true })
 	third := r.find(t, topics.Reg(managerID), 3, isAction(wire.ActionCreate))
@@ -40,7 +41,7 @@ func TestRegistrationIsNotGivenUp(t *testing.T) {
 	r.find(t, topics.Reg(runtimeB), 1, isAction(wire.ActionCreate))
 }
 
-// TestOrchestratorComesLater: it hears of a registration that waits for its answer, soon.
+// TestOrchestratorComesLater: an orchestrator that starts later soon gets the pending registration.
 func TestOrchestratorComesLater(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.RegisterTimeout = patience }, func(b *bus) { b.silent = true })
 	first := r.find(t, topics.Reg(managerID), 1, isAction(wire.ActionCreate))
@@ -64,7 +65,7 @@ func (b *bus) set(f func(*bus)) {
 	f(b)
 }
 
-// TestReconnect: everything is done again with each connection, the manager first; modules go on meanwhile.
+// TestReconnect: each connection repeats all registrations, the manager's first; modules keep running.
 func TestReconnect(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
@@ -100,7 +101,7 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// TestNoBrokerAtTheStart: runtimes and modules of the record need none (fault E2).
+// TestNoBrokerAtTheStart: runtimes and recorded modules start without a broker (fault E2).
 func TestNoBrokerAtTheStart(t *testing.T) {
 	r := newRig(t, nil, func(b *bus) { b.away = true })
 	if !r.m.hosts[0].wait(t.Context(), func() bool { return r.m.hosts[0].up }) {
@@ -110,7 +111,7 @@ func TestNoBrokerAtTheStart(t *testing.T) {
 	r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
 }
 
-// TestRuntimeDoesNotStart is fault E3: it is tried again with backoff, and the other runtime is not concerned.
+// TestRuntimeDoesNotStart is fault E3: the start is retried with a backoff, and the other runtime is not affected.
 func TestRuntimeDoesNotStart(t *testing.T) {
 	var tries atomic.Int32
 	r := newRig(t, func(c *Config) {
@@ -128,7 +129,7 @@ func TestRuntimeDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestModuleForARuntimeThatIsDown waits for it, or is deleted without it.
+// TestModuleForARuntimeThatIsDown: the module waits for its runtime, or is deleted without it.
 func TestModuleForARuntimeThatIsDown(t *testing.T) {
 	up := make(chan struct{})
 	r := newRig(t, func(c *Config) {
@@ -157,8 +158,9 @@ func TestModuleForARuntimeThatIsDown(t *testing.T) {
 	}
 }
 
-// TestRuntimeIsLost is fault E3: its modules are told, it is started and registered again and has its modules again,
-// with the same data (the public peers' argument lists grow). What was to be deleted is not created again.
+// TestRuntimeIsLost is fault E3: the exits of its modules are reported; the runtime starts, registers and gets its
+// modules again with the same data (the public peers' argument lists grow). A module that was being deleted is not
+// created again.
 func TestRuntimeIsLost(t *testing.T) {
 	r := newRig(t, nil)
 	args := []any{"hello", "x"}
@@ -209,8 +211,8 @@ func (a *adopting) Adopt(_ context.Context, index int, data wire.ModuleData) (bo
 	return a.lives[data.UUID()], nil
 }
 
-// TestRestart: without broker and orchestrator, the next daemon has the modules again: adopted where they run, created
-// where they do not, and deleted where that was asked for.
+// TestRestart: without broker and orchestrator, the next daemon adopts the modules that run, creates those that do not,
+// and deletes those whose deletion was ordered.
 func TestRestart(t *testing.T) {
 	a := &adopting{lives: map[string]bool{}, seen: map[string]int{}}
 	r := newRig(t, func(c *Config) {
@@ -257,7 +259,7 @@ func TestRestart(t *testing.T) {
 	r.a.find(t, true, 2, wire.Create, 2)
 }
 
-// TestExitIsToldAgain: an exit that reached no broker is reported by the next daemon, before it registers.
+// TestExitIsToldAgain: an exit that did not reach a broker is reported by the next daemon before it registers.
 func TestExitIsToldAgain(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
@@ -281,7 +283,7 @@ func TestExitIsToldAgain(t *testing.T) {
 	}
 }
 
-// forget drops what the client has queued, as a SIGKILL does.
+// forget drops the client's queue, like a SIGKILL.
 func (c *busClient) forget() {
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
@@ -303,7 +305,8 @@ func (x *exits) waitEmpty(t testing.TB) {
 	t.Error("exits are kept although they are acknowledged")
 }
 
-// TestCreateWhileTheRuntimeStarts: the runtime hears of a module only when it is recorded, whoever comes first.
+// TestCreateWhileTheRuntimeStarts: the runtime gets a module only once it is recorded, in whichever order the two
+// happen.
 func TestCreateWhileTheRuntimeStarts(t *testing.T) {
 	failpoint.Needed(t)
 	gate := make(chan struct{})

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestDocumentedTable holds docs/edge-states.md against the table; UPDATE=1 in the environment writes it.
+// TestDocumentedTable compares docs/edge-states.md with the table; UPDATE=1 in the environment writes it.
 func TestDocumentedTable(t *testing.T) {
 	const path = "../../../docs/edge-states.md"
 	want := "# The states of a module\n\nPrinted from `internal/edge/manager/states.go`.\n\n" + markdown()
@@ -26,8 +26,8 @@ func TestDocumentedTable(t *testing.T) {
 	}
 }
 
-// TestTableIsWhole: states, events and actions are documented, each state can be reached and left, and all but a
-// running launcher hears of an exit.
+// TestTableIsWhole: states, events and actions are documented, each state can be reached and left, and every state
+// handles an exit.
 func TestTableIsWhole(t *testing.T) {
 	reached := map[state]bool{unrecorded: true}
 	for _, s := range loaded {

@@ -16,7 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// link is a client whose broker is the test: it keeps what is published, and messages are given to its handler.
+// link is a client whose broker is the test: it records published messages, and the test passes messages to its
+// handler.
 type link struct {
 	config mqtt.Config
 	mu     sync.Mutex
@@ -59,7 +60,7 @@ func (l *link) set(f func(*link)) {
 	f(l)
 }
 
-// clock is one that the test turns.
+// clock is a clock that the test sets.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -77,7 +78,7 @@ func (c *clock) pass(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// bench is an orchestrator under test, whose peers are played by the test.
+// bench is an orchestrator under test; the test plays its peers.
 type bench struct {
 	*Orchestrator
 	t     testing.TB
@@ -124,12 +125,12 @@ func (b *bench) end() {
 	b.Orchestrator = nil
 }
 
-// say gives the orchestrator a message; it has been acted upon when say returns.
+// say passes a message to the orchestrator, and returns once it is processed.
 func (b *bench) say(topic, payload string) {
 	b.link.config.Handler(mqtt.Message{Topic: topic, Payload: []byte(payload)})
 }
 
-// said is one message of the orchestrator, with its data as a map.
+// said is a message from the orchestrator, with its data as a map.
 type said struct {
 	Topic    string
 	ObjectID string         `json:"object_id"`
@@ -140,7 +141,7 @@ type said struct {
 
 func (s said) String() string { return fmt.Sprintf("%s %s %v", s.Topic, s.Action, s.Data) }
 
-// hear takes what the orchestrator has published since the last call.
+// hear returns the messages that the orchestrator has published since the last call.
 func (b *bench) hear() []said {
 	b.t.Helper()
 	var all []said
@@ -162,7 +163,7 @@ func saidOf(t testing.TB, m mqtt.Message) said {
 	return s
 }
 
-// hears holds what has been published against "topic action" lines.
+// hears compares the published messages with "topic action" lines.
 func (b *bench) hears(want ...string) []said {
 	b.t.Helper()
 	all := b.hear()
@@ -184,7 +185,7 @@ func envelope(action, data string) string {
 	return fmt.Sprintf(`{"object_id":"id-%s","action":%q,"type":"arts_req","data":%s}`, action, action, data)
 }
 
-// node registers a manager m and its runtimes with so many slots each.
+// node registers a manager m and its runtimes, each with the given number of slots.
 func (b *bench) node(slots int, runtimes ...string) {
 	b.t.Helper()
 	b.say("realm/proc/reg/m", envelope("create", `{"type":"manager","uuid":"m","name":"node"}`))
@@ -199,7 +200,7 @@ func (b *bench) register(r string, slots int) {
 		`{"type":"runtime","uuid":%q,"name":"name-%s","runtime_type":"t","apis":["wasm","wasi"],"parent":"m","max_nmodules":%d}`, r, r, slots)))
 }
 
-// create asks for a module; more is further fields, with a comma before.
+// create asks for a module; more has further fields and begins with a comma.
 func (b *bench) create(module, parent, more string) {
 	if parent != "" {
 		more += fmt.Sprintf(`,"parent":%q`, parent)
@@ -215,7 +216,7 @@ func (b *bench) exited(runtime, module, status string) {
 	b.say("realm/proc/control/"+runtime, envelope("exited", fmt.Sprintf(`{"type":"module","uuid":%q,"status":%s}`, module, status)))
 }
 
-// states are those of all modules, "a:A b:Q".
+// states returns the states of all modules, for example "a:A b:Q".
 func (b *bench) states() string {
 	var all []string
 	for _, m := range b.state.list(Module) {
@@ -231,7 +232,7 @@ func (b *bench) wantStates(want string) {
 	}
 }
 
-// refusal takes the one error that was published, and nothing else.
+// refusal returns the description of the error answer, which must be the only published message.
 func (b *bench) refusal() string {
 	b.t.Helper()
 	all := b.hears("log/orchestrator error")

@@ -22,10 +22,10 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// patience is how long another process may take for anything.
+// patience bounds every wait for another process.
 const patience = 30 * time.Second
 
-// brokers are those that the orchestrator is tested with; each starts one and returns its URL.
+// brokers are the brokers for these tests; each function starts one and returns its URL.
 var brokers = map[string]func(testing.TB) string{"embedded": embedded, "mosquitto": mosquitto}
 
 func embedded(t testing.TB) string { return startEmbedded(t).URL() }
@@ -46,7 +46,7 @@ func startEmbedded(t testing.TB) broker.Broker {
 	return b
 }
 
-// mosquitto starts Debian's on a free port of loopback.
+// mosquitto starts Debian's mosquitto on a free loopback port.
 func mosquitto(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -79,10 +79,10 @@ func mosquitto(t testing.TB) string {
 	return "mqtt://" + address
 }
 
-// eventually waits for a condition that nothing announces.
+// eventually polls a condition until it holds.
 var eventually = until.Holds
 
-// peer is a client of a broker that keeps what it hears.
+// peer is a client of a broker that records the messages it receives.
 type peer struct {
 	mqtt.Client
 	t     testing.TB
@@ -133,14 +133,14 @@ func (p *peer) publish(topic, payload string, retain bool) {
 	}
 }
 
-// all is what has been heard on topics that match the filter.
+// all returns the received messages on topics that match the filter.
 func (p *peer) all(filter string) []mqtt.Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(p.heard), func(m mqtt.Message) bool { return !channel.Covers(filter, m.Topic) })
 }
 
-// serve runs an orchestrator at the broker.
+// serve runs an orchestrator with the broker.
 func serve(t testing.TB, url string, protocol int, path string) *Orchestrator {
 	t.Helper()
 	o, err := Open(t.Context(), Config{
@@ -163,8 +163,8 @@ func stop(t testing.TB, o *Orchestrator) {
 	}
 }
 
-// TestRecordedSessionOverBrokers is TestRecordedSession through a broker, from a client as the public ones: MQTT 3.1.1
-// with the bridge bit. What the orchestrator says is the same with each broker and version.
+// TestRecordedSessionOverBrokers is TestRecordedSession through a broker, with a client like the public ones: MQTT
+// 3.1.1 with the bridge bit. The orchestrator's messages are the same with each broker and version.
 func TestRecordedSessionOverBrokers(t *testing.T) {
 	for name, start := range brokers {
 		for _, protocol := range []int{5, 4} {
@@ -203,7 +203,7 @@ func TestRecordedSessionOverBrokers(t *testing.T) {
 	}
 }
 
-// TestE1RetainedPoison: what would end a lesser orchestrator at each of its starts.
+// TestE1RetainedPoison: retained messages that are bad do not stop the orchestrator when it starts.
 func TestE1RetainedPoison(t *testing.T) {
 	for name, start := range brokers {
 		t.Run(name, func(t *testing.T) {
@@ -232,7 +232,7 @@ func TestE1RetainedPoison(t *testing.T) {
 	}
 }
 
-// TestE2WhatComesWhileItIsAway: orders and last wills wait for it at the broker.
+// TestE2WhatComesWhileItIsAway: while the orchestrator is disconnected, orders and last wills wait at the broker.
 func TestE2WhatComesWhileItIsAway(t *testing.T) {
 	for name, start := range brokers {
 		t.Run(name, func(t *testing.T) {

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// crashChild is an orchestrator that says where its REST interface is and lives until it is killed.
+// crashChild runs an orchestrator that prints the address of its REST interface and runs until it is killed.
 func crashChild(ctx context.Context, url, dir string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -53,7 +53,7 @@ func crashChild(ctx context.Context, url, dir string) error {
 	return o.Serve(ctx, l)
 }
 
-// child is such a process.
+// child is a process that runs crashChild.
 type child struct {
 	t    *testing.T
 	cmd  *exec.Cmd
@@ -115,7 +115,7 @@ func (c *child) states() string {
 	return strings.Join(all, " ")
 }
 
-// died waits for the end by SIGKILL.
+// died waits until the child was killed by SIGKILL.
 func (c *child) died() {
 	c.t.Helper()
 	_ = c.cmd.Wait()
@@ -124,7 +124,7 @@ func (c *child) died() {
 	}
 }
 
-// crashScript is a life: what is said, and the states after it.
+// crashScript is a sequence of messages, and the states after each.
 var crashScript = []struct{ topic, payload, states string }{
 	{"realm/proc/reg/m", envelope("create", `{"type":"manager","uuid":"m"}`), ""},
 	{"realm/proc/reg/r", envelope("create", `{"type":"runtime","uuid":"r","parent":"m","max_nmodules":1}`), "r:A"},
@@ -138,9 +138,9 @@ var crashScript = []struct{ topic, payload, states string }{
 	{"realm/proc/control/r", envelope("exited", `{"type":"module","uuid":"b","status":"exited"}`), "r:A a:D b:A"},
 }
 
-// TestN1KilledAtEveryFailPoint kills the orchestrator by SIGKILL at each fail point of each transition and starts
-// another over what is left. The broker repeats what was not acknowledged; the record comes out as without the crash,
-// each order has reached the manager, and no module has been ordered twice under two names.
+// TestN1KilledAtEveryFailPoint kills the orchestrator at each fail point of each transition and starts another with the
+// same record. The broker repeats messages that were not acknowledged. The final record is the same as without the
+// crash, each order has reached the manager, and no module was ordered under two object_ids.
 func TestN1KilledAtEveryFailPoint(t *testing.T) {
 	failpoint.Needed(t)
 	visited := 0
@@ -211,7 +211,7 @@ func TestN1KilledAtEveryFailPoint(t *testing.T) {
 	}
 }
 
-// settled waits until the record says that all orders have arrived, so that the next process sends none again.
+// settled waits until the record has all orders as confirmed, so that the next process sends none again.
 func (c *child) settled() {
 	c.t.Helper()
 	eventually(c.t, "all orders are noted as told", func() bool {

@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/test/edgetest"
 )
 
-// wanted is the recorded session as it should have been: without the complaints of the public orchestrator about its
-// own messages and its answers to nobody, and with the fields of an answer that the protocol has besides.
+// wanted returns the recorded session as it should be: without the public orchestrator's errors about its own messages
+// and its answers to nobody, and with the further fields that the protocol has in answers.
 func wanted() []string {
 	var lines edgetest.Lines
 	for _, l := range edgetest.Session().Without("realm/proc/log/orchestrator") {
@@ -31,8 +31,8 @@ func wanted() []string {
 	return lines.Normal()
 }
 
-// TestForeignManagerAndClient plays the whole session with a scripted manager and client of the public kind, and holds
-// all that went over the broker, topic, QoS and payload, against the recorded one.
+// TestForeignManagerAndClient plays the whole session with scripted peers that imitate the public manager and client,
+// and compares topics, QoS and payloads with the recorded session.
 func TestForeignManagerAndClient(t *testing.T) {
 	for name, start := range brokers {
 		for _, protocol := range []int{5, 4} {
@@ -89,7 +89,8 @@ func TestForeignManagerAndClient(t *testing.T) {
 	}
 }
 
-// TestForeignManagerOfLaterPeers: it speaks of "req" and is killed; its modules are created again when it is back.
+// TestForeignManagerOfLaterPeers: a manager with the type "req" is killed; its modules are created again when it
+// registers again.
 func TestForeignManagerOfLaterPeers(t *testing.T) {
 	url := embedded(t)
 	o := serve(t, url, 5, filepath.Join(t.TempDir(), "record"))

@@ -9,8 +9,8 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// FuzzMessages throws messages at an orchestrator with a node and modules; the first byte chooses the topic, and NULs
-// separate messages. It must go on serving, and its record must hold together and be there after a restart.
+// FuzzMessages sends messages to an orchestrator with a node and modules; the first byte chooses the topic, and NULs
+// separate messages. The orchestrator must keep serving, and its record must stay consistent and survive a restart.
 func FuzzMessages(f *testing.F) {
 	topics := []string{
 		"realm/proc/control", "realm/proc/control/r1", "realm/proc/reg/m", "realm/proc/reg/r1", "realm/proc/keepalive/r1",
@@ -48,7 +48,7 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
-// sound holds the record against what must always be so.
+// sound checks the invariants of the record.
 func (b *bench) sound(t *testing.T) {
 	t.Helper()
 	for _, m := range b.state.list(Module) {

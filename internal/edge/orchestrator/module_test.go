@@ -94,7 +94,7 @@ func TestQueueWhenFull(t *testing.T) {
 	b.hears()
 }
 
-// TestE1MoreModulesThanSlots: what is too much waits, and nothing is lost.
+// TestE1MoreModulesThanSlots: modules beyond the slots are queued, and none is lost.
 func TestE1MoreModulesThanSlots(t *testing.T) {
 	b := open(t)
 	b.node(128, "r1")

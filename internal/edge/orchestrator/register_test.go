@@ -246,7 +246,7 @@ func TestDroppedOrdersAreRepeated(t *testing.T) {
 	b.hears()
 }
 
-// TestN5DiskIsFull: a transition that cannot be written has not happened, and is answered.
+// TestN5DiskIsFull: a transition that cannot be written changes nothing, and is answered with an error.
 func TestN5DiskIsFull(t *testing.T) {
 	failpoint.Needed(t)
 	b := open(t)

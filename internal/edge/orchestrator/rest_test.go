@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// get asks for a path; what is no JSON is an error of the test.
+// get sends a GET request and decodes the answer, which must be JSON.
 func get(t *testing.T, b *bench, path string) (int, map[string]any) {
 	t.Helper()
 	w := httptest.NewRecorder()

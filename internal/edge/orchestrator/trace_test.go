@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// step is one line of the recorded session of public peers, and who said it.
+// step is one line of the recorded session of public peers.
 type step struct {
 	topic, payload string
 	ours           bool // the orchestrator said it
@@ -44,7 +44,7 @@ func recorded(t testing.TB) []step {
 	return steps
 }
 
-// data is that of a message. Ours say a bit more than the recorded ones.
+// data returns the data of a message.
 func data(t testing.TB, payload string) map[string]any {
 	t.Helper()
 	var e struct {
@@ -56,8 +56,8 @@ func data(t testing.TB, payload string) map[string]any {
 	return e.Data
 }
 
-// TestRecordedSession replays what the public manager and client said, and holds what the orchestrator says against
-// what the public one said, but for its defects.
+// TestRecordedSession replays the messages of the public manager and client, and compares the orchestrator's messages
+// with those of the public one, apart from its defects.
 func TestRecordedSession(t *testing.T) {
 	b := open(t)
 	var expected int

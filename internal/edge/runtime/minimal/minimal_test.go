@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// newRuntime is a runtime whose program is this test binary. Change may be nil.
+// newRuntime makes a runtime whose program is this test binary. change may be nil.
 func newRuntime(t *testing.T, script edgetest.Script, change func(*Config)) *Runtime {
 	t.Helper()
 	self, err := os.Executable()
@@ -65,7 +65,7 @@ func receive(t *testing.T, r *Runtime) channel.Message {
 	return m
 }
 
-// find receives until a message of the type holds the text; the program's own lines may be among them.
+// find receives until a message of the type contains the text, and skips the program's own lines.
 func find(t *testing.T, r *Runtime, arg int, text string) channel.Message {
 	t.Helper()
 	for {
@@ -196,8 +196,7 @@ func TestFailedStarts(t *testing.T) {
 	})
 }
 
-// A program that dies makes Receive fail once what it had sent is read; then it is started again, with the same
-// arguments.
+// A program that dies makes Receive fail once its messages are read. Then it is started again with the same arguments.
 func TestALostRuntimeIsStartedAgain(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, nil)
 	for range 3 {
@@ -262,8 +261,7 @@ func TestMessagesThatAreNoFrames(t *testing.T) {
 	find(t, r, wire.ModuleLog, "still there")
 }
 
-// The public manager closes its runtimes' input; one that reads it turns in a circle then (a defect noted in the
-// protocol).
+// The public manager closes its runtimes' input, so that a runtime that reads it loops (a known defect of the protocol).
 func TestTheInputStaysOpenAndSilent(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, nil)
 	start(t, r)
@@ -336,7 +334,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// A child that the program leaves behind holds neither the connection nor the output open.
+// A child process that the program leaves behind does not keep the connection or the output open.
 func TestChildrenOfTheProgramEndWithIt(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -356,7 +354,7 @@ func TestChildrenOfTheProgramEndWithIt(t *testing.T) {
 	assert.True(t, child.WaitFor(30*time.Second))
 }
 
-// A program of ours switches to the wide header by itself; messages both ways then have room for more channels.
+// A program of ours switches to the wide header by itself, so that messages in both directions can have more channels.
 func TestTheWideHeaderIsTakenFromAProgramThatOffersIt(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, func(c *Config) {
 		c.Command = []string{"/bin/sh", "-c", `test "$TRIPOD_EDGE_WIRE" = wide && test -S "$TRIPOD_EDGE_SOCKET" && exec sleep 1000`}

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestAdopt: a module that runs goes on, with its log and its channels, and is not started twice.
+// TestAdopt: a running module keeps running, with its log and its channels, and is not started twice.
 func TestAdopt(t *testing.T) {
 	r := newRig(t)
 	p := r.create(4, uuid, withChannel)
@@ -45,7 +45,7 @@ func TestAdopt(t *testing.T) {
 	r.cleanup(4, uuid)
 }
 
-// TestAdoptWhatHasEnded: an end while no daemon ran is reported, with the last lines.
+// TestAdoptWhatHasEnded: an exit while no daemon ran is reported, after the last lines.
 func TestAdoptWhatHasEnded(t *testing.T) {
 	r := newRig(t)
 	p := r.create(0, uuid)
@@ -88,7 +88,7 @@ func TestAdoptWhatIsNotThere(t *testing.T) {
 	r.create(0, uuid)
 }
 
-// TestAdoptAfterAReboot: a module whose end nobody saw is removed, for the manager to create it again.
+// TestAdoptAfterAReboot: a module with an unknown exit is removed, so that the manager creates it again.
 func TestAdoptAfterAReboot(t *testing.T) {
 	r := newRig(t)
 	r.create(0, uuid, withChannel)
@@ -114,7 +114,7 @@ func TestAdoptKeepsTheDeadline(t *testing.T) {
 	r.wantExited(0, 137, "deadline")
 }
 
-// TestCreateAfterACrash: what an earlier daemon left of a module does not stand in the way of the next.
+// TestCreateAfterACrash: what an earlier daemon left of a module does not prevent creating it again.
 func TestCreateAfterACrash(t *testing.T) {
 	r := newRig(t)
 	old := r.create(0, uuid)
@@ -128,7 +128,7 @@ func TestCreateAfterACrash(t *testing.T) {
 	r.want(1, wire.ModuleLog, "hello")
 }
 
-// TestOrphans: pods of modules that nobody knows any more are removed after a while; those of others are not.
+// TestOrphans: pods without a module are removed after a while; pods of other owners are not.
 func TestOrphans(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.OrphanAge = 200 * time.Millisecond })
 	r.create(0, "kept")
@@ -147,8 +147,8 @@ func TestOrphans(t *testing.T) {
 	r.pod("foreign")
 }
 
-// TestImagesOfFiles: a file is imported once, again when it has changed, and its image is removed when unused for a
-// while.
+// TestImagesOfFiles: a file is imported once, and again when it has changed; its image is removed when it is unused for
+// a while.
 func TestImagesOfFiles(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.ImageIdle = 100 * time.Millisecond })
 	first := r.create(0, "a").Container(r.pod("a").ID)
@@ -182,7 +182,7 @@ func TestImagesOfFiles(t *testing.T) {
 	r.eventually("after a restart without modules", func() bool { return r.shelf.count() == 0 })
 }
 
-// TestImagesByReference: one with a digest is pulled when it is not there, and stays.
+// TestImagesByReference: an image with a digest is pulled if it is missing, and kept.
 func TestImagesByReference(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.ImageIdle = 50 * time.Millisecond })
 	ref := "registry.example/m@sha256:" + strings.Repeat("ab", 32)

@@ -18,7 +18,8 @@ func open(fd int, topic string) channel.Message {
 	return channel.Message{Header: channel.Header{Control: true, Arg: channel.OpenChannel}, Payload: channel.Open{FD: fd, Flags: channel.Read | channel.Write, Topic: topic}.Append(nil)}
 }
 
-// TestChannelsBothWays: what the worker sends goes out under the module's index, in order, and back.
+// TestChannelsBothWays: messages from the worker get the module's index, in order, and messages to the module reach the
+// worker.
 func TestChannelsBothWays(t *testing.T) {
 	r := newRig(t)
 	p := r.create(9, uuid, withChannel)
@@ -53,8 +54,8 @@ func TestChannelsBothWays(t *testing.T) {
 	r.wantExited(9, 0, "exited")
 }
 
-// TestChannelsConnectAnew: when the connection breaks, the manager learns that the channels are closed, and the worker
-// opens them on the next one.
+// TestChannelsConnectAnew: when the connection breaks, the channels are reported as closed, and the worker opens them
+// on the next connection.
 func TestChannelsConnectAnew(t *testing.T) {
 	r := newRig(t)
 	r.create(1, uuid, withChannel)
@@ -75,7 +76,8 @@ func TestChannelsConnectAnew(t *testing.T) {
 	}
 }
 
-// TestBadFramesOfAWorker: what a worker must not send is left out, and an oversized frame costs that connection only.
+// TestBadFramesOfAWorker: messages that a worker must not send are dropped, and an oversized frame ends only that
+// connection.
 func TestBadFramesOfAWorker(t *testing.T) {
 	r := newRig(t)
 	r.create(0, uuid, withChannel)
@@ -119,7 +121,7 @@ func TestMessagesForNobody(t *testing.T) {
 	r.worker() // it is reached when its worker is there
 }
 
-// TestClosedRuntime: the modules go on; nothing waits for ever.
+// TestClosedRuntime: modules keep running, and no call blocks forever.
 func TestClosedRuntime(t *testing.T) {
 	r := newRig(t)
 	p := r.create(0, uuid, withChannel)
@@ -147,7 +149,7 @@ func TestClosedRuntime(t *testing.T) {
 	}
 }
 
-// TestFullQueue: a manager that does not receive holds nobody up for ever, and loses nothing.
+// TestFullQueue: a manager that does not receive blocks nobody forever, and loses nothing.
 func TestFullQueue(t *testing.T) {
 	r := newRig(t)
 	r.create(0, uuid, withChannel)

@@ -36,7 +36,7 @@ func TestLogLines(t *testing.T) {
 	r.wantExited(2, 1, "exited")
 }
 
-// TestLogOverRestarts: whatever was taken before the daemon was killed, each line is delivered once.
+// TestLogOverRestarts: each line is delivered once, whatever the manager had taken before the daemon was killed.
 func TestLogOverRestarts(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.LogBytes = minLogBytes })
 	p := r.create(0, uuid)
@@ -72,8 +72,8 @@ func TestLogOverRestarts(t *testing.T) {
 	}
 }
 
-// TestLogIsBounded: a log that nobody takes is given up, with a word on how much: of each line it is known whether it
-// was taken.
+// TestLogIsBounded: a log that the manager does not take is dropped, and the number of dropped bytes is reported; every
+// line is either delivered or counted.
 func TestLogIsBounded(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.LogBytes = 64 << 10 })
 	p := r.create(0, uuid)

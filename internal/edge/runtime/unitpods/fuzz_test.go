@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// FuzzPlan: no data make the runtime panic, ask for what is outside its roots, or fail without a class.
+// FuzzPlan: no data make the runtime panic, use paths outside its roots, or return an error without a class.
 func FuzzPlan(f *testing.F) {
 	for _, seed := range []string{
 		`{"uuid":"u","name":"n","file":"f","args":["a"],"env":["A=1"],"dirs":["in::/data"],"resources":{"memory":"1Mi","cpu":1,"deadline":"1s"}}`,

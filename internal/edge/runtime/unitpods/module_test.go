@@ -92,7 +92,7 @@ func TestModuleIsDeleted(t *testing.T) {
 	}
 }
 
-// TestStop: all modules end; an unknown one is an error of its own.
+// TestStop: all modules end; stopping an unknown one is an error.
 func TestStop(t *testing.T) {
 	r := newRig(t)
 	for i := range 3 {
@@ -119,7 +119,7 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// TestCreateRefused: what cannot be honoured is refused with a class, and nothing is left of it.
+// TestCreateRefused: data that cannot be honoured are refused with an error class, and leave nothing behind.
 func TestCreateRefused(t *testing.T) {
 	r := newRig(t)
 	data := filepath.Join(r.dir, "data")
@@ -176,7 +176,7 @@ func TestCreateRefused(t *testing.T) {
 	r.create(0, uuid)
 }
 
-// TestStartFails: the pod of a module that cannot start is removed, and its end is not told beside the error.
+// TestStartFails: the pod of a module that cannot start is removed, and no exit is reported besides the error.
 func TestStartFails(t *testing.T) {
 	r := newRig(t)
 	r.config.Node = failing{r.node}
@@ -240,7 +240,7 @@ func TestEndings(t *testing.T) {
 	}
 }
 
-// TestAllModules fills a runtime, twice.
+// TestAllModules fills a runtime twice.
 func TestAllModules(t *testing.T) {
 	r := newRig(t)
 	for range 2 {

@@ -143,7 +143,7 @@ func (w *whole) run(index int, uuid, file, args string, more ...string) {
 	w.create(index, uuid, append([]string{`"file":"` + file + `"`, `"args":["guest",` + args + `]`}, more...)...)
 }
 
-// TestRealWorker runs modules in tripod-wasm: how they end, what they print, and their directories.
+// TestRealWorker runs modules in tripod-wasm, and checks their exits, output and directories.
 func TestRealWorker(t *testing.T) {
 	w := newWhole(t)
 	data := filepath.Join(w.dir, "data")
@@ -185,8 +185,8 @@ func TestRealWorker(t *testing.T) {
 	}
 }
 
-// TestRealChannels: a guest's messages come under its index, what is sent to it comes back, the next daemon goes on
-// with it, and its end by a delete is reported after its last message.
+// TestRealChannels: a guest's messages have its index, messages to it arrive, the next daemon resumes it, and its exit
+// after a delete is reported after its last message.
 func TestRealChannels(t *testing.T) {
 	w := newWhole(t)
 	w.run(3, uuid, "channels.wasm", `"echo","/ch/io"`, `"channels":[{"name":"io","mode":"rw","topic":"$SL/io"}]`)
@@ -227,7 +227,7 @@ func TestRealChannels(t *testing.T) {
 	}
 }
 
-// TestRealBadModule: what cannot run is refused by the worker's compiler, and leaves nothing.
+// TestRealBadModule: the worker's compiler refuses a bad module, which leaves nothing behind.
 func TestRealBadModule(t *testing.T) {
 	w := newWhole(t)
 	w.must(os.WriteFile(filepath.Join(w.modules, "m.wasm"), emptyModule, 0o644))
@@ -239,8 +239,8 @@ func TestRealBadModule(t *testing.T) {
 	}
 }
 
-// TestCreateIsFast: from create to running with a warm cache, p50 under 5 ms (issue 5, "Bars"); the test allows for a
-// machine that does other things, too, the figure is in the log.
+// TestCreateIsFast logs the median time from create to running with a warm cache, which should be below 5 ms. The test
+// allows for other load on the machine.
 func TestCreateIsFast(t *testing.T) {
 	w := newWhole(t)
 	const modules = channel.MaxModules
