@@ -27,7 +27,7 @@ import (
 
 const testImage = "registry.example.com/demo/random:1"
 
-// fakeNode is the configuration of a node with the fake backends and a registry with one image.
+// fakeNode returns the configuration of a node with the fake backends and a registry with one image.
 func fakeNode(t *testing.T) *config.Config {
 	t.Helper()
 	failpoint.Needed(t)
@@ -80,7 +80,7 @@ func start(t *testing.T, c *config.Config) (stop func() error) {
 	return startUntil(t, c, "info") // its exit code says whether the node is ready
 }
 
-// startUntil is start, but waits until the given client command succeeds.
+// startUntil is like start, but waits until the given client command succeeds.
 func startUntil(t *testing.T, c *config.Config, command string) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

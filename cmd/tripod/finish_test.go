@@ -14,7 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// talkative sends events while anybody receives them, and answers Version on request.
+// talkative sends events as long as a client is connected, and answers Version on request.
 type talkative struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	called, answer chan struct{}
@@ -35,8 +35,8 @@ func (s *talkative) Version(context.Context, *runtimeapi.VersionRequest) (*runti
 	return &runtimeapi.VersionResponse{}, nil
 }
 
-// TestFaultN10ListenerThatNeverReads: at its end the daemon waits for a call under way, but not for a subscriber that
-// does not read.
+// TestFaultN10ListenerThatNeverReads: when it stops, the daemon waits for a call in progress, but not for a subscriber
+// that does not read.
 func TestFaultN10ListenerThatNeverReads(t *testing.T) {
 	draining, drain := context.WithCancel(t.Context())
 	var calls calls

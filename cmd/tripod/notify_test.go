@@ -63,7 +63,7 @@ func systemdSocket(t *testing.T) *net.UnixConn {
 	return systemd
 }
 
-// TestNotifierWithoutSystemd must not block or complain.
+// TestNotifierWithoutSystemd: without systemd, the notifier neither blocks nor complains.
 func TestNotifierWithoutSystemd(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	n := newNotifier(quiet)

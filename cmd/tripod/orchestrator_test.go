@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// orchestratorFile writes a configuration with an embedded broker and addresses of its own.
+// orchestratorFile writes a configuration with an embedded broker and free addresses.
 func orchestratorFile(t *testing.T) (file, rest string) {
 	t.Helper()
 	dir, rest := t.TempDir(), freeAddress(t)
@@ -61,8 +61,7 @@ func TestOrchestratorFlags(t *testing.T) {
 	}
 }
 
-// TestOrchestratorLives: with the embedded broker, from the start to its end by the context, twice over the same
-// record.
+// TestOrchestratorLives runs the orchestrator with the embedded broker twice, with the same record.
 func TestOrchestratorLives(t *testing.T) {
 	file, rest := orchestratorFile(t)
 	s := orchestratorSettings{file: file, embed: true}
@@ -94,7 +93,7 @@ func TestOrchestratorLives(t *testing.T) {
 	}
 }
 
-// answers waits until a GET brings the text.
+// answers waits until a GET returns the text.
 func answers(t *testing.T, url, want string) {
 	t.Helper()
 	ticker := time.NewTicker(20 * time.Millisecond)

@@ -136,7 +136,7 @@ func TestListenPrivate(t *testing.T) {
 	}
 }
 
-// TestPeerCredentials connects as another user through a socket whose file mode is too open by mistake.
+// TestPeerCredentials connects as another user to a socket whose file mode is too open by mistake.
 func TestPeerCredentials(t *testing.T) {
 	dir, err := os.MkdirTemp("/var/tmp", "tripod-peer-") // other users cannot enter t.TempDir
 	if err != nil {
@@ -188,7 +188,7 @@ func TestPeerCredentials(t *testing.T) {
 // limitVariable makes TestMain print its own limit of open files and a child's.
 const limitVariable = "TRIPOD_TEST_LIMIT"
 
-// clientVariable makes TestMain a client of the socket in it.
+// clientVariable turns the test program into a client of the socket that it names.
 const clientVariable = "TRIPOD_TEST_CLIENT"
 
 // otherUser runs this test program as nobody, as a client of the socket, from a copy that nobody can read.

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Types of control messages that this package only carries.
+// Types of control messages that this package does not know.
 const (
 	create    = 0
 	remove    = 1
@@ -27,7 +27,7 @@ const (
 	moduleLog = 5
 )
 
-// golden are frames that public peers were seen to send (the edge protocol's "Golden frames").
+// golden are recorded frames of public peers (the edge protocol's "Golden frames").
 var golden = []struct {
 	name string
 	hex  string
@@ -60,7 +60,7 @@ func pipe(t *testing.T, opts ConnOptions) (*Conn, net.Conn) {
 	return NewConn(a, opts), b
 }
 
-// fed is a connection that has received so many bytes and then ended.
+// fed returns a connection that has received the bytes and then ended.
 func fed(b []byte, opts ConnOptions) *Conn { return NewConn(&bytesConn{r: bytes.NewReader(b)}, opts) }
 
 type bytesConn struct {
@@ -128,7 +128,7 @@ func TestATruncatedFrameIsDataLoss(t *testing.T) {
 	}
 }
 
-// A header that announces the limit costs no more than what follows it.
+// A header with the maximum length uses no more memory than the bytes that follow it.
 func TestAHeaderAloneCostsNoMemory(t *testing.T) {
 	b := frame(t, "00000001 80 05", "abc")
 	var err error

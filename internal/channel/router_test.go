@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// node is a Router with a broker that notes its calls.
+// node is a Router with a broker that records its calls.
 type node struct {
 	*Router
 	mu       sync.Mutex
@@ -187,7 +187,7 @@ func TestTheBrokerIsAskedForEachMessageOnce(t *testing.T) {
 	assert.Equal(t, map[string]byte{"app/in": 0, "other": 0, "$SYS/a": 0}, n.subs)
 }
 
-// A module must not be able to make its node deaf, by closing a channel on the node's own topic.
+// A module cannot end the node's own subscription by closing a channel on the node's topic.
 func TestWhatTheNodeHoldsStays(t *testing.T) {
 	n := newNode(t, RouterOptions{Held: []string{"realm/proc/control/rt/#", "realm/proc/reg/m"}})
 	n.subs["realm/proc/control/rt/#"], n.subs["realm/proc/reg/m"] = 2, 2
@@ -222,7 +222,7 @@ func TestRetainedMessagesReachEachChannelOnce(t *testing.T) {
 	assert.Equal(t, []string{"1", "2", "2", "3"}, n.received[a])
 }
 
-// The subscriptions must bring every message that a channel wants, whatever is opened and closed.
+// Whatever is opened and closed, the subscriptions must match every message that a channel wants.
 func FuzzSubscriptionsCoverWhatIsOpen(f *testing.F) {
 	names := []string{"a", "a/b", "a/+", "a/#", "+/b", "#", "a/b/c", "+/+", "+/#", "$x/a", "$x/#", "a/+/c"}
 	topics := []string{"a", "a/b", "a/c", "b", "b/b", "a/b/c", "a/x/c", "$x/a", "$x", "a/b/c/d"}
@@ -289,8 +289,8 @@ func TestMessagesWhileChannelsComeAndGo(t *testing.T) {
 	all.Wait()
 }
 
-// A message from one module to another of the same node takes well under 10 µs (issue 5's bar; the test allows for a
-// busy machine and the race detector).
+// A message between two modules of a node takes well under 10 µs. The test allows for a busy machine and the race
+// detector.
 func TestLoopbackIsFast(t *testing.T) {
 	n, sender := busyRouter(t)
 	times := make([]time.Duration, 1001)
@@ -315,7 +315,7 @@ func BenchmarkLoopback(b *testing.B) {
 	}
 }
 
-// busyRouter has 128 modules with 8 channels each; a message of the sender is for one of them.
+// busyRouter makes a Router with 128 modules with 8 channels each. A message of the sender matches one of them.
 func busyRouter(tb testing.TB) (*Router, Key) {
 	n := NewRouter(RouterOptions{Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
 	for m := range 128 {

@@ -21,7 +21,7 @@ func everyWay(t *testing.T, test func(t *testing.T, s *site)) {
 	}
 }
 
-// heardBy are the messages that modules of "hear" were given, "MODULE MESSAGE".
+// heardBy returns the messages that modules of "hear" have received, as "MODULE MESSAGE".
 func (s *site) heardBy() []string {
 	var all []string
 	for _, l := range s.heard.Lines().Below("realm/proc/log") {
@@ -32,9 +32,9 @@ func (s *site) heardBy() []string {
 	return all
 }
 
-// Each channel is given each message once: from another module of the node, of its own runtime or another, and from
-// outside, however the filters of the node overlap. (The public manager withholds a message from all modules of the
-// sender's runtime.)
+// Each channel receives each message once, from another module of its own or another runtime of the node and from
+// outside, however the node's filters overlap. (The public manager withholds a message from all modules of the sender's
+// runtime.)
 func TestEachChannelHasEachMessageOnce(t *testing.T) {
 	everyWay(t, func(t *testing.T, s *site) {
 		var want []string
@@ -57,7 +57,7 @@ func TestEachChannelHasEachMessageOnce(t *testing.T) {
 	})
 }
 
-// settle waits until what was under way has arrived: a message went the same ways after it.
+// settle waits until earlier messages have arrived, by sending another message the same way.
 func (s *site) settle() {
 	s.t.Helper()
 	for _, runtime := range []string{edgetest.RuntimeChan, edgetest.RuntimeTwo} {
@@ -68,7 +68,7 @@ func (s *site) settle() {
 	}
 }
 
-// A module's message goes to the broker with the quality of service of its channel, and does not come back to it.
+// A module's message has the QoS of its channel at the broker, and does not come back to the channel.
 func TestQualityOfServiceAndOwnMessages(t *testing.T) {
 	everyWay(t, func(t *testing.T, s *site) {
 		s.create(edgetest.RuntimeChan, "tell", "quality", "x")
@@ -94,7 +94,7 @@ func TestQualityOfServiceAndOwnMessages(t *testing.T) {
 	})
 }
 
-// What a broker has retained reaches each channel that is opened later, once.
+// A retained message reaches each channel that is opened later, once.
 func TestRetainedMessages(t *testing.T) {
 	everyWay(t, func(t *testing.T, s *site) {
 		if err := s.client.PublishRetained("kept/x", 1, []byte("setting")); err != nil {

@@ -29,7 +29,7 @@ func newSite(t *testing.T, orchestrator func(*testing.T, string)) *site {
 	return newSiteAt(t, embedded(t), 5, orchestrator)
 }
 
-// newSiteAt is newSite with a broker, and the version of MQTT that the manager speaks to it.
+// newSiteAt is like newSite, with a given broker and MQTT version of the manager.
 func newSiteAt(t *testing.T, url string, protocol int, orchestrator func(*testing.T, string)) *site {
 	t.Helper()
 	s := &site{t: t}
@@ -49,7 +49,7 @@ func newSiteAt(t *testing.T, url string, protocol int, orchestrator func(*testin
 	return s
 }
 
-// registered waits until the runtime was taken up n times.
+// registered waits until the runtime has registered n times.
 func (s *site) registered(runtime string, n int) {
 	s.t.Helper()
 	s.wait(n, edgetest.On("realm/proc/reg/"+runtime, `"ok"`))
@@ -78,7 +78,7 @@ func (s *site) control(payload []byte) {
 	require.NoError(s.t, s.client.Publish("realm/proc/control", 2, payload))
 }
 
-// log waits for a module's line.
+// log waits for a line in a module's log.
 func (s *site) log(runtime, uuid, text string) {
 	s.t.Helper()
 	s.wait(1, edgetest.On("realm/proc/log/"+runtime+"/"+uuid, text))
@@ -96,8 +96,8 @@ func (s *site) exit(runtime, uuid string) map[string]any {
 	return e.Data
 }
 
-// witness holds that a module of "echo" still speaks over its channel. A module that has just opened it is not
-// subscribed at the broker yet: then there is another word.
+// witness checks that a module of "echo" still answers on its channel. It repeats the message, because a module that
+// has just opened the channel may not be subscribed at the broker yet.
 func (s *site) witness(topic string) {
 	s.t.Helper()
 	ctx := within(s.t)
@@ -115,7 +115,8 @@ func (s *site) witness(topic string) {
 	}
 }
 
-// Whatever a module or its runtime does wrong, the others go on, and the end of the one at fault is reported.
+// Whatever a module or its runtime does wrong, the other modules keep running, and the end of the faulty one is
+// reported.
 func TestWrongModulesDisturbNobody(t *testing.T) {
 	s := newSite(t, foreignOrchestrator)
 	witness := s.create(edgetest.RuntimeTwo, "echo", "witness/two")
@@ -149,7 +150,7 @@ func TestWrongModulesDisturbNobody(t *testing.T) {
 	}
 }
 
-// A runtime program that dies, or breaks the framing, loses its modules with a reason, and is there again.
+// A runtime program that dies or breaks the framing loses its modules, whose exits have a reason, and is started again.
 func TestALostRuntimeComesBack(t *testing.T) {
 	s := newSite(t, foreignOrchestrator)
 	witness := s.create(edgetest.RuntimeTwo, "echo", "witness/two")
@@ -167,7 +168,7 @@ func TestALostRuntimeComesBack(t *testing.T) {
 	}
 }
 
-// More modules than a runtime takes: the 128 go on, and the others are refused.
+// With more modules than a runtime can have, 128 run and the others are refused.
 func TestARuntimeHas128ModulesAndNoMore(t *testing.T) {
 	s := newSite(t, foreignOrchestrator)
 	var first string
@@ -187,8 +188,8 @@ func TestARuntimeHas128ModulesAndNoMore(t *testing.T) {
 	s.log(edgetest.RuntimeChan, s.create(edgetest.RuntimeChan, "log", "in the free place"), "in the free place")
 }
 
-// A module can neither make its node deaf, by closing a channel on the node's own topics, nor speak with its node's
-// rights there.
+// A module can neither end its node's subscriptions, by closing a channel on the node's topics, nor publish there with
+// the node's rights.
 func TestModulesDoNotGovern(t *testing.T) {
 	everyWay(t, func(t *testing.T, s *site) {
 		own := "realm/proc/control/" + edgetest.RuntimeChan
@@ -213,8 +214,8 @@ func TestModulesDoNotGovern(t *testing.T) {
 	})
 }
 
-// What makes the public orchestrator deaf, or is simply wrong, is answered on the error topic, and the next request is
-// served.
+// Messages that stop the public orchestrator, or are simply wrong, are answered on the error topic, and the next
+// request is served.
 func TestWrongRequestsAreAnsweredAndServingGoesOn(t *testing.T) {
 	s := newSite(t, ourOrchestrator)
 	witness := s.create(edgetest.RuntimeTwo, "echo", "witness/two")

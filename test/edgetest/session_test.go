@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// brokers are those that sessions are played on.
+// brokers are the brokers for playing sessions.
 var brokers = map[string]func(*testing.T) string{"embedded": embedded, "mosquitto": mosquitto}
 
 func embedded(t *testing.T) string {
@@ -40,7 +40,7 @@ func embedded(t *testing.T) string {
 	return b.URL()
 }
 
-// mosquitto starts Debian's on a free port of loopback.
+// mosquitto starts Debian's mosquitto on a free loopback port.
 func mosquitto(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -65,14 +65,14 @@ func mosquitto(t *testing.T) string {
 	return "mqtt://" + address
 }
 
-// within is a context for one step; also in cleanups, where the test's own has ended.
+// within returns a context for one step, also for clean-ups after the test's own context has ended.
 func within(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// foreignOrchestrator and the others below start one side of a session; what they return ends it.
+// foreignOrchestrator and the functions below start one side of a session, and return the function that ends it.
 func foreignOrchestrator(t *testing.T, url string) {
 	o, err := edgetest.StartOrchestrator(url, edgetest.Realm)
 	require.NoError(t, err)
@@ -105,7 +105,7 @@ func ourManager(t *testing.T, url string) (keepalive, end func() error) {
 	return nil, startManager(t, mqtt.Config{URL: url})
 }
 
-// startManager starts ours with three runtimes of linux/minimal, whose program is this test binary.
+// startManager starts our manager with three runtimes of linux/minimal, whose program is this test binary.
 func startManager(t *testing.T, way mqtt.Config) (end func() error) {
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -130,7 +130,7 @@ func startManager(t *testing.T, way mqtt.Config) (end func() error) {
 	return func() error { return m.Close(within(t)) }
 }
 
-// play plays the session with two sides and returns what went over the broker; the last of it may still come.
+// play plays the session with two sides, and returns a function with the messages so far; the last may still arrive.
 func play(t *testing.T, url string, orchestrator func(*testing.T, string), manager func(*testing.T, string) (keepalive, end func() error), onlyControl bool) func() edgetest.Lines {
 	t.Helper()
 	r, err := edgetest.Record(url)
@@ -151,7 +151,7 @@ func play(t *testing.T, url string, orchestrator func(*testing.T, string), manag
 	return r.Lines
 }
 
-// The scripted peers together give the session that public peers were recorded with.
+// The scripted peers reproduce the recorded session of public peers.
 func TestForeignPeersGiveTheRecordedSession(t *testing.T) {
 	for name, start := range brokers {
 		t.Run(name, func(t *testing.T) {
@@ -161,7 +161,7 @@ func TestForeignPeersGiveTheRecordedSession(t *testing.T) {
 	}
 }
 
-// same holds that a session becomes the wanted one, as sorted lists.
+// same waits until a session equals the wanted one, as sorted lists.
 func same(t *testing.T, want edgetest.Lines, got func() edgetest.Lines, view func(edgetest.Lines) edgetest.Lines) {
 	t.Helper()
 	text := func(ls edgetest.Lines) string { return strings.Join(view(ls).Normal(), "\n") }
@@ -175,8 +175,8 @@ func same(t *testing.T, want edgetest.Lines, got func() edgetest.Lines, view fun
 
 func all(ls edgetest.Lines) edgetest.Lines { return ls }
 
-// heard is what modules and clients make of a session: requests, what modules say, and how they end. Our manager tells
-// exits with QoS 2, the public one with 0; runtime programs have logs of their own.
+// heard returns the part of a session that modules and clients see: requests, modules' messages and exits. Our manager
+// reports exits with QoS 2, the public one with 0; runtime programs have their own logs.
 func heard(ls edgetest.Lines) edgetest.Lines {
 	some := ls.Without("realm/proc/reg", "realm/proc/log/orchestrator", "realm/proc/keepalive", "realm/proc/reported").Select(func(l edgetest.Line) bool {
 		return len(wire.Cut(l.Topic, "realm/proc/log")) != 1
@@ -189,7 +189,7 @@ func heard(ls edgetest.Lines) edgetest.Lines {
 	return some
 }
 
-// onlyControl is the session of a client that asks on the orchestrator's topic always.
+// onlyControl returns the session of a client that sends all requests to the orchestrator's topic.
 func onlyControl(ls edgetest.Lines) edgetest.Lines {
 	const two = "realm/proc/control/" + edgetest.RuntimeTwo
 	for i, l := range ls {
@@ -213,7 +213,7 @@ func TestOurOrchestratorForForeignPeers(t *testing.T) {
 	}
 }
 
-// A client that asks on a runtime's own topic reaches the manager past the orchestrator, which learns of the module.
+// A client's request on a runtime's topic reaches the manager directly, and the orchestrator learns of the module.
 func TestOurOrchestratorLearnsOfModulesThatGoPastIt(t *testing.T) {
 	got := play(t, embedded(t), ourOrchestrator, foreignManager, false)
 	assert.Len(t, heard(got()).Below("app"), 4, "the modules speak with each other")
@@ -229,8 +229,7 @@ func TestOurManagerForForeignPeers(t *testing.T) {
 	}
 }
 
-// The same session on both brokers gives the same list; what our manager reports of a module's states may skip some of
-// them.
+// The same session on both brokers gives the same list. Our manager's reports of a module's states may skip some.
 func TestOurOwnSession(t *testing.T) {
 	unreported := func(ls edgetest.Lines) edgetest.Lines { return ls.Without("realm/proc/reported") }
 	var sessions []func() edgetest.Lines

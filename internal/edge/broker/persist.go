@@ -73,7 +73,8 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 	}
 }
 
-// OnSessionEstablished is called after mochi's resend, which the gate has kept, and starts to send it.
+// OnSessionEstablished is called after mochi's resend. It starts to send the messages of the resend, which the gate has
+// kept.
 func (h *hooks) OnSessionEstablished(cl *mochi.Client, _ packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok {
 		c.endDelivery()

@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// crashBroker names the broker of a child of TestN1, and crashDir the directory of its record.
+// crashBroker is the variable with the broker of a child process, and crashDir that with the directory of its record.
 const (
 	crashBroker = "TRIPOD_TEST_CRASH_BROKER"
 	crashDir    = "TRIPOD_TEST_CRASH_DIR"

@@ -261,7 +261,8 @@ func TestMessagesThatAreNoFrames(t *testing.T) {
 	find(t, r, wire.ModuleLog, "still there")
 }
 
-// The public manager closes its runtimes' input, so that a runtime that reads it loops (a known defect of the protocol).
+// The public manager closes its runtimes' input, so that a runtime that reads it loops (a known defect of the
+// protocol).
 func TestTheInputStaysOpenAndSilent(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, nil)
 	start(t, r)
