@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// interfaceName is the name of the pod's default interface, which Kubernetes expects.
+// interfaceName is the name that Kubernetes expects for a pod's default interface.
 const interfaceName = "eth0"
 
 // Attachment describes a pod to the network.
@@ -75,17 +75,17 @@ const (
 	capAnnotations  = "io.kubernetes.cri.pod-annotations"
 )
 
-// burst is the burst size of a rate-limited interface, in bits: effectively unlimited, as Kubernetes users expect. The
-// bandwidth plugin refuses 0.
+// burst is the burst size of a rate-limited interface, in bits. It is effectively unlimited, as in other Kubernetes
+// runtimes; the bandwidth plugin refuses 0.
 const burst = math.MaxInt32
 
-// validate reports mistakes in the request.
+// validate reports the first mistake in the request.
 func (a Attachment) validate() error {
 	if err := validateID(a.ID); err != nil {
 		return err
 	}
 	for field, value := range map[string]string{"name": a.Name, "namespace": a.Namespace, "uid": a.UID} {
-		// CNI_ARGS cannot escape its separators: a name that contains one could set other arguments.
+		// CNI_ARGS has no escape syntax, so a value that contains a separator could set other arguments.
 		if strings.ContainsAny(value, ";=\x00") {
 			return invalidf("network of pod %s: %s %q must not contain ';', '=' or NUL", a.ID, field, value)
 		}
@@ -137,7 +137,8 @@ func (a Attachment) args() [][2]string {
 	return args
 }
 
-// capabilities returns the capability arguments, by name. libcni passes each plugin the ones that it declares.
+// capabilities returns the capability arguments by name. libcni passes to each plugin only those that the plugin
+// declares.
 func (a Attachment) capabilities() (map[string]json.RawMessage, error) {
 	wanted := map[string]any{}
 	var ports []portMapEntry

@@ -22,10 +22,10 @@ type chain struct {
 	// source is the configuration file or "the embedded default", for logs and errors.
 	source string
 	list   *libcni.NetworkConfigList
-	// optional maps plugins of the embedded default to the capability that needs the plugin. Other pods skip the
-	// plugin, because it costs a process for ADD and for DEL, and portmap's DEL also runs iptables.
+	// optional maps plugins of the embedded default to the capability that they implement. Pods that do not use the
+	// capability skip the plugin: it costs a process for ADD and one for DEL, and portmap's DEL also runs iptables.
 	optional map[string]string
-	// masqueraded holds the subnets of the embedded default, whose addresses are masqueraded.
+	// masqueraded holds the pod subnets whose addresses we masquerade. Only the embedded default has any.
 	masqueraded []netip.Prefix
 }
 
@@ -38,8 +38,8 @@ type loaded struct {
 	err   error
 }
 
-// confList is a configuration list that contains all its plugins, as records keep it. The other forms that libcni reads
-// (plugins in a folder beside the list, single-plugin files) are converted to a confList.
+// confList is a configuration list with all its plugins inline, as records store it. The other forms that libcni reads
+// (plugins in a folder beside the list, single-plugin files) are converted to it.
 type confList struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`
@@ -56,8 +56,8 @@ func (l confList) parse() (*libcni.NetworkConfigList, error) {
 	return libcni.NetworkConfFromBytes(data)
 }
 
-// findChain loads the first configuration in dir by file name. Without one it returns the embedded default, unless that
-// is off. An invalid file is an error: skipping it would select a different network.
+// findChain loads the first configuration in dir by file name. If there is none, it returns the embedded default,
+// unless the default is off. An invalid file is an error, because skipping it would select a different network.
 func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
@@ -100,8 +100,8 @@ func loadChain(file string) (*chain, error) {
 	return &chain{source: file, list: list}, nil
 }
 
-// parseConf parses a configuration list. A file without a "plugins" key whose extension is not .conflist is a single
-// plugin.
+// parseConf parses a configuration list, or a single plugin: a file without a "plugins" key whose extension is not
+// .conflist.
 func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
 	var head struct {
 		Name       string           `json:"name"`
@@ -131,7 +131,7 @@ func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
 	return norm.parse()
 }
 
-// The embedded default's name, and its CNI version: the newest that Debian's plugins (1.1.1) support.
+// The embedded default's name and CNI version. The version is the newest that Debian's plugins (1.1.1) support.
 const (
 	defaultNetworkName = "tripod"
 	defaultCNIVersion  = "1.0.0"
@@ -162,8 +162,8 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 		"ipam":   ipam,
 		// The node is the pods' gateway. Hairpin mode lets a pod reach itself through its own host port.
 		"isGateway": true, "hairpinMode": true,
-		// If the configured subnet changes, the new gateway replaces the bridge's address; otherwise all later ADDs
-		// would fail. For a subnet from the kubelet, addGateway adds the address earlier.
+		// If the configured subnet changes, the new gateway must replace the bridge's address, or all later ADDs would
+		// fail. For a subnet from the kubelet, addGateway has already added the new address.
 		"forceAddress": true,
 	}
 	if d.MTU > 0 {
@@ -205,7 +205,8 @@ func (c *chain) forPod(caps map[string]json.RawMessage) (*libcni.NetworkConfigLi
 	return norm.parse()
 }
 
-// unserved returns the capabilities in caps, of port mappings and bandwidth, that no plugin of the chain declares.
+// unserved returns the capabilities in caps that no plugin of the chain declares. It considers only port mappings and
+// bandwidth.
 func (c *chain) unserved(caps map[string]json.RawMessage) []string {
 	var missing []string
 	for _, capability := range []string{capPortMappings, capBandwidth} {

@@ -44,9 +44,9 @@ type Config struct {
 	Executables bool
 	// PluginTimeout limits each execution of a plugin.
 	PluginTimeout time.Duration
-	// IsBackendLink reports whether the pod's backend made a link in the pod's namespace. The backend has then taken
-	// over the addresses of the pod's interfaces: Stats omits the link, and Check does not run the plugins. nil means
-	// that no backend makes links.
+	// IsBackendLink reports whether a link in a pod's namespace was made by the pod's backend. If there is such a link,
+	// the backend has taken over the addresses of the pod's interfaces, so Stats omits the link, and Check does not run
+	// the plugins. nil means that backends make no links.
 	IsBackendLink func(netlink.Link) bool
 	// Logger logs background events; nil means slog.Default.
 	Logger *slog.Logger
@@ -54,7 +54,7 @@ type Config struct {
 
 // DefaultNetwork configures the embedded default chain.
 type DefaultNetwork struct {
-	// Off disables the default chain: a node without CNI configuration then has no pod network.
+	// Off disables the default chain, so a node without CNI configuration has no pod network.
 	Off bool
 	// Bridge is the name of the bridge interface.
 	Bridge string
@@ -85,7 +85,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate reports mistakes that would otherwise fail the first pod.
+// validate finds mistakes that would otherwise appear only with the first pod.
 func (c Config) validate() error {
 	for field, dir := range map[string]string{"ConfDir": c.ConfDir, "CacheDir": c.CacheDir, "NetnsDir": c.NetnsDir} {
 		if !filepath.IsAbs(dir) {

@@ -1,5 +1,5 @@
-// Package network sets up the network of pods of every backend: a network namespace, pinned by a bind mount, and the
-// interfaces that the node's CNI chain creates in the namespace.
+// Package network sets up pod networks for every backend: a network namespace, pinned by a bind mount, and the
+// interfaces that the node's CNI chain creates in it.
 //
 //	Setup(pod)                                                    Teardown(pod)
 //	  │                                                             │
@@ -16,19 +16,19 @@
 //	          CacheDir/pod-cidr.json          the pod CIDR from the kubelet (UpdateRuntimeConfig)
 //	mounts    NetnsDir/KEY                    the namespace (nsfs)
 //
-// KEY is the pod ID if CNI allows it as a container ID, and otherwise a hash of it (keyOf). The pod ID leads to all
-// state on disk, so a roll-back needs no state in memory: Teardown undoes a Setup of this process or of one that was
-// killed, and GC does the same for pods that no longer exist. A roll-back whose DEL fails is retried in the background
-// until it succeeds. After a Teardown whose DEL fails, the caller retries.
+// KEY is the pod ID if CNI allows that as a container ID, otherwise a hash of it (keyOf). All state on disk can be
+// found from the pod ID, so a roll-back needs no state in memory: Teardown undoes a Setup of this process or of one
+// that was killed, and GC does the same for pods that no longer exist. If DEL fails during a roll-back, the Manager
+// retries in the background until it succeeds. If DEL fails during a Teardown, the caller retries.
 //
 // The chain is the first configuration in ConfDir by file name. Without one, it is the embedded default: bridge and
 // host-local, plus portmap and bandwidth for pods that ask for them. Plugins are standard CNI executables, run by
-// libcni; pluginExec manages their processes (process groups, deadlines, bounded output). Package builtin replaces the
-// reference plugins bridge, host-local and loopback in this process, in a tenth of the time, for the configurations
-// that it supports.
+// libcni; pluginExec manages their processes (process groups, deadlines, bounded output). For the configurations that
+// it supports, package builtin does the work of the reference plugins bridge, host-local, loopback and portmap in this
+// process, in a tenth of the time.
 //
 // The package also opens sockets inside a pod's namespace (Dial, Listen) and reads interface counters (Stats).
 //
-// It knows nothing of pods beyond Attachment and keeps no pod state. It changes nothing outside its directories and the
-// namespaces that it made, apart from what the plugins do.
+// It knows nothing about pods beyond Attachment and keeps no pod state. Outside its directories and namespaces, it
+// changes only the addresses of the default bridge and the masquerading rules; CNI plugins may change more.
 package network

@@ -25,7 +25,7 @@ import (
 const (
 	// maxPluginOutput limits a plugin's stdout, in bytes; results are a few KiB.
 	maxPluginOutput = 1 << 20
-	// maxPluginStderr is how many bytes of the end of stderr are kept for the error.
+	// maxPluginStderr is the number of bytes at the end of stderr that are kept for the error.
 	maxPluginStderr = 4 << 10
 	// outputGrace is how long to wait for output from children that outlive their plugin.
 	outputGrace = time.Second
@@ -34,7 +34,7 @@ const (
 	busyPatience, busyPause = 2 * time.Second, 20 * time.Millisecond
 )
 
-// PluginError is the failure of a CNI plugin.
+// PluginError reports that a CNI plugin failed.
 type PluginError struct {
 	Plugin, Command string
 	// Code, Msg and Details are the error that the plugin printed (CNI SPEC "Error"), if any.
@@ -42,7 +42,7 @@ type PluginError struct {
 	Msg, Details string
 	// Stderr is the end of the plugin's stderr.
 	Stderr string
-	// Cause is how the process ended, or why its output was not used.
+	// Cause says how the process ended, or why its output was refused.
 	Cause error
 }
 
@@ -64,8 +64,8 @@ func (e *PluginError) Error() string {
 	return b.String()
 }
 
-// Unwrap returns the cause and an error class. Errors that need a change of the configuration are
-// ErrFailedPrecondition; other errors of plugins are ErrUnavailable, because a retry may succeed.
+// Unwrap returns the cause and an error class: ErrFailedPrecondition if the configuration must change, otherwise
+// ErrUnavailable, because a retry may succeed. If the context ended, it returns only the cause.
 func (e *PluginError) Unwrap() []error {
 	switch e.Code {
 	case types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrInvalidNetworkConfig:
@@ -79,14 +79,15 @@ func (e *PluginError) Unwrap() []error {
 
 // pluginExec runs plugins for libcni: in this process if plan allows it (inprocess.go), otherwise as executables. Each
 // executable has its own process group, which is killed when ctx ends or the plugin times out. Executables die with the
-// daemon: a surviving plugin could take a lease after the next daemon has released all of them.
+// daemon: a plugin that survived could take a lease after the next daemon has released all of the pod's.
 type pluginExec struct {
 	version.PluginDecoder
 	timeout time.Duration
 	log     *slog.Logger
-	// plan returns a call that replaces an execution, or the reason to run the executable. A nil plan runs executables.
+	// plan returns a call that replaces an execution, or an error that says why the executable must run. If plan is
+	// nil, every plugin runs as an executable.
 	plan func(path string, stdin []byte, environ []string) (inProcessCall, error)
-	// containers holds a lock for each container while a plugin works for it, even after the caller has given up.
+	// containers locks each container while a plugin works for it, even after the caller has given up.
 	containers keyLocks
 }
 
@@ -122,7 +123,8 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 	return e.execute(ctx, path, stdin, environ)
 }
 
-// lockContainer locks the container, once no other plugin works for it. VERSION, STATUS and GC have no container.
+// lockContainer waits until no other plugin works for the container, and locks it. VERSION, STATUS and GC have no
+// container.
 func (e *pluginExec) lockContainer(ctx context.Context, container string) (free func(), err error) {
 	if container == "" {
 		return func() {}, nil

@@ -9,9 +9,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// addGateway adds the gateway address of a new IPv4 subnet to the bridge of the embedded default, as its first address.
-// The old gateways stay, so that running pods remain reachable: the bridge plugin only removes addresses listed before
-// its own. If the bridge is missing, the first pod makes it. IPv6 subnets do not conflict.
+// addGateway makes the gateway of a new IPv4 subnet the first address of the embedded default's bridge. The old
+// gateways stay, so that running pods remain reachable: the bridge plugin removes only addresses that are listed before
+// its own. A missing bridge is left to the first pod. IPv6 subnets are ignored, because a bridge can have several IPv6
+// addresses.
 func addGateway(bridge string, subnet netip.Prefix) error {
 	if !subnet.IsValid() || !subnet.Addr().Is4() {
 		return nil
@@ -34,7 +35,8 @@ func addGateway(bridge string, subnet netip.Prefix) error {
 	if err := netlink.AddrReplace(link, &netlink.Addr{IPNet: gateway}); err != nil {
 		return fmt.Errorf("add %s to bridge %s: %w", gateway, bridge, err)
 	}
-	// The kernel lists addresses in the order of their addition, so adding the old ones again puts the gateway first.
+	// The kernel lists addresses in the order in which they were added, so re-adding the old ones puts the gateway
+	// first.
 	for _, old := range have {
 		if old.IPNet.String() == gateway.String() {
 			continue

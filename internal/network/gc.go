@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// gcParallel limits how many pods GC deletes in parallel, because plugins are processes.
+// gcParallel limits how many pods' networks GC deletes in parallel, because each deletion starts plugin processes.
 const gcParallel = 4
 
 // GC removes what earlier processes left of pods whose IDs are not in keep: it runs DEL for them, unmounts their
-// namespaces, and runs the chain's GC verb, if it has one (1.1.0). Call it after a restart. It skips pods that this
-// process has set up, so pods may start meanwhile. It touches nothing outside the Manager's directories. Errors are
-// joined; the next GC retries what failed.
+// namespaces, and runs the chain's GC verb if the chain's CNI version has it (1.1.0). Call it after a restart. It skips
+// pods that this process has set up, so pods may start meanwhile. It considers only what is in the Manager's
+// directories. Errors are joined; the next GC retries what failed.
 func (m *Manager) GC(ctx context.Context, keep []string) error {
 	keepKeys := map[string]bool{}
 	for _, id := range keep {
@@ -91,8 +91,8 @@ func (m *Manager) collect(ctx context.Context, key string) error {
 	return nil
 }
 
-// collectPlugins runs the GC verb. CNI forbids it beside ADD or DEL: if one of them is running, the verb waits for the
-// next GC, so that new pods never wait for a slow plugin.
+// collectPlugins runs the chain's GC verb. CNI forbids the verb while an ADD or DEL runs. In that case it is left to
+// the next GC, so that new pods never wait for a slow plugin.
 func (m *Manager) collectPlugins(ctx context.Context) error {
 	c, err := m.currentChain()
 	if err != nil || !atLeast(c.list.CNIVersion, "1.1.0") {
@@ -112,7 +112,7 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Every record is a valid attachment: pods in keep, pods of this process, and pods whose DEL failed.
+	// Every record is a valid attachment: of a pod in keep, a pod of this process, or a pod whose DEL failed.
 	args := &libcni.GCArgs{}
 	for _, key := range keys {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: key, IfName: interfaceName})
@@ -126,8 +126,8 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 // errGaveWay is the cancellation cause of an interrupted GC verb.
 var errGaveWay = fmt.Errorf("gave way to a pod's ADD or DEL (retry it): %w", errdefs.ErrUnavailable)
 
-// excludeGC keeps the GC verb from running during an ADD or DEL. It interrupts a running verb, which can be repeated,
-// so that the pod does not wait. Call the returned function after the ADD or DEL.
+// excludeGC keeps the GC verb from running during an ADD or DEL. If the verb is running, it is interrupted so that the
+// pod does not wait; the next GC repeats it. Call the returned function after the ADD or DEL.
 func (m *Manager) excludeGC() (done func()) {
 	if !m.gcMu.TryRLock() {
 		if interrupt := m.interruptGC.Load(); interrupt != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/network/builtin"
 )
 
-// inProcessCall is an execution of a plugin in this process, such as *builtin.Call. Run returns when ctx ends, but a
-// slow kernel request can delay it.
+// inProcessCall is an execution of a plugin in this process, such as *builtin.Call. After ctx ends, Run returns once
+// the current kernel request is done, which can take long.
 type inProcessCall interface {
 	Run(ctx context.Context) (output []byte, err error)
 }
@@ -24,8 +24,8 @@ func planBuiltin(plugins *builtin.Plugins) func(string, []byte, []string) (inPro
 	}
 }
 
-// runInProcess runs the call and waits until it returns or ctx ends. It calls free when the call returns, even if that
-// is later: the next execution for the same container, the roll-back's DEL, waits for that.
+// runInProcess runs the call and waits until it returns or ctx ends. It calls free when the call returns, even if ctx
+// ended earlier. Until then, the next execution for the same container, the roll-back's DEL, waits.
 func (e *pluginExec) runInProcess(ctx context.Context, call inProcessCall, path string, environ []string, free func()) ([]byte, error) {
 	type outcome struct {
 		output []byte

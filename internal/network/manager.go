@@ -22,18 +22,18 @@ type Manager struct {
 	records recordStore
 	locks   keyLocks
 
-	// gcMu is held for reading by ADD and DEL, and for writing by the GC verb, which must not run beside them (SPEC
-	// 1.1.0, "Lifecycle & Ordering").
+	// gcMu is held for reading by ADD and DEL, and for writing by the GC verb, which must not run at the same time
+	// (SPEC 1.1.0, "Lifecycle & Ordering").
 	gcMu sync.RWMutex
 	// interruptGC cancels the running GC verb; nil if none runs.
 	interruptGC atomic.Pointer[context.CancelCauseFunc]
 
-	// claims holds the keys (string) that this process has set up and not torn down. GC does not touch them.
+	// claims holds the keys (string) of pods that this process has set up and not torn down. GC skips these pods.
 	claims sync.Map
 
 	mu sync.Mutex
-	// podCIDR is Config.Default with the subnets from UpdatePodCIDR, if any.
-	podCIDR DefaultNetwork
+	// defaults is Config.Default, with the subnets from UpdatePodCIDR if there are any.
+	defaults DefaultNetwork
 
 	reloading sync.Mutex // serialises reloads, so that the latest one wins
 	chain     atomic.Pointer[loaded]
@@ -58,12 +58,12 @@ func New(cfg Config) (*Manager, error) {
 		exec.plan = planBuiltin(&builtin.Plugins{})
 	}
 	m := &Manager{
-		cfg:     cfg,
-		exec:    exec,
-		cni:     libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.CacheDir, exec),
-		records: recordStore{dir: filepath.Join(cfg.CacheDir, "attachments")},
-		podCIDR: cfg.Default,
-		status:  statusCache{first: make(chan struct{}), versions: map[string]pluginVersions{}},
+		cfg:      cfg,
+		exec:     exec,
+		cni:      libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.CacheDir, exec),
+		records:  recordStore{dir: filepath.Join(cfg.CacheDir, "attachments")},
+		defaults: cfg.Default,
+		status:   statusCache{first: make(chan struct{}), versions: map[string]pluginVersions{}},
 	}
 	m.life, m.end = context.WithCancel(context.Background())
 	err := errors.Join(m.records.open(), m.loadPodCIDR(), prepareNetnsDir(cfg.NetnsDir))
@@ -93,7 +93,7 @@ func (m *Manager) inBackground(fn func()) {
 	}
 }
 
-// lockPod locks the pod with an ID, and returns its key. The returned function unlocks the pod.
+// lockPod locks the pod with this ID and returns the pod's key. The returned function unlocks the pod.
 func (m *Manager) lockPod(ctx context.Context, id string) (key string, unlock func(), err error) {
 	if err := validateID(id); err != nil {
 		return "", nil, err
@@ -105,12 +105,12 @@ func (m *Manager) lockPod(ctx context.Context, id string) (key string, unlock fu
 // leasesDir returns the directory of host-local's leases for the embedded default chain.
 func (m *Manager) leasesDir() string { return filepath.Join(m.cfg.CacheDir, "leases") }
 
-// reload loads the chain from ConfDir again, and logs a change.
+// reload loads the chain from ConfDir again, and logs if it has changed.
 func (m *Manager) reload() {
 	m.reloading.Lock()
 	defer m.reloading.Unlock()
 	m.mu.Lock()
-	def := m.podCIDR
+	def := m.defaults
 	m.mu.Unlock()
 
 	c, err := findChain(m.cfg.ConfDir, def, m.leasesDir())

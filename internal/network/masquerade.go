@@ -14,8 +14,9 @@ import (
 )
 
 // masquerading lets the pods of the embedded default reach other networks with the node's address. It makes one chain
-// of iptables rules per subnet, with the first pod. The bridge plugin's ipMasq would make a chain per pod, which takes
-// half of the time of its ADD and most of its DEL's, and stays behind if the pod's namespace is gone before DEL.
+// of iptables rules per subnet, before the first pod's ADD. The bridge plugin's ipMasq would make a chain per pod. That
+// takes half of the plugin's time for ADD and most of its time for DEL, and the chain stays behind if the pod's
+// namespace is gone before DEL.
 //
 // The rules belong to the bridge, not to a pod. Like the bridge, they are never removed.
 type masquerading struct {
@@ -51,7 +52,7 @@ func (q *masquerading) ensureSubnet(ctx context.Context, subnet netip.Prefix) er
 	return nil
 }
 
-// refresh restores rules that were flushed: firewalls do so when they reload.
+// refresh restores rules that were flushed, for example by a firewall that reloads.
 func (q *masquerading) refresh(ctx context.Context) error {
 	q.changing.Lock()
 	defer q.changing.Unlock()

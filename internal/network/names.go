@@ -17,8 +17,8 @@ const maxPlainKey = 100
 // containerIDs matches the container IDs that CNI allows (SPEC.md 1.1.0, "Parameters"). "." and ".." do not match.
 var containerIDs = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`)
 
-// keyOf maps a pod ID to its key, which names the netns file and is the CNI container ID: the ID itself if CNI allows
-// it, and otherwise a hash, for example of "example.com:foo.Bar@1.2.3#0".
+// keyOf maps a pod ID to its key, which is the name of the netns file and the CNI container ID. The key is the pod ID
+// itself if CNI allows that, and otherwise a hash of it. An example of such an ID is "example.com:foo.Bar@1.2.3#0".
 func keyOf(id string) string {
 	if len(id) <= maxPlainKey && containerIDs.MatchString(id) && !strings.HasPrefix(id, hashedPrefix) {
 		return id
@@ -27,7 +27,8 @@ func keyOf(id string) string {
 	return hashedPrefix + hex.EncodeToString(sum[:])
 }
 
-// validateID refuses strings that cannot be pod IDs. It only catches callers' mistakes: keyOf is safe for any ID.
+// validateID refuses strings that cannot be pod IDs. It exists only to catch callers' mistakes: keyOf is safe for any
+// ID.
 func validateID(id string) error {
 	if id == "" || id == "." || id == ".." || strings.ContainsAny(id, "/\x00;=") {
 		return invalidf("network: %q is not a pod ID: it must be a name without '/', ';', '=' and NUL", id)

@@ -31,7 +31,7 @@ func isNetns(path string) bool {
 }
 
 // NewNetns makes a network namespace for a pod without a CNI network and returns its path. The namespace contains only
-// lo, which is up. An existing namespace stays.
+// lo, which is up. If the pod already has a namespace, NewNetns keeps it.
 func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 	key, unlock, err := m.lockPod(ctx, id)
 	if err != nil {
@@ -49,7 +49,7 @@ func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 }
 
 // RemoveNetns unmounts the pod's network namespace; a missing one is not an error. Once no process or socket holds the
-// namespace, the kernel deletes its interfaces and returns physical ones to the host.
+// namespace, the kernel deletes its virtual interfaces and returns physical ones to the host.
 func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
 	key, unlock, err := m.lockPod(ctx, id)
 	if err != nil {
@@ -75,7 +75,7 @@ func createNetns(path string) error {
 	}
 	_ = file.Close()
 
-	netthread.Run(func() bool { // the thread ends in the new namespace; the mount keeps the namespace
+	netthread.Run(func() bool { // the thread ends inside the new namespace, which the mount keeps alive
 		err = unshareAndPin(path)
 		return false
 	})
@@ -105,7 +105,7 @@ func unshareAndPin(path string) error {
 }
 
 // inNetns runs fn on a thread inside the network namespace at path; "" means the host's. fn should only open sockets:
-// they stay in the namespace, while the thread leaves it.
+// they stay in the namespace after the thread has left it.
 func (m *Manager) inNetns(path string, fn func() error) error {
 	if path == "" {
 		return fn()
@@ -140,7 +140,7 @@ func removeNetns(path string) error {
 }
 
 // prepareNetnsDir makes dir a shared mount of its own, as `ip netns` does with /run/netns. Unmounting a network
-// namespace then also unmounts it in all copies of our mount namespace, which would otherwise keep it alive.
+// namespace then also unmounts it in all copies of our mount namespace, where its mount would otherwise keep it alive.
 func prepareNetnsDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make the directory of network namespaces: %w", err)

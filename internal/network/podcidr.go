@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// podCIDRs is the content of the file that keeps the pod CIDR: the kubelet does not send it again when we restart.
+// podCIDRs is the content of the file that stores the pod CIDR. We need it because the kubelet does not send the pod
+// CIDR again when we restart.
 type podCIDRs struct {
 	SubnetV4 string `json:"subnetV4,omitempty"`
 	SubnetV6 string `json:"subnetV6,omitempty"`
@@ -19,9 +20,9 @@ type podCIDRs struct {
 
 func (m *Manager) podCIDRFile() string { return filepath.Join(m.cfg.CacheDir, "pod-cidr.json") }
 
-// UpdatePodCIDR sets the node's pod CIDR for the embedded default chain: one CIDR, or one of each address family
+// UpdatePodCIDR sets the node's pod CIDR for the embedded default chain: one CIDR, or an IPv4 and an IPv6 one,
 // separated by a comma (CRI UpdateRuntimeConfig). Running pods keep their addresses and gateway. A configuration in
-// ConfDir is not affected. An empty CIDR means that it is not known yet, and changes nothing.
+// ConfDir is not affected. An empty string means that the CIDR is not known yet, and changes nothing.
 func (m *Manager) UpdatePodCIDR(cidr string) error {
 	if cidr == "" {
 		return nil
@@ -35,7 +36,7 @@ func (m *Manager) UpdatePodCIDR(cidr string) error {
 		return err
 	}
 	m.mu.Lock()
-	known := podCIDRs{m.podCIDR.SubnetV4, m.podCIDR.SubnetV6}
+	known := podCIDRs{m.defaults.SubnetV4, m.defaults.SubnetV6}
 	m.mu.Unlock()
 	if known == wanted {
 		return nil
@@ -78,7 +79,7 @@ func parsePodCIDR(cidr string) (podCIDRs, error) {
 func (m *Manager) setPodCIDR(wanted podCIDRs) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.podCIDR.SubnetV4, m.podCIDR.SubnetV6 = wanted.SubnetV4, wanted.SubnetV6
+	m.defaults.SubnetV4, m.defaults.SubnetV6 = wanted.SubnetV4, wanted.SubnetV6
 }
 
 // loadPodCIDR restores the pod CIDR after a restart. A file that cannot be parsed counts as missing: the configured

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -32,7 +31,7 @@ type record struct {
 	ID      string `json:"id"`
 	// Created distinguishes successive attachments with the same ID.
 	Created time.Time `json:"created"`
-	// Source is the origin of Conf, for people who read the file.
+	// Source says where Conf comes from, for people who read the file.
 	Source string `json:"source"`
 	// Conf is a configuration list with all its plugins.
 	Conf         json.RawMessage            `json:"conf"`
@@ -68,7 +67,7 @@ func (r *record) runtimeConf(netns string) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{ContainerID: r.key, NetNS: netns, IfName: r.Interface, Args: r.Args, CapabilityArgs: caps}
 }
 
-// sameRequest reports whether two records have the same request. Their configurations may differ.
+// sameRequest reports whether two records have the same ID, interface and arguments. Their configurations may differ.
 func (r *record) sameRequest(other *record) bool {
 	mine, err1 := json.Marshal([]any{r.ID, r.Interface, r.Args, r.Capabilities})
 	theirs, err2 := json.Marshal([]any{other.ID, other.Interface, other.Args, other.Capabilities})
@@ -133,7 +132,11 @@ func (s recordStore) get(key string) (*record, error) {
 	if r.Version != recordVersion {
 		return nil, fmt.Errorf("%s: record version %d is unknown, want %d (was tripod downgraded?)", s.path(key), r.Version, recordVersion)
 	}
-	if r.list, err = libcni.NetworkConfFromBytes(r.Conf); err != nil || keyOf(r.ID) != key {
+	r.list, err = libcni.NetworkConfFromBytes(r.Conf)
+	if err == nil && keyOf(r.ID) != key {
+		err = errors.New("the ID does not match the file's name")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w of %q: %w", s.path(key), errCorrupt, r.ID, err)
 	}
 	return &r, nil
@@ -161,7 +164,7 @@ func (s recordStore) keys() ([]string, error) {
 			keys = append(keys, key)
 		}
 	}
-	return slices.Clip(keys), nil
+	return keys, nil
 }
 
 // writeDurably replaces the content of the file at path; data is on disk when it returns. If the process is killed, the

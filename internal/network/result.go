@@ -44,7 +44,7 @@ type Route struct {
 	GW  netip.Addr
 }
 
-// result converts a result of ADD, of any CNI version.
+// result converts an ADD result of any CNI version.
 func (m *Manager) result(key string, added types.Result) (*Result, error) {
 	cni, err := types100.NewResultFromResult(added)
 	if err != nil {
@@ -128,8 +128,8 @@ func (r *Result) defaultInterface() int {
 	return -1
 }
 
-// fillFromKernel adds the MTUs and MAC addresses of the pod's interfaces, which results before CNI 1.1.0 lack. It
-// leaves other interfaces unchanged: they may be gone, or be devices that the chain prepared for a machine.
+// fillFromKernel sets the MTUs of the pod's interfaces, which results before CNI 1.1.0 lack, and missing MAC addresses.
+// It leaves other interfaces unchanged: they may be gone, or be devices that the chain prepared for a machine.
 func (m *Manager) fillFromKernel(r *Result) {
 	links, err := m.links(r.Netns)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// rollbackTimeout limits the roll-back before a failed Setup returns, even if the caller's context has ended. A
-// roll-back that takes longer is retried in the background.
+// rollbackTimeout limits the roll-back that a failed Setup makes before it returns, even if the caller's context has
+// ended. A roll-back that takes longer is retried in the background.
 const rollbackTimeout = 10 * time.Second
 
 var (
@@ -83,7 +83,8 @@ func (m *Manager) reuseOrUndo(ctx context.Context, rec *record) (*Result, error)
 	return nil, nil
 }
 
-// CNIResult returns the result of the chain's last plugin for a pod, in the format of CNI 1.0; nil if there is none.
+// CNIResult returns the result of the chain's last plugin for a pod, converted to the latest CNI version; nil if there
+// is none.
 func (m *Manager) CNIResult(id string) (json.RawMessage, error) {
 	key := keyOf(id)
 	rec, err := m.records.get(key)

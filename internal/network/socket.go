@@ -16,9 +16,9 @@ import (
 )
 
 // Dial connects to addr from inside the namespace at netnsPath; "" means the host's. network is tcp or udp. addr is
-// "host:port", where host is an IP address or "localhost": 127.0.0.1, then ::1. Dial resolves no other names, because
-// the pod's resolver is not ours. Only the socket is made on a thread inside the namespace, so a slow peer holds no
-// thread.
+// "host:port", where host is an IP address or "localhost", for which Dial tries 127.0.0.1 and then ::1. Dial resolves
+// no other names, because this process does not use the pod's resolver. It uses a thread inside the namespace only to
+// make the socket, so a slow peer holds no thread.
 func (m *Manager) Dial(ctx context.Context, netnsPath, network, addr string) (net.Conn, error) {
 	targets, err := socketAddrs(network, addr)
 	if err != nil {
@@ -50,8 +50,8 @@ func (m *Manager) dial(ctx context.Context, netnsPath string, target socketAddr)
 	return net.FileConn(file)
 }
 
-// Listen binds a socket to addr inside the namespace at netnsPath; a tcp socket listens. The caller owns the file, and
-// can use it for net.FileListener or net.FilePacketConn, or pass it to another process.
+// Listen binds a socket to addr inside the namespace at netnsPath, and makes a tcp socket listen. The caller owns the
+// file, and can use it for net.FileListener or net.FilePacketConn, or pass it to another process.
 func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*os.File, error) {
 	targets, err := socketAddrs(network, addr)
 	if err != nil {
@@ -123,7 +123,7 @@ func socketAddrs(network, addr string) ([]socketAddr, error) {
 	return all, nil
 }
 
-// socket opens a non-blocking socket inside the namespace. The file uses the Go runtime's poller.
+// socket opens a non-blocking socket inside the namespace. The returned file uses the Go runtime's poller.
 func (m *Manager) socket(netnsPath string, target socketAddr) (*os.File, error) {
 	var fd int
 	err := m.inNetns(netnsPath, func() (err error) {
@@ -136,7 +136,7 @@ func (m *Manager) socket(netnsPath string, target socketAddr) (*os.File, error) 
 	return os.NewFile(uintptr(fd), target.String()), nil
 }
 
-// connect connects the socket to an address. It waits in the poller until that is done or ctx ends.
+// connect connects the socket to an address. It waits in the poller until the socket is connected or ctx ends.
 func connect(ctx context.Context, file *os.File, to unix.Sockaddr) error {
 	stop := context.AfterFunc(ctx, func() { _ = file.SetDeadline(time.Unix(1, 0)) })
 	defer stop()

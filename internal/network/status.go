@@ -19,19 +19,19 @@ import (
 )
 
 const (
-	// refreshInterval is the time between refreshes of the status if no event arrives. Changes of plugins, or of their
-	// answers to STATUS, cause no event.
+	// refreshInterval is the time between refreshes of the status if no event arrives. There are no events for changes
+	// of plugins or of their answers to STATUS.
 	refreshInterval = 10 * time.Second
 	// settleTime is how long to wait for a configuration file to be written completely.
 	settleTime = 50 * time.Millisecond
-	// probeTimeout limits each probe of the chain's plugins.
+	// probeTimeout limits each refresh of the status.
 	probeTimeout = 5 * time.Second
 )
 
 // statusCache holds the last status.
 type statusCache struct {
 	verdict atomic.Pointer[verdict]
-	first   chan struct{} // closed when verdict is set
+	first   chan struct{} // closed when verdict is first set
 	once    sync.Once
 	// versions caches each plugin file's answer to VERSION, by path. Only the watch goroutine uses it.
 	versions map[string]pluginVersions
@@ -90,7 +90,7 @@ func (m *Manager) watch() {
 				pending = true
 			}
 			continue
-		case <-watcher.Errors: // events were lost, and any event means a reload
+		case <-watcher.Errors: // events were lost: reload, as after an event
 		case <-settled.C:
 			pending = false
 		case <-tick.C:
@@ -190,8 +190,8 @@ func (m *Manager) probe(ctx context.Context) error {
 	return nil
 }
 
-// probeVersion checks that a plugin supports the wanted CNI version. It runs VERSION once per file. A plugin that does
-// not answer VERSION, which the first CNI release lacked, counts as supporting it.
+// probeVersion checks that a plugin supports the wanted CNI version. It runs VERSION only if the plugin's file is new
+// or has changed. A plugin without VERSION, which the first CNI release lacked, counts as supporting the version.
 func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string) error {
 	info, err := os.Stat(path)
 	if err != nil {

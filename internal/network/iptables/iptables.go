@@ -37,15 +37,15 @@ func (f Family) program() string {
 	return "iptables"
 }
 
-// Restore adds rules, in the format of iptables-save, to the existing ones. If it fails, it adds none of them. It
-// returns ErrFailedPrecondition if the programs are not installed, the cause of ctx if it ends, and otherwise
+// Restore applies rules, in the format of iptables-save, and keeps the existing rules. If it fails, it has applied
+// none. It returns ErrFailedPrecondition if the programs are not installed, ctx's cause if ctx ends, and otherwise
 // ErrUnavailable.
 func Restore(ctx context.Context, family Family, rules ...string) error {
 	_, err := run(ctx, family.program()+"-restore", strings.Join(rules, "\n")+"\n", "--wait", "--noflush")
 	return err
 }
 
-// List returns the rules of a chain in table nat, as arguments of -A. A missing chain is an error.
+// List returns the rules of a chain in table nat, as printed by iptables -S. A missing chain is an error.
 func List(ctx context.Context, family Family, chain string) ([]string, error) {
 	output, err := run(ctx, family.program(), "", "--wait", "-t", "nat", "-S", chain)
 	if err != nil {

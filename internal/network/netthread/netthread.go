@@ -13,8 +13,8 @@ import (
 // Run runs fn on an OS thread that no other goroutine uses meanwhile. If fn reports that it restored the thread's
 // state, the thread is reused; otherwise it ends.
 //
-// Run never uses the main thread, because that thread cannot end, so it would hold a namespace for ever. Also,
-// /proc/PID/ns/net shows the main thread's namespace.
+// Run never uses the main thread. That thread cannot end, so it could hold a namespace for ever, and /proc/PID/ns/net
+// shows its namespace as the process's.
 func Run(fn func() (restored bool)) {
 	done := make(chan struct{})
 	go func() {
