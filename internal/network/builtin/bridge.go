@@ -46,7 +46,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 	if err := addLeased.Hit(ctx); err != nil {
 		return nil, err
 	}
-	gateways := conf.gateways(result)
+	gateways := conf.setGateways(result)
 	err = withHandle(func(host *netlink.Handle) error {
 		bridge, err := ensureBridge(host, conf)
 		if err != nil {
@@ -110,9 +110,9 @@ func podAddresses(result *types100.Result) []net.IPNet {
 // podInterface is the index of the pod's interface in Result.Interfaces.
 const podInterface = 2
 
-// gateways sets the interface and gateway of the result's addresses, and adds the default routes (isDefaultGateway). It
-// returns the addresses that the bridge needs (isGateway).
-func (conf *bridgeConfig) gateways(result *types100.Result) []net.IPNet {
+// setGateways sets the interface and gateway of the result's addresses, and adds default routes (isDefaultGateway). It
+// returns the addresses that the bridge needs as a gateway (isGateway).
+func (conf *bridgeConfig) setGateways(result *types100.Result) []net.IPNet {
 	var gateways []net.IPNet
 	routed := map[bool]bool{} // families that have a default route, by isV4
 	for _, address := range result.IPs {
@@ -143,13 +143,13 @@ func defaultDestination(v4 bool) net.IPNet {
 	return net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
 }
 
-// firstHost returns the address after the network's own.
+// firstHost returns the address after the network address.
 func firstHost(network net.IPNet) net.IP {
 	ip, _ := netip.AddrFromSlice(network.IP.Mask(network.Mask))
 	return ip.Next().AsSlice()
 }
 
-// ensureBridge makes the bridge if it is missing, and sets it up.
+// ensureBridge makes the bridge if it is missing, configures it, and sets it up.
 func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error) {
 	link, err := host.LinkByName(conf.Bridge)
 	if notFound(err) {
@@ -171,7 +171,7 @@ func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error
 			return nil, fmt.Errorf("set bridge %s to promiscuous mode: %w", conf.Bridge, err)
 		}
 	}
-	_ = sysctl("0", "ipv6/conf", conf.Bridge, "accept_ra") // we set its routes; fails if the host has no IPv6
+	_ = sysctl("0", "ipv6/conf", conf.Bridge, "accept_ra") // take no routes from routers; fails if the host has no IPv6
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		if err := host.LinkSetUp(link); err != nil {
 			return nil, fmt.Errorf("set bridge %s up: %w", conf.Bridge, err)
@@ -195,8 +195,8 @@ func (conf *bridgeConfig) serveAsGateway(host *netlink.Handle, bridge netlink.Li
 	return nil
 }
 
-// ensureAddress adds an address to the bridge. A bridge has one IPv4 address, and its IPv6 addresses must not overlap.
-// Conflicting addresses are removed if forceAddress is set; otherwise they are an error.
+// ensureAddress adds an address to the bridge. A bridge can have only one IPv4 address, and its IPv6 subnets must not
+// overlap. Conflicting addresses are removed if forceAddress is set; otherwise they are an error.
 func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Link, family int, wanted net.IPNet) error {
 	have, err := addresses(host, bridge, family)
 	if err != nil {
@@ -219,14 +219,14 @@ func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Lin
 	if err := host.AddrAdd(bridge, &netlink.Addr{IPNet: &wanted}); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	// Setting the hardware address, even to its present value, keeps the bridge from adopting the lowest one of its
-	// ports, which come and go.
+	// Setting the hardware address, even to its present value, keeps the bridge from adopting the lowest hardware
+	// address among its ports, which come and go.
 	return host.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
 }
 
-// delBridge deletes the pod's interface, and with it the host's end, and the rules for the pod's addresses. Then it
-// frees the addresses. Interface and rules are deleted in parallel, because both mostly wait for the kernel's grace
-// periods.
+// delBridge deletes the pod's interface, and thereby the host's end, and the masquerading rules for the pod's
+// addresses. Then it frees the addresses. It deletes the interface and the rules in parallel, because both mostly wait
+// for grace periods of the kernel.
 func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 	var both errgroup.Group
 	both.Go(c.delPair)
@@ -246,7 +246,7 @@ func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 }
 
 // delMasquerade removes the masquerading rules for the pod's addresses. It finds the addresses by their leases, because
-// the namespace may be gone; a rule that stayed would apply to the next pod with that address.
+// the namespace may be gone. A rule that remained would apply to the next pod with its address.
 func (c *Call) delMasquerade(ctx context.Context, conf *bridgeConfig) error {
 	addresses, err := c.leased(ctx)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // The structures of this file have the fields that this package implements. Decoding is strict: a configuration with
-// any other field is left to the executable. Values are decoded as the plugins do.
+// any other field is left to the executable. Values are decoded as the plugins decode them.
 
 // versions lists the CNI versions for which all releases of the plugins since 1.0 print the same results.
 var versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0"}
@@ -80,7 +80,7 @@ type rangeConfig struct {
 	Gateway    string `json:"gateway"`
 }
 
-// ipamConfig is the configuration of host-local. It only serves to check the field names: the reference's own code
+// ipamConfig is the configuration of host-local. It serves to check the type and the field names; host-local's own code
 // reads the values.
 type ipamConfig struct {
 	rangeConfig
@@ -120,7 +120,7 @@ func decodeStrict(data []byte, v any) error {
 	return nil
 }
 
-// knownArgs lists the names in CNI_ARGS that these plugins ignore. They use "MAC" and "IP".
+// knownArgs lists the names in CNI_ARGS that these plugins ignore. They do use "MAC" and "IP".
 var knownArgs = []string{"IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"}
 
 // checkArgs refuses CNI_ARGS that the plugins would not ignore.

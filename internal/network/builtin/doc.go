@@ -1,12 +1,12 @@
 // Package builtin implements the reference CNI plugins bridge (with host-local), loopback and portmap in this process.
-// A pod's ADD then takes less than a millisecond of CPU time, instead of starting four programs.
+// A pod's ADD then takes less than a millisecond of CPU time, and starts no program instead of four.
 //
 //	libcni ─► pluginExec ─► Plan(path, stdin, environment) ─┬─► *Call ─► Run: the result, as the plugin prints it
 //	                                                        └─► reason ─► the executable runs
 //
-// Both make the same network: the same interfaces, addresses, routes and sysctls, and leases in host-local's files
-// under its lock. So an executable can delete a pod that was added here, and the reverse. Both can serve pods of one
-// network at the same time.
+// A Call and the executable make the same network: the same interfaces, addresses, routes and sysctls, and leases in
+// host-local's files, under its lock. So either can undo the other's ADD, and both can serve pods of one network at the
+// same time.
 //
 // Plan accepts an execution only if this package implements all of it:
 //   - The command is ADD or DEL. CHECK, STATUS, GC and VERSION delay no pod, and their answers are worth more when they
@@ -15,7 +15,7 @@
 //   - The executable is a build of the reference plugin (reference.go). If the node's owner has replaced it, the
 //     replacement runs.
 //
-// The package knows nothing of pods, records or chains. Between calls it only remembers which executables are reference
-// plugins. Run returns when its context ends, but a slow kernel request can delay it: the caller must allow for that
-// (see internal/network).
+// The package knows nothing about pods, records or chains. Between calls it only remembers which executables are
+// reference plugins. After its context ends, Run returns once the current kernel request is done. The caller must
+// expect that to take long (see internal/network).
 package builtin

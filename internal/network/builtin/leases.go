@@ -21,8 +21,8 @@ import (
 //	10.88.0.7              a lease: the container ID on one line, the interface on the next
 //	last_reserved_ip.N     the last address leased from range N
 //
-// The reference's own store has no limit on the wait for the lock, and programs started meanwhile inherit its lock
-// descriptor.
+// We do not use host-local's own store, because it waits for the lock without limit, and because programs that start
+// meanwhile inherit the lock's descriptor.
 type leases struct {
 	dir  string
 	lock int
@@ -127,7 +127,7 @@ func (l *leases) ReleaseByID(id, ifName string) error {
 	return err
 }
 
-// find returns the addresses that the container's interface has leased. Leases without an interface, written by
+// find returns the addresses that the container's interface has leased. Leases without an interface, written by plugin
 // releases before 0.7, count for every interface of the container.
 func (l *leases) find(id, ifName string) ([]net.IP, error) {
 	dir, err := os.Open(l.dir)
@@ -167,7 +167,7 @@ func readAt(dir *os.File, name string) (string, error) {
 	return string(data[:max(n, 0)]), err
 }
 
-// pause sleeps for d. If ctx ends first, it returns the cause.
+// pause sleeps for d. If ctx ends first, it returns ctx's cause.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -58,11 +58,11 @@ func (c *Call) delLoopback() error {
 		}
 		return h.LinkSetDown(lo)
 	})
-	if errdefs.IsNotFound(err) { // the namespace
+	if errdefs.IsNotFound(err) { // the namespace is gone
 		return nil
 	}
 	return err
 }
 
-// isV4 reports whether ip is an IPv4 address, of 4 or 16 bytes.
+// isV4 reports whether ip is an IPv4 address, in its 4-byte or 16-byte form.
 func isV4(ip net.IP) bool { return ip.To4() != nil }

@@ -11,8 +11,9 @@ import (
 	"github.com/tripod-run/tripod/internal/network/iptables"
 )
 
-// masquerade implements ipMasq of the bridge plugin: a chain of rules per pod, which masks the pod's addresses with the
-// host's. The rules equal the plugin's, but one execution applies them, instead of ten.
+// masquerade implements the bridge plugin's ipMasq: a chain of rules per pod, which replaces the pod's source addresses
+// with the host's. The rules are the same as the plugin's, but one execution of iptables-restore applies them, instead
+// of ten executions of iptables.
 type masquerade struct{ chain, comment string }
 
 // newMasquerade uses the plugins' names for chain and comment (pkg/utils, FormatChainName and FormatComment).
@@ -20,7 +21,7 @@ func newMasquerade(network, container string) masquerade {
 	sum := sha512.Sum512([]byte(network + container))
 	return masquerade{
 		chain: fmt.Sprintf("CNI-%x", sum)[:28],
-		// iptables-restore interprets quotes. Neither name can contain one.
+		// iptables-restore interprets quotes, but neither name can contain one.
 		comment: fmt.Sprintf(`-m comment --comment "name: \"%s\" id: \"%s\""`, network, container),
 	}
 }

@@ -24,7 +24,7 @@ func inPod(path string, fn func(*netlink.Handle) error) error {
 
 func inNetns(netns int, fn func(*netlink.Handle) error) error {
 	return netthread.In(netns, func() (err error) {
-		defer recoverTo(&err) // netthread does not run this in Call.Run's goroutine
+		defer recoverTo(&err) // Call.Run cannot recover panics here, because netthread uses another goroutine
 		return withHandle(fn)
 	})
 }

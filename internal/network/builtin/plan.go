@@ -65,7 +65,7 @@ func (c *Call) Run(ctx context.Context) (output []byte, err error) {
 	return c.run(ctx)
 }
 
-// recoverTo turns a panic into *err, because a panic in an executable would end only that plugin. Defer it.
+// recoverTo turns a panic into *err, so that it ends only this call, as a panic of an executable would. Defer it.
 func recoverTo(err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())

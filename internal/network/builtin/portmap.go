@@ -6,9 +6,8 @@ import (
 	"errors"
 )
 
-// portmapConfig is the configuration of the portmap plugin. Only pods without host ports are served here: most chains
-// run portmap for every pod. For host ports, the plugin runs iptables a dozen times, so starting the plugin itself is
-// cheap.
+// portmapConfig is the configuration of the portmap plugin. This package serves only pods without host ports, for which
+// most chains run portmap too. For host ports, the plugin runs iptables a dozen times, so its own start hardly matters.
 type portmapConfig struct {
 	common
 	SNAT          *bool `json:"snat"`

@@ -18,7 +18,7 @@ import (
 const (
 	// nameAttempts limits the attempts to find a free random name for the host's end. Names have 32 random bits.
 	nameAttempts = 10
-	// portPatience limits the wait for the host's end to become operational after both ends are set up. The kernel
+	// portPatience limits the wait for the host's end to become operational after both ends were set up. The kernel
 	// updates the state in the background.
 	portPatience = 2500 * time.Millisecond
 	// settlePatience limits the wait while IPv6 addresses are tentative.
@@ -75,7 +75,7 @@ func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) 
 	if err != nil {
 		return "", fmt.Errorf("make veth pair %s (host) and %s (pod): %w", name, c.ifName, err)
 	}
-	_ = sysctl("0", "ipv6/conf", name, "accept_ra") // we set its routes; fails if the host has no IPv6
+	_ = sysctl("0", "ipv6/conf", name, "accept_ra") // take no routes from routers; fails if the host has no IPv6
 	return name, nil
 }
 
@@ -111,8 +111,8 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 	return mac, nil
 }
 
-// podSysctls sets the sysctls that must precede the addresses. It disables duplicate address detection, because each
-// address is leased to this pod only, and enables announcements to neighbours.
+// podSysctls sets the sysctls that must be set before the addresses. It disables duplicate address detection, because
+// each address is leased to this pod only, and enables announcements to neighbours.
 func (c *Call) podSysctls(result *types100.Result) error {
 	_ = sysctl("0", "ipv6/conf", c.ifName, "accept_dad") // fails if the host has no IPv6
 	_ = sysctl("1", "ipv4/conf", c.ifName, "arp_notify")
