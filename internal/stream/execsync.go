@@ -14,7 +14,7 @@ import (
 )
 
 // MaxExecSyncOutput limits the output that ExecSync returns, stdout and stderr together, in bytes. The kubelet refuses
-// messages of more than 16 MiB; the rest is for the other fields of the message.
+// messages of more than 16 MiB; 64 KiB are left for the other fields.
 const MaxExecSyncOutput = 16<<20 - 64<<10
 
 var errExecTimeout = errors.New("exec timeout")

@@ -33,7 +33,8 @@ type spdyGuard struct {
 	unanswered map[uint32]chan struct{} // closed with the stream's answer
 }
 
-// settleTime limits how long the end of the client's input is delayed, because refused streams are never answered.
+// settleTime limits how long the end of the client's input is delayed. A limit is needed because refused streams are
+// never answered.
 const settleTime = 3 * time.Second
 
 func newSPDYGuard(max int) *spdyGuard {
@@ -51,7 +52,7 @@ func (g *spdyGuard) received(p []byte) (int, error) {
 			if g.opened++; g.max > 0 && g.opened > g.max {
 				return done, fmt.Errorf("it opened more than the %d streams of its request", g.max)
 			}
-			if g.unanswered[frame.stream] == nil { // if a client wrongly repeats an ID, one answer is for both streams
+			if g.unanswered[frame.stream] == nil { // if a client wrongly repeats an ID, the first answer counts for both streams
 				g.unanswered[frame.stream] = make(chan struct{})
 			}
 		case spdyGoAway:
@@ -118,9 +119,9 @@ const (
 	spdyGoAway    = 7
 )
 
-// frameReader finds frames in a stream of bytes. A frame (SPDY/3.1, 2.2) has a header of eight bytes. Of a control
-// frame, bytes 2 and 3 are its type; bytes 5 to 7 are the length of the body. The body of the control frames above
-// begins with the stream ID.
+// frameReader finds frames in a stream of bytes. A frame (SPDY/3.1, 2.2) has a header of eight bytes. In a control
+// frame, bytes 2 and 3 hold the type. In every frame, bytes 5 to 7 hold the length of the body. In the control frames
+// above, the body begins with a stream ID.
 type frameReader struct {
 	head [longHead]byte
 	have int    // bytes of head already read
@@ -163,7 +164,8 @@ const (
 	longHead  = 12
 )
 
-// headLen returns the length of the header, as far as the bytes already read show it.
+// headLen returns the length of the header. It returns shortHead until the bytes that show the type and length are
+// read.
 func (r *frameReader) headLen() int {
 	if r.have >= shortHead && r.kind() != 0 && r.length() >= longHead-shortHead {
 		return longHead

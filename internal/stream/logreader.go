@@ -23,7 +23,8 @@ type LogOptions struct {
 	Follow bool
 	// Ended, if not nil, is closed when the container has ended. ReadLogs then reads the rest of the log and returns.
 	Ended <-chan struct{}
-	// Tail is the number of lines to read from the end of the log, if TailSet is set. Otherwise all lines are read.
+	// Tail is the number of lines at the end of the log to read. It applies only if TailSet is true; otherwise all
+	// lines are read.
 	Tail    int
 	TailSet bool
 	// Since omits lines older than this time.
@@ -36,7 +37,7 @@ type LogOptions struct {
 const readSize = 64 << 10
 
 // ReadLogs writes the content of the container's log at path to the two writers; a nil writer discards its stream. It
-// returns errdefs.ErrInvalidArgument for a line in another format, and ErrNotFound if the file does not exist.
+// returns errdefs.ErrInvalidArgument if a line is not in the CRI's format, and ErrNotFound if the file does not exist.
 func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr io.Writer) error {
 	r := &logReader{path: path, opts: opts, out: map[string]*logSink{
 		crilog.Stdout: {w: stdout}, crilog.Stderr: {w: stderr},
@@ -178,7 +179,7 @@ func (r *logReader) waitForMore(ctx context.Context) (bool, error) {
 			r.ended = true
 			return true, nil
 		case err := <-r.watcher.Errors:
-			// An overflow of the queue loses events, but rotate looks at the files anyway.
+			// An overflow of the queue loses events, but rotate looks at the files in any case.
 			if err != nil && !errors.Is(err, fsnotify.ErrEventOverflow) {
 				return false, fmt.Errorf("follow %s: %w", r.path, err)
 			}
@@ -221,7 +222,8 @@ func (r *logReader) rotate() (bool, error) {
 	return false, nil
 }
 
-// flush writes a last entry without a newline. It drops an invalid one, because a crash has truncated it.
+// flush writes a last entry that lacks its newline. If the entry is invalid, flush drops it, because a crash has
+// truncated it.
 func (r *logReader) flush() error {
 	line := r.line
 	r.line, r.long = nil, nil

@@ -11,9 +11,9 @@ import (
 
 const (
 	// MaxBacklog limits the output that waits for an attached client, in bytes. The queues of a container's clients
-	// share the bytes, so the limit applies to the container's memory, not to each client's.
+	// share the bytes of their packets, so together they need about as much memory as the longest of them.
 	MaxBacklog = 8 << 20
-	// PacketCost is added for each packet to the size of its data, in bytes.
+	// PacketCost is what each packet counts in addition to its data, in bytes.
 	PacketCost = 64
 )
 

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The functions of this file find out whether a client is gone while nothing reads its data. If the receive window is
-// full, the client's FIN cannot arrive, so our socket does not show it. But the client is on this machine (see
+// The functions of this file find out whether a client is gone even while nothing reads its data. If the receive window
+// is full, the client's FIN cannot arrive, so our socket does not show it. But the client is on this machine (see
 // Config.Address), so inet_diag (linux/inet_diag.h) shows the client's socket.
 
 // tcpEstablished is the state of a socket that is open in both directions (net/tcp_states.h).

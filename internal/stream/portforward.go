@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// halfOpenTime is how long a client may continue to send after the pod has closed its side. The pod has nearly always
+// halfOpenTime is how long a client can continue to send after the pod has closed its side. The pod has nearly always
 // closed both directions, but TCP shows that only when something is sent.
 const halfOpenTime = 30 * time.Second
 
@@ -20,11 +20,12 @@ const halfOpenTime = 30 * time.Second
 type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // PortForwardTCP connects to a TCP port on the pod's localhost, by IPv4 first, then by IPv6. It copies between stream
-// and the connection in both directions until both sides have closed, or ctx ends. If one side closes one direction, it
-// closes that direction of the other side. After an error, the caller must close stream.
+// and the connection in both directions until both sides have closed, or ctx ends. When one side stops sending, the
+// other side sees the end of its input. After an error, the caller must close stream.
 //
 // It returns an error if it cannot connect (errdefs.ErrUnavailable if nothing listens) or if ctx ends. The failure of
-// an established connection only closes stream: after an error, kubectl drops all its forwarded connections.
+// an established connection only closes stream, because kubectl reacts to an error by dropping all its forwarded
+// connections.
 func PortForwardTCP(ctx context.Context, dial Dial, port int32, stream io.ReadWriteCloser) error {
 	if !validPort(port) {
 		return invalid("port-forward: port %d is not between 1 and 65535", port)

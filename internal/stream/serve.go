@@ -55,7 +55,7 @@ func (s *Server) handle(kind string) http.HandlerFunc {
 	}
 }
 
-// stdio holds a session's streams and the sizes of its terminal. The ones that the client did not request are nil.
+// stdio holds a session's streams and the sizes of its terminal. Those that the client did not request are nil.
 type stdio struct {
 	in       io.Reader
 	out, err io.Writer
@@ -185,8 +185,8 @@ func (c chunked) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-// termSizes converts terminal sizes, until from is closed or ctx ends. It never blocks from: a newer size replaces one
-// that was not received yet. Over WebSocket, a blocked size would block the client's stdin.
+// termSizes converts terminal sizes, until from is closed or ctx ends. It never makes the sender wait: a newer size
+// replaces one that was not received yet. Over WebSocket, a waiting size would hold up the client's stdin.
 func termSizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-chan sandbox.TermSize {
 	to := make(chan sandbox.TermSize)
 	go func() {
@@ -228,7 +228,7 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *r
 }
 
 // forwarder forwards the connections of one session. It uses the session's context, because the protocol library's
-// never ends. It also waits until the stream is answered: the library may call it before that.
+// never ends. It also waits until the stream is answered, because the library may call it earlier.
 type forwarder struct {
 	runtime Runtime
 	session *session

@@ -70,10 +70,10 @@ type Server struct {
 	tokens   *tokens
 	listener net.Listener
 	http     *http.Server
-	ctx      context.Context // ends all sessions
+	ctx      context.Context // the parent of all sessions' contexts
 	cancel   context.CancelCauseFunc
 
-	mu       sync.Mutex // held to start a session and to cancel ctx, so that no session starts later
+	mu       sync.Mutex // held to start a session and to cancel ctx, so that none starts after that
 	sessions sync.WaitGroup
 }
 

@@ -70,8 +70,8 @@ func (ss *session) start() error {
 	return nil
 }
 
-// abandon releases a session that has not started when the server closes: for CreationTimeout, the SPDY library waits
-// for the client's streams, even if the client is gone.
+// abandon releases a session that has not started when the server closes. Otherwise Close would wait for it: the SPDY
+// library waits for the client's streams until CreationTimeout is over, even if the client is gone.
 func (ss *session) abandon() {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -212,7 +212,8 @@ func (c *clientConn) Close() error {
 	return nil
 }
 
-// watch checks until ctx ends whether the client is gone. Read notices that too, unless a program ignores its input.
+// watch checks periodically, until ctx ends, whether the client is gone. Read notices that too, unless the program
+// ignores its input.
 func (c *clientConn) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()

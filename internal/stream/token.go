@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// The kinds of session, which are the first element of a URL's path.
+// The kinds of session. The kind is the first element of a URL's path.
 const (
 	kindExec        = "exec"
 	kindAttach      = "attach"
