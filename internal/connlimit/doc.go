@@ -10,7 +10,7 @@
 // nothing cannot lock out the others. If all connections are busy, the next one is refused. Closed and refused
 // connections are counted, and logged in one line per address and interval.
 //
-// TCP servers use Limiter.Listener; Close of its connections calls Conn.Leave. HTTP servers come from
+// TCP servers use Limiter.Listener, whose connections call Conn.Leave when they are closed. HTTP servers come from
 // Limiter.HTTPServer, which also sets the timeouts and size limits. Other servers, such as QUIC's, call Limiter.Admit,
 // Conn.Begin, Conn.End and Conn.Leave themselves.
 package connlimit

@@ -19,7 +19,7 @@ type Config struct {
 	// MaxPerPeer limits the number of connections from one IP address; half of Max by default, and no limit if
 	// negative. Loopback addresses have no limit, because all programs of the machine share them.
 	MaxPerPeer int `json:"maxPerPeer,omitempty"`
-	// HeaderTimeout limits the TLS handshake, and again the wait for the first request after it; 10 s by default.
+	// HeaderTimeout limits the TLS handshake, and then separately the wait for the first request; 10 s by default.
 	HeaderTimeout time.Duration `json:"headerTimeout,omitempty"`
 	// IdleTimeout is how long a connection without requests is kept; 5 minutes by default.
 	IdleTimeout time.Duration `json:"idleTimeout,omitempty"`
@@ -41,8 +41,8 @@ func (c Config) withDefaults() Config {
 
 // Reasons why a connection was refused or closed early. They are the keys of Stats.Rejected.
 const (
-	// ReasonMax, ReasonPeer and ReasonFiles mean that the connection was refused, because all others were busy at the
-	// limit of the address, of the peer, or of the process's descriptors.
+	// ReasonMax, ReasonPeer and ReasonFiles mean that the connection was refused: the limit for the address, for the
+	// peer, or for the process's descriptors was reached, and all other connections were busy.
 	ReasonMax   = "max"
 	ReasonPeer  = "peer"
 	ReasonFiles = "files"
@@ -52,7 +52,7 @@ const (
 	ReasonExpired = "expired"
 )
 
-// ErrRefused is the error that Admit wraps.
+// ErrRefused is the error that Admit returns, wrapped, for a refused connection.
 var ErrRefused = errors.New("too many connections")
 
 // Stats holds the figures of a Limiter.
@@ -105,7 +105,7 @@ func (l *Limiter) Stats() Stats {
 	return Stats{Name: l.name, Open: l.open, Rejected: maps.Clone(l.rejected)}
 }
 
-// Conn is an admitted connection. Its methods may be called in any order; most do nothing on nil.
+// Conn is an admitted connection. Its methods can be called in any order. On a nil Conn, all but Closable do nothing.
 type Conn struct {
 	limiter *Limiter
 	peer    string // key of Limiter.peers; empty if not counted there
@@ -120,11 +120,11 @@ type Conn struct {
 	gone       bool // no longer counted
 }
 
-// minAge is the age before which later connections to a Listener do not displace a new connection. So a client that
-// sends its request immediately is served even during a flood.
+// minAge is the age that a new connection must reach before later connections to a Listener can displace it. So a
+// client that sends its request immediately is served even during a flood.
 const minAge = 100 * time.Millisecond
 
-// Admit counts a connection until Conn.Leave. If there is no room, it displaces another connection: it removes that one
+// Admit counts a connection until Conn.Leave. If there is no room, it displaces another connection, that is, removes it
 // from the counts and calls its close function. A connection with a nil close cannot be displaced until Conn.Closable.
 // If no connection can be displaced, Admit returns ErrRefused.
 func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
@@ -141,7 +141,8 @@ func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 	return c, nil
 }
 
-// admit counts a connection, after it made room if necessary. displaced closes the connection that was removed, if any.
+// admit counts a connection, and first makes room for it if necessary. displaced closes the connection that made room;
+// nil if there is none.
 func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -173,7 +174,7 @@ func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 }
 
 // acceptDelay returns how long Accept must wait so that the next connection does not displace one younger than minAge.
-// It is 0 if only a peer is at its limit, because other peers would wait too.
+// It returns 0 if only a peer is at its limit, because waiting would also delay the other peers.
 func (l *Limiter) acceptDelay() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,8 +188,8 @@ func (l *Limiter) acceptDelay() time.Duration {
 	return minAge - time.Since(victim.since)
 }
 
-// victim chooses the connection to displace: the oldest new one if more than a quarter of Max are new, and otherwise
-// the one that has been idle longest. So new connections cannot displace all idle ones, nor the reverse.
+// victim chooses the connection to displace: the oldest new one if more than a quarter of Max are new, otherwise the
+// one that has been idle longest. So new connections cannot displace all idle ones, nor the reverse.
 func (l *Limiter) victim(reason, peer string) *Conn {
 	first, second := &l.idle, &l.fresh
 	if l.fresh.Len() > l.Max/4 {
@@ -246,7 +247,7 @@ func (c *Conn) Begin() {
 	c.hadRequest = true
 }
 
-// End ends a Begin. Call it when the request has been answered.
+// End marks the end of a request. Call it once per Begin, when the request has been answered.
 func (c *Conn) End() {
 	if c == nil {
 		return

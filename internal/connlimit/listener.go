@@ -65,7 +65,7 @@ func (c *limitedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite calls CloseWrite of the *net.TCPConn.
+// CloseWrite calls the underlying connection's CloseWrite.
 func (c *limitedConn) CloseWrite() error {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok {
@@ -74,7 +74,7 @@ func (c *limitedConn) CloseWrite() error {
 	return half.CloseWrite()
 }
 
-// SyscallConn calls SyscallConn of the *net.TCPConn.
+// SyscallConn calls the underlying connection's SyscallConn.
 func (c *limitedConn) SyscallConn() (syscall.RawConn, error) {
 	raw, ok := c.Conn.(syscall.Conn)
 	if !ok {

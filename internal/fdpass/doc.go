@@ -1,4 +1,4 @@
-// Package fdpass passes open files between processes over a Unix socket (SCM_RIGHTS, unix(7)). It has frames, and a
+// Package fdpass passes open files between processes over a Unix socket (SCM_RIGHTS, unix(7)). It defines frames, and a
 // service with one request and one reply per connection.
 //
 //	tripod-vmwrap ──{request}──▶ Server ──Handler──▶ the libvirt driver: taps, disks, sockets of one machine
@@ -9,6 +9,6 @@
 // descriptors that come with the frame, both uint32, big endian. Frame.Close and Reader.Close close received files that
 // the caller has not taken.
 //
-// The package knows nothing about what is passed. The Handler decides whom to trust; the kernel identifies the client
-// (Peer).
+// The package knows nothing about what is passed. The Handler decides which clients to trust; the kernel identifies
+// them (Peer).
 package fdpass

@@ -41,7 +41,7 @@ var classes = []struct {
 	{"deadline-exceeded", context.DeadlineExceeded},
 }
 
-// ToWire converts an error to send it to the peer; nil stays nil.
+// ToWire converts an error to the form that is sent to the peer; nil stays nil.
 func ToWire(err error) *Error {
 	if err == nil {
 		return nil

@@ -47,7 +47,7 @@ type Conn interface {
 }
 
 // Reader splits a stream into frames. Files arrive in order, and no later than the first byte of their frame. So each
-// frame gets the first of the files that have arrived, as many as its header says.
+// frame takes the oldest files that have arrived, as many as its header says.
 type Reader struct {
 	conn Conn
 	max  int

@@ -20,7 +20,7 @@ const (
 	// MaxRequest and MaxReply limit the length of the messages, in bytes.
 	MaxRequest = 16 << 10
 	MaxReply   = 256 << 10
-	// maxPerUser limits the connections of each user except root. Further connections are refused.
+	// maxPerUser limits the connections of each user except root. The server refuses further ones.
 	maxPerUser = 4
 	// requestTimeout limits the wait for a client's request, replyTimeout the wait until the client reads the reply.
 	requestTimeout = 5 * time.Second
@@ -102,7 +102,7 @@ func (s *Server) Close() error {
 	return err
 }
 
-// start serves a connection in a goroutine. It closes the connection if its user has too many.
+// start serves a connection in a goroutine. If the connection's user has too many, start closes it.
 func (s *Server) start(conn *net.UnixConn) {
 	peer, err := PeerOf(conn)
 	if err == nil {
