@@ -99,8 +99,8 @@ func (g Tree) ValidParent(parent string) error {
 	return nil
 }
 
-// Pod returns the path of a pod's cgroup, and whether we create and remove the cgroup. parent is the parent that the
-// pod names, or empty:
+// Pod returns the path of a pod's cgroup, and whether the cgroup is ours to create and remove. parent is the parent
+// that the pod names, or empty:
 //
 //	cgroupfs   <parent>/tripod-<key>                 ours
 //	systemd    <parent>                              with a parent, which is the pod's own slice: not ours
@@ -137,7 +137,8 @@ func ExpandSlice(name string) string {
 // Write is a value to write to a cgroup's file, to set a limit.
 type Write struct{ Controller, File, Value string }
 
-// Limits returns the writes that limit a cgroup to the resources plus the overhead. Overhead alone sets no limit.
+// Limits returns the writes that limit a cgroup to the sum of the resources res and the overhead over. Overhead alone
+// sets no limit.
 func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) {
 	number := func(v int64) string { return strconv.FormatInt(v, 10) }
 	if v := res.GetMemoryLimitInBytes(); v > 0 {
@@ -217,7 +218,8 @@ func (g Tree) MemoryLimit(dir string) (uint64, error) {
 	return limit, nil
 }
 
-// unlimited is more bytes than any machine has. Without a limit, cgroup v1 shows the largest number of whole pages.
+// unlimited is more bytes than any machine has. For no limit, cgroup v1 shows the largest possible number of bytes in
+// whole pages.
 const unlimited = 1 << 60
 
 // Hierarchy returns the key in Roots of the hierarchy that has the controller.
@@ -454,7 +456,7 @@ func (g Tree) Enter(dir string) error {
 		return nil
 	}
 	for _, full := range g.Dirs(dir) {
-		// "0" means the calling thread. Its thread ID would cost the grace period.
+		// "0" means the calling thread. To write its ID instead would cost the grace period.
 		if err := os.WriteFile(filepath.Join(full, "tasks"), []byte("0"), 0); err != nil {
 			return err
 		}

@@ -20,10 +20,11 @@ type Writer struct {
 	buf  []byte
 }
 
-// ErrFull is the error for lines that would make the file larger than its limit. They are lost, until a rotation.
+// ErrFull is the error for lines that would make the file larger than its limit. Such lines are lost, until a rotation
+// makes room.
 var ErrFull = errors.New("the container log has reached its size limit")
 
-// NewWriter makes a writer that owns file, which must be open for appending. max limits its size in bytes; 0 is no
+// NewWriter makes a writer that owns file, which must be open for appending. max limits its size in bytes; 0 means no
 // limit.
 func NewWriter(file *os.File, max int64) *Writer {
 	return &Writer{now: time.Now, file: file, max: max}

@@ -64,7 +64,7 @@ func (d *dir) file(name string) []byte {
 	case nil:
 		return content
 	case unix.ENOENT, unix.EOPNOTSUPP: // EOPNOTSUPP: pressure accounting is off
-		// A removed directory has no files either.
+		// If the whole directory was removed, its files are missing too.
 		if d.alive() {
 			return nil
 		}

@@ -1,13 +1,13 @@
-// Package stats reads what a cgroup has used, on cgroup v1 and v2, and converts it to the messages of the CRI: CPU,
-// memory, swap, number of processes, pressure.
+// Package stats reads a cgroup's usage, on cgroup v1 and v2, and converts it to the messages of the CRI: CPU, memory,
+// swap, number of processes, pressure.
 //
 //	Read("/kubepods/pod1/abc") ──► Figures ──► CPUUsage, MemoryUsage, SwapUsage, IOUsage, ProcessUsage
 //	                                  │
 //	                                  └──────► Sampler: the rate between two samples ──► UsageNanoCores
 //
 // The package keeps no descriptors, caches or goroutines. Only a Sampler keeps state, of limited size. Figures that the
-// kernel does not offer are nil or zero, never estimated. Figures are defined as in cAdvisor, because the kubelet
-// compares them with cAdvisor's, and include those of child cgroups.
+// kernel does not offer are nil or zero, never estimated. Figures include child cgroups. They are defined as in
+// cAdvisor, because the kubelet compares them with cAdvisor's.
 //
 // The package must not know pods, containers or backends. Begin reading at read.go. docs/adr/0038-*.md says why this
 // package parses the files itself.

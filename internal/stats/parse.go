@@ -6,7 +6,8 @@ import (
 	"unsafe"
 )
 
-// v1Unlimited is the smallest number that means no limit: cgroup v1 then shows the largest number of whole pages.
+// v1Unlimited is the smallest number that counts as no limit. For no limit, cgroup v1 shows the largest possible number
+// of bytes in whole pages.
 const v1Unlimited = 1 << 62
 
 // parseNumber parses the content of a file with one number. "max" and numbers from v1Unlimited become Unlimited.

@@ -29,7 +29,7 @@ func Read(name string) (Figures, error) {
 	return root.Read(name)
 }
 
-// OOMKills returns the number of processes in a cgroup that the OOM killer has killed. On v2, it includes child
+// OOMKills returns the number of processes in a cgroup that the OOM killer has killed. On v2, the number includes child
 // cgroups; on v1, the kernel does not count those. Its errors are the same as Read's.
 func OOMKills(name string) (uint64, error) {
 	root, err := host()
@@ -44,7 +44,7 @@ func host() (Root, error) {
 	return Root{Mount: cgroup.Mount, V2: v2}, err
 }
 
-// part reads some of the figures from one hierarchy.
+// part reads a part of the figures from one hierarchy.
 type part struct {
 	// controller is the name of the v1 hierarchy; empty on v2.
 	controller string

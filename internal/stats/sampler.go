@@ -44,8 +44,9 @@ func (s *Sampler) CPUUsage(key string, f Figures) *runtimeapi.CpuUsage {
 }
 
 // NanoCores records a sample of a key's cumulative usage, in core-nanoseconds, and returns the mean rate since the
-// previous sample, in core-nanoseconds per second. The first sample has no rate, nor has one whose usage decreased: it
-// belongs to a new cgroup of the same name.
+// previous sample, in core-nanoseconds per second. Less than MinWindow after that sample, it ignores the new one and
+// returns the previous rate. There is no rate for a key's first sample, nor if the usage has decreased, because the
+// cgroup is then a new one of the same name.
 func (s *Sampler) NanoCores(key string, at time.Time, usage uint64) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
