@@ -16,9 +16,9 @@ import (
 // LockTimeout limits the wait while another process has the file open.
 const LockTimeout = 2 * time.Second
 
-// Options are options for Open.
+// Options configures Open.
 type Options struct {
-	// Fill writes the initial content of a new file; nil writes nothing.
+	// Fill writes the initial content of a new file; nil leaves it empty.
 	Fill func(*bbolt.Tx) error
 	// Recognize returns an error, of any class, for an existing file that is not the caller's; nil accepts any file.
 	Recognize func(*bbolt.Tx) error
@@ -149,7 +149,7 @@ const maxDamages = 3
 // Check reads all pages and returns an error that lists the damage.
 func Check(tx *bbolt.Tx) error {
 	var errs []error
-	for err := range tx.Check() { // drain it: the walk runs in a goroutine
+	for err := range tx.Check() { // drain the channel, or the goroutine that fills it would never end
 		if len(errs) < maxDamages {
 			errs = append(errs, err)
 		}

@@ -1,7 +1,7 @@
 // Package boltfile creates, verifies and opens bbolt files, and reserves disk space for changes to them. All bbolt
 // files of the programs are opened here; the callers define their content.
 //
-// A file is created under another name and renamed, so it is complete or absent: an empty or truncated file has lost
-// its content. Before Open returns a file, it reads all of it, to find damaged pages that would crash the process
-// later. A damaged file is refused and never mistaken for a new one.
+// A file is created under another name and then renamed, so it is either complete or absent. An empty or truncated file
+// has therefore lost its content. Before Open returns a file, it reads all of it, to find damaged pages that would
+// crash the process later. A damaged file is refused and never mistaken for a new one.
 package boltfile

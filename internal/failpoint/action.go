@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Do performs the action spec like a point called name; "" does nothing. It is for components whose own configuration
-// says where they fail.
+// Do performs the action spec, as a point called name would; "" does nothing. It is for components whose own
+// configuration says where they fail.
 func Do(ctx context.Context, name, spec string) error {
 	if spec == "" {
 		return nil
@@ -29,7 +29,7 @@ type action struct {
 	kind      string
 	text      string
 	delay     time.Duration
-	remaining atomic.Int64 // number of hits that still act; negative means all
+	remaining atomic.Int64 // number of further hits that have an effect; negative means all
 }
 
 func (a *action) do(ctx context.Context, name string) error {

@@ -2,13 +2,13 @@
 //
 // A fail point is a package-level variable made by New; Hit marks the line. Fail points exist only in a program built
 // with -tags failpoints; in a release, New and Hit compile to nothing. In a test build, a point does nothing unless the
-// environment variable TRIPOD_FAILPOINTS arms it when the process starts:
+// environment variable TRIPOD_FAILPOINTS arms it at the start of the process:
 //
 //	TRIPOD_FAILPOINTS="node.run-sandbox.intent=kill,node.start-container.effect=error(disk on fire)"
 //
-// Actions: kill (SIGKILL to this process), panic, error(TEXT), hang (until the context ends), delay(DURATION).
-// With the prefix N*, only the first N hits act: 1*error(once).
-// Names lists all points, so that the crash matrix visits every point without a list of its own.
+// Actions: kill (SIGKILL to this process), panic, error(TEXT), hang (until the context ends), delay(DURATION). With the
+// prefix N*, only the first N hits have an effect: 1*error(once). Names lists all points, so that the crash matrix
+// visits every point without a list of its own.
 package failpoint
 
 // Variable is the name of the environment variable that arms points.

@@ -67,8 +67,8 @@ func Check() error {
 	return nil
 }
 
-// Arm sets the action of a point, in the syntax of the environment variable; "" disarms it. Tests in the process use
-// it.
+// Arm sets the action of a point, in the syntax of the environment variable; "" disarms it. It is for tests that run in
+// this process.
 func Arm(name, spec string) error {
 	mu.Lock()
 	p := known[name]

@@ -79,7 +79,8 @@ func Func(log *slog.Logger, where string, f func()) func() {
 	}
 }
 
-// Loop wraps an endless f for a goroutine. After a panic, it calls f again, as after a restart of the process.
+// Loop wraps an endless f for a goroutine. After a panic and loopPause, it calls f again, as if the process had
+// restarted.
 func Loop(log *slog.Logger, where string, f func()) func() {
 	return func() {
 		for Call(log, where, func() error { f(); return nil }) != nil {

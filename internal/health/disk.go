@@ -21,8 +21,8 @@ func DiskReason(err error) string {
 	return DiskNotWritable
 }
 
-// DiskFault reports whether an error is due to a disk or its content rather than to the configuration. The node then
-// continues without the affected part.
+// DiskFault reports whether an error is due to a disk or its content rather than to the configuration. After such an
+// error, the node continues without the affected part.
 func DiskFault(err error) bool {
 	for _, errno := range []unix.Errno{unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EIO} {
 		if errors.Is(err, errno) {

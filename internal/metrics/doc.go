@@ -6,8 +6,8 @@
 //	collectors ──Register──┘
 //	workers' spans ──Tracing.Forward──► bounded queue ──► OTLP over gRPC
 //
-// The endpoint documents the metrics itself (HELP lines). Values are collected on request; collection never delays what
-// it measures. A full queue drops spans and counts them.
+// The endpoint documents the metrics itself (HELP lines). Values are collected only on request, and collecting them
+// never delays what they measure. A full queue drops spans and counts them.
 //
 // The package knows no backend: each kind of pod has its own collector, which cmd/tripod registers.
 package metrics

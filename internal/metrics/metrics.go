@@ -22,7 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// Config defines the sources of the metrics.
+// Config configures a Metrics.
 type Config struct {
 	// Version is the program's version.
 	Version string
@@ -40,7 +40,8 @@ type Metrics struct {
 	serving  *http.Server
 }
 
-// callBuckets holds the upper bounds of the buckets for CRI calls' durations, in seconds: from a list to a pull.
+// callBuckets holds the upper bounds of the buckets for the duration of CRI calls, in seconds: from a quick list call
+// to a long image pull.
 var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
 
 // New makes a Metrics with the metrics of pods, CRI calls, and the Go process.

@@ -6,7 +6,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// pods collects the numbers of pods and containers.
+// pods collects the number of pods and containers.
 type pods struct{ list func() []*node.Pod }
 
 var (

@@ -28,7 +28,7 @@ type Process struct {
 	Dead chan struct{}
 }
 
-// Open watches the process that currently has a PID. It returns errdefs.ErrNotFound if there is none.
+// Open watches the process that currently has this PID. It returns errdefs.ErrNotFound if there is none.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
@@ -121,7 +121,8 @@ func (p *Process) Ending() bool {
 	return err == nil && flags&exiting != 0
 }
 
-// Signal sends sig to the process, never to another one with its PID. It does nothing if the process has ended.
+// Signal sends sig to the process, never to another process that reuses its PID. It does nothing if the process has
+// ended.
 func (p *Process) Signal(sig unix.Signal) error {
 	if p.fd == nil {
 		return nil
@@ -147,7 +148,7 @@ func (p *Process) KillGroup() error {
 	return p.Signal(unix.SIGKILL)
 }
 
-// Wait waits until the process has ended. If ctx ends first, it returns ctx's error.
+// Wait waits until the process has ended. If ctx ends first, it returns ctx.Err(), wrapped.
 func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.Dead:

@@ -52,7 +52,7 @@ func (g *spdyGuard) received(p []byte) (int, error) {
 			if g.opened++; g.max > 0 && g.opened > g.max {
 				return done, fmt.Errorf("it opened more than the %d streams of its request", g.max)
 			}
-			if g.unanswered[frame.stream] == nil { // if a client wrongly repeats an ID, the first answer counts for both streams
+			if g.unanswered[frame.stream] == nil { // a client that wrongly repeats an ID gets one answer
 				g.unanswered[frame.stream] = make(chan struct{})
 			}
 		case spdyGoAway:
