@@ -35,7 +35,8 @@ func attachment(p *Pod) network.Attachment {
 	return a
 }
 
-// bandwidth returns one limit. A value that is not a quantity means no limit, as in other runtimes.
+// bandwidth returns the limit that an annotation sets, or 0. A value that is not a quantity means no limit, as in other
+// runtimes.
 func bandwidth(p *Pod, annotation string) uint64 {
 	q, err := resource.ParseQuantity(p.Config.GetAnnotations()[annotation])
 	if err != nil {

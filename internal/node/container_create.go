@@ -85,7 +85,7 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 }
 
 // replacedBy returns the container of a unit pod that a newer attempt replaces, or nil. A kubelet restarts a container
-// this way. The container must not be running. The transition uses only edges of the table: Stopped → Removed →
+// this way. The old container must not be running. The transition uses only edges of the table: Stopped → Removed →
 // Created.
 func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	if !p.unit || (s != Created && s != Stopped) {
@@ -125,8 +125,8 @@ func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *
 	return c
 }
 
-// makeContainer makes a container that is Created: intent, backend, commit. It removes the replaced container only
-// after the backend has accepted the new one.
+// makeContainer records the intent, prepares the container in the backend and commits Created. It removes the replaced
+// container only after the backend has accepted the new one.
 func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (string, error) {
 	pod := p.rec.Load().sandboxPod()
 	if err := p.backend.Validate(pod, c.sandboxContainer()); err != nil {
@@ -193,7 +193,7 @@ func (p *livePod) rollBackContainer(ctx context.Context, c *Container) error {
 	return p.commit(func(next *Pod) error { next.drop(c.ID); return nil })
 }
 
-// existing finds the container that a CreateContainer with this metadata would repeat.
+// existing returns the container with this name and attempt, or a unit pod's only container; nil if there is none.
 func (p *Pod) existing(m *runtimeapi.ContainerMetadata) *Container {
 	for _, c := range p.Containers {
 		if p.unit || c.key() == containerKey(m) {
@@ -203,7 +203,7 @@ func (p *Pod) existing(m *runtimeapi.ContainerMetadata) *Container {
 	return nil
 }
 
-// acceptsWork returns an error for a pod that is stopped or stopping.
+// acceptsWork returns an error if the pod is stopping or stopped.
 func (p *Pod) acceptsWork(call Call) error {
 	if p.State == Initiated && p.Intent == "" {
 		return nil
@@ -233,7 +233,7 @@ func parameters(c *runtimeapi.ContainerConfig) *runtimeapi.ContainerConfig {
 }
 
 // checkComponentLabels rejects a container whose component labels differ from its pod's. A container without such
-// labels inherits the pod's, because a kubelet does not copy pod labels.
+// labels inherits the pod's, because kubelets do not copy a pod's labels to its containers.
 func (n *Node) checkComponentLabels(p *Pod, config *runtimeapi.ContainerConfig) error {
 	if p.Component == "" {
 		return nil

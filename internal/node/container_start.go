@@ -164,8 +164,8 @@ func (p *livePod) recordExit(id string, status sandbox.Status) {
 	}
 }
 
-// containerState returns the record, the container and its state for the table. The container of a unit pod can be nil,
-// in states in which the table accepts no order.
+// containerState returns the pod's record, the container, and the container's state in the table. In a unit pod the
+// container can be nil, but only in states in which the table allows no work on it.
 func (p *livePod) containerState(id string) (*Pod, *Container, State, error) {
 	rec := p.rec.Load()
 	if previous := rec.previous(id); previous != nil {
@@ -195,6 +195,6 @@ func (p *livePod) keyOf(id string) string {
 func lostStatus(why string) sandbox.Status {
 	return sandbox.Status{
 		State: sandbox.StateExited, FinishedAt: time.Now(), ExitCode: sandbox.ExitUnknown,
-		Reason: sandbox.ReasonUnknown, Message: fmt.Sprintf("nobody saw it end: %s", why),
+		Reason: sandbox.ReasonUnknown, Message: fmt.Sprintf("its exit was not observed: %s", why),
 	}
 }

@@ -75,7 +75,7 @@ func (p *livePod) endContainer(ctx context.Context, id string, grace time.Durati
 	return p.stopAndCommit(ctx, rec, c, grace)
 }
 
-// stopAndCommit stops the container by its backend and commits Stopped.
+// stopAndCommit makes the backend stop the container and commits Stopped.
 func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, grace time.Duration) error {
 	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace); err != nil {
 		return fmt.Errorf("stop container %s: %w", c.ID, err)
@@ -125,7 +125,7 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// admits checks an order against the table before the order can cancel the one under way.
+// admits checks an order against the table before it can cancel the order under way.
 func (p *livePod) admits(id string, call Call) error {
 	rec, _, state, err := p.containerState(id)
 	if err == nil && Decide(rec.unit, state, call) == Refused {
@@ -182,8 +182,8 @@ func (p *livePod) removeStopped(ctx context.Context, id string, intent Call) err
 	return failRemoveCommit.Hit(ctx)
 }
 
-// unlist hides the container of a Killed unit pod from lists. A kubelet removes containers before their sandbox, and
-// waits until the sandbox lists none; the table does not allow removing the container.
+// unlist hides the container of a Killed unit pod from lists. A kubelet removes a pod's containers first, and removes
+// the sandbox only when the pod lists no containers; but the table does not allow removing this container.
 func (p *livePod) unlist(id string) error {
 	killed := func(rec *Pod) *Container {
 		if !rec.unit || rec.State != Killed {

@@ -86,7 +86,7 @@ func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id s
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
-// mergeResources returns old with the non-zero fields of change (CRI: a field that is 0 or empty keeps its value).
+// mergeResources returns old with the non-zero fields of change (in the CRI, a zero or empty field means no change).
 // Unified limits merge by key, huge page limits by page size.
 func mergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	merged := &runtimeapi.LinuxContainerResources{}

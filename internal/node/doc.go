@@ -2,11 +2,11 @@
 // the state table, records the intent, calls the backend and the network, and records the result.
 //
 //	internal/cri   internal/edge
-//	       │  orders     │            reads (Pods, Pod, Container) take no lock
+//	       │  orders     │            reads (Pods, Pod, Container) wait for no order
 //	       ▼             ▼
 //	┌──────────────────────────────────────────────┐
-//	│ slot        one order at a time per pod and  │   a caller that goes away leaves its work
-//	│             per container                    │   to finish; its retry finds the outcome
+//	│ slot        one order at a time per pod and  │   work goes on if its caller goes away;
+//	│             per container                    │   the caller's retry finds the result
 //	│ table       what the call does in this state │
 //	│ transition  intent ─▶ effect ─▶ commit       │──▶ store (bbolt): one record per pod
 //	│ publish     snapshot, index, events          │──▶ subscribers
@@ -18,11 +18,11 @@
 // state) mark orders that have not completed. They let a daemon that was killed at any point finish or undo the work at
 // its next start (Open), and let the janitor retry a failed clean-up.
 //
-// Snapshots are immutable. While a backend works, only that pod's slot is held, so List and Status calls never wait for
+// Snapshots are immutable. While a backend works, only the pod's slot is held, so List and Status calls never wait for
 // a backend.
 //
-// "Seed 1" in comments is the document that defines the state table: docs/sources.md.
+// Comments call the document that defines the state table "seed 1"; docs/sources.md lists it.
 //
-// The package knows no concrete backend and no control plane; cmd/tripod wires them together. Begin reading at node.go,
-// then sandbox_run.go.
+// The package knows no concrete backend and no control plane; cmd/tripod wires them together. Read node.go first, then
+// sandbox_run.go.
 package node

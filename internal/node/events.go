@@ -13,7 +13,7 @@ import (
 // eventBuffer is the number of events that a subscriber can lag behind before its subscription ends.
 const eventBuffer = 4096
 
-// Event is a transition that CRI v1 defines an event for. A sandbox's own events have its ID in both ID fields.
+// Event reports a transition for which CRI v1 defines an event. A sandbox's own events have its ID in both ID fields.
 type Event struct {
 	Type        runtimeapi.ContainerEventType
 	ContainerID string
@@ -37,11 +37,11 @@ type Subscription struct {
 }
 
 // Events returns the channel of events. The channel is closed by Close, when the node closes, and when the subscriber
-// lags more than 4096 events behind; Err returns the cause.
+// falls more than 4096 events behind; Err returns the reason.
 func (s *Subscription) Events() <-chan Event { return s.events }
 
-// Err returns why Events was closed: nil after Close, errdefs.ErrResourceExhausted for a subscriber that lagged behind,
-// errdefs.ErrUnavailable when the node closed.
+// Err returns the reason why the channel was closed: nil after Close, errdefs.ErrResourceExhausted for a subscriber
+// that lagged behind, errdefs.ErrUnavailable when the node closed.
 func (s *Subscription) Err() error {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()

@@ -47,8 +47,8 @@ func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest)
 	return err
 }
 
-// endReader calls end at the end of the input, when the backend has forwarded everything: backends forward what they
-// have read before they read again.
+// endReader calls end at the end of the input. By then the backend has forwarded all of the input, because backends
+// forward what they have read before they read again.
 type endReader struct {
 	io.Reader
 	end func()
@@ -111,7 +111,7 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	return dialer.Dial(ctx, p.sandboxPod(), running, network, address)
 }
 
-// Inspect returns details from the node and the backend that the CRI has no fields for, as a JSON object under the key
+// Inspect returns details from the node and the backend for which the CRI has no fields, as a JSON object under the key
 // "info", which CRI clients expect. An empty containerID means the sandbox.
 func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[string]string, error) {
 	p, err := n.pool.pod(podID)
@@ -154,8 +154,8 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 	return map[string]string{"info": string(raw)}, nil
 }
 
-// runningContainer returns a running container and its backend as a B, which implements what. It returns an error if
-// the container is not Running or its backend is not a B.
+// runningContainer returns a running container and its backend as a B. It returns an error if the container is not
+// Running or its backend is not a B; what names the operation in errors.
 func runningContainer[B any](n *Node, id, what string) (backend B, rec *Pod, c *Container, err error) {
 	p, id, err := n.orderContainer(id)
 	if err != nil {

@@ -50,8 +50,8 @@ func notReady(handler string, why error) error {
 	return fmt.Errorf("runtime handler %q is not ready (%v): %w", handler, why, errdefs.ErrUnavailable)
 }
 
-// recover records how a backend's pods differ from their records. The pods then accept orders; an order for a pod with
-// pending work waits for that work.
+// recover compares a backend's pods with their records and corrects the records. The pods then accept orders; an order
+// for a pod with pending work waits for that work.
 func (n *Node) recover(background context.Context, handler string) error {
 	ctx, cancel := context.WithTimeout(background, recoverTimeout)
 	defer cancel()
@@ -77,7 +77,8 @@ func (n *Node) recover(background context.Context, handler string) error {
 	return nil
 }
 
-// retryRecovery recovers a backend repeatedly until its dependency is back.
+// retryRecovery tries to recover a backend whose dependency is missing, until that succeeds or fails for another
+// reason.
 func (n *Node) retryRecovery(ctx context.Context, handler string) {
 	for pause := recoveryRetryMin; sleep(ctx, pause); pause = min(2*pause, recoveryRetryMax) {
 		err := n.recover(ctx, handler)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// inflight counts the orders under way, so that the node can wait for them before it closes the record.
+// inflight counts the orders under way, so that Close can wait for them before the store is closed.
 type inflight struct {
 	// ctx is cancelled with errNodeClosed when the node stops waiting for the orders under way.
 	ctx    context.Context
@@ -43,8 +43,8 @@ func (d *inflight) end() {
 	}
 }
 
-// close refuses new orders and waits for those under way. After patience it cancels their context and waits for the
-// same time again. It reports whether all have ended.
+// close refuses new orders and waits for those under way. After patience it cancels their context and waits as long
+// again. It reports whether all have ended.
 func (d *inflight) close(patience time.Duration) bool {
 	d.mu.Lock()
 	if !d.closed {

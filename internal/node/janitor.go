@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// Shortest and longest pause between two attempts at a pod's pending work.
+	// Shortest and longest pause between two attempts to complete a pod's pending work.
 	retryMin = time.Second
 	retryMax = time.Minute
-	// leftoverPatience is the duration after which a clean-up is reported.
+	// leftoverPatience is the time after which a clean-up is reported even if its first attempt is still under way.
 	leftoverPatience = 5 * time.Second
 )
 
-// leftovers holds failed clean-ups by pod ID.
+// leftovers holds pending clean-ups by pod ID.
 type leftovers struct {
 	mu  sync.Mutex
 	all map[string]*leftover
@@ -145,7 +145,7 @@ func (n *Node) Leftovers() error {
 	return fmt.Errorf("%d could not be cleaned up yet; the oldest is %s, since %s: %w", count, name, oldest.since.UTC().Format(time.RFC3339), why)
 }
 
-// inBackground runs finish, which settle returned. After a failure the janitor retries.
+// inBackground runs finish, the result of settle, in the background. If it fails, the janitor retries.
 func (n *Node) inBackground(p *livePod, finish func() error) {
 	n.leftovers.begin(p.id)
 	n.workers.Go(func() {
@@ -171,8 +171,8 @@ type retryResult struct {
 	err error
 }
 
-// janitor retries work that failed in its order, such as a CNI DEL or the unmount of a busy mount. Each pod has its own
-// backoff, so that a hanging plugin delays no other pod.
+// janitor retries work that orders failed to complete, such as a CNI DEL or the unmount of a busy mount. Each pod has
+// its own backoff, so that a hanging plugin delays no other pod.
 func (n *Node) janitor(ctx context.Context) {
 	outcomes := make(chan retryResult)
 	timer := time.NewTimer(retryMin)

@@ -20,7 +20,7 @@ type Component struct {
 	Domain string
 	// Server is a dotted identifier (foo.Bar) or a DNS label, 63 characters at most.
 	Server string
-	// Version is a version of SemVer 2.0.
+	// Version is a SemVer 2.0 version.
 	Version string
 }
 
@@ -87,6 +87,6 @@ func (p *Pod) attemptID(n uint64) string {
 // newID returns a random ID of 64 hex digits.
 func newID() string {
 	raw := make([]byte, 32)
-	_, _ = rand.Read(raw) // never fails, by its documentation
+	_, _ = rand.Read(raw) // documented never to fail
 	return hex.EncodeToString(raw)
 }

@@ -173,8 +173,8 @@ func (p *pool) newestAttempt(id string) (*livePod, string, error) {
 	return nil, "", notFound("container", id)
 }
 
-// target finds the pod and full ID for an order to a container. The ID can also be that of a unit pod whose container
-// is removed or not created yet.
+// target finds the pod and the full ID for an order that concerns a container. The ID can also be that of a unit pod
+// whose container is removed or not created yet.
 func (p *pool) target(id string) (pod *livePod, full string, err error) {
 	pod, full, err = p.container(id)
 	if !errdefs.IsNotFound(err) {
@@ -237,9 +237,10 @@ func (p *livePod) commit(change func(next *Pod) error) error {
 	return p.transition(change, false)
 }
 
-// observe records an event that has already happened, such as a container's exit, or a stop, which must work even if
-// the disk is full. It publishes the record even if it cannot write it. The janitor writes the record later, and after
-// a restart the backends report the same event again. It returns only errors of change.
+// observe is like commit, but publishes the record even if it cannot write it. It is for events that have already
+// happened, such as a container's exit, and for stops, which must work even if the disk is full. The janitor writes the
+// record later; after a restart the backends report the same events again. observe returns errors of change, but none
+// of the write.
 func (p *livePod) observe(change func(next *Pod) error) error {
 	return p.transition(change, true)
 }
@@ -275,7 +276,7 @@ func (p *livePod) isUnwritten() bool {
 	return p.unwritten
 }
 
-// write writes the record to disk if the record there is older.
+// write writes the record if the one on disk is older.
 func (p *livePod) write() error {
 	if !p.isUnwritten() {
 		return nil

@@ -29,7 +29,7 @@ type Pod struct {
 	Netns     string
 	IPs       []netip.Addr
 	CreatedAt time.Time
-	// Intent is the ordered call that has not completed; empty if none.
+	// Intent is the call that was ordered and has not completed; empty if there is none.
 	Intent Call
 	// Containers are in order of creation. A unit pod has at most one, the newest attempt. A Removed attempt stays,
 	// hidden, until the next CreateContainer.
@@ -81,7 +81,7 @@ const maxPrevious = 16
 // Ready reports whether the sandbox accepts containers (CRI SANDBOX_READY).
 func (p *Pod) Ready() bool { return p.State == Initiated }
 
-// RuntimeHandler returns the handler under the name that the pod asked for.
+// RuntimeHandler returns the name under which the pod asked for its handler.
 func (p *Pod) RuntimeHandler() string { return cmp.Or(p.Alias, p.Handler) }
 
 func (p *Pod) Unit() bool { return p.unit }
@@ -161,8 +161,8 @@ func containerKey(m *runtimeapi.ContainerMetadata) string {
 	return fmt.Sprintf("%s_%d", m.GetName(), m.GetAttempt())
 }
 
-// podKey identifies a RunPodSandbox request: name, namespace, uid and attempt. A second one with the same key is a
-// repeat.
+// podKey identifies a RunPodSandbox request: name, namespace, uid and attempt. A second request with the same key
+// repeats the first.
 func podKey(m *runtimeapi.PodSandboxMetadata) string {
 	return fmt.Sprintf("%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
 }

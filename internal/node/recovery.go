@@ -153,7 +153,7 @@ func (n *Node) record(e sandbox.Event) {
 	p.recordExit(e.ContainerID, e.Status)
 }
 
-// reconcile updates the record to the pod's state that the backend found after a restart of the daemon.
+// reconcile updates the pod's record to the state that the backend found after a restart of the daemon.
 func (p *livePod) reconcile(found sandbox.Found) {
 	rec := p.rec.Load()
 	err := p.observe(func(next *Pod) error {
@@ -286,8 +286,8 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 	return nil
 }
 
-// settleUpdate applies recorded resources. If the backend rejects them permanently, they stay recorded as requested,
-// because the caller did not get the error.
+// settleUpdate applies recorded resources. If the backend rejects them permanently, they stay recorded, because no
+// caller received an error.
 func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
 	err := p.applyUpdate(ctx, updater, id)
 	if !errdefs.IsInvalidArgument(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotImplemented(err) && !errdefs.IsNotFound(err) {
@@ -297,7 +297,7 @@ func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id 
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
-// rollBackStart returns a container whose start was interrupted to Created.
+// rollBackStart stops a container whose start was interrupted and sets its state back to Created.
 func (p *livePod) rollBackStart(ctx context.Context, rec *Pod, c *Container) error {
 	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
 		return err

@@ -8,7 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Route selects a handler by something other than the RuntimeClass.
+// Route assigns pods to a handler by an annotation instead of a RuntimeClass, and reserves images for it.
 type Route struct {
 	// Annotation and Value select pods that name no handler; an empty Annotation selects none.
 	Annotation, Value string

@@ -48,7 +48,7 @@ func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConf
 	}
 }
 
-// errPodGone is the error of an order that waited for a pod which was then rolled back or removed.
+// errPodGone is the error of an order whose pod was rolled back or removed while the order waited.
 var errPodGone = fmt.Errorf("the pod is gone: %w", errdefs.ErrNotFound)
 
 // reserve finds the pod with the metadata of config, or adds a new one to the pool.
@@ -108,7 +108,7 @@ func (p *livePod) runSandbox(ctx context.Context) error {
 	return errors.Join(err, p.rollBackSandbox(ctx))
 }
 
-// makeSandbox makes a sandbox that is Initiated: intent, network, backend, commit.
+// makeSandbox records the intent, sets up the network, makes the sandbox in the backend and commits Initiated.
 func (p *livePod) makeSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	if err := p.backend.Validate(rec.sandboxPod(), nil); err != nil {

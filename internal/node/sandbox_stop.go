@@ -41,8 +41,8 @@ func ignoreGone(err error) error {
 }
 
 // stopSandbox implements StopPodSandbox inside the pod's slot and resumes where an earlier call failed: it records the
-// intent, commits Killed once no container runs, and clears the intent once the network is released. It goes on if the
-// record cannot be written.
+// intent, commits Killed once no container runs, and clears the intent once the network is released. A record that
+// cannot be written does not end the stop.
 func (p *livePod) stopSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	switch {
@@ -69,7 +69,7 @@ func (p *livePod) stopSandbox(ctx context.Context) error {
 
 // kill takes the pod from Initiated to Killed: it refuses new orders, cancels those under way and kills the containers.
 func (p *livePod) kill(ctx context.Context) error {
-	if err := p.observe(func(next *Pod) error { next.Intent = laterIntent(next.Intent, StopPodSandbox); return nil }); err != nil {
+	if err := p.observe(func(next *Pod) error { next.Intent = strongerIntent(next.Intent, StopPodSandbox); return nil }); err != nil {
 		return err
 	}
 	if err := failStopSandboxIntent.Hit(ctx); err != nil {
@@ -128,8 +128,8 @@ func (p *livePod) finishStop(ctx context.Context) error {
 	return failStopSandboxCommit.Hit(ctx)
 }
 
-// laterIntent returns the stronger intent: removing a pod includes stopping it.
-func laterIntent(have, want Call) Call {
+// strongerIntent returns have if it is RemovePodSandbox, because removing a pod includes stopping it; otherwise want.
+func strongerIntent(have, want Call) Call {
 	if have == RemovePodSandbox {
 		return have
 	}
@@ -163,7 +163,7 @@ func (p *livePod) sandboxLost(why string) {
 		if next.State != Initiated {
 			return nil
 		}
-		next.State, next.Intent = Killed, laterIntent(next.Intent, StopPodSandbox)
+		next.State, next.Intent = Killed, strongerIntent(next.Intent, StopPodSandbox)
 		for _, c := range next.Containers {
 			if c.State == Starting || c.State == Running {
 				c.finish(lostStatus(why))

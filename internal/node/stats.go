@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// statsTimeout limits the delay of a list of statistics by one unresponsive pod.
+	// statsTimeout limits the time for which one unresponsive pod can delay a list of statistics.
 	statsTimeout = 2 * time.Second
 	// statsWorkers is the number of pods that are measured concurrently.
 	statsWorkers = 8
@@ -55,17 +55,17 @@ func (n *Node) PodsStats(ctx context.Context, pods []*Pod) []*runtimeapi.PodSand
 	return measure(ctx, n, pods, func(p *Pod) string { return p.ID }, n.podStats)
 }
 
-// measure calls one for many pods or containers, a few at a time, and returns the results of the calls that succeed. It
-// waits for each call for at most statsTimeout, so that one that hangs (a process in uninterruptible sleep, a silent
-// machine) does not delay the others.
-func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In) string, one func(context.Context, In) (Out, error)) []Out {
+// measure calls stats for many pods or containers, a few at a time, and returns the results of the calls that succeed.
+// It waits for each call for at most statsTimeout, so that a call that hangs (a process in uninterruptible sleep, a
+// silent machine) does not delay the others.
+func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In) string, stats func(context.Context, In) (Out, error)) []Out {
 	out, got := make([]Out, len(things)), make([]bool, len(things))
 	var wg sync.WaitGroup
 	queue := make(chan int)
 	for range min(statsWorkers, len(things)) {
 		wg.Go(func() {
 			for i := range queue {
-				value, err := withStatsTimeout(ctx, n, id(things[i]), func(ctx context.Context) (Out, error) { return one(ctx, things[i]) })
+				value, err := withStatsTimeout(ctx, n, id(things[i]), func(ctx context.Context) (Out, error) { return stats(ctx, things[i]) })
 				out[i], got[i] = value, err == nil
 			}
 		})

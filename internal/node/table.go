@@ -54,7 +54,8 @@ const (
 	Valid      Verdict = '✔'
 	Idempotent Verdict = '↻'
 	Refused    Verdict = '✘'
-	// Walk is a transition that CRI v1 requires beyond the table. It combines edges of the table and adds none.
+	// Walk marks a call that CRI v1 requires although the table has no edge for it. The transition combines edges of
+	// the table.
 	Walk Verdict = '⇒'
 )
 
@@ -103,7 +104,7 @@ func Decide(unit bool, s State, c Call) Verdict {
 	return containerTable.verdict(s, c)
 }
 
-// refusal returns the error for a Refused call, with the state and the valid calls.
+// refusal returns the error for a Refused call. It names the state and the valid calls.
 func refusal(unit bool, id string, s State, c Call) error {
 	var valid []string
 	for _, other := range Calls {

@@ -8,6 +8,6 @@
 //	Del ─┘
 //
 // The file has a format number. Open refuses a file of a later format, so that a downgrade is harmless. It also refuses
-// an incomplete file instead of treating it as new, because new files appear by rename. Each file has an ID, which the
-// caller must check.
+// an incomplete file instead of treating it as new, because a new file gets its name only when it is complete. Each
+// file has an ID, which the caller must check.
 package store

@@ -52,7 +52,7 @@ type request struct {
 // it unchanged and returns errdefs.ErrDataLoss. It returns errdefs.ErrUnavailable if another process holds the file,
 // and errdefs.ErrFailedPrecondition if a later version of tripod wrote it.
 //
-// On a read-only file system the records can be read. Writes fail until the file system is writable.
+// On a read-only file system Open succeeds, and the records can be read. Writes fail until the file system is writable.
 func Open(path string) (*Store, error) {
 	s := &Store{path: path, queue: make(chan request, 64), closed: make(chan struct{})}
 	err := s.open(false)
@@ -218,7 +218,7 @@ func (s *Store) Delete(kind, key string) error {
 	})
 }
 
-// Next returns the next number of the named sequence: 0, 1, 2 … A number never repeats within the file's life.
+// Next returns the next number of the named sequence: 0, 1, 2 … No number repeats during the life of the file.
 func (s *Store) Next(name string) (uint64, error) {
 	var n uint64
 	err := s.submit(func(tx *bbolt.Tx) error {
