@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// CreateContainer prepares a container in a pod without running it. The request's sandbox_config is an immutable copy
-// of RunPodSandbox's; the node uses its own.
+// CreateContainer prepares a container in a pod without running it. It ignores the request's sandbox_config, because
+// the node has its own copy from RunPodSandbox.
 func (s *Server) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, required("pod_sandbox_id")
@@ -37,8 +37,8 @@ func (s *Server) CreateContainer(ctx context.Context, req *runtimeapi.CreateCont
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
 }
 
-// checkAgainstPod rejects what the API forbids in this pod: a privileged container unless the pod is privileged, a
-// namespace target outside the pod, recursive read-only mounts that the handler does not support.
+// checkAgainstPod rejects what the API forbids in this pod: a privileged container in an unprivileged pod, a namespace
+// target outside the pod, and recursive read-only mounts that the handler does not support.
 func (s *Server) checkAgainstPod(pod *node.Pod, c *runtimeapi.ContainerConfig) error {
 	sc := c.GetLinux().GetSecurityContext()
 	if sc.GetPrivileged() && !pod.Config.GetLinux().GetSecurityContext().GetPrivileged() {

@@ -6,7 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RemoveContainer removes the container and kills it first if it runs. An unknown ID counts as removed.
+// RemoveContainer removes the container, and kills it first if it is running. An unknown ID counts as removed.
 func (s *Server) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
 	if req.GetContainerId() == "" {
 		return nil, required("container_id")

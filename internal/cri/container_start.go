@@ -6,7 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// StartContainer returns once the container runs, or returns the reason why it does not.
+// StartContainer starts the container and returns once it runs, or with the reason why it does not.
 func (s *Server) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
 	if req.GetContainerId() == "" {
 		return nil, required("container_id")

@@ -9,7 +9,7 @@ import (
 )
 
 // ListContainerStats returns the statistics of the running containers that match the filter. It omits containers whose
-// statistics fail.
+// statistics cannot be read.
 func (s *Server) ListContainerStats(ctx context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
 	stats, err := s.containerStatsOf(ctx, req.GetFilter())
 	if err != nil {

@@ -19,11 +19,11 @@
 //	    ▼                  ▼                 ▼
 //	internal/node    internal/image   internal/stream
 //
-// The only state in the package is a cache of encoded list items: List and Status calls read the node's immutable
-// snapshots, take no lock and ask no backend. The package must not import a backend. It rejects requests that are
-// invalid in themselves (a missing field, a negative timeout, a path that leaves its directory). A backend rejects
-// requests that it does not support.
+// List and Status calls read the node's immutable snapshots and ask no backend. The package's only state is a cache of
+// encoded list items. The package must not import a backend. It rejects requests that no backend could execute (a
+// missing field, a negative timeout, a path that leaves its directory). Each backend rejects requests that it does not
+// support.
 //
-// The messages are those of k8s.io/cri-api v0.37. docs/adr/0002-cri-messages-are-the-spec-language.md explains why the
-// whole program uses them, and docs/adr/0003-errdefs-is-the-error-vocabulary.md explains the errors.
+// The messages are defined in k8s.io/cri-api v0.37. docs/adr/0002-cri-messages-are-the-spec-language.md explains why
+// the whole program uses them, and docs/adr/0003-errdefs-is-the-error-vocabulary.md explains the errors.
 package cri

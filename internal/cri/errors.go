@@ -40,8 +40,8 @@ var classCodes = map[error]codes.Code{
 	context.DeadlineExceeded:      codes.DeadlineExceeded,
 }
 
-// errnoCodes translates errnos of exhausted resources and failing disks, for errors without a class. The caller did
-// nothing wrong and can retry.
+// errnoCodes translates errnos of exhausted resources and failing disks, for errors without a class. Such an error is
+// not the caller's fault, and a retry can succeed.
 var errnoCodes = map[syscall.Errno]codes.Code{
 	syscall.ENOSPC: codes.ResourceExhausted,
 	syscall.EDQUOT: codes.ResourceExhausted,
@@ -60,8 +60,8 @@ var pullErrors = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatur
 // code.
 var containerErrors = []error{crierrors.ErrRROUnsupported, crierrors.ErrImageVolumeMountFailed}
 
-// toStatus converts err to a gRPC status. If ctx, the call's context, has ended, its error determines the code of an
-// error without a class (a killed child process, a closed connection).
+// toStatus converts err to a gRPC status. If err has no class (a killed child process, a closed connection) and the
+// call's context ctx has ended, the context's error determines the code.
 func toStatus(ctx context.Context, err error) *status.Status {
 	class := errdefs.Resolve(err)
 	if class == errdefs.ErrUnknown {
@@ -81,8 +81,8 @@ func toStatus(ctx context.Context, err error) *status.Status {
 	return status.New(code, withPrefix(nameOf(err, containerErrors), text))
 }
 
-// oneLine puts an error's text on one line and removes repeated parts. Joined errors have a line each, and an error
-// that wraps its class can contain the same words twice.
+// oneLine puts an error's text on one line and removes repeated parts. Each joined error has a line of its own, and an
+// error that wraps its class can contain the same words twice.
 func oneLine(text string) string {
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 	parts := strings.Split(text, ": ")

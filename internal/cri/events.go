@@ -7,14 +7,13 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). The
-// stream of a client that falls behind ends, rather than losing single events; the client must list and subscribe
-// again.
+// GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). If the
+// client falls behind, the stream ends, so that no event is lost unnoticed; the client must list and subscribe again.
 func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
 	sub := s.node.Subscribe()
 	defer sub.Close()
 	all := listsAll(stream.Context())
-	// The header tells the client that all later events will reach it.
+	// The header tells the client that from now on the stream carries every event.
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}

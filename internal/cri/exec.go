@@ -28,8 +28,8 @@ func (s *Server) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimea
 	})
 }
 
-// runningContainer finds a container and rejects it unless it runs, so that no session opens that must fail. The node
-// checks again when the session begins.
+// runningContainer finds a container and rejects it unless it is running, so that no session is opened only to fail.
+// The node checks again when the session begins.
 func (s *Server) runningContainer(id, call string) (*node.Container, error) {
 	c, _, err := s.node.Container(id)
 	if err != nil {

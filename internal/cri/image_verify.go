@@ -10,9 +10,9 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// A verbose Status with the header HeaderVerify reports damaged images in Info["images"], as a JSON list of
-// image.Damage. The header's value selects the check: of presence only, or of all contents, which reads everything from
-// disk.
+// A verbose Status call with the header HeaderVerify reports damaged images in Info["images"], as a JSON list of
+// image.Damage. The header's value selects what is checked: only whether the data is present, or all contents, which
+// reads everything from disk.
 const (
 	HeaderVerify         = "tripod-verify"
 	HeaderVerifyPresence = "presence"

@@ -2,12 +2,12 @@ package cri
 
 import "google.golang.org/protobuf/proto"
 
-// chunkSize limits the bytes of items in a message of a Stream* call, unless one item is larger. It is well below
-// MaxMessageSize and large enough to make the cost per message negligible.
+// chunkSize limits the items in one message of a Stream* call, in bytes; only a single larger item exceeds it. It is
+// well below MaxMessageSize and large enough to make the cost per message negligible.
 const chunkSize = 256 << 10
 
-// sendInChunks sends the items in order, in messages of about chunkSize bytes; size measures an item. It sends no empty
-// message: an empty list is an empty stream (KEP-5825).
+// sendInChunks sends the items in order, in messages of at most chunkSize bytes of items; size measures an item. For an
+// empty list it sends no message (KEP-5825).
 func sendInChunks[I any](items []I, size func(I) int, send func([]I) error) error {
 	start, pending := 0, 0
 	for i, item := range items {

@@ -9,7 +9,7 @@ import (
 )
 
 // ListPodSandboxStats returns the statistics of the ready pods that match the filter. It omits pods whose statistics
-// fail.
+// cannot be read.
 func (s *Server) ListPodSandboxStats(ctx context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	stats, err := s.podStatsOf(ctx, req.GetFilter())
 	if err != nil {

@@ -41,9 +41,9 @@ type Config struct {
 	Streams Streams
 	// Version is this program's semantic version.
 	Version string
-	// CgroupDriver is "cgroupfs" or "systemd"; the kubelet queries it once, at its start.
+	// CgroupDriver is "cgroupfs" or "systemd"; the kubelet asks for it once, when it starts.
 	CgroupDriver string
-	// Health reports the node's problems; nil means that it has none.
+	// Health reports problems of the node; nil reports none.
 	Health *health.Board
 	// Logger receives the node's own faults; nil discards them.
 	Logger *slog.Logger

@@ -51,7 +51,7 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 	return resp, nil
 }
 
-// runtimeReady returns the condition RuntimeReady. It is false while the default handler can run no pods, because its
+// runtimeReady returns the condition RuntimeReady. It is false while the default handler cannot run pods, because its
 // backend has not recovered or lacks a dependency.
 func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	c := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
@@ -79,7 +79,7 @@ func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []
 	return conditions
 }
 
-// handlersReady returns the condition HandlersReady, false, while a handler other than the default can run no pods;
+// handlersReady returns a false condition HandlersReady while a handler other than the default cannot run pods;
 // otherwise nil. The kubelet ignores conditions with unknown names, so the node stays ready for all other pods.
 func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	var reasons []string

@@ -8,8 +8,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// notImplemented returns the error of an RPC that the node does not implement. instead tells the caller what to do
-// instead.
+// notImplemented returns the error of an RPC that the node does not implement. instead says what the caller can do in
+// its place.
 func notImplemented(what, instead string) error {
 	return fmt.Errorf("%s: not in this version of tripod; %s: %w", what, instead, errdefs.ErrNotImplemented)
 }
@@ -44,7 +44,7 @@ func (s *Server) StreamPodSandboxMetrics(*runtimeapi.StreamPodSandboxMetricsRequ
 	return errMetrics
 }
 
-// UpdatePodSandboxResources returns an error, which a kubelet tolerates.
+// UpdatePodSandboxResources returns an error, which the kubelet tolerates.
 func (s *Server) UpdatePodSandboxResources(context.Context, *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	return nil, errPodResize
 }

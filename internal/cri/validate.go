@@ -15,7 +15,7 @@ const (
 	// maxNameLength is the longest name, namespace or UID in bytes: a DNS subdomain (RFC 1123), the longest name in
 	// Kubernetes.
 	maxNameLength = 253
-	// maxKeyValueBytes limits the total size of all labels, or of all annotations. It is etcd's limit of a request.
+	// maxKeyValueBytes limits the total size of all labels, or of all annotations. It is etcd's limit for a request.
 	maxKeyValueBytes = 3 << 19
 	// maxHostnameLength is the kernel's limit (__NEW_UTS_LEN).
 	maxHostnameLength = 64
@@ -74,7 +74,7 @@ func validateKeyValues(field string, pairs map[string]string) error {
 	return nil
 }
 
-// validateAnnotations also rejects annotations that control planes must not set.
+// validateAnnotations is like validateKeyValues and also rejects annotations that control planes must not set.
 func validateAnnotations(field string, pairs map[string]string) error {
 	for k := range pairs {
 		if strings.HasPrefix(k, sandbox.AnnotationEdge) {
@@ -84,7 +84,7 @@ func validateAnnotations(field string, pairs map[string]string) error {
 	return validateKeyValues(field, pairs)
 }
 
-// validateWords checks an argument vector: a zero byte would end a word early.
+// validateWords rejects zero bytes in an argument vector, because they would end a word early.
 func validateWords(field string, words []string) error {
 	return validateEach(field, words, func(field, word string) error {
 		if strings.ContainsRune(word, 0) {

@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validateContainerConfig checks a CreateContainer request without the node's state.
+// validateContainerConfig makes the checks of a CreateContainer request that do not depend on the state of the node.
 func validateContainerConfig(c *runtimeapi.ContainerConfig) error {
 	switch {
 	case c == nil:
@@ -77,8 +77,8 @@ func validateMount(field string, m *runtimeapi.Mount) error {
 }
 
 // validateMountSource checks that a mount has one source, a host path or an image, and that an image is mounted
-// read-only. If another volume of the pod is an image, a kubelet also sets image_sub_path beside host_path; host_path
-// then includes it.
+// read-only. In a pod with an image volume, a kubelet sets image_sub_path also for mounts with a host_path, which
+// already includes it.
 func validateMountSource(field string, m *runtimeapi.Mount) error {
 	if m.GetImage() == nil {
 		if m.GetHostPath() == "" {

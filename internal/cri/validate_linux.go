@@ -28,7 +28,7 @@ func validateResources(field string, r *runtimeapi.LinuxContainerResources) erro
 	)
 }
 
-// validateLeast rejects an n less than least, which is -1 where cgroups allow "no limit".
+// validateLeast rejects values below least, which is -1 where cgroups use -1 for "no limit".
 func validateLeast(field string, n, least int64) error {
 	if n < least {
 		return invalid(field, "%d is less than %d", n, least)
@@ -56,8 +56,8 @@ func validateSecurityContext(field string, sc *runtimeapi.LinuxContainerSecurity
 	)
 }
 
-// validateID limits user and group IDs to 31 bits, as Kubernetes does: a larger ID turns negative in programs that
-// store it in an int (CVE-2024-40635).
+// validateID limits user and group IDs to 31 bits, as Kubernetes does, because a larger ID turns negative in programs
+// that store it in an int (CVE-2024-40635).
 func validateID(field string, id *runtimeapi.Int64Value) error {
 	if v := id.GetValue(); v < 0 || v > math.MaxInt32 {
 		return invalid(field, "%d is not an ID between 0 and %d", v, math.MaxInt32)

@@ -9,14 +9,15 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Clients list pods and containers every second, and few of a thousand items change in between. Encoding labels and
-// annotations is nearly the whole cost of such a call, so each snapshot is encoded once, and a list is assembled from
-// the encoded items.
+// Clients list pods and containers every second, and in that time few of a thousand items change. Nearly the whole cost
+// of such a call is the encoding of labels and annotations. Therefore each snapshot is encoded once, and a list is
+// assembled from the encoded items.
 //
-// This needs no codec of our own: protobuf writes a message's unknown fields unchanged, and the items are field 1 of
-// both the unary and the streamed response. The client sees ordinary fields.
+// This needs no codec of our own, because protobuf writes a message's unknown fields unchanged: the encoded items
+// become an unknown field with the number 1, which holds the items of both the unary and the streamed response. The
+// client sees an ordinary field.
 
-// itemsField is the number of the repeated field with the items in every list response used here.
+// itemsField is the number of the field that holds the items, the same in every list response.
 const itemsField = 1
 
 // wireItem is one encoded item of a response: tag, length, message.
@@ -93,7 +94,7 @@ func wireSize(items []wireItem) int {
 	return size
 }
 
-// checkFits rejects a list that exceeds one message; streamed names the call without that limit.
+// checkFits rejects a list that does not fit into one message; streamed names the call without that limit.
 func checkFits(items []wireItem, streamed string) error {
 	if size := wireSize(items); size > MaxMessageSize {
 		return fmt.Errorf("the list of %d items has %d bytes, and a message holds %d: call %s or set a filter: %w",
