@@ -22,8 +22,8 @@ type advisory struct {
 	cve string
 	// since is the first affected version; "" means every version before the fix.
 	since string
-	// fixed lists, in order, the first fixed version of each release line (major.minor) that has a fix. Earlier lines are
-	// affected, later lines are not. If it is empty, no release had the fix in November 2026.
+	// fixed lists, in order, the first fixed version of each release line (major.minor) that has a fix. Earlier lines
+	// are affected, later lines are not. It is empty if no release had the fix in November 2026.
 	fixed []string
 	// unreached says why no container here can exploit the vulnerability; "" means that a container might.
 	unreached string
@@ -36,10 +36,10 @@ const (
 	noInherited = "processes get no inheritable capabilities"
 )
 
-// advisories lists the advisories of crun and runc. Sources: release notes and security advisories
+// advisories lists the published vulnerabilities of each runtime. Sources: release notes and security advisories
 // (github.com/opencontainers/runc/releases, github.com/containers/crun/releases, both with /security/advisories), and
-// nvd.nist.gov for the years before 2020. According to its maintainers, crun is not affected by CVE-2024-21626 (release
-// 1.14.1) and by CVE-2025-31133, -52565 and -52881 (github.com/containers/crun/issues/1906). A fix in a release
+// nvd.nist.gov for the years before 2020. According to its maintainers, crun is not affected by CVE-2024-21626 (notes
+// of release 1.14.1) or CVE-2025-31133, -52565 and -52881 (github.com/containers/crun/issues/1906). A fix in a release
 // candidate of 1.0.0 counts as 1.0.0.
 var advisories = map[string][]advisory{
 	"runc": {
@@ -100,7 +100,7 @@ func parseVersion(line string) (name string, v *semver.Version, ok bool) {
 }
 
 // debianPackage is the package that owns a program. named lists the CVEs in its changelog, which the package fixes
-// regardless of its version number; nil means that it has no changelog.
+// regardless of its version number; nil means that its changelog is missing.
 type debianPackage struct {
 	version string
 	named   []string
@@ -153,7 +153,7 @@ func advisoryFinding(line string, pkg *debianPackage) Finding {
 // packageTime limits the queries to dpkg.
 const packageTime = 5 * time.Second
 
-// packageOf asks dpkg which package owns a program. It returns nil if no package does, or without dpkg.
+// packageOf asks dpkg which package owns a program. It returns nil if none does, or if dpkg is missing.
 func packageOf(ctx context.Context, program string) *debianPackage {
 	ctx, cancel := context.WithTimeout(ctx, packageTime)
 	defer cancel()

@@ -20,9 +20,9 @@ const (
 	disconnectTime = time.Second
 )
 
-// Attach implements sandbox.Attacher. A client that does not read its output does not block the container: it is
-// disconnected with errdefs.ErrResourceExhausted once its backlog reaches stream.MaxBacklog. After Attach returns, a
-// read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
+// Attach implements sandbox.Attacher. A client that does not read its output cannot block the container: once the
+// client's backlog reaches stream.MaxBacklog, it is disconnected with errdefs.ErrResourceExhausted. After Attach
+// returns, a read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -54,7 +54,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	return client.Serve(ctx, req.Stdout, stderr)
 }
 
-// join adds a client to the run's hub and opens the hub if necessary.
+// join adds a client to the run's hub, or to a new hub if no hub accepts clients.
 func (l *life) join(bundle string, c *sandbox.Container) (*hub, *stream.OutputQueue, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +82,7 @@ func (l *life) join(bundle string, c *sandbox.Container) (*hub, *stream.OutputQu
 func endsStdin(once, tty bool) bool { return once && !tty }
 
 // dialAttach connects to conmon's attach socket. The socket's path is too long for a socket address, so the address
-// goes through a descriptor of the bundle's directory.
+// leads through a descriptor of the bundle's directory.
 func dialAttach(bundle string) (*net.UnixConn, error) {
 	dir, err := unix.Open(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

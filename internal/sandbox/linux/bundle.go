@@ -40,13 +40,15 @@ func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
 func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
 func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
 
-// volumeKey returns the key of the snapshot, and volumeDir the mount point, of an image volume, mount n of the request.
+// volumeKey returns the key of the snapshot for mount n of the request, an image volume; volumeDir returns its mount
+// point.
 func volumeKey(id string, n int) string { return fmt.Sprintf("%s%s-volume-%d", snapshotPrefix, id, n) }
 func volumeDir(bundle string, n int) string {
 	return filepath.Join(volumesDir(bundle), strconv.Itoa(n))
 }
 
-// CreateContainer implements sandbox.Backend. It keeps an existing container and replaces a failed attempt's remains.
+// CreateContainer implements sandbox.Backend. For an existing container it returns the stored answer. It removes the
+// remains of a failed attempt.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if err != nil {
@@ -173,7 +175,7 @@ func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *
 		return volume{}, err
 	}
 	dir := volumeDir(bundle, n)
-	if err := os.MkdirAll(dir, 0o700); err != nil { // before the snapshot: removal finds the snapshot by this directory
+	if err := os.MkdirAll(dir, 0o700); err != nil { // before the snapshot, because removal finds the snapshot by this directory
 		return volume{}, err
 	}
 	mounts, err := b.images.View(ctx, volumeKey(id, n), img.ID)
@@ -261,7 +263,8 @@ func unmountAll(bundle string) error {
 	return err
 }
 
-// releaseSnapshots releases the snapshots of the container and its image volumes. It finds them by mount point.
+// releaseSnapshots releases the snapshots of the container and of its image volumes, which it finds by their mount
+// points.
 func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {
@@ -279,8 +282,8 @@ func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error
 	return nil
 }
 
-// removeBundle removes the bundle. It first removes the mount points with rmdir, which fails if one of them is mounted
-// or not empty, so that the recursive removal never enters a mount.
+// removeBundle removes the bundle. It removes the mount points first, with rmdir, which fails on a mounted or nonempty
+// directory. So the recursive removal never enters a mount.
 func removeBundle(bundle string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {

@@ -20,7 +20,8 @@ func openCgroups(driver, parent string) (cgroups, error) {
 	return cgroups{tree}, err
 }
 
-// pod returns the path of the cgroup above those of the pod's containers, and reports whether only we use it.
+// pod returns the path of the pod's cgroup, the parent of its containers' cgroups, and reports whether we create and
+// remove it.
 func (g cgroups) pod(p *sandbox.Pod) (string, bool) {
 	return g.Pod(p.Config.GetLinux().GetCgroupParent(), p.ID)
 }
@@ -35,8 +36,9 @@ func (g cgroups) container(p *sandbox.Pod, id string) (oci, dir string) {
 	return dir, dir
 }
 
-// limit creates the pod's own cgroup and sets the limits of the whole pod, unless the request names a parent cgroup. A
-// caller that names a parent, such as the kubelet, sets the limits there.
+// limit creates the pod's own cgroup and sets the limits of the whole pod on it. It does nothing with the systemd
+// driver, or if the request names a parent cgroup: a caller that names a parent, such as the kubelet, sets the limits
+// there.
 func (g cgroups) limit(p *sandbox.Pod) error {
 	linux := p.Config.GetLinux()
 	dir, ours := g.pod(p)

@@ -25,8 +25,8 @@ import (
 )
 
 // monitor starts conmon processes (https://github.com/containers/conmon). Each conmon creates one container, holds its
-// stdio, writes its log, serves its attach socket and writes its exit code to a file. It has no descriptors of ours and
-// outlives the daemon.
+// stdio, writes its log, serves its attach socket and writes its exit code to a file. It keeps none of our descriptors
+// and outlives the daemon.
 type monitor struct {
 	path, version string
 	spawner       *spawner
@@ -58,7 +58,7 @@ type launch struct {
 func initPidFile(bundle string) string   { return filepath.Join(bundle, "init.pid") }
 func conmonPidFile(bundle string) string { return filepath.Join(bundle, "conmon.pid") }
 
-// args returns conmon's command line. Recovery recognises our conmons by the bundle that it names.
+// args returns conmon's command line, in which recovery looks for the bundle to recognise our conmons.
 func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	args := []string{
 		"--api-version", "1",
@@ -67,7 +67,7 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 		"--bundle", l.bundle,
 		"--container-pidfile", initPidFile(l.bundle),
 		"--conmon-pidfile", conmonPidFile(l.bundle),
-		"--exit-dir", cfg.exitDir(), // only one, because conmon writes neither file if the disk has no room for both
+		"--exit-dir", cfg.exitDir(), // one directory only: conmon writes no exit file at all if the disk has no room for a second
 		"--full-attach",
 		"--no-sync-log",
 		"--log-level", "error",
@@ -116,7 +116,7 @@ func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *e
 	}
 	cmd := exec.Command(m.path, args...)
 	cmd.Dir = dir
-	cmd.Env = conmonEnv()[1:] // no sync pipe: Wait is enough
+	cmd.Env = conmonEnv()[1:] // without the sync pipe, because Wait is enough
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
@@ -152,7 +152,7 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 		return launched{}, fmt.Errorf("conmon: %w", err)
 	}
 	if got.conmon, err = process.Open(pid); errdefs.IsNotFound(err) {
-		got.conmon = process.Ended(process.ID{Pid: pid}) // the pipe has the reason
+		got.conmon = process.Ended(process.ID{Pid: pid}) // readSync returns the reason
 	} else if err != nil {
 		return got, err
 	}
@@ -182,7 +182,8 @@ func conmonEnv() []string {
 	return env
 }
 
-// readSync returns the PID of the container's init from conmon's message. Without a message, conmon has failed.
+// readSync waits for conmon's message and returns the PID of the container's init. If conmon ends without a message, it
+// has failed.
 func readSync(ctx context.Context, pipe *os.File) (int, error) {
 	stop := context.AfterFunc(ctx, func() { _ = pipe.Close() })
 	defer stop()
@@ -221,15 +222,16 @@ func readPid(file string) (int, error) {
 // spawner starts conmons in their own cgroup, which all pods share: a conmon must not be killed by its pod's limits or
 // end with the daemon's service.
 //
-// On cgroup v1, moving a process takes an RCU grace period of the kernel per hierarchy (over 1 ms each). To avoid this,
-// one thread moves itself into the cgroup once and starts all conmons. On v2, clone3(2) takes the cgroup.
+// On cgroup v1, moving a process takes an RCU grace period (over 1 ms) for each hierarchy. To avoid this, one thread
+// moves itself into the cgroup once and starts all conmons. On v2, clone3(2) starts a process in the cgroup.
 type spawner struct {
 	jobs chan func()
 	// dir is the cgroup's directory on v2; nil on v1.
 	dir *os.File
 }
 
-// conmonCgroup is the conmons' cgroup below the default parent.
+// conmonCgroup is the name of the conmons' cgroup. It is below the default parent (cgroupfs) or the daemon's own cgroup
+// (systemd).
 const conmonCgroup = cgroup.Mark + "conmon"
 
 func newSpawner(g cgroups) (*spawner, error) {
@@ -261,7 +263,7 @@ func newSpawner(g cgroups) (*spawner, error) {
 	return s, nil
 }
 
-// ownCgroup returns the cgroup in which systemd started the daemon and which it delegates to the daemon.
+// ownCgroup returns the daemon's own cgroup, which systemd delegates to the daemon.
 func ownCgroup(g cgroups) (string, error) {
 	raw, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -315,7 +317,7 @@ func (s *spawner) start(cmd *exec.Cmd) error {
 }
 
 // monitors finds the conmons of our bundles by their command lines and returns them by container ID. It reads all of
-// /proc, so only recovery and failed starts use it, where the PID file may be missing.
+// /proc, so only recovery and failed starts use it, because their PID files can be missing.
 func monitors(root string) map[string]process.ID {
 	found := map[string]process.ID{}
 	entries, _ := os.ReadDir("/proc")
@@ -334,7 +336,7 @@ func monitors(root string) map[string]process.ID {
 	return found
 }
 
-// monitorOf returns the container that a conmon's command line belongs to.
+// monitorOf returns the ID of the container whose conmon has this command line.
 func monitorOf(argv []string, root string) (id string, ok bool) {
 	i := slices.Index(argv, "--bundle")
 	if filepath.Base(argv[0]) != "conmon" || i < 0 || i+1 == len(argv) {

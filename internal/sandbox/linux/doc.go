@@ -1,4 +1,4 @@
-// Package linux runs pods as OCI containers by crun or runc, with conmon as each container's monitor.
+// Package linux runs pods as OCI containers with crun or runc, and a conmon that monitors each container.
 //
 //	node ──▶ Backend                                 <Root>/<pod>/<container>/   the bundle, survives a reboot
 //	           │ CreateContainer                         config.json  state.json  rootfs/  volumes/<n>/
@@ -15,10 +15,10 @@
 //	           ├── pidfds of conmon and of init: the container has ended when either process exits
 //	           └── hub: one connection to the attach socket, shared by all attach clients
 //
-// All state is found through the pod and container IDs: directories, cgroups (tripod-<id>), snapshots (linux-<id>), the
-// OCI runtime's state, and conmon by its command line. So every order can be repeated, removal works on partly created
-// containers, and recovery needs no other record. Recover removes what has one of our names and is not in the node's
-// record, and nothing else.
+// Everything can be found from the IDs of the pod and the container: directories, cgroups (tripod-<id>), snapshots
+// (linux-<id>), the OCI runtime's state, and conmon by its command line. So every order can be repeated, removal works
+// on partly created containers, and recovery needs no other record. Recover removes only things that have one of our
+// names and are not in the node's record.
 //
 // A container has no process until it is started, and a pod has none unless its containers share a PID namespace,
 // which needs an init (docs/adr/0006).

@@ -111,7 +111,7 @@ func runtimeRemedy(name string, err error) string {
 	return "run the command manually to see more, or configure another runtime"
 }
 
-// pidfdFinding tests pidfd_open, with which the backend notices the end of containers.
+// pidfdFinding tests pidfd_open(2), which the backend uses to notice that a container has ended.
 func pidfdFinding() Finding {
 	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
 	if err != nil {

@@ -22,11 +22,11 @@ import (
 )
 
 const (
-	// execDrain limits how long output is read after the program has exited if one of its children holds its stdio.
+	// execDrain limits how long output is read after the program has exited, in case a child still holds its stdio.
 	execDrain = time.Second
 	// execKill limits how long a killed program, and then its monitor, can take to exit.
 	execKill = 5 * time.Second
-	// killPause is the interval of polling for the PID of a program that must be killed.
+	// killPause is the interval between checks for the PID of a program that must be killed.
 	killPause = 5 * time.Millisecond
 )
 
@@ -84,7 +84,7 @@ type execution struct {
 
 func (x *execution) pidFile() string { return filepath.Join(x.dir, "pid") }
 
-// closeAtEnd has close also close c. After close, it closes c immediately.
+// closeAtEnd registers c to be closed by close. If close has already run, it closes c immediately.
 func (x *execution) closeAtEnd(c io.Closer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -113,8 +113,8 @@ func (x *execution) closeProgramEnds() {
 	}
 }
 
-// pipes connects the program's stdio to pipes. A stream that the request lacks is an empty or drained pipe rather than
-// the host's /dev/null, because the program could change that file, and crun makes the program's user its owner.
+// pipes connects the program's stdio to pipes. If the request lacks a stream, the program gets an empty or drained pipe
+// instead of the host's /dev/null, because the program could change that file: crun makes the program's user its owner.
 func (x *execution) pipes(req sandbox.ExecRequest) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -144,13 +144,14 @@ func (x *execution) pipes(req sandbox.ExecRequest) error {
 			if out.to != nil {
 				_, _ = io.Copy(out.to, r)
 			}
-			_, _ = io.Copy(io.Discard, r) // without a client, or after its disconnect: the program must not block
+			_, _ = io.Copy(io.Discard, r) // output without a client, so that the program does not block
 		})
 	}
 	return nil
 }
 
-// terminal prepares to receive a terminal that the runtime creates in the container. It returns the runtime's options.
+// terminal prepares to receive a terminal that the runtime creates in the container. It returns the options that make
+// the runtime do so.
 func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 	console, err := listenConsole(x.dir)
 	if err != nil {
@@ -223,19 +224,20 @@ func (x *execution) drain(ctx context.Context) {
 	}
 }
 
-// result returns the program's exit code, which is also conmon's, or the runtime's failure to start the program. The
-// PID file exists only if the program started.
+// result returns the program's exit code, or the error of a program that was not started. err is the result of conmon,
+// which exits with the program's code. The PID file exists only if the program started.
 func (x *execution) result(err error) (int32, error) {
 	if !exists(x.pidFile()) {
 		message := lastMessage(filepath.Join(x.dir, "log"))
 		switch {
-		// A container's end kills the program, or the runtime that starts it, before the container's own end is visible.
+		// The end of a container kills the program, or the runtime that is starting it, before we can see that end.
 		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
 			return 0, fmt.Errorf("failed to exec: %s: %w", message, classifyMessage(message))
 		}
-		// The runtime was killed, probably by a process in the container, which it joins before it starts the program.
+		// The runtime was killed, probably by a process in the container: the runtime enters the container before it starts
+		// the program.
 		return 0, fmt.Errorf("exec: the OCI runtime ended before the program began: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	var exit *exec.ExitError
@@ -251,7 +253,7 @@ func (x *execution) result(err error) (int32, error) {
 }
 
 // classifyMessage returns the error class of an OCI runtime's last message about an exec. If the host is at fault, the
-// message ends with the text of an errno, which crun capitalizes. Other messages blame the request.
+// message ends with the text of an errno, which crun capitalizes. Any other message means that the request is wrong.
 func classifyMessage(message string) error {
 	message = strings.ToLower(message)
 	for kind, numbers := range map[error][]syscall.Errno{
@@ -267,11 +269,11 @@ func classifyMessage(message string) error {
 	return errdefs.ErrInvalidArgument
 }
 
-// kill kills the program and its process group, which ends its monitor; if that fails, it kills the monitor too.
+// kill kills the program and its process group, which ends its monitor. If the monitor does not end, kill kills it too.
 func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 	limit, again := time.After(execKill), time.NewTicker(killPause)
 	defer again.Stop()
-	// The program can already run before the runtime has written its PID, and the monitor must live until then.
+	// The program can start before the runtime writes its PID. The monitor must live until the PID is known.
 	for killed := false; ; {
 		killed = killed || x.killProgram()
 		if killed {
@@ -290,6 +292,7 @@ func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 	x.killProgram() // in case it started just then
 }
 
+// killProgram kills the program and its process group. It returns false if the program's PID is not known yet.
 func (x *execution) killProgram() bool {
 	pid, err := readPid(x.pidFile())
 	if err != nil {
@@ -300,8 +303,8 @@ func (x *execution) killProgram() bool {
 		return true
 	}
 	defer p.Close()
-	// Without a terminal the program does not lead its process group; the runtime process that placed it in the container
-	// does.
+	// Without a terminal, the leader of the program's process group is not the program but the runtime process that
+	// started it.
 	group, err := syscall.Getpgid(pid)
 	known := err == nil && p.Alive() && group > 1 && group != syscall.Getpgrp()
 	_ = p.KillGroup()

@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// drainTime limits how long conmon can run after its container has ended. conmon then drains the output into the log
-// and writes the exit file, which takes milliseconds unless the disk hangs.
+// drainTime limits how long conmon can run after its container has ended. In that time it drains the output into the
+// log and writes the exit file, which takes milliseconds unless the disk hangs.
 const drainTime = 10 * time.Second
 
 type end struct {
@@ -39,12 +39,13 @@ func (b *Backend) watch(h *handle, l *life) {
 	b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 }
 
-// settle waits until both processes of a container have ended, and kills what still runs. One of them must have ended.
+// settle kills what still runs of a container, and waits until both of its processes have ended. One of them must
+// already have ended.
 func (b *Backend) settle(h *handle, l *life) {
 	s, _ := h.Snapshot()
 	if l.init.Alive() {
-		// Without conmon, no process reads the container's output or records its exit code, so the container cannot
-		// continue. If the exit file exists, the kernel is about to report init's end.
+		// Without conmon, no process reads the container's output or records its exit code, so the container must
+		// not continue. If the exit file exists, the kernel is about to report init's end.
 		if !exists(b.exitFile(h.ID)) {
 			b.log.Error("conmon exited before its container; killing the container", "container", h.ID, "conmon", l.conmon.Pid)
 		}
@@ -99,7 +100,7 @@ func (b *Backend) findEnd(h *handle) end {
 	return e
 }
 
-// readExit reads an exit file: the code, 128 + N for a program killed by signal N, and the time.
+// readExit returns the exit code in an exit file, 128 + N for a program killed by signal N, and the file's time.
 func readExit(name string) (code int32, at time.Time, err error) {
 	raw, err := os.ReadFile(name)
 	if err != nil {

@@ -29,7 +29,7 @@ var (
 	fpReleased  = failpoint.New("linux.remove-container.released")
 )
 
-// cleanupTime limits the rollback of a step whose caller may be gone.
+// cleanupTime limits a rollback or a kill, which must not depend on a caller's context.
 const cleanupTime = 30 * time.Second
 
 // handle is a container in the ledger.
@@ -142,7 +142,7 @@ func (b *Backend) watchRunning(h *handle, got launched, began time.Time) error {
 func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	if got.conmon != nil { // first, so that conmon writes no exit file
+	if got.conmon != nil { // before init, so that conmon writes no exit file
 		_ = got.conmon.KillGroup()
 		got.conmon.WaitFor(cleanupTime)
 	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.ID]); err != nil {
@@ -178,7 +178,8 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 }
 
 // deleteRuntimeState removes the OCI runtime's state of a container, and its cgroup. If the container's start may have
-// been interrupted, it first kills the processes in the cgroup. A killed runtime can leave state that it cannot read.
+// been interrupted, it first kills the processes in the cgroup. A killed runtime can leave state that it cannot read;
+// such state is removed directly.
 func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, interrupted bool) error {
 	if interrupted && cgroup != "" {
 		if err := b.cgroups.Kill(ctx, cgroup); err != nil {
@@ -197,7 +198,7 @@ func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, int
 	return b.cgroups.Remove(ctx, cgroup)
 }
 
-// pinTarget pins the PID namespace of the container target, for the container id to join.
+// pinTarget pins the PID namespace of the container target, so that the container id can join it.
 func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 	_, l, err := b.ledger.FindRun(p.ID, target)
 	if err != nil {
@@ -229,8 +230,8 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return l.wait(ctx, c.ID)
 }
 
-// askToStop sends the stop signal, once per life, and schedules the kill after grace. An earlier deadline of a previous
-// call stays in effect.
+// askToStop sends the stop signal, once per life, and schedules the kill after grace. If a previous call set an earlier
+// deadline, that one stays in effect.
 func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -273,8 +274,8 @@ func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return b.removeContainer(ctx, p.ID, c.ID, cgroup)
 }
 
-// removeContainer removes everything that belongs to a container, which need not be in the record. If cgroup is "", the
-// container's state names it.
+// removeContainer removes everything that belongs to a container, even if the container is not in the record. If cgroup
+// is "", it is read from the container's state file.
 func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string) error {
 	h, err := b.ledger.Find(podID, id)
 	if err != nil {

@@ -16,17 +16,19 @@ import (
 )
 
 const (
-	// attachPacket is more than the size of conmon's packets: a byte that names the stream and 8 KiB of data.
+	// attachPacket is the size of the buffer for conmon's packets, which have one byte for the stream and up to 8 KiB of
+	// data.
 	attachPacket = 16 << 10
 	// attachWrite is the largest packet of input that conmon accepts.
 	attachWrite = 8 << 10
 	// attachStdout and attachStderr are conmon's numbers of the streams.
 	attachStdout, attachStderr = 2, 3
-	// eofPause and eofPauseMax are the first and longest pause of the wait for conmon to see the end of input.
+	// eofPause and eofPauseMax are the first and the longest interval between checks whether conmon has seen the end of
+	// input.
 	eofPause, eofPauseMax = time.Millisecond, time.Second
 )
 
-// hub is a connection to a container's conmon that all attach clients of a run share. The first client opens it, so a
+// hub is the connection to a container's conmon, shared by all attach clients of a run. The first client opens it, so a
 // container without clients costs nothing.
 //
 //	conmon ══ SOCK_SEQPACKET ══▶ read ──▶ queue ──▶ client      queue full: the client is disconnected
@@ -35,13 +37,13 @@ const (
 //
 // The hub works around two properties of conmon 2.1:
 //
-//   - conmon writes output to each connection and waits until it is read. The hub always reads, so no client can block
-//     the container.
+//   - conmon waits until each connection has taken its output. The hub always reads, so no client can block the
+//     container.
 //   - conmon crashes if a connection closes at the wrong time: if a write fails before conmon has seen the end of the
 //     connection's input, conmon frees the connection, but uses it again when it sees that end. So before it closes the
-//     connection, the hub sends an empty packet, which conmon takes for the end of input, and waits until conmon shuts
-//     down its reading side, which makes the hub's writes fail. If the container has no stdin, the hub sends the packet
-//     at the start, so that even a crash of the daemon is harmless.
+//     connection, the hub sends an empty packet, which conmon takes for the end of input. Then it waits until conmon
+//     has shut down its reading side, which the hub notices because its writes fail. If the container has no stdin, the
+//     hub sends the packet at the start, so that even a crash of the daemon is harmless.
 //
 // With stdin_once, the end of input also closes the container's stdin. The hub sends it after the first client's input.
 type hub struct {
@@ -58,7 +60,7 @@ type hub struct {
 	mu           sync.Mutex
 	clients      map[*stream.OutputQueue]struct{}
 	closing      bool  // accepts no more clients
-	err          error // why output ended, unless the container did
+	err          error // why output ended; nil if the container ended
 }
 
 // newHub returns a hub with its first client, because a hub without clients disconnects.
@@ -149,7 +151,7 @@ func (h *hub) disconnect() {
 	_ = h.conn.Close()
 }
 
-// endInput has feed send the end of input.
+// endInput makes feed send the end of input, once.
 func (h *hub) endInput() { h.endOnce.Do(func() { close(h.noInput) }) }
 
 // feed sends the clients' input to conmon, and then the end of input.
@@ -170,7 +172,7 @@ func (h *hub) feed() {
 	}
 }
 
-// sendEOF sends the end of input and returns once conmon has seen it, which conmon does after the container has read
+// sendEOF sends the end of input and waits until conmon has seen it, which happens only after the container has read
 // all earlier input.
 func (h *hub) sendEOF() {
 	for pause := eofPause; ; pause = min(2*pause, eofPauseMax) {

@@ -29,7 +29,7 @@ func logPath(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	return full, err
 }
 
-// openLog creates the log file and returns its path. conmon opens the path again, as root, so everyone who can write to
+// openLog creates the log file and returns its path. conmon opens that path again, as root, so anyone who can write to
 // the log directory must be trusted with the node's files.
 func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	full, err := logPath(p, c)

@@ -17,8 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// pins are the paths of the files on which a pod's namespaces are bind-mounted, which keeps a namespace alive without a
-// process. The path is "" for a namespace that the pod shares with the node.
+// pins are the paths of the files on which a pod's namespaces are bind-mounted. A pin keeps its namespace alive without
+// a process. The path is "" for a namespace that the pod shares with the node.
 type pins struct{ net, ipc, uts, pid string }
 
 // podPins derives the pins of a pod from its configuration.
@@ -26,7 +26,7 @@ func podPins(p *sandbox.Pod, runDir string) pins {
 	modes := spec.PodModes(p)
 	dir := filepath.Join(runDir, "ns")
 	at := pins{net: p.Netns}
-	if modes.IPC != runtimeapi.NamespaceMode_NODE { // even if each container has its own: the pod's init needs one
+	if modes.IPC != runtimeapi.NamespaceMode_NODE { // even if each container has its own, because the pod's init needs one
 		at.ipc = filepath.Join(dir, "ipc")
 	}
 	if modes.UTS() {
@@ -166,7 +166,7 @@ func pinned(pin string) bool {
 	return unix.Statfs(pin, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
 
-// onNewThread runs fn on a thread that then ends, because fn leaves it in other namespaces.
+// onNewThread runs fn on a new thread, which then ends, because fn leaves the thread in other namespaces.
 func onNewThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -182,7 +182,7 @@ func onNewThread(fn func() error) error {
 	return <-done
 }
 
-// unmount removes all mounts on a path; it detaches busy mounts. It succeeds if the path has none or is missing.
+// unmount removes all mounts on a path; it detaches busy mounts. It succeeds if the path has no mount or is missing.
 func unmount(target string) error {
 	for {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)

@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// volatile is the overlayfs mount option with which the kernel never syncs the upper directory, where a container's
+// volatile is the overlayfs mount option that keeps the kernel from syncing the upper directory, where a container's
 // writes go (Linux 5.10; Documentation/filesystems/overlayfs.rst). Those writes need not be durable. Without the
 // option, an unmount writes out all dirty data of the underlying file system, including other programs' data. With it,
 // the kernel marks the layer and refuses to mount it again until the mark is removed, because a crash of the machine
@@ -56,8 +56,8 @@ func probeVolatile(dir string) (err error) {
 	})
 }
 
-// mountLayer mounts a container's root file system unless it is mounted already. It removes the kernel's mark. This is
-// safe because the machine has not crashed since the layer was last mounted (see layerLost).
+// mountLayer mounts a container's root file system unless it is mounted already. It first removes the kernel's mark.
+// This is safe because the machine has not crashed since the layer was last mounted (see layerLost).
 func (b *Backend) mountLayer(mounts []mount.Mount, dir string) error {
 	if mountedOn(dir) {
 		return nil

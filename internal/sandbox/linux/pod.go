@@ -79,8 +79,8 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return state.write(run)
 }
 
-// StopSandbox implements sandbox.Backend. It stops only the pod's init process, because nothing else of the pod holds
-// the network namespace; RemoveSandbox removes the rest.
+// StopSandbox implements sandbox.Backend. The containers have already ended, so it only has to stop the pod's init
+// process, which holds the network namespace. RemoveSandbox removes the rest.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.stopPause(ctx, p.ID)
 }
@@ -93,8 +93,8 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.removeSandbox(ctx, p.ID, dir)
 }
 
-// removeSandbox removes everything that belongs to a pod, which need not be in the record. cgroup is the pod's own
-// cgroup; if it is "", the pod's state file names it.
+// removeSandbox removes everything that belongs to a pod, even if the pod is not in the record. cgroup is the pod's own
+// cgroup; if it is "", it is read from the pod's state file.
 func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error {
 	if err := b.stopPause(ctx, podID); err != nil {
 		return err
@@ -126,8 +126,8 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	return errors.Join(os.RemoveAll(run), ledger.RemoveFile(b.cfg.podDir(podID)))
 }
 
-// removeMountPoint unmounts and removes a directory, with rmdir, which fails if a mount is left, so that it never
-// deletes files inside a mount. It also removes pins, and succeeds if the path does not exist.
+// removeMountPoint unmounts and removes a directory or a pin. It never deletes files inside a mount, because the removal
+// fails if a mount is left. It succeeds if the path does not exist.
 func removeMountPoint(path string) error {
 	if err := unmount(path); err != nil {
 		return err
@@ -135,7 +135,8 @@ func removeMountPoint(path string) error {
 	return ledger.RemoveFile(path)
 }
 
-// sandboxReady reports whether all shared parts of the pod exist, except the /etc files, which makeEtc can recreate.
+// sandboxReady reports whether all shared parts of the pod exist, except the files for /etc, which makeEtc can
+// recreate.
 func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 	run := b.cfg.podRunDir(p.ID)
 	state, err := readPodState(run)

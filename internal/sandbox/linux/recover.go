@@ -76,7 +76,7 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 		return sandbox.Status{}, err
 	}
 	if h == nil {
-		// The container was partly created, or its state file is damaged. The node removes it, but not its conmon.
+		// The container was partly created, or its state file is damaged. The node removes the container, but not a conmon.
 		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
 	}
 	s, _ := h.Snapshot()
@@ -90,7 +90,7 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 	return s.Status(), err
 }
 
-// recoverRunning resumes watching a container that ran at the last report, or records how it ended.
+// recoverRunning resumes watching a container that was running when the daemon went down, or records how it ended.
 func (b *Backend) recoverRunning(h *handle) error {
 	s, _ := h.Snapshot()
 	if s.BootID != bootID() {
@@ -147,7 +147,8 @@ func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process
 	return h.Set(func(s *state) { s.Phase = ledger.Created })
 }
 
-// adoptStarted adopts a container whose program runs or ran although the start was not recorded.
+// adoptStarted adopts a container whose program was started although the start was not recorded. It returns false if
+// the program was not started.
 func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (bool, error) {
 	conmon, err := adoptOrDead(id)
 	if err != nil {
@@ -202,7 +203,7 @@ func (b *Backend) killMonitor(ctx context.Context, id process.ID) error {
 	return p.Wait(ctx)
 }
 
-// removeOrphans removes what has one of our names and is not in the record.
+// removeOrphans removes everything that has one of our names but is not in the record.
 func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmons map[string]process.ID) error {
 	var errs []error
 	for id, conmon := range conmons {

@@ -172,8 +172,8 @@ func (r ociRuntime) globals() []string {
 	return args
 }
 
-// command returns the command of a call that go-runc does not support. The runtime logs to a file (see lastMessage),
-// because a container's init inherits its stdio, which must be neither pipes nor our files.
+// command returns the command for a call that go-runc does not support. The runtime logs to a file (see lastMessage)
+// rather than to stderr, because the container's init inherits its stdio, which must be neither pipes nor our files.
 func (r ociRuntime) command(ctx context.Context, log string, args ...string) *exec.Cmd {
 	args = slices.Concat(r.globals(), []string{"--log", log, "--log-format", "json"}, args)
 	cmd := exec.CommandContext(ctx, r.path, args...)
@@ -206,7 +206,7 @@ func (r ociRuntime) delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// knows reports whether the runtime's directory of a container exists, which both runtimes create.
+// knows reports whether the runtime has a directory for a container, as both crun and runc do.
 func (r ociRuntime) knows(id string) bool { return exists(filepath.Join(r.root, id)) }
 
 // started reports whether the container's program was started.

@@ -16,19 +16,19 @@ import (
 )
 
 const (
-	// shmSize is the size of a pod's /dev/shm in bytes; other runtimes use the same.
+	// shmSize is the size of a pod's /dev/shm in bytes, the same as in other runtimes.
 	shmSize = 64 << 20
 	// etcSpare is the number of bytes that containers can add to the pod's files for /etc.
 	etcSpare = 1 << 20
-	// etcInodes limits files and extended attributes on the file system of those files: the directory, three files, and a
-	// second copy of each file during its replacement.
+	// etcInodes limits the files and extended attributes on that file system. It needs the directory, three files, and a
+	// second copy of each file while the file is replaced.
 	etcInodes = 16
 )
 
 // podFiles are the paths of the files that the pod's containers share. Containers can write to them, so they are on two
 // tmpfs of the pod: limited, charged to the writer's cgroup, and separate from the node's file systems (fault C10).
 type podFiles struct {
-	etc                         string // the tmpfs with the next three files
+	etc                         string // the tmpfs that contains the next three files
 	resolvConf, hosts, hostname string
 	shm                         string
 }
@@ -112,8 +112,8 @@ func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// hostsFile returns /etc/hosts: loopback and the pod's name, or on the host network the node's file. The kubelet mounts
-// its own file over it.
+// hostsFile returns the content of /etc/hosts: loopback and the pod's name, or the node's file if the pod is on the host
+// network. The kubelet mounts its own file over it.
 func hostsFile(p *sandbox.Pod) ([]byte, error) {
 	if !spec.PodModes(p).UTS() {
 		return ignoreMissing(os.ReadFile("/etc/hosts"))

@@ -35,7 +35,7 @@ type state struct {
 // podState is a pod's state, stored in <run dir>/pod.json. Recovery also uses it to remove pods without a record.
 type podState struct {
 	BootID string `json:"bootID"`
-	// Cgroup is the pod's own cgroup, the parent of its containers'.
+	// Cgroup is the pod's own cgroup, the parent of its containers' cgroups. It is "" if the cgroup is not ours.
 	Cgroup string `json:"cgroup"`
 	// Pause is the init process of the pod's shared PID namespace.
 	Pause process.ID `json:"pause,omitzero"`

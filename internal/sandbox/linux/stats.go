@@ -47,7 +47,7 @@ func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.Linux
 	}, nil
 }
 
-// writableLayer returns the container's disk usage; nil if unknown.
+// writableLayer returns the disk usage of the container's layer, or nil if it is unknown.
 func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.FilesystemUsage {
 	u, err := b.images.Usage(ctx, snapshotPrefix+h.ID)
 	if err != nil || u.Timestamp.IsZero() {

@@ -17,7 +17,7 @@ import (
 // consoleTime limits how long a started runtime can take to pass the terminal.
 const consoleTime = time.Minute
 
-// console is a socket on which an OCI runtime passes a terminal.
+// console is a socket over which an OCI runtime passes us a terminal.
 type console struct {
 	*net.UnixListener
 	dir int
