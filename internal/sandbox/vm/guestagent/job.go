@@ -43,8 +43,6 @@ func (j *job) run(op wire.Op, request []byte, version string) wire.Result {
 			return failed(wire.ClassInternal, err)
 		}
 		return wire.Result{Body: string(stats.Append(nil))}
-	case wire.OpShutdown:
-		return powerOff()
 	}
 	return wire.Result{Class: wire.ClassUnimplemented, Message: "tripod-agent " + version + " in the guest is too old for this operation"}
 }

@@ -82,15 +82,6 @@ func (a *Agent) Stats(ctx context.Context) (Stats, error) {
 	return stats, nil
 }
 
-// Shutdown tells the guest to power off and returns when that has begun. If the guest is gone before it answers, the
-// error is errdefs.ErrUnavailable.
-func (a *Agent) Shutdown(ctx context.Context) error {
-	if err := a.ask(ctx, wire.OpShutdown, func([]byte) error { return nil }); err != nil {
-		return fmt.Errorf("power off the guest: %w", err)
-	}
-	return nil
-}
-
 // ask runs an operation that only has a result, and parses the result.
 func (a *Agent) ask(ctx context.Context, op wire.Op, parse func([]byte) error) error {
 	c, err := a.open(ctx, op, nil)

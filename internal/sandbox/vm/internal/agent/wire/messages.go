@@ -24,13 +24,13 @@ const (
 // Op is the operation for which a stream is opened.
 type Op byte
 
-// The operations. Their numbers are part of the protocol.
+// The operations. Their numbers are part of the protocol. 5 is reserved, because it makes the agent in an older guest
+// power the guest off.
 const (
-	OpExec     Op = 1
-	OpDial     Op = 2
-	OpInfo     Op = 3
-	OpStats    Op = 4
-	OpShutdown Op = 5
+	OpExec  Op = 1
+	OpDial  Op = 2
+	OpInfo  Op = 3
+	OpStats Op = 4
 )
 
 // Hello begins a session. It has the oldest and the newest version that the host supports.
@@ -69,7 +69,8 @@ func (m *Welcome) Parse(b []byte) error {
 	return d.err
 }
 
-// Exec is the request of OpExec. The result has an exit code or a signal, or an error if the program was not started.
+// Exec is the request of OpExec. The result has an exit code, and the signal if one killed the program, or an error if
+// the program was not started.
 type Exec struct {
 	Args []string
 	// Env is added to the agent's default environment.
