@@ -1,7 +1,7 @@
 // Package sandbox is the contract between the node and what isolates a pod.
 //
-// The node owns every state and transition; a backend owns effects. A backend carries out orders and reports containers
-// that end on their own. It never decides on a pod's state.
+// The node owns every state and transition; a backend owns effects. A backend carries out orders, and reports
+// containers that end on their own. It never decides a pod's state.
 //
 //	internal/node ──orders──▶ sandbox.Backend ──effects──▶ processes, mounts, cgroups, machines
 //	      ▲                        │
@@ -9,9 +9,10 @@
 //
 // Three rules make recovery possible:
 //
-//   - Every effect can be found by the IDs of the pod and the container. A daemon that knows only the intent can remove an
-//     unfinished effect.
-//   - Every order is idempotent: repeated after a crash, it completes the unfinished work. Removing something missing succeeds.
+//   - Every effect can be found by the IDs of the pod and the container. So a daemon that knows only the intent can
+//     remove an unfinished effect.
+//   - Every order is idempotent: repeated after a crash, it completes the unfinished work. Removing something that is
+//     missing succeeds.
 //   - Containers outlive the daemon, and Recover finds them.
 //
 // Pods and containers are described by the messages of CRI v1 (k8s.io/cri-api) that the control plane sent

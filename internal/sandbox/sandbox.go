@@ -27,7 +27,8 @@ type Pod struct {
 
 // Container describes a container to a backend. It is immutable.
 type Container struct {
-	// ID is the container ID. All attempts of a unit pod's container share the pod's ID; the node keeps their records apart.
+	// ID is the container ID. All attempts of a unit pod's container share the pod's ID; the node keeps their records
+	// apart.
 	ID string
 	// Config is the message of CreateContainer, with the resources of the last UpdateContainerResources.
 	Config *runtimeapi.ContainerConfig
@@ -38,10 +39,10 @@ type Container struct {
 // Backend makes, runs and removes the pods of one kind of isolation. Implementations: internal/sandbox/linux,
 // internal/sandbox/wasm, internal/sandbox/vm.
 //
-// Methods are called concurrently, but the node never has two orders under way for the same container, with one exception:
-// StopContainer may arrive again, with a shorter grace, while an earlier one waits. A method returns soon after its context
-// ends and leaves its work in a state that a repeat or the matching removal can handle. Errors carry an errdefs class; an
-// error without one is an internal fault.
+// Methods are called concurrently, but the node never has two orders under way for the same container, with one
+// exception: StopContainer may arrive again, with a shorter grace, while an earlier one waits. A method returns soon
+// after its context ends and leaves its work in a state that a repeat or the matching removal can handle. Errors carry
+// an errdefs class; an error without one is an internal fault.
 type Backend interface {
 	// Capabilities returns what the backend can do; it never changes.
 	Capabilities() Capabilities
@@ -53,16 +54,17 @@ type Backend interface {
 	// CreateSandbox makes the resources that the pod's containers share (pinned namespaces, cgroup, /dev/shm …). The pod's
 	// network is already up.
 	CreateSandbox(ctx context.Context, p *Pod) error
-	// StopSandbox ends the sandbox's processes and releases its network namespace, after the pod's containers stopped.
+	// StopSandbox ends the sandbox's processes and releases its network namespace. The pod's containers have already
+	// stopped.
 	StopSandbox(ctx context.Context, p *Pod) error
 	// RemoveSandbox removes every trace of the pod, even if it is incomplete. Its containers are already removed.
 	RemoveSandbox(ctx context.Context, p *Pod) error
 
 	// CreateContainer prepares a container (root filesystem, bundle, definition) without running it.
 	CreateContainer(ctx context.Context, p *Pod, c *Container) (Resolved, error)
-	// StartContainer returns once the container runs and, for servers that the backend can probe, is ready. It also restarts
-	// a stopped container. If the program cannot be started, the error's class is errdefs.ErrFailedPrecondition or
-	// ErrInvalidArgument, and Status reports StartError and the exit code.
+	// StartContainer returns once the container runs and, for servers that the backend can probe, is ready. It also
+	// restarts a stopped container. If the program cannot be started, the error's class is errdefs.ErrFailedPrecondition
+	// or ErrInvalidArgument, and Status reports StartError and the exit code.
 	StartContainer(ctx context.Context, p *Pod, c *Container) error
 	// StopContainer asks the container to end, kills it after grace (0: immediately) and returns when it is dead. If ctx
 	// ends first, StopContainer stops waiting, but the container still ends.
@@ -86,7 +88,7 @@ type Capabilities struct {
 	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. 1 makes unit pods: the pod
 	// and its container share one state and, in the backend, one ID.
 	MaxContainers int
-	// Components means that pods may be named by component labels and get component#n as ID.
+	// Components means that labels can name the component that a pod runs. Such a pod has an ID of the form component#n.
 	Components bool
 	// HostNetwork means that pods may use the node's network namespace.
 	HostNetwork bool
@@ -105,7 +107,7 @@ func (c Capabilities) Unit() bool { return c.MaxContainers == 1 }
 type Resolved struct {
 	// User is the identity of the first process (CRI ContainerStatus.user); nil if the backend has none.
 	User *runtimeapi.ContainerUser
-	// Mounts are the actual mounts, image volumes with their image reference (CRI ContainerStatus.mounts).
+	// Mounts are the actual mounts; image volumes include their image reference (CRI ContainerStatus.mounts).
 	Mounts []*runtimeapi.Mount
 	// StopSignal is the effective signal, from the request or from the image.
 	StopSignal runtimeapi.Signal
@@ -228,13 +230,15 @@ type Execer interface {
 	Exec(ctx context.Context, p *Pod, c *Container, req ExecRequest) (exitCode int32, err error)
 }
 
-// Attacher connects clients to containers' stdio. Attach returns when the container ends, the client disconnects or ctx ends.
+// Attacher connects clients to containers' stdio. Attach returns when the container ends, the client disconnects or ctx
+// ends.
 type Attacher interface {
 	Attach(ctx context.Context, p *Pod, c *Container, req AttachRequest) error
 }
 
-// Dialer is for backends whose pods do not listen in their network namespace, but in a guest for instance. network and
-// address are net.Dialer's; a loopback address is the guest's own. For other backends the node dials in the namespace.
+// Dialer is for backends whose pods do not listen in their network namespace, but for example in a guest. network and
+// address are as for net.Dialer; a loopback address is the guest's own. For other backends, the node connects from
+// inside the namespace.
 // A refused connection or a timeout is errdefs.ErrUnavailable. c is nil if the pod has no running container.
 type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)

@@ -1,7 +1,7 @@
-// Package fields checks the CRI fields that mean the same to every kind of pod, and makes the errors with which a
-// backend refuses a field. Each kind gives its own reasons for refusing a field (Reasons).
+// Package fields checks the CRI fields that mean the same for every kind of pod, and builds the errors that refuse a
+// field. Each kind supplies its own reasons (Reasons).
 //
-// The package must not check anything that only one kind knows. Begin reading with Reasons.
+// Checks that concern only one kind do not belong here. Begin reading with Reasons.
 package fields
 
 import (
@@ -27,18 +27,18 @@ func Unsupported(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
 }
 
-// Reasons are a kind's reasons for refusing certain fields, if its processes are not processes of the node.
+// Reasons says why a kind refuses certain fields. It is for kinds whose programs are not processes of the node.
 type Reasons struct {
-	// Profile is the reason for refusing seccomp and AppArmor profiles in files, Label for SELinux labels.
+	// Profile is the reason for refusing Localhost profiles of seccomp and AppArmor, Label for refusing SELinux labels.
 	Profile, Label string
-	// PID is for the PID namespace of a container or the node, IPC for the node's IPC namespace, Users for user
-	// namespaces.
+	// PID is for sharing the PID namespace of the node or of another container, IPC for sharing the node's IPC namespace,
+	// and Users for user namespaces.
 	PID, IPC, Users string
-	// ImageVolume is for mounts of images, Propagation for mount propagation, MountOwners for mounts with mapped users.
+	// ImageVolume is for mounts of images, Propagation for mount propagation, and MountOwners for mounts with ID mappings.
 	ImageVolume, Propagation, MountOwners string
 }
 
-// Profiles checks the security profiles. It accepts profiles that are weaker than the isolation of the kind's pods.
+// Profiles checks the security profiles. It accepts all profiles that are no stricter than the pods' own isolation.
 func (r Reasons) Profiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux *runtimeapi.SELinuxOption) error {
 	for field, profile := range map[string]*runtimeapi.SecurityProfile{"seccomp": seccomp, "apparmor": apparmor} {
 		if profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost {
@@ -51,7 +51,7 @@ func (r Reasons) Profiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux
 	return nil
 }
 
-// Namespaces checks all namespace options except the network's.
+// Namespaces checks the namespace options, except for the network namespace.
 func (r Reasons) Namespaces(o *runtimeapi.NamespaceOption) error {
 	const field = "linux.security_context.namespace_options."
 	switch {
@@ -93,8 +93,8 @@ func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *
 	return nil
 }
 
-// DemandedSysctls lists, in order, the sysctls that a kubelet does not set on its own. The pod's author relies on them.
-// The kubelet itself only opens ports below 1024 to all users.
+// DemandedSysctls returns, sorted, the sysctls that the pod's author relies on: all except the one that a kubelet sets
+// on its own, which opens ports below 1024 to all users.
 func DemandedSysctls(sysctls map[string]string) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)), func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
 }

@@ -18,5 +18,5 @@
 //	Get        update                     absent: ErrFailedPrecondition
 //	GetRun     exec, attach, logs         absent, or not running: ErrFailedPrecondition
 //
-// The ledger must not run anything, nor decide how a container ended. The kind's first call of End decides that.
+// The ledger must not run anything or decide how a container ended. The kind's first call to End decides that.
 package ledger

@@ -61,7 +61,7 @@ func WriteJSON(path string, v any) error {
 }
 
 // ReplaceFile replaces a file atomically: a reader, or the next process after a crash of this one, finds either the old
-// or the new content. It does not sync. Errors have the class that sandbox.DiskError gives them.
+// or the new content. It does not sync. Errors get their class from sandbox.DiskError.
 func ReplaceFile(path string, content []byte, mode fs.FileMode) error {
 	draft := path + ".new"
 	err := os.WriteFile(draft, content, mode)
@@ -74,7 +74,7 @@ func ReplaceFile(path string, content []byte, mode fs.FileMode) error {
 	return sandbox.DiskError(err)
 }
 
-// RemoveFile removes a file, or an empty directory; a missing one is no error.
+// RemoveFile removes a file or an empty directory. It does nothing if there is none.
 func RemoveFile(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

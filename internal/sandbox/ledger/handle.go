@@ -23,7 +23,7 @@ func (h *Handle[S, R]) Snapshot() (S, *R) {
 	return h.state, h.run
 }
 
-// Set changes the state, in memory even if the file cannot be written.
+// Set changes the state in memory and writes the file. If the write fails, the change in memory remains.
 func (h *Handle[S, R]) Set(change func(*S)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -44,14 +44,14 @@ func (h *Handle[S, R]) Begin(run *R, change func(*S)) error {
 	return nil
 }
 
-// Adopt makes run, which recovery found, the current run.
+// Adopt makes run the current run. Recovery calls it for a run that it found.
 func (h *Handle[S, R]) Adopt(run *R) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.run = run
 }
 
-// Update is like Set, but changes nothing unless run is still the current run. It reports whether it is.
+// Update is like Set, but does nothing unless run is still the current run. It reports whether run is current.
 func (h *Handle[S, R]) Update(run *R, change func(*S)) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -12,14 +12,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// State is a kind's state of a container: a struct that embeds Record and is the state file's JSON. Snapshots are
-// shallow copies, so a change must replace slices and maps instead of editing them.
+// State is what a kind knows about a container: a struct that embeds Record and is stored as JSON in the state file.
+// Snapshots are shallow copies, so a change must replace slices and maps instead of editing them.
 type State interface {
 	Status() sandbox.Status
 }
 
-// Ledger owns the handles of a kind's containers, and the sink of their events. S is the kind's state of a container, R
-// its data about one run.
+// Ledger owns the handles of a kind's containers, and the sink for their events. S holds a container's state, R the
+// data about one run.
 type Ledger[S State, R any] struct {
 	format Format
 	file   func(podID, id string) string
@@ -104,8 +104,8 @@ func (l *Ledger[S, R]) GetRun(podID, id string) (*Handle[S, R], *R, error) {
 	return h, run, err
 }
 
-// Loaded returns a container's handle if it is in memory, otherwise nil. Use it for events of runs: a container that
-// has a run is in memory.
+// Loaded returns a container's handle if it is in memory, otherwise nil. That is enough to handle an event from a run,
+// because every container with a run is in memory.
 func (l *Ledger[S, R]) Loaded(id string) *Handle[S, R] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,7 +129,7 @@ func (l *Ledger[S, R]) Status(podID, id string) (sandbox.Status, error) {
 	return s.Status(), nil
 }
 
-// Remove removes a container's state file and handle. A missing container is no error.
+// Remove removes a container's state file and handle. It does nothing if the container does not exist.
 func (l *Ledger[S, R]) Remove(podID, id string) error {
 	if err := RemoveFile(l.file(podID, id)); err != nil {
 		return err
@@ -140,7 +140,7 @@ func (l *Ledger[S, R]) Remove(podID, id string) error {
 	return nil
 }
 
-// ReportTo sets the sink of all later events; nil discards them. A new ledger discards events.
+// ReportTo sets the sink for all later events; nil discards them. A new ledger discards events.
 func (l *Ledger[S, R]) ReportTo(sink sandbox.Sink) {
 	if sink == nil {
 		sink = func(sandbox.Event) {}

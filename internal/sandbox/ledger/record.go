@@ -6,7 +6,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Phase is a container's phase in its state file. Starting and Started are written before the step, others after it.
+// Phase is a container's phase in its state file. Starting and Started are written before the container is started; the
+// other phases are written once they are reached.
 type Phase string
 
 // The phases of a container. A kind uses Started if the process that runs its containers can be asked about them after
@@ -49,8 +50,8 @@ func (r Record) StatusOf(pid int) sandbox.Status {
 // Start records that a run begins. Call it before the container is started.
 func (r *Record) Start() { *r = Record{ID: r.ID, Phase: Started, StartedAt: time.Now()} }
 
-// Exit records the end of a run. FinishedAt is never before StartedAt: at may come from a file or another process,
-// whose clock is coarser than ours.
+// Exit records the end of a run. It never sets FinishedAt before StartedAt, because at may come from a file or another
+// process with a coarser clock.
 func (r *Record) Exit(at time.Time, code int32, reason, message string) {
 	r.Phase, r.ExitCode, r.Reason, r.Message = Exited, code, reason, message
 	if r.FinishedAt = at; at.Before(r.StartedAt) {
