@@ -20,14 +20,14 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// settings is the configuration and the parts that Open builds from it.
+// settings holds the configuration and the parts that Open builds from it.
 type settings struct {
 	Config
 	// Driver runs the machines. Backend.Close closes it.
 	Driver machine.Driver
 	// Accel may be nil.
 	Accel accelFunc
-	// Cgroup is the host's tree, the same as the driver's.
+	// Cgroup is the host's cgroup tree, the same one that the driver has.
 	Cgroup cgroup.Tree
 	// Virtiofs returns nil if virtio-fs works on this host, otherwise the reason.
 	Virtiofs func(context.Context) error
@@ -55,7 +55,7 @@ type network interface {
 	// Read returns the recorded result of Wire.
 	Read(record string) ([]tap.Interface, error)
 	Unwire(ctx context.Context, netns, record string) error
-	// Serve serves the guest its addresses (DHCP, router advertisements) until the result is closed.
+	// Serve gives the guest its addresses (DHCP, router advertisements) until the result is closed.
 	Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error)
 }
 
@@ -65,7 +65,7 @@ type Backend struct {
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	sampler *stats.Sampler
-	// tasks watch machines boot, until ctx ends, and record their ends.
+	// tasks are the goroutines that watch booting machines, until ctx ends, and record how machines end.
 	tasks sync.WaitGroup
 	ctx   context.Context
 	end   context.CancelFunc

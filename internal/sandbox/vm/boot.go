@@ -18,8 +18,8 @@ var (
 )
 
 const (
-	// The firmware's log is polled at intervals that double from pollMin to pollMax, and restart at pollMin when the
-	// machine reboots. pollMax is the interval at which a firmware searches for a boot device again.
+	// The interval between reads of the firmware's log doubles from pollMin to pollMax, and returns to pollMin when the
+	// machine reboots. pollMax is the interval at which the firmware searches again for a boot device.
 	pollMin, pollMax = 250 * time.Millisecond, firmware.RetryTime
 	// killTime bounds one attempt to kill a machine that cannot boot.
 	killTime = 30 * time.Second

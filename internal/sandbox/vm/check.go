@@ -24,7 +24,7 @@ import (
 type Finding = machine.Finding
 
 // Check tests whether this host can run machines, and leaves nothing behind. Pods of other kinds run without QEMU, so
-// findings are required only if the configuration names an emulator.
+// the findings are marked as required only if the configuration names an emulator.
 func Check(ctx context.Context, c Config) []Finding {
 	tree, err := c.cgroups()
 	if err != nil {

@@ -31,7 +31,7 @@ var (
 	fpCreated   = failpoint.New("vm.create-container.created")
 )
 
-// plan holds everything from which CreateContainer makes a machine.
+// plan holds everything that CreateContainer needs to make a machine.
 type plan struct {
 	pod       *sandbox.Pod
 	container *sandbox.Container
@@ -80,7 +80,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return sandbox.Resolved{Mounts: o.volumes.mounts, StopSignal: runtimeapi.Signal_SIGNAL_SIGTERM}, fpCreated.Hit(ctx)
 }
 
-// plan checks and collects everything from which the machine is made, and leases its image.
+// plan checks and collects everything that is needed to make the machine, and leases its image.
 func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (o *plan, err error) {
 	o = &plan{pod: p, container: c}
 	if o.sandbox, err = b.sandbox(p.ID); err != nil {
@@ -210,7 +210,7 @@ func (o *plan) inspectRoot() error {
 	return err
 }
 
-// openRoot opens the root disk with the content that the guest will see.
+// openRoot opens the root disk to read the content that the guest will see.
 func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
 	if o.volumes.root != "" {
 		device, err := os.Open(o.volumes.root)

@@ -14,7 +14,7 @@ import (
 const (
 	// rootID is the ID of the root disk and its serial number in the guest.
 	rootID = "root"
-	// minMemory is the minimum memory of a guest in bytes: enough for a kernel to report that it needs more.
+	// minMemory is the minimum memory of a guest in bytes. It is enough for a kernel to report that it needs more.
 	minMemory = 16 << 20
 	// defaultCmdline is used for images without a command line. It sends the kernel's messages to the container's log.
 	defaultCmdline = "console=ttyS0"

@@ -15,8 +15,8 @@
 //	           ▼
 //	         log complete ──▶ state ──▶ node
 //
-// The driver knows the state of each machine, and keeps how it ended until the next start. The files record the orders
-// (created, started, exited). So recovery can tell a machine that never started from one that has ended.
+// The driver knows the state of each machine, and remembers until the next start how it ended. The files record the
+// orders (created, started, exited). So recovery can tell a machine that never started from a machine that has ended.
 //
 // A container that is started again keeps its machine and disks. The next attempt is a new container with new disks.
 //

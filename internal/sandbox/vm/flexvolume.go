@@ -29,7 +29,7 @@ func flexDriver(m *runtimeapi.Mount) (driver, volume string, ok bool) {
 // device, or a Ceph volume with its secret), from which Virtlet makes the disk.
 const virtletDriver = "virtlet/flexvolume_driver"
 
-// refuseFlexVolume refuses volumes of Virtlet's driver: if the directory were shared, the guest would get the
+// refuseFlexVolume refuses volumes of Virtlet's driver. If the directory were shared, the guest would get the
 // description of the disk instead of the disk.
 func refuseFlexVolume(field string, m *runtimeapi.Mount) error {
 	if driver, volume, ok := flexDriver(m); ok && driver == virtletDriver {
@@ -38,7 +38,7 @@ func refuseFlexVolume(field string, m *runtimeapi.Mount) error {
 	return nil
 }
 
-// flexWarnings returns a warning for each flexVolume: the directory is shared as the driver left it.
+// flexWarnings returns a warning for each flexVolume, because its directory is shared as the driver left it.
 func flexWarnings(mounts []*runtimeapi.Mount) (warnings []string) {
 	for _, m := range mounts {
 		if driver, volume, ok := flexDriver(m); ok {

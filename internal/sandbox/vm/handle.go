@@ -50,7 +50,7 @@ type life struct {
 	failed atomic.Pointer[failedStart]
 }
 
-// failedStart is how a failed start ended. It is reported only to the caller of the start, not as an event.
+// failedStart describes how a failed start ended. Only the caller of the start learns of it; there is no event.
 type failedStart struct {
 	end machine.State
 	// undone means that the container returns to the state Created.
@@ -83,7 +83,7 @@ func (b *Backend) machineEnded(e machine.Event) {
 	b.tasks.Go(guard.Func(b.log, "end of a machine", func() { b.finish(h, l, e.State) }))
 }
 
-// finish records and reports the end of a run, unless another call already does, and returns when the end is recorded.
+// finish records and reports the end of a run, unless another call is doing so, and returns when the end is recorded.
 // The first call decides how the run ended.
 func (b *Backend) finish(h *handle, l *life, end machine.State) {
 	if status, ok := b.record(h, l, end); ok {
@@ -92,7 +92,7 @@ func (b *Backend) finish(h *handle, l *life, end machine.State) {
 }
 
 // record waits until the log is complete, and then writes the end of a run to the handle and to disk. If another call
-// already does that, record waits for it. It returns the status, and whether to report an event.
+// is already doing that, record waits for it. It returns the status, and whether to report an event.
 func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status, bool) {
 	if !l.recording.CompareAndSwap(false, true) {
 		<-l.ended

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// shortage returns a warning, or "", about a memory limit of the pod's parent cgroup that is too low for a machine with
-// memory bytes. A kubelet sets the limit to the containers' requests plus the RuntimeClass's overhead, and QEMU needs
+// shortage returns a warning if the memory limit of the pod's parent cgroup is too low for a guest with memory bytes,
+// otherwise "". A kubelet sets that limit to the containers' limits plus the RuntimeClass's overhead, and QEMU needs
 // more memory than the guest.
 //
 // This is only a warning, because a guest takes its memory page by page, and may never use all of it.
@@ -55,8 +55,8 @@ func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definit
 	return end, cause
 }
 
-// oomKills returns how many processes of a cgroup the kernel has killed because of the memory limit of the cgroup or of
-// a parent; 0 if unknown.
+// oomKills returns the number of processes in a cgroup that the kernel has killed because of a memory limit, of the
+// cgroup itself or of a parent. It returns 0 if the number is unknown.
 func oomKills(dir string) uint64 {
 	kills, err := stats.OOMKills(dir)
 	if err != nil {

@@ -16,21 +16,22 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// driverLibvirt is the value of vm.driver with which libvirtd starts QEMU. With other values the daemon starts it.
+// driverLibvirt is the value of vm.driver that makes libvirtd start QEMU. With any other value, the daemon starts it.
 const driverLibvirt = "libvirt"
 
 // Config configures the backend and its machines.
 type Config struct {
 	// VM is the section [vm] of the node's configuration, valid and with defaults filled in.
 	VM config.VM
-	// Root, which must survive a reboot, holds the machines' disks. RunDir, which must not, holds pods' files and sockets.
+	// Root holds the machines' disks and must survive a reboot. RunDir holds the pods' files and sockets and must be empty
+	// after a reboot.
 	Root, RunDir string
 	// LibvirtDir is the directory of the driver "libvirt". Unprivileged users must be able to enter it, because libvirtd
 	// runs the driver's wrapper as the pod's user.
 	LibvirtDir string
 	// Owner marks this node's domains among all domains of libvirtd. It is the daemon's root directory.
 	Owner string
-	// CgroupDriver and CgroupParent place pods that name no parent cgroup. A CgroupParent of "" is the driver's default.
+	// CgroupParent is the parent cgroup of pods that name none; "" means the default of CgroupDriver.
 	CgroupDriver, CgroupParent string
 	// LogSizeMax is the maximum size of a container's log file in bytes; 0 means no limit.
 	LogSizeMax int64
@@ -76,7 +77,7 @@ func (c Config) qemu(tree cgroup.Tree, log *slog.Logger) qemu.Config {
 	}
 }
 
-// virtiofsd returns a prober of virtio-fs. On a host without the program, its Probe reports that.
+// virtiofsd returns a prober that tests virtio-fs. If the host does not have the program, Probe reports that.
 func (c Config) virtiofsd() *virtiofsd.Prober {
 	program, _ := virtiofsd.Find(c.VM.Virtiofsd)
 	return &virtiofsd.Prober{Options: virtiofsd.Options{Program: program, UID: c.VM.UIDBase, GID: c.VM.UIDBase}}
@@ -91,7 +92,7 @@ func (c Config) agentDisk() (string, error) {
 	return agent.Disk(c.Root, program)
 }
 
-// accelFunc returns the accelerator of guests (kvm, tcg) and the reason for it. It may take as long as a boot.
+// accelFunc returns the accelerator that guests use (kvm, tcg), and why. It may take as long as a boot.
 type accelFunc func(context.Context) (accel, why string, err error)
 
 // openDriver opens the driver that the configuration names.

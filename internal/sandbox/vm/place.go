@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default.
-// With the names of another backend, that backend would remove the cgroup as unknown.
+// cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. The
+// name must differ from those of other backends, because each backend removes unknown cgroups that have its names.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
 //	systemd    <the pod's slice>/tripod-vm-<id>

@@ -133,7 +133,8 @@ func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.releaseSandbox(ctx, b.podState(p))
 }
 
-// podState returns the pod's state. If its file is missing, as after a reboot, it is derived from the configuration.
+// podState returns the pod's state. If the state file is missing, as after a reboot, podState derives the state from
+// the configuration.
 func (b *Backend) podState(p *sandbox.Pod) podState {
 	if sb, err := b.sandbox(p.ID); err == nil {
 		return sb.state

@@ -49,7 +49,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return fpStarted.Hit(ctx)
 }
 
-// prepare checks the image and the root device, and makes the cgroup.
+// prepare checks the image and the root device, and makes and limits the cgroup.
 func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) error {
 	s, _ := h.Snapshot()
 	files, err := b.cfg.Images.OpenDisk(ctx, h.ID, s.Image)
@@ -87,7 +87,7 @@ func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*li
 	return &life{pod: p, container: c, console: terminal, qga: qga, ended: make(chan struct{})}, nil
 }
 
-// run starts the machine and, if the container asks for it, waits for the guest's agent.
+// run starts the machine and, if the annotation wait-for-agent is set, waits for the guest's agent.
 func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 	s, _ := h.Snapshot()
 	if why := b.shortage(l.pod, s.Definition.Memory); why != "" {

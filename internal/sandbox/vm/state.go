@@ -11,7 +11,8 @@ import (
 // format is the version of container.json and pod.json.
 const format ledger.Format = 1
 
-// state is a container's state for recovery and restarts, in container.json in the pod's directory.
+// state is what recovery and restarts need to know about a container. It is stored in container.json in the pod's
+// directory.
 type state struct {
 	ledger.Record
 	// Image is the image's ID, Layout its image.Layout.

@@ -71,7 +71,7 @@ func (b *Backend) rootDisk(id string) *runtimeapi.FilesystemUsage {
 	}
 }
 
-// PodStats implements sandbox.StatsProvider. The statistics are those of the pod's hypervisor process.
+// PodStats implements sandbox.StatsProvider. It reports the statistics of the pod's cgroup.
 func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
 	sb, err := b.sandbox(p.ID)

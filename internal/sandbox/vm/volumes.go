@@ -24,7 +24,7 @@ type volumes struct {
 	driver machine.ShareDriver
 	shares []machine.Share
 	disks  []machine.Disk
-	// cloud-init mounts guestMounts, and links or mounts devices, in the guest.
+	// guestMounts and devices are what cloud-init mounts or links in the guest.
 	guestMounts []cloudinit.Mount
 	devices     []cloudinit.Device
 	// mounts are the requested mounts that take effect.
@@ -33,8 +33,8 @@ type volumes struct {
 	root string
 }
 
-// shareDriver returns the driver for shared directories: the one that the pod asks for, otherwise virtio-fs if it
-// works, otherwise 9p and the reason.
+// shareDriver returns the driver for shared directories: the pod's choice, otherwise virtio-fs if it works, otherwise
+// 9p and the reason. If the container has no mounts, shareDriver does not try virtio-fs.
 func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.ShareDriver, why string, err error) {
 	driver = o.options.ShareDriver
 	switch {

@@ -15,9 +15,10 @@ import (
 )
 
 const (
-	// drainTime is how long to wait for output after the program has ended, if a child holds its stdio.
+	// drainTime is how long to wait for output after the program has ended, if a child still has its stdio open.
 	drainTime = time.Second
-	// drainBytes is the maximum output to read then. The program's own output is in a pipe, which does not hold more.
+	// drainBytes is the maximum number of bytes to read after the program has ended. A pipe holds no more than this of the
+	// program's own output.
 	drainBytes = 64 << 10
 	copyBuffer = 32 << 10
 )
@@ -26,7 +27,7 @@ const (
 type program struct {
 	job    *job
 	tty    bool
-	child  []*os.File // the program's ends, closed after its start
+	child  []*os.File // the program's ends, closed once it has started
 	input  *os.File   // the agent's end of stdin; may be nil
 	output []output
 	ended  atomic.Bool
@@ -162,7 +163,7 @@ func (p *program) copyIn() {
 		n, err := p.job.stream.Read(wire.ChannelIn, buf, nil)
 		if n > 0 {
 			if _, err := p.input.Write(buf[:n]); err != nil {
-				return // the program no longer reads; without a larger window, the host stops sending
+				return // the program no longer reads; the host stops sending when the window is used up
 			}
 		}
 		if err != nil {
@@ -174,8 +175,8 @@ func (p *program) copyIn() {
 	}
 }
 
-// copyOut copies an output to the host until it ends. After the program has ended, it copies only the rest that the
-// program itself has written.
+// copyOut copies an output to the host until it ends. Once the program has ended, copyOut copies at most drainBytes
+// more, enough for what the program itself wrote.
 func (p *program) copyOut(out output) {
 	buf := make([]byte, copyBuffer)
 	rest := drainBytes

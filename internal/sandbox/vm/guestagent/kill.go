@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killPasses bounds the searches for processes that were forked while others were killed.
+// killPasses is the maximum number of searches for processes that were forked while others were being killed.
 const killPasses = 8
 
 // killSession kills all processes in a session. Killing the leader's process group is not enough, because a shell with

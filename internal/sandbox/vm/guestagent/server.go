@@ -67,7 +67,7 @@ func (s *server) ready() error {
 	return err
 }
 
-// end ends the session. Its jobs notice that and end.
+// end ends the session, and with it the session's jobs.
 func (s *server) end(err error) {
 	if s.mux != nil {
 		s.mux.End(err)

@@ -132,7 +132,7 @@ func (u user) environment(tty bool, request []string) []string {
 	return env
 }
 
-// findProgram finds a program as a shell does: in PATH or, if the name has a slash, relative to dir.
+// findProgram finds a program the way a shell does: in PATH or, if the name has a slash, relative to dir.
 func findProgram(name, dir string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		path := name

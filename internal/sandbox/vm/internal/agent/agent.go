@@ -20,7 +20,7 @@ import (
 const (
 	// The pause between attempts to connect doubles from redial to redialMax.
 	redial, redialMax = 50 * time.Millisecond, 2 * time.Second
-	// sessionPause is the pause before a new session, because a guest may end each session immediately.
+	// sessionPause is the pause before a new session, in case a guest ends every session immediately.
 	sessionPause = 20 * time.Millisecond
 )
 
@@ -30,7 +30,8 @@ type Agent struct {
 	log    *slog.Logger
 	cancel context.CancelFunc
 	done   chan struct{}
-	// opening is a lock, held to open a stream, because the guest accepts streams only in the order of their numbers.
+	// opening is a lock, held while a stream is opened, because the guest accepts streams only in the order of their
+	// numbers.
 	opening chan struct{}
 
 	mu      sync.Mutex

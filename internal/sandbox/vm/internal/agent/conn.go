@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// Conn is a TCP connection that the guest's agent made.
+// Conn is a TCP connection that the guest's agent has opened.
 type Conn struct {
 	c           *call
 	port        uint16
@@ -90,7 +90,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite shuts down the writing side of the connection, like net.TCPConn's.
+// CloseWrite shuts down the writing side of the connection, like net.TCPConn.CloseWrite.
 func (c *Conn) CloseWrite() error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()

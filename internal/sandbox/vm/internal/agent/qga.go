@@ -32,8 +32,8 @@ const (
 	qgaKillTime = 5 * time.Second
 )
 
-// QGA is a guest's qemu-guest-agent, whether the agent answers or not. Its socket serves one client at a time, so each
-// request uses its own connection. All callers must share one QGA per machine.
+// QGA is a client of the qemu-guest-agent in a guest, which may have none. The agent's socket serves one client at a
+// time, so each request uses its own connection, and all callers must share one QGA per machine.
 type QGA struct {
 	socket string
 	busy   chan struct{} // a lock, held while connected
@@ -172,7 +172,8 @@ func (c *qgaConn) close() {
 	<-c.agent.busy
 }
 
-// sync discards answers to earlier requests. The answer to guest-sync-delimited follows a byte that JSON never has.
+// sync discards the answers to earlier requests. The answer to guest-sync-delimited is preceded by the byte 0xff, which
+// never occurs in JSON.
 func (c *qgaConn) sync() error {
 	var number [4]byte
 	_, _ = rand.Read(number[:]) // never fails
@@ -277,7 +278,7 @@ func (q *QGA) await(ctx context.Context, pid int64) (status qgaStatus, err error
 	}
 }
 
-// kill runs kill(1) in the guest, because the agent has no command for that.
+// kill runs kill(1) in the guest, because the agent has no command that kills a program.
 func (q *QGA) kill(ctx context.Context, pid int64) {
 	ctx, cancel := context.WithTimeout(ctx, qgaKillTime)
 	defer cancel()

@@ -5,8 +5,8 @@
 //	                              ├────▶ warnings   unknown keys, keys without effect
 //	                              └────▶ error      InvalidArgument: key, value, allowed values
 //
-// The list of keys is data (Known), from which Parse, the documentation's table and the tests are made. If Tripod
-// differs from Virtlet (it refuses values that Virtlet ignores), the table says so.
+// The list of keys is data (Known), which Parse, the documentation's table and the tests are based on. Where Tripod
+// differs from Virtlet, for example by refusing a value that Virtlet ignores, the table says so.
 //
 // The package must not read files or know mounts. It only checks the syntax of a reference to a ConfigMap or Secret.
 package annotations

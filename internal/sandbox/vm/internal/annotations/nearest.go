@@ -2,7 +2,7 @@ package annotations
 
 import "strings"
 
-// nearest returns the known key with the least distance from key, ignoring case.
+// nearest returns the known key that is most similar to key, ignoring case.
 func nearest(key string) string {
 	best, least := "", -1
 	for _, a := range Known {

@@ -37,7 +37,7 @@ const (
 type Source struct {
 	// Kind is "configmap" or "secret", or empty if there is no reference.
 	Kind string
-	// Name is the object's name, Key a key in it, empty if none is given.
+	// Name is the object's name. Key is a key in the object, or empty.
 	Name, Key string
 }
 
@@ -68,7 +68,7 @@ type Options struct {
 	DiskBus machine.Bus
 	// RootVolumeSize is in bytes, a multiple of 512; 0 means the image's own size.
 	RootVolumeSize uint64
-	// RootDeviceOverwrite says what may be overwritten on a block device for the root disk; empty means never.
+	// RootDeviceOverwrite says what the root disk may overwrite on a block device; empty means nothing.
 	RootDeviceOverwrite rootdisk.Overwrite
 	// ScratchDisks are empty disks that are removed with the container.
 	ScratchDisks []ScratchDisk
@@ -87,7 +87,7 @@ type Options struct {
 	// UserDataScript is the whole user-data.
 	UserDataScript string
 	// UserDataSource holds user-data. If UserDataSourceKey is empty, each of its keys is a key in the user-data. Otherwise
-	// that key has the whole user-data, in UserDataSourceEncoding.
+	// the value of UserDataSourceKey is the whole user-data, in UserDataSourceEncoding.
 	UserDataSource         Source
 	UserDataSourceKey      string
 	UserDataSourceEncoding string
@@ -103,16 +103,16 @@ type Options struct {
 	// Chown9pfs asks to give shared directories to QEMU's user. It has no effect, because owners are mapped.
 	Chown9pfs bool
 
-	// WaitForAgent means that the machine has started when the guest's agent answers.
+	// WaitForAgent means that the machine counts as started only when the guest's agent answers.
 	WaitForAgent bool
 	// VNC asks for a VNC server on a Unix socket.
 	VNC bool
 }
 
 // Parse parses a pod's annotations. It ignores empty values and annotations without our prefixes. A value that is not
-// allowed, or that differs from the value under the setting's other name, is errdefs.ErrInvalidArgument; the error has
-// the key, the value and the allowed values. Warnings are sentences, in a stable order: about unknown keys with our
-// prefixes, and about keys that another key overrides.
+// allowed, or that differs from the value under the setting's other name, is errdefs.ErrInvalidArgument; the error
+// names the key and shows the value. The warnings are sentences in a stable order. They are about unknown keys with our
+// prefixes and about keys that have no effect.
 func Parse(all map[string]string) (Options, []string, error) {
 	o := Options{VCPUs: 1, DiskBus: machine.BusVirtio, ImageType: NoCloud, UserDataSourceEncoding: EncodingPlain}
 	given := keys{}
@@ -140,7 +140,8 @@ func Parse(all map[string]string) (Options, []string, error) {
 	return o, append(warnings, more...), nil
 }
 
-// lookup finds the annotation under either of its names, and returns the key and the value, empty if it is not given.
+// lookup finds the setting under either of its names, and returns the key and the value. The value is empty if the
+// setting is not given.
 func (a *Annotation) lookup(all map[string]string) (key, value string, err error) {
 	own, virtlet := all[a.Key()], ""
 	if a.Virtlet != "" {
@@ -168,7 +169,7 @@ func (k keys) of(name string) string {
 	return Prefix + name
 }
 
-// checkCombinations refuses keys that lack another key, and warns about keys that have no effect.
+// checkCombinations refuses a key that needs another key which is missing, and warns about keys that have no effect.
 func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 	const (
 		script, data                 = "cloud-init-user-data-script", "cloud-init-user-data"
@@ -231,7 +232,8 @@ func unknown(all map[string]string) []string {
 	return warnings
 }
 
-// shown returns a value for messages. It does not show long values, which may be confidential user-data.
+// shown returns a value in the form for messages. Long values are not shown, because they may be confidential
+// user-data.
 func shown(value string) string {
 	if len(value) > 100 || strings.ContainsAny(value, "\n\r") {
 		return fmt.Sprintf("a text of %d bytes", len(value))

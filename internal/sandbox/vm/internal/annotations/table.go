@@ -16,7 +16,7 @@ type Annotation struct {
 	Virtlet string
 	// Name is our own key without Prefix.
 	Name string
-	// Allowed describes the allowed values, Default the default value, Meaning the effect. They are text for people.
+	// Allowed describes the allowed values, Default the default value, and Meaning the effect, all for people to read.
 	Allowed, Default, Meaning string
 
 	set func(o *Options, value string) error

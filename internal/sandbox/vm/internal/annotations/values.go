@@ -79,7 +79,7 @@ func setSystemUUID(o *Options, value string) error {
 	if !uuidText.MatchString(lower) {
 		return errors.New("not a UUID")
 	}
-	// libvirt refuses such a UUID, and guests take it for a missing one.
+	// libvirt refuses such a UUID, and guests treat it as missing.
 	if strings.Trim(lower, lower[:1]+"-") == "" {
 		return errors.New("a UUID whose digits are all the same")
 	}

@@ -34,7 +34,8 @@ type Finding struct {
 	EFI bool
 }
 
-// Unbootable returns why the disk, which a BIOS takes for bootable, cannot be booted, or "" if it may be bootable.
+// Unbootable says why a disk that a BIOS considers bootable cannot be booted. It returns "" if the disk may be
+// bootable, or if the BIOS reports the defect itself.
 func (f Finding) Unbootable() string {
 	switch {
 	case !f.Signed || !f.NoCode:

@@ -1,5 +1,5 @@
-// Package bootdisk detects defects of a disk that a BIOS does not detect: a boot sector without code, to which the BIOS
-// would jump, as on disks for UEFI; and partitions that reach beyond the disk's end, as on a truncated disk. Begin with
+// Package bootdisk detects two defects of a disk that a BIOS misses: a boot sector without code, which disks for UEFI
+// have and to which the BIOS would jump, and partitions that reach beyond the end of a truncated disk. Begin with
 // Inspect.
 //
 // It reads the boot sector and the GUID partition table, but no file systems. It does not report a missing boot sector,

@@ -15,7 +15,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Input is everything from which a disk is made. The same input, with the same files in mounts, makes the same bytes.
+// Input holds everything that goes into a disk. The same input, with the same files in the mounts, gives the same
+// bytes.
 type Input struct {
 	Options annotations.Options
 	// PodUID is the default instance-id, so that a new pod with the same name is a new instance.
@@ -46,10 +47,12 @@ type Mount struct {
 	Tag string
 }
 
-// Device is a disk to which the guest links Path. Serial is its serial number: 1 to 20 letters, digits, '-' and '_'.
+// Device is a disk with the serial number Serial (1 to 20 letters, digits, '-' and '_'). In the guest, Path becomes a
+// link to it.
 type Device struct{ Serial, Path string }
 
-// Interface is a NIC of the guest, which finds it by its MAC and renames it to Name. Without addresses it stays down.
+// Interface is one of the guest's NICs. The guest finds it by its MAC and renames it to Name. A NIC without addresses
+// stays down.
 type Interface struct {
 	Name, MAC string
 	MTU       int
@@ -105,11 +108,11 @@ func Build(in Input) (*Image, error) {
 	return image, err
 }
 
-// builder is the state of one call of Build.
+// builder is the state of one call to Build.
 type builder struct {
 	in       Input
 	warnings []string
-	// budget is the number of bytes that may still be read from mounts, count the number of files.
+	// budget is the number of bytes, and count the number of files, that may still be read from mounts.
 	budget, count int
 }
 
@@ -168,7 +171,7 @@ func (b *builder) parts(network func() ([]byte, error)) (p parts, err error) {
 	return p, nil
 }
 
-// Allowed forms of texts from outside that become part of shell, YAML or JSON.
+// Allowed forms of text that comes from outside and becomes part of shell, YAML or JSON.
 var (
 	hostname     = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*$`)
 	searchDomain = regexp.MustCompile(`^[-_A-Za-z0-9.]{1,253}$`)
@@ -210,7 +213,7 @@ func (in *Input) validate() error {
 	return nil
 }
 
-// isControl reports whether r cannot be part of a line of text.
+// isControl reports whether r must not occur in a line of text.
 func isControl(r rune) bool {
 	return r < ' ' || r == 0x7f || r == 0xfffd || r == 0x85 || r == 0x2028 || r == 0x2029
 }

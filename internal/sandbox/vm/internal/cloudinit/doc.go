@@ -14,5 +14,5 @@
 // A text that becomes part of another language (shell, YAML, JSON, fstab, environment.d) is quoted or refused. Only
 // encoders write YAML and JSON. Files are read with limits, and never outside their volume.
 //
-// The package must not write files, except in Image.WriteFile, and does not decide about devices or networks.
+// Only Image.WriteFile may write files. The package does not decide which devices or networks a machine has.
 package cloudinit

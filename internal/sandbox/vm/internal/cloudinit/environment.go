@@ -16,7 +16,7 @@ const (
 
 var (
 	variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	// plainValue matches values that need no quotes, neither in a shell nor in systemd.
+	// plainValue matches values that need no quotes in a shell or in systemd.
 	plainValue = regexp.MustCompile(`^[-+./:@%^,_A-Za-z0-9]*$`)
 )
 

@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 )
 
-// injectedFiles returns the files in Options.FilesSource: the key X has a file's content, X_path its path in the guest,
-// and X_encoding the encoding, base64 (the default) or plain. Only root can read files from a Secret.
+// injectedFiles returns the files in Options.FilesSource: the key X holds a file's content, X_path its path in the
+// guest, and X_encoding the encoding, base64 (the default) or plain. Only root can read files from a Secret.
 func (b *builder) injectedFiles() ([]file, error) {
 	s := b.in.Options.FilesSource
 	if s.IsZero() {

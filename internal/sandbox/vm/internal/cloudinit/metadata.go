@@ -59,8 +59,9 @@ func (b *builder) sshKeys() ([]string, error) {
 	return append(keys, o.SSHKeys...), nil
 }
 
-// encodeJSON encodes v as JSON, one sorted key per line. cloud-init reads it as YAML. So all strings are quoted (a
-// plain = or certain words would be misread), and characters that YAML forbids or treats as line breaks are escaped.
+// encodeJSON encodes v as JSON with sorted keys, one per line. cloud-init reads the result as YAML. JSON quotes all
+// strings, so YAML does not misread a plain = or certain words. encodeJSON also escapes characters that YAML forbids or
+// treats as line breaks.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Kind is how a mount reaches the guest.
+// Kind says how a mount reaches the guest.
 type Kind int
 
 // The kinds of mounts.
@@ -48,7 +48,7 @@ var apiVolume = regexp.MustCompile(`/volumes/kubernetes\.io~(secret|configmap|do
 
 // Classify returns how a mount reaches the guest if driver shares directories. Directories of Secrets, ConfigMaps and
 // similar volumes are shared by virtio-fs, so that the guest sees updates; with other drivers they are copied. A
-// missing host path is errdefs.ErrFailedPrecondition. A host path that is no file, directory or block device is
+// missing host path is errdefs.ErrFailedPrecondition. A host path that is not a file, directory or block device is
 // errdefs.ErrInvalidArgument.
 func Classify(hostPath, containerPath string, driver machine.ShareDriver) (Kind, error) {
 	if strings.HasPrefix(path.Clean(containerPath), SourceDir+"/") {
@@ -78,7 +78,7 @@ type file struct {
 	mode os.FileMode
 }
 
-// read returns the files in a mount, in the order of their names. It only follows links that stay within the mount.
+// read returns the files in a mount, ordered by name. It follows only links that stay within the mount.
 func (b *builder) read(m Mount) ([]file, error) {
 	fail := func(err error) error { return fmt.Errorf("mount at %s: %w", m.ContainerPath, err) }
 	info, err := os.Stat(m.HostPath)
@@ -113,8 +113,8 @@ func (b *builder) read(m Mount) ([]file, error) {
 	return files, nil
 }
 
-// readDir appends the files below a directory to files. It skips names that begin with "..": they are the kubelet's
-// versions of the volume, to which the other names are links.
+// readDir appends the files below a directory to files. It skips names that begin with "..", which hold the kubelet's
+// versions of the volume. The other names are links into the current version.
 func (b *builder) readDir(root *os.Root, name string, depth int, files []file) ([]file, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%s: more than %d directories deep: %w", name, maxDepth, errdefs.ErrInvalidArgument)

@@ -19,7 +19,7 @@ func (i Interface) hardwareAddr() (string, error) {
 	return mac.String(), nil
 }
 
-// families reports whether the interface has IPv4 and IPv6 addresses.
+// families reports whether the interface has IPv4 addresses, and whether it has IPv6 addresses.
 func (i Interface) families() (v4, v6 bool) {
 	for _, a := range i.Addrs {
 		v4, v6 = v4 || a.Addr().Is4(), v6 || a.Addr().Is6()
@@ -79,9 +79,9 @@ func (b *builder) networkConfig() ([]byte, error) {
 
 // static puts addresses and routes into e, an interface's configuration. It turns off router advertisements.
 //
-// If cloud-init converts this format instead of passing it to netplan, three bugs of version 22.4 matter. It turns a
-// route to ::/0 into a route to ::/64, so static uses gateway6 instead. It rejects "default" as a destination. And it
-// fails on a route without a gateway. CNI plugins add such routes to reach a gateway; on-link has the same effect.
+// When cloud-init 22.4 converts this format instead of passing it to netplan, it has three bugs. It turns a route to
+// ::/0 into a route to ::/64, so static uses gateway6 instead. It rejects "default" as a destination. And it fails on a
+// route without a gateway. CNI plugins add such routes to reach a gateway; here the flag on-link has the same effect.
 func (b *builder) static(i Interface, e map[string]any) {
 	var addrs, routes []any
 	for _, a := range i.Addrs {
@@ -133,8 +133,9 @@ func (d DNS) v2() map[string]any {
 	return m
 }
 
-// networkData returns the network configuration in OpenStack's format. The format has no search domains and metrics, so
-// they have the names that cloud-init passes through (22.4: sources/helpers/openstack.py, convert_net_json).
+// networkData returns the network configuration in OpenStack's format. The format has no fields for search domains and
+// metrics, so networkData uses field names that cloud-init passes through (22.4: sources/helpers/openstack.py,
+// convert_net_json).
 func (b *builder) networkData() ([]byte, error) {
 	links, networks, services := []any{}, []any{}, []any{}
 	for _, i := range b.in.Interfaces {
@@ -171,7 +172,7 @@ func (b *builder) networkData() ([]byte, error) {
 		}
 		services = append(services, service)
 	}
-	if len(search) > 0 && len(networks) > 0 { // there is no server to put them into
+	if len(search) > 0 && len(networks) > 0 { // there is no DNS server entry to hold them
 		networks[0].(map[string]any)["dns_search"] = search
 	}
 	return encodeJSON(map[string]any{"links": links, "networks": networks, "services": services})

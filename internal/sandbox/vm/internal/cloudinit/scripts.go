@@ -27,7 +27,7 @@ const linkFunction = `link_device() {
 }
 `
 
-// linkScript returns the script that links the paths of block devices in the guest, or "" if there are none.
+// linkScript returns the script that makes the guest's links to block devices, or "" if there are no devices.
 func (b *builder) linkScript() string {
 	if len(b.in.Devices) == 0 {
 		return ""
@@ -52,7 +52,8 @@ func (b *builder) udevPath(d Device) string {
 	return "/dev/disk/by-id/virtio-" + d.Serial
 }
 
-// mountScript returns the script that mounts the shares, for guests whose cloud-init does not, or "" if there are none.
+// mountScript returns the script that mounts the shares in guests whose cloud-init does not mount them. It returns ""
+// if there are no shares.
 func (b *builder) mountScript(shares []Mount) string {
 	if len(shares) == 0 {
 		return ""
@@ -106,7 +107,8 @@ fi
 `
 
 // vendorData returns a boothook, which runs early in every boot, with any init system and any user-data. A runcmd would
-// not work, because cloud-init merges vendor-data and user-data, and a runcmd in one replaces that in the other.
+// not always run, because cloud-init merges vendor-data and user-data, and a runcmd in the user-data would replace
+// ours.
 func (b *builder) vendorData(shares []Mount) string {
 	var s strings.Builder
 	s.WriteString("#cloud-boothook\n#!/bin/sh\n# Made by Tripod.\n")

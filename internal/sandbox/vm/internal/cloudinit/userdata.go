@@ -136,7 +136,7 @@ func appendToList(data map[string]any, key string, more []any) error {
 	return nil
 }
 
-// shares returns the mounts that the guest mounts, parent directories first.
+// shares returns the mounts that reach the guest as shares, parent directories first.
 func (b *builder) shares() ([]Mount, error) {
 	var shares []Mount
 	for _, m := range b.in.Mounts {

@@ -18,8 +18,8 @@ func OpenLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 }
 
-// TrimLog cuts a log of more than 1 MiB to its last 64 KiB, because a guest can make the processes write a lot. A
-// process need not know, because it appends.
+// TrimLog cuts a log of more than 1 MiB to its last 64 KiB, because a guest can make the processes write a lot. The
+// writing process is not affected, because it appends.
 func TrimLog(path string) {
 	if info, err := os.Stat(path); err != nil || info.Size() <= maxLog {
 		return

@@ -16,11 +16,11 @@ import (
 
 // Place is the environment in which a process is started.
 type Place struct {
-	// Cgroup is a path in Tree; "" means the daemon's own cgroup.
+	// Cgroup is the process's cgroup, a path in Tree; "" means the daemon's own cgroup.
 	Tree   cgroup.Tree
 	Cgroup string
-	// Prepare, if not nil, is called on the thread that starts the process and then ends. It can change the thread, for
-	// example its mount namespace, and only the process inherits the change.
+	// Prepare, if not nil, is called on the thread that starts the process. It can change the thread, for example its
+	// mount namespace. The thread ends after the start, so only the process inherits the change.
 	Prepare func() error
 }
 
@@ -69,5 +69,5 @@ func Environment() []string {
 	return []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/nonexistent"}
 }
 
-// Namespaces are the clone flags of the new, empty namespaces for these processes.
+// Namespaces are the clone flags that give these processes new, empty namespaces.
 const Namespaces = syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS

@@ -14,7 +14,7 @@ import (
 
 // Config configures a console.
 type Config struct {
-	// SerialLog is the path of machine.Definition.SerialLog. A missing file is made, for root only.
+	// SerialLog is the path of machine.Definition.SerialLog. A missing file is made, readable by root only.
 	SerialLog string
 	// Input is the path of the machine's machine.SerialInput. The file may be missing until the machine starts.
 	Input string
@@ -34,9 +34,9 @@ type Console struct {
 	hub   *hub
 }
 
-// Open opens a machine's console, which works until Close. It continues where the machine's previous Console ended,
-// even by SIGKILL. If the container's log cannot be opened, only the machine's first Console fails. Later ones retry,
-// because the machine may already be running.
+// Open opens a machine's console, which works until Close. It continues where the machine's previous Console stopped,
+// even if a SIGKILL stopped it. If the container's log cannot be opened, only the machine's first Console fails. A
+// later Console retries in the background, because the machine may already be running.
 func Open(cfg Config) (*Console, error) {
 	r, err := openRelay(cfg)
 	if err != nil {
@@ -51,9 +51,9 @@ func Open(cfg Config) (*Console, error) {
 	return &Console{relay: r, hub: h}, nil
 }
 
-// Attach attaches a client until ctx ends, the client leaves, or Close. Bytes pass unchanged. A client that does not
-// read its output is detached with errdefs.ErrResourceExhausted. A serial console has no size, so req.Resize is
-// discarded. After Attach has returned, a read of req.Stdin or a write to req.Stdout may still be under way.
+// Attach attaches a client until ctx ends, the client leaves, or Close is called. Bytes pass unchanged. A client that
+// does not read its output is detached with errdefs.ErrResourceExhausted. A serial console has no size, so req.Resize
+// is discarded. After Attach has returned, a read of req.Stdin or a write to req.Stdout may still be under way.
 func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 	client := c.hub.add()
 	if client == nil {

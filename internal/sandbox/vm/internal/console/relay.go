@@ -17,13 +17,15 @@ import (
 )
 
 const (
-	// batch is the number of bytes that a step reads from the serial log, and roughly what it writes to the container's.
+	// batch is the maximum number of bytes that a step reads from the serial log, and roughly the maximum that it writes
+	// to the container's log.
 	batch = 64 << 10
 	// gather is the time to wait for more output before copying, because a guest writes to its console byte by byte.
 	gather = 10 * time.Millisecond
 	// retry is the pause after a failed write, and between polls if inotify does not work.
 	retry = time.Second
-	// punchSize is the minimum number of bytes to free in the serial log. punchAlign is a file system's block size.
+	// punchSize is the minimum number of bytes to free at once in the serial log. punchAlign is a file system's block
+	// size.
 	punchSize, punchAlign = 256 << 10, 4 << 10
 )
 
@@ -51,7 +53,7 @@ type relay struct {
 	punched    int64 // the end of the freed part of the serial log; -1 if the file system cannot free parts
 	logPending bool  // the container's log must still be opened
 	full       bool  // the container's log has reached LogSizeMax
-	lostAt     int64 // the size of the serial log when its file system got full, otherwise 0
+	lostAt     int64 // the size of the serial log when its file system filled up, otherwise 0
 	closed     bool
 }
 
@@ -188,8 +190,8 @@ func (r *relay) noticeLoss() {
 	}
 }
 
-// entries converts the first n bytes of b.in to log entries in b.out. It returns the number of bytes that they use. If
-// last is true, they include an unfinished line.
+// entries converts the first n bytes of b.in to log entries in b.out, and returns how many bytes it converted. If last
+// is true, it also converts an unfinished line.
 func (b *buffer) entries(n int, last bool) (used int) {
 	now, output := time.Now().UTC(), b.in[:n]
 	b.out = b.out[:0]
@@ -282,7 +284,8 @@ func (r *relay) warnFull(full bool) {
 	r.full = full
 }
 
-// punch frees the part of the serial log that is no longer needed, if it has punchSize bytes or last is true.
+// punch frees the part of the serial log that is no longer needed, if the part has at least punchSize bytes or last is
+// true.
 func (r *relay) punch(last bool) {
 	end := min(r.committed.offset, r.clientOffset()) / punchAlign * punchAlign
 	if r.punched < 0 || end <= r.punched || !last && end-r.punched < punchSize {
@@ -332,7 +335,7 @@ func (r *relay) close() error {
 	return r.release()
 }
 
-// release closes a relay that does not run.
+// release closes a relay whose run is not running.
 func (r *relay) release() error {
 	serialLogs.remove(r.cfg.SerialLog, r.wake)
 	r.mu.Lock()

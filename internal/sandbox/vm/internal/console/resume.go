@@ -121,7 +121,7 @@ func (r *relay) setLog(file *os.File) error {
 }
 
 // firstData returns the offset of the first data at or after offset. After a power failure, the record may be older
-// than the last punch, and there is a hole at offset.
+// than the last punch, so that there is a hole at offset.
 func firstData(f *os.File, offset, size int64) (int64, error) {
 	if offset >= size {
 		return offset, nil
@@ -142,7 +142,8 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	return start, nil
 }
 
-// truncateUncommitted truncates the log in saved to its committed size. The log is file, or a rotated one beside it.
+// truncateUncommitted truncates the container's log that saved describes to its committed size. That log is file or,
+// after a rotation, another file in the same directory.
 func truncateUncommitted(file *os.File, saved record) error {
 	if file == nil {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recordSize is less than a page, so that the kernel writes a record completely even if the process is killed.
+// recordSize is less than a page, so the kernel writes a record completely even if the process is killed.
 const recordSize = 64
 
 var recordMagic = [8]byte{'T', 'P', 'C', 'O', 'N', 'S', '0', '1'}

@@ -1,4 +1,5 @@
-// Package firmware detects from the output on a firmware's debug port that a machine cannot boot. Begin with Report.
+// Package firmware reads what a machine's firmware writes to its debug port, and detects that the machine cannot boot.
+// Begin with Report.
 //
 //	SeaBIOS ─ port 0x402 ─▶ isa-debugcon ─▶ ring buffer in QEMU ◀─ machine.Driver.Firmware ─▶ Report.Read
 //

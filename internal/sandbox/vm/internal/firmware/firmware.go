@@ -18,7 +18,7 @@ const (
 )
 
 const (
-	// maxLine is the maximum length of a line in bytes, maxLines the maximum number of lines that are kept for a boot.
+	// maxLine is the maximum length of a line in bytes, and maxLines the maximum number of lines kept for a boot.
 	maxLine, maxLines = 200, 16
 	// bootStart is the prefix of a boot's first line.
 	bootStart = "SeaBIOS (version"

@@ -94,10 +94,10 @@ type node struct {
 
 	// primaryID is the name in the primary tree.
 	primaryID string
-	// extent is the content's first sector, size its length in bytes. A directory has a separate extent in each tree, a
-	// file the same in both.
+	// extent is the content's first sector, size its length in bytes. A directory has its own extent in each tree; a file
+	// has the same extent in both.
 	extent, size [trees]uint32
-	// number is a directory's number in the path tables, which starts at 1.
+	// number is a directory's number in the path tables. Numbers start at 1.
 	number [trees]uint16
 }
 
@@ -144,7 +144,8 @@ func (n *node) add(f File) error {
 	return nil
 }
 
-// identify sets the primaryID of all nodes below n: capital letters, digits and underscores, unique in its directory.
+// identify sets the primaryID of all nodes below n. An ID consists of capital letters, digits and underscores, and is
+// unique in its directory.
 func (n *node) identify() {
 	taken := map[string]bool{}
 	slices.SortFunc(n.children, func(a, b *node) int { return strings.Compare(a.name, b.name) })

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// stamp is the time in all timestamps, so that images of the same files are equal. Guests do not need the real times.
+// stamp is used for all timestamps, so that images of the same files are equal. Guests do not need the real times.
 var stamp = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Fixed sectors.
@@ -45,7 +45,7 @@ func newLayout(root *node) *layout {
 				}
 			}
 		}
-		// The lengths of path tables and directories do not depend on the positions in them, which are not known yet.
+		// Path tables and directories contain positions, which are not known yet but do not affect their lengths.
 		length := len(l.pathTable(tree, binary.LittleEndian))
 		for order := range l.tableAt[tree] {
 			l.tableAt[tree][order] = l.take(length)

@@ -17,10 +17,10 @@
 //
 // This needs no timers or polling: a host whose guest has no agent waits for Ready.
 //
-// Each channel of a stream has a window: the number of bytes that the receiver has room for. No more may be in flight,
-// so the reader of the frames never waits for a stream. The host has room for Window bytes from the beginning. The
-// guest sends its first KindWindow when the operation can take input. A violation of the rules ends the session, but
-// not the receiver's process.
+// Each channel of a stream has a window: the number of bytes that the receiver has room for. The sender sends no more
+// than that, so whoever reads the frames never waits for a stream. The host has room for Window bytes from the
+// beginning. The guest sends its first KindWindow when the operation can take input. A violation of the rules ends the
+// session, but not the receiver's process.
 //
 // The package does not know what operations mean and starts nothing. It must not import the rest of Tripod.
 package wire

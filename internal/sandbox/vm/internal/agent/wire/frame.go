@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// MaxData is the maximum number of a stream's bytes in a frame. The frame then fits into one buffer of a virtio-serial
-	// port, which is at most 32 KiB in Linux.
+	// MaxData is the maximum number of a stream's bytes in a frame. Such a frame fits into one buffer of a virtio-serial
+	// port, which Linux makes no larger than 32 KiB.
 	MaxData = 32000
 	// MaxPayload is the maximum size of a payload in bytes. A program's arguments and environment are one payload.
 	MaxPayload = 256 << 10
@@ -40,7 +40,7 @@ const (
 	KindClose Kind = 7
 	// KindResult ends a stream. Sent by the guest; the payload is Result.
 	KindResult Kind = 8
-	// KindCancel makes the guest end the stream's operation. Sent by the host, which no longer knows the stream.
+	// KindCancel makes the guest end the stream's operation. Sent by the host, which then forgets the stream.
 	KindCancel Kind = 9
 	// KindResize sets a terminal's size. Sent by the host; the payload is columns and rows (uint16 each).
 	KindResize Kind = 10
@@ -53,7 +53,7 @@ type Frame struct {
 	Session uint64
 	Stream  uint32
 	Kind    Kind
-	// Payload refers to the Reader's memory. It is valid until the next call of Next.
+	// Payload refers to the Reader's memory. It is valid until the next call to Next.
 	Payload []byte
 }
 
@@ -97,7 +97,7 @@ func parse(b []byte) (Frame, bool) {
 // Reader reads frames from a byte stream. It skips all bytes that are not part of a valid frame.
 type Reader struct {
 	r io.Reader
-	// buf[start:end] has been read, but not yet consumed. Its first seen bytes contain no 0.
+	// buf[start:end] has been read, but not yet consumed. buf[start:start+seen] is known to contain no 0.
 	buf              []byte
 	start, end, seen int
 	skipping         bool // the input up to the next 0 is too long for a frame

@@ -12,7 +12,7 @@ const (
 	Window = 128 << 10
 	// MaxStreams is the maximum number of streams in a session at a time.
 	MaxStreams = 128
-	// maxUrgent is the maximum number of queued urgent frames. A peer that follows the rules never causes as many.
+	// maxUrgent is the maximum number of queued urgent frames. A peer that follows the rules never causes that many.
 	maxUrgent = 16 * MaxStreams
 )
 
@@ -104,7 +104,8 @@ func (m *Mux) Write(w io.Writer) {
 	}
 }
 
-// LockedWriter writes one frame at a time. An ending session may still write a frame when the next one begins.
+// LockedWriter writes one frame at a time. It is needed because an ending session may still be writing a frame when the
+// next session begins.
 type LockedWriter struct {
 	mu sync.Mutex
 	W  io.Writer
@@ -155,7 +156,8 @@ func (m *Mux) Open() (*Stream, error) {
 	return m.add(m.last+1, true)
 }
 
-// Accept makes the stream that the host opened, on the guest. Its errors are those of Open.
+// Accept makes the stream that the host opened, on the guest. It returns ErrTooMany as Open does, and ErrSession for a
+// number that is not greater than all earlier ones.
 func (m *Mux) Accept(id uint32) (*Stream, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

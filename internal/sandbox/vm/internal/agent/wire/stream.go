@@ -110,7 +110,7 @@ func (s *Stream) Write(channel byte, p []byte, cancel <-chan struct{}) (int, err
 	return written, nil
 }
 
-// Close tells the peer that no more data comes on a channel.
+// Close tells the peer that no more data will come on a channel.
 func (s *Stream) Close(channel byte) { s.Send(nil, KindClose, []byte{channel}) }
 
 // Read reads from a channel. It returns io.EOF at the channel's end, and os.ErrDeadlineExceeded if cancel is closed.
@@ -202,7 +202,7 @@ func (b *inbox) signal() {
 	}
 }
 
-// read reads buffered data, or waits for some. The caller must extend the peer's window by grant.
+// read reads buffered data, and waits if there is none. The caller must extend the peer's window by grant.
 func (b *inbox) read(p []byte, cancel <-chan struct{}) (n, grant int, err error) {
 	for {
 		b.mu.Lock()
