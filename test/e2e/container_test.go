@@ -97,8 +97,8 @@ func TestContainerOperations(t *testing.T) {
 		}
 	})
 	t.Run("runtime should support stopping container [Conformance]", func(t *testing.T) {
-		c := sleeper(t, d)
-		c.WaitState(runtimeapi.ContainerState_CONTAINER_RUNNING)
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("trap exit TERM; echo ready; while :; do sleep 1; done")))
+		c.WaitLog("ready") // PID 1 ignores SIGTERM until the trap is set
 		begin := time.Now()
 		c.Stop(60 * time.Second)
 		if took := time.Since(begin); took > 20*time.Second {
