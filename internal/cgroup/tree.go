@@ -138,7 +138,7 @@ func ExpandSlice(name string) string {
 type Write struct{ Controller, File, Value string }
 
 // Limits returns the writes that limit a cgroup to the sum of the resources res and the overhead over. Overhead alone
-// sets no limit.
+// sets no limit, and its CPU quota counts only if both have the same period.
 func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) {
 	number := func(v int64) string { return strconv.FormatInt(v, 10) }
 	if v := res.GetMemoryLimitInBytes(); v > 0 {

@@ -16,8 +16,8 @@ import (
 type Config struct {
 	// Max limits the number of connections; 1024 by default.
 	Max int `json:"max,omitempty"`
-	// MaxPerPeer limits the number of connections from one IP address; half of Max by default, and no limit if
-	// negative. Loopback addresses have no limit, because all programs of the machine share them.
+	// MaxPerPeer limits the number of connections from one IPv4 address or one IPv6 /64; half of Max by default, and no
+	// limit if negative. Loopback addresses have no limit, because all programs of the machine share them.
 	MaxPerPeer int `json:"maxPerPeer,omitempty"`
 	// HeaderTimeout limits the TLS handshake, and then separately the wait for the first request; 10 s by default.
 	HeaderTimeout time.Duration `json:"headerTimeout,omitempty"`

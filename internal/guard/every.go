@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Every wraps a periodic f for a goroutine, which ends with ctx. A panic of f is handled as in Loop.
+// Every wraps f for a goroutine that calls f once per interval until ctx ends. A panic of f is handled as in Loop.
 func Every(ctx context.Context, log *slog.Logger, where string, interval time.Duration, f func()) func() {
 	return Loop(log, where, func() {
 		ticker := time.NewTicker(interval)

@@ -38,7 +38,7 @@ func (m *Manager) GC(ctx context.Context, keep []string) error {
 		group.Go(func() error { failures[i] = m.collect(ctx, key); return nil })
 	}
 	_ = group.Wait()
-	return errors.Join(append(failures, m.collectPlugins(ctx))...)
+	return errors.Join(append(failures, m.runGCVerb(ctx))...)
 }
 
 // allKeys returns the keys of all records and namespaces.
@@ -91,9 +91,9 @@ func (m *Manager) collect(ctx context.Context, key string) error {
 	return nil
 }
 
-// collectPlugins runs the chain's GC verb. CNI forbids the verb while an ADD or DEL runs. In that case it is left to
+// runGCVerb runs the chain's GC verb. CNI forbids the verb while an ADD or DEL runs. In that case it is left to
 // the next GC, so that new pods never wait for a slow plugin.
-func (m *Manager) collectPlugins(ctx context.Context) error {
+func (m *Manager) runGCVerb(ctx context.Context) error {
 	c, err := m.currentChain()
 	if err != nil || !atLeast(c.list.CNIVersion, "1.1.0") {
 		return nil // Status reports err

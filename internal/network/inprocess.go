@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/network/builtin"
 )
 
-// inProcessCall is an execution of a plugin in this process, such as *builtin.Call. After ctx ends, Run returns once
-// the current kernel request is done, which can take long.
+// inProcessCall is an execution of a plugin in this process, such as *builtin.Call. After ctx ends, Run returns as soon
+// as the current kernel request is done, which can take a while.
 type inProcessCall interface {
 	Run(ctx context.Context) (output []byte, err error)
 }

@@ -18,7 +18,7 @@ const maxPlainKey = 100
 var containerIDs = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`)
 
 // keyOf maps a pod ID to its key, which is the name of the netns file and the CNI container ID. The key is the pod ID
-// itself if CNI allows that, and otherwise a hash of it. An example of such an ID is "example.com:foo.Bar@1.2.3#0".
+// itself if CNI allows that. IDs such as "example.com:foo.Bar@1.2.3#0" are hashed.
 func keyOf(id string) string {
 	if len(id) <= maxPlainKey && containerIDs.MatchString(id) && !strings.HasPrefix(id, hashedPrefix) {
 		return id

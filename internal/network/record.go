@@ -86,7 +86,7 @@ func (s recordStore) open() error {
 	}
 	leftovers, err := filepath.Glob(filepath.Join(s.dir, temporaryPrefix+"*"))
 	for _, file := range leftovers {
-		if removeErr := os.Remove(file); !errors.Is(removeErr, unix.EROFS) { // nothing reads the file
+		if removeErr := os.Remove(file); !errors.Is(removeErr, unix.EROFS) { // it can stay, because nothing reads it
 			err = errors.Join(err, removeErr)
 		}
 	}
@@ -153,7 +153,7 @@ func (s recordStore) remove(key string) error {
 func (s recordStore) keys() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // open could not make it
+		return nil, nil // open could not make the directory
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list network records: %w", err)

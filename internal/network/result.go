@@ -34,7 +34,7 @@ type Interface struct {
 	// InPod is set if the interface is in the pod's namespace and not on the host.
 	InPod bool
 	Addrs []netip.Prefix
-	// MTU is in bytes; 0 means unknown, which happens only for interfaces on the host.
+	// MTU is in bytes; 0 means unknown, as it usually is for interfaces on the host.
 	MTU int
 }
 

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// rollbackTimeout limits the roll-back that a failed Setup makes before it returns, even if the caller's context has
-// ended. A roll-back that takes longer is retried in the background.
+// rollbackTimeout limits how long a failed Setup works on its roll-back before it returns. The end of the caller's
+// context does not shorten it. A roll-back that takes longer is retried in the background.
 const rollbackTimeout = 10 * time.Second
 
 var (

@@ -36,7 +36,7 @@ func NewSampler(size int) *Sampler {
 	return &Sampler{max: max(size, 1), keys: map[string]*list.Element{}, recent: list.New()}
 }
 
-// CPUUsage returns f.CPUUsage with UsageNanoCores, if the key has a sample that is at least MinWindow old.
+// CPUUsage returns f.CPUUsage, with UsageNanoCores if NanoCores returns a rate.
 func (s *Sampler) CPUUsage(key string, f Figures) *runtimeapi.CpuUsage {
 	usage := f.CPUUsage()
 	usage.UsageNanoCores = optional(s.NanoCores(key, f.Time, f.CPU))
@@ -45,8 +45,8 @@ func (s *Sampler) CPUUsage(key string, f Figures) *runtimeapi.CpuUsage {
 
 // NanoCores records a sample of a key's cumulative usage, in core-nanoseconds, and returns the mean rate since the
 // previous sample, in core-nanoseconds per second. Less than MinWindow after that sample, it ignores the new one and
-// returns the previous rate. There is no rate for a key's first sample, nor if the usage has decreased, because the
-// cgroup is then a new one of the same name.
+// returns the previous rate. There is no rate for a key's first sample, nor for one whose usage has decreased, which
+// means that the cgroup is a new one of the same name.
 func (s *Sampler) NanoCores(key string, at time.Time, usage uint64) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,7 +30,7 @@ type spdyGuard struct {
 	mu         sync.Mutex
 	in, out    frameReader
 	opened     int
-	unanswered map[uint32]chan struct{} // closed with the stream's answer
+	unanswered map[uint32]chan struct{} // by stream ID; closed when the stream is answered
 }
 
 // settleTime limits how long the end of the client's input is delayed. A limit is needed because refused streams are

@@ -11,9 +11,9 @@ import (
 
 const (
 	// MaxBacklog limits the output that waits for an attached client, in bytes. The queues of a container's clients
-	// share the bytes of their packets, so together they need about as much memory as the longest of them.
+	// share the bytes of their packets, so together they need only about as much memory as the longest queue.
 	MaxBacklog = 8 << 20
-	// PacketCost is what each packet counts in addition to its data, in bytes.
+	// PacketCost is counted for each packet in addition to its data, in bytes.
 	PacketCost = 64
 )
 

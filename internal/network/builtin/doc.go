@@ -16,6 +16,6 @@
 //     replacement runs.
 //
 // The package knows nothing about pods, records or chains. Between calls it only remembers which executables are
-// reference plugins. After its context ends, Run returns once the current kernel request is done. The caller must
-// expect that to take long (see internal/network).
+// reference plugins. After its context ends, Run returns as soon as the current kernel request is done. That can take a
+// while, so the caller must not rely on it (see internal/network).
 package builtin

@@ -15,7 +15,7 @@ type references struct {
 	seen map[string]executable
 }
 
-// executable is the cached answer for a file. It is valid while the file's time and size are the same.
+// executable is the cached answer for a file. It is valid until the file's modification time or size changes.
 type executable struct {
 	modified time.Time
 	size     int64

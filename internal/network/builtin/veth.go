@@ -21,7 +21,7 @@ const (
 	// portPatience limits the wait for the host's end to become operational after both ends were set up. The kernel
 	// updates the state in the background.
 	portPatience = 2500 * time.Millisecond
-	// settlePatience limits the wait while IPv6 addresses are tentative.
+	// settlePatience limits the wait for tentative IPv6 addresses.
 	settlePatience = 5 * time.Second
 	// firstPause and lastPause bound the pause between checks of a link or address, which doubles each time.
 	firstPause, lastPause = 200 * time.Microsecond, 50 * time.Millisecond
