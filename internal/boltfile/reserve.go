@@ -44,7 +44,7 @@ func Reserve(path string) error {
 	return nil
 }
 
-// Byte offsets in the first two pages of a file, the meta pages; see the type Meta of bbolt.
+// Byte offsets in the meta pages, which are the first two pages of a file (bbolt's type Meta).
 const (
 	metaAt    = 16 // after the page header
 	magicAt   = metaAt

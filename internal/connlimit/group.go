@@ -41,7 +41,7 @@ func halfOfFiles() int64 {
 	return int64(limit.Cur / 2)
 }
 
-// Limiter makes the Limiter of an address. The name appears in logs and metrics.
+// Limiter makes a Limiter for an address. The name appears in logs and metrics.
 func (g *Group) Limiter(name string, c Config) *Limiter {
 	c = c.withDefaults()
 	l := &Limiter{Config: c, name: name, group: g, peers: map[string]int{}, rejected: map[string]uint64{}}
@@ -64,7 +64,7 @@ func (g *Group) Stats() []Stats {
 	return all
 }
 
-// take takes descriptors from the budget. It reports false, and takes none, if the budget does not suffice.
+// take takes descriptors from the budget. If the budget is too small, it takes none and returns false.
 func (g *Group) take(files int) bool {
 	if g.held.Add(int64(files)) <= g.budget() {
 		return true

@@ -108,7 +108,8 @@ func WithConn(ctx context.Context, c *Conn) context.Context {
 	return context.WithValue(ctx, contextKey{}, c)
 }
 
-// HTTPServer returns a server of h for connections from Listener, with the timeouts and size limit of the Config.
+// HTTPServer returns a server that serves h on connections from Listener, with the timeouts and size limit of the
+// Config.
 func (l *Limiter) HTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           Handler(h),

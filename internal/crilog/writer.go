@@ -57,7 +57,7 @@ func (l *Writer) Close() error {
 }
 
 // Stream returns a writer for Stdout or Stderr. It writes a line to the log when the line is complete or has MaxPiece
-// bytes. Close of the stream writes the rest as a full line.
+// bytes. Closing the stream writes the rest as a full line.
 func (l *Writer) Stream(name string) io.WriteCloser { return &stream{log: l, name: name} }
 
 type stream struct {

@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reasons of problems with the daemon's files.
+// Reasons for problems with the daemon's files.
 const (
 	DiskNotWritable = "DiskNotWritable"
 	StoreDamaged    = "StoreDamaged"
 )
 
-// DiskReason returns the reason of a DiskFault.
+// DiskReason returns the reason for an error that DiskFault accepts.
 func DiskReason(err error) string {
 	if errdefs.IsDataLoss(err) {
 		return StoreDamaged

@@ -75,7 +75,7 @@ func (m *Metrics) Register(c prometheus.Collector) {
 	m.registry.MustRegister(guarded{m.config.Logger, c})
 }
 
-// Interceptor counts the calls of a gRPC server.
+// Interceptor counts and times the calls to a gRPC server.
 func (m *Metrics) Interceptor() grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		begin := time.Now()

@@ -136,11 +136,11 @@ func (e *pluginExec) lockContainer(ctx context.Context, container string) (free 
 func (e *pluginExec) execute(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	start := time.Now()
 	run := pluginRun{path: path, command: cniVariable(environ, "CNI_COMMAND"), stdin: stdin, environ: environ}
-	err := run.start(ctx)
+	err := run.runOnce(ctx)
 	for errors.Is(err, unix.ETXTBSY) && time.Since(start) < busyPatience {
 		select {
 		case <-time.After(busyPause):
-			err = run.start(ctx)
+			err = run.runOnce(ctx)
 		case <-ctx.Done():
 			err = context.Cause(ctx)
 		}
@@ -158,8 +158,8 @@ type pluginRun struct {
 	stderr        tail
 }
 
-// start runs the plugin until it exits; nil means exit status 0.
-func (r *pluginRun) start(ctx context.Context) error {
+// runOnce runs the plugin and waits until it exits; nil means exit status 0.
+func (r *pluginRun) runOnce(ctx context.Context) error {
 	// The kernel sends the death signal when the thread that forked ends, so the thread must outlive the plugin.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -178,7 +178,7 @@ func (r *pluginRun) start(ctx context.Context) error {
 	return err
 }
 
-// outcome returns the plugin's output, or a *PluginError. err is the result of start.
+// outcome returns the plugin's output, or a *PluginError. err is the result of runOnce.
 func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 	failure := &PluginError{Plugin: r.path, Command: r.command, Stderr: strings.TrimSpace(string(r.stderr.data)), Cause: err}
 	output := r.stdout.data.Bytes()

@@ -147,8 +147,8 @@ func (m *Manager) rollback(ctx context.Context, rec *record, cause error) error 
 // firstRetry and lastRetry bound the delay between attempts to roll back, which doubles each time.
 const firstRetry, lastRetry = time.Second, time.Minute
 
-// retry repeats the roll-back of rec until it succeeds, a new Setup or a Teardown handles the ID, or the daemon ends.
-// After a restart, GC finds the record.
+// retry repeats the roll-back of rec until it succeeds, a Setup or Teardown of the same pod makes it unnecessary, or
+// the daemon ends. After a restart, GC finds the record.
 func (m *Manager) retry(rec *record) {
 	m.inBackground(func() {
 		for delay := firstRetry; ; delay = min(2*delay, lastRetry) {

@@ -12,7 +12,7 @@ const Unlimited uint64 = math.MaxUint64
 
 // Figures holds what a cgroup and its children have used until Time. Counters start when the cgroup is created.
 type Figures struct {
-	// Time is the start of the reading, with the monotonic clock.
+	// Time is when Read began. It contains the monotonic clock.
 	Time time.Time
 	// CPU is the processor time used, in nanoseconds, summed over all cores.
 	CPU    uint64

@@ -44,7 +44,7 @@ func host() (Root, error) {
 	return Root{Mount: cgroup.Mount, V2: v2}, err
 }
 
-// part reads a part of the figures from one hierarchy.
+// part is what to read from one hierarchy.
 type part struct {
 	// controller is the name of the v1 hierarchy; empty on v2.
 	controller string

@@ -105,7 +105,7 @@ func closeWrite(conn net.Conn) {
 	conn.Close()
 }
 
-// abort closes a stream in both directions. Close of an SPDY stream closes only one.
+// abort closes a stream in both directions. The Close method of an SPDY stream closes only one.
 func abort(stream io.Closer) {
 	if both, ok := stream.(interface{ Reset() error }); ok {
 		_ = both.Reset()
