@@ -68,7 +68,7 @@ func recoverDamage(path string, err *error) {
 	}
 }
 
-// create creates a file. The file is complete or absent, even if the process ends or the power fails meanwhile.
+// create creates a file. The file is complete or absent, even if the process ends or the power fails in the middle.
 func create(path string, fill func(*bbolt.Tx) error) error {
 	draft := path + ".new"
 	if err := os.Remove(draft); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -14,9 +14,9 @@ import (
 // and the next removal reuses the pages that the previous one has freed.
 const reserved = 512 << 10
 
-// Reserve allocates disk space for later changes to the bbolt file at path. bbolt writes changed pages beside the pages
-// that they replace, so even a removal needs space, and would fail on a full disk. Call Reserve before adding a record;
-// if it fails, do not add the record. Existing records can then always be removed.
+// Reserve allocates disk space for later changes to the bbolt file at path. bbolt writes changed pages to free space,
+// not over the old pages, so even a removal needs space, and would fail on a full disk. Call Reserve before adding a
+// record; if it fails, do not add the record. Existing records can then always be removed.
 //
 // Reserve may run while others write to the file. On a full disk it returns ENOSPC. On a file system without
 // fallocate(2), or with copy on write, it has no effect.

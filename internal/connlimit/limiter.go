@@ -21,7 +21,7 @@ type Config struct {
 	MaxPerPeer int `json:"maxPerPeer,omitempty"`
 	// HeaderTimeout limits the TLS handshake, and then separately the wait for the first request; 10 s by default.
 	HeaderTimeout time.Duration `json:"headerTimeout,omitempty"`
-	// IdleTimeout is how long a connection without requests is kept; 5 minutes by default.
+	// IdleTimeout limits how long a connection without requests is kept; 5 minutes by default.
 	IdleTimeout time.Duration `json:"idleTimeout,omitempty"`
 	// MaxHeaderBytes limits the header of a request, in bytes; 64 KiB by default.
 	MaxHeaderBytes int `json:"maxHeaderBytes,omitempty"`

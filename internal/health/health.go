@@ -13,7 +13,7 @@ const (
 	RuntimeReady = "RuntimeReady"
 	NetworkReady = "NetworkReady"
 	EdgeReady    = "EdgeReady"
-	// Clean is false while leftovers cannot be removed. The node works nevertheless.
+	// Clean is false while leftovers cannot be removed. The node still works.
 	Clean = "Clean"
 )
 

@@ -39,7 +39,7 @@ type loaded struct {
 }
 
 // confList is a configuration list with all its plugins inline, as records store it. The other forms that libcni reads
-// (plugins in a folder beside the list, single-plugin files) are converted to it.
+// (plugins in a folder next to the list, single-plugin files) are converted to it.
 type confList struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`

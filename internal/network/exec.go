@@ -27,10 +27,10 @@ const (
 	maxPluginOutput = 1 << 20
 	// maxPluginStderr is the number of bytes at the end of stderr that are kept for the error.
 	maxPluginStderr = 4 << 10
-	// outputGrace is how long to wait for output from children that outlive their plugin.
+	// outputGrace limits the wait for output from children that outlive their plugin.
 	outputGrace = time.Second
-	// busyPatience is how long to retry a plugin whose file is still being written (ETXTBSY); busyPause is the pause
-	// between attempts.
+	// busyPatience limits how long to retry a plugin whose file is still being written (ETXTBSY); busyPause is the
+	// pause between attempts.
 	busyPatience, busyPause = 2 * time.Second, 20 * time.Millisecond
 )
 

@@ -57,7 +57,7 @@ func (m *Manager) links(netnsPath string) ([]netlink.Link, error) {
 	}
 	defer handle.Close()
 	links, err := handle.LinkList()
-	if errors.Is(err, netlink.ErrDumpInterrupted) { // an interface was added or removed meanwhile
+	if errors.Is(err, netlink.ErrDumpInterrupted) { // an interface was added or removed during the dump
 		links, err = handle.LinkList()
 	}
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

@@ -22,7 +22,7 @@ const (
 	// refreshInterval is the time between refreshes of the status if no event arrives. There are no events for changes
 	// of plugins or of their answers to STATUS.
 	refreshInterval = 10 * time.Second
-	// settleTime is how long to wait for a configuration file to be written completely.
+	// settleTime is the pause after an event, in which a configuration file can be written completely.
 	settleTime = 50 * time.Millisecond
 	// probeTimeout limits each refresh of the status.
 	probeTimeout = 5 * time.Second

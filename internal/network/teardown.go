@@ -15,8 +15,8 @@ import (
 
 var teardownDel = failpoint.New("network.teardown.del")
 
-// Teardown releases everything that Setup took. It may be called in any state, even after an interrupted Setup or a
-// reboot, and repeated; for an unknown pod it does nothing. It uses only the ID of a: the chain and the arguments are
+// Teardown releases everything that Setup took. It can be called repeatedly and in any state, even after an interrupted
+// Setup or a reboot. For an unknown pod it does nothing. It uses only the ID of a: the chain and the arguments are
 // those that Setup recorded. After an error, call it again.
 func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	key, unlock, err := m.lockPod(ctx, a.ID)

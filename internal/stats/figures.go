@@ -12,7 +12,7 @@ const Unlimited uint64 = math.MaxUint64
 
 // Figures holds what a cgroup and its children have used until Time. Counters start when the cgroup is created.
 type Figures struct {
-	// Time is when Read began. It contains the monotonic clock.
+	// Time is the time just before the files were read. It includes the monotonic clock.
 	Time time.Time
 	// CPU is the processor time used, in nanoseconds, summed over all cores.
 	CPU    uint64
@@ -42,7 +42,7 @@ type Memory struct {
 type Swap struct{ Usage, Limit uint64 }
 
 // PSI is pressure stall information (kernel: Documentation/accounting/psi.rst). A field is nil if the kernel does not
-// offer it: cgroup v1 has no PSI, unless a v2 hierarchy beside it has the same cgroup.
+// offer it: cgroup v1 has no PSI, unless the host also has a v2 hierarchy with the same cgroup.
 type PSI struct{ CPU, Memory, IO *Pressure }
 
 // Pressure holds the time in which some tasks of a cgroup, or all of them (Full), were stalled for a resource.

@@ -14,7 +14,7 @@ import (
 // Root is the location of the cgroup hierarchies. Tests use a directory of plain files.
 type Root struct {
 	// Mount is the mount point of the v2 hierarchy. On v1, it is the directory that contains the hierarchies: a
-	// directory named after each controller, and "unified" for a v2 hierarchy beside them.
+	// directory named after each controller, and "unified" for an additional v2 hierarchy.
 	Mount string
 	V2    bool
 }
@@ -44,7 +44,7 @@ func host() (Root, error) {
 	return Root{Mount: cgroup.Mount, V2: v2}, err
 }
 
-// part is what to read from one hierarchy.
+// part says which figures to read from one hierarchy.
 type part struct {
 	// controller is the name of the v1 hierarchy; empty on v2.
 	controller string

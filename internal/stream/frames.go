@@ -41,7 +41,7 @@ func newSPDYGuard(max int) *spdyGuard {
 	return &spdyGuard{max: max, unanswered: map[uint32]chan struct{}{}}
 }
 
-// received inspects bytes from the client and returns how many of them may be passed on: all, unless it fails.
+// received inspects bytes from the client and returns how many of them can be passed on: all, unless it fails.
 func (g *spdyGuard) received(p []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// halfOpenTime is how long a client can continue to send after the pod has closed its side. The pod has nearly always
-// closed both directions, but TCP shows that only when something is sent.
+// halfOpenTime limits how long a client can send after the pod has closed its side. The pod has nearly always closed
+// both directions, but TCP shows that only when something is sent.
 const halfOpenTime = 30 * time.Second
 
 // Dial opens a connection in the network of a pod, like net.Dialer.DialContext.

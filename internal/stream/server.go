@@ -38,7 +38,7 @@ const (
 	DefaultMaxTokens       = 1000
 )
 
-// closeWait is how long Close waits for sessions to end.
+// closeWait limits how long Close waits for sessions to end.
 const closeWait = 5 * time.Second
 
 // Config configures a Server. Runtime is required; the zero values of the other fields stand for their defaults.

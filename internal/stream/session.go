@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// lingerTime is how long a closed session waits for the client to close its side (RFC 9112, 9.6).
+	// lingerTime limits how long a closed session waits for the client to close its side (RFC 9112, 9.6).
 	lingerTime = 2 * time.Second
 	// watchPeriod is the time between checks whether the client is gone.
 	watchPeriod = time.Second
-	// drainTime is how long a program has to read what a client sent before it went away.
+	// drainTime limits how long a program can take to read what a client sent before the client went away.
 	drainTime = 5 * time.Second
 )
 

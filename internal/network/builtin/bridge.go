@@ -156,7 +156,7 @@ func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = conf.Bridge, conf.MTU
 		err = host.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
-		if err == nil || errors.Is(err, unix.EEXIST) { // EEXIST: another process made it meanwhile
+		if err == nil || errors.Is(err, unix.EEXIST) { // EEXIST: another process made it first
 			link, err = host.LinkByName(conf.Bridge)
 		}
 	}
@@ -224,7 +224,7 @@ func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Lin
 	return host.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
 }
 
-// delBridge deletes the pod's interface, and thereby the host's end, and the masquerading rules for the pod's
+// delBridge deletes the pod's interface, with which the host's end disappears, and the masquerading rules for the pod's
 // addresses. Then it frees the addresses. It deletes the interface and the rules in parallel, because both mostly wait
 // for grace periods of the kernel.
 func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {

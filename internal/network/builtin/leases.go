@@ -22,7 +22,7 @@ import (
 //	last_reserved_ip.N     the last address leased from range N
 //
 // We do not use host-local's own store, because it waits for the lock without limit, and because programs that start
-// meanwhile inherit the lock's descriptor.
+// while the lock is held inherit its descriptor.
 type leases struct {
 	dir  string
 	lock int

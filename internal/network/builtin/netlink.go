@@ -59,7 +59,7 @@ func notFound(err error) bool {
 }
 
 // sysctl writes a file under /proc/sys/net of the thread's network namespace. Unlike sysctl names, the path elements
-// may contain dots, as interface names do.
+// can contain dots, as interface names do.
 func sysctl(value string, name ...string) error {
 	return os.WriteFile("/proc/sys/net/"+strings.Join(name, "/"), []byte(value), 0)
 }

@@ -17,7 +17,7 @@ import (
 const (
 	// timeout limits one execution, including the wait for the lock that all users of iptables share.
 	timeout = 10 * time.Second
-	// outputGrace is how long to wait for output from children that outlive the program.
+	// outputGrace limits the wait for output from children that outlive the program.
 	outputGrace = time.Second
 )
 

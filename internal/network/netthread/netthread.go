@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run runs fn on an OS thread that no other goroutine uses meanwhile. If fn reports that it restored the thread's
-// state, the thread is reused; otherwise it ends.
+// Run runs fn on an OS thread that no other goroutine uses at the same time. If fn reports that it restored the
+// thread's state, the thread is reused; otherwise it ends.
 //
 // Run never uses the main thread. That thread cannot end, so it could hold a namespace for ever, and /proc/PID/ns/net
 // shows its namespace as the process's.
