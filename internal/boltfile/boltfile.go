@@ -143,14 +143,14 @@ func isContentError(err error) bool {
 	return !errno && !errdefs.IsUnavailable(err)
 }
 
-// maxDamages limits the errors that Check returns: one bad page leads to an error for each page below it.
-const maxDamages = 3
+// maxReported limits the errors that Check returns: one bad page leads to an error for each page below it.
+const maxReported = 3
 
 // Check reads all pages and returns an error that lists the damage.
 func Check(tx *bbolt.Tx) error {
 	var errs []error
 	for err := range tx.Check() { // drain the channel, or the goroutine that fills it would never end
-		if len(errs) < maxDamages {
+		if len(errs) < maxReported {
 			errs = append(errs, err)
 		}
 	}

@@ -107,7 +107,7 @@ func (p *Process) Alive() bool {
 	}
 }
 
-// Ending reports whether the process has ended or is exiting: its program no longer runs.
+// Ending reports whether the process has ended or is exiting. In both cases its program no longer runs.
 func (p *Process) Ending() bool {
 	if !p.Alive() {
 		return true

@@ -26,7 +26,7 @@ type sample struct {
 	key   string
 	time  time.Time
 	usage uint64
-	// rate is the rate in the window that ended at time, if rated.
+	// rate is the rate in the window that ended at time. It is valid if rated is true.
 	rate  uint64
 	rated bool
 }
