@@ -39,7 +39,7 @@ func Reserve(path string) error {
 	}
 	err = unix.Fallocate(int(file.Fd()), 0, 0, used+2*reserved)
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("reserve disk space for changes of %s: %w", path, err)
+		return fmt.Errorf("reserve disk space for changes to %s: %w", path, err)
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ func parsePodCIDR(cidr string) (podCIDRs, error) {
 			field = &wanted.SubnetV4
 		}
 		if *field != "" {
-			return wanted, invalidf("pod CIDR %q: more than one subnet of a family", cidr)
+			return wanted, invalidf("pod CIDR %q: more than one subnet of an address family", cidr)
 		}
 		*field = prefix.String()
 	}

@@ -85,7 +85,7 @@ func (r *Result) addInterfaces(cni *types100.Result) error {
 			index = *ip.Interface
 		}
 		if index >= len(r.Interfaces) {
-			return badResult("address %s belongs to interface %d, there are %d", addr, index, len(r.Interfaces))
+			return badResult("address %s refers to interface %d, but there are only %d", addr, index, len(r.Interfaces))
 		}
 		if index < 0 { // none of the interfaces is the default one
 			continue
@@ -102,7 +102,7 @@ func (r *Result) addRoutes(cni *types100.Result) error {
 	for _, route := range cni.Routes {
 		dst, ok := prefixOf(route.Dst)
 		if !ok {
-			return badResult("route to %s", route.Dst.String())
+			return badResult("%s is not the destination of a route", route.Dst.String())
 		}
 		gw, _ := netip.AddrFromSlice(route.GW)
 		r.Routes = append(r.Routes, Route{Dst: dst, GW: gw.Unmap()})

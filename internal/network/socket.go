@@ -78,7 +78,7 @@ func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*o
 	})
 	if err != nil {
 		_ = file.Close()
-		return nil, fmt.Errorf("listen at %s %s: %w", network, target, err)
+		return nil, fmt.Errorf("listen on %s %s: %w", network, target, err)
 	}
 	return file, nil
 }

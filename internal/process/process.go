@@ -59,7 +59,7 @@ func Adopt(id ID) (*Process, error) {
 	}
 	if p.Start != id.Start {
 		p.Close()
-		return nil, fmt.Errorf("process %d has ended, another one has its PID: %w", id.Pid, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("process %d has ended, and another one has its PID: %w", id.Pid, errdefs.ErrNotFound)
 	}
 	return p, nil
 }

@@ -18,7 +18,7 @@ const (
 )
 
 // ErrSlowClient is the error for a client that was cut off because it reads too slowly.
-var ErrSlowClient = fmt.Errorf("attach: cut off, because the client reads more slowly than the container writes and %d MiB of output wait: %w",
+var ErrSlowClient = fmt.Errorf("attach: cut off, because the client reads more slowly than the container writes, and %d MiB of output are waiting: %w",
 	MaxBacklog>>20, errdefs.ErrResourceExhausted)
 
 // Packet is a piece of a container's output. Queues share its bytes.

@@ -115,7 +115,7 @@ func decodeStrict(data []byte, v any) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the configuration")
+		return errors.New("trailing data after the configuration")
 	}
 	return nil
 }
