@@ -310,8 +310,8 @@ func (l *Limiter) peerOf(a net.Addr) string {
 	return ip.String()
 }
 
-// reject counts a rejection and logs it: immediately if there was no log line within logInterval, otherwise together
-// with the following rejections.
+// reject counts a rejection and logs it: immediately if there was no log line within the last logInterval, otherwise
+// later, together with other rejections.
 func (l *Limiter) reject(reason string, peer net.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -148,7 +148,7 @@ func (s *Server) release(conn *net.UnixConn, peer Peer) {
 	}
 }
 
-// serve handles the request of a connection. It returns the handler's error too, for the log.
+// serve handles the request of a connection. It also returns the handler's error, for the log.
 func (s *Server) serve(conn *net.UnixConn, peer Peer) error {
 	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout))
 	r := NewReader(conn, MaxRequest)
