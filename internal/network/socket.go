@@ -50,7 +50,7 @@ func (m *Manager) dial(ctx context.Context, netnsPath string, target socketAddr)
 	return net.FileConn(file)
 }
 
-// Listen binds a socket to addr inside the namespace at netnsPath, and makes a tcp socket listen. The caller owns the
+// Listen binds a socket to addr inside the namespace at netnsPath, and for tcp also listens on it. The caller owns the
 // file, and can use it for net.FileListener or net.FilePacketConn, or pass it to another process.
 func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*os.File, error) {
 	targets, err := socketAddrs(network, addr)

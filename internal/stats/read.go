@@ -30,7 +30,7 @@ func Read(name string) (Figures, error) {
 }
 
 // OOMKills returns the number of processes in a cgroup that the OOM killer has killed. On v2, the number includes child
-// cgroups; on v1, the kernel does not count those. Its errors are the same as Read's.
+// cgroups; on v1, the kernel does not count those. It returns the same errors as Read.
 func OOMKills(name string) (uint64, error) {
 	root, err := host()
 	if err != nil {

@@ -98,7 +98,7 @@ func TestPlan(t *testing.T) {
 		"route with mtu":        {"bridge", with(plainBridge, `"dst":"0.0.0.0/0"`, `"dst":"0.0.0.0/0","mtu":1400`), nil, "mtu"},
 		"range of tomorrow":     {"bridge", with(plainBridge, `"subnet"`, `"tomorrow":1,"subnet"`), nil, "tomorrow"},
 		"no host-local":         {"bridge", plainBridge, environment("CNI_PATH=/nowhere"), "host-local"},
-		"twice":                 {"bridge", plainBridge + "{}", nil, "follows"},
+		"twice":                 {"bridge", plainBridge + "{}", nil, "trailing data"},
 		"no JSON":               {"bridge", "bridge", nil, "invalid"},
 		"nothing":               {"bridge", "", nil, "EOF"},
 		"loopback with more":    {"loopback", with(loopback, `"name"`, `"more":1,"name"`), nil, "more"},
