@@ -11,7 +11,7 @@ import (
 	"unsafe"
 )
 
-// Account sums what several instances (of one pod) use and hold, and limits it. It is safe for concurrent use.
+// Account adds up and limits the resources of several instances, such as a pod's. It is safe for concurrent use.
 type Account struct {
 	c      *C.tw_account // in C memory, because the guests' threads write to it
 	within *Account      // keeps alive what c.within points to; nil if unset
@@ -43,10 +43,10 @@ const (
 	HeldBytes     Held = C.TW_BYTES     // bytes that the host stores for resources
 )
 
-// Within makes each Held of this account count in all too, for example a pod's in the account of its worker. Call it
-// before any instance uses the account.
-func (a *Account) Within(all *Account) {
-	a.within, a.c.within = all, all.c
+// Within makes everything that this account holds count towards parent too: a pod's account is within that of its
+// worker. Call it before any instance uses the account.
+func (a *Account) Within(parent *Account) {
+	a.within, a.c.within = parent, parent.c
 }
 
 // Bound limits how much of a kind all instances together may hold; 0 means no limit. Beyond the limit, opening a file
@@ -56,7 +56,8 @@ func (a *Account) Bound(what Held, most int64) {
 	runtime.KeepAlive(a)
 }
 
-// Take adds n to a kind, and reports false if that would exceed the limit. A nil Account always reports true.
+// Take adds n to what is held of a kind. If that would exceed a limit, it adds nothing and returns false. A nil Account
+// has no limits.
 func (a *Account) Take(what Held, n int64) bool {
 	if a == nil {
 		return true
@@ -98,7 +99,7 @@ func (a *Account) CPU() time.Duration { return time.Duration(a.load(&a.c.cpu)) }
 // Throttled returns the total time that guests' threads have slept because of the CPU quota.
 func (a *Account) Throttled() time.Duration { return time.Duration(a.load(&a.c.throttled)) }
 
-// Instances returns the number of instances, including closed ones that still wait in WASI.
+// Instances returns the number of instances, including closed instances that are still waiting in WASI.
 func (a *Account) Instances() int { return int(a.live.Load()) }
 
 // addInstances adds n to the number of instances. A nil Account counts none.

@@ -24,7 +24,7 @@ type Config struct {
 	MaxMemory uint64
 	// MaxTableElements is the largest table that any guest may declare or grow to, in elements. Default 65536.
 	MaxTableElements uint32
-	// Logger gets the events that no caller learns from an error. Default: slog.Default().
+	// Logger receives events that no error reports to a caller. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -43,7 +43,8 @@ type CompileOptions struct {
 	// Provided reports whether the host will provide an interface ("tripod:grpc/response@0.1.0") besides WASI 0.2 and
 	// preview 1, which the engine provides. nil means no other interfaces.
 	Provided func(iface string) bool
-	// Both makes an image for both paths, to compare them. Otherwise the image has only the faster possible path.
+	// Both compiles the guest for both paths, so that they can be compared. Otherwise the image contains only the
+	// fastest path that the guest allows.
 	Both bool
 }
 
@@ -94,7 +95,7 @@ type HostFunc struct {
 }
 
 // HostResource is a resource type implemented by the host. Types refer to it by the name "INTERFACE#NAME"
-// (wit.Type.Name). Its values are numbers that the host chooses ("rep").
+// (wit.Type.Name). The host chooses a number ("rep") for each of its values.
 type HostResource struct {
 	Interface, Name string
 	// Drop is called on the guest's thread when the guest drops a resource that it owns; host is InstanceOptions.Host.
@@ -126,11 +127,12 @@ type Preopen struct {
 type InstanceOptions struct {
 	Args []string // the first is the program's name
 	Env  []string // NAME=value
-	// Stdin is read on its own goroutine, ahead of the guest by up to a pipe's capacity; nil means empty. If Read
-	// blocks forever, the goroutine stays until Read returns.
+	// Stdin is read on its own goroutine, ahead of the guest by up to a pipe's capacity; nil means empty. The goroutine
+	// outlives the instance if Read blocks.
 	Stdin io.Reader
-	// Stdout and Stderr are written on the guest's thread. wasmtime's WASI writes them on several threads in the
-	// background, possibly even after Close. nil discards the output. The guest sees a write error as an I/O error.
+	// Stdout and Stderr are written on the guest's thread, except that wasmtime's WASI writes them on several
+	// background threads, possibly even after Close. nil discards the output. If a write fails, the guest sees an I/O
+	// error.
 	Stdout, Stderr io.Writer
 	Preopens       []Preopen
 	// Channels are the guest's channels, in its directory /ch. nil means no such directory; components never have one.
@@ -165,7 +167,7 @@ type Trap struct {
 // TrapKind is the cause of a Trap, in words.
 type TrapKind string
 
-// Causes of traps that callers distinguish. Other causes have the engine's name ("integer divide by zero").
+// Causes of traps that callers distinguish. For other causes, the kind is wasmtime's text ("integer divide by zero").
 const (
 	TrapStackOverflow TrapKind = "stack overflow"
 	TrapUnreachable   TrapKind = "unreachable instruction executed"
@@ -174,7 +176,7 @@ const (
 	TrapABI TrapKind = "canonical ABI violated"
 	// TrapHost means that a host function failed. The call's error wraps the function's.
 	TrapHost TrapKind = "host function failed"
-	// TrapOther is a trap for which the engine has no code.
+	// TrapOther is a trap whose cause wasmtime does not name.
 	TrapOther TrapKind = "trap"
 )
 
@@ -194,7 +196,7 @@ var (
 	ErrHandles = fmt.Errorf("guest holds too many host resources: %w", errdefs.ErrResourceExhausted)
 	// ErrValue means that the guest passed or returned a value that is too large.
 	ErrValue = fmt.Errorf("guest gave too large a value: %w", errdefs.ErrResourceExhausted)
-	// ErrStarved means that the worker has no memory for the call, apart from the guest's own.
+	// ErrStarved means that the worker itself, not the guest, has run out of memory for the call.
 	ErrStarved = fmt.Errorf("no memory for the guest's call: %w", errdefs.ErrResourceExhausted)
 	// ErrHostCalls means that the guest called the host too often in one call.
 	ErrHostCalls = fmt.Errorf("guest called the host too often: %w", errdefs.ErrResourceExhausted)
@@ -204,7 +206,7 @@ var (
 	ErrDead = fmt.Errorf("instance is dead: %w", errdefs.ErrFailedPrecondition)
 )
 
-// Runner runs a guest. *Instance implements it; tests of callers can do without a guest.
+// Runner runs a guest. *Instance implements it. Tests of its callers can replace it, so that they need no guest.
 type Runner interface {
 	Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error)
 	Run(ctx context.Context) (int, error)

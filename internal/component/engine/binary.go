@@ -13,8 +13,8 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
-// declared checks the memories and tables that a module declares against the limits.
-func declared(m wasmbin.Module, cfg Config) error {
+// checkDeclared checks the memories and tables that a module declares against the limits.
+func checkDeclared(m wasmbin.Module, cfg Config) error {
 	if n := len(m.Memories); n > 1 {
 		return invalid("%s has %d memories, limit 1", titleOf(m), n)
 	}

@@ -210,8 +210,9 @@ func (i *Instance) end() {
 	i.idle.Broadcast()
 }
 
-// abandon stops waiting for the guest, which end will release. It reports false if the guest has returned meanwhile or
-// is in a host function, which ends with the call's context and may use memory of Call's caller.
+// abandon stops waiting for the guest; end releases it later. It returns false if the guest has returned in the
+// meantime. It also returns false if the guest is in a host function, because that function could be using memory of
+// Call's caller. The function ends with the call's context.
 func (i *Instance) abandon() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -223,7 +224,7 @@ func (i *Instance) abandon() bool {
 	return true
 }
 
-// callContext returns the context of the current call, which also ends with Kill. It is made on first use.
+// callContext returns the context of the current call, which Kill also ends. The context is made on first use.
 func (i *Instance) callContext() context.Context {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -407,7 +408,7 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 	return fmt.Errorf("engine: %s", text)
 }
 
-// trapped parses a trap's message, because the component API reports nothing but text.
+// trapped parses a trap's message, because the component API reports only text.
 func (i *Instance) trapped(text string) error {
 	if strings.Contains(text, "maximum concurrent") {
 		return fmt.Errorf("%w: %s", errNoRoom, text)

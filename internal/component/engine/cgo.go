@@ -48,5 +48,5 @@ func unionPointer[P any](union unsafe.Pointer) P { return *(*P)(union) }
 // nameOf copies a name from C memory.
 func nameOf(p *C.char, n C.size_t) string { return C.GoStringN(p, C.int(n)) }
 
-// yieldByIdle selects how guests that compute for long yield: as SCHED_IDLE, or by sleeping. For tests.
+// yieldByIdle selects how guests that compute for a long time yield: as SCHED_IDLE, or by sleeping. For tests.
 func yieldByIdle(on bool) { C.tw_stand_back(C.bool(on)) }

@@ -16,11 +16,12 @@ import (
 // Channels are the channels of a preview 1 guest, by their names in its directory /ch. A channel called stdin, stdout
 // or stderr replaces that stream. Components have no such directory.
 type Channels interface {
-	// Open opens a channel. It returns errdefs.ErrNotFound if no channel has the name, ErrPermissionDenied if the
+	// Open opens a channel. It returns errdefs.ErrNotFound if no channel has that name, ErrPermissionDenied if the
 	// channel cannot be read or written as asked, and ErrResourceExhausted if too many are open. With read and write
 	// both false, Open only checks that the channel exists and opens nothing. The channel calls wake when an operation
 	// that returned ErrWait should be tried again. It may call wake from any goroutine, even after the instance is
-	// closed, but must not hold its own locks meanwhile. The creator of the Channels closes what the guest leaves open.
+	// closed, but must not hold its own locks when it does. The creator of the Channels closes the channels that the
+	// guest leaves open.
 	Open(name string, read, write bool, wake func()) (Channel, error)
 }
 
@@ -35,7 +36,7 @@ type Channel interface {
 	Close()
 }
 
-// ErrWait is the error of a Channel's methods that would have to wait.
+// ErrWait means that a method of a Channel would have to wait.
 var ErrWait = errors.New("would wait")
 
 // Error numbers of preview 1, modes of the C half, and limits.
@@ -58,10 +59,10 @@ type descriptor struct {
 	rest []byte
 }
 
-// stdioNames are the channels that replace standard streams, by descriptor.
+// stdioNames are the names of the channels that replace standard streams, by descriptor.
 var stdioNames = [3]string{"stdin", "stdout", "stderr"}
 
-// addFiles sets the options with which a preview 1 guest reaches directories and channels.
+// addFiles sets the options that give a preview 1 guest its directories and channels.
 func (i *Instance) addFiles(o *C.tw_opts) error {
 	if i.link.module == nil || !i.code.img.CoreWASI {
 		return nil

@@ -39,9 +39,9 @@ type link struct {
 	sigs   map[string]string // core path: exported functions and their types ("ii>i")
 }
 
-// Load makes a guest from a code image. The image contains machine code, so it must come from Compile of an engine
-// with the same Fingerprint, and nobody must have changed it. If it is damaged or has another fingerprint, the error is
-// errdefs.ErrFailedPrecondition (compile again). If WASI and host lack an import, or provide it with another type, the
+// Load makes a guest from a code image. The image contains machine code, so it must come from Compile of an engine with
+// the same Fingerprint, and nobody must have changed it. If it is damaged or has another fingerprint, the error is
+// errdefs.ErrFailedPrecondition (compile again). If neither WASI nor host provides an import, or its type differs, the
 // error is errdefs.ErrInvalidArgument and names the import. The caller may reuse image after Load.
 func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 	img, err := decodeImage(image)
@@ -125,7 +125,7 @@ func (c *Code) addUsers(n int) error {
 	return nil
 }
 
-// slotOf returns the index in Code.links.
+// slotOf returns the index in Code.links for a path and engine.
 func slotOf(path Path, pooled bool) int {
 	slot := 2 * int(path-PathComponent)
 	if pooled {
@@ -247,7 +247,7 @@ func (c *Code) linkComponent(l *link) error {
 	c.frees = append(c.frees, func() { C.wasmtime_component_linker_delete(linker) })
 	C.wasmtime_component_linker_allow_shadowing(linker, true)
 	for _, i := range c.img.Imports {
-		if wasiOwn(i.Interface) && !c.host.provides(i.Interface) {
+		if engineProvides(i.Interface) && !c.host.provides(i.Interface) {
 			l.c.wasi = true
 		}
 	}

@@ -216,7 +216,7 @@ func FuzzParseBinary(f *testing.F) {
 		if bin, err := wasmbin.Parse(b); err == nil {
 			_ = coreShape(bin)
 			for _, m := range append(bin.Modules, bin.Nested...) {
-				_ = declared(m, Config{MaxMemory: 1 << 30, MaxTableElements: 100})
+				_ = checkDeclared(m, Config{MaxMemory: 1 << 30, MaxTableElements: 100})
 			}
 		}
 	})

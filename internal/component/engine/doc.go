@@ -1,4 +1,4 @@
-// Package engine runs guests: WebAssembly components and WASI preview 1 modules, in wasmtime (by cgo and its C API). It
+// Package engine runs guests: WebAssembly components and WASI preview 1 modules, in wasmtime (cgo and its C API). It
 // handles types, flat values (internal/component/wit) and limits, but not pods, gRPC, HTTP or protobuf. Begin with
 // [New]; the example of package internal/component shows all the steps.
 //
@@ -20,9 +20,9 @@
 //
 //   - time: an epoch tick every 10 ms while guests run. At each tick, the guest's own thread checks whether the guest
 //     has been killed (the context of its call has ended, or [Instance.Kill]) or has used up its compute budget
-//     ([InstanceOptions].Deadline). Waiting does not use up the budget: neither the part of a host call beyond 1 ms
-//     counts, nor a guest's sleep (except during instantiation). [HostCall.Renew] grants a fresh budget. A guest that
-//     runs longer than a tick yields to others until its call (or a host call) ends. Its thread is scheduled as
+//     ([InstanceOptions].Deadline). Waiting does not use up the budget: only the first millisecond of a host call
+//     counts, and a guest's sleep counts only during instantiation. [HostCall.Renew] grants a fresh budget. A guest
+//     that runs longer than a tick yields to others until its call (or a host call) ends. Its thread is scheduled as
 //     SCHED_IDLE; if the process could not undo that, the thread sleeps whenever others want the processor.
 //   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls per call. An
 //     [Account] sums memory over several instances. It also holds their CPU quota, and limits their open files, their
@@ -42,8 +42,10 @@
 //	                              ├─► standard streams    └─ waits here, on a futex, until Channel calls wake
 //	                              └─► p1pass.c ──► wasmtime's WASI, for directories and files
 //
-// A channel's methods never wait. The guest's thread waits in C, and holds nothing of the Go runtime. A guest that
-// sends or receives messages yields to others only after computing for two ticks without a message.
+// A channel's methods never wait. The guest's thread waits in C, where it occupies nothing of the Go runtime. A guest
+// that sends or receives messages yields to others only after computing for two ticks without a message.
+//
+// # Errors
 //
 // An instance whose call did not return normally is dead: it refuses all further calls.
 //

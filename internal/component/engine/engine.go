@@ -77,7 +77,7 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// open makes a wasmtime engine. Both engines differ only in allocation, so each can load code that the other compiled.
+// open makes a wasmtime engine. Each engine can load code that the other compiled: they differ only in allocation.
 func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	c := C.wasm_config_new()
 	C.wasmtime_config_strategy_set(c, C.TW_STRATEGY_CRANELIFT)
@@ -86,9 +86,9 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	C.wasmtime_config_native_unwind_info_set(c, false) // backtraces use frame pointers
 	C.wasmtime_config_epoch_interruption_set(c, true)
 	C.wasmtime_config_wasm_component_model_set(c, true)
-	// Shared memories could make a guest wait where no tick reaches it; the other features have no limits of their own
-	// here. (Multiple memories stay enabled because wasmtime's adapters between a component's modules need them;
-	// declared refuses them to guests.)
+	// With threads, a guest could wait on a shared memory, where no tick reaches it. The other features use resources
+	// that nothing here limits. (Multiple memories stay enabled because wasmtime's adapters between a component's
+	// modules need them; checkDeclared refuses them to guests.)
 	C.wasmtime_config_wasm_threads_set(c, false)
 	C.wasmtime_config_wasm_gc_set(c, false)
 	C.wasmtime_config_wasm_exceptions_set(c, false)
@@ -113,7 +113,7 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	return engine, nil
 }
 
-// pool configures the pooling allocator. It has slots for some small core instances besides each component's main one.
+// pool configures the pooling allocator. Each component gets slots for its main core instance and a few small ones.
 func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 	const coreInstances = 4
 	p := C.wasmtime_pooling_allocation_config_new()
@@ -126,16 +126,16 @@ func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 	C.wasmtime_pooling_allocation_config_max_memory_size_set(p, C.size_t(e.cfg.MaxMemory))
 	C.wasmtime_pooling_allocation_config_table_elements_set(p, C.size_t(e.cfg.MaxTableElements))
 	C.wasmtime_pooling_allocation_config_max_tables_per_module_set(p, coreInstances)
-	// A released slot keeps this much resident for its next instance: wasmtime clears it instead of the kernel.
+	// A released slot keeps this much memory resident for its next instance. wasmtime clears it, not the kernel.
 	C.wasmtime_pooling_allocation_config_linear_memory_keep_resident_set(p, 128<<10)
 	C.wasmtime_pooling_allocation_config_table_keep_resident_set(p, 4<<10)
 	C.wasmtime_pooling_allocation_strategy_set(c, p)
 }
 
 // Compile makes the code image of a component, or of a core module with _start. It returns errdefs.ErrInvalidArgument,
-// with the reason, for a guest that is not WebAssembly, truncated or invalid, needs an import that nothing provides,
-// declares memory or tables beyond the limits, or exports nothing to serve. Compile takes CPU and memory in proportion
-// to the guest (10 s and 600 MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
+// with the reason, for a guest that is not valid WebAssembly, needs an import that nothing provides, declares memory or
+// tables beyond the limits, or exports nothing that can be served. Compile takes CPU and memory in proportion to the
+// guest (10 s and 600 MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
 func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) ([]byte, error) {
 	bin, err := wasmbin.Parse(wasm)
 	if err != nil {
@@ -143,7 +143,7 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 	}
 	img := &image{}
 	for _, m := range append(bin.Modules, bin.Nested...) {
-		if err := declared(m, e.cfg); err != nil {
+		if err := checkDeclared(m, e.cfg); err != nil {
 			return nil, err
 		}
 		img.MinMemory += minMemory(m)
@@ -184,7 +184,7 @@ func (e *Engine) compileCommand(ctx context.Context, bin *wasmbin.Binary, img *i
 	if err := e.compileModule(ctx, m.Code, img); err != nil {
 		return err
 	}
-	return e.linkable(img)
+	return e.tryLink(img)
 }
 
 func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (err error) {
@@ -204,8 +204,8 @@ func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (er
 	return nil
 }
 
-// linkable links a command as Load will, to find imports of preview 1 that do not exist or have the wrong type.
-func (e *Engine) linkable(img *image) error {
+// tryLink links a command as Load will, to find imports of preview 1 that do not exist or have the wrong type.
+func (e *Engine) tryLink(img *image) error {
 	loading := *img
 	c, err := e.load(&loading, Host{})
 	if err == nil {
@@ -263,7 +263,7 @@ func worldOf(exports []Item) (w World) {
 	return w
 }
 
-// failure converts a wasmtime error, which it frees.
+// failure converts a wasmtime error to a Go error, and frees it.
 func failure(err *C.wasmtime_error_t) error {
 	if err == nil {
 		return nil

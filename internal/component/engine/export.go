@@ -88,7 +88,7 @@ func twWrite(handle C.uintptr_t, fd C.int, p *C.uchar, n C.size_t) C.ptrdiff_t {
 	return C.ptrdiff_t(write(cgo.Handle(handle), int(fd), unsafe.Slice((*byte)(p), int(n))))
 }
 
-// write writes a guest's output, or discards it for a released instance. It returns the number of bytes, or -errno.
+// write writes a guest's output, or discards it if the instance is released. It returns the number of bytes, or -errno.
 func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	const eio = 5
 	i := owner(handle)

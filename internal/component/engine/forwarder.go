@@ -15,7 +15,7 @@ type forwarder struct {
 	module *C.wasmtime_module_t
 }
 
-// forwarders are the engines' forwarders. They are made on first use, because their module has to be compiled.
+// forwarders holds a forwarder for each engine, made on first use, because its module has to be compiled.
 type forwarders struct {
 	mu   sync.Mutex
 	made map[*C.wasm_engine_t]forwarder
@@ -46,7 +46,7 @@ func (p *forwarders) forEngine(engine *C.wasm_engine_t) (forwarder, error) {
 	return made, nil
 }
 
-// forwarderModule returns a module that imports a memory and those functions of preview 1 that take descriptors. It
+// forwarderModule returns a module that imports a memory and the functions of preview 1 that take descriptors. It
 // exports the memory, and functions of the same names that call the imports (webassembly.github.io/spec/core/binary).
 func forwarderModule() []byte {
 	const (

@@ -32,7 +32,7 @@ type Func struct {
 func (f *Func) String() string { return f.item.String() }
 
 // Func binds an exported function. If the function does not exist, the error is errdefs.ErrNotFound. If it has another
-// type, the error is errdefs.ErrInvalidArgument and says where in the type both differ.
+// type, the error is errdefs.ErrInvalidArgument and says where the two types differ.
 func (c *Code) Func(sig Signature) (*Func, error) {
 	item, err := c.export(sig)
 	if err != nil {
@@ -181,7 +181,7 @@ func (h *hostTable) program(item Item, params []*wit.Type, result *wit.Type) (*C
 		}
 	}
 	table := wit.Program(params, result)
-	resources, err := h.numbers(item, table)
+	resources, err := h.resourceNumbers(item, table)
 	if err != nil {
 		return nil, err
 	}
@@ -210,8 +210,8 @@ func depth(t *wit.Type, seen map[*wit.Type]int) int {
 	return deepest + 1
 }
 
-// numbers returns, for each node of a type table, the host's number of the resource, or 0 if the node is not one.
-func (h *hostTable) numbers(item Item, table []byte) ([]uint32, error) {
+// resourceNumbers returns the host's number of the resource for each node of a type table, or 0 for any other node.
+func (h *hostTable) resourceNumbers(item Item, table []byte) ([]uint32, error) {
 	const headerWords, nodeWords, childWords = 8, 10, 3
 	word := func(n int) int { return int(binary.LittleEndian.Uint32(table[4*n:])) }
 	nodes, names := word(2), len(table)-word(5)

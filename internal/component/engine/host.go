@@ -15,10 +15,10 @@ type hostTable struct {
 	funcs     []HostFunc
 	drops     []func(host any, rep uint32)
 	ifaces    map[string]bool   // by compatName
-	names     map[[2]string]int // compatName of the interface, name → funcs
-	resources map[string]int    // "compatName of the interface#name" → drops
-	cfuncs    []*C.tw_hostfn    // by number; nil if the guest does not import it
-	cdrops    []*C.tw_hostfn
+	names     map[[2]string]int // compatName of the interface, name → index in funcs
+	resources map[string]int    // "compatName of the interface#name" → index in drops
+	cfuncs    []*C.tw_hostfn    // C records of funcs; nil if the guest does not import the function
+	cdrops    []*C.tw_hostfn    // C records of drops
 }
 
 func newHostTable(c *Code, host Host) (*hostTable, error) {
@@ -47,7 +47,7 @@ func newHostTable(c *Code, host Host) (*hostTable, error) {
 		}
 	}
 	for _, r := range c.img.Resources {
-		if _, ok := h.resources[r.Of]; !ok && (!wasiOwn(r.Interface) || h.provides(r.Interface)) {
+		if _, ok := h.resources[r.Of]; !ok && (!engineProvides(r.Interface) || h.provides(r.Interface)) {
 			return nil, invalid("import %s#%s: nothing provides the resource %s", r.Interface, r.Name, r.Of)
 		}
 	}
@@ -71,7 +71,7 @@ func (h *hostTable) provides(iface string) bool { return h.ifaces[compatName(ifa
 func (h *hostTable) bind(c *Code, item Item) error {
 	n, ok := h.names[[2]string{compatName(item.Interface), item.Name}]
 	if !ok {
-		if !c.img.Component || (wasiOwn(item.Interface) && !h.provides(item.Interface)) {
+		if !c.img.Component || (engineProvides(item.Interface) && !h.provides(item.Interface)) {
 			return nil // the engine provides it, or refuses it when it links
 		}
 		return invalid("import %v: nothing provides it", item)

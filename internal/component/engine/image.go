@@ -20,15 +20,15 @@ const (
 	preview1    = "wasi_snapshot_preview1"
 	httpHandler = "wasi:http/incoming-handler@0.2"
 	cliRun      = "wasi:cli/run@0.2"
-	rootModule  = "$root" // a core module imports functions without an interface from here
+	rootModule  = "$root" // the module from which a core module imports functions without an interface
 )
 
 // image is a decoded code image. The format:
 //
-//	magic (8 bytes) | SHA-256 of all that follows | u32 length, fingerprint | u32 length, inspection (gob) |
+//	magic (8 bytes) | SHA-256 of the rest | u32 length, fingerprint | u32 length, inspection (gob) |
 //	u32 length, component | u32 length, module
 //
-// Lengths are little-endian. The sum detects damage, not forgery, so callers must store images where nobody can
+// Lengths are little-endian. The checksum detects damage, not forgery, so callers must store images where nobody can
 // change them.
 type image struct {
 	inspection
@@ -91,14 +91,14 @@ func stale(why string) error {
 	return fmt.Errorf("code image: %s; compile the guest again: %w", why, errdefs.ErrFailedPrecondition)
 }
 
-// waits are the functions of preview 1 in which a guest can wait where no tick reaches it.
-var waits = []string{"poll_oneoff", "fd_read", "fd_pread", "sock_accept", "sock_recv"}
+// waitingFuncs are the functions of preview 1 in which a guest can wait where no tick reaches it.
+var waitingFuncs = []string{"poll_oneoff", "fd_read", "fd_pread", "sock_accept", "sock_recv"}
 
 func (i *inspection) describeCore(m wasmbin.Module) {
 	for _, imp := range m.Imports {
 		if imp.Module == preview1 {
 			i.CoreWASI = true
-			i.CoreWaits = i.CoreWaits || slices.Contains(waits, imp.Name)
+			i.CoreWaits = i.CoreWaits || slices.Contains(waitingFuncs, imp.Name)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func (i *inspection) findCore(bin *wasmbin.Binary, host func(string) bool) {
 			iface = ""
 		}
 		if iface != preview1 && (host == nil || !host(iface)) {
-			i.CoreOdd = fmt.Sprintf("the core module imports %s of the engine", imp.Module)
+			i.CoreOdd = fmt.Sprintf("the core module imports %s, which only the component path provides", imp.Module)
 			return
 		}
 	}
@@ -123,11 +123,11 @@ func (i *inspection) findCore(bin *wasmbin.Binary, host func(string) bool) {
 	i.CoreOdd = i.coreExports(bin)
 }
 
-// checkImports returns an error that names the component's imports that neither WASI nor the host provides.
+// checkImports returns an error that names the imports that neither WASI nor the host provides, or nil.
 func (i *inspection) checkImports(host func(string) bool) error {
 	var missing []string
 	for _, item := range i.Imports {
-		if !wasiOwn(item.Interface) && (host == nil || !host(item.Interface)) {
+		if !engineProvides(item.Interface) && (host == nil || !host(item.Interface)) {
 			missing = append(missing, item.String())
 		}
 	}
@@ -145,7 +145,7 @@ func (i *inspection) checkImports(host func(string) bool) error {
 func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	m := bin.Modules[0]
 	if i.World == WorldCommand {
-		// The lifted function is the adapter's, which calls _start.
+		// The component lifts a function of the preview 1 adapter, which calls _start.
 		if !hasKey(m.Exports, "_start") || len(bin.Lifted) > 0 {
 			return "the core module is not a preview 1 command"
 		}
@@ -175,7 +175,7 @@ func normalizedTypes(params []*wit.Type, result *wit.Type) ([]*wit.Type, *wit.Ty
 	return all, normalized(result, seen)
 }
 
-// normalized returns t with the names of resources as in [compatName], so that compatible versions compare equal.
+// normalized returns t with the names of resources cut as by [compatName], so that compatible versions compare equal.
 func normalized(t *wit.Type, seen map[*wit.Type]*wit.Type) *wit.Type {
 	if t == nil {
 		return nil

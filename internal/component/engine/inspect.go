@@ -88,7 +88,7 @@ func (in *inspector) top(to *[]Item, imported bool, get nth) {
 			})
 		}
 	case C.TW_ITEM_TYPE:
-	default: // modules, components, resources outside of an interface
+	default: // modules, components, resources outside any interface
 		if imported && in.err == nil {
 			in.err = invalid("import %s: nothing provides it", iface)
 		}
@@ -112,7 +112,7 @@ func (in *inspector) member(to *[]Item, imported bool, iface string, get nth) {
 	}
 }
 
-// resource records a resource under the name of its first appearance, since a defining interface precedes its users.
+// resource records a resource under its first name, because the interface that defines it comes first.
 func (in *inspector) resource(iface, name string, imported bool, t *C.wasmtime_component_resource_type_t) {
 	of := in.find(t)
 	if of == "" {
@@ -157,7 +157,7 @@ var scalarKinds = map[C.uint8_t]wit.Kind{
 	C.TW_TYPE_STRING: wit.String,
 }
 
-// valtype converts a wasmtime type, and frees it. Errors name the function where.
+// valtype converts a wasmtime type, and frees it. where is the function to name in errors.
 func (in *inspector) valtype(t *C.wasmtime_component_valtype_t, where Item) *wit.Type {
 	defer C.wasmtime_component_valtype_delete(t)
 	if k, ok := scalarKinds[t.kind]; ok {
@@ -271,8 +271,8 @@ func compatName(iface string) string {
 	return iface
 }
 
-// wasiOwn reports whether the engine itself provides an interface.
-func wasiOwn(iface string) bool {
+// engineProvides reports whether the engine itself provides an interface.
+func engineProvides(iface string) bool {
 	base, ok := strings.CutSuffix(compatName(iface), "@0.2")
 	if !ok {
 		return false

@@ -28,8 +28,8 @@ const (
 	defaultMaxValue   = 64 << 20
 )
 
-// abandonAfter is the time that a killed guest has to end before it is abandoned. Such a guest sleeps or waits in WASI,
-// where no tick reaches it. Its thread and memory are released when it wakes up.
+// abandonAfter is the time that a killed guest has to end before it is abandoned. An abandoned guest sleeps or waits in
+// WASI, where no tick reaches it. Its thread and memory are released when it wakes up.
 const abandonAfter = 100 * time.Millisecond
 
 // Instance is a running guest with its own memory. Only one goroutine at a time may call it; Kill, CPU and Memory are
@@ -53,7 +53,7 @@ type Instance struct {
 	busy      bool
 	returned  bool  // the current call has returned from the guest
 	abandoned bool  // released when its call returns
-	closed    bool  // Close was called
+	closed    bool  // Close has been called
 	dead      error // why the instance can no longer be called
 	idle      sync.Cond
 	cpu       time.Duration // set on release
@@ -207,7 +207,7 @@ func (i *Instance) copts() C.tw_opts {
 	return o
 }
 
-// feed copies r to the guest until the reader ends or the guest closes the pipe.
+// feed copies r to the guest until r ends or the guest closes the pipe.
 func feed(w *os.File, r io.Reader) {
 	_, _ = io.Copy(w, r)
 	_ = w.Close()
