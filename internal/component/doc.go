@@ -15,8 +15,8 @@
 //
 //   - To call a function of a component: engine.New, then Compile, Load, Func, Instantiate and Call. See the example "Call".
 //   - To make values: package wit documents the flat encoding, appends values to a slice and reads them from one.
-//   - To serve a gRPC service from a component: protowit.Parse tells what the component must export, and converts the
-//     messages. The example "Protobuf" converts one message both ways.
+//   - To serve a gRPC service from a component: protowit.Parse returns a Schema, which says what the component must
+//     export and converts the messages. The example "Protobuf" converts one message both ways.
 //   - To offer your own functions to a component: engine.Host. Package wasihttp is such a host, for wasi:http.
 //   - To inspect a file before compiling it: wasmbin.Read.
 //

@@ -6,8 +6,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Messages that stay serialized, or that a later member of their oneof replaces, get the same first pass as all others.
-// Instead of the second pass, this file's functions check them without writing. partial allows missing required fields.
+// A message that stays serialized, or that a later member of its oneof replaces, gets the same first pass as any other.
+// Instead of the second pass, the functions of this file check it and write nothing. If partial is set, required fields
+// can be missing.
 
 // check checks a message that is in several pieces.
 func (d *decoder) check(m *Message, first uint32, depth int, partial bool) error {

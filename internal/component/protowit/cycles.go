@@ -2,10 +2,10 @@ package protowit
 
 import "google.golang.org/protobuf/reflect/protoreflect"
 
-// WIT has no recursive types. A field that closes a cycle (its message can contain the message of the field) carries
-// the serialized message as list<u8> instead. The rule depends only on the two messages, so a message maps to the same
-// type everywhere. The one exception is google.protobuf.Value: it is Value's own fields that are serialized, so that
-// Struct and ListValue contain values.
+// WIT has no recursive types. A field that closes a cycle (its message can contain the message that has the field)
+// carries the serialized message as list<u8> instead. The rule depends only on the two messages, so a message maps to
+// the same type everywhere. The one exception is google.protobuf.Value: the fields of Value are serialized, so those of
+// Struct and ListValue need not be.
 
 // cycles holds the strongly connected components of the graph of messages (Tarjan's algorithm, in a simple form because
 // messages are few). Two messages with the same component number can contain each other.
@@ -17,7 +17,7 @@ type node struct {
 	component  int
 }
 
-// raw reports whether fields of parent carry the message child (or a map with child as value) serialized.
+// raw reports whether a field of parent carries the message child, or a map with such values, in serialized form.
 func (c cycles) raw(parent, child protoreflect.MessageDescriptor) bool {
 	if parent.FullName() == "google.protobuf.Value" {
 		return true

@@ -11,11 +11,11 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// MaxDepth is the maximum nesting depth of messages. C++ and Java have the same limit.
+// MaxDepth is the maximum nesting depth of messages. Protobuf for C++ and Java has the same limit.
 const MaxDepth = 100
 
 // Expansion limits the flat size of a message, as a multiple of its serialized size. Absent fields take space too, so a
-// list of empty messages grows with the number of the message's fields. ExpansionFree more bytes are always allowed.
+// list of empty messages grows with the number of the message's fields. ExpansionFree bytes are allowed in addition.
 const (
 	Expansion     = 16
 	ExpansionFree = 1 << 20
@@ -48,13 +48,13 @@ type decoder struct {
 	table   []uint32
 }
 
-// state holds the findings of the first pass about one slot.
+// state holds the results of the first pass for one slot.
 type state struct {
 	set    bool
 	member uint16 // the oneof's member that is set
-	// Regions of the input with the values of messages, lists and maps; each is 1 + the index in regions.
+	// For messages, lists and maps: the first and the last region with values, as 1 + the index in decoder.regions.
 	first, last uint32
-	// The last value (varint and fixed), or start<<32 | end of its bytes.
+	// For numbers: the last value. For strings and bytes: start<<32 | end of the last value.
 	bits uint64
 }
 
@@ -96,7 +96,7 @@ func (d *decoder) message(dst []byte, m *Message, r record, depth int) ([]byte, 
 	return dst, err
 }
 
-// pieces converts a message that is the concatenation of all records of a field.
+// pieces converts a message whose bytes are the concatenation of all records of a field.
 func (d *decoder) pieces(dst []byte, m *Message, first uint32, depth int) ([]byte, error) {
 	base, regions := d.push(m)
 	for c := d.cursor(first); c.next(); {
@@ -112,7 +112,7 @@ func (d *decoder) pieces(dst []byte, m *Message, first uint32, depth int) ([]byt
 // cursor iterates over the records of a field.
 type cursor struct {
 	d        *decoder
-	region   uint32 // the next one
+	region   uint32 // the next region
 	pos, end int
 	record   record
 }

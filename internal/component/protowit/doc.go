@@ -20,7 +20,7 @@
 //   - Strings must be UTF-8, also in proto2, because WIT has no other strings.
 //   - Messages may nest [MaxDepth] deep.
 //   - Enums are open, even those that proto2 declares closed, as in Go.
-//   - A required field (proto2) that is missing in a map entry is an error, even if a later entry replaces that entry.
+//   - A required field (proto2) that is missing from a map entry is an error, even if a later entry replaces it.
 //   - Recursive messages stay serialized, but are checked (see cycles.go).
 //
 // # Implementation

@@ -32,7 +32,7 @@ func (m *Message) Encode(dst, flat []byte) ([]byte, error) {
 type encoder struct {
 	b     []byte
 	pos   int
-	bad   bool // a read went past the end, or found something that no value contains
+	bad   bool // a read went past the end, or found an invalid value
 	sizes []int
 	used  int
 }
@@ -91,7 +91,7 @@ func (e *encoder) which(n int) int {
 	return int(c)
 }
 
-// number reads a numeric value and returns its bits on the wire.
+// number reads a numeric value and returns the bits to put on the wire.
 func (e *encoder) number(f *field) uint64 {
 	switch f.op {
 	case opBool:

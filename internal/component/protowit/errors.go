@@ -26,7 +26,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// fault is a kind of damage. The values are shared and have no position.
+// fault is a kind of damage. Faults are shared by all messages, so they have no position.
 type fault struct {
 	text  string
 	class error

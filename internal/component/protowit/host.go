@@ -11,7 +11,7 @@ const (
 	ResponseInterface = "tripod:grpc/response@0.1.0"
 )
 
-// Functions of ResponseInterface, of the type func(e: entry).
+// The functions of ResponseInterface. Both have the type func(e: entry).
 const (
 	SetHeader  = "set-header"
 	SetTrailer = "set-trailer"

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// op is the conversion of one value.
+// op is the conversion of one value: wire format ↔ flat bytes.
 type op uint8
 
 const (
@@ -57,7 +57,7 @@ var kinds = map[protoreflect.Kind]kindInfo{
 func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
 func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// scalar appends a value other than a message, from its bits on the wire.
+// scalar appends the flat form of a value that is not a message.
 func (d *decoder) scalar(dst []byte, f *field, r record) []byte {
 	if f.op == opString || f.op == opBytes {
 		return wit.AppendBytes(dst, d.b[r.start:r.end])
@@ -65,7 +65,7 @@ func (d *decoder) scalar(dst []byte, f *field, r record) []byte {
 	return number(dst, f, r.bits)
 }
 
-// number appends a numeric value. As in protobuf, varints are cut to the width of the field.
+// number appends a numeric value. Varints are cut to the width of the field, as in protobuf.
 func number(dst []byte, f *field, v uint64) []byte {
 	switch f.op {
 	case opBool:
@@ -93,7 +93,7 @@ func packed(dst []byte, f *field, b []byte) (_ []byte, n int, err error) {
 		if len(b)%4 != 0 {
 			return nil, len(b) / 4, errTruncated
 		}
-		return append(dst, b...), len(b) / 4, nil // both encodings are the same bytes
+		return append(dst, b...), len(b) / 4, nil // the bytes are the same in both encodings
 	case protowire.Fixed64Type:
 		if len(b)%8 != 0 {
 			return nil, len(b) / 8, errTruncated

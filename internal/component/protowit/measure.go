@@ -109,8 +109,8 @@ func (e *encoder) measureGroup(f *field) (int, error) {
 	return e.measure(f.msg)
 }
 
-// checkRaw checks a message that the guest has serialized itself. If it were not well-formed, clients would see a
-// damaged message, and a group could not be told from the fields after it.
+// checkRaw checks a message that the guest has serialized itself. If it were malformed, clients would see a damaged
+// message, and could take the fields after a group for a part of the group.
 func (e *encoder) checkRaw(m *Message, b []byte) error {
 	if e.bad || len(b) > MaxMessage {
 		return errGuestFlat
@@ -180,7 +180,7 @@ func (e *encoder) measureMap(f *field) (size int, err error) {
 	return size, nil
 }
 
-// prefixed returns the size of n bytes with a length prefix.
+// prefixed returns the size of n bytes together with their length prefix.
 func prefixed(n int) int { return varintLen(uint64(n)) + n }
 
 func numberLen(wire protowire.Type, v uint64) int {

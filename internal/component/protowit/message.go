@@ -12,7 +12,7 @@ import (
 )
 
 // MaxTypeSize is the maximum size of a message in linear memory, in bytes, without the contents of its lists and
-// strings. It stops messages that contain each other hundreds of times from growing beyond use.
+// strings. Messages that contain other messages hundreds of times could become unusably large without this limit.
 const MaxTypeSize = 1 << 20
 
 // Message converts the values of one message type between protobuf and flat bytes. It is immutable.
@@ -74,7 +74,7 @@ type enum struct {
 	dense   []uint32 // case+1, indexed by number, for small numbers
 }
 
-// denseLimit is the size limit of tables that are indexed by number.
+// denseLimit is the maximum length of tables that are indexed by number.
 const denseLimit = 256
 
 // lookup returns the field with a number, or nil.
@@ -91,7 +91,7 @@ func (m *Message) lookup(n protowire.Number) *field {
 	return m.fields[i]
 }
 
-// request plans the message of a method and everything that it contains.
+// request plans the message of a method and everything that the message contains.
 func (p *witPackage) request(md protoreflect.MessageDescriptor) (*Message, error) {
 	m, err := p.message(md)
 	for err == nil && len(p.pending) > 0 {
@@ -102,7 +102,8 @@ func (p *witPackage) request(md protoreflect.MessageDescriptor) (*Message, error
 	return m, err
 }
 
-// message plans a message and everything that it contains, except the messages of raw fields.
+// message plans a message and everything that it contains, except the messages of raw fields. To plan a message is to
+// create its slots and its WIT type.
 func (p *witPackage) message(md protoreflect.MessageDescriptor) (*Message, error) {
 	if m := p.messages[md.FullName()]; m != nil {
 		return m, nil
@@ -126,7 +127,7 @@ func (p *witPackage) message(md protoreflect.MessageDescriptor) (*Message, error
 	return m, nil
 }
 
-// plan creates the slots, ordered by field number (a oneof at its lowest number), and the type that they form.
+// plan creates the slots, ordered by field number (a oneof at its lowest number), and the WIT type of the message.
 func (p *witPackage) plan(m *Message) ([]protoreflect.Descriptor, error) {
 	fds := fieldsByNumber(m.Desc)
 	record := &wit.Type{Kind: wit.Record, Name: m.name}
@@ -253,7 +254,8 @@ func (p *witPackage) oneof(m *Message, od protoreflect.OneofDescriptor) (*wit.Ty
 }
 
 // field plans one value of a field (an element of a list, an entry of a map) and returns its type. parent is the
-// message that contains the field (for the parts of a map entry, the map), to find cycles.
+// message that contains the field; for the key or value of a map entry, it is the message that contains the map. It is
+// needed to find cycles.
 func (p *witPackage) field(
 	m *Message, parent protoreflect.MessageDescriptor, fd protoreflect.FieldDescriptor,
 ) (*field, *wit.Type, error) {
@@ -288,8 +290,8 @@ func (p *witPackage) field(
 	return f, kinds[fd.Kind()].typ, nil
 }
 
-// nested plans the message of a field. The message of a raw field is planned too, because its bytes are checked, but
-// later, since it may be one of those being planned now.
+// nested plans the message of a field. The message of a raw field must be planned too, because its bytes are checked.
+// This happens later, because the message could be one whose planning has not finished.
 func (p *witPackage) nested(f *field, parent, md protoreflect.MessageDescriptor) (*wit.Type, error) {
 	if f.raw = p.cycles.raw(parent, md); f.raw {
 		p.pending = append(p.pending, func() (err error) {
@@ -369,7 +371,7 @@ func (e *enum) index() {
 	}
 }
 
-// caseOf returns the case of a number, or false if the enum does not have the number.
+// caseOf returns the case for a number, or false if the enum does not have that number.
 func (e *enum) caseOf(n int32) (uint32, bool) {
 	if n >= 0 && int(n) < len(e.dense) {
 		c := e.dense[n]

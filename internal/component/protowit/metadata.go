@@ -20,7 +20,7 @@ import (
 //	Field         1 number   2 name   3 scalar coding   4 compound coding   5 message: index   6 variants: list of Field
 //
 // A scalar coding is 4*kind + mode. A compound coding is 4*{0 enum, 1 message} + mode, or 8 for a oneof. The modes are
-// implicit presence, packed, explicit presence, expanded (repeated but not packed).
+// 0 implicit presence, 1 packed, 2 explicit presence, 3 expanded (repeated but not packed).
 
 type metadata struct {
 	services []metaService
@@ -44,7 +44,7 @@ type metaField struct {
 	number           uint64
 	name             string
 	scalar, compound uint64
-	isScalar         bool // the scalar coding came after the compound one, and applies
+	isScalar         bool // scalar applies and compound does not, because the scalar coding came last
 	message          uint64
 	variants         []metaField
 }
@@ -67,7 +67,7 @@ func ParseMetadata(b []byte, services ...string) (*Schema, error) {
 	return s, nil
 }
 
-// rename sets the function names that the metadata gives.
+// rename sets the function names that the metadata contains.
 func (s *Schema) rename(m *metadata) {
 	for _, method := range s.Methods {
 		for _, ms := range m.services {

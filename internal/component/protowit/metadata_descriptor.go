@@ -14,7 +14,8 @@ const metadataPackage = "metadata"
 
 const metadataFile = "metadata.proto"
 
-// descriptors makes a file of the messages, and one per package of services. Editions can express all field codings.
+// descriptors makes a file with all messages, and a file for each package of services. The files use editions, which
+// can express all field codings.
 func (m *metadata) descriptors() (*descriptorpb.FileDescriptorSet, error) {
 	messages := newFile(metadataFile, metadataPackage)
 	for i := range m.messages {
@@ -116,7 +117,8 @@ const (
 	codingOneof   = 8
 )
 
-// scalarKinds are the types for the kinds of scalar codings. The third is a string that need not be UTF-8.
+// scalarKinds are the field types for the kinds of scalar codings, by number. Kind 2 is a string that need not be
+// UTF-8; it becomes an ordinary string.
 var scalarKinds = []descriptorpb.FieldDescriptorProto_Type{
 	descriptorpb.FieldDescriptorProto_TYPE_BYTES, descriptorpb.FieldDescriptorProto_TYPE_STRING,
 	descriptorpb.FieldDescriptorProto_TYPE_STRING, descriptorpb.FieldDescriptorProto_TYPE_BOOL,
@@ -159,7 +161,7 @@ func (m *metadata) field(d *descriptorpb.DescriptorProto, f metaField, oneof int
 	return nil
 }
 
-// fieldType sets the type of fd and returns the mode. It declares an enum in the message d.
+// fieldType sets the type of fd and returns the mode. The type of an enum field is declared in the message d.
 func (m *metadata) fieldType(
 	d *descriptorpb.DescriptorProto, fd *descriptorpb.FieldDescriptorProto, f metaField,
 ) (mode uint64, err error) {

@@ -61,7 +61,7 @@ var keywords = func() map[string]bool {
 	return all
 }()
 
-// ident returns a name as WIT text.
+// ident returns a name as WIT text: a keyword gets its % prefix.
 func ident(name string) string {
 	if keywords[name] {
 		return "%" + name
@@ -69,8 +69,8 @@ func ident(name string) string {
 	return name
 }
 
-// enumPrefix returns the prefix that all values of an enum share by convention, which is the enum's name (COLOR_ in
-// enum Color). It returns "" unless all values have the prefix and a valid name follows in each.
+// enumPrefix returns the prefix that all values of an enum share by convention: the enum's name (COLOR_ in enum Color).
+// It returns "" unless every value has the prefix and a valid name after it.
 func enumPrefix(enum string, values []string) string {
 	prefix := strings.ToUpper(strings.ReplaceAll(kebab(enum), "-", "_")) + "_"
 	for _, v := range values {

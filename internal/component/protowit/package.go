@@ -100,7 +100,7 @@ func (p *witPackage) addService(sd protoreflect.ServiceDescriptor) ([]*Method, e
 	return s.methods, nil
 }
 
-// sign sets the type of the method's function.
+// sign sets the parameters and the result of the method's function.
 func (p *witPackage) sign(s *witService, m *Method) {
 	m.Params = []*wit.Type{ContextType}
 	m.Result = &wit.Type{Kind: wit.Result, Err: StatusType}

@@ -29,8 +29,8 @@ func varint(b []byte, pos int) (v uint64, next int, err error) {
 	return 0, 0, errVarint
 }
 
-// tag reads a field's number and wire type. Callers must refuse numbers above protowire.MaxValidNumber; in unknown
-// groups such numbers are accepted, as in the Go implementation.
+// tag reads a field's number and wire type. Callers must refuse numbers above protowire.MaxValidNumber, except in
+// unknown groups, where they are accepted as in Go's protobuf library.
 func tag(b []byte, pos int) (n protowire.Number, wire protowire.Type, next int, err error) {
 	v, next, err := varint(b, pos)
 	if err != nil {

@@ -41,7 +41,7 @@ type Method struct {
 	Procedure string // "/greet.v1.Greeter/SayHello"
 	Desc      protoreflect.MethodDescriptor
 
-	// Interface and Function name the function that the guest exports, Params and Result are its type:
+	// Interface and Function name the function that the guest exports; Params and Result are its type:
 	//
 	//	unary          func(context, request) -> result<response, status>
 	//	client stream  func(context, requests: borrow<reader>) -> result<response, status>
@@ -52,8 +52,8 @@ type Method struct {
 	Result              *wit.Type
 
 	Request, Response *Message
-	// Reader is the host resource from which the guest reads requests, Writer the one to which it writes replies. They
-	// are nil for a direction that does not stream. Methods of a service share them where the message is the same.
+	// Reader is the host resource from which the guest reads requests; Writer is the one to which it writes replies.
+	// Each is nil if that direction does not stream. Methods of a service with the same message share them.
 	Reader, Writer *Stream
 }
 
@@ -63,7 +63,7 @@ type Stream struct {
 	Resource  string // "hello-request-reader"
 	// Function is the method's name in the component model, "[method]hello-request-reader.next".
 	Function string
-	// Params and Result are the type of Function; the first parameter is a borrow of the resource itself.
+	// Params and Result are the type of Function. The first parameter, which WIT omits, is a borrow of the resource:
 	//
 	//	next: func() -> result<option<request>, status>
 	//	send: func(message: response) -> result<_, status>

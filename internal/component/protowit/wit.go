@@ -17,7 +17,7 @@ type File struct {
 }
 
 // WIT renders the packages of the schema's services. A single package becomes the root file of the directory. With
-// several packages, the root file is a package "tripod:component", whose world "server" includes all of theirs.
+// several packages, the root file is a package "tripod:component", whose world "server" includes the packages' worlds.
 func (s *Schema) WIT() []File {
 	files := []File{{"deps/tripod-grpc/grpc.wit", HostWIT}}
 	if len(s.packages) == 1 {
@@ -36,7 +36,7 @@ func (s *Schema) WIT() []File {
 	return append(files, File{"component.wit", w.String()})
 }
 
-// Document returns the text of [Schema.WIT] as one file. The packages that it depends on are nested in braces.
+// Document returns the text of [Schema.WIT] as one file. The packages in "deps" become nested packages, in braces.
 func (s *Schema) Document() string {
 	var root, deps strings.Builder
 	for _, f := range s.WIT() {
@@ -96,7 +96,8 @@ func (w *writer) docs(d protoreflect.Descriptor) {
 	}
 }
 
-// printable removes what WIT text must not contain: control characters, and those that change the writing direction.
+// printable removes what WIT text must not contain: control characters, characters that change the writing direction,
+// and characters that Unicode deprecates.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
