@@ -139,7 +139,8 @@ var errorCodes = [...]unix.Errno{
 	unix.ENOTTY, unix.ENXIO, unix.EOVERFLOW, unix.EPERM, unix.EPIPE, unix.EROFS, unix.ESPIPE, unix.ETXTBSY, unix.EXDEV,
 }
 
-// errorCode returns the error-code for an error. Errors without a number come from os.Root: the path leads outside.
+// errorCode returns the error-code for an error. An error without a number comes from os.Root, and means that a path
+// leads out of the directory.
 func errorCode(err error) int {
 	number, ok := errors.AsType[unix.Errno](err)
 	if !ok {

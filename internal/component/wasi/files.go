@@ -23,7 +23,7 @@ const maxOpen = 256
 // descriptor is the resource of wasi:filesystem/types: a file, or a directory below which paths are resolved.
 type descriptor struct {
 	state *State
-	// file is the open file, nil for a directory.
+	// file is the open file; nil for a directory.
 	file *os.File
 	// dir is the open directory, which no path can leave. top is the preopened directory from which dir was opened, and
 	// at is the path of dir below top.
@@ -59,7 +59,7 @@ func (d *descriptor) Close() error {
 	return d.dir.Close()
 }
 
-// errReadOnly is an error number, like all errors here, so that one table (errorCodes) converts them.
+// errReadOnly is an errno, like all errors in this file, so that errorCode can convert it.
 const errReadOnly = unix.EROFS
 
 // preopens returns the guest's directories. Each call opens them again.
@@ -103,7 +103,7 @@ func dirFlags(readOnly bool) uint32 {
 	return flagRead | flagMutate
 }
 
-// onDescriptor, onFile and onDir make functions of descriptors. The guest gets an error of do as an error-code.
+// onDescriptor, onFile and onDir make methods of descriptors. If do fails, the guest gets its error as an error-code.
 func onDescriptor(do func(c *Call, d *descriptor) error) Func {
 	return func(c *Call) error {
 		d, err := Get[*descriptor](c.State, c.In.U32())
@@ -413,7 +413,7 @@ func (c *Call) stat(info fs.FileInfo, err error) error {
 	return nil
 }
 
-// hash writes a hash of the file's identity and of its modification times.
+// hash writes a hash of the file's identity and of the times when its content and its metadata changed.
 func (c *Call) hash(info fs.FileInfo, err error) error {
 	if err != nil {
 		return err
@@ -439,7 +439,7 @@ func (c *Call) timestamp() time.Time {
 	return time.Time{}
 }
 
-// commonRoot returns the root that two directories share, and both names as paths below it.
+// commonRoot returns a root that contains both directories, and the two names as paths below that root.
 func commonRoot(d, other *descriptor, name, otherName string) (root *os.Root, a, b string, err error) {
 	if d == other {
 		return d.dir, name, otherName, nil
@@ -456,7 +456,7 @@ func commonRoot(d, other *descriptor, name, otherName string) (root *os.Root, a,
 	return d.top, path.Join(d.at, name), path.Join(other.at, otherName), nil
 }
 
-// move makes rename-at, and link-at after the path-flags are read.
+// move returns the implementation of rename-at, or of link-at once its path-flags have been read.
 func move(do func(root *os.Root, from, to string) error) func(c *Call, d *descriptor) error {
 	return func(c *Call, d *descriptor) error {
 		from := c.In.String()
@@ -475,7 +475,8 @@ func move(do func(root *os.Root, from, to string) error) func(c *Call, d *descri
 	}
 }
 
-// remove makes unlink-file-at and remove-directory-at, which must check the type because os.Root.Remove removes both.
+// remove returns the implementation of remove-directory-at or unlink-file-at. It checks the type, because
+// os.Root.Remove removes files and directories alike.
 func remove(directory bool) func(c *Call, d *descriptor) error {
 	return func(c *Call, d *descriptor) error {
 		name := c.In.String()

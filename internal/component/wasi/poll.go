@@ -8,15 +8,15 @@ import (
 )
 
 // Pollable is the resource of wasi:io/poll. It reports whether it is ready. If it is not, again is the time to check it
-// even without State.Wake; the zero time means never.
+// again even without a State.Wake; the zero time means that only a State.Wake can make it ready.
 type Pollable func() (ready bool, again time.Time)
 
-// When returns the pollable for a condition whose changes cause a State.Wake.
+// When returns a pollable for a condition. Whoever makes the condition true must call State.Wake.
 func When(ready func() bool) Pollable {
 	return func() (bool, time.Time) { return ready(), time.Time{} }
 }
 
-// at returns the pollable that is ready at t.
+// at returns a pollable that becomes ready at t.
 func at(t time.Time) Pollable {
 	return func() (bool, time.Time) { return !time.Now().Before(t), t }
 }

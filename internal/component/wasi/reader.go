@@ -17,14 +17,14 @@ type Input interface {
 	Next(n int) ([]byte, error)
 	// Ready reports whether Next would return bytes or an error.
 	Ready() bool
-	// Begin starts to read in the background, unless bytes are available. Fill reads immediately and may block, unless
-	// bytes are available or Begin is reading.
+	// Begin starts to read in the background, unless bytes are available.
 	Begin()
+	// Fill reads immediately, and may block. It does nothing if bytes are available or Begin is reading.
 	Fill()
 }
 
-// Reader is the Input for a blocking io.Reader. It reads on the guest's thread while the guest waits for this stream
-// only, otherwise in the background, in at most one goroutine at a time.
+// Reader is the Input for a blocking io.Reader. It reads on the guest's thread while the guest waits only for this
+// stream. Otherwise it reads in the background, in at most one goroutine at a time.
 type Reader struct {
 	from io.Reader
 	wake func()
@@ -80,7 +80,7 @@ func (r *Reader) Fill() {
 	}
 }
 
-// take marks the Reader as busy and reports true if the caller should read.
+// take marks the Reader as busy and returns true if the caller should read.
 func (r *Reader) take() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,7 +105,8 @@ func (r *Reader) read() {
 	r.idle.Broadcast()
 }
 
-// Release ends the Reader and frees its memory. If a goroutine reads, Release ends that by interrupt and waits.
+// Release ends the Reader and frees its memory. If a read is in progress, Release calls interrupt, which must make the
+// read return, and waits for that.
 func (r *Reader) Release(interrupt func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 // accessDenied is a case of error-code in wasi:sockets.
 const accessDenied = 1
 
-// refuse returns the implementation of a function of wasi:sockets: the network exists, but denies everything.
+// refuse returns the implementation of a function of wasi:sockets. The guest has a network, which denies everything.
 func refuse(f Signature) Func {
 	switch {
 	case f.Name == "instance-network":

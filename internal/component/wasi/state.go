@@ -48,10 +48,10 @@ type State struct {
 	stdin   *Reader
 }
 
-// maxHeld limits the host memory of all resources of an instance, in bytes. In addition, each stream has a window.
+// maxHeld limits the host memory of all resources of an instance, in bytes. The window of each stream does not count.
 const maxHeld = 16 << 20
 
-// ErrHeld ends a guest whose resources would use more than maxHeld.
+// ErrHeld ends the call of a guest whose resources would use more than maxHeld.
 var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
 
 // Hold adds n, which can be negative, to the bytes that resources use on the host. If that would exceed a limit,
@@ -112,7 +112,7 @@ func (s *State) Put(resource any) uint32 {
 	return uint32(len(s.slots) - 1)
 }
 
-// Drop removes a resource from the table. It closes the resource if that is an io.Closer.
+// Drop removes a resource from the table, and closes it if it is an io.Closer.
 func (s *State) Drop(rep uint32) {
 	if int(rep) >= len(s.slots) || s.slots[rep] == nil {
 		return
@@ -128,7 +128,8 @@ func (s *State) remove(rep uint32) {
 	s.free = append(s.free, rep)
 }
 
-// Get returns a resource. The engine checks handles, so a missing resource or one of another type is an internal error.
+// Get returns a resource. The engine has checked the handle, so if the resource is missing or has another type, the
+// error is internal.
 func Get[T any](s *State, rep uint32) (T, error) {
 	var none T
 	if int(rep) >= len(s.slots) {
@@ -197,7 +198,7 @@ type Call struct {
 	In *wit.Reader
 	// Out collects the flat result.
 	Out []byte
-	// Renew resets the budget of the guest call that made this host call, for host calls that bring new work.
+	// Renew resets the compute budget of the guest call that made this host call. Call it when there is new work.
 	Renew func()
 }
 

@@ -31,7 +31,7 @@ const maxRead = window
 // clampLength returns n, a length given by the guest, or maxRead if n is larger.
 func clampLength(n uint64) int { return int(min(n, maxRead)) }
 
-// streamFailed writes the error of a stream's operation: the first time err itself, then that the stream is closed.
+// streamFailed writes the error result of a stream operation: err the first time, and "closed" from then on.
 func (c *Call) streamFailed(failed *bool, err error) {
 	if *failed || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
 		c.FailedWith(1) // closed
@@ -111,7 +111,7 @@ func subscribeInput(c *Call) error {
 	return nil
 }
 
-// writeFunc makes a function of an output-stream.
+// writeFunc makes a method of output-stream.
 func writeFunc(do func(c *Call, s *OutputStream) error) Func {
 	return func(c *Call) error {
 		s, err := Get[*OutputStream](c.State, c.In.U32())
@@ -153,7 +153,7 @@ func write(c *Call, s *OutputStream, p []byte) error {
 	return nil
 }
 
-// through writes p and waits until everything is sent.
+// through writes p and waits until everything has been sent.
 func through(c *Call, s *OutputStream, p []byte) error {
 	for done := false; !done; {
 		if err := c.wait(c, When(s.Idle)); err != nil {
@@ -291,8 +291,8 @@ func stdout(of func(o Options) io.Writer) Func {
 	}
 }
 
-// stdin returns a stream that reads ahead in a goroutine. The goroutine ends when the reader does, which the reader's
-// owner must ensure. All streams share one Reader, however often the guest asks.
+// stdin returns a stream that reads ahead in a goroutine. The goroutine ends when Options.Stdin does, so the owner of
+// that io.Reader must make it end. All calls of an instance return streams of the same Reader.
 func stdin(c *Call) error {
 	s := &InputStream{Input: Empty{}}
 	if from := c.options.Stdin; from != nil {
@@ -305,7 +305,8 @@ func stdin(c *Call) error {
 	return nil
 }
 
-// background is a Reader that never blocks the guest's thread, because a blocked thread would not notice its end.
+// background is a Reader that never blocks the guest's thread, because a blocked thread would not notice that its call
+// has been ended.
 type background struct{ *Reader }
 
 func (b background) Fill() { b.Begin() }

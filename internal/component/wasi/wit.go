@@ -16,7 +16,7 @@ type Interface struct {
 	Resources []string
 	Funcs     []Signature
 
-	types map[string]*wit.Type // by the interface's own names; a resource's name refers to its own handle type
+	types map[string]*wit.Type // by local name; a resource's name refers to the type of owned handles
 }
 
 // Type returns the type that the interface declares or uses under the name, or nil.
@@ -30,9 +30,9 @@ type Signature struct {
 	Result *wit.Type // nil: none
 }
 
-// ParseWIT reads interfaces from WIT. It supports the subset that WASI's texts need without their comments and
-// annotations: one package with interfaces, use by full name, and no type used before its declaration (except
-// resources). The text may use the interfaces in known. The grammar is
+// ParseWIT reads interfaces from WIT. It supports the subset that WASI's texts need once annotations are removed: one
+// package with interfaces, use by full name, and no type used before its declaration (except resources). The text can
+// use the interfaces in known. The grammar is
 // https://github.com/WebAssembly/component-model/blob/main/design/mvp/WIT.md.
 func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 	p := &parser{tokens: tokens(text), known: slices.Clone(known)}
@@ -73,7 +73,7 @@ type parser struct {
 	tokens []string
 	known  []*Interface
 	i      *Interface // being parsed
-	// declared are the resources of i whose declarations were parsed, as opposed to names only.
+	// declared are the resources of i whose declarations have been parsed. Others have only been mentioned.
 	declared []string
 }
 
@@ -200,7 +200,7 @@ func (p *parser) resource(name string) {
 	}
 }
 
-// own returns the own handle type of a resource of the interface, which may be declared later.
+// own returns the type of owned handles to a resource of the interface. The resource may be declared later.
 func (p *parser) own(name string) *wit.Type {
 	if p.i.types[name] == nil {
 		p.i.types[name] = &wit.Type{Kind: wit.Own, Name: p.i.Name + "#" + name}

@@ -17,11 +17,12 @@ type Output interface {
 	Flush()
 	// Idle reports whether everything written and flushed has been sent, or an error has occurred.
 	Idle() bool
-	// Through writes p after everything written before, and may block. If the Output is not Idle, it returns false.
+	// Through writes p after everything written before, and may block. If background work is in progress, Through does
+	// nothing and returns false.
 	Through(p []byte) (done bool, err error)
 }
 
-// flushDelay is the time that flushed bytes wait for more bytes to share their packet.
+// flushDelay is the time that flushed bytes wait for more bytes, to share a packet with them.
 const flushDelay = time.Millisecond
 
 // Writer adapts a blocking io.Writer to Output. Blocking writes run on the guest's thread; other writes run in the
@@ -174,7 +175,7 @@ func (w *Writer) Through(p []byte) (bool, error) {
 	return true, w.err
 }
 
-// Close waits for background work, writes the pending bytes and ends the Writer. It returns the stream's error, if any.
+// Close waits for background work, writes the pending bytes and ends the Writer. It returns the Writer's error, if any.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	w.closed = true

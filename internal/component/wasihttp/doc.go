@@ -6,9 +6,9 @@
 //	        ▲                            │                                                                              │
 //	        │ status, header, body ◄── exchange ◄── host functions: incoming-request, outgoing-response, streams ◄──────┘
 //
-// A Session is the host's side of one instance, an exchange is one request with its response. The request ends when
+// A Session is the host's side of one instance; an exchange is one request with its response. The request ends when
 // handle returns: a body that the guest has not finished by then is cut off. Bodies are streamed in both directions
-// with at most 64 KiB of buffer between guest and network, so each side slows down the other.
+// with at most 64 KiB of buffer between guest and network, so a slow side slows down the other.
 //
 // The server owns the connection: guests cannot use fields such as connection, host or transfer-encoding. Guests have
 // no network: outgoing-handler exists, so that guests that import it can run, but denies every request.

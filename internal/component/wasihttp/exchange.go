@@ -23,21 +23,22 @@ type exchange struct {
 
 	// The response has begun when its header is written, and is over when it is complete.
 	begun, over bool
-	writing     atomic.Bool // it has begun and has a body; read by interrupt
+	writing     atomic.Bool // the response has begun and has a body; read by interrupt
 	failed      *CodeError  // set instead of a response
-	out         *outBody    // its body; nil if the guest asks for none
+	out         *outBody    // the response's body; nil if the guest asks for none
 
 	// ended means that w and r belong to the server again. The guest may still hold resources of this request.
 	ended bool
 }
 
-// errEnded ends a guest that answers a request that is over.
+// errEnded ends the call of a guest that answers a request that is over.
 var errEnded = errors.New("the resource belongs to a request that is over")
 
 // past is a deadline that makes blocked network operations return immediately.
 var past = time.Unix(1, 0)
 
-// interrupt makes reads of the request fail, and writes of a response that has begun, including operations in progress.
+// interrupt makes reads of the request fail, and if the response has begun, writes of the response too. This includes
+// operations in progress.
 func (x *exchange) interrupt() {
 	x.interruptRead()
 	if x.writing.Load() {
@@ -45,7 +46,8 @@ func (x *exchange) interrupt() {
 	}
 }
 
-// interruptWrite does nothing if the server has no deadlines. There a write ends with the connection.
+// interruptWrite makes writes fail. On a server without deadlines it does nothing: there, a write fails when the
+// connection ends.
 func (x *exchange) interruptWrite() { _ = x.control.SetWriteDeadline(past) }
 
 func (x *exchange) interruptRead() {
@@ -60,8 +62,8 @@ func (x *exchange) requestBody() wasi.Input {
 		return wasi.Empty{}
 	}
 	if x.body == nil {
-		// Otherwise an HTTP/1.1 server would read the rest of the body before it writes a response. Servers that do not
-		// support this call do not need it.
+		// Without this call, an HTTP/1.1 server would read the rest of the body before it writes a response. Servers
+		// that do not support the call do not need it.
 		_ = x.control.EnableFullDuplex()
 		x.body = wasi.NewReader(x.r.Body, x.state.Wake)
 	}
@@ -134,7 +136,7 @@ func (b *outBody) open(x *exchange, length int64) {
 	}
 }
 
-// errTooLong is the stream error for a guest that writes more than its content-length.
+// errTooLong is the stream error if the guest writes more than its content-length.
 var errTooLong = errors.New("HTTP-response-body-size: more bytes than the content-length")
 
 // Write writes bytes of the body to the client. The Writer calls it.
@@ -179,7 +181,7 @@ func (b *outBody) finish(trailers *fields) error {
 	return nil
 }
 
-// earlyOutput is the output-stream of a body whose response is not set yet. It accepts up to a window of bytes; for
+// earlyOutput is the output-stream of a body whose response is not set yet. It accepts up to earlyWindow bytes; for
 // more, the guest has to wait until the response is set.
 type earlyOutput struct {
 	state   *wasi.State

@@ -25,7 +25,7 @@ const (
 	fieldOverhead = 32
 )
 
-// fields is the resource of that name. Names are in lower case, fields in the order in which they were added.
+// fields is the resource of that name. Names are in lower case. The fields are in the order in which they were added.
 type fields struct {
 	list      []field
 	size      int // counted by State.Hold
@@ -37,7 +37,7 @@ type field struct{ name, value string }
 
 func (x field) size() int { return len(x.name) + len(x.value) + fieldOverhead }
 
-// ownFields returns fields of a list, which may be shared, to the guest. Their size counts as held by the State.
+// ownFields gives the guest a fields resource with a list, which may be shared. The State counts its size as held.
 func ownFields(c *wasi.Call, list []field, immutable bool) error {
 	f := &fields{list: list, immutable: immutable, state: c.State}
 	for _, x := range list {
@@ -57,13 +57,14 @@ func (f *fields) Close() error {
 	return nil
 }
 
-// forbiddenNames are fields of the connection (RFC 9110, 7.6.1), which is the server's, and fields that it sets itself.
+// forbiddenNames are the fields of the connection (RFC 9110, 7.6.1), which belongs to the server, and the fields that
+// the server sets itself.
 var forbiddenNames = []string{
 	"connection", "host", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
 	"transfer-encoding", "upgrade",
 }
 
-// fieldsOf returns the fields of an http.Header, without forbidden ones, sorted by name.
+// fieldsOf returns the fields of an http.Header, except forbidden ones, sorted by name.
 func fieldsOf(header http.Header) (list []field) {
 	names := make([]string, 0, len(header))
 	for name := range header {
@@ -82,7 +83,7 @@ func fieldsOf(header http.Header) (list []field) {
 	return list
 }
 
-// check returns why the field cannot be added, as a case of header-error, or -1.
+// check returns the case of header-error that says why the field cannot be added, or -1 if it can.
 func (f *fields) check(name string, values ...string) int {
 	switch {
 	case f.immutable:
@@ -102,7 +103,7 @@ func (f *fields) check(name string, values ...string) int {
 	if size > maxFields || !f.state.Hold(size-f.size) {
 		return forbidden
 	}
-	f.state.Hold(f.size - size) // add holds it again
+	f.state.Hold(f.size - size) // add will hold it
 	return -1
 }
 

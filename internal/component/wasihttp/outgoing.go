@@ -56,7 +56,7 @@ func (p properties) get(name string) []byte {
 	if v := p[name]; v != nil {
 		return v
 	}
-	return wit.AppendCase(nil, 0) // none; for the property method: get
+	return wit.AppendCase(nil, 0) // none; for the property "method", the method GET
 }
 
 // property adds the getter and the setter of a property to funcs.

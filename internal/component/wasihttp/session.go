@@ -27,8 +27,8 @@ func (s *Session) WASI() *wasi.State { return s.state }
 func (s *Session) Close() { s.state.Close() }
 
 // Serve answers one request with the guest. call must call the guest's handle, which Signature describes, with the
-// given parameters. Serve returns when the response is written or given up. The error is that of call, or one of those
-// below; Fail writes it to the client.
+// given parameters. Serve returns when the response has been written or has failed. Its error is that of call, or one
+// of those below. Use Fail to answer the client then.
 //
 // A client that disconnects is not an error of the guest. The guest then sees its streams end, and r's context ends.
 func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, params []byte) error) error {

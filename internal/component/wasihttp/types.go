@@ -47,7 +47,7 @@ func on[T any](do func(c *wasi.Call, self T) error) wasi.Func {
 	}
 }
 
-// once returns a resource the first time, and an error afterwards, as a result<T>.
+// once returns a result<T>: the resource the first time, and an error afterwards.
 func once(c *wasi.Call, given *bool, resource func() any) error {
 	if *given {
 		c.Failed()
@@ -117,7 +117,7 @@ var requestFuncs = map[string]wasi.Func{
 		c.Own(&futureTrailers{exchange: b.exchange})
 		return nil
 	},
-	// Trailers arrive at the end of the body. The pollable is always ready, and get waits for the end.
+	// Trailers arrive at the end of the body. The pollable is always ready, because get waits for the end.
 	"[method]future-trailers.subscribe": on(func(c *wasi.Call, t *futureTrailers) error {
 		c.Own(wasi.When(func() bool { return true }))
 		return nil
@@ -246,7 +246,7 @@ func outparamSet(c *wasi.Call) error {
 	return response.Close()
 }
 
-// readCode reads an error-code. Of the payloads it keeps only that of internal-error.
+// readCode reads an error-code. It ignores payloads, except that of internal-error.
 func readCode(in *wit.Reader) *CodeError {
 	i := in.Case(len(errorCodes().Cases))
 	e := &CodeError{Code: errorCodes().Cases[i].Name}
