@@ -11,7 +11,7 @@ type Binary struct {
 	// Modules are the core modules at the top level of the component, in order; for a core module, the module itself.
 	// Nested are the core modules of nested components.
 	Modules, Nested []Module
-	// Lifted are the functions of the first core module that the component lifts, Foreign those of other modules.
+	// Lifted are the functions of the first core module that the component lifts; Foreign are those of other modules.
 	Lifted  map[string]bool
 	Foreign []string
 	// Unsupported is the reason why a caller cannot use the canonical ABI on the first core module alone, or "".
@@ -37,7 +37,7 @@ const (
 // maxNesting is the maximum depth of components within components.
 const maxNesting = 100
 
-// Parse reads the structure of a binary. The result refers to b.
+// Parse reads the structure of a binary. The result shares memory with b.
 func Parse(b []byte) (*Binary, error) {
 	component, err := preamble(bytes.NewReader(b), int64(len(b)))
 	if err != nil {
@@ -125,7 +125,7 @@ func (b *Binary) coreInstance(c *cursor) {
 	b.coreInstances = append(b.coreInstances, module)
 }
 
-// alias records aliases of core functions. Other aliases matter only if they make unknown core modules or instances.
+// alias records aliases of core functions. For aliases of core modules and core instances, it sets Unsupported.
 func (b *Binary) alias(c *cursor) {
 	sort, core := c.u8(), byte(0)
 	if sort == 0 {

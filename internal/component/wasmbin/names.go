@@ -2,7 +2,7 @@ package wasmbin
 
 import "fmt"
 
-// maxLEB is the length of the longest 32-bit number in LEB128.
+// maxLEB is the maximum length of a 32-bit number in LEB128, in bytes.
 const maxLEB = 5
 
 // cutName splits a custom section into its name and the rest.
@@ -76,7 +76,7 @@ func (c *cursor) u32() uint32 {
 
 func (c *cursor) name() string { return string(c.take(c.u32())) }
 
-// refType skips a reference or value type: one byte, or a heap type after (ref null? ...).
+// refType skips a reference or value type: one byte, followed by a heap type if it is 0x63 (ref null) or 0x64 (ref).
 func (c *cursor) refType() {
 	if b := c.u8(); b == 0x63 || b == 0x64 {
 		c.leb(33)

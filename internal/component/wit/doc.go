@@ -4,7 +4,7 @@
 //	protobuf bytes ──protowit──► flat bytes ──engine (one cgo crossing, reads Program)──► guest memory
 //
 // It is pure Go and does not depend on protobuf or on a WebAssembly engine. The C half of internal/component/engine
-// reads the tables that [Program] writes. The comments there fix their format and the numbers of [Kind].
+// reads the tables that [Program] writes. Their format, which includes the numbers of [Kind], is documented there.
 //
 // # The flat encoding
 //

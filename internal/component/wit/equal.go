@@ -3,13 +3,13 @@ package wit
 import "fmt"
 
 // Equal returns an error that names the first difference between two types and its path, or nil. As in the component
-// model, types are equal by shape: names of fields and cases count, names of types do not. Names of resources count
-// where both types have one.
+// model, types are equal by shape: names of fields and cases count, names of types do not. Names of resources count if
+// both types have one.
 func Equal(a, b *Type) error {
 	return equal("", a, b, make(map[[2]*Type]bool))
 }
 
-// equal records the pairs that it has compared, because shared parts could otherwise make it take exponential time.
+// equal records the pairs that it has compared. Otherwise shared parts could make it take exponential time.
 func equal(path string, a, b *Type, seen map[[2]*Type]bool) error {
 	if a == nil && b == nil || seen[[2]*Type{a, b}] {
 		return nil

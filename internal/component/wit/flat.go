@@ -148,7 +148,7 @@ func (r *Reader) Case(n int) int {
 	return int(c)
 }
 
-// Option reads whether the option has a value, which follows.
+// Option begins to read an option. It reports whether a value follows.
 func (r *Reader) Option() bool { return r.Case(2) == 1 }
 
 // Len reads the number of elements of a list. The result never exceeds the number of bytes left, so it can size an

@@ -2,8 +2,8 @@ package wit
 
 import "math"
 
-// MaxFlat is the maximum number of core values that the canonical ABI passes as parameters; more go through memory. For
-// results the maximum is one.
+// MaxFlat is the maximum number of core values that the canonical ABI passes as parameters; if there are more, all go
+// through memory. For results the maximum is one.
 const MaxFlat = 16
 
 // CoreType is the type of a core value. The numbers are part of the format of [Program].
@@ -17,7 +17,7 @@ const (
 	CoreF64
 )
 
-// Layout returns the type's size and alignment in linear memory, in bytes. A size beyond the range is [math.MaxUint32].
+// Layout returns the type's size and alignment in linear memory, in bytes. A size that overflows is [math.MaxUint32].
 func (t *Type) Layout() (size, align uint32) { return make(layouts).of(t) }
 
 // Offsets returns the offsets in memory of a record's or tuple's fields.
@@ -28,7 +28,8 @@ func (t *Type) Payload() (discriminant, offset uint32) { return make(layouts).pa
 
 type layout struct{ size, align uint32 }
 
-// layouts caches layouts, because types are shared: a chain of records that contain the next one twice has 2^n paths.
+// layouts caches layouts, because types are shared: a chain of n records, each with two fields of the next record's
+// type, has 2^n paths.
 type layouts map[*Type]layout
 
 func (m layouts) of(t *Type) (size, align uint32) {
@@ -183,7 +184,7 @@ func (m flattened) compute(t *Type) []CoreType {
 	return m.cases(t)
 }
 
-// cases joins the payloads: each position gets a core type that can hold all of them.
+// cases joins the payloads: each position gets a core type that can hold the value of every payload there.
 func (m flattened) cases(t *Type) []CoreType {
 	joined := []CoreType{I32}
 	for _, p := range t.Payloads() {

@@ -23,7 +23,7 @@ const NoNode = 0xffffffff
 //	           6 discriminant    bytes of the discriminant (1, 2 or 4); 0 if the kind has none
 //	           7 payload         offset of the payload; 0 if the kind has none
 //	           8 first core      index in cores of the flattened types
-//	           9 core count      number of core values; NoNode if they are more than MaxFlat
+//	           9 core count      number of core values; NoNode if there are more than MaxFlat
 //	children children x 3 words:
 //	           0 node            NoNode for a case without payload, or a flag
 //	           1 offset          record, tuple: the field's offset in memory; otherwise 0

@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Type makes a type without resources. It is usually small, and valid: no record or variant is empty.
+// Type makes a random type without resources. The type is valid (no record or variant is empty) and usually small.
 func Type(r *rand.Rand) *wit.Type { return typ(r, 3) }
 
 func typ(r *rand.Rand, depth int) *wit.Type {
