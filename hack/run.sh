@@ -19,7 +19,7 @@ greeter=images.test/tripod/wasm/greeter-c:1 # examples/wasm/greeter-c
 disk=images.test/tripod/vm/disk:1           # hack/images/guest on a disk that boots: a containerDisk
 pidfile=build/up.pid
 
-# ---------------------------------------------------------------------------------------------- the world's inside
+# ---------------------------------------------------------------------------------------------- inside the namespaces
 
 dir=${TRIPOD_TEST_DIR:-}
 daemon_pid='' registry_pid='' orchestrator_pid=''
@@ -352,7 +352,7 @@ demo_edge() {
   ok "they are pods of this node like any others"
   "$TRIPOD" edge stop relay >/dev/null
   check "the module that was deleted is dead" same "$("$TRIPOD" edge ps "$relay" -o json | jq -r '.[0].status')" D
-  await "its end is told by MQTT" has_text "$dir/edge.log" "exited.*$relay"
+  await "its end is reported over MQTT" has_text "$dir/edge.log" "exited.*$relay"
   grep -a '"exited"' "$dir/edge.log" | cut -d ' ' -f 2- | jq -c .data | show
   "$TRIPOD" edge ps -a | show
   "$TRIPOD" edge stop "$ticker" >/dev/null

@@ -1,6 +1,6 @@
 #!/bin/bash
 # setup.sh [bench | debian | kubelet]: install, as root, what building, testing and running Tripod needs on Debian 12. It is safe
-# to repeat and quick if complete. It starts no service and changes no setting of the host.
+# to repeat, and quick if everything is installed. It starts no service and changes no setting of the host.
 #
 # Additionally: "bench" installs what `make bench` compares with, "debian" what hack/images/debian.sh needs for its image, and
 # "kubelet" what a cluster needs beside the programs that hack/kube.sh builds.
@@ -76,7 +76,7 @@ command -v go >/dev/null || die "Go $(awk '$1 == "go" {print $2}' go.mod) or lat
 
 mapfile -t want < <(missing "${packages[@]}")
 if [ ${#want[@]} -gt 0 ]; then
-  [ "$(id -u)" = 0 ] || die "run this as root: to be installed are ${want[*]}"
+  [ "$(id -u)" = 0 ] || die "run this as root: ${want[*]} must be installed"
   echo "setup: installing ${want[*]}"
   install_packages "${want[@]}"
   # Only if it was just installed: an existing service is in use.

@@ -57,7 +57,7 @@ func closeClient(c mqtt.Client) {
 
 func (b *bench) close() { closeClient(b.Client) }
 
-// module returns the data of a new module: an example, its arguments and its channels "in" and "out".
+// module returns the UUID of a new module, and the data of the order that creates it from an example.
 func (b *bench) module(example, in, out string, args ...string) (string, map[string]any) {
 	id := uuid.NewString()
 	return id, map[string]any{
@@ -80,7 +80,7 @@ func (b *bench) orderAt(ctx context.Context, topic, action string, data any) err
 	return b.Publish(ctx, topic, 2, false, e.Bytes())
 }
 
-// create makes a module by an order sent to topic, and waits until it runs. It returns the time that this took.
+// create makes a module by an order sent to topic, and waits until it runs. It returns how long this took.
 func (b *bench) create(ctx context.Context, topic, id string, data any) (time.Duration, error) {
 	begin := time.Now()
 	if err := b.orderAt(ctx, topic, wire.ActionCreate, data); err != nil {
@@ -111,7 +111,7 @@ func (b *bench) remove(ctx context.Context, ids ...string) error {
 	})
 }
 
-// await receives messages until one matches. An error from the orchestrator ends it too.
+// await receives messages until one matches. It fails if the orchestrator reports an error.
 func (b *bench) await(ctx context.Context, what string, is func(mqtt.Message) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -157,6 +157,6 @@ func exited(m mqtt.Message) string {
 	var data struct {
 		UUID string `json:"uuid"`
 	}
-	_ = json.Unmarshal(e.Data, &data) // on failure the message is not about a module
+	_ = json.Unmarshal(e.Data, &data) // fails if the message is not about a module
 	return data.UUID
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// small is the payload size of the messages, in bytes.
+// small is the size of each message's payload, in bytes.
 const small = 64
 
 // batch is half the number of messages that may be in flight to a subscriber: brokers queue up to a thousand for each.
@@ -152,7 +152,8 @@ func (b *bench) flood(ctx context.Context, n int, topic string) (func() error, e
 	return func() error { return b.remove(ctx, id) }, nil
 }
 
-// creation creates modules of compiled code, one after the other: by the orchestrator, and by orders to the manager.
+// creation creates modules whose code is compiled already, one after the other: first by orders to the orchestrator,
+// then by orders to the manager.
 func (b *bench) creation(ctx context.Context, rounds int) error {
 	fmt.Printf("| ms from create to the manager's report that the module runs, %d modules one after the other | p50 | p95 |\n|---|---:|---:|\n", rounds)
 	for _, way := range []struct{ name, to string }{
@@ -180,7 +181,7 @@ func (b *bench) creation(ctx context.Context, rounds int) error {
 	return nil
 }
 
-// crowd runs as many modules at a time as fit into a runtime.
+// crowd runs many modules at the same time on one runtime.
 func (b *bench) crowd(ctx context.Context, many int) error {
 	ids, began := make([]string, many), time.Now()
 	left := map[string]bool{}

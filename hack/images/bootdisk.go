@@ -12,7 +12,7 @@ import (
 // The disk has a master boot record and one FAT16 partition with the kernel, the initramfs, SYSLINUX and free space.
 const (
 	sectorSize     = 512
-	partitionStart = 2048 // in sectors, as in all partitioning tools
+	partitionStart = 2048 // in sectors; the default of partitioning tools
 	partitionSize  = 39 << 20
 	bootLabel      = "TRIPODBOOT"
 

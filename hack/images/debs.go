@@ -37,7 +37,7 @@ type download struct {
 	files []string
 }
 
-// find asks apt for the file names. It reports false if apt does not know all packages.
+// find asks apt for the file names. It returns false if apt does not know all packages.
 func (d *download) find(ctx context.Context) bool {
 	kernels := kernelPackages(ctx, cloudKernel, fullKernel)
 	d.cloud, d.full = kernels[cloudKernel], kernels[fullKernel]

@@ -9,8 +9,8 @@
 // Commands other than build do not look for changes, because asking apt for updates takes a second or two. They build
 // only if nothing has been built yet.
 //
-// Many images have the names of public images that CRI test suites and Kubernetes' node tests pull, so that these run
-// through a mirror, without the internet. Their content is Debian's busybox, nginx and curl, extracted from the
+// Many images have the names of public images that CRI test suites and Kubernetes' node tests pull, so that the tests
+// run with a mirror, without the internet. Their content is Debian's busybox, nginx and curl, extracted from the
 // packages without installing them; small Go programs; and Kubernetes' agnhost once hack/kube.sh has built it. The
 // components of examples/wasm are included as artifacts, and so are disks and kernels for virtual machines, made from
 // Debian's kernel packages. The same packages and sources always give the same digests: all files have the same date

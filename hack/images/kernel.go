@@ -33,7 +33,7 @@ const (
 
 var kernelDepends = regexp.MustCompile(`(?m)^(\S+)\n\s*Depends: (linux-image-[0-9]\S+)$`)
 
-// kernelPackages asks apt which kernel package each of the metapackages depends on.
+// kernelPackages asks apt which kernel package each metapackage depends on.
 func kernelPackages(ctx context.Context, metas ...string) map[string]string {
 	out, _ := exec.CommandContext(ctx, "apt-cache", append([]string{"depends"}, metas...)...).Output()
 	found := map[string]string{}
@@ -189,7 +189,7 @@ func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
 				return nil
 			}
 			i += next
-			// The size that follows the compressed data is a format error, but by then the kernel is complete.
+			// Ignore the error: it is about the size after the compressed data. By then the kernel is complete.
 			if data, _ := open(k.vmlinuz[i:]); bytes.HasPrefix(data, []byte(elf.ELFMAG)) {
 				return data
 			}

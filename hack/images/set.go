@@ -263,7 +263,7 @@ func (s *set) hostile() {
 	t.symlink("loop", "loop")
 	s.add(house+"symlinks:1", v1.Config{Env: env, Cmd: []string{"sh"}, Volumes: map[string]struct{}{"/data": {}}}, t)
 
-	t = tree{} // users that are confusing as numbers, in size, or in range
+	t = tree{} // names that look like numbers, user IDs out of range, and a huge file of groups
 	t.text("etc/passwd", passwd+"1000:x:2000:2000::/:/bin/sh\nbig:x:4294967299:1::/:/bin/sh\nnegative:x:-5:1::/:/bin/sh\n")
 	t.text("etc/group", group+strings.Repeat("g:x:7:"+strings.Repeat("member,", 140)+"x\n", 32<<10))
 	s.add(house+"users:1", shell(), t)

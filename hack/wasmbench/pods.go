@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-// node is the node on which pods run, and what they need.
+// node is the node on which the pods run, with the pods' settings.
 type node struct {
 	client *cli.Client
 	image  string

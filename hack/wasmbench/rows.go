@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// turns is the number of measurements of both the component and the bare handler; the report has the medians.
+	// turns is the number of measurements of each side (component, bare handler); the report has the medians.
 	turns = 7
-	// smallSize is the payload of calls whose rate counts, largeSize of calls whose throughput counts, in bytes.
+	// Payloads in bytes: smallSize for calls per second, largeSize for throughput.
 	smallSize, largeSize = 128, 1 << 20
 	// smallConcurrency is below a pod's default limit of 64; largeConcurrency keeps both sides busy.
 	smallConcurrency, largeConcurrency = 32, 4
-	// bystanderRate is the number of calls per second to a bystander while others spin, low enough to avoid queueing.
+	// bystanderRate is the number of calls per second to the bystander, low enough to avoid queueing.
 	bystanderRate = 200
 )
 
