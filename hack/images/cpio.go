@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// cpio packs the tree as an initramfs, in the "newc" format of the kernel's
+// cpio packs the tree as an initramfs, in the "newc" format that the kernel documents in
 // Documentation/driver-api/early-userspace/buffer-format.rst. It is uncompressed, because an emulated machine loads
 // faster than it decompresses. Hard links become symbolic links.
 func (t tree) cpio() []byte {

@@ -5,5 +5,5 @@
 //	    ├──────► the component, on its pod's IP: a fresh instance for each request
 //	    └──────► `wasmbench echo`: quic-go's http3.Server with a ten-line handler, in the same network namespace
 //
-// Both are measured in turns, so that changes of the machine's load affect both. It prints the report as Markdown.
+// Both are measured in turns, so that changes in the machine's load affect both. It prints the report as Markdown.
 package main

@@ -187,8 +187,8 @@ type Exit struct{ Code int }
 
 func (e *Exit) Error() string { return fmt.Sprintf("guest exited with code %d", e.Code) }
 
-// Errors of a call besides Trap and Exit. For a used-up compute budget the error is context.DeadlineExceeded; for a
-// context that has ended it is context.Cause.
+// Errors of a call besides Trap and Exit. If the compute budget is used up, the error is context.DeadlineExceeded. If
+// the context has ended, it is context.Cause.
 var (
 	// ErrMemory means that the guest, or its Account, exceeds its memory limit.
 	ErrMemory = fmt.Errorf("guest is out of memory: %w", errdefs.ErrResourceExhausted)

@@ -65,8 +65,8 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
-	// The link holds a copy of the code, and the caller may reuse the image's bytes. Keep a copy of the component if the
-	// component path may still need it.
+	// The link holds a copy of the code, and the caller may reuse the image's bytes. Keep a copy of the component if
+	// the other path could need it later.
 	if img.module = nil; c.path == PathComponent {
 		img.component = nil
 	}

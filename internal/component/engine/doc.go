@@ -13,17 +13,17 @@
 //   - the component path: wasmtime's component API with dynamic values. It works for every component. Long lists are slow.
 //   - the core path: the component's main core module alone, with the canonical ABI implemented in C on its linear
 //     memory (GB/s for list<u8>). It needs a component of the shape that common tools produce: the first core module is
-//     the guest, wit-component made all others, and the guest imports only WASI preview 1 and interfaces of the [Host].
+//     the guest, wit-component made the others, and the guest imports only WASI preview 1 and interfaces of the [Host].
 //     [InstanceOptions].Path can force either path.
 //
 // # Limits
 //
 //   - time: an epoch tick every 10 ms while guests run. At each tick, the guest's own thread checks whether the guest
-//     has been killed (the context of its call has ended, or [Instance.Kill]) or has used up its compute budget
-//     ([InstanceOptions].Deadline). Waiting does not use up the budget: only the first millisecond of a host call
-//     counts, and a guest's sleep counts only during instantiation. [HostCall.Renew] grants a fresh budget. A guest
-//     that runs longer than a tick yields to others until its call (or a host call) ends. Its thread is scheduled as
-//     SCHED_IDLE; if the process could not undo that, the thread sleeps whenever others want the processor.
+//     has been killed (its call's context has ended, or [Instance.Kill] was called) or has used up its compute budget
+//     ([InstanceOptions].Deadline). Except during instantiation, waiting does not use up the budget: neither sleep nor
+//     host calls of more than 1 ms count. [HostCall.Renew] grants a fresh budget. A guest that runs longer than a tick
+//     yields to others until its call (or a host call) ends. Its thread is scheduled as SCHED_IDLE; if the process
+//     could not undo that, the thread sleeps whenever others want the processor.
 //   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls per call. An
 //     [Account] sums memory over several instances. It also holds their CPU quota, and limits their open files, their
 //     resources and the bytes that the host keeps for them.

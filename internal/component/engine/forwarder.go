@@ -21,7 +21,7 @@ type forwarders struct {
 	made map[*C.wasm_engine_t]forwarder
 }
 
-// forEngine returns the forwarder of an engine. It is never freed, because engines are not.
+// forEngine returns the forwarder of an engine. It is never freed, because engines are never freed.
 func (p *forwarders) forEngine(engine *C.wasm_engine_t) (forwarder, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

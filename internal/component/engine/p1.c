@@ -313,7 +313,7 @@ static int passed(call *c, const struct function *f) {
   return p1_pass(c, n, nparams, f->fds);
 }
 
-// is_passed tells whether the first descriptor of a call belongs to wasmtime's WASI.
+// is_passed reports whether the first descriptor of a call belongs to wasmtime's WASI.
 static bool is_passed(const call *c, const struct function *f) {
   const tw_fd *d = c->i->files && f->fds ? fd_at(c, arg(c, __builtin_ctz(f->fds))) : NULL;
   return d && d->kind == FD_PASSED;

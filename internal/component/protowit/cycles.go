@@ -4,8 +4,8 @@ import "google.golang.org/protobuf/reflect/protoreflect"
 
 // WIT has no recursive types. A field that closes a cycle (its message can contain the message that has the field)
 // carries the serialized message as list<u8> instead. The rule depends only on the two messages, so a message maps to
-// the same type everywhere. The one exception is google.protobuf.Value: the fields of Value are serialized, so those of
-// Struct and ListValue need not be.
+// the same type everywhere. The one exception is google.protobuf.Value: its message fields are serialized, so
+// that those of Struct and ListValue need not be.
 
 // cycles holds the strongly connected components of the graph of messages (Tarjan's algorithm, in a simple form because
 // messages are few). Two messages with the same component number can contain each other.

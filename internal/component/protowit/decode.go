@@ -38,7 +38,7 @@ func (m *Message) Decode(dst, msg []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// decoder is the state of one conversion: stacks on which each message being read has a frame.
+// decoder is the state of one conversion. Each message that is being read has a frame on the stacks states and regions.
 type decoder struct {
 	b       []byte
 	limit   int // maximum length of dst

@@ -12,7 +12,7 @@ import (
 // entrySpan is the position of a map entry in the flat bytes. end is 0 if a later entry has the same key.
 type entrySpan struct{ start, value, end int }
 
-// mapping writes the entries of a map as a list of tuples. It keeps only the last entry for each key, in place.
+// mapping writes the entries of a map as a list of tuples. It keeps only the last entry for each key, at that position.
 func (d *decoder) mapping(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
 	at, base := len(dst), len(d.entries)
 	dst = wit.AppendLen(dst, 0)

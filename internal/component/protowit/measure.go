@@ -110,7 +110,7 @@ func (e *encoder) measureGroup(f *field) (int, error) {
 }
 
 // checkRaw checks a message that the guest has serialized itself. If it were malformed, clients would see a damaged
-// message, and could take the fields after a group for a part of the group.
+// message, and could mistake the fields after a group for a part of it.
 func (e *encoder) checkRaw(m *Message, b []byte) error {
 	if e.bad || len(b) > MaxMessage {
 		return errGuestFlat

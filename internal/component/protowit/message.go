@@ -53,12 +53,12 @@ type field struct {
 	wire   protowire.Type // wire type of one unpacked value
 	op     op             // conversion of one value; opNone for messages
 	multi  bool           // its value can be in several places of the input: a list, a map or a message
-	tag    []byte         // as written; for a packed list, the tag of the whole list
+	tag    []byte         // encoded; for a packed list, the tag of the whole list
 	endTag []byte         // for a group
 	slot   int
 	member int  // the case, in a oneof
 	list   bool // slotList
-	packed bool // as written; both forms are read
+	packed bool // the list is written packed; both forms are read
 	raw    bool // a message that stays serialized
 	msg    *Message
 	enum   *enum

@@ -218,7 +218,7 @@ func defaultText(fd protoreflect.FieldDescriptor) string {
 	return fmt.Sprint(fd.Default().Interface())
 }
 
-// typeText returns a reference to a type: its name if it has one.
+// typeText returns a reference to a type: its name if it has one, otherwise its shape.
 func typeText(t *wit.Type) string {
 	switch {
 	case t == nil:

@@ -11,7 +11,7 @@ import (
 // again even without a State.Wake; the zero time means that only a State.Wake can make it ready.
 type Pollable func() (ready bool, again time.Time)
 
-// When returns a pollable for a condition. Whoever makes the condition true must call State.Wake.
+// When returns a pollable for a condition. The code that makes the condition true must call State.Wake.
 func When(ready func() bool) Pollable {
 	return func() (bool, time.Time) { return ready(), time.Time{} }
 }

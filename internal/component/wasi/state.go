@@ -18,7 +18,7 @@ type Options struct {
 	Stdout, Stderr io.Writer // nil discards the output
 	Preopens       []Preopen
 	// Files and Bytes count what several instances hold together: open files and directories, and bytes that the host
-	// stores for resources. With nil, only the instance's own limits apply.
+	// stores for resources. nil means that only the instance's own limits apply.
 	Files, Bytes Quota
 }
 
@@ -35,8 +35,8 @@ type Preopen struct {
 	ReadOnly bool
 }
 
-// State is the host's data for one instance: its resources, and what wakes it when it waits. Only the guest's thread
-// may call its methods, except Wake.
+// State is the host's data for one instance: its resources, and a channel that wakes it. Only the guest's thread may
+// call its methods, except Wake.
 type State struct {
 	options Options
 	slots   []any

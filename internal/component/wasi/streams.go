@@ -95,7 +95,8 @@ func writeBytes(c *Call, data []byte) { c.Out = wit.AppendBytes(c.Out, data) }
 
 func writeLength(c *Call, data []byte) { c.Out = wit.AppendU64(c.Out, uint64(len(data))) }
 
-// subscribeInput returns a pollable that is ready when a read would return data or an error; until then it reads ahead.
+// subscribeInput returns a pollable that is ready when a read would return data or an error. Polling it makes the
+// stream read ahead.
 func subscribeInput(c *Call) error {
 	s, err := Get[*InputStream](c.State, c.In.U32())
 	if err != nil {

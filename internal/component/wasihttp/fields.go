@@ -50,7 +50,7 @@ func ownFields(c *wasi.Call, list []field, immutable bool) error {
 	return nil
 }
 
-// Close releases the fields when they are dropped or used.
+// Close releases the fields when the guest drops them or passes them to the host.
 func (f *fields) Close() error {
 	f.state.Hold(-f.size)
 	f.list, f.size = nil, 0

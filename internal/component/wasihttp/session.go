@@ -28,7 +28,7 @@ func (s *Session) Close() { s.state.Close() }
 
 // Serve answers one request with the guest. call must call the guest's handle, which Signature describes, with the
 // given parameters. Serve returns when the response has been written or has failed. Its error is that of call, or one
-// of those below. Use Fail to answer the client then.
+// of those below. After an error, answer the client with Fail.
 //
 // A client that disconnects is not an error of the guest. The guest then sees its streams end, and r's context ends.
 func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, params []byte) error) error {
