@@ -119,7 +119,7 @@ func (b *bench) await(ctx context.Context, what string, is func(mqtt.Message) bo
 		select {
 		case m := <-b.messages:
 			if m.Topic == b.topics.Errors() {
-				return fmt.Errorf("%s: the orchestrator says %s", what, m.Payload)
+				return fmt.Errorf("%s: the orchestrator reports %s", what, m.Payload)
 			}
 			if is(m) {
 				return nil

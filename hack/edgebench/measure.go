@@ -110,7 +110,7 @@ func (b *bench) turn(ctx context.Context, url string, n int, topic string, publi
 		case t := <-took:
 			return float64(n-1) / t.Seconds(), end()
 		case <-deadline:
-			return 0, fmt.Errorf("%d of %d messages came on %s", count.Load(), n, topic)
+			return 0, fmt.Errorf("%d of %d messages arrived on %s", count.Load(), n, topic)
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}
@@ -201,7 +201,7 @@ func (b *bench) crowd(ctx context.Context, many int) error {
 		return len(left) == 0
 	})
 	if err != nil {
-		return fmt.Errorf("%w: %d do not", err, len(left))
+		return fmt.Errorf("%w (%d do not run)", err, len(left))
 	}
 	up := time.Since(began)
 	began = time.Now()

@@ -220,7 +220,7 @@ func (i *Instance) abandon() bool {
 		return false
 	}
 	i.abandoned, i.dead = true, fmt.Errorf("%w: abandoned while it waited", ErrDead)
-	i.code.engine.cfg.Logger.Warn("killed guest still waits in WASI; released when it wakes up")
+	i.code.engine.cfg.Logger.Warn("a killed guest still waits in WASI; it is released when it wakes up")
 	return true
 }
 
@@ -383,7 +383,7 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 		if code := int(i.c.exit_code); code == 0 || !i.full() {
 			return &Exit{Code: code}
 		}
-		return fmt.Errorf("%w: it exited with code %d at %s of %s", ErrMemory, i.c.exit_code, inBytes(i.size()), inBytes(i.limit))
+		return fmt.Errorf("%w: it exited with code %d while it used %s of %s", ErrMemory, i.c.exit_code, inBytes(i.size()), inBytes(i.limit))
 	case C.TW_DEADLINE:
 		return fmt.Errorf("guest computed for %v: %w", i.opts.Deadline, context.DeadlineExceeded)
 	case C.TW_KILLED:
@@ -426,7 +426,7 @@ func (i *Instance) trapped(text string) error {
 		kind = TrapUnreachable
 	}
 	if i.full() && (kind == TrapUnreachable || kind == TrapOutOfBounds) {
-		return fmt.Errorf("%w: it trapped at %s of %s (%s)", ErrMemory, inBytes(i.size()), inBytes(i.limit), kind)
+		return fmt.Errorf("%w: it trapped while it used %s of %s (%s)", ErrMemory, inBytes(i.size()), inBytes(i.limit), kind)
 	}
 	return &Trap{Kind: kind, Message: text}
 }

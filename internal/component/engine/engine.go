@@ -107,7 +107,7 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 		return nil, fmt.Errorf("engine: start the ticker: %w", syscall.Errno(-canUndoIdle))
 	}
 	if canUndoIdle == 0 && slots > 0 {
-		e.cfg.Logger.Info("guests that compute for long yield by sleeping, because this process may not take threads " +
+		e.cfg.Logger.Info("guests that compute for a long time yield by sleeping, because this process may not take threads " +
 			"out of SCHED_IDLE (RLIMIT_NICE of 20 would allow it)")
 	}
 	return engine, nil

@@ -78,7 +78,7 @@ func (m *metadata) method(method metaMethod) (*descriptorpb.MethodDescriptorProt
 
 func (m *metadata) typeName(i uint64) (string, error) {
 	if i >= uint64(len(m.messages)) {
-		return "", fmt.Errorf("message %d of %d", i, len(m.messages))
+		return "", fmt.Errorf("message %d does not exist, there are %d", i, len(m.messages))
 	}
 	return fmt.Sprintf(".%s.Message%d", metadataPackage, i), nil
 }
@@ -133,7 +133,7 @@ var scalarKinds = []descriptorpb.FieldDescriptorProto_Type{
 // field adds a field to a message. oneof is the index of the field's oneof, or -1.
 func (m *metadata) field(d *descriptorpb.DescriptorProto, f metaField, oneof int) error {
 	if f.number > 1<<29-1 {
-		return fmt.Errorf("number %d", f.number)
+		return fmt.Errorf("field number %d is too large", f.number)
 	}
 	fd := &descriptorpb.FieldDescriptorProto{
 		Name: proto.String(snake(f.name)), Number: proto.Int32(int32(f.number)),

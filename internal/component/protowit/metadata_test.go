@@ -103,11 +103,11 @@ func TestMetadataRefused(t *testing.T) {
 		in   wire
 		want string
 	}{
-		"nothing":              {nil, "no file of the set"},
+		"nothing":              {nil, "no file in the set"},
 		"no protobuf":          {wire("hello"), "metadata: "},
-		"a message too far":    {service(metaMethod("M", "m", 0, 7, 0)), `method "M" of "a.S": message 7 of 0`},
+		"a message too far":    {service(metaMethod("M", "m", 0, 7, 0)), `method "M" of "a.S": message 7 does not exist, there are 0`},
 		"an arity":             {service(metaMethod("M", "m", 9, 0, 0)).bytes(2, nil), "arity 9"},
-		"a nested one too far": {message(metaCompound(1, "f", 6, 3)), `field "f": message 3 of 1`},
+		"a nested one too far": {message(metaCompound(1, "f", 6, 3)), `field "f": message 3 does not exist, there are 1`},
 		"a scalar coding":      {message(metaScalar(1, "f", 64)), "scalar coding 64"},
 		"a compound coding":    {message(metaCompound(1, "f", 12, 0)), "compound coding 12"},
 		"an empty enum":        {message(metaCompound(1, "f", 0, 0)), "an enum has no values"},

@@ -154,7 +154,7 @@ func findServices(
 		d, err := files.FindDescriptorByName(protoreflect.FullName(name))
 		sd, ok := d.(protoreflect.ServiceDescriptor)
 		if err != nil || !ok {
-			return nil, fmt.Errorf("descriptors: no service %q in them: %w", name, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("descriptors: no service %q is defined: %w", name, errdefs.ErrInvalidArgument)
 		}
 		if !slices.Contains(found, sd) {
 			found = append(found, sd)
@@ -186,7 +186,7 @@ func rootServices(
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("descriptors: no file of the set (except imported ones) has a service: %w",
+		return nil, fmt.Errorf("descriptors: no file in the set has a service (files that others import do not count): %w",
 			errdefs.ErrInvalidArgument)
 	}
 	return found, nil

@@ -153,7 +153,7 @@ func TestRefused(t *testing.T) {
 		want     string
 	}{
 		"no descriptors":     {[]byte("\xff\xff"), nil, "not a FileDescriptorSet"},
-		"an empty set":       {nil, nil, "no file of the set"},
+		"an empty set":       {nil, nil, "no file in the set"},
 		"a service too much": {set, []string{"greet.v1.Other"}, `no service "greet.v1.Other"`},
 		"no service":         {set, []string{"greet.v1.HelloRequest"}, `no service "greet.v1.HelloRequest"`},
 		"a missing import":   {wire{}.bytes(1, wire{}.text(1, "a.proto").text(3, "b.proto")), nil, "a.proto imports b.proto"},
