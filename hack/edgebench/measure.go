@@ -170,7 +170,7 @@ func (b *bench) creation(ctx context.Context, rounds int) error {
 			if err := b.remove(ctx, id); err != nil {
 				return err
 			}
-			if i > 0 { // the first module may have needed compilation
+			if i > 0 { // the first module might have been compiled first
 				took = append(took, t.Seconds()*1000)
 			}
 		}

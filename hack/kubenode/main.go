@@ -34,7 +34,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.Daemon.Supervise() // restarts the daemon, as its unit file does, because people may kill it
+	c.Daemon.Supervise() // restarts the daemon, as its unit file does, because the user might kill it
 	up := filepath.Join(harness.Dir(), "kubeconfig")
 	if err := os.Symlink(c.Kubeconfig(), up); err != nil {
 		return errors.Join(err, c.Stop())

@@ -174,7 +174,7 @@ const (
 	TrapOutOfBounds   TrapKind = "out of bounds memory access"
 	// TrapABI means that the guest broke the canonical ABI: bad pointers, strings, cases or handles.
 	TrapABI TrapKind = "canonical ABI violated"
-	// TrapHost means that a host function failed. The call's error wraps the function's.
+	// TrapHost means that a host function failed. The call's error wraps that of the host function.
 	TrapHost TrapKind = "host function failed"
 	// TrapOther is a trap whose cause wasmtime does not name.
 	TrapOther TrapKind = "trap"

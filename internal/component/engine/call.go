@@ -29,7 +29,7 @@ func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte,
 		return out, err
 	}
 	room := out[len(out):cap(out)]
-	if i.canWait { // an abandoned guest may still use these buffers after Call returns
+	if i.canWait { // an abandoned guest can still use these buffers after Call returns
 		room, args = nil, bytes.Clone(args)
 	}
 	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int {

@@ -51,6 +51,6 @@
 //
 // # What it must not do
 //
-// Guests run in worker processes: the daemon never imports this package. The package does not know digests or OCI
+// Guests run in worker processes: the daemon never imports this package. The package knows nothing about digests or OCI
 // images, and touches no files outside a guest's directories.
 package engine

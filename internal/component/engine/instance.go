@@ -123,7 +123,7 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_start(c, &l.c, seq) },
 		func(*C.tw_inst) error { return nil })
 	if errors.Is(err, errNoRoom) {
-		i.closeChannels() // because Instantiate may try again
+		i.closeChannels() // because Instantiate can try again
 	}
 	if err != nil {
 		i.Close()
@@ -162,7 +162,7 @@ func (i *Instance) make(strs []byte) error {
 	if err := i.addFiles(&o); err != nil {
 		return err
 	}
-	i.mu.Lock() // a channel may already call wake
+	i.mu.Lock() // channels can already call wake
 	defer i.mu.Unlock()
 	i.c = C.tw_new(&i.link.c, &o, (*C.char)(unsafe.Pointer(unsafe.SliceData(strs))), C.size_t(len(strs)))
 	switch {

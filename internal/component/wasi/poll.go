@@ -98,5 +98,5 @@ var clockFuncs = map[string]Func{
 	},
 }
 
-// duration converts a guest's duration, which may exceed the range of time.Duration.
+// duration converts a guest's duration, which can exceed the range of time.Duration.
 func duration(ns uint64) time.Duration { return time.Duration(min(ns, uint64(100*365*24*time.Hour))) }

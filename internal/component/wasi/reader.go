@@ -19,7 +19,7 @@ type Input interface {
 	Ready() bool
 	// Begin starts to read in the background, unless bytes are available.
 	Begin()
-	// Fill reads immediately, and may block. It does nothing if bytes are available or Begin is reading.
+	// Fill reads immediately, and can block. It does nothing if bytes are available or Begin is reading.
 	Fill()
 }
 

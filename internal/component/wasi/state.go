@@ -142,7 +142,7 @@ func Get[T any](s *State, rep uint32) (T, error) {
 	return r, nil
 }
 
-// Take is like Get, but also removes the resource from the table, because its owner gives it away.
+// Take is like Get, but also removes the resource from the table, because the guest gives it away.
 func Take[T any](s *State, rep uint32) (T, error) {
 	r, err := Get[T](s, rep)
 	if err == nil {

@@ -200,7 +200,7 @@ func (p *parser) resource(name string) {
 	}
 }
 
-// own returns the type of owned handles to a resource of the interface. The resource may be declared later.
+// own returns the type of owned handles to a resource of the interface. The resource can be declared later.
 func (p *parser) own(name string) *wit.Type {
 	if p.i.types[name] == nil {
 		p.i.types[name] = &wit.Type{Kind: wit.Own, Name: p.i.Name + "#" + name}

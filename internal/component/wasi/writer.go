@@ -17,7 +17,7 @@ type Output interface {
 	Flush()
 	// Idle reports whether everything written and flushed has been sent, or an error has occurred.
 	Idle() bool
-	// Through writes p after everything written before, and may block. If background work is in progress, Through does
+	// Through writes p after everything written before, and can block. If background work is in progress, Through does
 	// nothing and returns false.
 	Through(p []byte) (done bool, err error)
 }

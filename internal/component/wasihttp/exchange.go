@@ -27,7 +27,7 @@ type exchange struct {
 	failed      *CodeError  // set instead of a response
 	out         *outBody    // the response's body; nil if the guest asks for none
 
-	// ended means that w and r belong to the server again. The guest may still hold resources of this request.
+	// ended means that w and r belong to the server again. The guest can still hold resources of this request.
 	ended bool
 }
 
@@ -171,7 +171,7 @@ func (b *outBody) finish(trailers *fields) error {
 		return fmt.Errorf("HTTP-response-body-size: %d bytes less than the content-length", b.limit)
 	}
 	if trailers != nil && len(trailers.list) > 0 {
-		// Flush sends the header now, so net/http learns that the length is unknown and that trailers may follow.
+		// Flush sends the header now, so net/http learns that the length is unknown and that trailers can follow.
 		if err := x.control.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			b.lost = true
 		}

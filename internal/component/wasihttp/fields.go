@@ -37,7 +37,7 @@ type field struct{ name, value string }
 
 func (x field) size() int { return len(x.name) + len(x.value) + fieldOverhead }
 
-// ownFields gives the guest a fields resource with a list, which may be shared. The State counts its size as held.
+// ownFields gives the guest a fields resource with a list, which can be shared. The State counts its size as held.
 func ownFields(c *wasi.Call, list []field, immutable bool) error {
 	f := &fields{list: list, immutable: immutable, state: c.State}
 	for _, x := range list {

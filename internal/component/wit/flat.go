@@ -55,7 +55,7 @@ func AppendOption(dst []byte, some bool) []byte {
 }
 
 // Reader reads flat values. After the first error, which Err returns, every read returns zero. It never panics,
-// whatever the input, and allocates only in String.
+// whatever the input. Only String and errors allocate memory.
 type Reader struct {
 	b   []byte
 	pos int
