@@ -1,11 +1,11 @@
-// Command tripod-wasm runs guests: it is the Wasm worker of a node, and the compiler of components. The daemon starts it.
+// Command tripod-wasm is a node's Wasm worker, which runs guests, and the compiler of components. The daemon starts it.
 //
 //	tripod-wasm worker CONFIG      serve pods until SIGTERM
 //	tripod-wasm compile CONFIG     compile the component on standard input to standard output
 //	tripod-wasm fingerprint        print what compiled code depends on besides the component
 //	tripod-wasm version
 //
-// It is the only program of the project with cgo.
+// It is the project's only program that uses cgo.
 package main
 
 import (

@@ -15,31 +15,31 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// SectionDescriptors is the name of a component's custom section with a FileDescriptorSet.
+// SectionDescriptors is the name of the custom section in which a component can contain its FileDescriptorSet.
 const SectionDescriptors = image.MediaTypeDescriptorSet
 
 // maxDescriptors bounds a FileDescriptorSet, in bytes.
 const maxDescriptors = 8 << 20
 
-// Artifact is the component in an image of the store. It is plain data, which a backend can record. The blobs stay
-// readable while the backend holds the image (image.Store.Hold), even after the image is removed.
+// Artifact describes the component in an image of the store. It is plain data, which a backend can record. The blobs
+// stay readable while the backend holds the image (image.Store.Hold), even after the image is removed.
 type Artifact struct {
 	ImageID string `json:"imageID"` // in the store
-	// Layout is how the image carries the component.
+	// Layout says how the image contains the component.
 	Layout image.Layout `json:"layout"`
-	// Wasm describes the binary. Compiled code is identified by its digest.
+	// Wasm describes the binary, whose digest also identifies the compiled code.
 	Wasm ocispec.Descriptor `json:"wasm"`
-	// DescriptorSet is the layer with the FileDescriptorSet, with an empty Digest if the image has none.
+	// DescriptorSet describes the layer with the FileDescriptorSet. Its Digest is empty if there is no such layer.
 	DescriptorSet ocispec.Descriptor `json:"descriptorSet,omitzero"`
-	// MetadataLayer is the layer with Vimana's Metadata message, with an empty Digest if the image has none.
+	// MetadataLayer describes the layer with Vimana's Metadata message. Its Digest is empty if there is no such layer.
 	MetadataLayer ocispec.Descriptor `json:"metadata,omitzero"`
 	Annotations   map[string]string  `json:"annotations,omitempty"` // from the manifest
-	// Services are the full names of the component's services; if empty, the services in the files of the descriptor
-	// set that no other file imports.
+	// Services are the full names of the component's services. If empty, the component serves the services in those
+	// files of the descriptor set that no other file imports.
 	Services []string `json:"services,omitempty"`
-	// Program is the default for the guest's argv[0]: the base name of the entrypoint's file, or "main.wasm".
+	// Program is the guest's default argv[0]: the base name of the entrypoint's file, or "main.wasm".
 	Program string `json:"program"`
-	// Entrypoint and Cmd are from the image, without the program. Env is from the image ("NAME=value").
+	// Entrypoint and Cmd are the image's, without the program. Env is the image's ("NAME=value").
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
 	Env        []string `json:"env,omitempty"`
@@ -81,8 +81,8 @@ func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, e
 	return a, nil
 }
 
-// Argv returns the guest's arguments for a container's command and args (CRI ContainerConfig), which replace the
-// image's entrypoint and cmd as in a container image. They never replace the binary itself.
+// Argv returns the guest's arguments for a container's command and args (CRI ContainerConfig), which override the
+// image's entrypoint and cmd in the same way as for any container. They never change which binary runs.
 func (a *Artifact) Argv(command, args []string) []string {
 	if len(command) > 0 {
 		return slices.Concat(command, args)

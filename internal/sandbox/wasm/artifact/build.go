@@ -18,8 +18,9 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// AnnotationServices is the manifest annotation with the full names of a component's services, separated by commas.
-// Without it, the services are those in the files of the descriptor set that no other file imports.
+// AnnotationServices is the manifest annotation that lists the full names of a component's services, separated by
+// commas. Without it, the component serves the services in those files of the descriptor set that no other file
+// imports.
 const AnnotationServices = "tripod.run/services"
 
 // Spec is the input of Build.
@@ -90,7 +91,7 @@ func Build(s Spec) (*Image, error) {
 	}, nil
 }
 
-// World is the kind of a binary, by its exports.
+// World is the kind of a binary. Its exports determine it.
 type World = wit.World
 
 // Exports that determine the world.
@@ -100,7 +101,7 @@ const (
 	exportStart   = "_start"
 )
 
-// wasiPackages are the packages of WASI 0.2. Drafts of other packages also had the version
+// wasiPackages are the packages of WASI 0.2. They are listed because drafts of other packages also had version 0.2
 // ("wasi:keyvalue/store@0.2.0-draft").
 var wasiPackages = []string{"wasi:cli", "wasi:clocks", "wasi:filesystem", "wasi:http", "wasi:io", "wasi:random", "wasi:sockets"}
 
@@ -116,9 +117,9 @@ func release(name string) (base string, ok bool) {
 	return base, ok && slices.Contains(wasiPackages, pkg)
 }
 
-// Check checks by names whether a node can run a binary, and returns its world. The error is errdefs.ErrInvalidArgument
-// and says what is missing. services are the interfaces that the component must export according to its descriptors
-// ("proto:greet-v1/greeter"), or empty without descriptors.
+// Check checks whether a node can run a binary, judging only by the names of its imports and exports, and returns its
+// world. The error is errdefs.ErrInvalidArgument and says what is missing or unsupported. services are the interfaces
+// that the component must export according to its descriptors ("proto:greet-v1/greeter"), or empty without descriptors.
 func Check(o *wasmbin.Outline, services []string) (World, error) {
 	if !o.Component {
 		return checkModule(o, services)

@@ -15,9 +15,9 @@ import (
 // maxLocal bounds a file that ImportFile reads, in bytes.
 const maxLocal = 256 << 20
 
-// ImportFile imports the binary in a file as an image, whose name is image.LocalPrefix and the binary's SHA-256. Files
-// with the same content are one image, which is stored once. ImportFile returns errdefs.ErrInvalidArgument if the file
-// is not WebAssembly, too large, or not a regular file.
+// ImportFile imports the binary in a file as an image. The image's name is image.LocalPrefix followed by the binary's
+// SHA-256, so files with the same content share one image. ImportFile returns errdefs.ErrInvalidArgument if the file is
+// not WebAssembly, too large, or not a regular file.
 func ImportFile(ctx context.Context, store *image.Store, file *os.File) (image.Image, error) {
 	wasm, err := readLocal(file)
 	if err != nil {
@@ -40,7 +40,7 @@ func readLocal(file *os.File) ([]byte, error) {
 	case info.Size() > maxLocal:
 		return nil, fmt.Errorf("%s has %d bytes; the limit is %d: %w", file.Name(), info.Size(), maxLocal, errdefs.ErrInvalidArgument)
 	}
-	// The additional byte shows whether the file has grown.
+	// Reading one more byte shows whether the file has grown.
 	wasm, err := io.ReadAll(io.NewSectionReader(file, 0, info.Size()+1))
 	if err == nil && int64(len(wasm)) != info.Size() {
 		err = fmt.Errorf("%s changed while it was read: %w", file.Name(), errdefs.ErrUnavailable)

@@ -10,8 +10,8 @@ import (
 )
 
 // NameAnnotations returns the annotations that give an artifact the component name domain:server@version. The node
-// compares them with the labels of the component's pods (PREFIXdomain, PREFIXserver, PREFIXversion), so they have the
-// same form: because labels cannot contain a plus sign, an underscore replaces the one in a version.
+// compares them with the labels of the component's pods (PREFIXdomain, PREFIXserver, PREFIXversion), so they follow the
+// rules for labels: an underscore replaces the plus sign in a version.
 func NameAnnotations(prefix, name string) (map[string]string, error) {
 	domain, rest, ok1 := strings.Cut(name, ":")
 	server, version, ok2 := strings.Cut(rest, "@")

@@ -16,8 +16,8 @@ var qjsMarker = []byte("componentize_qjs")
 // exactMessages are messages with 64-bit integers that are always exact, because their seconds are far below 2^53.
 var exactMessages = map[protoreflect.FullName]bool{"google.protobuf.Timestamp": true, "google.protobuf.Duration": true}
 
-// Warnings returns warnings about a valid component: 64-bit fields that its language cannot represent. methods are the
-// methods that the component serves.
+// Warnings returns warnings about a valid component whose language cannot represent the 64-bit fields of its methods
+// exactly. methods are the methods that the component serves.
 func Warnings(wasm []byte, methods []protoreflect.MethodDescriptor) []string {
 	if !bytes.Contains(wasm, qjsMarker) {
 		return nil
