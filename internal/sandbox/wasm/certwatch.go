@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -100,12 +101,12 @@ func (w *certWatcher) run() {
 	}
 }
 
-// postpone schedules the report of a changed directory after settleTime without further changes.
+// postpone schedules a report for when the changed directory has had no further changes for settleTime.
 func (w *certWatcher) postpone(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for dir := range w.dirs {
-		if name != dir && len(name) > len(dir) && name[:len(dir)+1] != dir+"/" {
+		if name != dir && !strings.HasPrefix(name, dir+"/") {
 			continue
 		}
 		if t := w.timers[dir]; t != nil {
@@ -126,7 +127,7 @@ func (w *certWatcher) report(dir string) {
 	}
 }
 
-// followCertificate watches the certificate of a container, if it is from a mount.
+// followCertificate watches the certificate of a container if the certificate is from a mount.
 func (b *Backend) followCertificate(id string, l *life) {
 	o, err := parseOptions(l.pod.Config, b.cfg.LabelPrefix)
 	if err != nil || o.tls == tlsGenerated || o.tls == tlsOff {
@@ -135,8 +136,8 @@ func (b *Backend) followCertificate(id string, l *life) {
 	b.watcher.follow(id, hostPathOf(l.container.Config.GetMounts(), o.tls))
 }
 
-// certificateChanged replaces the certificate of a running container by the one in its mount. If that is invalid, the
-// previous certificate stays in use.
+// certificateChanged replaces the certificate of a running container with the one in its mount. If the new certificate
+// is invalid, the previous one stays in use.
 func (b *Backend) certificateChanged(id string) {
 	h := b.ledger.Loaded(id)
 	if h == nil {
