@@ -71,7 +71,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 }
 
 // dialData connects to the data socket of a running container's worker. The socket serves cleartext HTTP/2, with the
-// container in the header workerapi.HeaderContainer.
+// container's ID in the header workerapi.HeaderContainer.
 func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, error) {
 	_, l, err := b.ledger.GetRun(containerID, containerID)
 	if err != nil {

@@ -32,7 +32,8 @@ type Config struct {
 	// Root holds compiled code and the node's certificate authority, and must survive a reboot. RunDir holds the pods'
 	// files and the workers' sockets, and must not survive a reboot.
 	Root, RunDir string
-	// Program is the path of tripod-wasm. If empty, it is looked for beside the executable of this process and in PATH.
+	// Program is the path of tripod-wasm. If it is empty, Open looks for tripod-wasm beside the executable of this
+	// process and in PATH.
 	Program string
 	// Workers says which pods share a worker process; WorkerPerNode by default.
 	Workers WorkerMode
@@ -45,8 +46,8 @@ type Config struct {
 	LabelPrefix string
 	// LogSizeMax bounds the log file of a container, in bytes; 0 means no limit.
 	LogSizeMax int64
-	// Instances bounds the guest instances in a worker, MaxMemory each linear memory in bytes; 0 means the worker's
-	// defaults.
+	// Instances is the size of a worker's pool of guest instances. MaxMemory bounds the size of each linear memory, in
+	// bytes. 0 means the worker's default.
 	Instances int
 	MaxMemory uint64
 	// Connections limits the connections of each pod.
@@ -67,7 +68,7 @@ type Holdings = workerapi.Holdings
 
 // Services are the parts of the node that the backend uses.
 type Services struct {
-	// Images provides components, Network sockets.
+	// Images provides components, and Network opens sockets.
 	Images  ImageStore
 	Network Network
 	// Spans gets the spans of the workers' requests (a serialized OTLP ExportTraceServiceRequest); nil disables spans.
@@ -76,7 +77,7 @@ type Services struct {
 	Logger *slog.Logger
 }
 
-// setup is the input for the parts of the backend.
+// setup is the configuration and the services that the parts of the backend share.
 type setup struct {
 	Config
 	Services
@@ -111,7 +112,8 @@ func (i Images) ImportFile(ctx context.Context, file *os.File) (image.Image, err
 	return artifact.ImportFile(ctx, i.Store, file)
 }
 
-// Network opens sockets in the pods' network namespaces. *network.Manager implements it. An empty netns is the node's.
+// Network opens sockets in the pods' network namespaces, or in the node's if netns is empty. *network.Manager
+// implements it.
 type Network interface {
 	Listen(ctx context.Context, netns, network, addr string) (*os.File, error)
 }
@@ -284,8 +286,8 @@ func (b *Backend) assignOwnWorker(p *sandbox.Pod, why string) error {
 	return b.setPod(podState{ID: p.ID, Scope: ownScope(p.ID), OwnWorkerReason: why})
 }
 
-// StopSandbox implements sandbox.Backend. It ends the sandbox's own worker, if it has one, because the worker is in the
-// cgroup that a kubelet is about to remove.
+// StopSandbox implements sandbox.Backend. It ends the sandbox's own worker, if it has one, because a kubelet is about
+// to remove the cgroup that contains the worker.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if scope := b.scopeOf(p); isOwn(scope) {
 		return b.endWorkers(ctx, scope)
@@ -293,7 +295,7 @@ func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return nil
 }
 
-// endWorkers ends the workers of a scope.
+// endWorkers ends the workers of a scope, except shared workers that are busy.
 func (b *Backend) endWorkers(ctx context.Context, scope string) error {
 	var errs []error
 	for _, w := range b.keeper.all() {
@@ -324,7 +326,8 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.endIdle(ctx, scope)
 }
 
-// endIdle ends the workers of a scope that has no pods. The node's current worker continues to run for the next pod.
+// endIdle ends the workers of a scope if the scope has no pods. The node's current worker continues to run, for the
+// next pod.
 func (b *Backend) endIdle(ctx context.Context, scope string) error {
 	if scope == "" || b.hasPods(scope) {
 		return nil

@@ -25,7 +25,7 @@ var (
 	fpStored   = failpoint.New("wasm.cache.stored")
 )
 
-// cache stores compiled code by the digest of the component and the fingerprint of the engine:
+// cache stores compiled code under the digest of the component and the fingerprint of the engine:
 //
 //	<dir>/<half the digest of the component>/<hash of the fingerprint>.code    machine code
 //	                                                        .json    entry with the checksum, written last
@@ -46,12 +46,12 @@ type entry struct {
 	// Digest is the digest of the component, Engine the fingerprint of the engine.
 	Digest string `json:"digest"`
 	Engine string `json:"engine"`
-	// Size and SHA256 are of the code.
+	// Size (in bytes) and SHA256 describe the code.
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`
 }
 
-// flight is a compilation in progress and the number of its callers.
+// flight is a compilation in progress. waiting is the number of its callers.
 type flight struct {
 	waiting int
 	cancel  context.CancelCauseFunc
@@ -67,8 +67,8 @@ func newCache(cfg setup, compiler *compiler) *cache {
 // source opens the binary of a component for compilation.
 type source func(ctx context.Context) (*os.File, error)
 
-// open returns the verified code of a component, at offset 0. It compiles the component if needed. Concurrent callers
-// share one compilation, which is cancelled once the contexts of all of them have ended.
+// open returns the verified code of a component, as a file at offset 0. It compiles the component if needed. Concurrent
+// callers share one compilation, which is cancelled once the contexts of all of them have ended.
 func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
@@ -89,7 +89,7 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	if f.err != nil {
 		return nil, f.err
 	}
-	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // with its own offset
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // each caller gets its own file offset
 }
 
 // join joins the compilation of a component, or starts it.

@@ -16,18 +16,18 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// component is the binary of a container and the description of its services.
+// component is a binary and the description of its services.
 type component struct {
 	artifact *artifact.Artifact
-	// descriptors is a serialized FileDescriptorSet, which metadata replaces in Vimana's images. digest is the SHA-256
-	// of either, or empty if there is neither.
+	// descriptors is a serialized FileDescriptorSet. Images in Vimana's layout have metadata instead. digest is the
+	// SHA-256 of the one that is set, or empty if neither is.
 	descriptors, metadata []byte
 	digest                string
 	used                  time.Time // last use for a container
 }
 
-// codeName returns the name of a component in workers (workerapi.Code.Digest). The same binary with other descriptors
-// or services has another name.
+// codeName returns the name under which workers know a component (workerapi.Code.Digest). The same binary with other
+// descriptors or services has another name.
 func codeName(a *artifact.Artifact, description string) string {
 	return strings.Join(append([]string{a.Wasm.Digest.String(), description}, a.Services...), "+")
 }
@@ -37,7 +37,7 @@ func (c *component) code() workerapi.Code {
 	return workerapi.Code{Digest: codeName(c.artifact, c.digest), Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
 }
 
-// read reads the descriptors or the metadata.
+// read reads the descriptors or, if there are none, the metadata.
 func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) {
 	if c.descriptors, err = c.artifact.Descriptors(ctx, blobs); err != nil {
 		return fmt.Errorf("descriptors of image %s: %w", c.artifact.ImageID, err)
@@ -54,13 +54,13 @@ func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) 
 	return nil
 }
 
-// holdMark is the prefix of our holds on images. There is one hold per image, not per container, because each hold
-// costs a commit of the image store.
+// holdMark is the prefix of this backend's holds on images. There is one hold per image, not per container, because
+// each hold costs a commit of the image store.
 const holdMark = "wasm-"
 
 func holdOf(imageID string) string { return holdMark + shortName(imageID) }
 
-// catalog caches the components of images. It holds their blobs while containers run from them, even if the image is
+// catalog caches the components of images. It holds an image's blobs while containers use them, even if the image is
 // removed.
 type catalog struct {
 	images ImageStore
@@ -74,8 +74,8 @@ func newCatalog(images ImageStore) *catalog {
 	return &catalog{images: images, known: map[string]*component{}, looking: map[string]chan struct{}{}}
 }
 
-// find returns the component in an image and holds the image. Concurrent callers share one lookup. If the image has no
-// component, it returns errdefs.ErrInvalidArgument.
+// find returns the component in an image and holds the image. Concurrent callers share one lookup. find returns
+// errdefs.ErrInvalidArgument if the image has no component.
 func (c *catalog) find(ctx context.Context, imageID string) (*component, error) {
 	return c.once(ctx, imageID, func() (*component, error) {
 		if err := c.images.Hold(ctx, holdOf(imageID), imageID); err != nil {
@@ -128,7 +128,7 @@ func (c *catalog) once(ctx context.Context, imageID string, look func() (*compon
 	}
 }
 
-// lookUp looks an image up, caches its component and wakes the callers that wait for it.
+// lookUp looks up the component of an image, caches it and wakes the callers that wait for it.
 func (c *catalog) lookUp(imageID string, look func() (*component, error)) (*component, error) {
 	found, err := look()
 	c.mu.Lock()
@@ -143,8 +143,8 @@ func (c *catalog) lookUp(imageID string, look func() (*component, error)) (*comp
 	return found, nil
 }
 
-// release releases the holds on images without containers. It keeps images requested later than the since time, because
-// a container for them may be about to be created.
+// release releases the holds on images without containers. It keeps images that were requested after since, because a
+// container for them may be about to be created.
 func (c *catalog) release(ctx context.Context, inUse map[string]bool, since time.Time) error {
 	held, err := c.images.Holds(ctx)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Channels implements sandbox.Channeler. The group is the worker, which delivers messages between its pods itself.
+// Channels implements sandbox.Channeler. The group is the worker's name, because a worker itself delivers messages
+// between its pods.
 func (b *Backend) Channels(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (net.Conn, string, error) {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -26,8 +27,8 @@ func (b *Backend) Channels(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 	return conn, l.worker.name, nil
 }
 
-// isModule reports whether a container is a module of the MQTT front door, by annotations that only this front door can
-// set.
+// isModule reports whether a container is a module of the MQTT front door, judging by annotations that only the front
+// door can set.
 func isModule(config *runtimeapi.ContainerConfig) bool {
 	for name := range config.GetAnnotations() {
 		if strings.HasPrefix(name, sandbox.AnnotationEdge) {

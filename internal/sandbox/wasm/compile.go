@@ -26,7 +26,7 @@ type compiler struct {
 	cfg Config
 	// slots bounds the concurrent compilations, because each can use hundreds of megabytes.
 	slots chan struct{}
-	// engine returns the fingerprint of the program's engine, and caches it.
+	// engine returns the cached fingerprint of the program's engine.
 	engine func() (string, error)
 }
 
@@ -56,8 +56,8 @@ func askFingerprint(cfg Config) (string, error) {
 }
 
 // unprivileged returns a command that runs tripod-wasm as the unprivileged user, in new namespaces, without the
-// daemon's environment. It runs the program by a descriptor, because the user may lack access to the program's
-// directory. The caller closes the command's ExtraFiles.
+// daemon's environment. It runs the program through a file descriptor, because the user may lack access to the
+// program's directory. The caller closes the command's ExtraFiles.
 func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	fd, err := unix.Open(c.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -85,7 +85,7 @@ func withStderr(err error) error {
 	return err
 }
 
-// programEnv returns the environment of tripod-wasm, which has nothing from the daemon's.
+// programEnv returns the environment of tripod-wasm, which inherits nothing from the daemon's.
 func programEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
 
 // compile compiles a component into a memory file, so that the compiler needs no access to files. If the component is
@@ -170,7 +170,7 @@ func lastLine(text []byte) string {
 	return strings.TrimSpace(lines[len(lines)-1])
 }
 
-// tail is a writer that keeps the last limit bytes.
+// tail is a writer that keeps only the last bytes written, at most limit.
 type tail struct {
 	mu    sync.Mutex
 	limit int

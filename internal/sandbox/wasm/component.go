@@ -39,8 +39,8 @@ func nameFrom(values map[string]string, prefix string) componentName {
 	}
 }
 
-// checkImage checks that the image is the component that the pod's labels name: the manifest's annotations must have
-// the same name or, without annotations, a reference must end with the name.
+// checkImage checks that the image is the component that the pod's labels name: the manifest's annotations must give
+// the same name or, if there are none, an image reference must end with the name.
 func checkImage(wanted componentName, annotations map[string]string, prefix string, references []string) error {
 	if says := nameFrom(annotations, prefix); says != (componentName{}) {
 		if says == wanted {
@@ -72,7 +72,7 @@ func spells(ref string, n componentName) bool {
 	return ok && strings.HasSuffix("/"+named.Name(), want) && strings.EqualFold(tagged.Tag(), tagOf(n.version))
 }
 
-// Valid parts of a component name, as in package node.
+// Valid parts of a component name, defined as in package node.
 var (
 	domainForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
 	serverForm = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`)
@@ -127,8 +127,8 @@ func versionOf(ref reference.Named) string {
 	return v
 }
 
-// references returns the references of a container's image: first the user's, then the requested one, then tags and
-// digests.
+// references returns the references of a container's image: first the one that the user specified, then the requested
+// one, then the references by tag and by digest.
 func references(spec *runtimeapi.ImageSpec, tags, digests []string) []string {
 	var refs []string
 	for _, ref := range []string{spec.GetUserSpecifiedImage(), spec.GetImage()} {

@@ -21,7 +21,7 @@ var (
 )
 
 // CreateContainer implements sandbox.Backend. It finds the component, checks it against the pod's labels, compiles it
-// and loads it into the worker, which checks it against its descriptors. So a faulty component is detected here.
+// and loads it into the worker, which checks it against its descriptors. So faulty components are detected here.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	comp, err := b.catalog.find(ctx, c.ImageID)
 	if err != nil {
@@ -55,7 +55,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 }
 
 // nameOf returns the component's name: from the pod's labels, otherwise from the image's annotations, otherwise derived
-// from its reference. derived is false for a name from the labels.
+// from the image's reference. derived is false if the name is from the labels.
 func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, a *artifact.Artifact) (name string, derived bool, err error) {
 	img, err := b.cfg.Images.Get(ctx, c.ImageID)
 	if err != nil {
@@ -93,13 +93,13 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) 
 	return err
 }
 
-// source opens the binary of a component.
+// source returns a function that opens the binary of a component.
 func (b *Backend) source(a *artifact.Artifact) source {
 	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, b.cfg.Images) }
 }
 
-// load loads a component into a worker, unless it is loaded. If the worker refuses the code as damaged or as another
-// engine's, load compiles the component again, once.
+// load loads a component into a worker, unless it is already loaded. If the worker refuses the code because it is
+// damaged or was compiled for another engine, load compiles the component again, once.
 func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
 	loaded, err := b.loadOnce(ctx, w, a, description)
 	if errdefs.IsFailedPrecondition(err) {

@@ -17,17 +17,18 @@
 // <key> is the pod's ID if the ID is 64 hexadecimal digits, otherwise its SHA-256 (names.go), because the ID of a pod
 // with a component name can exceed the maximum length of a file name.
 //
-// A container's worker knows the container's state, and keeps its exit until the daemon removes the container. The
-// files record the orders (created, started in which worker, exited). If the daemon is killed at any line, the next
-// daemon can distinguish a container that never started from one whose worker died. The files are on a tmpfs and are
-// not synced: a crash that loses the page cache also ends the workers.
+// A container's worker knows the container's state, and keeps its exit status until the daemon removes the container.
+// The files record the daemon's orders (created, started in which worker, exited). Whenever the daemon is killed, the
+// next daemon can distinguish a container that never started from one whose worker died. The files are on a tmpfs and
+// are not synced: a crash that loses the page cache also ends the workers.
 //
 // Compiled code is machine code that a worker executes. A worker loads only code that this daemon wrote: other users
-// have no access to the cache, and each file is compared with its recorded checksum before every load (faults I7). The
-// compiler reads untrusted input, so it runs in an unprivileged process (faults I6).
+// have no access to the cache, and each file is compared with its recorded checksum before every load (docs/faults.md,
+// I7). The compiler reads untrusted input, so it runs in an unprivileged process (docs/faults.md, I6).
 //
-// The package must not import the engine, because the daemon is pure Go. The node, not this package, decides on states.
-// Only requests to the node's own addresses pass through the daemon (Route).
+// The package must not import the engine, because the daemon is pure Go. The node, not this package, decides what state
+// a pod is in. Requests to pods do not pass through the daemon, unless they are sent to the node's own addresses
+// (Route).
 //
 // # Subpackages
 //

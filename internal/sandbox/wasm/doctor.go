@@ -56,7 +56,8 @@ func userFinding(cfg Config) Finding {
 	return f
 }
 
-// addressFinding checks that the address space is unlimited, because each instance reserves more than it uses.
+// addressFinding checks that the address space is unlimited, because each instance reserves far more addresses than it
+// uses.
 func addressFinding() Finding {
 	f := Finding{Subject: "wasm address space", OK: true, Detail: "unlimited", Remedy: "remove the limit (ulimit -v unlimited): each instance reserves 4 GiB of addresses"}
 	var limit unix.Rlimit

@@ -26,7 +26,8 @@ var (
 // handle is a container in the ledger.
 type handle = ledger.Handle[state, life]
 
-// life is one run of a container, from before its start until its end is recorded.
+// life is one run of a container. It begins before the container is started and ends once the container's exit is
+// recorded.
 type life struct {
 	worker    *worker
 	pod       *sandbox.Pod
@@ -70,7 +71,7 @@ func (b *Backend) record(h *handle, l *life, end workerapi.Status) (sandbox.Stat
 	return status, ok
 }
 
-// podExited handles a worker's event that a pod has exited.
+// podExited handles the event that a worker's pod has exited.
 func (b *Backend) podExited(w *worker, s workerapi.Status) {
 	h := b.ledger.Loaded(s.ID)
 	if h == nil {
@@ -132,7 +133,7 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 		case err == nil:
 			b.finish(h, l, status)
 			return nil
-		case errdefs.IsNotFound(err): // the order to start it was lost or failed
+		case errdefs.IsNotFound(err): // the order to start the container was lost or failed
 			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "stopped before it was running"})
 			return nil
 		case ctx.Err() != nil:
@@ -159,8 +160,8 @@ func (b *Backend) RemoveContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 	return b.removeContainer(ctx, c.ID)
 }
 
-// removeContainer removes a container from its worker and the ledger. It also removes the files of an unknown
-// container.
+// removeContainer removes a container from its worker and the ledger. If the container is unknown, it removes only the
+// files.
 func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	h, err := b.ledger.Find(id, id)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// The files of a mount with a certificate, named as in a Secret of type kubernetes.io/tls.
+// The files in a mount that contains a certificate. Their names are those in a Secret of type kubernetes.io/tls.
 const (
 	certFile     = "tls.crt"
 	keyFile      = "tls.key"
@@ -91,7 +91,8 @@ func mountedIdentity(dir string, requireClient bool) (*workerapi.TLS, error) {
 	return t, nil
 }
 
-// addresses returns the addresses at which clients reach the pod. On the host network they include the node's.
+// addresses returns the addresses at which clients reach the pod. They include the node's if the pod is on the host
+// network.
 func addresses(p *sandbox.Pod) []netip.Addr {
 	ips := append([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, p.IPs...)
 	if p.Netns != "" {
@@ -144,8 +145,8 @@ func (b *Backend) renew(ctx context.Context, h *handle) error {
 	return err
 }
 
-// readBelow reads a regular file of at most limit bytes in an untrusted directory. It follows links, because a Secret's
-// files are links to the current version, but with dir as the root directory.
+// readBelow reads a regular file of at most limit bytes in an untrusted directory. It follows symbolic links, because a
+// Secret's files are links to the current version, but it resolves them with dir as the root directory.
 func readBelow(dir, name string, limit int64) ([]byte, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
