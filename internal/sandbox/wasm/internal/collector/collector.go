@@ -17,14 +17,14 @@ import (
 // collectTimeout limits the wait for the workers.
 const collectTimeout = 5 * time.Second
 
-// Workload is what a worker reports about a component's container.
+// Workload is a worker's report about one container of a component.
 type Workload struct {
 	workerapi.Metrics
 	Stats workerapi.Stats
 }
 
 // Components aggregates the metrics of each component's containers. A counter must not decrease when a container
-// disappears, so its last values are kept.
+// disappears, so the container's last values are kept.
 type Components struct {
 	// List returns the containers that workers know, including stopped ones.
 	List func(ctx context.Context) []Workload

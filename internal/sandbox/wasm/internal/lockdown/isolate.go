@@ -16,7 +16,8 @@ func Isolate() error {
 	if err := ownMountNamespace(); err != nil {
 		return err
 	}
-	// The new root is mounted over /proc, which always exists, and is covered only until the root has changed.
+	// The new root is mounted over /proc, because that directory always exists. It hides the old /proc only until the
+	// root is changed.
 	const root = "/proc"
 	steps := []struct {
 		what string
@@ -63,8 +64,8 @@ func ownMountNamespace() error {
 	return nil
 }
 
-// mountProc mounts /proc, because preopened directories are reached through /proc/self/fd. Kernels before 5.8 do not
-// support subset=pid.
+// mountProc mounts /proc, because the worker reaches preopened directories through /proc/self/fd. Kernels before 5.8 do
+// not support subset=pid.
 func mountProc(path string) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	if err := unix.Mount("proc", path, "proc", flags, "hidepid=2,subset=pid"); err == nil {

@@ -37,15 +37,15 @@ func Policy() seccomp.Policy {
 
 // Frequent calls come first, because the kernel checks the list in this order unless it has cached the result.
 var (
-	// The data plane: the Go runtime's poller, TCP, and QUIC's batches with GSO and ECN as socket options. Not socket,
-	// connect or bind, because the daemon passes all sockets.
+	// The data plane: the Go runtime's poller, TCP, and QUIC's batches with GSO and ECN as socket options. socket,
+	// connect and bind are not needed, because the daemon passes all sockets.
 	sockets = []string{
 		"epoll_pwait", "epoll_wait", "recvmsg", "sendmsg", "recvmmsg", "sendmmsg", "read", "write", "readv", "writev",
 		"recvfrom", "sendto", "accept4", "accept", "setsockopt", "getsockopt", "getsockname", "getpeername", "shutdown", "listen",
 		"epoll_ctl", "epoll_create1", "eventfd2", "poll", "ppoll", "select", "pselect6", "close",
 	}
-	// Threads of the Go runtime, the engine and guests. The scheduling priority of guests that compute for long is
-	// lowered.
+	// Threads of the Go runtime, the engine and guests. The engine lowers the priority of guests that compute for a
+	// long time.
 	scheduling = []string{
 		"futex", "nanosleep", "clock_nanosleep", "sched_yield", "clock_gettime", "clock_getres", "gettimeofday", "time", "getcpu",
 		"sched_getaffinity", "sched_setscheduler", "sched_getscheduler", "sched_setparam", "sched_getparam", "sched_setattr", "sched_getattr",

@@ -25,7 +25,7 @@ func (l *load) begin(container string) (done func()) {
 	count.Add(1)
 	return sync.OnceFunc(func() {
 		if count.Add(-1) == 0 {
-			// A request that begins between these two lines is not counted, which can cost one bad choice. In return
+			// A request that begins between these two lines is not counted, which can cause one bad choice. In return,
 			// the map does not keep removed containers.
 			l.counts.CompareAndDelete(container, n)
 		}
@@ -33,7 +33,7 @@ func (l *load) begin(container string) (done func()) {
 }
 
 // retryBody is a request body that ignores Close until the request has been sent. A transport closes the body even if
-// it could not connect, but another container then needs the body.
+// it cannot connect, but the next attempt needs the body.
 type retryBody struct {
 	io.ReadCloser
 	sent, read atomic.Bool
@@ -62,7 +62,7 @@ func (b *countedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// serviceCache caches the services of containers, which never change, because the lookup takes a lock.
+// serviceCache caches each container's services, because looking them up takes a lock. They never change.
 type serviceCache struct {
 	byContainer sync.Map // container → []string
 	size        atomic.Int64

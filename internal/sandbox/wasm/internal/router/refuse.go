@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// refusal is an error response of the router itself.
+// refusal is an error that the router itself responds with.
 type refusal struct {
 	status  int
 	message string
@@ -28,7 +28,7 @@ func (r *refusal) code() codes.Code {
 	return codes.Unavailable
 }
 
-// refuse answers a request with err in its protocol: HTTP, or gRPC with the status in the header.
+// refuse answers a request with err, in the protocol of the request: HTTP, or gRPC with the status in the header.
 func refuse(w http.ResponseWriter, req *http.Request, err error) {
 	r, ok := errors.AsType[*refusal](err)
 	if !ok {

@@ -58,9 +58,8 @@ func New(c Config) *Router {
 	protocols := &http.Protocols{}
 	protocols.SetUnencryptedHTTP2(true)
 	r.transport = &http.Transport{
-		Protocols:   protocols,
-		DialContext: r.dial,
-		// Each container has its own connections, even if one worker runs many.
+		Protocols:          protocols,
+		DialContext:        r.dial, // each container has its own connections, even if containers share a worker
 		IdleConnTimeout:    time.Minute,
 		DisableCompression: true, // bodies are forwarded unchanged
 	}
@@ -131,8 +130,7 @@ func componentOf(authority string) (string, bool) {
 	return component, true
 }
 
-// serving returns the only component that serves the service in path. It is an error if no component or several ones
-// do.
+// serving returns the only component that serves the service in path. It returns a refusal if none or several do.
 func (r *Router) serving(path string) (string, error) {
 	service, _, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if !ok || service == "" {
@@ -166,7 +164,7 @@ func (r *Router) serves(containers []string, service string) bool {
 	return r.Services != nil && len(containers) > 0 && slices.Contains(r.services.of(containers[0], r.Services), service)
 }
 
-// rewrite makes the request to the worker from the client's request. RoundTrip adds the container.
+// rewrite turns the client's request into the request to the worker. RoundTrip adds the container's ID.
 func rewrite(p *httputil.ProxyRequest) {
 	p.SetXForwarded()
 	t := p.In.Context().Value(targetKey{}).(*target)
@@ -179,8 +177,8 @@ func rewrite(p *httputil.ProxyRequest) {
 	p.Out.Header.Set(workerapi.HeaderPeer, p.In.RemoteAddr)
 }
 
-// RoundTrip implements http.RoundTripper. It sends a request to the least loaded container, or to the next one if the
-// container cannot be reached.
+// RoundTrip implements http.RoundTripper. It sends a request to the least loaded container. If that container cannot be
+// reached, it tries the next one.
 func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 	containers := slices.Clone(req.Context().Value(targetKey{}).(*target).containers)
 	body := &retryBody{ReadCloser: req.Body}
@@ -228,7 +226,7 @@ func (r *Router) send(req *http.Request, container string) (*http.Response, erro
 	return response, nil
 }
 
-// failed answers a request that no container has answered.
+// failed answers a request for which RoundTrip has failed.
 func (r *Router) failed(w http.ResponseWriter, req *http.Request, err error) {
 	if req.Context().Err() == nil {
 		r.Logger.Warn("request failed", "component", req.Context().Value(targetKey{}).(*target).component, "err", err)
@@ -239,7 +237,7 @@ func (r *Router) failed(w http.ResponseWriter, req *http.Request, err error) {
 // hostOf encodes a container ID as a host name, because IDs can have characters that are invalid in host names.
 func hostOf(container string) string { return fmt.Sprintf("%x", container) }
 
-// unreachedError says that no connection was made, so nothing was sent.
+// unreachedError means that no connection was made, so no part of the request was sent.
 type unreachedError struct{ error }
 
 func (e *unreachedError) Unwrap() error { return e.error }
