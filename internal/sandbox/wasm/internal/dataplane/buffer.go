@@ -10,7 +10,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// buffer is a byte slice from the pool buffers.
+// buffer is a byte slice that the pool recycles.
 type buffer struct{ bytes []byte }
 
 var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 0, 1024)} }}
@@ -18,8 +18,8 @@ var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 0, 
 const (
 	// maxPooled is the maximum capacity of a buffer in the pool.
 	maxPooled = 5 << 20
-	// firstRead is how much readFrom allocates before any byte has arrived, so that a prefix that only announces a
-	// large message costs little.
+	// firstRead bounds the bytes that readFrom allocates before any have arrived, so that it costs little memory if a
+	// client announces a large message and never sends it.
 	firstRead = 64 << 10
 )
 
@@ -37,7 +37,7 @@ func (b *buffer) room(n int) []byte {
 	return b.bytes
 }
 
-// readFrom fills the buffer with n bytes of r. It returns io.ErrUnexpectedEOF or io.EOF if r has fewer.
+// readFrom fills the buffer with n bytes from r. It returns io.ErrUnexpectedEOF or io.EOF if r has fewer.
 func (b *buffer) readFrom(r io.Reader, n int) error {
 	b.bytes = b.bytes[:0]
 	for step := firstRead; len(b.bytes) < n; step *= 4 {

@@ -28,11 +28,11 @@ func Methods(service protoreflect.ServiceDescriptor) []*Method {
 // Invoker carries out calls. The worker implements it with a component.
 type Invoker interface {
 	// Invoke carries out one call. ctx ends at the request's deadline and when the client disconnects. An error that is
-	// neither a *Status nor a context error becomes INTERNAL, and only the log has its text.
+	// neither a *Status nor a context error becomes INTERNAL, and its text appears only in the log.
 	Invoke(ctx context.Context, m *Method, c Call) error
 }
 
-// Call is one call of a method. Messages are in protobuf's binary encoding for every client protocol.
+// Call is one call of a method. Messages are in protobuf's binary encoding, whatever protocol the client uses.
 //
 // One goroutine can call Receive while another calls Send.
 type Call interface {

@@ -78,8 +78,8 @@ func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCal
 	return nil
 }
 
-// runConnectOne runs a call that has one response. It sets metadata through connect-go's CallInfo, which separates
-// header and trailer even if there is no response.
+// runConnectOne runs a call that has one response. It sets metadata through connect-go's CallInfo, which keeps header
+// and trailer separate even if there is no response.
 func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connectCall) (*connect.Response[frame], error) {
 	info, _ := connect.CallInfoForHandlerContext(ctx)
 	c.header, c.trailer = info.ResponseHeader(), info.ResponseTrailer()
@@ -189,7 +189,7 @@ func (binaryCodec) Name() string { return "proto" }
 // Marshal returns a new slice, because connect-go puts it into its pool.
 func (c binaryCodec) Marshal(m any) ([]byte, error) { return c.MarshalAppend(nil, m) }
 
-// MarshalAppend appends to a buffer of connect-go's pool. connect-go prefers it to Marshal.
+// MarshalAppend appends to a buffer from connect-go's pool. connect-go prefers it to Marshal.
 func (binaryCodec) MarshalAppend(to []byte, m any) ([]byte, error) {
 	if f, ok := m.(*frame); ok {
 		return append(to, f.bytes...), nil

@@ -9,12 +9,12 @@
 // limits, draining, counters and spans. It does not interpret messages: it passes the bytes of protobuf messages to an
 // Invoker, which package worker implements with a component. The package must not import the engine.
 //
-// The package frames gRPC itself, which takes a third of connect-go's time (BenchmarkHandler) and is what most clients
-// of pods use. connect-go serves gRPC-Web, Connect, and gRPC with JSON, with the same Invoker. The health service is
-// the package's own, because it supports Watch; reflection is from connectrpc.com/grpcreflect.
+// The package frames gRPC itself, because most clients of pods use gRPC and connect-go takes three times as long
+// (BenchmarkHandler). connect-go serves gRPC-Web, Connect, and gRPC with JSON, with the same Invoker. The package has
+// its own health service, which supports Watch. Reflection is from connectrpc.com/grpcreflect.
 //
-// An idle Server has its sockets, three goroutines and some 25 KiB. It allocates the state for QUIC and HTTP/2 when the
-// first client connects (TestIdleServerMemory).
+// An idle Server uses its sockets, three goroutines and about 25 KiB of memory. It allocates the state for QUIC and
+// HTTP/2 when the first client connects (TestIdleServerMemory).
 //
 // # Buffer ownership
 //
@@ -52,7 +52,7 @@
 // Write of net/http and quic-go does not retain the buffer after it returns, even if it fails: HTTP/2 encodes a frame
 // before the handler continues (go.dev/issue/58446), and HTTP/3 copies into packets under the stream's lock. The table
 // omits channel messages, because port.Send makes a copy that is never modified. TestFaultW8_NoForeignBytes and
-// test/e2e TestW8NoForeignBytes check for foreign bytes.
+// TestW8NoForeignBytes (test/e2e) check that no client sees another client's bytes.
 //
 // Sources: gRPC over HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md), gRPC over HTTP/3 (grpc/proposal G2), RFC 9114 (HTTP/3),
 // RFC 9113 (HTTP/2), RFC 7838 (Alt-Svc), grpc/doc/statuscodes.md, grpc/doc/health-checking.md, W3C Trace Context.

@@ -18,7 +18,8 @@ const (
 	gzipEncoding    = "gzip"
 )
 
-// isGRPC reports whether contentType is application/grpc, with or without +codec and parameters; gRPC-Web is not.
+// isGRPC reports whether contentType is application/grpc, with or without +codec and parameters. It returns false for
+// gRPC-Web.
 func isGRPC(contentType string) bool {
 	rest, ok := strings.CutPrefix(contentType, grpcContentType)
 	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
@@ -86,8 +87,8 @@ const maxTimeout = 10 * 365 * 24 * time.Hour
 // statusGrace is how long writes can continue after the deadline, to send the status.
 const statusGrace = 100 * time.Millisecond
 
-// unblockAtEnd unblocks the request's reads and writes when ctx ends. The handler must call stop before it returns:
-// after stop, w is no longer used.
+// unblockAtEnd unblocks the request's reads and writes when ctx ends. The handler must call stop before it returns,
+// because w must not be used afterwards.
 func unblockAtEnd(ctx context.Context, w http.ResponseWriter) (stop func()) {
 	var mu sync.Mutex
 	stopped := false

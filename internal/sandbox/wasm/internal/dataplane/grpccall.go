@@ -31,9 +31,10 @@ type grpcCall struct {
 const (
 	prefixSize     = 5
 	flagCompressed = 1
-	// compressMin is the minimum size, in bytes, of a message to compress.
+	// compressMin is the size, in bytes, from which messages are compressed.
 	compressMin = 1024
-	// copyMax is the maximum size, in bytes, of a message that is copied behind its prefix for a single write.
+	// copyMax is the maximum size, in bytes, of a message that is copied into one buffer with its prefix, to write both
+	// at once.
 	copyMax = 32 << 10
 )
 
@@ -42,7 +43,8 @@ func (c *grpcCall) ResponseHeader() http.Header  { return c.writer.Header() }
 func (c *grpcCall) ResponseTrailer() http.Header { return c.trailer }
 func (c *grpcCall) Peer() string                 { return c.request.RemoteAddr }
 
-// negotiate selects the compression in both directions. Responses are compressed if the client compresses its requests.
+// negotiate selects the compression in both directions. Responses are compressed if the client compresses its requests
+// and accepts gzip.
 func (c *grpcCall) negotiate() *Status {
 	switch encoding := firstValue(c.request.Header, "Grpc-Encoding"); encoding {
 	case "", "identity":
@@ -147,7 +149,7 @@ func (c *grpcCall) decompress() ([]byte, error) {
 	return plain.bytes, nil
 }
 
-// readError returns the status for an error within a message.
+// readError returns the status for a read that failed within a request.
 func (c *grpcCall) readError(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return Errorf(codes.InvalidArgument, "the request ends in the middle of a message")
@@ -225,7 +227,7 @@ func (c *grpcCall) write(message []byte) error {
 }
 
 // finish ends the response with the status: in the trailer, or in the header if nothing else has been sent
-// ("Trailers-Only"). Because clients read a Trailers-Only header as the trailer, finish first flushes a header with
+// ("Trailers-Only"). Clients read a Trailers-Only header as the trailer, so finish first flushes the header if it has
 // metadata.
 func (c *grpcCall) finish(status *Status) {
 	header, prefix := c.writer.Header(), ""

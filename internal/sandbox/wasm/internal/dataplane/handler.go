@@ -20,7 +20,7 @@ import (
 
 // Options are the options common to NewGRPC and NewHTTP.
 type Options struct {
-	// Limiter bounds the concurrent requests; nil means no limit. Health and reflection are not limited.
+	// Limiter bounds the number of concurrent requests; nil means no limit. Health and reflection are not limited.
 	Limiter *Limiter
 	// MaxTimeout bounds the duration of a request, even if the client allows more; 0 means no limit.
 	MaxTimeout time.Duration

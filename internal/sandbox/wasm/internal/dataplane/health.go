@@ -31,7 +31,7 @@ func NewHealth(services ...string) *Health {
 	return h
 }
 
-// SetServing sets the status of all services and notifies the watchers. A drain begins with false.
+// SetServing sets the status of all services and notifies the watchers. A drain begins with SetServing(false).
 func (h *Health) SetServing(serving bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -119,7 +119,7 @@ func (h *Health) list() []byte {
 	return b
 }
 
-// healthService decodes a HealthCheckRequest: service = 1.
+// healthService decodes a HealthCheckRequest, whose only field is service (1).
 func healthService(b []byte) (service string, err error) {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -140,12 +140,13 @@ func healthService(b []byte) (service string, err error) {
 	return service, nil
 }
 
-// healthResponse encodes a HealthCheckResponse: status = 1.
+// healthResponse encodes a HealthCheckResponse, whose only field is status (1).
 func healthResponse(status uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), status)
 }
 
-// healthFile returns the descriptor of grpc.health.v1. The package with the generated code would import grpc-go.
+// healthFile returns the descriptor of grpc.health.v1. It builds the descriptor, because the package with the generated
+// code would import grpc-go.
 var healthFile = sync.OnceValue(func() protoreflect.FileDescriptor {
 	field := func(name string, number int32, kind descriptorpb.FieldDescriptorProto_Type, of string) *descriptorpb.FieldDescriptorProto {
 		f := &descriptorpb.FieldDescriptorProto{

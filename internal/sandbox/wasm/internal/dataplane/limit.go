@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Limiter bounds the concurrent requests. Further requests wait in a bounded queue for a limited time.
+// Limiter bounds the number of concurrent requests. Further requests wait in a bounded queue for a limited time.
 type Limiter struct {
 	slots   chan struct{}
 	waiting atomic.Int64
@@ -21,7 +21,8 @@ func NewLimiter(limit int, wait time.Duration) *Limiter {
 	return &Limiter{slots: make(chan struct{}, limit), wait: wait}
 }
 
-// acquire takes a slot, which release gives back. A nil Limiter has no limit.
+// acquire takes a slot, or returns the status to refuse the request with. release returns the slot. A nil Limiter has
+// no limit.
 func (l *Limiter) acquire(ctx context.Context) *Status {
 	if l == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// reserved holds the header fields of HTTP, gRPC and Connect themselves, which are not metadata.
+// reserved holds header fields that belong to HTTP, gRPC or Connect and are not metadata.
 var reserved = map[string]bool{
 	"Connection": true, "Content-Encoding": true, "Content-Length": true, "Content-Type": true, "Accept-Encoding": true,
 	"Host": true, "Http2-Settings": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
@@ -53,8 +53,8 @@ func Metadata(header http.Header) iter.Seq2[string, []byte] {
 	}
 }
 
-// yieldValues yields the value of one header field, or several for a "-bin" field, which can have a comma-separated
-// list (PROTOCOL-HTTP2.md, "Custom-Metadata").
+// yieldValues yields the value of one header field. For a "-bin" field it can yield several, because the field can
+// contain a comma-separated list (PROTOCOL-HTTP2.md, "Custom-Metadata").
 func yieldValues(key, v string, yield func(string, []byte) bool) bool {
 	if !strings.HasSuffix(key, "-bin") {
 		return yield(key, []byte(v))

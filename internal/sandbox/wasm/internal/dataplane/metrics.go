@@ -34,12 +34,13 @@ type MethodStats struct {
 
 // Histogram is a histogram of durations in seconds.
 type Histogram struct {
-	Bounds []float64 `json:"bounds"` // upper bounds of the buckets, without the last, +Inf
+	Bounds []float64 `json:"bounds"` // upper bounds of all buckets but the last, whose bound is +Inf
 	Counts []uint64  `json:"counts"` // per bucket, not cumulative; one more than Bounds
 	Sum    float64   `json:"sum"`    // of all durations
 }
 
-// latencyBounds are the upper bounds of the buckets. A component can answer within tens of microseconds.
+// latencyBounds are the upper bounds of the buckets. The lowest is small, because a component can answer within tens of
+// microseconds.
 var latencyBounds = [...]time.Duration{
 	50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,

@@ -31,8 +31,8 @@ type quicServer struct {
 }
 
 const (
-	// handshakesUnverified is the number of concurrent handshakes above which clients must prove their address (RFC
-	// 9000, 8.1.2). A flood from forged addresses then costs one datagram per handshake, and no state.
+	// handshakesUnverified is the number of concurrent handshakes from which new clients must prove their address (RFC
+	// 9000, 8.1.2). A flood from forged addresses then costs only one datagram per handshake, and no state.
 	handshakesUnverified = 16
 	// The windows bound the unread bytes that a peer can send, per stream and per connection.
 	streamWindow     = 1 << 20
@@ -119,7 +119,7 @@ type connection struct {
 
 type connectionKey struct{}
 
-// admit counts a new connection or refuses it. quic-go calls it before it allocates state for the connection.
+// admit counts a new connection or refuses it. quic-go calls admit before it allocates state for the connection.
 func (q *quicServer) admit(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
 	entry, err := q.server.udp.Admit(info.RemoteAddr, nil) // nil: quic-go times handshakes out by itself
 	if err != nil {
@@ -170,7 +170,7 @@ func entryContext(ctx context.Context, conn *quic.Conn) context.Context {
 	return connlimit.WithConn(ctx, conn.Context().Value(connectionKey{}).(*connection).entry)
 }
 
-// shutdown sends GOAWAY and waits until the clients have closed or ctx ends.
+// shutdown sends GOAWAY and waits until the clients have disconnected or ctx ends.
 func (q *quicServer) shutdown(ctx context.Context) {
 	q.mu.Lock()
 	q.closed = true
@@ -196,7 +196,7 @@ func (q *quicServer) close() {
 	}
 	q.mu.Unlock()
 	if q.http != nil {
-		// Close waits for handlers, which a component can block.
+		// Close waits for the handlers, and a component can block its handler.
 		go q.http.Close()
 		q.transport.Close()
 	}

@@ -27,7 +27,7 @@ type Config struct {
 	Handler http.Handler
 	// TLS is the TLS configuration of the TLS and QUIC sockets, or nil if there are none.
 	TLS *TLS
-	// Name is the server's name in Group, which counts its connections; by default the server has its own Group.
+	// Name is the server's name in Group, which counts the connections. By default, the server has its own Group.
 	Name  string
 	Group *connlimit.Group
 	// Connections limits the TCP connections and, separately, the QUIC connections.
@@ -42,7 +42,7 @@ type Config struct {
 type Sockets struct {
 	TLS       net.Listener // HTTP/2 and HTTP/1.1 over TLS
 	QUIC      *net.UDPConn // HTTP/3
-	Cleartext net.Listener // HTTP/2 with prior knowledge (h2c) and HTTP/1.1
+	Cleartext net.Listener // HTTP/2 with prior knowledge (h2c), and HTTP/1.1
 }
 
 // Close closes the sockets.
@@ -63,7 +63,7 @@ type Stats struct {
 	Connections     int
 	QUICConnections int
 	Requests        int64
-	// Rejected counts refused and forcibly closed connections by connlimit's reasons.
+	// Rejected counts refused and forcibly closed connections by reason (a constant of package connlimit).
 	Rejected map[string]uint64
 }
 
@@ -86,8 +86,8 @@ const (
 	// A connection's peer is pinged after pingAfter of silence, and considered gone after goneAfter.
 	pingAfter = 30 * time.Second
 	goneAfter = 45 * time.Second
-	// linger is how long a drain keeps connections open after their last request, to deliver responses and to let
-	// clients close on GOAWAY.
+	// linger is how long a drain keeps connections open after the last request, to deliver responses and to let clients
+	// react to GOAWAY.
 	linger = 250 * time.Millisecond
 )
 
@@ -177,8 +177,8 @@ func (s *Server) Stats() Stats {
 	return Stats{Connections: tcp.Open, QUICConnections: udp.Open, Requests: s.requests.Load(), Rejected: rejected}
 }
 
-// Shutdown stops accepting connections, sends GOAWAY on the open ones, waits for the requests in progress and closes.
-// If ctx ends first, it closes everything like Close and returns ctx's error.
+// Shutdown stops accepting connections, sends GOAWAY on the open ones, waits for the requests in progress and then
+// closes the server. If ctx ends first, Shutdown closes the server immediately and returns ctx's error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	drain, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -198,9 +198,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// awaitDrain waits until the clients have closed, or until linger after the last request.
+// awaitDrain waits until the clients have disconnected, or until no request has been in progress for linger.
 func (s *Server) awaitDrain(ctx context.Context, done <-chan struct{}) error {
-	// The request counter is lock-free, so its zero must be polled for.
+	// The request counter is lock-free, so nothing signals when it reaches zero.
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()
 	var idleSince time.Time

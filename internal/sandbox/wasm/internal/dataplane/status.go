@@ -71,7 +71,8 @@ func statusOf(ctx context.Context, err error, logger *slog.Logger, m *Method) *S
 
 func errInternal() *Status { return Errorf(codes.Internal, "internal error; see the node's log") }
 
-// appendTo encodes the status as google.rpc.Status: code = 1, message = 2, details = 3.
+// appendTo appends the status to b, encoded as a google.rpc.Status with the fields code (1), message (2) and details
+// (3).
 func (s *Status) appendTo(b []byte) []byte {
 	b = protowire.AppendTag(b, 1, protowire.VarintType)
 	b = protowire.AppendVarint(b, uint64(s.Code))

@@ -19,7 +19,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Material is a server's certificate and key and its clients' authorities, in PEM.
+// Material holds a server's certificate and key, and the authorities for client certificates, in PEM.
 type Material struct {
 	// Certificate is the chain, leaf first.
 	Certificate []byte `json:"certificate"`
