@@ -21,10 +21,10 @@ import (
 //go:embed channels.wit
 var channelsText string
 
-// channelsInterface is the prefix, without the patch version, of the interface that components use instead of /ch.
+// channelsInterface is the name, without the patch version, of the interface that components use instead of /ch.
 const channelsInterface = "tripod:edge/channels@0.1."
 
-// Cases of the interface's enum error.
+// Cases of the enum error in channels.wit.
 const (
 	channelNotFound = iota
 	channelNotPermitted
@@ -43,7 +43,7 @@ type channelGuest struct {
 // WASI implements wasihttp.Guest.
 func (g *channelGuest) WASI() *wasi.State { return g.state }
 
-// portResource is a component's resource for an open channel.
+// portResource is an open channel as a component's resource.
 type portResource struct {
 	*port
 	notifier
@@ -65,8 +65,9 @@ func (n notifier) wake() {
 	}
 }
 
-// wait returns nil once the port has called wake, until has passed, or pollInterval has passed; it returns ctx's cause
-// if ctx ends. It polls because a full backlog also accepts messages again after stallTimeout, without a call of wake.
+// wait waits until wake is called or the time until (if not zero) has come, for at most pollInterval. If ctx ends
+// first, it returns ctx's cause. It polls, because a full backlog accepts messages again after stallTimeout even if
+// nothing calls wake.
 func (n notifier) wait(ctx context.Context, until time.Time) error {
 	const pollInterval = 200 * time.Millisecond
 	d := pollInterval
@@ -210,7 +211,7 @@ func channelFailed(err error) []byte {
 // channelStream connects a component's standard stream to a channel.
 type channelStream struct {
 	portResource
-	alive context.Context // the pod's
+	alive context.Context // pod.alive
 	rest  []byte          // rest of the last message
 }
 

@@ -20,12 +20,12 @@ const (
 	batchBytes         = 256 << 10       // message bytes per write
 )
 
-// backlog holds the messages that wait to be sent to the daemon. channels.mu guards it.
+// backlog holds the messages to be sent to the daemon. channels.mu guards it.
 type backlog struct {
 	queue    []outgoing
 	bytes    int
 	link     *link     // nil without a daemon
-	lastRead time.Time // last successful write to the daemon, or its connection
+	lastRead time.Time // of the last successful write to the daemon, or of connect
 	ending   bool      // the pod has ended; new daemon connections are refused
 	writer   notifier
 }
@@ -41,12 +41,12 @@ type link struct {
 	raw       net.Conn      // used to write batches of frames
 	conn      *channel.Conn // used to read
 	out       []byte
-	announced map[int]*port // ports the daemon knows as open, by number; used by the writer only
+	announced map[int]*port // open ports that the daemon knows, by number; used only by the writer
 	gone      chan struct{} // closed by the reader when the connection ends
 	ended     chan struct{} // closed when the writer has ended
 }
 
-// frame is a frame to the daemon. port is the sender of a message, and nil for a control frame.
+// frame is a frame to be sent to the daemon. port is the port that sent the message, or nil for a control frame.
 type frame struct {
 	channel.Message
 	port *port
@@ -95,7 +95,8 @@ func (b *backlog) putBack(frames []frame) {
 	b.queue = append(back, b.queue...)
 }
 
-// connect makes conn the connection to the daemon and closes the previous one. It returns false if the pod has ended.
+// connect makes conn the connection to the daemon, and closes the previous connection. It returns false if the pod has
+// ended.
 func (c *channels) connect(conn net.Conn) bool {
 	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), announced: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}
 	for {
@@ -163,7 +164,7 @@ func (c *channels) write(l *link) {
 
 // write writes frames in one call and returns how many were written completely.
 func (l *link) write(frames []frame) (sent int, err error) {
-	const maxKept = 2 * batchBytes // buffer size kept for the next call; one message can exceed batchBytes
+	const maxKept = 2 * batchBytes // maximum buffer kept for the next call; one message can exceed batchBytes
 	l.out = l.out[:0]
 	ends := make([]int, len(frames))
 	for k, f := range frames {
@@ -223,8 +224,8 @@ func (c *channels) next(l *link) (frames []frame, last bool) {
 	return frames, last
 }
 
-// frames returns a batch: first close frames for closed ports without queued messages, then open frames for ports whose
-// number is free, then messages.
+// frames returns a batch: first a close frame for each closed port without queued messages, then an open frame for each
+// port whose number is free, then messages.
 func (c *channels) frames(l *link) (frames []frame) {
 	for fd, p := range l.announced {
 		if p.closed && p.queued == 0 {

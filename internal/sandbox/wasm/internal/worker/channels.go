@@ -23,7 +23,8 @@ const (
 	maxWaitingBytes = 32 << 20 // bytes in all channels of a pod
 )
 
-// channels holds a pod's channels: the configured ones, which its guest can open by name, and its open ones, the ports.
+// channels holds a pod's channels: the configured channels, which the guest can open by name, and the open channels
+// (ports).
 //
 //	guest ──Send──▶ port ──▶ Router ──▶ ports of other pods of this worker     immediately
 //	                  └────▶ backlog ──▶ link ──▶ daemon                       Publish frames, in order
@@ -39,11 +40,11 @@ type channels struct {
 	ended   bool          // the pod is stopping: readers get end of file
 	backlog backlog
 
-	lost, overrun atomic.Uint64 // dropped messages: to the daemon, to the guest
+	lost, overrun atomic.Uint64 // dropped messages to the daemon, and to the guest
 }
 
-// newRouter makes the router between the pods of one worker. Its broker callbacks do nothing: each pod sends to the
-// daemon itself.
+// newRouter makes the router between the pods of one worker. Its broker callbacks do nothing, because each pod sends
+// its messages to the daemon itself.
 func newRouter() *channel.Router {
 	return channel.NewRouter(channel.RouterOptions{
 		Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
@@ -214,7 +215,7 @@ func (p *port) Send(message []byte) error {
 	return nil
 }
 
-// room reports whether the port can publish now. If not, the port is woken once it can.
+// room reports whether the port can publish now. If it cannot, p.wake is called once it can.
 func (c *channels) room(p *port) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,7 +246,7 @@ func (c *channels) receive(fd int, message []byte) {
 	}
 }
 
-// stop makes readers get end of file after the messages that are queued for them.
+// stop makes readers get end of file after the messages already queued for them.
 func (c *channels) stop() {
 	c.mu.Lock()
 	c.ended = true

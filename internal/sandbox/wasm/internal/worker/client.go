@@ -66,7 +66,7 @@ func (c *client) end() {
 	c.sender.wake()
 }
 
-// disconnect closes the session, which ends the goroutines send and receive.
+// disconnect closes the session, which ends the goroutines that run send and receive.
 func (c *client) disconnect() {
 	c.once.Do(func() {
 		c.session.Close()

@@ -37,8 +37,9 @@ type boundMethod struct {
 	call *engine.Func
 }
 
-// Provided reports whether the worker provides an interface, for the compiler to check a component's imports. It
-// accepts all of the namespace proto, because a service's stream interfaces are unknown until its descriptors are read.
+// Provided reports whether the worker provides an interface. The compiler uses it to check a component's imports. It
+// accepts every interface in the namespace proto, because a service's stream interfaces are unknown until the
+// descriptors are read.
 func Provided(iface string) bool {
 	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
 		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
@@ -76,7 +77,7 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 		return nil, err
 	}
 	if loaded.engine.Path() == engine.PathComponent {
-		// The engine converts everything that a guest passes to values before the host can check its size.
+		// The engine turns everything that a guest passes into values before the host can check the size.
 		loaded.OwnWorkerReason = loaded.engine.WhyComponent()
 	}
 	loaded.Exports, loaded.Imports = names(loaded.engine.Exports()), names(loaded.engine.Imports())
@@ -112,7 +113,7 @@ func mapImage(file *os.File) ([]byte, error) {
 	return image, nil
 }
 
-// bind looks up the guest functions that the host calls, and checks their types.
+// bind looks up the guest functions that the worker calls, and checks their types.
 func (c *code) bind() (err error) {
 	switch c.World {
 	case engine.WorldHTTP:

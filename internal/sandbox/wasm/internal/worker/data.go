@@ -11,7 +11,7 @@ import (
 )
 
 // ServeData serves requests from the node's router over cleartext HTTP/2 and HTTP/1.1 until ctx ends. The header
-// workerapi.HeaderContainer names the pod, and workerapi.HeaderPeer the client's address. Pods do not see these
+// workerapi.HeaderContainer contains the pod's ID, and workerapi.HeaderPeer the client's address. Pods do not see these
 // headers.
 func (w *Worker) ServeData(ctx context.Context, listener *net.UnixListener) error {
 	protocols := &http.Protocols{}
@@ -70,8 +70,8 @@ func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	defer afterDone(p.alive, func() {
-		// When the grace period expires, the pod's own connections are closed. The router's connection serves other
-		// pods and stays open, so wake the reads and writes of this request.
+		// When the grace period expires, the pod's own connections are closed. The router's connection also serves
+		// other pods and stays open, so unblock only this request's reads and writes.
 		cancel(errStopping)
 		rc := http.NewResponseController(rw)
 		_ = rc.SetReadDeadline(time.Now())
@@ -80,8 +80,8 @@ func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	s.ServeHTTP(rw, r.WithContext(ctx))
 }
 
-// afterDone is like context.AfterFunc, but stop waits for f if f is running: f must not use the ResponseWriter after
-// the handler has returned.
+// afterDone is like context.AfterFunc, but stop waits for f if f is running, because f must not use the ResponseWriter
+// after the handler has returned.
 func afterDone(ctx context.Context, f func()) (stop func()) {
 	ran := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {

@@ -26,15 +26,15 @@
 //	server stopped, all requests answered     0          Completed
 //	killed, or the grace period expired       137        Error (128+SIGKILL)
 //
-// WASI has no signals. When a command is stopped, its standard input and its channels end, and it can exit by itself
-// until the grace period expires.
+// WASI has no signals. When a command is stopped, it gets end of file on its standard input and channels, and can exit
+// by itself until the grace period expires.
 //
-// A failed request never ends a server. The client gets a status (grpc.go), and the pod's log a line.
+// A failed request never ends a server. The client gets a status (grpc.go), and a line is written to the pod's log.
 //
 // # Back-pressure
 //
-// Guests block in host functions, on their own threads: a stream's next waits for the client's message, send waits for
-// room in the client's flow-control window. Output is written to the log file immediately. Each attached client has a
-// bounded buffer and is disconnected if it does not read, so no client ever blocks a guest. Channels queue messages
-// within bounds and drop the oldest; a guest waits for room only while a daemon is reading.
+// Guests block in host functions, on their own threads: a stream's next waits for the client's next message, and send
+// waits for room in the client's flow-control window. Output is written to the log file immediately. Each attached
+// client has a bounded buffer and is disconnected if it does not read, so no client ever blocks a guest. Channels queue
+// messages within bounds and drop the oldest; a guest waits for room only while a daemon is reading.
 package worker

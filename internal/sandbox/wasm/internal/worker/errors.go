@@ -29,7 +29,7 @@ const (
 	failedStopping
 )
 
-// classify returns the failure that err means. ctx is the request's context.
+// classify returns the class of err. ctx is the request's context.
 func classify(ctx context.Context, err error) failure {
 	var trap *engine.Trap
 	var exit *engine.Exit
@@ -52,7 +52,7 @@ func classify(ctx context.Context, err error) failure {
 	return failedOther
 }
 
-// status returns the gRPC status for a failed call. It leaves out details that only the pod's log should have.
+// status returns the gRPC status for a failed call. It leaves out details that belong only in the pod's log.
 func (f failure) status(err error) *dataplane.Status {
 	switch f {
 	case failedStopping:
@@ -78,7 +78,7 @@ func (f failure) status(err error) *dataplane.Status {
 // logged reports whether the failure is the component's fault and belongs in the pod's log.
 func (f failure) logged() bool { return f != failedCanceled && f != failedStopping }
 
-// maxMessage bounds the bytes of an engine error in a status or log line. Engine errors include a backtrace.
+// maxMessage bounds the bytes of an engine error in a status or log line, because engine errors include a backtrace.
 const maxMessage = 4 << 10
 
 func shorten(s string) string {

@@ -21,12 +21,13 @@ const (
 	resultErr = 1
 )
 
-// buffers pools the buffers for arguments and results of calls.
+// buffers is a pool of buffers for the arguments and results of calls.
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 type buffer struct{ args, result, message []byte }
 
-// maxPooled is the largest buffer kept for the next call. It fits the default message limit and the encoding around it.
+// maxPooled is the size of the largest buffer kept for the next call, in bytes. A message of the default maximum size
+// fits, including its encoding.
 const maxPooled = 5 << 20
 
 func (b *buffer) free() {
@@ -51,7 +52,7 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 		return err
 	}
 	if _, ok := ctx.Deadline(); !ok && method.Reader == nil && method.Writer == nil {
-		// Set after arguments, so that the guest does not take it for a deadline of its client.
+		// Set after the arguments are encoded, so that the guest does not mistake this deadline for its client's.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
 		defer cancel()
@@ -59,7 +60,7 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 	return s.call(ctx, method, c, limits, b)
 }
 
-// arguments appends the flat parameters of a method.
+// arguments appends the parameters of a call in the flat encoding to dst.
 func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call) ([]byte, error) {
 	about := protowit.Context{Method: m.Procedure, Peer: c.Peer()}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -152,12 +153,12 @@ func guestStatus(st protowit.Status) *dataplane.Status {
 	return status
 }
 
-// failed counts and logs a call whose guest did not return, and returns its status.
+// failed counts and logs a call whose guest failed, and returns the status for the client.
 func (s *server) failed(ctx context.Context, m *boundMethod, err error) *dataplane.Status {
 	return s.pod.count(ctx, m.Procedure, err).status(err)
 }
 
-// invalid logs a response that cannot be encoded as protobuf, and returns its status.
+// invalid logs that a response cannot be encoded as protobuf, and returns the status for the client.
 func (s *server) invalid(m *boundMethod, err error) *dataplane.Status {
 	s.pod.output.logLine(fmt.Sprintf("tripod: %s: response: %v", m.Procedure, err))
 	return dataplane.Errorf(codes.Internal, "the component's response is not valid")

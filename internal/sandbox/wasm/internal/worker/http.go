@@ -20,7 +20,8 @@ func (s *server) serveComponent(w http.ResponseWriter, r *http.Request) {
 	wasihttp.Fail(w, err)
 }
 
-// serveInstance is separate from serveComponent to return the instance before Fail, which can panic.
+// serveInstance is a separate function so that the instance is put back before serveComponent calls Fail, which can
+// panic.
 func (s *server) serveInstance(w http.ResponseWriter, r *http.Request) error {
 	limits := *s.limits.Load()
 	g, err := s.get(r.Context(), limits)

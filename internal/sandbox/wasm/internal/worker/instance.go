@@ -48,7 +48,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	options := engine.InstanceOptions{
 		Args: p.spec.Args, Env: p.spec.Env, Preopens: p.preopens, Stdout: g.stdio.out, Stderr: g.stdio.err,
 		MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,
-		Deadline: limits.RequestTimeout, Account: p.account, // the account has the memory limit
+		Deadline: limits.RequestTimeout, Account: p.account, // the account enforces the memory limit
 	}
 	if p.code.World == engine.WorldCommand {
 		if p.stdin != nil {
@@ -83,7 +83,8 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	return g, nil
 }
 
-// setChannels offers a command its channels: to modules in /ch, to components as the interface of channels.wit.
+// setChannels gives a command its channels: a module finds them in /ch, and a component's standard streams are
+// connected to the channels stdin, stdout and stderr. Components open other channels through channelHost.
 func (p *pod) setChannels(o *engine.InstanceOptions) error {
 	switch {
 	case p.channels == nil:
@@ -111,7 +112,7 @@ func (g *guest) release() {
 	g.stdio.flush()
 }
 
-// preopens returns the guest's directories as paths to the descriptors that the daemon passed.
+// preopens returns the guest's directories, each as the path of a descriptor that the daemon passed.
 func preopens(mounts []workerapi.Mount) []engine.Preopen {
 	list := make([]engine.Preopen, len(mounts))
 	for i, m := range mounts {
@@ -120,7 +121,7 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 	return list
 }
 
-// wasiOptions converts the engine's options to those of our WASI 0.2 host.
+// wasiOptions converts the engine's options to those of package wasi, our WASI 0.2 host.
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}}

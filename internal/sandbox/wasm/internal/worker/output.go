@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// output copies what a pod's guests write to the log and to all attached clients. Writes never wait for a client, and
-// never fail: bytes that cannot be logged are counted.
+// output copies the output of a pod's guests to the log and to all attached clients. Writes never wait for a client,
+// and never fail: bytes that cannot be logged are counted.
 type output struct {
 	tty bool
 
@@ -45,8 +45,8 @@ func (o *output) stream(stderr bool) io.WriteCloser {
 	return s
 }
 
-// outputStream is safe for concurrent use. The engine's WASI writes in the background for each of a guest's handles to
-// the stream, even while the instance is being closed.
+// outputStream is safe for concurrent use, because the engine's WASI writes in the background for each handle that the
+// guest has to the stream, even while the instance is being closed.
 type outputStream struct {
 	output *output
 	stderr bool
@@ -76,7 +76,7 @@ func (s *outputStream) Close() error {
 	return nil
 }
 
-// logLine writes a line of the worker to the pod's log and clients.
+// logLine writes a line from the worker to the pod's log and clients.
 func (o *output) logLine(line string) {
 	s := o.stream(true)
 	_, _ = io.WriteString(s, line+"\n")

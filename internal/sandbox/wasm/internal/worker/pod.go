@@ -16,8 +16,8 @@ import (
 
 // program is a server or a command that runs in a pod.
 type program interface {
-	// start returns once the program serves or runs. It takes ownership of the sockets that it uses, and sets them to
-	// nil in the spec.
+	// start returns once the server accepts requests or the command runs. It takes ownership of the sockets that it
+	// uses, and sets them to nil in the spec.
 	start() error
 	// stop asks the program to end. It is called once, on its own goroutine. If the program does not end in time, the
 	// end of pod.alive kills it.
@@ -166,7 +166,7 @@ func (p *pod) release() {
 	p.spec.CloseFiles()
 }
 
-// stop stops the program and kills it after the grace period. A later call can only shorten the grace period.
+// stop stops the program, and kills it when the grace period expires. A later call can only shorten the grace period.
 func (p *pod) stop(grace time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -247,7 +247,8 @@ func (p *pod) stats() workerapi.Stats {
 	return s
 }
 
-// connections returns the number of open connections, and counts the refused and forcibly closed ones by reason.
+// connections returns the number of open connections, and for each reason the number of connections that were refused
+// or forcibly closed.
 func (p *pod) connections() (open int, rejected map[string]uint64) {
 	p.lifecycle.Lock() // start sets plane
 	defer p.lifecycle.Unlock()

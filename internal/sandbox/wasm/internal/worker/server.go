@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// queueTime is how long a request beyond the concurrency limit waits before it is refused.
+// queueTime bounds the wait of a request beyond the concurrency limit. Then the request is refused.
 const queueTime = time.Second
 
 // server is a program that serves requests: a gRPC or wasi:http component.
@@ -34,7 +34,7 @@ type server struct {
 	handler atomic.Pointer[http.Handler] // replaced when limits change
 
 	requests requests
-	cut      atomic.Bool // the end of the grace period aborted a request
+	cut      atomic.Bool // a request was aborted when the grace period expired
 	ended    chan exit
 }
 
@@ -167,8 +167,7 @@ func (s *server) makeHandler(options dataplane.Options, l workerapi.Limits) (htt
 }
 
 // ServeHTTP serves a request from the pod's own sockets or the node's router. When the grace period expires, the
-// request's context ends: on the pod's sockets because the connection is closed, from the router because route cancels
-// it.
+// request's context ends: a connection to the pod's own sockets is closed, and route cancels a request from the router.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.requests.begin() {
 		w.Header().Set("Retry-After", "1")
@@ -248,7 +247,7 @@ func (r *requests) end() {
 	}
 }
 
-// close refuses new requests and waits for those in progress, which end soon after the grace period.
+// close refuses new requests and waits for those in progress, which end soon after the grace period at the latest.
 func (r *requests) close() {
 	r.mu.Lock()
 	r.closed, r.idle = true, make(chan struct{})

@@ -20,7 +20,7 @@ import (
 // access.
 type spans struct{ processor sdktrace.SpanProcessor }
 
-// spanInterval is how long spans wait for their batch.
+// spanInterval is the maximum time that a span waits for its batch to be sent.
 const spanInterval = time.Second
 
 func newSpans(publish func(workerapi.Event)) *spans {
@@ -28,7 +28,7 @@ func newSpans(publish func(workerapi.Event)) *spans {
 	return &spans{sdktrace.NewBatchSpanProcessor(exporter, sdktrace.WithBatchTimeout(spanInterval))}
 }
 
-// provider returns the tracer provider for a pod, whose resource names the component, or nil if spans are off.
+// provider returns the tracer provider for a pod, or nil if spans are off. The provider's resource names the component.
 func (s *spans) provider(spec workerapi.PodSpec) trace.TracerProvider {
 	if s == nil {
 		return nil
@@ -50,13 +50,14 @@ func (s *spans) close() {
 	_ = s.processor.Shutdown(ctx)
 }
 
-// forwarder is an otlptrace.Client that sends over the control protocol.
+// forwarder is an otlptrace.Client that publishes spans as events.
 type forwarder func(workerapi.Event)
 
 func (f forwarder) Start(context.Context) error { return nil }
 func (f forwarder) Stop(context.Context) error  { return nil }
 
-// maxSpansEvent bounds the bytes of an event with spans. It is below the event queue limit of a connection.
+// maxSpansEvent bounds the bytes of an event with spans. It is below workerapi's limit for spans queued on a
+// connection.
 const maxSpansEvent = 512 << 10
 
 // UploadTraces publishes the spans as one event, or as several if they exceed maxSpansEvent.

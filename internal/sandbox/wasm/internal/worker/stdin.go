@@ -22,7 +22,7 @@ func newStdin(once bool) *stdin {
 	return s
 }
 
-// put queues data for the guest, and waits while the queue is full. It keeps data. It returns false after end.
+// put queues data for the guest, and waits while the queue is full. It retains data. It returns false after end.
 func (s *stdin) put(data []byte) bool {
 	select {
 	case <-s.closed:

@@ -27,7 +27,7 @@ const (
 )
 
 // maxMetadata bounds the metadata of a response, in bytes; most clients accept less by default. entryOverhead is the
-// size that RFC 9113, 6.5.2 adds per field.
+// number of bytes that RFC 9113, 6.5.2 adds for each field.
 const (
 	maxMetadata   = 256 << 10
 	entryOverhead = 32
@@ -37,16 +37,15 @@ var errMetadata = fmt.Errorf("metadata of the response has more than %d bytes: %
 
 var errNoCall = errors.New("the current call has no such stream")
 
-// grpcCall is the state that a gRPC component's host functions share: the call in progress in their instance.
+// grpcCall is the state that the host functions of a gRPC component's instance share: the call in progress.
 type grpcCall struct {
 	state *wasi.State
 	call  dataplane.Call // nil between calls
-	// out buffers a stream's messages in protobuf, reply the flat results of host functions.
+	// out is a buffer for messages in protobuf, and reply for the results of host functions in the flat encoding.
 	out, reply []byte
 	sent       bool // the header has been sent; later header metadata goes into the trailer
 	metadata   int  // bytes of metadata that the guest has set
-	// status is the host's error for a client message that is invalid or could not be sent. It overrides the guest's
-	// result.
+	// status is the first error of receiving, decoding or sending a message. It overrides the guest's result.
 	status *dataplane.Status
 }
 
@@ -59,8 +58,8 @@ func (c *grpcCall) WASI() *wasi.State { return c.state }
 
 func (c *grpcCall) end() { c.call = nil }
 
-// grpcHost returns the imports for components of a schema: WASI, response metadata, and the streams of the schema's
-// methods.
+// grpcHost returns the host functions that components with this schema can import: WASI, response metadata, and the
+// streams of the schema's methods.
 func grpcHost(s *protowit.Schema) engine.Host {
 	host := wasihttp.WASI()
 	host.Funcs = append(host.Funcs,
@@ -106,8 +105,8 @@ func withCall(f hostFunc) func(*engine.HostCall, []byte) ([]byte, error) {
 	}
 }
 
-// metadataFunc returns set-header or set-trailer. Invalid metadata ends the guest, because these functions have no
-// result.
+// metadataFunc returns the host function set-header or set-trailer. Invalid metadata ends the guest, because these
+// functions cannot return an error.
 func metadataFunc(name string, to func(*grpcCall) http.Header) engine.HostFunc {
 	return engine.HostFunc{
 		Interface: protowit.ResponseInterface, Name: name, Params: []*wit.Type{protowit.EntryType},
@@ -171,7 +170,8 @@ func send(m *protowit.Message) hostFunc {
 	}
 }
 
-// fail records err as the call's status, unless the call was canceled, and returns it as the result error(status).
+// fail records err as the call's status, unless the call was canceled, and returns err as the encoded result
+// error(status).
 func (c *grpcCall) fail(err error) []byte {
 	st, ok := errors.AsType[*dataplane.Status](err)
 	if !ok {

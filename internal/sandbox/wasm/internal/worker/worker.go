@@ -23,7 +23,7 @@ import (
 
 // Config configures a Worker.
 type Config struct {
-	// Name (of the worker), Program (its version) and Pid (in the daemon's PID namespace) are reported by Hello.
+	// Hello reports Name (the worker's), Program (the version of tripod-wasm) and Pid (in the daemon's PID namespace).
 	Name, Program string
 	Pid           int
 	Engine        *engine.Engine
@@ -38,7 +38,7 @@ type Config struct {
 	Spans bool
 }
 
-// Worker holds all pods. It implements workerapi.Handler.
+// Worker runs the pods of one worker process. It implements workerapi.Handler.
 type Worker struct {
 	config    Config
 	engine    *engine.Engine
@@ -183,7 +183,7 @@ func (w *Worker) forget(p *pod) {
 	}
 }
 
-// pod returns a started pod. If the pod is starting, it waits.
+// pod returns a started pod. If the pod is still starting, it waits for the start.
 func (w *Worker) pod(id string) (*pod, error) {
 	w.mu.Lock()
 	p := w.pods[id]
@@ -254,7 +254,7 @@ func (w *Worker) Metrics(_ context.Context, ids []string) ([]workerapi.Metrics, 
 	return each(w, ids, (*pod).metrics), nil
 }
 
-// each calls ask for the pods with the given IDs, or for all pods if ids is empty, ordered by ID.
+// each returns the results of ask for the pods with the given IDs, or for all pods if ids is empty, ordered by ID.
 func each[T any](w *Worker, ids []string, ask func(*pod) T) []T {
 	w.mu.Lock()
 	pods := make(map[string]*pod, len(ids))
