@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// An attach session has its own socket pair, one end of which is passed with the request. A packet is a byte with its
+// An attach session has its own socket pair, one end of which is passed with the request. A packet is one byte for its
 // kind, the length of the data (uint32, big endian), and the data. The session ends with the socket: when the pod exits
 // or the client disconnects.
 const (
@@ -44,7 +44,7 @@ type attachRequest struct {
 
 // Attach connects rw to the pod's standard streams, without earlier output. It returns nil when the pod exits, or when
 // the worker disconnects a client that does not read. Otherwise it returns ctx's error, an error from a writer of rw,
-// or why the session could not start. A pending read of rw.Stdin is abandoned until it returns.
+// or the error that kept the session from starting. A read of rw.Stdin can still be pending after Attach has returned.
 func (c *Client) Attach(ctx context.Context, id string, rw AttachIO) error {
 	conn, theirs, err := socketPair("attach")
 	if err != nil {
@@ -82,8 +82,8 @@ func sendStdin(conn net.Conn, stdin io.Reader) {
 	}
 }
 
-// receiveOutput copies output to rw until the session ends. Only an invalid packet or a writer's failure is an error:
-// when the worker disconnects the client, the session can end within a packet.
+// receiveOutput copies output to rw until the session ends. Only an invalid packet or a writer's failure is an error.
+// An incomplete packet is not, because the worker can disconnect the client at any time.
 func receiveOutput(conn net.Conn, rw AttachIO) error {
 	r := bufio.NewReaderSize(conn, maxPacket)
 	for {
@@ -147,10 +147,10 @@ func (s *AttachSession) Write(stderr bool, data []byte) error {
 	return nil
 }
 
-// SetWriteDeadline sets the deadline of present and future Writes.
+// SetWriteDeadline sets the deadline for current and future Writes.
 func (s *AttachSession) SetWriteDeadline(t time.Time) { _ = s.conn.SetWriteDeadline(t) }
 
-// Close ends the session. The client can still read what was written.
+// Close ends the session. The client can still read the output that was written.
 func (s *AttachSession) Close() error { return s.conn.Close() }
 
 func attach(ctx context.Context, h Handler, r *attachRequest) error {
@@ -182,7 +182,7 @@ func socketPair(name string) (net.Conn, *os.File, error) {
 	return conn, theirs, nil
 }
 
-// passedConn returns the connection of a socket that was passed with a request, and closes the file.
+// passedConn turns a socket that was passed with a request into a connection, and closes the file.
 func passedConn(f File) (net.Conn, error) {
 	if f.File == nil {
 		return nil, fmt.Errorf("the request passed no socket: %w", errdefs.ErrInvalidArgument)

@@ -27,7 +27,7 @@ type Client struct {
 	nextID  uint64
 	waiting map[uint64]chan message
 
-	ctx    context.Context // ends with the connection; its cause is why
+	ctx    context.Context // ends with the connection; the cause says why
 	end    context.CancelCauseFunc
 	events *eventQueue
 }
@@ -55,7 +55,7 @@ func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 func (c *Client) Hello() Hello { return c.hello }
 
 // Events returns the worker's events. When the connection ends, the channel is closed after the events received so far.
-// Exits wait for a slow reader; spans are dropped.
+// If the reader is slow, exits are queued without limit, and old spans are dropped.
 func (c *Client) Events() <-chan Event { return c.events.out }
 
 // Done is closed when the connection has ended; Err then says why.
@@ -72,8 +72,9 @@ func (c *Client) Close() error {
 }
 
 // Load loads compiled code into the worker, which checks that the component exports every method of its descriptors
-// with the right types. If the digest is already loaded, Load does nothing. Damaged code and code from another engine
-// version are ErrFailedPrecondition. An ErrInvalidArgument names the function and type, or the import, that is wrong.
+// with the right types. If the digest is already loaded, Load does nothing. It returns ErrFailedPrecondition for
+// damaged code and for code from another engine version. If it returns ErrInvalidArgument, the text names the wrong
+// function and type, or the wrong import.
 func (c *Client) Load(ctx context.Context, code Code) (Loaded, error) {
 	return ask[Loaded](ctx, c, opLoad, &code)
 }
@@ -83,16 +84,17 @@ func (c *Client) Unload(ctx context.Context, digest string) error {
 	return c.call(ctx, opUnload, Code{Digest: digest}, nil)
 }
 
-// Start starts a pod, or restarts one that has exited. It returns once the pod's server serves or its command runs. It
-// returns ErrAlreadyExists if the pod is running, and ErrNotFound if the code is not loaded. If it fails, it leaves
-// nothing behind.
+// Start starts a pod, or restarts one that has exited. It returns once the pod's server accepts requests or its command
+// runs. It returns ErrAlreadyExists if the pod is running, and ErrNotFound if the code is not loaded. If it fails, it
+// leaves nothing behind.
 func (c *Client) Start(ctx context.Context, spec PodSpec) (Status, error) {
 	return ask[Status](ctx, c, opStart, spec.clone())
 }
 
 // Stop stops a pod and returns once the pod has exited. During the grace period, a server refuses new requests and
-// completes those in progress; a command, which WASI cannot signal, gets end of file on its standard input and channels
-// and can exit. Afterwards the pod is killed. A later Stop can only shorten the grace period.
+// completes those in progress. A command gets end of file on its standard input and channels, because WASI has no
+// signals, and can then exit. When the grace period expires, the pod is killed. A later Stop can only shorten the grace
+// period.
 func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) (Status, error) {
 	return ask[Status](ctx, c, opStop, idRequest{ID: id, Grace: grace})
 }
@@ -138,7 +140,7 @@ func (c *Client) Update(ctx context.Context, u Update) error {
 	return c.call(ctx, opUpdate, u, nil)
 }
 
-// ask sends a request and returns the reply as an R.
+// ask sends a request and returns the reply, decoded as an R.
 func ask[R any](ctx context.Context, c *Client, op string, request any) (reply R, err error) {
 	err = c.call(ctx, op, request, &reply)
 	return reply, err

@@ -7,16 +7,16 @@
 //
 // A frame is an 8-byte header and a JSON message. The header is the length of the message and the number of file
 // descriptors passed with the frame (SCM_RIGHTS, unix(7)), both uint32, big endian. A message is a request (op, id,
-// body), a reply (the same id, body or error) or an event (op without id). Replies come in any order. Errors keep their
-// errdefs class over the wire.
+// body), a reply (the same id, body or error) or an event (op without id). Replies can come in any order. Errors keep
+// their errdefs class over the wire.
 //
 // The daemon can die and restart at any time, because:
 //
 //   - The only state of a connection is its subscription to events. Many connections can be open, and each can break at
 //     any time. The server completes every order that it has begun, even if the client has disconnected.
 //   - Events are hints. List reports the same exits until Remove, so a restarted daemon calls List.
-//   - The server answers a Hello that subscribes once all orders of disconnected clients are complete, except Stop. A
-//     later List is therefore final.
+//   - The server answers a Hello that subscribes to events only after all orders of disconnected clients, except Stop,
+//     are complete. The result of a later List is therefore final.
 //   - Orders are idempotent: Kill, Remove and Unload succeed if their object does not exist.
 //   - The server never waits for a client. It disconnects a client that does not read.
 //
@@ -31,8 +31,9 @@
 // with two listening unix stream sockets: descriptor 3, control, serves this protocol; descriptor 4, data, serves
 // cleartext HTTP/2 to the node's router, with the pod in the header HeaderContainer. The worker logs JSON lines to
 // standard error, which should be a file or another object that outlives the daemon. The worker drops root by itself
-// (WorkerConfig.UID). It then writes the line "ready" to descriptor 5 and closes it. A worker that ends without this
-// line has failed, and standard error says why. SIGTERM kills all pods immediately and then ends the worker.
+// (WorkerConfig.UID). It then writes the line "ready" to descriptor 5 and closes it. If a worker ends without writing
+// this line, its start has failed, and standard error says why. SIGTERM kills all pods immediately and then ends the
+// worker.
 //
 // The daemon compiles a component with
 //

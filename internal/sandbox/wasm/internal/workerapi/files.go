@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// withFiles is a request that passes files.
+// withFiles is implemented by requests that pass files.
 type withFiles interface{ files() []*File }
 
 func (s *PodSpec) files() []*File {
@@ -28,7 +28,7 @@ func (r *fileRequest) files() []*File     { return []*File{&r.File} }
 func (r *attachRequest) files() []*File   { return []*File{&r.Conn} }
 func (r *channelsRequest) files() []*File { return []*File{&r.Conn} }
 
-// clone returns a copy whose Files pack can number without changing the caller's spec.
+// clone returns a copy of the spec, so that pack can set File.Index without changing the caller's spec.
 func (s PodSpec) clone() *PodSpec {
 	s.Mounts, s.Ports = slices.Clone(s.Mounts), slices.Clone(s.Ports)
 	return &s

@@ -14,14 +14,14 @@ import (
 // A daemon that finds a worker of another version ends the worker and its pods, and reports why.
 const Version = 1
 
-// HeaderContainer is the HTTP header of requests on the data socket with the ID of the pod to serve them.
+// HeaderContainer is the HTTP header of a request on the data socket that contains the ID of the requested pod.
 const HeaderContainer = "Tripod-Container"
 
-// HeaderPeer is the HTTP header of requests on the data socket with the client's address, IP:port.
+// HeaderPeer is the HTTP header of a request on the data socket that contains the client's address, IP:port.
 const HeaderPeer = "Tripod-Peer"
 
-// MaxMessage is the maximum length of a message, in bytes. One pod's descriptors, TLS material and environment fit
-// easily.
+// MaxMessage is the maximum length of a message, in bytes. The descriptors, TLS material and environment of one pod
+// easily fit.
 const MaxMessage = 32 << 20
 
 // message is the content of a frame (internal/fdpass).
@@ -57,11 +57,11 @@ const (
 // Hello describes a worker. Its format is the same in all versions of the protocol.
 type Hello struct {
 	Version int `json:"version"` // of the protocol
-	// Program is the version of tripod-wasm, Engine the fingerprint of its engine and engine configuration. Load
-	// refuses code that was compiled with another fingerprint.
+	// Program is the version of tripod-wasm. Engine is the fingerprint of its engine and the engine's configuration.
+	// Load refuses code that was compiled with another fingerprint.
 	Program string `json:"program"`
 	Engine  string `json:"engine"`
-	// Name is from WorkerConfig. Pid is the process ID in the daemon's PID namespace.
+	// Name is WorkerConfig.Name. Pid is the process ID in the daemon's PID namespace.
 	Name      string    `json:"name"`
 	Pid       int       `json:"pid"`
 	StartedAt time.Time `json:"startedAt"`
@@ -78,10 +78,10 @@ type Code struct {
 	Digest string `json:"digest"`
 	// Image is the output file of `tripod-wasm compile`. It is read from offset 0.
 	Image File `json:"image"`
-	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports. Services are the services in it
-	// that the component serves; if empty, the services in files that no other file of the set imports. Metadata, a
-	// serialized Metadata message, replaces Descriptors for images in Vimana's layout. Only the gRPC world uses these
-	// three fields.
+	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports. Services are the services in
+	// Descriptors that the component serves. If Services is empty, the component serves the services in those files
+	// that no other file of the set imports. For images in Vimana's layout, Metadata (a serialized Metadata message)
+	// replaces Descriptors. Only the gRPC world uses these three fields.
 	Descriptors []byte   `json:"descriptors,omitempty"`
 	Metadata    []byte   `json:"metadata,omitempty"`
 	Services    []string `json:"services,omitempty"`
@@ -94,8 +94,8 @@ type Loaded struct {
 	Procedures []string  `json:"procedures,omitempty"` // gRPC methods, as "/package.Service/Method"
 	Exports    []string  `json:"exports"`              // names of the exported functions
 	Imports    []string  `json:"imports"`              // names of the imported functions
-	// OwnWorkerReason is the reason why the component must not share a worker with other pods, or empty. Such a
-	// component's responses can use unbounded memory in the worker.
+	// OwnWorkerReason says why the component must not share a worker with other pods, or is empty. The responses of a
+	// component with a reason can use unbounded memory in the worker.
 	OwnWorkerReason string `json:"apart,omitempty"`
 }
 
@@ -119,7 +119,7 @@ type PodSpec struct {
 
 	Log File `json:"log"` // the container's log, opened for appending; nil for no log
 	// Stdin connects the guest's standard input to attached clients; otherwise the guest reads end of file. StdinOnce
-	// closes it when the first client has ended its input. TTY merges stderr into stdout.
+	// ends the guest's input when the first client has ended its own. TTY merges stderr into stdout.
 	Stdin     bool `json:"stdin,omitempty"`
 	StdinOnce bool `json:"stdinOnce,omitempty"`
 	TTY       bool `json:"tty,omitempty"`
@@ -135,12 +135,12 @@ type File struct {
 	Index    *int `json:"fd,omitempty"`
 }
 
-// Mount makes a directory or file of the node visible to the guest.
+// Mount makes a directory of the node visible to the guest.
 type Mount struct {
 	// Guest is the absolute path that the guest sees.
 	Guest    string `json:"guest"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
-	// Dir is the directory; O_PATH|O_DIRECTORY suffices. A file is mounted by its parent directory.
+	// Dir is the directory, opened at least with O_PATH|O_DIRECTORY.
 	Dir File `json:"dir"`
 }
 
@@ -167,14 +167,14 @@ type Resources struct {
 	CPUPeriod int64 `json:"cpuPeriod,omitempty"`
 }
 
-// Holdings limit what all instances of a pod together can hold in their worker; 0 means unlimited. In addition, the
-// open files of all pods are limited to half of the worker's RLIMIT_NOFILE, and those of one pod to a quarter of that
-// half.
+// Holdings limit the resources that all instances of a pod together can hold in their worker; 0 means unlimited. In
+// addition, the open files of all pods are limited to half of the worker's RLIMIT_NOFILE, and those of one pod to a
+// quarter of that half.
 type Holdings struct {
-	// Files limits open files and directories. Each mounted one counts once per instance. At the limit the guest's open
-	// fails: EMFILE in preview 1, quota in WASI 0.2.
+	// Files limits open files and directories. Each mounted directory counts once per instance. At the limit the
+	// guest's open fails: EMFILE in preview 1, quota in WASI 0.2.
 	Files int64 `json:"files,omitempty"`
-	// Handles limits host resources: streams, timers, fields. Exceeding it ends the request.
+	// Handles limits host resources: streams, timers, fields. A request that exceeds the limit is ended.
 	Handles int64 `json:"handles,omitempty"`
 	// HostBytes limits the memory that the worker uses for handles, in bytes: headers, paths, unsent responses.
 	HostBytes int64 `json:"hostBytes,omitempty"`
@@ -182,9 +182,9 @@ type Holdings struct {
 
 // Limits apply to each request of a pod; 0 means the default.
 type Limits struct {
-	// RequestTimeout bounds the CPU time of a request, in streams between two messages. It also bounds the duration of
-	// a unary call whose client set no deadline, because a guest can wait long for its share of the CPU. Default 30 s.
-	// Waiting for a timer or the client uses no CPU time.
+	// RequestTimeout bounds the CPU time of a request or, if the method streams, the CPU time between two messages. It
+	// also bounds the duration of a unary call whose client set no deadline, because a guest can wait long for its
+	// share of the CPU. The default is 30 s. Waiting for a timer or the client uses no CPU time.
 	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
 	// MaxMessageBytes bounds a gRPC request message; default 4 MiB. The engine bounds responses (MaxValue).
 	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`
@@ -205,7 +205,7 @@ const (
 type TLS struct {
 	Certificate []byte `json:"certificate"` // the chain, leaf first
 	Key         []byte `json:"key"`
-	// ClientCAs, if set, are the authorities that verify client certificates. RequireClient refuses clients without a
+	// ClientCAs are the authorities for client certificates, or empty. RequireClient refuses clients without a
 	// certificate.
 	ClientCAs     []byte `json:"clientCAs,omitempty"`
 	RequireClient bool   `json:"requireClient,omitempty"`
@@ -236,7 +236,8 @@ type Stats struct {
 	ID       string    `json:"id"`
 	Time     time.Time `json:"time"`
 	CPUNanos uint64    `json:"cpuNanos"` // CPU time of the pod's guests
-	// MemoryBytes is the current size of the linear memories and tables of all instances, PeakBytes its maximum.
+	// MemoryBytes is the current size of the linear memories and tables of all instances. PeakBytes is its maximum so
+	// far.
 	MemoryBytes    uint64   `json:"memoryBytes"`
 	PeakBytes      uint64   `json:"peakBytes"`
 	ThrottledNanos uint64   `json:"throttledNanos"` // how long guests have waited for CPU quota
@@ -250,8 +251,8 @@ type Stats struct {
 	LogDropped     uint64   `json:"logDropped"` // bytes of output that could not be logged
 	// ChannelDropped is the number of channel messages lost because the daemon was absent or the guest did not read.
 	ChannelDropped uint64 `json:"channelDropped,omitempty"`
-	// Connections is the number of open connections. Rejected counts refused and forcibly closed ones by connlimit's
-	// reasons.
+	// Connections is the number of open connections. Rejected counts refused and forcibly closed connections by reason
+	// (a constant of package connlimit).
 	Connections int               `json:"connections,omitempty"`
 	Rejected    map[string]uint64 `json:"rejected,omitempty"`
 }
@@ -271,14 +272,14 @@ type MethodMetrics struct {
 	SentBytes     uint64 `json:"sentBytes"`
 	// Codes counts responses by gRPC code in its canonical spelling ("OK", "INTERNAL") or HTTP status ("200").
 	Codes map[string]uint64 `json:"codes"`
-	// Buckets counts responses by duration in seconds: Buckets[i] those in (Bounds[i-1], Bounds[i]], and the last
-	// bucket those above all bounds.
+	// Buckets[i] is the number of responses whose duration in seconds is in (Bounds[i-1], Bounds[i]]. The last bucket
+	// counts those above all bounds.
 	Bounds  []float64 `json:"bounds"`
 	Buckets []uint64  `json:"buckets"`
 	Seconds float64   `json:"seconds"` // sum of all durations
 }
 
-// Event is an event of a worker. One field is set.
+// Event is an event of a worker. Exactly one field is set.
 type Event struct {
 	// Exited is the status of a pod that has exited for any reason.
 	Exited *Status

@@ -22,15 +22,15 @@ const (
 // WorkerConfig is the argument of `tripod-wasm worker`. Zero values mean the defaults.
 type WorkerConfig struct {
 	Name string `json:"name"`
-	// UID and GID are the user and group that a worker started as root switches to; 0 stays root (only for tests of the
-	// daemon).
+	// UID and GID are the user and group to which a worker that was started as root switches. If UID is 0, the worker
+	// stays root (only for tests of the daemon).
 	UID int `json:"uid,omitempty"`
 	GID int `json:"gid,omitempty"`
-	// Instances limits the guest instances at a time, MaxMemory the bytes of a linear memory.
+	// Instances is the size of the pool of guest instances. MaxMemory bounds the size of each linear memory, in bytes.
 	Instances int    `json:"instances,omitempty"`
 	MaxMemory uint64 `json:"maxMemory,omitempty"`
-	// Isolated says that the worker has its own mount namespace. The worker then switches to a root that contains only
-	// /proc, so that it neither sees nor pins the node's mounts.
+	// Isolated says that the worker has its own mount namespace. The worker then switches to a root directory that
+	// contains only /proc, so that it neither sees nor pins the node's mounts.
 	Isolated bool `json:"isolated,omitempty"`
 	// Connections limits the connections of each pod.
 	Connections connlimit.Config `json:"connections,omitzero"`
@@ -51,7 +51,7 @@ type CompileConfig struct {
 	MaxCPU    time.Duration `json:"maxCPU,omitempty"`
 }
 
-// Exit codes of `tripod-wasm compile`. Any other, or a signal, is a crash of the compiler.
+// Exit codes of `tripod-wasm compile`. Any other exit code, or death by a signal, means that the compiler has crashed.
 const (
 	CompileOK       = 0
 	CompileInvalid  = 65 // invalid input (EX_DATAERR in sysexits.h)

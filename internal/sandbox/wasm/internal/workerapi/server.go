@@ -43,18 +43,18 @@ type Handler interface {
 // Limits of a connection.
 const (
 	// maxPending bounds the concurrent requests of a connection; further requests wait in the socket. It must exceed
-	// the number of pods on a large node: otherwise their Stops would block the Kills that end them.
+	// the number of pods on a large node. Otherwise their Stops would block the Kills that end them.
 	maxPending = 8192
 	// maxOutbox bounds the bytes queued for a client. Spans are dropped once more than maxSpansOutbox bytes are queued.
 	maxOutbox      = 64 << 20
 	maxSpansOutbox = 1 << 20
-	// replyTimeout is how long a client can take to read what is queued for it.
+	// replyTimeout bounds the time that a client can take to read the messages queued for it.
 	replyTimeout = 30 * time.Second
 	// drainTimeout replaces replyTimeout when the server is closed.
 	drainTimeout = time.Second
 )
 
-// Server serves the protocol on a listener and sends events to the clients that subscribed.
+// Server serves the protocol on a listener and sends events to the clients that subscribed to them.
 type Server struct {
 	listener *net.UnixListener
 	handler  Handler
@@ -73,7 +73,8 @@ func NewServer(listener *net.UnixListener, handler Handler, logger *slog.Logger)
 	return &Server{listener: listener, handler: handler, logger: logger, ctx: ctx, cancel: cancel, conns: map[*serverConn]bool{}}
 }
 
-// Serve serves until Close is called, and then returns nil. It accepts clients of root and of the server's own user.
+// Serve serves until Close is called, and then returns nil. It accepts clients that run as root or as the server's own
+// user.
 func (s *Server) Serve() error {
 	for {
 		conn, err := s.listener.AcceptUnix()
@@ -148,11 +149,11 @@ func (s *Server) Publish(e Event) {
 	}
 }
 
-// settleTimeout bounds settle.
+// settleTimeout bounds the wait in settle.
 const settleTimeout = 10 * time.Second
 
-// settle waits until the orders of disconnected clients are complete, except Stop, so that the previous daemon's orders
-// do not change pods after the new daemon has listed them.
+// settle waits until all orders of disconnected clients except Stop are complete, so that a previous daemon's orders do
+// not change pods after the new daemon has listed them.
 func (s *Server) settle() {
 	deadline := time.NewTimer(settleTimeout)
 	defer deadline.Stop()
