@@ -17,7 +17,7 @@ import (
 // be a label, for compatibility with Vimana.
 const (
 	keyPort           = "port"              // TCP (HTTP/2 over TLS) and UDP (HTTP/3); default 443
-	keyCleartextPort  = "cleartext-port"    // TCP without TLS; default 80, "off"
+	keyCleartextPort  = "cleartext-port"    // TCP without TLS; default 80, or "off"
 	keyTLS            = "tls"               // "generated" (default), "off", or a mount's container_path
 	keyClientAuth     = "client-auth"       // "require"
 	keyConcurrency    = "concurrency"       // concurrent requests
@@ -34,7 +34,7 @@ const (
 	maxConcurrency       = 100_000
 )
 
-// Sources of a pod's certificate besides a mount.
+// Values of keyTLS other than a mount's path.
 const (
 	tlsGenerated = "generated"
 	tlsOff       = "off"
@@ -50,7 +50,7 @@ type options struct {
 	limits        workerapi.Limits
 }
 
-// parseOptions reads the options of a pod. An error names the annotation and its valid values.
+// parseOptions reads the options of a pod. An error names the invalid annotation and its valid values.
 func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, error) {
 	r := optionReader{config: config, prefix: prefix}
 	o := options{tls: r.tls()}
@@ -58,11 +58,11 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, 
 	if o.tls != tlsOff {
 		o.port = r.port(keyPort, defaultPort)
 	}
-	switch fallback := uint16(defaultCleartextPort); {
+	switch {
 	case r.text(keyCleartextPort) == "off":
 	case o.requireClient && r.text(keyCleartextPort) == "": // clients cannot authenticate without TLS
 	default:
-		o.cleartext = r.port(keyCleartextPort, fallback)
+		o.cleartext = r.port(keyCleartextPort, defaultCleartextPort)
 	}
 	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
@@ -143,7 +143,7 @@ func (r *optionReader) port(key string, fallback uint16) uint16 {
 	return uint16(n)
 }
 
-// number returns the value of key, which must be in [low, high], or 0 without the annotation.
+// number returns the value of key, which must be in [low, high], or 0 if there is no such annotation.
 func (r *optionReader) number(key string, low, high int64) int64 {
 	v := r.text(key)
 	if v == "" {
