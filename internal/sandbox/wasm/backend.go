@@ -192,7 +192,7 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
 	}
-	b.keeper.exited, b.keeper.died, b.keeper.adopt, b.keeper.hasPods = b.podExited, b.workerDied, b.resync, b.hasPods
+	b.keeper.exited, b.keeper.died, b.keeper.reconnected, b.keeper.hasPods = b.podExited, b.workerDied, b.resync, b.hasPods
 	b.watcher.changed = b.certificateChanged
 	ctx, stop := context.WithCancel(context.Background())
 	b.stop = stop

@@ -34,17 +34,19 @@ const (
 )
 
 // keeper owns the workers. A scope is a set of pods that share a worker; a worker's name is scope.N. Each scope has at
-// most one worker that accepts new pods. Its other workers run another version of the program (retired) or are ending.
+// most one worker that accepts new pods. The scope's other workers run another version of the program (retired) or are
+// ending.
 //
 //	scope   node | ns-<namespace> | pod-<key>
 type keeper struct {
 	cfg     setup
 	log     *slog.Logger
 	cgroups cgroup.Tree
-	// Callbacks, set before the first worker starts: a pod has exited, a worker has died, a worker was reconnected.
-	exited func(*worker, workerapi.Status)
-	died   func(*worker)
-	adopt  func(context.Context, *worker) error
+	// Callbacks, set before the first worker starts: a pod has exited, a worker has died, a worker has a new
+	// connection.
+	exited      func(*worker, workerapi.Status)
+	died        func(*worker)
+	reconnected func(context.Context, *worker) error
 	// hasPods reports whether a scope has pods and so needs a worker.
 	hasPods func(scope string) bool
 
@@ -91,7 +93,7 @@ const (
 // ownScope returns the scope of a pod with its own worker.
 func ownScope(id string) string { return scopeOwn + keyOf(id) }
 
-// isOwn reports whether a scope is a single pod's.
+// isOwn reports whether a scope is that of a single pod.
 func isOwn(scope string) bool { return strings.HasPrefix(scope, scopeOwn) }
 
 // scopeOfName returns the scope in a worker's name, and false if the name is invalid.
@@ -117,8 +119,8 @@ func (k *keeper) currentLocked(scope string) *worker {
 	return nil
 }
 
-// get returns the current worker of a scope. If there is none, it starts one in the cgroup own, or in that of shared
-// workers if own is nil. The start continues even if ctx ends.
+// get returns the current worker of a scope. If there is none, get starts a worker in the place own or, if own is nil,
+// in the place of shared workers. The start continues even if ctx ends.
 func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, error) {
 	k.mu.Lock()
 	if w := k.currentLocked(scope); w != nil {
@@ -200,9 +202,9 @@ func (k *keeper) keepLocked(w *worker) {
 // follow handles a worker's events until it ends. Then it records the worker's pods as exited, and starts a new worker
 // if the scope has pods.
 func (k *keeper) follow(w *worker) {
-	w.watch(func(s workerapi.Status) { k.exited(w, s) }, k.spans, k.adopt)
+	w.watch(func(s workerapi.Status) { k.exited(w, s) }, k.spans, k.reconnected)
 	if w.isDetached() {
-		return // the daemon stops, but the worker continues
+		return // the daemon is stopping, but the worker continues to run
 	}
 	w.why = w.reap()
 	k.died(w)
@@ -237,7 +239,7 @@ func (k *keeper) cleanUp(w *worker) {
 	}
 }
 
-// recover takes over the workers of the previous daemon, and removes the files of workers that have ended.
+// recover takes over the workers of the previous daemon, and removes those that have ended or cannot be taken over.
 func (k *keeper) recover(ctx context.Context) error {
 	entries, err := os.ReadDir(k.cfg.workersDir())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// wantedMounts returns the mounts for the guest, without the files that a kubelet mounts into every container and that
+// wantedMounts returns the mounts for the guest. It omits the files that a kubelet mounts into every container, which
 // no guest can use.
 func wantedMounts(config *runtimeapi.ContainerConfig) []*runtimeapi.Mount {
 	kubelets := []string{"/etc/hosts", sandbox.TerminationMessagePath(config)}
@@ -32,7 +32,7 @@ func isDirectory(name string) bool {
 	return err == nil && info.IsDir()
 }
 
-// checkMounts checks that the mounts for the guest are directories and returns these mounts.
+// checkMounts returns the mounts for the guest after checking that they are directories.
 func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error) {
 	opened, err := openMounts(config)
 	closeMounts(opened)
@@ -42,7 +42,8 @@ func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error
 	return wantedMounts(config), nil
 }
 
-// openMounts opens the directories of a container, with nested paths before their parents. WASI cannot mount files.
+// openMounts opens the directories that a container mounts, and returns nested paths before their parents. WASI cannot
+// mount files.
 func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, err error) {
 	defer func() {
 		if err != nil {
@@ -70,7 +71,8 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, e
 }
 
 // resolveOf returns the openat2 resolve flags for a container's mounts. A kubelet's paths are trusted. A module's paths
-// must not contain links, because they were checked by name against the directories that modules can mount.
+// must not contain symbolic links, because the paths were checked by name against the directories that modules can
+// mount.
 func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 	if isModule(config) {
 		return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
@@ -78,8 +80,8 @@ func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 	return 0
 }
 
-// openMount opens a directory as a detached mount. ".." does not lead out of the mount, the kernel enforces read-only,
-// and device files do not work. The mount ends with its last descriptor.
+// openMount opens a directory as a detached mount. ".." does not lead out of the mount, the kernel enforces read-only
+// access, and device files do not work. The mount disappears when its last descriptor is closed.
 func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, host, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
 	if err != nil {

@@ -14,7 +14,7 @@ var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // componentID matches the IDs of pods with a component name: component#n.
 var componentID = regexp.MustCompile(`^[^/\x00#]{1,400}#[0-9a-f]+$`)
 
-// keyOf returns the name of a pod in file systems and cgroups.
+// keyOf returns the key of a pod: its name in file systems and cgroups.
 func keyOf(id string) string {
 	if hexID.MatchString(id) {
 		return id

@@ -20,20 +20,20 @@ import (
 const workerOverhead = 64 << 20
 
 // place is the cgroup that a worker starts in. If dir is empty, the worker starts in the daemon's cgroup. With the
-// systemd driver, only systemd creates cgroups, so workers stay in the daemon's service, which does not kill them when
-// it stops.
+// systemd driver, only systemd creates cgroups. Workers then stay in the cgroup of the daemon's service, which does not
+// kill them when the service stops.
 type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
 }
 
-// cgroupName returns a cgroup name with our mark. A pod's ID without the mark belongs to another backend, which removes
-// unknown cgroups.
+// cgroupName adds our mark to the name of a cgroup. Without the mark, another backend could take the cgroup for one of
+// its own and remove it.
 func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
 
-// forWorker returns the place of a worker's own cgroup below p. The cgroup has the name of the worker, not of the pod,
-// because the cgroup of the pod's previous worker can be removed while the next one starts.
+// forWorker returns the place of a worker's own cgroup below p. The cgroup is named after the worker, not the pod,
+// because the cgroup of the pod's previous worker can still be in removal while the next worker starts.
 func (p place) forWorker(worker string) place {
 	if p.dir != "" {
 		p.dir = path.Join(p.dir, cgroupName(worker))
@@ -49,7 +49,7 @@ func (k *keeper) shared() place {
 	return place{tree: k.cgroups, dir: k.cgroups.Parent}
 }
 
-// own returns the place of a pod's own worker: below the parent that the kubelet names, with those of the container's
+// own returns the place of a pod's own worker: a cgroup below the parent that the kubelet names, with the container's
 // limits that the kernel can enforce on a process.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {

@@ -43,12 +43,12 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 	return ports, nil
 }
 
-// udpBuffer is the buffer size that quic-go recommends, in bytes. Smaller buffers lose packets in bursts of requests.
-// The kernel doubles the size, and allocates memory only as needed.
+// udpBuffer is the buffer size that quic-go recommends, in bytes. With smaller buffers, bursts of requests lose
+// packets. The kernel doubles the size, and allocates memory only as needed.
 const udpBuffer = 7 << 20
 
-// growBuffers sets a socket's buffer sizes beyond net.core.rmem_max, which the worker has no permission to do. Without
-// CAP_NET_ADMIN the buffers keep their sizes.
+// growBuffers sets a socket's buffer sizes beyond net.core.rmem_max and wmem_max. The daemon does this, because the
+// worker is not permitted to. Without CAP_NET_ADMIN, the buffers keep their sizes.
 func growBuffers(socket *os.File) {
 	raw, err := socket.SyscallConn()
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Recover implements sandbox.Backend. The workers report which containers run, and the files say which were ordered to.
-// A container that was started in a worker that no longer runs has exited with it.
+// Recover implements sandbox.Backend. The workers report which containers are running, and the files record which were
+// ordered to run. If a container's worker no longer runs, the container has exited with the worker.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
 	found := sandbox.NewFound()
@@ -78,7 +78,7 @@ func (b *Backend) recoverPod(id string) bool {
 	return true
 }
 
-// recoverContainer determines a container's state after the daemon was absent.
+// recoverContainer determines a container's state after a restart of the daemon.
 func (b *Backend) recoverContainer(p *sandbox.Pod, c *sandbox.Container, in inventory) (sandbox.Status, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if h == nil {
@@ -121,8 +121,8 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	return nil
 }
 
-// resync records the exits of a worker's containers after a new connection, because events can be lost with a
-// connection.
+// resync records the exits of a worker's containers once there is a new connection, because events can be lost when a
+// connection breaks.
 func (b *Backend) resync(ctx context.Context, w *worker) error {
 	list, err := w.conn().List(ctx)
 	if err != nil {
@@ -146,8 +146,7 @@ func (b *Backend) startedIn(w *worker, id string) bool {
 	return s.Worker == w.name
 }
 
-// removeOrphans removes containers from workers, and directories, that belong to no recorded pod. It ends unused
-// workers.
+// removeOrphans removes the containers and directories that belong to no known pod, and ends unused workers.
 func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in inventory) error {
 	var errs []error
 	for w, pods := range in {

@@ -31,10 +31,10 @@ var (
 	fpReady     = failpoint.New("wasm.worker.ready")
 )
 
-// startTime is how long a worker can take to become ready.
+// startTime bounds the time that a worker takes to become ready.
 const startTime = time.Minute
 
-// maxFiles returns a worker's limit of open files: enough for a thousand pods with a thousand connections or files
+// maxFiles returns a worker's limit on open files: enough for a thousand pods with a thousand connections or files
 // each, but at most fs.nr_open.
 func maxFiles() uint64 {
 	const wanted = 1 << 20
@@ -93,7 +93,7 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	return fpReady.Hit(ctx)
 }
 
-// prepare makes the worker's sockets and log, and the command that inherits them.
+// prepare creates the worker's sockets, its log and the command that inherits them.
 func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *exec.Cmd, err error) {
 	var files []*os.File
 	defer func() {
@@ -192,7 +192,7 @@ func limitProcess(pid int) error {
 	return nil
 }
 
-// awaitReady waits until the worker reports that it is ready. If the pipe ends before, the worker has ended.
+// awaitReady waits until the worker reports that it is ready. If the pipe is closed first, the worker has ended.
 func awaitReady(ctx context.Context, ready *os.File) error {
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -207,8 +207,8 @@ func awaitReady(ctx context.Context, ready *os.File) error {
 	}
 }
 
-// processFromHello returns the process with the ID in the worker's Hello, and checks by its command line that it is the
-// worker.
+// processFromHello returns the process whose ID is in the worker's Hello, after checking by its command line that it is
+// the worker.
 func (k *keeper) processFromHello(w *worker) (*process.Process, error) {
 	pid := w.conn().Hello().Pid
 	p, err := process.Open(pid)
@@ -235,7 +235,7 @@ func (w *worker) writeState() error {
 	return format.Write(filepath.Join(w.dir, workerFile), s)
 }
 
-// runsProgram reports whether a process runs the current file at path.
+// runsProgram reports whether a process runs the program that is now installed at path.
 func runsProgram(pid int, path string) bool {
 	have, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {

@@ -27,10 +27,10 @@ var (
 	fpStarted = failpoint.New("wasm.start-container.started")
 )
 
-// cleanupTime bounds the clean-up after a start whose context has ended.
+// cleanupTime bounds the clean-up after a start whose context has ended, and the replacement of a changed certificate.
 const cleanupTime = 30 * time.Second
 
-// StartContainer implements sandbox.Backend. It returns once the component serves or the command runs.
+// StartContainer implements sandbox.Backend. It returns once the server accepts requests or the command runs.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Startable(p.ID, c.ID)
 	if h == nil {
@@ -120,7 +120,7 @@ func (b *Backend) forgetPrevious(ctx context.Context, h *handle, s state, w *wor
 	return b.removeFromWorker(ctx, s.Worker, h.ID)
 }
 
-// undoBegin resets the container to Created after its worker has refused or missed the order to start it. It does
+// undoBegin resets the container to Created after its worker has refused or not received the order to start it. It does
 // nothing if the worker has died, because the container's exit is then already recorded.
 func undoBegin(h *handle, l *life) {
 	h.End(l, func(s *state) { s.Phase, s.StartedAt, s.RenewAt = ledger.Created, time.Time{}, time.Time{} })
@@ -140,8 +140,8 @@ func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
 	return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
 }
 
-// spec returns the pod's specification for the worker, with open files. The caller closes them, even if there is an
-// error.
+// spec returns the pod's specification for the worker, which contains open files. The caller closes the files, even if
+// spec returns an error.
 func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
 	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
 	if err != nil {
@@ -172,7 +172,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	return spec, renewAt, err
 }
 
-// servicesOf returns the services of the component's methods.
+// servicesOf returns the services to which the component's methods belong.
 func servicesOf(loaded workerapi.Loaded) []string {
 	var services []string
 	for _, procedure := range loaded.Procedures {

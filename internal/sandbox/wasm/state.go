@@ -10,20 +10,20 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
-// format is the version of the files in this package.
+// format is the version of this package's file formats.
 const format ledger.Format = 1
 
 // state is a container's record for recovery and restart: container.json in the pod's directory.
 type state struct {
 	ledger.Record
-	// Artifact is the component. Description is the digest of its descriptors or metadata, or "". A container can be
-	// restarted even after its image was removed.
+	// Artifact is the component. It is recorded so that the container can be restarted even after its image was
+	// removed. Description is the digest of the component's descriptors or metadata, or "".
 	Artifact    *artifact.Artifact `json:"artifact"`
 	Component   string             `json:"component,omitempty"`
 	Description string             `json:"description,omitempty"`
 	// Services are the full names of the container's gRPC services, set at its last start.
 	Services []string `json:"services,omitempty"`
-	// Worker is the worker that ran the container last, and Process its process.
+	// Worker is the name of the worker that ran the container last, and Process is that worker's process.
 	Worker  string     `json:"worker,omitempty"`
 	Process process.ID `json:"process,omitzero"`
 	// RenewAt is when a generated certificate must be renewed; zero means never.
@@ -37,7 +37,7 @@ type podState struct {
 	ID string `json:"id"`
 	// Scope is the scope of the pod's worker (keeper.go).
 	Scope string `json:"scope"`
-	// OwnWorkerReason is why the pod needs its own worker in every worker mode, or empty.
+	// OwnWorkerReason says why the pod needs its own worker in every worker mode, or is empty.
 	OwnWorkerReason string `json:"apart,omitempty"`
 }
 

@@ -19,13 +19,13 @@ import (
 // pods in one reply.
 const freshFor = 500 * time.Millisecond
 
-// figures caches the workers' latest replies. A worker that does not reply delays only requests for its own pods.
+// figures caches each worker's latest statistics. A worker that does not reply delays only requests for its own pods.
 type figures struct {
 	mu sync.Mutex
 	of map[*worker]*answer
 }
 
-// answer is a worker's latest reply. Sending to turn locks it.
+// answer holds a worker's latest statistics. Sending to turn locks it, and receiving from turn unlocks it.
 type answer struct {
 	turn chan struct{}
 	at   time.Time
@@ -52,7 +52,7 @@ func (f *figures) forget(w *worker) {
 }
 
 // figuresOf returns the statistics of a running container. It returns errdefs.ErrFailedPrecondition if the worker does
-// not know the container, which then has just ended.
+// not know the container, because the container has then just ended.
 func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.Stats, error) {
 	a := b.figures.answerOf(l.worker)
 	select {
@@ -76,13 +76,13 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.
 	return s, nil
 }
 
-// shareOfWorker is the memory, in bytes, that a worker needs for a pod besides its guests: sockets, a server and its
-// goroutines. TestIdleServerMemory of the data plane measures it. Without it, an idle component would use no memory,
-// and metrics-server would omit the pod.
+// shareOfWorker is the memory, in bytes, that a worker needs for a pod besides the guests' memory: sockets, a server
+// and its goroutines. TestIdleServerMemory in package dataplane measures it. Without this share, an idle component
+// would use no memory, and metrics-server would omit the pod.
 const shareOfWorker = 32 << 10
 
-// asCgroup converts a container's statistics to those of a cgroup: memory is the guests' plus shareOfWorker, and there
-// is no page cache.
+// asCgroup converts a container's statistics to those of a cgroup. The memory is that of the guests plus shareOfWorker,
+// and there is no page cache.
 func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 	f := stats.Figures{Time: s.Time}
 	f.CPU = s.CPUNanos

@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// authorityLife is the validity of the node's authority. leafLife is the validity of the certificates that it
-	// issues, which are renewed after two thirds of it.
+	// authorityLife is the validity of the node's authority. leafLife is the validity of the certificates that the
+	// authority issues. They are renewed after two thirds of leafLife.
 	authorityLife = 10 * 365 * 24 * time.Hour
 	leafLife      = 30 * 24 * time.Hour
 	// backdated is how far NotBefore lies in the past, for clients with a slow clock.
@@ -49,7 +49,8 @@ func newAuthority(dir string) *authority { return &authority{dir: dir} }
 func (a *authority) certFile() string { return filepath.Join(a.dir, "ca.crt") }
 func (a *authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
 
-// issue returns a new certificate chain for the addresses and names, and its key, in PEM. renewAt is when to renew it.
+// issue returns a new certificate chain for the addresses and names, and the key, in PEM. The certificate must be
+// renewed at renewAt.
 func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -75,8 +76,8 @@ func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string)
 	return append(leaf, a.pem...), key, now.Add(end.Sub(now) * 2 / 3), nil
 }
 
-// ready reads the authority, unless it is loaded. It creates a new authority if a file is missing or the authority
-// expires within leafLife.
+// ready reads the authority, unless it is already loaded. It creates a new authority if a file is missing or the
+// authority expires within leafLife.
 func (a *authority) ready(ctx context.Context) error {
 	if a.cert != nil && time.Until(a.cert.NotAfter) > leafLife {
 		return nil
@@ -114,7 +115,8 @@ func (a *authority) read() error {
 
 var fpAuthority = failpoint.New("wasm.tls.key")
 
-// create makes a new authority. It writes the key before the certificate, whose existence completes the authority.
+// create makes a new authority. It writes the certificate last, because the authority is complete once its certificate
+// exists.
 func (a *authority) create(ctx context.Context) error {
 	host, err := os.Hostname()
 	if err != nil {
@@ -129,7 +131,7 @@ func (a *authority) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := ledger.RemoveFile(a.certFile()); err != nil { // so that an old certificate never meets the new key
+	if err := ledger.RemoveFile(a.certFile()); err != nil { // so that an old certificate is never used with the new key
 		return err
 	}
 	if err := syncFile(a.keyFile(), key, 0o600); err != nil {

@@ -16,11 +16,11 @@ import (
 
 const (
 	upkeepInterval = time.Minute
-	// probeTime is how long a worker on a busy node can take for the simplest reply.
+	// probeTime bounds the time that a worker takes to answer the simplest request, even on a busy node.
 	probeTime = 30 * time.Second
 	// maxIdleCode bounds the components without containers that a worker keeps loaded.
 	maxIdleCode = 32
-	// idleImage is how long an image without containers is held after its last use.
+	// idleImage is the time for which an image without containers is held after its last use.
 	idleImage = 10 * time.Minute
 	// maxWorkerLog bounds the log of a worker, in bytes. Trimming keeps the last quarter.
 	maxWorkerLog = 8 << 20
@@ -50,7 +50,7 @@ func (b *Backend) upkeep(ctx context.Context) {
 	}
 }
 
-// probe kills running workers that do not reply within limit, because their pods could not be stopped.
+// probe kills running workers that do not reply within limit, because the pods of such a worker could not be stopped.
 func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 	var probes sync.WaitGroup
 	for _, w := range b.keeper.all() {
@@ -82,7 +82,7 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 }
 
 // sweep unloads code without containers from the workers, deletes code without an image or container from the disk, and
-// releases images without containers, except those requested later than the since time.
+// releases images without containers, except those requested after since.
 func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {

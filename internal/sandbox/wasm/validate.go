@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// Harmless lists the fields that are accepted without effect: a kubelet sends them with every pod, or guests are
-// restricted further anyway. All other fields are enforced or refused.
+// Harmless lists the fields that are accepted without effect, because a kubelet sends them with every pod or because
+// guests are restricted further anyway. All other fields are enforced or refused.
 var Harmless = map[string]string{
 	"linux.resources.cpu_shares":                              "pods of one worker have the CPU by request, not by share; with a worker per pod it is enforced",
 	"linux.resources.oom_score_adj":                           "a guest has no process of its own that the kernel could choose",
@@ -155,7 +155,7 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) err
 	return fields.CPU(res)
 }
 
-// validateTLSMount checks that the certificate's mount exists.
+// validateTLSMount checks that the container has the mount that the TLS annotation names.
 func validateTLSMount(o options, mounts []*runtimeapi.Mount, prefix string) error {
 	if o.tls == tlsGenerated || o.tls == tlsOff {
 		return nil

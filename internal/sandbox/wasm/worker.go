@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// redialTime bounds the wait for a new connection after one broke. Then the worker is killed.
+	// redialTime bounds the wait for a new connection after the previous one broke. Then the worker is killed.
 	redialTime = 15 * time.Second
 	// helloTime bounds the wait for a connection to a worker of the previous daemon.
 	helloTime = 20 * time.Second
@@ -41,13 +41,14 @@ type worker struct {
 	name, scope, dir string
 	cgroup           string
 	proc             *process.Process
-	// child is set if this daemon has started the process, and must reap it.
+	// child is set if this daemon has started the process and so must reap it.
 	child *exec.Cmd
 	log   *slog.Logger
 	// retired says that another version of the program is installed now. A retired worker keeps its pods but gets no
 	// new ones.
 	retired bool
-	// died is closed once the process has ended and its containers are recorded as exited. why then says how it ended.
+	// died is closed once the process has ended and its containers are recorded as exited. why then says how the
+	// process ended.
 	died chan struct{}
 	why  string
 	// ending is set when the daemon sends SIGTERM.
@@ -61,7 +62,7 @@ type worker struct {
 	loading map[string]*loading
 }
 
-// loading is the result of Load, valid once done is closed.
+// loading is a call of Load. Its result is valid once done is closed.
 type loading struct {
 	done   chan struct{}
 	loaded workerapi.Loaded
@@ -76,8 +77,8 @@ func newWorker(name, scope, dir string, log *slog.Logger) *worker {
 	}
 }
 
-// dial connects to one of the worker's sockets, through a descriptor of its directory, because the path can be too long
-// for a socket address.
+// dial connects to one of the worker's sockets. It uses a descriptor of the worker's directory, because the path can be
+// too long for a socket address.
 func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	dir, err := unix.Open(w.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -126,7 +127,7 @@ func (w *worker) alive() bool {
 
 // watch handles the worker's events until its process ends or the daemon stops, and reconnects when a connection
 // breaks.
-func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt func(context.Context, *worker) error) {
+func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), reconnected func(context.Context, *worker) error) {
 	for {
 		w.serve(w.conn(), exited, spans)
 		if !w.proc.Alive() || w.isDetached() {
@@ -136,7 +137,7 @@ func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt 
 			<-w.proc.Dead
 			return
 		}
-		if err := w.reconnect(adopt); err != nil {
+		if err := w.reconnect(reconnected); err != nil {
 			if w.proc.Alive() {
 				w.log.Error("worker does not respond; killing it", "pid", w.proc.Pid, "err", err)
 				_ = w.proc.Signal(unix.SIGKILL)
@@ -179,7 +180,7 @@ func (w *worker) isDetached() bool {
 }
 
 // reconnect opens a new connection to a running worker and updates the state of its pods. It retries for redialTime.
-func (w *worker) reconnect(adopt func(context.Context, *worker) error) error {
+func (w *worker) reconnect(reconnected func(context.Context, *worker) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), redialTime)
 	defer cancel()
 	for {
@@ -188,7 +189,7 @@ func (w *worker) reconnect(adopt func(context.Context, *worker) error) error {
 		}
 		err := w.connect(ctx)
 		if err == nil {
-			if err = adopt(ctx, w); err == nil {
+			if err = reconnected(ctx, w); err == nil {
 				w.log.Warn("reconnected to worker")
 				return nil
 			}
@@ -204,7 +205,7 @@ func (w *worker) reconnect(adopt func(context.Context, *worker) error) error {
 func (w *worker) reap() string {
 	<-w.proc.Dead
 	if w.child == nil {
-		return "its exit status is unknown" // only the parent gets it
+		return "its exit status is unknown" // only a parent gets the exit status
 	}
 	_ = w.child.Wait()
 	state := w.child.ProcessState
@@ -214,7 +215,7 @@ func (w *worker) reap() string {
 	return "it ended with " + state.String()
 }
 
-// end ends the worker by SIGTERM, or by SIGKILL after endTime, and waits until its end is recorded.
+// end ends the worker with SIGTERM or, after endTime, with SIGKILL, and waits until the worker's end is recorded.
 func (w *worker) end(ctx context.Context) error {
 	w.ending.Store(true)
 	if err := w.proc.Signal(unix.SIGTERM); err != nil {
@@ -234,7 +235,7 @@ func (w *worker) end(ctx context.Context) error {
 // endTime is how long a worker can take to end before it is killed.
 const endTime = 5 * time.Second
 
-// load loads the code of a component into the worker, unless it is loaded. It calls code to open the code.
+// load loads the code of a component into the worker, unless the code is already loaded. It calls code to get the code.
 func (w *worker) load(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
 	for {
 		w.mu.Lock()
@@ -283,7 +284,7 @@ func (w *worker) forgetCode(digest string) {
 	delete(w.loading, digest)
 }
 
-// unloadIdle unloads code that no container needs, except for the keep most recently used.
+// unloadIdle unloads components that no container needs. It keeps the most recently used of them, at most keep.
 func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep int) {
 	for {
 		w.mu.Lock()

@@ -29,7 +29,7 @@ const (
 	defaultMaxCPU   = 2 * time.Minute
 )
 
-// errLimit is the class of errors for inputs that exceed a limit.
+// errLimit is the class of the error for an input that exceeds a limit.
 var errLimit = errors.New("over the limit")
 
 // compile compiles standard input to standard output and returns the exit code.
@@ -74,8 +74,8 @@ func compileWithin(config workerapi.CompileConfig, in io.Reader, out io.Writer) 
 }
 
 // limit bounds the CPU time and memory of the process. The compiler cannot be cancelled, so the process prints an error
-// and exits when it exceeds a limit. The kernel's own, slightly higher limits are for a process that does not get to
-// exit itself.
+// and exits when it exceeds a limit. The kernel enforces somewhat higher limits, in case the process cannot exit by
+// itself.
 func limit(cpu time.Duration, memory int64) error {
 	seconds := uint64(max(cpu.Round(time.Second)/time.Second, 1))
 	mapped := uint64(memory)*2 + 1<<30 // Go maps more memory than it uses
@@ -122,5 +122,5 @@ func residentBytes() (int64, error) {
 	return pages * int64(os.Getpagesize()), err
 }
 
-// oneLine replaces line breaks and other runs of white space by single spaces.
+// oneLine replaces each run of white space, including line breaks, with a single space.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

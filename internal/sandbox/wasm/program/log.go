@@ -6,12 +6,12 @@ import (
 )
 
 // maxLog bounds the worker's log, in bytes. Every minute, the daemon trims a log of more than half this size. The bound
-// is for the time in between and for an absent daemon, because clients can cause any number of failed requests, which
+// applies in between and while no daemon runs, because clients can cause any number of failed requests, and failures
 // are logged.
 const maxLog = 16 << 20
 
-// boundedLog appends lines to a file of at most limit bytes, and drops and counts the lines beyond. slog writes one
-// line at a time.
+// boundedLog appends lines to a file of at most limit bytes. It drops and counts further lines. slog writes one line at
+// a time.
 type boundedLog struct {
 	file  *os.File
 	limit int64

@@ -1,5 +1,5 @@
-// Package program implements the program tripod-wasm: its arguments, the start of a worker, which drops its privileges,
-// and the compiler, which compiles one component per process.
+// Package program implements the program tripod-wasm. Depending on the arguments, it drops its privileges and runs a
+// worker, or it compiles one component.
 package program
 
 import (
@@ -53,7 +53,7 @@ func parse(text string, config any) error {
 	return nil
 }
 
-// complain prints err in one line and returns code.
+// complain prints err on one line and returns code.
 func complain(err error, code int) int {
 	fmt.Fprintln(os.Stderr, "tripod-wasm:", oneLine(err.Error()))
 	return code

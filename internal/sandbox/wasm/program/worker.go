@@ -27,14 +27,15 @@ const (
 	defaultInstances = 1024    // instances in the engine's pool
 	overflow         = 4096    // instances beyond the pool
 	defaultMaxMemory = 4 << 30 // bytes of a linear memory
-	threadReserve    = 1000    // threads that no guest blocks
-	// gcPercent halves the garbage collections of a worker's small heap, which saves a tenth of the CPU time of a call.
+	threadReserve    = 1000    // threads besides those that guests block
+	// gcPercent halves the number of garbage collections. Because a worker's heap is small, that saves a tenth of the
+	// CPU time of a call.
 	gcPercent = 200
 )
 
 // runWorker runs a worker until SIGTERM.
 func runWorker(config workerapi.WorkerConfig, version string) error {
-	// A crash prints the stack of one goroutine only.
+	// A crash prints the stack of only one goroutine.
 	debug.SetTraceback("single")
 	debug.SetGCPercent(gcPercent)
 	// A guest that waits for a message or for input occupies a thread.
