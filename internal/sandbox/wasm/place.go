@@ -28,8 +28,8 @@ type place struct {
 	limits []cgroup.Write
 }
 
-// cgroupName adds our mark to the name of a cgroup. Without the mark, another backend could take the cgroup for one of
-// its own and remove it.
+// cgroupName returns the name of a cgroup of this backend. The prefix keeps other backends from taking it for a pod's
+// cgroup that they do not know, and removing it.
 func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
 
 // forWorker returns the place of a worker's own cgroup below p. The cgroup is named after the worker, not the pod,
