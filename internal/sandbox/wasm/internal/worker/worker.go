@@ -108,13 +108,16 @@ func (w *Worker) newPod(spec workerapi.PodSpec) (*pod, error) {
 	p := makePod(w, spec, c)
 	w.mu.Lock()
 	old := w.pods[spec.ID]
-	if w.closed || old != nil && old.running() {
+	switch {
+	case old != nil && old.running():
+		err = fmt.Errorf("pod %s is already running: %w", spec.ID, errdefs.ErrAlreadyExists)
+	case w.closed:
+		err = fmt.Errorf("the worker is shutting down: %w", errdefs.ErrUnavailable)
+	}
+	if err != nil {
 		w.mu.Unlock()
 		w.releaseCode(c)
-		if old == nil {
-			return nil, fmt.Errorf("the worker is shutting down: %w", errdefs.ErrUnavailable)
-		}
-		return nil, fmt.Errorf("pod %s is already running: %w", spec.ID, errdefs.ErrAlreadyExists)
+		return nil, err
 	}
 	p.lifecycle.Lock()
 	w.pods[spec.ID] = p
