@@ -77,7 +77,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, 
 	case o.port == o.cleartext:
 		r.fail(keyCleartextPort, "%d is also the port for TLS", o.cleartext)
 	case o.requireClient && (o.tls == tlsOff || o.tls == tlsGenerated):
-		r.fail(keyClientAuth, "client certificates are verified by the ca.crt of a mount; set %s to the mount's path", prefix+keyTLS)
+		r.fail(keyClientAuth, "client certificates are verified with the ca.crt of a mount; set %s to the mount's path", prefix+keyTLS)
 	}
 	return o, r.err
 }

@@ -88,6 +88,6 @@ func (b *Backend) portError(p *sandbox.Pod, network string, port uint16, err err
 	if p.Netns == "" {
 		where = "on the node, whose network this pod shares"
 	}
-	return fmt.Errorf("port %d/%s is already in use %s; choose another by the annotations %s%s and %s%s: %w: %w", port, network, where,
+	return fmt.Errorf("port %d/%s is already in use %s; choose another with the annotations %s%s and %s%s: %w: %w", port, network, where,
 		b.cfg.LabelPrefix, keyPort, b.cfg.LabelPrefix, keyCleartextPort, err, errdefs.ErrFailedPrecondition)
 }

@@ -310,7 +310,7 @@ func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep in
 			return
 		}
 		if err := w.conn().Unload(ctx, oldest); err != nil {
-			w.log.Debug("unload code", "digest", oldest, "err", err)
+			w.log.Debug("unload code failed", "digest", oldest, "err", err)
 			return
 		}
 	}

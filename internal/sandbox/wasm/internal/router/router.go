@@ -134,7 +134,7 @@ func componentOf(authority string) (string, bool) {
 func (r *Router) serving(path string) (string, error) {
 	service, _, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if !ok || service == "" {
-		return "", &refusal{http.StatusNotFound, fmt.Sprintf("path %q names no service; name a component by the header %q", path, strings.ToLower(HeaderComponent))}
+		return "", &refusal{http.StatusNotFound, fmt.Sprintf("path %q names no service; name a component with the header %q", path, strings.ToLower(HeaderComponent))}
 	}
 	var found []string
 	for component, containers := range r.Components.All() {
@@ -149,7 +149,7 @@ func (r *Router) serving(path string) (string, error) {
 		return found[0], nil
 	}
 	slices.Sort(found)
-	return "", &refusal{http.StatusConflict, fmt.Sprintf("several components serve %q; name one by the header %q: %s",
+	return "", &refusal{http.StatusConflict, fmt.Sprintf("several components serve %q; name one with the header %q: %s",
 		service, strings.ToLower(HeaderComponent), strings.Join(found, ", "))}
 }
 

@@ -45,7 +45,7 @@ func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 	}
 	if c.hello.Version != Version {
 		c.Close()
-		return nil, fmt.Errorf("wasm worker %s (%s) speaks version %d of the control protocol, this program %d: %w",
+		return nil, fmt.Errorf("wasm worker %s (%s) speaks version %d of the control protocol, but this program speaks version %d: %w",
 			c.hello.Name, c.hello.Program, c.hello.Version, Version, errdefs.ErrFailedPrecondition)
 	}
 	return c, nil
