@@ -38,7 +38,7 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	return asNotRunning(l.worker.conn().ReopenLog(ctx, c.ID, file), c.ID)
 }
 
-// asNotRunning replaces a worker's ErrNotFound by notRunning, because a container that its worker does not know has
+// asNotRunning replaces a worker's ErrNotFound with notRunning, because a container that its worker does not know has
 // ended.
 func asNotRunning(err error, id string) error {
 	if errdefs.IsNotFound(err) {

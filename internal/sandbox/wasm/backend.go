@@ -42,7 +42,7 @@ type Config struct {
 	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent is the parent cgroup of shared workers, and of the workers
 	// of pods that name no parent: a path (cgroupfs) or the name of a slice (systemd).
 	CgroupDriver, CgroupParent string
-	// LabelPrefix is the prefix of the labels that name a component, and of the annotations of parseOptions.
+	// LabelPrefix is the prefix of the labels that name a component, and of the annotations that parseOptions reads.
 	LabelPrefix string
 	// LogSizeMax bounds the log file of a container, in bytes; 0 means no limit.
 	LogSizeMax int64
@@ -52,8 +52,8 @@ type Config struct {
 	MaxMemory uint64
 	// Connections limits the connections of each pod.
 	Connections connlimit.Config
-	// Holdings limit what the guests of one pod hold in their worker. Concurrency limits the value of a pod's
-	// concurrency annotation. 0 means no limit.
+	// Holdings limit the resources that the guests of one pod hold in their worker. Concurrency limits the value of a
+	// pod's concurrency annotation. 0 means no limit.
 	Holdings    Holdings
 	Concurrency int
 	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
@@ -63,7 +63,7 @@ type Config struct {
 	LogLevel string
 }
 
-// Holdings limit what the guests of one pod hold in their worker.
+// Holdings limit the resources that the guests of one pod hold in their worker.
 type Holdings = workerapi.Holdings
 
 // Services are the parts of the node that the backend uses.
@@ -151,7 +151,8 @@ var (
 // ProgramName is the name of the workers' program.
 const ProgramName = "tripod-wasm"
 
-// findProgram sets Program, if it is not configured, or returns errdefs.ErrNotFound.
+// findProgram looks for tripod-wasm and sets Program, unless Program is configured. It returns errdefs.ErrNotFound if
+// there is no tripod-wasm.
 func (c *Config) findProgram() (err error) {
 	if c.Program == "" {
 		c.Program, err = process.FindProgram(ProgramName, "of the workers that run components")

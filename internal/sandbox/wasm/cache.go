@@ -43,10 +43,10 @@ type cache struct {
 
 // entry describes one file of code.
 type entry struct {
-	// Digest is the digest of the component, Engine the fingerprint of the engine.
+	// Digest is the digest of the component. Engine is the fingerprint of the engine.
 	Digest string `json:"digest"`
 	Engine string `json:"engine"`
-	// Size (in bytes) and SHA256 describe the code.
+	// Size (in bytes) and SHA256 (in hexadecimal) describe the code.
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`
 }

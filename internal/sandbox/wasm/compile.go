@@ -193,7 +193,7 @@ func (t *tail) bytes() []byte {
 	return bytes.Clone(t.buf.Bytes())
 }
 
-// memoryFile returns a file in memory (memfd_create(2)).
+// memoryFile creates a file in memory (memfd_create(2)).
 func memoryFile(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

@@ -14,7 +14,7 @@ type Finding struct {
 	Subject string // name of the check
 	// OK says that the check passed. If Required is set, pods can run only if it passes.
 	OK, Required bool
-	// Detail is the result, Remedy what to do if it is not OK.
+	// Detail describes the result. Remedy says what to do if the check did not pass.
 	Detail, Remedy string
 }
 

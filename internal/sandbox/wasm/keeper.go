@@ -326,7 +326,7 @@ func (k *keeper) endRetired(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// byName returns the worker with a name, or nil.
+// byName returns the worker with the given name, or nil.
 func (k *keeper) byName(name string) *worker {
 	k.mu.Lock()
 	defer k.mu.Unlock()

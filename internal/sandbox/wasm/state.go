@@ -26,7 +26,7 @@ type state struct {
 	// Worker is the name of the worker that ran the container last, and Process is that worker's process.
 	Worker  string     `json:"worker,omitempty"`
 	Process process.ID `json:"process,omitzero"`
-	// RenewAt is when a generated certificate must be renewed; zero means never.
+	// RenewAt is the time at which a generated certificate must be renewed; zero means never.
 	RenewAt time.Time `json:"renewAt,omitzero"`
 	// Previous is the start time of the last run that has ended. It identifies repeated reports of this run's end.
 	Previous time.Time `json:"-"`

@@ -29,7 +29,7 @@ const (
 	// authority issues. They are renewed after two thirds of leafLife.
 	authorityLife = 10 * 365 * 24 * time.Hour
 	leafLife      = 30 * 24 * time.Hour
-	// backdated is how far NotBefore lies in the past, for clients with a slow clock.
+	// backdated is how far in the past NotBefore lies, for clients whose clocks are slow.
 	backdated = time.Hour
 )
 

@@ -27,7 +27,7 @@ func Methods(service protoreflect.ServiceDescriptor) []*Method {
 
 // Invoker carries out calls. The worker implements it with a component.
 type Invoker interface {
-	// Invoke carries out one call. ctx ends at the request's deadline and when the client disconnects. An error that is
+	// Invoke carries out one call. ctx ends at the request's deadline or when the client disconnects. An error that is
 	// neither a *Status nor a context error becomes INTERNAL, and its text appears only in the log.
 	Invoke(ctx context.Context, m *Method, c Call) error
 }

@@ -133,7 +133,7 @@ func (c *grpcCall) readMessage() ([]byte, error) {
 	return c.decompress()
 }
 
-// decompress replaces the message in c.in by its decompressed content.
+// decompress replaces the message in c.in with the decompressed message, and returns it.
 func (c *grpcCall) decompress() ([]byte, error) {
 	plain := getBuffer()
 	switch err := gunzip(plain, c.in.bytes, c.max); {
@@ -149,7 +149,7 @@ func (c *grpcCall) decompress() ([]byte, error) {
 	return plain.bytes, nil
 }
 
-// readError returns the status for a read that failed within a request.
+// readError returns the status for a failed read of the request.
 func (c *grpcCall) readError(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return Errorf(codes.InvalidArgument, "the request ends in the middle of a message")

@@ -159,7 +159,7 @@ func (h *grpcHandler) run(ctx context.Context, e *endpoint, c Call, protocol str
 	return status
 }
 
-// invoke calls the Invoker. It recovers a panic, which fails only this request.
+// invoke calls the Invoker. It recovers from a panic, so that only this request fails.
 func (h *grpcHandler) invoke(ctx context.Context, e *endpoint, c Call) (status *Status) {
 	defer func() {
 		if p := recover(); p != nil {

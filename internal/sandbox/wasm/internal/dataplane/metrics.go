@@ -83,7 +83,7 @@ func (m *Metrics) method(procedure string) *methodMetrics {
 	return mm
 }
 
-// begin counts the start of a request, end its completion.
+// begin counts the start of a request, and end its completion.
 func (m *methodMetrics) begin() {
 	if m != nil {
 		m.inFlight.Add(1)

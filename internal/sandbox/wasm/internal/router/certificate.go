@@ -72,7 +72,7 @@ func followMaterial(ctx context.Context, c ServeConfig, identity *dataplane.TLS,
 	}
 }
 
-// refresh reloads the files and returns the material in use afterwards. A generated certificate stays.
+// refresh reloads the files and returns the material in use afterwards. It keeps a generated certificate.
 func refresh(c ServeConfig, identity *dataplane.TLS, last dataplane.Material) dataplane.Material {
 	next, err := readMaterial(c)
 	if err == nil && c.Certificate == "" {

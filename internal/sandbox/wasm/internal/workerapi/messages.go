@@ -14,10 +14,10 @@ import (
 // A daemon that finds a worker of another version ends the worker and its pods, and reports why.
 const Version = 1
 
-// HeaderContainer is the HTTP header of a request on the data socket that contains the ID of the requested pod.
+// HeaderContainer is the HTTP header with the ID of the requested pod, in requests on the data socket.
 const HeaderContainer = "Tripod-Container"
 
-// HeaderPeer is the HTTP header of a request on the data socket that contains the client's address, IP:port.
+// HeaderPeer is the HTTP header with the client's address (IP:port), in requests on the data socket.
 const HeaderPeer = "Tripod-Peer"
 
 // MaxMessage is the maximum length of a message, in bytes. The descriptors, TLS material and environment of one pod

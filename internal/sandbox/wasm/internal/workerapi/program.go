@@ -44,8 +44,8 @@ type WorkerConfig struct {
 
 // CompileConfig is the argument of `tripod-wasm compile`. Zero values mean the defaults.
 type CompileConfig struct {
-	// MaxInput bounds the size of the component in bytes (default 256 MiB), MaxMemory the compiler's memory in bytes
-	// (default 2 GiB), and MaxCPU the compiler's CPU time (default 2 min).
+	// MaxInput bounds the size of the component, in bytes; default 256 MiB. MaxMemory bounds the compiler's memory, in
+	// bytes; default 2 GiB. MaxCPU bounds the compiler's CPU time; default 2 min.
 	MaxInput  int64         `json:"maxInput,omitempty"`
 	MaxMemory int64         `json:"maxMemory,omitempty"`
 	MaxCPU    time.Duration `json:"maxCPU,omitempty"`
