@@ -9,13 +9,13 @@
 //	watch ◀── lifecycle events, a query of every domain after a reconnect, the process's pidfd
 //	   └─▶ reason from libvirt ─▶ StateDir/libvirt.json ─▶ Event
 //
-// A domain has all devices of the machine except its network. Disks, kernel and shares are placeholders in Dir, console
-// and channels are null devices, and the wrapper replaces them by descriptors (internal/sandbox/vm/vmwrap). So QEMU
-// opens no files, as with the driver qmp, and libvirt's settings for owners, labels, logs and path lengths have no
-// effect.
+// A domain has all devices of the machine except its network. Its disks, kernel and shares are placeholders in Dir, and
+// its console and channels are null devices. The wrapper replaces all of them with descriptors
+// (internal/sandbox/vm/vmwrap). So QEMU opens no files, as with the driver qmp, and libvirt's settings for owners,
+// labels, logs and path lengths have no effect.
 //
-// libvirt's reason for the end of a domain identifies a power-off. After a panic of the guest, the domain stays in the
-// state crashed until the driver has seen it. libvirt.json holds what libvirt loses when it restarts.
+// The driver recognizes a power-off by libvirt's reason for the end of the domain. After a guest's panic, the domain
+// stays crashed until the driver has seen it. libvirt.json holds what libvirt forgets when it restarts.
 //
 // The package knows machines, not pods, and must not import the backend, the image store or the network.
 package libvirt

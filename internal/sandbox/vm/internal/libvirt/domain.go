@@ -55,7 +55,8 @@ func (d *Driver) validate(def machine.Definition) error {
 	return err
 }
 
-// domainXML returns the domain of a machine, without the network, which the wrapper adds. model is from securityModel.
+// domainXML returns the XML of a machine's domain, without the network, which the wrapper adds. secret is for the next
+// start; "" omits the wrapper's variables. model is the result of securityModel.
 func (d *Driver) domainXML(def machine.Definition, secret, model string) (string, error) {
 	record, err := json.Marshal(def)
 	if err != nil {
@@ -81,7 +82,7 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		OS:       d.boot(def),
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}, VMPort: &libvirtxml.DomainFeatureState{State: "off"}},
 		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
-		// After a panic, the domain stays in the state crashed until the driver has seen it. A reboot does not end it.
+		// After a panic, the domain stays crashed until the driver has seen it. A reboot does not end the domain.
 		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "preserve",
 		// Disable suspend, because nothing could wake the guest.
 		PM: &libvirtxml.DomainPM{
@@ -101,7 +102,7 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		}
 	}
 	if model == "apparmor" || model == "selinux" {
-		// libvirt's profiles expect that libvirt executes QEMU itself and that QEMU opens its disks.
+		// Disable libvirt's profile, which assumes that libvirt executes QEMU itself and that QEMU opens its disks.
 		domain.SecLabel = append(domain.SecLabel, libvirtxml.DomainSecLabel{Type: "none", Model: model})
 	}
 	if secret != "" {
@@ -114,7 +115,8 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 	return domain.Marshal()
 }
 
-// group returns QEMU's group: that of /dev/kvm if only a group has access, because libvirt sets no further groups.
+// group returns QEMU's group. If /dev/kvm is accessible only to its group, it is that group, because libvirt sets no
+// supplementary groups.
 func (d *Driver) group(def machine.Definition) int {
 	var st unix.Stat_t
 	if d.cfg.Accel == qemu.AccelKVM && unix.Stat("/dev/kvm", &st) == nil && st.Mode&0o066 == 0o060 && st.Gid != 0 {
@@ -124,7 +126,7 @@ func (d *Driver) group(def machine.Definition) int {
 }
 
 // cpu returns the definition's <cpu> element or CPU model, or the default: all features of the host under KVM,
-// otherwise all that QEMU emulates.
+// otherwise all features that QEMU emulates.
 func (d *Driver) cpu(def machine.Definition) (*libvirtxml.DomainCPU, error) {
 	if def.LibvirtCPU != "" {
 		var cpu libvirtxml.DomainCPU
@@ -218,8 +220,8 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 // qgaPort is the name of the QEMU guest agent's port.
 const qgaPort = "org.qemu.guest_agent.0"
 
-// disk returns disk i of a machine, the nth on its bus. The definition determines formats and bases; the headers of the
-// files do not (faults I5).
+// disk returns disk i of a machine, the nth on its bus. Formats and bases come from the definition, never from the
+// headers of the files (faults I5).
 func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk {
 	source := def.Disks[i]
 	disk := libvirtxml.DomainDisk{
@@ -232,7 +234,8 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
 	if source.Bus == machine.BusSCSI {
-		// Each disk is its own target, as with the driver qmp. Linux orders the units of one target differently.
+		// Make each disk a target of its own, as the driver qmp does. Linux would order the units of a single target
+		// differently.
 		var zero uint
 		target := uint(nth)
 		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}
@@ -252,7 +255,7 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 	if source.ReadOnly {
 		disk.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
 	} else {
-		// Report errors of a full or broken disk to the guest. libvirt would otherwise pause the guest forever.
+		// Report errors of a full or broken disk to the guest, which libvirt would otherwise pause forever.
 		disk.Driver.ErrorPolicy, disk.Driver.RErrorPolicy = "report", "report"
 	}
 	if i == 0 && def.Kernel == nil {
@@ -265,7 +268,8 @@ func fileSource(path string) *libvirtxml.DomainDiskSource {
 	return &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: path}}
 }
 
-// targetName returns libvirt's name of the nth disk on a bus: vda … vdz, vdaa …; a guest can use other names.
+// targetName returns libvirt's name for the nth disk on a bus, counted from 0: vda … vdz, vdaa …. A guest can use other
+// names.
 func targetName(bus machine.Bus, n int) *libvirtxml.DomainDiskTarget {
 	target, prefix := &libvirtxml.DomainDiskTarget{Bus: "virtio"}, "vd"
 	if bus == machine.BusSCSI {

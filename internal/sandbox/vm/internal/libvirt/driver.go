@@ -47,7 +47,7 @@ type Config struct {
 	URI string
 	// Dir is the directory of the tap service's socket and of the files that libvirt executes or checks. Every user
 	// must be able to enter it, because libvirt executes the wrapper as the machine's user. It contains no secrets. New
-	// creates it; it may be on a tmpfs.
+	// creates it; it can be on a tmpfs.
 	Dir string
 	// Owner is the daemon's root directory. It marks the domains that belong to this daemon.
 	Owner string
@@ -116,8 +116,8 @@ func FindWrapper() (string, error) {
 	return "", fmt.Errorf("the driver libvirt needs %s, which is neither beside this program nor in PATH: %w", vmwrap.ProgramName, errdefs.ErrNotFound)
 }
 
-// New returns a driver and starts its tap service. libvirtd need not run yet. New returns errdefs.ErrNotFound if the
-// emulator or the wrapper is missing.
+// New returns a driver and starts its tap service. libvirtd need not be running yet. New returns errdefs.ErrNotFound if
+// the emulator or the wrapper is missing.
 func New(cfg Config) (*Driver, error) {
 	cfg, err := cfg.complete()
 	if err != nil {
@@ -213,7 +213,8 @@ func (d *Driver) find(name string) (*instance, error) {
 	return in, nil
 }
 
-// running returns the domain and definition of a machine, or errdefs.ErrFailedPrecondition if the machine does not run.
+// running returns the domain and definition of a machine, or errdefs.ErrFailedPrecondition if the machine is not
+// running.
 func (d *Driver) running(name string) (golibvirt.Domain, machine.Definition, error) {
 	in, err := d.find(name)
 	if err != nil {
@@ -222,7 +223,7 @@ func (d *Driver) running(name string) (golibvirt.Domain, machine.Definition, err
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.state.Phase != machine.Running {
-		err = fmt.Errorf("machine %s does not run: %w", name, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("machine %s is not running: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	return in.domain, in.def, err
 }
@@ -289,7 +290,8 @@ func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secre
 	})
 }
 
-// securityModel returns how libvirt confines domains besides users: "apparmor", "selinux" or "none". It asks once.
+// securityModel returns the model by which libvirt confines domains in addition to their user: "apparmor", "selinux" or
+// "none". It queries libvirt only once.
 func (d *Driver) securityModel(ctx context.Context) (string, error) {
 	d.mu.Lock()
 	model := d.model
@@ -350,7 +352,7 @@ func (d *Driver) Undefine(ctx context.Context, name string) error {
 	return nil
 }
 
-// removeMachine removes the files and the domain of a machine that does not run. It removes the domain last, because
+// removeMachine removes the files and the domain of a machine that is not running. It removes the domain last, because
 // Recover finds the machine by it.
 func (d *Driver) removeMachine(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
 	if err := errors.Join(d.layout.remove(def.Name), removeRun(def.StateDir), virtiofsd.RemoveLogs(def.StateDir), os.RemoveAll(def.Dir)); err != nil {

@@ -29,14 +29,14 @@ var classes = map[golibvirt.ErrorNumber]error{
 	golibvirt.ErrNoDomain:             errdefs.ErrNotFound,
 	golibvirt.ErrOperationInvalid:     errdefs.ErrFailedPrecondition,
 	golibvirt.ErrOperationFailed:      errdefs.ErrFailedPrecondition,
-	golibvirt.ErrInternalError:        errdefs.ErrFailedPrecondition, // libvirt's class for errors of QEMU
+	golibvirt.ErrInternalError:        errdefs.ErrFailedPrecondition, // libvirt's number for QEMU's errors
 	golibvirt.ErrSystemError:          errdefs.ErrFailedPrecondition,
 	golibvirt.ErrOperationTimeout:     errdefs.ErrUnavailable,
 	golibvirt.ErrOperationAborted:     errdefs.ErrUnavailable,
 	golibvirt.ErrRPC:                  errdefs.ErrUnavailable,
 }
 
-// classify adds what was asked and an errdefs class to an error of libvirt.
+// classify adds the failed operation and an errdefs class to an error from libvirt.
 func classify(what string, err error) error {
 	if err == nil {
 		return nil

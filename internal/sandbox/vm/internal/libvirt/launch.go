@@ -77,10 +77,10 @@ func withClass(err error) error {
 	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 }
 
-// close closes the files and ends the virtiofsd processes that the wrapper has not taken over.
+// close closes the files and ends the virtiofsd processes, unless grant has handed them over.
 func (l *launch) close() {
 	fdpass.CloseFiles(l.files)
-	_ = l.shares.End(context.Background()) // bounded; they also end once their connections are closed
+	_ = l.shares.End(context.Background()) // End has a timeout; the processes also end once their connections are closed
 	l.files, l.shares = nil, nil
 }
 
@@ -91,7 +91,7 @@ func (l *launch) add(f *os.File) int {
 }
 
 // openDisks opens disks and their bases. A writable disk gets two descriptors, because libvirt makes QEMU open it
-// read-only first and again when the guest's device is attached.
+// read-only first, and again for writing when the guest's device is attached.
 func (l *launch) openDisks(_ context.Context, d *Driver, def machine.Definition) error {
 	for _, disk := range def.Disks {
 		if err := l.openDisk(d.layout.placeholder(def.Name, disk.ID), disk.Path, disk.ReadOnly); err != nil {
@@ -123,7 +123,7 @@ func (l *launch) openDisk(placeholder, path string, readOnly bool) error {
 	return nil
 }
 
-// openPlain opens the files that QEMU opens by name.
+// openPlain opens the files that QEMU opens by path: kernel, initrd, 9p shares and the directory of the VNC socket.
 func (l *launch) openPlain(_ context.Context, d *Driver, def machine.Definition) error {
 	add := func(name string, file *os.File, err error) error {
 		if err == nil {
@@ -182,8 +182,8 @@ func (l *launch) openShares(ctx context.Context, d *Driver, def machine.Definiti
 	return nil
 }
 
-// openConsoles opens the ends of the serial console and makes the sockets of the channels. The IDs are libvirt's, in
-// the order of the domain.
+// openConsoles opens the input and output of the serial console and makes the sockets of the channels. The IDs are
+// those that libvirt assigns to the devices in the order of domainXML.
 func (l *launch) openConsoles(_ context.Context, _ *Driver, def machine.Definition) error {
 	log, err := qemu.OpenSerialLog(def.SerialLog)
 	if err != nil {
@@ -225,8 +225,9 @@ func (l *launch) openNICs(ctx context.Context, d *Driver, def machine.Definition
 	return nil
 }
 
-// grant is the handler of the tap service. It answers the wrapper of a starting machine once, if user and secret are
-// right. Before that it moves the wrapper, which becomes QEMU, into the machine's cgroup and records the run.
+// grant is the handler of the tap service. It answers the wrapper of a starting machine once, if its user and secret
+// are right. Before it answers, it moves the wrapper, which becomes QEMU, into the machine's cgroup and records the
+// run.
 func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (fdpass.Reply, error) {
 	var r vmwrap.Request
 	if err := json.Unmarshal(request, &r); err != nil {
@@ -255,7 +256,7 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 		if err := d.joinCgroup(in.def.Cgroup, peer.PID); err != nil {
 			return fdpass.Reply{}, err
 		}
-		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // no count, no check later
+		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // if this fails, so does the check at the end
 	}
 	if err := errors.Join(in.run.save(in.def.StateDir), fpGranted.Hit(ctx)); err != nil {
 		return fdpass.Reply{}, err
@@ -289,7 +290,8 @@ func (d *Driver) joinCgroup(cgroup string, pid int) error {
 	return nil
 }
 
-// inCgroup reports whether all threads of a process are in the cgroup, in all hierarchies that Tripod uses.
+// inCgroup reports whether all threads of a process are in the cgroup, in every hierarchy of the cgroup version that
+// Tripod uses.
 func (d *Driver) inCgroup(pid int, cgroup string) bool {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/cgroup", pid))
 	for _, task := range tasks {

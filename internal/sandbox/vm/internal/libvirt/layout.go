@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
 )
 
-// layout is the content of Config.Dir. Root owns it; every user can look up its paths:
+// layout is the content of Config.Dir. Root owns it, and every user can enter its directories:
 //
 //	tap.sock                     the socket of the tap service
 //	emulator-HASH/               links: tripod-vmwrap (a domain's <emulator>) and qemu
@@ -34,8 +34,8 @@ func newLayout(dir, wrapper, emulator string) (layout, error) {
 	if err := makePublic(dir); err != nil {
 		return l, err
 	}
-	// libvirt caches an emulator's capabilities until its file changes. The file here is the wrapper, so the link's
-	// name must change with QEMU's file.
+	// libvirt caches an emulator's capabilities until its file changes. To libvirt the emulator is the wrapper, so the
+	// path must change when QEMU's file does.
 	info, err := os.Stat(emulator)
 	if err != nil {
 		return l, err
@@ -157,7 +157,7 @@ func (l layout) prepare(d machine.Definition) error {
 // remove removes the placeholders of a machine.
 func (l layout) remove(name string) error { return os.RemoveAll(l.placeholder(name, "")) }
 
-// Names of placeholders. They contain a dot, which disk IDs do not.
+// Names of placeholders. They contain a dot, which disk IDs cannot.
 const (
 	baseSuffix = ".base"
 	kernelName = "boot.kernel"

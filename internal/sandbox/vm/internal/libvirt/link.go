@@ -26,9 +26,10 @@ const (
 	waitTimeout = 5 * time.Second
 	// recoverWait replaces waitTimeout in Recover, which the node repeats.
 	recoverWait = 2 * time.Second
-	// maxUnanswered bounds the calls without an answer, including calls whose callers have given up.
+	// maxUnanswered limits the number of calls without an answer, including calls whose callers have given up.
 	maxUnanswered = 256
-	// pingInterval is the interval of pings. Without an answer for pingTimeout, libvirtd is unresponsive.
+	// The link pings libvirtd every pingInterval. If a ping is not answered within pingTimeout, libvirtd is
+	// unresponsive.
 	pingInterval, pingTimeout = 5 * time.Second, 15 * time.Second
 	// retryMin and retryMax bound the time between attempts to connect.
 	retryMin, retryMax = 50 * time.Millisecond, 2 * time.Second
@@ -39,7 +40,8 @@ type link struct {
 	uri    golibvirt.ConnectURI
 	socket string
 	log    *slog.Logger
-	// connected is called in a new goroutine after each connect; event is called when the state of a domain changes.
+	// connected is called in a new goroutine each time the link has connected; event is called when a domain's state
+	// changes.
 	connected func(context.Context)
 	event     func(domain string)
 
@@ -52,7 +54,7 @@ type link struct {
 	changed      chan struct{} // closed when client has changed
 }
 
-// newLink parses a libvirt URI. It must name a libvirtd on this host.
+// newLink returns a link, not connected yet, to the libvirtd at uri, which must be on this host.
 func newLink(uri string, log *slog.Logger) (*link, error) {
 	u, err := url.Parse(uri)
 	if err != nil || u.Host != "" || (u.Scheme != "qemu" && u.Scheme != "qemu+unix") || u.Path != "/system" {
@@ -124,7 +126,7 @@ func (l *link) open(ctx context.Context) (*golibvirt.Libvirt, *connection, <-cha
 	return client, w, events, nil
 }
 
-// handshake opens libvirt's protocol. It returns early if the connection breaks.
+// handshake starts libvirt's protocol. It returns early if the connection breaks.
 func (l *link) handshake(client *golibvirt.Libvirt, w *connection) error {
 	done := make(chan error, 1)
 	go func() {
@@ -140,7 +142,7 @@ func (l *link) handshake(client *golibvirt.Libvirt, w *connection) error {
 	}
 }
 
-// maintain keeps the connection open until ctx ends.
+// maintain connects, and connects again when the connection breaks, until ctx ends.
 func (l *link) maintain(ctx context.Context) {
 	pause := retryMin
 	for ctx.Err() == nil {
@@ -296,7 +298,7 @@ func (l *link) do(ctx context.Context, what string, call func(*golibvirt.Libvirt
 	return err
 }
 
-// undefine undefines a domain that does not run. A missing domain is not an error.
+// undefine undefines a domain that is not running. A missing domain is not an error.
 func (l *link) undefine(ctx context.Context, domain golibvirt.Domain) error {
 	const all = golibvirt.DomainUndefineManagedSave | golibvirt.DomainUndefineSnapshotsMetadata |
 		golibvirt.DomainUndefineCheckpointsMetadata | golibvirt.DomainUndefineNvram
@@ -307,7 +309,7 @@ func (l *link) undefine(ctx context.Context, domain golibvirt.Domain) error {
 	return err
 }
 
-// destroy destroys a domain. A domain that does not run or does not exist is not an error.
+// destroy destroys a domain. A domain that is not running or does not exist is not an error.
 func (l *link) destroy(ctx context.Context, domain golibvirt.Domain) error {
 	err := l.do(ctx, "destroy domain "+domain.Name, func(c *golibvirt.Libvirt) error {
 		return c.DomainDestroyFlags(domain, golibvirt.DomainDestroyDefault)

@@ -22,7 +22,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// Recover implements machine.Driver. Without libvirtd it returns errdefs.ErrUnavailable and can be called again.
+// Recover implements machine.Driver. If libvirtd cannot be reached, Recover returns errdefs.ErrUnavailable and can be
+// called again.
 func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.Event)) (map[string]machine.State, error) {
 	d.mu.Lock()
 	d.sink = sink
@@ -45,7 +46,7 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 		}
 		def, err := d.definition(ctx, domain)
 		if errdefs.IsNotFound(err) {
-			continue // another daemon's, or removed meanwhile
+			continue // another daemon's, or just removed
 		}
 		if err == nil && slices.Contains(names, name) {
 			found[name], err = d.recoverMachine(ctx, domain, def)
@@ -67,7 +68,8 @@ func (d *Driver) awaitLink(ctx context.Context) error {
 	return err
 }
 
-// definition returns the definition in our mark on a domain, or errdefs.ErrNotFound if there is no mark of this daemon.
+// definition returns the definition in a domain's mark, or errdefs.ErrNotFound if the domain has no mark of this
+// daemon.
 func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machine.Definition, error) {
 	text, err := ask(ctx, d.link, "read the mark of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
 		text, err := c.DomainGetMetadata(domain, int32(golibvirt.DomainMetadataElement), golibvirt.OptString{metadataURI}, golibvirt.DomainAffectCurrent)
@@ -145,9 +147,9 @@ func (d *Driver) recoverMachine(ctx context.Context, domain golibvirt.Domain, de
 	if in.proc.Pid != 0 {
 		d.watch(in, in.proc, in.ended)
 	}
-	d.refresh(ctx, in) // the guest may have panicked meanwhile
+	d.refresh(ctx, in) // the guest may have panicked in the meantime
 	if in.killing() {
-		if err := d.Destroy(ctx, def.Name); err != nil { // the earlier daemon had begun it
+		if err := d.Destroy(ctx, def.Name); err != nil { // the earlier daemon had begun to kill it
 			return machine.State{}, err
 		}
 	}
@@ -177,8 +179,8 @@ func (d *Driver) awaitInactive(ctx context.Context, domain golibvirt.Domain) (do
 	}
 }
 
-// findProcess returns the QEMU of a run: the recorded process, or the one in the cgroup. Otherwise it returns an ended
-// process with PID 0, and only libvirt reports on the machine.
+// findProcess returns the QEMU of a run: the recorded process, or the one in the cgroup. If there is neither, it
+// returns an ended process with PID 0, and the driver learns of the machine's end from libvirt only.
 func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
 	if proc, err := in.run.adopt(); err == nil {
 		return proc
@@ -205,7 +207,7 @@ func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machin
 	record, _ := loadRun(def.StateDir)
 	proc, err := record.adopt()
 	if err != nil {
-		proc = nil // leave it to libvirt
+		proc = nil // libvirt ends it
 	}
 	defer proc.Close()
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// runFile is the record of a machine's run, in StateDir. It holds what libvirt does not know or loses.
+// runFile is the record of a machine's run, in StateDir. It holds what libvirt does not know, or forgets when it
+// restarts.
 const runFile = "libvirt.json"
 
 // runVersion is the version of runFile. Other versions are refused.
@@ -35,7 +36,7 @@ type run struct {
 	// Killing is set before the daemon kills the machine. Panicked is set if the guest panicked.
 	Killing  bool `json:"killing,omitempty"`
 	Panicked bool `json:"panicked,omitempty"`
-	// Lost names the virtiofsd whose early end made the daemon end the machine.
+	// Lost is a message about the virtiofsd whose early end made the daemon end the machine.
 	Lost string `json:"lost,omitempty"`
 	// Ended is the final state, once known.
 	Ended *machine.State `json:"ended,omitempty"`
@@ -83,7 +84,7 @@ func removeRun(stateDir string) error {
 	return err
 }
 
-// processEnded reports whether the recorded process has ended without a recorded end.
+// processEnded reports whether the recorded process has ended and its end was not recorded.
 func (r run) processEnded() bool {
 	if r.Process.Pid == 0 || r.Ended != nil {
 		return false

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// startTimeout bounds a start. It takes 0.3–0.5 s on an idle host, and 5 s more when libvirt probes QEMU.
+	// startTimeout bounds a start, which takes 0.3–0.5 s on an idle host, and 5 s more when libvirt probes QEMU.
 	startTimeout = 2 * time.Minute
 	// undoTimeout bounds the cleanup after a failed start.
 	undoTimeout = 30 * time.Second
@@ -38,7 +38,7 @@ func (d *Driver) Start(ctx context.Context, name string) error {
 	if err := d.run(ctx, in, def); err != nil {
 		return errors.Join(err, in.recordStartFailure(ctx, err))
 	}
-	d.refresh(ctx, in) // it may have ended already
+	d.refresh(ctx, in) // the machine may have ended already
 	return nil
 }
 
@@ -85,7 +85,7 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 
 // undo ends a domain whose start failed, even if ctx has ended.
 func (d *Driver) undo(ctx context.Context, in *instance, domain golibvirt.Domain) {
-	in.endStart() // a wrapper without the machine's files now fails
+	in.endStart() // from now on, the tap service refuses the wrapper
 	in.mu.Lock()
 	proc, limit := in.proc, undoTimeout
 	in.mu.Unlock()
@@ -99,7 +99,7 @@ func (d *Driver) undo(ctx context.Context, in *instance, domain golibvirt.Domain
 	}
 }
 
-// beginStart records that a start is in progress. The tap service then answers the wrapper.
+// beginStart records that a start is in progress. From then on, the tap service answers the wrapper.
 func (in *instance) beginStart(domain golibvirt.Domain, l *launch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -108,7 +108,7 @@ func (in *instance) beginStart(domain golibvirt.Domain, l *launch) {
 	in.ended = make(chan struct{})
 }
 
-// endStart ends the start. The tap service no longer answers the wrapper.
+// endStart records that the start is over. From then on, the tap service refuses the wrapper.
 func (in *instance) endStart() {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -13,10 +13,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// statsTimeout bounds a query, so that one machine cannot delay the statistics of all.
+// statsTimeout bounds a query, so that one machine cannot delay the statistics of all machines.
 const statsTimeout = time.Second
 
-// Stats implements machine.Driver. It returns errdefs.ErrFailedPrecondition if the machine does not run, and
+// Stats implements machine.Driver. It returns errdefs.ErrFailedPrecondition if the machine is not running, and
 // errdefs.ErrUnavailable if it does not answer.
 func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {
 	domain, def, err := d.running(name)

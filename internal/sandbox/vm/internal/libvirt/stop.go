@@ -16,7 +16,7 @@ import (
 const (
 	// buttonTimeout bounds the press of the power button. libvirt does not answer while QEMU hangs.
 	buttonTimeout = 5 * time.Second
-	// sigtermTimeout bounds QEMU's end after libvirt's SIGTERM, on which QEMU flushes its disks.
+	// sigtermTimeout bounds the time in which QEMU flushes its disks and ends after libvirt's SIGTERM.
 	sigtermTimeout = 2 * time.Second
 )
 
@@ -43,7 +43,7 @@ func (d *Driver) Shutdown(ctx context.Context, name string) error {
 	})
 	if errdefs.IsFailedPrecondition(err) {
 		if c, stateErr := d.link.domainStatus(ctx, domain); stateErr == nil && !c.active() {
-			return nil // it has ended meanwhile
+			return nil // the machine has just ended
 		}
 	}
 	return err
@@ -82,7 +82,7 @@ func (d *Driver) Destroy(ctx context.Context, name string) error {
 		return nil // Start returns the error
 	}
 	if !forced {
-		d.refresh(ctx, in) // libvirt's reason comes first: the guest may have powered off just before
+		d.refresh(ctx, in) // prefer libvirt's reason, because the guest may have powered off just before
 	}
 	cause, message := in.causeOf(int32(golibvirt.DomainShutoffDestroyed))
 	d.finish(in, ended, cause, message)

@@ -26,7 +26,8 @@ const (
 	// noticeInterval is the interval of queries during noticeTimeout. libvirtd also sends an event.
 	noticeInterval = 200 * time.Millisecond
 
-	// shareLossGrace is the time in which QEMU may end after its virtiofsd. If QEMU ended first, both end.
+	// shareLossGrace is the time that QEMU has to end after its virtiofsd. A virtiofsd also ends because QEMU has
+	// ended, which is not the loss of a share.
 	shareLossGrace = time.Second
 
 	killedMessage = "killed"
@@ -154,8 +155,7 @@ func (in *instance) causeOf(reason int32) (cause machine.Cause, message string) 
 	}
 }
 
-// oomKilled reports whether the kernel has killed a process of the machine's cgroup since the start, for lack of
-// memory.
+// oomKilled reports whether the kernel has killed a process in the machine's cgroup for lack of memory since the start.
 func (in *instance) oomKilled() bool {
 	kills, err := stats.OOMKills(in.def.Cgroup)
 	return in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills
@@ -234,7 +234,7 @@ func (d *Driver) watchShares(in *instance, shares *virtiofsd.Servers, proc *proc
 	d.refresh(d.ctx, in)
 }
 
-// watch waits for the end of a run's process. libvirtd also notices the end and reports the reason, if it runs.
+// watch waits for the end of a run's process. If libvirtd is running, it also notices the end and reports the reason.
 func (d *Driver) watch(in *instance, proc *process.Process, ended chan struct{}) {
 	shares := in.shares
 	d.bg.Go(func() { d.watchShares(in, shares, proc, ended) })

@@ -22,7 +22,7 @@ type Definition struct {
 	Dir      string `json:"dir"`
 	StateDir string `json:"stateDir"`
 
-	// CPUs is the number of virtual CPUs. CPUModel is QEMU's name of their model; "" leaves it to the driver.
+	// CPUs is the number of virtual CPUs. CPUModel is QEMU's name for their model; "" leaves the choice to the driver.
 	CPUs     int    `json:"cpus"`
 	CPUModel string `json:"cpuModel,omitempty"`
 	// Memory is the guest's RAM in bytes.
@@ -85,7 +85,7 @@ type Disk struct {
 	// Offset and Size, with Format raw, select a part of the file; a Size of 0 means the whole file.
 	Offset uint64 `json:"offset,omitempty"`
 	Size   uint64 `json:"size,omitempty"`
-	// Base, with Format qcow2, is the image below the overlay. It is only read.
+	// Base, with Format qcow2, is the image below the overlay. It is never written.
 	Base *Base `json:"base,omitempty"`
 }
 
@@ -158,26 +158,26 @@ const (
 type Cause string
 
 const (
-	// CausePowerOff: the guest turned itself off.
+	// CausePowerOff means that the guest turned itself off.
 	CausePowerOff Cause = "poweroff"
-	// CausePanic: the guest's kernel reported a panic (pvpanic).
+	// CausePanic means that the guest's kernel reported a panic (pvpanic).
 	CausePanic Cause = "panic"
-	// CauseKilled: the daemon killed the hypervisor process.
+	// CauseKilled means that the daemon killed the hypervisor process.
 	CauseKilled Cause = "killed"
-	// CauseOOM: the kernel killed the hypervisor process because its cgroup was out of memory.
+	// CauseOOM means that the kernel killed the hypervisor process because its cgroup was out of memory.
 	CauseOOM Cause = "oom"
-	// CauseFailed: the hypervisor process ended by itself, or another process killed it.
+	// CauseFailed means that the hypervisor process ended by itself, or another process killed it.
 	CauseFailed Cause = "failed"
-	// CauseNoBoot: the firmware found nothing to boot. Drivers do not report it; the backend reads the firmware's
-	// output and kills the machine.
+	// CauseNoBoot means that the firmware found nothing to boot. Drivers do not report it. The backend, which reads the
+	// firmware's output, sets it and kills the machine.
 	CauseNoBoot Cause = "noboot"
-	// CauseStart: the start failed.
+	// CauseStart means that the start failed.
 	CauseStart Cause = "start"
-	// CauseUnknown: no daemon observed the end, because the node was rebooted.
+	// CauseUnknown means that no daemon observed the end, for example because the node was rebooted.
 	CauseUnknown Cause = "unknown"
 )
 
-// Exit codes for ends in which the hypervisor has no useful exit code.
+// Exit codes for ends without a useful exit code of the hypervisor.
 const (
 	// ExitKilled is 128+SIGKILL.
 	ExitKilled int32 = 137
@@ -195,7 +195,7 @@ type State struct {
 	// ExitCode is 0 for a power-off, ExitPanic for a panic, and ExitKilled for a kill or an unobserved end. Otherwise
 	// it is the process's exit code (128+n for a signal), never 0.
 	ExitCode int32 `json:"exitCode,omitempty"`
-	// Message explains the end to people, with the hypervisor's last words.
+	// Message explains the end to people, and includes the hypervisor's last words.
 	Message string `json:"message,omitempty"`
 }
 
@@ -205,29 +205,30 @@ type Event struct {
 	State State
 }
 
-// Stats are statistics of a running machine that its cgroup does not have.
+// Stats holds those statistics of a running machine that its cgroup does not provide.
 type Stats struct {
 	// BalloonActual is the guest's RAM in bytes after ballooning; 0 if unknown.
 	BalloonActual uint64
-	// Blocks holds the counters by Disk.ID.
+	// Blocks holds each disk's counters, by Disk.ID.
 	Blocks map[string]BlockStats
 }
 
 // BlockStats are the counters of a disk.
 type BlockStats struct{ ReadBytes, WriteBytes, ReadOps, WriteOps uint64 }
 
-// Driver runs machines. Its methods can be called concurrently, but only one call at a time may change a machine;
-// Destroy can arrive while a Shutdown is in progress. Errors carry an errdefs class. Machines outlive the driver.
+// Driver runs machines. Its methods can be called concurrently, but only one call at a time may change a machine,
+// except that Destroy can be called while a Shutdown is in progress. Errors carry an errdefs class. Machines outlive
+// the driver.
 type Driver interface {
 	// Name is "qmp" or "libvirt".
 	Name() string
 	// Ready returns nil if machines can be defined and started, otherwise errdefs.ErrUnavailable with the reason, for
-	// example that libvirtd does not run. It does not block.
+	// example that libvirtd is not running. It does not block.
 	Ready() error
-	// Recover is called once, before all other methods. It recovers the named machines, removes other machines that
-	// this driver made, and reports later ends to sink. The result omits unknown machines.
+	// Recover is called before the methods that need a machine, and again if it fails. It recovers the named machines,
+	// removes other machines that this driver made, and reports later ends to sink. The result omits unknown machines.
 	Recover(ctx context.Context, names []string, sink func(Event)) (map[string]State, error)
-	// Define defines a machine, or replaces the definition of a machine that does not run. A repeated call with the
+	// Define defines a machine, or replaces the definition of a machine that is not running. A repeated call with the
 	// same definition has no effect.
 	Define(ctx context.Context, d Definition) error
 	// Start starts a machine that is defined or has ended, and returns when the hypervisor reports that its CPUs run.
@@ -236,16 +237,16 @@ type Driver interface {
 	Start(ctx context.Context, name string) error
 	// Shutdown presses the power button and returns; an Event reports the end. It can be repeated.
 	Shutdown(ctx context.Context, name string) error
-	// Destroy kills the machine and returns when it has ended. It has no effect on a machine that does not run.
+	// Destroy kills the machine and returns when it has ended. It has no effect on a machine that is not running.
 	Destroy(ctx context.Context, name string) error
 	// State returns the machine's state, or errdefs.ErrNotFound if it is not defined.
 	State(ctx context.Context, name string) (State, error)
 	// Stats returns statistics of a running machine.
 	Stats(ctx context.Context, name string) (Stats, error)
 	// Firmware returns the output of the machine's firmware on its debug port since the last call. Output beyond the
-	// last firmware.RingSize bytes is lost. If the machine does not run, it returns errdefs.ErrFailedPrecondition.
+	// last firmware.RingSize bytes is lost. If the machine is not running, it returns errdefs.ErrFailedPrecondition.
 	Firmware(ctx context.Context, name string) (string, error)
-	// Undefine removes a machine and destroys it first if it runs. It has no effect on an unknown machine.
+	// Undefine removes a machine. If it is running, Undefine destroys it first. It has no effect on an unknown machine.
 	Undefine(ctx context.Context, name string) error
 	// Close stops the driver. Machines continue to run.
 	Close() error
@@ -257,11 +258,11 @@ type Opener interface {
 	Tap(ctx context.Context, nic NIC) (*os.File, error)
 }
 
-// Finding is a result of a check of the host.
+// Finding is the result of one check of the host.
 type Finding struct {
 	Subject string
 	// OK is the result. If Required is set, machines cannot run without it.
 	OK, Required bool
-	// Detail is what the check found, Remedy what to do if it is not OK.
+	// Detail says what the check found. Remedy says what to do if OK is false.
 	Detail, Remedy string
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MakePipe makes a named pipe of mode 0600 at path, which may already exist, and returns its read end for the
+// MakePipe makes a named pipe of mode 0600 at path, where it replaces an existing one, and returns its read end for the
 // hypervisor to inherit. Reads never return EOF, because the descriptor is also open for writing.
 func MakePipe(path string) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -27,7 +27,7 @@ func MakePipe(path string) (*os.File, error) {
 func OpenPipe(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
-		return nil, fmt.Errorf("the machine does not run: %w (%w)", err, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("the machine is not running: %w (%w)", err, errdefs.ErrUnavailable)
 	}
 	return f, err
 }

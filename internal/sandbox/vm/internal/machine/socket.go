@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects to a unix socket of a machine. The path can exceed the 107 bytes of a socket address. It returns
+// Dial connects to a unix socket of a machine. The path can exceed the 107 bytes of a socket address. Dial returns
 // errdefs.ErrUnavailable if the socket does not exist or nothing listens on it.
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	short, done, err := shortPath(path)
@@ -28,15 +28,15 @@ func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	c, err := d.DialContext(ctx, "unix", short)
 	if err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-			return nil, fmt.Errorf("connect to %s: the machine does not run: %w (%w)", path, err, errdefs.ErrUnavailable)
+			return nil, fmt.Errorf("connect to %s: the machine is not running: %w (%w)", path, err, errdefs.ErrUnavailable)
 		}
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	return c.(*net.UnixConn), nil
 }
 
-// Listen makes a listening unix socket of mode 0600 at path, which may already exist, and returns its descriptor for
-// the hypervisor to inherit. The path can exceed the length of a socket address.
+// Listen makes a listening unix socket of mode 0600 at path, where it replaces an existing one, and returns its
+// descriptor for the hypervisor to inherit. The path can exceed the length of a socket address.
 func Listen(path string) (*os.File, error) {
 	short, done, err := shortPath(path)
 	if err != nil {
@@ -58,7 +58,7 @@ func Listen(path string) (*os.File, error) {
 	return l.File()
 }
 
-// shortPath returns a short path of the same file, which is valid until done is called.
+// shortPath returns a short path to the same file, which is valid until done is called.
 func shortPath(path string) (short string, done func(), err error) {
 	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
