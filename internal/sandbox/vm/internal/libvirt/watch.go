@@ -26,8 +26,8 @@ const (
 	// noticeInterval is the interval of queries during noticeTimeout. libvirtd also sends an event.
 	noticeInterval = 200 * time.Millisecond
 
-	// shareLossGrace is the time that QEMU has to end after its virtiofsd. A virtiofsd also ends because QEMU has
-	// ended, which is not the loss of a share.
+	// shareLossGrace is the time that QEMU has to end after its virtiofsd. A virtiofsd also ends when its QEMU ends;
+	// then no share is lost.
 	shareLossGrace = time.Second
 
 	killedMessage = "killed"

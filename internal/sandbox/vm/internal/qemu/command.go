@@ -58,20 +58,21 @@ type inherited struct {
 type hostSetup struct {
 	// Accel is AccelKVM or AccelTCG.
 	Accel string
-	// VhostNet moves the packets of taps in the kernel (vhost-net).
+	// VhostNet is set if the kernel moves the packets of taps (vhost-net).
 	VhostNet bool
 	// Block reports whether a disk's path is a block device.
 	Block func(path string) bool
 }
 
-// command is QEMU's arguments and inherited files: Standard for standard input and output, Files from firstFD.
+// command holds QEMU's arguments and inherited files: Standard for standard input and output, and Files for the
+// descriptors from firstFD.
 type command struct {
 	Args     []string     `json:"args"`
 	Standard [2]inherited `json:"standard"`
 	Files    []inherited  `json:"files"`
 }
 
-// build returns the command for a definition that Validate has accepted. It depends on its arguments only.
+// build returns the command for a definition that Validate has accepted. The result depends on the arguments only.
 func build(d machine.Definition, s hostSetup) command {
 	var c command
 	c.machine(d, s)
@@ -118,7 +119,7 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		"-m", fmt.Sprintf("%dM", mebibytes(d.Memory)),
 		"-uuid", d.UUID,
 		"-rtc", "base=utc",
-		// A firmware that finds no boot device retries, and reports it each time.
+		// A firmware that finds no boot device retries, and reports each failure.
 		"-boot", fmt.Sprintf("strict=on,reboot-timeout=%d", firmware.RetryTime.Milliseconds()),
 		// A guest that powers off or panics stays paused until the driver has read the reason. A reboot resets it.
 		"-action", "reboot=reset,shutdown=pause,panic=pause",
@@ -128,7 +129,7 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		c.add("-object", fmt.Sprintf("memory-backend-memfd,id=%s,size=%dM,share=on", memoryID, mebibytes(d.Memory)))
 	}
 	if d.Kernel != nil {
-		// QEMU opens these by fopen, which does not support descriptor sets.
+		// QEMU opens these with fopen, which does not support descriptor sets.
 		c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.inherit(inherited{Kind: kindBoot, Path: d.Kernel.Path})))
 		if d.Initrd != nil {
 			c.add("-initrd", fmt.Sprintf("/proc/self/fd/%d", c.inherit(inherited{Kind: kindBoot, Path: d.Initrd.Path})))
@@ -143,8 +144,8 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 }
 
 // consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard
-// input (a pipe) and output (a file). A socket is unsuitable: if its client stops reading, QEMU closes it together with
-// the input, and QEMU 7.2 logs each byte that the client was not ready for twice.
+// input (a pipe) and output (a file). A socket is unsuitable, because QEMU closes it together with the input if its
+// client stops reading, and QEMU 7.2 logs a byte twice if the client was not ready for it.
 func (c *command) consoles(d machine.Definition) {
 	socket := func(id, name string) {
 		fd := c.inherit(inherited{Kind: kindSocket, Path: filepath.Join(d.Dir, name)})
@@ -162,10 +163,10 @@ func (c *command) consoles(d machine.Definition) {
 	c.add("-device", "virtserialport,bus=ports.0,chardev=qga,name=org.qemu.guest_agent.0")
 }
 
-// disk adds a disk as QEMU block nodes. The definition determines the format and the overlay's base; the headers of the
-// files do not (faults I5).
+// disk adds a disk as QEMU block nodes. The format and the overlay's base come from the definition, never from the
+// headers of the files (faults I5).
 func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSetup) {
-	var backing any // null ignores a base that the overlay's header names
+	var backing any // null makes QEMU ignore a base that the overlay's header names
 	if disk.Base != nil {
 		backing = disk.ID + "-base"
 		c.node(machine.Disk{ID: disk.ID + "-base", File: disk.Base.File, Format: disk.Base.Format, ReadOnly: true}, nil, s)
@@ -180,7 +181,7 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 	}
 	device += fmt.Sprintf(",drive=%s,id=disk-%s,serial=%s", disk.ID, disk.ID, disk.ID)
 	if !disk.ReadOnly {
-		// Report errors of a full or broken disk to the guest. QEMU would otherwise pause the guest forever.
+		// Report errors of a full or broken disk to the guest, which QEMU would otherwise pause forever.
 		device += ",werror=report,rerror=report"
 	}
 	if i == 0 && d.Kernel == nil {
@@ -215,7 +216,7 @@ func (c *command) node(disk machine.Disk, backing any, s hostSetup) {
 func (c *command) blockdev(node map[string]any) {
 	raw, err := json.Marshal(node) // keys are sorted
 	if err != nil {
-		panic(err) // strings, booleans and nil
+		panic(err) // impossible for strings, numbers, booleans and nil
 	}
 	c.add("-blockdev", string(raw))
 }
@@ -225,7 +226,7 @@ func (c *command) nic(i int, nic machine.NIC, s hostSetup) {
 	if s.VhostNet {
 		netdev += fmt.Sprintf(",vhost=on,vhostfd=%d", c.inherit(inherited{Kind: kindVhost, Path: vhostNet}))
 	}
-	// Without a ROM the interface is no boot device and needs no iPXE.
+	// Without a ROM, the interface is not a boot device and needs no iPXE.
 	device := fmt.Sprintf("virtio-net-pci,netdev=net%d,id=nic%d,mac=%s,romfile=", i, i, nic.MAC)
 	if nic.MTU > 0 {
 		device += fmt.Sprintf(",host_mtu=%d", nic.MTU)
@@ -245,9 +246,9 @@ func memoryBackend(d machine.Definition) string {
 }
 
 // share adds a shared directory: a connection to its virtiofsd, or a directory that QEMU serves by virtio-9p. With the
-// security model "none" QEMU's user owns the guest's files, and operations that this user may not perform are ignored;
-// virtiofsd.Open says which owners QEMU sees. With "mapped-xattr" QEMU's user owns them as well, and extended
-// attributes hold the owners that the guest sees.
+// security model "none", QEMU's user owns the guest's files, and QEMU ignores operations that this user may not
+// perform; virtiofsd.Open says which owners QEMU sees. With "mapped-xattr", QEMU's user owns the files as well, and
+// extended attributes hold the owners that the guest sees.
 func (c *command) share(i int, share machine.Share) {
 	if share.Driver == machine.ShareVirtiofs {
 		fd := c.inherit(inherited{Kind: kindVirtiofs, Index: i})
@@ -268,14 +269,16 @@ func (c *command) share(i int, share machine.Share) {
 }
 
 const (
-	// lastShareSlot is the PCI slot of the first shares: the last free slot. QEMU assigns the first slots itself.
+	// lastShareSlot is the last free PCI slot. Shares fill the slots from it downward, because QEMU assigns the others
+	// from the first one upward.
 	lastShareSlot = 0x1e
 	perSlot       = 8
-	// maxShares leaves 21 slots for other devices.
+	// maxShares leaves 22 slots for other devices.
 	maxShares = 64
 )
 
-// shareAddress puts eight shares into each PCI slot, because all devices have 30 slots and a pod can have many volumes.
+// shareAddress puts eight shares into each PCI slot, because there are only 30 slots for all devices, and a pod can
+// have many volumes.
 func shareAddress(i int) string {
 	return fmt.Sprintf("multifunction=on,addr=%#x.%d", lastShareSlot-i/perSlot, i%perSlot)
 }
@@ -287,7 +290,8 @@ func acceleration(accel string) string {
 	return "tcg,tb-size=32" // QEMU's default, up to 1 GiB of translated code, is too much for many small guests
 }
 
-// cpuModel returns the definition's CPU model, or the default: the host's under KVM, otherwise all that QEMU emulates.
+// cpuModel returns the definition's CPU model, or the default: the host's under KVM, otherwise the one with all
+// features that QEMU emulates.
 func cpuModel(model, accel string) string {
 	switch {
 	case model != "" && model != "host-model" && model != "host-passthrough":

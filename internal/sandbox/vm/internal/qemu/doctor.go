@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Doctor checks that this host can run machines by booting a guest of one sector. It leaves nothing behind.
+// Doctor boots a guest of one sector to check that this host can run machines. It leaves nothing behind.
 func Doctor(ctx context.Context, cfg Config) []machine.Finding {
 	program := machine.Finding{Subject: "qemu", Required: true, Remedy: "install qemu-system-x86 and seabios, or set vm.emulator; run as root"}
 	cfg, err := cfg.complete()

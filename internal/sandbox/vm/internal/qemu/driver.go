@@ -32,12 +32,13 @@ const (
 )
 
 const (
-	// startTimeout bounds the time from QEMU's start to the guest's first instruction: 40–100 ms on an idle host.
+	// startTimeout bounds the time from QEMU's start to the guest's first instruction, which is 40–100 ms on an idle
+	// host.
 	startTimeout = time.Minute
 	// monitorTimeout bounds a command of the monitor.
 	monitorTimeout = time.Second
-	// killTimeout bounds the time from SIGKILL to the end of the process, which can hang in a system call on a dead
-	// disk.
+	// killTimeout bounds the time from SIGKILL to the end of the process, which can hang in a system call if a disk is
+	// dead.
 	killTimeout = 30 * time.Second
 )
 

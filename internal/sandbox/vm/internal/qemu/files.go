@@ -110,8 +110,8 @@ func blockDevice(path string) bool {
 	return err == nil && isBlock(info)
 }
 
-// OpenBoot opens a kernel or initrd. QEMU opens it a second time by /proc/self/fd, where the file's mode applies. If
-// other users may not read the file, OpenBoot returns a copy in memory.
+// OpenBoot opens a kernel or initrd. QEMU opens it a second time through /proc/self/fd, where the file's mode applies.
+// If other users may not read the file, OpenBoot returns a copy in memory.
 func OpenBoot(path string) (*os.File, error) {
 	f, err := openDisk(path, os.O_RDONLY)
 	if err != nil {
@@ -132,9 +132,9 @@ func OpenBoot(path string) (*os.File, error) {
 	return memory, nil
 }
 
-// OpenOwned replaces path by an empty directory that belongs to QEMU's user, and opens it.
+// OpenOwned replaces path with an empty directory that belongs to QEMU's user, and opens it.
 func OpenOwned(path string, uid, gid int) (*os.File, error) {
-	if err := os.RemoveAll(path); err != nil { // of an earlier run
+	if err := os.RemoveAll(path); err != nil { // left by an earlier run
 		return nil, err
 	}
 	if err := os.Mkdir(path, 0o700); err != nil {
@@ -151,7 +151,7 @@ func OpenOwned(path string, uid, gid int) (*os.File, error) {
 	return f, nil
 }
 
-// OpenDisk opens a disk image or a block device, and reports which of the two it is.
+// OpenDisk opens a disk image or a block device, and reports whether it is a block device.
 func OpenDisk(path string, readOnly bool) (file *os.File, device bool, err error) {
 	flags := os.O_RDWR
 	if readOnly {

@@ -69,7 +69,7 @@ func (h *handle) set(change func(r *record)) error {
 	return nil
 }
 
-// mustSet is like set, but only logs a failed write. It records events that have already happened.
+// mustSet is like set, but only logs a failed write. It is for events that have already happened.
 func (h *handle) mustSet(change func(r *record)) {
 	if err := h.set(change); err != nil {
 		h.log.Error("writing a machine's record failed; it is out of date", "err", err)
@@ -109,7 +109,7 @@ func sameDefinition(a, b machine.Definition) bool {
 	return errA == nil && errB == nil && bytes.Equal(one, other)
 }
 
-// remove deletes the files of a machine that does not run.
+// remove deletes the files of a machine that is not running.
 func (h *handle) remove(ctx context.Context) error {
 	h.op.Lock()
 	defer h.op.Unlock()
@@ -138,7 +138,7 @@ func removeSockets(dir string) error {
 	if err := os.RemoveAll(filepath.Join(dir, vncDir)); err != nil {
 		return err
 	}
-	_ = os.Remove(dir) // fails if others have files in it
+	_ = os.Remove(dir) // fails if it still contains files of others
 	return nil
 }
 
@@ -162,7 +162,7 @@ func (d *Driver) Shutdown(ctx context.Context, name string) error {
 	case rec.Step == stepEnded:
 		return nil
 	default:
-		return fmt.Errorf("machine %.64s does not run: %w", name, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("machine %.64s is not running: %w", name, errdefs.ErrFailedPrecondition)
 	}
 }
 
@@ -184,7 +184,7 @@ func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) 
 	return r.stats(ctx, def)
 }
 
-// running returns the run of a machine, or errdefs.ErrFailedPrecondition if the machine does not run.
+// running returns the run of a machine, or errdefs.ErrFailedPrecondition if the machine is not running.
 func (d *Driver) running(name string) (*run, machine.Definition, error) {
 	h, err := d.find(name)
 	if err != nil {
@@ -192,7 +192,7 @@ func (d *Driver) running(name string) (*run, machine.Definition, error) {
 	}
 	def, _, r := h.snapshot()
 	if r == nil {
-		return nil, def, fmt.Errorf("machine %.64s does not run: %w", name, errdefs.ErrFailedPrecondition)
+		return nil, def, fmt.Errorf("machine %.64s is not running: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	return r, def, nil
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootSector is firmware/probe.S.
+// bootSector is the assembled firmware/probe.S.
 //
 //go:embed firmware/probe.bin
 var bootSector []byte
@@ -23,7 +23,7 @@ var bootSector []byte
 const (
 	// probeExit is QEMU's exit code after a complete run of the boot sector.
 	probeExit = 2*0x2a + 1
-	// probeTimeout bounds the boot of the probe. On an idle host it takes 130 ms under TCG, and less under KVM.
+	// probeTimeout bounds the boot of the probe. On an idle host, the boot takes 130 ms under TCG, and less under KVM.
 	probeTimeout = 20 * time.Second
 	// probeDisk is the size of the disk with the boot sector. The firmware does not boot from a disk of one sector.
 	probeDisk = 1 << 20
@@ -46,8 +46,9 @@ type probeRecord struct {
 }
 
 // Probe returns the accelerator for machines. With AccelAuto it boots a guest of one sector under KVM, started like
-// every machine. The guest must boot, reach 64-bit mode with paging, and get interrupts. Opening /dev/kvm would not be
-// enough: on some hosts it opens, but no guest boots. Probe stores the verdict for this kernel, QEMU and processor.
+// every machine. The guest must boot, reach 64-bit mode with paging, and receive interrupts. Opening /dev/kvm would not
+// be enough, because on some hosts it opens but no guest boots. Probe stores the verdict for this kernel, QEMU and
+// processor.
 func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 	if d.cfg.Accel != AccelAuto {
 		return Verdict{d.cfg.Accel, "configured by vm.accel"}, nil
@@ -138,7 +139,7 @@ func (c Config) tryKVM(ctx context.Context) error {
 	return c.bootProbe(ctx, AccelKVM)
 }
 
-// bootProbe boots the boot sector under an accelerator, in a QEMU confined like that of a machine.
+// bootProbe boots the boot sector under an accelerator, in a QEMU that is confined like a machine's.
 func (c Config) bootProbe(ctx context.Context, accel string) error {
 	disk, err := memoryFile("tripod-probe", bootSector, probeDisk)
 	if err != nil {
@@ -182,7 +183,7 @@ func (c Config) bootProbe(ctx context.Context, accel string) error {
 	}
 }
 
-// memoryFile returns an anonymous file in memory.
+// memoryFile returns an anonymous file in memory, padded with zeros to size bytes.
 func memoryFile(name string, content []byte, size int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {

@@ -112,7 +112,8 @@ func (h *handle) endShares(ctx context.Context) error {
 	return servers.End(ctx)
 }
 
-// recover determines what happened to a machine since the last daemon ended, and watches it again if it still runs.
+// recover determines what happened to a machine since the last daemon ended, and watches it again if it is still
+// running.
 func (h *handle) recover(ctx context.Context) error {
 	switch h.rec.Step {
 	case stepStarting, stepRunning:

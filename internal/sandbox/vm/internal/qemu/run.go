@@ -79,7 +79,8 @@ func newRun(h *handle, p *process.Process) *run {
 	return r
 }
 
-// exitStatus asks the kernel how another process's child exited. Linux supports it since 6.15, for reaped children.
+// exitStatus asks the kernel how another process's child exited. Linux has supported this since 6.15, for children that
+// were reaped.
 func exitStatus(pidfd *os.File) (unix.WaitStatus, bool) {
 	if pidfd == nil {
 		return 0, false
@@ -95,7 +96,7 @@ func exitStatus(pidfd *os.File) (unix.WaitStatus, bool) {
 	return unix.WaitStatus(info.Exit_code), true
 }
 
-// close releases the process and the monitor.
+// close releases the process, its virtiofsd processes and the monitor. They continue to run.
 func (r *run) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -217,7 +218,8 @@ func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats,
 	}
 	for _, disk := range def.Disks {
 		for _, b := range blocks {
-			// query-blockstats names a virtio disk by its path, .../disk-root/virtio-backend, a SCSI disk by its ID.
+			// query-blockstats names a virtio disk by its path, .../disk-root/virtio-backend, and a SCSI disk by its
+			// ID.
 			if b.Device == "disk-"+disk.ID || filepath.Base(filepath.Dir(b.Device)) == "disk-"+disk.ID {
 				s.Blocks[disk.ID] = machine.BlockStats(b.Stats)
 			}

@@ -85,7 +85,8 @@ func (h *handle) start(ctx context.Context, accel string) error {
 	return err
 }
 
-// launch starts QEMU and waits until its guest runs. The caller must end a run that is returned with an error.
+// launch starts QEMU and waits until its guest runs. If launch returns both a run and an error, the caller must end the
+// run.
 func (h *handle) launch(ctx context.Context, def machine.Definition, accel string) (*run, error) {
 	if err := errors.Join(fpIntent.Hit(ctx), h.killLeftovers(ctx, def), os.MkdirAll(def.Dir, 0o700)); err != nil {
 		return nil, err
@@ -125,7 +126,8 @@ func (h *handle) shareOptions(def machine.Definition) virtiofsd.Options {
 	}
 }
 
-// spawn records the virtiofsd processes and starts QEMU, connected to them. Without QEMU they end.
+// spawn records the virtiofsd processes and starts QEMU, connected to them. If it returns no run, the caller must end
+// them.
 func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string, shares *virtiofsd.Servers, log *os.File) (*run, error) {
 	c := build(def, hostSetup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
 	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), openers{taps: h.d.cfg.Opener, shares: shares})
@@ -173,7 +175,7 @@ type spawn struct {
 }
 
 // start starts QEMU as an unprivileged user that cannot gain privileges. QEMU inherits the given descriptors only, and
-// runs in empty namespaces except for mounts and PIDs.
+// runs in empty network, IPC and UTS namespaces.
 func (s spawn) start() (*exec.Cmd, error) {
 	cmd := exec.Command(s.Program, s.Args...) // no context, because QEMU outlives the daemon
 	cmd.ExtraFiles = s.Files
@@ -237,7 +239,7 @@ func (r *run) awaitRunning(ctx context.Context) error {
 				return fmt.Errorf("QEMU's monitor ended: %w (%w)", m.Err(), errdefs.ErrUnavailable)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("the guest does not run, its status is %q: %w (%w)", status, context.Cause(ctx), errdefs.ErrUnavailable)
+			return fmt.Errorf("the guest is not running; its status is %q: %w (%w)", status, context.Cause(ctx), errdefs.ErrUnavailable)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Files of a machine, in Root/NAME. logPath says where logFile is.
+// Files of a machine, in Root/NAME. Only logFile is elsewhere; see logPath.
 const (
 	definitionFile = "machine.json"
 	stateFile      = "state.json"
@@ -49,10 +49,11 @@ type record struct {
 	Boot string `json:"boot,omitempty"`
 	// OOMKills is the cgroup's OOM kill count when QEMU was started.
 	OOMKills uint64 `json:"oomKills,omitempty"`
-	// Killing is set before the daemon kills QEMU. Verdict is the cause of an end that is known before QEMU ends.
+	// Killing is set before the daemon kills QEMU. Verdict is the cause of the guest's end, if it is known before QEMU
+	// ends.
 	Killing bool          `json:"killing,omitempty"`
 	Verdict machine.Cause `json:"verdict,omitempty"`
-	// Lost names the helper process (virtiofsd) whose early end made the daemon kill QEMU.
+	// Lost is a message about the virtiofsd whose early end made the daemon kill QEMU.
 	Lost string `json:"lost,omitempty"`
 
 	StartedAt  time.Time     `json:"startedAt,omitzero"`
@@ -84,7 +85,7 @@ type definition struct {
 func (d *Driver) dirOf(name string) string { return filepath.Join(d.cfg.Root, name) }
 
 // writeJSON replaces the file atomically. If durable is set, it syncs the file first, so that a power loss cannot
-// truncate it. State files are not synced: after a power loss an older state is acceptable.
+// truncate it. State files are not synced, because an older state is acceptable after a power loss.
 func writeJSON(path string, v any, durable bool) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -127,7 +128,8 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// logPath returns the path of QEMU's log, beside the serial log. Their file system bounds it while no daemon trims it.
+// logPath returns the path of QEMU's log, beside the serial log. While no daemon trims it, only the size of their file
+// system limits it.
 func logPath(def machine.Definition) string {
 	return filepath.Join(filepath.Dir(def.SerialLog), logFile)
 }

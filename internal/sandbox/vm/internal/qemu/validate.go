@@ -24,7 +24,7 @@ var (
 )
 
 // Validate refuses a definition that QEMU could misunderstand or does not support, with errdefs.ErrInvalidArgument.
-// Parts of the definition become QEMU options, in which a comma separates.
+// Parts of the definition become parts of QEMU options, in which commas are separators.
 func Validate(d machine.Definition) error {
 	refuse := func(format string, a ...any) error {
 		return fmt.Errorf("machine %.64s: %s: %w", d.Name, fmt.Sprintf(format, a...), errdefs.ErrInvalidArgument)

@@ -28,12 +28,13 @@ const (
 )
 
 const (
-	// quitTimeout bounds QEMU's end after the command quit, on which it closes its images.
+	// quitTimeout bounds the time in which QEMU closes its images and ends after the command quit.
 	quitTimeout = 5 * time.Second
-	// shareLossGrace is the time in which QEMU may end after its virtiofsd. If QEMU ended first, both end.
+	// shareLossGrace is the time that QEMU has to end after its virtiofsd. A virtiofsd also ends when its QEMU ends;
+	// then no share is lost.
 	shareLossGrace = time.Second
-	// retryMin and retryMax bound the time between attempts to connect to the monitor. QEMU can be stopped, or another
-	// client can hold the socket.
+	// retryMin and retryMax bound the time between attempts to connect to the monitor. Connecting fails while QEMU is
+	// stopped or another client holds the socket.
 	retryMin, retryMax = 50 * time.Millisecond, 5 * time.Second
 )
 
@@ -94,8 +95,8 @@ func (h *handle) connect(r *run) bool {
 	return true
 }
 
-// listen reads monitor events until the guest has ended, and returns cause and time of the end. It returns "" if the
-// monitor or the process ends first. It begins with a query, because events before the connection are lost.
+// listen reads monitor events until the guest has ended, and returns the cause and time of its end. It returns "" if
+// the monitor or the process ends first. It begins with a query, because events before the connection are lost.
 func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	m := r.client()
 	lost := uint64(0)
@@ -125,7 +126,8 @@ func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	}
 }
 
-// askStatus queries whether the guest has ended. It closes a monitor that does not answer; watch then connects again.
+// askStatus queries whether the guest has ended, and returns the cause, or "". It closes a monitor that does not
+// answer; watch then connects again.
 func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	ctx, cancel := context.WithTimeout(h.d.ctx, monitorTimeout)
 	defer cancel()
@@ -172,7 +174,8 @@ func causeOf(e qmp.Event) machine.Cause {
 	}
 }
 
-// eventTime returns the time of an event by QEMU's clock, or the present if that clock is off by more than an hour.
+// eventTime returns the time of an event by QEMU's clock, or the current time if that is in the future or more than an
+// hour ago.
 func eventTime(e qmp.Event) time.Time {
 	if age := time.Since(e.Time); age < 0 || age > time.Hour {
 		return time.Now()
@@ -258,7 +261,7 @@ func endedRecord(rec record, r *run, oom bool, log string) record {
 	return rec
 }
 
-// exitCode returns the exit code of a process that the daemon did not end, in a container's terms, and a message.
+// exitCode returns a container's exit code for a QEMU process that the daemon did not end, and a message.
 func (r *run) exitCode() (int32, string) {
 	switch {
 	case r == nil || !r.statusKnown:
@@ -272,13 +275,13 @@ func (r *run) exitCode() (int32, string) {
 	}
 }
 
-// oomKilled reports whether the kernel killed a process of the cgroup for lack of memory since QEMU started.
+// oomKilled reports whether the kernel has killed a process in the cgroup for lack of memory since QEMU's start.
 func oomKilled(def machine.Definition, rec record) bool {
 	kills, err := stats.OOMKills(def.Cgroup)
 	return err == nil && kills > rec.OOMKills
 }
 
-// destroy kills the machine's QEMU, if it runs, and waits until its end is recorded.
+// destroy kills the machine's QEMU, if it is running, and waits until the end is recorded.
 func (h *handle) destroy(ctx context.Context) error {
 	_, _, r := h.snapshot()
 	if r == nil {

@@ -25,7 +25,7 @@ type Client struct {
 	ctx     context.Context // canceled with the reason when the connection ends
 	end     context.CancelCauseFunc
 
-	writing chan struct{} // semaphore of the writer
+	writing chan struct{} // held by the writer
 
 	mu      sync.Mutex
 	next    uint64

@@ -1,4 +1,4 @@
-// Package qmp speaks the QEMU Machine Protocol (docs/interop/qmp-spec of QEMU): JSON objects, one a line, over a
+// Package qmp speaks the QEMU Machine Protocol (docs/interop/qmp-spec of QEMU): JSON objects, one per line, over a
 // stream.
 //
 //	          NewClient                     Execute                       Events

@@ -11,7 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// MaxLine limits the length of a line from QEMU in bytes. The longest, the answer to query-qmp-schema, has 200 KiB.
+// MaxLine limits the length of a line from QEMU in bytes. The longest line, the answer to query-qmp-schema, has 200
+// KiB.
 const MaxLine = 1 << 20
 
 // Version is QEMU's version, from the greeting.
@@ -76,8 +77,8 @@ func (m *message) time() time.Time {
 	return time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*1000)
 }
 
-// readMessage reads one message. Its errors end the connection: io.EOF between two lines, errdefs.ErrDataLoss for a
-// line that is not a message.
+// readMessage reads one message. All its errors end the connection. They include io.EOF between two lines, and
+// errdefs.ErrDataLoss for a line that is not a message.
 func readMessage(r *bufio.Reader) (*message, error) {
 	for {
 		line, err := readLine(r)
