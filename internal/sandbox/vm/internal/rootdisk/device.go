@@ -34,8 +34,9 @@ const (
 	lockBytes = 200
 )
 
-// openDevice opens a block device, exclusively for writing. It returns errdefs.ErrFailedPrecondition for a device that
-// is mounted or in use by a machine, and errdefs.ErrInvalidArgument for anything but a block device.
+// openDevice opens a block device for reading or, if write is set, for writing, exclusively and locked against QEMU. It
+// returns errdefs.ErrFailedPrecondition for a device that is mounted or in use by a machine, and
+// errdefs.ErrInvalidArgument for a path that does not exist, is not a block device or may not be written.
 func openDevice(path string, write bool) (*blockDevice, error) {
 	flags := os.O_RDONLY
 	if write {

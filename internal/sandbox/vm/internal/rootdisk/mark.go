@@ -30,7 +30,8 @@ const (
 	stageComplete stage = 2
 )
 
-// mark is the first sector of a root disk, in little endian. Its last four bytes are the CRC-32C of the bytes before.
+// mark is the first sector of a root disk, in little-endian order. The sector's last four bytes are the CRC-32C of its
+// other bytes.
 type mark struct {
 	Magic   [16]byte
 	Version uint32
@@ -47,7 +48,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 func (m mark) encode() []byte {
 	raw, err := binary.Append(make([]byte, 0, markSize), binary.LittleEndian, m)
 	if err != nil {
-		panic(err) // a struct of numbers
+		panic(err) // impossible for fixed-size fields
 	}
 	raw = raw[:markSize]
 	binary.LittleEndian.PutUint32(raw[markSize-4:], crc32.Checksum(raw[:markSize-4], castagnoli))

@@ -37,7 +37,7 @@ const (
 type Disk struct {
 	// ID identifies the copy. Each copy has a new ID, even at the same path.
 	ID string
-	// Offset and Size are the guest's disk on the device, in bytes.
+	// Offset and Size are the position and size of the guest's disk on the device, in bytes.
 	Offset, Size uint64
 	// Image is the ID of the copied image.
 	Image string
@@ -47,8 +47,8 @@ type Disk struct {
 
 // Prepare makes the device at path the root disk of a machine. It copies the image to an empty device and keeps the
 // disk of a complete device. It returns errdefs.ErrFailedPrecondition, with advice, for a device that has other content
-// or is in use, and errdefs.ErrInvalidArgument for a device that is too small. After an early end the device is
-// incomplete, and the next call restarts the copy (fault V4).
+// or is in use, and errdefs.ErrInvalidArgument for a device that is too small. If a call is interrupted, the device
+// stays incomplete, and the next call restarts the copy (fault V4).
 func Prepare(ctx context.Context, path string, src Source, over Overwrite) (Disk, error) {
 	dev, err := openDevice(path, false)
 	if err != nil {
@@ -92,7 +92,7 @@ func Check(path, id string) error {
 
 // prepare is Prepare for a device that is open exclusively.
 func prepare(ctx context.Context, dev device, src Source, over Overwrite) (Disk, error) {
-	have, err := inspect(dev, src, over) // the device can have changed before the exclusive open
+	have, err := inspect(dev, src, over) // the device may have changed before the exclusive open
 	if err != nil {
 		return Disk{}, err
 	}
@@ -177,8 +177,8 @@ func readMark(dev device) (mark, bool, error) {
 	return decode(raw)
 }
 
-// isBlank reports whether the first 2 MiB and the last 1 MiB, the places of partition tables and file systems, are
-// zero.
+// isBlank reports whether the first 2 MiB and the last 1 MiB, where partition tables and file systems have their
+// headers, are zero.
 func isBlank(dev device) (bool, error) {
 	buf := make([]byte, 1<<20)
 	for _, at := range []int64{0, Offset, dev.Size() - int64(len(buf))} {

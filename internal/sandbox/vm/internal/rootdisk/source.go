@@ -25,8 +25,8 @@ type Source struct {
 // chunk is the size of a copy step of a raw image, in bytes.
 const chunk = 1 << 20
 
-// copyTo writes the whole disk behind the mark, including zeros, because the device's old content is unknown. It also
-// zeroes the end of the device, where the backup of a partition table can be.
+// copyTo writes the whole disk after the mark, including zeros, because the device's old content is unknown. It also
+// zeroes the end of the device, where a backup partition table can be.
 func (s Source) copyTo(ctx context.Context, dev device) error {
 	step, read, done, err := s.open()
 	if err != nil {
@@ -77,7 +77,7 @@ func (s Source) copyTo(ctx context.Context, dev device) error {
 	return nil
 }
 
-// open returns a function that reads the n-th piece of step bytes, and one that releases its resources.
+// open returns read, which reads the nth piece of step bytes, and done, which releases read's resources.
 func (s Source) open() (step int, read func(n uint64, buf []byte) (zero bool, err error), done func(), err error) {
 	switch s.Format {
 	case "qcow2":

@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// flags of a tap: Ethernet frames without packet information, preceded by virtio's header, which allows checksum and
-// segmentation offloading.
+// flags make a tap carry Ethernet frames without packet information, each after virtio's header, which allows checksum
+// and segmentation offloading.
 const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 
 const tunDevice = "/dev/net/tun"
@@ -68,8 +68,8 @@ func attach(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// ensureTap makes a missing tap, persistent and owned by the given user, and configures it. A kill leaves no partial
-// tap.
+// ensureTap makes a missing tap, persistent and owned by the given user, and configures it. If the daemon is killed
+// meanwhile, no partial tap remains, because a tap is not persistent until it has its owner.
 func ensureTap(h *netlink.Handle, w wiring, uid, gid int) (netlink.Link, error) {
 	link, err := h.LinkByName(w.Tap)
 	if isNotFound(err) {
@@ -118,7 +118,7 @@ func makeTap(name string, uid, gid int) error {
 	return nil
 }
 
-// inNetns runs fn on a thread in the network namespace, with a netlink handle of it. It returns ErrNotFound if the
+// inNetns runs fn on a thread in the network namespace, with a netlink handle for it. It returns ErrNotFound if the
 // namespace does not exist, and ErrFailedPrecondition if the file is not a namespace.
 func inNetns(ctx context.Context, netns string, fn func(h *netlink.Handle) error) error {
 	if err := ctx.Err(); err != nil {

@@ -12,17 +12,19 @@ import (
 	"github.com/insomniacslk/dhcp/rfc1035label"
 )
 
-// leaseTime is practically infinite, because the address belongs to the pod, but overflows in no client.
+// leaseTime is practically infinite, because the address belongs to the pod, but short enough not to overflow in any
+// client.
 const leaseTime = 365 * 24 * time.Hour
 
-// minMessage4 is the size of an IP packet that every DHCP client accepts (RFC 2131, section 2). minMTU4 is the least
+// minMessage4 is the size of an IP packet that every DHCP client accepts (RFC 2131, section 2). minMTU4 is the lowest
 // value of the MTU option (RFC 2132, section 5.1).
 const minMessage4, minMTU4 = 576, 68
 
 // serverMAC is the source MAC address of answers. Nothing is sent to it.
 var serverMAC = [6]byte{0x02, 0x00, 0x54, 0x52, 0x50, 0x44}
 
-// fallbackServer4 identifies the server if the guest has no gateway. Clients cannot renew there and finally broadcast.
+// fallbackServer4 identifies the server if the guest has no gateway. Clients cannot reach it to renew, and finally
+// broadcast.
 var fallbackServer4 = netip.MustParseAddr("169.254.1.1")
 
 // server4 answers a guest's DHCPv4 messages (RFC 2131, section 4.3) with its first address. It keeps no lease state,
@@ -32,7 +34,8 @@ type server4 struct {
 	address netip.Prefix // of the guest
 	// server is the server identifier: the gateway's address, to which a client sends renewals. server4 answers them.
 	server netip.Addr
-	// offer holds the options of an offer or acknowledgement; search is one more, omitted if it does not fit.
+	// offer holds the options of an offer or acknowledgement; search is another option, which is omitted if it does not
+	// fit.
 	offer  []dhcpv4.Option
 	search *dhcpv4.Option
 }
@@ -66,8 +69,8 @@ func newServer4(i Interface, mac net.HardwareAddr, cfg Config) *server4 {
 	return s
 }
 
-// classlessRoutes returns all IPv4 routes as RFC 3442 options; a client that supports them ignores the router option. A
-// gateway outside the address's subnet gets an on-link route first.
+// classlessRoutes returns all IPv4 routes for the option of RFC 3442; a client that supports it ignores the router
+// option. For a gateway outside the address's subnet, an on-link route to the gateway comes first.
 func classlessRoutes(i Interface) []*dhcpv4.Route {
 	var all []*dhcpv4.Route
 	near := []netip.Prefix{i.addrs4()[0].Masked()}
@@ -157,8 +160,8 @@ func (s *server4) decide(request *dhcpv4.DHCPv4) (kind dhcpv4.MessageType, why s
 	}
 }
 
-// frame addresses the reply as RFC 2131, section 4.1, says: to the guest's present address, otherwise to the offered
-// address, or by broadcast if the client asks for it.
+// frame addresses the reply as RFC 2131, section 4.1, says: to the guest's current address if it has one, otherwise to
+// the offered address, or by broadcast if the client asks for it.
 func (s *server4) frame(request, r *dhcpv4.DHCPv4, kind dhcpv4.MessageType) []byte {
 	payload := r.ToBytes()
 	if s.search != nil && kind != dhcpv4.MessageTypeNak {

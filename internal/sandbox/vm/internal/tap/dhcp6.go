@@ -81,8 +81,8 @@ func setStatus(r *dhcpv6.Message, code iana.StatusCode) {
 	}
 }
 
-// assignAddrs answers each identity association. The first gets all addresses; other addresses that it asks to keep get
-// lifetime 0, so that the client drops them immediately. Further associations get no addresses.
+// assignAddrs answers each identity association. The first gets all addresses; other addresses that the client asks to
+// keep get lifetime 0, so that the client drops them immediately. Further associations get no addresses.
 func (s *server6) assignAddrs(request, r *dhcpv6.Message) {
 	if r == nil {
 		return

@@ -24,8 +24,8 @@
 // A family without an address on the interface is not filtered: the guest can use a DHCP server of its network.
 //
 // Wire moves the main routing table only, and only Ethernet interfaces that are up and not part of another interface.
-// The Responder cannot announce IPv6 routes other than the default; callers who write the guest's network configuration
-// can.
+// The Responder cannot announce IPv6 routes other than the default; callers that write the guest's network
+// configuration can include them.
 //
 // The package knows no pods, machines or CNI. It changes nothing outside the namespace and the record.
 package tap

@@ -79,27 +79,27 @@ func ingressQdisc(link netlink.Link) netlink.Qdisc {
 	}}
 }
 
-// ensureFilters makes every frame that arrives on from leave through to, except the given frames. It adds the
-// forwarding filter last: if that filter exists, all exist.
-func ensureFilters(h *netlink.Handle, from, to netlink.Link, exceptions []match) error {
-	qdisc := ingressQdisc(from)
+// ensureFilters forwards every frame that arrives on link in to link out, except frames that match exceptions. It adds
+// the forwarding filter last, so if that filter exists, all exist.
+func ensureFilters(h *netlink.Handle, in, out netlink.Link, exceptions []match) error {
+	qdisc := ingressQdisc(in)
 	parent := qdisc.Attrs().Handle
 	err := h.QdiscAdd(qdisc)
 	if errors.Is(err, unix.EEXIST) {
-		if joined, err := isForwarding(h, from, to, parent); joined || err != nil {
+		if joined, err := isForwarding(h, in, out, parent); joined || err != nil {
 			return err
 		}
 		if err := h.QdiscDel(qdisc); err != nil {
-			return fmt.Errorf("remove incomplete filters of %s (does another program use a clsact qdisc on it?): %w: %w", from.Attrs().Name, err, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("remove incomplete filters of %s (does another program use a clsact qdisc on it?): %w: %w", in.Attrs().Name, err, errdefs.ErrFailedPrecondition)
 		}
 		err = h.QdiscAdd(qdisc)
 	}
 	if err != nil {
-		return fmt.Errorf("add an ingress qdisc to %s (the kernel needs NET_SCH_INGRESS): %w: %w", from.Attrs().Name, err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("add an ingress qdisc to %s (the kernel needs NET_SCH_INGRESS): %w: %w", in.Attrs().Name, err, errdefs.ErrFailedPrecondition)
 	}
 	add := func(priority int, m match, actions ...netlink.Action) error {
 		filter := &netlink.U32{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: from.Attrs().Index, Parent: parent, Priority: uint16(priority), Protocol: m.protocol},
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: in.Attrs().Index, Parent: parent, Priority: uint16(priority), Protocol: m.protocol},
 			Actions:     actions,
 		}
 		if len(m.keys) > 0 {
@@ -107,23 +107,23 @@ func ensureFilters(h *netlink.Handle, from, to netlink.Link, exceptions []match)
 			filter.ClassId = netlink.MakeHandle(0xffff, 1)
 		}
 		if err := h.FilterAdd(filter); err != nil {
-			return fmt.Errorf("add a filter to %s (the kernel needs NET_CLS_U32 and NET_ACT_MIRRED): %w: %w", from.Attrs().Name, err, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("add a filter to %s (the kernel needs NET_CLS_U32 and NET_ACT_MIRRED): %w: %w", in.Attrs().Name, err, errdefs.ErrFailedPrecondition)
 		}
 		return nil
 	}
 	for i, m := range exceptions {
-		if err := add(i+1, m); err != nil { // all filters of a priority have one protocol
+		if err := add(i+1, m); err != nil { // filters with the same priority must have the same protocol
 			return err
 		}
 	}
-	return add(len(exceptions)+1, match{protocol: unix.ETH_P_ALL}, netlink.NewMirredAction(to.Attrs().Index))
+	return add(len(exceptions)+1, match{protocol: unix.ETH_P_ALL}, netlink.NewMirredAction(out.Attrs().Index))
 }
 
-// isForwarding reports whether the forwarding filter exists.
-func isForwarding(h *netlink.Handle, from, to netlink.Link, parent uint32) (bool, error) {
-	have, err := list(func() ([]netlink.Filter, error) { return h.FilterList(from, parent) })
+// isForwarding reports whether the filter that forwards from in to out exists.
+func isForwarding(h *netlink.Handle, in, out netlink.Link, parent uint32) (bool, error) {
+	have, err := list(func() ([]netlink.Filter, error) { return h.FilterList(in, parent) })
 	if err != nil {
-		return false, fmt.Errorf("list filters of %s: %w", from.Attrs().Name, err)
+		return false, fmt.Errorf("list filters of %s: %w", in.Attrs().Name, err)
 	}
 	for _, f := range have {
 		u32, ok := f.(*netlink.U32)
@@ -131,7 +131,7 @@ func isForwarding(h *netlink.Handle, from, to netlink.Link, parent uint32) (bool
 			continue
 		}
 		for _, action := range u32.Actions {
-			if mirred, ok := action.(*netlink.MirredAction); ok && mirred.Ifindex == to.Attrs().Index {
+			if mirred, ok := action.(*netlink.MirredAction); ok && mirred.Ifindex == out.Attrs().Index {
 				return true, nil
 			}
 		}

@@ -42,7 +42,7 @@ type frame struct {
 
 func (f frame) isUDP(port uint16) bool { return f.protocol == unix.IPPROTO_UDP && f.port == port }
 
-// isICMP6 reports whether the frame is a neighbour discovery message of that type. parseFrame has checked the hop
+// isICMP6 reports whether the frame is a neighbour discovery message of the given type. parseFrame has checked the hop
 // limit, so no router has forwarded it.
 func (f frame) isICMP6(kind uint8) bool {
 	return f.protocol == unix.IPPROTO_ICMPV6 && len(f.payload) >= 8 && f.payload[0] == kind && f.payload[1] == 0
@@ -196,8 +196,8 @@ func groupMAC(group netip.Addr) [6]byte {
 	return [6]byte{0x33, 0x33, a[12], a[13], a[14], a[15]}
 }
 
-// guestFilter returns the packet socket's program for the tap. It accepts incoming requests to DHCP servers, router
-// solicitations and neighbour solicitations.
+// guestFilter returns the BPF program of the packet socket on the tap. It accepts incoming requests to DHCP servers,
+// router solicitations and neighbour solicitations.
 func guestFilter() ([]unix.SockFilter, error) {
 	const ip6, icmp, pass, drop = 9, 14, 18, 19 // instruction numbers
 	jump := func(at int, value uint32, yes, no int) bpf.Instruction {
@@ -227,7 +227,8 @@ func guestFilter() ([]unix.SockFilter, error) {
 	})
 }
 
-// advertFilter returns the packet socket's program for the pod's interface: it accepts neighbour advertisements.
+// advertFilter returns the BPF program of the packet socket on the pod's interface. It accepts incoming neighbour
+// advertisements.
 func advertFilter() ([]unix.SockFilter, error) {
 	return assemble([]bpf.Instruction{
 		bpf.LoadExtension{Num: bpf.ExtType},

@@ -152,7 +152,8 @@ func destination(r netlink.Route) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// nextHops returns the gateways of the route on the link with that index. An invalid gateway means an on-link route.
+// nextHops returns the gateways of the route on the link with the given index. An invalid gateway means an on-link
+// route.
 func nextHops(r netlink.Route, index int) []netip.Addr {
 	gateway := func(ip net.IP) netip.Addr {
 		gw, _ := netip.AddrFromSlice(ip)

@@ -13,8 +13,8 @@ import (
 //
 // A router advertisement comes from a link-local address, but a CNI chain's gateway usually has another kind of
 // address. So server6 advertises virtualRouter, a link-local address that nobody uses. It turns the guest's neighbour
-// solicitations for virtualRouter into solicitations for the gateway, and the gateway's answers into answers of
-// virtualRouter. A link-local gateway is advertised itself.
+// solicitations for virtualRouter into solicitations for the gateway, and the gateway's answers into answers from
+// virtualRouter. A link-local gateway is advertised as it is.
 //
 //	guest ── NS for virtualRouter ──▶ Responder ── NS for the gateway ──▶ gateway
 //	guest ◀── NA of virtualRouter ─── Responder ◀── NA of the gateway ─── gateway
@@ -26,7 +26,7 @@ type server6 struct {
 	mtu     int
 	dns     []net.IP
 	search  []string
-	// requester is the guest's address that asked for the router last; nil once answered.
+	// requester is the guest's address that last solicited virtualRouter, or nil once it was answered.
 	requester atomic.Pointer[netip.Addr]
 }
 
@@ -55,7 +55,7 @@ const (
 	onLink = 0x80
 	// forever is the infinite lifetime.
 	forever = 0xffffffff
-	// minMTU6 is the least MTU of IPv6.
+	// minMTU6 is the minimum MTU of IPv6.
 	minMTU6 = 1280
 )
 
@@ -69,7 +69,7 @@ const (
 	optSearch        = 31
 )
 
-// option returns an option, with the body padded to a multiple of 8 bytes.
+// option returns a neighbour discovery option, padded to a multiple of 8 bytes.
 func option(kind uint8, body []byte) []byte {
 	size := (2 + len(body) + 7) / 8
 	o := make([]byte, size*8)
@@ -121,7 +121,7 @@ func (s *server6) advertisement(to netip.Addr, dst [6]byte) []byte {
 }
 
 // solicitGateway turns the guest's solicitation for the router into one for the gateway, or returns nil if the target
-// is not the router. Its source is the guest's global address, to which the gateway can reply.
+// is not the router. The new solicitation comes from the guest's global address, to which the gateway can reply.
 func (s *server6) solicitGateway(f frame) []byte {
 	if len(f.payload) < 24 || netip.AddrFrom16([16]byte(f.payload[8:24])) != s.router {
 		return nil
@@ -144,7 +144,7 @@ const (
 	advertLen = 24
 )
 
-// gatewayAdvert turns the gateway's advertisement of itself into one of the router, or returns nil for other targets.
+// gatewayAdvert turns the gateway's advertisement of itself into one from the router, or returns nil for other targets.
 func (s *server6) gatewayAdvert(f frame) []byte {
 	if len(f.payload) < advertLen || netip.AddrFrom16([16]byte(f.payload[8:24])) != s.gateway {
 		return nil

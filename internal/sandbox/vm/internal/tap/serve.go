@@ -21,7 +21,7 @@ import (
 // advertInterval is the interval of unsolicited router advertisements (RFC 4861, MaxRtrAdvInterval).
 const advertInterval = 10 * time.Minute
 
-// Rates per second, and bursts, for each guest: of frames read, and of log lines about unanswered messages.
+// Limits for each guest, as a rate per second and a burst, on frames read and on log lines about unanswered messages.
 const (
 	frameRate, frameBurst           = 100, 200
 	unansweredRate, unansweredBurst = 0.1, 5
@@ -127,7 +127,8 @@ func (r *Responder) serveOne(h *netlink.Handle, i Interface, cfg Config) error {
 	return nil
 }
 
-// advertise sends an advertisement every advertInterval. An advertised default route expires after routerLifetime.
+// advertise sends an advertisement every advertInterval, because an advertised default route expires after
+// routerLifetime.
 func (r *Responder) advertise(g *guest) {
 	tick := time.NewTicker(advertInterval)
 	defer tick.Stop()
@@ -211,8 +212,8 @@ type packetSocket struct {
 
 // listenPacket opens a socket in the calling thread's namespace for the frames that the program accepts.
 //
-// The socket must be for all protocols: a socket for one protocol gets its frames after the filters, which leave none.
-// The program is attached before the socket is bound, so that no other frames are queued.
+// The socket must be for all protocols, because a socket for one protocol gets its frames after the filters, which
+// leave none. The program is attached before the socket is bound, so that no other frames are queued.
 func listenPacket(name string, index int, program func() ([]unix.SockFilter, error)) (*packetSocket, error) {
 	filter, err := program()
 	if err != nil {

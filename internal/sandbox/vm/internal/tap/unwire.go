@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unwire undoes Wire. It removes the taps, also from a hypervisor that has them open, and restores the addresses, which
-// CNI plugins expect in DEL. It can be called in any state and repeated. Without a record there is nothing to undo; if
-// the namespace does not exist or is another one, as after a reboot, Unwire only removes the record.
+// Unwire undoes Wire. It removes the taps, even if a hypervisor has them open, and restores the addresses, which CNI
+// plugins expect in DEL. It can be called in any state and repeated. Without a record there is nothing to undo; if the
+// namespace does not exist or is another one, as after a reboot, Unwire only removes the record.
 func Unwire(ctx context.Context, netns, path string) error {
 	r, err := readRecord(path)
 	switch {
@@ -25,7 +25,7 @@ func Unwire(ctx context.Context, netns, path string) error {
 		return err
 	}
 	err = inNetns(ctx, netns, func(h *netlink.Handle) error { return r.undo(ctx, h) })
-	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) { // those two mean no namespace
+	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) { // both mean that there is no namespace
 		return fmt.Errorf("unwire the network of %s from a guest: %w", netns, err)
 	}
 	return removeFile(path)
