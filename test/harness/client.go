@@ -19,7 +19,7 @@ import (
 // rpcTimeout bounds a call of the kubelet's client.
 const rpcTimeout = 2 * time.Minute
 
-// clients are the connections to one process of the daemon.
+// clients holds the connections to one process of the daemon.
 type clients struct {
 	mu      *sync.Mutex // guards runtime and images
 	conn    *grpc.ClientConn

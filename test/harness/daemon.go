@@ -148,7 +148,7 @@ func (d *Daemon) writeConfig() error {
 	return os.WriteFile(d.ConfigPath(), text, 0o600)
 }
 
-// Start starts the daemon, with more environment variables for this start, and waits until its runtime is ready.
+// Start starts the daemon, with additional environment variables for this start, and waits until its runtime is ready.
 func (d *Daemon) Start(env ...string) {
 	d.t.Helper()
 	if err := d.TryStart(env...); err != nil {
@@ -254,7 +254,7 @@ func (d *Daemon) Ready() error {
 	return err
 }
 
-// Running reports whether the daemon's process runs.
+// Running reports whether the daemon's process is running.
 func (d *Daemon) Running() bool {
 	if d.cmd == nil {
 		return false
@@ -287,7 +287,7 @@ func (d *Daemon) Stop() {
 	}
 }
 
-// Restart stops the daemon, if it runs, and starts it again with env for this start only.
+// Restart stops the daemon, if it is running, and starts it again with env for this start only.
 func (d *Daemon) Restart(env ...string) {
 	d.t.Helper()
 	d.Stop()
@@ -300,7 +300,7 @@ func (d *Daemon) WaitExit(timeout time.Duration) *os.ProcessState {
 	select {
 	case <-d.exited:
 	case <-time.After(timeout):
-		d.t.Fatalf("the daemon still runs after %v", timeout)
+		d.t.Fatalf("the daemon is still running after %v", timeout)
 	}
 	return d.cmd.ProcessState
 }
@@ -315,7 +315,7 @@ func (d *Daemon) end(sig syscall.Signal) {
 	select {
 	case <-d.exited:
 	case <-time.After(stopTimeout):
-		_ = d.cmd.Process.Signal(syscall.SIGQUIT) // writes its goroutines to the log
+		_ = d.cmd.Process.Signal(syscall.SIGQUIT) // makes the daemon dump its goroutines to the log
 		d.t.Errorf("the daemon did not end within %v of signal %v", stopTimeout, sig)
 		select {
 		case <-d.exited:
@@ -326,7 +326,7 @@ func (d *Daemon) end(sig syscall.Signal) {
 	}
 }
 
-// cleanUp removes the pods, stops the daemon, checks for leaks and logs the daemon's log if the test failed.
+// cleanUp removes the pods, stops the daemon, checks for leaks and, if the test failed, prints the daemon's log.
 func (d *Daemon) cleanUp() {
 	if d.Running() {
 		if err := d.RemoveAllPods(); err != nil {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Manifests returns the YAML blocks in a document in docs that a reader would pass to kubectl, unchanged: those that
-// begin with an apiVersion, except the kubelet's configuration.
+// Manifests returns, unchanged, the YAML blocks of a document in docs that a reader would pass to kubectl. These are
+// the blocks that begin with an apiVersion, except the kubelet's configuration.
 func Manifests(document string) ([]string, error) {
 	data, err := os.ReadFile(filepath.Join(Root(), "docs", document))
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 // edgeTimeout bounds the start and the end of a program of the edge protocol.
 const edgeTimeout = 30 * time.Second
 
-// Edge enables the MQTT front door with the broker at the URL. If broker is "", it embeds a broker at address.
+// Edge enables the MQTT front door with the broker at the URL. If broker is "", the daemon embeds a broker that listens
+// at address.
 func Edge(t testing.TB, address, broker string) Option {
 	t.Helper()
 	wasm := Wasm(t, "node")
@@ -125,7 +126,8 @@ type Orchestrator struct {
 	REST, Broker string
 }
 
-// StartOrchestrator starts an orchestrator; the broker need not run yet. Create the daemon first; see StartMosquitto.
+// StartOrchestrator starts an orchestrator; the broker need not be running yet. Create the daemon first; see
+// StartMosquitto.
 func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
 	t.Helper()
 	return StartOrchestratorWith(t, broker, nil)

@@ -19,7 +19,7 @@ const envInside = "TRIPOD_HARNESS_INSIDE"
 // leave a process running.
 func Main(m *testing.M) { Enter(m.Run) }
 
-// Enter calls run in the test's own namespaces and exits with its result. It is for a TestMain that does more than
+// Enter calls run in the test's own namespaces and exits with its result. It is for a TestMain that does more than call
 // Main.
 func Enter(run func() int) {
 	testns.Reenter()
@@ -28,7 +28,7 @@ func Enter(run func() int) {
 		CloseRegistry()
 		os.Exit(code)
 	}
-	// Build the images outside, because this can need the network (packages).
+	// Build the images outside, because the build may need the network, for packages.
 	if err := command("hack/images.sh", "build"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -54,7 +54,8 @@ func Dir() string { return os.Getenv(testns.EnvDir) }
 // CgroupParent returns the cgroup path below which the tests may create cgroups. It is the same in every hierarchy.
 func CgroupParent() string { return os.Getenv(testns.EnvCgroup) }
 
-// Root returns the root of the repository. It contains the working directory of a test, which is its package's.
+// Root returns the root of the repository. It searches upward from the working directory, which is the directory of the
+// test's package.
 var Root = sync.OnceValue(func() string {
 	dir, err := os.Getwd()
 	for ; err == nil && dir != "/"; dir = filepath.Dir(dir) {
@@ -88,8 +89,8 @@ func FailPoints(t testing.TB) []string {
 // WasmBinary is like Binary, for tripod-wasm: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm.
 var WasmBinary = buildOnce("TRIPOD_WASM_BIN", "build/bin/tripod-wasm", "env", "CGO_ENABLED=1", "go", "build")
 
-// buildOnce returns a function that returns the program that an environment variable names. Without the variable, the
-// function builds the program once, at a path in the repository, from the package in cmd with its name.
+// buildOnce returns a function that returns the path of a program. An environment variable can name it. Otherwise, the
+// function builds the program once, at path in the repository, from the package of the same name in cmd.
 func buildOnce(variable, path string, build ...string) func() (string, error) {
 	return sync.OnceValues(func() (string, error) {
 		if bin := os.Getenv(variable); bin != "" {

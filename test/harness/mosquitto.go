@@ -23,7 +23,7 @@ type Mosquitto struct {
 }
 
 // StartMosquitto starts a broker at the address. Create the daemon first, because the daemon's leak check would report
-// a broker that still runs.
+// a broker that is still running.
 func StartMosquitto(t testing.TB, address string) *Mosquitto {
 	t.Helper()
 	dir := t.TempDir()

@@ -41,7 +41,7 @@ type ContainerOption func(*runtimeapi.ContainerConfig)
 var uids atomic.Int64
 
 // PodConfig returns the configuration of a pod in the namespace "test", with its own UID and log directory. As with the
-// kubelet, each container has its own PID namespace, and they share the other namespaces.
+// kubelet, each container has its own PID namespace, and the containers share the other namespaces.
 func PodConfig(t testing.TB, name string, opts ...PodOption) *runtimeapi.PodSandboxConfig {
 	t.Helper()
 	uid := fmt.Sprintf("%s-uid-%d", name, uids.Add(1))
@@ -276,7 +276,7 @@ func (c *Container) waitContains(timeout time.Duration, text string) string {
 	return all
 }
 
-// waitText waits for a condition on the container's log. It ignores a last line that is incomplete.
+// waitText waits for a condition on the container's log. It ignores an incomplete last line.
 func (c *Container) waitText(timeout time.Duration, cond func(text string) error) {
 	c.Pod.t.Helper()
 	Eventually(c.Pod.t, timeout, func() error {

@@ -19,7 +19,7 @@ const (
 	NoNewPrivs  = "registry.k8s.io/e2e-test-images/nonewprivs:1.3"
 	Pause       = "registry.k8s.io/pause:3.10"
 	Config      = "images.test/tripod/config:1"     // has every field of an image configuration
-	StopSignal  = "images.test/tripod/stopsignal:1" // exits 7 on its stop signal, USR1, and 15 on TERM
+	StopSignal  = "images.test/tripod/stopsignal:1" // exits with 7 on its stop signal, USR1, and with 15 on TERM
 	Index       = "images.test/tripod/index:1"      // for several platforms; /platform names the platform
 	Bare        = "images.test/tripod/bare:1"       // a manifest without an index
 	Layers      = "images.test/tripod/layers:1"     // whiteouts, opaque directories, links: /layers

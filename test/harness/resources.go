@@ -21,7 +21,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// Resources are the things that a node can leave behind, by kind, as sets of readable names.
+// Resources holds the things that a node can leave behind: for each kind, readable names and their counts.
 type Resources struct {
 	// Processes are the processes of this PID namespace except the daemon: "PID@STARTTIME COMMAND".
 	Processes map[string]int
@@ -36,11 +36,12 @@ type Resources struct {
 	// Paths are files and directories named after a pod or container, and netns files.
 	Paths map[string]int
 	// Files are the daemon's open files, counted by kind. Snapshots are the directories of its snapshotter. Both are
-	// nil unless the daemon runs. Compare them only between two moments of one daemon, with its images pulled.
+	// nil unless the daemon runs. Compare them only between two snapshots of one daemon that has already pulled its
+	// images.
 	Files, Snapshots map[string]int
 }
 
-// Snapshot returns the present resources. d adds its own files; it can be nil or stopped.
+// Snapshot returns the current resources. If d is not nil, they include the files of the daemon, which can be stopped.
 func Snapshot(d *Daemon) Resources {
 	r := Resources{Processes: processes(), Mounts: mounts(), Cgroups: cgroups(), Links: links(), Rules: rules()}
 	dirs := []string{"/run", "/var/lib/cni"}
@@ -146,7 +147,7 @@ func mounts() map[string]int {
 }
 
 // cgroups returns the cgroups below CgroupParent, in every hierarchy, that are named after a pod or container or
-// contain a process. The others are parents, which are made once, or the kubelet's.
+// contain a process. The other cgroups are parents, which are made once, or belong to the kubelet.
 func cgroups() map[string]int {
 	found := map[string]int{}
 	for _, root := range testns.CgroupRoots() {
@@ -225,7 +226,7 @@ func walk(dirs []string) (leases, paths map[string]int) {
 	return leases, paths
 }
 
-// openFiles counts a process's descriptors by kind, without the numbers that differ between files of a kind.
+// openFiles counts a process's descriptors by kind, and drops the numbers in which files of a kind differ.
 func openFiles(pid int) map[string]int {
 	found := map[string]int{}
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

@@ -37,7 +37,8 @@ var (
 	HalfClosing = []Protocol{SPDY, WebSocketV5}
 )
 
-// Stream connects standard streams to the URL from Exec or Attach. It returns the program's exit code, or other errors.
+// Stream connects standard streams to the URL from Exec or Attach. It returns the program's exit code; a nonzero code
+// is not an error.
 func Stream(ctx context.Context, p Protocol, rawURL string, o remotecommand.StreamOptions) (int, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {

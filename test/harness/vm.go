@@ -28,7 +28,7 @@ const (
 	TwoDisks    = vmPrefix + "two-disks:1" // a containerDisk with two disks
 )
 
-// GuestTimeout bounds the boot of a guest, which is emulated on a busy host.
+// GuestTimeout bounds the boot of a guest, which is emulated and slow on a busy host.
 const GuestTimeout = 2 * time.Minute
 
 // VM configures small, emulated machines, and builds the programs that they need.

@@ -12,8 +12,8 @@ import (
 	"sync"
 )
 
-// envWorlds is the number of worlds among which Enter divides the tests of a package that runs them all, 1 by default.
-// Tests in one world run one after another, because the leak check looks at the whole world.
+// envWorlds is the variable with the number of worlds among which Enter divides a package's tests, 1 by default. Tests
+// in one world run one after another, because the leak check covers the whole world.
 const envWorlds = "TRIPOD_TEST_WORLDS"
 
 // worlds returns the number of worlds for this run. A run of selected tests or benchmarks always has one, so that its
@@ -27,7 +27,7 @@ func worlds() (int, error) {
 		return 0, fmt.Errorf("%s=%q: want a number of at least 1", envWorlds, os.Getenv(envWorlds))
 	}
 	if os.Getenv("TRIPOD_BIN") == "" {
-		return 0, errors.New(envWorlds + " needs the programs that make builds and names by TRIPOD_BIN and others: worlds that build them would write to the same files")
+		return 0, errors.New(envWorlds + " needs TRIPOD_BIN and the other variables that name the programs, as make sets them, because worlds that build the programs would write to the same files")
 	}
 	return n, nil
 }
@@ -38,9 +38,9 @@ func selects(arg string) bool {
 	return slices.Contains([]string{"test.run", "test.bench", "test.fuzz", "test.list"}, name)
 }
 
-// runWorlds runs the tests of the binary self in n worlds side by side. Each world is a process that enters it by
-// itself and runs every n-th test. The output of a world is printed as a whole, once the world has ended. The result
-// is the exit code of the first world that failed, otherwise 0.
+// runWorlds runs the tests of the binary self in n worlds side by side. For each world, a child process enters the
+// world and runs every nth test. The output of a world is printed as a whole when the world has ended. The result is
+// the exit code of the first world that failed, otherwise 0.
 func runWorlds(self string, n int) int {
 	list := exec.Command(self, "-test.list=.")
 	list.Env = append(os.Environ(), envInside+"=1")

@@ -71,7 +71,7 @@ func (c *Cluster) NodeReady() error {
 	return fmt.Errorf("the node is not ready: %v", node.Status.Conditions)
 }
 
-// KubectlCommand returns a kubectl command of the administrator, not started.
+// KubectlCommand returns a command, not started yet, that runs kubectl as the administrator.
 func (c *Cluster) KubectlCommand(args ...string) *exec.Cmd {
 	return exec.Command(c.programs+"/kubectl", append([]string{"--kubeconfig", c.Kubeconfig()}, args...)...)
 }
@@ -132,7 +132,7 @@ func (c *Cluster) applyRuntimeClasses() error {
 	return err
 }
 
-// RestartKubelet stops the kubelet and starts it with changes to its configuration, or with the original one.
+// RestartKubelet stops the kubelet and starts it with its original configuration and the given changes.
 func (c *Cluster) RestartKubelet(change ...map[string]any) error {
 	return errors.Join(c.Kubelet.Stop(), c.writeKubeletConfig(change...), c.Kubelet.Start())
 }

@@ -50,8 +50,8 @@ type Cluster struct {
 	before   harness.Resources
 }
 
-// Programs returns the directory of Kubernetes' programs. It returns an error if one is missing, including those of
-// hack/kube.sh's set e2e if that is named.
+// Programs returns the directory of Kubernetes' programs. It returns an error if one is missing. With the set "e2e" of
+// hack/kube.sh, this includes the programs of that set.
 func Programs(set ...string) (string, error) {
 	c := exec.Command(filepath.Join(harness.Root(), "hack", "kube.sh"), append([]string{"check"}, set...)...)
 	out, err := c.CombinedOutput()
@@ -61,7 +61,7 @@ func Programs(set ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Start starts the cluster, one per world, and returns when its node is ready. On error nothing remains running.
+// Start starts the cluster, one per world, and returns when its node is ready. On error, nothing is left running.
 func Start() (*Cluster, error) {
 	programs, err := Programs()
 	if err != nil {
@@ -178,7 +178,8 @@ func (c *Cluster) Drain() error {
 	})
 }
 
-// Stop stops the cluster, clients before servers. Its error names programs that ended before, or not in time.
+// Stop stops the cluster, clients before servers. Its error names programs that had already ended, or did not end in
+// time.
 func (c *Cluster) Stop() error {
 	var errs []error
 	for _, p := range []*Process{c.Proxy, c.Kubelet, c.Scheduler, c.ControllerManager, c.Daemon, c.APIServer, c.Etcd} {

@@ -86,7 +86,7 @@ func (n *Namespace) KubectlInput(stdin string, args ...string) (string, error) {
 	return n.Cluster.Kubectl(stdin, append([]string{"--namespace", n.Name}, args...)...)
 }
 
-// KubectlCommand returns a kubectl command in the namespace, not started.
+// KubectlCommand returns a command, not started yet, that runs kubectl in the namespace.
 func (n *Namespace) KubectlCommand(args ...string) *exec.Cmd {
 	return n.Cluster.KubectlCommand(append([]string{"--namespace", n.Name}, args...)...)
 }
@@ -134,7 +134,7 @@ func (n *Namespace) pods(selector string) ([]corev1.Pod, error) {
 	return list.Items, err
 }
 
-// WaitPod waits until cond holds for a pod, and returns that state of the pod.
+// WaitPod waits until cond holds for a pod, and returns the pod in that state.
 func (n *Namespace) WaitPod(name, what string, timeout time.Duration, cond func(*corev1.Pod) bool) *corev1.Pod {
 	n.t.Helper()
 	var pod corev1.Pod
@@ -326,7 +326,7 @@ func (n *Namespace) nodeLeaks(uids []string) error {
 	errs := []error{err}
 	for _, p := range pods {
 		if p.Metadata.Namespace == n.Name && p.State == "SANDBOX_READY" {
-			errs = append(errs, fmt.Errorf("pod %s still runs", p.Metadata.Name))
+			errs = append(errs, fmt.Errorf("pod %s is still running", p.Metadata.Name))
 		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")

@@ -37,7 +37,7 @@ func addAddress() error {
 	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: bridge.Index, Gw: gateway}); err != nil {
 		return fmt.Errorf("add the default route: %w", err)
 	}
-	// Packets between two pods on a bridge must pass iptables, because answers of a Service need address translation.
+	// Packets between two pods on a bridge must pass iptables, because answers from a Service need address translation.
 	const bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 	if err := os.WriteFile(bridged, []byte("1"), 0); err != nil {
 		return fmt.Errorf("%w (is the kernel module br_netfilter loaded?)", err)
@@ -65,8 +65,8 @@ func bind(source, target string) error {
 	return nil
 }
 
-// overlaySysctls shows the kubelet the kernel settings that it expects, because it would change them for the whole
-// host.
+// overlaySysctls shows the kubelet the kernel settings that it expects, because it would otherwise change them for the
+// whole host.
 func overlaySysctls(dir string) error {
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
@@ -87,8 +87,8 @@ func overlaySysctls(dir string) error {
 // kubeCgroup returns the root of the kubelet's cgroups, a path in every hierarchy.
 func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
 
-// podShares is the CPU weight of all pods, so that machines boot while a compiler runs. A process without cgroup has
-// 1024.
+// podShares is the CPU weight of all pods, so that machines boot while a compiler runs. A process that is in no cgroup
+// has 1024.
 const podShares = "8192"
 
 // makeCgroups creates the cgroup in every hierarchy. In the cpuset hierarchy each level starts without CPUs and memory

@@ -22,7 +22,7 @@ type Process struct {
 	Name, LogPath string
 
 	argv []string
-	// supervised programs are restarted when they end unexpectedly.
+	// supervised is set if the program is restarted when it ends unexpectedly.
 	supervised bool
 
 	mu        sync.Mutex
@@ -32,7 +32,7 @@ type Process struct {
 	exits     []string      // unexpected ends
 }
 
-// Start starts the program unless it runs.
+// Start starts the program unless it is running.
 func (p *Process) Start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +64,7 @@ func (p *Process) spawn() error {
 	return nil
 }
 
-// Supervise makes the program restart from now on when it ends unexpectedly.
+// Supervise makes the program restart whenever it ends unexpectedly.
 func (p *Process) Supervise() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

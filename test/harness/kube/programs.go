@@ -48,7 +48,7 @@ func (c *Cluster) defineProcesses(tripod string) {
 		"containerRuntimeEndpoint": "unix:///run/tripod/tripod.sock",
 		"staticPodPath":            c.path("manifests"),
 		"resolvConf":               c.path("resolv.conf"),
-		"clusterDNS":               []string{"10.96.0.10"}, // not in use; without an address each pod gets a warning
+		"clusterDNS":               []string{"10.96.0.10"}, // not in use, but without an address, each pod gets a warning
 		"clusterDomain":            "cluster.local",
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               kubeCgroup(),

@@ -101,7 +101,7 @@ func (d *Daemon) start(program string) {
 	}, time.Minute, 10*time.Millisecond, "libvirtd does not listen:\n%s", d.Log())
 }
 
-// end stops libvirtd with sig, if it runs. After a minute it kills it.
+// end stops libvirtd with sig, if it is running. After a minute, end kills libvirtd.
 func (d *Daemon) end(sig syscall.Signal) {
 	if d.cmd == nil {
 		return
@@ -149,7 +149,7 @@ func (d *Daemon) Log() string {
 }
 
 // Wrapper returns a tripod-vmwrap that every user can execute. It copies the program that TRIPOD_VMWRAP_BIN names,
-// because its directory may be closed to other users. Without TRIPOD_VMWRAP_BIN it builds one.
+// because other users may be unable to enter that program's directory. Without TRIPOD_VMWRAP_BIN it builds one.
 func Wrapper(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(os.Getenv("TRIPOD_TEST_DIR"), "vmwrap")

@@ -1,4 +1,5 @@
-// Package registry runs Debian's docker-registry on loopback with a storage directory. It knows no tests or images.
+// Package registry runs Debian's docker-registry on loopback with a storage directory. It knows nothing about tests or
+// images.
 package registry
 
 import (

@@ -12,7 +12,7 @@
 //	                                      start the command ──────────────────▶ runs
 //	forward INT TERM HUP QUIT ──────────▶ forward ────────────────────────────▶
 //	                                      reap orphans until it ends ◀────────── exit code
-//	                                      name the processes that still run
+//	                                      name the processes still running
 //	wait ◀─────────────────────────────── exit with the command's code
 //	                                      (the kernel kills the rest)
 //	remove TRIPOD_TEST_CGROUP in every hierarchy and TRIPOD_TEST_DIR

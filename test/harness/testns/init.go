@@ -82,7 +82,7 @@ func leftovers() []string {
 	return left
 }
 
-// alive reports whether the process /proc/pid has not ended (proc_pid_stat(5): zombies have state Z, dead ones X).
+// alive reports whether process pid has not ended (proc_pid_stat(5): zombies have state Z, dead processes X).
 func alive(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	// The name, in parentheses, can contain any character. The state is the first field after it.
@@ -90,8 +90,8 @@ func alive(pid string) bool {
 	return err == nil && ok && len(state) > 0 && state[0] != 'Z' && state[0] != 'X'
 }
 
-// describe returns the command line of /proc/pid. It is empty for a moment during execve, and always for some
-// processes; then describe returns the name.
+// describe returns the command line of process pid. The command line is empty for a moment during execve, and always
+// for some processes. For those, describe returns the name.
 func describe(pid string) string {
 	for range 100 {
 		if cmd, err := os.ReadFile("/proc/" + pid + "/cmdline"); err != nil || len(cmd) > 0 {
@@ -103,14 +103,14 @@ func describe(pid string) string {
 	return string(bytes.TrimSpace(comm))
 }
 
-// setupMounts makes a mount tree that is invisible to the host and propagates mounts inside as on a host.
+// setupMounts makes a mount tree that is invisible to the host, and in which mounts propagate as on a host.
 func setupMounts() error {
 	// A host with cgroup v1 often mounts an empty cgroup2 as well, which crun before 1.9 refuses. Mount a tmpfs in its
 	// place, because crun creates directories there anyway.
 	const unified = "/sys/fs/cgroup/unified"
 	var fs unix.Statfs_t
 	hybrid := unix.Statfs(unified, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
-	// The default directory of CNI plugins for leases. Hide leases of other worlds on the host.
+	// CNI plugins store leases here by default. Hide the leases of other worlds on the host.
 	const leases = "/var/lib/cni"
 	_, noLeases := os.Stat(leases)
 	steps := []struct {

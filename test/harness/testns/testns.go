@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Environment variables of a command inside.
+// Environment variables of a command in a world.
 const (
 	// EnvDir is the run's own directory, on a disk. It is removed afterwards.
 	EnvDir = "TRIPOD_TEST_DIR"
@@ -38,7 +38,7 @@ type Options struct {
 	Strict bool
 }
 
-// Inside reports whether this process runs in such a world.
+// Inside reports whether this process runs in a world.
 func Inside() bool { return os.Getenv(EnvDir) != "" }
 
 // Reenter must be called first by every program that calls Run, because Run starts the same program as PID 1 of the
@@ -116,7 +116,7 @@ func baseDir() string {
 	return "/var/tmp"
 }
 
-// lock takes the lock that marks the run of dir as alive.
+// lock takes the lock that shows that the run of dir is alive.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -175,8 +175,8 @@ func (w *world) supervise(argv []string, o Options) (int, error) {
 
 var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
 
-// relay forwards signals. The first one starts the grace period; the third one kills (a terminal's first ^C also
-// reaches the command directly).
+// relay forwards signals. The first one starts the grace period; the third one kills the process, because a terminal's
+// first ^C also reaches the command directly.
 func relay(p *os.Process, signals <-chan os.Signal, done <-chan struct{}) {
 	var expired <-chan time.Time
 	for n := 1; ; n++ {
