@@ -69,7 +69,7 @@ func (e *editor) fail(format string, args ...any) {
 	}
 }
 
-// fd returns the number of a descriptor.
+// fd returns the number in this process of the grant's descriptor index.
 func (e *editor) fd(index int) int {
 	if index < 0 || index >= len(e.fds) {
 		e.fail("the grant refers to descriptor %d, but has only %d", index, len(e.fds))
@@ -167,7 +167,7 @@ func (e *editor) chardev(c Chardev) {
 	e.replace(c.ID, fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", c.ID, e.fd(c.Socket)))
 }
 
-// replace replaces the null device with that ID by a backend.
+// replace puts a backend in place of the null device with the given ID.
 func (e *editor) replace(id, backend string) {
 	if n := e.values("-chardev", func(value string) (string, bool) { return backend, value == "null,id="+id }); n != 1 {
 		e.fail("%d null devices have the ID %s, want 1", n, id)

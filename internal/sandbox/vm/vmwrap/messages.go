@@ -33,7 +33,7 @@ type Grant struct {
 	NICs     []NIC     `json:"nics,omitempty"`
 }
 
-// File replaces a path in -blockdev by descriptors. QEMU chooses one by access mode (read-only, read-write).
+// File replaces a path in -blockdev with descriptors, from which QEMU chooses by access mode (read-only, read-write).
 type File struct {
 	Path string `json:"path"`
 	FDs  []int  `json:"fds"`
@@ -41,27 +41,29 @@ type File struct {
 	Device bool `json:"device,omitempty"`
 }
 
-// Plain replaces the path of a kernel, an initrd, a share or the directory of VNC's socket by a path in /proc/self/fd.
-// In Sockets it replaces the path of a socket by a connected descriptor.
+// Plain replaces the path of a kernel, an initrd, a share or the directory of VNC's socket with a path in
+// /proc/self/fd. In Sockets, it replaces the path of a socket with a connected descriptor.
 type Plain struct {
 	Path string `json:"path"`
 	FD   int    `json:"fd"`
 }
 
-// Serial replaces the null device with that ID by QEMU's standard input and output (package qemu gives the reason).
+// Serial puts QEMU's standard input and output in place of the null device with that ID (package qemu gives the
+// reason).
 type Serial struct {
 	ID     string `json:"id"`
 	Input  int    `json:"input"`
 	Output int    `json:"output"`
 }
 
-// Chardev replaces the null device with that ID by a listening socket.
+// Chardev puts a listening socket in place of the null device with that ID.
 type Chardev struct {
 	ID     string `json:"id"`
 	Socket int    `json:"socket"`
 }
 
-// Ring replaces the null device with that ID by a ring buffer of Size bytes in QEMU, which libvirt does not support.
+// Ring puts a ring buffer of Size bytes in QEMU, which libvirt does not support, in place of the null device with that
+// ID.
 type Ring struct {
 	ID   string `json:"id"`
 	Size int    `json:"size"`

@@ -21,7 +21,8 @@ import (
 // askTimeout bounds the daemon's answer. The daemon opens the files before it asks libvirt to start the domain.
 const askTimeout = 30 * time.Second
 
-// Exec replaces this process, which libvirt started with args and env, by QEMU. It returns only on error.
+// Exec replaces this process with QEMU. args and env are those with which libvirt started it. Exec returns only on
+// error.
 func Exec(ctx context.Context, args, env []string) error {
 	emulator, argv, env, err := prepare(ctx, args, env)
 	if err != nil {
@@ -97,7 +98,7 @@ func redirectSerial(s *Serial, fds []int) error {
 	return nil
 }
 
-// inheritable returns inheritable duplicates of the files and closes the files.
+// inheritable returns duplicates of the files that an executed program inherits, and closes the files.
 func inheritable(files []*os.File) ([]int, error) {
 	fds := make([]int, len(files))
 	for i, file := range files {

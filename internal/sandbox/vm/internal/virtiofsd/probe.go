@@ -19,7 +19,7 @@ import (
 const (
 	// probeTimeout bounds a probe, which takes about 10 ms.
 	probeTimeout = 10 * time.Second
-	// retryInterval is how long a failure is cached. virtiofsd can be installed while the daemon runs.
+	// retryInterval limits how long a failure is cached, because virtiofsd can be installed while the daemon runs.
 	retryInterval = time.Minute
 )
 

@@ -28,8 +28,8 @@ const (
 // Servers are the virtiofsd processes of a machine, in the order of its virtio-fs shares. A nil *Servers has none.
 type Servers struct{ list []*server }
 
-// Start starts a virtiofsd for each virtio-fs share. Each waits for the hypervisor, which gets its connection from
-// Conn. It ends when the hypervisor ends, or when the connection is closed unused.
+// Start starts a virtiofsd for each virtio-fs share. Each waits for the hypervisor, whose connection Conn returns. It
+// ends when the hypervisor ends, or when the connection is closed unused.
 func Start(ctx context.Context, o Options, shares []machine.Share) (*Servers, error) {
 	s := &Servers{}
 	for i, share := range onlyVirtiofs(shares) {
@@ -114,7 +114,7 @@ func (s *server) lostMessage() string {
 }
 
 // Watch waits until a virtiofsd has ended, and returns a message that names it, with its last words. It returns "" when
-// ctx ends. It trims the logs meanwhile.
+// ctx ends. While it waits, it trims the logs.
 func (s *Servers) Watch(ctx context.Context) string {
 	trim := time.NewTicker(trimInterval)
 	defer trim.Stop()
@@ -142,7 +142,7 @@ func (s *Servers) Watch(ctx context.Context) string {
 	}
 }
 
-// End kills all of them and waits until they have ended. The machine must have ended before.
+// End kills all processes and waits until they have ended. The machine must already have ended.
 func (s *Servers) End(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()

@@ -22,7 +22,8 @@ import (
 // ProgramName is the file name of virtiofsd.
 const ProgramName = "virtiofsd"
 
-// programPaths are the paths of distributions, which are not in PATH: Debian 12 (part of QEMU), Fedora, later Debian.
+// programPaths are the paths at which distributions install virtiofsd, outside of PATH: Debian 12 (part of QEMU),
+// Fedora, later Debian.
 var programPaths = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 
 // Find returns the path of virtiofsd: the configured one if it is not empty, otherwise one of the distributions' paths
@@ -114,7 +115,7 @@ func (o Options) start(ctx context.Context, i int, s machine.Share) (_ *server, 
 	}
 	started := &server{tag: s.Tag, log: o.logFile(i), proc: proc, conn: conn, reaped: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // the exit status is of no use
+		_ = cmd.Wait() // the exit status is not needed
 		close(started.reaped)
 	}()
 	return started, nil
@@ -124,8 +125,8 @@ func (o Options) logFile(i int) string {
 	return filepath.Join(o.LogDir, fmt.Sprintf("%s%d.log", ProgramName, i))
 }
 
-// command returns the command of virtiofsd. It is the first process of a PID namespace, so that a kill leaves no child.
-// It creates further namespaces, in which the share is the root directory.
+// command returns the command that runs virtiofsd. virtiofsd is the first process of a PID namespace, so that a kill
+// leaves no child behind. It creates further namespaces, in which the share is the root directory.
 //
 // It keeps the capabilities of its user namespace except mknod and setfcap. Extended attributes stay off, because
 // virtiofsd cannot allow user.* and refuse security.*.

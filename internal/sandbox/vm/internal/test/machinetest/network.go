@@ -23,8 +23,8 @@ func (Taps) Tap(ctx context.Context, nic machine.NIC) (*os.File, error) {
 	return tap.Open(ctx, nic.Netns, nic.Tap)
 }
 
-// network: a guest uses its taps with the given addresses and MTUs, before and after a restart of the machine. A
-// missing tap makes the start fail (faults V3).
+// network checks that a guest uses its taps with the given addresses and MTUs, before and after a restart of the
+// machine, and that a missing tap makes the start fail (faults V3).
 func network(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()

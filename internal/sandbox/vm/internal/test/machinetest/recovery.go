@@ -11,7 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// driverRestart: machines outlive the driver, and the next driver learns what happened to them in between.
+// driverRestart checks that machines outlive the driver, and that the next driver learns what happened to them in
+// between.
 func driverRestart(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	kinds := map[string]machine.Definition{}
@@ -86,7 +87,8 @@ func driverRestart(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), idle.Name))
 }
 
-// nodeRestart: after a reboot of the node, processes and tmpfs are gone. The machine is still known and can be started.
+// nodeRestart checks that a machine is still known and can be started after a reboot of the node, when its process and
+// tmpfs are gone.
 func nodeRestart(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	l.Boot(t, d)
@@ -98,7 +100,7 @@ func nodeRestart(t *testing.T, s Subject) {
 	}
 	defer proc.Close()
 	signal(t, pid, unix.SIGKILL)
-	if !proc.WaitFor(Patience) { // all its threads
+	if !proc.WaitFor(Patience) { // until all its threads have ended
 		t.Fatal("the hypervisor still runs after SIGKILL")
 	}
 	must(t, os.RemoveAll(filepath.Dir(d.Dir)))

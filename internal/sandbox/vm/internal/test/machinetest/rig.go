@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Patience bounds each wait for a guest. Two guests without KVM on a busy host are slow.
+// Patience bounds each wait for a guest, because guests without KVM on a busy host are slow.
 const Patience = 2 * time.Minute
 
 // ready is the prefix of the line that the guest prints once it has booted.
@@ -117,7 +117,7 @@ func (l *Life) MustState(name string) machine.State {
 }
 
 // Definition returns a machine with the test guest and its own directories, cgroup and writable disk. The driver must
-// remove everything else that the machine leaves; the test's namespaces check it.
+// remove everything else that the machine leaves; the test's namespaces check this.
 func (s Subject) Definition(t testing.TB) machine.Definition {
 	t.Helper()
 	name := randomName(t)

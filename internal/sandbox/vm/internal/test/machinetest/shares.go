@@ -48,9 +48,9 @@ func writeFile(t *testing.T, path, content string, owner int) {
 // mountShares is the guest's command that mounts both shares.
 const mountShares = "for t in rw ro; do mkdir -p /$t; mount -t virtiofs $t /$t; done; "
 
-// shares: the guest's changes in a virtio-fs share appear on the node with their owners and modes, and the node's
-// changes appear in the guest. The node enforces read-only. All this holds across a restart of the driver, a reboot of
-// the guest and a restart of the machine.
+// shares checks that the guest's changes in a virtio-fs share appear on the node with their owners and modes, that the
+// node's changes appear in the guest, and that the node enforces read-only. Shares work across a restart of the driver,
+// a reboot of the guest and a restart of the machine.
 func shares(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	d, rw, ro := shareMachine(t, s)
@@ -118,8 +118,8 @@ func shares(t *testing.T, s Subject) {
 	}
 }
 
-// lostShare: a machine ends with a message when one of its virtiofsd processes is killed, even while no driver runs. A
-// restart starts a new virtiofsd. Start reports a missing directory.
+// lostShare checks that a machine ends with a message when one of its virtiofsd processes is killed, even while no
+// driver runs, that a restart starts a new virtiofsd, and that Start reports a missing directory.
 func lostShare(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer func() { l.Close() }()
@@ -136,7 +136,7 @@ func lostShare(t *testing.T, s Subject) {
 		if end.Cause != machine.CauseFailed || end.ExitCode != machine.ExitKilled || !strings.Contains(end.Message, "virtiofsd of the share ro") {
 			t.Errorf("ended: got %+v, want a failure that names virtiofsd of the share ro", end)
 		}
-		// State shows the end before the other virtiofsd has ended; only the event comes later.
+		// State shows the end before the other virtiofsd has ended, unlike the event, which comes later.
 		Await(t, "no virtiofsd of the machine is left", func() bool { return len(virtiofsdPIDs(t, d)) == 0 })
 	}
 	checkLostShare(l.End(d.Name))

@@ -31,7 +31,7 @@ func Run(t *testing.T, s Subject) {
 	}
 }
 
-// lifecycle: every call, including those with no effect, and a second start of the same machine.
+// lifecycle checks every call, including those with no effect, and a second start of the same machine.
 func lifecycle(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
@@ -74,7 +74,7 @@ func lifecycle(t *testing.T, s Subject) {
 			t.Errorf("%s an ended machine: %v", what, err)
 		}
 	}
-	l.mustDefine(t, other) // allowed, because the machine does not run
+	l.mustDefine(t, other) // allowed, because the machine is not running
 	if err := l.Start(t.Context(), d.Name); err != nil {
 		t.Fatalf("start again: %v", err)
 	}
@@ -100,7 +100,7 @@ func lifecycle(t *testing.T, s Subject) {
 	}
 }
 
-// unknown: calls for an undefined machine, and definitions that every driver refuses.
+// unknown checks calls for an undefined machine, and definitions that every driver refuses.
 func unknown(t *testing.T, s Subject) {
 	l := s.Begin(t, strings.Repeat("a", 64))
 	defer l.Close()
@@ -136,7 +136,7 @@ func unknown(t *testing.T, s Subject) {
 	}
 }
 
-// causes: a machine's end reports the right cause (faults V1).
+// causes checks that a machine's end reports the right cause (faults V1).
 func causes(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer l.Close()
@@ -177,7 +177,7 @@ func causes(t *testing.T, s Subject) {
 	}
 }
 
-// hung: a stopped hypervisor (faults V1) blocks no call, and can be killed.
+// hung checks that a stopped hypervisor (faults V1) blocks no call and can be killed.
 func hung(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	l.Boot(t, d)
@@ -214,8 +214,8 @@ func hung(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// outOfMemory: the kernel kills a hypervisor that exceeds the limit of its cgroup or of the parent, which is a
-// kubelet's.
+// outOfMemory checks that the kernel kills a hypervisor that exceeds the limit of its cgroup, or of the parent cgroup,
+// which a kubelet creates.
 func outOfMemory(t *testing.T, s Subject) {
 	const limit = 230 << 20
 	t.Run("its cgroup", func(t *testing.T) { checkOOMKill(t, s, s.NewCgroup(t, randomName(t), limit), false) })
@@ -227,7 +227,8 @@ func outOfMemory(t *testing.T, s Subject) {
 	})
 }
 
-// checkOOMKill checks that the guest's memory is charged to the cgroup dir, even if it is shared with virtiofsd.
+// checkOOMKill checks that the guest's memory is charged to the cgroup dir and its parents, even if it is shared with
+// virtiofsd.
 func checkOOMKill(t *testing.T, s Subject, dir string, shared bool) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
@@ -243,7 +244,8 @@ func checkOOMKill(t *testing.T, s Subject, dir string, shared bool) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// noStart: Start says why a machine cannot start. The machine is Ended, and starts once its definition is repaired.
+// noStart checks that Start says why a machine cannot start, and that the machine is then Ended and starts once its
+// definition is repaired.
 func noStart(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer l.Close()
@@ -284,7 +286,7 @@ func noStart(t *testing.T, s Subject) {
 	}
 }
 
-// reboot: after a guest's reboot the machine still runs in the same process.
+// reboot checks that after a guest's reboot, the machine still runs in the same process.
 func reboot(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
@@ -306,7 +308,7 @@ func signal(t testing.TB, pid int, sig unix.Signal) {
 	}
 }
 
-// checkEnded fails the test if the process still runs.
+// checkEnded fails the test if the process is still running.
 func checkEnded(t testing.TB, pid int) {
 	t.Helper()
 	p, err := process.Open(pid)
@@ -316,7 +318,7 @@ func checkEnded(t testing.TB, pid int) {
 	defer p.Close()
 	if p.Alive() {
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(pid), "cmdline"))
-		t.Errorf("process %d still runs: %.200q", pid, cmdline)
+		t.Errorf("process %d is still running: %.200q", pid, cmdline)
 	}
 }
 

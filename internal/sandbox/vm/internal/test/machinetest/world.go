@@ -88,7 +88,7 @@ func Cgroups(t testing.TB) cgroup.Tree {
 	return tree
 }
 
-// NewCgroup implements Subject.NewCgroup. The cgroup must be empty when the test ends; NewCgroup removes it then.
+// NewCgroup implements Subject.NewCgroup. The cgroup must be empty when the test ends, and is then removed.
 func NewCgroup(t testing.TB, name string, memory int64) string {
 	t.Helper()
 	tree := Cgroups(t)

@@ -68,11 +68,12 @@ func run(ctx context.Context) error {
 
 // life holds the measurements of one boot and shutdown.
 type life struct {
-	// whole is the time from RunPodSandbox, and ready from StartContainer (from exec by hand), to the guest's line.
+	// whole is the time from RunPodSandbox to the guest's line, and ready the time from StartContainer (by hand: from
+	// exec) to the guest's line.
 	whole, ready time.Duration
 	// off is the time of StopContainer; by hand, from the power button to the monitor's SHUTDOWN.
 	off time.Duration
-	// cpu is QEMU's processor time until then, which depends little on the host's load.
+	// cpu is QEMU's processor time until the guest is ready, which depends little on the host's load.
 	cpu time.Duration
 	// ram is the resident part of the guest's memory, rest the other resident memory of QEMU, in bytes.
 	ram, rest uint64

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// resident returns how much of a QEMU's memory is resident: of the guest's memory, which is the only mapping of that
-// size, and of everything else.
+// resident returns a QEMU's resident memory in bytes: ram is the part in the guest's memory, which is the only mapping
+// of that size, and rest is everything else.
 func resident(pid int, memory uint64) (ram, rest uint64, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
 	if err != nil {

@@ -27,7 +27,7 @@ type node struct {
 // pod is a running machine.
 type pod struct{ id, container, log string }
 
-// start starts a machine and returns the time of StartContainer.
+// start starts a machine and returns the time at which it called StartContainer.
 func (n *node) start(ctx context.Context, name string) (p *pod, started time.Time, err error) {
 	config := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "vmbench", Uid: name},
@@ -136,7 +136,7 @@ func (n *node) pid(ctx context.Context, p *pod) (int, error) {
 	return info.Pid, nil
 }
 
-// crowd starts machines and returns the growth of the daemon's memory for each, in bytes.
+// crowd starts machines and returns the growth of the daemon's memory per machine, in bytes.
 func (n *node) crowd(ctx context.Context, count int) (each uint64, err error) {
 	if n.daemon == 0 || count == 0 {
 		return 0, nil
