@@ -66,7 +66,7 @@ func checkLinux(ctx context.Context, c *config.Config) []check.Finding {
 	return asFindings(linux.Doctor(ctx, linuxConfig(c)))
 }
 
-// asFindings converts the findings of a part.
+// asFindings converts the findings of a part, whose type has the same fields.
 func asFindings[F ~struct {
 	Subject        string
 	OK, Required   bool

@@ -22,12 +22,12 @@ import (
 	"github.com/tripod-run/tripod/internal/cri"
 )
 
-// drainTime bounds the time for calls in progress to finish after the daemon was asked to stop. It must be below
+// drainTime bounds the time that calls in progress get to finish after the daemon was asked to stop. It must be below
 // TimeoutStopSec of the systemd unit.
 const drainTime = 20 * time.Second
 
-// lastWords bounds the time for event streams to report that the daemon stops, after all other calls have ended.
-// Clients that do not read miss the report.
+// lastWords bounds the time that event streams get to report that the daemon is stopping, after all other calls have
+// ended. Clients that do not read miss the report.
 const lastWords = time.Second
 
 func daemonCommand() *cobra.Command {
@@ -45,7 +45,7 @@ immediately. Pods keep running, and the next start finds them again.`,
 				return err
 			}
 			// Not 077: files that containers see (roots of file systems, resolv.conf, log files) must get the mode that their
-			// creator chose. Private files are below directories of mode 0700, see privateDir.
+			// creator chose. Private files are below directories of mode 0700 (privateDir).
 			unix.Umask(0o022)
 			log := newLogger(cfg, c.ErrOrStderr())
 			return runDaemon(c.Context(), cfg, log)
@@ -104,7 +104,7 @@ func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (r
 	}
 	for _, dir := range []string{c.Root, c.State} {
 		err := privateDir(dir, log)
-		if err == nil && dir == c.State { // no other daemon does this now, because we hold the lock of the root directory
+		if err == nil && dir == c.State { // the lock of the root directory keeps other daemons out
 			err = mountRunDir(dir, log)
 		}
 		var lock *os.File
@@ -133,7 +133,7 @@ func holdDirectory(ctx context.Context, dir string, log *slog.Logger) (*os.File,
 
 // serve answers calls until ctx ends at the first signal.
 func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.Listener, systemd *notifier, log *slog.Logger) error {
-	// Event streams never end by themselves; end them, so that the server can drain.
+	// Event streams never end by themselves. End them, so that the server can drain.
 	draining, drain := context.WithCancel(context.Background())
 	defer drain()
 	var calls calls
@@ -182,8 +182,8 @@ func (c *calls) ended() <-chan struct{} {
 	return ended
 }
 
-// finish drains the server for at most limit. It waits only lastWords for streams, because those whose client does not
-// read never drain.
+// finish drains the server for at most limit. It waits only lastWords for streams, because a stream whose client does
+// not read never drains.
 func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Logger) {
 	drained := make(chan struct{})
 	go func() {

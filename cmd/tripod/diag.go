@@ -137,7 +137,7 @@ func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 // copyTries is the number of attempts to copy the record, because the daemon may write to it during a copy.
 const copyTries = 5
 
-// diagRecord reads a copy of the record, because the daemon has locked the file.
+// diagRecord reads a copy of the record, because the daemon holds the lock of the file.
 func diagRecord(_ context.Context, c *config.Config, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "tripod-diag-")
 	if err != nil {
@@ -217,7 +217,7 @@ func verdict(err error) string {
 	return "intact"
 }
 
-// withoutSecrets removes the values of environment variables at any depth, also from JSON in strings.
+// withoutSecrets removes the values of environment variables at any depth, including those in JSON within strings.
 func withoutSecrets(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// healthInterval is the interval of checks that the daemon's files are writable. It is below the kubelet's interval of
-// Status calls, 5 s.
+// healthInterval is the time between checks that the daemon's files are writable. It is shorter than the 5 s between
+// the kubelet's Status calls.
 const healthInterval = 2 * time.Second
 
 // watchHealth reports unusable stores and failed clean-ups until the daemon ends.

@@ -23,7 +23,7 @@ import (
 type notifier struct {
 	log      *slog.Logger
 	socket   string
-	interval time.Duration // of the watchdog; 0 means none
+	interval time.Duration // between watchdog notifications that systemd expects; 0 means that it expects none
 }
 
 // newNotifier reads systemd's variables and removes them from the environment, because runc would pass NOTIFY_SOCKET to

@@ -39,7 +39,8 @@ func (o *observers) spans() func([]byte) {
 	return o.tracing.Forward
 }
 
-// serverOptions returns the interceptor that counts CRI calls. It must be the outermost, to see the calls' final codes.
+// serverOptions returns the interceptor that counts CRI calls. It must be the outermost interceptor, to see the calls'
+// final codes.
 func (o *observers) serverOptions() []grpc.ServerOption {
 	if o.metrics == nil {
 		return nil

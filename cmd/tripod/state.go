@@ -18,7 +18,7 @@ import (
 )
 
 // privateDir creates dir with mode 0700, or checks an existing directory (fault C7). It corrects a mode that is too
-// open, and rejects another owner, who could have planted the content.
+// open, and rejects a directory of another owner, who could have planted its content.
 func privateDir(dir string, log *slog.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -50,9 +50,9 @@ func privateDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// mountRunDir mounts a tmpfs on the directory for run-time files. Even if something fills the node's /run, the daemon
-// then works, and can start, stop and remove pods (fault C10). The tmpfs has the limits that systemd sets for /run. It
-// outlives the daemon, like the pods. A directory that is not empty stays unchanged until a reboot empties it.
+// mountRunDir mounts a tmpfs on the directory for run-time files, so that the daemon can still start, stop and remove
+// pods if something fills the node's /run (fault C10). The tmpfs has the limits that systemd sets for /run. It outlives
+// the daemon, like the pods. A directory that is not empty stays unchanged until a reboot empties it.
 func mountRunDir(dir string, log *slog.Logger) error {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
@@ -162,10 +162,10 @@ const identityFile = "record-id"
 // errForeignRecord means that the directories belong to another record.
 var errForeignRecord = errors.New("the record belongs to other directories")
 
-// claimDirectories checks that a record is this node's before it is used, because recovery removes what the record does
-// not contain. The ID is stored beside the record and, while the node is up, beside the pods (fault N11). A new record
-// has no pods to harm (see refuseLostRecord) and claims the directories; so does a record of a version that stored no
-// ID.
+// claimDirectories checks that the record belongs to this node's directories. Call it before recovery, which removes
+// everything that the record does not contain. The ID is stored beside the record and, while the node is up, beside the
+// pods (fault N11). A new record has no pods to harm (see refuseLostRecord) and claims the directories; so does a
+// record of a version that stored no ID.
 func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	var unclaimed []string
 	for _, dir := range dirs {
@@ -193,8 +193,8 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	return nil
 }
 
-// fileLimit returns this process's limit of open files. At start the Go runtime raises the soft limit to the hard
-// limit, and it restores the soft limit for children. If we raised it ourselves, children would keep the higher limit,
+// fileLimit returns this process's limit of open files. At its start, the Go runtime raises the soft limit to the hard
+// limit, but children get the original soft limit. If we raised it ourselves, children would keep the higher limit,
 // which slows down programs in containers that walk all possible descriptors.
 func fileLimit() (uint64, error) {
 	var limit unix.Rlimit

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// The build for tests has fail points and the fake backend. A release build has release.go instead of this file.
+// The test build has fail points and the fake backend. A release build has release.go instead of this file.
 
 // testCommands returns the command that lists the fail points, for the crash matrix.
 func testCommands() []*cobra.Command {
@@ -37,7 +37,7 @@ func checkTestBuild() error { return failpoint.Check() }
 
 func fakeDir(c *config.Config, handler string) string { return filepath.Join(c.State, handler) }
 
-// fakeTraces returns the directories of the fake backends with an entry for each pod.
+// fakeTraces returns the fake backends' directories that contain an entry for each pod.
 func fakeTraces(c *config.Config) []string {
 	return []string{fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
 }

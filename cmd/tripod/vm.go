@@ -16,7 +16,7 @@ import (
 
 func vmRunDir(c *config.Config) string { return filepath.Join(c.State, "vm") }
 
-// vmRoutes returns the rule that sends pods with Virtlet's annotation to the handler of machines.
+// vmRoutes returns the rule that sends pods with Virtlet's annotation to the handler "vm".
 func vmRoutes(c *config.Config) []node.Route {
 	return []node.Route{{Annotation: "kubernetes.io/target-runtime", Value: "virtlet.cloud", ImagePrefix: c.VM.ImagePrefix, Handler: "vm"}}
 }
@@ -28,7 +28,7 @@ func vmConfig(c *config.Config) vm.Config {
 	}
 }
 
-// openVM opens the backend of machines. It returns nil if there is no QEMU and the configuration names none.
+// openVM opens the backend for virtual machines. It returns nil if there is no QEMU and the configuration names none.
 func (p *parts) openVM(ctx context.Context, c *config.Config, images *image.Store, log *slog.Logger) (*vm.Backend, error) {
 	b, err := vm.Open(ctx, vmConfig(c), vm.Services{Images: images, Logger: log})
 	if errdefs.IsNotFound(err) && c.VM.Emulator == "" {

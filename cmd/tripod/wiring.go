@@ -37,7 +37,7 @@ func linuxRunDir(c *config.Config) string { return filepath.Join(c.State, "linux
 func wasmRoot(c *config.Config) string    { return filepath.Join(c.Root, "wasm") }
 func wasmRunDir(c *config.Config) string  { return filepath.Join(c.State, "wasm") }
 
-// podTraces returns the directories that have an entry for each pod until the next boot.
+// podTraces returns the directories that contain an entry for each pod until the next boot.
 func podTraces(c *config.Config) []string {
 	return append(fakeTraces(c), c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), filepath.Join(wasmRunDir(c), "pods"),
 		filepath.Join(vmRunDir(c), "pods"))
@@ -207,7 +207,7 @@ func wasmConfig(c *config.Config) wasm.Config {
 	}
 }
 
-// openWasm opens the backend of components. It returns nil if its program is neither configured nor found.
+// openWasm opens the backend for components. It returns nil if its program is neither configured nor found.
 func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (*wasm.Backend, error) {
 	w, err := wasm.Open(ctx, wasmConfig(c), wasm.Services{
 		Images: wasm.Images{Store: images}, Network: networks, Spans: p.spans(), Logger: log.With("part", "wasm"),
@@ -224,7 +224,7 @@ func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.St
 	return w, nil
 }
 
-// openRouter serves the node's own addresses for components, if configured.
+// openRouter serves components at the node's own addresses, if configured.
 func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	if c.Route.Address == "" && c.Route.CleartextAddress == "" {
 		return nil
@@ -285,7 +285,7 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 	return backends, nil
 }
 
-// aliases returns the aliases of available handlers.
+// aliases returns the configured aliases whose handlers are available.
 func aliases(c *config.Config, backends map[string]sandbox.Backend) map[string]string {
 	offered := maps.Clone(c.Node.HandlerAliases)
 	maps.DeleteFunc(offered, func(_, handler string) bool { return backends[handler] == nil })

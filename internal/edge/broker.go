@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// brokerClose bounds the time for the embedded broker to store its state when it closes.
+// brokerClose bounds the time that the embedded broker gets to store its state when it closes.
 const brokerClose = 5 * time.Second
 
 // brokerSettings are the broker settings of [edge] or [orchestrator].
@@ -26,8 +26,8 @@ type brokerSettings struct {
 	store                                  string // file of the embedded broker
 }
 
-// connect returns how a client reaches the broker. If the broker is embedded, connect starts it; otherwise the Broker
-// is nil.
+// connect returns the configuration of a client of the broker. If the broker is embedded, connect starts it and returns
+// it; otherwise the Broker is nil.
 func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) (mqtt.Config, broker.Broker, error) {
 	client := mqtt.Config{
 		URL: b.url, Protocol: b.protocol, Username: b.user, TLS: mqtt.TLS{CA: b.ca, Cert: b.cert, Key: b.key},
@@ -67,7 +67,7 @@ func (s Services) newBroker(c *config.Config, file string) (broker.Broker, error
 	})
 }
 
-// closeBroker closes the embedded broker; nil is none.
+// closeBroker closes the embedded broker, if b is not nil.
 func closeBroker(b broker.Broker) error {
 	if b == nil {
 		return nil

@@ -21,7 +21,7 @@ const dialTime = 3 * time.Second
 type Finding struct {
 	// Subject names what was checked.
 	Subject string
-	// OK means that the check passed; Required, that the front door cannot open otherwise.
+	// OK is set if the check passed; Required, if the front door cannot open unless it passes.
 	OK, Required bool
 	// Detail says what was found, Remedy what to do if it is not OK.
 	Detail, Remedy string

@@ -14,15 +14,15 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// identity holds the UUIDs of the manager and, by name, of its runtimes. They never change, because an orchestrator
+// identity holds the UUIDs of the manager and, by name, of its runtimes. They must not change, because an orchestrator
 // knows the node by them.
 type identity struct {
 	Manager  string            `json:"manager"`
 	Runtimes map[string]string `json:"runtimes"`
 }
 
-// identify reads the identity from the file. UUIDs of the configuration override it, and missing ones are made.
-// identify saves changes.
+// identify reads the identity from the file, replaces UUIDs with those that the configuration sets, makes missing
+// UUIDs, and saves any change.
 func identify(file string, c config.Edge) (identity, error) {
 	id := identity{Runtimes: map[string]string{}}
 	text, err := os.ReadFile(file)

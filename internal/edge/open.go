@@ -26,20 +26,21 @@ import (
 	"github.com/tripod-run/tripod/internal/health"
 )
 
-// flushTimeout bounds the wait at the end until the broker has acknowledged the last messages of a manager or
-// orchestrator.
+// flushTimeout bounds the time that a closing manager or orchestrator waits for the broker to acknowledge its last
+// messages.
 const flushTimeout = 5 * time.Second
 
 // CloseTimeout bounds Close of a Door or an Orchestrator.
 const CloseTimeout = flushTimeout + brokerClose
 
-// retryInterval is the interval of attempts to open a front door that a disk fault keeps closed.
+// retryInterval is the time between attempts to open a front door that a disk fault keeps closed.
 const retryInterval = 2 * time.Second
 
-// Services are what the front door and the orchestrator use of their process. The orchestrator uses only the first
-// three.
+// Services are the parts of the process that the front door and the orchestrator use. The orchestrator uses only the
+// first three.
 type Services struct {
-	// Connections holds the limiters of the embedded broker and of the orchestrator's REST interface, each with Limits.
+	// Connections holds the limiters of the embedded broker and of the orchestrator's REST interface, each with Limits
+	// (the broker's with a quarter more connections).
 	Connections *connlimit.Group
 	Limits      connlimit.Config
 	Logger      *slog.Logger
@@ -64,8 +65,8 @@ type Door struct {
 	retries  sync.WaitGroup
 }
 
-// Open opens the front door. If its files cannot be used, the door stays closed, reports a problem to Health and tries
-// again; the node serves without it. Any other failure is an error.
+// Open opens the front door. If a disk fault keeps its files from being used, the door stays closed, reports the
+// problem to Health and tries again; the node works without it. Any other failure is an error.
 func Open(c *config.Config, s Services) (*Door, error) {
 	d := &Door{config: c, services: s, log: s.Logger.With("part", "edge")}
 	err := d.open()
@@ -90,7 +91,7 @@ func (d *Door) report(err error) {
 	d.services.Health.Report("edge front door", health.EdgeReady, health.DiskReason(err), err)
 }
 
-// open opens the parts: first the broker, then the runtimes and the manager. After an error none is open.
+// open opens the parts: first the broker, then the runtimes and the manager. After an error, none of them is open.
 func (d *Door) open() error {
 	c := d.config
 	dir := filepath.Join(c.Root, "edge")

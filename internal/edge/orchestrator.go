@@ -17,11 +17,11 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/orchestrator"
 )
 
-// orchestratorSession is how long the broker keeps messages for a disconnected orchestrator: orders of clients, exits,
+// orchestratorSession is how long the broker keeps messages for a disconnected orchestrator: clients' requests, exits,
 // last wills.
 const orchestratorSession = 24 * time.Hour
 
-// Orchestrator is an orchestrator with its REST listener and its embedded broker, if the configuration has them.
+// Orchestrator is an orchestrator with its REST listener and its embedded broker, if these are configured.
 type Orchestrator struct {
 	// BrokerURL is the broker's address for a client on this host.
 	BrokerURL    string
@@ -30,8 +30,8 @@ type Orchestrator struct {
 	broker       broker.Broker // nil unless embedded
 }
 
-// OpenOrchestrator opens the record in orchestrator.root, which must exist. The REST interface shows the metrics of
-// collectors too.
+// OpenOrchestrator opens the record in orchestrator.root, which must exist. The REST interface also serves the metrics
+// of collectors.
 func OpenOrchestrator(ctx context.Context, c *config.Config, s Services, collectors ...prometheus.Collector) (_ *Orchestrator, err error) {
 	settings, log := c.Orchestrator, s.Logger.With("part", "orchestrator")
 	client, b, err := s.connect(c, brokerSettings{
@@ -83,7 +83,7 @@ func (o *Orchestrator) Close() error {
 
 func (o *Orchestrator) closeServers() error {
 	if o.listener != nil {
-		o.listener.Close()
+		_ = o.listener.Close() // Serve may have closed it
 	}
 	return closeBroker(o.broker)
 }
