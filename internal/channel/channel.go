@@ -13,15 +13,15 @@ const maxName = 255
 
 // Channel is a channel that a module can open by name.
 type Channel struct {
-	// Name is the file's name in the guest's /ch. "stdin", "stdout" and "stderr" mean these streams.
+	// Name is the file's name in the guest's /ch. The names "stdin", "stdout" and "stderr" mean the standard streams.
 	Name string `json:"name"`
 	// Topic is the topic or, for a read-only channel, the filter.
 	Topic string `json:"topic"`
-	// Flags are the most permissive mode for opening the channel.
+	// Flags are the most permissive mode in which the module can open the channel.
 	Flags Flags `json:"flags"`
 }
 
-// Validate checks the channels of one module. It returns errdefs.ErrInvalidArgument, and the text names the channel.
+// Validate checks the channels of one module. The error is errdefs.ErrInvalidArgument, and its text names the channel.
 func Validate(all []Channel) error {
 	if len(all) > MaxChannels {
 		return fmt.Errorf("%d channels: a module can have %d: %w", len(all), MaxChannels, errdefs.ErrInvalidArgument)

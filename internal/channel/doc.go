@@ -1,5 +1,5 @@
-// Package channel implements the channels of modules for the MQTT front door and the Wasm worker: the type Channel and
-// its rules, the frames of their protocol, and the Router between the modules of one node or one worker.
+// Package channel implements the channels of modules, for the MQTT front door and the Wasm worker. It has the type
+// Channel and its rules, the frames of the protocol, and the Router between the modules of one node or one worker.
 // docs/channels.md is the guide.
 //
 //	narrow frame   len:u32 LE │ control:1 module:7  │ arg:u8     │ payload     every peer; 128 modules, 256 channels

@@ -22,7 +22,7 @@ const (
 )
 
 // hello announces that all later frames in the same direction have the wide header (Conn.Widen). Public peers do not
-// use this type.
+// send messages of this type.
 const (
 	hello     = 0x7f
 	helloWide = "tripod-wide-1"
@@ -112,7 +112,7 @@ func parseHeader(b []byte) (h Header, length uint32) {
 type ConnOptions struct {
 	MaxFrame int           // maximum payload in either direction, in bytes; 0 means DefaultMaxFrame
 	Wide     bool          // accept the peer's offer of the wide header (Conn.Widen); otherwise Read returns it as a message
-	Timeout  time.Duration // of a Write, after which the connection ends; 0 means none
+	Timeout  time.Duration // maximum time of a Write, after which the connection ends; 0 means none
 }
 
 // Conn sends and receives messages over a connection. One goroutine reads; any number of goroutines write.
@@ -123,11 +123,11 @@ type Conn struct {
 
 	// For the reader only.
 	readWide bool
-	readErr  error // final, because the start of the next frame is unknown
+	readErr  error // permanent, because the start of the next frame is unknown
 
 	writeWide atomic.Bool
 	mu        sync.Mutex // held by a writer
-	writeErr  error      // final, because part of a frame may have been written
+	writeErr  error      // permanent, because part of a frame may have been written
 	out       []byte
 }
 
@@ -208,7 +208,7 @@ func noEOF(err error) error {
 }
 
 // Write sends one message. It returns errdefs.ErrInvalidArgument for a message above the limit, or with a number that
-// does not fit in the header; the connection stays usable. After an error of the connection, every later Write returns
+// does not fit in the header; the connection stays usable. After the connection has failed, every later Write returns
 // the same error.
 func (c *Conn) Write(m Message) error {
 	if err := c.Fits(m); err != nil {
@@ -219,7 +219,7 @@ func (c *Conn) Write(m Message) error {
 	return c.write(m)
 }
 
-// Fits returns the error with which Write would refuse the message. It sends nothing and does not block.
+// Fits returns the error with which Write would refuse the message, or nil. It sends nothing and does not block.
 func (c *Conn) Fits(m Message) error {
 	if len(m.Payload) > c.opts.MaxFrame {
 		return fmt.Errorf("message of %d bytes: the limit is %d: %w", len(m.Payload), c.opts.MaxFrame, errdefs.ErrInvalidArgument)
@@ -264,8 +264,8 @@ func (c *Conn) broken(err error) error {
 }
 
 // Widen announces the wide header to the peer and uses it for all later messages. Call it only if the peer is one of
-// our programs with ConnOptions.Wide; its Conn calls Widen when it reads the announcement. Each direction changes after
-// its own announcement, so no frame in flight is misread. A second call does nothing.
+// our programs with ConnOptions.Wide; its Conn calls Widen when it reads the announcement. Each direction switches
+// after its own announcement, so no frame in flight is misread. A second call does nothing.
 func (c *Conn) Widen() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

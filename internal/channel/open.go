@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Flags are the mode of a channel, as in OpenChannel.
+// Flags are the mode of a channel, encoded as in OpenChannel.
 type Flags uint8
 
 // The bits of Flags.
@@ -68,8 +68,8 @@ type Open struct {
 	Topic string // as given by the module; see Local
 }
 
-// ParseOpen parses the payload of OpenChannel. It removes NULs at the end of the topic, which C peers send. It returns
-// errdefs.ErrInvalidArgument for a channel without a topic, without a mode, or with a wildcard and write.
+// ParseOpen parses the payload of OpenChannel. It removes the NULs that C peers send at the end of the topic. It
+// returns errdefs.ErrInvalidArgument for a channel without a topic, without a mode, or with a wildcard and write.
 func ParseOpen(payload []byte) (Open, error) {
 	if len(payload) < 2 {
 		return Open{}, fmt.Errorf("open a channel with %d bytes: want number, flags and topic: %w", len(payload), errdefs.ErrInvalidArgument)

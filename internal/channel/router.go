@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Key names a channel. Module is the index in its runtime.
+// Key names a channel. Module is the module's index in its runtime.
 type Key struct {
 	Runtime string
 	Module  int
@@ -24,18 +24,18 @@ type moduleKey struct {
 
 func (k Key) moduleKey() moduleKey { return moduleKey{k.Runtime, k.Module} }
 
-// RouterOptions connect a Router to the broker, and limit it. The functions must neither block nor call the Router.
-// Calls of Subscribe and Unsubscribe do not overlap; calls of Publish can.
+// RouterOptions connect a Router to the broker, and set its limits. The functions must neither block nor call the
+// Router. Calls of Subscribe and Unsubscribe do not overlap; calls of Publish can.
 type RouterOptions struct {
 	Publish     func(topic string, qos byte, payload []byte)
 	Subscribe   func(filter string, qos byte) // also for a subscribed filter, to change its QoS or get its retained messages again
 	Unsubscribe func(filter string)
-	// Held are the filters of the node's own subscriptions, with QoS 2. They stay when a module closes a channel on such a
-	// filter.
+	// Held are the filters of the node's own subscriptions, with QoS 2. They remain when a module closes a channel on the
+	// same filter.
 	Held []string
 
 	MaxChannels int // of one module; 0 means the constant MaxChannels
-	MaxPayload  int // of a module's message, in bytes; 0 means no limit besides the frame's
+	MaxPayload  int // of a module's message, in bytes; 0 means only the limit of the frame
 }
 
 // Stats holds a Router's counters.
@@ -200,8 +200,8 @@ func (r *Router) close(key Key) bool {
 	return true
 }
 
-// removeChannel removes a channel from the tables. It returns the filter of a readable channel, and whether that was
-// its last channel.
+// removeChannel removes a channel from the tables. If the channel can be read, removeChannel returns its filter, and
+// whether it was the filter's last channel.
 func (r *Router) removeChannel(c *channel) (f *filter, last bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -222,8 +222,8 @@ func (r *Router) removeChannel(c *channel) (f *filter, last bool) {
 	return f, false
 }
 
-// Publish delivers a module's message to all other matching channels, except those of the sender's group, and passes it
-// to the broker. The caller must not change the payload afterwards. Errors are errdefs.ErrNotFound (the channel is not
+// Publish passes a module's message to the broker, and delivers it to all other matching channels, except those of the
+// sender's group. The caller must not change the payload afterwards. Errors are errdefs.ErrNotFound (the channel is not
 // open), ErrPermissionDenied (it is read-only) and ErrInvalidArgument (the message is too long).
 func (r *Router) Publish(key Key, payload []byte) error {
 	var few [16]*channel
@@ -264,7 +264,7 @@ func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*
 func (r *Router) FromBroker(topic string, payload []byte) { r.deliverFromBroker(topic, payload, false) }
 
 // RetainedFromBroker delivers a retained message from the broker to the matching channels that have not received it
-// yet. Channels share subscriptions, which are renewed, so the broker can send a retained message again.
+// yet. The broker can send a retained message again, because channels share subscriptions, and these are renewed.
 func (r *Router) RetainedFromBroker(topic string, payload []byte) {
 	r.deliverFromBroker(topic, payload, true)
 }

@@ -19,7 +19,7 @@ func (r *Router) subscribe(f *filter, added bool) {
 		r.findRoot(f)
 	}
 	if f.root != f || !added {
-		// Renew it even with the same QoS, so that the broker sends the retained messages again.
+		// Renew the subscription even with the same QoS, so that the broker sends the retained messages again.
 		f.root.qos = r.rootQoS(f.root)
 		r.opts.Subscribe(f.root.name, f.root.qos)
 		return
@@ -38,7 +38,7 @@ func (r *Router) findRoot(f *filter) {
 	}
 }
 
-// makeRoot subscribes to a filter that no other covers, and then unsubscribes from the filters that it covers.
+// makeRoot subscribes to a filter that no other filter covers, and then unsubscribes from the filters that f covers.
 func (r *Router) makeRoot(f *filter) {
 	var narrow []*filter
 	if f.wild {
@@ -76,7 +76,7 @@ func (r *Router) unsubscribe(f *filter) {
 			}
 		}
 	}
-	// Begin with those that have wildcards, because they may cover others.
+	// Begin with the filters that have wildcards, because they can cover others.
 	for _, wild := range []bool{true, false} {
 		for _, o := range orphans {
 			if o.wild == wild {
@@ -104,7 +104,7 @@ func (r *Router) updateQoS(root *filter) {
 	}
 }
 
-// rootQoS returns the highest QoS of a root and the filters that it covers.
+// rootQoS returns the highest QoS among a root and the filters that it covers.
 func (r *Router) rootQoS(root *filter) byte {
 	qos := root.ownQoS()
 	if root.wild {
@@ -117,8 +117,8 @@ func (r *Router) rootQoS(root *filter) byte {
 	return qos
 }
 
-// isNew reports whether to deliver a message from the broker. The channel has already received a retained message that
-// equals the last message on its topic.
+// isNew reports whether to deliver a message from the broker. It returns false for a retained message that equals the
+// channel's last message on the topic, because the channel already has it.
 func (c *channel) isNew(topic string, payload []byte, retained bool) bool {
 	hash := maphash.Bytes(seed, payload)
 	c.seenMu.Lock()

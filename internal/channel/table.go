@@ -24,7 +24,7 @@ func (f *filter) ownQoS() byte {
 	return qos
 }
 
-// table finds filters by topic, in a tree with a level for each level of the topics.
+// table finds filters by topic. It is a tree with a level for each level of the topics.
 type table struct {
 	top level
 	all map[string]*filter
@@ -57,7 +57,7 @@ func (t *table) remove(f *filter) {
 	t.top.remove(f.name, true)
 }
 
-// remove removes the filter with the remaining levels rest, and levels that become empty.
+// remove removes the filter whose remaining levels are rest, and the levels that become empty.
 func (l *level) remove(rest string, more bool) {
 	if !more {
 		l.filter = nil

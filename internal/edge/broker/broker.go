@@ -11,14 +11,14 @@ import (
 
 // Broker is a running MQTT broker. New starts the embedded one. An external broker needs no Broker, only its URL.
 type Broker interface {
-	// URL is the broker's URL for a client on this machine: mqtt://HOST:PORT, or mqtts:// if it listens for TLS only.
+	// URL returns the broker's URL for a client on this machine: mqtt://HOST:PORT, or mqtts:// if it listens for TLS only.
 	URL() string
 	// Addresses returns the listening addresses: Config.Address and Config.TLSAddress, with their actual ports.
 	Addresses() []string
 	// Stats returns the counters.
 	Stats() Stats
-	// Close disconnects all clients without publishing their wills, and writes pending changes to disk. It waits for that
-	// until ctx ends. A broker that is started on the same Path has the sessions and retained messages again.
+	// Close disconnects all clients without publishing their wills, and writes pending changes to disk. It stops waiting
+	// when ctx ends. A broker that is later started with the same Path has the same sessions and retained messages.
 	Close(ctx context.Context) error
 }
 

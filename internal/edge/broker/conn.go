@@ -21,8 +21,8 @@ const takeOverTimeout = time.Second
 const maxPending = 64 << 10
 
 // conn is one client's connection. While mochi writes to it, mochi holds a lock that every publisher to the client
-// needs. So Write never waits for the network: it appends to pending, which drain sends. Callers that write much call
-// wait first, without that lock.
+// needs. So Write never waits for the network: it appends to pending, which drain sends. Callers that write a lot call
+// wait first, without holding that lock.
 //
 //	mochi's WriteLoop ─ wait ─┐
 //	the connection's reader ──┼─ Write ─▶ pending ─ drain ─▶ client
@@ -36,10 +36,10 @@ type conn struct {
 	ended          chan struct{}        // closed after the last write
 
 	mu            sync.Mutex
-	changed       *sync.Cond // pending is shorter, or the connection is closed
+	changed       *sync.Cond // signals that pending is shorter, or the connection closed
 	pending       []byte
 	writing       int       // bytes that drain is writing
-	draining      bool      // drain runs; it stays set once closed is
+	draining      bool      // drain runs; never reset once closed is set
 	finalDeadline time.Time // of all writes; if zero, each write has its timeout
 	closed        bool
 	held          bool   // Write appends to buf instead of pending
@@ -75,7 +75,7 @@ func (c *conn) pass(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// wait waits until the client has read enough of what is pending, or the connection is closed.
+// wait waits until at most maxPending bytes are pending, or the connection is closed.
 func (c *conn) wait() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,8 +91,8 @@ func (c *conn) drainSoon() {
 	}
 }
 
-// drain writes what is pending, within the time limit for a client that does not read, and then closes the connection
-// if it is to be closed.
+// drain writes the pending bytes. Each write has a deadline, in case the client does not read. If Close was called,
+// drain then closes the connection.
 func (c *conn) drain() {
 	var reuse []byte
 	c.mu.Lock()
@@ -130,8 +130,8 @@ func (c *conn) drain() {
 	}
 }
 
-// SetDeadline implements net.Conn for reading only, because mochi derives both deadlines from the client's keep-alive, which may be
-// 0. Writes have their own limit.
+// SetDeadline implements net.Conn, but sets only the deadline for reading, because mochi derives both deadlines from
+// the client's keep-alive, which can be 0. Writes have their own limit.
 func (c *conn) SetDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,7 +155,7 @@ func (c *conn) limitWritesLocked() {
 	}
 }
 
-// Close implements net.Conn. It does not wait: reads end, and what is pending is written in the background within
+// Close implements net.Conn. It does not wait: reads end, and the pending bytes are written in the background within
 // takeOverTimeout.
 func (c *conn) Close() error {
 	c.mu.Lock()
@@ -179,7 +179,7 @@ func (c *conn) endDelivery() {
 	}
 }
 
-// hold keeps back what is written from here on, until release.
+// hold makes Write keep its data in buf until release.
 func (c *conn) hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

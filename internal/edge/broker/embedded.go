@@ -57,7 +57,7 @@ func New(cfg Config) (Broker, error) {
 func (b *embedded) start(cfg Config, who *users) error {
 	caps := mochi.NewDefaultServerCapabilities()
 	caps.MaximumClients = int64(cfg.MaxClients)
-	caps.MaximumMessageExpiryInterval = 0 // only the message's own; mochi's default removes retained messages after a day
+	caps.MaximumMessageExpiryInterval = 0 // no limit besides the message's own; with mochi's default, retained messages expire after a day
 	caps.MaximumSessionExpiryInterval = uint32(cfg.SessionExpiry.Seconds())
 	caps.MaximumPacketSize = uint32(cfg.MaxPacket)
 	caps.MaximumInflight = uint16(cfg.MaxQueued)
@@ -66,8 +66,8 @@ func (b *embedded) start(cfg Config, who *users) error {
 	b.server = mochi.New(&mochi.Options{
 		Capabilities: caps, Logger: quiet(cfg.Log), SysTopicResendInterval: 10,
 		ClientNetReadBufferSize: 16 << 10,
-		// Each packet is written immediately. While messages wait, mochi would otherwise gather packets, and they would wait
-		// behind our gate, including the PUBREL that the client needs for its next acknowledgement.
+		// This size makes mochi write each packet immediately. Otherwise mochi would gather packets while messages wait. The
+		// packets would wait behind our gate, including the PUBREL that the client needs for its next acknowledgement.
 		ClientNetWriteBufferSize: 1,
 	})
 	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*queueSizes{}}
@@ -217,7 +217,7 @@ func (b *embedded) Close(ctx context.Context) error {
 		b.hooks.closing.Store(true)
 		go func() {
 			defer close(b.done)
-			// In this order, because clients still change their sessions while they disconnect.
+			// The server first, because clients still change their sessions while they disconnect.
 			b.closeErr = errors.Join(b.server.Close(), b.store.close())
 		}()
 	})

@@ -12,7 +12,7 @@ import (
 
 // gate enforces a client's receive maximum (MQTT 5.0 §4.9). mochi 2.7.9 has its own implementation, which reorders
 // messages, sends all queued messages of a session in one burst, loses those that are not acknowledged, and stalls
-// after twice the maximum. So we hide the client's maximum from mochi.
+// after twice the maximum. We therefore hide the client's maximum from mochi (OnPacketRead).
 //
 //	mochi's resend ─▶ resend ─┐
 //	                          ├─ enter: fewer than window in flight ─▶ client ─PUBACK, PUBCOMP─▶ leave
@@ -34,8 +34,8 @@ func newGate(window int) *gate {
 	return g
 }
 
-// enter waits until another message may be sent, and reports whether the gate is open. With live, it first waits for
-// the end of the resend.
+// enter waits until another message fits in the window, and reports whether the gate is open. If live is set, it first
+// waits for the end of the resend.
 func (g *gate) enter(id uint16, live bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -20,7 +20,7 @@ var bridgeMark = packets.UserProperty{Key: "tripod.bridge"}
 // emptyMark marks a will without a payload until it is published.
 var emptyMark = packets.UserProperty{Key: "tripod.empty"}
 
-// hooks implements mochi's hooks. They are all in one type, so that the order within an event is plain.
+// hooks implements mochi's hooks. They are all in one type, so that the order within an event is clear.
 type hooks struct {
 	mochi.HookBase
 	server *mochi.Server
@@ -51,8 +51,8 @@ func (h *hooks) Provides(b byte) bool {
 	}, b) >= 0
 }
 
-// OnPacketRead adapts the CONNECT of the public peers to what mochi accepts. An acknowledgement makes room in the
-// client's gate.
+// OnPacketRead adapts the CONNECT of the public peers to what mochi accepts. It also makes room in the client's gate
+// when an acknowledgement arrives.
 func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	switch pk.FixedHeader.Type {
 	case packets.Connect:
@@ -63,7 +63,7 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 		if len(pk.Connect.Password) == 0 { // MQTT 3.1.1 §3.1.3.5 allows the flag with an empty password
 			pk.Connect.PasswordFlag = false
 		}
-		if pk.Connect.WillFlag && len(pk.Connect.WillPayload) == 0 { // allowed too, but mochi refuses it
+		if pk.Connect.WillFlag && len(pk.Connect.WillPayload) == 0 { // also allowed, but mochi refuses it
 			pk.Connect.WillPayload = []byte{0}
 			pk.Connect.WillProperties.User = append(pk.Connect.WillProperties.User, emptyMark)
 		}
@@ -77,8 +77,8 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 	return pk, nil
 }
 
-// OnPacketProcessed delays the next packet of a client that does not read its answers. Packets without an answer are
-// not delayed, because some clients read only after they have written.
+// OnPacketProcessed delays the next packet of a client that does not read its answers. It does not delay clients that
+// send packets without an answer, because some clients read only after they have written.
 func (h *hooks) OnPacketProcessed(cl *mochi.Client, pk packets.Packet, err error) {
 	switch pk.FixedHeader.Type {
 	case packets.Puback, packets.Pubcomp:
@@ -101,8 +101,8 @@ func gateOf(cl *mochi.Client) *gate {
 }
 
 // OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It delays
-// a message until the client has room for it: it runs in the client's WriteLoop. mochi's resend, with the DUP flag, is
-// gated by resume.
+// a message until the client has room for it, which it can do because it runs in the client's WriteLoop. Messages of
+// mochi's resend, with the DUP flag, are delayed by resume instead.
 func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Packet {
 	switch pk.FixedHeader.Type {
 	case packets.Publish:
@@ -169,8 +169,9 @@ func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 	return will, nil
 }
 
-// OnPublish numbers a message, because mochi orders queued messages by seconds only. Until OnPublished, it holds back
-// the acknowledgement, and no session can change its connection: mochi would give the message to the old connection.
+// OnPublish numbers a message, because mochi orders queued messages by seconds only. Until OnPublished, the
+// acknowledgement is held back, and no session can change its connection, because mochi could then send the message to
+// the old connection.
 func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	pk.Created = h.seq.Add(1)
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
@@ -181,7 +182,7 @@ func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, 
 	return pk, nil
 }
 
-// OnPublished sends the acknowledgement once the message is stored where it has to be.
+// OnPublished sends the acknowledgement once the message is stored, if it has to be.
 func (h *hooks) OnPublished(cl *mochi.Client, pk packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
 		c.endDelivery()

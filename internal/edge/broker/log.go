@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// quietHandler lowers mochi's warnings to debug messages, because a client that disconnects is not worth a warning. It
-// removes whole packets, whose content must not be logged.
+// quietHandler lowers mochi's messages to the level debug, except errors, because a client that disconnects is not
+// worth a warning. It removes whole packets, whose content must not be logged.
 type quietHandler struct{ slog.Handler }
 
 func quiet(l *slog.Logger) *slog.Logger { return slog.New(quietHandler{l.Handler()}) }

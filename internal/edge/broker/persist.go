@@ -24,8 +24,8 @@ const (
 	nul                                        = "\x00"
 )
 
-// firstNumber is the first sequence number. It is larger than any time in seconds, which mochi's own messages have in
-// its place.
+// firstNumber is the first sequence number. It is larger than any time in seconds, which messages made by mochi have in
+// the same field.
 const firstNumber = 1 << 40
 
 // persistent reports whether the session outlives the connection.
@@ -44,7 +44,7 @@ func (h *hooks) save(key string, v any, urgent bool) {
 }
 
 // OnSessionEstablish is called before CONNACK, so a session is on the disk before the client learns of it. From here to
-// OnSessionEstablished no message is delivered, so none goes to the previous connection, or twice.
+// OnSessionEstablished no message is delivered, so none is sent to the previous connection, and none is sent twice.
 func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 	if persistent(cl) {
 		h.saveClient(cl)
@@ -73,8 +73,8 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 	}
 }
 
-// OnSessionEstablished is called after mochi's resend. It starts to send the messages of the resend, which the gate has
-// kept.
+// OnSessionEstablished is called after mochi's resend. It starts to send the messages that the gate has kept from the
+// resend.
 func (h *hooks) OnSessionEstablished(cl *mochi.Client, _ packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok {
 		c.endDelivery()
@@ -130,7 +130,7 @@ func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int
 		return
 	}
 	if !h.reserve(cl.ID, pk) {
-		// A connected client still gets the message, once. For a disconnected one it is dropped.
+		// A connected client still gets the message, but only once. For a disconnected client, the message is dropped.
 		cl.State.Inflight.Delete(pk.PacketID)
 		h.dropped.Add(1)
 		return
@@ -214,8 +214,8 @@ func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, change int64
 func (h *hooks) OnRetainedExpired(topic string) { h.store.del(retainedKey+topic, false) }
 
 // OnDisconnect removes a session that ends with its connection, and forgets dropped messages. It locks delivery until
-// mochi has finished, so that no session changes its connection: mochi first checks for a takeover, and then deletes
-// the client that has the identifier by then.
+// mochi has finished, so that no session changes its connection. Otherwise mochi, which checks for a takeover before it
+// deletes the client by its identifier, could delete the new client.
 func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 	if c, ok := cl.Net.Conn.(*conn); ok && c.unlockDelivery == nil {
 		h.delivery.RLock()
@@ -254,8 +254,8 @@ func (h *hooks) OnClientExpired(cl *mochi.Client) {
 	h.mu.Unlock()
 }
 
-// StoredClients loads the sessions. mochi calls it first when the broker starts, and then the three that follow here,
-// in this order.
+// StoredClients loads the sessions. When the broker starts, mochi calls it first, and then the three functions below,
+// in their order.
 func (h *hooks) StoredClients() (all []storage.Client, err error) {
 	h.clients = map[string]struct{}{}
 	err = load(h, clientKey, func(c storage.Client) bool {

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// batchDelay is how long a write that nobody waits for is delayed, so that others join it. Most messages are
-	// acknowledged within that time and never reach the disk.
+	// batchDelay is the delay of a write that nobody waits for, so that other writes can join its transaction. Most
+	// messages are acknowledged within that time and never reach the disk.
 	batchDelay = 25 * time.Millisecond
 	// retryStore is the delay before a failed write is tried again.
 	retryStore = time.Second
@@ -26,7 +26,7 @@ const (
 
 var bucket = []byte("mqtt/v1")
 
-// store is a write-behind map on disk: keys change in memory, and many changes make one transaction.
+// store is a write-behind map on disk: keys change in memory, and one transaction writes many changes.
 //
 //	put, del ──▶ dirty ──▶ batch ──bbolt, fsync──▶ disk
 //	                └─ wait: until the urgent changes are on the disk
@@ -38,7 +38,7 @@ type store struct {
 	dirty   map[string][]byte // nil value: delete
 	disk    map[string]struct{}
 	batch   uint64 // number of the batch that is being gathered
-	done    uint64 // number of the last batch that was written, or could not be
+	done    uint64 // number of the last batch that was written, or whose write failed
 	urgent  uint64 // number of the last batch with an urgent change
 	written *sync.Cond
 	closed  bool
@@ -89,7 +89,7 @@ func recognize(tx *bbolt.Tx) error {
 	return nil
 }
 
-// put sets a key. If urgent, the next wait waits until it is on the disk.
+// put sets a key. If urgent is set, the next wait waits until the change is on the disk.
 func (s *store) put(key string, value []byte, urgent bool) { s.set(key, value, urgent) }
 
 // del removes a key.

@@ -90,7 +90,7 @@ func (u *users) allowed(name, client, topic string, write bool) bool {
 	}
 	for _, f := range filters {
 		if strings.Contains(f, "%") {
-			// A name with a wildcard would match other topics than its own.
+			// A name with a wildcard would match the topics of other users or clients.
 			if strings.ContainsAny(name+client, "+#/") {
 				continue
 			}

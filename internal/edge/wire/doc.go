@@ -1,5 +1,5 @@
 // Package wire defines the messages of the edge protocol: the payloads between a manager and a runtime (SLSocket, with
-// the frames of internal/channel), the JSON envelopes on MQTT, and the names of the topics. docs/edge.md has the
+// the frames of internal/channel), the JSON envelopes on MQTT, and the names of the topics. docs/edge.md is the
 // reference.
 //
 //	orchestrator ◀──Envelope on Topics──▶ manager ◀──channel.Message on a channel.Conn──▶ runtime ── modules

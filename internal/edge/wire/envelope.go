@@ -10,7 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Types of envelopes. We send the first two. Later peers use the others, and get them in our answers.
+// Types of envelopes. We send the first two. Later versions of the public peers ("later peers") use the others, and get
+// them in our answers.
 const (
 	Request       = "arts_req"
 	Response      = "arts_resp"
@@ -37,8 +38,8 @@ type Envelope struct {
 	Extra    map[string]json.RawMessage // unknown fields, verbatim
 }
 
-// ParseEnvelope parses a control message, except its data. It returns errdefs.ErrInvalidArgument for text that is not a
-// JSON object, a field of the wrong kind, or an unknown type.
+// ParseEnvelope parses a control message, except its data. It returns errdefs.ErrInvalidArgument if the text is not a
+// JSON object, a field is not a string, or the type is unknown.
 func ParseEnvelope(payload []byte) (Envelope, error) {
 	fields, err := ParseObject(payload)
 	if err != nil {
@@ -85,8 +86,8 @@ func (e Envelope) Answer(data json.RawMessage) Envelope {
 	return Envelope{ObjectID: e.ObjectID, Action: e.Action, Type: t, Data: data}
 }
 
-// Bytes returns the encoded message: the known fields in the order of the protocol, then the unknown ones by name, all
-// verbatim.
+// Bytes returns the encoded message: the known fields in the order of the protocol, then the unknown fields, sorted by
+// name, all verbatim.
 func (e Envelope) Bytes() []byte {
 	b := []byte(`{"object_id":`)
 	b = appendString(b, e.ObjectID)
@@ -116,8 +117,7 @@ func ParseObject(payload []byte) (map[string]json.RawMessage, error) {
 	return fields, nil
 }
 
-// AppendObject appends an object with its fields in the order of their names. Unlike encoding/json it keeps the values
-// verbatim.
+// AppendObject appends an object with its fields sorted by name. Unlike encoding/json it keeps the values verbatim.
 func AppendObject(b []byte, fields map[string]json.RawMessage) []byte {
 	b = append(b, '{')
 	for i, name := range slices.Sorted(maps.Keys(fields)) {

@@ -30,7 +30,7 @@ func ParseModuleData(raw []byte) (ModuleData, error) {
 	return fields, nil
 }
 
-// Bytes returns the encoded data: fields by name, values verbatim.
+// Bytes returns the encoded data: fields sorted by name, values verbatim.
 func (d ModuleData) Bytes() json.RawMessage { return AppendObject(nil, d) }
 
 // With returns a copy of the data with the field set.
@@ -59,7 +59,7 @@ func (d ModuleData) Without(names ...string) ModuleData {
 // UUID returns the uuid that identifies the module.
 func (d ModuleData) UUID() string { return d.Text("uuid") }
 
-// Name returns the name for people.
+// Name returns the module's name, which is for people and need not be unique.
 func (d ModuleData) Name() string { return d.Text("name") }
 
 // Parent returns the uuid or the name of the runtime, or "" if the orchestrator chooses.
@@ -101,7 +101,7 @@ func (d ModuleData) Args() []string {
 // Env returns the environment variables as NAME=value, from "env" and the "env" of "args".
 func (d ModuleData) Env() []string { return append(d.list("env"), d.argsObject().list("env")...) }
 
-// Dirs returns the node's directories for the module, from "dir" and "dirs", and the same fields of "args".
+// Dirs returns the node's directories that the module can use, from "dir" and "dirs", and the same fields of "args".
 func (d ModuleData) Dirs() []string {
 	var all []string
 	for _, o := range []ModuleData{d, d.argsObject()} {
@@ -120,8 +120,9 @@ func (d ModuleData) Resources() ModuleData {
 	return o
 }
 
-// Channels returns the channels that the module can open, from "channels". The mode is text for channel.ParseFlags, or
-// a number of flags. The default of the name is the topic's last level.
+// Channels returns the channels that the module can open, from "channels". A mode is text for channel.ParseFlags; flags
+// can also be a number. A channel without a name is named after the topic's last level. If the field is invalid,
+// Channels returns nil; see Validate.
 func (d ModuleData) Channels() []channel.Channel {
 	all, err := d.channels()
 	if err != nil {

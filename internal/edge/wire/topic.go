@@ -16,13 +16,13 @@ func (t Topics) proc(parts ...string) string {
 	return t.Realm + "/proc/" + strings.Join(parts, "/")
 }
 
-// Reg returns the topic of a manager's or runtime's registration and of the answer.
+// Reg returns the topic of the registration of a manager or runtime, and of the answer to it.
 func (t Topics) Reg(uuid string) string { return t.proc("reg", uuid) }
 
 // Control returns the topic of clients' requests to the orchestrator.
 func (t Topics) Control() string { return t.proc("control") }
 
-// ControlOf returns the topic of messages between orchestrator and manager about a runtime's modules.
+// ControlOf returns the topic of messages between the orchestrator and a manager about a runtime's modules.
 func (t Topics) ControlOf(runtime string) string { return t.proc("control", runtime) }
 
 // Keepalive returns the topic of a runtime's keepalives.
@@ -60,7 +60,7 @@ func (t Topics) Desired(runtime string) string { return t.proc("desired", runtim
 func (t Topics) Reported(runtime string) string { return t.proc("reported", runtime) }
 
 // Governs reports whether messages on the topic control or describe managers and runtimes. Peers would take a module's
-// message there for its node's.
+// message on such a topic for a message from its node.
 func (t Topics) Governs(topic string) bool {
 	for _, kind := range []string{"reg", "control", "keepalive", "desired", "reported"} {
 		if own := t.proc(kind); topic == own || strings.HasPrefix(topic, own+"/") {

@@ -11,11 +11,11 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// maxName bounds uuids and names, which become levels of topics, in bytes.
+// maxName bounds the length, in bytes, of uuids and names that become levels of topics.
 const maxName = 256
 
-// Validate checks the known fields. It returns errdefs.ErrInvalidArgument. File and Image can both be missing, because
-// a foreign runtime may have another field for the program.
+// Validate checks the known fields. It returns errdefs.ErrInvalidArgument. It accepts data with neither a file nor an
+// image, because a foreign runtime may have another field for the program.
 func (d ModuleData) Validate() error {
 	if err := ValidName("uuid", d.UUID()); err != nil {
 		return err
