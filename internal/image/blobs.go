@@ -24,7 +24,7 @@ const (
 	blobWhole
 )
 
-// checkBlob checks a blob's record and its file's size, which is shorter if a crash lost data.
+// checkBlob checks that a blob has a record and that its file has the right size. A crash can truncate the file.
 func (s *Store) checkBlob(ctx context.Context, desc ocispec.Descriptor) (blobState, error) {
 	if _, bad := s.badBlobs.Load(desc.Digest.String()); bad {
 		return blobDamaged, nil
@@ -70,7 +70,7 @@ func (s *Store) dropDamaged(ctx context.Context, desc ocispec.Descriptor) error 
 	return s.dropBlob(ctx, desc.Digest)
 }
 
-// readBlob reads a small blob and checks its digest; a mismatch is a corruptError.
+// readBlob reads a small blob and checks its digest. The error for a mismatch is a corruptError.
 func (s *Store) readBlob(ctx context.Context, desc ocispec.Descriptor) ([]byte, error) {
 	ra, err := s.content.ReaderAt(ctx, desc)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,7 +98,8 @@ func (s *Store) blobPath(dgst digest.Digest) string {
 }
 
 // OpenBlob checks a blob's size and digest and opens it for reading. The error is errdefs.ErrNotFound for a missing
-// blob, and errdefs.ErrDataLoss for a damaged one, whose images it drops, so that they are pulled again.
+// blob, and errdefs.ErrDataLoss for a damaged one. In that case OpenBlob drops the images that contain the blob, so
+// that they are pulled again.
 func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.File, err error) {
 	if err := s.ready(); err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// collectPace is the time in which removals accumulate before a collection.
+	// collectPace is the pause before a collection, in which more removals can accumulate.
 	collectPace = 250 * time.Millisecond
 	// collectEvery is the interval of checks for expired leases.
 	collectEvery = time.Hour

@@ -14,11 +14,11 @@ import (
 
 // Media types of artifacts with a component.
 const (
-	// MediaTypeWasmConfig is the config of the CNCF's Wasm OCI artifact layout (TAG Runtime, version 0).
+	// MediaTypeWasmConfig is the type of the config in the CNCF's Wasm OCI artifact layout (TAG Runtime, version 0).
 	MediaTypeWasmConfig = "application/vnd.wasm.config.v0+json"
 	// MediaTypeWasm is the type of a binary: a component or a core module.
 	MediaTypeWasm = "application/wasm"
-	// MediaTypeDescriptorSet is our type of a google.protobuf.FileDescriptorSet.
+	// MediaTypeDescriptorSet is our type for a google.protobuf.FileDescriptorSet.
 	MediaTypeDescriptorSet = "application/vnd.tripod.protobuf.descriptorset.v1+protobuf"
 	// MediaTypeMetadata is the type of Vimana's Metadata message.
 	MediaTypeMetadata = "application/protobuf"
@@ -57,7 +57,7 @@ func isWasmPlatform(p ocispec.Platform) bool {
 }
 
 // componentOf classifies the layers of an artifact. It rejects a second binary and a layer of an unknown type, because
-// the artifact is not what its author intended.
+// the artifact cannot be what its author intended.
 func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
 	c := &Component{Layout: LayoutCNCF}
 	for _, layer := range m.Layers {

@@ -130,7 +130,7 @@ func readDockerConfig(path string) (map[string]login, error) {
 	return found, nil
 }
 
-// hostOf normalises the notations of a registry: with a scheme, with a path, or docker.io's other names.
+// hostOf returns the host in a registry's address, without a scheme or path. It replaces docker.io's other names.
 func hostOf(address string) string {
 	if _, rest, ok := strings.Cut(address, "://"); ok {
 		address = rest

@@ -47,8 +47,8 @@ const (
 	mediaTypeDownload = "application/vnd.tripod.disk.download.v1+json"
 )
 
-// diskFormats maps the media types of disk layers to formats. The foreign ones come from libmagic and LF Edge's
-// edge-containers.
+// diskFormats maps the media types of disk layers to formats. Types that are not Tripod's come from libmagic and LF
+// Edge's edge-containers.
 var diskFormats = map[string]string{
 	MediaTypeDiskQcow2:                           FormatQcow2,
 	"application/vnd.qemu.qcow2":                 FormatQcow2,
@@ -68,7 +68,7 @@ type diskLayer struct {
 	format, compression string
 }
 
-// diskTypeOf reads a layer's media type.
+// diskTypeOf splits a disk's media type into format and compression. ok is false if the type is not a disk's.
 func diskTypeOf(mediaType string) (format, compression string, ok bool) {
 	if format, ok = diskFormats[mediaType]; ok {
 		return format, "", true
@@ -220,8 +220,8 @@ func (f *DiskFiles) checkDisk() error {
 	return err
 }
 
-// formatByContent determines the format of a file without a media type from its name or its first bytes. A guest that
-// writes to a disk must not choose its format (fault I5); at this point only the image's author has written it.
+// formatByContent determines the format of a file without a media type from its name or its first bytes. It is used
+// only before a guest can write to the file, because a guest must not choose its disk's format (fault I5).
 func formatByContent(r io.ReaderAt, name string) string {
 	switch {
 	case strings.HasSuffix(name, ".raw"):

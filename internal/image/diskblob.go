@@ -29,10 +29,11 @@ var failDiskUnpack = failpoint.New("image.disk.unpack")
 // long as the manifest.
 const labelDisk = "containerd.io/gc.ref.content.disk"
 
-// maxWindow limits zstd's window and xz's dictionary, and so the memory for unpacking, in bytes. `xz -9` uses 64 MiB.
+// maxWindow limits zstd's window and xz's dictionary, in bytes, and thus the memory that unpacking needs. `xz -9` uses
+// 64 MiB.
 const maxWindow = 128 << 20
 
-// decompressors maps compressions, as disks' media types name them, to their decompressors.
+// decompressors maps the names of compressions in media types to decompressors.
 var decompressors = map[string]func(io.Reader) (io.ReadCloser, error){
 	"gzip": func(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
 	"zstd": func(r io.Reader) (io.ReadCloser, error) {
@@ -130,7 +131,8 @@ func (v *verified) add(file *os.File, dgst digest.Digest) {
 	v.files[dgst] = is
 }
 
-// openVerified is like OpenBlob, but reads a file again only after a change. The file's name is its path.
+// openVerified is like OpenBlob, but reads a file again only after a change. The returned file's Name is its path in
+// the content store.
 func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
 	path := s.blobPath(desc.Digest)
 	if file := s.verified.open(path, desc.Digest); file != nil {
@@ -166,12 +168,12 @@ func (s *Store) openPlainDisk(ctx context.Context, d *details) (*os.File, error)
 	}
 }
 
-// plainDisk returns the blob with the decompressed disk. The first call makes it.
+// plainDisk returns the blob with the decompressed disk. The first call makes that blob.
 func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, error) {
 	if d.disk.compression == "" {
 		return d.disk.Descriptor, nil
 	}
-	key := "disk://" + d.disk.Digest.String() // two artifacts may share a layer
+	key := "disk://" + d.disk.Digest.String() // two artifacts can share a layer
 	if err := s.once.Lock(ctx, key); err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -259,8 +261,8 @@ func (s *Store) commitBlob(ctx context.Context, w content.Writer, desc ocispec.D
 	return nil
 }
 
-// decompressDisk writes a layer's decompressed content to w and returns its size. After any error it checks the layer's
-// digest, because a damaged blob must be fetched again.
+// decompressDisk writes a layer's decompressed content to w and returns its size. It checks the layer's digest even
+// after an error, because a damaged blob must be fetched again.
 func (s *Store) decompressDisk(ctx context.Context, layer *diskLayer, w io.Writer) (int64, error) {
 	ra, err := s.content.ReaderAt(ctx, layer.Descriptor)
 	if err != nil {

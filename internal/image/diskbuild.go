@@ -42,8 +42,8 @@ func IsDiskFile(file string) (bool, error) {
 	return qcow2.Is(head) || named && !bytes.HasPrefix(head, wasmMagic), nil
 }
 
-// BuildDisk makes an OCI artifact with a disk as its one layer. It rejects an uncompressed disk that a node would
-// reject, with errdefs.ErrInvalidArgument. The same file always makes the same artifact.
+// BuildDisk makes an OCI artifact with a disk as its one layer. If the disk is uncompressed and a node would reject it,
+// the error is errdefs.ErrInvalidArgument. The same file always makes the same artifact.
 func BuildDisk(file string, annotations map[string]string) (manifest Blob, blobs []Blob, err error) {
 	defer func() {
 		if err != nil {

@@ -18,8 +18,8 @@ type foreignFormat struct {
 	offset   int
 }
 
-// foreignFormats lists the formats of files that would pass for raw disks and not boot. Sources: the formats' own
-// specifications, QEMU's block/*.c, and file(1).
+// foreignFormats lists the formats of files that could be mistaken for raw disks but would not boot. Sources: the
+// formats' own specifications, QEMU's block/*.c, and file(1).
 var foreignFormats = []foreignFormat{
 	{name: "VMDK", qemu: "vmdk", suffixes: []string{".vmdk"}, magics: []string{"KDMV", "COWD", "# Disk DescriptorFile"}},
 	{name: "VDI", qemu: "vdi", suffixes: []string{".vdi"}, magics: []string{"\x7f\x10\xda\xbe"}, offset: 64},

@@ -27,7 +27,7 @@ type DiskFiles struct {
 	// Disk, Kernel and Initrd are nil if the image has none.
 	Disk, Kernel, Initrd *os.File
 	// DiskPath, KernelPath and InitrdPath are paths of the same files. They exist until CloseDisk releases the image,
-	// also across restarts of the daemon and the node.
+	// even across restarts of the daemon and the node.
 	DiskPath, KernelPath, InitrdPath string
 	// Cmdline is the kernel's command line from /boot/cmdline; empty if the image has none.
 	Cmdline string
@@ -107,7 +107,7 @@ func (s *Store) heldDisk(ctx context.Context, key string) (string, error) {
 	return found[0].Labels[labelImage], nil
 }
 
-// holdDisk holds an image under key: an artifact by a lease on its manifest, a root filesystem by a view.
+// holdDisk holds an image under key: an artifact by a lease on its manifest, and a root filesystem by a view.
 func (s *Store) holdDisk(ctx context.Context, key, imageID string) (string, error) {
 	e, err := s.index.find(imageID)
 	if err != nil {

@@ -165,8 +165,8 @@ func (r *imageRoot) cmdline() (string, error) {
 	return line, nil
 }
 
-// openInLayer opens, in its layer, the file that shown refers to through the overlay, and closes shown. The returned
-// path exists as long as the layer, and needs no mount.
+// openInLayer finds the layer with the file that shown refers to through the overlay, opens the file there, and closes
+// shown. The returned path needs no mount and exists as long as the layer.
 func (r *imageRoot) openInLayer(shown *os.File, layers []string) (_ *os.File, _ string, err error) {
 	defer shown.Close()
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", shown.Fd()))
@@ -192,7 +192,7 @@ func (r *imageRoot) openInLayer(shown *os.File, layers []string) (_ *os.File, _ 
 		})
 		unix.Close(dir)
 		if err != nil {
-			continue // this layer does not have the file; the end of the function reports any other cause
+			continue // the file is in another layer, or the error below reports that none has it
 		}
 		file := os.NewFile(uintptr(fd), filepath.Join(layer, name))
 		var is unix.Stat_t

@@ -44,20 +44,21 @@
 //
 // A name below Config.Translation.Prefix belongs to no registry. internal/image/translation maps it to a URL, and the
 // file there becomes an image with a manifest made here (download.go). The labels of its record say where it came from,
-// so a repeated pull asks the server whether the file has changed. An interrupted download resumes only if the file is
-// certain to be the same version, and after a reboot only if a digest will check it.
+// so a repeated pull asks the server whether the file has changed. An interrupted download resumes only if the server
+// certainly has the same version of the file, and after a reboot only if the result is checked against a digest.
 //
 // # Trust
 //
 // Images and registries cannot influence the store's own records: an image's labels and annotations are data in Image,
-// never written to a record, a lease or a snapshot. Every blob is checked against its digest before use; a disk is read
-// once for that, and again after a change of its file. A layer counts as unpacked once an image record refers to it.
-// The record is written only after the layer's file system was synced. Open removes unpacked layers without a record;
-// the next pull unpacks them again.
+// never written to a record, a lease or a snapshot. Every blob is checked against its digest before use; for a disk,
+// this check is repeated only after its file has changed. A layer counts as unpacked once an image record refers to it.
+// The record is written only after the layer's file system has been synced. Open removes unpacked layers without a
+// record; the next pull unpacks them again.
 //
 // Open checks that blobs and layers exist and have the right size; Verify reads them. A pull repairs damage: it fetches
 // a blob again, and unpacks a layer again into its existing directory, because layers and containers above refer to
-// that directory (layerdir.go). A damaged directory that containers have mounted is kept beside it.
+// that directory (layerdir.go). The damaged directory is kept beside its replacement, because containers may have
+// mounted it.
 //
 // # Registries
 //

@@ -21,7 +21,8 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// Labels of the records of translated names: the image's source, and the server's validators for that version.
+// Labels of the records of translated names: the source of the disk, and the server's validators for that version of
+// the file.
 const (
 	labelSource   = "tripod.run/source"
 	labelETag     = "tripod.run/etag"
@@ -165,7 +166,8 @@ func (d *download) known(ctx context.Context) (*entry, validators, error) {
 	return found, validators{last.Labels[labelETag], last.Labels[labelModified]}, nil
 }
 
-// assemble makes an image from a file: a manifest around the blob, checked as if it came from a registry.
+// assemble makes an image from a file: it makes a manifest for the blob, and checks both as if they came from a
+// registry.
 func (d *download) assemble(ctx context.Context, got *fetched) (*details, error) {
 	layer, err := d.describeDisk(ctx, got)
 	if err != nil {

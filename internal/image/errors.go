@@ -49,7 +49,7 @@ func withClass(err error) error {
 	return err
 }
 
-// classOf returns the errdefs class that err lacks. It returns nil if err has a class or none applies.
+// classOf returns the errdefs class to add to err. It returns nil if err needs no other class or none applies.
 func classOf(err error) error {
 	if class := statusClass(err); class != nil {
 		return class

@@ -22,7 +22,7 @@ const (
 	retryPace      = 200 * time.Millisecond
 )
 
-// lockBlob makes concurrent pulls transfer a blob only once. The key is the one that containerd's unpacker uses.
+// lockBlob makes concurrent pulls transfer a blob only once. It uses the same key as containerd's unpacker.
 func (s *Store) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock func(), err error) {
 	key := fmt.Sprintf("blob://%v", desc.Digest)
 	if err := s.once.Lock(ctx, key); err != nil {
@@ -63,7 +63,7 @@ func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 }
 
 // wrongContent reports whether err means that the registry's content does not match the descriptor: another digest, too
-// many bytes, or too few (a range past the end cannot be requested).
+// many bytes, or too few (then the registry rejects a request to resume).
 func wrongContent(err error) bool {
 	status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
 	return errdefs.IsFailedPrecondition(err) || ok && status.StatusCode == http.StatusRequestedRangeNotSatisfiable

@@ -62,7 +62,7 @@ func (fs *flights) join(base context.Context, key string, run func(context.Conte
 	return f
 }
 
-// leave removes one waiter. The last one cancels the pull; a later request starts a new one.
+// leave removes one waiter. When the last waiter leaves, the pull is cancelled; a later request starts a new pull.
 func (fs *flights) leave(key string, f *flight) {
 	fs.mu.Lock()
 	f.waiters--
@@ -84,8 +84,8 @@ func (fs *flights) forget(key string, f *flight) {
 	}
 }
 
-// keyed is a set of named mutexes for work that must not run twice at a time, such as a blob's transfer or a layer's
-// unpacking. It is the unpack.KeyedLocker of all pulls.
+// keyed is a set of named mutexes for work that must not run twice at the same time, such as a blob's transfer or a
+// layer's unpacking. It is the unpack.KeyedLocker of all pulls.
 type keyed struct {
 	mu    sync.Mutex
 	locks map[string]*keyedLock

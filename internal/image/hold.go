@@ -12,9 +12,9 @@ import (
 // holdPrefix begins the IDs of the leases that Hold makes.
 const holdPrefix = "hold-"
 
-// Hold keeps the blobs of an image until Unhold(key), even if the image is removed, as Prepare keeps a root filesystem.
-// A repeated call for the same image does nothing. The error is errdefs.ErrAlreadyExists if the key holds another
-// image, and errdefs.ErrNotFound for an unknown image.
+// Hold keeps the blobs of an image until Unhold(key), even if the image is removed. Prepare does the same for a root
+// filesystem. A repeated call for the same image does nothing. The error is errdefs.ErrAlreadyExists if the key holds
+// another image, and errdefs.ErrNotFound for an unknown image.
 func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 	if err := s.readyFor(key); err != nil {
 		return err

@@ -41,7 +41,7 @@ func (h *holeFinder) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// addBlock moves on by one block, which becomes part of a hole if it is empty.
+// addBlock advances by one block. An empty block becomes part of a hole.
 func (h *holeFinder) addBlock(empty bool) {
 	from := h.at
 	h.at += holeSize
@@ -52,7 +52,8 @@ func (h *holeFinder) addBlock(empty bool) {
 	}
 }
 
-// punch frees the disk space of zeros. It can be interrupted at any time, because it does not change the content.
+// punch frees the disk space that zeros occupy. It can be interrupted at any time, because it does not change the
+// content.
 func (h *holeFinder) punch(ctx context.Context, path string) error {
 	if len(h.holes) == 0 {
 		return nil
@@ -68,7 +69,7 @@ func (h *holeFinder) punch(ctx context.Context, path string) error {
 		}
 		err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, hole.from, hole.to-hole.from)
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return nil // the file system has no holes
+			return nil // the file system does not support holes
 		} else if err != nil {
 			return fmt.Errorf("punch holes in %s: %w", path, err)
 		}

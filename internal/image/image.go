@@ -7,7 +7,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Kind is the kind of an image's content, as its manifest's media types say.
+// Kind is the kind of an image's content, according to its manifest's media types.
 type Kind string
 
 const (
@@ -15,7 +15,8 @@ const (
 	KindRootfs Kind = "rootfs"
 	// KindDisk is a virtual machine's disk: one qcow2 or raw blob.
 	KindDisk Kind = "disk"
-	// KindComponent is an artifact with a WebAssembly module or component. (A rootfs may have one as its entrypoint.)
+	// KindComponent is an artifact with a WebAssembly module or component. (The entrypoint of a rootfs can also be
+	// one.)
 	KindComponent Kind = "component"
 )
 
@@ -47,17 +48,17 @@ type Image struct {
 	ChainID string
 	// Component is the image's WebAssembly component or module; nil if it has none.
 	Component *Component
-	// LastUsed is the time of the last use, by Prepare or View for example, since Open; zero if unused.
+	// LastUsed is the time of the last use since Open, for example by Prepare or View; zero if there was none.
 	LastUsed time.Time
 }
 
 // Auth is a login to a registry (CRI AuthConfig). The first of Username, Auth, IdentityToken and RegistryToken that is
-// set applies. It is never logged or stored.
+// set applies. A login is never logged or stored.
 type Auth struct {
 	Username, Password string
 	// Auth is base64 of "username:password".
 	Auth string
-	// ServerAddress is the registry that the login is for; empty means the reference's.
+	// ServerAddress is the registry for which the login is valid; empty means the registry in the reference.
 	ServerAddress string
 	// IdentityToken is exchanged for an access token at the registry's token server.
 	IdentityToken string

@@ -15,8 +15,8 @@ import (
 	"github.com/distribution/reference"
 )
 
-// index holds the images in memory, so that Get and List read no files, because the kubelet lists every second. Changes
-// are written to the metadata first.
+// index holds the images in memory, so that Get and List read no files: the kubelet lists all images every second.
+// Changes are written to the metadata first.
 type index struct {
 	mu sync.RWMutex
 	// names maps full references to image IDs.

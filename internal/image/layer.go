@@ -22,8 +22,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// layerApplier unpacks the layers of one image (diff.Applier). Unlike containerd's, it checks the blob against its
-// digest while reading, enforces the image's limits, rejects paths outside the root, and omits devices and the
+// layerApplier unpacks the layers of one image (diff.Applier). Unlike containerd's applier, it checks the blob against
+// its digest while reading, enforces the image's limits, rejects paths outside the root, and omits devices and the
 // overlay's own attributes (fault I4).
 type layerApplier struct {
 	*puller
@@ -42,7 +42,7 @@ func newLayerApplier(p *puller, d *details) *layerApplier {
 	return a
 }
 
-// budget is a limit on all layers of an image together.
+// budget is a limit for all layers of an image together.
 type budget struct {
 	what  string
 	limit int64
@@ -100,7 +100,7 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	stream := &digestReader{r: &budgetReader{plain, a.bytes}, digester: digest.Canonical.Digester()}
 	opts := []archive.ApplyOpt{archive.WithFilter(a.accept(ctx, desc))}
 	if len(parents) > 0 {
-		// The lowest layer has nothing to white out and may be mounted without an overlay.
+		// The lowest layer has nothing to white out and can be mounted without an overlay.
 		opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithParents(parents))
 	}
 	if _, err := archive.Apply(ctx, root, stream, opts...); err != nil {
@@ -113,8 +113,8 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	return stream.digester.Digest(), stream.n, nil
 }
 
-// badArchive turns the error of an unreadable archive into ErrInvalidArgument. It leaves errors of the disk, which have
-// an errno.
+// badArchive turns the error of an unreadable archive into ErrInvalidArgument. It does not change errors of the disk,
+// which have an errno.
 func badArchive(err error) error {
 	if _, ok := errors.AsType[syscall.Errno](err); ok || hasClass(err) {
 		return err
@@ -127,7 +127,7 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 	skipped := 0
 	return func(h *tar.Header) (bool, error) {
 		a.tracker.touch()
-		// A sparse file is small in the archive and takes its full size on disk.
+		// A sparse file is small in the archive, but takes its full size on disk.
 		if err := errors.Join(a.files.spend(1), a.bytes.allows(h.Size)); err != nil {
 			return false, err
 		}
@@ -151,7 +151,8 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 	}
 }
 
-// allows returns an error if n more would exceed the limit. It does not count them; budgetReader does as data arrives.
+// allows returns an error if n more would exceed the limit. It does not count them, because budgetReader does so as
+// data arrives.
 func (b *budget) allows(n int64) error {
 	if n < 0 || n > b.limit-b.used.Load() {
 		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)

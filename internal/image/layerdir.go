@@ -23,7 +23,7 @@ import (
 //
 //	<root>/snapshots/snapshots/<number>/fs      the layer, or a container's writable part
 //	                                   /fs.new  a layer that is being unpacked again
-//	                                   /fs.bad  a damaged layer that containers have mounted
+//	                                   /fs.bad  a damaged layer, which containers may have mounted
 
 // snapshotDirs maps the names of snapshots to their directories.
 type snapshotDirs map[string]string
@@ -163,8 +163,8 @@ func (p *puller) fetchLayer(ctx context.Context, layer ocispec.Descriptor) error
 	return p.fetch(ctx, layer)
 }
 
-// unpackAgain unpacks a layer into the directory of its snapshot. A damaged blob is a corruptError, as for a first
-// unpacking.
+// unpackAgain unpacks a layer into the directory of its snapshot. The error for a damaged blob is a corruptError, as
+// when a layer is unpacked for the first time.
 func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Descriptor, dir string, lower []string) error {
 	fresh, files, bad := filepath.Join(dir, "fs.new"), filepath.Join(dir, "fs"), filepath.Join(dir, "fs.bad")
 	if err := errors.Join(os.RemoveAll(fresh), os.MkdirAll(fresh, 0o755), os.Chmod(dir, 0o700), os.Chmod(fresh, 0o755)); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// bridge returns a logger for containerd's libraries, which use logrus. It forwards everything to slog, and info lines,
-// of which they write one per request, as debug.
+// bridge returns a logger for containerd's libraries, which use logrus. It forwards all lines to slog. Info lines
+// become debug lines, because the libraries write one per request.
 func bridge(to *slog.Logger) *log.Entry {
 	l := logrus.New()
 	l.SetOutput(io.Discard)

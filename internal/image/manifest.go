@@ -156,7 +156,8 @@ func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 	return nil
 }
 
-// choose selects the entry of an index that suits this node best: its platform, then no platform, then Wasm.
+// choose selects the entry of an index that suits this node best: one for the node's platform, otherwise one without a
+// platform, otherwise one for Wasm.
 func choose(desc ocispec.Descriptor, document []byte, matcher platforms.MatchComparer) (ocispec.Descriptor, error) {
 	var index struct {
 		ocispec.Index

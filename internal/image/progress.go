@@ -27,7 +27,7 @@ type tracker struct {
 
 	mu        sync.Mutex
 	progress  Progress
-	at        map[digest.Digest]int64 // bytes done of each blob
+	at        map[digest.Digest]int64 // bytes done, by blob
 	reported  time.Time
 	nextID    int
 	listeners map[int]func(Progress)
@@ -74,7 +74,7 @@ func (t *tracker) begin(total int64) {
 	t.progress.Total, t.progress.Done = total, 0
 }
 
-// reached sets the bytes done of blob, which can decrease if its transfer restarts.
+// reached sets how many bytes of blob are done. The number decreases if the transfer restarts.
 func (t *tracker) reached(blob digest.Digest, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,7 +101,7 @@ func (t *tracker) notify() {
 	}
 }
 
-// position returns the bytes done of blob.
+// position returns how many bytes of blob are done.
 func (t *tracker) position(blob digest.Digest) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -19,9 +19,9 @@ import (
 var authSeed = maphash.MakeSeed()
 
 // Pull fetches and unpacks an image and returns once it can be used. It does not fetch stored content again, but always
-// asks the registry, so that an unauthorised login does not get the image. Concurrent pulls of one reference with one
-// login are merged. If ctx ends, Pull returns, but the pull goes on while other callers wait for it. A failed pull's
-// content is kept for ResumeWindow.
+// asks the registry, so that a login without permission does not get the image. Concurrent pulls of one reference with
+// one login are merged. If ctx ends, Pull returns, but the pull goes on while other callers wait for it. A failed
+// pull's content is kept for ResumeWindow.
 //
 // Errors: errdefs.ErrInvalidArgument for a malformed reference and for an image that violates the specification or a
 // limit; ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered; ErrUnavailable if it is
@@ -246,8 +246,8 @@ func (p *puller) manifest(ctx context.Context, target ocispec.Descriptor, depth 
 	return p.manifest(ctx, child, depth+1)
 }
 
-// label makes the collector keep children as long as parent. The labels' keys are containerd's and their values
-// digests, so they carry no text from the image.
+// label makes the collector keep children as long as parent. The labels carry no text from the image: their keys are
+// containerd's, and their values are digests.
 func (p *puller) label(ctx context.Context, parent ocispec.Descriptor, children ...ocispec.Descriptor) error {
 	handler := images.SetChildrenLabels(p.content, func(context.Context, ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		return children, nil

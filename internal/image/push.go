@@ -27,7 +27,7 @@ func NewBlob(mediaType string, data []byte) Blob {
 	return Blob{Descriptor: ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}, Data: data}
 }
 
-// DigestReference returns name@digest of a manifest that is pushed to ref.
+// DigestReference returns name@digest for a manifest that is pushed to ref.
 func DigestReference(ref string, manifest digest.Digest) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -40,7 +40,7 @@ func DigestReference(ref string, manifest digest.Digest) (string, error) {
 }
 
 // Push uploads blobs and then the manifest that refers to them, under the tag of ref. It skips blobs that the registry
-// has, and returns name@digest. auth may be nil. The errors are those of Store.Pull.
+// already has, and returns name@digest. auth may be nil. The errors are those of Store.Pull.
 func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest Blob, blobs ...Blob) (name string, err error) {
 	if name, err = DigestReference(ref, manifest.Digest); err != nil {
 		return "", err
@@ -60,7 +60,7 @@ func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest B
 	}
 	target := name
 	if tagged, ok := named.(reference.Tagged); ok {
-		// containerd's pusher tags the manifest with this digest.
+		// From tag@digest, containerd's pusher tags the manifest with this digest.
 		target = reference.TrimNamed(named).String() + ":" + tagged.Tag() + "@" + manifest.Digest.String()
 	}
 	pusher, err := resolver.Pusher(ctx, target)

@@ -7,7 +7,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// digestReader computes the digest and the number of the bytes read through it.
+// digestReader computes the digest and the number of bytes that are read through it.
 type digestReader struct {
 	r        io.Reader
 	digester digest.Digester

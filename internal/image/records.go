@@ -20,7 +20,7 @@ var (
 	failRemove = failpoint.New("image.remove.records")
 )
 
-// isID reports whether a record keeps an image under its ID rather than under a reference.
+// isID reports whether the name of a record is an image's ID rather than a reference.
 func isID(name string) bool { return strings.HasPrefix(name, "sha256:") }
 
 // transact runs fn in one metadata transaction.
@@ -28,8 +28,8 @@ func (s *Store) transact(ctx context.Context, fn func(context.Context) error) er
 	return s.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx)) })
 }
 
-// record writes all records of a complete image in one transaction and updates the index. The records of names get
-// labels.
+// record writes all records of a complete image in one transaction and updates the index. The records of names, but not
+// the ID's record, get labels.
 func (s *Store) record(ctx context.Context, d *details, target ocispec.Descriptor, names []string, labels map[string]string) (Image, error) {
 	if err := failRecord.Hit(ctx); err != nil {
 		return Image{}, err
@@ -62,7 +62,7 @@ func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Des
 	return err
 }
 
-// Remove removes an image and all its names, given one of them. The collector then removes its content, except what
+// Remove removes the image that refOrID names, with all its names. The collector then removes its content, except what
 // containers or other images use. The error is errdefs.ErrNotFound for an unknown image.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	if err := s.ready(); err != nil {

@@ -94,8 +94,8 @@ func (r Registries) hostDir(host string) (string, error) {
 	return "", errdefs.ErrNotFound
 }
 
-// checkRedirect follows a registry's redirects without anything meant for the registry: net/http would pass headers on
-// to other hosts, and logins to other ports and subdomains. It refuses a redirect from https to http.
+// checkRedirect removes everything meant for the registry from a request to another host, because net/http would pass
+// headers on to other hosts, and logins to other ports and subdomains. It refuses a redirect from https to http.
 func checkRedirect(to *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// labelOwner marks the snapshots of Prepare and View with their purpose.
+// labelOwner is a snapshot's label with its purpose, for the snapshots that Prepare, View and OpenDisk make.
 const labelOwner = "tripod.run/owner"
 
 // labelRoot makes a snapshot a root for the collector: it and everything below it stay until Release.
@@ -113,7 +113,7 @@ func (s *Store) lostLayers(ctx context.Context, e *entry) error {
 	return fmt.Errorf("its layers are missing; pull it again: %w", errdefs.ErrNotFound)
 }
 
-// Mounts returns the mounts of a snapshot of Prepare or View, or errdefs.ErrNotFound.
+// Mounts returns the mounts of a snapshot that Prepare or View made, or errdefs.ErrNotFound.
 func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	if err := s.readyFor(key); err != nil {
 		return nil, err
@@ -121,8 +121,8 @@ func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	return s.snaps.Mounts(s.withNamespace(ctx), key)
 }
 
-// Release removes a snapshot of Prepare or View, which the caller has unmounted. It succeeds if the snapshot does not
-// exist.
+// Release removes a snapshot that Prepare or View made. The caller must have unmounted it. Release succeeds if the
+// snapshot does not exist.
 func (s *Store) Release(ctx context.Context, key string) error {
 	if err := s.readyFor(key); err != nil {
 		return err

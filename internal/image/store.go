@@ -62,7 +62,7 @@ type Store struct {
 	records images.Store
 	leases  leases.Manager
 
-	// change is held while records and index change together.
+	// change is locked while the records and the index change together.
 	change  sync.Mutex
 	index   index
 	flights flights
@@ -83,7 +83,7 @@ type Store struct {
 	// dropped maps the names of images that Open dropped to the reasons.
 	dropped sync.Map
 
-	// base ends with Close; background work runs under it.
+	// base is the context of background work; Close cancels it.
 	base   context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -94,8 +94,8 @@ type Store struct {
 // that they are pulled again, and keeps their intact parts for that pull. If another process has the store open, the
 // error is errdefs.ErrFailedPrecondition.
 //
-// If the disk is read-only or failing, or the metadata is damaged, Open returns a store that is not open, because the
-// node has containers that run without it. Err and every method return the reason until a retry opens the store.
+// If the disk is read-only or failing, or the metadata is damaged, Open returns a store that is not open, because
+// containers on the node can run without it. Err and every method return the reason until a retry opens the store.
 // Nothing changes on disk until then.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
@@ -160,7 +160,7 @@ func (s *Store) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// reopenLoop retries to open the store.
+// reopenLoop tries to open the store until it succeeds.
 func (s *Store) reopenLoop() {
 	for pause := reopenFirst; ; pause = min(2*pause, reopenLast) {
 		select {
@@ -269,7 +269,8 @@ func (s *Store) openMetadata() error {
 	return err
 }
 
-// recognize checks that a valid metadata file is the store's: its first bucket is written when the file is created.
+// recognize checks that a valid database is the store's: it has containerd's bucket "v1", or it is empty and there are
+// no blobs.
 func (s *Store) recognize(tx *bolt.Tx) error {
 	if tx.Bucket([]byte("v1")) != nil {
 		return nil

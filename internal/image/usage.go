@@ -19,7 +19,7 @@ import (
 // usageFresh is the age at which a usage is measured again.
 const usageFresh = 10 * time.Second
 
-// firstUsage is the usage of an empty writable layer: its directory.
+// firstUsage is the usage of an empty writable layer, which has only its directory.
 var firstUsage = Usage{Bytes: 4096, Inodes: 1}
 
 // usageCache holds the usage of writable layers. One goroutine walks the trees, so that callers need not wait.
@@ -96,7 +96,7 @@ func (s *Store) usageLoop() {
 	}
 }
 
-// Usage returns the disk usage of the writable layer of key. It never walks files itself; a usage older than ten
+// Usage returns the disk usage of the writable layer of key. It never walks files itself; a value older than ten
 // seconds is measured again in the background. Before the first measurement the Timestamp is zero.
 func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
 	if err := s.readyFor(key); err != nil {

@@ -23,8 +23,8 @@ import (
 
 // Damage is a damaged part of an image. Pulling one of the image's names repairs it.
 type Damage struct {
-	// Image is the image's ID, and Names are the references to pull it by. Both are empty if only a container is
-	// damaged.
+	// Image is the image's ID, and Names are the references under which it can be pulled. Both are empty if only a
+	// container is damaged.
 	Image string   `json:"image,omitempty"`
 	Names []string `json:"names,omitempty"`
 	// Kind is the kind of the damaged part: "image" (dropped by Open), "blob", "layer", "record" or "container".
@@ -33,12 +33,12 @@ type Damage struct {
 	// file system.
 	ID     string `json:"id"`
 	Detail string `json:"detail"`
-	// Users are the keys of the containers' file systems that depend on the damaged part. Their containers can still
-	// use the files that they have open.
+	// Users are the keys of the containers' file systems that depend on the damaged part. These containers can still
+	// use files that they have open.
 	Users []string `json:"users,omitempty"`
 }
 
-// Verify checks for all images that blobs, unpacked layers and records exist and refer to each other. With contents it
+// Verify checks for all images that blobs, unpacked layers and records exist and match each other. With contents it
 // also reads every blob and every file of the layers and compares them to the digests. It changes nothing on disk, but
 // remembers damage, so that the next pull of the image repairs it.
 func (s *Store) Verify(ctx context.Context, contents bool) ([]Damage, error) {
@@ -118,7 +118,8 @@ func (v *verifier) checkImage(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// derivedBlobs returns the blobs made from an image on this node: an unpacked disk, a component from a root filesystem.
+// derivedBlobs returns the blobs made from an image on this node: an unpacked disk, and a component from a root
+// filesystem.
 func (v *verifier) derivedBlobs(ctx context.Context, d *details) ([]ocispec.Descriptor, error) {
 	manifest, err := v.content.Info(ctx, d.manifest.Digest)
 	if errdefs.IsNotFound(err) {
@@ -310,7 +311,7 @@ func (v *verifier) checkRecords(ctx context.Context) error {
 	return nil
 }
 
-// checkContainers checks that the writable directories of containers exist.
+// checkContainers checks that the directories of containers' file systems exist.
 func (v *verifier) checkContainers(ctx context.Context) error {
 	err := v.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		if info.Labels[labelOwner] == "" {

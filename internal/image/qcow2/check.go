@@ -8,7 +8,7 @@ import (
 
 // Check is like Inspect, and also walks the tables: each L2 table, refcount block and cluster of the disk must begin
 // within the image. It returns errdefs.ErrInvalidArgument for a truncated image, unless the cut is within its last
-// cluster. Check reads the tables only. With clusters of 64 KiB these are at most 1/8000 of the disk, and never larger
+// cluster. Check reads only the tables. With clusters of 64 KiB they are at most 1/8000 of the disk, and never larger
 // than the image.
 func Check(r io.ReaderAt, size int64) (*Info, error) {
 	h, info, err := inspect(r, size)

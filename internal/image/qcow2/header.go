@@ -26,7 +26,7 @@ const (
 	maxL1Bytes     = 32 << 20
 	maxRefcount    = 8 << 20
 	maxSnapshots   = 65536
-	// maxSize is QEMU's limit of a disk's size.
+	// maxSize is QEMU's limit for the size of a disk.
 	maxSize = 1<<63 - 1<<30
 )
 
@@ -129,7 +129,7 @@ func invalidf(format string, args ...any) error {
 	return fmt.Errorf("qcow2: "+format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
-// readHeader reads the header and sets the fields that version 2 does not have.
+// readHeader reads the header. In a version 2 header, it sets the fields of version 3 to their defaults.
 func readHeader(r io.ReaderAt, size int64) (*header, error) {
 	var buf [headerCompression]byte
 	n := min(size, headerCompression)
@@ -173,7 +173,7 @@ func readHeader(r io.ReaderAt, size int64) (*header, error) {
 
 func (h *header) clusterSize() uint64 { return 1 << h.ClusterBits }
 
-// checkFeatures rejects an image with unknown features, encryption or a corrupt mark.
+// checkFeatures rejects an image that has unknown features, is encrypted, or is marked as corrupt.
 func (h *header) checkFeatures() error {
 	if unknown := h.IncompatibleFeatures &^ featuresKnown; unknown != 0 {
 		return invalidf("incompatible_features has the unknown bit %d (%#x in all)", bits.TrailingZeros64(unknown), h.IncompatibleFeatures)

@@ -22,7 +22,7 @@ var (
 	failRename = failpoint.New("qcow2.overlay.rename")
 )
 
-// defaultClusterBits is QEMU's own choice, 64 KiB.
+// defaultClusterBits is QEMU's default: 64 KiB.
 const defaultClusterBits = 16
 
 // Overlay configures a new overlay.
@@ -36,8 +36,8 @@ type Overlay struct {
 }
 
 // CreateOverlay makes an empty qcow2 image of virtualSize bytes, a multiple of 512, at path. The image does not name
-// its base; the caller gives QEMU the base as a separate block node ("backing"). To be complete even after a crash
-// (fault V4), the file is written beside path, synced, and renamed.
+// its base; the caller gives QEMU the base as a separate block node ("backing"). The file is written beside path,
+// synced, and renamed, so that it is complete even after a crash (fault V4).
 //
 // Errors: errdefs.ErrAlreadyExists if path exists; ErrResourceExhausted if the disk is full; ErrInvalidArgument for a
 // size or cluster size out of range.
@@ -82,7 +82,7 @@ func CreateOverlay(ctx context.Context, path string, virtualSize uint64, o Overl
 // layout is the content of a new image.
 type layout struct {
 	header        header
-	refcountTable uint64   // offset of its only entry
+	refcountTable uint64   // offset; the table has one entry
 	refcountBlock uint64   // offset
 	refcounts     []uint16 // of the clusters in use
 	length        int64    // of the file in bytes

@@ -147,7 +147,7 @@ func (q *Reader) read(n, offset uint64, buf []byte) error {
 	return nil
 }
 
-// readParts reads a cluster with subclusters. Those that are not allocated read as zero.
+// readParts reads a cluster with subclusters. Unallocated subclusters read as zero.
 func (q *Reader) readParts(n, offset, bitmap uint64, buf []byte) (zero bool, err error) {
 	allocated := uint32(bitmap)
 	if allocated == 0 {

@@ -84,7 +84,7 @@ func invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrFailedPrecondition)...)
 }
 
-// Load reads the files *.yaml and *.yml of dir, which may be missing. If files are invalid, the error is
+// Load reads the files *.yaml and *.yml in dir. A missing dir means no files. If files are invalid, the error is
 // errdefs.ErrFailedPrecondition and names all of them.
 func Load(dir string) (*Table, error) {
 	t := &Table{}
@@ -199,7 +199,7 @@ func (r *rule) check(transports map[string]transport) (err error) {
 func parseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return nil, invalidf("url cannot be parsed") // the error of url.Parse has the text
+		return nil, invalidf("url cannot be parsed") // the error of url.Parse contains the URL
 	}
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return nil, invalidf("url %q is not http://… or https://…", u.Redacted())
@@ -207,10 +207,10 @@ func parseURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// Find returns the endpoint of an image name, given without the common prefix, and its tag ("ubuntu/22.04", "1"). It
-// searches the files in order of their names, in each first the rules with names and then those with regular
-// expressions, in order. A rule's name can include the tag; if no such rule matches, the tag is ignored. A name without
-// a rule that begins with a host ("example.org/disk.qcow2") is an https URL itself. For other names the error is
+// Find returns the endpoint of an image. name lacks the common prefix and the tag ("ubuntu/22.04"). Find searches the
+// files in order of their names, and in each file first the rules with names, then those with regular expressions, in
+// order. A rule's name can include the tag; if no such rule matches, the tag is ignored. A name that has no rule and
+// begins with a host ("example.org/disk.qcow2") is itself an https URL. For other names the error is
 // errdefs.ErrNotFound.
 func (t *Table) Find(name, tag string) (*Endpoint, error) {
 	if tag != "" && tag != "latest" {
