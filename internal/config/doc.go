@@ -1,7 +1,7 @@
 // Package config is the configuration of the tripod programs: one TOML file in which every key has a default.
 //
 // The defaults and their explanations are in default.toml, which is embedded. Default decodes it, and `tripod config
-// default` prints it. A test checks that it has every field of Config, each with a comment.
+// default` prints it. A test checks that default.toml has every field of Config, each with a comment.
 //
 //	default.toml ──decode──▶ Config ◀──decode (over it)── /etc/tripod/config.toml
 //	                           ▲

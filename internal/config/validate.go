@@ -111,7 +111,7 @@ const minLogSize = 1 << 20
 const (
 	// minWasmMemory is a page of linear memory, in bytes.
 	minWasmMemory = 64 << 10
-	// minCompileMemory is the memory of the compiler without a component, in bytes.
+	// minCompileMemory is the memory that the compiler needs even without a component, in bytes.
 	minCompileMemory = 64 << 20
 	maxUser          = 1<<31 - 1
 )
@@ -132,9 +132,9 @@ func (c *Config) validateWasm(v *validator) {
 }
 
 const (
-	// minGuestMemory is enough for a kernel to report that it has too little memory, in bytes.
+	// minGuestMemory is the memory, in bytes, with which a kernel can at least report that it needs more.
 	minGuestMemory = 16 << 20
-	// minOverhead is enough for QEMU to start, in bytes.
+	// minOverhead is the memory with which QEMU can start, in bytes.
 	minOverhead = 32 << 20
 	maxCPUs     = 255
 	// minConsoleBuffer is twice the number of bytes that a console's reader frees at a time.
