@@ -19,7 +19,7 @@ import (
 // DefaultEndpoint is the socket of a node with the default configuration.
 const DefaultEndpoint = "unix:///run/tripod/tripod.sock"
 
-// EndpointVariable is the environment variable that overrides DefaultEndpoint, also for crictl.
+// EndpointVariable is the environment variable that overrides DefaultEndpoint. crictl reads it too.
 const EndpointVariable = "CONTAINER_RUNTIME_ENDPOINT"
 
 // Group is the cobra group of this package's commands.
@@ -88,5 +88,6 @@ func (a *App) withClient(c *cobra.Command, do func(context.Context, *Client) err
 	return do(ctx, client)
 }
 
-// Quiet returns a context for a Client's calls in which cri-client does not log errors to klog. It returns them anyway.
+// Quiet returns a context for a Client's calls that keeps cri-client from logging errors to klog. The calls still
+// return them.
 func Quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }

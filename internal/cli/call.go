@@ -119,7 +119,7 @@ func (a *App) call(ctx context.Context, o callOptions, args []string) error {
 	return nil
 }
 
-// reply returns a function that prints a reply, if print is set.
+// reply returns a function that prints a reply if print is set.
 func (a *App) reply(print bool) func(proto.Message) error {
 	return func(m proto.Message) error {
 		if !print {

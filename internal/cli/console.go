@@ -70,7 +70,7 @@ func (c *Client) onlyContainer(ctx context.Context, pod string) (string, error) 
 	return running[0].GetId(), nil
 }
 
-// stdio describes how a container was created.
+// stdio is the part of a container's configuration that concerns its standard streams.
 type stdio struct {
 	TTY   bool `json:"tty"`
 	Stdin bool `json:"stdin"`
@@ -90,8 +90,8 @@ func (c *Client) stdio(ctx context.Context, id string) (stdio, error) {
 	return info.Config, nil
 }
 
-// console connects our streams to those behind the URL. The guest's line discipline does a terminal's work, so our
-// terminal is raw whether or not the container was created with a tty.
+// console connects our streams to those behind the URL. Our terminal is raw even if the container was created without a
+// tty, because the guest's own terminal driver echoes and edits lines.
 func (a *App) console(ctx context.Context, address, transport string, o stdio) error {
 	executor, err := newExecutor(address, transport)
 	if err != nil {

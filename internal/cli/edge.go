@@ -146,7 +146,7 @@ func readPassword(file string) (string, error) {
 	return strings.TrimRight(string(b), "\r\n"), err
 }
 
-// request publishes a message for the orchestrator and returns its object_id.
+// request publishes a message for the orchestrator and returns the message's object_id.
 func (e *edgeClient) request(ctx context.Context, topics wire.Topics, action string, data []byte) (string, error) {
 	id := uuid.NewString()
 	m := wire.Envelope{ObjectID: id, Action: action, Type: wire.Request, Data: data}

@@ -34,7 +34,8 @@ func (a *App) edgePs(o *edgeOptions) *cobra.Command {
 	return c
 }
 
-// modules returns the modules in args, dead or alive, or without args all modules, the dead ones only if dead is set.
+// modules returns the modules that args name, dead or alive. Without args it returns all modules, but dead ones only if
+// dead is set.
 func (o *edgeOptions) modules(ctx context.Context, args []string, dead bool) ([]edgeRecord, error) {
 	if len(args) == 0 {
 		modules, err := o.list(ctx, "modules")
@@ -134,7 +135,7 @@ func (a *App) edgeRuntimes(o *edgeOptions) *cobra.Command {
 	}
 }
 
-// completeEdge completes the shell's arguments with modules or runtimes.
+// completeEdge completes arguments in the shell with modules or runtimes.
 func (a *App) completeEdge(o *edgeOptions, kind string) cobra.CompletionFunc {
 	return func(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		records, err := o.list(c.Context(), kind)

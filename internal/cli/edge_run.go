@@ -38,7 +38,7 @@ func (a *App) edgeRun(o *edgeOptions) *cobra.Command {
 run, the error says why. Run prints the module's uuid.
 
 FILE is a path on the node, below one of its edge.module_roots. A path that does not begin with / is relative to the current
-directory. An argument that is neither a file here nor looks like a path is an image: an OCI reference with a digest.
+directory. An argument that neither is a file here nor looks like a path is an image: an OCI reference with a digest.
 
 A channel is NAME=TOPIC[:MODE[:QOS]]: the module opens it as the file /ch/NAME. The names stdin, stdout and stderr connect its
 standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with $SL/ belongs to the module alone.`,
@@ -211,7 +211,8 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 	return a.printDocument(o.format, json.RawMessage(data.Bytes()), nil)
 }
 
-// statePoll is the interval for asking the orchestrator about a module, because some managers do not report.
+// statePoll is the interval of requests to the orchestrator about a module. They are necessary because some managers do
+// not report.
 const statePoll = 250 * time.Millisecond
 
 // awaitModule waits until the module runs or has failed.
@@ -233,7 +234,7 @@ func (o *edgeOptions) awaitModule(ctx context.Context, client *edgeClient, w *mo
 				record, known = r, true
 			}
 			if err == nil && r.Status == "A" && !w.reporting[r.parent()] {
-				return nil // the manager does not report, so the orchestrator's state must do
+				return nil // the manager does not report, so the orchestrator's record must suffice
 			}
 			if err == nil && r.Status == "D" {
 				return w.exitError(exitStatus(r.Exit))

@@ -60,7 +60,7 @@ func (o *edgeOptions) stopModule(ctx context.Context, client *edgeClient, module
 		select {
 		case m := <-client.messages:
 			if m.Topic != w.topics.Errors() {
-				continue // a message about the exit can precede the record
+				continue // a message about the exit can arrive before the record changes
 			}
 			if refused, err := w.handleError(m.Payload); refused {
 				return err

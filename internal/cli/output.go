@@ -147,7 +147,7 @@ func shortIDs(ids []string) []string {
 	return short
 }
 
-// age formats the time since a CRI timestamp, in nanoseconds since 1970.
+// age formats the time since a CRI timestamp, which is in nanoseconds since 1970.
 func age(nanos int64) string {
 	if nanos <= 0 {
 		return "-"

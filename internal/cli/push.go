@@ -227,8 +227,8 @@ func (p *push) describe(ctx context.Context, spec *artifact.Spec) (*protowit.Sch
 	return p.schema(spec, services)
 }
 
-// schema compiles the descriptors as a node does. It adds the services to the annotations if a node would choose
-// others.
+// schema compiles the descriptors as a node does. It adds the services to the annotations if a node would choose other
+// services.
 func (p *push) schema(spec *artifact.Spec, services []string) (*protowit.Schema, error) {
 	schema, err := protowit.Parse(spec.Descriptors, services...)
 	if err != nil {
@@ -248,7 +248,7 @@ func (p *push) schema(spec *artifact.Spec, services []string) (*protowit.Schema,
 	return schema, nil
 }
 
-// exported returns the interfaces that a component with the schema exports and their services, both sorted.
+// exported returns the interfaces that a component with this schema exports, and the services behind them, both sorted.
 func exported(schema *protowit.Schema) (interfaces, services []string) {
 	if schema == nil {
 		return nil, nil

@@ -56,7 +56,7 @@ func (c *Client) Pod(ctx context.Context, arg string) (string, error) {
 	if err == nil || arg == "" {
 		return id, err
 	}
-	if resp, statusErr := c.PodSandboxStatus(ctx, arg, false); statusErr == nil { // arg may be the ID of a unit pod's container
+	if resp, statusErr := c.PodSandboxStatus(ctx, arg, false); statusErr == nil { // arg can be the ID of a unit pod's container
 		return resp.GetStatus().GetId(), nil
 	}
 	return "", err

@@ -239,7 +239,7 @@ func nameOf(ref string) string {
 
 func randomUID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	_, _ = rand.Read(b[:]) // documented never to fail
 	return hex.EncodeToString(b[:])
 }
 

@@ -47,8 +47,8 @@ func newReport(ctx context.Context, d *driver) (*Report, error) {
 	return r, nil
 }
 
-// Pods measures how pods start and end: after one pod to warm up, one round for each number of parallel pods in
-// atATime.
+// Pods measures how long pods take to start and end. After one pod to warm up, it runs one round for each number of
+// parallel pods in atATime.
 func Pods(ctx context.Context, client *cli.Client, o Options, pods int, atATime []int) (_ *Report, err error) {
 	d := newDriver(client, o)
 	report, err := newReport(ctx, d)
@@ -137,13 +137,13 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 	return report, nil
 }
 
-// Each call is repeated until it has taken listTime in total, but at least listLeast times.
+// A list call is not repeated further once it has taken listTime in total and has been made listLeast times.
 const (
 	listTime  = 10 * time.Second
 	listLeast = 5
 )
 
-// lists makes each call once and checks that the answers are complete.
+// lists makes each call once, except the list calls that need no repetition, and checks that the answers are complete.
 func (d *driver) lists(ctx context.Context, r *recorder, p *pod, pods int) error {
 	timeList := func(call string, list func() (int, error)) error {
 		if r.count(call) >= listLeast && r.total(call) > listTime {

@@ -43,7 +43,7 @@ func (r *recorder) time(call string, do func() error) error {
 	return err
 }
 
-// count returns the number of times that a call was made.
+// count returns the number of successful calls.
 func (r *recorder) count(call string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -33,7 +33,7 @@ func processes(proc string) (map[process]string, error) {
 		if err != nil {
 			continue // the process has ended
 		}
-		// The name is in parentheses and may contain any character, including parentheses.
+		// The name is in parentheses and can contain any character, including parentheses.
 		open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 		fields := strings.Fields(string(stat[end+1:]))
 		if open < 0 || end < open || len(fields) < 20 {
@@ -61,7 +61,7 @@ func pss(proc string, pid int) int64 {
 	return 0
 }
 
-// inContainer reports whether a process runs inside a container, that is, its root directory is not ours.
+// inContainer reports whether a process runs inside a container, that is, with a root directory other than ours.
 func inContainer(proc string, pid int) bool {
 	ours, err1 := os.Stat(filepath.Join(proc, "self", "root") + "/")
 	theirs, err2 := os.Stat(filepath.Join(proc, strconv.Itoa(pid), "root") + "/")

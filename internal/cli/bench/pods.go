@@ -25,8 +25,8 @@ type Options struct {
 	Command     []string
 	Handler     string
 	HostNetwork bool
-	// CgroupParent is the cgroup below which each pod gets its own parent cgroup (cgroupfs), as from a kubelet; empty:
-	// none.
+	// CgroupParent is the cgroup below which each pod gets its own parent cgroup (cgroupfs), as a kubelet would
+	// arrange; empty means none.
 	CgroupParent string
 	// Annotations are the pods' annotations. Each pod gets its own port number for {port} in a value.
 	Annotations map[string]string
@@ -44,7 +44,7 @@ type driver struct {
 
 func newDriver(client *cli.Client, o Options) *driver {
 	var mark [4]byte
-	_, _ = rand.Read(mark[:]) // never fails, by its documentation
+	_, _ = rand.Read(mark[:]) // documented never to fail
 	return &driver{client: client, o: o, run: hex.EncodeToString(mark[:])}
 }
 
@@ -151,7 +151,8 @@ func (d *driver) sweep(ctx context.Context) error {
 	})
 }
 
-// removeCgroups removes the pods' parent cgroups: runtimes create missing ones and leave their removal to the kubelet.
+// removeCgroups removes the pods' parent cgroups, because runtimes create missing ones and leave their removal to the
+// kubelet.
 func (d *driver) removeCgroups() {
 	if d.o.CgroupParent == "" {
 		return

@@ -9,7 +9,7 @@ import (
 )
 
 // Markdown writes reports side by side, one column each. With two or more reports, a last column has the ratio of the
-// last report's p50 to the first's; above 1, the first is faster.
+// last report's p50 to the first's; above 1 means that the first is faster.
 func Markdown(out io.Writer, reports []*Report) error {
 	w := &writer{out: out}
 	for i := range rounds(reports) {
@@ -54,7 +54,7 @@ func counts(m map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
-// writer keeps the first error.
+// writer formats text for out and keeps the first error.
 type writer struct {
 	out io.Writer
 	err error

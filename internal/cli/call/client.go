@@ -96,7 +96,7 @@ func (s *grpcStream) Receive() (proto.Message, error) {
 	}
 	reply := dynamicpb.NewMessage(s.m.Output())
 	err := s.RecvMsg(reply)
-	s.done = err == nil && !s.m.IsStreamingServer() // grpc-go has read the end of such a call with its only reply
+	s.done = err == nil && !s.m.IsStreamingServer() // with its only reply, grpc-go has also read the end of the call
 	return reply, err
 }
 

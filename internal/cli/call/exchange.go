@@ -13,7 +13,8 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// Requests parses the messages of a call from JSON. For a method with one request and no text, the request is empty.
+// Requests parses the messages of a call from JSON. If a method takes one request and there is no text, the request is
+// empty.
 func Requests(m protoreflect.MethodDescriptor, texts []string) ([]proto.Message, error) {
 	if len(texts) == 0 && !m.IsStreamingClient() {
 		texts = []string{"{}"}

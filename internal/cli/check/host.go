@@ -47,7 +47,7 @@ func System(c *config.Config) Host {
 	}
 }
 
-// Findings runs all checks, in the order in which a person would fix them.
+// Findings runs all checks, in the order in which a person would fix the problems.
 func (h Host) Findings(ctx context.Context) []Finding {
 	findings := []Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx)}
 	findings = append(findings, h.network()...)
