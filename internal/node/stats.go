@@ -84,8 +84,8 @@ func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In)
 	return kept
 }
 
-// withStatsTimeout calls work and waits for at most statsTimeout. Until work returns, the ID stays in silent and
-// further calls for it fail, so that work that hangs forever costs only one goroutine.
+// withStatsTimeout calls work and waits for at most statsTimeout. If work takes longer, further calls for the same ID
+// fail until it returns, so that work that hangs forever costs only one goroutine.
 func withStatsTimeout[Out any](ctx context.Context, n *Node, id string, work func(context.Context) (Out, error)) (Out, error) {
 	type result struct {
 		value Out

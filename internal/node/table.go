@@ -8,7 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// State is one of the seven states of seed 1; the empty State means that the pod does not exist.
+// State is a row of the state table: one of the seven states of seed 1, or Retained. The empty State means that the pod
+// does not exist.
 type State string
 
 // The seven states. A unit pod is in one of them as a whole. In a pod with many containers the sandbox is Initiated or

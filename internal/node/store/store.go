@@ -232,7 +232,7 @@ func (s *Store) Next(name string) (uint64, error) {
 	return n, err
 }
 
-// All calls each for every record of kind, in key order. each may keep the slices.
+// All calls each for every record of kind, in key order. each can keep the slices.
 func (s *Store) All(kind string, each func(key string, value []byte) error) error {
 	return s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(kind))
