@@ -18,7 +18,7 @@ func (s *Server) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runt
 	if err != nil {
 		return nil, err
 	}
-	// A client without a terminal may attach to a container that has one. In the opposite case stderr would be lost.
+	// A client without a terminal may attach to a container with a terminal. In the opposite case stderr would be lost.
 	if req.GetTty() && !c.Config.GetTty() {
 		return nil, invalid("tty", "container %s was created without one", c.ID)
 	}

@@ -26,8 +26,8 @@ func imageMessage(img *image.Image) *runtimeapi.Image {
 }
 
 // imageUser splits the user of an image's configuration ("user", "uid", "user:group" …; OCI image-spec config) into the
-// CRI's form: a UID or a name. A number that is not a valid UID stays a name. No image has that name, so the container
-// fails instead of running as another user (CVE-2024-40635).
+// CRI's form: a UID or a name. A number that is not a valid UID stays a name. No image has a user of that name, so the
+// container fails instead of running as another user (CVE-2024-40635).
 func imageUser(user string) (uid *runtimeapi.Int64Value, name string) {
 	name, _, _ = strings.Cut(user, ":")
 	if n, err := strconv.ParseInt(name, 10, 64); err == nil && n >= 0 && n <= math.MaxInt32 {

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// maxNameLength is the longest name, namespace or UID in bytes: a DNS subdomain (RFC 1123), the longest name in
-	// Kubernetes.
+	// maxNameLength limits a name, a namespace or a UID, in bytes. The longest names in Kubernetes are DNS subdomains
+	// (RFC 1123).
 	maxNameLength = 253
 	// maxKeyValueBytes limits the total size of all labels, or of all annotations. It is etcd's limit for a request.
 	maxKeyValueBytes = 3 << 19

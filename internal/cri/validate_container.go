@@ -77,7 +77,7 @@ func validateMount(field string, m *runtimeapi.Mount) error {
 }
 
 // validateMountSource checks that a mount has one source, a host path or an image, and that an image is mounted
-// read-only. In a pod with an image volume, a kubelet sets image_sub_path also for mounts with a host_path, which
+// read-only. In a pod with an image volume, a kubelet also sets image_sub_path for mounts with a host_path, which
 // already includes it.
 func validateMountSource(field string, m *runtimeapi.Mount) error {
 	if m.GetImage() == nil {

@@ -17,7 +17,7 @@ import (
 // become an unknown field with the number 1, which holds the items of both the unary and the streamed response. The
 // client sees an ordinary field.
 
-// itemsField is the number of the field that holds the items, the same in every list response.
+// itemsField is the number of the field that holds the items. It is the same in every list response.
 const itemsField = 1
 
 // wireItem is one encoded item of a response: tag, length, message.
