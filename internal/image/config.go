@@ -73,7 +73,7 @@ func (c *Config) setDefaults() {
 
 func setDefault[T comparable](field *T, value T) { *field = cmp.Or(*field, value) }
 
-// check rejects invalid settings and returns the parsed ones.
+// check rejects invalid settings. It returns the parsed platform and the parsed pinned references.
 func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {
 	if !filepath.IsAbs(c.Root) {
 		return nil, nil, fmt.Errorf("image store: root %q is not an absolute path: %w", c.Root, errdefs.ErrInvalidArgument)

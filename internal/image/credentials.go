@@ -33,7 +33,7 @@ type logins struct {
 	file         map[string]login
 }
 
-// newLogins prepares the logins of a pull from registry, the host part of the reference.
+// newLogins prepares the logins for a pull from registry, which is the host in the reference.
 func newLogins(auth *Auth, dockerConfig, registry string) (*logins, error) {
 	l := &logins{requestHosts: map[string]bool{}}
 	if auth != nil {

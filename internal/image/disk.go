@@ -221,7 +221,7 @@ func (f *DiskFiles) checkDisk() error {
 }
 
 // formatByContent determines the format of a file without a media type from its name or its first bytes. It is used
-// only before a guest can write to the file, because a guest must not choose its disk's format (fault I5).
+// only for files to which no guest has written, because a guest must not choose its disk's format (fault I5).
 func formatByContent(r io.ReaderAt, name string) string {
 	switch {
 	case strings.HasSuffix(name, ".raw"):

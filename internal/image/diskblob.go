@@ -63,7 +63,7 @@ func compressionByContent(head []byte) string {
 	return ""
 }
 
-// plainHead returns up to the first 512 decompressed bytes of a compressed file.
+// plainHead decompresses the first 512 bytes of a file, or all of a shorter file.
 func plainHead(compression string, packed io.Reader) ([]byte, error) {
 	plain, err := decompressors[compression](packed)
 	if err != nil {

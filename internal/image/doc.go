@@ -21,8 +21,9 @@
 // # Names
 //
 // An image's ID is the digest of its config, so an image that comes from two registries is one image here. An artifact
-// is identified by its manifest's digest, because its config may not be unique. Each image has one record per name in
-// the metadata: every tag, every name@digest, and the ID itself, which keeps the image after its tags have moved.
+// is identified by its manifest's digest, because different artifacts can have the same config. Each image has one
+// record per name in the metadata: every tag, every name@digest, and the ID itself, which keeps the image after its
+// tags have moved.
 //
 // # Kinds
 //

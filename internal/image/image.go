@@ -15,8 +15,8 @@ const (
 	KindRootfs Kind = "rootfs"
 	// KindDisk is a virtual machine's disk: one qcow2 or raw blob.
 	KindDisk Kind = "disk"
-	// KindComponent is an artifact with a WebAssembly module or component. (The entrypoint of a rootfs can also be
-	// one.)
+	// KindComponent is an artifact with a WebAssembly module or component. (The entrypoint of a rootfs can also be a
+	// module or component.)
 	KindComponent Kind = "component"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/distribution/reference"
 )
 
-// index holds the images in memory, so that Get and List read no files: the kubelet lists all images every second.
+// index holds the images in memory, so that Get and List read no files. The kubelet lists all images every second.
 // Changes are written to the metadata first.
 type index struct {
 	mu sync.RWMutex

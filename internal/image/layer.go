@@ -151,8 +151,8 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 	}
 }
 
-// allows returns an error if n more would exceed the limit. It does not count them, because budgetReader does so as
-// data arrives.
+// allows returns an error if n more would exceed the limit. It does not count them, because budgetReader counts the
+// data as it arrives.
 func (b *budget) allows(n int64) error {
 	if n < 0 || n > b.limit-b.used.Load() {
 		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)

@@ -16,8 +16,8 @@ const labelPull = "tripod.run/pull"
 type pullLeases struct{ inUse map[string]int }
 
 // lease protects a pull's content from the collector until the image's records do. The returned function ends this
-// lease and those of earlier attempts; with keep it leaves them, so that a pull within ResumeWindow can resume. The
-// returned context is usable even after an error.
+// lease and those of earlier attempts; if keep is set, it leaves them all, so that a pull within ResumeWindow can
+// resume. The returned context is usable even after an error.
 func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(keep bool), error) {
 	if err := s.reserve(); err != nil {
 		return ctx, nil, err

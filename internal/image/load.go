@@ -138,7 +138,7 @@ func dropNameless(ingests string) error {
 }
 
 // dropUnfinished removes the snapshots of unfinished pulls, because layers without an image record may have lost data
-// in a power failure. It keeps the layers of containers, which had a record when the container was made.
+// in a power failure. It keeps the layers of containers, because these had an image record when the container was made.
 func (s *Store) dropUnfinished(ctx context.Context) error {
 	keep := s.index.trusted()
 	all := map[string]snapshots.Info{}

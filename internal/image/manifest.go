@@ -128,7 +128,7 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 // setConfig adds the config blob to the details, including the image's ID.
 func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 	if d.kind != KindRootfs {
-		// An artifact's config may not be unique.
+		// Different artifacts can have the same config.
 		d.id = d.manifest.Digest.String()
 		if err := json.Unmarshal(document, &d.image); err != nil {
 			d.image = ocispec.Image{}

@@ -60,7 +60,7 @@ func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest B
 	}
 	target := name
 	if tagged, ok := named.(reference.Tagged); ok {
-		// From tag@digest, containerd's pusher tags the manifest with this digest.
+		// Given tag@digest, containerd's pusher adds the tag to the manifest with this digest.
 		target = reference.TrimNamed(named).String() + ":" + tagged.Tag() + "@" + manifest.Digest.String()
 	}
 	pusher, err := resolver.Pusher(ctx, target)

@@ -50,7 +50,7 @@ func (b *budgetReader) Read(p []byte) (int, error) {
 }
 
 // sniff detects a stream's compression by its first bytes, because Docker's media type for plain layers is also used
-// for compressed ones.
+// for compressed layers.
 func sniff(r io.Reader) (io.Reader, string) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	// Four bytes identify gzip and zstd, but not xz, which layers must not use. The next read returns any error again.

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// labelOwner is a snapshot's label with its purpose, for the snapshots that Prepare, View and OpenDisk make.
+// labelOwner is the label with the purpose of a snapshot. The snapshots of Prepare, View and OpenDisk have it.
 const labelOwner = "tripod.run/owner"
 
 // labelRoot makes a snapshot a root for the collector: it and everything below it stay until Release.
@@ -99,8 +99,8 @@ func (s *Store) existingMounts(ctx context.Context, key, chainID, owner string) 
 	return s.snaps.Mounts(ctx, key)
 }
 
-// lostLayers handles an image whose unpacked layers are missing. Either the image was just removed, or its files were
-// deleted from outside. In the second case lostLayers drops the image, so that it is pulled again.
+// lostLayers handles an image whose unpacked layers are missing. Either the image was just removed, or something else
+// deleted its files. In the second case lostLayers drops the image, so that it is pulled again.
 func (s *Store) lostLayers(ctx context.Context, e *entry) error {
 	s.change.Lock()
 	defer s.change.Unlock()

@@ -78,7 +78,8 @@ type Store struct {
 	verified  verified
 
 	// badBlobs and badLayers are the digests of blobs and the chain IDs of layers in which Verify found wrong content.
-	// A pull fetches them again. The sets are separate, because a lowest layer's chain ID may equal its blob's digest.
+	// A pull fetches them again. The sets are separate, because the chain ID of a lowest layer can equal its blob's
+	// digest.
 	badBlobs, badLayers sync.Map
 	// dropped maps the names of images that Open dropped to the reasons.
 	dropped sync.Map
@@ -236,8 +237,8 @@ func (s *Store) openParts() (err error) {
 	return nil
 }
 
-// metadataFile contains the image records, leases and references. snapshotsFile, the snapshotter's own, maps snapshots
-// to directories.
+// metadataFile contains the image records, leases and references. snapshotsFile is the snapshotter's own file; it maps
+// snapshots to directories.
 const (
 	metadataFile  = "metadata.db"
 	snapshotsFile = "snapshots/metadata.db"
@@ -312,7 +313,7 @@ func (s *Store) Writable() error {
 	return nil
 }
 
-// dropOrphans removes snapshot directories without a record. A crash can leave one that has the number of the next
+// dropOrphans removes snapshot directories without a record. A crash can leave a directory with the number of the next
 // snapshot, which could then never be made.
 func (s *Store) dropOrphans(ctx context.Context) error {
 	cleaner, ok := s.overlay.(snapshots.Cleaner)

@@ -162,8 +162,8 @@ func (s *Store) renewFsInfo() {
 	}
 }
 
-// measure adds up the store's usage. Unpacked layers were measured when they were unpacked, and writable ones have
-// cached values, so it reads only the few files of the content store.
+// measure adds up the store's usage. Unpacked layers were measured when they were unpacked, and writable layers have
+// cached values, so measure reads only the few files of the content store.
 func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err error) {
 	images = FsUsage{Mountpoint: s.cfg.Root, Timestamp: time.Now()}
 	containers = images

@@ -4,7 +4,7 @@
 //	      │
 //	      ├ names another file (backing file, data file)   refused: QEMU would open a file of the author's choice (fault I5)
 //	      ├ encrypted, corrupt or with unknown features    refused: QEMU or Tripod could not use it
-//	      └ tables beyond the format's limits or the file  refused: the package never allocates memory of their size
+//	      └ tables beyond the format's limits or the file  refused: no image can make the package allocate much memory
 //
 // Sources: QEMU, docs/interop/qcow2.txt, versions 2 and 3; the limits are those of QEMU's block/qcow2.h.
 //

@@ -88,7 +88,8 @@ type layout struct {
 	length        int64    // of the file in bytes
 }
 
-// layOut arranges header, refcount table, refcount block and L1 table in this order, as `qemu-img create` does.
+// layOut arranges the header, the refcount table, the refcount block and the L1 table in this order, as `qemu-img
+// create` does.
 func layOut(virtualSize uint64, clusterBits uint32) (*layout, error) {
 	clusterBits = cmp.Or(clusterBits, defaultClusterBits)
 	// With clusters below 4 KiB, one refcount block would not cover the largest L1 table.

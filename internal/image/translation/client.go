@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// defaultRedirects is the limit of redirects for rules without a transport, as in net/http.
+// defaultRedirects is the limit of redirects for downloads without a transport, as in net/http.
 const defaultRedirects = 10
 
 // ErrRedirect means that a server's redirect was refused.

@@ -1,5 +1,5 @@
 // Package translation maps image names that belong to no registry to HTTP(S) URLs. A table of files defines the mapping
-// and how each URL is reached. The files are those of Virtlet (its docs/image-name-translation.md).
+// and how each URL is reached. The files have Virtlet's format (its docs/image-name-translation.md).
 //
 //	virtlet.cloud/ubuntu/22.04:latest ── prefix off, tag off ──▶ "ubuntu/22.04"
 //	                                                                  │
