@@ -169,7 +169,7 @@ type Tracing struct {
 	Endpoint string `toml:"endpoint"`
 }
 
-// Debug configures debugging of the daemon.
+// Debug configures the daemon's socket for debugging.
 type Debug struct {
 	Socket string `toml:"socket"`
 }
@@ -214,7 +214,8 @@ func Parse(document []byte, name string) (*Config, error) {
 	return c, nil
 }
 
-// Load reads the file at path. With an empty path it reads DefaultPath, which may be missing.
+// Load reads the file at path. With an empty path it reads DefaultPath, and returns the defaults if that file is
+// missing.
 func Load(path string) (*Config, error) {
 	name := cmp.Or(path, DefaultPath)
 	document, err := os.ReadFile(name)
