@@ -211,8 +211,8 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 	return a.printDocument(o.format, json.RawMessage(data.Bytes()), nil)
 }
 
-// statePoll is the interval of requests to the orchestrator about a module. They are necessary because some managers do
-// not report.
+// statePoll is the interval of requests to the orchestrator about a module. These requests are necessary because some
+// managers do not report.
 const statePoll = 250 * time.Millisecond
 
 // awaitModule waits until the module runs or has failed.

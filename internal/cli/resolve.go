@@ -13,7 +13,8 @@ import (
 // named is one candidate for an argument.
 type named struct{ id, name string }
 
-// pick returns the ID of the candidate that arg refers to by ID, name or ID prefix, in this order. kind is for errors.
+// pick returns the ID of the candidate that arg refers to by ID, name or ID prefix, in this order. Errors call the
+// candidates kind.
 func pick(kind, arg string, all []named) (string, error) {
 	if arg == "" {
 		return "", fmt.Errorf("the %s ID is empty", kind)

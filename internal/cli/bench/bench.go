@@ -143,7 +143,8 @@ const (
 	listLeast = 5
 )
 
-// lists makes each call once, except the list calls that need no repetition, and checks that the answers are complete.
+// lists makes each call once, except list calls that need no further repetition, and checks that the answers are
+// complete.
 func (d *driver) lists(ctx context.Context, r *recorder, p *pod, pods int) error {
 	timeList := func(call string, list func() (int, error)) error {
 		if r.count(call) >= listLeast && r.total(call) > listTime {

@@ -43,7 +43,7 @@ func (r *recorder) time(call string, do func() error) error {
 	return err
 }
 
-// count returns the number of successful calls.
+// count returns how often a call has succeeded.
 func (r *recorder) count(call string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
