@@ -139,10 +139,10 @@ func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.
 		return file, nil
 	}
 	key := "verify://" + desc.Digest.String()
-	if err := s.once.Lock(ctx, key); err != nil {
+	if err := s.locks.Lock(ctx, key); err != nil {
 		return nil, err
 	}
-	defer s.once.Unlock(key)
+	defer s.locks.Unlock(key)
 	if file := s.verified.open(path, desc.Digest); file != nil {
 		return file, nil
 	}
@@ -174,10 +174,10 @@ func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, 
 		return d.disk.Descriptor, nil
 	}
 	key := "disk://" + d.disk.Digest.String() // two artifacts can share a layer
-	if err := s.once.Lock(ctx, key); err != nil {
+	if err := s.locks.Lock(ctx, key); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	defer s.once.Unlock(key)
+	defer s.locks.Unlock(key)
 	manifest, err := s.content.Info(ctx, d.manifest.Digest)
 	if err != nil {
 		return ocispec.Descriptor{}, err

@@ -52,10 +52,10 @@ func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*DiskFiles, 
 		return nil, err
 	}
 	ctx = s.withNamespace(ctx)
-	if err := s.once.Lock(ctx, diskPrefix+key); err != nil {
+	if err := s.locks.Lock(ctx, diskPrefix+key); err != nil {
 		return nil, err
 	}
-	defer s.once.Unlock(diskPrefix + key)
+	defer s.locks.Unlock(diskPrefix + key)
 	files, err := s.openDisk(ctx, key, imageID)
 	if err != nil {
 		return nil, fmt.Errorf("disk %q of image %s: %w", key, imageID, withClass(err))
@@ -162,10 +162,10 @@ func (s *Store) CloseDisk(ctx context.Context, key string) error {
 		return err
 	}
 	ctx = s.withNamespace(ctx)
-	if err := s.once.Lock(ctx, diskPrefix+key); err != nil {
+	if err := s.locks.Lock(ctx, diskPrefix+key); err != nil {
 		return err
 	}
-	defer s.once.Unlock(diskPrefix + key)
+	defer s.locks.Unlock(diskPrefix + key)
 	if err := s.closeDisk(ctx, key); err != nil {
 		return fmt.Errorf("close disk %q: %w", key, err)
 	}

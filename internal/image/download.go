@@ -60,10 +60,10 @@ type fetched struct {
 // run makes the image available, and reports whether anything was downloaded.
 func (d *download) run(ctx context.Context) (img Image, downloaded bool, err error) {
 	key := "download://" + d.source
-	if err := d.once.Lock(ctx, key); err != nil {
+	if err := d.locks.Lock(ctx, key); err != nil {
 		return Image{}, false, err
 	}
-	defer d.once.Unlock(key)
+	defer d.locks.Unlock(key)
 	known, cached, err := d.known(ctx)
 	if err != nil {
 		return Image{}, false, err

@@ -47,10 +47,10 @@ func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Desc
 // entrypoint returns the blob of an earlier call, or makes it.
 func (s *Store) entrypoint(ctx context.Context, d *details) (ocispec.Descriptor, error) {
 	key := "component://" + d.manifest.Digest.String()
-	if err := s.once.Lock(ctx, key); err != nil {
+	if err := s.locks.Lock(ctx, key); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	defer s.once.Unlock(key)
+	defer s.locks.Unlock(key)
 	manifest, err := s.content.Info(ctx, d.manifest.Digest)
 	if err != nil {
 		return ocispec.Descriptor{}, err

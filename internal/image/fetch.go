@@ -25,10 +25,10 @@ const (
 // lockBlob makes concurrent pulls transfer a blob only once. It uses the same key as containerd's unpacker.
 func (s *Store) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock func(), err error) {
 	key := fmt.Sprintf("blob://%v", desc.Digest)
-	if err := s.once.Lock(ctx, key); err != nil {
+	if err := s.locks.Lock(ctx, key); err != nil {
 		return nil, err
 	}
-	return func() { s.once.Unlock(key) }, nil
+	return func() { s.locks.Unlock(key) }, nil
 }
 
 // fetch downloads a blob, or adds the stored one to the pull's lease. The caller holds the blob's lock.

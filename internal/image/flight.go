@@ -84,11 +84,11 @@ func (fs *flights) forget(key string, f *flight) {
 	}
 }
 
-// keyed is a set of named mutexes for work that must not run twice at the same time, such as a blob's transfer or a
-// layer's unpacking. It is the unpack.KeyedLocker of all pulls.
-type keyed struct {
+// keyedMutex is a set of mutexes with keys, for work that must not run twice at the same time, such as a blob's
+// transfer or a layer's unpacking. It is the unpack.KeyedLocker of all pulls.
+type keyedMutex struct {
 	mu    sync.Mutex
-	locks map[string]*keyedLock
+	byKey map[string]*keyedLock
 }
 
 type keyedLock struct {
@@ -97,12 +97,12 @@ type keyedLock struct {
 }
 
 // Lock waits for the lock of key or the end of ctx.
-func (k *keyed) Lock(ctx context.Context, key string) error {
+func (k *keyedMutex) Lock(ctx context.Context, key string) error {
 	k.mu.Lock()
-	l := k.locks[key]
+	l := k.byKey[key]
 	if l == nil {
 		l = &keyedLock{held: make(chan struct{}, 1)}
-		k.locks[key] = l
+		k.byKey[key] = l
 	}
 	l.users++
 	k.mu.Unlock()
@@ -115,18 +115,18 @@ func (k *keyed) Lock(ctx context.Context, key string) error {
 	}
 }
 
-func (k *keyed) Unlock(key string) {
+func (k *keyedMutex) Unlock(key string) {
 	k.mu.Lock()
-	l := k.locks[key]
+	l := k.byKey[key]
 	k.mu.Unlock()
 	<-l.held
 	k.release(key, l)
 }
 
-func (k *keyed) release(key string, l *keyedLock) {
+func (k *keyedMutex) release(key string, l *keyedLock) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if l.users--; l.users == 0 {
-		delete(k.locks, key)
+		delete(k.byKey, key)
 	}
 }

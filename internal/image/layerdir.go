@@ -124,10 +124,10 @@ func (p *puller) repairLayers(ctx context.Context, d *details) error {
 func (p *puller) repairLayer(ctx context.Context, d *details, i int) error {
 	chain, layer := d.chain[i].String(), d.layers[i]
 	key := "repair://" + chain
-	if err := p.once.Lock(ctx, key); err != nil {
+	if err := p.locks.Lock(ctx, key); err != nil {
 		return err
 	}
-	defer p.once.Unlock(key)
+	defer p.locks.Unlock(key)
 	dirs, err := p.snapshotDirs(ctx)
 	if err != nil {
 		return err

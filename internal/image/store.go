@@ -66,7 +66,7 @@ type Store struct {
 	change  sync.Mutex
 	index   index
 	flights flights
-	once    keyed
+	locks   keyedMutex
 	pulls   pullLeases
 	usage   usageCache
 	fs      fsCache
@@ -103,7 +103,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	setGlobals()
 	s := &Store{cfg: cfg, kick: make(chan struct{}, 1), logger: bridge(cfg.Logger)}
 	s.flights.all, s.flights.log = map[string]*flight{}, cfg.Logger
-	s.once.locks = map[string]*keyedLock{}
+	s.locks.byKey = map[string]*keyedLock{}
 	s.usage.byKey, s.usage.work = map[string]*usageEntry{}, make(chan string, 4096)
 	s.pulls.inUse = map[string]int{}
 	if s.platform, s.pinned, err = cfg.check(); err != nil {

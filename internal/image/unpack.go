@@ -44,7 +44,7 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 			ConfigType:     d.config.MediaType,
 		}),
 		unpack.WithLimiter(semaphore.NewWeighted(int64(p.cfg.MaxConcurrentDownloads))),
-		unpack.WithDuplicationSuppressor(&p.once))
+		unpack.WithDuplicationSuppressor(&p.locks))
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ func (s *Store) inNamespace(mounts []mount.Mount, fn func(*imageRoot) error) err
 		return fmt.Errorf("create a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make / private: %w", err)
+		return fmt.Errorf("make mounts private: %w", err)
 	}
 	root, err := s.mountView(mounts)
 	if err != nil {

@@ -2,7 +2,7 @@
 //
 //	Inspect(base) ──▶ Info, or why it is refused           CreateOverlay ──▶ header │ refcount table │ refcount block │ L1
 //	      │
-//	      ├ names another file (backing file, data file)   refused: QEMU would open a file of the author's choice (fault I5)
+//	      ├ names another file (backing file, data file)   refused: QEMU would open any file it names (fault I5)
 //	      ├ encrypted, corrupt or with unknown features    refused: QEMU or Tripod could not use it
 //	      └ tables beyond the format's limits or the file  refused: no image can make the package allocate much memory
 //
