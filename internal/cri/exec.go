@@ -36,7 +36,7 @@ func (s *Server) runningContainer(id, call string) (*node.Container, error) {
 		return nil, err
 	}
 	if !isRunning(c) {
-		return nil, fmt.Errorf("%s: container %s is %s, it must be Running: %w", call, c.ID, c.State, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("%s: container %s is %s, not Running: %w", call, c.ID, c.State, errdefs.ErrFailedPrecondition)
 	}
 	return c, nil
 }
@@ -46,7 +46,7 @@ func validateStdio(stdin, stdout, stderr, tty bool) error {
 		return invalid("stdin, stdout, stderr", "at least one must be set")
 	}
 	if tty && stderr {
-		return invalid("stderr", "must not be set with tty, a terminal has one output")
+		return invalid("stderr", "must not be set with tty: a terminal has one output")
 	}
 	return nil
 }

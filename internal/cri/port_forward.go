@@ -23,7 +23,7 @@ func (s *Server) PortForward(_ context.Context, req *runtimeapi.PortForwardReque
 		return nil, err
 	}
 	if !pod.Ready() {
-		return nil, fmt.Errorf("PortForward: pod %s is %s, it must be Initiated: %w", pod.ID, pod.State, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("PortForward: pod %s is %s, not Initiated: %w", pod.ID, pod.State, errdefs.ErrFailedPrecondition)
 	}
 	return s.streams.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: pod.ID, Port: req.GetPort()})
 }

@@ -53,7 +53,7 @@ func validateName(field, name string) error {
 	case name == "":
 		return required(field)
 	case len(name) > maxNameLength:
-		return invalid(field, "is %d bytes long, the limit is %d", len(name), maxNameLength)
+		return invalid(field, "is %d bytes long; the limit is %d", len(name), maxNameLength)
 	case strings.ContainsFunc(name, unicode.IsControl):
 		return invalid(field, "%q has a control character", name)
 	}
@@ -69,7 +69,7 @@ func validateKeyValues(field string, pairs map[string]string) error {
 		size += len(k) + len(v)
 	}
 	if size > maxKeyValueBytes {
-		return invalid(field, "hold %d bytes, the limit is %d", size, maxKeyValueBytes)
+		return invalid(field, "hold %d bytes; the limit is %d", size, maxKeyValueBytes)
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func validatePath(field, path string) error {
 	case strings.ContainsRune(path, 0):
 		return invalid(field, "has a zero byte")
 	case len(path) > maxPathLength:
-		return invalid(field, "is %d bytes long, the limit is %d", len(path), maxPathLength)
+		return invalid(field, "is %d bytes long; the limit is %d", len(path), maxPathLength)
 	}
 	return nil
 }

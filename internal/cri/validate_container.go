@@ -90,7 +90,7 @@ func validateMountSource(field string, m *runtimeapi.Mount) error {
 	case m.GetHostPath() != "":
 		return invalid(field+".host_path", "must not be set with image")
 	case !m.GetReadonly():
-		return invalid(field+".readonly", "must be set, an image is mounted read-only")
+		return invalid(field+".readonly", "must be set: an image is mounted read-only")
 	}
 	return cmp.Or(
 		validateImageSpec(field+".image", m.GetImage()),

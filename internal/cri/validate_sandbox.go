@@ -44,7 +44,7 @@ func validateSandboxMetadata(field string, m *runtimeapi.PodSandboxMetadata) err
 
 func validateHostname(field, name string) error {
 	if len(name) > maxHostnameLength {
-		return invalid(field, "is %d bytes long, the limit is %d", len(name), maxHostnameLength)
+		return invalid(field, "is %d bytes long; the limit is %d", len(name), maxHostnameLength)
 	}
 	if strings.ContainsFunc(name, notInLine) || strings.Contains(name, "/") {
 		return invalid(field, "%q is not a host name", name)
