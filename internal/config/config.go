@@ -133,7 +133,6 @@ type Node struct {
 	ComponentLabelPrefix string            `toml:"component_label_prefix"`
 }
 
-// Backends enables backends.
 type Backends struct {
 	Linux bool `toml:"linux"`
 	Wasm  bool `toml:"wasm"`

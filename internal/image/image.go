@@ -73,7 +73,6 @@ type PullOptions struct {
 	OnProgress func(Progress)
 }
 
-// Progress is the progress of a pull.
 type Progress struct {
 	// Done and Total are bytes of blobs in their compressed form; Total is 0 until the manifest is known.
 	Done, Total int64

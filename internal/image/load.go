@@ -62,7 +62,7 @@ func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*detail
 	return s.inspectIn(ctx, target, dirs)
 }
 
-// inspectIn is like inspect, for a caller that has the snapshot directories.
+// inspectIn is like inspect, for a caller that already has the snapshot directories.
 func (s *Store) inspectIn(ctx context.Context, target ocispec.Descriptor, dirs snapshotDirs) (*details, error) {
 	for range s.cfg.Limits.IndexDepth + 1 {
 		document, err := s.readBlob(ctx, target)

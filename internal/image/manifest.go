@@ -125,7 +125,7 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 	return KindRootfs, nil
 }
 
-// setConfig adds the config blob to the details, including the image's ID.
+// setConfig adds the content of the config blob, and the image's ID, to the details.
 func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 	if d.kind != KindRootfs {
 		// Different artifacts can have the same config.

@@ -157,7 +157,7 @@ func (s *Store) intact(ctx context.Context, d *details) bool {
 	return err == nil && s.intactIn(ctx, d, dirs)
 }
 
-// intactIn is like intact, for a caller that has the snapshot directories.
+// intactIn is like intact, for a caller that already has the snapshot directories.
 func (s *Store) intactIn(ctx context.Context, d *details, dirs snapshotDirs) bool {
 	for _, desc := range []ocispec.Descriptor{d.manifest, d.config} {
 		if _, err := s.readBlob(ctx, desc); err != nil {

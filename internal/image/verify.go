@@ -38,7 +38,7 @@ type Damage struct {
 	Users []string `json:"users,omitempty"`
 }
 
-// Verify checks for all images that blobs, unpacked layers and records exist and match each other. With contents it
+// Verify checks that the blobs, unpacked layers and records of all images exist and match each other. With contents it
 // also reads every blob and every file of the layers and compares them to the digests. It changes nothing on disk, but
 // remembers damage, so that the next pull of the image repairs it.
 func (s *Store) Verify(ctx context.Context, contents bool) ([]Damage, error) {

@@ -85,8 +85,8 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 }
 
 // replacedBy returns the container of a unit pod that a newer attempt replaces, or nil. A kubelet restarts a container
-// this way. The old container must not be running. The transition uses only edges of the table: Stopped → Removed →
-// Created.
+// this way. The old container is Stopped (the transition is then Stopped → Removed → Created, as in the table) or
+// Created and never started.
 func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	if !p.unit || (s != Created && s != Stopped) {
 		return nil

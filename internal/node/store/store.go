@@ -187,7 +187,7 @@ func (s *Store) ID() string { return s.id }
 // Fresh reports whether Open created the file.
 func (s *Store) Fresh() bool { return s.fresh }
 
-// Close closes the store after the writes under way. Later writes fail with errdefs.ErrUnavailable.
+// Close closes the store once the writes under way have ended. Later writes fail with errdefs.ErrUnavailable.
 func (s *Store) Close() error {
 	s.once.Do(func() { close(s.closed) })
 	s.wg.Wait()
