@@ -56,10 +56,10 @@
 // The record is written only after the layer's file system has been synced. Open removes unpacked layers without a
 // record; the next pull unpacks them again.
 //
-// Open checks that blobs and layers exist and have the right size; Verify reads them. A pull repairs damage: it fetches
-// a blob again, and unpacks a layer again into its existing directory, because layers and containers above refer to
-// that directory (layerdir.go). The damaged directory is kept beside its replacement, because containers may have
-// mounted it.
+// Open checks that blobs exist and have the right size, and that layers exist; Verify also reads them. A pull repairs
+// damage: it fetches a blob again, and unpacks a layer again into its existing directory, because layers and containers
+// above refer to that directory (layerdir.go). The damaged directory is kept beside its replacement, because containers
+// may have mounted it.
 //
 // # Registries
 //

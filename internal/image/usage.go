@@ -120,8 +120,8 @@ type fsCache struct {
 	renewing   bool
 }
 
-// FsInfo returns the disk usage of images: blobs, downloads under way, unpacked layers and the store's own files. It is
-// at most about ten seconds old; only the first call waits for a measurement.
+// FsInfo returns the disk usage of images: blobs, downloads under way, unpacked layers and the store's own files. A
+// value older than ten seconds is measured again in the background; only the first call waits.
 //
 // For a store that is not open it counts only the store's own files, because a kubelet does not start without an
 // answer.
