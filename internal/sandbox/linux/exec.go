@@ -144,14 +144,14 @@ func (x *execution) pipes(req sandbox.ExecRequest) error {
 			if out.to != nil {
 				_, _ = io.Copy(out.to, r)
 			}
-			_, _ = io.Copy(io.Discard, r) // output without a client, so that the program does not block
+			_, _ = io.Copy(io.Discard, r) // discard what no client reads, so that the program does not block
 		})
 	}
 	return nil
 }
 
-// terminal prepares to receive a terminal that the runtime creates in the container. It returns the options that make
-// the runtime do so.
+// terminal prepares to receive a terminal that the runtime creates in the container. It returns the options for the
+// runtime.
 func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 	console, err := listenConsole(x.dir)
 	if err != nil {
@@ -269,7 +269,8 @@ func classifyMessage(message string) error {
 	return errdefs.ErrInvalidArgument
 }
 
-// kill kills the program and its process group, which ends its monitor. If the monitor does not end, kill kills it too.
+// kill kills the program and its process group, which ends its monitor. If the monitor does not end, kill kills that
+// too.
 func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 	limit, again := time.After(execKill), time.NewTicker(killPause)
 	defer again.Stop()

@@ -39,8 +39,8 @@ func (b *Backend) watch(h *handle, l *life) {
 	b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 }
 
-// settle kills what still runs of a container, and waits until both of its processes have ended. One of them must
-// already have ended.
+// settle waits until both init and conmon have ended, one of which must already have ended. It kills what is still
+// running in the container.
 func (b *Backend) settle(h *handle, l *life) {
 	s, _ := h.Snapshot()
 	if l.init.Alive() {

@@ -126,8 +126,8 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	return errors.Join(os.RemoveAll(run), ledger.RemoveFile(b.cfg.podDir(podID)))
 }
 
-// removeMountPoint unmounts and removes a directory or a pin. It never deletes files inside a mount, because the removal
-// fails if a mount is left. It succeeds if the path does not exist.
+// removeMountPoint unmounts and removes a directory or a pin. It never deletes files inside a mount, because the
+// removal fails if a mount is left. It succeeds if the path does not exist.
 func removeMountPoint(path string) error {
 	if err := unmount(path); err != nil {
 		return err

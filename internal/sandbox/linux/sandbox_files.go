@@ -112,8 +112,8 @@ func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// hostsFile returns the content of /etc/hosts: loopback and the pod's name, or the node's file if the pod is on the host
-// network. The kubelet mounts its own file over it.
+// hostsFile returns the content of /etc/hosts: loopback and the pod's name, or the node's file if the pod is on the
+// host network. The kubelet mounts its own file over it.
 func hostsFile(p *sandbox.Pod) ([]byte, error) {
 	if !spec.PodModes(p).UTS() {
 		return ignoreMissing(os.ReadFile("/etc/hosts"))

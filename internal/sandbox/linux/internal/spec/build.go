@@ -32,7 +32,7 @@ const (
 	annotationImage         = "io.kubernetes.cri.image-name"
 )
 
-// Input is the input of Build, except for the host. Paths are paths on the host.
+// Input is what Build needs to know about a container. Paths are paths on the host.
 type Input struct {
 	Pod       *sandbox.Pod
 	Container *sandbox.Container
@@ -41,12 +41,12 @@ type Input struct {
 	// Rootfs is the container's mounted root file system, in which users and paths are resolved.
 	Rootfs string
 	// Net, IPC, UTS and PID are the paths of the namespaces that the container joins in the modes POD and TARGET (see
-	// ContainerModes). If UTS is empty, a container that is not on the host network gets a new UTS namespace with the
+	// ContainerModes). If UTS is "", a container that is not on the host network gets a new UTS namespace with the
 	// pod's host name.
 	Net, IPC, UTS, PID string
-	// CgroupsPath is the specification's cgroupsPath: /parent/id for cgroupfs, slice:prefix:name for systemd.
+	// CgroupsPath is the specification's cgroupsPath, in the form /parent/id (cgroupfs) or slice:prefix:name (systemd).
 	CgroupsPath string
-	// ShmPath is the pod's /dev/shm; unused with the host's or the container's own IPC namespace.
+	// ShmPath is the pod's /dev/shm. It is unused with the host's or the container's own IPC namespace.
 	ShmPath string
 	// ResolvConf, Hosts and HostnameFile are the pod's files for /etc; "" means none. A mount of the request at the same
 	// path takes precedence.
@@ -56,8 +56,8 @@ type Input struct {
 	ImageVolumes map[string]string
 }
 
-// Build returns the runtime specification of a container. It rejects a field with errdefs.ErrInvalidArgument or
-// errdefs.ErrNotImplemented and names the field; other errors come from the host.
+// Build returns the runtime specification of a container. If it rejects a field, the error is
+// errdefs.ErrInvalidArgument or errdefs.ErrNotImplemented and names the field; other errors come from the host.
 func Build(in Input, h Host) (*specs.Spec, sandbox.Resolved, error) {
 	if err := Validate(in.Pod, in.Container, h); err != nil {
 		return nil, sandbox.Resolved{}, err
@@ -153,7 +153,7 @@ func (b *builder) devices() error {
 	}
 	limits.Devices = rules
 	b.spec.Linux.Resources = limits
-	// A bind-mounted /dev already has its nodes. Creating nodes in it would create them on the host.
+	// A bind-mounted /dev already has its nodes, and new nodes in it would be created on the host.
 	if !slices.ContainsFunc(b.spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" && m.Type == "bind" }) {
 		b.spec.Linux.Devices = nodes
 	}
@@ -174,7 +174,8 @@ func (b *builder) security() (err error) {
 	return err
 }
 
-// imageVolumes creates, in the container's layer, the missing directories that the image declares as volumes.
+// imageVolumes creates the directories that the image declares as volumes, if they are missing in the container's
+// layer.
 func (b *builder) imageVolumes() error {
 	for _, name := range slices.Sorted(maps.Keys(b.in.Image.Volumes)) {
 		if err := checkDestination("image Volumes", name); err != nil {

@@ -20,8 +20,8 @@ var defaultCapabilities = []string{
 
 // capabilities returns the capability sets of a container's process. It applies, in order: add ALL, drop ALL, add
 // names, drop names. It rejects a name that the host cannot grant; ALL and privileged mean all capabilities that the
-// host can grant. Inheritable is empty unless ambient capabilities are requested, because an unprivileged user who runs
-// a program with file capabilities would gain them (CVE-2022-24769).
+// host can grant. The inheritable set is empty unless ambient capabilities are requested: otherwise an unprivileged
+// user could gain its capabilities by running a program with file capabilities (CVE-2022-24769).
 func capabilities(sc *runtimeapi.LinuxContainerSecurityContext, h Host) (*specs.LinuxCapabilities, error) {
 	const field = "linux.security_context.capabilities"
 	requested := sc.GetCapabilities()

@@ -16,8 +16,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// maxDevices limits the devices found below one directory.
-const maxDevices = 4096
+// maxDeviceFiles limits the files below a requested directory, whether they are devices or not.
+const maxDeviceFiles = 4096
 
 // notShared are the entries of /dev that a privileged container does not share with the host.
 var notShared = []string{"console", "fd", "mqueue", "pts", "shm"}
@@ -44,8 +44,8 @@ func checkDevices(devices []*runtimeapi.Device) error {
 	return nil
 }
 
-// devices returns the device nodes to create and the cgroup's device rules. The OCI runtime adds the basic nodes (null,
-// zero, random, tty …). A privileged container has the host's nodes and can use any device.
+// devices returns the device nodes to create in the container and the device rules of its cgroup. The OCI runtime adds
+// the basic nodes (null, zero, random, tty …). A privileged container has the host's nodes and can use any device.
 func devices(c *runtimeapi.ContainerConfig, h Host) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 	nodes := map[string]specs.LinuxDevice{}
 	rules := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
@@ -107,7 +107,7 @@ func devicesAt(host, dest string) ([]specs.LinuxDevice, error) {
 	return []specs.LinuxDevice{node}, nil
 }
 
-// devicesBelow returns the devices below a host directory, without those below its entries in skip.
+// devicesBelow returns the devices below a host directory, leaving out its entries in skip and everything below them.
 func devicesBelow(dir, dest string, skip []string) ([]specs.LinuxDevice, error) {
 	var found []specs.LinuxDevice
 	entries := 0
@@ -118,8 +118,8 @@ func devicesBelow(dir, dest string, skip []string) ([]specs.LinuxDevice, error) 
 		if err != nil {
 			return err
 		}
-		if entries++; entries > maxDevices {
-			return fmt.Errorf("%s contains more than %d files", dir, maxDevices)
+		if entries++; entries > maxDeviceFiles {
+			return fmt.Errorf("%s contains more than %d files", dir, maxDeviceFiles)
 		}
 		relative := strings.TrimPrefix(strings.TrimPrefix(name, dir), "/")
 		if slices.Contains(skip, relative) {
@@ -146,8 +146,9 @@ func devicesBelow(dir, dest string, skip []string) ([]specs.LinuxDevice, error) 
 	return found, err
 }
 
-// device describes a host's device node for the container, with the host's owner and mode.
-func device(info fs.FileInfo, dest string) (specs.LinuxDevice, bool) {
+// device returns the container's copy of a device node of the host, with the same owner and mode. ok is false if info
+// is not a device.
+func device(info fs.FileInfo, dest string) (node specs.LinuxDevice, ok bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || info.Mode()&fs.ModeDevice == 0 {
 		return specs.LinuxDevice{}, false

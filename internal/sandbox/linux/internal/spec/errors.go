@@ -19,8 +19,9 @@ func unsupported(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
 }
 
-// classifyFileError adds the field and a class to the error of a file operation: errdefs.ErrResourceExhausted if the
-// node lacks a resource, none if its disk fails, otherwise errdefs.ErrInvalidArgument.
+// classifyFileError adds the field and a class to the error of a file operation. The class is
+// errdefs.ErrResourceExhausted if the node lacks a resource, and errdefs.ErrInvalidArgument otherwise; the error of a
+// failing disk gets no class.
 func classifyFileError(field string, err error) error {
 	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, exhausted) {
@@ -33,7 +34,7 @@ func classifyFileError(field string, err error) error {
 	return fmt.Errorf("%s: %w: %w", field, err, errdefs.ErrInvalidArgument)
 }
 
-// checkText rejects a NUL byte, at which the kernel would end the string.
+// checkText rejects a NUL byte, because the kernel would cut the string off there.
 func checkText(field, s string) error {
 	if strings.ContainsRune(s, 0) {
 		return invalid(field, "%q contains a NUL byte", s)

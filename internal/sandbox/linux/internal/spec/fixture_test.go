@@ -23,7 +23,7 @@ func fullHost() Host {
 			"blkio": true, "cpu": true, "cpuset": true, "devices": true, "hugetlb": true, "memory": true, "pids": true,
 		},
 		HugepageSizes: []string{"2MB", "1GB"}, SwapAccounting: true, CPUQuota: true,
-		Seccomp: true, OwnOOMScore: -1000, Caps: cap.Known(), MaxNoFile: 1 << 20, RecursiveReadOnly: true,
+		Seccomp: true, OwnOOMScore: -1000, Caps: cap.Known(), RecursiveReadOnly: true,
 		Name: "node", root: "/",
 	}
 }

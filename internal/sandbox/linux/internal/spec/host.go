@@ -35,23 +35,21 @@ type Host struct {
 	OwnOOMScore int
 	// Caps are the full names of the capabilities in our bounding set, which we can grant.
 	Caps []string
-	// MaxNoFile is our hard limit of open files, which a container cannot exceed without CAP_SYS_RESOURCE.
-	MaxNoFile uint64
 	// RecursiveReadOnly means that the kernel can make a tree of mounts read-only (mount_setattr, Linux 5.12). The
 	// backend clears it if the OCI runtime lacks the option "rro".
 	RecursiveReadOnly bool
 	// Name is the node's host name, which containers on the host network see.
 	Name string
 
-	// root is the file system in which /sys, /proc and /dev are looked up: "/" except in tests.
+	// root is the directory in which /sys, /proc and /dev are looked up: "/" except in tests.
 	root string
 }
 
-// Probe examines this machine.
+// Probe examines the machine that it runs on.
 func Probe() (Host, error) { return ProbeAt("/") }
 
-// ProbeAt is like Probe, but reads /proc and /sys below root, so that tests can simulate a machine. The process's own
-// limits (open files, system calls) are always the real ones.
+// ProbeAt is like Probe, but reads /proc and /sys below root, so that tests can simulate a machine. It always tests the
+// system calls of the real kernel.
 func ProbeAt(root string) (Host, error) {
 	h := Host{root: root, Controllers: map[string]bool{}}
 	h.CgroupV2 = h.exists("sys/fs/cgroup/cgroup.controllers")
@@ -104,7 +102,7 @@ func (h *Host) probeV2() error {
 	for _, name := range strings.Fields(string(controllers)) {
 		h.Controllers[name] = true
 	}
-	// The root cgroup has no limits, so look for the files of the limits in its children.
+	// The root cgroup has no limits, so look for the limits' files in its children.
 	h.SwapAccounting = h.match("sys/fs/cgroup/*/memory.swap.max")
 	h.CPUQuota = h.match("sys/fs/cgroup/*/cpu.max")
 	return nil
@@ -134,7 +132,7 @@ func (h *Host) hugepageSizes() ([]string, error) {
 	return names, nil
 }
 
-// probeProcess finds the capabilities and limits that this process can pass on to containers.
+// probeProcess finds what this process can pass on to containers: capabilities and its oom_score_adj.
 func (h *Host) probeProcess() error {
 	f, err := os.Open(h.path("proc/self/status"))
 	if err != nil {
@@ -158,15 +156,8 @@ func (h *Host) probeProcess() error {
 	if err := lines.Err(); err != nil {
 		return fmt.Errorf("find our own capabilities: %w", err)
 	}
-	if h.OwnOOMScore, err = h.lowestOOMScore(); err != nil {
-		return err
-	}
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return fmt.Errorf("limit of open files: %w", err)
-	}
-	h.MaxNoFile = limit.Max
-	return nil
+	h.OwnOOMScore, err = h.lowestOOMScore()
+	return err
 }
 
 func (h *Host) lowestOOMScore() (int, error) {

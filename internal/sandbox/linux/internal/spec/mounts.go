@@ -20,8 +20,8 @@ import (
 // mountOptions are the valid values of a request's mount_options.
 var mountOptions = []string{"nodev", "noexec", "nosuid"}
 
-// procFiles are the files below /proc that a mount can cover, which are those that lxcfs provides. Covering others
-// could replace the files with which the runtime confines the container (CVE-2019-19921).
+// procFiles are the only files below /proc that a mount can cover, the ones that lxcfs provides. A mount over other
+// files could replace those that the runtime uses to confine the container (CVE-2019-19921).
 var procFiles = []string{
 	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat",
 	"/proc/swaps", "/proc/uptime",
@@ -63,7 +63,7 @@ func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	return mounts, nil
 }
 
-// sharedMemory returns the mount of /dev/shm. Containers that share the IPC namespace share it.
+// sharedMemory returns the mount of /dev/shm, which is shared by the containers that share an IPC namespace.
 func sharedMemory(in Input, m Modes) (specs.Mount, error) {
 	const dest = "/dev/shm"
 	source := in.ShmPath
@@ -182,7 +182,7 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		if err != nil {
 			return nil, nil, "", err
 		}
-		// The root mount must not block the propagation. A shared root also serves slave mounts.
+		// The root mount must not block the propagation. A shared root also works for slave mounts.
 		if propagation == "rshared" || propagation == "rslave" && rootfs == "" {
 			rootfs = propagation
 		}
@@ -261,7 +261,8 @@ func propagation(field, source string, mode runtimeapi.MountPropagation) (string
 	return "rslave", nil
 }
 
-// peerGroups returns the optional fields (shared:N master:N) of the mount that contains a path (proc_pid_mountinfo(5)).
+// peerGroups returns the optional fields (shared:N master:N) of the mount that contains a path; see
+// proc_pid_mountinfo(5).
 func peerGroups(name string) (string, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, name, 0, unix.STATX_MNT_ID, &st); err != nil {

@@ -276,7 +276,7 @@ func TestDevices(t *testing.T) {
 func TestDirectoryOfTooManyDevices(t *testing.T) {
 	dir := t.TempDir()
 
-	for i := range maxDevices + 1 {
+	for i := range maxDeviceFiles + 1 {
 		writeFile(t, filepath.Join(dir, strconv.Itoa(i)), "")
 	}
 	_, err := devicesBelow(dir, "/dev/x", nil)

@@ -17,15 +17,15 @@ type Modes struct {
 	Target string
 }
 
-// UTS reports whether the container has the pod's host name. On the host network it has the node's.
+// UTS reports whether the container has the pod's host name. A container on the host network has the node's.
 func (m Modes) UTS() bool { return m.Network != runtimeapi.NamespaceMode_NODE }
 
-// PodModes returns the pod's own namespaces. A shared PID namespace (POD) needs a process.
+// PodModes returns the namespaces that a pod uses. A PID namespace for all its containers (POD) needs an init process.
 func PodModes(p *sandbox.Pod) Modes {
 	return modesOf(p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 }
 
-// ContainerModes returns a container's namespaces. POD, the default, means "as the pod", so in a pod on the host
+// ContainerModes returns a container's namespaces. The default, POD, means the pod's namespace, so in a pod on the host
 // network it means the host's.
 func ContainerModes(p *sandbox.Pod, c *sandbox.Container) Modes {
 	pod, m := PodModes(p), modesOf(c.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
@@ -97,8 +97,8 @@ func checkModes(field string, o *runtimeapi.NamespaceOption) error {
 	return nil
 }
 
-// namespaces lists the namespaces that the container joins (with a path) and those made for it (without). It shares
-// every other kind with the node.
+// namespaces lists the namespaces that the container joins (with a path) and those created for it (without a path). The
+// container shares every other kind of namespace with the node.
 func namespaces(in Input, m Modes, h Host) ([]specs.LinuxNamespace, error) {
 	list := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
 	for _, ns := range []struct {
@@ -125,8 +125,8 @@ func namespaces(in Input, m Modes, h Host) ([]specs.LinuxNamespace, error) {
 	if m.UTS() {
 		list = append(list, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: in.UTS})
 	}
-	// A privileged container sees the node's cgroups. cgroup v1 has no such namespace; OCI runtimes bind-mount the
-	// container's own part of each hierarchy instead.
+	// A privileged container sees the node's cgroups, so it gets no cgroup namespace. On cgroup v1 no container gets one;
+	// OCI runtimes bind-mount the container's own part of each hierarchy instead.
 	if h.CgroupV2 && !in.Container.Config.GetLinux().GetSecurityContext().GetPrivileged() {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}

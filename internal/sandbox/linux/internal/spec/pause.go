@@ -21,7 +21,7 @@ const (
 type PauseInput struct {
 	Pod  *sandbox.Pod
 	Host Host
-	// Rootfs is an empty directory, in which the OCI runtime creates mount points.
+	// Rootfs is an empty directory. The OCI runtime creates mount points in it.
 	Rootfs string
 	// Binary is a static program on the host that reaps orphans and exits on SIGTERM; Args are its arguments.
 	Binary string
@@ -31,7 +31,8 @@ type PauseInput struct {
 	CgroupsPath   string
 }
 
-// Pause makes the specification of a container that only holds the pod's PID namespace, without access or privileges.
+// Pause returns the specification of a container that only holds the pod's PID namespace. It has no privileges and no
+// access to files or devices of the host.
 func Pause(in PauseInput) *specs.Spec {
 	s := &specs.Spec{
 		Version: ociVersion,

@@ -25,11 +25,12 @@ type ExecInput struct {
 	TTY  bool
 }
 
-// Process returns the process of an exec: the container's own process (user, capabilities, limits, no_new_privs,
-// environment, working directory) with the command and terminal of the exec. The OCI runtime adds the container's
-// system call filter and namespaces.
+// Process returns the process of an exec. It is like the container's own process (user, capabilities, limits,
+// no_new_privs, environment, working directory), but has the command and terminal of the exec. The OCI runtime adds the
+// container's system call filter and namespaces.
 //
-// The process's stdio must not be an inode of the host, because crun 1.8 makes the process's user its owner.
+// The process's stdin, stdout and stderr must not be files of the host, because crun 1.8 makes the process's user their
+// owner.
 func Process(in ExecInput) (*specs.Process, error) {
 	if len(in.Cmd) == 0 {
 		return nil, invalid("cmd", "must not be empty")
@@ -76,7 +77,7 @@ func arguments(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig) ([]stri
 	return argv, nil
 }
 
-// environment is a list of NAME=value without duplicate names, in the order of first setting.
+// environment is a list of NAME=value without duplicate names, in the order in which the names were first set.
 type environment []string
 
 func (e *environment) set(name, value string) {
@@ -95,7 +96,8 @@ func (e *environment) setDefault(name, value string) {
 	}
 }
 
-// variables returns the process's environment: the image's variables, HOSTNAME, and then the request's.
+// variables returns the process's environment: the image's variables, HOSTNAME and the request's variables; later ones
+// override earlier ones. PATH and, with a terminal, TERM have defaults.
 func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, h Host) ([]string, error) {
 	var env environment
 	for _, entry := range image.Env {
@@ -123,7 +125,7 @@ func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.Imag
 	return env, nil
 }
 
-// checkEnvs rejects variables that an OCI specification cannot hold: it is JSON, while CRI values are bytes.
+// checkEnvs rejects variables that an OCI specification cannot hold. CRI values are bytes, but a specification is JSON.
 func checkEnvs(c *runtimeapi.ContainerConfig) error {
 	for _, kv := range c.GetEnvs() {
 		if err := checkVariable("envs", kv.GetKey(), string(kv.GetValue())); err != nil {

@@ -20,7 +20,7 @@ const (
 	maxOOMScore  = 1000
 )
 
-// Resources converts a container's limits for the OCI runtime, for its creation or an update. It returns
+// Resources converts a container's limits to the OCI form, to create the container or to update it. It returns
 // errdefs.ErrNotImplemented for a limit whose controller the host lacks, and errdefs.ErrInvalidArgument for a value
 // that no kernel accepts. Build handles oom_score_adj, which belongs to the process rather than the cgroup.
 func Resources(res *runtimeapi.LinuxContainerResources, h Host) (*specs.LinuxResources, error) {
@@ -60,8 +60,8 @@ func addCPU(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h 
 	if shares > 0 {
 		r.CPU.Shares = new(uint64(shares))
 	}
-	// A negative quota means no limit, which is the default of a new cgroup. It is not passed on: crun 1.8 writes it to
-	// cgroup v1 as a huge number, which the kernel rejects.
+	// A negative quota means no limit, which is the default of a new cgroup. It is not passed on, because crun 1.8 would
+	// write it to cgroup v1 as a huge number, which the kernel rejects.
 	if quota > 0 {
 		r.CPU.Quota = new(quota)
 	}
@@ -112,7 +112,8 @@ func checkIDList(field, list string) error {
 	return nil
 }
 
-// addMemory limits memory. It forbids swap unless the request sets a swap limit. The OCI's memory.swap includes memory.
+// addMemory limits memory. Without a swap limit in the request, it forbids swap. The OCI's memory.swap is the limit of
+// memory and swap together.
 func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.memory_"
 	limit, swap := res.GetMemoryLimitInBytes(), res.GetMemorySwapLimitInBytes()
@@ -205,7 +206,7 @@ func pageSizeName(size uint64) string {
 	return strconv.FormatUint(size, 10) + pageUnits[unit:unit+1] + "B"
 }
 
-// addUnified passes on values of cgroup v2 files. The files must belong to a controller that the host has, so
+// addUnified passes on the values of cgroup v2 files. The files must belong to a controller that the host has;
 // cgroup.procs and other cgroup.* files are rejected.
 func addUnified(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.unified"
@@ -238,8 +239,8 @@ func checkOOMScore(res *runtimeapi.LinuxContainerResources) error {
 	return nil
 }
 
-// oomScore returns the process's oom_score_adj: the request's, but not less than we can set. The result is never nil,
-// so that no container inherits the daemon's protection.
+// oomScore returns the process's oom_score_adj: the request's, or the lowest that we can set if that is higher. The
+// result is never nil, so that no container inherits the daemon's protection.
 func oomScore(res *runtimeapi.LinuxContainerResources, h Host) *int {
 	return new(max(int(res.GetOomScoreAdj()), h.OwnOOMScore))
 }

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openInRoot opens name as if root were "/": symlinks, including the last one, resolve inside root, and magic links are
-// not followed, so nothing outside root can be reached. It never blocks on a FIFO.
+// openInRoot opens name as if root were "/". Nothing outside root can be reached: symlinks, including the last one,
+// resolve inside root, and magic links are not followed. It never blocks on a FIFO.
 func openInRoot(root, name string, flags uint64) (*os.File, error) {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -72,7 +72,8 @@ func readRegular(f *os.File, name string, limit int64) ([]byte, error) {
 }
 
 // ResolveSubPath returns the host path of sub inside the tree at root (image_sub_path of an image volume). Symlinks
-// resolve inside the tree. sub must exist; "" means root itself. Errors are errdefs.ErrInvalidArgument.
+// resolve inside the tree. sub must exist; "" means root itself. If sub is bad, the error is
+// errdefs.ErrInvalidArgument.
 func ResolveSubPath(root, sub string) (string, error) {
 	const field = "image_sub_path"
 	if sub == "" {
@@ -93,7 +94,8 @@ func ResolveSubPath(root, sub string) (string, error) {
 	return real, nil
 }
 
-// insideRoot returns a container path with its symlinks resolved as in the container. Components can be missing.
+// insideRoot returns a path of the container with its symlinks resolved as they are in the container. Parts of the path
+// can be missing.
 func insideRoot(root, name string) (string, error) {
 	real, err := securejoin.SecureJoin(root, name)
 	if err != nil {

@@ -17,11 +17,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// maxProfile limits the size of a seccomp profile on the node, in bytes; common profiles have about ten thousand.
+// maxProfile limits the size of a seccomp profile on the node, in bytes. Common profiles have about 10 kB.
 const maxProfile = 4 << 20
 
-// The default paths of /proc and /sys to hide or make read-only, because they reveal or change the node. Other runtimes
-// use the same lists.
+// The paths of /proc and /sys that are hidden or read-only by default, because they reveal or change the node. Other
+// runtimes use the same lists.
 var (
 	defaultMaskedPaths = []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
@@ -79,8 +79,8 @@ func checkSeccomp(p *runtimeapi.SecurityProfile, deprecated string, h Host) (*ru
 	return p, checkText(field, p.GetLocalhostRef())
 }
 
-// systemCallFilter returns the container's seccomp filter; nil leaves the container unconfined. The specification must
-// already have the process's capabilities, because the default profile depends on them.
+// systemCallFilter returns the container's seccomp filter, or nil for an unconfined container. The specification must
+// already contain the process's capabilities, because the default profile depends on them.
 func systemCallFilter(sc *runtimeapi.LinuxContainerSecurityContext, s *specs.Spec, h Host) (*specs.LinuxSeccomp, error) {
 	if sc.GetPrivileged() {
 		return nil, nil
@@ -98,7 +98,7 @@ func systemCallFilter(sc *runtimeapi.LinuxContainerSecurityContext, s *specs.Spe
 	return nil, nil
 }
 
-// readProfile reads a profile on the node, the JSON form of the runtime-spec's LinuxSeccomp.
+// readProfile reads a seccomp profile on the node: a LinuxSeccomp of the runtime-spec, in JSON.
 func readProfile(name string) (*specs.LinuxSeccomp, error) {
 	const field = "linux.security_context.seccomp"
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)

@@ -15,7 +15,7 @@ const (
 	sigRTMax = 64
 )
 
-// stopSignal returns the signal that asks the container to end: the request's, otherwise the image's or SIGTERM.
+// stopSignal returns the signal that asks the container to end: the request's, the image's or SIGTERM.
 func stopSignal(requested runtimeapi.Signal, image string) (runtimeapi.Signal, error) {
 	if requested != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		return requested, checkStopSignal(requested)
@@ -39,7 +39,7 @@ func parseSignal(s string) (runtimeapi.Signal, error) {
 	if n, err := strconv.Atoi(name); err == nil {
 		for candidate := range runtimeapi.Signal_name {
 			sig := runtimeapi.Signal(candidate)
-			// If two names have one number (CLD and CHLD, IOT and ABRT, POLL and IO), the first in the CRI's list applies.
+			// Some numbers have two names (CLD and CHLD, IOT and ABRT, POLL and IO). Use the one that is not an alias.
 			if sig != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT && int(SignalNumber(sig)) == n && !isAlias(sig) {
 				return sig, nil
 			}

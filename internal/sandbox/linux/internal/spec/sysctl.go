@@ -11,13 +11,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// sysctlSegment matches one component of a name below /proc/sys; interface names have the widest character set.
+// sysctlSegment matches one component of a name below /proc/sys. Names of network interfaces need the most characters.
 var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
 
-// Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward),
-// which is safe to join. It allows only parameters of the pod's own namespaces: IPC parameters if the pod has its own
-// IPC namespace, and net.* if it has its own network namespace. All others would change the node (see CVE-2022-0811)
-// and are errdefs.ErrInvalidArgument.
+// Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward).
+// The keys are safe to join to that path. Sysctls allows only parameters of the pod's own namespaces: IPC parameters if
+// the pod has its own IPC namespace, and net.* if it has its own network namespace. All others would change the node
+// (see CVE-2022-0811) and result in errdefs.ErrInvalidArgument.
 func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	const field = "linux.sysctls"
 	requested := p.Config.GetLinux().GetSysctls()
@@ -49,15 +49,15 @@ func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	return result, nil
 }
 
-// ownNetDefaults let programs without root listen on any port and ping, which is safe in the pod's own network
-// namespace.
+// ownNetDefaults let programs that do not run as root listen on any port and ping, which is safe in the pod's own
+// network namespace.
 var ownNetDefaults = map[string]string{
 	"net/ipv4/ip_unprivileged_port_start": "0",
 	"net/ipv4/ping_group_range":           "0 2147483647",
 }
 
-// DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, without those in requested. The
-// kernel can lack some of them.
+// DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, without those in requested. Some
+// kernels lack some of them.
 func DefaultSysctls(p *sandbox.Pod, requested map[string]string) map[string]string {
 	if PodModes(p).Network == runtimeapi.NamespaceMode_NODE {
 		return nil

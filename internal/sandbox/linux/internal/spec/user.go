@@ -16,14 +16,14 @@ import (
 const (
 	// maxUserFile limits the bytes of an image's /etc/passwd and /etc/group.
 	maxUserFile = 4 << 20
-	// maxID is the largest accepted user or group ID. The kernel has 32 bits, but much software treats IDs as signed and
-	// an overflow as root (CVE-2024-40635).
+	// maxID is the largest accepted user or group ID. The kernel's IDs have 32 bits, but much software treats IDs as
+	// signed numbers, and an overflow as root (CVE-2024-40635).
 	maxID = math.MaxInt32
 	// maxGroups is the kernel's NGROUPS_MAX.
 	maxGroups = 65536
 )
 
-// identity is a requested user, by ID or name, with or without a group.
+// identity is a requested user and optional group, by ID or name.
 type identity struct {
 	field       string // the field to name in errors
 	user, group string // a number or a name; group may be empty
@@ -75,7 +75,7 @@ func checkUser(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	return nil
 }
 
-// checkRunAs checks the range of the user and group ID of a container or a pod.
+// checkRunAs checks that the user and group IDs of a container or a pod are in range.
 func checkRunAs(sc interface {
 	GetRunAsUser() *runtimeapi.Int64Value
 	GetRunAsGroup() *runtimeapi.Int64Value
@@ -97,7 +97,7 @@ func checkID(field string, id int64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// number returns s as an ID if s is a number. A number is always an ID, even if the image has a user of that name.
+// number parses s as an ID if s is a number. A number is always an ID, even if the image has a user of that name.
 func number(field, s string) (id uint32, isNumber bool, err error) {
 	digits := strings.TrimPrefix(s, "-")
 	if digits == "" || strings.Trim(digits, "0123456789") != "" {
@@ -111,9 +111,9 @@ func number(field, s string) (id uint32, isNumber bool, err error) {
 	return id, true, err
 }
 
-// user resolves the process's identity in the container's root file system. If no group is requested, it is the user's
-// group in /etc/passwd, otherwise 0. The additional groups always include the primary group, so that a process needs
-// privileges to drop it (CVE-2022-36109).
+// user resolves the process's identity in the container's root file system. Without a requested group, the primary
+// group is the user's group in /etc/passwd, or 0. The additional groups always include the primary group, so that a
+// process needs privileges to drop it (CVE-2022-36109).
 func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string) (specs.User, error) {
 	requested := requestedIdentity(sc, imageUser)
 	passwd, err := userFile(rootfs, "etc/passwd")
@@ -154,7 +154,8 @@ type passwdEntry struct {
 	uid, gid uint32
 }
 
-// findUser finds a user in the lines of /etc/passwd (name:password:uid:gid:gecos:home:shell).
+// findUser finds a user in the lines of /etc/passwd (name:password:uid:gid:gecos:home:shell). A user
+// requested by ID need not be in the file.
 func findUser(requested identity, passwd [][]byte) (passwdEntry, error) {
 	if requested.user == "" {
 		requested.user = "0"
@@ -192,7 +193,7 @@ func parseUser(field string, f []string) (passwdEntry, error) {
 	return entry, err
 }
 
-// fileID parses an ID of the user or group called name in a file of the image.
+// fileID parses s, an ID of the user or group name in a file of the image.
 func fileID(field, kind, file, name, s string) (uint32, error) {
 	id, isNumber, err := number(field, s)
 	if err != nil || !isNumber {

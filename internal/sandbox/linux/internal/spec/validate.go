@@ -25,12 +25,12 @@ var Harmless = map[string]string{
 	"annotations, except classes of other runtimes' (BlockIO)": "the CRI says that they do not influence the runtime",
 }
 
-// refusedAnnotations are prefixes of annotations that request cgroup classes from other runtimes. They are rejected
-// because a pod that sets them relies on the limit.
+// refusedAnnotations are prefixes of annotations that request cgroup classes from other runtimes. They are rejected,
+// because a pod that sets them relies on the limits.
 var refusedAnnotations = []string{"blockio.resources.beta.kubernetes.io/", "rdt.resources.beta.kubernetes.io/"}
 
-// Validate rejects a field that this host does not support, with errdefs.ErrInvalidArgument or
-// errdefs.ErrNotImplemented, and names the field. If c is nil, it checks only the pod. It has no side effects. Build
+// Validate checks the fields of a pod, or, if c is not nil, of a container in it. It returns errdefs.ErrInvalidArgument
+// or errdefs.ErrNotImplemented for a field that cannot be honoured, and names the field. It has no side effects. Build
 // makes the checks that need the image or the host's files.
 func Validate(p *sandbox.Pod, c *sandbox.Container, h Host) error {
 	if p == nil || p.Config == nil {

@@ -1,5 +1,4 @@
-// Command probe is the program in the containers of the TestRuntimes tests. It reports its environment and the results
-// of actions.
+// Command probe runs in the containers of the TestRuntimes tests. It reports its environment and the results of actions.
 package main
 
 import (
@@ -11,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// main executes the actions in its arguments (VERB:OBJECT) and prints a report. With the argument hold it only waits
-// until its parent closes its stdin, which keeps its namespaces alive.
+// main executes the actions in its arguments (VERB:OBJECT) and prints a report. With the argument "hold" it keeps its
+// namespaces alive until its parent closes its stdin.
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == "hold" {
 		fmt.Println("ready")
@@ -35,7 +34,7 @@ type report struct {
 	Did    map[string]string // action → "", the error, or the content read
 }
 
-func probe(deeds []string) report {
+func probe(actions []string) report {
 	r := report{Status: map[string]string{}, Env: os.Environ(), Mounts: map[string]string{}, Did: map[string]string{}}
 	r.Cwd, _ = os.Getwd()
 	status, _ := os.ReadFile("/proc/self/status")
@@ -49,13 +48,13 @@ func probe(deeds []string) report {
 		own, _, _ := strings.Cut(strings.Join(fields[5:], " "), " - ")
 		r.Mounts[fields[4]] = own
 	}
-	for _, deed := range deeds {
-		verb, object, _ := strings.Cut(deed, ":")
+	for _, action := range actions {
+		verb, object, _ := strings.Cut(action, ":")
 		did, err := verbs[verb](object)
 		if err != nil {
 			did = "error: " + err.Error()
 		}
-		r.Did[deed] = did
+		r.Did[action] = did
 	}
 	return r
 }
