@@ -1,10 +1,10 @@
 // Package attack simulates attackers: a container, a component, a machine, an image, a registry, an MQTT client and a
-// streaming client. Each attacker has a file, a daemon, and cases that it repeats for two seconds. Neighbours run
-// beside it, one pod of each kind and a CRI client, and are called continuously. After each case
+// streaming client. Each attacker has a file, a daemon, and cases that it repeats for two seconds. Its
+// neighbours, one pod of each kind and a CRI client, are called continuously. After each case
 //
 //   - a new pod of each kind starts and works;
-//   - no call to a neighbour has failed, and with TRIPOD_TEST_FULL=1 the 99th percentile of each neighbour's calls has risen
-//     by less than half, apart from the noise of a busy machine;
+//   - no call to a neighbour has failed, and with TRIPOD_TEST_FULL=1 the 99th percentile of the latency of each neighbour
+//     has risen by less than half, apart from the noise of a busy machine;
 //   - nothing is left: processes, mounts, cgroups, interfaces, addresses, open files of the daemon and its workers.
 //
 // Each row of the table in [SECURITY.md] names its cases.

@@ -22,7 +22,7 @@ import (
 // annotationPrefix begins the annotations that set how a fake pod or container behaves.
 const annotationPrefix = "fake.tripod.dev/"
 
-// steps maps the orders to the fail point after their effect.
+// steps maps each order to the fail point after its effect.
 var steps = map[string]*failpoint.Point{
 	"create-sandbox":   failpoint.New("fake.create-sandbox"),
 	"stop-sandbox":     failpoint.New("fake.stop-sandbox"),
@@ -38,12 +38,12 @@ var steps = map[string]*failpoint.Point{
 type Config struct {
 	// Dir contains one directory per pod and must contain nothing else.
 	Dir string
-	// Capabilities are those that the backend claims: unit pods, components …
+	// Capabilities are what the backend claims to support, such as unit pods.
 	Capabilities sandbox.Capabilities
 	Logger       *slog.Logger
 }
 
-// Backend is a sandbox.Backend, Execer, Updater and StatsProvider over files.
+// Backend is a sandbox.Backend, Execer, Updater and StatsProvider whose pods and containers are files.
 type Backend struct {
 	config Config
 
@@ -83,7 +83,7 @@ func (b *Backend) exitOrders(id string) chan int32 {
 	return b.exits[id]
 }
 
-// Pods lists the pods of which a file exists, for leak checks.
+// Pods lists the pods that have files, for leak checks.
 func (b *Backend) Pods() ([]string, error) {
 	entries, err := os.ReadDir(b.config.Dir)
 	var ids []string
@@ -292,7 +292,7 @@ func (b *Backend) Recover(_ context.Context, known []sandbox.Known, sink sandbox
 	return found, err
 }
 
-// act executes an order: the misbehaviour set for before its effect, the effect, and the misbehaviour set for after it.
+// act executes an order. Annotations can make it misbehave before its effect (step) and after it (step.done).
 func (b *Backend) act(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, step string, effect func() error) error {
 	if err := b.step(ctx, p, c, step); err != nil {
 		return err

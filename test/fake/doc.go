@@ -1,5 +1,4 @@
-// Package fake is a backend that runs nothing: its sandboxes and containers are files with the state that they would
-// have.
+// Package fake is a backend that runs nothing: its sandboxes and containers are files that contain their states.
 //
 // It is for tests, in process or in a real daemon (configuration key backends.fake), and behaves as a real backend
 // must: its effects are found by ID, its orders can be repeated, and "running" containers outlive the daemon.

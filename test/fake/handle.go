@@ -24,7 +24,7 @@ type stopOrder struct {
 	force bool
 }
 
-// watch waits for the container's own end or an order to end it, and records and reports the end.
+// watch waits until the container exits by itself or an order ends it, and records and reports the end.
 func (b *Backend) watch(p *sandbox.Pod, c *sandbox.Container, h *handle, s containerState) {
 	defer close(h.ended)
 	var ends <-chan time.Time
@@ -69,7 +69,7 @@ func (b *Backend) end(p *sandbox.Pod, c *sandbox.Container, s containerState) {
 	}
 }
 
-// Exec simulates a few programs, with which tests check stdio and exit codes: echo WORDS, cat, exit N, hang.
+// Exec simulates a few programs for tests of stdio and exit codes: echo WORDS, cat, exit N, hang.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	if err := b.step(ctx, p, c, "exec"); err != nil {
 		return 0, err

@@ -9,8 +9,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// nextAttempt: a kubelet restarts a container that has ended by creating the next attempt, with a new ID. The first
-// attempt stays as it was, and cannot be created again.
+// nextAttempt: a kubelet restarts a container that has ended by creating the next attempt, with a new ID. The
+// first attempt does not change, and cannot be created again.
 func (c client) nextAttempt() {
 	pod, podConfig := c.pod()
 	ip := c.podStatus(pod).GetNetwork().GetIp()
@@ -134,8 +134,8 @@ func (c client) eitherID() {
 	c.wantCode(err, codes.NotFound, "status of the removed pod")
 }
 
-// collected: a kubelet's garbage collection removes the containers of a stopped pod, and the pod once no container is
-// listed. For a unit pod, the table refuses to remove the container. After that the container is not listed, and the
+// collected: a kubelet's garbage collection removes the containers of a stopped pod, and then the pod once no container
+// is listed. The container of a unit pod cannot be removed alone, but after the refusal it is no longer listed, so the
 // pod can be removed.
 func (c client) collected() {
 	pod, podConfig := c.pod()

@@ -34,13 +34,13 @@ const (
 
 // Subject is a backend behind a CRI endpoint.
 type Subject struct {
-	// Conn returns the connection to the endpoint; after Restart, to the new one.
+	// Conn returns the connection to the endpoint. After Restart, it returns a new connection.
 	Conn func() *grpc.ClientConn
 	// Handler is the RuntimeClass handler of the backend.
 	Handler string
-	// Unit means that its pods are unit pods.
+	// Unit means that the backend's pods are unit pods.
 	Unit bool
-	// Machines means that its containers are machines, which always exit with code 0 when they end by themselves.
+	// Machines means that the backend's containers are machines, whose exit code is 0 whenever they end by themselves.
 	Machines bool
 	// Pod completes the configuration of a pod called name (log directory, cgroup parent …). May be nil.
 	Pod func(*runtimeapi.PodSandboxConfig)

@@ -114,7 +114,7 @@ func (c client) exits() {
 	}
 }
 
-// startFails: the call returns the error, and the container has exited with the reason.
+// startFails: StartContainer returns the error of a failed start, and the container has exited with a reason.
 func (c client) startFails() {
 	pod, podConfig := c.pod()
 	id, err := c.tryCreate(pod, podConfig, c.container("c", Fails))
@@ -145,7 +145,7 @@ func (c client) graceThenForce() {
 	}
 }
 
-// stopCutShort: a stop with a shorter grace period does not wait for a stop with a longer one.
+// stopCutShort: a stop with a shorter grace period ends an earlier stop with a longer one.
 func (c client) stopCutShort() {
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Deaf))

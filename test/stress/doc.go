@@ -1,4 +1,4 @@
-// Package stress makes calls of many concurrent clients, in every protocol over every transport. Each message names its
+// Package stress makes calls from many concurrent clients, in every protocol over every transport. Each message names its
 // client, so every byte of a reply is known in advance. A server that reuses a buffer too early sends one client the
 // bytes of another, which the package detects.
 //

@@ -48,7 +48,8 @@ type Options struct {
 const (
 	// callTimeout limits a call, so that a call that hangs is an error instead of a timeout of the test.
 	callTimeout = 2 * time.Minute
-	// compressFrom is the size in bytes from which clients compress. A compressor takes most of a megabyte of memory.
+	// compressFrom is the size in bytes from which clients compress messages. It saves memory, because each compressor
+	// needs almost a megabyte.
 	compressFrom = 1024
 )
 
@@ -183,8 +184,7 @@ func (e *foreignError) Error() string {
 	return fmt.Sprintf("message %d of %d, %d bytes: %.200q", e.n, e.of, len(e.message), e.message)
 }
 
-// words returns the content of a call. Most words are short; some exceed each size at which a library uses other
-// buffers.
+// words returns the content of a call. Most words are short. Some are so long that the libraries use larger buffers.
 func words(owner string, random *rand.Rand) []string {
 	all := make([]string, 1+random.IntN(32))
 	for i := range all {
@@ -201,7 +201,7 @@ func words(owner string, random *rand.Rand) []string {
 	return all
 }
 
-// exchange sends requests and calls take with each reply. It ends with take's first error.
+// exchange sends requests and calls take with each reply. It returns at take's first error.
 func (c *client) exchange(ctx context.Context, requests [][]byte, take func([]byte) error) error {
 	switch c.Type {
 	case connect.StreamTypeBidi:

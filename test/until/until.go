@@ -1,5 +1,5 @@
-// Package until polls for conditions without an event, such as the state of another process. With it, no test needs its
-// own loop or deadline.
+// Package until polls for conditions that no event reports, such as the state of another process. It saves tests from
+// having their own loops and deadlines.
 package until
 
 import (

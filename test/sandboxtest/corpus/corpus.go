@@ -1,5 +1,5 @@
 // Package corpus contains requests of a real kubelet, for tests of what a backend accepts. README.md says how they were
-// recorded. The package must not know a backend: each backend's tests say which pods it cannot run.
+// recorded. The package must not know any backend: each backend's tests say which pods it cannot run.
 package corpus
 
 import (

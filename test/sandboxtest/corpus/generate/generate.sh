@@ -1,6 +1,6 @@
 #!/bin/bash
-# generate.sh [DIR]: writes testdata by the kubelet's own code. DIR is a module that pins k8s.io/kubernetes; hack/kube unless told.
-# The packages kuberuntime and kubelet are copied, with a file of ours beside theirs, for what makes the messages is not exported.
+# generate.sh [DIR]: writes testdata with the kubelet's own code. DIR is a module that pins k8s.io/kubernetes; the default is hack/kube.
+# It copies the packages kuberuntime and kubelet and adds a file to each, because the functions that write the messages are not exported.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 kube=$(cd "${1:-$here/../../../../hack/kube}" && pwd)
