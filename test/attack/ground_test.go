@@ -156,8 +156,8 @@ func (g *ground) measure(t *testing.T) latencies {
 }
 
 // slower returns an error for each neighbour whose latency during an attack was higher than before and after it. It
-// allows for the slowdown of the canary, and for 25 ms: the kernel's scheduling on two CPUs that all processes of the
-// test share.
+// allows for the slowdown of the canary, and for 25 ms of scheduling delay, because all processes of the test share two
+// CPUs.
 func slower(before, during, after latencies) error {
 	var errs []error
 	usual := latencies{}

@@ -48,7 +48,7 @@ func (g *ground) run(t *testing.T, image, handler string) (*harness.Container, e
 	return c, err
 }
 
-// wantRefusal checks that err refuses the image itself, rather than reports an internal error.
+// wantRefusal checks that err refuses the image itself, rather than reporting an internal error.
 func wantRefusal(t *testing.T, err error) {
 	t.Helper()
 	switch status.Code(err) {

@@ -25,7 +25,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// origin is a registry that serves arbitrary, also invalid, content as images of origin.test.
+// origin is a registry that serves any content, even invalid content, as images of origin.test.
 type origin struct {
 	server *httptest.Server
 	dir    string // of hosts.toml files

@@ -14,8 +14,8 @@ import (
 
 const module = "github.com/tripod-run/tripod/"
 
-// rule forbids the packages in from, except those in except, to depend on the packages in deny, directly or indirectly.
-// Tests are exempt.
+// rule says that the packages in from, except those in except, must not depend on the packages in deny, directly or
+// indirectly. Tests are exempt.
 type rule struct {
 	from   []string
 	except []string
@@ -175,7 +175,8 @@ func TestBackendsDoNotImportEachOther(t *testing.T) {
 	})
 }
 
-// TestTheDaemonOnlyWires keeps the number of packages that cmd/tripod joins small: each kind of pod and each front door has one door.
+// TestTheDaemonOnlyWires limits the packages that cmd/tripod imports, because it only wires the parts together. It opens
+// each kind of pod and each front door through one package.
 func TestTheDaemonOnlyWires(t *testing.T) {
 	const most = 20
 	ours(t, func(p *pkg, _ map[string]*pkg) {

@@ -64,7 +64,8 @@ func (n *edgeNode) relay(name, from, to string, args ...string) string {
 	return module
 }
 
-// joined waits until a relay receives messages. It runs before its channels are open, and misses messages until then.
+// joined waits until a relay receives messages. A relay already runs before its channels are open, and misses messages
+// until then.
 func (n *edgeNode) joined(from, to, name string) {
 	n.Helper()
 	harness.Eventually(n.T, waitLimit, func() error {

@@ -52,7 +52,7 @@ func TestWasmStreamsOutliveTheDaemon(t *testing.T) {
 			if got := strings.Count(harness.Text(c.Logs(), "stdout"), "without a daemon"); got != 2 {
 				t.Errorf("lines in the log: got %d, want 2", got)
 			}
-			d.Restart() // ends with SIGTERM
+			d.Restart() // ends the daemon with SIGTERM
 			both(10)
 			c.Stop(time.Second)
 			<-overTCP.over

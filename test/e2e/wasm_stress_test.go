@@ -16,7 +16,7 @@ import (
 )
 
 // TestW8NoForeignBytes: many clients make streams and calls to two components that share a worker, in every protocol
-// over every transport. None gets bytes of another.
+// over every transport. No client gets another's bytes.
 func TestW8NoForeignBytes(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	o := stress.Options{Streams: 64, For: 3 * time.Second}

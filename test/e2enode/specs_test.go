@@ -29,7 +29,7 @@ var features = []string{
 	"PodLogsQuerySplitStreams", "RuntimeHandler", "SupplementalGroupsPolicy",
 }
 
-// filter is ginkgo's filter for the labels of the specs, and skip a pattern of the names of specs to skip.
+// filter is ginkgo's filter for the labels of the specs, and skip is a pattern for the names of specs to skip.
 var (
 	filter = "(NodeConformance || sig-node) && !DRA && !Disruptive && !Flaky" +
 		" && !(Slow && FeatureGate: containsAny InPlacePodLevelResourcesVerticalScaling)" +

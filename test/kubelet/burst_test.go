@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// burstTimeout limits a burst on a busy machine. It is not a performance goal: that is measured by hand on a quiet
-// machine, with the lines that the test logs.
+// burstTimeout limits a burst on a busy machine. It is not a performance goal. Performance is measured by hand, on
+// a quiet machine, with the lines that the test logs.
 const burstTimeout = 10 * time.Minute
 
 // TestBurst scales Deployments from zero to many pods and back, while busy loops run. All pods become ready, none is

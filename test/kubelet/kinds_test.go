@@ -26,14 +26,14 @@ type kind struct {
 	resources string
 	// replicas is the number of pods that the tests run.
 	replicas int
-	// grace is the pod's grace period in seconds; the web server of linux ignores SIGTERM.
+	// grace is the pod's grace period in seconds; the web server of the kind linux ignores SIGTERM.
 	grace int
 	// boots limits the time until a pod is ready.
 	boots time.Duration
-	// exec reports whether a command can be run in the pod.
+	// exec means that commands can be run in the pod.
 	exec bool
-	// prints is the image and arguments, in YAML, of a container that prints says and exits with 0. The container of
-	// fails exits with 3.
+	// prints is the image and arguments, in YAML, of a container that prints the text says and exits with 0. fails is the
+	// same for a container that exits with 3.
 	prints, says, fails string
 }
 

@@ -82,8 +82,8 @@ func TestDaemonKilled(t *testing.T) {
 	checkUnaffected(t, c, all, before)
 }
 
-// kubeletRounds is the time for several relists (one per second) and at least one sync of every pod (syncFrequency, 10
-// s).
+// kubeletRounds is the time for several relists (one per second) and at least one sync of every pod (every 10 seconds,
+// syncFrequency).
 const kubeletRounds = 15 * time.Second
 
 // checkUnaffected checks that the kubelet leaves the pods alone for kubeletRounds, and that new pods start.

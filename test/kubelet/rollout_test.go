@@ -85,7 +85,7 @@ type calls struct {
 	failed []error
 }
 
-// callPause is the interval of calls over the permanent connection, and of those over new connections.
+// callPause is the interval between calls over the permanent connection, and also between calls over new connections.
 const callPause = 10 * time.Millisecond
 
 func startCalls(t *testing.T, address string) *calls {

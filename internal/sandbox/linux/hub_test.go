@@ -148,7 +148,7 @@ func countSockets(t *testing.T, pid int) (n int) {
 }
 
 // TestEndOfInputBeforeClose: conmon survives a connection that closes during a write if the hub has sent the end of
-// input. Otherwise conmon may crash, which shows why the hub sends it.
+// input. Otherwise conmon can crash, which is why the hub sends it.
 func TestEndOfInputBeforeClose(t *testing.T) {
 	r := newRig(t, "crun")
 	r.strictConmon()

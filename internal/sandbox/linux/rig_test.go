@@ -85,7 +85,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// restart simulates a restart of the daemon: a new backend that knows only what Recover is given.
+// restart simulates a restart of the daemon. The new backend knows only the pods that it gets in Recover.
 func (r *rig) restart(known ...sandbox.Known) sandbox.Found {
 	r.tb.Helper()
 	if r.Backend != nil {

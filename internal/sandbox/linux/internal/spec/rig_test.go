@@ -20,8 +20,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// These tests run specifications with the real OCI runtimes. The program in the container reports what it finds and may
-// do: testdata/probe, built without cgo because nothing else is in the root file system.
+// These tests run specifications with the real OCI runtimes. The program in the container is testdata/probe, which
+// reports what it finds and what it can do. It is built without cgo because nothing else is in the root file system.
 
 const probeProgram = "/probe"
 
@@ -79,7 +79,7 @@ type report struct {
 	Cwd    string
 	Env    []string
 	Mounts map[string]string // mount point → options and optional fields
-	Did    map[string]string // a requested action → "" or the error or the content read
+	Did    map[string]string // requested action → "", the error, or the content read
 }
 
 // runtimes are the supported OCI runtimes. crun 1.8 refuses hosts with cgroup2 beside the v1 hierarchies, so it runs in
@@ -114,7 +114,7 @@ func testNamespaces(t *testing.T) (pid int) {
 }
 
 // realInput returns a container that can run. Its program is the probe, which executes the given actions.
-func realInput(t *testing.T, deeds ...string) Input {
+func realInput(t *testing.T, actions ...string) Input {
 	t.Helper()
 	in := testInput(t)
 	pid := testNamespaces(t)
@@ -126,7 +126,7 @@ func realInput(t *testing.T, deeds ...string) Input {
 	writeFile(t, in.Hosts, "pod's\n")
 	writeFile(t, in.HostnameFile, "web-0\n")
 	c := in.Container.Config
-	c.Command = append([]string{probeProgram}, deeds...)
+	c.Command = append([]string{probeProgram}, actions...)
 	c.Mounts = []*runtimeapi.Mount{{HostPath: probeBinary(t), ContainerPath: probeProgram, Readonly: true}}
 	c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	in.Container.ID = fmt.Sprintf("tripod-spec-test-%d-%s", os.Getpid(), strings.ReplaceAll(t.Name(), "/", "-"))
@@ -171,18 +171,18 @@ func realHost(t *testing.T) Host {
 	return h
 }
 
-func succeeded(t *testing.T, r report, deeds ...string) {
+func succeeded(t *testing.T, r report, actions ...string) {
 	t.Helper()
-	for _, deed := range deeds {
-		did, ok := r.Did[deed]
-		assert.True(t, ok && !strings.HasPrefix(did, "error:"), "%s: got %q, want success", deed, did)
+	for _, action := range actions {
+		did, ok := r.Did[action]
+		assert.True(t, ok && !strings.HasPrefix(did, "error:"), "%s: got %q, want success", action, did)
 	}
 }
 
-func failed(t *testing.T, r report, deeds ...string) {
+func failed(t *testing.T, r report, actions ...string) {
 	t.Helper()
-	for _, deed := range deeds {
-		assert.True(t, strings.HasPrefix(r.Did[deed], "error:"), "%s succeeded: %s", deed, r.Did[deed])
+	for _, action := range actions {
+		assert.True(t, strings.HasPrefix(r.Did[action], "error:"), "%s succeeded: %s", action, r.Did[action])
 	}
 }
 
