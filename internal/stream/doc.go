@@ -12,7 +12,7 @@
 //
 //   - A session's context ends when its client is gone, even if nothing reads what the client sent. The connection is
 //     always closed, so clients that vanish leave no goroutines and no descriptors.
-//   - The SPDY library waits for ever if a client opens more streams than its request has, or vanishes while a stream is
+//   - The SPDY library waits forever if a client opens more streams than its request has, or vanishes while a stream is
 //     being opened. spdyGuard prevents both.
 //   - A session's last bytes wait for the client to read them (RFC 9112, 9.6), so that the exit code is not lost if a
 //     program ends before it has read its input.

@@ -14,9 +14,9 @@ import (
 // spdyGuard works around three faults of the SPDY library (moby/spdystream, used by k8s.io/streaming):
 //
 //   - The session's handler accepts only as many streams as the request has. For each further stream that the client
-//     opens, a goroutine waits for ever to hand the stream over.
+//     opens, a goroutine waits forever to hand the stream over.
 //   - The library answers a stream (SYN_REPLY) before it writes to the stream. If the client goes away in between, or
-//     has sent GOAWAY, the answer fails, and every write to the stream waits for the answer for ever.
+//     has sent GOAWAY, the answer fails, and every write to the stream waits for the answer forever.
 //   - The library hands a stream over before it answers the stream. If the handler resets the stream in between, the
 //     client gets no answer, and so no reason for the reset.
 //

@@ -178,7 +178,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return 0, err
 }
 
-// Write never fails, because the SPDY library would wait for ever for a stream whose answer it could not write. If the
+// Write never fails, because the SPDY library would wait forever for a stream whose answer it could not write. If the
 // client is gone, the session's context ends.
 func (c *clientConn) Write(p []byte) (int, error) {
 	if _, err := c.Conn.Write(p); err != nil {

@@ -13,7 +13,7 @@ import (
 // Run runs fn on an OS thread that no other goroutine uses at the same time. If fn reports that it restored the
 // thread's state, the thread is reused; otherwise it ends.
 //
-// Run never uses the main thread. That thread cannot end, so it could hold a namespace for ever, and /proc/PID/ns/net
+// Run never uses the main thread. That thread cannot end, so it could hold a namespace forever, and /proc/PID/ns/net
 // shows its namespace as the process's.
 func Run(fn func() (restored bool)) {
 	done := make(chan struct{})
