@@ -15,7 +15,7 @@ type forwarder struct {
 	module *C.wasmtime_module_t
 }
 
-// forwarders holds a forwarder for each engine, made on first use, because its module has to be compiled.
+// forwarders holds the forwarder of each engine, which is compiled on first use.
 type forwarders struct {
 	mu   sync.Mutex
 	made map[*C.wasm_engine_t]forwarder

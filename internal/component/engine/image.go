@@ -103,7 +103,7 @@ func (i *inspection) describeCore(m wasmbin.Module) {
 	}
 }
 
-// findCore determines whether the component can be called on its core module.
+// findCore determines whether the component can be called through its core module alone.
 func (i *inspection) findCore(bin *wasmbin.Binary, host func(string) bool) {
 	if i.CoreOdd = coreShape(bin); i.CoreOdd != "" {
 		return
@@ -141,7 +141,7 @@ func (i *inspection) checkImports(host func(string) bool) error {
 	return invalid("import %s%s: nothing provides it", strings.Join(missing[:min(len(missing), 5)], ", "), more)
 }
 
-// coreExports returns why the component's functions cannot be called on its core module, or "".
+// coreExports returns why the component's functions cannot be called through its core module, or "".
 func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	m := bin.Modules[0]
 	if i.World == WorldCommand {
