@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// workerOverhead is the memory, in bytes, that a worker needs besides its pod's guest.
+// workerOverhead is the memory, in bytes, that a worker needs in addition to that of its pod's guest.
 const workerOverhead = 64 << 20
 
 // place is the cgroup that a worker starts in. If dir is empty, the worker starts in the daemon's cgroup. With the

@@ -182,7 +182,7 @@ func limitProcess(pid int) error {
 	files := maxFiles()
 	for resource, limit := range map[int]unix.Rlimit{
 		unix.RLIMIT_NOFILE: {Cur: files, Max: files},
-		unix.RLIMIT_NICE:   {Cur: 20, Max: 20}, // lets the worker restore nice 0, getrlimit(2)
+		unix.RLIMIT_NICE:   {Cur: 20, Max: 20}, // lets the worker restore nice 0 (getrlimit(2))
 		unix.RLIMIT_CORE:   {},
 	} {
 		if err := unix.Prlimit(pid, resource, &limit, nil); err != nil && !errors.Is(err, unix.EPERM) {

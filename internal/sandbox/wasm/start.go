@@ -115,7 +115,7 @@ func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 // forgetPrevious removes the container from the worker of its previous run, unless that worker is w.
 func (b *Backend) forgetPrevious(ctx context.Context, h *handle, s state, w *worker) error {
 	if s.Worker == "" || s.Worker == w.name {
-		return nil // a worker restarts its own container
+		return nil // a worker can restart a container that it has run before
 	}
 	return b.removeFromWorker(ctx, s.Worker, h.ID)
 }

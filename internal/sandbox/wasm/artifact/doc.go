@@ -14,8 +14,8 @@
 //	vimana  a layer application/wasm and a layer application/protobuf, the Metadata message of Vimana
 //	rootfs  a container image whose entrypoint is a file with the extension .wasm
 //
-// The binary can also contain the FileDescriptorSet, in a custom section of the component whose name is the layer's
-// media type (SectionDescriptors). A layer takes precedence over a section.
+// The binary can also contain the FileDescriptorSet, in a custom section that is named after the layer's media type
+// (SectionDescriptors). A layer takes precedence over a section.
 //
 // The daemon and the command line use the package; workers do not. The package is pure Go and runs no guest: it
 // classifies a binary by the names in it (internal/component/wasmbin). Only the engine validates binaries.

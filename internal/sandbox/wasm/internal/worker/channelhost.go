@@ -43,7 +43,7 @@ type channelGuest struct {
 // WASI implements wasihttp.Guest.
 func (g *channelGuest) WASI() *wasi.State { return g.state }
 
-// portResource is an open channel as a component's resource.
+// portResource is the resource through which a component uses an open channel.
 type portResource struct {
 	*port
 	notifier
@@ -65,14 +65,14 @@ func (n notifier) wake() {
 	}
 }
 
-// wait waits until wake is called or the time until (if not zero) has come, for at most pollInterval. If ctx ends
-// first, it returns ctx's cause. It polls, because a full backlog accepts messages again after stallTimeout even if
-// nothing calls wake.
-func (n notifier) wait(ctx context.Context, until time.Time) error {
+// wait waits for a call of wake, for at most pollInterval and not beyond the deadline (zero means none). If ctx ends
+// first, wait returns ctx's cause. Callers must poll, because a full backlog accepts messages again after stallTimeout
+// even if nothing calls wake.
+func (n notifier) wait(ctx context.Context, deadline time.Time) error {
 	const pollInterval = 200 * time.Millisecond
 	d := pollInterval
-	if !until.IsZero() {
-		d = min(d, time.Until(until))
+	if !deadline.IsZero() {
+		d = min(d, time.Until(deadline))
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -163,9 +163,9 @@ func channelReceive(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte
 	if err != nil {
 		return nil, err
 	}
-	var until time.Time
+	var deadline time.Time
 	if in.Option() {
-		until = time.Now().Add(time.Duration(min(in.U64(), uint64(100*365*24*time.Hour))))
+		deadline = time.Now().Add(time.Duration(min(in.U64(), uint64(100*365*24*time.Hour))))
 	}
 	if !h.flags.CanRead() {
 		return failedWith(channelNotPermitted), nil
@@ -179,10 +179,10 @@ func channelReceive(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte
 		if !errors.Is(err, engine.ErrWait) {
 			return channelFailed(err), nil
 		}
-		if !until.IsZero() && !time.Now().Before(until) {
+		if !deadline.IsZero() && !time.Now().Before(deadline) {
 			return wit.AppendOption(wit.AppendCase(nil, resultOK), false), nil
 		}
-		if err := h.wait(c.Context(), until); err != nil {
+		if err := h.wait(c.Context(), deadline); err != nil {
 			return nil, err
 		}
 	}

@@ -60,7 +60,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 		}
 	}
 	own := p.wasiOptions(options)
-	if p.code.engine.Path() == engine.PathComponent { // uses own instead of the engine's WASI
+	if p.code.engine.Path() == engine.PathComponent { // this path uses own instead of the engine's WASI
 		options.Stdin, options.Preopens = nil, nil
 	}
 	switch p.code.World {
