@@ -88,7 +88,7 @@ type ImageStore interface {
 	artifact.Blobs
 	// Component returns the component in an image.
 	Component(ctx context.Context, imageID string) (*artifact.Artifact, error)
-	// Get returns the image with an ID or reference.
+	// Get returns the image with the given ID or reference.
 	Get(ctx context.Context, refOrID string) (image.Image, error)
 	// List returns all images.
 	List(ctx context.Context) ([]image.Image, error)

@@ -94,8 +94,8 @@ type Loaded struct {
 	Procedures []string  `json:"procedures,omitempty"` // gRPC methods, as "/package.Service/Method"
 	Exports    []string  `json:"exports"`              // names of the exported functions
 	Imports    []string  `json:"imports"`              // names of the imported functions
-	// OwnWorkerReason says why the component must not share a worker with other pods, or is empty. The responses of a
-	// component with a reason can use unbounded memory in the worker.
+	// OwnWorkerReason says why the component must not share a worker with other pods, or is empty. If it is set, the
+	// component's responses can use unbounded memory in the worker.
 	OwnWorkerReason string `json:"apart,omitempty"`
 }
 
@@ -124,8 +124,9 @@ type PodSpec struct {
 	StdinOnce bool `json:"stdinOnce,omitempty"`
 	TTY       bool `json:"tty,omitempty"`
 
-	// Channels are the channels of a module of the MQTT front door, which the guest finds under /ch. Client.Channels
-	// carries their messages.
+	// Channels are the channels of the guest, which is then a module of the MQTT front door. A core module finds them
+	// under /ch; a component imports the interface in channels.wit. Client.Channels opens the connection for their
+	// messages.
 	Channels []channel.Channel `json:"channels,omitempty"`
 }
 

@@ -175,8 +175,8 @@ func (s *Server) settle() {
 	}
 }
 
-// disconnected returns the connections that their clients have closed. A connection stays in s.conns until its orders
-// are complete.
+// disconnected returns the connections that clients have closed. A connection stays in s.conns until its orders are
+// complete.
 func (s *Server) disconnected() []*serverConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
