@@ -202,7 +202,7 @@ func environment(a *artifact.Artifact, envs []*runtimeapi.KeyValue) []string {
 	return lastWins(env)
 }
 
-// lastWins keeps the last value of each variable, at the position of its first.
+// lastWins keeps only the last value of each variable, and puts it where the variable first occurred.
 func lastWins(env []string) []string {
 	at := map[string]int{}
 	kept := env[:0]

@@ -37,8 +37,8 @@ type Image struct {
 	Outline  *wasmbin.Outline
 }
 
-// config is the config in the CNCF's layout (TAG Runtime, "Wasm OCI Artifact layout", version 0). It omits the creation
-// date, so that the same files always yield the same artifact.
+// config is the config blob of the CNCF's layout (TAG Runtime, "Wasm OCI Artifact layout", version 0). It omits the
+// creation date, so that the same files always yield the same artifact.
 type config struct {
 	Architecture string          `json:"architecture"`
 	OS           string          `json:"os"`

@@ -120,7 +120,8 @@ func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, lim
 	return s.answer(m, c, b)
 }
 
-// answer returns the status in the guest's result, or sends its message. A stream's messages have already been sent.
+// answer returns the status in the guest's result, or sends the message in it. A stream's messages have already been
+// sent.
 func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
 	r := wit.NewReader(b.result)
 	if r.Case(2) == resultErr {
