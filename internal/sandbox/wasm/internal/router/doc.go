@@ -5,7 +5,7 @@
 //	                                     │
 //	                                     ├─ header  component: example.com:foo.Bar@1.2.3
 //	                                     ├─ or      :authority of that form, with %40 for the @ (RFC 9113, 8.3.1)
-//	                                     └─ or      path /package.Service/Method, if exactly one component serves the service
+//	                                     └─ or      path /package.Service/Method, if only one component serves Service
 //
 // The node owns the component map, which is read without a lock. The load of a container is the number of requests that
 // this router has in flight to the container; requests to a pod's own address do not count. Messages stream in both
