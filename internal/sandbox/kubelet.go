@@ -17,8 +17,8 @@ func TerminationMessagePath(config *runtimeapi.ContainerConfig) string {
 // memory.low and memory.swap.max always, memory.oom.group and memory.high depending on its configuration.
 var kubeletUnified = []string{"memory.high", "memory.low", "memory.min", "memory.oom.group", "memory.swap.max"}
 
-// DemandedUnified returns, sorted, the files in linux.resources.unified that the pod's author relies on: those that a
-// kubelet does not set on its own.
+// DemandedUnified returns a sorted list of the files in linux.resources.unified that the pod's author must have asked
+// for, because a kubelet does not set them on its own.
 func DemandedUnified(res *runtimeapi.LinuxContainerResources) []string {
 	var demanded []string
 	for key := range res.GetUnified() {

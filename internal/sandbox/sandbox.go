@@ -81,7 +81,7 @@ type Backend interface {
 }
 
 // ErrAway is Recover's error while a dependency of the backend, such as another daemon, is missing.
-var ErrAway = errors.New("the backend waits until it is back")
+var ErrAway = errors.New("the backend is waiting for it to come back")
 
 // Capabilities describes a backend to the node and the control planes.
 type Capabilities struct {
@@ -114,7 +114,7 @@ type Resolved struct {
 	// Component is the name of the component that the container runs (domain:server@version), if the backend derived it
 	// from the image. It is empty if the labels name the component, or if the container runs none.
 	Component string
-	// SwapLimited means that without a swap limit, a container's memory limit covers memory and swap together.
+	// SwapLimited means that a memory limit without a swap limit covers memory and swap together.
 	SwapLimited bool
 }
 
@@ -225,7 +225,7 @@ type TermSize struct{ Width, Height uint16 }
 
 // Execer runs additional programs in the backend's containers. Exec returns the program's exit code, whether 0 or not;
 // an error means that the program could not be run or watched. Exec kills the program when ctx ends. If the program has
-// ended but one of its children holds its stdio, Exec returns after a drain deadline.
+// ended but one of its children still has its stdio open, Exec returns after a drain deadline.
 type Execer interface {
 	Exec(ctx context.Context, p *Pod, c *Container, req ExecRequest) (exitCode int32, err error)
 }
@@ -238,8 +238,8 @@ type Attacher interface {
 
 // Dialer is for backends whose pods do not listen in their network namespace, but for example in a guest. network and
 // address are as for net.Dialer; a loopback address is the guest's own. For other backends, the node connects from
-// inside the namespace.
-// A refused connection or a timeout is errdefs.ErrUnavailable. c is nil if the pod has no running container.
+// inside the namespace. A refused connection or a timeout is errdefs.ErrUnavailable. c is nil if the pod has no running
+// container.
 type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
@@ -267,7 +267,7 @@ type Updater interface {
 
 // StatsProvider measures containers and pods. The node adds identity and network statistics.
 type StatsProvider interface {
-	// ContainerStats fills in the cpu, memory, swap, writable layer … of a container; the caller adds attributes.
+	// ContainerStats fills in a container's cpu, memory, swap, writable layer …; the caller adds attributes.
 	ContainerStats(ctx context.Context, p *Pod, c *Container) (*runtimeapi.ContainerStats, error)
 	// PodStats fills in the cpu, memory, io and process statistics of the whole pod.
 	PodStats(ctx context.Context, p *Pod) (*runtimeapi.LinuxPodSandboxStats, error)

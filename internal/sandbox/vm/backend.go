@@ -138,8 +138,6 @@ func (c settings) check() error {
 	return nil
 }
 
-// Paths are derived from the configuration and the IDs.
-
 func (c Config) disksDir() string             { return filepath.Join(c.Root, "pods") }
 func (c Config) diskDir(id string) string     { return filepath.Join(c.disksDir(), id) }
 func (c Config) overlayFile(id string) string { return filepath.Join(c.diskDir(id), "root.qcow2") }

@@ -41,7 +41,7 @@ func (a *Agent) open(ctx context.Context, op wire.Op, request []byte) (*call, er
 	s, err := mux.Open()
 	switch {
 	case errors.Is(err, wire.ErrTooMany):
-		return nil, fmt.Errorf("the maximum of %d operations is under way in the guest: %w", wire.MaxStreams, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("%d operations, the maximum, are already under way in the guest: %w", wire.MaxStreams, errdefs.ErrResourceExhausted)
 	case errors.Is(err, wire.ErrSession):
 		mux.End(err)
 		return nil, fmt.Errorf("the session with the guest's agent has run out of stream numbers: %w (%w)", err, errdefs.ErrUnavailable)

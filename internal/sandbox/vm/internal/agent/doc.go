@@ -2,7 +2,7 @@
 // exec, connections to the guest's localhost, and statistics that only the guest knows. Begin with Agent.
 //
 //	internal/sandbox/vm ──▶ Agent ══ agent.sock ══ QEMU ══ virtio-serial ══ tripod-agent (internal/sandbox/vm/guestagent)
-//	                 │        one permanent connection, with sessions and streams (internal/sandbox/vm/internal/agent/wire)
+//	                 │        one permanent connection, with sessions and streams (…/agent/wire)
 //	                 └─ QGA   for ExecSync only, if the image runs qemu-guest-agent instead
 //	Disk ──▶ an ISO image with the program, labelled TRIPODAGENT, which every machine gets as a disk
 //

@@ -28,8 +28,8 @@ type Command struct {
 
 // Exec runs a program in the guest and returns its exit code, 128+n if signal n killed it. If the guest does not have
 // the program, the error is errdefs.ErrInvalidArgument. When ctx ends, the program and all processes in its session are
-// killed. If the program has ended but a child holds its stdio, Exec returns after a second. After Exec has returned, a
-// read of cmd.Stdin may still be under way and, if ctx has ended, a write of output.
+// killed. If the program has ended but a child keeps its stdio open, Exec returns after a second. After Exec has
+// returned, a read of cmd.Stdin may still be under way and, if ctx has ended, a write of output.
 func (a *Agent) Exec(ctx context.Context, cmd Command) (int32, error) {
 	if len(cmd.Cmd) == 0 {
 		return 0, fmt.Errorf("exec: the command is empty: %w", errdefs.ErrInvalidArgument)

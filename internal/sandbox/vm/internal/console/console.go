@@ -69,7 +69,7 @@ func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 	return client.Serve(ctx, req.Stdout, nil)
 }
 
-// ReopenLog calls Config.OpenLog again and continues in the new file, after a rotation.
+// ReopenLog calls Config.OpenLog again, after the log was rotated, and continues in the new file.
 func (c *Console) ReopenLog() error { return c.relay.reopen() }
 
 // Note writes a line to the container's log, as stderr. The guest's output is stdout.
