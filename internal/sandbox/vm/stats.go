@@ -16,8 +16,9 @@ import (
 // askTime bounds each query to a guest or a hypervisor, which may hang.
 const askTime = time.Second
 
-// ContainerStats implements sandbox.StatsProvider. All statistics come from the cgroup, except available memory, which
-// only the guest knows. For a stopped machine, only the root disk is reported.
+// ContainerStats implements sandbox.StatsProvider. The statistics come from the cgroup, except for the root disk's size
+// on the node and for available memory, which only the guest knows. For a stopped machine, only the root disk is
+// reported.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
 	h, err := b.ledger.Find(p.ID, c.ID)

@@ -107,8 +107,8 @@ func loadOf(text string) (load [3]uint64) {
 	return load
 }
 
-// filesystemsOf returns, from a mount table, the root file system and each file system on a block device, once. Other
-// file systems are left out, because statfs may hang on them.
+// filesystemsOf returns the root file system in a mount table and the file systems on block devices, each of them once.
+// Other file systems are left out, because statfs may hang on them.
 func filesystemsOf(mounts string) (all []wire.Filesystem) {
 	seen := map[string]bool{}
 	for line := range strings.Lines(mounts) {

@@ -99,7 +99,8 @@ func records(path string, fields int) (all [][]string) {
 	return all
 }
 
-// credential returns nil if u is the agent's own user, which works even if the kernel lacks the group system calls.
+// credential returns the credential for starting a program as u. It is nil if u is the agent's own user, so that exec
+// works even if the kernel lacks the system calls for groups.
 func (u user) credential() *syscall.Credential {
 	if u.uid == uint32(os.Getuid()) && u.gid == uint32(os.Getgid()) && len(u.groups) == 0 {
 		return nil

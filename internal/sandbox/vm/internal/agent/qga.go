@@ -24,7 +24,7 @@ const (
 	qgaSync = 3 * time.Second
 	// The pause between polls for a program's end doubles from qgaPoll to qgaPollMax. There is no event for the end.
 	qgaPoll, qgaPollMax = 10 * time.Millisecond, 500 * time.Millisecond
-	// qgaMaxInput is the maximum size of a program's stdin in bytes. It is sent with the request.
+	// qgaMaxInput is the maximum size of a program's stdin in bytes. The whole stdin is sent with the request.
 	qgaMaxInput = 1 << 20
 	// qgaMaxAnswer is the maximum size of an answer in bytes: two outputs of 16 MiB, the agent's own limit, in base64.
 	qgaMaxAnswer = 48 << 20

@@ -87,7 +87,8 @@ func (b *builder) read(m Mount) ([]file, error) {
 	}
 	dir, name := m.HostPath, "."
 	if !info.IsDir() {
-		// The path of a single file may end in a link that leads elsewhere. The kubelet or an administrator made it.
+		// The path of a single file may end in a link that leads elsewhere. Following it is safe, because the kubelet or an
+		// administrator made it.
 		if dir, err = filepath.EvalSymlinks(m.HostPath); err != nil {
 			return nil, fail(fmt.Errorf("%v: %w", err, errdefs.ErrFailedPrecondition))
 		}
