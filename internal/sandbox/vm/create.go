@@ -126,7 +126,8 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	return o, nil
 }
 
-// makeDisks makes the root disk, the scratch disks and the cloud-init image. It replaces those of an earlier attempt.
+// makeDisks makes the root disk, the scratch disks and the cloud-init image. It replaces the files of an earlier
+// attempt.
 func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	id := o.container.ID
 	if err := os.RemoveAll(b.cfg.diskDir(id)); err != nil {

@@ -128,7 +128,7 @@ func hostname(p *sandbox.Pod) string {
 }
 
 // StopSandbox implements sandbox.Backend. The machine has already ended. StopSandbox restores the pod's network,
-// removes the cgroup, whose parent a kubelet is about to remove, and releases the image.
+// removes the cgroup, because a kubelet is about to remove its parent, and releases the image.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.releaseSandbox(ctx, b.podState(p))
 }

@@ -61,7 +61,7 @@ func Serve(port io.ReadWriter, version string) error {
 	}
 }
 
-// ready tells the host that there is no session. The zero before the frame ends an incomplete earlier frame.
+// ready tells the host that there is no session. The 0 before the frame ends any incomplete earlier frame.
 func (s *server) ready() error {
 	_, err := s.out.Write(wire.AppendFrame([]byte{0}, 0, 0, wire.KindReady))
 	return err

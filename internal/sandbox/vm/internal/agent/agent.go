@@ -24,7 +24,7 @@ const (
 	sessionPause = 20 * time.Millisecond
 )
 
-// Agent connects to the agent in one machine's guest, which may be missing. Its methods are safe for concurrent use.
+// Agent connects to the agent in one machine's guest, which may have none. Its methods are safe for concurrent use.
 type Agent struct {
 	socket string
 	log    *slog.Logger
@@ -172,7 +172,7 @@ func (a *Agent) serve(ctx context.Context, conn io.ReadWriter) error {
 	}
 }
 
-// hello begins a session. The zero before the frame ends an incomplete earlier frame.
+// hello begins a session. The 0 before the frame ends any incomplete earlier frame.
 func (l *link) hello() error {
 	var number [8]byte
 	_, _ = rand.Read(number[:])                           // never fails

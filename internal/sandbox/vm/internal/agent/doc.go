@@ -7,7 +7,7 @@
 //	Disk ──▶ an ISO image with the program, labelled TRIPODAGENT, which every machine gets as a disk
 //
 // An Agent connects on its own, and reconnects after QEMU, the guest or the guest's agent has restarted. A program in
-// the guest ends with the session that started it, and so with the daemon.
+// the guest ends with the session that started it. So it also ends with the daemon.
 //
 // Input from the guest is not trusted: wire bounds frames, windows and streams, and this package bounds texts. The
 // package must not know pods or containers.

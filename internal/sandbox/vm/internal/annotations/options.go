@@ -91,7 +91,7 @@ type Options struct {
 	UserDataSource         Source
 	UserDataSourceKey      string
 	UserDataSourceEncoding string
-	// SSHKeys are lines of an authorized_keys file. SSHKeySource has more such lines; its Key is not empty.
+	// SSHKeys are lines of an authorized_keys file. SSHKeySource holds more lines; its Key is not empty.
 	SSHKeys      []string
 	SSHKeySource Source
 	// FilesSource has files for the guest.
@@ -210,7 +210,7 @@ func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// maxUnknown is the maximum number of warnings about unknown keys. A request may have any number of such keys.
+// maxUnknown is the maximum number of warnings about unknown keys. A request may have any number of unknown keys.
 const maxUnknown = 20
 
 // unknown returns a warning for each unknown key with one of our prefixes.

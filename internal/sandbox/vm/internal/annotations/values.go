@@ -54,7 +54,7 @@ func setCPUModel(o *Options, value string) error {
 	return nil
 }
 
-// setLibvirtCPU converts YAML to XML. As in Virtlet, the YAML's fields are those of Go's libvirtxml.
+// setLibvirtCPU converts YAML to XML. As in Virtlet, the YAML has the field names of Go's libvirtxml.
 func setLibvirtCPU(o *Options, value string) error {
 	if len(value) > maxText {
 		return errTooLong

@@ -164,7 +164,7 @@ func (b *builder) shares() ([]Mount, error) {
 
 func notInFstab(r rune) bool { return isControl(r) || r == ' ' || r == '\\' || r == 0xa0 }
 
-// shareType returns the file system type with which the guest mounts shares.
+// shareType returns the file system type of shares in the guest.
 func (b *builder) shareType() string {
 	if b.in.ShareDriver == machine.ShareVirtiofs {
 		return "virtiofs"
@@ -172,7 +172,7 @@ func (b *builder) shareType() string {
 	return "9p"
 }
 
-// mountOptions returns the options with which the guest mounts a share.
+// mountOptions returns the guest's mount options for a share.
 func (b *builder) mountOptions(m Mount) string {
 	o := "rw"
 	if m.ReadOnly {

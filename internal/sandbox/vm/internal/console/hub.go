@@ -100,7 +100,7 @@ func (h *hub) drop(c *stream.OutputQueue) {
 	c.Discard()
 }
 
-// clientOffset returns the offset in the serial log from which output has not yet been sent to the clients.
+// clientOffset returns the offset in the serial log up to which output has been sent to the clients.
 func (h *hub) clientOffset() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()

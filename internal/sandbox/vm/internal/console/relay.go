@@ -42,7 +42,7 @@ type relay struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	poll   bool // inotify does not work
-	// clientOffset returns the offset from which the hub still reads the serial log.
+	// clientOffset returns the offset in the serial log that the hub will read next.
 	clientOffset func() int64
 
 	mu         sync.Mutex

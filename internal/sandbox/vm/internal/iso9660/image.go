@@ -33,7 +33,7 @@ type File struct {
 	Mode os.FileMode
 }
 
-// Build makes an image. Its volume label, by which blkid finds it, has 1 to 16 letters, digits, '-' and '_'. Invalid
+// Build makes an image. Its volume label, which blkid shows, consists of 1 to 16 letters, digits, '-' and '_'. Invalid
 // labels, paths or sizes are errdefs.ErrInvalidArgument.
 func Build(label string, files []File) ([]byte, error) {
 	if label == "" || len(label) > maxLabel || strings.Trim(label, nameChars) != "" {
