@@ -133,7 +133,7 @@ func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
 	return StartOrchestratorWith(t, broker, nil)
 }
 
-// StartOrchestratorWith is like StartOrchestrator, with further keys of the configuration.
+// StartOrchestratorWith is like StartOrchestrator, with additional configuration keys.
 func StartOrchestratorWith(t testing.TB, broker string, keys map[string]any) *Orchestrator {
 	t.Helper()
 	bin, err := Binary()

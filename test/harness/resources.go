@@ -27,21 +27,23 @@ type Resources struct {
 	Processes map[string]int
 	// Mounts are the mounts of this mount namespace: "MOUNTPOINT TYPE (ROOT)". They include pinned namespaces.
 	Mounts map[string]int
-	// Cgroups are paths below CgroupParent in every hierarchy: of pods and containers, and of cgroups with processes.
+	// Cgroups are the paths of cgroups below CgroupParent, in every hierarchy, that belong to a pod or container or
+	// contain processes.
 	Cgroups map[string]int
 	// Links are the network interfaces of this network namespace except bridges. Rules are its per-pod iptables chains.
 	Links, Rules map[string]int
-	// Leases are the IP addresses in host-local directories: "FILE".
+	// Leases are the paths of files named after an IP address, which the CNI plugin host-local makes.
 	Leases map[string]int
 	// Paths are files and directories named after a pod or container, and netns files.
 	Paths map[string]int
 	// Files are the daemon's open files, counted by kind. Snapshots are the directories of its snapshotter. Both are
-	// nil unless the daemon runs. Compare them only between two snapshots of one daemon that has already pulled its
-	// images.
+	// nil unless the daemon is running. Compare them only between two snapshots of one daemon that has already pulled
+	// its images.
 	Files, Snapshots map[string]int
 }
 
-// Snapshot returns the current resources. If d is not nil, they include the files of the daemon, which can be stopped.
+// Snapshot returns the current resources. If d is not nil, they include the daemon's files, even if the daemon is
+// stopped.
 func Snapshot(d *Daemon) Resources {
 	r := Resources{Processes: processes(), Mounts: mounts(), Cgroups: cgroups(), Links: links(), Rules: rules()}
 	dirs := []string{"/run", "/var/lib/cni"}

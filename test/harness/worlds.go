@@ -32,7 +32,7 @@ func worlds() (int, error) {
 	return n, nil
 }
 
-// selects reports whether a flag of the test binary selects tests.
+// selects reports whether arg is a flag of the test binary that selects or lists tests or benchmarks.
 func selects(arg string) bool {
 	name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 	return slices.Contains([]string{"test.run", "test.bench", "test.fuzz", "test.list"}, name)

@@ -18,7 +18,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// client returns an HTTP client for the API server. Waiting tests read often, and kubectl costs a hundred times more.
+// client returns an HTTP client for the API server. Tests that wait read often, and kubectl would cost a hundred times
+// more.
 func (i identity) client() *http.Client {
 	return &http.Client{
 		Timeout:   30 * time.Second,

@@ -303,7 +303,8 @@ func (n *Namespace) CheckRestarts() {
 	}
 }
 
-// podUIDs returns the UIDs of all pods that ever existed in the namespace. Each has at least a scheduling event.
+// podUIDs returns the UIDs of all pods that ever existed in the namespace. Each pod has at least one event, from its
+// scheduling.
 func (n *Namespace) podUIDs() []string {
 	var events corev1.EventList
 	if err := n.Get("events", &events); err != nil {

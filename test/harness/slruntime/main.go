@@ -1,6 +1,6 @@
-// Slruntime is a runtime program for tests, like those of other vendors. It implements SLSocket by the edge protocol's
-// golden frames, without Tripod's packages. Each module opens channel 0 for reading and writing on "$SL/proc/stdio",
-// sends "hello NAME", echoes what it receives, and ends when it receives "quit" or is deleted.
+// Slruntime is a runtime program for tests, like those of other vendors. It implements SLSocket from the edge
+// protocol's golden frames alone, without Tripod's packages. Each module opens channel 0 for reading and writing on
+// "$SL/proc/stdio", sends "hello NAME", echoes what it receives, and ends when it receives "quit" or is deleted.
 //
 //	slruntime DIR INDEX
 package main

@@ -229,7 +229,8 @@ func CgroupRoots() []string {
 	return roots
 }
 
-// removeCgroup removes a cgroup and its descendants. It waits up to 5 s for ended processes to leave each.
+// removeCgroup removes a cgroup and its descendants. For each cgroup, it waits up to 5 s until ended processes have
+// left it.
 func removeCgroup(dir string) error {
 	children, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -11,7 +11,7 @@ import (
 	golibvirt "github.com/digitalocean/go-libvirt"
 )
 
-// classes maps libvirt's error numbers (virterror.h) to errdefs classes. All others are internal.
+// classes maps libvirt's error numbers (virterror.h) to errdefs classes. All other numbers become errdefs.ErrInternal.
 var classes = map[golibvirt.ErrorNumber]error{
 	golibvirt.ErrNoMemory:             errdefs.ErrResourceExhausted,
 	golibvirt.ErrNoSupport:            errdefs.ErrNotImplemented,

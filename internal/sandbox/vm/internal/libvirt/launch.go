@@ -38,7 +38,7 @@ type launch struct {
 	granted bool
 }
 
-// firmwareRing is libvirt's ID of the second serial port's backend, the ring buffer with the firmware's output.
+// firmwareRing is libvirt's ID for the backend of the second serial port, the ring buffer with the firmware's output.
 const firmwareRing = "charserial1"
 
 // newLaunch opens all files of a machine. Errors are errdefs.ErrFailedPrecondition, or the Opener's.

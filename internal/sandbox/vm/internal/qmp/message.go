@@ -11,8 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// MaxLine limits the length of a line from QEMU in bytes. The longest line, the answer to query-qmp-schema, has 200
-// KiB.
+// MaxLine limits the length of a line from QEMU in bytes. The longest line, the answer to query-qmp-schema, is 200 KiB
+// long.
 const MaxLine = 1 << 20
 
 // Version is QEMU's version, from the greeting.
@@ -26,7 +26,7 @@ func (v Version) String() string { return fmt.Sprintf("%d.%d.%d", v.Major, v.Min
 
 // Event is an asynchronous event.
 type Event struct {
-	// Name is QEMU's name of the event, such as SHUTDOWN.
+	// Name is QEMU's name for the event, such as SHUTDOWN.
 	Name string
 	// Data is the event's data, a JSON object or nil.
 	Data json.RawMessage

@@ -15,5 +15,5 @@
 // A complete device keeps its disk. A device with other content is refused, unless the caller allows Prepare to
 // overwrite it. During the copy the device is open exclusively and locked against QEMU.
 //
-// The package knows no pods or machines, and does not format or partition devices.
+// The package knows nothing about pods or machines, and does not format or partition devices.
 package rootdisk

@@ -27,8 +27,8 @@ var serverMAC = [6]byte{0x02, 0x00, 0x54, 0x52, 0x50, 0x44}
 // broadcast.
 var fallbackServer4 = netip.MustParseAddr("169.254.1.1")
 
-// server4 answers a guest's DHCPv4 messages (RFC 2131, section 4.3) with its first address. It keeps no lease state,
-// because the address belongs to the pod.
+// server4 answers a guest's DHCPv4 messages (RFC 2131, section 4.3) with the guest's first address. It keeps no lease
+// state, because the address belongs to the pod.
 type server4 struct {
 	mac     net.HardwareAddr
 	address netip.Prefix // of the guest

@@ -27,5 +27,5 @@
 // The Responder cannot announce IPv6 routes other than the default; callers that write the guest's network
 // configuration can include them.
 //
-// The package knows no pods, machines or CNI. It changes nothing outside the namespace and the record.
+// The package knows nothing about pods, machines or CNI. It changes nothing outside the namespace and the record.
 package tap

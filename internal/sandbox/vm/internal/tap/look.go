@@ -106,7 +106,7 @@ func readInterface(h *netlink.Handle, link netlink.Link, routes []netlink.Route)
 	return w, err
 }
 
-// addresses returns the link's addresses of a family, oldest first, without IPv6 link-local ones.
+// addresses returns the link's addresses of a family, oldest first, except IPv6 link-local ones.
 func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netip.Prefix, error) {
 	have, err := list(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
 	if err != nil {
@@ -194,7 +194,8 @@ func netOf(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// list calls fn a second time if a concurrent change interrupted its dump. It accepts the second result as it is.
+// list returns the result of fn. If a concurrent change interrupted fn's dump, list calls fn a second time and accepts
+// that result as it is.
 func list[T any](fn func() ([]T, error)) ([]T, error) {
 	all, err := fn()
 	if errors.Is(err, netlink.ErrDumpInterrupted) {
