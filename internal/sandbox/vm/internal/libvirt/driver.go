@@ -91,9 +91,9 @@ type instance struct {
 	state  machine.State
 	run    run
 	proc   *process.Process   // QEMU, while it runs
-	shares *virtiofsd.Servers // of the present run
+	shares *virtiofsd.Servers // of the current run
 	launch *launch            // set during Start
-	ended  chan struct{}      // closed at the end of the present run
+	ended  chan struct{}      // closed at the end of the current run
 	// retryPending is set while a retryRefresh is pending.
 	retryPending bool
 }

@@ -32,7 +32,7 @@ type step string
 
 const (
 	stepDefined  step = ""
-	stepStarting step = "starting" // QEMU may run already; Process may not be recorded yet
+	stepStarting step = "starting" // QEMU may already be running; Process may not be recorded yet
 	stepRunning  step = "running"
 	stepEnded    step = "ended"
 )

@@ -74,7 +74,7 @@ func (b *bare) live(ctx context.Context) (l life, err error) {
 	}
 	defer func() {
 		_ = c.Process.Kill()
-		_ = c.Wait() // killed
+		_ = c.Wait() // the error is the kill
 	}()
 	text := bufio.NewReader(out)
 	for {
