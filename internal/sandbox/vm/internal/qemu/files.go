@@ -51,10 +51,9 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, from opener
 		return machine.Listen(f.Path)
 	case kindPipe:
 		return machine.MakePipe(f.Path)
-	case kindRead:
-		return openDisk(f.Path, os.O_RDONLY)
-	case kindWrite:
-		return openDisk(f.Path, os.O_RDWR)
+	case kindRead, kindWrite:
+		file, _, err := OpenDisk(f.Path, f.Kind == kindRead)
+		return file, err
 	case kindAppend:
 		return OpenSerialLog(f.Path)
 	case kindBoot:
@@ -83,21 +82,25 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, from opener
 	}
 }
 
-// openDisk opens a regular file or a block device. It does not block on a named pipe.
-func openDisk(path string, flags int) (*os.File, error) {
-	f, err := os.OpenFile(path, flags|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
+// OpenDisk opens a regular file or a block device, and reports whether it is a block device. It does not block on a named
+// pipe.
+func OpenDisk(path string, readOnly bool) (file *os.File, device bool, err error) {
+	flags := os.O_RDWR
+	if readOnly {
+		flags = os.O_RDONLY
 	}
-	info, err := f.Stat()
+	if file, err = os.OpenFile(path, flags|unix.O_NONBLOCK, 0); err != nil {
+		return nil, false, err
+	}
+	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() && !isBlock(info) {
 		err = fmt.Errorf("%s is neither a file nor a block device: %w", path, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
-		f.Close()
-		return nil, err
+		file.Close()
+		return nil, false, err
 	}
-	return f, nil
+	return file, isBlock(info), nil
 }
 
 func isBlock(info fs.FileInfo) bool {
@@ -113,7 +116,7 @@ func blockDevice(path string) bool {
 // OpenBoot opens a kernel or initrd. QEMU opens it a second time through /proc/self/fd, where the file's mode applies.
 // If other users may not read the file, OpenBoot returns a copy in memory.
 func OpenBoot(path string) (*os.File, error) {
-	f, err := openDisk(path, os.O_RDONLY)
+	f, _, err := OpenDisk(path, true)
 	if err != nil {
 		return nil, err
 	}
@@ -149,23 +152,6 @@ func OpenOwned(path string, uid, gid int) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
-}
-
-// OpenDisk opens a disk image or a block device, and reports whether it is a block device.
-func OpenDisk(path string, readOnly bool) (file *os.File, device bool, err error) {
-	flags := os.O_RDWR
-	if readOnly {
-		flags = os.O_RDONLY
-	}
-	if file, err = openDisk(path, flags); err != nil {
-		return nil, false, err
-	}
-	info, err := file.Stat()
-	if err != nil {
-		file.Close()
-		return nil, false, err
-	}
-	return file, isBlock(info), nil
 }
 
 // OpenShare opens a directory for virtio-9p. QEMU's user owns root's files in it, if the file system supports that.
