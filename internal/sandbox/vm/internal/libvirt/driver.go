@@ -244,7 +244,7 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 			return nil
 		}
 		if running {
-			return fmt.Errorf("replace the definition of machine %s: it runs: %w", def.Name, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("replace the definition of machine %s: it is running: %w", def.Name, errdefs.ErrFailedPrecondition)
 		}
 		if uuidText(before.UUID) != def.UUID {
 			if err := d.link.undefine(ctx, before); err != nil {

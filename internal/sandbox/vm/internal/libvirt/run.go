@@ -71,7 +71,7 @@ func loadRun(stateDir string) (run, error) {
 		return run{}, fmt.Errorf("%s: %w: %w", path, err, errdefs.ErrDataLoss)
 	}
 	if r.Version != runVersion {
-		return run{}, fmt.Errorf("%s has version %d, this tripod supports version %d: %w", path, r.Version, runVersion, errdefs.ErrDataLoss)
+		return run{}, fmt.Errorf("%s has version %d, but this tripod supports version %d: %w", path, r.Version, runVersion, errdefs.ErrDataLoss)
 	}
 	return r, nil
 }

@@ -71,7 +71,7 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 		err = fpCreated.Hit(ctx)
 	}
 	if err == nil && !in.granted() {
-		err = fmt.Errorf("domain %s runs, but its emulator did not request the machine's descriptors: %w", domain.Name, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("domain %s is running, but its emulator did not request the machine's descriptors: %w", domain.Name, errdefs.ErrFailedPrecondition)
 	}
 	if err == nil {
 		err = in.recordRunning(d)

@@ -85,7 +85,7 @@ func (h *handle) define(ctx context.Context, def machine.Definition) error {
 		return nil
 	}
 	if h.state().Phase == machine.Running {
-		return fmt.Errorf("replace the definition of machine %.64s: it runs: %w", h.name, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("replace the definition of machine %.64s: it is running: %w", h.name, errdefs.ErrFailedPrecondition)
 	}
 	if err := os.MkdirAll(h.dir, 0o700); err != nil {
 		return fmt.Errorf("define machine: %w", err)

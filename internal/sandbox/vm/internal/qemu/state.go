@@ -123,7 +123,7 @@ func readJSON(path string, v any) error {
 		return fmt.Errorf("%s: %w (%w)", path, err, errdefs.ErrDataLoss)
 	}
 	if head.Version != recordVersion {
-		return fmt.Errorf("%s has version %d, this tripod supports version %d: %w", path, head.Version, recordVersion, errdefs.ErrDataLoss)
+		return fmt.Errorf("%s has version %d, but this tripod supports version %d: %w", path, head.Version, recordVersion, errdefs.ErrDataLoss)
 	}
 	return nil
 }
