@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Bounds of the queue of messages for the client. When the queue is full, put waits for outPatience. After that,
-// messages are dropped until half of the queue is free.
+// Bounds of the queue of messages for the MQTT client. When the queue is full, put waits for outPatience. If there is
+// still no room, messages are dropped until half of the queue is free.
 const (
 	outMessages = 4096
 	outBytes    = 64 << 20
@@ -35,7 +35,7 @@ type outgoing struct {
 	qos     byte
 	payload []byte
 	done    func(error)   // may be nil
-	flushed chan struct{} // if set, this is not a message; closed once the client has all earlier messages
+	flushed chan struct{} // if set, this is a marker and not a message; closed once the client has all earlier messages
 }
 
 func newOutQueue(m *Manager) *outQueue {
@@ -72,7 +72,7 @@ func (q *outQueue) put(topic string, qos byte, payload []byte) {
 	}
 }
 
-// send queues a message from the manager. It waits for room. done is called with the result.
+// send queues a message from the manager, and waits for room. done is called with the result.
 func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)) {
 	o := outgoing{topic: topic, qos: qos, payload: payload, done: done}
 	if !q.wait(o, nil) {
@@ -107,7 +107,7 @@ func (q *outQueue) wait(o outgoing, patience <-chan time.Time) bool {
 }
 
 func (q *outQueue) run() {
-	// Give the first connection some time, so that early messages are not lost.
+	// Wait a little for the first connection, so that early messages are not lost.
 	ctx, cancel := context.WithTimeout(q.m.ctx, outFirst)
 	if err := q.m.client.WaitConnected(ctx); err != nil {
 		q.m.log.Debug("edge: the broker is not connected yet", "err", err)

@@ -27,13 +27,14 @@ type Config struct {
 	// Dial makes the client; mqtt.New by default.
 	Dial     func(mqtt.Config) (mqtt.Client, error)
 	Runtimes []runtime.Runtime
-	// KeepAlive is the time between keepalives of a runtime. By default the orchestrator chooses it; if it does not, 60 s.
+	// KeepAlive is the time between keepalives of a runtime. By default the orchestrator chooses it; if it does not, it is
+	// 60 s.
 	KeepAlive time.Duration
 	Limits    Limits
 	// RegisterTimeout bounds the wait for the orchestrator's answer; 5 s by default.
 	RegisterTimeout time.Duration
 	// BackoffMin and BackoffMax bound the delays between attempts to register, to start a runtime and to restart a module.
-	// Delays double; 500 ms and 30 s by default.
+	// The delays double each time; 500 ms and 30 s by default.
 	BackoffMin, BackoffMax time.Duration
 	Log                    *slog.Logger
 }
@@ -41,11 +42,11 @@ type Config struct {
 // Limits are the limits of one module.
 type Limits struct {
 	// Messages and Bytes bound the queue for a module that does not read; 1024 and 16 MiB by default. A full queue drops
-	// the oldest message. A single message can be larger than Bytes.
+	// the oldest message. A message larger than Bytes fits only into an empty queue.
 	Messages int
 	Bytes    int
-	// MessagesPerSecond and BytesPerSecond bound a module's own messages, with bursts of one second's worth; the rest is
-	// dropped. 0 means unlimited.
+	// MessagesPerSecond and BytesPerSecond bound the messages that a module publishes, with bursts of one second's worth;
+	// the rest is dropped. 0 means unlimited.
 	MessagesPerSecond float64
 	BytesPerSecond    float64
 }

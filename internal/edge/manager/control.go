@@ -15,8 +15,8 @@ import (
 // actionStop stops a runtime.
 const actionStop = "stop"
 
-// control obeys a message on the runtime's control topic. It returns once the order is recorded, so that the broker
-// redelivers an order that was not.
+// control obeys a message on the runtime's control topic. It returns only when the order is recorded, so that the
+// broker delivers an unrecorded order again.
 func (h *host) control(msg mqtt.Message) {
 	m := h.m
 	if len(msg.Payload) == 0 {
@@ -69,8 +69,8 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	}
 }
 
-// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for it, unless the
-// uuid belongs to another module.
+// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for it. It does not
+// do so if the uuid belongs to another module.
 func (h *host) createFor(e wire.Envelope, data wire.ModuleData) (reason string, err error) {
 	reason, err = reasonFor(h.create(e.ObjectID, fromControl, data))
 	if err != nil && reason != "duplicate" && wire.ValidName("uuid", data.UUID()) == nil {
@@ -105,11 +105,11 @@ func excerpt(payload []byte) string {
 
 func trimNUL(payload []byte) []byte { return bytes.TrimRight(payload, "\x00") }
 
-// Bounds of recentMessages. A broker can deliver a message once for each matching filter, and a module can have a
-// channel on the control topics.
+// Bounds of recentMessages. Repeats occur because a broker can deliver a message once for each matching filter, and a
+// module can have a channel on a control topic.
 const (
 	repeatTime = 5 * time.Second
-	repeatMost = 4096 // of messages in each half
+	repeatMost = 4096 // messages in each half
 )
 
 // recentMessages remembers hashes of the latest control messages in two halves, of which the older one is dropped as a
@@ -124,7 +124,7 @@ func newRecentMessages() *recentMessages {
 	return &recentMessages{seed: maphash.MakeSeed(), now: map[uint64]bool{}}
 }
 
-// isRepeat reports whether the same message arrived within about repeatTime, and remembers it. A message without an id
+// isRepeat reports whether the same message arrived within about repeatTime, and remembers it. A message without an ID
 // is never a repeat.
 func (r *recentMessages) isRepeat(id string, payload []byte, now time.Time) bool {
 	if id == "" {

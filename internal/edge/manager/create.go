@@ -23,8 +23,8 @@ var (
 	adoptDone      = failpoint.New("edge.manager.adopt.done")
 )
 
-// create records a module and starts to create it. It returns once the module is recorded: errdefs.ErrAlreadyExists if
-// the uuid is in use, errdefs.ErrResourceExhausted if the runtime has no free index.
+// create records a module and starts to create it. It returns once the module is recorded. It returns
+// errdefs.ErrAlreadyExists if the uuid is in use, and errdefs.ErrResourceExhausted if the runtime has no free index.
 func (h *host) create(objectID, origin string, data wire.ModuleData) error {
 	if err := data.Validate(); err != nil {
 		return err
@@ -58,9 +58,9 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 	return nil
 }
 
-// isRepeat reports whether a create message is for a module that exists already: it repeats the module's create
-// message, or the orchestrator sends it for a module that the manager has created again itself. A module with the same
-// uuid is otherwise an error, on any runtime.
+// isRepeat reports whether a create message is for a module that already exists: either it repeats the module's create
+// message, or the orchestrator sent it for a module that the manager has already created again. Any other module with
+// the same uuid, on any runtime, is an error.
 func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 	for _, other := range h.m.hosts {
 		other.mu.Lock()
@@ -190,7 +190,7 @@ func (h *host) dataOf(mod *module) wire.ModuleData {
 	return data
 }
 
-// runs records that the module runs, and ends it if its deletion was ordered meanwhile.
+// runs notes that the module runs, and ends it if its deletion has been ordered meanwhile.
 func (h *host) runs(run context.Context, mod *module) {
 	if h.apply(mod, evRuns) == end {
 		h.end(run, mod)
@@ -250,7 +250,7 @@ func (h *host) deleteLocked(mod *module) error {
 	return nil
 }
 
-// end asks the runtime to end a module. The exit follows as a message.
+// end asks the runtime to end a module. The runtime reports the exit in a message.
 func (h *host) end(run context.Context, mod *module) {
 	err := h.rt.Delete(run, mod.record.Index, mod.uuid)
 	if err = errors.Join(err, deleteDone.Hit(run)); err == nil || run.Err() != nil {

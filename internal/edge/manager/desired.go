@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindFinished is the kind of records of desired modules that have ended and are not restarted, by runtime and uuid.
-// The value is the module's data.
+// kindFinished is the kind of the records of desired modules that have ended and are not restarted. The key is the
+// runtime and the uuid, and the value is the module's data.
 const kindFinished = "finished"
 
 var desiredRecorded = failpoint.New("edge.manager.desired.recorded")
@@ -36,7 +36,7 @@ type restart struct {
 	data  []byte
 }
 
-// parseDesired reads a document. An error in one module makes it refuse the whole document.
+// parseDesired parses a document. If one module is invalid, it refuses the whole document.
 func parseDesired(payload []byte) *desired {
 	d := &desired{}
 	if len(trimNUL(payload)) == 0 {
@@ -66,7 +66,7 @@ func parseDesired(payload []byte) *desired {
 	return d
 }
 
-// setDesired accepts a document. It answers a bad document on the error topic, and the previous one stays in force.
+// setDesired accepts a document. It answers a bad document on the error topic; the previous document stays in force.
 func (h *host) setDesired(payload []byte) {
 	d := parseDesired(payload)
 	if d.err != nil {
@@ -85,7 +85,7 @@ func (h *host) setDesired(payload []byte) {
 	poke(h.report)
 }
 
-// reconcileAll makes the modules match the document whenever one of them has changed.
+// reconcileAll makes the modules match the document whenever either has changed.
 func (h *host) reconcileAll() {
 	h.loadFinished()
 	for {
@@ -148,8 +148,8 @@ func (h *host) reconcileOnce(d *desired) time.Duration {
 	return next
 }
 
-// createMissing creates a desired module if it is missing, unless it has finished. It returns the rest of the module's
-// restart delay, if any.
+// createMissing creates a desired module if it is missing, unless it has finished. It returns what remains of the
+// module's restart delay, if anything.
 func (h *host) createMissing(data wire.ModuleData) (time.Duration, error) {
 	h.mu.Lock()
 	mod, halted := h.byUUID[data.UUID()], h.halted
@@ -185,8 +185,8 @@ func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 	}
 }
 
-// scheduleRestart decides whether and when an ended desired module is restarted. Without a policy it is always
-// restarted. The caller holds orders.
+// scheduleRestart decides whether and when an ended desired module is restarted. A module without a restart policy is
+// always restarted. The caller holds orders.
 func (h *host) scheduleRestart(mod *module, payload []byte) {
 	if mod.record.Origin != fromDesired {
 		return
@@ -209,7 +209,7 @@ func (h *host) scheduleRestart(mod *module, payload []byte) {
 	r.after = time.Now().Add(r.delay.delay())
 }
 
-// reported is the retained document with the state of a runtime.
+// reported is the retained document that describes the state of a runtime.
 type reported struct {
 	Type       string           `json:"type"`
 	UUID       string           `json:"uuid"`
@@ -228,8 +228,8 @@ type reportedModule struct {
 	Restarts int    `json:"restarts"`
 }
 
-// reportAll publishes the reported state as a retained message whenever it changes. It skips states without a
-// connection to the broker.
+// reportAll publishes the reported state as a retained message whenever it changes. It publishes nothing while the
+// broker is not connected.
 func (h *host) reportAll() {
 	var last []byte
 	for {

@@ -10,12 +10,12 @@
 //	                             └── Runtime ◀──┘                 runtime/minimal, runtime/unitpods
 //
 // The states of a module are a table (states.go), printed in docs/edge-states.md. A module is recorded before it is
-// created, and an exit before it is reported, so the daemon can be killed at any line. The next daemon adopts the
-// modules or creates them again, and reports the exits that the broker has not acknowledged. It needs neither
-// orchestrator nor broker for that.
+// created, and an exit before it is reported, so the daemon can be killed at any point. The next daemon adopts the
+// modules or creates them again, and reports the exits that the broker has not acknowledged. For this it needs neither
+// the orchestrator nor the broker.
 //
-// No message stops the manager. It logs and counts orders that it cannot obey, and answers them on the error topic if
-// the protocol has an answer. Every queue for a slow peer is bounded and counts the messages that it drops.
+// No message stops the manager. It logs and counts orders that it cannot obey, and answers them on the error topic.
+// Every queue for a slow peer is bounded and counts the messages that it drops.
 //
 // The package must not know a backend, the node, or a kind of runtime. Start reading at Open, host.supervise and
 // states.go.

@@ -27,8 +27,8 @@ func (h *host) identity() json.RawMessage {
 	return object(map[string]any{"type": "runtime", "uuid": h.info.UUID, "name": h.info.Name})
 }
 
-// registration returns the data of the runtime's registration: the fields from Start, overridden by what the manager
-// knows.
+// registration returns the data of the runtime's registration: the fields that Start returned, overridden by the fields
+// that the manager knows.
 func (h *host) registration(extra map[string]any) json.RawMessage {
 	apis := h.info.APIs
 	if apis == nil {

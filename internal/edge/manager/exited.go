@@ -14,11 +14,11 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindExit is the kind of records of exits that the broker has not acknowledged. Their keys are random.
+// kindExit is the kind of the records of exits that the broker has not acknowledged. Their keys are random.
 const kindExit = "exit"
 
-// exitsPoll is the interval of checks whether the broker has acknowledged all messages. exitsKeep bounds how long an
-// exit is kept on a connection that is too busy for that.
+// exitsPoll is the time between checks whether the broker has acknowledged all messages. exitsKeep bounds how long an
+// exit is kept if the connection is too busy for the queue to become empty.
 const (
 	exitsPoll = 250 * time.Millisecond
 	exitsKeep = time.Minute
@@ -51,7 +51,7 @@ func (h *host) settle(mod *module, payload []byte) {
 	})
 }
 
-// record records an exit in the module's record.
+// record adds an exit to the module's record.
 func (h *host) record(mod *module, payload []byte) {
 	h.orders.Lock()
 	defer h.orders.Unlock()
@@ -106,8 +106,8 @@ func (h *host) conclude(mod *module, payload []byte) {
 	poke(h.reconcile)
 }
 
-// metadata returns the payload of a runtime's exited message as a JSON object. A JSON string becomes its status;
-// anything else is quoted as its message.
+// metadata returns the payload of a runtime's exited message as a JSON object. A JSON string becomes the object's
+// status; any other payload is quoted in the object's message.
 func (h *host) metadata(payload []byte) []byte {
 	payload = trimNUL(payload)
 	if len(payload) == 0 {
@@ -127,7 +127,7 @@ func (h *host) metadata(payload []byte) []byte {
 
 // exitedData returns the data of an exited message: the runtime's fields, and the module's type and uuid.
 func (h *host) exitedData(uuid string, payload []byte) json.RawMessage {
-	fields, _ := wire.ParseObject(payload) // no fields if it is not an object
+	fields, _ := wire.ParseObject(payload) // no fields if the payload is not an object
 	data := map[string]any{}
 	for name, value := range fields {
 		data[name] = value
@@ -136,7 +136,7 @@ func (h *host) exitedData(uuid string, payload []byte) json.RawMessage {
 	return object(data)
 }
 
-// outcome reports whether an exit was a success, and its reason.
+// outcome reports whether an exit was a success, and returns its reason.
 func outcome(payload []byte) (ok bool, reason string) {
 	var e struct {
 		Status   json.RawMessage `json:"status"`
@@ -165,13 +165,13 @@ func reasonOf(payload []byte) string {
 	return "other"
 }
 
-// exit is an exit to report.
+// exit is an exit that is to be reported.
 type exit struct {
 	Runtime string `json:"runtime"`
 	UUID    string `json:"uuid"`
 	Payload []byte `json:"payload"`
 
-	sent time.Time // when the client accepted it; zero: not yet
+	sent time.Time // when it was queued for the client; zero if it was not
 }
 
 // exits holds the exits that the broker has not acknowledged.
@@ -204,7 +204,7 @@ func (x *exits) put(key string, e exit) {
 	poke(x.more)
 }
 
-// send sends an exit unless it was sent before.
+// send queues an exit for the broker, unless that was done before.
 func (x *exits) send(m *Manager, key string) {
 	x.mu.Lock()
 	e, ok := x.all[key]
@@ -230,7 +230,7 @@ func (x *exits) send(m *Manager, key string) {
 	})
 }
 
-// sendAll sends the exits that were not sent before, such as those of an earlier daemon. Call it before registering, so
+// sendAll sends all exits that have not been sent, such as those of an earlier daemon. Call it before registering, so
 // that the orchestrator does not create those modules again.
 func (x *exits) sendAll(m *Manager) {
 	x.mu.Lock()

@@ -13,13 +13,13 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// stable is the run time after which the restart delay of a runtime is reset.
+// stable is how long a runtime must run for its restart delay to be reset.
 const stable = 10 * time.Second
 
 // stopTimeout bounds the wait for a runtime to stop.
 const stopTimeout = 10 * time.Second
 
-// host serves one runtime: it starts and restarts it, and owns its modules.
+// host serves one runtime. It starts and restarts the runtime, and owns its modules.
 type host struct {
 	m    *Manager
 	rt   runtime.Runtime
@@ -37,9 +37,9 @@ type host struct {
 	halted          bool
 	run             context.Context // ends when the runtime is lost
 	cancel          context.CancelFunc
-	extra           map[string]any             // from Start, for the registration
-	keepaliveFields map[string]json.RawMessage // the runtime's fields of keepalives
-	interval        time.Duration              // of keepalives, from the orchestrator; 0: unknown
+	extra           map[string]any             // what Start returned, for the registration
+	keepaliveFields map[string]json.RawMessage // fields of the runtime's last keepalive
+	interval        time.Duration              // between keepalives, as the orchestrator says; 0 if unknown
 	change          chan struct{}              // closed and replaced with every change of these fields
 
 	restarts map[string]*restart // of desired modules; guarded by orders
@@ -190,7 +190,7 @@ func (h *host) lose() {
 	}
 }
 
-// reportLost reports that a module has ended with its runtime. The module stays in the record, and is created again.
+// reportLost reports that a module has ended with its runtime. The module stays in the record and is created again.
 func (h *host) reportLost(mod *module) {
 	payload := status(codeKilled, "runtime-lost", "the runtime "+h.info.Name+" was lost")
 	mod.box.clear()
@@ -205,7 +205,7 @@ func (h *host) reportLost(mod *module) {
 	h.m.publish(h.m.ctx, h.m.config.Topics.ControlOf(h.info.UUID), 2, false, h.m.request(wire.ActionExited, h.exitedData(mod.uuid, payload)).Bytes())
 }
 
-// halt stops the runtime and its modules until resume.
+// halt stops the runtime and its modules. The runtime stays stopped until resume.
 func (h *host) halt() {
 	h.orders.Lock()
 	defer h.orders.Unlock()
@@ -237,7 +237,7 @@ func (h *host) halt() {
 // resume undoes halt.
 func (h *host) resume() { h.update(func() { h.halted = false }); poke(h.reconcile) }
 
-// stayRegistered registers the runtime whenever it comes up, until the connection ends.
+// stayRegistered registers the runtime each time that it comes up, until the connection ends.
 func (h *host) stayRegistered(ctx context.Context) {
 	for h.wait(ctx, func() bool { return h.up }) {
 		h.mu.Lock()

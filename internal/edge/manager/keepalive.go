@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// runtimeKeepalive stores the fields of a runtime's keepalive, and sends a keepalive with them.
+// runtimeKeepalive stores the fields of a keepalive from the runtime, and triggers a keepalive to the orchestrator.
 func (h *host) runtimeKeepalive(payload []byte) {
 	own := map[string]json.RawMessage{}
 	if len(trimNUL(payload)) > 0 {
@@ -24,7 +24,7 @@ func (h *host) runtimeKeepalive(payload []byte) {
 	poke(h.beat)
 }
 
-// keepAlive sends the runtime's keepalives, at the interval of the configuration or the orchestrator.
+// keepAlive sends the runtime's keepalives, at the interval that the configuration or the orchestrator sets.
 func (h *host) keepAlive() {
 	m := h.m
 	for m.ctx.Err() == nil {
@@ -54,7 +54,7 @@ func (h *host) keepAlive() {
 	}
 }
 
-// sendKeepalive sends a keepalive if the runtime is up and the broker connected.
+// sendKeepalive sends a keepalive if the runtime is up and the broker is connected.
 func (h *host) sendKeepalive() {
 	if !h.isUp() || !h.m.client.Connected() {
 		return

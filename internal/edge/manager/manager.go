@@ -31,7 +31,7 @@ type Manager struct {
 	subs *subscriber // subscriptions of channels
 
 	ready      chan struct{} // closed once the fields that the client's handlers need are set
-	answers    answers       // registrations that wait for the orchestrator
+	answers    answers       // registrations that wait for an answer
 	registered atomic.Bool
 	reconnects atomic.Bool // this daemon or an earlier one has been connected before
 
@@ -41,8 +41,8 @@ type Manager struct {
 	once   sync.Once
 }
 
-// Open starts a manager, its runtimes and the recorded modules. It waits for none of them. It registers once broker and
-// orchestrator are available.
+// Open starts a manager, its runtimes and the recorded modules, and waits for none of them. The manager registers once
+// the broker and the orchestrator are available.
 func Open(c Config) (*Manager, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (m *Manager) publish(ctx context.Context, topic string, qos byte, retain bo
 	}
 }
 
-// fail answers a failed request on the error topic, with the message types of the requester.
+// fail answers a failed request on the error topic, with the message type that the requester uses.
 func (m *Manager) fail(reason string, e wire.Envelope, data any, err error) {
 	m.refuse(reason, "control message refused", "err", err)
 	if e.Type == "" {
@@ -188,7 +188,7 @@ func (m *Manager) fail(reason string, e wire.Envelope, data any, err error) {
 	m.publish(m.ctx, m.config.Topics.Errors(), 2, false, answer.Bytes())
 }
 
-// refuse counts and, within mayLog's limit, logs a failure.
+// refuse counts a failure, and logs it if mayLog allows.
 func (m *Manager) refuse(reason, what string, args ...any) {
 	m.counts.refused.WithLabelValues(reason).Inc()
 	if m.counts.mayLog(reason, time.Now()) {

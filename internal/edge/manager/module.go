@@ -9,13 +9,13 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// module is a module of a host, whose mu guards state, record, repeatable and launching.
+// module is a module of a host. The host's mu guards state, record, repeatable and launching.
 type module struct {
 	uuid       string
 	data       wire.ModuleData
 	record     record
 	state      state
-	repeatable bool          // the next create message for this uuid is a repetition
+	repeatable bool          // the next create message for this uuid counts as a repetition
 	launching  bool          // the launcher is running
 	wake       chan struct{} // wakes the launcher; one token
 	box        *outbox
@@ -62,7 +62,8 @@ func (h *host) restore(uuid string, r record, data wire.ModuleData) bool {
 	return true
 }
 
-// allowRepeats allows one more create message for each module, because the orchestrator may believe that they are lost.
+// allowRepeats allows one more create message for each module, because the orchestrator may believe that the modules
+// are lost.
 func (h *host) allowRepeats() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -113,6 +114,6 @@ func status(code int, reason, message string) []byte {
 
 // Exit codes that the manager itself reports.
 const (
-	codeNotCreated = 125 // like container engines for a container that could not start
+	codeNotCreated = 125 // as container engines report for a container that could not start
 	codeKilled     = 137
 )

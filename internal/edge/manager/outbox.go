@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// outbox queues the messages for one module, so that a module that does not read does not delay others.
+// outbox queues the messages for one module, so that a module that does not read does not delay the others.
 type outbox struct {
 	h     *host
 	index int
@@ -31,7 +31,7 @@ func newOutbox(h *host, index int) *outbox {
 	return &outbox{h: h, index: index, queue: newQueue[delivery](l.Messages, l.Bytes)}
 }
 
-// put queues a message. A full queue drops the oldest.
+// put queues a message. A full queue drops its oldest messages.
 func (o *outbox) put(fd int, payload []byte) {
 	dropped, _ := o.queue.put(delivery{fd, payload}, len(payload), true)
 	if dropped > 0 {
@@ -89,7 +89,8 @@ func (o *outbox) deliver(ctx context.Context) {
 	}
 }
 
-// limiter limits a module's messages with two token buckets, each with one second's worth. Only one goroutine uses it.
+// limiter limits a module's messages with two token buckets, each of which holds one second's worth. Only one goroutine
+// uses it.
 type limiter struct {
 	limits          Limits
 	messages, bytes float64

@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// receive handles a message from a runtime. It must not block, because the runtime's other modules would wait too.
+// receive handles a message from a runtime. It must not block, because all other modules of the runtime would wait too.
 func (h *host) receive(msg channel.Message) {
 	if !msg.Control {
 		h.fromModule(msg)
@@ -47,7 +47,7 @@ func (h *host) receive(msg channel.Message) {
 	}
 }
 
-// fromModule routes a message that a module publishes.
+// fromModule routes a message that a module has published.
 func (h *host) fromModule(msg channel.Message) {
 	mod := h.at(msg.Module)
 	if mod == nil {
@@ -104,7 +104,7 @@ func (h *host) closeChannel(mod *module, payload []byte) {
 }
 
 // profileKind returns the kind of a module's profiles: the module's field "profile", or the first part of the runtime's
-// type, as in the topics of public peers.
+// type, as public peers do.
 func (h *host) profileKind(mod *module) string {
 	if kind := mod.data.Text("profile"); wire.ValidName("profile", kind) == nil {
 		return kind

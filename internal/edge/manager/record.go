@@ -22,7 +22,7 @@ type recordState string
 const (
 	recordCreated  recordState = "created"  // it should run
 	recordDeleting recordState = "deleting" // it should end
-	recordExited   recordState = "exited"   // it has ended; the clean-up is not finished
+	recordExited   recordState = "exited"   // it has ended, but is not cleaned up yet
 )
 
 // Origins of modules.
@@ -66,8 +66,8 @@ func (m *Manager) put(uuid string, r record) error {
 	return nil
 }
 
-// load loads the record into the hosts. It leaves an entry in the record that is unreadable or whose runtime is not
-// configured.
+// load loads the record into the hosts. If an entry is unreadable, or its runtime is not configured, load skips the
+// entry and leaves it in the record.
 func (m *Manager) load() error {
 	err := m.store.All(kindModule, func(uuid string, value []byte) error {
 		var r record

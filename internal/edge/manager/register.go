@@ -14,11 +14,11 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// connected serves a new connection: it repeats exits that were not acknowledged, then registers the manager, then each
-// runtime whenever it is up. It keeps trying until the connection ends.
+// connected serves a new connection: it sends the exits that were not sent before, then registers the manager, and then
+// each runtime whenever it is up. It keeps trying until the connection ends.
 //
-// If the broker has lost the session of an earlier connection, orders and the last will can be lost with it. Then the
-// manager first unregisters, so that the orchestrator creates its modules again; the manager recognizes those that
+// If the broker has lost the session of an earlier connection, orders and the last will can be lost with it. The
+// manager then unregisters first, so that the orchestrator creates its modules again. It recognizes the modules that
 // still run (allowRepeats).
 func (m *Manager) connected(ctx context.Context, resumed bool) {
 	<-m.ready
@@ -45,8 +45,8 @@ func (m *Manager) connected(ctx context.Context, resumed bool) {
 	wg.Wait()
 }
 
-// subscribeAll subscribes to the manager's own topics. The client renews the subscriptions. A refused one is retried,
-// because the broker's configuration may change.
+// subscribeAll subscribes to the manager's own topics. The client renews the subscriptions. subscribeAll retries a
+// refused subscription, because the broker's configuration may change.
 func (m *Manager) subscribeAll(ctx context.Context) {
 	for _, filter := range m.config.filters() {
 		try := func() error {
@@ -115,7 +115,7 @@ func (m *Manager) answered(id string, a answer, done func(details json.RawMessag
 	return nil
 }
 
-// registerResend is the interval at which a registration is sent again while there is no answer.
+// registerResend is the interval at which an unanswered registration is sent again.
 const registerResend = 2 * time.Second
 
 // retry repeats try with growing delays until it succeeds. It reports false if the context ends first.

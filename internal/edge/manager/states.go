@@ -43,7 +43,7 @@ var states = []struct {
 // loaded maps the state that an earlier daemon recorded to a module's first state in this daemon.
 var loaded = map[recordState]state{recordCreated: restored, recordDeleting: abandoned, recordExited: unconcluded}
 
-// recorded returns the state that the record has for s.
+// recorded returns the state in the record for a module in the state s.
 func (s state) recorded() recordState { return states[s.row()].recorded }
 
 // reported returns the name of s in the reported document and in the metrics.
@@ -92,7 +92,7 @@ var events = []struct {
 	{evStopped, "a runtime that is not durable has ended because it was stopped"},
 }
 
-// action is the action that follows a transition.
+// action is what the manager does after a transition.
 type action string
 
 const (
@@ -128,7 +128,7 @@ type transition struct {
 	do action
 }
 
-// transitions are all possible transitions of a module. An event without an entry changes nothing.
+// transitions holds all transitions of a module. An event without an entry changes nothing.
 var transitions = map[state]map[event]transition{
 	unrecorded: {evRecorded: {pending, launch}, evDelete: {cancelled, cancel}, evExit: {exited, settle}, evStopped: {exited, settle}},
 	pending: {evUp: {pending, launch}, evLaunch: {creating, create}, evDelete: {cancelled, cancel}, evExit: {exited, settle},

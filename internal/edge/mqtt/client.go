@@ -7,7 +7,7 @@ import (
 )
 
 // Client keeps a connection to a broker, and reconnects after a loss. New makes a Client. All methods may be called
-// concurrently, also from the Handler and from OnConnect.
+// concurrently, and from the Handler and OnConnect.
 type Client interface {
 	// Publish sends a message. The caller must not change the payload afterwards.
 	//
@@ -21,8 +21,8 @@ type Client interface {
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
 	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each
 	// reconnect, until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the broker
-	// refuses, it returns errdefs.ErrPermissionDenied and drops the filter. Subscribing again to the same filter replaces
-	// QoS and options.
+	// refuses the subscription, it returns errdefs.ErrPermissionDenied and drops the filter. Subscribing again to the same
+	// filter replaces QoS and options.
 	Subscribe(ctx context.Context, filter string, qos byte, opts SubscribeOptions) error
 	// Unsubscribe removes a subscription. It returns nil for a filter without one.
 	Unsubscribe(ctx context.Context, filter string) error
@@ -33,8 +33,8 @@ type Client interface {
 	WaitConnected(ctx context.Context) error
 	// Stats returns the counters.
 	Stats() Stats
-	// Close waits, until ctx ends or the connection is lost, for a running Handler and for the acknowledgement of queued
-	// messages. It ends with a DISCONNECT, so that the broker does not publish the will.
+	// Close waits for a running Handler and for the acknowledgement of queued messages, until ctx ends or the connection
+	// is lost. It then sends a DISCONNECT, so that the broker does not publish the will.
 	Close(ctx context.Context) error
 }
 
@@ -48,7 +48,7 @@ type Message struct {
 	Retain bool
 }
 
-// SubscribeOptions are the options of MQTT 5.0 §3.8.3.1. MQTT 3.1.1 has none of them, and behaves as with the zero
+// SubscribeOptions are the options of MQTT 5.0 §3.8.3.1. MQTT 3.1.1 has no such options, and behaves as with the zero
 // value.
 type SubscribeOptions struct {
 	// SkipRetained suppresses retained messages at the time of the subscription.
@@ -79,10 +79,11 @@ type Config struct {
 	Username string
 	Password string
 	TLS      TLS
-	// KeepAlive is the time of silence after which a ping is sent; 30 s by default.
+	// KeepAlive is the keep-alive of MQTT; 30 s by default. The client sends a ping after at most 3/4 of it without
+	// traffic.
 	KeepAlive time.Duration
 	// SessionExpiry is how long the broker keeps the subscriptions and messages of a disconnected client; 0 means not at
-	// all. In MQTT 3.1.1, any other value means as long as the broker chooses.
+	// all. In MQTT 3.1.1, any other value lets the broker choose the time.
 	SessionExpiry time.Duration
 	// NoLocal stops the broker from sending the client its own messages.
 	NoLocal bool
@@ -101,7 +102,7 @@ type Config struct {
 	QueueBytes    int64
 	QueueTTL      time.Duration
 	// InboxMessages and InboxBytes bound the messages with QoS 0 that wait for the Handler: 10 000 messages and 64 MiB by
-	// default. Those with QoS 1 or 2 are bounded by the receive maximum (MQTT 5.0 §3.1.2.11.3), or by the broker's own
+	// default. Messages with QoS 1 or 2 are bounded by the receive maximum (MQTT 5.0 §3.1.2.11.3), or by the broker's own
 	// window in MQTT 3.1.1.
 	InboxMessages int
 	InboxBytes    int64
@@ -111,10 +112,10 @@ type Config struct {
 	// Handler is called for each message, one at a time, in the order of their arrival.
 	Handler func(Message)
 	// OnConnect is called in its own goroutine after each connect, once the subscriptions are renewed. Its context ends
-	// with the connection. Calls do not overlap. resumed reports that the broker has kept the session (CONNACK, Session
-	// Present).
+	// with the connection. Calls do not overlap. resumed is set if the broker has kept the session (Session Present in the
+	// CONNACK).
 	OnConnect func(ctx context.Context, resumed bool)
-	// OnDisconnect is called when a connection is lost, but not by Close.
+	// OnDisconnect is called when a connection is lost, but not when Close ends it.
 	OnDisconnect func(err error)
 
 	Log *slog.Logger
@@ -135,7 +136,7 @@ type Stats struct {
 	Connects  uint64 // connections that the broker accepted
 	Published uint64 // messages sent with QoS 0, or acknowledged by the broker
 	Received  uint64 // messages passed to the Handler
-	Dropped   uint64 // queued messages that were dropped: no room, expired, refused by the broker, or left at Close
+	Dropped   uint64 // queued messages that were dropped: no room, expired, refused by the broker, or still queued at Close
 	Lost      uint64 // messages with QoS 0 that were dropped: published without a connection, or no room in the inbox
 	Queued    int    // messages that wait for the broker
 	Inbox     int    // messages that wait for the Handler

@@ -21,7 +21,7 @@ import (
 // maxPacketLimit is the largest remaining length that MQTT can encode (MQTT 5.0 §1.5.5), in bytes.
 const maxPacketLimit = 268_435_455
 
-// withDefaults sets defaults for missing fields, and validates the others.
+// withDefaults validates the fields, and sets the defaults of missing ones.
 func (c Config) withDefaults() (Config, error) {
 	if _, _, err := c.address(); err != nil {
 		return c, err
@@ -105,7 +105,7 @@ func (t TLS) config(host string) (*tls.Config, error) {
 	return conf, nil
 }
 
-// checkTopic checks a topic and a QoS to publish with (MQTT 5.0 §3.3.2.1, §4.7).
+// checkTopic checks the topic and the QoS of a message (MQTT 5.0 §3.3.2.1, §4.7).
 func checkTopic(topic string, qos byte) error {
 	switch {
 	case topic == "":
@@ -118,7 +118,7 @@ func checkTopic(topic string, qos byte) error {
 	return checkString(topic)
 }
 
-// checkFilter checks a filter and a QoS to subscribe with (MQTT 5.0 §4.7.1).
+// checkFilter checks the filter and the QoS of a subscription (MQTT 5.0 §4.7.1).
 func checkFilter(filter string, qos byte) error {
 	if filter == "" || qos > 2 {
 		return fmt.Errorf("filter %q, QoS %d: the filter is empty, or the QoS is not 0, 1 or 2: %w", filter, qos, errdefs.ErrInvalidArgument)

@@ -19,10 +19,10 @@ import (
 const (
 	// receiveMaximum bounds the unacknowledged messages with QoS 1 and 2 from the broker.
 	receiveMaximum = 1024
-	// windowMax bounds the unacknowledged messages to the broker. A broker of MQTT 3.1.1 cannot announce its limit.
-	// window4 is mosquitto's default, above which its version 2.0.11 loses messages with QoS 2.
+	// windowMax bounds the unacknowledged messages to the broker. With MQTT 3.1.1, where a broker cannot announce its
+	// limit, window4 does. It is mosquitto's default, above which mosquitto 2.0.11 loses messages with QoS 2.
 	windowMax, window4 = 1024, 20
-	// writeAhead is the number of bytes waiting for the socket above which senders wait.
+	// writeAhead is the number of buffered bytes above which senders wait.
 	writeAhead = 1 << 20
 )
 
@@ -146,7 +146,7 @@ func refusal(version byte, pk packets.Packet) string {
 	return fmt.Sprintf("return code %d", pk.ReasonCode)
 }
 
-// send appends a packet to the buffer that write writes. It blocks only while the buffer has more than writeAhead
+// send appends a packet to the buffer, which write sends. It blocks only while the buffer has more than writeAhead
 // bytes.
 func (l *link) send(pk packets.Packet) error {
 	pk.ProtocolVersion = l.version
@@ -168,7 +168,7 @@ func (l *link) send(pk packets.Packet) error {
 	return nil
 }
 
-// write writes the buffer that send fills to the socket. Under load, it holds many packets.
+// write writes the buffer to the socket whenever send has added packets. Under load, one write has many packets.
 func (l *link) write() {
 	reuse := &bytes.Buffer{}
 	for {
@@ -264,7 +264,7 @@ func (l *link) disconnect() {
 	l.fail(errClosed)
 }
 
-// cause returns the error that ended the link.
+// cause returns the error that has ended the link.
 func (l *link) cause() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// packetOverhead is an upper bound of a PUBLISH's bytes besides topic and payload.
+// packetOverhead is an upper bound of the bytes in a PUBLISH besides its topic and payload.
 const packetOverhead = 32
 
 func (c *client) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
@@ -88,7 +88,7 @@ func (c *client) received(l *link, pk packets.Packet) error {
 	case 0:
 		c.in.add(m, nil)
 	case 1:
-		// Acknowledge it only on this connection: on a later one, the identifier may belong to another message.
+		// Acknowledge it only on this connection, because the identifier may belong to another message on a later one.
 		id := pk.PacketID
 		c.in.add(m, func() { _ = l.send(ack(packets.Puback, id, 0)) })
 	case 2:

@@ -17,7 +17,7 @@ import (
 var errClosed = fmt.Errorf("mqtt: the client is closed: %w", errdefs.ErrFailedPrecondition)
 
 // early is the age below which a lost connection counts as refused: the delay before the next attempt continues to
-// grow, and the oldest message in flight is suspected.
+// grow, and the oldest message in flight is suspected as the cause (maxTries).
 const early = 5 * time.Second
 
 // client implements Client for both protocol versions.
@@ -37,9 +37,9 @@ type client struct {
 	ready        bool          // the subscriptions are renewed
 	subs         map[string]subscription
 	unsubscribed map[string]struct{} // filters that the broker's session may still have
-	qos2         map[uint16]bool     // identifiers of messages received with QoS 2 and not released; true: handled
+	qos2         map[uint16]bool     // identifiers of messages received with QoS 2 that are not released; true if handled
 	epoch        uint64              // number of the broker's session; increases when the broker has lost it
-	last         error               // of the last attempt to connect
+	last         error               // of the last attempt to connect; nil if it succeeded
 
 	connects, sent, lost atomic.Uint64
 }
@@ -96,8 +96,8 @@ func (c *client) run() {
 	}
 }
 
-// backoff returns the delay before the next attempt. It doubles with each attempt, minus a jitter of up to a half, so
-// that many clients do not reconnect at the same time.
+// backoff returns the delay before the next attempt. It doubles with each attempt. A jitter of up to half of it is
+// subtracted, so that many clients do not reconnect at the same time.
 func (c *client) backoff(attempt int) time.Duration {
 	d := c.cfg.BackoffMax
 	if attempt < 16 {
@@ -125,7 +125,7 @@ func (c *client) serve(l *link) error {
 	return l.cause()
 }
 
-// attach makes l the current link and returns the messages to send again first.
+// attach makes l the current link, and returns the messages in flight, which must be sent again first.
 func (c *client) attach(l *link) []item {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +150,7 @@ func (c *client) detach(l *link) {
 	}
 }
 
-// startUp sends messages in flight again, renews the subscriptions, calls OnConnect, and continues with the queue.
+// startUp sends the messages in flight again, renews the subscriptions, calls OnConnect, and then sends the queue.
 func (c *client) startUp(l *link, resend []item) {
 	for i := range resend {
 		if err := l.send(c.packet(l, &resend[i], true)); err != nil {
@@ -213,7 +213,7 @@ func (c *client) drain(l *link) {
 	}
 }
 
-// packet returns the next packet for a message in flight: PUBLISH, or PUBREL once the broker has the message.
+// packet returns the packet to send for a message in flight: PUBLISH, or PUBREL once the broker has the message.
 func (c *client) packet(l *link, it *item, dup bool) packets.Packet {
 	if it.released {
 		return ack(packets.Pubrel, it.id, 0)

@@ -28,8 +28,8 @@ type item struct {
 
 func (i *item) size() int64 { return int64(len(i.topic) + len(i.payload)) }
 
-// maxTries is the limit of item.tries. The message is then assumed to be the cause, for example because the broker
-// disconnects when it is too large. It is dropped, so that it does not block all others.
+// maxTries is the limit of item.tries. A message that reaches the limit is assumed to be the cause, for example because
+// it is too large for the broker. It is dropped, so that it does not block all others.
 const maxTries = 8
 
 // outbox holds messages with QoS 1 or 2 for the broker, and the packet identifiers in use.
@@ -52,7 +52,7 @@ type outbox struct {
 	offline   bool
 	closed    bool
 	changed   chan struct{} // closed and replaced when messages leave the outbox or its state changes
-	work      chan struct{} // receives when a message was added or acknowledged
+	work      chan struct{} // has a token after a message was added or acknowledged
 	published uint64
 	dropped   uint64
 }
@@ -61,7 +61,7 @@ func newOutbox(limit int, bytes int64, ttl time.Duration) *outbox {
 	return &outbox{
 		limit: limit, bytes: bytes, ttl: ttl, offline: true,
 		flight: map[uint16]*item{}, waiters: map[uint16]chan packets.Packet{},
-		// Random, because the broker may still use identifiers of the previous process.
+		// Start at random, because the broker may still use identifiers of the previous process.
 		lastID:  uint16(rand.Uint32()),
 		changed: make(chan struct{}), work: make(chan struct{}, 1),
 	}
@@ -129,8 +129,8 @@ func (o *outbox) broadcast() {
 	o.changed = make(chan struct{})
 }
 
-// next moves the oldest message into flight. It returns nil if there is none, or if window messages are in flight
-// already.
+// next moves the oldest message from the queue into flight. It returns nil if there is none, or if window messages are
+// already in flight.
 func (o *outbox) next(window int) *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -213,7 +213,7 @@ func (o *outbox) release(id uint16) bool {
 	return ok
 }
 
-// done removes and returns a message that the broker has acknowledged, or refused with a reason of 0x80 or more.
+// done removes and returns a message that the broker has acknowledged or, with a reason of 0x80 or more, refused.
 func (o *outbox) done(id uint16, reason byte) *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -236,8 +236,9 @@ func (o *outbox) done(id uint16, reason byte) *item {
 	return it
 }
 
-// resume is called after a connect. If the broker has kept the session, it returns the messages in flight, to be sent
-// again with their identifiers. Otherwise it puts them back to the front of the queue.
+// resume is called after a connect. If the broker has kept the session, it returns the messages in flight, which must
+// be sent again with the same identifiers. Otherwise it puts them back at the front of the queue, except those that the
+// broker has already received.
 func (o *outbox) resume(kept bool) []item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -265,8 +266,8 @@ func (o *outbox) resume(kept bool) []item {
 	return nil
 }
 
-// disconnected is called after a connection has ended. It returns the message that it drops because of maxTries, if
-// any.
+// disconnected is called after a connection has ended. If it drops a message because of maxTries, it returns the
+// message.
 func (o *outbox) disconnected(early bool) (poison *item) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// bridgeBit in the protocol level of an MQTT 3.1.1 CONNECT marks the client as a bridge: mosquitto and our own broker
-// then do not send it its own messages.
+// bridgeBit in the protocol level of an MQTT 3.1.1 CONNECT marks the client as a bridge. mosquitto and our own broker
+// do not send a bridge its own messages.
 const bridgeBit = 0x80
 
 // readPacket reads and decodes one packet of at most limit bytes.
@@ -43,7 +43,8 @@ func readPacket(r *bufio.Reader, version byte, limit int64) (packets.Packet, err
 	return pk, nil
 }
 
-// decode decodes the packets that a broker can send. It recovers, because the library panics on some truncated packets.
+// decode decodes the packets that a broker can send. It recovers from panics, because the library panics on some
+// truncated packets.
 func decode(pk *packets.Packet, body []byte) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -8,8 +8,8 @@ import (
 )
 
 // quickAckConn makes the kernel acknowledge TCP segments immediately instead of after up to 40 ms (tcp(7),
-// TCP_QUICKACK, which must be set again after each read). A broker with Nagle's algorithm, like mosquitto, waits for
-// that before it sends the next small packet.
+// TCP_QUICKACK, which must be set again after each read). A broker that uses Nagle's algorithm, like mosquitto, waits
+// for the acknowledgement before it sends the next small packet.
 type quickAckConn struct {
 	net.Conn
 	raw syscall.RawConn
@@ -30,7 +30,7 @@ func quickAck(c net.Conn) net.Conn {
 func (c quickAckConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if err == nil {
-		// Failing costs only speed.
+		// A failure only makes the connection slower.
 		_ = c.raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1) })
 	}
 	return n, err

@@ -117,7 +117,8 @@ func (c *client) request(ctx context.Context, l *link, pk packets.Packet) (packe
 	}
 }
 
-// resubscribe renews all subscriptions on a new connection, and sends the UNSUBSCRIBEs that had no connection.
+// resubscribe renews all subscriptions on a new connection, and sends the UNSUBSCRIBEs that could not be sent without
+// one.
 func (c *client) resubscribe(l *link) error {
 	c.mu.Lock()
 	var all, unsubscribed packets.Subscriptions
@@ -135,7 +136,7 @@ func (c *client) resubscribe(l *link) error {
 			return err
 		}
 		for i, code := range codes {
-			if code >= 0x80 { // keep the subscription: the broker's ACL may change before the next connect
+			if code >= 0x80 { // keep the subscription, because the broker's ACL may change before the next connect
 				c.cfg.Log.Error("mqtt: the broker refused a subscription that it had granted", "filter", all[i].Filter, "reason", fmt.Sprintf("0x%02x", code))
 			}
 		}
