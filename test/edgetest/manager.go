@@ -145,7 +145,7 @@ func (m *Manager) Close() error {
 	return err
 }
 
-// Kill drops the connection; the will unregisters the manager.
+// Kill drops the connection; the last will unregisters the manager.
 func (m *Manager) Kill() { m.peer.Kill() }
 
 // handle handles a message on the runtime's control topic.
@@ -198,7 +198,7 @@ func (rt *foreignRuntime) topic(kind string, levels ...string) string {
 	return t
 }
 
-// control handles a module's control message. It ignores errors of the connection, because the test then misses a
+// control handles a module's control message. It ignores connection errors, because the test notices the missing
 // message.
 func (rt *foreignRuntime) control(m *module, msg int, payload []byte) {
 	peer, uuid := rt.m.peer, rt.info.UUID
@@ -237,7 +237,7 @@ func (rt *foreignRuntime) openChannel(m *module, fd int, flags byte, topic strin
 	}
 }
 
-// publish delivers a module's message to the node's other readers and to the broker.
+// publish sends a module's message to the broker and to the node's other readers.
 func (rt *foreignRuntime) publish(m *module, fd int, payload []byte) {
 	rt.m.mu.Lock()
 	c, ok := rt.open[[2]int{m.index, fd}]

@@ -18,7 +18,7 @@ const (
 	msgKeepalive, msgRuntimeLog, msgExited, msgOpen, msgClose, msgModuleLog, msgProfile = 0, 1, 2, 3, 4, 5, 6
 )
 
-// Profile is the profile that "upper" sends when it ends.
+// Profile is the profile that the module "upper" sends when it ends.
 const Profile = "\xe1\x15\x1c\x00"
 
 // module is a scripted module. argv[0], or the file's name, selects its behaviour:
@@ -64,7 +64,7 @@ type moduleData struct {
 	} `json:"channels"`
 }
 
-// host connects a module to its manager, by a socket, or to MQTT.
+// host connects a module to its manager by a socket (program), or to MQTT (foreignRuntime).
 type host interface {
 	control(m *module, msg int, payload []byte)
 	publish(m *module, fd int, payload []byte)
@@ -209,7 +209,7 @@ func (m *module) receive(fd int, payload []byte) {
 			m.exit(`{"status": "exited", "exit_code": 3}`)
 			return
 		}
-		// End the output with exactly one newline, also if the input comes from another "upper" module.
+		// End the output with exactly one newline, even if the input comes from another "upper" module.
 		out := append(bytes.TrimSuffix(bytes.ToUpper(payload), []byte("\n")), '\n')
 		for to, c := range m.data.Channels {
 			if strings.Contains(c.Mode, "w") {

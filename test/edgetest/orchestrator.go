@@ -9,7 +9,7 @@ import (
 
 // Orchestrator imitates the public orchestrator and its peculiarities. It receives its own messages, so it sees each of
 // its create orders again and reports a duplicate. It sends a create order to the request's topic with the runtime's
-// uuid appended. A uuid can never be used again.
+// uuid appended. A module's uuid can never be used again.
 type Orchestrator struct {
 	realm string
 	peer  *Peer

@@ -15,7 +15,7 @@ import (
 	paho "github.com/eclipse/paho.mqtt.golang"
 )
 
-// wait bounds each exchange with a broker, generously because machines can be busy.
+// wait bounds each exchange with a broker. It is long, because machines can be busy.
 const wait = 30 * time.Second
 
 // PeerOptions configure a Peer.
@@ -152,8 +152,8 @@ func (p *Peer) stop() {
 	p.more.Signal()
 }
 
-// emptyPassword adds the password flag and an empty password to the CONNECT, the first packet written. paho cannot send
-// them.
+// emptyPassword adds the password flag and an empty password to the CONNECT, which is the first packet written, because
+// paho cannot send them.
 type emptyPassword struct {
 	net.Conn
 	head []byte // the part of the CONNECT written so far

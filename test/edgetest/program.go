@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// EnvScript is the environment variable with the Script of a runtime program, as JSON.
+// EnvScript is the environment variable that holds the Script of a runtime program, as JSON.
 const EnvScript = "EDGETEST_RUNTIME"
 
 // Script is the behaviour of a runtime program, apart from its modules.
@@ -36,7 +36,7 @@ func (s Script) Env() []string {
 	return []string{EnvScript + "=" + string(b)}
 }
 
-// Main is for a TestMain. If the environment has a Script, the test binary becomes a runtime program, and Main does not
+// Call Main in TestMain. If the environment has a Script, the test binary becomes a runtime program, and Main does not
 // return.
 //
 //	func TestMain(m *testing.M) { edgetest.Main(); os.Exit(m.Run()) }
@@ -93,7 +93,7 @@ type program struct {
 func (p *program) run(argv []string) int {
 	fmt.Fprintf(os.Stderr, "runtime with %d arguments: %q\n", len(argv), argv[1:])
 	go func() {
-		// A runtime that reads its input must block: it must get neither EOF nor an error in a loop.
+		// A runtime that reads its standard input must block; it must get neither EOF nor an error.
 		_, err := os.Stdin.Read(make([]byte, 1))
 		p.send(0x80, msgRuntimeLog, fmt.Appendf(nil, "stdin: %v", err))
 	}()

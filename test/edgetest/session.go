@@ -45,8 +45,8 @@ const (
 	channelsOut = `[{"mode":"r","topic":"app/mid"},{"mode":"w","topic":"app/out"}]`
 )
 
-// requests are the client's requests, in order. Two of them go directly to a runtime's topic, like some of the public
-// client's.
+// requests are the client's requests, in order. Two of them go directly to a runtime's topic, like some requests of the
+// public client.
 var requests = []request{
 	{"o-1", "realm/proc/control", createData(ModuleHello, "h", RuntimeMin, "hello", `["hello","x"]`, `[]`)},
 	{"o-2", "realm/proc/control", createData(ModuleIn, "a", RuntimeChan, "upper", `["upper","x"]`, channelsIn)},
@@ -65,7 +65,7 @@ type Player struct {
 	Recorder *Recorder
 	// OnlyControl sends every request to the orchestrator's topic, and none to a runtime's.
 	OnlyControl bool
-	// BeforeQuit is called before the last step, for example to send keepalives; nil does nothing.
+	// BeforeQuit is called before the last step, for example to send keepalives; it can be nil.
 	BeforeQuit func() error
 }
 
@@ -109,7 +109,7 @@ func (p Player) Play(ctx context.Context) error {
 	return err
 }
 
-// exited matches the exit of a module as reported by its manager.
+// exited matches the message in which its manager reports the exit of a module.
 func (p Player) exited(uuid string) func(Line) bool {
 	return func(l Line) bool {
 		text := string(l.Payload)

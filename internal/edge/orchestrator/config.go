@@ -20,13 +20,13 @@ type Config struct {
 	// Path is the record's file. Its directory must exist.
 	Path   string
 	Topics wire.Topics
-	// Broker configures the connection. Open sets Handler, NoLocal and the callbacks.
+	// Broker configures the connection. Open sets Handler, NoLocal, Log and the callbacks.
 	Broker mqtt.Config
 	// Connect makes the client. Use mqtt.New.
 	Connect func(mqtt.Config) (mqtt.Client, error)
 
-	// KeepaliveInterval is the ka_interval_sec in answers to registrations; 60 s by default. A peer that sends keepalives,
-	// or has promised to, is marked dead after KeepaliveMissed silent intervals; 3 by default.
+	// KeepaliveInterval is the ka_interval_sec in answers to registrations; 60 s by default. A peer that should send
+	// keepalives (Record.Beats) is marked dead after KeepaliveMissed silent intervals; 3 by default.
 	KeepaliveInterval time.Duration
 	KeepaliveMissed   int
 	// RestartMin and RestartMax bound the delay before an ended module is created again, which doubles with each restart;
@@ -35,7 +35,7 @@ type Config struct {
 	// KeepDead is the number of dead records of each kind to keep; 1000 by default.
 	KeepDead int
 
-	// Connections limits the connections to the REST interface; by default with connlimit's defaults.
+	// Connections limits the connections to the REST interface. By default it has connlimit's default limits.
 	Connections *connlimit.Limiter
 	// Collectors add metrics to /metrics.
 	Collectors []prometheus.Collector

@@ -5,14 +5,14 @@
 //	REST    ──────GET────────▶  │    record    │   keepalive, last will
 //	                            └──────────────┘
 //
-// Every event (a message, a deadline, a due restart) is one transition:
+// Each event (a message, a deadline, a due restart) is one transition:
 //
 //	read the record ─▶ decide ─▶ one bbolt transaction on the disk ─▶ the record in memory ─▶ publish
 //
 // A transition that fails before the write to disk changes nothing. The record marks orders that the broker has not
 // acknowledged (Record.Unconfirmed), and the next start publishes them again.
 //
-// The states of a module and its events, which table.go has as data:
+// The states of a module and the events that change them (table.go):
 //
 //	          place                delete            exit
 //	Q queued ───────▶ A alive ────────────▶ E exiting ──▶ D dead

@@ -33,7 +33,7 @@ func (t *transition) create(raw json.RawMessage, later bool) error {
 	return t.settle(m)
 }
 
-// newModule reads the data of a module to create.
+// newModule makes the record of a module from the data of a create message.
 func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	d, err := moduleData(raw)
 	if err != nil {
@@ -56,7 +56,7 @@ func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 // maxData bounds the data of a module, runtime or manager in bytes, because it stays in memory.
 const maxData = 1 << 20
 
-// parse reads the data of a message.
+// parse parses the data of a message.
 func parse(raw json.RawMessage) (wire.ModuleData, error) {
 	if len(raw) > maxData {
 		return nil, fmt.Errorf("data of %d bytes: the limit is %d; request ignored: %w", len(raw), maxData, errdefs.ErrInvalidArgument)
@@ -64,7 +64,7 @@ func parse(raw json.RawMessage) (wire.ModuleData, error) {
 	return wire.ParseObject(raw)
 }
 
-// moduleData reads the data of a message about a module.
+// moduleData parses the data of a message about a module.
 func moduleData(raw json.RawMessage) (wire.ModuleData, error) {
 	d, err := parse(raw)
 	if err != nil {
@@ -128,7 +128,7 @@ func (t *transition) remove(raw json.RawMessage) error {
 	return nil
 }
 
-// removed handles the deletion that a client sent directly to a module's manager.
+// removed handles a delete order that a client sent directly to a module's manager.
 func (t *transition) removed(raw json.RawMessage) error {
 	d, err := moduleData(raw)
 	if err != nil {
@@ -142,7 +142,7 @@ func (t *transition) removed(raw json.RawMessage) error {
 	return err
 }
 
-// exited records the end of a module, and schedules a restart if its policy says so.
+// exited records the end of a module, and schedules a restart if the module's policy says so.
 func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	d, err := moduleData(raw)
 	if err != nil {
@@ -193,9 +193,9 @@ func (t *transition) restartDue() error {
 	return nil
 }
 
-// recreate creates a killed module again in its own slot, or leaves it waiting for its runtime. After a loss the order
-// has the object_id of the previous one, so that the manager recognizes a module that never stopped or that it has
-// recreated itself.
+// recreate creates a killed module again in its own slot, or leaves it waiting for its runtime. If the runtime no
+// longer has that many slots, the module is queued. After a loss, the order has the object_id of the previous order, so
+// that the manager recognizes a module that never stopped, or that the manager has recreated itself.
 func (t *transition) recreate(m *Record) error {
 	r := t.get(key{Runtime, m.Parent})
 	if r == nil || r.Status != Alive {

@@ -24,7 +24,7 @@ var (
 // qos is the quality of service of all messages and subscriptions.
 const qos = 2
 
-// publishWait bounds the wait for room in the client's queue.
+// publishWait bounds the wait for room in the MQTT client's queue.
 const publishWait = 10 * time.Second
 
 // Orchestrator is a running orchestrator. Its methods may be called concurrently.
@@ -44,7 +44,7 @@ type Orchestrator struct {
 
 	mu         sync.Mutex
 	beats      map[string]beat // by uuid of a manager or runtime
-	brokerLost time.Time       // when the broker was last found disconnected
+	brokerLost time.Time       // when the broker was last seen disconnected
 
 	stop context.CancelFunc
 	done sync.WaitGroup
@@ -166,7 +166,8 @@ func (o *Orchestrator) commit(ctx context.Context, t *transition) error {
 	return pointRecorded.Hit(ctx)
 }
 
-// publish passes a message to the client. If that fails, the order stays marked as unconfirmed in the record.
+// publish passes a message to the MQTT client. If that fails and the message is an order, the order stays unconfirmed
+// in the record.
 func (o *Orchestrator) publish(ctx context.Context, m message) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()

@@ -39,7 +39,7 @@ func (t *transition) used() map[string]int {
 }
 
 // choose returns the living runtime with the most free slots among those that offer the APIs, or nil if all of these
-// are full. If no living runtime offers the APIs, it returns errdefs.ErrNotFound.
+// runtimes are full. If no living runtime offers the APIs, it returns errdefs.ErrNotFound.
 func (t *transition) choose(apis []string) (*Record, error) {
 	var best *Record
 	var most int
@@ -85,7 +85,7 @@ func (t *transition) settle(m *Record) error {
 	return t.order(m, r)
 }
 
-// wantedAPIs returns the APIs that the client asked for. Defaults do not restrict the choice of a runtime.
+// wantedAPIs returns the APIs that the client asked for. The default APIs do not restrict the choice of a runtime.
 func (r *Record) wantedAPIs() []string {
 	if !r.WantsAPIs {
 		return nil
@@ -115,7 +115,7 @@ func (t *transition) sendOrder(m, r *Record, action string) {
 	t.publish(t.o.config.Topics.ControlOf(r.UUID), e)
 }
 
-// message returns the data of a message about the module to its manager.
+// message returns the data of a message about the module.
 func (r *Record) message(action string) wire.ModuleData {
 	if action == wire.ActionCreate {
 		return r.order()

@@ -17,10 +17,10 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// errIgnored marks a message that needs no action: a response, one of our own, or a retained one.
+// errIgnored marks a message that needs no action, such as a response, a message of our own, or a retained message.
 var errIgnored = errors.New("ignored")
 
-// maxEcho bounds how much of a bad message its answer repeats, in bytes.
+// maxEcho bounds how many bytes of a bad message its answer repeats.
 const maxEcho = 4 << 10
 
 // receive handles one message. It answers a bad message on the error topic.
@@ -114,7 +114,7 @@ func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	return nil
 }
 
-// batch reads the data of create_batch: a list of modules, or an object with that list as "modules".
+// batch parses the data of create_batch: a list of modules, or an object with that list as "modules".
 func batch(raw json.RawMessage) ([]json.RawMessage, error) {
 	var list []json.RawMessage
 	var object struct {
@@ -129,7 +129,8 @@ func batch(raw json.RawMessage) ([]json.RawMessage, error) {
 	return list, nil
 }
 
-// managerReport handles a manager's reports about its modules, and orders that clients sent directly to the manager.
+// managerReport handles a message on the topic that the orchestrator shares with a manager: the manager's report about
+// a module, or an order that a client sent directly to the manager.
 func (o *Orchestrator) managerReport(ctx context.Context, runtime string, e wire.Envelope) error {
 	if o.own.has(e.ObjectID) {
 		return errIgnored
@@ -206,8 +207,8 @@ func topicKind(t wire.Topics, topic string) string {
 	return "other"
 }
 
-// own remembers the latest requests that the orchestrator has sent, to recognize them when the broker sends them back:
-// managers, clients and the orchestrator share topics.
+// own remembers the latest requests that the orchestrator has sent. The broker can send them back, because managers,
+// clients and the orchestrator share topics.
 type own struct {
 	mu   sync.Mutex
 	ids  map[string]bool

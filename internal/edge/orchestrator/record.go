@@ -35,11 +35,12 @@ type Record struct {
 	Status Status    `json:"status"`
 	Since  time.Time `json:"since"` // start of this state
 	Number uint64    `json:"number"`
-	// Later is set if messages to it have the types of later peers, "req" and "resp".
+	// Later is set if messages to the peer, or to the client that created the module, have the types of later peers, "req"
+	// and "resp".
 	Later bool `json:"later,omitempty"`
 
-	// Beats is set for managers and runtimes that have sent a keepalive or promised to. Their silence means that they are
-	// dead.
+	// Beats is set for a manager or runtime whose silence means that it is dead: it has sent a keepalive, has promised to,
+	// or is a runtime without a manager.
 	Beats bool `json:"beats,omitempty"`
 
 	// The remaining fields except Data are set for modules only.
@@ -48,18 +49,18 @@ type Record struct {
 	Wanted string `json:"wanted,omitempty"`
 	// WantsAPIs is set if the client asked for APIs. Otherwise those in Data are defaults.
 	WantsAPIs bool `json:"choosy,omitempty"`
-	// Order is the object_id of the last order about the module to its manager.
+	// Order is the object_id of the last order about the module that was sent to its manager.
 	Order string `json:"order,omitempty"`
 	// Unconfirmed is set while that order may not have reached the broker.
 	Unconfirmed bool `json:"untold,omitempty"`
 	// Lost is set if the module is Killed because its runtime was lost. It may still run there.
 	Lost bool `json:"lost,omitempty"`
-	// Doomed is set if the module was deleted while its runtime was lost. The runtime gets the order when it registers
-	// again.
+	// Doomed is set if the module was deleted while its runtime was lost. The runtime gets the delete order when it
+	// registers again.
 	Doomed    bool       `json:"doomed,omitempty"`
 	Restarts  int        `json:"restarts,omitempty"`
 	RestartAt *time.Time `json:"restart_at,omitempty"` // end of the back-off; nil if there is none
-	// Exit is the data of the module's last exited message, verbatim, without type and uuid.
+	// Exit is the data of the module's last exited message, without type and uuid. The other fields are verbatim.
 	Exit json.RawMessage `json:"exit,omitempty"`
 
 	// Data has the fields of the registration or creation, verbatim.
@@ -139,7 +140,7 @@ func set(d wire.ModuleData, name string, value any) {
 	d[name] = raw
 }
 
-// defaults adds missing fields, with the values that public peers send.
+// defaults adds the missing fields, with the values that public peers send.
 func defaults(d wire.ModuleData, with map[string]string) {
 	for name, value := range with {
 		if raw, ok := d[name]; !ok || len(raw) == 0 {
@@ -168,7 +169,7 @@ func number(d wire.ModuleData, name string) (n int, ok bool) {
 	return n, json.Unmarshal(raw, &n) == nil
 }
 
-// slots returns the number of modules that a runtime can have at a time.
+// slots returns the maximum number of modules of a runtime.
 func (r *Record) slots() int {
 	n, _ := number(r.Data, "max_nmodules")
 	return n

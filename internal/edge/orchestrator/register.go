@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// maxSlots bounds max_nmodules. The wide header of channel frames has no more indexes.
+// maxSlots bounds max_nmodules, because the wide header of channel frames has no more indexes.
 const maxSlots = channel.MaxModulesWide
 
 // maxInterval bounds ka_interval_sec, in seconds: a week.
@@ -64,7 +64,8 @@ func (t *transition) answer(r *Record, e wire.Envelope) {
 	t.publish(t.o.config.Topics.Reg(r.UUID), e.Answer(d.Bytes()))
 }
 
-// restore creates the killed modules of a runtime that has registered again, and fills its free slots.
+// restore orders the deletion of the doomed modules of a runtime that has returned, creates its killed modules again,
+// and fills its free slots.
 func (t *transition) restore(r *Record) error {
 	for _, m := range t.modulesOf(r.UUID) {
 		switch {
@@ -81,7 +82,7 @@ func (t *transition) restore(r *Record) error {
 	return t.fill()
 }
 
-// unregister handles the deregistration or the last will of a manager or runtime. It ignores an unknown one.
+// unregister handles the deregistration or the last will of a manager or runtime. It ignores an unknown peer.
 func (t *transition) unregister(id string, raw json.RawMessage) error {
 	_, kind, err := peerData(id, raw)
 	if err != nil {
@@ -94,7 +95,7 @@ func (t *transition) unregister(id string, raw json.RawMessage) error {
 	return t.loseAll(r)
 }
 
-// loseAll marks a manager or runtime dead. The runtimes of a manager and the modules of a runtime are lost with it.
+// loseAll marks a manager or runtime as dead. A manager's runtimes and a runtime's modules are lost with it.
 func (t *transition) loseAll(r *Record) error {
 	r = t.enter(r, Dead)
 	if r.Kind == Manager {
@@ -132,8 +133,8 @@ func (t *transition) loseModule(m *Record) error {
 	return nil
 }
 
-// heartbeat handles a keepalive. If the peer was marked dead, it was only silent, because it registers after a restart.
-// So its modules still run, and are not created again.
+// heartbeat handles a keepalive. A peer that was marked dead was only silent, because after a restart it would have
+// registered. Its modules therefore still run, and are not created again.
 func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	d, err := parse(raw)
 	if err != nil {
@@ -175,7 +176,7 @@ func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	return t.restore(r)
 }
 
-// peerData reads the data of a message on the registration topic of id.
+// peerData parses the data of a message on the registration topic of id.
 func peerData(id string, raw json.RawMessage) (wire.ModuleData, Kind, error) {
 	d, err := parse(raw)
 	if err != nil {
@@ -222,7 +223,7 @@ func (t *transition) validRuntime(d wire.ModuleData) error {
 	return nil
 }
 
-// isLater reports whether a message has a type of later peers: "req" or "resp".
+// isLater reports whether a message has a type that later peers use: "req" or "resp".
 func isLater(e wire.Envelope) bool {
 	return e.Type == wire.RequestLater || e.Type == wire.ResponseLater
 }

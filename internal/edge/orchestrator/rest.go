@@ -26,7 +26,7 @@ func (o *Orchestrator) Handler() http.Handler {
 		"/api/modules/{q}":  o.one(Module),
 		"/api/queued":       o.list(Module, func(r *Record) bool { return r.Status == Queued }),
 	} {
-		mux.HandleFunc("GET "+path, h) // the protocol's paths end in a slash, which clients forget
+		mux.HandleFunc("GET "+path, h) // the protocol's paths end in a slash, which some clients omit
 		mux.HandleFunc("GET "+path+"/{$}", h)
 	}
 	mux.HandleFunc("GET /healthz", o.health)
@@ -45,8 +45,8 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 	fail(w, http.StatusNotFound, fmt.Sprintf("nothing is at %s", r.URL.Path))
 }
 
-// list answers with the wanted records of a kind, oldest first, from ?start= and at most ?limit=. "count" is their
-// total number.
+// list answers with the wanted records of a kind, oldest first. It skips the first ?start= records, and returns at most
+// ?limit=. "count" is the total number of wanted records.
 func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start, err := page(r, "start", 0)
@@ -71,7 +71,7 @@ func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFu
 	}
 }
 
-// page reads a number of 0 or more from the query.
+// page parses a number of 0 or more from the query.
 func page(r *http.Request, name string, otherwise int) (int, error) {
 	s := r.URL.Query().Get(name)
 	if s == "" {
@@ -97,7 +97,7 @@ func (o *Orchestrator) one(kind Kind) http.HandlerFunc {
 	}
 }
 
-// show returns a record as JSON. A runtime includes its modules and its last keepalive.
+// show returns a record as JSON. The JSON of a runtime includes its modules and its last keepalive.
 func (o *Orchestrator) show(r *Record) json.RawMessage {
 	d := r.view()
 	if r.Kind != Runtime {

@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// ending is a module's end as its manager reports it.
+// ending describes the end of a module, as its manager reports it.
 type ending struct {
 	raw    json.RawMessage // the data without type and uuid
 	failed bool
@@ -21,7 +21,7 @@ const (
 	reasonLost   = "runtime-lost"
 )
 
-// readExit reads {"status": {"code", "reason", …}}, or {"status": "exited", "exit_code": 3} from foreign runtimes.
+// readExit parses {"status": {"code", "reason", …}}, or {"status": "exited", "exit_code": 3} from foreign runtimes.
 func readExit(d wire.ModuleData) ending {
 	e := ending{raw: d.Without("type", "uuid").Bytes()}
 	var status struct {
@@ -55,8 +55,8 @@ func (e ending) restarts(d wire.ModuleData) bool {
 	return e.failed && d.Restart() == wire.RestartOnFailure
 }
 
-// backOff sets the time at which a killed module is created again. The delay doubles with each restart; a run of
-// RestartReset resets it.
+// backOff sets the time at which a killed module is created again. The delay doubles with each restart. A run of at
+// least RestartReset resets it.
 func (t *transition) backOff(m *Record, ranFor time.Duration) {
 	c := t.o.config
 	if ranFor >= c.RestartReset {

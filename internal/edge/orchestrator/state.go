@@ -21,10 +21,11 @@ type key struct {
 	uuid string
 }
 
-// maxRecords bounds the records of a kind, and so the memory that peers can make the orchestrator use.
+// maxRecords bounds the records of a kind, and thereby the memory that peers can make the orchestrator use.
 const maxRecords = 1 << 17
 
-// state is the record in memory. It has the same content as the file: only commit changes it, after the write to disk.
+// state is the record in memory. It has the same content as the file, because only commit changes it, after the write
+// to disk.
 type state struct {
 	mu      sync.RWMutex
 	records map[Kind]map[string]*Record
@@ -58,7 +59,7 @@ func (s *state) where(kind Kind, wanted func(*Record) bool) []*Record {
 	return all
 }
 
-// any reports whether the condition holds for a record of a kind.
+// any reports whether the condition holds for at least one record of a kind.
 func (s *state) any(kind Kind, condition func(*Record) bool) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -96,7 +97,7 @@ func (s *state) apply(changes map[key]*Record) {
 	}
 }
 
-// count adds n to the slots of the module's runtime, if the module occupies one.
+// count adds n to the occupied slots of the module's runtime, if the module occupies a slot.
 func count(used map[string]int, m *Record, n int) {
 	if m == nil || m.Kind != Module || !m.Status.holds() {
 		return
@@ -189,7 +190,7 @@ func (t *transition) list(kind Kind, wanted func(*Record) bool) []*Record {
 	return all
 }
 
-// edit returns a copy of r that replaces it in the transition, or r itself if it is such a copy.
+// edit returns a copy of r that replaces r in the transition. If r already is such a copy, edit returns r itself.
 func (t *transition) edit(r *Record) *Record {
 	k := key{r.Kind, r.UUID}
 	if t.changes[k] == r {
@@ -247,7 +248,7 @@ func (t *transition) publish(topic string, e wire.Envelope) {
 	t.out = append(t.out, m)
 }
 
-// request makes a request of the orchestrator. With later, it has the message type of later peers.
+// request makes a request from the orchestrator. If later is set, the request has the message type of later peers.
 func request(action string, data wire.ModuleData, later bool) wire.Envelope {
 	e := wire.Envelope{ObjectID: uuid.NewString(), Action: action, Type: wire.Request, Data: data.Bytes()}
 	if later {

@@ -23,7 +23,8 @@ var (
 type store struct{ db *bbolt.DB }
 
 // openStore opens or creates the file. It returns errdefs.ErrDataLoss for a damaged or foreign file, ErrUnavailable if
-// another process has it open, and ErrFailedPrecondition if a later version wrote it. It changes none of these files.
+// another process has it open, and ErrFailedPrecondition if a later version wrote it. In these cases it does not change
+// the file.
 func openStore(path string) (*store, error) {
 	db, _, err := boltfile.Open(path, boltfile.Options{Fill: prepare, Recognize: recognize})
 	if errdefs.IsDataLoss(err) {
@@ -69,7 +70,7 @@ func prepare(tx *bbolt.Tx) error {
 	return nil
 }
 
-// all calls each for every record.
+// all calls each with every record.
 func (s *store) all(each func(*Record) error) error {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		for _, k := range kinds {

@@ -6,7 +6,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Status is the state of a record, as in REST and the messages.
+// Status is the state of a record, as in REST and in messages.
 type Status string
 
 // The states. Managers and runtimes are Alive or Dead.
@@ -34,8 +34,7 @@ const (
 // unborn is the state of a module without a record.
 const unborn Status = ""
 
-// transitions are all possible transitions of a module. Dead is final: a later module with the same uuid has a new
-// record.
+// transitions holds all transitions of a module. Dead is final: a later module with the same uuid gets a new record.
 var transitions = map[Status]map[event]Status{
 	unborn:  {place: Alive, wait: Queued},
 	Queued:  {place: Alive, remove: Dead},
@@ -53,5 +52,5 @@ func (s Status) next(e event) (Status, error) {
 	return to, nil
 }
 
-// holds reports whether a module in this state occupies a slot of its runtime. A killed one keeps its slot.
+// holds reports whether a module in this state occupies a slot of its runtime. A killed module keeps its slot.
 func (s Status) holds() bool { return s == Alive || s == Exiting || s == Killed }

@@ -13,8 +13,8 @@ import (
 var pointSettled = failpoint.New("orchestrator.orders.settled")
 
 const (
-	orderTick    = 50 * time.Millisecond  // interval of checks for the broker's acknowledgements
-	deadlineTick = 250 * time.Millisecond // interval of checks of deadlines
+	orderTick    = 50 * time.Millisecond  // time between checks for the broker's acknowledgements
+	deadlineTick = 250 * time.Millisecond // time between checks of deadlines
 )
 
 // beat is the last registration or keepalive of a manager or runtime.
@@ -23,7 +23,7 @@ type beat struct {
 	data wire.ModuleData // of its last keepalive; nil before the first
 }
 
-// noteBeat records a beat in memory only. After a restart, every peer has the whole interval again.
+// noteBeat records a beat in memory only. After a restart of the orchestrator, every peer has its full time again.
 func (o *Orchestrator) noteBeat(uuid string, data wire.ModuleData) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -100,7 +100,7 @@ func (o *Orchestrator) tooManyDead(kind Kind) bool {
 	})
 }
 
-// silent reports whether a manager or runtime has missed too many keepalives. Time without a broker does not count.
+// silent reports whether a manager or runtime has missed too many keepalives. The time without a broker does not count.
 func (o *Orchestrator) silent(r *Record, now time.Time) bool {
 	if r.Status != Alive || !r.Beats {
 		return false
@@ -145,7 +145,7 @@ func (t *transition) timePasses() error {
 type ledger struct {
 	open    map[string]bool // uuids of modules whose record is Unconfirmed
 	failed  bool            // the client has refused an order
-	dropped uint64          // the client's Stats.Dropped at the last check
+	dropped uint64          // Stats.Dropped of the client at the last check
 }
 
 func (l *ledger) note(changes map[key]*Record) {
@@ -160,8 +160,8 @@ func (l *ledger) note(changes map[key]*Record) {
 }
 
 // resume restarts all keepalive deadlines, and repeats the orders that an earlier process may not have sent. An order
-// is sent twice only if that process died between the broker's acknowledgement and the write to the record; both then
-// have the same object_id.
+// is sent twice only if that process died between the broker's acknowledgement and the write to the record. Both
+// messages then have the same object_id.
 func (o *Orchestrator) resume(ctx context.Context) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()

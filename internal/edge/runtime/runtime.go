@@ -19,7 +19,7 @@ type Info struct {
 	APIs []string
 	// MaxModules bounds the number of modules at a time: 1 to channel.MaxModules.
 	MaxModules int
-	// Durable is set if modules survive the end of the connection or the daemon. Adopt then resumes them.
+	// Durable is set if modules survive the end of the connection and of the daemon. Adopt then resumes them.
 	Durable bool
 }
 
@@ -32,19 +32,21 @@ type Runtime interface {
 	// Start starts the runtime. It returns fields to add to its registration, if any, once modules can be created. It is
 	// called again after Receive has failed.
 	Start(ctx context.Context) (registration map[string]any, err error)
-	// Receive waits for the next message: from a module's channel, or a control message (edge/wire, internal/channel). If
-	// it fails, the runtime is lost, and its modules have ended unless the runtime is Durable.
+	// Receive waits for the next message. It comes from a module's channel, or is a control message (edge/wire,
+	// internal/channel). If it fails, the runtime is lost, and its modules have ended unless the runtime is Durable.
 	Receive(ctx context.Context) (channel.Message, error)
-	// Send passes a message to a module's channel. It waits while the runtime does not accept the message.
+	// Send passes a message to a module's channel. It waits until the runtime accepts the message.
 	Send(ctx context.Context, m channel.Message) error
 
-	// Create starts the module at index; data has "index". It returns once the module has started or failed to start. A
-	// module that has started always ends with a message of type wire.Exited, which can arrive before Create returns.
+	// Create starts the module at index, which is also the field "index" of data. It returns once the module has started
+	// or failed to start. A module that has started always ends with a message of type wire.Exited, which can arrive
+	// before Create returns.
 	Create(ctx context.Context, index int, data wire.ModuleData) error
-	// Adopt resumes the module that an earlier daemon created at index. It also adopts a module that has ended since, if
-	// its exit is known: wire.Exited follows. False or an error means that the manager must create the module again.
+	// Adopt resumes the module that an earlier daemon created at index. It also adopts a module that has ended since then,
+	// if its exit is known, and a message of type wire.Exited follows. If Adopt returns false or an error, the manager
+	// must create the module again.
 	Adopt(ctx context.Context, index int, data wire.ModuleData) (running bool, err error)
-	// Delete ends the module at index. A message of type wire.Exited follows, as for any other end.
+	// Delete ends the module at index. A message of type wire.Exited follows, as after any other end.
 	Delete(ctx context.Context, index int, uuid string) error
 	// Cleanup removes the remains of an ended module, before its index is used again.
 	Cleanup(ctx context.Context, index int, uuid string) error

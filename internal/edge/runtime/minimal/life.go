@@ -85,7 +85,7 @@ func (r *Runtime) begin(ctx context.Context) (*life, error) {
 	return l, nil
 }
 
-// listen makes the socket, and removes a stale one.
+// listen makes the socket, after removing a stale one.
 func listen(dir string, index int) (*net.UnixListener, string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("the directory of sockets: %w", err)
@@ -144,8 +144,8 @@ func (l *life) start(path string) (*output, error) {
 	return l.follow(logs), nil
 }
 
-// fork starts the process and reaps it on the same locked thread, because Pdeathsig kills the process when the thread
-// ends.
+// fork starts the process, and reaps it on the same locked thread, because Pdeathsig kills the process when the thread
+// that started it ends.
 func (l *life) fork() error {
 	started := make(chan error)
 	go func() {
@@ -163,8 +163,8 @@ func (l *life) fork() error {
 	return <-started
 }
 
-// reap waits for the process. It kills the rest of the process group before it reaps the zombie, which reserves the pid
-// until then.
+// reap waits for the process to end. It kills the rest of the process group before it reaps the zombie, because the
+// zombie reserves the pid.
 func (l *life) reap() {
 	for unix.Waitid(unix.P_PID, l.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
@@ -218,7 +218,7 @@ func (l *life) accept(ctx context.Context, listener *net.UnixListener) (net.Conn
 	return nil, why
 }
 
-// end kills the process group. Messages that the program has sent are still read. Later calls do nothing.
+// end kills the process group. Messages that the program has already sent are still read. Later calls do nothing.
 func (l *life) end(why error) {
 	l.once.Do(func() {
 		l.why = why
@@ -272,7 +272,8 @@ func (l *life) read(conn net.Conn, output *output) {
 	close(l.ended)
 }
 
-// deliver passes a message to the manager. It gives up if the run has ended and the manager does not receive.
+// deliver passes a message to the manager. If the run has ended, it waits only briefly for the manager, and then
+// reports false.
 func (l *life) deliver(m channel.Message) bool {
 	select {
 	case l.in <- m:
@@ -289,7 +290,7 @@ func (l *life) deliver(m channel.Message) bool {
 	}
 }
 
-// status returns how the process ended, or "" while it runs.
+// status returns a text that says how the process ended, or "" while it runs.
 func (l *life) status() string {
 	select {
 	case <-l.exited:

@@ -30,12 +30,13 @@ const (
 
 // Config describes one external runtime.
 type Config struct {
-	// Info describes the runtime. Info.Type is Type by default, and Info.MaxModules is channel.MaxModules.
+	// Info describes the runtime. By default, Info.Type is Type and Info.MaxModules is channel.MaxModules.
 	Info runtime.Info
-	// Index is the index of the runtime on its node, 0 to 255. It names the socket, and is the program's last argument.
+	// Index is the runtime's index on its node, 0 to 255. The socket is named after it, and it is the program's last
+	// argument.
 	Index int
-	// Dir is the directory of the sockets; DefaultDir by default. It is created if it is missing, and refused if others
-	// can write to it.
+	// Dir is the directory of the sockets; DefaultDir by default. It is created if it is missing, and refused if other
+	// users own it or can write to it.
 	Dir string
 	// Command is the program with its arguments. The index is appended.
 	Command []string
@@ -89,7 +90,7 @@ func New(cfg Config) (*Runtime, error) {
 // Info implements runtime.Runtime.
 func (r *Runtime) Info() runtime.Info { return r.cfg.Info }
 
-// SocketPath returns the path of a runtime's socket, which has the index in hexadecimal.
+// SocketPath returns the path of a runtime's socket, whose name is the index in hexadecimal.
 func SocketPath(dir string, index int) string {
 	return filepath.Join(dir, fmt.Sprintf("%02x.s", index))
 }
@@ -182,7 +183,7 @@ func (r *Runtime) Group(int) string { return "" }
 // Stop implements runtime.Runtime. It asks the program to end.
 func (r *Runtime) Stop(ctx context.Context) error { return r.control(ctx, 0, wire.Stop, nil) }
 
-// Receive implements runtime.Runtime. Lines of the program's output are messages of type wire.RuntimeLog.
+// Receive implements runtime.Runtime. Each line of the program's output becomes a message of type wire.RuntimeLog.
 func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	l, err := r.current()
 	if err != nil {

@@ -23,7 +23,7 @@ type output struct {
 	done chan struct{}
 }
 
-// tail stores the end of the output.
+// tail keeps the last maxTail bytes of the output.
 type tail struct {
 	mu   sync.Mutex
 	data []byte
@@ -66,8 +66,8 @@ func (l *life) follow(logs *os.File) *output {
 }
 
 // log passes a line to the manager. It reports false if the manager has stopped receiving. Before the program has
-// connected, nobody receives, and log must not wait: lines without room then appear only in the error of a failed
-// start.
+// connected, nobody receives, so log must not wait. If there is no room for a line then, the line appears only in the
+// error, if the start fails.
 func (l *life) log(line []byte) bool {
 	m := channel.Message{Header: channel.Header{Control: true, Arg: wire.RuntimeLog}, Payload: append([]byte(nil), line...)}
 	select {

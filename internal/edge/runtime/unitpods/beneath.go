@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openBeneath opens a path below one of the roots, which links must not leave. A relative path is looked up in each
-// root in turn.
+// openBeneath opens a path below one of the roots. Symbolic links must not lead out of the root. A relative path is
+// looked up in each root in turn.
 func openBeneath(roots []string, name string, flags uint64) (*os.File, error) {
 	if name == "" || strings.ContainsRune(name, 0) {
 		return nil, fmt.Errorf("%q is not a path: %w", name, errdefs.ErrInvalidArgument)
@@ -68,8 +68,8 @@ func openFile(roots []string, name string) (*os.File, error) {
 	return openBeneath(roots, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 }
 
-// realDir returns the path of a directory with all links resolved. Open it without following links, because it may have
-// been replaced.
+// realDir returns the path of a directory with all links resolved. When the caller opens it, it must not follow links,
+// because the directory may have been replaced.
 func realDir(roots []string, name string) (string, error) {
 	dir, err := openBeneath(roots, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// writeTime bounds the time that a worker takes to read a message.
+	// writeTime bounds the time that a worker can take to read a message.
 	writeTime = 5 * time.Second
 	// redialPause is the first delay between attempts to reach a worker. It doubles with each attempt.
 	redialPause    = 20 * time.Millisecond
@@ -46,7 +46,7 @@ func (m *module) converse() {
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, maxRedialPause)
-		case <-m.ended: // one more connection fetches the messages that the worker still has
+		case <-m.ended: // connect once more, to fetch the messages that the worker still has
 		case <-m.r.ctx.Done():
 		}
 	}
@@ -61,7 +61,8 @@ func (m *module) hasEnded() bool {
 	}
 }
 
-// connection makes one connection and reads it until it ends. An error means that the connection could not be made.
+// connection makes one connection, and reads from it until it ends. An error means that the connection could not be
+// made.
 func (m *module) connection() error {
 	ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
 	raw, group, err := m.r.Node.Channels(ctx, m.podID)
@@ -134,7 +135,8 @@ func (m *module) forward(message channel.Message) bool {
 	return m.r.send(outgoing{Message: message})
 }
 
-// closeChannels reports all channels as closed. The worker opens them again on the next connection.
+// closeChannels reports to the manager that all channels are closed. The worker opens them again on the next
+// connection. closeChannels returns false if the runtime is closed.
 func (m *module) closeChannels() bool {
 	m.mu.Lock()
 	fds := slices.Collect(maps.Keys(m.open))

@@ -53,24 +53,24 @@ type Images interface {
 type Config struct {
 	Name string
 	UUID string
-	// MaxModules bounds the number of modules at a time; channel.MaxModules by default.
+	// MaxModules is the maximum number of modules at a time; channel.MaxModules by default.
 	MaxModules int
 	// Handler is the RuntimeClass handler of the modules' pods; "wasm" by default.
 	Handler string
 	Node    Node
 	Images  Images
-	// LogDir is the directory of the modules' logs, for this runtime only. It is created if it is missing.
+	// LogDir is the directory of the modules' logs. No other runtime may use it. It is created if it is missing.
 	LogDir string
 	// LogBytes is the size at which a module's log is rotated; 8 MiB by default. If the manager does not keep up, the log
 	// is rotated at twice that size, and the unread rest of the old file is dropped.
 	LogBytes int64
-	// ModuleRoots are the directories that must contain the modules' files; DirRoots must contain the directories that
-	// modules can use. A relative path is looked up in each root in turn.
+	// Modules' files must be below one of ModuleRoots, and directories that modules use must be below one of DirRoots. A
+	// relative path is looked up in each root in turn.
 	ModuleRoots, DirRoots []string
 	Topics                wire.Topics
 	// ImageIdle is how long the image of a file is kept while no module uses it; 10 minutes by default.
 	ImageIdle time.Duration
-	// OrphanAge is how long after Start a pod without a module is kept for Adopt; a minute by default.
+	// OrphanAge is how long after Start pods without a module are kept, so that Adopt can find them; a minute by default.
 	OrphanAge time.Duration
 	Logger    *slog.Logger
 }

@@ -38,10 +38,10 @@ type ending struct {
 	Message string `json:"message"`
 }
 
-// lostPod is the end of a module whose pod somebody else has removed.
+// lostPod is the end of a module whose pod was removed by somebody else.
 var lostPod = ending{Code: exitKilled, Reason: reasonKilled, Message: "its pod was removed from the node"}
 
-// endingOf converts a container's exit. stopReason is the reason if we ended the module, otherwise "".
+// endingOf converts a container's exit. stopReason is module.stopReason.
 func endingOf(c *node.Container, stopReason string) ending {
 	e := ending{Code: c.ExitCode, Reason: reasonExited, Message: c.Message}
 	switch {
@@ -78,7 +78,7 @@ func (m *module) markEnded(e ending) {
 	m.r.spawn(m.reportExit)
 }
 
-// reportExit reports the exit, after the last messages and the whole log.
+// reportExit reports the exit to the manager, after the last messages and the whole log.
 func (m *module) reportExit() {
 	select {
 	case <-m.created:
@@ -151,7 +151,7 @@ func (r *Runtime) podEvent(e node.Event) {
 	}
 }
 
-// checkAllPods finds ends whose events were missed.
+// checkAllPods marks the modules as ended whose end was missed by followEvents.
 func (r *Runtime) checkAllPods() {
 	existing := map[string]*node.Pod{}
 	for _, p := range r.Node.Pods() {

@@ -32,7 +32,7 @@ const (
 //	                         └▶ module.log.1 ──read to its end first
 //
 // If the log is too large again before the old file has been read, the unread rest of the old file is dropped, and a
-// message reports how much.
+// message reports its size.
 type follower struct {
 	m         *module
 	dir       string
@@ -43,7 +43,7 @@ type follower struct {
 	file *os.File // the file being read
 	at   position // end of the queued lines in file
 	rest []byte   // an incomplete line after that
-	// old is set while file is oldLogFile; final, when nothing more is written to file.
+	// old is set while file is oldLogFile; final is set once nothing more is written to file.
 	old, final bool
 	// dropped is the number of dropped bytes that are not reported yet.
 	dropped int64
@@ -105,7 +105,7 @@ func (f *follower) remove() error {
 	return removeLog(f.m.r.LogDir, filepath.Base(f.dir))
 }
 
-// removeLog removes a module's log and the position in it, if there are any.
+// removeLog removes a module's log and the position in the log, if they exist.
 func removeLog(logDir, key string) error {
 	return errors.Join(os.RemoveAll(filepath.Join(logDir, key)), os.RemoveAll(filepath.Join(logDir, positionsDir, key)))
 }
@@ -132,7 +132,8 @@ func (f *follower) resume() {
 	}
 }
 
-// begin starts reading a file, at the position if it belongs to this file, otherwise at the start.
+// begin starts reading a file. It starts at the position if that belongs to this file, otherwise at the beginning of
+// the file.
 func (f *follower) begin(file *os.File, at position) {
 	if f.file != nil {
 		f.file.Close()
@@ -144,7 +145,7 @@ func (f *follower) begin(file *os.File, at position) {
 	}
 }
 
-// catchUp reads the log to its current end. With ended, nothing more will be written.
+// catchUp reads the log to its current end. If ended is set, nothing more will be written.
 func (f *follower) catchUp(ended bool) error {
 	for {
 		if f.file == nil {
@@ -188,7 +189,7 @@ func (f *follower) tooLarge(size int64) bool {
 	return size > 2*f.m.r.LogBytes || f.positions.read().inode == current
 }
 
-// reopen makes the worker open a new file. It reports whether nothing more is written to the old file.
+// reopen makes the worker open a new file. It reports true if nothing more is written to the old file.
 func (f *follower) reopen(ended bool) bool {
 	if ended {
 		return true
@@ -268,7 +269,7 @@ next:
 	return nil
 }
 
-// lastLine queues an incomplete last line, which remains if the worker dies while it writes.
+// lastLine queues the incomplete last line that remains if the worker dies during a write.
 func (f *follower) lastLine() {
 	if len(f.rest) > 0 {
 		f.line(f.rest)
@@ -276,7 +277,8 @@ func (f *follower) lastLine() {
 	}
 }
 
-// line queues one entry of the log. It reports false if its file was dropped meanwhile, or the runtime is closed.
+// line queues one entry of the log. It reports false if the entry's file was dropped meanwhile, or the runtime is
+// closed.
 func (f *follower) line(raw []byte) bool {
 	if n := f.dropped; n > 0 {
 		f.dropped = 0

@@ -19,8 +19,8 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// imageOf finds or makes the module's image, from a file or a reference, and puts it into the plan. The module uses the
-// image until imports.leave.
+// imageOf finds or makes the module's image, from a file or a reference, and puts it into the plan. The image counts as
+// used until imports.leave.
 func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (id string, err error) {
 	file, ref := data.File(), data.Image()
 	switch {
@@ -43,20 +43,20 @@ func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (i
 	return id, nil
 }
 
-// imports makes images from modules' files, and removes those that no module uses.
+// imports makes images from modules' files, and removes the images of files that no module uses.
 type imports struct {
 	images Images
 	roots  []string
 	idle   time.Duration
 	log    *slog.Logger
 
-	// removing is read-locked while an image is looked up, and write-locked while images are removed.
+	// removing is read-locked while an image is looked up or made, and write-locked while images are removed.
 	removing sync.RWMutex
 
 	mu    sync.Mutex
 	files map[string]imported  // by path
 	users map[string]int       // number of modules, by image ID
-	since map[string]time.Time // since when no module uses an image of a file
+	since map[string]time.Time // when the last module stopped using an image, by image ID
 }
 
 // imported is a file with its image.
@@ -120,7 +120,7 @@ func versionOf(file *os.File) (version, error) {
 	return version{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, nil
 }
 
-// fromReference returns the image of a reference with a digest. It pulls the image if it is missing.
+// fromReference returns the image of a reference, which must have a digest. It pulls the image if it is missing.
 func (i *imports) fromReference(ctx context.Context, ref string) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -142,7 +142,7 @@ func (i *imports) fromReference(ctx context.Context, ref string) (string, error)
 	return img.ID, nil
 }
 
-// join records that one more module uses an image; leave, that one fewer does.
+// join counts a module that uses an image, until leave.
 func (i *imports) join(id string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -200,7 +200,7 @@ func (i *imports) expired(id string) bool {
 		return false
 	}
 	since, ok := i.since[id]
-	if !ok { // made by an earlier daemon
+	if !ok { // not used since this daemon started
 		since = time.Now()
 		i.since[id] = since
 	}

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// undoTime bounds the clean-up after a failed Create, and other calls to the node.
+	// undoTime bounds the clean-up after a failed Create, and some other calls to the node.
 	undoTime = time.Minute
-	// stopGrace is the time for a deleted module to end after its channels are closed.
+	// stopGrace is the time that a deleted module gets to end after its channels are closed.
 	stopGrace = time.Second
 )
 
@@ -32,13 +32,13 @@ type module struct {
 	podID string
 	// image is the ID of the module's image.
 	image string
-	// channels is set if the module has channels. deadline is the time to end it; zero means never.
+	// channels is set if the module has channels. deadline is when to end it; zero means never.
 	channels bool
 	deadline time.Time
 
 	// created is closed when Create has succeeded, failed when it has failed, and ended when the container has ended.
 	created, failed, ended chan struct{}
-	// channelsDone is closed when the connection for channels delivers nothing more.
+	// channelsDone is closed once no more messages arrive from the module's channels.
 	channelsDone chan struct{}
 	log          *follower
 
@@ -58,7 +58,7 @@ func (r *Runtime) newModule(index int, data wire.ModuleData) *module {
 	}
 }
 
-// Create implements runtime.Runtime. Errors: errdefs.ErrInvalidArgument for data that cannot be honoured,
+// Create implements runtime.Runtime. Its errors are errdefs.ErrInvalidArgument for data that cannot be honoured,
 // ErrPermissionDenied for a path that is not below a root, ErrNotFound for a missing file or image, ErrAlreadyExists if
 // the index or uuid is in use, ErrResourceExhausted for an index beyond the limit, and the node's errors.
 func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) error {
@@ -181,7 +181,8 @@ func (m *module) watch() {
 	})
 }
 
-// stop ends the module for a reason. Only a module with channels gets a grace period, because WASI has no signals.
+// stop ends the module for the given reason. Only a module with channels gets a grace period, because WASI has no
+// signals.
 func (m *module) stop(ctx context.Context, reason string, grace time.Duration) error {
 	m.mu.Lock()
 	if m.stopReason == "" {

@@ -25,23 +25,23 @@ import (
 const (
 	// podNamespace is the namespace of the modules' pods.
 	podNamespace = "edge"
-	// annotationRuntime and annotationModule identify the owner of a pod. The CRI refuses them.
+	// annotationRuntime and annotationModule identify the owner of a pod. CRI clients cannot set them.
 	annotationRuntime = sandbox.AnnotationRuntime
 	annotationModule  = sandbox.AnnotationEdge + "module"
-	// annotationDeadline is the time to end the module, in RFC 3339 format.
+	// annotationDeadline is when to end the module, in RFC 3339 format.
 	annotationDeadline = sandbox.AnnotationEdge + "deadline"
 
 	containerName = "module"
 	logFile       = "module.log"
 
 	cpuPeriod    = 100_000 // µs, the kernel's default
-	minCPU       = 0.01    // the kernel's smallest quota, as a part of a period
+	minCPU       = 0.01    // the kernel's smallest quota, as a fraction of a period
 	maxDeadline  = 10 * 365 * 24 * time.Hour
 	minMemory    = 64 << 10 // a WebAssembly page, in bytes
 	dirSeparator = "::"
 )
 
-// plan is the pod for a module's data.
+// plan describes the pod for a module's data.
 type plan struct {
 	pod       *runtimeapi.PodSandboxConfig
 	container *runtimeapi.ContainerConfig
@@ -125,7 +125,8 @@ func environment(env []string) ([]*runtimeapi.KeyValue, error) {
 	return all, nil
 }
 
-// mounts returns the mounts for a module's directories: HOST, at the same path, or HOST::GUEST.
+// mounts returns the mounts for a module's directories. A directory is HOST, which is mounted at the same path, or
+// HOST::GUEST.
 func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
 	var mounts []*runtimeapi.Mount
 	for _, dir := range dirs {
@@ -146,7 +147,7 @@ func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
 	return mounts, nil
 }
 
-// setChannels puts the channels into the container's annotation. It adds a number to a name that is used before.
+// setChannels puts the channels into an annotation of the container. It adds a number to a name that is already taken.
 func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.Channel) error {
 	if len(channels) == 0 {
 		return nil
@@ -169,7 +170,7 @@ func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.C
 	return err
 }
 
-// resources reads "memory" (bytes, or text like "64Mi"), "cpu" (number of CPUs, or text like "500m") and "deadline"
+// resources parses "memory" (bytes, or text like "64Mi"), "cpu" (number of CPUs, or text like "500m") and "deadline"
 // (seconds, or text like "90s"). Other fields belong to other runtimes.
 func (p *plan) resources(asked wire.ModuleData) (*runtimeapi.LinuxContainerResources, error) {
 	res := &runtimeapi.LinuxContainerResources{}
@@ -203,7 +204,7 @@ func badResource(name string, raw json.RawMessage, want string) error {
 	return fmt.Errorf("resources: %s is %.60s, want %s: %w", name, raw, want, errdefs.ErrInvalidArgument)
 }
 
-// quantity reads a number or a Kubernetes quantity.
+// quantity parses a number or a Kubernetes quantity.
 func quantity(raw json.RawMessage) (resource.Quantity, error) {
 	var text string
 	if json.Unmarshal(raw, &text) != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// sweepPause bounds the interval at which unused pods and images are removed.
+// sweepPause is the maximum time between removals of unused pods and images.
 const sweepPause = 15 * time.Second
 
 // ownPods returns the pods of this runtime.
@@ -29,7 +29,7 @@ func (r *Runtime) ownPods() []*node.Pod {
 
 func moduleOf(p *node.Pod) string { return p.Config.GetAnnotations()[annotationModule] }
 
-// removePrevious removes pods and the log that an earlier daemon left of a module.
+// removePrevious removes the pods and the log of a module that an earlier daemon left behind.
 func (r *Runtime) removePrevious(ctx context.Context, uuid string) error {
 	for _, p := range r.ownPods() {
 		if moduleOf(p) != uuid {
@@ -56,7 +56,7 @@ func (r *Runtime) removePod(ctx context.Context, id string) error {
 	return nil
 }
 
-// Adopt implements runtime.Runtime. It also adopts a module that has ended meanwhile, and reports its end. If the exit
+// Adopt implements runtime.Runtime. It also adopts a module that has meanwhile ended, and reports its end. If the exit
 // is unknown, as after a reboot of the node, Adopt removes the module.
 func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (bool, error) {
 	if err := data.Validate(); err != nil {
@@ -115,8 +115,8 @@ func (r *Runtime) sweep() {
 	}
 }
 
-// removeOrphans removes pods without a module. It waits for OrphanAge, so that the manager can adopt those of an
-// earlier daemon.
+// removeOrphans removes pods without a module. Until OrphanAge after Start it does nothing, so that the manager can
+// adopt the pods of an earlier daemon.
 func (r *Runtime) removeOrphans() error {
 	r.mu.Lock()
 	early := time.Since(r.started) < r.OrphanAge

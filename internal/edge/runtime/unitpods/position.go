@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// positionsDir is the directory of the position files. It is outside the modules' log directories, because these are
+// positionsDir is the directory of the position files. It is outside the modules' log directories, because those are
 // watched.
 const positionsDir = "positions"
 
@@ -18,8 +18,8 @@ type position struct {
 	offset int64
 }
 
-// positionFile stores a position in 16 bytes. It is written without a sync, like the log: a power failure loses recent
-// data of both.
+// positionFile stores a position in 16 bytes. Like the log, it is written without a sync, so a power failure can lose
+// recent data of both.
 type positionFile struct{ file *os.File }
 
 func openPositionFile(logDir, name string) (*positionFile, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// queued is the length of the queue for Receive. When it is full, senders wait.
+// queued is the capacity of the queue for Receive. When the queue is full, senders wait.
 const queued = 256
 
 // Runtime implements runtime.Runtime.
@@ -141,7 +141,7 @@ func (r *Runtime) at(index int) (*module, error) {
 	return nil, fmt.Errorf("runtime %s has no module at index %d: %w", r.Name, index, errdefs.ErrNotFound)
 }
 
-// spawn runs f in a goroutine that Close waits for. If the runtime is closed, it does nothing. The caller may hold
+// spawn runs f in a goroutine that Close waits for. If the runtime is closed, spawn does nothing. The caller may hold
 // module.mu.
 func (r *Runtime) spawn(f func()) {
 	r.mu.Lock()

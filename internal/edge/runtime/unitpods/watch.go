@@ -7,8 +7,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watcher wakes followers when their log changes. They share one inotify instance, because the kernel limits instances
-// per user (fs.inotify.max_user_instances). Followers also poll once a second, so they work without a watch.
+// watcher wakes followers when their logs change. All followers share one inotify instance, because the kernel limits
+// instances per user (fs.inotify.max_user_instances). Followers also poll once a second, so they work without a watch.
 type watcher struct {
 	mu     sync.Mutex
 	notify *fsnotify.Watcher // made by the first add
@@ -18,7 +18,7 @@ type watcher struct {
 
 func newWatcher() *watcher { return &watcher{wakes: map[string]chan struct{}{}} }
 
-// add signals wake when a file in the directory changes.
+// add makes the watcher signal wake whenever a file in the directory changes.
 func (w *watcher) add(dir string, wake chan struct{}) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,7 +61,7 @@ func (w *watcher) run(notify *fsnotify.Watcher) {
 				return
 			}
 			w.signal(filepath.Dir(event.Name))
-		case _, ok := <-notify.Errors: // such as lost events: followers poll as well
+		case _, ok := <-notify.Errors: // such as lost events; followers also poll
 			if !ok {
 				return
 			}

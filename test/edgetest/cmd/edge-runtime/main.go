@@ -1,5 +1,5 @@
-// Command edge-runtime is the scripted runtime of test/edgetest, for an [[edge.runtime]] in tests that use Tripod only
-// from outside.
+// Command edge-runtime is the scripted runtime of test/edgetest, as the command of an [[edge.runtime]] in tests that
+// use Tripod only from the outside.
 package main
 
 import (
