@@ -45,7 +45,7 @@ func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) 
 	}
 	embedded, err := s.newBroker(c, b.store)
 	if err != nil {
-		return client, nil, fmt.Errorf("%s.broker: %w; [broker] says how the embedded one listens, %[1]s.broker can name an external one", b.section, err)
+		return client, nil, fmt.Errorf("%s.broker: %w; [broker] configures the embedded broker; %[1]s.broker can name an external one", b.section, err)
 	}
 	client.URL = embedded.URL()
 	return client, embedded, nil

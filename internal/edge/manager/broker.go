@@ -140,7 +140,7 @@ func (q *outQueue) run() {
 // subscriber makes the subscriptions of channels, in order and in the background.
 type subscriber struct {
 	m    *Manager
-	more chan struct{} // one token
+	more chan struct{} // has a token while todo may have entries
 
 	mu   sync.Mutex
 	todo []subscription

@@ -69,8 +69,8 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	}
 }
 
-// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for it. It does not
-// do so if the uuid belongs to another module.
+// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for it, unless the
+// uuid belongs to another module.
 func (h *host) createFor(e wire.Envelope, data wire.ModuleData) (reason string, err error) {
 	reason, err = reasonFor(h.create(e.ObjectID, fromControl, data))
 	if err != nil && reason != "duplicate" && wire.ValidName("uuid", data.UUID()) == nil {

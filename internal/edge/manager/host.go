@@ -46,9 +46,9 @@ type host struct {
 
 	recent *recentMessages
 
-	report    chan struct{} // one token: the reported state may have changed
-	reconcile chan struct{} // one token: the modules may differ from the desired document
-	beat      chan struct{} // one token: send a keepalive now
+	report    chan struct{} // has a token when the reported state may have changed
+	reconcile chan struct{} // has a token when the modules may differ from the desired document
+	beat      chan struct{} // has a token when a keepalive is due now
 }
 
 func newHost(m *Manager, rt runtime.Runtime) *host {

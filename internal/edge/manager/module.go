@@ -17,7 +17,7 @@ type module struct {
 	state      state
 	repeatable bool          // the next create message for this uuid counts as a repetition
 	launching  bool          // the launcher is running
-	wake       chan struct{} // wakes the launcher; one token
+	wake       chan struct{} // a token wakes the launcher
 	box        *outbox
 	rate       *limiter
 }

@@ -10,8 +10,8 @@ type queue[T any] struct {
 	items []T
 	sizes []int
 	size  int
-	more  chan struct{} // one token: the queue may have items
-	room  chan struct{} // one token: the queue may have room
+	more  chan struct{} // has a token while the queue may have items
+	room  chan struct{} // has a token while the queue may have room
 }
 
 func newQueue[T any](most, bytes int) *queue[T] {

@@ -155,7 +155,7 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	case m.Parent != runtime:
 		return fmt.Errorf("exited: module %s belongs to the runtime %q, not to %q: %w", m.UUID, m.Parent, runtime, errdefs.ErrInvalidArgument)
 	case m.Status == Dead || m.Status == Killed && !m.Lost:
-		return nil // a duplicate, which QoS 1 allows
+		return nil // a duplicate, which a manager that uses QoS 1 can send
 	}
 	ending := readExit(d)
 	e, ranFor := exit, t.now.Sub(m.Since)

@@ -195,7 +195,7 @@ func (o *Orchestrator) repeatOrder(ctx context.Context, m *Record) {
 }
 
 // settleOrders records orders as confirmed once the broker has acknowledged all messages. If the client has dropped
-// some, it sends all unconfirmed orders again; if the client is closed, the next process does.
+// some, it sends all unconfirmed orders again. If the client is closed, the next process sends them.
 func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
