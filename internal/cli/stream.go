@@ -185,7 +185,7 @@ func parseTarget(address string) (*url.URL, error) {
 }
 
 // restConfig returns the configuration for a node's own streaming server. It accepts the server's self-signed
-// certificate: both sides trust the one-time token in the URL, which came over the CRI socket.
+// certificate, because both sides trust the one-time token in the URL, which came over the CRI socket.
 func restConfig(target *url.URL) *rest.Config {
 	c := &rest.Config{Host: target.Host}
 	if target.Scheme == "https" {

@@ -26,7 +26,7 @@ import (
 var failDiskUnpack = failpoint.New("image.disk.unpack")
 
 // labelDisk is a manifest's label with the digest of the artifact's unpacked disk. The collector keeps that blob as
-// long as the manifest.
+// long as it keeps the manifest.
 const labelDisk = "containerd.io/gc.ref.content.disk"
 
 // maxWindow limits zstd's window and xz's dictionary, in bytes, and thus the memory that unpacking needs. `xz -9` uses

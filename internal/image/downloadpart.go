@@ -60,8 +60,8 @@ func (d *download) drop(ctx context.Context, ref string) error {
 	return nil
 }
 
-// saveBody stores the body of a response. The body begins at the offset from of the file; total is the size of the
-// whole file, -1 if unknown.
+// saveBody stores the body of a response. from is the offset of the body in the file; total is the size of the whole
+// file, -1 if unknown.
 func (d *download) saveBody(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
 	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
 	ref := have.ref

@@ -358,7 +358,7 @@ func (s *Store) closeFiles() error {
 	return errors.Join(errs...)
 }
 
-// withNamespace adds to ctx the namespace and the logger that containerd's parts expect.
+// withNamespace returns ctx with the namespace and the logger that containerd's parts expect.
 func (s *Store) withNamespace(ctx context.Context) context.Context {
 	return log.WithLogger(namespaces.WithNamespace(ctx, namespace), s.logger)
 }

@@ -131,7 +131,7 @@ func (s *slot) perform(ctx context.Context, op *operation, work func(context.Con
 	op.err = withCause(ctx, guard.Call(op.order.log, string(op.call), func() error { return work(ctx) }))
 }
 
-// withCause adds the reason why ctx ended to err.
+// withCause returns err with the reason why ctx ended.
 func withCause(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
