@@ -3,8 +3,8 @@
 // neighbours, one pod of each kind and a CRI client, are called continuously. After each case
 //
 //   - a new pod of each kind starts and works;
-//   - no call to a neighbour has failed, and with TRIPOD_TEST_FULL=1 the 99th percentile of the latency of each neighbour
-//     has risen by less than half, apart from the noise of a busy machine;
+//   - no call to a neighbour has failed, and with TRIPOD_TEST_FULL=1 the 99th percentile of each neighbour's latency has
+//     risen by less than half, apart from the noise of a busy machine;
 //   - nothing is left: processes, mounts, cgroups, interfaces, addresses, open files of the daemon and its workers.
 //
 // Each row of the table in [SECURITY.md] names its cases.

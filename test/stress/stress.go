@@ -39,7 +39,8 @@ type Transport struct {
 
 // Options set the amount of stress.
 type Options struct {
-	// Streams is the number of concurrent calls. Run ends after at least Messages replies and the time For.
+	// Streams is the number of concurrent calls. Run continues until it has got Messages replies and the time For has
+	// passed, or longer.
 	Streams  int
 	Messages int64
 	For      time.Duration

@@ -40,9 +40,10 @@ func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
 func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
 func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
 
-// volumeKey returns the key of the snapshot for mount n of the request, an image volume; volumeDir returns its mount
-// point.
+// volumeKey returns the key of an image volume's snapshot. n is the index of the volume in the request's mounts.
 func volumeKey(id string, n int) string { return fmt.Sprintf("%s%s-volume-%d", snapshotPrefix, id, n) }
+
+// volumeDir returns the path on which image volume n is mounted.
 func volumeDir(bundle string, n int) string {
 	return filepath.Join(volumesDir(bundle), strconv.Itoa(n))
 }

@@ -58,7 +58,7 @@ type launch struct {
 func initPidFile(bundle string) string   { return filepath.Join(bundle, "init.pid") }
 func conmonPidFile(bundle string) string { return filepath.Join(bundle, "conmon.pid") }
 
-// args returns conmon's command line, in which recovery looks for the bundle to recognise our conmons.
+// args returns conmon's command line. Recovery recognises our conmons by the bundle in it.
 func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	args := []string{
 		"--api-version", "1",
@@ -281,7 +281,7 @@ func ownCgroup(g cgroups) (string, error) {
 	return "", fmt.Errorf("/proc/self/cgroup names no cgroup of systemd: %w", errdefs.ErrUnavailable)
 }
 
-// loop enters the cgroup and runs jobs on its own thread, which ends with the spawner.
+// loop runs jobs on its own thread, in the cgroup. The thread ends with the spawner.
 func (s *spawner) loop(enter func() error, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {

@@ -224,8 +224,8 @@ func (x *execution) drain(ctx context.Context) {
 	}
 }
 
-// result returns the program's exit code, or the error of a program that was not started. err is the result of conmon,
-// which exits with the program's code. The PID file exists only if the program started.
+// result returns the program's exit code, or an error if the program was not started. err is the result of waiting for
+// conmon, which exits with the program's code. The PID file exists only if the program was started.
 func (x *execution) result(err error) (int32, error) {
 	if !exists(x.pidFile()) {
 		message := lastMessage(filepath.Join(x.dir, "log"))

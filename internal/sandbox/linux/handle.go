@@ -210,7 +210,7 @@ func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 	return fmt.Errorf("target container %s of the PID namespace is not running in this pod: %w", target, errdefs.ErrFailedPrecondition)
 }
 
-// targetPin returns the path of the pin of the PID namespace that a container joins with mode TARGET.
+// targetPin returns the path on which pinTarget pins the PID namespace that a container joins.
 func (b *Backend) targetPin(podID, id string) string {
 	return filepath.Join(b.cfg.podRunDir(podID), "ns", "pid-"+id)
 }
@@ -253,7 +253,7 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 	return nil
 }
 
-// killLife kills the container and everything that it started.
+// killLife kills the container's processes.
 func (b *Backend) killLife(h *handle, l *life) {
 	if err := l.init.Signal(unix.SIGKILL); err != nil {
 		b.log.Error("kill a container", "container", h.ID, "pid", l.init.Pid, "err", err)

@@ -206,7 +206,7 @@ func (r ociRuntime) delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// knows reports whether the runtime has a directory for a container, as both crun and runc do.
+// knows reports whether the runtime's state has a directory for a container. Both crun and runc create one.
 func (r ociRuntime) knows(id string) bool { return exists(filepath.Join(r.root, id)) }
 
 // started reports whether the container's program was started.
@@ -222,8 +222,8 @@ func (r ociRuntime) update(ctx context.Context, id string, res *specs.LinuxResou
 	return nil
 }
 
-// runtimeMessage extracts the runtime's message from its log lines: runc's time="…" level=error msg="…", its JSON form,
-// or crun's plain text.
+// runtimeMessage extracts the runtime's last message from its log. The formats are JSON, runc's time="…" level=error
+// msg="…" and crun's plain text.
 func runtimeMessage(log string) string {
 	log = strings.TrimSpace(log)
 	lines := strings.Split(log, "\n")

@@ -174,8 +174,7 @@ func (b *builder) security() (err error) {
 	return err
 }
 
-// imageVolumes creates the directories that the image declares as volumes, if they are missing in the container's
-// layer.
+// imageVolumes creates the directories that the image declares as volumes but does not contain.
 func (b *builder) imageVolumes() error {
 	for _, name := range slices.Sorted(maps.Keys(b.in.Image.Volumes)) {
 		if err := checkDestination("image Volumes", name); err != nil {

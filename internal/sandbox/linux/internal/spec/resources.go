@@ -175,7 +175,7 @@ func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResourc
 // pageUnits are the units of a page size, in steps of 1024.
 const pageUnits = "KMGTPE"
 
-// parsePageSize parses 64KB, 2MB, 1GB, 2Mi, 1Gi and returns bytes.
+// parsePageSize converts a size such as 64KB, 2MB, 1GB or 2Mi to bytes.
 func parsePageSize(s string) (uint64, error) {
 	number := strings.TrimRight(s, pageUnits+"iB")
 	n, err := strconv.ParseUint(number, 10, 64)
