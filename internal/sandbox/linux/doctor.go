@@ -65,10 +65,6 @@ func cgroupFinding(g cgroups, err error) Finding {
 }
 
 func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Finding) {
-	names := []string{cfg.Runtime}
-	if cfg.Runtime == "auto" {
-		names = []string{"crun", "runc"}
-	}
 	dir, err := os.MkdirTemp("", "tripod-doctor-")
 	if err != nil {
 		return []Finding{{Subject: "temporary directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
@@ -84,7 +80,7 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 	}
 	works := false
 	var vulnerabilities []Finding // of the runtimes that work
-	for _, name := range names {
+	for _, name := range cfg.runtimes() {
 		f := Finding{Subject: "OCI runtime " + name}
 		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
 			f.OK, f.Detail, works = true, rt.path+": "+rt.version, true

@@ -38,12 +38,8 @@ type ociRuntime struct {
 
 // findRuntime returns the configured runtime, or the first of crun and runc that works.
 func findRuntime(ctx context.Context, cfg Config, g cgroups) (ociRuntime, error) {
-	names := []string{cfg.Runtime}
-	if cfg.Runtime == "auto" {
-		names = []string{"crun", "runc"}
-	}
 	var errs []error
-	for _, name := range names {
+	for _, name := range cfg.runtimes() {
 		rt, err := tryRuntime(ctx, cfg, g, name)
 		if err == nil {
 			return rt, nil
@@ -52,6 +48,14 @@ func findRuntime(ctx context.Context, cfg Config, g cgroups) (ociRuntime, error)
 	}
 	return ociRuntime{}, fmt.Errorf("no OCI runtime works here (Debian: apt-get install crun, or runc): %w: %w",
 		errors.Join(errs...), errdefs.ErrUnavailable)
+}
+
+// runtimes lists the runtimes to try, in order.
+func (c Config) runtimes() []string {
+	if c.Runtime == "auto" {
+		return []string{"crun", "runc"}
+	}
+	return []string{c.Runtime}
 }
 
 // tryRuntime finds one runtime and probes it.
