@@ -185,7 +185,7 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 		}
 	}
 	for _, path := range unclaimed {
-		err := atomicfile.Write(path, []byte(record.ID()+"\n"))
+		err := atomicfile.Write(path, []byte(record.ID()+"\n"), 0o600)
 		if err != nil && !errors.Is(err, unix.EROFS) { // on a read-only file system the next start claims it
 			return err
 		}

@@ -1,24 +1,25 @@
-// Package atomicfile replaces files so that a crash or a power failure leaves either the old content or the new one.
+// Package atomicfile replaces files so that a reader, or the next process after a crash of this one, finds either the
+// old content or the new one.
 package atomicfile
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
 
-// Write replaces the file at path, with mode 0600. When it returns nil, the new content is on the disk.
-func Write(path string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // fails after the rename
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
+// Replace replaces the file at path. The file gets exactly this mode, regardless of the umask. Replace does not sync:
+// the page cache survives a crash of the process, but after a power failure the file may be empty. A file can have only
+// one writer at a time, because the draft is always PATH.new.
+func Replace(path string, content []byte, mode fs.FileMode) error {
+	return replace(path, content, mode, false)
+}
+
+// Write is like Replace, and syncs: when it returns nil, the new content is on the disk. A power failure leaves either
+// the old content or the new one.
+func Write(path string, content []byte, mode fs.FileMode) error {
+	if err := replace(path, content, mode, true); err != nil {
 		return err
 	}
 	dir, err := os.Open(filepath.Dir(path))
@@ -26,4 +27,26 @@ func Write(path string, content []byte) error {
 		return err
 	}
 	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func replace(path string, content []byte, mode fs.FileMode, sync bool) error {
+	draft := path + ".new"
+	f, err := os.OpenFile(draft, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(draft, path)
+	}
+	if err != nil {
+		_ = os.Remove(draft)
+	}
+	return err
 }

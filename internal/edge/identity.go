@@ -54,7 +54,7 @@ func identify(file string, c config.Edge) (identity, error) {
 	if text, err = json.MarshalIndent(id, "", "  "); err != nil {
 		return id, err
 	}
-	return id, atomicfile.Write(file, append(text, '\n'))
+	return id, atomicfile.Write(file, append(text, '\n'), 0o600)
 }
 
 // choose sets *id to wanted, or to a new UUID if both are empty. It reports whether *id has changed.

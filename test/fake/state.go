@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -80,7 +81,7 @@ func read(path string, into any) error {
 	return nil
 }
 
-// write replaces the file at path atomically.
+// write replaces the file at path, and makes its directory.
 func write(path string, value any) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -89,8 +90,5 @@ func write(path string, value any) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return atomicfile.Replace(path, raw, 0o600)
 }

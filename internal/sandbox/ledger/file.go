@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -60,18 +61,9 @@ func WriteJSON(path string, v any) error {
 	return ReplaceFile(path, raw, 0o600)
 }
 
-// ReplaceFile replaces a file atomically: a reader, or the next process after a crash of this one, finds either the old
-// or the new content. It does not sync. Errors get their class from sandbox.DiskError.
+// ReplaceFile is atomicfile.Replace. Errors get their class from sandbox.DiskError.
 func ReplaceFile(path string, content []byte, mode fs.FileMode) error {
-	draft := path + ".new"
-	err := os.WriteFile(draft, content, mode)
-	if err == nil {
-		err = os.Chmod(draft, mode) // regardless of the umask
-	}
-	if err == nil {
-		err = os.Rename(draft, path)
-	}
-	return sandbox.DiskError(err)
+	return sandbox.DiskError(atomicfile.Replace(path, content, mode))
 }
 
 // RemoveFile removes a file or an empty directory. It does nothing if there is none.

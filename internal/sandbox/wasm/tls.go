@@ -18,6 +18,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -134,28 +135,15 @@ func (a *authority) create(ctx context.Context) error {
 	if err := ledger.RemoveFile(a.certFile()); err != nil { // so that an old certificate is never used with the new key
 		return err
 	}
-	if err := syncFile(a.keyFile(), key, 0o600); err != nil {
+	// Synced, because clients trust the authority for years.
+	if err := atomicfile.Write(a.keyFile(), key, 0o600); err != nil {
 		return sandbox.DiskError(err)
 	}
 	if err := fpAuthority.Hit(ctx); err != nil {
 		return err
 	}
-	if err := syncFile(a.certFile(), cert, 0o644); err != nil {
+	if err := atomicfile.Write(a.certFile(), cert, 0o644); err != nil {
 		return sandbox.DiskError(err)
 	}
 	return a.read()
-}
-
-// syncFile replaces a file and syncs it, because clients trust the authority for years.
-func syncFile(path string, content []byte, mode fs.FileMode) error {
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/iso9660"
 )
@@ -51,5 +52,5 @@ func Disk(dir, program string) (path string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	return path, iso9660.WriteFile(path, image, 0o444)
+	return path, atomicfile.Write(path, image, 0o444)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/iso9660"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
@@ -82,9 +83,9 @@ type Image struct {
 	Warnings []string
 }
 
-// WriteFile replaces the file at path with the image, as iso9660.WriteFile does.
+// WriteFile replaces the file at path with the image, as atomicfile.Write does.
 func (i *Image) WriteFile(path string, mode os.FileMode) error {
-	return iso9660.WriteFile(path, i.Bytes, mode)
+	return atomicfile.Write(path, i.Bytes, mode)
 }
 
 // Build makes the disk. It returns errdefs.ErrInvalidArgument for input that is too large or that cloud-init cannot

@@ -1,11 +1,9 @@
 package iso9660
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -52,29 +50,6 @@ func Build(label string, files []File) ([]byte, error) {
 	}
 	root.identify()
 	return newLayout(root).image(label), nil
-}
-
-// WriteFile replaces the file at path with an image. After a power failure, the file has the old or the new content.
-func WriteFile(path string, image []byte, mode os.FileMode) error {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(image)
-	if err := errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 const (

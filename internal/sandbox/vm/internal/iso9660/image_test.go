@@ -11,7 +11,6 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -160,30 +159,6 @@ func TestReproducible(t *testing.T) {
 		if got := hex.EncodeToString(sum[:]); got != want {
 			t.Errorf("%s: digest = %s, want %s", name, got, want)
 		}
-	}
-}
-
-func TestWriteFile(t *testing.T) {
-	dir := t.TempDir()
-	at := filepath.Join(dir, "cidata.iso")
-	for _, image := range []string{"first", "second"} {
-		if err := WriteFile(at, []byte(image), 0o400); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(at)
-	info, _ := os.Stat(at)
-	if err != nil || string(got) != "second" || info.Mode().Perm() != 0o400 {
-		t.Errorf("the file has %q, mode %v, error %v; want the second image with mode 0400", got, info.Mode(), err)
-	}
-	if err := WriteFile(filepath.Join(dir, "gone", "x"), nil, 0o400); err == nil {
-		t.Error("WriteFile into a missing directory succeeded")
-	}
-	if err := WriteFile(dir, nil, 0o400); err == nil {
-		t.Error("WriteFile over a directory succeeded")
-	}
-	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), ".*")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
@@ -49,11 +50,10 @@ func (r run) save(stateDir string) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(stateDir, runFile)
-	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
+	if err := atomicfile.Replace(filepath.Join(stateDir, runFile), raw, 0o600); err != nil {
 		return fmt.Errorf("write the record of the machine's run: %w", err)
 	}
-	return os.Rename(path+".new", path)
+	return nil
 }
 
 // loadRun reads the record. It returns the zero run if there is none, and errdefs.ErrDataLoss for an unusable record.

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/confine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
@@ -84,29 +85,21 @@ type definition struct {
 
 func (d *Driver) dirOf(name string) string { return filepath.Join(d.cfg.Root, name) }
 
-// writeJSON replaces the file atomically. If durable is set, it syncs the file first, so that a power loss cannot
-// truncate it. State files are not synced, because an older state is acceptable after a power loss.
+// writeJSON replaces the file. If durable is set, it syncs the file, so that a power loss cannot truncate it. State
+// files are not synced, because an older state is acceptable after a power loss.
 func writeJSON(path string, v any, durable bool) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(raw)
+	write := atomicfile.Replace
 	if durable {
-		err = errors.Join(err, f.Sync())
+		write = atomicfile.Write
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			return fmt.Errorf("%w (%w)", err, errdefs.ErrResourceExhausted)
-		}
-		return err
+	if err = write(path, raw, 0o600); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w (%w)", err, errdefs.ErrResourceExhausted)
 	}
-	return os.Rename(tmp, path)
+	return err
 }
 
 // readJSON reads a file that writeJSON wrote. It returns fs.ErrNotExist for a missing file and errdefs.ErrDataLoss for

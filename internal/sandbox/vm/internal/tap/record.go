@@ -7,12 +7,13 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/atomicfile"
 )
 
 const recordVersion = 1
@@ -106,16 +107,12 @@ func (r *record) write(path string) error {
 	if err != nil {
 		return err
 	}
-	next := filepath.Join(filepath.Dir(path), ".tmp-"+filepath.Base(path))
-	err = os.WriteFile(next, data, 0o600)
-	if err == nil {
-		err = os.Rename(next, path)
-	}
+	err = atomicfile.Replace(path, data, 0o600)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		err = fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("write the record of a guest's network: %w", err), removeFile(next))
+		return fmt.Errorf("write the record of a guest's network: %w", err)
 	}
 	return nil
 }
