@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -445,6 +446,38 @@ func inheritCPUSet(root, dir string) {
 		}
 		parent = child
 	}
+}
+
+// Start starts cmd in an existing cgroup, so that cmd runs there from its first instruction; "" means the cgroup of the
+// calling process. cmd must have SysProcAttr, and must not have a context. If prepare is not nil, Start calls it on the
+// thread that starts cmd: it can change the thread, for example its mount namespace. The thread ends after the start,
+// so only cmd inherits the change. A missing cgroup is errdefs.ErrFailedPrecondition.
+func (g Tree) Start(cmd *exec.Cmd, dir string, prepare func() error) error {
+	if dir != "" && g.V2 {
+		at, err := os.OpenFile(filepath.Join(g.Roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return fmt.Errorf("open the cgroup: %w (%w)", err, errdefs.ErrFailedPrecondition)
+		}
+		defer at.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(at.Fd())
+	}
+	done := make(chan error, 1)
+	go process.OnOwnThread(func() {
+		done <- func() error {
+			if dir != "" {
+				if err := g.Enter(dir); err != nil {
+					return fmt.Errorf("enter the cgroup: %w (%w)", err, errdefs.ErrFailedPrecondition)
+				}
+			}
+			if prepare != nil {
+				if err := prepare(); err != nil {
+					return err
+				}
+			}
+			return cmd.Start()
+		}()
+	})
+	return <-done
 }
 
 // Enter moves the calling thread into an existing cgroup, in all v1 hierarchies, so that its children start there. The

@@ -2,16 +2,12 @@ package wasm
 
 import (
 	"context"
-	"os"
 	"os/exec"
 	"path"
-	"path/filepath"
 
-	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
-	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stats"
 )
@@ -78,24 +74,7 @@ func (p place) start(cmd *exec.Cmd) error {
 	if err := p.tree.Apply(p.dir, p.limits); err != nil {
 		return err
 	}
-	if p.tree.V2 {
-		at, err := os.OpenFile(filepath.Join(p.tree.Roots[""], p.dir), unix.O_PATH|unix.O_DIRECTORY, 0)
-		if err != nil {
-			return err
-		}
-		defer at.Close()
-		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(at.Fd())
-		return cmd.Start()
-	}
-	done := make(chan error, 1)
-	go process.OnOwnThread(func() {
-		err := p.tree.Enter(p.dir)
-		if err == nil {
-			err = cmd.Start()
-		}
-		done <- err
-	})
-	return <-done
+	return p.tree.Start(cmd, p.dir, nil)
 }
 
 // removeCgroup removes the cgroup dir of a worker that has ended.
