@@ -149,12 +149,13 @@ func TestRegistryServesTheImages(t *testing.T) {
 // TestLeaks leaves one thing of each kind behind, and expects a report until it is removed.
 func TestLeaks(t *testing.T) {
 	id := strings.Repeat("ab", 32)
+	const killSleep = "until pid=$(pidof sleep); do :; done; kill $pid" // setsid may not have executed sleep yet
 	leaks := []struct{ kind, name, leave, clean string }{
-		{"process", "sleep 4242", "setsid sleep 4242 >/dev/null 2>&1 &", "kill $(pidof sleep)"},
+		{"process", "sleep 4242", "setsid sleep 4242 >/dev/null 2>&1 &", killSleep},
 		{"mount", "/run/leak", "mkdir /run/leak; mount -t tmpfs x /run/leak", "umount /run/leak; rmdir /run/leak"},
 		{"cgroup", "/tN/pod" + id, "mkdir -p " + testCgroup() + "/tN/pod" + id, "rmdir " + testCgroup() + "/tN/pod" + id},
 		{"cgroup", "/busy", "mkdir " + testCgroup() + "/busy; sh -c 'echo $$ >" + testCgroup() + "/busy/cgroup.procs; exec setsid sleep 4343 >/dev/null 2>&1' &",
-			"kill $(pidof sleep)"},
+			killSleep},
 		{"network link", "leak0 veth", "ip link add leak0 type veth peer name leak1", "ip link del leak0"},
 		{"iptables chain", "CNI-DN-0123456789abcdef", "iptables -t nat -N CNI-DN-0123456789abcdef", "iptables -t nat -X CNI-DN-0123456789abcdef"},
 		{"IP lease", "10.1.2.3", "mkdir -p /run/cni/net; touch /run/cni/net/10.1.2.3", "rm -r /run/cni"},
