@@ -182,8 +182,8 @@ func (l *launch) openShares(ctx context.Context, d *Driver, def machine.Definiti
 	return nil
 }
 
-// openConsoles opens the input and output of the serial console and makes the sockets of the channels. The IDs are
-// those that libvirt assigns to the devices in the order of domainXML.
+// openConsoles opens the input and output of the serial console and makes the sockets of the channels. libvirt assigns
+// the IDs in the order in which domainXML lists the devices.
 func (l *launch) openConsoles(_ context.Context, _ *Driver, def machine.Definition) error {
 	log, err := qemu.OpenSerialLog(def.SerialLog)
 	if err != nil {
