@@ -79,7 +79,6 @@ func TestUnmappedOwners(t *testing.T) {
 		if err != nil {
 			t.Fatalf("virtiofsd does not serve %s: %v; %s", path, err, servers.LastWords())
 		}
-		conn.Close()
 		if _, err := servers.Conn("a"); !errdefs.IsNotFound(err) {
 			t.Errorf("second Conn: got error %v, want ErrNotFound", err)
 		}
@@ -88,11 +87,12 @@ func TestUnmappedOwners(t *testing.T) {
 		if first := strings.Fields(string(users)); err != nil || (first[1] == "200001") != mapped || (first[1] == "0") == mapped {
 			t.Errorf("uid_map for %s = %s (error %v), want mapped: %t", path, users, err, mapped)
 		}
+		conn.Close() // virtiofsd ends
 		if err := servers.End(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
-			t.Errorf("process %d still runs after End", pid)
+			t.Errorf("process %d is still running after End", pid)
 		}
 	}
 }
