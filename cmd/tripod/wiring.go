@@ -36,6 +36,7 @@ func linuxRoot(c *config.Config) string   { return filepath.Join(c.Root, "linux"
 func linuxRunDir(c *config.Config) string { return filepath.Join(c.State, "linux") }
 func wasmRoot(c *config.Config) string    { return filepath.Join(c.Root, "wasm") }
 func wasmRunDir(c *config.Config) string  { return filepath.Join(c.State, "wasm") }
+func edgeDir(c *config.Config) string     { return filepath.Join(c.Root, "edge") }
 
 // podTraces returns the directories that contain an entry for each pod until the next boot.
 func podTraces(c *config.Config) []string {
@@ -115,6 +116,10 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger) error {
 	if !c.Edge.Enabled {
 		return nil
+	}
+	// A disk fault is left to edge.Open, which retries.
+	if err := privateDir(edgeDir(c), log); err != nil && !health.DiskFault(err) {
+		return err
 	}
 	s := edge.Services{Connections: p.connections, Limits: limits(c.Connections), Logger: log, Node: p.node, Health: p.health}
 	if p.wasm != nil {
