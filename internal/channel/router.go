@@ -201,7 +201,7 @@ func (r *Router) close(key Key) bool {
 }
 
 // removeChannel removes a channel from the tables. If the channel can be read, removeChannel returns its filter, and
-// whether it was the filter's last channel.
+// whether c was the filter's last channel.
 func (r *Router) removeChannel(c *channel) (f *filter, last bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

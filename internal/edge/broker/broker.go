@@ -33,7 +33,7 @@ type Config struct {
 	Certificate, Key string
 	ClientCA         string
 
-	// Path is the bbolt file with sessions and retained messages. Empty means in memory only.
+	// Path is the bbolt file with sessions and retained messages. If it is empty, they are kept only in memory.
 	Path string
 
 	// Users may connect. Without users, everybody may connect, publish and subscribe to anything.

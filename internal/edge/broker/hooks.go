@@ -152,7 +152,7 @@ func (h *hooks) OnSubscribe(cl *mochi.Client, pk packets.Packet) packets.Packet 
 		return pk
 	}
 	for i := range pk.Filters {
-		pk.Filters[i].NoLocal = !mochi.IsSharedFilter(pk.Filters[i].Filter) // not allowed for these (MQTT 5.0 §3.8.3.1)
+		pk.Filters[i].NoLocal = !mochi.IsSharedFilter(pk.Filters[i].Filter) // not allowed for shared filters (MQTT 5.0 §3.8.3.1)
 	}
 	return pk
 }

@@ -39,7 +39,7 @@ type Envelope struct {
 }
 
 // ParseEnvelope parses a control message, except its data. It returns errdefs.ErrInvalidArgument if the text is not a
-// JSON object, a field is not a string, or the type is unknown.
+// JSON object, a field has the wrong kind, or the type is unknown.
 func ParseEnvelope(payload []byte) (Envelope, error) {
 	fields, err := ParseObject(payload)
 	if err != nil {
