@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 
@@ -9,7 +8,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/cli/check"
-	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/edge"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
@@ -31,14 +29,14 @@ func checkCommand() *cobra.Command {
 				return err
 			}
 			findings := check.System(cfg).Findings(c.Context())
-			findings = append(findings, checkLinux(c.Context(), cfg)...)
+			findings = append(findings, linux.Doctor(c.Context(), linuxConfig(cfg))...)
 			if cfg.Backends.Wasm { // everything else works without tripod-wasm
-				findings = append(findings, asFindings(wasm.Doctor(c.Context(), wasmConfig(cfg)))...)
+				findings = append(findings, wasm.Doctor(c.Context(), wasmConfig(cfg))...)
 			}
 			if cfg.Backends.VM {
-				findings = append(findings, asFindings(vm.Check(c.Context(), vmConfig(cfg)))...)
+				findings = append(findings, vm.Check(c.Context(), vmConfig(cfg))...)
 			}
-			findings = append(findings, asFindings(edge.Check(c.Context(), cfg))...)
+			findings = append(findings, edge.Check(c.Context(), cfg)...)
 			findings = append(findings, checkDaemon(c.Context(), cfg)...)
 			if images {
 				findings = append(findings, checkImages(c.Context(), cfg)...)
@@ -60,21 +58,4 @@ func checkCommand() *cobra.Command {
 	c.Flags().BoolVar(&images, "images", false, "have the daemon read all images and check their digests, as `tripod images verify` does")
 	c.Flags().StringVarP(&format, "output", "o", "table", "table or json")
 	return c
-}
-
-func checkLinux(ctx context.Context, c *config.Config) []check.Finding {
-	return asFindings(linux.Doctor(ctx, linuxConfig(c)))
-}
-
-// asFindings converts the findings of a part, whose type has the same fields.
-func asFindings[F ~struct {
-	Subject        string
-	OK, Required   bool
-	Detail, Remedy string
-}](of []F) []check.Finding {
-	findings := make([]check.Finding, len(of))
-	for i, f := range of {
-		findings[i] = check.Finding(f)
-	}
-	return findings
 }

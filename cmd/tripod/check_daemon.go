@@ -12,20 +12,20 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cli"
-	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/health"
 )
 
 // askTimeout bounds the wait for the daemon's status.
 const askTimeout = 5 * time.Second
 
-func checkImages(ctx context.Context, c *config.Config) []check.Finding {
-	f := check.Finding{Subject: "images", OK: true, Detail: "all blobs and unpacked layers match their digests"}
+func checkImages(ctx context.Context, c *config.Config) []health.Finding {
+	f := health.Finding{Subject: "images", OK: true, Detail: "all blobs and unpacked layers match their digests"}
 	found, _, err := cli.VerifyImages(ctx, c.GRPC.Socket, true)
 	if err != nil {
 		f.OK, f.Detail, f.Remedy = false, "cannot be verified: "+cli.Explain(err), "start the daemon"
 	}
-	findings := []check.Finding{f}
+	findings := []health.Finding{f}
 	for _, d := range found {
 		findings[0].OK, findings[0].Detail = false, fmt.Sprintf("%d damaged parts", len(found))
 		findings[0].Remedy = "`tripod images verify` lists all of them; pull the images again"
@@ -33,28 +33,28 @@ func checkImages(ctx context.Context, c *config.Config) []check.Finding {
 		if d.Kind == "container" {
 			remedy = "remove the container"
 		}
-		findings = append(findings, check.Finding{Subject: "image " + d.Kind, Detail: d.ID + ": " + d.Detail, Remedy: remedy})
+		findings = append(findings, health.Finding{Subject: "image " + d.Kind, Detail: d.ID + ": " + d.Detail, Remedy: remedy})
 	}
 	return findings
 }
 
 // checkDaemon checks the status that a running daemon reports.
-func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
+func checkDaemon(ctx context.Context, c *config.Config) []health.Finding {
 	client, err := cli.Connect(ctx, c.GRPC.Socket, askTimeout)
 	if err != nil {
 		return nil // the daemon may not be running yet
 	}
 	defer client.Close(ctx)
-	f := check.Finding{Subject: "daemon", OK: true, Detail: "no panics since it was started"}
+	f := health.Finding{Subject: "daemon", OK: true, Detail: "no panics since it was started"}
 	resp, err := client.Status(ctx, true)
 	if err != nil {
 		f.OK, f.Detail, f.Remedy = false, "does not report its status: "+cli.Explain(err), "read the daemon's log"
-		return []check.Finding{f}
+		return []health.Finding{f}
 	}
 	var info struct{ RecoveredPanics map[string]uint64 }
 	if err := json.Unmarshal([]byte(resp.GetInfo()["config"]), &info); err != nil {
 		f.OK, f.Detail, f.Remedy = false, "its status cannot be read: "+err.Error(), "if the daemon is older than this program, restart it"
-		return []check.Finding{f}
+		return []health.Finding{f}
 	}
 	if len(info.RecoveredPanics) > 0 {
 		var places []string
@@ -64,10 +64,10 @@ func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
 		f.OK, f.Detail = false, "has recovered panics: "+strings.Join(places, ", ")
 		f.Remedy = `report the stacks in its log, at "recovered a panic"`
 	}
-	findings := []check.Finding{f}
+	findings := []health.Finding{f}
 	for _, c := range resp.GetStatus().GetConditions() {
 		if !c.GetStatus() {
-			findings = append(findings, check.Finding{
+			findings = append(findings, health.Finding{
 				Subject: c.GetType(), Required: c.GetType() == runtimeapi.RuntimeReady || c.GetType() == runtimeapi.NetworkReady,
 				Detail: c.GetMessage(), Remedy: fmt.Sprintf("fix the reported problem; the daemon notices without a restart (%s)", c.GetReason()),
 			})

@@ -12,32 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/health"
 )
 
 // dialTime bounds the wait for a connection to the broker.
 const dialTime = 3 * time.Second
 
-// Finding is the result of one check.
-type Finding struct {
-	// Subject names what was checked.
-	Subject string
-	// OK is set if the check passed; Required, if the front door cannot open unless it passes.
-	OK, Required bool
-	// Detail says what was found, Remedy what to do if it is not OK.
-	Detail, Remedy string
-}
-
 // Check checks what the front door and its runtimes need. A node whose front door is off needs none of it.
-func Check(ctx context.Context, c *config.Config) []Finding {
+func Check(ctx context.Context, c *config.Config) []health.Finding {
 	if !c.Edge.Enabled {
 		return nil
 	}
-	findings := []Finding{checkBroker(ctx, c)}
+	findings := []health.Finding{checkBroker(ctx, c)}
 	for key, file := range map[string]string{
 		"edge.password_file": c.Edge.PasswordFile, "edge.ca": c.Edge.CA, "edge.certificate": c.Edge.Certificate, "edge.key": c.Edge.Key,
 	} {
 		if file != "" && unix.Access(file, unix.R_OK) != nil {
-			findings = append(findings, Finding{Subject: key, Required: true, Detail: file + " cannot be read", Remedy: "create the file, or correct the key"})
+			findings = append(findings, health.Finding{Subject: key, Required: true, Detail: file + " cannot be read", Remedy: "create the file, or correct the key"})
 		}
 	}
 	findings = append(findings, checkRoots("edge.module_roots", c.Edge.ModuleRoots), checkRoots("edge.dir_roots", c.Edge.DirRoots))
@@ -45,15 +36,15 @@ func Check(ctx context.Context, c *config.Config) []Finding {
 		findings = append(findings, checkProgram(r))
 	}
 	if c.Edge.Wasm.Enabled && !c.Backends.Wasm {
-		findings = append(findings, Finding{Subject: "edge runtime " + c.Edge.Wasm.Name, Detail: "backends.wasm is off, so tripod/wasm is not offered", Remedy: "set backends.wasm to true, or edge.wasm.enabled to false"})
+		findings = append(findings, health.Finding{Subject: "edge runtime " + c.Edge.Wasm.Name, Detail: "backends.wasm is off, so tripod/wasm is not offered", Remedy: "set backends.wasm to true, or edge.wasm.enabled to false"})
 	}
 	return findings
 }
 
 // checkBroker checks that an external broker accepts connections, and that an embedded one is not open to everybody on
 // the network.
-func checkBroker(ctx context.Context, c *config.Config) Finding {
-	f := Finding{Subject: "edge broker", OK: true}
+func checkBroker(ctx context.Context, c *config.Config) health.Finding {
+	f := health.Finding{Subject: "edge broker", OK: true}
 	if c.Edge.Broker == config.EmbeddedBroker {
 		f.Detail = "embedded, at " + strings.TrimSpace(c.Broker.Address+" "+c.Broker.TLSAddress)
 		if host, _, err := net.SplitHostPort(c.Broker.Address); err == nil && len(c.Broker.Users) == 0 && !isLoopback(host) {
@@ -64,7 +55,7 @@ func checkBroker(ctx context.Context, c *config.Config) Finding {
 	}
 	u, err := url.Parse(c.Edge.Broker)
 	if err != nil {
-		return Finding{Subject: f.Subject, Detail: err.Error(), Remedy: "correct edge.broker"}
+		return health.Finding{Subject: f.Subject, Detail: err.Error(), Remedy: "correct edge.broker"}
 	}
 	address := u.Host
 	if u.Port() == "" {
@@ -87,15 +78,15 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-func checkRoots(key string, roots []string) Finding {
-	f := Finding{Subject: key, OK: true, Detail: "none"}
+func checkRoots(key string, roots []string) health.Finding {
+	f := health.Finding{Subject: key, OK: true, Detail: "none"}
 	for i, dir := range roots {
 		info, err := os.Stat(dir)
 		switch {
 		case err != nil:
-			return Finding{Subject: key, Detail: err.Error(), Remedy: "create the directory; until then modules cannot use it"}
+			return health.Finding{Subject: key, Detail: err.Error(), Remedy: "create the directory; until then modules cannot use it"}
 		case !info.IsDir():
-			return Finding{Subject: key, Detail: dir + " is not a directory", Remedy: "correct the key"}
+			return health.Finding{Subject: key, Detail: dir + " is not a directory", Remedy: "correct the key"}
 		case i == 0:
 			f.Detail = dir
 		default:
@@ -105,9 +96,9 @@ func checkRoots(key string, roots []string) Finding {
 	return f
 }
 
-func checkProgram(r config.EdgeRuntime) Finding {
+func checkProgram(r config.EdgeRuntime) health.Finding {
 	program, _, _ := strings.Cut(r.Command, " ")
-	f := Finding{Subject: "edge runtime " + r.Name, OK: true, Detail: r.Command}
+	f := health.Finding{Subject: "edge runtime " + r.Name, OK: true, Detail: r.Command}
 	if err := unix.Access(program, unix.X_OK); err != nil {
 		f.OK, f.Detail, f.Remedy = false, fmt.Sprintf("%s cannot be run: %v", program, err), "install it, or correct its command"
 	}

@@ -6,10 +6,11 @@ import (
 	"testing"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/health"
 )
 
 // finding is the one on the subject.
-func finding(t *testing.T, c *config.Config, subject string) Finding {
+func finding(t *testing.T, c *config.Config, subject string) health.Finding {
 	t.Helper()
 	for _, f := range Check(t.Context(), c) {
 		if f.Subject == subject {
@@ -17,7 +18,7 @@ func finding(t *testing.T, c *config.Config, subject string) Finding {
 		}
 	}
 	t.Fatalf("nothing is found out about %s", subject)
-	return Finding{}
+	return health.Finding{}
 }
 
 func TestCheckEdge(t *testing.T) {

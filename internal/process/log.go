@@ -1,6 +1,7 @@
 package process
 
 import (
+	"errors"
 	"io"
 	"os"
 )
@@ -17,4 +18,23 @@ func LogTail(path string, n int64) []byte {
 	}
 	raw, _ := io.ReadAll(io.LimitReader(f, n))
 	return raw
+}
+
+// TrimLog truncates a log that exceeds limit bytes to its last keep bytes. Programs with the log open for appending
+// continue at its new end; what they write meanwhile may be lost.
+func TrimLog(path string, limit, keep int64) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Size() <= limit {
+		return err
+	}
+	end := LogTail(path, keep)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = f.Write(end)
+	}
+	return errors.Join(err, f.Close())
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/health"
 )
 
 // goodHost returns a host that passes all checks, made of files below a test directory.
@@ -162,7 +163,7 @@ func TestSystem(t *testing.T) {
 	c := config.Default()
 	c.Root = t.TempDir()
 	h := System(c)
-	for _, f := range []Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.nat(t.Context())} {
+	for _, f := range []health.Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.nat(t.Context())} {
 		if !f.OK {
 			t.Errorf("%s: got OK = false (%s), want true", f.Subject, f.Detail)
 		}
@@ -174,7 +175,7 @@ func TestSystem(t *testing.T) {
 
 func TestPrint(t *testing.T) {
 	var out bytes.Buffer
-	findings := []Finding{
+	findings := []health.Finding{
 		{Subject: "a", OK: true, Required: true, Detail: "fine", Remedy: "none needed"},
 		{Subject: "bb", Detail: "two\nlines", Remedy: "do this"},
 		{Subject: "c", Required: true, Detail: "bad", Remedy: "do that"},

@@ -1,43 +1,15 @@
 package check
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/tripod-run/tripod/internal/health"
 )
 
-// Finding is the result of one check.
-type Finding struct {
-	// Subject names what was checked: "overlayfs", "CNI plugins" …
-	Subject string
-	// OK means that the check passed. Required means that pods cannot run unless it passes.
-	OK, Required bool
-	// Detail describes the result. Remedy says what to do if OK is false.
-	Detail, Remedy string
-}
-
-// Level returns the severity of a finding: "ok", "note" or "error".
-func (f Finding) Level() string {
-	switch {
-	case f.OK:
-		return "ok"
-	case f.Required:
-		return "error"
-	default:
-		return "note"
-	}
-}
-
-// MarshalJSON adds the level.
-func (f Finding) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]any{
-		"subject": f.Subject, "level": f.Level(), "ok": f.OK, "required": f.Required, "detail": f.Detail, "remedy": f.Remedy,
-	})
-}
-
 // Errors counts the findings that prevent pods from running.
-func Errors(findings []Finding) int {
+func Errors(findings []health.Finding) int {
 	n := 0
 	for _, f := range findings {
 		if f.Level() == "error" {
@@ -48,7 +20,7 @@ func Errors(findings []Finding) int {
 }
 
 // Print writes the findings as text, with their remedies and a summary.
-func Print(out io.Writer, findings []Finding) error {
+func Print(out io.Writer, findings []health.Finding) error {
 	width, notes := 0, 0
 	for _, f := range findings {
 		width = max(width, len(f.Subject))

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/health"
 )
 
 // Host is the source of the checks' data. System returns the real one; tests substitute their own.
@@ -48,14 +49,14 @@ func System(c *config.Config) Host {
 }
 
 // Findings runs all checks, in the order in which a person would fix the problems.
-func (h Host) Findings(ctx context.Context) []Finding {
-	findings := []Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx)}
+func (h Host) Findings(ctx context.Context) []health.Finding {
+	findings := []health.Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx)}
 	findings = append(findings, h.network()...)
 	return append(findings, h.clock())
 }
 
-func (h Host) root() Finding {
-	return Finding{Subject: "root", Required: true, OK: h.UID == 0, Detail: fmt.Sprintf("running as uid %d", h.UID),
+func (h Host) root() health.Finding {
+	return health.Finding{Subject: "root", Required: true, OK: h.UID == 0, Detail: fmt.Sprintf("running as uid %d", h.UID),
 		Remedy: "run as root: only root can make namespaces, mounts and cgroups (some findings below are wrong otherwise)"}
 }
 
@@ -66,8 +67,8 @@ var (
 	kernelWanted = [2]int{5, 12}
 )
 
-func (h Host) kernel() Finding {
-	f := Finding{Subject: "kernel", Required: true, Remedy: "install a kernel of 5.12 or later"}
+func (h Host) kernel() health.Finding {
+	f := health.Finding{Subject: "kernel", Required: true, Remedy: "install a kernel of 5.12 or later"}
 	text, err := os.ReadFile(filepath.Join(h.Proc, "sys/kernel/osrelease"))
 	if err != nil {
 		f.Detail, f.Remedy = err.Error(), "mount procfs at /proc"
@@ -102,8 +103,8 @@ func kernelVersion(release string) (v [2]int, err error) {
 	return v, nil
 }
 
-func (h Host) namespaces() Finding {
-	f := Finding{Subject: "namespaces", Required: true, Remedy: "use a kernel with CONFIG_NAMESPACES and all its namespaces"}
+func (h Host) namespaces() health.Finding {
+	f := health.Finding{Subject: "namespaces", Required: true, Remedy: "use a kernel with CONFIG_NAMESPACES and all its namespaces"}
 	var have, lack []string
 	for _, kind := range []string{"mnt", "net", "pid", "ipc", "uts", "cgroup", "user"} {
 		if _, err := os.Lstat(filepath.Join(h.Proc, "self/ns", kind)); err == nil {
@@ -122,8 +123,8 @@ func (h Host) namespaces() Finding {
 	return f
 }
 
-func (h Host) seccomp() Finding {
-	f := Finding{Subject: "seccomp", Required: true, Remedy: "use a kernel with CONFIG_SECCOMP_FILTER"}
+func (h Host) seccomp() health.Finding {
+	f := health.Finding{Subject: "seccomp", Required: true, Remedy: "use a kernel with CONFIG_SECCOMP_FILTER"}
 	text, err := os.ReadFile(filepath.Join(h.Proc, "sys/kernel/seccomp/actions_avail"))
 	actions := strings.Fields(string(text))
 	f.OK = err == nil && slices.Contains(actions, "errno")
@@ -134,9 +135,9 @@ func (h Host) seccomp() Finding {
 	return f
 }
 
-func (h Host) overlay() Finding {
+func (h Host) overlay() health.Finding {
 	dir := existing(h.Config.Root)
-	f := Finding{Subject: "overlayfs", Required: true, Detail: "works below " + dir,
+	f := health.Finding{Subject: "overlayfs", Required: true, Detail: "works below " + dir,
 		Remedy: "`modprobe overlay`, and put root on a file system that supports upper layers (ext4, xfs with ftype=1, tmpfs), not on an overlay itself"}
 	if err := h.Overlay(dir); err != nil {
 		f.Detail = fmt.Sprintf("does not work below %s: %v", dir, err)
@@ -162,9 +163,9 @@ const (
 	diskWanted = 5 << 30
 )
 
-func (h Host) disk() Finding {
+func (h Host) disk() health.Finding {
 	dir := existing(h.Config.Root)
-	f := Finding{Subject: "disk", Required: true, Remedy: "make room, or set root to a directory on a larger file system"}
+	f := health.Finding{Subject: "disk", Required: true, Remedy: "make room, or set root to a directory on a larger file system"}
 	st, err := h.Statfs(dir)
 	if err != nil {
 		f.Detail = err.Error()
@@ -194,8 +195,8 @@ const (
 	filesWanted = 16384
 )
 
-func (h Host) files() Finding {
-	f := Finding{Subject: "open files", Required: true, Remedy: "raise the hard limit (LimitNOFILE= in the systemd unit, or ulimit -Hn)"}
+func (h Host) files() health.Finding {
+	f := health.Finding{Subject: "open files", Required: true, Remedy: "raise the hard limit (LimitNOFILE= in the systemd unit, or ulimit -Hn)"}
 	limit, err := h.FileLimit()
 	if err != nil {
 		f.Detail = err.Error()
@@ -206,13 +207,13 @@ func (h Host) files() Finding {
 	return f
 }
 
-func (h Host) loopback() Finding {
-	return Finding{Subject: "loopback", Required: true, OK: h.LoopbackUp(), Detail: "exec, attach and port-forward stream over " + h.Config.GRPC.StreamingAddress,
+func (h Host) loopback() health.Finding {
+	return health.Finding{Subject: "loopback", Required: true, OK: h.LoopbackUp(), Detail: "exec, attach and port-forward stream over " + h.Config.GRPC.StreamingAddress,
 		Remedy: "`ip link set lo up`"}
 }
 
-func (h Host) nat(ctx context.Context) Finding {
-	f := Finding{Subject: "NAT", Detail: "iptables works: pods reach outside networks and can have host ports", OK: true,
+func (h Host) nat(ctx context.Context) health.Finding {
+	f := health.Finding{Subject: "NAT", Detail: "iptables works: pods reach outside networks and can have host ports", OK: true,
 		Remedy: "`apt-get install iptables`, and use a kernel with nftables or iptables NAT; without it pods reach only each other and the node"}
 	if err := h.NAT(ctx); err != nil {
 		f.OK, f.Detail = false, err.Error()
@@ -220,9 +221,9 @@ func (h Host) nat(ctx context.Context) Finding {
 	return f
 }
 
-func (h Host) clock() Finding {
+func (h Host) clock() health.Finding {
 	now, synchronised := h.Clock()
-	f := Finding{Subject: "clock", OK: synchronised, Detail: "synchronised", Remedy: "run chrony or systemd-timesyncd"}
+	f := health.Finding{Subject: "clock", OK: synchronised, Detail: "synchronised", Remedy: "run chrony or systemd-timesyncd"}
 	if !synchronised {
 		f.Detail = "not synchronised (adjtimex)"
 	}
@@ -234,8 +235,8 @@ func (h Host) clock() Finding {
 }
 
 // network checks the active CNI configuration and each plugin in it.
-func (h Host) network() []Finding {
-	f := Finding{Subject: "CNI configuration", Required: true, OK: true}
+func (h Host) network() []health.Finding {
+	f := health.Finding{Subject: "CNI configuration", Required: true, OK: true}
 	plugins := []string{"loopback", "bridge", "host-local", "portmap"}
 	file, named, err := h.cniConfiguration()
 	switch {
@@ -248,11 +249,11 @@ func (h Host) network() []Finding {
 	default:
 		f.Detail, plugins = file, append([]string{"loopback"}, named...)
 	}
-	return []Finding{f, h.plugins(plugins)}
+	return []health.Finding{f, h.plugins(plugins)}
 }
 
-func (h Host) plugins(names []string) Finding {
-	f := Finding{Subject: "CNI plugins", Required: true, Remedy: "`apt-get install containernetworking-plugins`, or set network.bin_dirs"}
+func (h Host) plugins(names []string) health.Finding {
+	f := health.Finding{Subject: "CNI plugins", Required: true, Remedy: "`apt-get install containernetworking-plugins`, or set network.bin_dirs"}
 	var lack []string
 	for _, name := range names {
 		found := slices.ContainsFunc(h.Config.Network.BinDirs, func(dir string) bool {

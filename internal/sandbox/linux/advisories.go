@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/Masterminds/semver/v3"
+
+	"github.com/tripod-run/tripod/internal/health"
 )
 
 // advisory is a published vulnerability of an OCI runtime.
@@ -107,13 +109,13 @@ type debianPackage struct {
 }
 
 // advisoryFinding reports which advisories apply to a runtime's version.
-func advisoryFinding(line string, pkg *debianPackage) Finding {
+func advisoryFinding(line string, pkg *debianPackage) health.Finding {
 	name, v, ok := parseVersion(line)
 	if !ok {
-		return Finding{Subject: "known vulnerabilities", Detail: fmt.Sprintf("unknown version %q: it may have published vulnerabilities", line),
+		return health.Finding{Subject: "known vulnerabilities", Detail: fmt.Sprintf("unknown version %q: it may have published vulnerabilities", line),
 			Remedy: "check the security advisories of its maintainers"}
 	}
-	f := Finding{Subject: "vulnerabilities of " + name}
+	f := health.Finding{Subject: "vulnerabilities of " + name}
 	var open, patched, unreached []string
 	for _, a := range advisories[name] {
 		switch {

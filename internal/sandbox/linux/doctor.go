@@ -12,23 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/health"
 )
 
-// Finding is the result of one check by Doctor.
-type Finding struct {
-	// Subject names what was checked: "OCI runtime crun", "conmon" …
-	Subject string
-	// OK means that the check passed. Required means that pods cannot run unless it passes.
-	OK, Required bool
-	// Detail describes the result. Remedy says what to do if the check failed.
-	Detail, Remedy string
-}
-
 // Doctor tests whether this host has what the backend needs. It leaves no changes behind.
-func Doctor(ctx context.Context, cfg Config) []Finding {
+func Doctor(ctx context.Context, cfg Config) []health.Finding {
 	cfg = cfg.withDefaults()
-	var findings []Finding
-	add := func(f Finding) { findings = append(findings, f) }
+	var findings []health.Finding
+	add := func(f health.Finding) { findings = append(findings, f) }
 
 	g, err := openCgroups(cfg.CgroupDriver, cfg.CgroupParent)
 	add(cgroupFinding(g, err))
@@ -36,22 +27,22 @@ func Doctor(ctx context.Context, cfg Config) []Finding {
 		findings = append(findings, doctorRuntimes(ctx, cfg, g)...)
 	}
 	if m, err := findMonitor(ctx, cfg); err != nil {
-		add(Finding{Subject: "conmon", Required: true, Detail: err.Error(), Remedy: "apt-get install conmon"})
+		add(health.Finding{Subject: "conmon", Required: true, Detail: err.Error(), Remedy: "apt-get install conmon"})
 	} else {
-		add(Finding{Subject: "conmon", Required: true, OK: true, Detail: m.path + ": " + m.version})
+		add(health.Finding{Subject: "conmon", Required: true, OK: true, Detail: m.path + ": " + m.version})
 	}
 	if path := cfg.catatonit(); path == "" {
-		add(Finding{Subject: "catatonit", Detail: "not found: pods whose containers share a PID namespace are refused",
+		add(health.Finding{Subject: "catatonit", Detail: "not found: pods whose containers share a PID namespace are refused",
 			Remedy: "apt-get install catatonit"})
 	} else {
-		add(Finding{Subject: "catatonit", OK: true, Detail: path})
+		add(health.Finding{Subject: "catatonit", OK: true, Detail: path})
 	}
 	add(pidfdFinding())
 	return findings
 }
 
-func cgroupFinding(g cgroups, err error) Finding {
-	f := Finding{Subject: "cgroups", Required: true, OK: err == nil}
+func cgroupFinding(g cgroups, err error) health.Finding {
+	f := health.Finding{Subject: "cgroups", Required: true, OK: err == nil}
 	if err != nil {
 		f.Detail, f.Remedy = err.Error(), "mount cgroup2 at /sys/fs/cgroup"
 		return f
@@ -64,10 +55,10 @@ func cgroupFinding(g cgroups, err error) Finding {
 	return f
 }
 
-func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Finding) {
+func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []health.Finding) {
 	dir, err := os.MkdirTemp("", "tripod-doctor-")
 	if err != nil {
-		return []Finding{{Subject: "temporary directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
+		return []health.Finding{{Subject: "temporary directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
 	}
 	defer os.RemoveAll(dir)
 	cfg.RunDir = dir
@@ -79,9 +70,9 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 		}()
 	}
 	works := false
-	var vulnerabilities []Finding // of the runtimes that work
+	var vulnerabilities []health.Finding // of the runtimes that work
 	for _, name := range cfg.runtimes() {
-		f := Finding{Subject: "OCI runtime " + name}
+		f := health.Finding{Subject: "OCI runtime " + name}
 		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
 			f.OK, f.Detail, works = true, rt.path+": "+rt.version, true
 			vulnerabilities = append(vulnerabilities, advisoryFinding(rt.version, packageOf(ctx, rt.path)))
@@ -108,11 +99,11 @@ func runtimeRemedy(name string, err error) string {
 }
 
 // pidfdFinding tests pidfd_open(2), which the backend uses to notice that a container has ended.
-func pidfdFinding() Finding {
+func pidfdFinding() health.Finding {
 	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return Finding{Subject: "pidfd", Required: true, Detail: "pidfd_open: " + err.Error(), Remedy: "use Linux 5.10 or newer"}
+		return health.Finding{Subject: "pidfd", Required: true, Detail: "pidfd_open: " + err.Error(), Remedy: "use Linux 5.10 or newer"}
 	}
 	unix.Close(fd)
-	return Finding{Subject: "pidfd", Required: true, OK: true, Detail: "pidfd_open works"}
+	return health.Finding{Subject: "pidfd", Required: true, OK: true, Detail: "pidfd_open works"}
 }

@@ -11,24 +11,21 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/network/netthread"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/libvirt"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// Finding is one result of Check.
-type Finding = machine.Finding
-
 // Check tests whether this host can run machines, and leaves nothing behind. Pods of other kinds run without QEMU, so
 // the findings are marked as required only if the configuration names an emulator.
-func Check(ctx context.Context, c Config) []Finding {
+func Check(ctx context.Context, c Config) []health.Finding {
 	tree, err := c.cgroups()
 	if err != nil {
-		return []Finding{{Subject: "vm", Required: true, Detail: err.Error(), Remedy: "set linux.cgroup_driver and linux.cgroup_parent"}}
+		return []health.Finding{{Subject: "vm", Required: true, Detail: err.Error(), Remedy: "set linux.cgroup_driver and linux.cgroup_parent"}}
 	}
 	findings := qemu.Doctor(ctx, c.qemu(tree, slog.New(slog.DiscardHandler)))
 	required := c.VM.Emulator != ""
@@ -40,14 +37,14 @@ func Check(ctx context.Context, c Config) []Finding {
 	}
 	findings = append(findings, checkVirtiofs(ctx, c.virtiofsd()))
 	if _, err := agent.FindProgram(); err != nil {
-		findings = append(findings, Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
+		findings = append(findings, health.Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
 	}
 	return append(findings, checkNetwork(ctx, required))
 }
 
 // checkVirtiofs shares a directory by virtio-fs. The finding is not required, because machines can use 9p.
-func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) Finding {
-	f := Finding{
+func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) health.Finding {
+	f := health.Finding{
 		Subject: "virtiofsd", OK: true, Detail: probe.Program + ": serves a directory, as root in its own user namespace",
 		Remedy: "install virtiofsd (Debian 12: qemu-system-common), or set vm.virtiofsd; allow user namespaces (user.max_user_namespaces). Until then machines get directories by 9p, without owners, and copies of Secrets and ConfigMaps",
 	}
@@ -58,8 +55,8 @@ func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) Finding {
 }
 
 // checkNetwork connects a tap to a link in a temporary network namespace.
-func checkNetwork(ctx context.Context, required bool) Finding {
-	f := Finding{Subject: "vm network", Required: required, OK: true, Detail: "tc u32 and mirred connect a tap to a pod's link",
+func checkNetwork(ctx context.Context, required bool) health.Finding {
+	f := health.Finding{Subject: "vm network", Required: required, OK: true, Detail: "tc u32 and mirred connect a tap to a pod's link",
 		Remedy: "run as root, with /dev/net/tun and the kernel modules tun, sch_ingress, cls_u32 and act_mirred"}
 	if err := testTap(ctx); err != nil {
 		f.OK, f.Detail = false, err.Error()

@@ -7,30 +7,23 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/health"
 )
 
-// Finding is the result of one check.
-type Finding struct {
-	Subject string // name of the check
-	// OK says that the check passed. If Required is set, pods can run only if it passes.
-	OK, Required bool
-	// Detail describes the result. Remedy says what to do if the check did not pass.
-	Detail, Remedy string
-}
-
 // Doctor checks whether this host can run components. It leaves nothing behind.
-func Doctor(_ context.Context, cfg Config) []Finding {
+func Doctor(_ context.Context, cfg Config) []health.Finding {
 	cfg = cfg.withDefaults()
 	if err := cfg.findProgram(); err != nil {
-		return []Finding{{Subject: ProgramName, Detail: err.Error(),
+		return []health.Finding{{Subject: ProgramName, Detail: err.Error(),
 			Remedy: "install tripod-wasm beside tripod, or set wasm.program; without it the handler \"wasm\" is missing"}}
 	}
-	return []Finding{programFinding(cfg), userFinding(cfg), addressFinding()}
+	return []health.Finding{programFinding(cfg), userFinding(cfg), addressFinding()}
 }
 
 // programFinding checks that the program starts as the compiler does: as the unprivileged user, in new namespaces.
-func programFinding(cfg Config) Finding {
-	f := Finding{Subject: ProgramName, Required: true,
+func programFinding(cfg Config) health.Finding {
+	f := health.Finding{Subject: ProgramName, Required: true,
 		Remedy: "run as root, allow network namespaces, and install the tripod-wasm of this version, executable by all users"}
 	engine, err := askFingerprint(cfg)
 	if err != nil {
@@ -42,8 +35,8 @@ func programFinding(cfg Config) Finding {
 }
 
 // userFinding warns if the workers' user has an account, because an escaped guest could access the user's files.
-func userFinding(cfg Config) Finding {
-	f := Finding{Subject: "wasm user", OK: true, Detail: fmt.Sprintf("user %d has no account", cfg.UID), Remedy: "set wasm.user to an unused user ID"}
+func userFinding(cfg Config) health.Finding {
+	f := health.Finding{Subject: "wasm user", OK: true, Detail: fmt.Sprintf("user %d has no account", cfg.UID), Remedy: "set wasm.user to an unused user ID"}
 	passwd, err := os.ReadFile("/etc/passwd")
 	if err != nil {
 		return f
@@ -58,8 +51,8 @@ func userFinding(cfg Config) Finding {
 
 // addressFinding checks that the address space is unlimited, because each instance reserves far more addresses than it
 // uses.
-func addressFinding() Finding {
-	f := Finding{Subject: "wasm address space", OK: true, Detail: "unlimited", Remedy: "remove the limit (ulimit -v unlimited): each instance reserves 4 GiB of addresses"}
+func addressFinding() health.Finding {
+	f := health.Finding{Subject: "wasm address space", OK: true, Detail: "unlimited", Remedy: "remove the limit (ulimit -v unlimited): each instance reserves 4 GiB of addresses"}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err == nil && limit.Cur != unix.RLIM_INFINITY {
 		f.OK, f.Required, f.Detail = false, true, fmt.Sprintf("limited to %d MiB", limit.Cur>>20)

@@ -3,7 +3,6 @@ package wasm
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"sync"
 	"time"
@@ -43,7 +42,7 @@ func (b *Backend) upkeep(ctx context.Context) {
 		}
 		b.probe(ctx, probeTime)
 		for _, w := range b.keeper.all() {
-			if err := trimLog(w.logFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+			if err := process.TrimLog(w.logFile(), maxWorkerLog, maxWorkerLog/4); err != nil && !errors.Is(err, os.ErrNotExist) {
 				b.log.Warn("trim worker log failed", "worker", w.name, "err", err)
 			}
 		}
@@ -116,26 +115,4 @@ func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 		wanted[a.Wasm.Digest.String()] = true
 	}
 	return b.cache.evict(wanted)
-}
-
-// trimLog truncates a log that exceeds maxWorkerLog to its last quarter. The worker has opened the log for appending,
-// so it continues at the new end.
-func trimLog(path string) error {
-	info, err := os.Stat(path)
-	if err != nil || info.Size() <= maxWorkerLog {
-		return err
-	}
-	end := process.LogTail(path, maxWorkerLog/4)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := f.Truncate(0); err != nil {
-		return err
-	}
-	if n, err := f.Write(end); err != nil || n < len(end) {
-		return errors.Join(err, io.ErrShortWrite)
-	}
-	return nil
 }

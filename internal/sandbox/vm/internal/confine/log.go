@@ -18,18 +18,8 @@ func OpenLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 }
 
-// TrimLog cuts a log of more than 1 MiB to its last 64 KiB, because a guest can make the processes write a lot. The
-// writing process is not affected, because it appends.
-func TrimLog(path string) {
-	if info, err := os.Stat(path); err != nil || info.Size() <= maxLog {
-		return
-	}
-	end := process.LogTail(path, keepLog)
-	if f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0); err == nil {
-		_, _ = f.Write(end)
-		f.Close()
-	}
-}
+// TrimLog truncates a log of more than 1 MiB to its last 64 KiB, because a guest can make the processes write a lot.
+func TrimLog(path string) { _ = process.TrimLog(path, maxLog, keepLog) }
 
 // LastWords returns at most the last three lines of a program's log, without the program's name at the start of each.
 func LastWords(path, program string) string {

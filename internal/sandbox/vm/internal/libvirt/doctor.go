@@ -7,12 +7,12 @@ import (
 
 	golibvirt "github.com/digitalocean/go-libvirt"
 
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/health"
 )
 
 // Doctor checks the wrapper and the connection to libvirtd. It changes nothing. cfg needs neither Dir nor Owner.
-func Doctor(ctx context.Context, cfg Config) []machine.Finding {
-	wrapper := machine.Finding{Subject: "tripod-vmwrap", Required: true, Remedy: "install tripod-vmwrap beside tripod, where every user can execute it"}
+func Doctor(ctx context.Context, cfg Config) []health.Finding {
+	wrapper := health.Finding{Subject: "tripod-vmwrap", Required: true, Remedy: "install tripod-vmwrap beside tripod, where every user can execute it"}
 	var err error
 	if cfg.Wrapper == "" {
 		cfg.Wrapper, err = FindWrapper()
@@ -24,13 +24,13 @@ func Doctor(ctx context.Context, cfg Config) []machine.Finding {
 	if err != nil {
 		wrapper.Detail = err.Error()
 	}
-	daemon := machine.Finding{Subject: "libvirtd", Required: true, Remedy: "install libvirt-daemon-system and start libvirtd, or set vm.libvirt_uri, or vm.driver = \"qmp\""}
+	daemon := health.Finding{Subject: "libvirtd", Required: true, Remedy: "install libvirt-daemon-system and start libvirtd, or set vm.libvirt_uri, or vm.driver = \"qmp\""}
 	version, err := version(ctx, cfg.URI)
 	daemon.OK, daemon.Detail = err == nil, version
 	if err != nil {
 		daemon.Detail = err.Error()
 	}
-	return []machine.Finding{wrapper, daemon}
+	return []health.Finding{wrapper, daemon}
 }
 
 // version returns libvirtd's version, over a new connection.

@@ -257,12 +257,3 @@ type Opener interface {
 	// Tap opens a queue of the NIC's persistent tap.
 	Tap(ctx context.Context, nic NIC) (*os.File, error)
 }
-
-// Finding is the result of one check of the host.
-type Finding struct {
-	Subject string
-	// OK is the result. If Required is set, machines cannot run without it.
-	OK, Required bool
-	// Detail says what the check found. Remedy says what to do if OK is false.
-	Detail, Remedy string
-}
