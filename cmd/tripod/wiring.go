@@ -36,7 +36,6 @@ func linuxRoot(c *config.Config) string   { return filepath.Join(c.Root, "linux"
 func linuxRunDir(c *config.Config) string { return filepath.Join(c.State, "linux") }
 func wasmRoot(c *config.Config) string    { return filepath.Join(c.Root, "wasm") }
 func wasmRunDir(c *config.Config) string  { return filepath.Join(c.State, "wasm") }
-func edgeDir(c *config.Config) string     { return filepath.Join(c.Root, "edge") }
 
 // podTraces returns the directories that contain an entry for each pod until the next boot.
 func podTraces(c *config.Config) []string {
@@ -117,11 +116,10 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 	if !c.Edge.Enabled {
 		return nil
 	}
-	// A disk fault is left to edge.Open, which retries.
-	if err := privateDir(edgeDir(c), log); err != nil && !health.DiskFault(err) {
-		return err
+	s := edge.Services{
+		Connections: p.connections, Limits: limits(c.Connections), Logger: log, Node: p.node, Health: p.health,
+		PrivateDir: func(dir string) error { return privateDir(dir, log) },
 	}
-	s := edge.Services{Connections: p.connections, Limits: limits(c.Connections), Logger: log, Node: p.node, Health: p.health}
 	if p.wasm != nil {
 		s.Images = wasm.Images{Store: images}
 	}

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Replace replaces the file at path. The file gets exactly this mode, regardless of the umask. Replace does not sync:
@@ -31,7 +33,7 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 
 func replace(path string, content []byte, mode fs.FileMode, sync bool) error {
 	draft := path + ".new"
-	f, err := os.OpenFile(draft, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	f, err := os.OpenFile(draft, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, mode)
 	if err != nil {
 		return err
 	}

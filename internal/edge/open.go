@@ -50,6 +50,8 @@ type Services struct {
 	// Images is nil if the node does not offer the handler "wasm".
 	Images unitpods.Images
 	Health *health.Board
+	// PrivateDir creates a directory if it is missing, and makes sure that only the daemon can access it.
+	PrivateDir func(dir string) error
 	// Register adds metrics; nil discards them.
 	Register func(prometheus.Collector)
 }
@@ -95,7 +97,7 @@ func (d *Door) report(err error) {
 func (d *Door) open() error {
 	c := d.config
 	dir := filepath.Join(c.Root, "edge")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := d.services.PrivateDir(dir); err != nil {
 		return err
 	}
 	id, err := identify(filepath.Join(dir, "identity.json"), c.Edge)

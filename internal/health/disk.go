@@ -13,7 +13,8 @@ const (
 	StoreDamaged    = "StoreDamaged"
 )
 
-// DiskReason returns the reason for an error that DiskFault accepts.
+// DiskReason returns the reason for a file that cannot be used: StoreDamaged for errdefs.ErrDataLoss, otherwise
+// DiskNotWritable.
 func DiskReason(err error) string {
 	if errdefs.IsDataLoss(err) {
 		return StoreDamaged

@@ -87,7 +87,7 @@ func preopens(c *Call) error {
 
 func (c *Call) openRoot(path string) (*os.Root, error) {
 	if !c.openMore(1) {
-		return nil, fmt.Errorf("%d files and directories are open, which is the limit: %w", c.open, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("the limit of open files and directories is reached (%d are open in this instance): %w", c.open, errdefs.ErrResourceExhausted)
 	}
 	root, err := os.OpenRoot(path)
 	if err != nil {

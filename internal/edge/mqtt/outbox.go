@@ -102,7 +102,7 @@ func (o *outbox) add(ctx context.Context, it *item) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("mqtt: the queue of messages for the broker (at most %d) is full: %w", o.limit, ctx.Err())
+			return fmt.Errorf("mqtt: the queue of messages for the broker is full (at most %d messages and %d bytes): %w", o.limit, o.bytes, ctx.Err())
 		}
 	}
 }
