@@ -7,6 +7,6 @@
 //	              ├─ Enter                  move the calling thread there, so that its children start there
 //	              └─ Kill, Remove, Marked   empty it, remove it, find leftovers
 //
-// Package stats reads what a cgroup has used. This package must not import stats, nor know pods beyond their keys.
-// docs/adr/0038-*.md explains which parts containerd/cgroups could replace.
+// Package stats reads what a cgroup has used. This package must not import stats, and must not know about pods beyond
+// their keys. docs/adr/0038-*.md explains which parts containerd/cgroups could replace.
 package cgroup

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// Config limits the connections to one address. The zero value of each field stands for its default.
+// Config limits the connections to one address. Fields that are zero get their defaults.
 type Config struct {
 	// Max limits the number of connections; 1024 by default.
 	Max int `json:"max,omitempty"`
-	// MaxPerPeer limits the number of connections from one IPv4 address or one IPv6 /64; half of Max by default, and no
-	// limit if negative. Loopback addresses have no limit, because all programs of the machine share them.
+	// MaxPerPeer limits the number of connections from one IPv4 address or one IPv6 /64; half of Max by default. A
+	// negative value means no limit. Loopback addresses have no limit, because all programs of the machine share them.
 	MaxPerPeer int `json:"maxPerPeer,omitempty"`
 	// HeaderTimeout limits the TLS handshake, and then separately the wait for the first request; 10 s by default.
 	HeaderTimeout time.Duration `json:"headerTimeout,omitempty"`
@@ -105,7 +105,8 @@ func (l *Limiter) Stats() Stats {
 	return Stats{Name: l.name, Open: l.open, Rejected: maps.Clone(l.rejected)}
 }
 
-// Conn is an admitted connection. Its methods can be called in any order. On a nil Conn, all but Closable do nothing.
+// Conn is an admitted connection. Its methods can be called in any order. On a nil Conn they do nothing, except
+// Closable, which panics.
 type Conn struct {
 	limiter *Limiter
 	peer    string // key of Limiter.peers; empty if not counted there
@@ -125,8 +126,8 @@ type Conn struct {
 const minAge = 100 * time.Millisecond
 
 // Admit counts a connection until Conn.Leave. If there is no room, it displaces another connection, that is, removes it
-// from the counts and calls its close function. A connection with a nil close cannot be displaced until Conn.Closable.
-// If no connection can be displaced, Admit returns ErrRefused.
+// from the counts and calls its close function. If close is nil, the connection cannot be displaced until Conn.Closable
+// sets the function. If no connection can be displaced, Admit returns ErrRefused.
 func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 	c := &Conn{limiter: l, peer: l.peerOf(peer), close: close, since: time.Now()}
 	displaced, reason := l.admit(c)
@@ -141,8 +142,8 @@ func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 	return c, nil
 }
 
-// admit counts a connection, and first makes room for it if necessary. displaced closes the connection that made room;
-// nil if there is none.
+// admit counts a connection, and first makes room for it if necessary. The first result closes the connection that made
+// room. It is nil if no connection had to.
 func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,7 +162,7 @@ func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 		}
 		displaced = victim.close
 		l.leave(victim)
-		if !l.group.take(l.Files) { // another address took them first
+		if !l.group.take(l.Files) { // another address took the descriptors first
 			return displaced, ReasonFiles
 		}
 	}
@@ -188,8 +189,8 @@ func (l *Limiter) acceptDelay() time.Duration {
 	return minAge - time.Since(victim.since)
 }
 
-// victim chooses the connection to displace: the oldest new one if more than a quarter of Max are new, otherwise the
-// one that has been idle longest. So new connections cannot displace all idle ones, nor the reverse.
+// victim chooses the connection to displace. If more than a quarter of Max connections are new, that is the oldest new
+// one, otherwise the one that has been idle longest. So new connections cannot displace all idle ones, and vice versa.
 func (l *Limiter) victim(reason, peer string) *Conn {
 	first, second := &l.idle, &l.fresh
 	if l.fresh.Len() > l.Max/4 {
@@ -205,7 +206,7 @@ func (l *Limiter) victim(reason, peer string) *Conn {
 	return nil
 }
 
-// leave removes a connection from the counts, once.
+// leave removes a connection from the counts. A second call does nothing.
 func (l *Limiter) leave(c *Conn) {
 	if c.gone {
 		return

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Listener returns a listener that accepts the connections of ln that the Limiter admits.
+// Listener wraps ln in a listener that accepts only connections that the Limiter admits.
 func (l *Limiter) Listener(ln net.Listener) net.Listener { return &listener{ln, l} }
 
 type listener struct {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxFiles limits the descriptors of a frame, like the kernel (SCM_MAX_FD).
+// MaxFiles limits the descriptors of a frame, as the kernel does (SCM_MAX_FD).
 const MaxFiles = 253
 
 const headerSize = 8
@@ -26,7 +26,7 @@ type Frame struct {
 	Files   []*os.File
 }
 
-// Close closes the files that the caller has not taken (set to nil).
+// Close closes the files that the caller has not taken. To take a file, the caller sets its element of Files to nil.
 func (f *Frame) Close() {
 	CloseFiles(f.Files)
 	f.Files = nil
@@ -141,7 +141,8 @@ func (r *Reader) Close() {
 	r.fds = nil
 }
 
-// Write sends a frame with a payload of at most maxMessage bytes. It does not close the files. Calls must not overlap.
+// Write sends a frame with a payload of at most maxMessage bytes. It does not close the files. Calls for the same
+// connection must not overlap.
 func Write(conn *net.UnixConn, maxMessage int, payload []byte, files []*os.File) error {
 	if len(payload) > maxMessage || len(files) > MaxFiles {
 		return fmt.Errorf("%w: %d bytes and %d files exceed the limits of %d and %d", ErrFrame, len(payload), len(files), maxMessage, MaxFiles)

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer identifies the process at the other end of a Unix connection, at the time when it connected.
+// Peer identifies the process at the other end of a Unix connection, as the process was when it connected.
 type Peer struct{ PID, UID, GID int }
 
 // PeerOf returns the peer of a connection, as the kernel knows it (SO_PEERCRED, unix(7)).

@@ -15,14 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of the service, because clients are not trusted.
+// Limits of the service. They are needed because clients are not trusted.
 const (
 	// MaxRequest and MaxReply limit the length of the messages, in bytes.
 	MaxRequest = 16 << 10
 	MaxReply   = 256 << 10
 	// maxPerUser limits the connections of each user except root. The server refuses further ones.
 	maxPerUser = 4
-	// requestTimeout limits the wait for a client's request, replyTimeout the wait until the client reads the reply.
+	// requestTimeout limits the wait for a client's request. replyTimeout limits the wait until the client reads the
+	// reply.
 	requestTimeout = 5 * time.Second
 	replyTimeout   = 5 * time.Second
 )
@@ -102,7 +103,7 @@ func (s *Server) Close() error {
 	return err
 }
 
-// start serves a connection in a goroutine. If the connection's user has too many, start closes it.
+// start serves a connection in a goroutine. If the user has too many connections, start closes this one.
 func (s *Server) start(conn *net.UnixConn) {
 	peer, err := PeerOf(conn)
 	if err == nil {

@@ -121,7 +121,7 @@ func (p PortMapping) entry() (portMapEntry, error) {
 	return e, nil
 }
 
-// args returns CNI_ARGS, with the names that all Kubernetes runtimes use.
+// args returns the arguments for CNI_ARGS, under the names that all Kubernetes runtimes use.
 func (a Attachment) args() [][2]string {
 	args := [][2]string{{"IgnoreUnknown", "1"}}
 	for _, arg := range [][2]string{

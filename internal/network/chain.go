@@ -22,8 +22,9 @@ type chain struct {
 	// source is the configuration file or "the embedded default", for logs and errors.
 	source string
 	list   *libcni.NetworkConfigList
-	// optional maps plugins of the embedded default to the capability that they implement. Pods that do not use the
-	// capability skip the plugin: it costs a process for ADD and one for DEL, and portmap's DEL also runs iptables.
+	// optional maps plugins of the embedded default to the capability that they implement. A pod that does not use the
+	// capability skips the plugin, because the plugin costs one process for ADD and one for DEL, and portmap's DEL also
+	// runs iptables.
 	optional map[string]string
 	// masqueraded holds the pod subnets whose addresses we masquerade. Only the embedded default has any.
 	masqueraded []netip.Prefix
@@ -38,8 +39,8 @@ type loaded struct {
 	err   error
 }
 
-// confList is a configuration list with all its plugins inline, as records store it. The other forms that libcni reads
-// (plugins in a folder next to the list, single-plugin files) are converted to it.
+// confList is a configuration list with all its plugins inline. Records store this form. The other forms that libcni
+// reads (plugins in a folder next to the list, single-plugin files) are converted to it.
 type confList struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`
@@ -56,8 +57,9 @@ func (l confList) parse() (*libcni.NetworkConfigList, error) {
 	return libcni.NetworkConfFromBytes(data)
 }
 
-// findChain loads the first configuration in dir by file name. If there is none, it returns the embedded default,
-// unless the default is off. An invalid file is an error, because skipping it would select a different network.
+// findChain loads the configuration in dir whose file name sorts first. If there is none, it returns the embedded
+// default, or an error if the default is off. An invalid file is an error, because skipping it would select a different
+// network.
 func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
@@ -100,8 +102,8 @@ func loadChain(file string) (*chain, error) {
 	return &chain{source: file, list: list}, nil
 }
 
-// parseConf parses a configuration list, or a single plugin: a file without a "plugins" key whose extension is not
-// .conflist.
+// parseConf parses a configuration list or a single plugin. The file contains a single plugin if it has no "plugins"
+// key and its extension is not .conflist.
 func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
 	var head struct {
 		Name       string           `json:"name"`
@@ -140,7 +142,7 @@ const (
 // defaultChain makes the embedded default chain. leases is the directory for host-local's leases.
 func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 	ipam := map[string]any{"type": "host-local", "dataDir": leases}
-	var ranges [][]map[string]string // a pod gets one address from each; the first is its primary address
+	var ranges [][]map[string]string // a pod gets one address from each range; the first address is its primary one
 	var routes []map[string]string
 	var masqueraded []netip.Prefix
 	for _, family := range []struct{ subnet, everything string }{{d.SubnetV4, "0.0.0.0/0"}, {d.SubnetV6, "::/0"}} {
@@ -190,7 +192,7 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 	return &chain{source: "the embedded default", list: list, optional: optional, masqueraded: masqueraded}, nil
 }
 
-// forPod returns the list without the optional plugins that caps do not need.
+// forPod returns the configuration list without the optional plugins whose capability is not in caps.
 func (c *chain) forPod(caps map[string]json.RawMessage) (*libcni.NetworkConfigList, error) {
 	norm := confList{Name: c.list.Name, CNIVersion: c.list.CNIVersion, DisableCheck: c.list.DisableCheck, DisableGC: c.list.DisableGC}
 	for _, plugin := range c.list.Plugins {
@@ -218,7 +220,8 @@ func (c *chain) unserved(caps map[string]json.RawMessage) []string {
 	return missing
 }
 
-// programs returns the names of the executables that the chain needs: the plugin and IPAM types.
+// programs returns the names of the executables that the chain needs, that is, the types of its plugins and of their
+// IPAM plugins.
 func (c *chain) programs() []string {
 	var names []string
 	for _, plugin := range c.list.Plugins {

@@ -28,9 +28,9 @@ func DefaultBinDirs() []string {
 	return []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 }
 
-// Config configures a Manager. The zero value of each field stands for its default.
+// Config configures a Manager. Fields that are zero get their defaults.
 type Config struct {
-	// ConfDir holds CNI configuration (*.conflist, *.conf, *.json); the first by name is used.
+	// ConfDir holds CNI configuration files (*.conflist, *.conf, *.json). The file whose name sorts first is used.
 	ConfDir string
 	// BinDirs are searched for plugins, in order.
 	BinDirs []string

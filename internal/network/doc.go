@@ -16,16 +16,17 @@
 //	          CacheDir/pod-cidr.json          the pod CIDR from the kubelet (UpdateRuntimeConfig)
 //	mounts    NetnsDir/KEY                    the namespace (nsfs)
 //
-// KEY is the pod ID if CNI allows that as a container ID, otherwise a hash of it (keyOf). All state on disk can be
-// found from the pod ID, so a roll-back needs no state in memory: Teardown undoes a Setup of this process or of one
-// that was killed, and GC does the same for pods that no longer exist. If DEL fails during a roll-back, the Manager
-// retries in the background until it succeeds. If DEL fails during a Teardown, the caller retries.
+// The lines with a dot name fail points. KEY is the pod ID if CNI allows that ID as a container ID, otherwise a hash of
+// the ID (keyOf). All state on disk can be found from the pod ID, so a roll-back needs no state in memory: Teardown
+// undoes a Setup even if the process that ran it was killed, and GC does the same for pods that no longer exist. If DEL
+// fails during a roll-back, the Manager retries in the background until it succeeds. If DEL fails during a Teardown,
+// the caller retries.
 //
-// The chain is the first configuration in ConfDir by file name. Without one, it is the embedded default: bridge and
-// host-local, plus portmap and bandwidth for pods that ask for them. Plugins are standard CNI executables, run by
-// libcni; pluginExec manages their processes (process groups, deadlines, bounded output). For the configurations that
-// it supports, package builtin does the work of the reference plugins bridge, host-local, loopback and portmap in this
-// process, in a tenth of the time.
+// The chain is the configuration in ConfDir whose file name sorts first. If ConfDir has none, the chain is the embedded
+// default: bridge and host-local, plus portmap and bandwidth for pods that ask for them. Plugins are standard CNI
+// executables, run by libcni; pluginExec manages their processes (process groups, deadlines, bounded output). Package
+// builtin does the work of the reference plugins bridge, host-local, loopback and portmap in this process, in a tenth
+// of the time, if it supports the configuration.
 //
 // The package also opens sockets inside a pod's namespace (Dial, Listen) and reads interface counters (Stats).
 //

@@ -25,7 +25,7 @@ import (
 const (
 	// maxPluginOutput limits a plugin's stdout, in bytes; results are a few KiB.
 	maxPluginOutput = 1 << 20
-	// maxPluginStderr is the number of bytes at the end of stderr that are kept for the error.
+	// maxPluginStderr limits how much of the end of a plugin's stderr is kept for the error, in bytes.
 	maxPluginStderr = 4 << 10
 	// outputGrace limits the wait for output from children that outlive their plugin.
 	outputGrace = time.Second
@@ -79,15 +79,16 @@ func (e *PluginError) Unwrap() []error {
 
 // pluginExec runs plugins for libcni: in this process if plan allows it (inprocess.go), otherwise as executables. Each
 // executable has its own process group, which is killed when ctx ends or the plugin times out. Executables die with the
-// daemon: a plugin that survived could take a lease after the next daemon has released all of the pod's.
+// daemon, because a plugin that survived could take a lease for the pod after the next daemon has released all of the
+// pod's leases.
 type pluginExec struct {
 	version.PluginDecoder
 	timeout time.Duration
 	log     *slog.Logger
-	// plan returns a call that replaces an execution, or an error that says why the executable must run. If plan is
-	// nil, every plugin runs as an executable.
+	// plan returns a call to run instead of the executable, or an error that says why the executable must run. If plan
+	// is nil, every plugin runs as an executable.
 	plan func(path string, stdin []byte, environ []string) (inProcessCall, error)
-	// containers locks each container while a plugin works for it, even after the caller has given up.
+	// containers locks each container while a plugin works for that container, even after the caller has given up.
 	containers keyLocks
 }
 
@@ -124,7 +125,7 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 }
 
 // lockContainer waits until no other plugin works for the container, and locks it. VERSION, STATUS and GC have no
-// container.
+// container, and so no lock.
 func (e *pluginExec) lockContainer(ctx context.Context, container string) (free func(), err error) {
 	if container == "" {
 		return func() {}, nil
@@ -158,9 +159,10 @@ type pluginRun struct {
 	stderr        tail
 }
 
-// runOnce runs the plugin and waits until it exits; nil means exit status 0.
+// runOnce runs the plugin and waits until it exits. It returns nil if the plugin exited with status 0.
 func (r *pluginRun) runOnce(ctx context.Context) error {
-	// The kernel sends the death signal when the thread that forked ends, so the thread must outlive the plugin.
+	// The kernel kills the plugin (Pdeathsig) when the thread that started it ends. So this goroutine keeps its thread
+	// until the plugin has exited.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	r.stdout, r.stderr = capped{}, tail{}
@@ -213,7 +215,7 @@ func (e *PluginError) readOutput(output []byte) {
 	}
 }
 
-// checkResult refuses output that is not a result of any CNI version. Its errors say more than libcni's.
+// checkResult refuses output that is not a result of any CNI version. Its errors are more detailed than libcni's.
 func checkResult(output []byte) error {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(output, &object); err != nil {

@@ -9,10 +9,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// addGateway makes the gateway of a new IPv4 subnet the first address of the embedded default's bridge. The old
-// gateways stay, so that running pods remain reachable: the bridge plugin removes only addresses that are listed before
-// its own. A missing bridge is left to the first pod. IPv6 subnets are ignored, because a bridge can have several IPv6
-// addresses.
+// addGateway adds the gateway of a new IPv4 subnet to the embedded default's bridge, as the bridge's first address. The
+// old gateways stay, so that running pods remain reachable. The bridge plugin leaves them alone, because it removes
+// only addresses that are listed before its own. If the bridge does not exist, addGateway does nothing, because the
+// first pod's ADD creates the bridge with the new gateway. IPv6 subnets are ignored, because the bridge plugin accepts
+// a bridge that has IPv6 addresses in other subnets.
 func addGateway(bridge string, subnet netip.Prefix) error {
 	if !subnet.IsValid() || !subnet.Addr().Is4() {
 		return nil
@@ -35,7 +36,7 @@ func addGateway(bridge string, subnet netip.Prefix) error {
 	if err := netlink.AddrReplace(link, &netlink.Addr{IPNet: gateway}); err != nil {
 		return fmt.Errorf("add %s to bridge %s: %w", gateway, bridge, err)
 	}
-	// The kernel lists addresses in the order in which they were added, so re-adding the old ones puts the gateway
+	// The kernel lists the oldest address first, so removing the old addresses and adding them again puts the gateway
 	// first.
 	for _, old := range have {
 		if old.IPNet.String() == gateway.String() {

@@ -15,10 +15,10 @@ import (
 // gcParallel limits how many pods' networks GC deletes in parallel, because each deletion starts plugin processes.
 const gcParallel = 4
 
-// GC removes what earlier processes left of pods whose IDs are not in keep: it runs DEL for them, unmounts their
-// namespaces, and runs the chain's GC verb if the chain's CNI version has it (1.1.0). Call it after a restart. It skips
-// pods that this process has set up, so pods may start meanwhile. It considers only what is in the Manager's
-// directories. Errors are joined; the next GC retries what failed.
+// GC cleans up after pods of earlier processes, except those whose IDs are in keep. It runs DEL for these pods and
+// unmounts their namespaces. Then it runs the chain's GC verb, if the chain's CNI version has that verb (1.1.0). Call
+// GC after a restart. It skips pods that this process has set up, so new pods may start while it runs. It looks only
+// into the Manager's directories. Errors are joined; the next GC retries what failed.
 func (m *Manager) GC(ctx context.Context, keep []string) error {
 	keepKeys := map[string]bool{}
 	for _, id := range keep {
@@ -63,7 +63,8 @@ func (m *Manager) allKeys() ([]string, error) {
 	return keys, nil
 }
 
-// madeHere reports whether createNetns made e: it is a namespace, or an empty file that a crash left before the mount.
+// madeHere reports whether createNetns made the entry. If so, it is a namespace, or an empty file if a crash prevented
+// the mount.
 func (m *Manager) madeHere(e os.DirEntry) bool {
 	if !containerIDs.MatchString(e.Name()) {
 		return false
@@ -91,8 +92,8 @@ func (m *Manager) collect(ctx context.Context, key string) error {
 	return nil
 }
 
-// runGCVerb runs the chain's GC verb. CNI forbids the verb while an ADD or DEL runs. In that case it is left to
-// the next GC, so that new pods never wait for a slow plugin.
+// runGCVerb runs the chain's GC verb. CNI forbids the verb while an ADD or DEL runs. In that case, runGCVerb leaves the
+// verb to the next GC, so that new pods never wait for a slow plugin.
 func (m *Manager) runGCVerb(ctx context.Context) error {
 	c, err := m.currentChain()
 	if err != nil || !atLeast(c.list.CNIVersion, "1.1.0") {
@@ -112,7 +113,8 @@ func (m *Manager) runGCVerb(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Every record is a valid attachment: of a pod in keep, a pod of this process, or a pod whose DEL failed.
+	// Every record is a valid attachment. It belongs to a pod in keep, to a pod of this process, or to a pod whose DEL
+	// failed.
 	args := &libcni.GCArgs{}
 	for _, key := range keys {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: key, IfName: interfaceName})
@@ -126,8 +128,8 @@ func (m *Manager) runGCVerb(ctx context.Context) error {
 // errGaveWay is the cancellation cause of an interrupted GC verb.
 var errGaveWay = fmt.Errorf("gave way to a pod's ADD or DEL (retry it): %w", errdefs.ErrUnavailable)
 
-// excludeGC keeps the GC verb from running during an ADD or DEL. If the verb is running, it is interrupted so that the
-// pod does not wait; the next GC repeats it. Call the returned function after the ADD or DEL.
+// excludeGC keeps the GC verb from running during an ADD or DEL. If the verb is running, excludeGC interrupts it, so
+// that the pod does not wait. The next GC then repeats the verb. Call the returned function after the ADD or DEL.
 func (m *Manager) excludeGC() (done func()) {
 	if !m.gcMu.TryRLock() {
 		if interrupt := m.interruptGC.Load(); interrupt != nil {

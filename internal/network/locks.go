@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// keyLocks holds one lock per key. CNI requires that operations on one container ID are serialised.
+// keyLocks holds one lock per key. CNI requires operations on one container ID to be serialised.
 type keyLocks struct {
 	mu   sync.Mutex
 	held map[string]*keyLock

@@ -105,7 +105,7 @@ func (m *Manager) lockPod(ctx context.Context, id string) (key string, unlock fu
 // leasesDir returns the directory of host-local's leases for the embedded default chain.
 func (m *Manager) leasesDir() string { return filepath.Join(m.cfg.CacheDir, "leases") }
 
-// reload loads the chain from ConfDir again, and logs if it has changed.
+// reload loads the chain from ConfDir again, and logs if the chain has changed.
 func (m *Manager) reload() {
 	m.reloading.Lock()
 	defer m.reloading.Unlock()

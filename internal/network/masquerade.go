@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network/iptables"
 )
 
-// masquerading lets the pods of the embedded default reach other networks from the node's address. It makes one chain
+// masquerading lets the pods of the embedded default reach other networks under the node's address. It makes one chain
 // of iptables rules per subnet, before the first pod's ADD. The bridge plugin's ipMasq would make a chain per pod. That
 // takes half of the plugin's time for ADD and most of its time for DEL, and the chain stays behind if the pod's
 // namespace is gone before DEL.

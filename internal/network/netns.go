@@ -17,7 +17,7 @@ import (
 // loopbackIndex is the index of lo in every network namespace (LOOPBACK_IFINDEX of the kernel).
 const loopbackIndex = 1
 
-// Netns returns the path of the pod's network namespace, whether it exists or not.
+// Netns returns the path of the pod's network namespace, even if the namespace does not exist.
 func (m *Manager) Netns(id string) string { return m.netnsPath(keyOf(id)) }
 
 func (m *Manager) netnsPath(key string) string { return filepath.Join(m.cfg.NetnsDir, key) }
@@ -104,8 +104,8 @@ func unshareAndPin(path string) error {
 	return nil
 }
 
-// inNetns runs fn on a thread inside the network namespace at path; "" means the host's. fn should only open sockets:
-// they stay in the namespace after the thread has left it.
+// inNetns runs fn on a thread inside the network namespace at path; "" means the host's namespace. fn should only open
+// sockets, because a socket stays in the namespace even after the thread has left it.
 func (m *Manager) inNetns(path string, fn func() error) error {
 	if path == "" {
 		return fn()
@@ -140,7 +140,8 @@ func removeNetns(path string) error {
 }
 
 // prepareNetnsDir makes dir a shared mount of its own, as `ip netns` does with /run/netns. Unmounting a network
-// namespace then also unmounts it in all copies of our mount namespace, where its mount would otherwise keep it alive.
+// namespace then also unmounts it in all copies of our mount namespace. Otherwise the mounts in these copies would keep
+// the network namespace alive.
 func prepareNetnsDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make the directory of network namespaces: %w", err)

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// podCIDRs is the content of the file that stores the pod CIDR. We need it because the kubelet does not send the pod
-// CIDR again when we restart.
+// podCIDRs is the content of the file that stores the pod CIDR. The file is needed because the kubelet does not send
+// the pod CIDR again when the daemon restarts.
 type podCIDRs struct {
 	SubnetV4 string `json:"subnetV4,omitempty"`
 	SubnetV6 string `json:"subnetV6,omitempty"`

@@ -25,7 +25,8 @@ const (
 // errCorrupt marks a record with invalid content.
 var errCorrupt = errors.New("corrupt record")
 
-// record keeps the configuration and arguments of an ADD for its DEL. It is on disk from before ADD until after DEL.
+// record keeps the configuration and arguments of an ADD for the later DEL. It is written before ADD and removed after
+// DEL.
 type record struct {
 	Version int    `json:"version"`
 	ID      string `json:"id"`
@@ -116,7 +117,7 @@ func (s recordStore) put(r *record) error {
 	return nil
 }
 
-// get reads a record. It returns nil if there is none, and errCorrupt if its content is invalid.
+// get reads a record. It returns nil if there is no record, and errCorrupt if the record's content is invalid.
 func (s recordStore) get(key string) (*record, error) {
 	data, err := os.ReadFile(s.path(key))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -167,9 +168,10 @@ func (s recordStore) keys() ([]string, error) {
 	return keys, nil
 }
 
-// writeDurably replaces the content of the file at path; data is on disk when it returns. If the process is killed, the
-// file has its old or its new content. A power loss before the return can leave an empty file, which readers must
-// detect. Syncing only after the rename saves a file system commit; nothing depends on the file before the return.
+// writeDurably replaces the content of the file at path. When it returns, the new content is on disk. If the process is
+// killed, the file has its old or its new content. A power loss before the return can leave an empty file, which
+// readers must detect. The file is synced only after the rename, which saves a file system commit. That is safe because
+// nothing depends on the file before the return.
 func writeDurably(path string, data []byte) (err error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {

@@ -34,7 +34,7 @@ type Interface struct {
 	// InPod is set if the interface is in the pod's namespace and not on the host.
 	InPod bool
 	Addrs []netip.Prefix
-	// MTU is in bytes; 0 means unknown, as it usually is for interfaces on the host.
+	// MTU is in bytes; 0 means unknown, which is usual for interfaces on the host.
 	MTU int
 }
 
@@ -65,8 +65,8 @@ func (m *Manager) result(key string, added types.Result) (*Result, error) {
 	return r, nil
 }
 
-// addInterfaces adds the interfaces and their addresses. Addresses that name no interface belong to the default one, as
-// in results before CNI 0.3.0, which have no interfaces.
+// addInterfaces adds the interfaces and their addresses. An address without an interface belongs to the default
+// interface. Results before CNI 0.3.0 name no interfaces at all.
 func (r *Result) addInterfaces(cni *types100.Result) error {
 	for _, i := range cni.Interfaces {
 		r.Interfaces = append(r.Interfaces, Interface{Name: i.Name, MAC: i.Mac, InPod: i.Sandbox != "", MTU: i.Mtu})
@@ -128,8 +128,9 @@ func (r *Result) defaultInterface() int {
 	return -1
 }
 
-// fillFromKernel sets the MTUs of the pod's interfaces, which results before CNI 1.1.0 lack, and missing MAC addresses.
-// It leaves other interfaces unchanged: they may be gone, or be devices that the chain prepared for a machine.
+// fillFromKernel sets the MTUs of the pod's interfaces, because results before CNI 1.1.0 lack them, and fills in
+// missing MAC addresses. It leaves other interfaces unchanged, because they may be gone, or may be devices that the
+// chain prepared for a machine.
 func (m *Manager) fillFromKernel(r *Result) {
 	links, err := m.links(r.Netns)
 	if err != nil {

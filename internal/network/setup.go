@@ -83,8 +83,8 @@ func (m *Manager) reuseOrUndo(ctx context.Context, rec *record) (*Result, error)
 	return nil, nil
 }
 
-// CNIResult returns the result of the chain's last plugin for a pod, converted to the latest CNI version; nil if there
-// is none.
+// CNIResult returns the result of the chain's last plugin for a pod, converted to the latest CNI version, or nil if
+// there is no result.
 func (m *Manager) CNIResult(id string) (json.RawMessage, error) {
 	key := keyOf(id)
 	rec, err := m.records.get(key)

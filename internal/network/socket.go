@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects to addr from inside the namespace at netnsPath; "" means the host's. network is tcp or udp. addr is
-// "host:port", where host is an IP address or "localhost", for which Dial tries 127.0.0.1 and then ::1. Dial resolves
-// no other names, because this process does not use the pod's resolver. It uses a thread inside the namespace only to
-// make the socket, so a slow peer holds no thread.
+// Dial connects to addr from inside the namespace at netnsPath; "" means the host's namespace. The network is tcp or
+// udp. The address is "host:port", where host is an IP address or "localhost". For "localhost", Dial tries 127.0.0.1
+// and then ::1. Dial resolves no other names, because this process does not use the pod's resolver. It needs a thread
+// inside the namespace only to make the socket, so a slow peer does not occupy a thread.
 func (m *Manager) Dial(ctx context.Context, netnsPath, network, addr string) (net.Conn, error) {
 	targets, err := socketAddrs(network, addr)
 	if err != nil {
@@ -50,8 +50,9 @@ func (m *Manager) dial(ctx context.Context, netnsPath string, target socketAddr)
 	return net.FileConn(file)
 }
 
-// Listen binds a socket to addr inside the namespace at netnsPath, and for tcp also listens on it. The caller owns the
-// file, and can use it for net.FileListener or net.FilePacketConn, or pass it to another process.
+// Listen binds a socket to addr inside the namespace at netnsPath. If the network is tcp, the socket also listens. The
+// caller owns the returned file, and can use it for net.FileListener or net.FilePacketConn, or pass it to another
+// process.
 func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*os.File, error) {
 	targets, err := socketAddrs(network, addr)
 	if err != nil {
@@ -167,7 +168,7 @@ func connect(ctx context.Context, file *os.File, to unix.Sockaddr) error {
 	return err
 }
 
-// connected returns the result of a connect, or EINPROGRESS while the connect is in progress.
+// connected returns the result of a connection attempt, or EINPROGRESS while the attempt is in progress.
 func connected(fd int) error {
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// refreshInterval is the time between refreshes of the status if no event arrives. There are no events for changes
-	// of plugins or of their answers to STATUS.
+	// refreshInterval is the time between refreshes of the status if no event arrives. No event reports a change to a
+	// plugin or to a plugin's answer to STATUS.
 	refreshInterval = 10 * time.Second
-	// settleTime is the pause after an event, in which a configuration file can be written completely.
+	// settleTime is the pause after an event. It leaves time to finish writing a configuration file.
 	settleTime = 50 * time.Millisecond
 	// probeTimeout limits each refresh of the status.
 	probeTimeout = 5 * time.Second
@@ -52,7 +52,7 @@ func (s *statusCache) set(err error) {
 
 // Status returns nil if pods can get a network (CRI condition NetworkReady). Otherwise the error says what is wrong and
 // what to do, as ErrFailedPrecondition or ErrUnavailable. Status answers from memory, and waits only for the first
-// status. It reflects changes of the configuration directory almost immediately, and other changes within 10 s.
+// status. It reflects changes to the configuration directory almost immediately, and other changes within 10 s.
 func (m *Manager) Status(ctx context.Context) error {
 	if v := m.status.verdict.Load(); v != nil {
 		return v.err
@@ -191,7 +191,8 @@ func (m *Manager) probe(ctx context.Context) error {
 }
 
 // probeVersion checks that a plugin supports the wanted CNI version. It runs VERSION only if the plugin's file is new
-// or has changed. A plugin without VERSION, which the first CNI release lacked, counts as supporting the version.
+// or has changed. The first CNI release had no VERSION, so a plugin that does not answer it counts as supporting the
+// wanted version.
 func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -214,7 +215,7 @@ func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string
 	return nil
 }
 
-// atLeast reports whether v is a CNI version that equals minimum or is newer.
+// atLeast reports whether the CNI version v is the given minimum or newer.
 func atLeast(v, minimum string) bool {
 	ok, err := version.GreaterThanOrEqualTo(v, minimum)
 	return err == nil && ok

@@ -16,8 +16,8 @@ import (
 var teardownDel = failpoint.New("network.teardown.del")
 
 // Teardown releases everything that Setup took. It can be called repeatedly and in any state, even after an interrupted
-// Setup or a reboot. For an unknown pod it does nothing. It uses only the ID of a: the chain and the arguments are
-// those that Setup recorded. After an error, call it again.
+// Setup or a reboot. For an unknown pod it does nothing. Of the attachment, it uses only the ID; the chain and the
+// arguments are those that Setup recorded. After an error, call it again.
 func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	key, unlock, err := m.lockPod(ctx, a.ID)
 	if err != nil {
@@ -58,7 +58,7 @@ func (m *Manager) detach(ctx context.Context, key string) error {
 	return nil
 }
 
-// del runs DEL of the recorded chain. If the namespace is gone, plugins get an empty path and release what they hold
+// del runs DEL of the recorded chain. If the namespace is gone, plugins get an empty path and release only what is
 // outside the namespace, mainly leases.
 func (m *Manager) del(ctx context.Context, rec *record) error {
 	netns := m.netnsPath(rec.key)
@@ -69,8 +69,8 @@ func (m *Manager) del(ctx context.Context, rec *record) error {
 	return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
 }
 
-// substituteRecord makes a record to use in place of a damaged one. Plugins find what they hold by container ID, so DEL
-// of the current chain most likely works.
+// substituteRecord makes a record to use in place of a damaged one. A plugin finds a pod's resources by the container
+// ID, so DEL of the current chain most likely works.
 func (m *Manager) substituteRecord(key string, damage error) (*record, error) {
 	c, err := m.currentChain()
 	if err != nil {
@@ -80,8 +80,8 @@ func (m *Manager) substituteRecord(key string, damage error) (*record, error) {
 	return &record{ID: key, Interface: interfaceName, Args: [][2]string{{"IgnoreUnknown", "1"}}, key: key, list: c.list}, nil
 }
 
-// Check reports whether the pod's network is as Setup left it: the namespace exists and CHECK of the plugins succeeds,
-// if the chain's CNI version has CHECK (0.4.0). If the backend has taken over the pod's addresses, plugins would report
+// Check reports whether the pod's network is as Setup left it: the namespace exists and the plugins' CHECK succeeds, if
+// the chain's CNI version has CHECK (0.4.0). If the backend has taken over the pod's addresses, plugins would report
 // them missing, so Check only looks for the pod's interface. It returns ErrNotFound if Setup has not set up the pod.
 func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	key, unlock, err := m.lockPod(ctx, a.ID)

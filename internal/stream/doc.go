@@ -12,11 +12,11 @@
 //
 //   - A session's context ends when its client is gone, even if nothing reads what the client sent. The connection is
 //     always closed, so clients that vanish leave no goroutines and no descriptors.
-//   - The SPDY library waits forever if a client opens more streams than its request has, or vanishes while a stream is
+//   - The SPDY library waits forever if a client opens more streams than it requested, or vanishes while a stream is
 //     being opened. spdyGuard prevents both.
-//   - A session's last bytes wait for the client to read them (RFC 9112, 9.6), so that the exit code is not lost if a
-//     program ends before it has read its input.
-//   - WebSocket protocol v5, in which the client can close stdin.
+//   - A closed session gives the client time to read the last bytes (RFC 9112, 9.6). Otherwise the exit code could be
+//     lost if a program ends before it has read its input.
+//   - WebSocket protocol v5, which lets the client close stdin.
 //   - Tokens have 130 random bits.
 //
 // ExecSync runs a program and collects as much output as fits into a CRI message. PortForwardTCP connects a stream to a

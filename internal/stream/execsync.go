@@ -22,8 +22,8 @@ var errExecTimeout = errors.New("exec timeout")
 // ExecSync runs a program in a container and returns its output and exit code; an exit code other than 0 is not an
 // error. Output beyond MaxExecSyncOutput is dropped, and the last line of stderr says how much.
 //
-// After timeout, the program is killed, and the error is context.DeadlineExceeded, as the kubelet expects; 0 means no
-// timeout. An empty cmd or a negative timeout is an errdefs.ErrInvalidArgument.
+// When the timeout expires, the program is killed, and the error is context.DeadlineExceeded, as the kubelet expects. A
+// timeout of 0 means no limit. An empty cmd or a negative timeout is an errdefs.ErrInvalidArgument.
 func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string, timeout time.Duration) (*runtimeapi.ExecSyncResponse, error) {
 	switch {
 	case containerID == "":
@@ -53,8 +53,8 @@ func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string,
 	return &runtimeapi.ExecSyncResponse{Stdout: stdout, Stderr: stderr, ExitCode: code}, nil
 }
 
-// output collects stdout and stderr within a common limit. Writes after result are ignored: a child process may still
-// write to the program's stdio after the program has ended.
+// output collects stdout and stderr within a common limit. Once result has been called, writes are ignored, because a
+// child process may still write to the program's stdio after the program has ended.
 type output struct {
 	mu             sync.Mutex
 	room           int

@@ -13,8 +13,8 @@ import (
 
 // spdyGuard works around three faults of the SPDY library (moby/spdystream, used by k8s.io/streaming):
 //
-//   - The session's handler accepts only as many streams as the request has. For each further stream that the client
-//     opens, a goroutine waits forever to hand the stream over.
+//   - The session's handler accepts only as many streams as the client requested. For each further stream that the
+//     client opens, a goroutine waits forever to hand the stream over.
 //   - The library answers a stream (SYN_REPLY) before it writes to the stream. If the client goes away in between, or
 //     has sent GOAWAY, the answer fails, and every write to the stream waits for the answer forever.
 //   - The library hands a stream over before it answers the stream. If the handler resets the stream in between, the
@@ -63,7 +63,7 @@ func (g *spdyGuard) received(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// sent inspects bytes to the client.
+// sent inspects bytes that were written to the client.
 func (g *spdyGuard) sent(p []byte) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -164,8 +164,7 @@ const (
 	longHead  = 12
 )
 
-// headLen returns the length of the header. It returns shortHead until the bytes that show the type and length are
-// read.
+// headLen returns the length of the header. As long as the type and the length are not read yet, it returns shortHead.
 func (r *frameReader) headLen() int {
 	if r.have >= shortHead && r.kind() != 0 && r.length() >= longHead-shortHead {
 		return longHead

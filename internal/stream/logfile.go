@@ -27,7 +27,8 @@ func LogPath(directory, name string) (string, error) {
 }
 
 // OpenLogFile opens a container's log for appending. It creates the file and missing directories. A symlink below the
-// log directory, or a path that leads out of it, is an errdefs.ErrInvalidArgument. The file is nil if LogPath is "".
+// log directory, or a path that leads out of it, is an errdefs.ErrInvalidArgument. If LogPath returns "", the file is
+// nil.
 func OpenLogFile(directory, name string) (*os.File, error) {
 	full, err := LogPath(directory, name)
 	if err != nil || full == "" {

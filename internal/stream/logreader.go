@@ -83,11 +83,11 @@ type logReader struct {
 	file  *os.File
 	buf   *bufio.Reader
 	line  []byte // an incomplete entry, at most readSize bytes
-	long  *entry // a longer entry, partly written
+	long  *entry // an entry longer than readSize, partly written
 	ended bool   // LogOptions.Ended is closed: this is the last read
 }
 
-// entry holds the properties of an entry that apply to all its parts.
+// entry holds what applies to all parts of one entry.
 type entry struct {
 	sink    *logSink
 	partial bool
@@ -123,7 +123,7 @@ func (r *logReader) copy(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// keepPart keeps a part of an incomplete entry until the rest is written to the file.
+// keepPart keeps a part of an incomplete entry until the file contains the rest of the entry.
 func (r *logReader) keepPart(part []byte) error {
 	switch {
 	case len(part) == 0:
@@ -240,7 +240,8 @@ type logSink struct {
 	old    bool // the line is older than LogOptions.Since
 }
 
-// begin handles the start of an entry. If the entry starts a line, it compares and writes the time.
+// begin handles the start of an entry. If the entry starts a line, begin compares the line's time with Since, and
+// writes the time if Timestamps is set.
 func (s *logSink) begin(line crilog.Line, opts LogOptions) error {
 	if s.inLine {
 		return nil

@@ -23,8 +23,8 @@ func seekTail(file *os.File, n int) error {
 	return err
 }
 
-// tailStart returns the offset of the last n lines. It walks backwards until it finds the entry that ends the line
-// before them.
+// tailStart returns the offset of the last n lines. It walks backwards until it finds the entry that ends the preceding
+// line.
 func tailStart(file io.ReaderAt, end int64, n int) (int64, error) {
 	next := end // the offset of the following entry
 	for start, err := range entriesBackwards(file, end) {

@@ -13,7 +13,7 @@ const (
 	// MaxBacklog limits the output that waits for an attached client, in bytes. The queues of a container's clients
 	// share the bytes of their packets, so together they need only about as much memory as the longest queue.
 	MaxBacklog = 8 << 20
-	// PacketCost is counted for each packet in addition to its data, in bytes.
+	// PacketCost is the number of bytes that each packet counts in addition to its data.
 	PacketCost = 64
 )
 

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The functions of this file find out whether a client is gone even while nothing reads its data. If the receive window
+// The functions in this file find out whether a client is gone even while nothing reads its data. If the receive window
 // is full, the client's FIN cannot arrive, so our socket does not show it. But the client is on this machine (see
 // Config.Address), so inet_diag (linux/inet_diag.h) shows the client's socket.
 
@@ -53,7 +53,7 @@ func peerClosed(conn net.Conn) bool {
 	}
 	state, err := socketState(theirs, ours)
 	if errors.Is(err, unix.ENOENT) {
-		_, err = socketState(ours, theirs) // must exist; otherwise the answers are wrong
+		_, err = socketState(ours, theirs) // our socket must exist; otherwise the answers are wrong
 		return err == nil
 	}
 	return err == nil && state != tcpEstablished
@@ -77,8 +77,8 @@ func socketState(local, remote *net.TCPAddr) (uint8, error) {
 	return diagAnswer(answer[:n])
 }
 
-// diagAnswer decodes the kernel's answer: a struct nlmsghdr, followed by a struct inet_diag_msg, which begins with the
-// family and the state, or by a negative error number.
+// diagAnswer decodes the kernel's answer. The answer is a struct nlmsghdr and then a struct inet_diag_msg or a negative
+// error number. A struct inet_diag_msg begins with the family and the state.
 func diagAnswer(b []byte) (uint8, error) {
 	if len(b) < unix.NLMSG_HDRLEN+4 {
 		return 0, errors.New("inet_diag gave no answer")

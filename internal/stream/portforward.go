@@ -12,16 +12,16 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// halfOpenTime limits how long a client can send after the pod has closed its side. The pod has nearly always closed
-// both directions, but TCP shows that only when something is sent.
+// halfOpenTime limits how long a client can send after the pod has closed its side. By then the pod has nearly always
+// closed both directions, but TCP shows that only when something is sent.
 const halfOpenTime = 30 * time.Second
 
 // Dial opens a connection in the network of a pod, like net.Dialer.DialContext.
 type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// PortForwardTCP connects to a TCP port on the pod's localhost, by IPv4 first, then by IPv6. It copies between stream
-// and the connection in both directions until both sides have closed, or ctx ends. When one side stops sending, the
-// other side sees the end of its input. After an error, the caller must close stream.
+// PortForwardTCP connects to a TCP port on the pod's localhost, first over IPv4, then over IPv6. It copies between
+// stream and the connection in both directions until both sides have closed, or ctx ends. When one side stops sending,
+// the other side sees the end of its input. After an error, the caller must close stream.
 //
 // It returns an error if it cannot connect (errdefs.ErrUnavailable if nothing listens) or if ctx ends. The failure of
 // an established connection only closes stream, because kubectl reacts to an error by dropping all its forwarded
@@ -105,7 +105,7 @@ func closeWrite(conn net.Conn) {
 	conn.Close()
 }
 
-// abort closes a stream in both directions. The Close method of an SPDY stream closes only one.
+// abort closes a stream in both directions. The Close method of an SPDY stream closes only one direction.
 func abort(stream io.Closer) {
 	if both, ok := stream.(interface{ Reset() error }); ok {
 		_ = both.Reset()

@@ -20,7 +20,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// routes returns the handler of all paths: one per kind of session, with GET for WebSocket and POST for SPDY.
+// routes returns the handler for all paths. Each kind of session has one path, with GET for WebSocket and POST for
+// SPDY.
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	for _, kind := range []string{kindExec, kindAttach, kindPortForward} {
@@ -55,7 +56,7 @@ func (s *Server) handle(kind string) http.HandlerFunc {
 	}
 }
 
-// stdio holds a session's streams and the sizes of its terminal. Those that the client did not request are nil.
+// stdio holds a session's streams and the sizes of its terminal. What the client did not request is nil.
 type stdio struct {
 	in       io.Reader
 	out, err io.Writer
@@ -102,7 +103,8 @@ func (s *Server) serveStdio(w http.ResponseWriter, r *http.Request, session stdi
 	}
 }
 
-// stdioSession is an exec or attach session. The protocol library calls it once the client has opened its streams.
+// stdioSession is an exec or attach session. The protocol library calls its methods as soon as the client has opened
+// the streams.
 type stdioSession struct {
 	req    stdioRequest
 	run    func(context.Context, stdio) error
@@ -126,7 +128,7 @@ func (s stdioSession) AttachContainer(ctx context.Context, _, _, _ string, in io
 // options returns the protocol library's options, and the number of SPDY streams that the client must open.
 func (s stdioSession) options() (*remotecommand.Options, int) {
 	opts := &remotecommand.Options{Stdin: s.req.GetStdin(), Stdout: s.req.GetStdout(), Stderr: s.req.GetStderr(), TTY: s.req.GetTty()}
-	streams := 1 // the error stream; a terminal adds one for its sizes
+	streams := 1 // the error stream; a terminal adds a stream for its sizes
 	for _, more := range []bool{opts.Stdin, opts.Stdout, opts.Stderr, opts.TTY} {
 		if more {
 			streams++
@@ -185,14 +187,14 @@ func (c chunked) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-// termSizes converts terminal sizes, until from is closed or ctx ends. It never makes the sender wait: a newer size
-// replaces one that was not received yet. Over WebSocket, a waiting size would hold up the client's stdin.
+// termSizes converts terminal sizes, until the given channel is closed or ctx ends. It never makes the sender wait: a
+// newer size replaces one that was not received yet. Over WebSocket, a waiting size would hold up the client's stdin.
 func termSizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-chan sandbox.TermSize {
 	to := make(chan sandbox.TermSize)
 	go func() {
 		defer close(to)
 		var last sandbox.TermSize
-		var out chan<- sandbox.TermSize // nil if last was already sent
+		var out chan<- sandbox.TermSize // nil if the last size was already sent
 		for from != nil || out != nil {
 			select {
 			case size, ok := <-from:
@@ -211,7 +213,7 @@ func termSizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-ch
 	return to
 }
 
-// servePortForward serves a port-forward session, which has any number of connections.
+// servePortForward serves a port-forward session, which can have any number of connections.
 func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *runtimeapi.PortForwardRequest) {
 	ss, r := s.begin(w, r, 0)
 	defer ss.end()
@@ -228,7 +230,7 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *r
 }
 
 // forwarder forwards the connections of one session. It uses the session's context, because the protocol library's
-// never ends. It also waits until the stream is answered, because the library may call it earlier.
+// context never ends. It also waits until the stream is answered, because the library may call PortForward before that.
 type forwarder struct {
 	runtime Runtime
 	session *session

@@ -25,7 +25,7 @@ type Runtime interface {
 	Exec(ctx context.Context, containerID string, req sandbox.ExecRequest) (exitCode int32, err error)
 	// Attach connects to a container's stdio; see sandbox.Attacher.
 	Attach(ctx context.Context, containerID string, req sandbox.AttachRequest) error
-	// PortForward connects stream to a port of a pod, until either of them or ctx ends.
+	// PortForward connects stream to a port of a pod, until stream or the connection to the port closes, or ctx ends.
 	PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error
 }
 
@@ -51,19 +51,20 @@ type Config struct {
 	Logger *slog.Logger
 	// IdleTimeout ends a session after this time without traffic.
 	IdleTimeout time.Duration
-	// CreationTimeout limits the time in which an SPDY client must open its streams.
+	// CreationTimeout limits how long an SPDY client may take to open its streams.
 	CreationTimeout time.Duration
-	// TokenTTL is the lifetime of an unused URL, MaxTokens the limit on unused URLs.
+	// TokenTTL is the lifetime of an unused URL. MaxTokens limits the number of unused URLs.
 	TokenTTL  time.Duration
 	MaxTokens int
 	// Connections limits the connections to Address; nil means the defaults of connlimit.
 	Connections *connlimit.Limiter
 }
 
-// FilesPerSession is the number of descriptors of a session: its connection, and the program's pipes or terminal.
+// FilesPerSession is the number of descriptors that a session needs for its connection and the program's pipes or
+// terminal.
 const FilesPerSession = 8
 
-// Server serves exec, attach and port-forward sessions. Its URLs work once Serve runs.
+// Server serves exec, attach and port-forward sessions. Its URLs work as soon as Serve runs.
 type Server struct {
 	config   Config
 	log      *slog.Logger
@@ -73,7 +74,7 @@ type Server struct {
 	ctx      context.Context // the parent of all sessions' contexts
 	cancel   context.CancelCauseFunc
 
-	mu       sync.Mutex // held to start a session and to cancel ctx, so that none starts after that
+	mu       sync.Mutex // held to start a session and to cancel ctx, so that no session starts after the cancellation
 	sessions sync.WaitGroup
 }
 
@@ -140,8 +141,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	return s.Close()
 }
 
-// Close stops listening and ends all sessions. It waits for them, but at most closeWait, because a runtime may be
-// stuck.
+// Close stops listening and ends all sessions. It waits up to closeWait for the sessions to end, and no longer, because
+// a runtime may be stuck.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.cancel(errServerClosed)

@@ -97,7 +97,7 @@ func (ss *session) end() {
 	ss.cancel(nil)
 }
 
-// spawn runs work in a goroutine. Server.Close waits for it, unless the session is already released.
+// spawn runs work in a goroutine. Server.Close waits for that goroutine, unless the session is already released.
 func (ss *session) spawn(work func()) {
 	work = guard.Func(ss.server.log, "streaming session", work)
 	ss.mu.Lock()
@@ -109,7 +109,7 @@ func (ss *session) spawn(work func()) {
 	ss.server.sessions.Go(work)
 }
 
-// cutOff closes the connection of a session whose context has ended, so that nothing waits for its client. If the
+// cutOff closes the connection of a session whose context has ended, so that nothing waits for the client. If the
 // server is closing, lingerTime remains to notify the client: an SPDY client takes silence for success.
 func (ss *session) cutOff(raw net.Conn) {
 	if errors.Is(context.Cause(ss.ctx), errServerClosed) {
@@ -178,8 +178,8 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return 0, err
 }
 
-// Write never fails, because the SPDY library would wait forever for a stream whose answer it could not write. If the
-// client is gone, the session's context ends.
+// Write never fails, because the SPDY library would wait forever on a stream if it could not write the stream's answer.
+// If the client is gone, the session's context ends.
 func (c *clientConn) Write(p []byte) (int, error) {
 	if _, err := c.Conn.Write(p); err != nil {
 		c.gone(fmt.Errorf("%w: %w", errClientGone, err))
@@ -191,8 +191,8 @@ func (c *clientConn) Write(p []byte) (int, error) {
 }
 
 // Close shuts down the writing side, and discards what still arrives until the client closes too or lingerTime is over.
-// Then it closes the connection. If Close closed it immediately, the kernel would send a reset if any input was unread,
-// and the client might lose the last bytes, such as an exit code.
+// Then it closes the connection. An immediate close with unread input would make the kernel send a reset, and the
+// client might lose the last bytes, such as an exit code.
 func (c *clientConn) Close() error {
 	if c.closed.Swap(true) {
 		return nil

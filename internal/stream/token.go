@@ -16,13 +16,14 @@ const (
 	kindPortForward = "portforward"
 )
 
-// tokens holds checked requests until a client redeems their tokens. A token works once, within ttl.
+// tokens holds checked requests until a client redeems their tokens. A token can be used only once, and only within its
+// lifetime (ttl).
 type tokens struct {
 	ttl time.Duration
 	max int
 
 	mu sync.Mutex
-	// pending holds the requests by token. order holds their tokens, the oldest first, and may contain redeemed tokens.
+	// pending holds the requests by token. order lists the tokens, the oldest first; redeemed tokens may remain in it.
 	pending map[string]ticket
 	order   []string
 }
@@ -37,7 +38,8 @@ func newTokens(ttl time.Duration, max int) *tokens {
 	return &tokens{ttl: ttl, max: max, pending: map[string]ticket{}}
 }
 
-// issue stores a request and returns its token. If max requests are pending, it returns errdefs.ErrResourceExhausted.
+// issue stores a request and returns its token. If too many requests are pending, it returns
+// errdefs.ErrResourceExhausted.
 func (t *tokens) issue(kind string, req any) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -53,7 +55,8 @@ func (t *tokens) issue(kind string, req any) (string, error) {
 	return token, nil
 }
 
-// redeem removes and returns the request of a token; false if the token is unknown, expired, or of another kind.
+// redeem removes and returns the request of a token. It returns false if the token is unknown, expired, or of another
+// kind.
 func (t *tokens) redeem(kind, token string) (any, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -30,9 +30,9 @@ var (
 //	address ─► bridge ─► veth pair ─┬─ host's end: up, a port of the bridge
 //	                                └─ pod's end: sysctls, addresses, up, routes ─► gateway's address on the bridge
 //
-// Once the port forwards, it announces the pod's addresses to the neighbours.
+// Once the port forwards packets, addBridge announces the pod's addresses to the neighbours.
 //
-// If it fails, it frees the pod's addresses but leaves the interface to DEL, as the plugin does.
+// If addBridge fails, it frees the pod's addresses but leaves the interface to DEL, as the bridge plugin does.
 func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte, err error) {
 	result, err := c.allocate(ctx)
 	if err != nil {
@@ -114,7 +114,7 @@ const podInterface = 2
 // returns the addresses that the bridge needs as a gateway (isGateway).
 func (conf *bridgeConfig) setGateways(result *types100.Result) []net.IPNet {
 	var gateways []net.IPNet
-	routed := map[bool]bool{} // families that have a default route, by isV4
+	routed := map[bool]bool{} // address families (true for IPv4) that have a default route
 	for _, address := range result.IPs {
 		address.Interface = types100.Int(podInterface)
 		if address.Gateway == nil && conf.IsGateway {
@@ -149,7 +149,7 @@ func firstHost(network net.IPNet) net.IP {
 	return ip.Next().AsSlice()
 }
 
-// ensureBridge makes the bridge if it is missing, configures it, and sets it up.
+// ensureBridge makes the bridge if it is missing, configures it, and sets the link up.
 func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error) {
 	link, err := host.LinkByName(conf.Bridge)
 	if notFound(err) {
@@ -171,7 +171,7 @@ func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error
 			return nil, fmt.Errorf("set bridge %s to promiscuous mode: %w", conf.Bridge, err)
 		}
 	}
-	_ = sysctl("0", "ipv6/conf", conf.Bridge, "accept_ra") // take no routes from routers; fails if the host has no IPv6
+	_ = sysctl("0", "ipv6/conf", conf.Bridge, "accept_ra") // take no routes from routers; the write fails if the host has no IPv6
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		if err := host.LinkSetUp(link); err != nil {
 			return nil, fmt.Errorf("set bridge %s up: %w", conf.Bridge, err)
@@ -224,9 +224,9 @@ func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Lin
 	return host.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
 }
 
-// delBridge deletes the pod's interface, with which the host's end disappears, and the masquerading rules for the pod's
-// addresses. Then it frees the addresses. It deletes the interface and the rules in parallel, because both mostly wait
-// for grace periods of the kernel.
+// delBridge deletes the pod's interface and the masquerading rules for the pod's addresses. Then it frees the
+// addresses. The host's end of the veth pair disappears with the pod's interface. The interface and the rules are
+// deleted in parallel, because both deletions mostly wait for grace periods of the kernel.
 func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 	var both errgroup.Group
 	both.Go(c.delPair)
@@ -246,7 +246,7 @@ func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 }
 
 // delMasquerade removes the masquerading rules for the pod's addresses. It finds the addresses by their leases, because
-// the namespace may be gone. A rule that remained would apply to the next pod with its address.
+// the namespace may be gone. A rule that remained would apply to the next pod with the same address.
 func (c *Call) delMasquerade(ctx context.Context, conf *bridgeConfig) error {
 	addresses, err := c.leased(ctx)
 	if err != nil {

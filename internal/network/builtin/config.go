@@ -13,10 +13,11 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// The structures of this file have the fields that this package implements. Decoding is strict: a configuration with
+// The structures in this file have the fields that this package implements. Decoding is strict: a configuration with
 // any other field is left to the executable. Values are decoded as the plugins decode them.
 
-// versions lists the CNI versions for which all releases of the plugins since 1.0 print the same results.
+// versions lists the supported CNI versions. In these versions, all releases of the plugins since 1.0 print the same
+// results.
 var versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0"}
 
 // common holds the fields of every plugin's configuration.
@@ -80,8 +81,8 @@ type rangeConfig struct {
 	Gateway    string `json:"gateway"`
 }
 
-// ipamConfig is the configuration of host-local. It serves to check the type and the field names; host-local's own code
-// reads the values.
+// ipamConfig is the configuration of host-local. It is used only to check the type and the field names; host-local's
+// own code reads the values.
 type ipamConfig struct {
 	rangeConfig
 	Type    string          `json:"type"`
@@ -120,7 +121,8 @@ func decodeStrict(data []byte, v any) error {
 	return nil
 }
 
-// knownArgs lists the names in CNI_ARGS that these plugins ignore. They do use "MAC" and "IP".
+// knownArgs lists the names in CNI_ARGS that these plugins ignore. Other names are refused, because the plugins use
+// some of them, such as "MAC" and "IP".
 var knownArgs = []string{"IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"}
 
 // checkArgs refuses CNI_ARGS that the plugins would not ignore.

@@ -17,5 +17,5 @@
 //
 // The package knows nothing about pods, records or chains. Between calls it only remembers which executables are
 // reference plugins. After its context ends, Run returns as soon as the current kernel request is done. That can take a
-// while, so the caller must not rely on it (see internal/network).
+// while, so the caller must not count on a prompt return (see internal/network).
 package builtin

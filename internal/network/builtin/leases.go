@@ -21,8 +21,8 @@ import (
 //	10.88.0.7              a lease: the container ID on one line, the interface on the next
 //	last_reserved_ip.N     the last address leased from range N
 //
-// We do not use host-local's own store, because it waits for the lock without limit, and because programs that start
-// while the lock is held inherit its descriptor.
+// We do not use host-local's own store, because that store waits for the lock without limit, and because programs that
+// start while it holds the lock inherit the lock's descriptor.
 type leases struct {
 	dir  string
 	lock int
@@ -72,7 +72,7 @@ func (l *leases) Close() error  { return nil }
 
 func leaseOf(id, ifName string) string { return id + leaseLine + ifName }
 
-// Reserve leases an address, and reports whether it was free.
+// Reserve takes a lease on an address, and reports whether the address was free.
 func (l *leases) Reserve(id, ifName string, ip net.IP, rangeID string) (bool, error) {
 	path := filepath.Join(l.dir, ip.String())
 	err := writeNew(path, leaseOf(id, ifName))

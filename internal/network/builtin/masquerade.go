@@ -16,12 +16,13 @@ import (
 // of ten executions of iptables.
 type masquerade struct{ chain, comment string }
 
-// newMasquerade uses the plugins' names for chain and comment (pkg/utils, FormatChainName and FormatComment).
+// newMasquerade uses the same names for the chain and the comment as the plugins (pkg/utils, FormatChainName and
+// FormatComment).
 func newMasquerade(network, container string) masquerade {
 	sum := sha512.Sum512([]byte(network + container))
 	return masquerade{
 		chain: fmt.Sprintf("CNI-%x", sum)[:28],
-		// iptables-restore interprets quotes, but neither name can contain one.
+		// iptables-restore interprets quotes, but neither the network's name nor the container ID can contain one.
 		comment: fmt.Sprintf(`-m comment --comment "name: \"%s\" id: \"%s\""`, network, container),
 	}
 }
@@ -65,7 +66,7 @@ func (m masquerade) remove(ctx context.Context, addresses []net.IP) error {
 	var failures []error
 	for family, jumps := range jumps {
 		err := m.removeRules(ctx, family, jumps)
-		if err != nil { // perhaps a jump is missing: remove the existing ones
+		if err != nil { // perhaps a jump is missing: remove only those that exist
 			err = m.removeLeftovers(ctx, family)
 		}
 		failures = append(failures, err)

@@ -64,7 +64,7 @@ func sysctl(value string, name ...string) error {
 	return os.WriteFile("/proc/sys/net/"+strings.Join(name, "/"), []byte(value), 0)
 }
 
-// ensureSysctl writes value unless it is already set.
+// ensureSysctl sets a sysctl unless it already has the wanted value.
 func ensureSysctl(value string, name ...string) error {
 	have, err := os.ReadFile("/proc/sys/net/" + strings.Join(name, "/"))
 	if err == nil && strings.TrimSpace(string(have)) == value {

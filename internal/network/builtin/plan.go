@@ -22,8 +22,8 @@ type Call struct {
 	run               func(context.Context) ([]byte, error)
 }
 
-// Plan returns the call that replaces an execution by libcni, given the executable's path, its standard input and its
-// environment. An error is not a failure: it is the reason to run the executable instead.
+// Plan returns a Call to run in place of an executable. It takes what libcni has for the executable: the path, the
+// standard input and the environment. An error is not a failure: it is the reason to run the executable instead.
 func (p *Plugins) Plan(path string, stdin []byte, environ []string) (*Call, error) {
 	env := cniEnvironment(environ)
 	command := env["CNI_COMMAND"]
@@ -65,7 +65,7 @@ func (c *Call) Run(ctx context.Context) (output []byte, err error) {
 	return c.run(ctx)
 }
 
-// recoverTo turns a panic into *err, so that it ends only this call, as a panic of an executable would. Defer it.
+// recoverTo stores a panic in *err, so that the panic ends only this call and not the process. It must be deferred.
 func recoverTo(err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())

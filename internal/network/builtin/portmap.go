@@ -6,8 +6,9 @@ import (
 	"errors"
 )
 
-// portmapConfig is the configuration of the portmap plugin. This package serves only pods without host ports, for which
-// most chains run portmap too. For host ports, the plugin runs iptables a dozen times, so its own start hardly matters.
+// portmapConfig is the configuration of the portmap plugin. This package handles only pods without host ports, because
+// most chains run portmap even for those. With host ports, the plugin runs iptables a dozen times, so the cost of
+// starting the plugin hardly matters.
 type portmapConfig struct {
 	common
 	SNAT          *bool `json:"snat"`

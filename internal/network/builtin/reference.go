@@ -24,7 +24,8 @@ type executable struct {
 
 const referenceModule = "github.com/containernetworking/plugins/plugins/"
 
-// match reports whether the executable at path is the reference plugin called name: its main package is KIND/name.
+// match reports whether the executable at path is the reference plugin with the given name. The main package of such a
+// plugin is KIND/NAME in referenceModule.
 func (r *references) match(path, name string) bool {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -21,14 +21,14 @@ const (
 	// portPatience limits the wait for the host's end to become operational after both ends were set up. The kernel
 	// updates the state in the background.
 	portPatience = 2500 * time.Millisecond
-	// settlePatience limits the wait for tentative IPv6 addresses.
+	// settlePatience limits the wait until no IPv6 address is tentative.
 	settlePatience = 5 * time.Second
-	// firstPause and lastPause bound the pause between checks of a link or address, which doubles each time.
+	// firstPause and lastPause bound the pause between checks of a link or address. The pause doubles each time.
 	firstPause, lastPause = 200 * time.Microsecond, 50 * time.Millisecond
 )
 
 // addPair makes a veth pair with one end in the pod. It sets the host's end up, makes it a port of the bridge, and
-// returns its name.
+// returns the name of the host's end.
 func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink.Link, conf *bridgeConfig) (string, error) {
 	name, err := c.makePair(host, conf.MTU)
 	if err != nil {
@@ -50,8 +50,8 @@ func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink
 	return name, nil
 }
 
-// makePair makes the veth pair, sets the host's end up, and returns its name. If the random name is taken, it tries
-// another one; a taken pod name is an error.
+// makePair makes the veth pair, sets the host's end up, and returns the random name of the host's end. If that name is
+// taken, it tries another one. If the name in the pod is taken, it returns an error.
 func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) {
 	netns, err := netthread.Open(c.netns)
 	if err != nil {
@@ -79,7 +79,7 @@ func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) 
 	return name, nil
 }
 
-// configurePod gives the pod's end its addresses and routes, sets it up, and returns its hardware address.
+// configurePod gives the pod's end its addresses and routes, sets it up, and returns the hardware address of that end.
 func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac string, err error) {
 	err = inPod(c.netns, func(pod *netlink.Handle) error {
 		link, err := pod.LinkByName(c.ifName)
@@ -111,8 +111,8 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 	return mac, nil
 }
 
-// podSysctls sets the sysctls that must be set before the addresses. It disables duplicate address detection, because
-// each address is leased to this pod only, and enables announcements to neighbours.
+// podSysctls sets the sysctls that must be set before the addresses are added. It disables duplicate address detection,
+// because each address is leased to this pod only, and enables announcements to neighbours.
 func (c *Call) podSysctls(result *types100.Result) error {
 	_ = sysctl("0", "ipv6/conf", c.ifName, "accept_dad") // fails if the host has no IPv6
 	_ = sysctl("1", "ipv4/conf", c.ifName, "arp_notify")
@@ -215,7 +215,7 @@ func awaitPort(ctx context.Context, host *netlink.Handle, name string) (mac stri
 
 var errNotInTime = errors.New("not ready in time")
 
-// await polls a condition until it holds, for at most patience.
+// await polls a condition until it holds or the given time has passed.
 func await(ctx context.Context, patience time.Duration, holds func() (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errNotInTime)
 	defer cancel()

@@ -63,7 +63,8 @@ func Holds(ctx context.Context, family Family, rule ...string) bool {
 func run(ctx context.Context, program, stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	// The kernel sends the death signal when the thread that forked ends, so the thread must outlive the program.
+	// The kernel kills the program (Pdeathsig) when the thread that started it ends. So this goroutine keeps its thread
+	// until the program has exited.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, program, args...)

@@ -11,7 +11,7 @@ import (
 )
 
 // Run runs fn on an OS thread that no other goroutine uses at the same time. If fn reports that it restored the
-// thread's state, the thread is reused; otherwise it ends.
+// thread's state, the thread is reused; otherwise the thread ends.
 //
 // Run never uses the main thread. That thread cannot end, so it could hold a namespace forever, and /proc/PID/ns/net
 // shows its namespace as the process's.
@@ -45,7 +45,7 @@ func Open(path string) (fd int, err error) {
 }
 
 // In runs fn on a thread inside the network namespace that the descriptor refers to. Sockets and files under
-// /proc/sys/net that fn opens keep referring to that namespace. Goroutines that fn starts run outside it.
+// /proc/sys/net that fn opens keep referring to that namespace. Goroutines that fn starts run outside that namespace.
 func In(netns int, fn func() error) (err error) {
 	Run(func() (restored bool) {
 		restored, err = enter(netns, fn)
@@ -68,7 +68,7 @@ func enter(netns int, fn func() error) (restored bool, err error) {
 	return unix.Setns(home, unix.CLONE_NEWNET) == nil, err
 }
 
-// Home opens the network namespace of the calling thread: the host's, unless called by In's fn.
+// Home opens the network namespace of the calling thread. That is the host's namespace, unless the fn of In calls Home.
 func Home() (fd int, err error) {
 	fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
