@@ -1,5 +1,5 @@
 // Package atomicfile replaces files so that a reader, or the next process after a crash of this one, finds either the
-// old content or the new one.
+// old content or the new content.
 package atomicfile
 
 import (
@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Replace replaces the file at path. The file gets exactly this mode, regardless of the umask. Replace does not sync:
-// the page cache survives a crash of the process, but after a power failure the file may be empty. A file can have only
-// one writer at a time, because the draft is always PATH.new.
+// Replace replaces the file at path. The file gets exactly the given mode, regardless of the umask. Replace does not
+// sync: the page cache survives a crash of the process, but after a power failure the file may be empty. A file can
+// have only one writer at a time, because the draft is always PATH.new.
 func Replace(path string, content []byte, mode fs.FileMode) error {
 	return replace(path, content, mode, false)
 }
 
-// Write is like Replace, and syncs: when it returns nil, the new content is on the disk. A power failure leaves either
-// the old content or the new one.
+// Write is like Replace, but also syncs: when it returns nil, the new content is on the disk. A power failure leaves
+// either the old content or the new content.
 func Write(path string, content []byte, mode fs.FileMode) error {
 	if err := replace(path, content, mode, true); err != nil {
 		return err

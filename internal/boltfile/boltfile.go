@@ -18,9 +18,10 @@ const LockTimeout = 2 * time.Second
 
 // Options configures Open.
 type Options struct {
-	// Fill writes the initial content of a new file; nil leaves it empty.
+	// Fill writes the initial content of a new file. If Fill is nil, the file has no content.
 	Fill func(*bbolt.Tx) error
-	// Recognize returns an error, of any class, for an existing file that is not the caller's; nil accepts any file.
+	// Recognize returns an error, of any class, for an existing file that is not the caller's. If Recognize is nil, any
+	// file is accepted.
 	Recognize func(*bbolt.Tx) error
 	// Shallow skips the check of all pages, for callers that call Check themselves.
 	Shallow bool
@@ -137,13 +138,14 @@ func verify(path string, o Options) (err error) {
 	})
 }
 
-// isContentError reports whether an error of open is about the file's content. Other errors of open have an errno.
+// isContentError reports whether an error of open is about the file's content. Other errors from open have an errno.
 func isContentError(err error) bool {
 	_, errno := errors.AsType[syscall.Errno](err)
 	return !errno && !errdefs.IsUnavailable(err)
 }
 
-// maxReported limits the errors that Check returns: one bad page leads to an error for each page below it.
+// maxReported limits the number of errors that Check returns, because one bad page leads to an error for each page
+// below it.
 const maxReported = 3
 
 // Check reads all pages and returns an error that lists the damage.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserved is the free space that Reserve ensures after the used pages, in bytes. A removal changes only a few pages,
-// and the next removal reuses the pages that the previous one has freed.
+// reserved is the free space that Reserve ensures after the used pages, in bytes. That is enough, because a removal
+// changes only a few pages, and the next removal reuses the pages that the previous one has freed.
 const reserved = 512 << 10
 
 // Reserve allocates disk space for later changes to the bbolt file at path. bbolt writes changed pages to free space,

@@ -57,7 +57,7 @@ func IsV2() (bool, error) {
 	return mode == cgroups.Unified, nil
 }
 
-// Open finds the hierarchies of this host. parent is the parent of pods that name none.
+// Open finds the hierarchies of this host. The given parent is for pods that name no parent.
 func Open(driver, parent string) (Tree, error) {
 	if driver != DriverCgroupfs && driver != DriverSystemd {
 		return Tree{}, fmt.Errorf("cgroup driver %q is neither cgroupfs nor systemd: %w", driver, errdefs.ErrInvalidArgument)
@@ -100,8 +100,8 @@ func (g Tree) ValidParent(parent string) error {
 	return nil
 }
 
-// Pod returns the path of a pod's cgroup, and whether the cgroup is ours to create and remove. parent is the parent
-// that the pod names, or empty:
+// Pod returns the path of a pod's cgroup, and whether the cgroup is ours to create and remove. The given parent is the
+// one that the pod names, or empty:
 //
 //	cgroupfs   <parent>/tripod-<key>                 ours
 //	systemd    <parent>                              with a parent, which is the pod's own slice: not ours
@@ -138,8 +138,8 @@ func ExpandSlice(name string) string {
 // Write is a value to write to a cgroup's file, to set a limit.
 type Write struct{ Controller, File, Value string }
 
-// Limits returns the writes that limit a cgroup to the sum of the resources res and the overhead over. Overhead alone
-// sets no limit, and its CPU quota counts only if both have the same period.
+// Limits returns the writes that limit a cgroup to the given resources plus the given overhead. The overhead alone sets
+// no limit. Its CPU quota counts only if its CPU period is the same as that of the resources.
 func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) {
 	number := func(v int64) string { return strconv.FormatInt(v, 10) }
 	if v := res.GetMemoryLimitInBytes(); v > 0 {
@@ -219,11 +219,11 @@ func (g Tree) MemoryLimit(dir string) (uint64, error) {
 	return limit, nil
 }
 
-// unlimited is more bytes than any machine has. For no limit, cgroup v1 shows the largest possible number of bytes in
-// whole pages.
+// unlimited is more bytes than any machine has. If there is no limit, cgroup v1 shows an even larger number: the
+// largest possible number of bytes in whole pages.
 const unlimited = 1 << 60
 
-// Hierarchy returns the key in Roots of the hierarchy that has the controller.
+// Hierarchy returns the key of a hierarchy in Roots: the hierarchy that has the controller.
 func (g Tree) Hierarchy(controller string) string {
 	if g.V2 {
 		return ""
@@ -285,7 +285,7 @@ func (g Tree) Make(controller, dir string) error {
 	return nil
 }
 
-// Dirs returns the cgroup's directory in each hierarchy, whether it exists or not.
+// Dirs returns the paths of the cgroup's directories, one for each hierarchy, even if they do not exist.
 func (g Tree) Dirs(dir string) []string {
 	dirs := make([]string, 0, len(g.Roots))
 	for _, root := range g.Roots {
@@ -332,7 +332,7 @@ func removeCgroup(ctx context.Context, full string) error {
 		if hasChildren {
 			continue
 		}
-		// On v1, no event shows that the kernel has cleaned up.
+		// Poll, because on v1 no event shows that the kernel has cleaned up.
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("remove cgroup %s: %w (processes: %v)", full, err, Procs(full))
@@ -353,8 +353,8 @@ func (g Tree) Kill(ctx context.Context, dir string) error {
 	return g.killFrozen(ctx, dir)
 }
 
-// killFrozen implements Kill for kernels without cgroup.kill. It freezes the cgroup first: frozen processes can neither
-// fork, nor end and leave their PIDs to other processes.
+// killFrozen implements Kill for kernels without cgroup.kill. It freezes the cgroup first, because frozen processes can
+// neither fork nor end, so no other process can get their PIDs.
 func (g Tree) killFrozen(ctx context.Context, dir string) error {
 	freezer, file, on, off := g.Roots["freezer"], "freezer.state", "FROZEN", "THAWED"
 	if g.V2 {
@@ -429,8 +429,8 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// inheritCPUSet copies the CPUs and memory nodes of each cgroup on the path to its child, unless the child has its own.
-// A cgroup whose cpuset is empty accepts no processes.
+// For each cgroup on the path, inheritCPUSet copies the CPUs and memory nodes of the parent, unless the cgroup already
+// has some. A cgroup whose cpuset is empty accepts no processes.
 func inheritCPUSet(root, dir string) {
 	parent := root
 	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
@@ -449,9 +449,10 @@ func inheritCPUSet(root, dir string) {
 }
 
 // Start starts cmd in an existing cgroup, so that cmd runs there from its first instruction; "" means the cgroup of the
-// calling process. cmd must have SysProcAttr, and must not have a context. If prepare is not nil, Start calls it on the
-// thread that starts cmd: it can change the thread, for example its mount namespace. The thread ends after the start,
-// so only cmd inherits the change. A missing cgroup is errdefs.ErrFailedPrecondition.
+// calling process. cmd must have SysProcAttr, and must not have a context. If prepare is not nil, Start calls prepare
+// on the thread that starts cmd, so prepare can change that thread, for example its mount namespace. The thread ends
+// after the start, so only cmd inherits the change. If the cgroup does not exist, Start returns
+// errdefs.ErrFailedPrecondition.
 func (g Tree) Start(cmd *exec.Cmd, dir string, prepare func() error) error {
 	if dir != "" && g.V2 {
 		at, err := os.OpenFile(filepath.Join(g.Roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -489,7 +490,7 @@ func (g Tree) Enter(dir string) error {
 		return nil
 	}
 	for _, full := range g.Dirs(dir) {
-		// "0" means the calling thread. To write its ID instead would cost the grace period.
+		// "0" means the calling thread. Writing the thread's ID instead would cost the grace period.
 		if err := os.WriteFile(filepath.Join(full, "tasks"), []byte("0"), 0); err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ const (
 	Stderr = "stderr"
 )
 
-// TimeFormat is RFC 3339 with exactly nine digits after the second, so that entries sort as text.
+// TimeFormat is RFC 3339 with exactly nine digits after the second, so that sorting entries as text sorts them by time.
 const TimeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 const (
@@ -42,8 +42,8 @@ type Line struct {
 	Content []byte
 }
 
-// Parse parses an entry, with or without its newline. Content shares line's memory. Parse returns
-// errdefs.ErrInvalidArgument if line is not an entry.
+// Parse parses an entry, with or without its newline. The Content of the result shares memory with the argument. If the
+// argument is not an entry, Parse returns errdefs.ErrInvalidArgument.
 func Parse(line []byte) (Line, error) {
 	stamp, rest, ok1 := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
 	stream, rest, ok2 := bytes.Cut(rest, []byte(" "))
@@ -95,8 +95,8 @@ func (l Line) Append(b []byte) []byte {
 	return append(b, '\n')
 }
 
-// Cut returns the first entry of output: a line, or the first MaxPiece bytes of a longer line. n is the number of bytes
-// consumed; it is 0 if the line is incomplete. Content shares output's memory.
+// Cut returns the first entry of output: a line, or the first MaxPiece bytes of a longer line. The second result is the
+// number of bytes consumed; it is 0 if the line is incomplete. The Content of the entry shares memory with the output.
 func Cut(output []byte) (l Line, n int) {
 	end := bytes.IndexByte(output[:min(MaxPiece+1, len(output))], '\n')
 	switch {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Writer writes a container's log file. It is safe for concurrent use, but each of its streams is not.
+// Writer writes a container's log file. A Writer is safe for concurrent use, but a single stream of it is not.
 type Writer struct {
 	now func() time.Time
 
@@ -24,14 +24,14 @@ type Writer struct {
 // makes room.
 var ErrFull = errors.New("the container log has reached its size limit")
 
-// NewWriter makes a writer that owns file, which must be open for appending. max limits its size in bytes; 0 means no
-// limit.
+// NewWriter makes a writer that owns file, which must be open for appending. max limits the size of the log file in
+// bytes; 0 means no limit.
 func NewWriter(file *os.File, max int64) *Writer {
 	return &Writer{now: time.Now, file: file, max: max}
 }
 
-// Replace rotates the log: it closes the current file and continues with file, which the writer then owns. After Close,
-// it closes file and returns os.ErrClosed.
+// Replace rotates the log: it closes the current file and continues with file, which the writer then owns. If Close was
+// called before, Replace only closes file and returns os.ErrClosed.
 func (l *Writer) Replace(file *os.File) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,8 +56,8 @@ func (l *Writer) Close() error {
 	return file.Close()
 }
 
-// Stream returns a writer for Stdout or Stderr. It writes a line to the log when the line is complete or has MaxPiece
-// bytes. Closing the stream writes the rest as a full line.
+// Stream returns a writer for Stdout or Stderr. The returned writer writes a line to the log when the line is complete
+// or has MaxPiece bytes. Closing the stream writes the rest as a full line.
 func (l *Writer) Stream(name string) io.WriteCloser { return &stream{log: l, name: name} }
 
 type stream struct {

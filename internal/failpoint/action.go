@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Do performs the action spec, as a point called name would; "" does nothing. It is for components whose own
-// configuration says where they fail.
+// Do performs an action, as a fail point with the given name would. An empty spec means no action. Do is for components
+// whose own configuration says where they fail.
 func Do(ctx context.Context, name, spec string) error {
 	if spec == "" {
 		return nil

@@ -25,7 +25,7 @@ type Point struct {
 	action atomic.Pointer[action]
 }
 
-// New makes a point called name, in the form "package.operation.line". It panics if a point of that name exists.
+// New makes a point with the given name, which has the form "package.operation.line". It panics if the name is taken.
 func New(name string) *Point {
 	mu.Lock()
 	defer mu.Unlock()
@@ -67,8 +67,8 @@ func Check() error {
 	return nil
 }
 
-// Arm sets the action of a point, in the syntax of the environment variable; "" disarms it. It is for tests that run in
-// this process.
+// Arm sets the action of a point, in the syntax of the environment variable; "" disarms the point. Arm is for tests
+// that run in this process.
 func Arm(name, spec string) error {
 	mu.Lock()
 	p := known[name]
@@ -88,7 +88,7 @@ func Arm(name, spec string) error {
 	return nil
 }
 
-// Needed skips a test if the build has no fail points. This build has them.
+// Needed skips a test if the build has no fail points. This build has them, so Needed does nothing.
 func Needed(skipper) {}
 
 // Hit performs the point's action, if the point is armed.

@@ -52,8 +52,9 @@ func Total() (n uint64) {
 	return n
 }
 
-// Report counts and logs value, which recover returned. Call it in the deferred function that recovers, because there
-// the stack still shows the panic. where becomes a metric label, so use the name of a method, never the name of a pod.
+// Report counts and logs a value that recover returned. Call Report in the deferred function that recovers, because
+// only there does the stack still show the panic. The place becomes a metric label, so use the name of a method, never
+// the name of a pod.
 func Report(log *slog.Logger, where string, value any) *Panic {
 	mu.Lock()
 	counts[where]++
@@ -62,7 +63,7 @@ func Report(log *slog.Logger, where string, value any) *Panic {
 	return &Panic{Where: where, Value: value}
 }
 
-// Call runs f and returns f's error, or its panic as a *Panic.
+// Call runs f and returns f's error. If f panics, Call returns a *Panic.
 func Call(log *slog.Logger, where string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -79,8 +80,8 @@ func Func(log *slog.Logger, where string, f func()) func() {
 	}
 }
 
-// Loop wraps an endless f for a goroutine. After a panic and loopPause, it calls f again, as if the process had
-// restarted.
+// Loop wraps a long-running f for a goroutine. If f panics, the goroutine waits for loopPause and calls f again, as if
+// the process had restarted.
 func Loop(log *slog.Logger, where string, f func()) func() {
 	return func() {
 		for Call(log, where, func() error { f(); return nil }) != nil {

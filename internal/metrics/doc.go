@@ -6,8 +6,8 @@
 //	collectors ──Register──┘
 //	workers' spans ──Tracing.Forward──► bounded queue ──► OTLP over gRPC
 //
-// The endpoint documents the metrics itself (HELP lines). Values are collected only on request, and collecting them
-// never delays what they measure. A full queue drops spans and counts them.
+// The response of the endpoint documents the metrics (HELP lines). Values are collected only on request. Collecting a
+// value never delays what is being measured. A full queue drops spans and counts them.
 //
-// The package knows no backend: each kind of pod has its own collector, which cmd/tripod registers.
+// The package knows nothing about backends: each kind of pod has its own collector, which cmd/tripod registers.
 package metrics

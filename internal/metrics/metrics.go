@@ -96,7 +96,8 @@ func (m *Metrics) Handler() http.Handler {
 	return guard.Handler(m.config.Logger, "metrics", mux)
 }
 
-// guarded recovers a collector's panics, because the registry collects in its own goroutines.
+// guarded recovers a collector's panics, because the registry collects in its own goroutines, where nothing else would
+// recover them.
 type guarded struct {
 	log *slog.Logger
 	prometheus.Collector

@@ -39,7 +39,7 @@ type Tracing struct {
 	once    sync.Once
 }
 
-// NewTracing makes a Tracing, which connects to the collector when there is something to send. endpoint is
+// NewTracing makes a Tracing, which connects to the collector when there is something to send. The endpoint is
 // http://HOST:PORT, or https://HOST:PORT for TLS. Any other endpoint is an errdefs.ErrInvalidArgument.
 func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracing, error) {
 	u, err := url.Parse(endpoint)
@@ -65,8 +65,8 @@ func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracin
 // Dropped returns the counter of batches that were not exported, for Metrics.Register.
 func (t *Tracing) Dropped() prometheus.Collector { return t.dropped }
 
-// Forward queues a batch, an encoded ExportTraceServiceRequest. It never blocks, and drops the batch if the queue is
-// full.
+// Forward queues a batch of spans, in the form of an encoded ExportTraceServiceRequest. It never blocks: if the queue
+// is full, it drops the batch.
 func (t *Tracing) Forward(batch []byte) {
 	select {
 	case t.queue <- batch:

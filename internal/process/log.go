@@ -20,8 +20,8 @@ func LogTail(path string, n int64) []byte {
 	return raw
 }
 
-// TrimLog truncates a log that exceeds limit bytes to its last keep bytes. Programs with the log open for appending
-// continue at its new end; what they write meanwhile may be lost.
+// TrimLog shortens a log that is larger than the given limit, and keeps only the given number of bytes at its end.
+// Programs that have the log open for appending continue at its new end. What they write during TrimLog may be lost.
 func TrimLog(path string, limit, keep int64) error {
 	info, err := os.Stat(path)
 	if err != nil || info.Size() <= limit {

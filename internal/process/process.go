@@ -28,7 +28,7 @@ type Process struct {
 	Dead chan struct{}
 }
 
-// Open watches the process that currently has this PID. It returns errdefs.ErrNotFound if there is none.
+// Open watches the process that currently has this PID. It returns errdefs.ErrNotFound if no process has this PID.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
@@ -183,8 +183,8 @@ func ParentOf(pid int) (int, error) {
 	return strconv.Atoi(string(fields[4-3]))
 }
 
-// statFields returns the fields of /proc/PID/stat, beginning with the third. The second, the name, can contain blanks
-// and ")". It returns errdefs.ErrNotFound if the process has ended.
+// statFields returns the fields of /proc/PID/stat, beginning with the third. The second field, the name, can contain
+// blanks and ")", so the fields are counted from the last ")". It returns errdefs.ErrNotFound if the process has ended.
 func statFields(pid int) ([][]byte, error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {

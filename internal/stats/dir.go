@@ -17,8 +17,9 @@ type buffer struct{ bytes []byte }
 
 var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 8<<10)} }}
 
-// dir is the open directory of a cgroup in one hierarchy. It keeps its first error in err and then reads nothing more,
-// so that callers only check err at the end. A missing file is not an error, because kernels and configurations differ.
+// dir is the open directory of a cgroup in one hierarchy. After its first error, which it keeps in err, it reads
+// nothing more, so callers need to check err only at the end. A missing file is not an error, because kernels and
+// configurations differ.
 type dir struct {
 	fd   int
 	full string // the directory's path in the file system
@@ -53,8 +54,8 @@ func notFound(path string) error { return fmt.Errorf("cgroup %s: %w", path, errd
 
 func (d *dir) close() { unix.Close(d.fd) }
 
-// file returns the content of a file, valid until the next call. It returns nil if the file is missing or after an
-// error.
+// file returns the content of a file. The content is valid until the next call. It returns nil if the file is missing
+// or after an error.
 func (d *dir) file(name string) []byte {
 	if d.err != nil {
 		return nil
@@ -81,7 +82,7 @@ func (d *dir) file(name string) []byte {
 // count of a removed directory stays above 0.
 func (d *dir) alive() bool { return unix.Access(d.full, unix.F_OK) == nil }
 
-// number returns the number in a file: 0 if the file is missing, Unlimited for "max".
+// number returns the number in a file. It returns 0 if the file is missing, and Unlimited for "max".
 func (d *dir) number(name string) uint64 {
 	v, _ := d.lookup(name)
 	return v

@@ -9,6 +9,6 @@
 // kernel does not offer are nil or zero, never estimated. Figures include child cgroups. They are defined as in
 // cAdvisor, because the kubelet compares them with cAdvisor's.
 //
-// The package must not know pods, containers or backends. Begin reading at read.go. docs/adr/0038-*.md says why this
-// package parses the files itself.
+// The package must not know about pods, containers or backends. Begin reading at read.go. docs/adr/0038-*.md says why
+// this package parses the files itself.
 package stats

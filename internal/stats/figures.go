@@ -22,15 +22,15 @@ type Figures struct {
 	PSI       PSI
 }
 
-// Memory holds memory figures, in bytes except for the counters.
+// Memory holds memory figures. All are in bytes, except the counts of page faults.
 type Memory struct {
 	// Usage is all charged memory: anonymous memory, page cache, kernel memory.
 	Usage uint64
-	// WorkingSet is Usage less the inactive file cache, as in cAdvisor and the kubelet's eviction.
+	// WorkingSet is Usage minus the inactive file cache, as in cAdvisor and the kubelet's eviction.
 	WorkingSet uint64
 	// RSS is anonymous memory.
 	RSS uint64
-	// PageFaults counts all page faults, MajorPageFaults those that needed I/O.
+	// PageFaults counts all page faults. MajorPageFaults counts only the page faults that needed I/O.
 	PageFaults, MajorPageFaults uint64
 	// Limit is the cgroup's own limit, or Unlimited.
 	Limit uint64
@@ -45,7 +45,8 @@ type Swap struct{ Usage, Limit uint64 }
 // offer it: cgroup v1 has no PSI, unless the host also has a v2 hierarchy with the same cgroup.
 type PSI struct{ CPU, Memory, IO *Pressure }
 
-// Pressure holds the time in which some tasks of a cgroup, or all of them (Full), were stalled for a resource.
+// Pressure says how long tasks waited for a resource: Some counts the time when at least one task of the cgroup waited,
+// and Full the time when all tasks waited.
 type Pressure struct{ Some, Full Stall }
 
 // Stall holds a total in nanoseconds, and moving averages in percent over 10, 60 and 300 seconds.
@@ -54,10 +55,10 @@ type Stall struct {
 	Avg10, Avg60, Avg300 float64
 }
 
-// Available returns the limit minus the working set; false if there is no limit.
+// Available returns the limit minus the working set. It returns false if there is no limit.
 func (m Memory) Available() (uint64, bool) { return available(m.Limit, m.WorkingSet) }
 
-// Available returns the limit minus the usage; false if there is no limit.
+// Available returns the limit minus the usage. It returns false if there is no limit.
 func (s Swap) Available() (uint64, bool) { return available(s.Limit, s.Usage) }
 
 func available(limit, used uint64) (uint64, bool) {
@@ -104,7 +105,8 @@ func (f Figures) SwapUsage() *runtimeapi.SwapUsage {
 	}
 }
 
-// ProcessUsage returns the CRI message. It counts tasks, because the kernel only counts tasks across child cgroups.
+// ProcessUsage returns the CRI message. It counts tasks and not processes, because across child cgroups the kernel
+// counts only tasks.
 func (f Figures) ProcessUsage() *runtimeapi.ProcessUsage {
 	return &runtimeapi.ProcessUsage{Timestamp: f.Time.UnixNano(), ProcessCount: value(f.Processes)}
 }

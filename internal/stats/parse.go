@@ -6,11 +6,11 @@ import (
 	"unsafe"
 )
 
-// v1Unlimited is the smallest number that counts as no limit. For no limit, cgroup v1 shows the largest possible number
-// of bytes in whole pages.
+// v1Unlimited is the smallest number that counts as no limit. If there is no limit, cgroup v1 shows the largest
+// possible number of bytes in whole pages.
 const v1Unlimited = 1 << 62
 
-// parseNumber parses the content of a file with one number. "max" and numbers from v1Unlimited become Unlimited.
+// parseNumber parses the content of a file with one number. "max" and numbers of at least v1Unlimited become Unlimited.
 func parseNumber(content []byte) (uint64, bool) {
 	s := bytes.TrimSpace(content)
 	if text(s) == "max" {
@@ -29,7 +29,8 @@ func parseUint(s []byte) (uint64, bool) {
 	return v, err == nil
 }
 
-// parsePairs calls f for each line of the form "key number", and skips others. The key is valid until content changes.
+// parsePairs calls f for each line of the form "key number", and skips all other lines. The key is valid until content
+// changes.
 func parsePairs(content []byte, f func(key string, v uint64)) {
 	for line := range bytes.Lines(content) {
 		key, rest, ok := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
@@ -43,7 +44,7 @@ func parsePairs(content []byte, f func(key string, v uint64)) {
 }
 
 // parsePressure parses a pressure file: "some avg10=0.12 avg60=0.05 avg300=0.01 total=123" and the same for "full". In
-// the file, total is in microseconds. It returns nil if neither line exists.
+// the file, the total is in microseconds. parsePressure returns nil if neither line exists.
 func parsePressure(content []byte) *Pressure {
 	var p Pressure
 	seen := false

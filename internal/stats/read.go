@@ -20,7 +20,7 @@ type Root struct {
 }
 
 // Read reads the figures of a cgroup of this host, such as /kubepods/pod1/abc. It returns errdefs.ErrNotFound if the
-// cgroup does not exist, and ErrInvalidArgument if name is not absolute and clean.
+// cgroup does not exist, and ErrInvalidArgument if the name is not an absolute, clean path.
 func Read(name string) (Figures, error) {
 	root, err := host()
 	if err != nil {
@@ -30,7 +30,7 @@ func Read(name string) (Figures, error) {
 }
 
 // OOMKills returns the number of processes in a cgroup that the OOM killer has killed. On v2, the number includes child
-// cgroups; on v1, the kernel does not count those. It returns the same errors as Read.
+// cgroups; on v1, it does not. It returns the same errors as Read.
 func OOMKills(name string) (uint64, error) {
 	root, err := host()
 	if err != nil {

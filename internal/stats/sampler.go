@@ -12,8 +12,8 @@ import (
 // kernel's counters would distort the rate, and two clients that poll at different intervals would disturb each other.
 const MinWindow = 500 * time.Millisecond
 
-// Sampler computes UsageNanoCores from cumulative CPU usage. It keeps the last sample of each key, for a limited number
-// of keys, and drops the least recently used one. It is safe for concurrent use.
+// Sampler computes UsageNanoCores from cumulative CPU usage. It keeps the last sample of each key. The number of keys
+// is limited: for a new key, it drops the least recently used one if necessary. It is safe for concurrent use.
 type Sampler struct {
 	mu   sync.Mutex
 	max  int
@@ -26,7 +26,7 @@ type sample struct {
 	key   string
 	time  time.Time
 	usage uint64
-	// rate is the rate in the window that ended at time. It is valid if rated is true.
+	// rate is the rate in the window that ended with this sample. It is valid only if rated is true.
 	rate  uint64
 	rated bool
 }
@@ -44,9 +44,9 @@ func (s *Sampler) CPUUsage(key string, f Figures) *runtimeapi.CpuUsage {
 }
 
 // NanoCores records a sample of a key's cumulative usage, in core-nanoseconds, and returns the mean rate since the
-// previous sample, in core-nanoseconds per second. Less than MinWindow after that sample, it ignores the new one and
-// returns the previous rate. There is no rate for a key's first sample, nor for one whose usage has decreased, which
-// means that the cgroup is a new one of the same name.
+// previous sample, in core-nanoseconds per second. If less than MinWindow has passed since then, it ignores the new
+// sample and returns the previous rate. There is no rate for a key's first sample. Nor is there a rate if the usage has
+// decreased, because that means that a new cgroup has the old name.
 func (s *Sampler) NanoCores(key string, at time.Time, usage uint64) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -29,7 +29,8 @@ type clients struct {
 	images  internalapi.ImageManagerService
 }
 
-// connect makes the raw connection. The kubelet's clients, which need an immediate answer, are made on first use.
+// connect makes the raw connection. The kubelet's clients are made on first use, because creating one fails unless the
+// daemon answers at once.
 func (d *Daemon) connect() error {
 	conn, err := Dial(d.Socket)
 	if err != nil {
@@ -60,7 +61,8 @@ func Dial(socket string) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 }
 
-// Conn returns the raw connection. The clients CRI and ImageCRI use it, and do not change requests or answers.
+// Conn returns the raw connection. The clients from CRI and ImageCRI use this connection, and pass on requests and
+// answers unchanged.
 func (d *Daemon) Conn() *grpc.ClientConn { return d.conn }
 
 // CRI returns the generated client of the RuntimeService.

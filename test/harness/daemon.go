@@ -61,12 +61,12 @@ func Set(key string, value any) Option {
 }
 
 // Env adds variables (NAME=VALUE) to the daemon's environment at every start. If TRIPOD_FAILPOINTS is set, here or in
-// an argument of Start, TestBinary is started, because Binary, which users get, has no fail points.
+// an argument of Start, the daemon runs TestBinary. Binary, which is what users get, has no fail points.
 func Env(vars ...string) Option {
 	return func(d *Daemon) { d.env = append(d.env, vars...) }
 }
 
-// Fake configures the handler "fake" as the default. The daemon is then TestBinary.
+// Fake configures the handler "fake" as the default. The daemon then runs TestBinary.
 func Fake() Option {
 	return func(d *Daemon) {
 		d.fake = true
@@ -75,7 +75,7 @@ func Fake() Option {
 	}
 }
 
-// Program makes later starts use another program than tripod; "" means tripod again.
+// Program makes later starts use the program at the path instead of tripod; "" means tripod again.
 func (d *Daemon) Program(path string) { d.program = path }
 
 func set(m map[string]any, key string, value any) {
@@ -92,7 +92,7 @@ func set(m map[string]any, key string, value any) {
 
 var daemons atomic.Int32
 
-// NewDaemon prepares a daemon without starting it. When the test ends, NewDaemon's cleanup removes the pods, stops the
+// NewDaemon prepares a daemon without starting it. When the test ends, a cleanup function removes the pods, stops the
 // daemon, and fails the test if anything is left behind.
 func NewDaemon(t testing.TB, opts ...Option) *Daemon {
 	t.Helper()
@@ -173,7 +173,7 @@ func (d *Daemon) StartNotReady(env ...string) {
 	}
 }
 
-// binary returns the program to start with env.
+// binary returns the program to start with the given environment variables.
 func (d *Daemon) binary(env []string) (string, error) {
 	arms := func(variable string) bool { return strings.HasPrefix(variable, "TRIPOD_FAILPOINTS=") }
 	switch {
@@ -287,7 +287,8 @@ func (d *Daemon) Stop() {
 	}
 }
 
-// Restart stops the daemon, if it is running, and starts it again with env for this start only.
+// Restart stops the daemon, if it is running, and starts it again, with additional environment variables for this start
+// only.
 func (d *Daemon) Restart(env ...string) {
 	d.t.Helper()
 	d.Stop()

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Manifests returns, unchanged, the YAML blocks of a document in docs that a reader would pass to kubectl. These are
-// the blocks that begin with an apiVersion, except the kubelet's configuration.
+// Manifests reads a document in the directory docs and returns its YAML blocks for kubectl, unchanged. These are the
+// blocks that begin with an apiVersion, except the kubelet's configuration.
 func Manifests(document string) ([]string, error) {
 	data, err := os.ReadFile(filepath.Join(Root(), "docs", document))
 	if err != nil {

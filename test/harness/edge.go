@@ -21,8 +21,8 @@ import (
 // edgeTimeout bounds the start and the end of a program of the edge protocol.
 const edgeTimeout = 30 * time.Second
 
-// Edge enables the MQTT front door with the broker at the URL. If broker is "", the daemon embeds a broker that listens
-// at address.
+// Edge enables the MQTT front door, with the broker at the given URL. If the URL is "", the daemon embeds a broker that
+// listens at the given address.
 func Edge(t testing.TB, address, broker string) Option {
 	t.Helper()
 	wasm := Wasm(t, "node")
@@ -50,7 +50,7 @@ func FreeAddress(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// process is a program that a test can kill and start again. It ends with the test.
+// process is a program that a test can kill and start again. It is stopped when the test ends.
 type process struct {
 	t    testing.TB
 	args []string
@@ -122,7 +122,7 @@ func Listens(address string) error {
 // Orchestrator is a tripod orchestrator under test.
 type Orchestrator struct {
 	process
-	// REST is the URL of its REST interface, Broker the URL of the MQTT broker.
+	// REST is the URL of the orchestrator's REST interface. Broker is the URL of the MQTT broker.
 	REST, Broker string
 }
 

@@ -19,8 +19,8 @@ const envInside = "TRIPOD_HARNESS_INSIDE"
 // leave a process running.
 func Main(m *testing.M) { Enter(m.Run) }
 
-// Enter calls run in the test's own namespaces and exits with its result. It is for a TestMain that does more than call
-// Main.
+// Enter calls the given function in the test's own namespaces, and exits with the function's result. It is for a
+// TestMain that does more than call Main.
 func Enter(run func() int) {
 	testns.Reenter()
 	if os.Getenv(envInside) != "" {
@@ -28,7 +28,7 @@ func Enter(run func() int) {
 		CloseRegistry()
 		os.Exit(code)
 	}
-	// Build the images outside, because the build may need the network, for packages.
+	// Build the images outside the namespaces, because the build may need the network to download packages.
 	if err := command("hack/images.sh", "build"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -48,7 +48,7 @@ func Enter(run func() int) {
 	os.Exit(testns.Run(append([]string{self}, os.Args[1:]...), testns.Options{Strict: true}))
 }
 
-// Dir returns the run's own directory, on a disk. It is removed when the tests end.
+// Dir returns the run's own directory, which is on a disk and is removed when the tests end.
 func Dir() string { return os.Getenv(testns.EnvDir) }
 
 // CgroupParent returns the cgroup path below which the tests may create cgroups. It is the same in every hierarchy.
@@ -66,7 +66,8 @@ var Root = sync.OnceValue(func() string {
 	panic("the working directory is not in the repository")
 })
 
-// Binary returns the tripod program under test: $TRIPOD_BIN, or build/bin/tripod, which it builds first.
+// Binary returns the path of the tripod program under test: $TRIPOD_BIN if set, otherwise build/bin/tripod, which
+// Binary builds first.
 var Binary = buildOnce("TRIPOD_BIN", "build/bin/tripod", "go", "build")
 
 // TestBinary is like Binary, with fail points and the fake backend: $TRIPOD_TEST_BIN, or build/test/bin/tripod.
@@ -89,8 +90,9 @@ func FailPoints(t testing.TB) []string {
 // WasmBinary is like Binary, for tripod-wasm: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm.
 var WasmBinary = buildOnce("TRIPOD_WASM_BIN", "build/bin/tripod-wasm", "env", "CGO_ENABLED=1", "go", "build")
 
-// buildOnce returns a function that returns the path of a program. An environment variable can name it. Otherwise, the
-// function builds the program once, at path in the repository, from the package of the same name in cmd.
+// buildOnce returns a function that returns the path of a program. An environment variable can name the program.
+// Otherwise, the function builds the program once, at the given path in the repository, from the package of the same
+// name in cmd.
 func buildOnce(variable, path string, build ...string) func() (string, error) {
 	return sync.OnceValues(func() (string, error) {
 		if bin := os.Getenv(variable); bin != "" {

@@ -119,7 +119,7 @@ func (s *Subscriber) read(cmd *exec.Cmd, out io.Reader) {
 	_ = cmd.Wait() // killed at the end of the test
 }
 
-// Messages returns the messages that have arrived, in order, without the harness's own.
+// Messages returns the messages that have arrived, in order, without the harness's own messages.
 func (s *Subscriber) Messages() []Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()

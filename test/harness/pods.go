@@ -198,7 +198,7 @@ func (c *Container) Start() {
 	}
 }
 
-// Stop stops the container; grace is in whole seconds.
+// Stop stops the container. The grace period is rounded down to whole seconds.
 func (c *Container) Stop(grace time.Duration) {
 	c.Pod.t.Helper()
 	if err := c.Pod.d.Runtime().StopContainer(context.Background(), c.ID, int64(grace/time.Second)); err != nil {
@@ -237,7 +237,8 @@ func (c *Container) WaitState(state runtimeapi.ContainerState) *runtimeapi.Conta
 	return s
 }
 
-// WaitExit waits until the container has exited and returns its status. It fails the test unless the exit code is code.
+// WaitExit waits until the container has exited and returns its status. It fails the test unless the exit code is the
+// given one.
 func (c *Container) WaitExit(code int32) *runtimeapi.ContainerStatus {
 	c.Pod.t.Helper()
 	s := c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)

@@ -32,7 +32,7 @@ const (
 type RegistryServer struct {
 	// Addr is HOST:PORT on loopback.
 	Addr string
-	// HostsDir is a directory with a hosts.toml that mirrors every registry to Addr.
+	// HostsDir is a directory with a hosts.toml that makes Addr the mirror of every registry.
 	HostsDir string
 
 	server *registry.Server

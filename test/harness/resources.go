@@ -30,15 +30,16 @@ type Resources struct {
 	// Cgroups are the paths of cgroups below CgroupParent, in every hierarchy, that belong to a pod or container or
 	// contain processes.
 	Cgroups map[string]int
-	// Links are the network interfaces of this network namespace except bridges. Rules are its per-pod iptables chains.
+	// Links are the network interfaces of this network namespace except bridges. Rules are the per-pod iptables chains
+	// of this network namespace.
 	Links, Rules map[string]int
 	// Leases are the paths of files named after an IP address, which the CNI plugin host-local makes.
 	Leases map[string]int
 	// Paths are files and directories named after a pod or container, and netns files.
 	Paths map[string]int
-	// Files are the daemon's open files, counted by kind. Snapshots are the directories of its snapshotter. Both are
-	// nil unless the daemon is running. Compare them only between two snapshots of one daemon that has already pulled
-	// its images.
+	// Files are the daemon's open files, counted by kind. Snapshots are the directories of its snapshotter. Files and
+	// Snapshots are nil unless the daemon is running. Compare them only between two snapshots of one daemon that has
+	// already pulled its images.
 	Files, Snapshots map[string]int
 }
 
@@ -53,7 +54,7 @@ func Snapshot(d *Daemon) Resources {
 			maps.DeleteFunc(r.Processes, func(name string, _ int) bool { return strings.HasPrefix(name, strconv.Itoa(d.Pid())+"@") })
 			r.Files, r.Snapshots = openFiles(d.Pid()), snapshots(d.Root)
 		}
-		// The state directory and its netns directory are mounts while the node is up.
+		// The state directory and its netns directory are mounts while the node is up, so they are not leaks.
 		maps.DeleteFunc(r.Mounts, func(name string, _ int) bool {
 			return strings.HasPrefix(name, d.State+" ") || strings.HasPrefix(name, d.State+"/netns ")
 		})
@@ -62,7 +63,8 @@ func Snapshot(d *Daemon) Resources {
 	return r
 }
 
-// Leaks returns an error that names what is only in after. It compares open files and snapshots if both have them.
+// Leaks returns an error that names what exists only in the later Resources. It compares open files and snapshots only
+// if both Resources have them.
 func (r Resources) Leaks(after Resources) error {
 	kinds := []struct {
 		name          string
@@ -228,7 +230,8 @@ func walk(dirs []string) (leases, paths map[string]int) {
 	return leases, paths
 }
 
-// openFiles counts a process's descriptors by kind, and drops the numbers in which files of a kind differ.
+// openFiles counts a process's descriptors by kind. The kind is the target of the descriptor's link, without the number
+// in brackets.
 func openFiles(pid int) map[string]int {
 	found := map[string]int{}
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

@@ -24,14 +24,15 @@ import (
 // Protocol is a streaming protocol. The clients are the libraries that kubectl uses.
 type Protocol string
 
-// Values of Protocol. WebSocket is version 4, which every CRI server supports and which cannot signal the end of stdin.
+// Values of Protocol. WebSocket is version 4. Every CRI server supports it, but it cannot signal the end of stdin.
 const (
 	SPDY        Protocol = "SPDY"
 	WebSocket   Protocol = "WebSocket"
 	WebSocketV5 Protocol = "WebSocket v5"
 )
 
-// Protocols are supported by every server. HalfClosing are the protocols that can signal the end of stdin.
+// Protocols lists the protocols that every server supports. HalfClosing lists the protocols that can signal the end of
+// stdin.
 var (
 	Protocols   = []Protocol{SPDY, WebSocket}
 	HalfClosing = []Protocol{SPDY, WebSocketV5}
@@ -69,7 +70,7 @@ type ExecResult struct {
 	Code           int
 }
 
-// Exec runs a command in the container over a stream. With tty, Stdout has all output.
+// Exec runs a command in the container over a stream. If tty is set, Stdout contains all output.
 func (c *Container) Exec(p Protocol, stdin io.Reader, tty bool, argv ...string) ExecResult {
 	c.Pod.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -24,7 +24,7 @@ const (
 	TinyEnds     = vmPrefix + "tiny-ends:1"     // prints one line and powers off
 	TinyDeaf     = vmPrefix + "tiny-deaf:1"     // ticks and ignores the power button
 	// Images that a node must refuse.
-	BackingDisk = vmPrefix + "backing:1"   // its disk names a file of the node as backing file
+	BackingDisk = vmPrefix + "backing:1"   // its disk names a file on the node as its backing file
 	TwoDisks    = vmPrefix + "two-disks:1" // a containerDisk with two disks
 )
 
@@ -63,7 +63,7 @@ type GuestReport struct {
 	Net   string   // none, config or dhcp
 	Addrs []string // ADDRESS/BITS
 	Agent string   // none or started
-	Up    string   // seconds since its kernel started
+	Up    string   // seconds since the guest's kernel started
 }
 
 // WaitGuest waits until the container's log has the guest's report.
@@ -83,7 +83,7 @@ func (c *Container) WaitGuestBoot(n int) GuestReport {
 	return found[n-1]
 }
 
-// WaitConsole is like WaitLog, but waits for GuestTimeout at most.
+// WaitConsole is like WaitLog, but waits up to GuestTimeout.
 func (c *Container) WaitConsole(text string) string {
 	c.Pod.t.Helper()
 	return c.waitContains(GuestTimeout, text)
@@ -110,7 +110,8 @@ func guestReports(text string) []GuestReport {
 	return all
 }
 
-// Get requests a path from the pod's web server, over the pod network. It fails the test unless the answer is 200.
+// Get requests a path from the pod's web server, over the pod network. It fails the test unless the server answers 200
+// within 30 s.
 func (p *Pod) Get(path string) string {
 	p.t.Helper()
 	var body string
@@ -135,7 +136,7 @@ func (p *Pod) Get(path string) string {
 	return body
 }
 
-// VMFile returns the path of a file from which the machines' images are made, for tests without a daemon: vmlinux,
+// VMFile returns the path of a file that the machines' images contain, for tests without a daemon. The name is vmlinux,
 // initrd, cmdline, vmlinux-full, initrd-full or disk.qcow2.
 func VMFile(t testing.TB, name string) string {
 	t.Helper()

@@ -43,7 +43,7 @@ func (d *Daemon) RunWasm(t testing.TB, config *PodSpec) *Container {
 	return d.runSpec(t, config, "wasm")
 }
 
-// runSpec runs a pod with one container. handler is the pod's handler, and also its default name.
+// runSpec runs a pod with one container. The handler is also the pod's default name.
 func (d *Daemon) runSpec(t testing.TB, spec *PodSpec, handler string) *Container {
 	t.Helper()
 	pod := d.RunPodWith(t, PodConfig(t, cmp.Or(spec.Name, handler), spec.Pod...), handler)

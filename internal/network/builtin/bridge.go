@@ -171,7 +171,7 @@ func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error
 			return nil, fmt.Errorf("set bridge %s to promiscuous mode: %w", conf.Bridge, err)
 		}
 	}
-	_ = sysctl("0", "ipv6/conf", conf.Bridge, "accept_ra") // take no routes from routers; the write fails if the host has no IPv6
+	_ = sysctl("0", "ipv6/conf", conf.Bridge, "accept_ra") // take no routes from routers; fails if the host has no IPv6
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		if err := host.LinkSetUp(link); err != nil {
 			return nil, fmt.Errorf("set bridge %s up: %w", conf.Bridge, err)

@@ -18,8 +18,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// client returns an HTTP client for the API server. Tests that wait read often, and kubectl would cost a hundred times
-// more.
+// client returns an HTTP client for the API server. A test that waits reads the API often, and kubectl would be a
+// hundred times slower.
 func (i identity) client() *http.Client {
 	return &http.Client{
 		Timeout:   30 * time.Second,
@@ -46,7 +46,7 @@ func (c *Cluster) read(ctx context.Context, path string) ([]byte, error) {
 	return body, err
 }
 
-// Get reads an object or a list of the API.
+// Get reads an object or a list from the API.
 func (c *Cluster) Get(path string, into any) error {
 	body, err := c.read(context.Background(), path)
 	if err != nil {

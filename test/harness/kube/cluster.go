@@ -25,7 +25,7 @@ const (
 
 	PodCIDR      = "10.244.0.0/16"
 	ServiceCIDR  = "10.96.0.0/16"
-	apiServiceIP = "10.96.0.1" // of the Service kubernetes
+	apiServiceIP = "10.96.0.1" // the address of the Service kubernetes
 
 	serverURL = "https://" + NodeIP + ":6443"
 	etcdURL   = "http://127.0.0.1:2379"
@@ -50,8 +50,8 @@ type Cluster struct {
 	before   harness.Resources
 }
 
-// Programs returns the directory of Kubernetes' programs. It returns an error if one is missing. With the set "e2e" of
-// hack/kube.sh, this includes the programs of that set.
+// Programs returns the directory of Kubernetes' programs. It returns an error if one is missing. If the set "e2e" of
+// hack/kube.sh is given, the programs of that set must exist too.
 func Programs(set ...string) (string, error) {
 	c := exec.Command(filepath.Join(harness.Root(), "hack", "kube.sh"), append([]string{"check"}, set...)...)
 	out, err := c.CombinedOutput()
@@ -61,7 +61,8 @@ func Programs(set ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Start starts the cluster, one per world, and returns when its node is ready. On error, nothing is left running.
+// Start starts the cluster and returns when its node is ready. A world can have only one cluster. On error, nothing is
+// left running.
 func Start() (*Cluster, error) {
 	programs, err := Programs()
 	if err != nil {
@@ -128,7 +129,7 @@ func (c *Cluster) start() error {
 	return c.await(c.Kubelet, "passes the pod CIDR to the runtime", c.podCIDRPassed)
 }
 
-// podCIDRPassed returns nil once the kubelet has passed the pod CIDR to the runtime. Earlier pods would get addresses
+// podCIDRPassed returns nil if the kubelet has passed the pod CIDR to the runtime. Until then, pods would get addresses
 // from the runtime's own range.
 func (c *Cluster) podCIDRPassed() error {
 	if c.Kubelet.Grep("newPodCIDR=", 1) == "" {

@@ -2,7 +2,7 @@
 // test/harness/testns creates. Tests use the cluster as users do: through kubectl and the API.
 //
 // It owns the programs of the cluster and the environment of the node. It must not know what a test checks: the tests
-// are in test/kubelet, and hack/kubenode runs a cluster for a person. Begin with Start.
+// are in test/kubelet, and hack/kubenode runs a cluster for manual use. Begin with Start.
 //
 //	etcd ◀── kube-apiserver ◀── kube-controller-manager, kube-scheduler, kube-proxy, kubectl
 //	              ▲                                            │ iptables: ClusterIP, NodePort

@@ -25,7 +25,7 @@ type identity struct {
 	pool *x509.CertPool
 }
 
-// clients maps the API server's clients to their groups. The token of a client is its name.
+// clients maps the API server's clients to their groups. A client's token is the client's name.
 var clients = map[string]string{
 	"admin":                          "system:masters",
 	"system:kube-controller-manager": "",

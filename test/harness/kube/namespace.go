@@ -25,7 +25,7 @@ import (
 const Timeout = 90 * time.Second
 
 // Namespace is a namespace for one test. It is deleted when the test ends. The test fails if a container was restarted
-// unexpectedly, or if anything of its pods is left on the node.
+// unexpectedly, or if anything that belongs to its pods is left on the node.
 type Namespace struct {
 	Name    string
 	Cluster *Cluster
@@ -163,7 +163,8 @@ func (n *Namespace) WaitPhase(name string, phase corev1.PodPhase, timeout time.D
 	return n.WaitPod(name, "is "+string(phase), timeout, func(p *corev1.Pod) bool { return p.Status.Phase == phase })
 }
 
-// WaitPods waits until exactly count pods match the selector and all are ready, and returns them.
+// WaitPods waits until exactly the given number of pods match the selector and all of them are ready. It returns these
+// pods.
 func (n *Namespace) WaitPods(selector string, count int, timeout time.Duration) []corev1.Pod {
 	n.t.Helper()
 	var pods []corev1.Pod
@@ -198,7 +199,7 @@ func isNotFound(err error) bool {
 	return err != nil && strings.Contains(err.Error(), fmt.Sprint(": ", http.StatusNotFound, " "))
 }
 
-// WaitLog waits until the output of kubectl logs with these arguments contains text, and returns the output.
+// WaitLog waits until the output of `kubectl logs`, with the given arguments, contains the text. It returns the output.
 func (n *Namespace) WaitLog(text string, timeout time.Duration, args ...string) string {
 	n.t.Helper()
 	var log string

@@ -21,7 +21,8 @@ func prepareNode(dir string) error {
 	return errors.Join(addAddress(), mountFiles(dir), overlaySysctls(dir), makeCgroups(kubeCgroup()))
 }
 
-// addAddress adds a bridge with the node's address and the default route. It has no ports, so it sends no packets.
+// addAddress adds a bridge with the node's address and the default route. The bridge has no ports, so it sends no
+// packets.
 func addAddress() error {
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "node0"}}
 	addr, err := netlink.ParseAddr(NodeIP + "/24")
@@ -65,8 +66,8 @@ func bind(source, target string) error {
 	return nil
 }
 
-// overlaySysctls shows the kubelet the kernel settings that it expects, because it would otherwise change them for the
-// whole host.
+// overlaySysctls shows the kubelet the kernel settings that it expects, because the kubelet would otherwise change the
+// settings for the whole host.
 func overlaySysctls(dir string) error {
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
@@ -84,11 +85,11 @@ func overlaySysctls(dir string) error {
 	return nil
 }
 
-// kubeCgroup returns the root of the kubelet's cgroups, a path in every hierarchy.
+// kubeCgroup returns the path of the root of the kubelet's cgroups. The path is the same in every hierarchy.
 func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
 
-// podShares is the CPU weight of all pods, so that machines boot while a compiler runs. A process that is in no cgroup
-// has 1024.
+// podShares is the CPU weight of all pods together. It is high, so that machines boot even while a compiler runs. A
+// process in no cgroup has the weight 1024.
 const podShares = "8192"
 
 // makeCgroups creates the cgroup in every hierarchy. In the cpuset hierarchy each level starts without CPUs and memory

@@ -63,7 +63,7 @@ func (c *Cluster) defineProcesses(tripod string) {
 		// Disable eviction and image garbage collection unless a test enables them.
 		"evictionHard":                map[string]string{"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%", "nodefs.inodesFree": "0%"},
 		"imageGCHighThresholdPercent": 100,
-		// Notice changes of ConfigMaps, Secrets and static pods within seconds, not minutes.
+		// Notice changes to ConfigMaps, Secrets and static pods within seconds, not minutes.
 		"syncFrequency": "10s", "fileCheckFrequency": "1s",
 		// The kubelet passes the pod CIDR to the runtime after its second status report.
 		"nodeStatusUpdateFrequency": "2s",
@@ -71,7 +71,7 @@ func (c *Cluster) defineProcesses(tripod string) {
 	}
 }
 
-// writeKubeletConfig writes the kubelet's configuration. change replaces top-level keys.
+// writeKubeletConfig writes the kubelet's configuration. Each change replaces top-level keys.
 func (c *Cluster) writeKubeletConfig(change ...map[string]any) error {
 	config := maps.Clone(c.kubelet)
 	for _, ch := range change {

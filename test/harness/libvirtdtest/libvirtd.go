@@ -24,7 +24,7 @@ import (
 // socket is libvirtd's socket in the test's mount namespace.
 const socket = "/run/libvirt/libvirt-sock"
 
-// config is the configuration of libvirtd without systemd: no polkit, no cgroups of its own, no virtlogd.
+// config is the configuration for a libvirtd that runs without systemd: no polkit, no cgroups of its own, no virtlogd.
 var config = map[string]string{
 	"libvirtd.conf": `
 auth_unix_rw = "none"
@@ -101,7 +101,7 @@ func (d *Daemon) start(program string) {
 	}, time.Minute, 10*time.Millisecond, "libvirtd does not listen:\n%s", d.Log())
 }
 
-// end stops libvirtd with sig, if it is running. After a minute, end kills libvirtd.
+// end stops libvirtd with sig, if it is running. If libvirtd has not ended after a minute, end kills it.
 func (d *Daemon) end(sig syscall.Signal) {
 	if d.cmd == nil {
 		return

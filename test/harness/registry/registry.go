@@ -23,7 +23,8 @@ type Server struct {
 	done chan error
 }
 
-// configuration is the configuration of docker-registry. Tests of garbage collection need deletion.
+// configuration is the configuration of docker-registry. Deletion is enabled, because tests of garbage collection need
+// it.
 const configuration = `version: 0.1
 log: {level: warn, formatter: text, accesslog: {disabled: true}}
 storage:
@@ -33,8 +34,8 @@ storage:
 http: {addr: %q}
 `
 
-// Start serves the storage directory on addr and returns when the registry answers. Port 0 selects a free port.
-// Configuration and log are beside the directory, as DIR.yml and DIR.log.
+// Start serves the storage directory on addr and returns when the registry answers. Port 0 selects a free port. The
+// configuration and the log are beside the directory, as DIR.yml and DIR.log.
 func Start(ctx context.Context, dir, addr string) (*Server, error) {
 	addr, err := resolve(addr)
 	if err != nil {
@@ -78,7 +79,7 @@ func resolve(addr string) (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// waitReady polls the API until it answers. docker-registry gives no other sign.
+// waitReady polls the API until it answers. docker-registry gives no other sign that it is ready.
 func (s *Server) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -114,7 +115,7 @@ func (s *Server) Wait() error {
 // Stop stops the server. It is idempotent.
 func (s *Server) Stop() error {
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
-	_ = s.Wait() // the error is the signal
+	_ = s.Wait() // the error only says that the signal ended it
 	return nil
 }
 

@@ -43,7 +43,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("connected") // the runtime's log
+	fmt.Println("connected") // goes to the runtime's log
 	for {
 		h1, h2, payload, err := read(conn)
 		if err != nil {

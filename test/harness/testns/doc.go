@@ -18,6 +18,6 @@
 //	remove TRIPOD_TEST_CGROUP in every hierarchy and TRIPOD_TEST_DIR
 //
 // The kernel removes processes with the PID namespace, mounts with the mount namespace, links and rules with the
-// network namespace, even if the supervisor is killed. The supervisor removes directories and cgroups. If it is killed,
-// the next run removes them; it recognizes them by a lock that no process holds.
+// network namespace, even if the supervisor is killed. The supervisor removes directories and cgroups. If the
+// supervisor is killed, the next run removes them. That run recognizes them by a lock that no process holds.
 package testns

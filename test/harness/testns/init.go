@@ -51,7 +51,7 @@ func initMain(argv []string, strict bool) int {
 	return code
 }
 
-// reapUntil reaps all children, including adopted ones, until pid has ended.
+// reapUntil reaps all children, including adopted ones, until the given process has ended.
 func reapUntil(pid int) syscall.WaitStatus {
 	for {
 		var ws syscall.WaitStatus
@@ -82,7 +82,7 @@ func leftovers() []string {
 	return left
 }
 
-// alive reports whether process pid has not ended (proc_pid_stat(5): zombies have state Z, dead processes X).
+// alive reports whether the given process has not ended (proc_pid_stat(5): zombies have state Z, dead processes X).
 func alive(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	// The name, in parentheses, can contain any character. The state is the first field after it.
@@ -90,8 +90,8 @@ func alive(pid string) bool {
 	return err == nil && ok && len(state) > 0 && state[0] != 'Z' && state[0] != 'X'
 }
 
-// describe returns the command line of process pid. The command line is empty for a moment during execve, and always
-// for some processes. For those, describe returns the name.
+// describe returns the command line of the given process. The command line is empty for a moment during execve, so
+// describe retries. Some processes never have one; for those, describe returns the name.
 func describe(pid string) string {
 	for range 100 {
 		if cmd, err := os.ReadFile("/proc/" + pid + "/cmdline"); err != nil || len(cmd) > 0 {
@@ -103,7 +103,7 @@ func describe(pid string) string {
 	return string(bytes.TrimSpace(comm))
 }
 
-// setupMounts makes a mount tree that is invisible to the host, and in which mounts propagate as on a host.
+// setupMounts makes a mount tree that is invisible to the host. Within the tree, mounts propagate as on a host.
 func setupMounts() error {
 	// A host with cgroup v1 often mounts an empty cgroup2 as well, which crun before 1.9 refuses. Mount a tmpfs in its
 	// place, because crun creates directories there anyway.

@@ -17,9 +17,10 @@ import (
 
 // Environment variables of a command in a world.
 const (
-	// EnvDir is the run's own directory, on a disk. It is removed afterwards.
+	// EnvDir contains the path of the run's own directory, which is on a disk. The directory is removed afterwards.
 	EnvDir = "TRIPOD_TEST_DIR"
-	// EnvCgroup is the path of the run's cgroup, the same in every hierarchy. The cgroups are removed afterwards.
+	// EnvCgroup contains the path of the run's cgroup, which is the same in every hierarchy. The cgroups are removed
+	// afterwards.
 	EnvCgroup = "TRIPOD_TEST_CGROUP"
 
 	// envInit is set in the process that becomes PID 1.
@@ -49,9 +50,9 @@ func Reenter() {
 	}
 }
 
-// Run runs argv in a new world and returns its exit code (128+n if signal n ended it).
+// Run runs a command in a new world and returns the command's exit code, or 128+n if signal n ended the command.
 func Run(argv []string, o Options) int {
-	// Pdeathsig refers to the thread that forks.
+	// The kernel kills the world (Pdeathsig) when the thread that started it ends. So this goroutine keeps its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -97,7 +98,8 @@ func newWorld() (*world, error) {
 	return w, makeTmp(dir)
 }
 
-// makeTmp makes the world's directory for temporary files, with the mode of /tmp, for programs of any user.
+// makeTmp makes the world's directory for temporary files, with the mode of /tmp, so that programs of any user can
+// write there.
 func makeTmp(dir string) error {
 	tmp := filepath.Join(dir, "tmp")
 	if err := os.Mkdir(tmp, 0o700); err != nil {
@@ -116,7 +118,7 @@ func baseDir() string {
 	return "/var/tmp"
 }
 
-// lock takes the lock that shows that the run of dir is alive.
+// lock takes the lock of a run's directory. A run that is alive holds this lock.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -175,8 +177,8 @@ func (w *world) supervise(argv []string, o Options) (int, error) {
 
 var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
 
-// relay forwards signals. The first one starts the grace period; the third one kills the process, because a terminal's
-// first ^C also reaches the command directly.
+// relay forwards signals. The first signal starts the grace period, and the third one kills the process. The second one
+// does not, because the command gets a terminal's first ^C twice: directly and through relay.
 func relay(p *os.Process, signals <-chan os.Signal, done <-chan struct{}) {
 	var expired <-chan time.Time
 	for n := 1; ; n++ {
@@ -204,7 +206,7 @@ func exitCode(ws syscall.WaitStatus) int {
 	return ws.ExitStatus()
 }
 
-// remove removes the cgroups and the directory. All processes of the run have ended.
+// remove removes the cgroups and the directory. All processes of the run must have ended before.
 func (w *world) remove() error {
 	var errs []error
 	for _, root := range CgroupRoots() {
@@ -229,8 +231,8 @@ func CgroupRoots() []string {
 	return roots
 }
 
-// removeCgroup removes a cgroup and its descendants. For each cgroup, it waits up to 5 s until ended processes have
-// left it.
+// removeCgroup removes a cgroup and its descendants. For each cgroup, it waits up to 5 s for the ended processes to
+// leave.
 func removeCgroup(dir string) error {
 	children, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
