@@ -138,7 +138,7 @@ func verify(path string, o Options) (err error) {
 	})
 }
 
-// isContentError reports whether an error of open is about the file's content. Other errors from open have an errno.
+// isContentError reports whether an error from open is about the file's content. Other errors from open have an errno.
 func isContentError(err error) bool {
 	_, errno := errors.AsType[syscall.Errno](err)
 	return !errno && !errdefs.IsUnavailable(err)

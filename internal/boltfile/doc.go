@@ -2,6 +2,6 @@
 // files of the programs are opened here; the callers define their content.
 //
 // A file is created under another name and then renamed, so it is either complete or absent. An empty or truncated file
-// has therefore lost its content. Before Open returns a file, it reads all of it, to find damaged pages that would
-// crash the process later. A damaged file is refused and never mistaken for a new one.
+// has therefore lost its content. Open reads the whole file before it returns, to find damaged pages that would crash
+// the process later. A damaged file is refused and never mistaken for a new one.
 package boltfile

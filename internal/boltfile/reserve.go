@@ -11,7 +11,7 @@ import (
 )
 
 // reserved is the free space that Reserve ensures after the used pages, in bytes. That is enough, because a removal
-// changes only a few pages, and the next removal reuses the pages that the previous one has freed.
+// changes only a few pages, and the next removal reuses the pages that the previous removal has freed.
 const reserved = 512 << 10
 
 // Reserve allocates disk space for later changes to the bbolt file at path. bbolt writes changed pages to free space,

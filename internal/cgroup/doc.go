@@ -1,6 +1,6 @@
 // Package cgroup creates, limits, kills and removes cgroups, on cgroup v1 and v2, below parents that the kubelet names
-// or below our own. The names of our cgroups begin with Mark. Cgroups with other names are never removed, except below
-// ours.
+// or below our own parent. The names of our cgroups begin with Mark. Cgroups with other names are never removed, except
+// below ours.
 //
 //	Open ─► Tree ─┬─ Pod(parent, key)       the path of a pod's cgroup
 //	              ├─ Create, Apply          create it, set limits

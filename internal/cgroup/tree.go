@@ -223,7 +223,7 @@ func (g Tree) MemoryLimit(dir string) (uint64, error) {
 // largest possible number of bytes in whole pages.
 const unlimited = 1 << 60
 
-// Hierarchy returns the key of a hierarchy in Roots: the hierarchy that has the controller.
+// Hierarchy returns the key, in Roots, of the hierarchy that has the controller.
 func (g Tree) Hierarchy(controller string) string {
 	if g.V2 {
 		return ""

@@ -105,7 +105,7 @@ func (l *Limiter) Stats() Stats {
 	return Stats{Name: l.name, Open: l.open, Rejected: maps.Clone(l.rejected)}
 }
 
-// Conn is an admitted connection. Its methods can be called in any order. On a nil Conn they do nothing, except
+// Conn is an admitted connection. Its methods can be called in any order. On a nil Conn the methods do nothing, except
 // Closable, which panics.
 type Conn struct {
 	limiter *Limiter
@@ -125,9 +125,9 @@ type Conn struct {
 // client that sends its request immediately is served even during a flood.
 const minAge = 100 * time.Millisecond
 
-// Admit counts a connection until Conn.Leave. If there is no room, it displaces another connection, that is, removes it
-// from the counts and calls its close function. If close is nil, the connection cannot be displaced until Conn.Closable
-// sets the function. If no connection can be displaced, Admit returns ErrRefused.
+// Admit counts a connection until Conn.Leave is called. If there is no room, it displaces another connection, that is,
+// removes it from the counts and calls its close function. If close is nil, the connection cannot be displaced until
+// Conn.Closable sets the function. If no connection can be displaced, Admit returns ErrRefused.
 func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 	c := &Conn{limiter: l, peer: l.peerOf(peer), close: close, since: time.Now()}
 	displaced, reason := l.admit(c)
@@ -143,7 +143,7 @@ func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 }
 
 // admit counts a connection, and first makes room for it if necessary. The first result closes the connection that made
-// room. It is nil if no connection had to.
+// room. It is nil if no connection was displaced.
 func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,8 +174,8 @@ func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 	return displaced, ""
 }
 
-// acceptDelay returns how long Accept must wait so that the next connection does not displace one younger than minAge.
-// It returns 0 if only a peer is at its limit, because waiting would also delay the other peers.
+// acceptDelay returns how long Accept must wait so that the next connection does not displace a connection younger than
+// minAge. It returns 0 if only a peer is at its limit, because waiting would also delay the other peers.
 func (l *Limiter) acceptDelay() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -189,8 +189,9 @@ func (l *Limiter) acceptDelay() time.Duration {
 	return minAge - time.Since(victim.since)
 }
 
-// victim chooses the connection to displace. If more than a quarter of Max connections are new, that is the oldest new
-// one, otherwise the one that has been idle longest. So new connections cannot displace all idle ones, and vice versa.
+// victim chooses the connection to displace. If more than a quarter of Max connections are new, it prefers the oldest
+// new connection. Otherwise it prefers the connection that has been idle longest. So new connections cannot displace
+// all idle connections, and vice versa.
 func (l *Limiter) victim(reason, peer string) *Conn {
 	first, second := &l.idle, &l.fresh
 	if l.fresh.Len() > l.Max/4 {
@@ -248,7 +249,7 @@ func (c *Conn) Begin() {
 	c.hadRequest = true
 }
 
-// End marks the end of a request. Call it once per Begin, when the request has been answered.
+// End marks the end of a request. Call End once for each call of Begin, when the request has been answered.
 func (c *Conn) End() {
 	if c == nil {
 		return
@@ -277,7 +278,7 @@ func (c *Conn) Leave() {
 	c.limiter.leave(c)
 }
 
-// expired counts the connection as expired, unless it had a request.
+// expired counts the connection as expired, unless a request has already arrived.
 func (c *Conn) expired(peer net.Addr) {
 	c.limiter.mu.Lock()
 	counts := !c.hadRequest && !c.gone && !c.late

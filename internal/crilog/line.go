@@ -32,7 +32,7 @@ const (
 // MaxPiece is the largest content of an entry, in bytes. A longer line is split into several entries.
 const MaxPiece = 16 << 10
 
-// Line is an entry of a log in the CRI's format.
+// Line is an entry in a log in the CRI's format.
 type Line struct {
 	Time   time.Time
 	Stream string

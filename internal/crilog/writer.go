@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Writer writes a container's log file. A Writer is safe for concurrent use, but a single stream of it is not.
+// Writer writes a container's log file. A Writer is safe for concurrent use, but a single stream is not.
 type Writer struct {
 	now func() time.Time
 
@@ -98,7 +98,8 @@ func (s *stream) Close() error {
 	return s.log.write(s.name, []Line{line})
 }
 
-// write appends the lines of one Write in one system call, so that readers rarely see half a line, even after a crash.
+// write appends all lines of one Write call in one system call, so that readers rarely see half a line, even after a
+// crash.
 func (l *Writer) write(name string, lines []Line) error {
 	if len(lines) == 0 {
 		return nil

@@ -7,8 +7,8 @@
 //	TRIPOD_FAILPOINTS="node.run-sandbox.intent=kill,node.start-container.effect=error(disk on fire)"
 //
 // Actions: kill (SIGKILL to this process), panic, error(TEXT), hang (until the context ends), delay(DURATION). With the
-// prefix N*, only the first N hits have an effect: 1*error(once). Names lists all points, so that the crash matrix can
-// visit every point without its own list.
+// prefix N*, only the first N hits have an effect: 1*error(once). Names lists all points, so that the crash matrix
+// needs no list of its own to visit every point.
 package failpoint
 
 // Variable is the name of the environment variable that arms points.

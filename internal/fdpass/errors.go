@@ -15,7 +15,8 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// Unwrap returns the error of the class, for errors.Is and the errdefs functions; nil if the class is unknown.
+// Unwrap returns the error of the class, for errors.Is and the errdefs functions. It returns nil if the class is
+// unknown.
 func (e *Error) Unwrap() error {
 	for _, c := range classes {
 		if c.name == e.Class {

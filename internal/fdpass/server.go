@@ -20,7 +20,7 @@ const (
 	// MaxRequest and MaxReply limit the length of the messages, in bytes.
 	MaxRequest = 16 << 10
 	MaxReply   = 256 << 10
-	// maxPerUser limits the connections of each user except root. The server refuses further ones.
+	// maxPerUser limits the connections of each user except root. The server refuses further connections.
 	maxPerUser = 4
 	// requestTimeout limits the wait for a client's request. replyTimeout limits the wait until the client reads the
 	// reply.

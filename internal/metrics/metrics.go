@@ -110,7 +110,7 @@ func (g guarded) Collect(to chan<- prometheus.Metric) {
 // responseTimeout limits a scrape, from the request's header to the last byte of the response.
 const responseTimeout = 30 * time.Second
 
-// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close, within limiter's limits.
+// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close is called, within the limits of the limiter.
 func (m *Metrics) Listen(ctx context.Context, address string, limiter *connlimit.Limiter) (net.Addr, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {

@@ -137,8 +137,8 @@ func (a Attachment) args() [][2]string {
 	return args
 }
 
-// capabilities returns the capability arguments by name. libcni passes to each plugin only those that the plugin
-// declares.
+// capabilities returns the capability arguments by name. libcni passes to each plugin only the arguments for
+// capabilities that the plugin declares.
 func (a Attachment) capabilities() (map[string]json.RawMessage, error) {
 	wanted := map[string]any{}
 	var ports []portMapEntry

@@ -58,8 +58,8 @@ type DefaultNetwork struct {
 	Off bool
 	// Bridge is the name of the bridge interface.
 	Bridge string
-	// SubnetV4 and SubnetV6 are the CIDRs of the pods' addresses. One may be empty; if both are, SubnetV4 gets its
-	// default.
+	// SubnetV4 and SubnetV6 are the CIDRs of the pods' addresses. One of them may be empty. If both are empty, SubnetV4
+	// gets its default.
 	SubnetV4 string
 	SubnetV6 string
 	// MTU is the MTU of the pods' interfaces; 0 means the kernel's default.

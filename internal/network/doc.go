@@ -16,7 +16,7 @@
 //	          CacheDir/pod-cidr.json          the pod CIDR from the kubelet (UpdateRuntimeConfig)
 //	mounts    NetnsDir/KEY                    the namespace (nsfs)
 //
-// The lines with a dot name fail points. KEY is the pod ID if CNI allows that ID as a container ID, otherwise a hash of
+// In the diagram, · marks a fail point. KEY is the pod ID if CNI allows that ID as a container ID, otherwise a hash of
 // the ID (keyOf). All state on disk can be found from the pod ID, so a roll-back needs no state in memory: Teardown
 // undoes a Setup even if the process that ran it was killed, and GC does the same for pods that no longer exist. If DEL
 // fails during a roll-back, the Manager retries in the background until it succeeds. If DEL fails during a Teardown,

@@ -22,7 +22,7 @@ import (
 type masquerading struct {
 	// made holds the subnets (netip.Prefix) whose rules existed at the last check.
 	made sync.Map
-	// changing serialises checks and changes of the rules.
+	// changing serialises checks of the rules and changes to them.
 	changing sync.Mutex
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// loopbackIndex is the index of lo in every network namespace (LOOPBACK_IFINDEX of the kernel).
+// loopbackIndex is the index of lo in every network namespace (the kernel's LOOPBACK_IFINDEX).
 const loopbackIndex = 1
 
 // Netns returns the path of the pod's network namespace, even if the namespace does not exist.
@@ -48,8 +48,9 @@ func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 	return path, nil
 }
 
-// RemoveNetns unmounts the pod's network namespace; a missing one is not an error. Once no process or socket holds the
-// namespace, the kernel deletes its virtual interfaces and returns physical ones to the host.
+// RemoveNetns unmounts the pod's network namespace. A missing namespace is not an error. When no process or socket
+// holds the namespace any longer, the kernel deletes its virtual interfaces and returns physical interfaces to the
+// host.
 func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
 	key, unlock, err := m.lockPod(ctx, id)
 	if err != nil {

@@ -20,7 +20,7 @@ type podCIDRs struct {
 
 func (m *Manager) podCIDRFile() string { return filepath.Join(m.cfg.CacheDir, "pod-cidr.json") }
 
-// UpdatePodCIDR sets the node's pod CIDR for the embedded default chain: one CIDR, or an IPv4 and an IPv6 one,
+// UpdatePodCIDR sets the node's pod CIDR for the embedded default chain: one CIDR, or an IPv4 CIDR and an IPv6 CIDR,
 // separated by a comma (CRI UpdateRuntimeConfig). Running pods keep their addresses and gateway. A configuration in
 // ConfDir is not affected. An empty string means that the CIDR is not known yet, and changes nothing.
 func (m *Manager) UpdatePodCIDR(cidr string) error {

@@ -62,8 +62,8 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 	return result, nil
 }
 
-// reuseOrUndo returns the result of an earlier Setup of the same pod if that Setup was complete and its request was the
-// same. Otherwise it tears down what the earlier Setup left, and returns nil.
+// reuseOrUndo returns the result of an earlier Setup of the same pod if that Setup was complete and had the same
+// request. Otherwise it tears down what the earlier Setup left, and returns nil.
 func (m *Manager) reuseOrUndo(ctx context.Context, rec *record) (*Result, error) {
 	key := rec.key
 	old, err := m.records.get(key)
@@ -132,7 +132,8 @@ func (m *Manager) add(ctx context.Context, rec *record) (types.Result, error) {
 	return m.cni.AddNetworkList(ctx, rec.list, rec.runtimeConf(m.netnsPath(rec.key)))
 }
 
-// rollback undoes a Setup that failed with cause, even if ctx has ended, and returns the error for Setup's caller.
+// rollback undoes a failed Setup, even if ctx has ended. It returns the error for Setup's caller, which contains the
+// given cause.
 func (m *Manager) rollback(ctx context.Context, rec *record, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(rollbackTimeout, m.cfg.PluginTimeout))
 	defer cancel()

@@ -16,8 +16,8 @@ import (
 var teardownDel = failpoint.New("network.teardown.del")
 
 // Teardown releases everything that Setup took. It can be called repeatedly and in any state, even after an interrupted
-// Setup or a reboot. For an unknown pod it does nothing. Of the attachment, it uses only the ID; the chain and the
-// arguments are those that Setup recorded. After an error, call it again.
+// Setup or a reboot. For an unknown pod it does nothing. It uses only the ID in the attachment, because Setup has
+// recorded the chain and the arguments. After an error, call Teardown again.
 func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	key, unlock, err := m.lockPod(ctx, a.ID)
 	if err != nil {
@@ -82,7 +82,8 @@ func (m *Manager) substituteRecord(key string, damage error) (*record, error) {
 
 // Check reports whether the pod's network is as Setup left it: the namespace exists and the plugins' CHECK succeeds, if
 // the chain's CNI version has CHECK (0.4.0). If the backend has taken over the pod's addresses, plugins would report
-// them missing, so Check only looks for the pod's interface. It returns ErrNotFound if Setup has not set up the pod.
+// them missing, so Check only checks that the pod's interface exists. It returns ErrNotFound if Setup has not set up
+// the pod.
 func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	key, unlock, err := m.lockPod(ctx, a.ID)
 	if err != nil {

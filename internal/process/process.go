@@ -90,7 +90,7 @@ func (p *Process) watch() {
 	}
 }
 
-// Close stops watching. It is not needed once the process has ended.
+// Close stops watching. It is not needed after the process has ended.
 func (p *Process) Close() {
 	if p != nil && p.fd != nil {
 		_ = p.fd.Close()

@@ -46,7 +46,7 @@ type Swap struct{ Usage, Limit uint64 }
 type PSI struct{ CPU, Memory, IO *Pressure }
 
 // Pressure says how long tasks waited for a resource: Some counts the time when at least one task of the cgroup waited,
-// and Full the time when all tasks waited.
+// and Full counts the time when all its tasks waited.
 type Pressure struct{ Some, Full Stall }
 
 // Stall holds a total in nanoseconds, and moving averages in percent over 10, 60 and 300 seconds.

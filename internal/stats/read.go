@@ -44,7 +44,7 @@ func host() (Root, error) {
 	return Root{Mount: cgroup.Mount, V2: v2}, err
 }
 
-// part says which figures to read from one hierarchy.
+// part describes how to read the figures that are in one hierarchy.
 type part struct {
 	// controller is the name of the v1 hierarchy; empty on v2.
 	controller string

@@ -13,7 +13,7 @@ import (
 const MinWindow = 500 * time.Millisecond
 
 // Sampler computes UsageNanoCores from cumulative CPU usage. It keeps the last sample of each key. The number of keys
-// is limited: for a new key, it drops the least recently used one if necessary. It is safe for concurrent use.
+// is limited: to make room for a new key, it drops the least recently used key. It is safe for concurrent use.
 type Sampler struct {
 	mu   sync.Mutex
 	max  int
@@ -45,8 +45,8 @@ func (s *Sampler) CPUUsage(key string, f Figures) *runtimeapi.CpuUsage {
 
 // NanoCores records a sample of a key's cumulative usage, in core-nanoseconds, and returns the mean rate since the
 // previous sample, in core-nanoseconds per second. If less than MinWindow has passed since then, it ignores the new
-// sample and returns the previous rate. There is no rate for a key's first sample. Nor is there a rate if the usage has
-// decreased, because that means that a new cgroup has the old name.
+// sample and returns the previous rate. There is no rate for a key's first sample. There is also none if the usage has
+// decreased, because then a new cgroup has the old cgroup's name.
 func (s *Sampler) NanoCores(key string, at time.Time, usage uint64) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 )
 
 // MaxExecSyncOutput limits the output that ExecSync returns, stdout and stderr together, in bytes. The kubelet refuses
-// messages of more than 16 MiB; 64 KiB are left for the other fields.
+// messages of more than 16 MiB; the remaining 64 KiB are for the other fields.
 const MaxExecSyncOutput = 16<<20 - 64<<10
 
 var errExecTimeout = errors.New("exec timeout")
@@ -53,8 +53,8 @@ func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string,
 	return &runtimeapi.ExecSyncResponse{Stdout: stdout, Stderr: stderr, ExitCode: code}, nil
 }
 
-// output collects stdout and stderr within a common limit. Once result has been called, writes are ignored, because a
-// child process may still write to the program's stdio after the program has ended.
+// output collects stdout and stderr within a common limit. After a call to the method result, writes are ignored,
+// because a child process may still write to the program's stdio after the program has ended.
 type output struct {
 	mu             sync.Mutex
 	room           int

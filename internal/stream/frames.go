@@ -18,7 +18,7 @@ import (
 //   - The library answers a stream (SYN_REPLY) before it writes to the stream. If the client goes away in between, or
 //     has sent GOAWAY, the answer fails, and every write to the stream waits for the answer forever.
 //   - The library hands a stream over before it answers the stream. If the handler resets the stream in between, the
-//     client gets no answer, and so no reason for the reset.
+//     client gets no answer, and so does not learn the reason for the reset.
 //
 // spdyGuard follows the frames of a connection in both directions. It rejects streams beyond the limit, and delays the
 // end of the client's input (EOF or GOAWAY) until all streams are answered. Writes to a client that is gone succeed. A
@@ -69,7 +69,7 @@ func (g *spdyGuard) sent(p []byte) {
 	defer g.mu.Unlock()
 	for done := 0; done < len(p); {
 		frame, n := g.out.next(p[done:])
-		if frame.kind == spdySynReply { // a reset is not an answer, and may precede one
+		if frame.kind == spdySynReply { // a reset is not an answer, and may come before the answer
 			if answer := g.unanswered[frame.stream]; answer != nil {
 				close(answer)
 				delete(g.unanswered, frame.stream)

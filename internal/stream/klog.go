@@ -10,9 +10,9 @@ import (
 
 var klogRouted sync.Once
 
-// routeKlog sends the log messages of the Kubernetes libraries to logger. It lowers them to debug level, because the
-// libraries log faults of clients as errors, and a client that hangs up is not an error of the node. klog is global to
-// the process, so the first server's logger gets all messages.
+// routeKlog sends the log messages of the Kubernetes libraries to the given logger. It lowers the messages to debug
+// level, because the libraries log faults of clients as errors, and a client that hangs up is not an error of the node.
+// klog is global to the process, so the first server's logger gets all messages.
 func routeKlog(logger *slog.Logger) {
 	klogRouted.Do(func() { klog.SetSlogLogger(slog.New(quiet{logger.With("component", "klog").Handler()})) })
 }

@@ -26,9 +26,9 @@ func LogPath(directory, name string) (string, error) {
 	return filepath.Join(directory, name), nil
 }
 
-// OpenLogFile opens a container's log for appending. It creates the file and missing directories. A symlink below the
-// log directory, or a path that leads out of it, is an errdefs.ErrInvalidArgument. If LogPath returns "", the file is
-// nil.
+// OpenLogFile opens a container's log for appending. It creates the file and missing directories. If the path leads
+// through a symlink below the log directory, or out of that directory, the error is errdefs.ErrInvalidArgument. If
+// LogPath returns "", the file is nil.
 func OpenLogFile(directory, name string) (*os.File, error) {
 	full, err := LogPath(directory, name)
 	if err != nil || full == "" {

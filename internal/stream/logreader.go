@@ -27,7 +27,7 @@ type LogOptions struct {
 	// lines are read.
 	Tail    int
 	TailSet bool
-	// Since omits lines older than this time.
+	// Since omits lines that are older than this time.
 	Since time.Time
 	// Timestamps writes each line's time before the line.
 	Timestamps bool
@@ -87,7 +87,7 @@ type logReader struct {
 	ended bool   // LogOptions.Ended is closed: this is the last read
 }
 
-// entry holds what applies to all parts of one entry.
+// entry holds what applies to all parts of a log entry.
 type entry struct {
 	sink    *logSink
 	partial bool
@@ -188,8 +188,8 @@ func (r *logReader) waitForMore(ctx context.Context) (bool, error) {
 	}
 }
 
-// rotate switches to the file that is now at the path, once the previous file is read to its end. It reports whether
-// there is more to read.
+// rotate switches to the file that is now at the path, if the previous file has been read to its end. It reports
+// whether there is more to read.
 func (r *logReader) rotate() (bool, error) {
 	old, err := r.file.Stat()
 	if err != nil {

@@ -33,8 +33,8 @@ func control(conn net.Conn, f func(fd int)) {
 	}
 }
 
-// peerGone reports whether the other end of a connection within this machine was closed. It returns false if the kernel
-// cannot tell, for example without inet_diag.
+// peerGone reports whether the other end of a connection has been closed. That end must be on this machine. It returns
+// false if the kernel cannot tell, for example without inet_diag.
 func peerGone(conn net.Conn) bool {
 	known := false // our own socket shows a FIN or a reset
 	control(conn, func(fd int) {

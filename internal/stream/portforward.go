@@ -20,8 +20,8 @@ const halfOpenTime = 30 * time.Second
 type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // PortForwardTCP connects to a TCP port on the pod's localhost, first over IPv4, then over IPv6. It copies between
-// stream and the connection in both directions until both sides have closed, or ctx ends. When one side stops sending,
-// the other side sees the end of its input. After an error, the caller must close stream.
+// stream and the connection in both directions until both sides have closed the connection or ctx ends. When one side
+// stops sending, the other side sees the end of its input. After an error, the caller must close stream.
 //
 // It returns an error if it cannot connect (errdefs.ErrUnavailable if nothing listens) or if ctx ends. The failure of
 // an established connection only closes stream, because kubectl reacts to an error by dropping all its forwarded

@@ -188,7 +188,8 @@ func (c chunked) Write(p []byte) (int, error) {
 }
 
 // termSizes converts terminal sizes, until the given channel is closed or ctx ends. It never makes the sender wait: a
-// newer size replaces one that was not received yet. Over WebSocket, a waiting size would hold up the client's stdin.
+// newer size replaces an older size that was not received yet. Over WebSocket, a size that waits would delay the
+// client's stdin.
 func termSizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-chan sandbox.TermSize {
 	to := make(chan sandbox.TermSize)
 	go func() {

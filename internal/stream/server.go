@@ -41,7 +41,7 @@ const (
 // closeWait limits how long Close waits for sessions to end.
 const closeWait = 5 * time.Second
 
-// Config configures a Server. Runtime is required; the zero values of the other fields stand for their defaults.
+// Config configures a Server. Runtime is required. Other fields that are zero get their defaults.
 type Config struct {
 	// Address is a loopback IP address and a TCP port; port 0 means any. Other addresses are refused, because sessions
 	// are not encrypted. The server's client, the kubelet, is on the same machine.
@@ -49,7 +49,7 @@ type Config struct {
 	Runtime Runtime
 	// Logger logs the end of each session at debug level. It also gets the messages of libraries that use klog.
 	Logger *slog.Logger
-	// IdleTimeout ends a session after this time without traffic.
+	// IdleTimeout ends a session that has had no traffic for this time.
 	IdleTimeout time.Duration
 	// CreationTimeout limits how long an SPDY client may take to open its streams.
 	CreationTimeout time.Duration

@@ -1,8 +1,8 @@
 // Package harness supports the end-to-end and crash tests. It runs a real daemon in namespaces of its own (package
 // testns), talks to it as a kubelet does, and checks afterwards that nothing is left behind.
 //
-// It uses the daemon as a user does: by its command line, its configuration file and the CRI. It must not import the
-// daemon's packages.
+// It uses the daemon as a user does: through the command line, the configuration file and the CRI. It must not import
+// the daemon's packages.
 //
 //	func TestMain(m *testing.M) { harness.Main(m) }       // enters the namespaces, see testns
 //

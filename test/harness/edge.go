@@ -228,7 +228,7 @@ func (o *Orchestrator) waitStatus(path, status string) (r Record) {
 	return r
 }
 
-// Edge runs `tripod edge` with this orchestrator and its broker, and returns what it printed.
+// Edge runs `tripod edge` with this orchestrator and its broker, and returns the command's output.
 func (o *Orchestrator) Edge(args ...string) (string, error) {
 	bin, err := Binary()
 	if err != nil {

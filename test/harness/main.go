@@ -15,8 +15,8 @@ import (
 // envInside is set in the test binary that runs inside the namespaces.
 const envInside = "TRIPOD_HARNESS_INSIDE"
 
-// Main is the TestMain of a package that uses the harness. It runs the tests in their own namespaces, and fails if they
-// leave a process running.
+// Main is the TestMain of a package that uses the harness. It runs the tests in their own namespaces, and fails if the
+// tests leave a process running.
 func Main(m *testing.M) { Enter(m.Run) }
 
 // Enter calls the given function in the test's own namespaces, and exits with the function's result. It is for a

@@ -40,8 +40,8 @@ type ContainerOption func(*runtimeapi.ContainerConfig)
 
 var uids atomic.Int64
 
-// PodConfig returns the configuration of a pod in the namespace "test", with its own UID and log directory. As with the
-// kubelet, each container has its own PID namespace, and the containers share the other namespaces.
+// PodConfig returns the configuration of a pod in the namespace "test", with its own UID and log directory. As in the
+// kubelet's pods, each container has its own PID namespace, and the containers share the other namespaces.
 func PodConfig(t testing.TB, name string, opts ...PodOption) *runtimeapi.PodSandboxConfig {
 	t.Helper()
 	uid := fmt.Sprintf("%s-uid-%d", name, uids.Add(1))

@@ -73,7 +73,7 @@ func (c *bridgeConfig) check() error {
 	return c.common.check()
 }
 
-// rangeConfig is an address range of host-local.
+// rangeConfig is an address range in host-local's configuration.
 type rangeConfig struct {
 	Subnet     string `json:"subnet"`
 	RangeStart string `json:"rangeStart"`

@@ -5,8 +5,8 @@
 //	                                                        └─► reason ─► the executable runs
 //
 // A Call and the executable make the same network: the same interfaces, addresses, routes and sysctls, and leases in
-// host-local's files, under its lock. So either can undo the other's ADD, and both can serve pods of one network at the
-// same time.
+// host-local's files, under its lock. So a Call can undo an ADD by the executable and vice versa, and both can serve
+// pods of one network at the same time.
 //
 // Plan accepts an execution only if this package implements all of it:
 //   - The command is ADD or DEL. CHECK, STATUS, GC and VERSION delay no pod, and their answers are worth more when they

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addLoopback sets lo up. It returns the previous result or, without one, a result that describes lo.
+// addLoopback sets lo up. It returns the previous result. If there is no previous result, it returns one that describes
+// lo.
 func (c *Call) addLoopback(conf *loopbackConfig) ([]byte, error) {
 	result := &types100.Result{Interfaces: []*types100.Interface{{Name: "lo", Mac: "00:00:00:00:00:00", Sandbox: c.netns}}}
 	err := inPod(c.netns, func(h *netlink.Handle) error {

@@ -7,7 +7,7 @@ import (
 )
 
 // portmapConfig is the configuration of the portmap plugin. This package handles only pods without host ports, because
-// most chains run portmap even for those. With host ports, the plugin runs iptables a dozen times, so the cost of
+// most chains run portmap even for such pods. With host ports, the plugin runs iptables a dozen times, so the cost of
 // starting the plugin hardly matters.
 type portmapConfig struct {
 	common

@@ -51,7 +51,7 @@ func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink
 }
 
 // makePair makes the veth pair, sets the host's end up, and returns the random name of the host's end. If that name is
-// taken, it tries another one. If the name in the pod is taken, it returns an error.
+// taken, makePair tries another random name. If the name in the pod is taken, it returns an error.
 func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) {
 	netns, err := netthread.Open(c.netns)
 	if err != nil {
@@ -132,9 +132,9 @@ func (c *Call) podSysctls(result *types100.Result) error {
 }
 
 // announce makes the kernel announce the pod's addresses to its neighbours. The announcement at link-up was lost,
-// because the bridge port was not forwarding yet. Without a second one, neighbours would send packets for a reused
-// address to the previous pod until their caches expire, some tens of seconds later. Setting the hardware address, even
-// to its present value, triggers the announcement (arp_notify, ndisc_notify).
+// because the bridge port was not forwarding yet. Without a second announcement, neighbours would send packets for a
+// reused address to the previous pod until their caches expire, some tens of seconds later. Setting the hardware
+// address, even to its present value, triggers the announcement (arp_notify, ndisc_notify).
 func (c *Call) announce() error {
 	err := inPod(c.netns, func(pod *netlink.Handle) error {
 		link, err := pod.LinkByName(c.ifName)

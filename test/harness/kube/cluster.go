@@ -50,8 +50,8 @@ type Cluster struct {
 	before   harness.Resources
 }
 
-// Programs returns the directory of Kubernetes' programs. It returns an error if one is missing. If the set "e2e" of
-// hack/kube.sh is given, the programs of that set must exist too.
+// Programs returns the directory of Kubernetes' programs. It returns an error if a program is missing. If the set "e2e"
+// of hack/kube.sh is given, the programs of that set must exist too.
 func Programs(set ...string) (string, error) {
 	c := exec.Command(filepath.Join(harness.Root(), "hack", "kube.sh"), append([]string{"check"}, set...)...)
 	out, err := c.CombinedOutput()

@@ -304,8 +304,8 @@ func (n *Namespace) CheckRestarts() {
 	}
 }
 
-// podUIDs returns the UIDs of all pods that ever existed in the namespace. Each pod has at least one event, from its
-// scheduling.
+// podUIDs returns the UIDs of all pods that ever existed in the namespace. It finds them in the events: each pod has at
+// least one event, from its scheduling.
 func (n *Namespace) podUIDs() []string {
 	var events corev1.EventList
 	if err := n.Get("events", &events); err != nil {

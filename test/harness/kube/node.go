@@ -15,8 +15,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// prepareNode sets up what a kubelet expects of a node: an address with a default route, its name, a directory for
-// logs, a cgroup, and kernel settings.
+// prepareNode sets up what a kubelet expects on a node: an address with a default route, the node's name, a directory
+// for logs, a cgroup, and kernel settings.
 func prepareNode(dir string) error {
 	return errors.Join(addAddress(), mountFiles(dir), overlaySysctls(dir), makeCgroups(kubeCgroup()))
 }
@@ -85,7 +85,8 @@ func overlaySysctls(dir string) error {
 	return nil
 }
 
-// kubeCgroup returns the path of the root of the kubelet's cgroups. The path is the same in every hierarchy.
+// kubeCgroup returns the path of the cgroup that contains all of the kubelet's cgroups. The path is the same in every
+// hierarchy.
 func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
 
 // podShares is the CPU weight of all pods together. It is high, so that machines boot even while a compiler runs. A

@@ -50,7 +50,8 @@ type Daemon struct {
 	done chan error
 }
 
-// Start starts a libvirtd, which ends with the test. Only one can run at a time, because /run/libvirt is fixed.
+// Start starts a libvirtd, which ends with the test. Only one libvirtd can run at a time, because it always uses
+// /run/libvirt.
 func Start(t testing.TB) *Daemon {
 	t.Helper()
 	world := os.Getenv("TRIPOD_TEST_DIR")
@@ -149,7 +150,8 @@ func (d *Daemon) Log() string {
 }
 
 // Wrapper returns a tripod-vmwrap that every user can execute. It copies the program that TRIPOD_VMWRAP_BIN names,
-// because other users may be unable to enter that program's directory. Without TRIPOD_VMWRAP_BIN it builds one.
+// because other users may be unable to enter that program's directory. If TRIPOD_VMWRAP_BIN is not set, Wrapper builds
+// the program.
 func Wrapper(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(os.Getenv("TRIPOD_TEST_DIR"), "vmwrap")

@@ -1,5 +1,5 @@
-// Slruntime is a runtime program for tests, like those of other vendors. It implements SLSocket from the edge
-// protocol's golden frames alone, without Tripod's packages. Each module opens channel 0 for reading and writing on
+// Slruntime is a runtime program for tests, like those of other vendors. It implements SLSocket without Tripod's
+// packages, from nothing but the edge protocol's golden frames. Each module opens channel 0 for reading and writing on
 // "$SL/proc/stdio", sends "hello NAME", echoes what it receives, and ends when it receives "quit" or is deleted.
 //
 //	slruntime DIR INDEX

@@ -91,7 +91,7 @@ func alive(pid string) bool {
 }
 
 // describe returns the command line of the given process. The command line is empty for a moment during execve, so
-// describe retries. Some processes never have one; for those, describe returns the name.
+// describe retries. Some processes never have a command line. In that case, describe returns the process's name.
 func describe(pid string) string {
 	for range 100 {
 		if cmd, err := os.ReadFile("/proc/" + pid + "/cmdline"); err != nil || len(cmd) > 0 {

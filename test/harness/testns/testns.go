@@ -147,7 +147,7 @@ func sweep(base string) {
 	}
 }
 
-// supervise starts this program as PID 1 of the new namespaces and waits for it.
+// supervise starts this program as PID 1 of the new namespaces and waits until it has ended.
 func (w *world) supervise(argv []string, o Options) (int, error) {
 	mode := "lenient"
 	if o.Strict {
@@ -177,8 +177,8 @@ func (w *world) supervise(argv []string, o Options) (int, error) {
 
 var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
 
-// relay forwards signals. The first signal starts the grace period, and the third one kills the process. The second one
-// does not, because the command gets a terminal's first ^C twice: directly and through relay.
+// relay forwards signals. The first signal starts the grace period, and the third signal kills the process. The second
+// signal does not kill it, because the command gets a terminal's first ^C twice: directly and through relay.
 func relay(p *os.Process, signals <-chan os.Signal, done <-chan struct{}) {
 	var expired <-chan time.Time
 	for n := 1; ; n++ {
