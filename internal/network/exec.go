@@ -203,7 +203,7 @@ func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 	return nil, failure
 }
 
-// readOutput fills in e from the stdout of a failed plugin.
+// readOutput fills in the error from the stdout of a failed plugin.
 func (e *PluginError) readOutput(output []byte) {
 	var printed types.Error
 	if err := json.Unmarshal(output, &printed); err == nil && printed.Msg != "" {

@@ -25,7 +25,7 @@ func planBuiltin(plugins *builtin.Plugins) func(string, []byte, []string) (inPro
 }
 
 // runInProcess runs the call and waits until it returns or ctx ends. It calls free when the call returns, even if ctx
-// ended earlier. Until then, the next execution for the same container waits; that is usually the DEL of the roll-back.
+// ended earlier. Until then, the next execution for the same container (usually the roll-back's DEL) must wait.
 func (e *pluginExec) runInProcess(ctx context.Context, call inProcessCall, path string, environ []string, free func()) ([]byte, error) {
 	type outcome struct {
 		output []byte

@@ -22,7 +22,7 @@ func (m *Manager) podCIDRFile() string { return filepath.Join(m.cfg.CacheDir, "p
 
 // UpdatePodCIDR sets the node's pod CIDR for the embedded default chain: one CIDR, or an IPv4 CIDR and an IPv6 CIDR,
 // separated by a comma (CRI UpdateRuntimeConfig). Running pods keep their addresses and gateway. A configuration in
-// ConfDir is not affected. An empty string means that the CIDR is not known yet, and changes nothing.
+// ConfDir is not affected. An empty string means that the CIDR is not known yet; in that case, nothing changes.
 func (m *Manager) UpdatePodCIDR(cidr string) error {
 	if cidr == "" {
 		return nil

@@ -29,8 +29,8 @@ func Read(name string) (Figures, error) {
 	return root.Read(name)
 }
 
-// OOMKills returns the number of processes in a cgroup that the OOM killer has killed. On v2, the number includes child
-// cgroups; on v1, it does not. It returns the same errors as Read.
+// OOMKills returns how many processes of a cgroup the OOM killer has killed. On v2, the number includes child cgroups;
+// on v1, it does not. It returns the same errors as Read.
 func OOMKills(name string) (uint64, error) {
 	root, err := host()
 	if err != nil {

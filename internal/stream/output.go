@@ -71,7 +71,8 @@ func (q *OutputQueue) Put(p Packet) bool {
 	return true
 }
 
-// End ends the output: Deliver writes the queued packets and returns err, which is nil if the container has ended.
+// End ends the output: Deliver writes the queued packets and then returns the given error, which is nil if the
+// container has ended.
 func (q *OutputQueue) End(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -178,8 +178,8 @@ func (s *Server) enter() bool {
 	return true
 }
 
-// GetExec checks the request and returns a URL for it. It returns errdefs.ErrInvalidArgument for an invalid request,
-// and ErrResourceExhausted if too many URLs are unused.
+// GetExec checks the request and returns a URL for the session. It returns errdefs.ErrInvalidArgument for an invalid
+// request, and ErrResourceExhausted if too many URLs are unused.
 func (s *Server) GetExec(req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	if err := checkContainer("exec", req); err != nil {
 		return nil, err

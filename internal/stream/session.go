@@ -202,7 +202,7 @@ func (c *clientConn) Close() error {
 	if !ok || half.CloseWrite() != nil {
 		return c.Conn.Close()
 	}
-	// A deadline would not do, because the protocol library sets its own deadlines.
+	// A deadline would not work, because the protocol library sets its own deadlines.
 	timer := time.AfterFunc(lingerTime, func() { c.Conn.Close() })
 	c.spawn(func() {
 		_, _ = io.Copy(io.Discard, c.Conn)

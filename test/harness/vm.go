@@ -136,8 +136,8 @@ func (p *Pod) Get(path string) string {
 	return body
 }
 
-// VMFile returns the path of a file that the machines' images contain, for tests without a daemon. The name is vmlinux,
-// initrd, cmdline, vmlinux-full, initrd-full or disk.qcow2.
+// VMFile returns the path of a file that goes into the machines' images, for tests without a daemon. The name is
+// vmlinux, initrd, cmdline, vmlinux-full, initrd-full or disk.qcow2.
 func VMFile(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(Root(), "build", "images", "vm", name)

@@ -112,7 +112,7 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 }
 
 // podSysctls sets the sysctls that must be set before the addresses are added. It disables duplicate address detection,
-// because each address is leased to this pod only, and enables announcements to neighbours.
+// because each address is leased only to this pod. It also enables announcements to neighbours.
 func (c *Call) podSysctls(result *types100.Result) error {
 	_ = sysctl("0", "ipv6/conf", c.ifName, "accept_dad") // fails if the host has no IPv6
 	_ = sysctl("1", "ipv4/conf", c.ifName, "arp_notify")
