@@ -294,8 +294,9 @@ func (g Tree) Dirs(dir string) []string {
 	return dirs
 }
 
-// Remove removes one of our cgroups, and the empty cgroups below it. A missing cgroup is not an error. The kernel
-// releases a cgroup a moment after its last process was reaped, so Remove retries a busy cgroup until ctx ends.
+// Remove removes one of our cgroups and the cgroups below it, which must have no processes. A missing cgroup is not an
+// error. The kernel releases a cgroup a moment after its last process was reaped, so Remove retries a busy cgroup until
+// ctx ends.
 func (g Tree) Remove(ctx context.Context, dir string) error {
 	if dir == "" || dir == "/" || !strings.HasPrefix(path.Base(dir), Mark) {
 		return nil // not ours

@@ -21,7 +21,7 @@ const (
 	Stderr = "stderr"
 )
 
-// TimeFormat is RFC 3339 with exactly nine digits after the second, so that sorting entries as text sorts them by time.
+// TimeFormat is RFC 3339 with exactly nine digits after the second, so that entries sorted as text are sorted by time.
 const TimeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 const (

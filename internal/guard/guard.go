@@ -73,7 +73,8 @@ func Call(log *slog.Logger, where string, f func() error) (err error) {
 	return f()
 }
 
-// Func wraps f for a goroutine. A panic ends only the goroutine. If others wait for f, f must release them in a defer.
+// Func wraps f for a goroutine. A panic ends only the goroutine. If other goroutines wait for f, f must release them in
+// a deferred function.
 func Func(log *slog.Logger, where string, f func()) func() {
 	return func() {
 		_ = Call(log, where, func() error { f(); return nil }) // Call has reported the panic

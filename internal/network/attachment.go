@@ -75,7 +75,7 @@ const (
 	capAnnotations  = "io.kubernetes.cri.pod-annotations"
 )
 
-// burst is the burst size of a rate-limited interface, in bits. It is effectively unlimited, as in other Kubernetes
+// burst is the burst size for a rate-limited interface, in bits. It is effectively unlimited, as in other Kubernetes
 // runtimes; the bandwidth plugin refuses 0.
 const burst = math.MaxInt32
 

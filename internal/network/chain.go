@@ -22,9 +22,9 @@ type chain struct {
 	// source is the configuration file or "the embedded default", for logs and errors.
 	source string
 	list   *libcni.NetworkConfigList
-	// optional maps plugins of the embedded default to the capability that they implement. A pod that does not use the
-	// capability skips the plugin, because the plugin costs one process for ADD and one for DEL, and portmap's DEL also
-	// runs iptables.
+	// optional maps plugins of the embedded default to the capabilities that they implement. A pod that does not use
+	// the capability skips the plugin. That saves one process for ADD and one for DEL, and the iptables runs of
+	// portmap's DEL.
 	optional map[string]string
 	// masqueraded holds the pod subnets whose addresses we masquerade. Only the embedded default has any.
 	masqueraded []netip.Prefix
@@ -139,7 +139,7 @@ const (
 	defaultCNIVersion  = "1.0.0"
 )
 
-// defaultChain makes the embedded default chain. leases is the directory for host-local's leases.
+// defaultChain makes the embedded default chain, with the given directory for host-local's leases.
 func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 	ipam := map[string]any{"type": "host-local", "dataDir": leases}
 	var ranges [][]map[string]string // a pod gets one address from each range; the first address is its primary one

@@ -180,7 +180,7 @@ func (r *pluginRun) runOnce(ctx context.Context) error {
 	return err
 }
 
-// outcome returns the plugin's output, or a *PluginError. err is the result of runOnce.
+// outcome returns the plugin's output, or a *PluginError. It takes the error that runOnce returned.
 func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 	failure := &PluginError{Plugin: r.path, Command: r.command, Stderr: strings.TrimSpace(string(r.stderr.data)), Cause: err}
 	output := r.stdout.data.Bytes()

@@ -59,7 +59,7 @@ func newRecord(a Attachment, c *chain) (*record, error) {
 	}, nil
 }
 
-// runtimeConf returns the arguments for libcni. netns is empty if the namespace is gone.
+// runtimeConf returns the arguments for libcni. The path of the namespace is "" if the namespace is gone.
 func (r *record) runtimeConf(netns string) *libcni.RuntimeConf {
 	caps := make(map[string]any, len(r.Capabilities))
 	for name, value := range r.Capabilities {

@@ -129,8 +129,8 @@ func (r *Result) defaultInterface() int {
 }
 
 // fillFromKernel sets the MTUs of the pod's interfaces, because results before CNI 1.1.0 lack them, and fills in
-// missing MAC addresses. It leaves other interfaces unchanged, because they may be gone, or may be devices that the
-// chain prepared for a machine.
+// missing MAC addresses. It leaves other interfaces unchanged, because such an interface may be gone, or may be a
+// device that the chain prepared for a machine.
 func (m *Manager) fillFromKernel(r *Result) {
 	links, err := m.links(r.Netns)
 	if err != nil {

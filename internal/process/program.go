@@ -9,8 +9,9 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// FindProgram finds one of our programs in the directory of this process's executable, or otherwise in PATH. If it
-// finds none, it returns an errdefs.ErrNotFound that mentions the purpose, such as "for guests".
+// FindProgram finds one of our programs in the directory of this process's executable, or otherwise in PATH. If the
+// program is in neither place, FindProgram returns an errdefs.ErrNotFound that mentions the purpose, such as "for
+// guests".
 func FindProgram(name, purpose string) (string, error) {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), name)

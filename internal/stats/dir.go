@@ -17,8 +17,8 @@ type buffer struct{ bytes []byte }
 
 var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 8<<10)} }}
 
-// dir is the open directory of a cgroup in one hierarchy. After its first error, which it keeps in err, it reads
-// nothing more, so callers need to check err only at the end. A missing file is not an error, because kernels and
+// dir is the open directory of a cgroup in one hierarchy. After the first error, which is kept in err, it reads nothing
+// more. So callers need to check err only at the end. A missing file is not an error, because kernels and
 // configurations differ.
 type dir struct {
 	fd   int

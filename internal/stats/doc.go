@@ -6,8 +6,8 @@
 //	                                  └──────► Sampler: the rate between two samples ──► UsageNanoCores
 //
 // The package keeps no descriptors, caches or goroutines. Only a Sampler keeps state, of limited size. Figures that the
-// kernel does not offer are nil or zero, never estimated. Figures include child cgroups. They are defined as in
-// cAdvisor, because the kubelet compares them with cAdvisor's.
+// kernel does not offer are nil or zero, never estimated. Figures include child cgroups. They have the same definitions
+// as cAdvisor's figures, because the kubelet compares the two.
 //
 // The package must not know about pods, containers or backends. Begin reading at read.go. docs/adr/0038-*.md says why
 // this package parses the files itself.

@@ -24,7 +24,7 @@ import (
 // end of the client's input (EOF or GOAWAY) until all streams are answered. Writes to a client that is gone succeed. A
 // handler must call answered before it resets a stream.
 type spdyGuard struct {
-	// max limits the streams that the client may open; 0 means no limit.
+	// max limits the number of streams that the client may open; 0 means no limit.
 	max int
 
 	mu         sync.Mutex
@@ -41,7 +41,8 @@ func newSPDYGuard(max int) *spdyGuard {
 	return &spdyGuard{max: max, unanswered: map[uint32]chan struct{}{}}
 }
 
-// received inspects bytes from the client and returns how many of them can be passed on: all, unless it fails.
+// received inspects bytes from the client and returns how many of them can be passed on. If it returns no error, that
+// is all of them.
 func (g *spdyGuard) received(p []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -128,14 +129,14 @@ type frameReader struct {
 	skip uint32 // bytes of the frame's body not yet read
 }
 
-// controlFrame is a frame found by frameReader. kind is 0 for frames other than the control frames above.
+// controlFrame is a frame found by frameReader. Its kind is 0 unless it is one of the control frames above.
 type controlFrame struct {
 	kind   uint16
 	stream uint32
 }
 
-// next reads bytes from p, up to the end of p or of a frame's header, and returns their number. If they complete a
-// header, it also returns the frame.
+// next reads bytes from p, up to the end of p or the end of a frame's header, and returns the number of bytes read. If
+// these bytes complete a header, it also returns the frame.
 func (r *frameReader) next(p []byte) (frame controlFrame, n int) {
 	if r.skip > 0 {
 		n = int(min(r.skip, uint32(len(p))))

@@ -222,8 +222,8 @@ func (r *logReader) rotate() (bool, error) {
 	return false, nil
 }
 
-// flush writes a last entry that lacks its newline. If the entry is invalid, flush drops it, because a crash has
-// truncated it.
+// flush writes a last entry that lacks its newline. If the entry is invalid, a crash has truncated it, and flush drops
+// it.
 func (r *logReader) flush() error {
 	line := r.line
 	r.line, r.long = nil, nil

@@ -51,8 +51,8 @@ func PortForwardTCP(ctx context.Context, dial Dial, port int32, stream io.ReadWr
 	return join(ctx, conn, stream, fromClient, fromPod)
 }
 
-// join waits until both directions have ended. It ends them if ctx ends, or halfOpenTime after the pod's side has
-// ended.
+// join waits until both directions have ended. It ends both directions itself when ctx ends, or halfOpenTime after the
+// pod's side has ended.
 func join(ctx context.Context, conn net.Conn, stream io.ReadWriteCloser, fromClient <-chan error, fromPod <-chan struct{}) error {
 	var halfOpen <-chan time.Time
 	var result error

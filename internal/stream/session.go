@@ -47,8 +47,8 @@ type session struct {
 	released bool // Server.Close no longer waits for the session
 }
 
-// begin makes the session for a request, after Server.enter. The returned request carries the session's context.
-// maxStreams limits the SPDY streams that the client may open; 0 means no limit.
+// begin makes the session for a request, after Server.enter. The returned request carries the session's context. The
+// limit maxStreams is for SPDY streams that the client opens; 0 means no limit.
 func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (*session, *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	ss := &session{ResponseWriter: w, ctx: ctx, cancel: cancel, server: s}

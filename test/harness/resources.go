@@ -21,7 +21,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// Resources holds the things that a node can leave behind: for each kind, readable names and their counts.
+// Resources holds the things that a node can leave behind. For each kind of thing, it has readable names and their
+// counts.
 type Resources struct {
 	// Processes are the processes of this PID namespace except the daemon: "PID@STARTTIME COMMAND".
 	Processes map[string]int
@@ -43,8 +44,8 @@ type Resources struct {
 	Files, Snapshots map[string]int
 }
 
-// Snapshot returns the current resources. If d is not nil, they include the daemon's files, even if the daemon is
-// stopped.
+// Snapshot returns the current resources. If a daemon is given, the resources include the daemon's files, even if the
+// daemon is stopped.
 func Snapshot(d *Daemon) Resources {
 	r := Resources{Processes: processes(), Mounts: mounts(), Cgroups: cgroups(), Links: links(), Rules: rules()}
 	dirs := []string{"/run", "/var/lib/cni"}

@@ -121,8 +121,8 @@ func decodeStrict(data []byte, v any) error {
 	return nil
 }
 
-// knownArgs lists the names in CNI_ARGS that these plugins ignore. Other names are refused, because the plugins use
-// some of them, such as "MAC" and "IP".
+// knownArgs lists the names in CNI_ARGS that these plugins ignore. Other names are refused, because some of them, such
+// as "MAC" and "IP", change what the plugins do.
 var knownArgs = []string{"IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"}
 
 // checkArgs refuses CNI_ARGS that the plugins would not ignore.

@@ -154,8 +154,8 @@ func (l *leases) find(id, ifName string) ([]net.IP, error) {
 	return found, err
 }
 
-// readAt reads the first 512 bytes of a file in dir. It avoids os.ReadFile for speed: a node has a lease for every pod,
-// and ADD and DEL read all of them.
+// readAt reads the first 512 bytes of a file in dir. It avoids os.ReadFile for speed, because a node has a lease for
+// every pod, and each ADD and DEL reads all leases.
 func readAt(dir *os.File, name string) (string, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {

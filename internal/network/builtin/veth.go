@@ -133,8 +133,8 @@ func (c *Call) podSysctls(result *types100.Result) error {
 
 // announce makes the kernel announce the pod's addresses to its neighbours. The announcement at link-up was lost,
 // because the bridge port was not forwarding yet. Without a second announcement, neighbours would send packets for a
-// reused address to the previous pod until their caches expire, some tens of seconds later. Setting the hardware
-// address, even to its present value, triggers the announcement (arp_notify, ndisc_notify).
+// reused address to the previous pod until the neighbours' caches expire, some tens of seconds later. Setting the
+// hardware address, even to its present value, triggers the announcement (arp_notify, ndisc_notify).
 func (c *Call) announce() error {
 	err := inPod(c.netns, func(pod *netlink.Handle) error {
 		link, err := pod.LinkByName(c.ifName)

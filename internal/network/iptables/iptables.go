@@ -37,9 +37,9 @@ func (f Family) program() string {
 	return "iptables"
 }
 
-// Restore applies rules, in the format of iptables-save, and keeps the existing rules. If it fails, it has applied
-// none. It returns ErrFailedPrecondition if the programs are not installed, ctx's cause if ctx ends, and otherwise
-// ErrUnavailable.
+// Restore applies rules, in the format of iptables-save, and keeps the existing rules. If Restore fails, no rule has
+// been applied. It returns ErrFailedPrecondition if the programs are not installed, ctx's cause if ctx ends, and
+// otherwise ErrUnavailable.
 func Restore(ctx context.Context, family Family, rules ...string) error {
 	_, err := run(ctx, family.program()+"-restore", strings.Join(rules, "\n")+"\n", "--wait", "--noflush")
 	return err

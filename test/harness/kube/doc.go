@@ -9,7 +9,7 @@
 //	              ▼                                            ▼
 //	           kubelet ──▶ /run/tripod/tripod.sock ◀── tripod daemon ──▶ registry on loopback
 //
-// The programs come from Kubernetes' own module (hack/kube.sh builds them); etcd is Debian's. A kubelet that ends is
-// restarted, as by a service manager, because it ends by itself when it finds no runtime. An unexpected end of any
-// other program is an error of Stop.
+// The programs come from Kubernetes' own module (hack/kube.sh builds them); etcd is Debian's. If the kubelet ends, it
+// is restarted, as by a service manager, because a kubelet ends by itself when it finds no runtime. An unexpected end
+// of any other program is an error of Stop.
 package kube

@@ -85,7 +85,7 @@ func (i identity) writeCertificates() error {
 	)
 }
 
-// kubeconfig is the template of a kubeconfig: authority file, server URL, token.
+// kubeconfig is the template of a kubeconfig, to fill in with the authority's file, the server's URL and the token.
 const kubeconfig = `apiVersion: v1
 kind: Config
 clusters: [{name: tripod, cluster: {certificate-authority: %q, server: %q}}]
