@@ -39,7 +39,7 @@ type PortMapping struct {
 
 // Bandwidth limits a pod's traffic, in bits per second; 0 means no limit.
 type Bandwidth struct {
-	// Ingress limits what the pod receives, Egress what it sends.
+	// Ingress limits what the pod receives. Egress limits what the pod sends.
 	Ingress, Egress uint64
 }
 

@@ -10,7 +10,7 @@ import (
 // Unlimited is the value of a limit that is not set ("max" on cgroup v2).
 const Unlimited uint64 = math.MaxUint64
 
-// Figures holds what a cgroup and its children have used until Time. Counters start when the cgroup is created.
+// Figures holds what a cgroup and its children have used up to Time. Counters start when the cgroup is created.
 type Figures struct {
 	// Time is the time just before the files were read. It includes the monotonic clock.
 	Time time.Time

@@ -129,7 +129,7 @@ type frameReader struct {
 	skip uint32 // bytes of the frame's body not yet read
 }
 
-// controlFrame is a frame found by frameReader. Its kind is 0 unless it is one of the control frames above.
+// controlFrame is a frame found by frameReader. For any frame other than the control frames above, kind is 0.
 type controlFrame struct {
 	kind   uint16
 	stream uint32

@@ -110,7 +110,7 @@ func (ss *session) spawn(work func()) {
 }
 
 // cutOff closes the connection of a session whose context has ended, so that nothing waits for the client. If the
-// server is closing, lingerTime remains to notify the client: an SPDY client takes silence for success.
+// server is closing, lingerTime remains to notify the client, because an SPDY client takes silence for success.
 func (ss *session) cutOff(raw net.Conn) {
 	if errors.Is(context.Cause(ss.ctx), errServerClosed) {
 		time.AfterFunc(lingerTime, func() { raw.Close() })
