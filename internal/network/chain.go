@@ -23,8 +23,8 @@ type chain struct {
 	source string
 	list   *libcni.NetworkConfigList
 	// optional maps plugins of the embedded default to the capabilities that they implement. A pod that does not use
-	// the capability skips the plugin. That saves one process for ADD and one for DEL, and the iptables runs of
-	// portmap's DEL.
+	// the capability skips the plugin. That saves one process for ADD and one for DEL; portmap's DEL would also run
+	// iptables.
 	optional map[string]string
 	// masqueraded holds the pod subnets whose addresses we masquerade. Only the embedded default has any.
 	masqueraded []netip.Prefix
@@ -40,7 +40,7 @@ type loaded struct {
 }
 
 // confList is a configuration list with all its plugins inline. Records store this form. The other forms that libcni
-// reads (plugins in a folder next to the list, single-plugin files) are converted to it.
+// reads (plugins in a folder next to the list, single-plugin files) are converted to this form.
 type confList struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`

@@ -15,10 +15,10 @@ import (
 // gcParallel limits how many pods' networks GC deletes in parallel, because each deletion starts plugin processes.
 const gcParallel = 4
 
-// GC cleans up after pods of earlier processes whose IDs are not in keep: it runs DEL for each such pod and unmounts
-// the pod's namespace. Then it runs the chain's GC verb, if the chain's CNI version has that verb (1.1.0). Call GC
-// after a restart. It skips pods that this process has set up, so new pods may start while GC runs. It looks only in
-// the Manager's directories. Errors are joined; the next GC retries what failed.
+// GC cleans up after the pods of earlier processes. It runs DEL for each such pod and unmounts the pod's namespace. It
+// skips pods whose IDs are in keep. It also skips pods that this process has set up, so new pods may start while GC
+// runs. Finally, it runs the chain's GC verb, if the chain's CNI version has that verb (1.1.0). Call GC after a
+// restart. It looks only in the Manager's directories. Errors are joined; the next GC retries what failed.
 func (m *Manager) GC(ctx context.Context, keep []string) error {
 	keepKeys := map[string]bool{}
 	for _, id := range keep {

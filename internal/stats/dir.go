@@ -54,8 +54,8 @@ func notFound(path string) error { return fmt.Errorf("cgroup %s: %w", path, errd
 
 func (d *dir) close() { unix.Close(d.fd) }
 
-// file returns the content of a file. The content is valid until the next call. It returns nil if the file is missing
-// or after an error.
+// file returns the content of a file. The content is valid until the next call. If the file is missing, or after an
+// error, file returns nil.
 func (d *dir) file(name string) []byte {
 	if d.err != nil {
 		return nil

@@ -43,8 +43,8 @@ const closeWait = 5 * time.Second
 
 // Config configures a Server. Runtime is required. Other fields that are zero get their defaults.
 type Config struct {
-	// Address is a loopback IP address and a TCP port; port 0 means any. Other addresses are refused, because sessions
-	// are not encrypted. The server's client, the kubelet, is on the same machine.
+	// Address is a loopback IP address and a TCP port; port 0 means any free port. Other addresses are refused, because
+	// sessions are not encrypted. The server's client, the kubelet, is on the same machine.
 	Address string
 	Runtime Runtime
 	// Logger logs the end of each session at debug level. It also gets the messages of libraries that use klog.

@@ -295,7 +295,8 @@ func (d *Daemon) Restart(env ...string) {
 	d.Start(env...)
 }
 
-// WaitExit waits until the daemon ends by itself, for example at a fail point, and returns its state.
+// WaitExit waits until the daemon ends by itself, for example at a fail point, and returns the state of the ended
+// process.
 func (d *Daemon) WaitExit(timeout time.Duration) *os.ProcessState {
 	d.t.Helper()
 	select {

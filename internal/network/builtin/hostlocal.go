@@ -12,9 +12,9 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 )
 
-// allocate leases an address from each range, and returns the addresses with the configured routes. If it fails, it
-// frees the addresses that it leased. host-local's own code chooses the addresses; only the store (type leases) is our
-// own code.
+// allocate takes a lease on one address from each range, and returns the addresses with the configured routes. If it
+// fails, it frees the addresses that it leased. host-local's own code chooses the addresses; only the store (type
+// leases) is our own code.
 func (c *Call) allocate(ctx context.Context) (result *types100.Result, err error) {
 	conf, store, err := c.openLeases(ctx)
 	if err != nil {

@@ -101,7 +101,8 @@ func writeNew(path, content string) error {
 	return nil
 }
 
-// LastReservedIP returns the last address leased from a range; the search for a free address continues after it.
+// LastReservedIP returns the last address leased from a range; the search for a free address continues after that
+// address.
 func (l *leases) LastReservedIP(rangeID string) (net.IP, error) {
 	data, err := os.ReadFile(filepath.Join(l.dir, lastPrefix+rangeID))
 	if err != nil {
