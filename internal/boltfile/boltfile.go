@@ -100,8 +100,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// verify checks a file without changing it. It compares the size before it reads pages, because a read past the end of
-// the file would kill the process (SIGBUS).
+// verify checks a file without changing it. It checks the file's size before it reads pages, because a read past the
+// end of the file would kill the process (SIGBUS).
 func verify(path string, o Options) (err error) {
 	info, err := os.Stat(path)
 	if err != nil {

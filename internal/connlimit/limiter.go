@@ -126,8 +126,9 @@ type Conn struct {
 const minAge = 100 * time.Millisecond
 
 // Admit counts a connection until Conn.Leave is called. If there is no room, it displaces another connection, that is,
-// removes it from the counts and calls its close function. If close is nil, the connection cannot be displaced until
-// Conn.Closable sets the function. If no connection can be displaced, Admit returns ErrRefused.
+// removes it from the counts and calls its close function. A connection that is admitted with a nil close function
+// cannot be displaced until Conn.Closable sets the function. If no connection can be displaced, Admit returns
+// ErrRefused.
 func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 	c := &Conn{limiter: l, peer: l.peerOf(peer), close: close, since: time.Now()}
 	displaced, reason := l.admit(c)

@@ -27,7 +27,7 @@ type Result struct {
 	Raw json.RawMessage
 }
 
-// Interface is a network interface of a Result.
+// Interface is a network interface in a Result.
 type Interface struct {
 	Name string
 	MAC  string

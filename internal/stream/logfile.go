@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LogPath returns the path of a container's log: name (CRI ContainerConfig.log_path) in the pod's log directory, or ""
-// if either is empty. A name that leads out of the directory is an errdefs.ErrInvalidArgument.
+// LogPath returns the path of a container's log, which is the given name (CRI ContainerConfig.log_path) in the pod's
+// log directory. It returns "" if the directory or the name is empty. If the name leads out of the directory, the error
+// is errdefs.ErrInvalidArgument.
 func LogPath(directory, name string) (string, error) {
 	if directory == "" || name == "" {
 		return "", nil

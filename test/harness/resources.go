@@ -246,7 +246,7 @@ func openFiles(pid int) map[string]int {
 	return found
 }
 
-// snapshots returns the numbered directories in every directory named snapshots.
+// snapshots returns the numbered directories in every directory named "snapshots".
 func snapshots(root string) map[string]int {
 	found := map[string]int{}
 	_ = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {

@@ -10,6 +10,6 @@
 //	           kubelet ──▶ /run/tripod/tripod.sock ◀── tripod daemon ──▶ registry on loopback
 //
 // The programs come from Kubernetes' own module (hack/kube.sh builds them); etcd is Debian's. If the kubelet ends, it
-// is restarted, as by a service manager, because a kubelet ends by itself when it finds no runtime. An unexpected end
-// of any other program is an error of Stop.
+// is restarted, as by a service manager, because a kubelet ends by itself when it finds no runtime. If any other
+// program ends unexpectedly, Stop returns an error.
 package kube

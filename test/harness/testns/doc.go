@@ -17,7 +17,7 @@
 //	                                      (the kernel kills the rest)
 //	remove TRIPOD_TEST_CGROUP in every hierarchy and TRIPOD_TEST_DIR
 //
-// The kernel removes processes with the PID namespace, mounts with the mount namespace, links and rules with the
+// The kernel removes processes with the PID namespace, mounts with the mount namespace, and links and rules with the
 // network namespace, even if the supervisor is killed. The supervisor removes directories and cgroups. If the
 // supervisor is killed, the next run removes them. That run recognizes them by a lock that no process holds.
 package testns
