@@ -22,8 +22,8 @@ type Manager struct {
 	records recordStore
 	locks   keyLocks
 
-	// gcMu is held for reading by ADD and DEL, and for writing by the GC verb, which must not run at the same time
-	// (SPEC 1.1.0, "Lifecycle & Ordering").
+	// ADD and DEL hold gcMu for reading. The GC verb holds it for writing, because the verb must not run during an ADD
+	// or DEL (SPEC 1.1.0, "Lifecycle & Ordering").
 	gcMu sync.RWMutex
 	// interruptGC cancels the running GC verb; nil if none runs.
 	interruptGC atomic.Pointer[context.CancelCauseFunc]

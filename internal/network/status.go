@@ -51,8 +51,8 @@ func (s *statusCache) set(err error) {
 }
 
 // Status returns nil if pods can get a network (CRI condition NetworkReady). Otherwise the error says what is wrong and
-// what to do, as ErrFailedPrecondition or ErrUnavailable. Status answers from memory, and waits only for the first
-// status. It reflects changes to the configuration directory almost immediately, and other changes within 10 s.
+// what to do; its class is ErrFailedPrecondition or ErrUnavailable. Status answers from memory, and waits only for the
+// first status. It reflects changes to the configuration directory almost immediately, and other changes within 10 s.
 func (m *Manager) Status(ctx context.Context) error {
 	if v := m.status.verdict.Load(); v != nil {
 		return v.err

@@ -31,7 +31,7 @@ type dir struct {
 // errNotMounted means that the hierarchy of a controller is missing.
 var errNotMounted = errors.New("controller is not mounted")
 
-// open opens the cgroup's directory in the hierarchy of a controller ("" on v2).
+// open opens the cgroup's directory in the hierarchy of a controller. On v2, the controller is "".
 func (r Root) open(controller, name string, buf *buffer) (*dir, error) {
 	hierarchy := r.Mount
 	if controller != "" {

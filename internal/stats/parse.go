@@ -29,8 +29,8 @@ func parseUint(s []byte) (uint64, bool) {
 	return v, err == nil
 }
 
-// parsePairs calls f for each line of the form "key number", and skips all other lines. The key is valid until content
-// changes.
+// parsePairs calls f for each line of the form "key number", and skips all other lines. The key is valid until the
+// content changes.
 func parsePairs(content []byte, f func(key string, v uint64)) {
 	for line := range bytes.Lines(content) {
 		key, rest, ok := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
