@@ -46,7 +46,7 @@ type Config struct {
 	PluginTimeout time.Duration
 	// IsBackendLink reports whether a link in a pod's namespace was made by the pod's backend. If there is such a link,
 	// the backend has taken over the addresses of the pod's interfaces, so Stats omits the link, and Check does not run
-	// the plugins. nil means that backends make no links.
+	// the plugins. If IsBackendLink is nil, backends make no links.
 	IsBackendLink func(netlink.Link) bool
 	// Logger logs background events; nil means slog.Default.
 	Logger *slog.Logger

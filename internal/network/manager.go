@@ -47,7 +47,7 @@ type Manager struct {
 }
 
 // New prepares the directories and loads the CNI configuration. An invalid CNI configuration is not an error, because
-// it can be corrected while the daemon runs: Status and Setup report it.
+// it can be corrected while the daemon runs. Until then, Status and Setup report the error.
 func New(cfg Config) (*Manager, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

@@ -30,8 +30,8 @@ func isNetns(path string) bool {
 	return unix.Statfs(path, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
 
-// NewNetns makes a network namespace for a pod without a CNI network and returns its path. The namespace contains only
-// lo, which is up. If the pod already has a namespace, NewNetns keeps it.
+// NewNetns makes a network namespace for a pod without a CNI network, and returns the path of the namespace. The
+// namespace contains only lo, which is up. If the pod already has a namespace, NewNetns keeps it.
 func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 	key, unlock, err := m.lockPod(ctx, id)
 	if err != nil {

@@ -59,7 +59,7 @@ func peerClosed(conn net.Conn) bool {
 	return err == nil && state != tcpEstablished
 }
 
-// socketState returns the state of the TCP socket with these addresses, or ENOENT if it does not exist.
+// socketState returns the state of the TCP socket with these addresses, or ENOENT if there is no such socket.
 func socketState(local, remote *net.TCPAddr) (uint8, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_INET_DIAG)
 	if err != nil {

@@ -68,7 +68,7 @@ func (t *tokens) redeem(kind, token string) (any, bool) {
 	return found.req, time.Now().Before(found.expires)
 }
 
-// expire drops expired tokens. All tokens have the same ttl, so the first in order expires first.
+// expire drops expired tokens. All tokens have the same lifetime, so the oldest token expires first.
 func (t *tokens) expire(now time.Time) {
 	done := 0
 	for _, token := range t.order {

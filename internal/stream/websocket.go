@@ -14,7 +14,7 @@ import (
 )
 
 // serveWebSocketV5 serves an exec or attach session in the protocol v5.channel.k8s.io (KEP-4006), which is v4 plus a
-// signal to close stdin. kubectl and other programs that use client-go speak it.
+// signal to close stdin. kubectl and other programs that use client-go speak this protocol.
 func (s *Server) serveWebSocketV5(ss *session, r *http.Request, opts *remotecommand.Options, session stdioSession) {
 	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
 		remotecommand.StreamProtocolV5Name: {Binary: true, Channels: []wsstream.ChannelType{

@@ -22,8 +22,8 @@ type Mosquitto struct {
 	Address string
 }
 
-// StartMosquitto starts a broker at the address. Create the daemon first, because the daemon's leak check would report
-// a broker that is still running.
+// StartMosquitto starts a broker at the address. Create the daemon first. Then the broker ends before the daemon's leak
+// check, which would report a running broker.
 func StartMosquitto(t testing.TB, address string) *Mosquitto {
 	t.Helper()
 	dir := t.TempDir()

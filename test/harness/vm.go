@@ -50,7 +50,7 @@ func VM(t testing.TB) Option {
 	}
 }
 
-// RunVM runs a pod with one machine and waits until it has started. The pod is removed when the test ends.
+// RunVM runs a pod with one machine and waits until the machine has started. The pod is removed when the test ends.
 func (d *Daemon) RunVM(t testing.TB, spec *PodSpec) *Container {
 	t.Helper()
 	return d.runSpec(t, spec, "vm")

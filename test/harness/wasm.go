@@ -37,7 +37,8 @@ func Wasm(t testing.TB, worker string) Option {
 	}
 }
 
-// RunWasm runs a pod with one component and waits until it has started. The pod is removed when the test ends.
+// RunWasm runs a pod with one component and waits until the component has started. The pod is removed when the test
+// ends.
 func (d *Daemon) RunWasm(t testing.TB, config *PodSpec) *Container {
 	t.Helper()
 	return d.runSpec(t, config, "wasm")

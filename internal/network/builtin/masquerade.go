@@ -12,8 +12,8 @@ import (
 )
 
 // masquerade implements the bridge plugin's ipMasq: a chain of rules per pod, which replaces the pod's source addresses
-// with the host's. The rules are the same as the plugin's, but one execution of iptables-restore applies them, instead
-// of ten executions of iptables.
+// with the host's addresses. The plugin would make the same rules, but here one execution of iptables-restore applies
+// all of them, instead of ten executions of iptables.
 type masquerade struct{ chain, comment string }
 
 // newMasquerade uses the same names for the chain and the comment as the plugins (pkg/utils, FormatChainName and

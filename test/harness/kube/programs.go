@@ -95,7 +95,7 @@ func (c *Cluster) writeDaemonConfig(hostsDir string) error {
 	text, err := toml.Marshal(map[string]any{
 		"root": c.path("tripod"),
 		"log":  map[string]any{"level": "debug"},
-		// The default aliases, and the handler name in Kubernetes' own RuntimeClass tests.
+		// These are the default aliases, and the handler name that Kubernetes' own RuntimeClass tests use.
 		"node":    map[string]any{"handler_aliases": map[string]string{"runc": "linux", "crun": "linux", "test-handler": "linux"}},
 		"image":   map[string]any{"hosts_dirs": []string{hostsDir}},
 		"network": map[string]any{"conf_dir": c.path("net.d"), "bin_dirs": []string{"/usr/lib/cni"}},

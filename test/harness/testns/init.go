@@ -85,7 +85,7 @@ func leftovers() []string {
 // alive reports whether the given process has not ended (proc_pid_stat(5): zombies have state Z, dead processes X).
 func alive(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
-	// The name, in parentheses, can contain any character. The state is the first field after it.
+	// The name, in parentheses, can contain any character. The state is the first field after the name.
 	_, state, ok := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte{' '})
 	return err == nil && ok && len(state) > 0 && state[0] != 'Z' && state[0] != 'X'
 }
