@@ -145,7 +145,7 @@ func (m *Manager) rollback(ctx context.Context, rec *record, cause error) error 
 	return errors.Join(cause, fmt.Errorf("roll-back failed and is retried in the background: %w", err))
 }
 
-// firstRetry and lastRetry bound the delay between attempts to roll back, which doubles each time.
+// firstRetry and lastRetry bound the delay between attempts to roll back. The delay doubles each time.
 const firstRetry, lastRetry = time.Second, time.Minute
 
 // retry repeats the roll-back of rec until it succeeds, a Setup or Teardown of the same pod makes it unnecessary, or
@@ -165,7 +165,7 @@ func (m *Manager) retry(rec *record) {
 	})
 }
 
-// rollbackAgain makes another attempt to roll rec back. It reports whether nothing is left to do.
+// rollbackAgain makes another attempt at the roll-back. It reports whether nothing is left to do.
 func (m *Manager) rollbackAgain(rec *record) bool {
 	ctx, cancel := context.WithTimeout(m.life, rollbackTimeout)
 	defer cancel()

@@ -30,8 +30,8 @@ func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// detach does the work of Teardown, with the pod's lock held: DEL first, then the namespace, then the record. So it can
-// be repeated after a crash at any point.
+// detach does the work of Teardown, with the pod's lock held: DEL first, then the namespace, then the record. In this
+// order, detach can be repeated after a crash at any point.
 func (m *Manager) detach(ctx context.Context, key string) error {
 	rec, err := m.records.get(key)
 	if errors.Is(err, errCorrupt) {

@@ -65,7 +65,8 @@ func OpenLogFile(directory, name string) (*os.File, error) {
 	return regular(fd, full)
 }
 
-// regular returns the descriptor as a file. It closes and refuses descriptors of anything but regular files.
+// regular returns the descriptor as a file. If it is not the descriptor of a regular file, regular closes it and
+// returns an error.
 func regular(fd int, full string) (*os.File, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
