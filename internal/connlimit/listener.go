@@ -50,7 +50,7 @@ type limitedConn struct {
 	entry *Conn
 }
 
-// Read implements net.Conn. It counts a connection whose first request takes too long as expired.
+// Read implements net.Conn. If the first request takes too long, Read counts the connection as expired.
 func (c *limitedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if errors.Is(err, os.ErrDeadlineExceeded) {

@@ -16,9 +16,9 @@ type InterfaceStats struct {
 	TxBytes, TxPackets, TxErrors, TxDropped uint64
 }
 
-// Stats returns the counters of all interfaces except lo, the default interface first. It reads them in the namespace
-// at netnsPath; "" means the host's namespace. It omits a backend's links, because the pod's interfaces count the same
-// traffic. It returns ErrNotFound if the namespace does not exist.
+// Stats returns the counters of all interfaces except lo, the default interface first. The counters are those of the
+// namespace at netnsPath; "" means the host's namespace. It omits a backend's links, because the pod's interfaces count
+// the same traffic. It returns ErrNotFound if the namespace does not exist.
 func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 	links, err := m.links(netnsPath)
 	if err != nil {

@@ -106,7 +106,7 @@ func diagRequest(local, remote *net.TCPAddr) []byte {
 	binary.NativeEndian.PutUint16(head[6:], unix.NLM_F_REQUEST)
 	b := head[unix.NLMSG_HDRLEN:]
 	b[0], b[1] = family, unix.IPPROTO_TCP
-	binary.NativeEndian.PutUint32(b[4:], ^uint32(0)) // states
+	binary.NativeEndian.PutUint32(b[4:], ^uint32(0)) // any state
 	binary.BigEndian.PutUint16(b[8:], uint16(local.Port))
 	binary.BigEndian.PutUint16(b[10:], uint16(remote.Port))
 	copy(b[12:28], from)

@@ -35,7 +35,7 @@ type Daemon struct {
 	Dir string
 	// Root and State are the daemon's root and state directories. Socket is its CRI socket.
 	Root, State, Socket string
-	// CgroupParent is the parent cgroup of pods whose configuration names none.
+	// CgroupParent is the parent cgroup for pods whose configuration names no parent.
 	CgroupParent string
 	// Bridge is the bridge of the embedded default network.
 	Bridge string
