@@ -9,8 +9,8 @@
 // pods of one network at the same time.
 //
 // Plan accepts an execution only if this package implements all of it:
-//   - The command is ADD or DEL. CHECK, STATUS, GC and VERSION delay no pod, and an answer is worth more if it comes
-//     from a second implementation.
+//   - The command is ADD or DEL. CHECK, STATUS, GC and VERSION need no speed, because they delay no pod, and their
+//     answers are worth more if they come from a second implementation.
 //   - The configuration has version 1.0.0 or older, and only fields and arguments that are implemented here (config.go).
 //   - The executable is a build of the reference plugin (reference.go). If the node's owner has replaced it, the
 //     replacement runs.

@@ -37,7 +37,7 @@ const (
 	lockPause = time.Millisecond
 )
 
-// openLeases makes the directory if it is missing, and locks it. It waits for the lock until ctx ends.
+// openLeases makes the directory if it is missing, and locks it. It fails if ctx ends before the lock is free.
 func openLeases(ctx context.Context, dir string) (*leases, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ const (
 	restartPause = time.Second
 )
 
-// Process is a program of the cluster, which can be stopped and started.
+// Process is a program of the cluster. Tests can stop it and start it again.
 type Process struct {
 	// Name is the program's name. LogPath is the log, to which every start appends.
 	Name, LogPath string
