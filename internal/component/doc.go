@@ -1,6 +1,6 @@
 // Package component is the root of a library that runs WebAssembly components and command modules in Go. It does not
-// depend on pods, images or the network, and imports nothing of this module outside itself, which test/deps checks. The
-// root has no code: the packages below are the library, and the examples here show how to combine them.
+// depend on pods, images or the network, and it imports nothing from the rest of this module; test/deps checks this.
+// This root package has no code. The library is the packages below it, and the examples here show how to combine them.
 //
 //	                ┌─ protowit ── protobuf messages as component values, WIT for a service
 //	your program ───┤                       │ flat values
@@ -22,8 +22,8 @@
 //
 // # What a caller must know
 //
-// Compiling takes CPU and memory in proportion to the guest, so do it in a process with limits. Its result, the code
-// image, is machine code: load only images that you have compiled yourself. A guest that traps or is killed leaves only
+// Compiling takes CPU and memory in proportion to the guest, so do it in a process with limits. The resulting code
+// image is machine code: load only images that you have compiled yourself. A guest that traps or is killed leaves only
 // a dead instance. engine.InstanceOptions limits time, memory and handles.
 //
 // Packages engine and wasihttp need cgo. All others are pure Go.

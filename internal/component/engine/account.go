@@ -11,15 +11,16 @@ import (
 	"unsafe"
 )
 
-// Account adds up and limits the resources of several instances, such as a pod's. It is safe for concurrent use.
+// Account adds up and limits the resources of several instances, such as all instances of a pod. It is safe for
+// concurrent use.
 type Account struct {
 	c      *C.tw_account // in C memory, because the guests' threads write to it
 	within *Account      // keeps alive what c.within points to; nil if unset
 	live   atomic.Int64
 }
 
-// NewAccount makes an account. memory limits the sum of the linear memories, in bytes; 0 means no limit. An instance
-// that grows beyond the limit ends with ErrMemory at its next tick.
+// NewAccount makes an account. The memory parameter limits the sum of the instances' linear memories, in bytes; 0 means
+// no limit. An instance that grows beyond the limit ends with ErrMemory at its next tick.
 func NewAccount(memory uint64) *Account {
 	a := &Account{c: (*C.tw_account)(C.calloc(1, C.size_t(unsafe.Sizeof(C.tw_account{}))))}
 	runtime.AddCleanup(a, func(c *C.tw_account) { C.free(unsafe.Pointer(c)) }, a.c)
@@ -27,7 +28,7 @@ func NewAccount(memory uint64) *Account {
 	return a
 }
 
-// SetMemory changes the limit of NewAccount.
+// SetMemory changes the memory limit that NewAccount has set.
 func (a *Account) SetMemory(limit uint64) {
 	C.tw_account_set_limit(a.c, C.int64_t(min(limit, 1<<62)))
 	runtime.KeepAlive(a)
@@ -43,21 +44,21 @@ const (
 	HeldBytes     Held = C.TW_BYTES     // bytes that the host stores for resources
 )
 
-// Within makes everything that this account holds count towards parent too: a pod's account is within that of its
-// worker. Call it before any instance uses the account.
+// Within makes everything that this account holds also count towards the parent account. For example, the account of a
+// pod is within the account of its worker. Call Within before any instance uses the account.
 func (a *Account) Within(parent *Account) {
 	a.within, a.c.within = parent, parent.c
 }
 
-// Bound limits how much of a kind all instances together may hold; 0 means no limit. Beyond the limit, opening a file
-// fails with EMFILE, and making a resource ends the guest's call with ErrHandles.
+// Bound limits how much of one kind all instances together may hold; 0 means no limit. Beyond the limit, a guest that
+// opens a file gets EMFILE, and the call of a guest that makes another resource ends with ErrHandles.
 func (a *Account) Bound(what Held, most int64) {
 	C.tw_account_bound(a.c, C.int(what), C.int64_t(most))
 	runtime.KeepAlive(a)
 }
 
-// Take adds n to what is held of a kind. If that would exceed a limit, it adds nothing and returns false. A nil Account
-// has no limits.
+// Take adds n to the amount that is held of one kind. If the sum would exceed a limit, Take adds nothing and returns
+// false. A nil Account has no limits.
 func (a *Account) Take(what Held, n int64) bool {
 	if a == nil {
 		return true
@@ -66,7 +67,7 @@ func (a *Account) Take(what Held, n int64) bool {
 	return bool(C.tw_take(a.c, C.int(what), C.int64_t(n)))
 }
 
-// Give subtracts what Take has added.
+// Give subtracts n from the amount that is held of one kind, to undo a Take.
 func (a *Account) Give(what Held, n int64) {
 	if a != nil {
 		C.tw_give(a.c, C.int(what), C.int64_t(n))
@@ -74,11 +75,12 @@ func (a *Account) Give(what Held, n int64) {
 	}
 }
 
-// Held returns how much of a kind the instances hold now.
+// Held returns how much of one kind the instances hold now.
 func (a *Account) Held(what Held) int64 { return a.load(&a.c.held[what]) }
 
-// SetCPU lets all instances together run for quota in each period. Beyond the quota their threads sleep until the next
-// period; that sleep does not count as computing. A quota of 0 removes the limit.
+// SetCPU limits the CPU time of all instances together to the given quota in each period. Beyond the quota, their
+// threads sleep until the next period. That sleep does not use up a guest's compute budget. A quota of 0 removes the
+// limit.
 func (a *Account) SetCPU(quota, period time.Duration) {
 	if quota <= 0 || period <= 0 {
 		quota, period = 0, 0
@@ -93,7 +95,7 @@ func (a *Account) Memory() uint64 { return uint64(max(a.load(&a.c.memory), 0)) }
 // MemoryPeak returns the highest value of Memory so far.
 func (a *Account) MemoryPeak() uint64 { return uint64(a.load(&a.c.peak)) }
 
-// CPU returns the time that guests have run up to the latest ticks, including instances that are closed.
+// CPU returns the CPU time that guests have used up to the latest ticks. It includes closed instances.
 func (a *Account) CPU() time.Duration { return time.Duration(a.load(&a.c.cpu)) }
 
 // Throttled returns the total time that guests' threads have slept because of the CPU quota.
@@ -102,7 +104,7 @@ func (a *Account) Throttled() time.Duration { return time.Duration(a.load(&a.c.t
 // Instances returns the number of instances, including closed instances that are still waiting in WASI.
 func (a *Account) Instances() int { return int(a.live.Load()) }
 
-// addInstances adds n to the number of instances. A nil Account counts none.
+// addInstances adds n to the number of instances. For a nil Account it does nothing.
 func (a *Account) addInstances(n int64) {
 	if a != nil {
 		a.live.Add(n)

@@ -17,14 +17,15 @@ type Config struct {
 	// Instances is the capacity of the pooling allocator; 0 means no pool. An unused slot costs address space (4 GiB
 	// and guards) but no memory.
 	Instances int
-	// Overflow is the number of instances allowed outside the pool, when it is full or an instance does not fit into a
-	// slot. Beyond it, Instantiate fails with errdefs.ErrResourceExhausted. Default 1024.
+	// Overflow is the number of instances allowed outside the pool. An instance is made there if the pool is full or
+	// the instance does not fit into a slot. Beyond that number, Instantiate fails with errdefs.ErrResourceExhausted.
+	// Default 1024.
 	Overflow int
 	// MaxMemory is the largest linear memory that any guest may declare or grow to, in bytes. Default 4 GiB.
 	MaxMemory uint64
 	// MaxTableElements is the largest table that any guest may declare or grow to, in elements. Default 65536.
 	MaxTableElements uint32
-	// Logger receives events that no error reports to a caller. Default: slog.Default().
+	// Logger receives the events that callers do not learn from an error. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -40,17 +41,18 @@ const (
 
 // CompileOptions configure Compile.
 type CompileOptions struct {
-	// Provided reports whether the host will provide an interface ("tripod:grpc/response@0.1.0") besides WASI 0.2 and
-	// preview 1, which the engine provides. nil means no other interfaces.
+	// Provided reports whether the host will provide the given interface ("tripod:grpc/response@0.1.0"). It need not
+	// report WASI 0.2 and preview 1, because the engine provides them. nil means that the host provides nothing else.
 	Provided func(iface string) bool
-	// Both compiles the guest for both paths, so that they can be compared. Otherwise the image contains only the
+	// Both compiles the guest for both paths, so that the paths can be compared. Otherwise the image contains only the
 	// fastest path that the guest allows.
 	Both bool
 }
 
 // Item is a function that a guest exports or imports.
 type Item struct {
-	// Interface is the full name ("wasi:http/types@0.2.3"; a core module's name), or "" at the top level.
+	// Interface is the interface's full name ("wasi:http/types@0.2.3"), or "" at the top level. For an import of a core
+	// module, it is the name of the imported module.
 	Interface string
 	Name      string
 	Params    []*wit.Type `json:",omitempty"`
@@ -67,10 +69,10 @@ func (i Item) String() string {
 
 // Signature is the name and type of an exported function, as its caller expects them.
 type Signature struct {
-	// Interface is the full name. Any compatible version matches (0.2.0 and 0.2.12; 1.0.0 and 1.4.0).
+	// Interface is the full name. Any compatible version matches: 0.2.12 matches 0.2.0, and 1.4.0 matches 1.0.0.
 	Interface, Name string
 	Params          []*wit.Type
-	Result          *wit.Type // nil: none
+	Result          *wit.Type // nil if there is none
 }
 
 // Host lists the functions and resources that the host offers to guests in addition to WASI. An interface in Host
@@ -87,23 +89,25 @@ type HostFunc struct {
 	Interface, Name string
 	Params          []*wit.Type
 	Result          *wit.Type
-	// Call takes flat parameters, which are valid until it returns, and returns the flat result, which is copied
-	// immediately. It runs on the guest's thread and may block, but must return when c.Context() ends. An error traps
-	// the guest and ends its call with an error that wraps this one. Call takes ownership of own resources in args
-	// (their Drop is not called). An own resource in the result belongs to the guest until it returns or drops it.
+	// Call takes the flat parameters and returns the flat result. The parameters are valid until Call returns; the
+	// result is copied immediately. Call runs on the guest's thread and may block, but must return when c.Context()
+	// ends. If Call returns an error, the guest traps, and the guest's call returns an error that wraps it. Call takes
+	// ownership of the resources in args that have an own type, and their Drop is not called. A resource of an own type
+	// in the result belongs to the guest until the guest returns or drops it.
 	Call func(c *HostCall, args []byte) ([]byte, error)
 }
 
-// HostResource is a resource type implemented by the host. Types refer to it by the name "INTERFACE#NAME"
-// (wit.Type.Name). The host chooses a number ("rep") for each of its values.
+// HostResource is a resource type implemented by the host. A wit.Type refers to the resource type by the name
+// "INTERFACE#NAME" (wit.Type.Name). The host chooses a number ("rep") for each of its values.
 type HostResource struct {
 	Interface, Name string
 	// Drop is called on the guest's thread when the guest drops a resource that it owns; host is InstanceOptions.Host.
-	// It is not called for resources still live when the instance is closed. nil does nothing.
+	// It is not called for resources that are still live when the instance is closed. If Drop is nil, nothing is
+	// called.
 	Drop func(host any, rep uint32)
 }
 
-// Path selects one of the two ways of calling (see the package comment).
+// Path selects one of the two ways to call a guest (see the package comment).
 type Path uint8
 
 // The paths.
@@ -127,32 +131,33 @@ type Preopen struct {
 type InstanceOptions struct {
 	Args []string // the first is the program's name
 	Env  []string // NAME=value
-	// Stdin is read on its own goroutine, ahead of the guest by up to a pipe's capacity; nil means empty. The goroutine
-	// outlives the instance if Read blocks.
+	// Stdin is read by a separate goroutine, up to a pipe's capacity ahead of the guest. nil means empty input. If Read
+	// blocks, the goroutine outlives the instance.
 	Stdin io.Reader
-	// Stdout and Stderr are written on the guest's thread, except that wasmtime's WASI writes them on several
-	// background threads, possibly even after Close. nil discards the output. If a write fails, the guest sees an I/O
-	// error.
+	// The guest's thread writes to Stdout and Stderr. wasmtime's WASI instead writes to them from several background
+	// threads, possibly even after Close. nil discards the output. If a write fails, the guest sees an I/O error.
 	Stdout, Stderr io.Writer
 	Preopens       []Preopen
-	// Channels are the guest's channels, in its directory /ch. nil means no such directory; components never have one.
+	// Channels are the guest's channels, in its directory /ch. If Channels is nil, the guest has no such directory.
+	// Components never have the directory.
 	Channels Channels
 
 	MaxMemory        uint64 // bytes of each linear memory; 0 means the engine's limit
 	MaxTableElements uint32 // elements of each table; 0 means the engine's limit
 	MaxHandles       uint32 // live resources of the host that the guest holds; 0 means 10,000
 	MaxHostCalls     uint64 // calls of host functions in one Call or Run since the last Renew; 0 means unlimited
-	// MaxValue limits each result, and each host function's arguments, in flat bytes, because a guest's list can repeat
-	// one long string a million times. 0 means 64 MiB. (The component path checks only received values.)
+	// MaxValue limits the size in flat bytes of each result and of the arguments of each host call. Without a limit, a
+	// list in the guest could repeat one long string a million times. 0 means 64 MiB. (The component path checks only
+	// the values that come from the guest.)
 	MaxValue uint64
 	// Deadline is the compute budget of instantiation and of each Call. Sleeping, waiting in host calls and waiting for
-	// the CPU quota do not count, except during instantiation, where all time counts. 0 means unlimited. It does not
-	// apply to Run, which lasts as long as the program.
+	// the CPU quota do not count, except during instantiation, where all time counts. 0 means unlimited. Deadline does
+	// not apply to Run, which lasts as long as the program.
 	Deadline time.Duration
 
 	// Host is passed to host functions (HostCall.Host) and to HostResource.Drop.
 	Host any
-	// Account, if set, sums the use of several instances and limits it.
+	// Account, if set, adds up and limits the resources of several instances.
 	Account *Account
 	Path    Path
 }
@@ -167,14 +172,15 @@ type Trap struct {
 // TrapKind is the cause of a Trap, in words.
 type TrapKind string
 
-// Causes of traps that callers distinguish. For other causes, the kind is wasmtime's text ("integer divide by zero").
+// The causes that callers need to distinguish. For any other cause, the kind is wasmtime's text ("integer divide by
+// zero").
 const (
 	TrapStackOverflow TrapKind = "stack overflow"
 	TrapUnreachable   TrapKind = "unreachable instruction executed"
 	TrapOutOfBounds   TrapKind = "out of bounds memory access"
 	// TrapABI means that the guest broke the canonical ABI: bad pointers, strings, cases or handles.
 	TrapABI TrapKind = "canonical ABI violated"
-	// TrapHost means that a host function failed. The call's error wraps that of the host function.
+	// TrapHost means that a host function failed. The error of the call wraps the error of the host function.
 	TrapHost TrapKind = "host function failed"
 	// TrapOther is a trap whose cause wasmtime does not name.
 	TrapOther TrapKind = "trap"
@@ -188,7 +194,7 @@ type Exit struct{ Code int }
 func (e *Exit) Error() string { return fmt.Sprintf("guest exited with code %d", e.Code) }
 
 // Errors of a call besides Trap and Exit. If the compute budget is used up, the error is context.DeadlineExceeded. If
-// the context has ended, it is context.Cause.
+// the context has ended, the error is context.Cause of that context.
 var (
 	// ErrMemory means that the guest, or its Account, exceeds its memory limit.
 	ErrMemory = fmt.Errorf("guest is out of memory: %w", errdefs.ErrResourceExhausted)
@@ -206,7 +212,7 @@ var (
 	ErrDead = fmt.Errorf("instance is dead: %w", errdefs.ErrFailedPrecondition)
 )
 
-// Runner runs a guest. *Instance implements it. Tests of its callers can replace it, so that they need no guest.
+// Runner runs a guest. *Instance implements it. Tests can pass another implementation, so that they need no guest.
 type Runner interface {
 	Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error)
 	Run(ctx context.Context) (int, error)

@@ -56,7 +56,7 @@ func inBytes(n uint64) string {
 	return fmt.Sprintf("%d KiB", n>>10)
 }
 
-// coreShape returns why the binary cannot take the core path, or "".
+// coreShape returns why the binary cannot take the core path, or "" if it can.
 func coreShape(b *wasmbin.Binary) string {
 	if !b.Component || b.Unsupported != "" || len(b.Modules) == 0 {
 		return b.Unsupported

@@ -16,10 +16,10 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest does, or
+// Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest returns, or
 // about a tick after ctx ends, Kill is called or the compute budget is used up. Errors are *Trap, *Exit, ErrMemory,
 // ErrHandles, ErrHostCalls, ErrValue, ErrStarved, ErrKilled, ErrDead, context.DeadlineExceeded, context.Cause(ctx), and
-// errdefs.ErrInvalidArgument for args of the wrong types. After ErrInvalidArgument, the instance stays usable.
+// errdefs.ErrInvalidArgument if args has the wrong types. After ErrInvalidArgument, the instance stays usable.
 func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error) {
 	if f.code != i.code {
 		return out, invalid("%v belongs to a Code other than the instance's", f)
@@ -47,7 +47,8 @@ func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte,
 	return out, err
 }
 
-// Run runs a command to its end and returns its exit code. Its errors are those of Call. An instance can run only once.
+// Run runs a guest that is a command, and returns the command's exit code. It returns the same errors as Call. An
+// instance can run only once.
 func (i *Instance) Run(ctx context.Context) (int, error) {
 	if i.code.img.World != WorldCommand {
 		return 0, invalid("the guest is not a command; its world is %s", i.code.img.World)
@@ -86,8 +87,9 @@ func (i *Instance) run(c *C.tw_inst, seq C.uint64_t) C.int {
 
 var errRan = fmt.Errorf("%w: it has already run", ErrDead)
 
-// enter runs the guest on this goroutine's thread. If the guest can wait where no tick reaches it, enter runs it on
-// another thread, which can be abandoned. If the guest ended without an error, result reads its result.
+// enter runs the guest on this goroutine's thread. If the guest can wait where no tick reaches it, enter instead runs
+// the guest on another thread, which can be abandoned. If the guest ends without an error, enter calls the function
+// result to read the guest's result.
 func (i *Instance) enter(ctx context.Context, guest func(*C.tw_inst, C.uint64_t) C.int, result func(*C.tw_inst) error) error {
 	seq, err := i.begin(ctx)
 	if err != nil {
@@ -106,7 +108,7 @@ func (i *Instance) enter(ctx context.Context, guest func(*C.tw_inst, C.uint64_t)
 	if why != C.TW_OK {
 		return i.outcome(ctx, why)
 	}
-	if i.c.spent { // it trapped after it had returned its result
+	if i.c.spent { // the guest trapped after it had returned its result
 		i.markDead(fmt.Errorf("%w: %s", ErrDead, C.GoString(i.c.message)))
 	}
 	return result(i.c)
@@ -129,7 +131,8 @@ func (i *Instance) enterDetached(ctx context.Context, seq uint64, guest func(*C.
 	return i.await(ctx, seq, done)
 }
 
-// await waits for the guest's end. It enforces the budget itself, because a guest that sleeps in WASI sees no tick.
+// await waits for the guest's end. It enforces the compute budget itself, because no tick reaches a guest that sleeps
+// in WASI.
 func (i *Instance) await(ctx context.Context, seq uint64, done <-chan int) (int, error) {
 	budget := i.opts.Deadline
 	if i.running || budget == 0 {
@@ -160,7 +163,7 @@ func (i *Instance) await(ctx context.Context, seq uint64, done <-chan int) (int,
 	}
 }
 
-// killAndWait kills the guest, waits abandonAfter for its end, and then abandons it.
+// killAndWait kills the guest. If the guest does not end within abandonAfter, killAndWait abandons it.
 func (i *Instance) killAndWait(ctx context.Context, seq uint64, done <-chan int) (int, error) {
 	i.kill(seq) // from here on the guest cannot call host functions
 	patience := time.NewTimer(abandonAfter)
@@ -210,9 +213,9 @@ func (i *Instance) end() {
 	i.idle.Broadcast()
 }
 
-// abandon stops waiting for the guest; end releases it later. It returns false if the guest has returned in the
-// meantime. It also returns false if the guest is in a host function, because that function could be using memory of
-// Call's caller. The function ends with the call's context.
+// abandon marks the guest as abandoned: nobody waits for it any longer, and end releases it later. abandon instead
+// returns false if the guest has returned in the meantime or is in a host function. A host function could be using
+// memory of Call's caller, and ends when the call's context ends.
 func (i *Instance) abandon() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -224,7 +227,7 @@ func (i *Instance) abandon() bool {
 	return true
 }
 
-// callContext returns the context of the current call, which Kill also ends. The context is made on first use.
+// callContext returns the context of the current call. Kill also ends this context. It is made on first use.
 func (i *Instance) callContext() context.Context {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -263,7 +266,7 @@ func (i *Instance) Kill() {
 	}
 }
 
-// kill ends the call seq, if it is still running.
+// kill ends the call number seq, if that call is still running.
 func (i *Instance) kill(seq uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -301,8 +304,8 @@ func (i *Instance) CPU() time.Duration {
 	return time.Duration(C.tw_load(&i.c.cpu))
 }
 
-// Memory returns the size of the guest's linear memory in bytes at the latest tick, or 0 once it is released. (On the
-// component path it is the declared minimum size.)
+// Memory returns the size of the guest's linear memory in bytes at the latest tick, or 0 once the instance is released.
+// (On the component path it returns the declared minimum size.)
 func (i *Instance) Memory() uint64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -312,8 +315,8 @@ func (i *Instance) Memory() uint64 {
 	return uint64(C.tw_load(&i.c.mem))
 }
 
-// Close kills the current call, waits until it has ended, and releases the instance. (An abandoned guest, which still
-// waits in WASI, is released when it wakes up.) Close may be called more than once.
+// Close kills the current call, waits for the call to end, and releases the instance. (An abandoned guest, which still
+// waits in WASI, is released later, when it wakes up.) Close may be called more than once.
 func (i *Instance) Close() {
 	i.mu.Lock()
 	if i.busy && !i.abandoned {
@@ -354,7 +357,8 @@ func (i *Instance) release() {
 	_ = i.code.addUsers(-1)
 }
 
-// ended returns the error of a call that was killed, by its context, its budget or Kill.
+// ended returns the error of a call that was killed because its context ended, its budget was used up or Kill was
+// called.
 func (i *Instance) ended(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
@@ -408,7 +412,7 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 	return fmt.Errorf("engine: %s", text)
 }
 
-// trapped parses a trap's message, because the component API reports only text.
+// trapped returns the error for a trap. It parses the trap's message, because the component API reports only text.
 func (i *Instance) trapped(text string) error {
 	if strings.Contains(text, "maximum concurrent") {
 		return fmt.Errorf("%w: %s", errNoRoom, text)
@@ -432,7 +436,7 @@ func (i *Instance) trapped(text string) error {
 }
 
 // full reports whether the guest's memory is so near its limit that lack of memory is the likely cause of a trap or
-// exit. A guest's allocator cannot report a refused allocation in any other way.
+// exit. A trap or an exit is the only way in which a guest's allocator can report a refused allocation.
 func (i *Instance) full() bool {
 	return i.size() > 0 && i.size()+i.limit/8+wasmbin.PageSize > i.limit
 }
@@ -446,7 +450,7 @@ func (i *Instance) account() string {
 	return ""
 }
 
-// hostTrap is a Trap that wraps the host's error.
+// hostTrap is a Trap that wraps the error of a host function.
 type hostTrap struct {
 	Trap
 	err error

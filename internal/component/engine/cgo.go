@@ -8,7 +8,8 @@ import "C"
 import (
 	"unsafe"
 
-	// Its #cgo lines link libwasmtime.a. Its Go API is not used, because it does not support components.
+	// The #cgo lines of this package link libwasmtime.a. Its Go API is not used, because that API does not support
+	// components.
 	_ "github.com/bytecodealliance/wasmtime-go/v39"
 )
 
@@ -37,7 +38,8 @@ func callocOne[T any]() (*T, error) {
 	return p, nil
 }
 
-// failAllocsAfter makes all allocations of the C half fail after the next n; a negative n stops that. For tests.
+// failAllocsAfter makes all allocations of the C half fail after the next n allocations; a negative n ends this. For
+// tests.
 func failAllocsAfter(n int64) { C.tw_spare = C.int64_t(n) }
 
 func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(b)) }
@@ -48,5 +50,6 @@ func unionPointer[P any](union unsafe.Pointer) P { return *(*P)(union) }
 // nameOf copies a name from C memory.
 func nameOf(p *C.char, n C.size_t) string { return C.GoStringN(p, C.int(n)) }
 
-// yieldByIdle selects how guests that compute for a long time yield: as SCHED_IDLE, or by sleeping. For tests.
+// yieldByIdle selects how guests that compute for a long time yield: by SCHED_IDLE if on is true, otherwise by
+// sleeping. For tests.
 func yieldByIdle(on bool) { C.tw_stand_back(C.bool(on)) }

@@ -13,25 +13,26 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Channels are the channels of a preview 1 guest, by their names in its directory /ch. A channel called stdin, stdout
-// or stderr replaces that stream. Components have no such directory.
+// Channels opens the channels of a preview 1 guest by name. The guest sees them in its directory /ch. A channel named
+// stdin, stdout or stderr replaces the standard stream of that name. Components have no directory /ch.
 type Channels interface {
 	// Open opens a channel. It returns errdefs.ErrNotFound if no channel has that name, ErrPermissionDenied if the
-	// channel cannot be read or written as asked, and ErrResourceExhausted if too many are open. With read and write
-	// both false, Open only checks that the channel exists and opens nothing. The channel calls wake when an operation
-	// that returned ErrWait should be tried again. It may call wake from any goroutine, even after the instance is
-	// closed, but must not hold its own locks when it does. The creator of the Channels closes the channels that the
-	// guest leaves open.
+	// channel cannot be read or written as asked, and ErrResourceExhausted if too many channels are open. With read and
+	// write both false, Open only checks that the channel exists and opens nothing. The channel calls wake when an
+	// operation that returned ErrWait should be tried again. It may call wake from any goroutine, even after the
+	// instance is closed, but must not hold its own locks during that call. The creator of the Channels closes the
+	// channels that the guest leaves open.
 	Open(name string, read, write bool, wake func()) (Channel, error)
 }
 
 // Channel is an open channel of one guest. Its methods are called on the guest's thread and must not wait.
 type Channel interface {
-	// Send publishes the message p and does not keep it. It returns ErrWait if the channel has no room now.
+	// Send publishes the message p, and does not keep p. It returns ErrWait if the channel has no room now.
 	Send(p []byte) error
 	// Receive returns the next message, ErrWait if none has arrived yet, or io.EOF after the last message.
 	Receive() ([]byte, error)
-	// Ready reports whether Send (if write) or Receive would return something other than ErrWait.
+	// Ready reports whether an operation would not return ErrWait now. The operation is Send if write is true,
+	// otherwise Receive.
 	Ready(write bool) bool
 	Close()
 }
@@ -152,7 +153,8 @@ func errno(err error) int {
 	return errnoIO
 }
 
-// onChannel calls do with the channel n, on the guest's thread. The guest sees a panic as an I/O error.
+// onChannel calls the function do with the channel of number n, on the guest's thread. If do panics, the guest sees an
+// I/O error.
 func onChannel(handle C.uintptr_t, n C.int, do func(d *descriptor) int) (result int) {
 	i := cgo.Handle(handle).Value().(*Instance)
 	i.hosting.Store(true)

@@ -31,7 +31,7 @@ type Code struct {
 	frees  []func() // destructors, called in reverse order
 }
 
-// link is the guest loaded into one of the engines for one of the paths, with its imports bound.
+// link is the guest after it has been loaded into one engine for one path and its imports have been bound.
 type link struct {
 	slot   int
 	c      C.tw_code
@@ -39,10 +39,10 @@ type link struct {
 	sigs   map[string]string // core path: exported functions and their types ("ii>i")
 }
 
-// Load makes a guest from a code image. The image contains machine code, so it must come from Compile of an engine with
-// the same Fingerprint, and nobody must have changed it. If it is damaged or has another fingerprint, the error is
-// errdefs.ErrFailedPrecondition (compile again). If neither WASI nor host provides an import, or its type differs, the
-// error is errdefs.ErrInvalidArgument and names the import. The caller may reuse image after Load.
+// Load makes a guest from a code image. The image contains machine code, so it must come unchanged from Compile, called
+// with the same Fingerprint. If the image is damaged or has another fingerprint, the error is
+// errdefs.ErrFailedPrecondition; compile the guest again. If neither WASI nor host provides an import, or if its type
+// differs, the error is errdefs.ErrInvalidArgument and names the import. The caller may reuse image after Load.
 func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 	img, err := decodeImage(image)
 	if err != nil {
@@ -65,8 +65,8 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
-	// The link holds a copy of the code, and the caller may reuse the image's bytes. Keep a copy of the component if
-	// the other path could need it later.
+	// The link holds its own copy of the code, and the caller may reuse the image's bytes. Of these bytes, keep only a
+	// copy of the component, and only if the component path could still be needed.
 	if img.module = nil; c.path == PathComponent {
 		img.component = nil
 	}
@@ -77,10 +77,10 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 // World returns the guest's world.
 func (c *Code) World() World { return c.img.World }
 
-// Component reports whether the guest is a component, on either path, and not a core module.
+// Component reports whether the guest is a component, whatever its path, rather than a core module.
 func (c *Code) Component() bool { return c.img.Component }
 
-// Exports returns the functions that the guest exports, with their types (core modules: names only).
+// Exports returns the functions that the guest exports, with their types. For a core module it returns only the names.
 func (c *Code) Exports() []Item { return slices.Clone(c.img.Exports) }
 
 // Imports returns the functions that the guest imports.
@@ -89,7 +89,7 @@ func (c *Code) Imports() []Item { return slices.Clone(c.img.Imports) }
 // Path returns the path that calls take by default: PathCore or PathComponent.
 func (c *Code) Path() Path { return c.path }
 
-// WhyComponent returns what keeps the guest off the core path, or "".
+// WhyComponent returns why the guest cannot take the core path, or "" if it can.
 func (c *Code) WhyComponent() string { return c.img.CoreOdd }
 
 // Close releases the code once its last instance is closed.
@@ -260,8 +260,8 @@ func (c *Code) linkComponent(l *link) error {
 	return c.host.defineComponent(linker)
 }
 
-// exportedFuncs returns the types of a module's exported functions by name. Calls on the core path are unchecked, so
-// the types come from the engine and not from our own parser.
+// exportedFuncs returns the types of a module's exported functions by name. The types come from wasmtime and not from
+// our own parser, because calls on the core path are unchecked and a wrong type would do damage.
 func exportedFuncs(m *C.wasmtime_module_t) (map[string]string, error) {
 	var v C.wasm_exporttype_vec_t
 	C.wasmtime_module_exports(m, &v)

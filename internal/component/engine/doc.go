@@ -1,29 +1,30 @@
-// Package engine runs guests: WebAssembly components and WASI preview 1 modules, in wasmtime (cgo and its C API). It
-// handles types, flat values (internal/component/wit) and limits, but not pods, gRPC, HTTP or protobuf. Begin with
-// [New]; the example of package internal/component shows all the steps.
+// Package engine runs guests: WebAssembly components and WASI preview 1 modules, in wasmtime (through its C API, with
+// cgo). The package handles types, flat values (internal/component/wit) and limits, but not pods, gRPC, HTTP or
+// protobuf. Begin with [New]; the example of package internal/component shows all the steps.
 //
 //	bytes of a guest ──Compile (child process)──► code image ──Load──► Code ──Instantiate──► Instance ──Call, Run──►
 //	                                                                    └─Func (types checked once)───────┘
 //
 // # Two paths
 //
-// A call takes flat bytes and returns flat bytes, with one crossing from Go to C. It takes one of two paths, and a test
-// checks that both give the same answers:
+// A call passes flat bytes and returns flat bytes, with one crossing from Go to C. There are two paths for a call, and
+// a test checks that both give the same results:
 //
 //   - the component path: wasmtime's component API with dynamic values. It works for every component. Long lists are slow.
-//   - the core path: the component's main core module alone, with the canonical ABI implemented in C on its linear
-//     memory (GB/s for list<u8>). It needs a component of the shape that common tools produce: the first core module is
-//     the guest, wit-component made the others, and the guest imports only WASI preview 1 and interfaces of the [Host].
-//     [InstanceOptions].Path can force either path.
+//   - the core path: the component's main core module alone, with the canonical ABI implemented in C on the module's
+//     linear memory (GB/s for list<u8>). It needs a component of the shape that common tools produce: the first core
+//     module is the guest, wit-component made the others, and the guest imports only WASI preview 1 and interfaces of
+//     the [Host]. [InstanceOptions].Path can force either path.
 //
 // # Limits
 //
 //   - time: an epoch tick every 10 ms while guests run. At each tick, the guest's own thread checks whether the guest
 //     has been killed (its call's context has ended, or [Instance.Kill] was called) or has used up its compute budget
-//     ([InstanceOptions].Deadline). Except during instantiation, waiting does not use up the budget: neither sleep nor
-//     host calls of more than 1 ms count. [HostCall.Renew] grants a fresh budget. A guest that runs longer than a tick
-//     yields to others until its call (or a host call) ends. Its thread is scheduled as SCHED_IDLE; if the process
-//     could not undo that, the thread sleeps whenever others want the processor.
+//     ([InstanceOptions].Deadline). Except during instantiation, waiting does not use up the budget: sleep does not
+//     count, and host calls of more than 1 ms do not count. [HostCall.Renew] grants a fresh budget. A guest that runs
+//     longer than a tick yields to others until its call (or a host call) ends. Its thread is then scheduled as
+//     SCHED_IDLE. If the process has no permission to undo SCHED_IDLE, the thread instead sleeps whenever others want
+//     the processor.
 //   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls per call. An
 //     [Account] sums memory over several instances. It also holds their CPU quota, and limits their open files, their
 //     resources and the bytes that the host keeps for them.
@@ -31,10 +32,10 @@
 //
 // # WASI
 //
-// This package has its own WASI for preview 1 guests (p1.c). It costs nothing until called, a guest that waits in it
-// can be killed, and it counts what the guest opens ([Account.Bound]). It forwards calls on directories and files to
-// wasmtime's WASI. Components get the host's implementation of WASI where it has one, otherwise wasmtime's. A guest
-// that is killed while it waits in wasmtime's WASI is abandoned, and released when it wakes up.
+// This package has its own WASI for preview 1 guests (p1.c). This WASI costs nothing until called, and counts what the
+// guest opens ([Account.Bound]). A guest that waits in it can be killed. It forwards calls on directories and files to
+// wasmtime's WASI. For each interface of WASI, components get the host's implementation if there is one, otherwise
+// wasmtime's. A guest that is killed while it waits in wasmtime's WASI is abandoned, and released when it wakes up.
 //
 // Modules with channels ([InstanceOptions].Channels) find them in the directory /ch:
 //

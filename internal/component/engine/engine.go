@@ -21,7 +21,7 @@ import (
 // wasmtimeVersion is the version of the Go module that contains the library; a test compares it with go.mod.
 const wasmtimeVersion = "39.0.1"
 
-// codeVersion increases with every change of the compiler's configuration or of the code image's format.
+// codeVersion increases with every change to the compiler's configuration or to the format of the code image.
 const codeVersion = 2
 
 // Defaults of Config.
@@ -34,19 +34,21 @@ const (
 // Engine compiles and runs guests. It is safe for concurrent use. It is never closed, because a process has only one.
 type Engine struct {
 	cfg Config
-	// pooled has the pool, if any. plain allocates instances on demand: for compiling, and when the pool is full.
+	// pooled is the engine with the pool, or nil. plain, which allocates instances on demand, is used for compiling and
+	// when the pool is full.
 	pooled, plain *C.wasm_engine_t
 	overflow      atomic.Int64 // instances outside the pool
 	forwarders    forwarders
 }
 
-// Fingerprint identifies everything that compiled code depends on: the engine's version, its configuration and the
-// target. Use it in the keys of a cache of code images.
+// Fingerprint identifies everything that compiled code depends on: the version of wasmtime, the configuration of the
+// engine and the target. Use it in the keys of a cache of code images.
 func Fingerprint() string {
 	return fmt.Sprintf("wasmtime-%s+%d-%s-%s", wasmtimeVersion, codeVersion, runtime.GOOS, runtime.GOARCH)
 }
 
-// New makes an engine and maps the pool's address space. If it cannot, the error is errdefs.ErrResourceExhausted.
+// New makes an engine and maps the pool's address space. If there is no address space left, the error is
+// errdefs.ErrResourceExhausted.
 func New(cfg Config) (*Engine, error) {
 	if cfg.Instances < 0 || cfg.Instances > 1<<20 || cfg.MaxMemory > 4<<30 {
 		return nil, invalid("engine: %d instances (at most %d), %d bytes of memory (at most 4 GiB)",
@@ -77,7 +79,8 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// open makes a wasmtime engine. Each engine can load code that the other compiled: they differ only in allocation.
+// open makes a wasmtime engine, with a pool if slots > 0. An engine can load code that another engine compiled, because
+// they differ only in how they allocate.
 func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	c := C.wasm_config_new()
 	C.wasmtime_config_strategy_set(c, C.TW_STRATEGY_CRANELIFT)
@@ -86,9 +89,9 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	C.wasmtime_config_native_unwind_info_set(c, false) // backtraces use frame pointers
 	C.wasmtime_config_epoch_interruption_set(c, true)
 	C.wasmtime_config_wasm_component_model_set(c, true)
-	// With threads, a guest could wait on a shared memory, where no tick reaches it. The other features use resources
-	// that nothing here limits. (Multiple memories stay enabled because wasmtime's adapters between a component's
-	// modules need them; checkDeclared refuses them to guests.)
+	// With threads, a guest could wait on a shared memory, where no tick reaches it. The other disabled features use
+	// resources that this package does not limit. (Multiple memories stay enabled, because wasmtime's adapters between
+	// the modules of a component need them. checkDeclared refuses guests with multiple memories.)
 	C.wasmtime_config_wasm_threads_set(c, false)
 	C.wasmtime_config_wasm_gc_set(c, false)
 	C.wasmtime_config_wasm_exceptions_set(c, false)
@@ -113,7 +116,8 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	return engine, nil
 }
 
-// pool configures the pooling allocator. Each component gets slots for its main core instance and a few small ones.
+// pool configures the pooling allocator. Each component gets slots for its main core instance and for a few small core
+// instances.
 func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 	const coreInstances = 4
 	p := C.wasmtime_pooling_allocation_config_new()
@@ -126,7 +130,8 @@ func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 	C.wasmtime_pooling_allocation_config_max_memory_size_set(p, C.size_t(e.cfg.MaxMemory))
 	C.wasmtime_pooling_allocation_config_table_elements_set(p, C.size_t(e.cfg.MaxTableElements))
 	C.wasmtime_pooling_allocation_config_max_tables_per_module_set(p, coreInstances)
-	// A released slot keeps this much memory resident for its next instance. wasmtime clears it, not the kernel.
+	// A released slot keeps this much memory resident for its next instance. wasmtime, not the kernel, clears that
+	// memory.
 	C.wasmtime_pooling_allocation_config_linear_memory_keep_resident_set(p, 128<<10)
 	C.wasmtime_pooling_allocation_config_table_keep_resident_set(p, 4<<10)
 	C.wasmtime_pooling_allocation_strategy_set(c, p)
@@ -263,7 +268,7 @@ func worldOf(exports []Item) (w World) {
 	return w
 }
 
-// failure converts a wasmtime error to a Go error, and frees it.
+// failure converts a wasmtime error to a Go error, and frees the wasmtime error.
 func failure(err *C.wasmtime_error_t) error {
 	if err == nil {
 		return nil

@@ -18,14 +18,14 @@ type HostCall struct {
 	c    *C.tw_inst
 }
 
-// Context returns the context of the current Call or Run. It also ends when the instance is killed.
+// Context returns the context of the current Call or Run. The context also ends when the instance is killed.
 func (c *HostCall) Context() context.Context { return c.inst.callContext() }
 
 // Host returns InstanceOptions.Host.
 func (c *HostCall) Host() any { return c.inst.opts.Host }
 
-// Renew resets the compute budget and the quota of host calls of the guest call that made this host call. Use it when
-// the host call hands the guest new work, such as the next message of a stream.
+// Renew gives the current Call or Run a fresh compute budget and a fresh quota of host calls. Use it when the host
+// function hands the guest new work, such as the next message of a stream.
 func (c *HostCall) Renew() { c.c.renew = true }
 
 // twHost runs on the guest's thread, within a Call, Run or Instantiate of this instance.
@@ -111,8 +111,8 @@ func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	return k
 }
 
-// owner returns the instance of a handle, or nil if it is released: wasmtime's WASI writes in the background, on
-// threads that can outlive the instance.
+// owner returns the instance of a handle, or nil if the instance is released. This happens because wasmtime's WASI
+// writes in the background, on threads that can outlive the instance.
 func owner(handle cgo.Handle) *Instance {
 	defer func() { _ = recover() }() // Value panics for a deleted handle; handles are never reused
 	return handle.Value().(*Instance)

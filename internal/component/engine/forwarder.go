@@ -9,19 +9,19 @@ import (
 	"sync"
 )
 
-// forwarder forwards calls of preview 1 to wasmtime's WASI, for guests with directories (p1pass.c).
+// forwarder forwards calls to preview 1 functions to wasmtime's WASI. Guests with directories need it (p1pass.c).
 type forwarder struct {
 	linker *C.wasmtime_linker_t
 	module *C.wasmtime_module_t
 }
 
-// forwarders holds the forwarder of each engine, which is compiled on first use.
+// forwarders holds one forwarder for each engine. The forwarder is compiled on first use.
 type forwarders struct {
 	mu   sync.Mutex
 	made map[*C.wasm_engine_t]forwarder
 }
 
-// forEngine returns the forwarder of an engine. It is never freed, because engines are never freed.
+// forEngine returns the forwarder of an engine. The forwarder is never freed, because engines are never freed.
 func (p *forwarders) forEngine(engine *C.wasm_engine_t) (forwarder, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -46,8 +46,9 @@ func (p *forwarders) forEngine(engine *C.wasm_engine_t) (forwarder, error) {
 	return made, nil
 }
 
-// forwarderModule returns a module that imports a memory and the functions of preview 1 that take descriptors. It
-// exports the memory, and functions of the same names that call the imports (webassembly.github.io/spec/core/binary).
+// forwarderModule returns a module that imports a memory and the functions of preview 1 that take descriptors. The
+// module exports the memory. For each imported function, it exports a function of the same name that calls the imported
+// function (webassembly.github.io/spec/core/binary).
 func forwarderModule() []byte {
 	const (
 		i32, i64     = 0x7f, 0x7e

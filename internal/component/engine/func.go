@@ -17,7 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Func is an exported function, bound to its caller's types. It belongs to a Code and works with all its instances.
+// Func is an exported function, bound to its caller's types. It belongs to a Code and works with all instances of that
+// Code.
 type Func struct {
 	code *Code
 	item Item
@@ -117,7 +118,7 @@ func (c *Code) coreFunc(item Item, params []*wit.Type, result *wit.Type) error {
 
 func postReturn(item Item) string { return "cabi_post_" + item.String() }
 
-// bind returns the function for one link, and makes it on first use.
+// bind returns the C record of the function for one link. It makes the record on first use.
 func (f *Func) bind(l *link) (*C.tw_func, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -170,10 +171,10 @@ func exportIndex(c *C.wasmtime_component_t, item Item) *C.wasmtime_component_exp
 	return C.wasmtime_component_get_export_index(c, iface, name, C.size_t(len(item.Name)))
 }
 
-// maxTypeDepth limits the recursion of the C half, which descends into types.
+// maxTypeDepth limits how deeply types may be nested, because the C half is recursive.
 const maxTypeDepth = 64
 
-// program makes a function's type table for the C half, with the numbers of its resources.
+// program makes a function's type table for the C half. The table includes the numbers of the resources.
 func (h *hostTable) program(item Item, params []*wit.Type, result *wit.Type) (*C.tw_prog, error) {
 	for _, t := range append([]*wit.Type{result}, params...) {
 		if d := depth(t, make(map[*wit.Type]int)); d > maxTypeDepth {
@@ -210,7 +211,8 @@ func depth(t *wit.Type, seen map[*wit.Type]int) int {
 	return deepest + 1
 }
 
-// resourceNumbers returns the host's number of the resource for each node of a type table, or 0 for any other node.
+// resourceNumbers returns one number for each node of a type table. If the node is a resource, this is the host's
+// number of the resource, otherwise 0.
 func (h *hostTable) resourceNumbers(item Item, table []byte) ([]uint32, error) {
 	const headerWords, nodeWords, childWords = 8, 10, 3
 	word := func(n int) int { return int(binary.LittleEndian.Uint32(table[4*n:])) }

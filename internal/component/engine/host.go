@@ -72,7 +72,7 @@ func (h *hostTable) bind(c *Code, item Item) error {
 	n, ok := h.names[[2]string{compatName(item.Interface), item.Name}]
 	if !ok {
 		if !c.img.Component || (engineProvides(item.Interface) && !h.provides(item.Interface)) {
-			return nil // the engine provides it, or refuses it when it links
+			return nil // the engine provides the import, or refuses it while linking
 		}
 		return invalid("import %v: nothing provides it", item)
 	}
@@ -108,7 +108,7 @@ func (h *hostTable) defineCore(l *C.wasmtime_linker_t) error {
 	})
 }
 
-// each calls f for each function and resource that the guest imports from the host, with the guest's names.
+// each calls f for each function and resource that the guest imports from the host, with the names that the guest uses.
 func (h *hostTable) each(f func(iface, name string, fn *C.tw_hostfn) error) error {
 	for _, item := range h.img.Imports {
 		if n, ok := h.names[[2]string{compatName(item.Interface), item.Name}]; ok {

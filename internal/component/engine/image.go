@@ -15,15 +15,15 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// WASI names with a special meaning to the engine.
+// Names in WASI that have a special meaning for the engine.
 const (
 	preview1    = "wasi_snapshot_preview1"
 	httpHandler = "wasi:http/incoming-handler@0.2"
 	cliRun      = "wasi:cli/run@0.2"
-	rootModule  = "$root" // the module from which a core module imports functions without an interface
+	rootModule  = "$root" // a core module imports functions without an interface from this module
 )
 
-// image is a decoded code image. The format:
+// image is a decoded code image. The encoded form is:
 //
 //	magic (8 bytes) | SHA-256 of the rest | u32 length, fingerprint | u32 length, inspection (gob) |
 //	u32 length, component | u32 length, module
@@ -78,7 +78,8 @@ func decodeImage(b []byte) (*image, error) {
 	return i, nil
 }
 
-// Inspect returns the world of the guest in a code image, to choose the Host for Load. Its errors are those of Load.
+// Inspect returns the world of the guest in a code image, so that the caller can choose the Host for Load. If the image
+// is damaged or has another fingerprint, Inspect returns the same error as Load.
 func Inspect(image []byte) (World, error) {
 	img, err := decodeImage(image)
 	if err != nil {
@@ -141,11 +142,12 @@ func (i *inspection) checkImports(host func(string) bool) error {
 	return invalid("import %s%s: nothing provides it", strings.Join(missing[:min(len(missing), 5)], ", "), more)
 }
 
-// coreExports returns why the component's functions cannot be called through its core module, or "".
+// coreExports returns why the component's functions cannot be called through its core module, or "" if they can.
 func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	m := bin.Modules[0]
 	if i.World == WorldCommand {
-		// The component lifts a function of the preview 1 adapter, which calls _start.
+		// A command lifts a function of the preview 1 adapter, not of the core module. The adapter's function calls
+		// _start.
 		if !hasKey(m.Exports, "_start") || len(bin.Lifted) > 0 {
 			return "the core module is not a preview 1 command"
 		}
@@ -175,7 +177,8 @@ func normalizedTypes(params []*wit.Type, result *wit.Type) ([]*wit.Type, *wit.Ty
 	return all, normalized(result, seen)
 }
 
-// normalized returns t with the names of resources cut as by [compatName], so that compatible versions compare equal.
+// normalized returns a copy of t. In the copy, [compatName] has shortened the names of resources, so that compatible
+// versions compare equal.
 func normalized(t *wit.Type, seen map[*wit.Type]*wit.Type) *wit.Type {
 	if t == nil {
 		return nil

@@ -18,14 +18,15 @@ type inspection struct {
 	Imports   []Item
 	Exports   []Item
 	Resources []resourceItem // imported
-	MinMemory uint64         // bytes that its core modules declare, in total
-	Memories  int            // number of memories that its core modules define
+	MinMemory uint64         // total bytes of memory that the guest's core modules declare
+	Memories  int            // number of memories that the guest's core modules define
 	CoreOdd   string         // why there is no core path; "" if there is one
 	CoreWASI  bool           // the core module imports preview 1
-	CoreWaits bool           // it imports functions of preview 1 that can wait
+	CoreWaits bool           // the core module imports functions of preview 1 that can wait
 }
 
-// resourceItem is a resource that the guest imports as Interface#Name. Of is its name in the interface that defines it.
+// resourceItem is a resource that the guest imports as Interface#Name. Of is the resource's name in the interface that
+// defines the resource.
 type resourceItem struct {
 	Interface, Name, Of string
 }
@@ -67,7 +68,8 @@ func inspect(engine *C.wasm_engine_t, c *C.wasmtime_component_t, out *inspection
 
 type nth func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool
 
-// top adds an import or export of the component itself to the list: the functions of an interface, or one function.
+// top adds one import or export of the component itself to the list. If this is an interface, top adds all functions of
+// the interface.
 func (in *inspector) top(to *[]Item, imported bool, get nth) {
 	var name *C.char
 	var length C.size_t
@@ -112,7 +114,7 @@ func (in *inspector) member(to *[]Item, imported bool, iface string, get nth) {
 	}
 }
 
-// resource records a resource under its first name, because the interface that defines it comes first.
+// resource records a resource under its first name, because the interface that defines the resource comes first.
 func (in *inspector) resource(iface, name string, imported bool, t *C.wasmtime_component_resource_type_t) {
 	of := in.find(t)
 	if of == "" {
@@ -157,7 +159,7 @@ var scalarKinds = map[C.uint8_t]wit.Kind{
 	C.TW_TYPE_STRING: wit.String,
 }
 
-// valtype converts a wasmtime type, and frees it. where is the function to name in errors.
+// valtype converts a wasmtime type, and frees the wasmtime type. The parameter where is the function that errors name.
 func (in *inspector) valtype(t *C.wasmtime_component_valtype_t, where Item) *wit.Type {
 	defer C.wasmtime_component_valtype_delete(t)
 	if k, ok := scalarKinds[t.kind]; ok {
@@ -252,8 +254,8 @@ func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *wit.T
 	return out
 }
 
-// compatName returns an interface's name with its version cut to the compatible part: 0.2 for 0.2.12, 1 for 1.4.0
-// (https://semver.org, as the component model's linking applies it).
+// compatName returns an interface's name with its version cut to the compatible part: 0.2 for 0.2.12, 1 for 1.4.0. This
+// is how the component model applies semantic versioning (https://semver.org) when it links.
 func compatName(iface string) string {
 	base, version, ok := strings.Cut(iface, "@")
 	if !ok || strings.ContainsAny(version, "-+") {
@@ -284,7 +286,7 @@ func engineProvides(iface string) bool {
 	case "wasi:io", "wasi:clocks", "wasi:filesystem", "wasi:random":
 		return true
 	case "wasi:sockets":
-		return true // but no address is allowed
+		return true // but it allows no addresses
 	}
 	return false
 }

@@ -28,31 +28,31 @@ const (
 	defaultMaxValue   = 64 << 20
 )
 
-// abandonAfter is the time that a killed guest has to end before it is abandoned. An abandoned guest sleeps or waits in
-// WASI, where no tick reaches it. Its thread and memory are released when it wakes up.
+// abandonAfter is how long Call waits for a killed guest to end; after that time, the guest is abandoned. An abandoned
+// guest sleeps or waits in WASI, where no tick reaches it. Its thread and memory are released when it wakes up.
 const abandonAfter = 100 * time.Millisecond
 
-// Instance is a running guest with its own memory. Only one goroutine at a time may call it; Kill, CPU and Memory are
-// safe for concurrent use.
+// Instance is a running guest with its own memory. Only one goroutine at a time may call the guest; Kill, CPU and
+// Memory are safe for concurrent use.
 type Instance struct {
 	code     *Code
 	link     *link
 	opts     InstanceOptions
-	canWait  bool        // it can wait where no tick reaches it
-	limit    uint64      // maximum size of its memory, in bytes
+	canWait  bool        // the guest can wait where no tick reaches it
+	limit    uint64      // maximum size of the guest's memory, in bytes
 	overflow bool        // outside the pool
 	hosting  atomic.Bool // in a host function
 	handle   cgo.Handle
-	channels []*descriptor // by the C half's number, nil if free; used on the guest's thread only
+	channels []*descriptor // indexed by the C half's number, nil if free; used only on the guest's thread
 	// The pipe for standard input: our end and the guest's.
 	stdin, stdinEnd *os.File
 
 	mu        sync.Mutex
-	c         *C.tw_inst // nil: released
+	c         *C.tw_inst // nil once released
 	seq       uint64
 	busy      bool
-	returned  bool  // the current call has returned from the guest
-	abandoned bool  // released when its call returns
+	returned  bool  // the guest has returned from the current call
+	abandoned bool  // nobody waits for the guest any longer; it is released when its call returns
 	closed    bool  // Close has been called
 	dead      error // why the instance can no longer be called
 	idle      sync.Cond
@@ -64,12 +64,12 @@ type Instance struct {
 	derived context.Context
 	cancel  context.CancelFunc
 	hostErr error
-	late    bool // await killed it, because its budget was used up
+	late    bool // await killed the call, because its budget was used up
 	running bool // the call is a Run, which has no budget
 }
 
-// Instantiate makes an instance and runs the guest's own initialization, within opts.Deadline and ctx. Its errors are
-// those of Instance.Call, and errdefs.ErrResourceExhausted if there is no room for another instance.
+// Instantiate makes an instance and runs the guest's own initialization, within opts.Deadline and ctx. It returns the
+// same errors as Instance.Call, and errdefs.ErrResourceExhausted if there is no room for another instance.
 func (c *Code) Instantiate(ctx context.Context, opts InstanceOptions) (*Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -132,7 +132,7 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 	return i, nil
 }
 
-// memoryLimit returns the lowest of all memory limits, or ErrMemory if the guest declares more.
+// memoryLimit returns the lowest of all memory limits, or ErrMemory if the guest declares more memory than that.
 func (i *Instance) memoryLimit() (uint64, error) {
 	limit := i.code.engine.cfg.MaxMemory
 	if i.opts.MaxMemory > 0 {
@@ -147,7 +147,7 @@ func (i *Instance) memoryLimit() (uint64, error) {
 	return limit, nil
 }
 
-// make allocates the C half, with the guest's environment.
+// make allocates the C half of the instance, with the guest's environment.
 func (i *Instance) make(strs []byte) error {
 	o := i.copts()
 	if i.opts.Stdin != nil && bool(i.link.c.wasi) {
@@ -162,7 +162,7 @@ func (i *Instance) make(strs []byte) error {
 	if err := i.addFiles(&o); err != nil {
 		return err
 	}
-	i.mu.Lock() // channels can already call wake
+	i.mu.Lock() // because the open channels can already call wake
 	defer i.mu.Unlock()
 	i.c = C.tw_new(&i.link.c, &o, (*C.char)(unsafe.Pointer(unsafe.SliceData(strs))), C.size_t(len(strs)))
 	switch {

@@ -1,8 +1,8 @@
 // Package wasi implements the part of WASI 0.2 that uses streams: streams and pollables (wasi:io), and the interfaces
-// that create them (standard streams, the monotonic clock, files). Wasmtime has a WASI too, but its streams cannot be
-// made from Go, and the body of an HTTP request must be a stream of the same type as all others. Wasmtime's WASI also
-// does not count open files and cannot wake a waiting guest. Wasmtime still provides the interfaces without streams
-// (random, environment and others).
+// that create them (standard streams, the monotonic clock, files). Wasmtime has a WASI too. However, Go code cannot
+// make streams for it, and the body of an HTTP request must be a stream of the same type as all other streams.
+// Wasmtime's WASI also does not count open files and cannot wake a waiting guest. Wasmtime still provides the
+// interfaces without streams (random, environment and others).
 //
 //	wit/*.wit ──ParseWIT──► signatures ┐
 //	                                   ├─► Bound: name, types, Go function ──► engine.Host (internal/component/wasihttp)
@@ -11,10 +11,11 @@
 //	State: the host's data for one instance, that is, the table of its resources and a channel that wakes it
 //
 // A guest runs on one thread, so a State needs no lock. Only the background work of a stream (reading ahead, writing
-// behind) is concurrent; it has its own lock and calls State.Wake.
+// behind) is concurrent. Each stream has its own lock for this, and calls State.Wake.
 //
-// Sockets are not supported: functions that would make one return access-denied. Guests can open the files below their
-// preopened directories. They are opened through os.Root, which follows no link out of such a directory.
+// Sockets are not supported: every function that would make a socket returns access-denied. Guests can open the files
+// below their preopened directories. The package opens these files through os.Root, which follows no link out of such a
+// directory.
 //
 // The package is pure Go and does not depend on the engine, so that its tests need no guest.
 package wasi

@@ -61,7 +61,7 @@ var fileFuncs = map[string]Func{
 	"[method]descriptor.set-times-at": onDir(true, func(c *Call, d *descriptor) error {
 		follow, name := c.In.U32()&symlinkFollow != 0, c.In.String()
 		if info, err := d.dir.Lstat(name); err == nil && !follow && fileType(info.Mode()) == 5 {
-			return unix.ENOTSUP // setting the times of a link itself
+			return unix.ENOTSUP // setting the times of the link itself is not supported
 		}
 		return done(c, d.dir.Chtimes(name, c.timestamp(), c.timestamp()))
 	}),
@@ -117,7 +117,7 @@ func isSame(c *Call) error {
 	return nil
 }
 
-// streamErrorCode returns the error-code of a stream's error, if the stream belongs to a file.
+// streamErrorCode writes the error-code for a stream's error, or none if the stream does not belong to a file.
 func streamErrorCode(c *Call) error {
 	e, err := Get[*StreamError](c.State, c.In.U32())
 	if err != nil {
@@ -139,8 +139,8 @@ var errorCodes = [...]unix.Errno{
 	unix.ENOTTY, unix.ENXIO, unix.EOVERFLOW, unix.EPERM, unix.EPIPE, unix.EROFS, unix.ESPIPE, unix.ETXTBSY, unix.EXDEV,
 }
 
-// errorCode returns the error-code for an error. An error without a number comes from os.Root, and means that a path
-// leads out of the directory.
+// errorCode returns the case of error-code for an error. An error without a Linux error number comes from os.Root and
+// means that a path leads out of the directory.
 func errorCode(err error) int {
 	number, ok := errors.AsType[unix.Errno](err)
 	if !ok {

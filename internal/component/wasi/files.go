@@ -20,13 +20,14 @@ import (
 // maxOpen is the maximum number of open files and directories per instance.
 const maxOpen = 256
 
-// descriptor is the resource of wasi:filesystem/types: a file, or a directory below which paths are resolved.
+// descriptor is the resource "descriptor" of wasi:filesystem/types. It is a file, or a directory that paths are
+// relative to.
 type descriptor struct {
 	state *State
 	// file is the open file; nil for a directory.
 	file *os.File
-	// dir is the open directory, which no path can leave. top is the preopened directory from which dir was opened, and
-	// at is the path of dir below top.
+	// dir is the open directory. No path can lead out of it. top is the preopened directory that contains dir, and the
+	// field at is the path of dir below top.
 	dir, top *os.Root
 	at       string
 	flags    uint32
@@ -103,7 +104,8 @@ func dirFlags(readOnly bool) uint32 {
 	return flagRead | flagMutate
 }
 
-// onDescriptor, onFile and onDir make methods of descriptors. If do fails, the guest gets its error as an error-code.
+// onDescriptor, onFile and onDir make methods of descriptors from the function do. If do returns an error, the guest
+// gets the error as an error-code.
 func onDescriptor(do func(c *Call, d *descriptor) error) Func {
 	return func(c *Call) error {
 		d, err := Get[*descriptor](c.State, c.In.U32())
@@ -151,7 +153,7 @@ func done(c *Call, err error) error {
 	return err
 }
 
-// position converts an offset that the guest passes.
+// position converts an offset that the guest has passed.
 func position(n uint64) (int64, error) {
 	if int64(n) < 0 {
 		return 0, unix.EINVAL
@@ -185,7 +187,7 @@ func appendVia(c *Call, d *descriptor) error {
 	return nil
 }
 
-// fileInput reads a file from an offset. Files are always ready.
+// fileInput is the Input that reads a file from an offset. A file is always ready.
 type fileInput struct {
 	file *os.File
 	at   int64
@@ -428,7 +430,7 @@ func (c *Call) hash(info fs.FileInfo, err error) error {
 	return nil
 }
 
-// timestamp reads a new-timestamp. The zero time means no change.
+// timestamp reads a new-timestamp. It returns the zero time if the guest wants no change.
 func (c *Call) timestamp() time.Time {
 	switch c.In.Case(3) {
 	case 1:
@@ -456,7 +458,7 @@ func commonRoot(d, other *descriptor, name, otherName string) (root *os.Root, a,
 	return d.top, path.Join(d.at, name), path.Join(other.at, otherName), nil
 }
 
-// move returns the implementation of rename-at, or of link-at once its path-flags have been read.
+// move returns the implementation of rename-at. It also serves link-at, after the caller has read the path-flags.
 func move(do func(root *os.Root, from, to string) error) func(c *Call, d *descriptor) error {
 	return func(c *Call, d *descriptor) error {
 		from := c.In.String()

@@ -11,7 +11,7 @@ import (
 //go:embed wit
 var texts embed.FS
 
-// functions are the implementations of each interface's functions, except those of wasi:sockets (see refuse).
+// functions are the Go implementations of the functions of each interface, except for wasi:sockets (see refuse).
 var functions = map[string]map[string]Func{
 	"wasi:io/error@0.2.12":               errorFuncs,
 	"wasi:io/poll@0.2.12":                pollFuncs,
@@ -24,7 +24,7 @@ var functions = map[string]map[string]Func{
 	"wasi:filesystem/preopens@0.2.12":    preopenFuncs,
 }
 
-// Interfaces returns the interfaces of this package, and the functions of all of them.
+// Interfaces returns the interfaces of this package, and the functions of all these interfaces.
 var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	var known []*Interface
 	var bound []Bound

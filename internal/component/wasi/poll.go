@@ -7,8 +7,9 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Pollable is the resource of wasi:io/poll. It reports whether it is ready. If it is not, again is the time to check it
-// again even without a State.Wake; the zero time means that only a State.Wake can make it ready.
+// Pollable is the resource "pollable" of wasi:io/poll. The first result reports whether the pollable is ready. If it is
+// not, the second result is when to check next, even without a State.Wake. The zero time means that only a State.Wake
+// can make the pollable ready.
 type Pollable func() (ready bool, again time.Time)
 
 // When returns a pollable for a condition. The code that makes the condition true must call State.Wake.
@@ -16,7 +17,7 @@ func When(ready func() bool) Pollable {
 	return func() (bool, time.Time) { return ready(), time.Time{} }
 }
 
-// at returns a pollable that becomes ready at t.
+// at returns a pollable that becomes ready at the time t.
 func at(t time.Time) Pollable {
 	return func() (bool, time.Time) { return !time.Now().Before(t), t }
 }
@@ -76,7 +77,8 @@ func poll(c *Call) error {
 	return err
 }
 
-// epoch is the start of the program: the monotonic clock counts from it, so that it reveals nothing about the host.
+// epoch is when this program started. The monotonic clock counts from epoch, so that the clock does not reveal when the
+// host started.
 var epoch = time.Now()
 
 var clockFuncs = map[string]Func{

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// window is the number of bytes that each stream may read ahead of the guest, or buffer behind it.
+// window is the maximum number of bytes that a stream reads ahead of the guest, or buffers after the guest has written
+// them.
 const window = 64 << 10
 
 var windows = sync.Pool{New: func() any { return new([window]byte) }}
@@ -13,18 +14,18 @@ var windows = sync.Pool{New: func() any { return new([window]byte) }}
 // Input is the source of an input-stream. Only the guest's thread calls its methods, except Ready.
 type Input interface {
 	// Next returns up to n available bytes, which are valid until the next call, or no bytes if none are available yet.
-	// At the end it returns io.EOF. After any other error the stream is closed.
+	// At the end of the input it returns io.EOF. After any other error, the stream is closed.
 	Next(n int) ([]byte, error)
 	// Ready reports whether Next would return bytes or an error.
 	Ready() bool
-	// Begin starts to read in the background, unless bytes are available.
+	// Begin starts to read in the background. It does nothing if bytes are available.
 	Begin()
 	// Fill reads immediately, and can block. It does nothing if bytes are available or Begin is reading.
 	Fill()
 }
 
-// Reader is the Input for a blocking io.Reader. It reads on the guest's thread while the guest waits only for this
-// stream. Otherwise it reads in the background, in at most one goroutine at a time.
+// Reader is the Input for a blocking io.Reader. While the guest waits only for this stream, the Reader reads on the
+// guest's thread. Otherwise it reads in the background, in at most one goroutine at a time.
 type Reader struct {
 	from io.Reader
 	wake func()
@@ -105,8 +106,8 @@ func (r *Reader) read() {
 	r.idle.Broadcast()
 }
 
-// Release ends the Reader and frees its memory. If a read is in progress, Release calls interrupt, which must make the
-// read return, and waits for that.
+// Release ends the Reader and frees its memory. If a read is in progress, Release calls interrupt and waits for the
+// read to return; interrupt must cause that.
 func (r *Reader) Release(interrupt func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,7 +124,7 @@ func (r *Reader) Release(interrupt func()) {
 	r.err = io.ErrClosedPipe
 }
 
-// Empty is the Input of a stream at its end.
+// Empty is the Input of a stream that is at its end.
 type Empty struct{}
 
 // Next implements Input.

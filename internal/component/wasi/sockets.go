@@ -11,7 +11,8 @@ import (
 // accessDenied is a case of error-code in wasi:sockets.
 const accessDenied = 1
 
-// refuse returns the implementation of a function of wasi:sockets. The guest has a network, which denies everything.
+// refuse returns the implementation of a function of wasi:sockets. The guest gets a network resource, but every use of
+// it is denied.
 func refuse(f Signature) Func {
 	switch {
 	case f.Name == "instance-network":

@@ -17,12 +17,13 @@ type Options struct {
 	Stdin          io.Reader // nil means empty
 	Stdout, Stderr io.Writer // nil discards the output
 	Preopens       []Preopen
-	// Files and Bytes count what several instances hold together: open files and directories, and bytes that the host
-	// stores for resources. nil means that only the instance's own limits apply.
+	// Files and Bytes limit what several instances hold together. Files counts open files and directories. Bytes counts
+	// the bytes that the host stores for resources. If one of them is nil, only the instance's own limit applies.
 	Files, Bytes Quota
 }
 
-// Quota limits how much of something several instances hold. Take adds n, or returns false if that exceeds the limit.
+// Quota limits how much of something several instances hold. Take adds n, or returns false if the sum would exceed the
+// limit. Give subtracts n.
 type Quota interface {
 	Take(n int64) bool
 	Give(n int64)
@@ -35,8 +36,8 @@ type Preopen struct {
 	ReadOnly bool
 }
 
-// State is the host's data for one instance: its resources, and a channel that wakes it. Only the guest's thread may
-// call its methods, except Wake.
+// State is the host's data for one instance: the guest's resources, and a channel that wakes the guest. Only the
+// guest's thread may call the methods of a State, except Wake.
 type State struct {
 	options Options
 	slots   []any
@@ -51,11 +52,11 @@ type State struct {
 // maxHeld limits the host memory of all resources of an instance, in bytes. The window of each stream does not count.
 const maxHeld = 16 << 20
 
-// ErrHeld ends the call of a guest whose resources would use more than maxHeld.
+// ErrHeld ends the guest's call if the guest's resources would use more than maxHeld.
 var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
 
-// Hold adds n, which can be negative, to the bytes that resources use on the host. If that would exceed a limit,
-// it adds nothing and returns false.
+// Hold adds n, which can be negative, to the number of bytes that the host stores for resources. If the sum would
+// exceed a limit, Hold adds nothing and returns false.
 func (s *State) Hold(n int) bool {
 	if n > 0 && n > maxHeld-s.held || !count(s.options.Bytes, n) {
 		return false
@@ -64,8 +65,8 @@ func (s *State) Hold(n int) bool {
 	return true
 }
 
-// openMore adds n, which can be negative, to the open files and directories. If that would exceed a limit, it
-// adds nothing and returns false.
+// openMore adds n, which can be negative, to the number of open files and directories. If the sum would exceed a limit,
+// openMore adds nothing and returns false.
 func (s *State) openMore(n int) bool {
 	if n > 0 && n > maxOpen-s.open || !count(s.options.Files, n) {
 		return false
@@ -74,7 +75,7 @@ func (s *State) openMore(n int) bool {
 	return true
 }
 
-// count takes n from a quota, or gives -n back.
+// count takes n from the quota q, or gives back -n if n is negative.
 func count(q Quota, n int) bool {
 	switch {
 	case q == nil:
@@ -86,7 +87,8 @@ func count(q Quota, n int) bool {
 	return true
 }
 
-// NewState makes the State of an instance. It opens nothing until the guest asks for it.
+// NewState makes the State of an instance. It opens no files; preopened directories are opened when the guest asks for
+// them.
 func NewState(o Options) *State {
 	return &State{options: o, wake: make(chan struct{}, 1)}
 }
@@ -96,7 +98,7 @@ func (s *State) Close() {
 	for rep := range s.slots {
 		s.Drop(uint32(rep))
 	}
-	s.Hold(-s.held) // resources that are not Closers
+	s.Hold(-s.held) // what resources without a Close method hold
 	s.slots, s.free = nil, nil
 }
 
@@ -128,8 +130,8 @@ func (s *State) remove(rep uint32) {
 	s.free = append(s.free, rep)
 }
 
-// Get returns a resource. The engine has checked the handle, so if the resource is missing or has another type, the
-// error is internal.
+// Get returns a resource. The engine has already checked the handle. So if the resource is missing or has another type,
+// Get returns errdefs.ErrInternal.
 func Get[T any](s *State, rep uint32) (T, error) {
 	var none T
 	if int(rep) >= len(s.slots) {
@@ -159,8 +161,8 @@ func (s *State) Wake() {
 	}
 }
 
-// wait returns when ready reports true. It calls ready again when woken, and at the time that ready returned (the zero
-// time means only when woken). If ctx ends first, wait returns its cause.
+// wait returns when the function ready reports true. It calls ready again when woken, and at the time given by the
+// second result of ready (if zero, only when woken). If ctx ends first, wait returns the cause of ctx.
 func (s *State) wait(ctx context.Context, ready func() (bool, time.Time)) error {
 	for {
 		ok, again := ready()
@@ -173,7 +175,7 @@ func (s *State) wait(ctx context.Context, ready func() (bool, time.Time)) error 
 	}
 }
 
-// sleep returns when woken, or at the time until if that is not zero.
+// sleep returns when woken. If the parameter until is not zero, sleep returns at that time at the latest.
 func (s *State) sleep(ctx context.Context, until time.Time) error {
 	var timeout <-chan time.Time
 	if !until.IsZero() {
@@ -198,11 +200,12 @@ type Call struct {
 	In *wit.Reader
 	// Out collects the flat result.
 	Out []byte
-	// Renew resets the compute budget of the guest call that made this host call. Call it when there is new work.
+	// Renew gives the guest's current call a fresh compute budget. Call Renew when the guest gets new work.
 	Renew func()
 }
 
-// Func implements a host function: it reads c.In and appends the result to c.Out. An error traps the guest.
+// Func implements a host function. It reads the parameters from c.In and appends the result to c.Out. If it returns an
+// error, the guest traps.
 type Func func(c *Call) error
 
 // Bound is a function of an interface with its implementation.
@@ -212,7 +215,8 @@ type Bound struct {
 	Do        Func
 }
 
-// Invoke calls the function with flat parameters. The result is valid until the next Invoke with s.
+// Invoke calls the function with flat parameters. The result is valid until the next call of Invoke with the same
+// State.
 func (b *Bound) Invoke(ctx context.Context, s *State, args []byte, renew func()) ([]byte, error) {
 	c := &Call{Context: ctx, State: s, In: wit.NewReader(args), Out: s.out[:0], Renew: renew}
 	if err := b.Do(c); err != nil {
@@ -222,7 +226,8 @@ func (b *Bound) Invoke(ctx context.Context, s *State, args []byte, renew func())
 	return c.Out, c.In.Err()
 }
 
-// Bind joins the functions of an interface with their implementations, by name. Each function must have one.
+// Bind joins the functions of an interface with their implementations, by name. Each function must have an
+// implementation.
 func Bind(i *Interface, do map[string]Func) ([]Bound, error) {
 	var all []Bound
 	var errs []error
@@ -244,7 +249,7 @@ func (c *Call) OK() { c.Out = wit.AppendCase(c.Out, 0) }
 // Failed begins an error result. The caller appends the error's value, if any.
 func (c *Call) Failed() { c.Out = wit.AppendCase(c.Out, 1) }
 
-// FailedWith writes an error result whose value is a case without payload.
+// FailedWith writes an error result whose value is case i, which has no payload.
 func (c *Call) FailedWith(i int) {
 	c.Failed()
 	c.Out = wit.AppendCase(c.Out, i)

@@ -22,16 +22,18 @@ type OutputStream struct {
 	failed bool
 }
 
-// StreamError is the resource of wasi:io/error.
+// StreamError is the resource "error" of wasi:io/error.
 type StreamError struct{ Cause error }
 
-// maxRead is the maximum size of one read, because the result is copied into the guest's memory in one piece.
+// maxRead is the maximum number of bytes in one read. It limits the read because the result is copied into the guest's
+// memory in one piece.
 const maxRead = window
 
-// clampLength returns n, a length given by the guest, or maxRead if n is larger.
+// clampLength limits n, a length that the guest has passed, to maxRead.
 func clampLength(n uint64) int { return int(min(n, maxRead)) }
 
-// streamFailed writes the error result of a stream operation: err the first time, and "closed" from then on.
+// streamFailed writes the error result of a stream operation: "last-operation-failed" with err the first time, and
+// "closed" from then on. After the normal end of the stream, the result is always "closed".
 func (c *Call) streamFailed(failed *bool, err error) {
 	if *failed || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
 		c.FailedWith(1) // closed
@@ -42,7 +44,7 @@ func (c *Call) streamFailed(failed *bool, err error) {
 	c.Own(&StreamError{err})
 }
 
-// read returns up to n bytes. With wait, it waits for the first byte.
+// read returns up to n bytes. If the parameter wait is true, read waits for the first byte.
 func (c *Call) read(s *InputStream, n int, wait bool) ([]byte, error) {
 	if wait && n > 0 {
 		s.Fill()
@@ -70,7 +72,8 @@ func isCallError(err error) bool {
 	return ok && e != nil
 }
 
-// readFunc returns one of the four functions that read from a stream; write appends the bytes or their number.
+// readFunc returns one of the four functions that read from a stream. The parameter write is a function that appends
+// the bytes or their number to the result.
 func readFunc(wait bool, write func(c *Call, data []byte)) Func {
 	return func(c *Call) error {
 		s, err := Get[*InputStream](c.State, c.In.U32())
@@ -95,8 +98,8 @@ func writeBytes(c *Call, data []byte) { c.Out = wit.AppendBytes(c.Out, data) }
 
 func writeLength(c *Call, data []byte) { c.Out = wit.AppendU64(c.Out, uint64(len(data))) }
 
-// subscribeInput returns a pollable that is ready when a read would return data or an error. Polling it makes the
-// stream read ahead.
+// subscribeInput returns a pollable that is ready when a read would return data or an error. Polling the pollable makes
+// the stream read ahead.
 func subscribeInput(c *Call) error {
 	s, err := Get[*InputStream](c.State, c.In.U32())
 	if err != nil {
@@ -112,7 +115,7 @@ func subscribeInput(c *Call) error {
 	return nil
 }
 
-// writeFunc makes a method of output-stream.
+// writeFunc makes a method of output-stream from the function do.
 func writeFunc(do func(c *Call, s *OutputStream) error) Func {
 	return func(c *Call) error {
 		s, err := Get[*OutputStream](c.State, c.In.U32())
@@ -138,7 +141,7 @@ func checkWrite(c *Call, s *OutputStream) error {
 	return nil
 }
 
-// write writes p, which must not be longer than the last check-write allowed; otherwise the guest's call ends.
+// write writes p. If p is longer than the stream has room for, the guest's call ends.
 func write(c *Call, s *OutputStream, p []byte) error {
 	n, err := s.Room()
 	if err != nil {
@@ -184,7 +187,7 @@ func flush(c *Call, s *OutputStream) error {
 
 var zeroes [window]byte
 
-// zeroesOf returns n zero bytes. More than a window is never allowed.
+// zeroesOf returns n zero bytes. If n is larger than window, the guest's call ends.
 func zeroesOf(n uint64) ([]byte, error) {
 	if n > window {
 		return nil, &callError{fmt.Errorf("%d zeroes were written where at most %d are allowed", n, window)}
@@ -192,7 +195,8 @@ func zeroesOf(n uint64) ([]byte, error) {
 	return zeroes[:n], nil
 }
 
-// splice moves bytes from one stream to another. If wait is set, it waits for data from one and for room in the other.
+// splice moves bytes from one stream to another. If the parameter wait is true, it waits for data in the first stream
+// and for room in the second.
 func splice(wait bool) func(c *Call, to *OutputStream) error {
 	return func(c *Call, to *OutputStream) error {
 		from, err := Get[*InputStream](c.State, c.In.U32())
@@ -280,7 +284,7 @@ var errorFuncs = map[string]Func{
 	},
 }
 
-// stdout makes get-stdout or get-stderr.
+// stdout returns the implementation of get-stdout or get-stderr.
 func stdout(of func(o Options) io.Writer) Func {
 	return func(c *Call) error {
 		to := of(c.options)
@@ -292,8 +296,9 @@ func stdout(of func(o Options) io.Writer) Func {
 	}
 }
 
-// stdin returns a stream that reads ahead in a goroutine. The goroutine ends when Options.Stdin does, so the owner of
-// that io.Reader must make it end. All calls of an instance return streams of the same Reader.
+// stdin returns a stream that reads ahead in a goroutine. The goroutine ends when Options.Stdin returns io.EOF or
+// another error, so whoever provides Options.Stdin must cause this. All calls by one instance return streams on the
+// same Reader.
 func stdin(c *Call) error {
 	s := &InputStream{Input: Empty{}}
 	if from := c.options.Stdin; from != nil {
@@ -306,13 +311,14 @@ func stdin(c *Call) error {
 	return nil
 }
 
-// background is a Reader that never blocks the guest's thread, because a blocked thread would not notice that its call
-// has been ended.
+// background is a Reader that never blocks the guest's thread. A blocked thread would not notice when the guest's call
+// is ended.
 type background struct{ *Reader }
 
 func (b background) Fill() { b.Begin() }
 
-// Discard reads a stream to its end or its first error. It returns only errors that end the guest's call.
+// Discard reads a stream to its end or its first error. It ignores an error of the stream, and returns only an error
+// that ends the guest's call.
 func (c *Call) Discard(in Input) error {
 	for s := (&InputStream{Input: in}); ; {
 		if _, err := c.read(s, maxRead, true); isCallError(err) {

@@ -16,23 +16,23 @@ type Interface struct {
 	Resources []string
 	Funcs     []Signature
 
-	types map[string]*wit.Type // by local name; a resource's name refers to the type of owned handles
+	types map[string]*wit.Type // by local name; the name of a resource stands for the type of its owned handles
 }
 
-// Type returns the type that the interface declares or uses under the name, or nil.
+// Type returns the type that the interface declares or uses under the given name, or nil.
 func (i *Interface) Type(name string) *wit.Type { return i.types[name] }
 
-// Signature is a function of an Interface. Its name is the component model's ("[method]pollable.ready"). A method's
-// first parameter is the borrowed self.
+// Signature is a function of an Interface. Its name is spelled as in the component model ("[method]pollable.ready").
+// The first parameter of a method is self, as a borrowed handle.
 type Signature struct {
 	Name   string
 	Params []*wit.Type
-	Result *wit.Type // nil: none
+	Result *wit.Type // nil if there is none
 }
 
 // ParseWIT reads interfaces from WIT. It supports the subset that WASI's texts need once annotations are removed: one
 // package with interfaces, use by full name, and no type used before its declaration (except resources). The text can
-// use the interfaces in known. The grammar is
+// use the interfaces in the parameter known. The grammar is described in
 // https://github.com/WebAssembly/component-model/blob/main/design/mvp/WIT.md.
 func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 	p := &parser{tokens: tokens(text), known: slices.Clone(known)}
@@ -52,7 +52,8 @@ func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 	return all, nil
 }
 
-// token matches one token. A name can include a package and a version, so a colon after a name needs a space before it.
+// token matches one token. A name can include a package and a version, so a colon that is not part of the name must
+// have a space before it.
 var token = regexp.MustCompile(`%?[A-Za-z_][A-Za-z0-9-]*(:[a-z-]+(/[a-z-]+)?(@[0-9]+\.[0-9]+\.[0-9]+)?)?|->|[{}()<>,;:=.]`)
 
 func tokens(text string) []string {
@@ -68,12 +69,12 @@ type syntaxError string
 
 func (e syntaxError) Error() string { return "WIT: " + string(e) }
 
-// parser consumes tokens. It panics with a syntaxError if it finds an unexpected one.
+// parser consumes tokens. If it finds an unexpected token, it panics with a syntaxError.
 type parser struct {
 	tokens []string
 	known  []*Interface
 	i      *Interface // being parsed
-	// declared are the resources of i whose declarations have been parsed. Others have only been mentioned.
+	// declared are the resources of i whose declarations have been parsed. Other resources have only been mentioned.
 	declared []string
 }
 
@@ -200,7 +201,7 @@ func (p *parser) resource(name string) {
 	}
 }
 
-// own returns the type of owned handles to a resource of the interface. The resource can be declared later.
+// own returns the type of owned handles to a resource of the interface. The resource may be declared later in the text.
 func (p *parser) own(name string) *wit.Type {
 	if p.i.types[name] == nil {
 		p.i.types[name] = &wit.Type{Kind: wit.Own, Name: p.i.Name + "#" + name}
@@ -209,7 +210,8 @@ func (p *parser) own(name string) *wit.Type {
 	return p.i.types[name]
 }
 
-// function parses the rest of a function, or of a resource's constructor, method or static function, after its name.
+// function parses the rest of a function, or of a resource's constructor, method or static function. The name has been
+// read already.
 func (p *parser) function(name, resource string) {
 	f := Signature{Name: name}
 	switch {
@@ -275,7 +277,7 @@ func (p *parser) typ() *wit.Type {
 	return p.own(name) // a resource that is declared later
 }
 
-// arguments parses the types between angle brackets; "_" is nil.
+// arguments parses the types between angle brackets. For "_" the result contains nil.
 func (p *parser) arguments() []*wit.Type {
 	var all []*wit.Type
 	p.expect("<")

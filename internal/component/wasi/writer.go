@@ -8,28 +8,28 @@ import (
 
 // Output is the destination of an output-stream. Only the guest's thread calls its methods, except Room and Idle.
 type Output interface {
-	// Room returns the number of bytes that Write accepts now. It returns an error if Write will never accept more:
-	// io.ErrClosedPipe for a stream that was closed normally.
+	// Room returns the number of bytes that Write accepts now. It returns an error if Write will never accept bytes
+	// again. The error is io.ErrClosedPipe if the stream was closed normally.
 	Room() (int, error)
-	// Write writes p, which must not be longer than Room. It does not block.
+	// Write writes p without blocking. p must not be longer than the result of Room.
 	Write(p []byte) error
 	// Flush starts sending the written bytes in the background.
 	Flush()
-	// Idle reports whether everything written and flushed has been sent, or an error has occurred.
+	// Idle reports whether all bytes that were written and flushed have been sent. It also reports true after an error.
 	Idle() bool
-	// Through writes p after everything written before, and can block. If background work is in progress, Through does
+	// Through writes the pending bytes and then p, and can block. If background work is in progress, Through does
 	// nothing and returns false.
 	Through(p []byte) (done bool, err error)
 }
 
-// flushDelay is the time that flushed bytes wait for more bytes, to share a packet with them.
+// flushDelay is how long flushed bytes wait for more bytes, so that one packet can carry both.
 const flushDelay = time.Millisecond
 
-// Writer adapts a blocking io.Writer to Output. Blocking writes run on the guest's thread; other writes run in the
-// background, in at most one goroutine at a time.
+// Writer adapts a blocking io.Writer to Output. When the guest asks for a blocking write, it runs on the guest's
+// thread. Other writes run in the background, in at most one goroutine at a time.
 type Writer struct {
 	to io.Writer
-	// send flushes to. It is called some time after Flush, never during a write.
+	// send flushes the io.Writer above. It is called some time after Flush, and never during a write.
 	send func() error
 	wake func()
 
@@ -96,7 +96,7 @@ func (w *Writer) begin() {
 	}()
 }
 
-// drain writes the pending bytes, and then last. The caller has set busy.
+// drain writes the pending bytes, and then the bytes in the parameter last. The caller has set busy.
 func (w *Writer) drain(last []byte) {
 	for {
 		w.mu.Lock()
@@ -196,7 +196,7 @@ func (w *Writer) Close() error {
 	return err
 }
 
-// direct is the Output for an io.Writer that never blocks for long, such as a log or a file.
+// direct is the Output for an io.Writer whose writes never block for long, such as a log or a file.
 type direct struct{ io.Writer }
 
 func (d direct) Room() (int, error) { return window, nil }

@@ -1,17 +1,18 @@
 // Package wasihttp serves HTTP requests with guests of the world wasi:http/incoming-handler (WASI 0.2). The engine's C
-// API has no wasi:http, so this package implements its types as host resources on top of net/http. The streams come
-// from internal/component/wasi.
+// API has no wasi:http, so this package implements the types of wasi:http as host resources on top of net/http. The
+// streams come from internal/component/wasi.
 //
 //	http.Handler of the worker ──► Session.Serve(w, r, call) ──call: the guest's handle(request, response-outparam)──► guest
 //	        ▲                            │                                                                              │
 //	        │ status, header, body ◄── exchange ◄── host functions: incoming-request, outgoing-response, streams ◄──────┘
 //
-// A Session is the host's side of one instance; an exchange is one request with its response. The request ends when
-// handle returns: a body that the guest has not finished by then is cut off. Bodies are streamed in both directions
-// with at most 64 KiB of buffer between guest and network, so a slow side slows down the other.
+// A Session is the host's side of one instance; an exchange is one request with its response. The request ends when the
+// guest's handle function returns: a body that the guest has not finished by then is cut off. Bodies are streamed in
+// both directions. The buffer between guest and network is at most 64 KiB, so a slow side slows down the other side.
 //
 // The server owns the connection: guests cannot use fields such as connection, host or transfer-encoding. Guests have
-// no network: outgoing-handler exists, so that guests that import it can run, but denies every request.
+// no network. outgoing-handler exists, because guests that import it could not run otherwise, but it denies every
+// request.
 //
 // The package must not depend on pods or sockets. Only host.go imports the engine (cgo).
 package wasihttp

@@ -21,24 +21,24 @@ type exchange struct {
 
 	body *wasi.Reader // the request's body; nil until the guest asks for it
 
-	// The response has begun when its header is written, and is over when it is complete.
+	// The response has begun when its header is written, and is over when the response is complete.
 	begun, over bool
 	writing     atomic.Bool // the response has begun and has a body; read by interrupt
-	failed      *CodeError  // set instead of a response
+	failed      *CodeError  // the error that the guest has set instead of a response
 	out         *outBody    // the response's body; nil if the guest asks for none
 
 	// ended means that w and r belong to the server again. The guest can still hold resources of this request.
 	ended bool
 }
 
-// errEnded ends the call of a guest that answers a request that is over.
+// errEnded ends the guest's call if the guest answers a request that is already over.
 var errEnded = errors.New("the resource belongs to a request that is over")
 
 // past is a deadline that makes blocked network operations return immediately.
 var past = time.Unix(1, 0)
 
-// interrupt makes reads of the request fail, and if the response has begun, writes of the response too. This includes
-// operations in progress.
+// interrupt makes reads from the request fail. If the response has begun, it also makes writes to the response fail.
+// This includes operations in progress.
 func (x *exchange) interrupt() {
 	x.interruptRead()
 	if x.writing.Load() {
@@ -46,7 +46,7 @@ func (x *exchange) interrupt() {
 	}
 }
 
-// interruptWrite makes writes fail. On a server without deadlines it does nothing: there, a write fails when the
+// interruptWrite makes writes fail. If the server has no deadlines, it does nothing; a write then fails when the
 // connection ends.
 func (x *exchange) interruptWrite() { _ = x.control.SetWriteDeadline(past) }
 
@@ -62,8 +62,8 @@ func (x *exchange) requestBody() wasi.Input {
 		return wasi.Empty{}
 	}
 	if x.body == nil {
-		// Without this call, an HTTP/1.1 server would read the rest of the body before it writes a response. Servers
-		// that do not support the call do not need it.
+		// Without this call, an HTTP/1.1 server would read the rest of the body before it writes a response. A server
+		// that does not support the call does not need it either.
 		_ = x.control.EnableFullDuplex()
 		x.body = wasi.NewReader(x.r.Body, x.state.Wake)
 	}
@@ -75,7 +75,7 @@ func (x *exchange) begin(response *outgoingResponse) {
 	x.begun, x.out = true, response.body
 	response.headers.copyTo(x.w.Header(), "")
 	if x.w.Header()["Content-Type"] == nil {
-		x.w.Header()["Content-Type"] = nil // keeps net/http from guessing
+		x.w.Header()["Content-Type"] = nil // keeps net/http from guessing the type
 	}
 	x.w.WriteHeader(response.status)
 	if x.out == nil {
@@ -120,26 +120,26 @@ func (x *exchange) end(err error) error {
 type outBody struct {
 	exchange *exchange    // nil until the response is set
 	stream   *wasi.Writer // nil until the response is set
-	taken    bool         // the guest has its output-stream
+	taken    bool         // the guest has taken the body's output-stream
 	early    *earlyOutput // what the guest writes before the response is set
 	lost     bool         // a write failed, because the client is gone
-	limit    int64        // bytes left of the content-length, or -1 without one
+	limit    int64        // how many bytes of the content-length are left, or -1 if there is no content-length
 }
 
 // open connects the body to the response that is being sent.
 func (b *outBody) open(x *exchange, length int64) {
 	b.exchange, b.limit = x, length
 	b.stream = wasi.NewWriter(b, x.control.Flush, x.state.Wake)
-	b.stream.Flush() // sends the header even if the guest takes its time with the body
+	b.stream.Flush() // sends the header even if the guest writes the body much later
 	if b.early != nil {
 		b.early.connect(b.stream)
 	}
 }
 
-// errTooLong is the stream error if the guest writes more than its content-length.
+// errTooLong is the error of the stream if the guest writes more bytes than the content-length that it has declared.
 var errTooLong = errors.New("HTTP-response-body-size: more bytes than the content-length")
 
-// Write writes bytes of the body to the client. The Writer calls it.
+// Write writes bytes of the body to the client. The wasi.Writer calls Write.
 func (b *outBody) Write(p []byte) (int, error) {
 	if b.limit >= 0 && int64(len(p)) > b.limit {
 		return 0, errTooLong
@@ -155,7 +155,7 @@ func (b *outBody) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// finish ends the body, with trailers if there are any. It returns an error if the body's length is wrong.
+// finish ends the body, with trailers if there are any. If the body's length is wrong, it returns an error.
 func (b *outBody) finish(trailers *fields) error {
 	if b.stream == nil { // the response was never set
 		return nil
@@ -181,8 +181,8 @@ func (b *outBody) finish(trailers *fields) error {
 	return nil
 }
 
-// earlyOutput is the output-stream of a body whose response is not set yet. It accepts up to earlyWindow bytes; for
-// more, the guest has to wait until the response is set.
+// earlyOutput is the output-stream of a body until the response is set. It accepts up to earlyWindow bytes. To write
+// more, the guest must wait until the response is set.
 type earlyOutput struct {
 	state   *wasi.State
 	written []byte // counted by State.Hold
@@ -203,7 +203,8 @@ func (e *earlyOutput) discard() {
 	e.written = nil
 }
 
-// Close discards what the guest has written when it drops the body.
+// Close is called when the guest drops the body. If the response has not been set, Close discards what the guest has
+// written.
 func (b *outBody) Close() error {
 	if b.early != nil && b.stream == nil {
 		b.early.closed = true
@@ -212,7 +213,7 @@ func (b *outBody) Close() error {
 	return nil
 }
 
-// Room implements wasi.Output, like the methods below.
+// Room implements wasi.Output. So do the methods below.
 func (e *earlyOutput) Room() (int, error) {
 	if e.to != nil {
 		return e.to.Room()
@@ -255,7 +256,7 @@ func (e *earlyOutput) Through(p []byte) (bool, error) {
 	return true, e.Write(p)
 }
 
-// contentLength returns the body length that the guest declares, or -1.
+// contentLength returns the body length that the guest declares, or -1 if it declares none.
 func (r *outgoingResponse) contentLength() int64 {
 	values := r.headers.get("content-length")
 	if len(values) != 1 {

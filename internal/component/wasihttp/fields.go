@@ -19,13 +19,15 @@ const (
 	immutable
 )
 
-// maxFields limits one fields resource, in bytes. A field counts its name, its value and fieldOverhead (RFC 7541, 4.1).
+// maxFields limits the size of one fields resource, in bytes. The size of a field is the length of its name and value
+// plus fieldOverhead (RFC 7541, 4.1).
 const (
 	maxFields     = 1 << 20
 	fieldOverhead = 32
 )
 
-// fields is the resource of that name. Names are in lower case. The fields are in the order in which they were added.
+// fields is the resource "fields" of wasi:http/types. The names of the fields are in lower case. The fields are in the
+// order in which they were added.
 type fields struct {
 	list      []field
 	size      int // counted by State.Hold
@@ -37,7 +39,8 @@ type field struct{ name, value string }
 
 func (x field) size() int { return len(x.name) + len(x.value) + fieldOverhead }
 
-// ownFields gives the guest a fields resource with a list, which can be shared. The State counts its size as held.
+// ownFields gives the guest a fields resource with the given list. The list can be shared with other resources. The
+// State counts the size of the list as held.
 func ownFields(c *wasi.Call, list []field, immutable bool) error {
 	f := &fields{list: list, immutable: immutable, state: c.State}
 	for _, x := range list {
@@ -50,15 +53,15 @@ func ownFields(c *wasi.Call, list []field, immutable bool) error {
 	return nil
 }
 
-// Close releases the fields when the guest drops them or passes them to the host.
+// Close releases the fields. It is called when the guest drops the resource or passes it to the host.
 func (f *fields) Close() error {
 	f.state.Hold(-f.size)
 	f.list, f.size = nil, 0
 	return nil
 }
 
-// forbiddenNames are the fields of the connection (RFC 9110, 7.6.1), which belongs to the server, and the fields that
-// the server sets itself.
+// forbiddenNames are the names of the fields that only the server may set. Some of them belong to the connection (RFC
+// 9110, 7.6.1).
 var forbiddenNames = []string{
 	"connection", "host", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
 	"transfer-encoding", "upgrade",
@@ -103,7 +106,7 @@ func (f *fields) check(name string, values ...string) int {
 	if size > maxFields || !f.state.Hold(size-f.size) {
 		return forbidden
 	}
-	f.state.Hold(f.size - size) // add will hold it
+	f.state.Hold(f.size - size) // only a test: add will hold the size
 	return -1
 }
 
@@ -135,7 +138,7 @@ func (f *fields) get(name string) []string {
 	return values
 }
 
-// copyTo adds the fields to an http.Header. prefix is added to each name, for trailers.
+// copyTo adds the fields to an http.Header. It adds the given prefix to each name; trailers need one.
 func (f *fields) copyTo(header http.Header, prefix string) {
 	for _, x := range f.list {
 		name := prefix + textproto.CanonicalMIMEHeaderKey(x.name)
@@ -143,7 +146,7 @@ func (f *fields) copyTo(header http.Header, prefix string) {
 	}
 }
 
-// onFields makes a method of fields.
+// onFields makes a method of the resource fields.
 func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
 	return on(func(c *wasi.Call, f *fields) error {
 		do(c, f)
@@ -151,7 +154,8 @@ func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
 	})
 }
 
-// changed writes a result<_, header-error>. It calls do unless the change was refused.
+// changed writes a result<_, header-error>. If refused is a case of header-error, the result is that error. Otherwise
+// changed calls do, and the result is ok.
 func changed(c *wasi.Call, refused int, do func()) {
 	if refused >= 0 {
 		c.FailedWith(refused)

@@ -11,14 +11,15 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasi"
 )
 
-// Guest is implemented by the InstanceOptions.Host of each instance that uses Host or WASI.
+// Guest must be implemented by the value in InstanceOptions.Host of each instance whose host functions come from Host
+// or WASI.
 type Guest interface{ WASI() *wasi.State }
 
-// Host returns the functions for guests of the world wasi:http, for engine.Engine.Load: WASI and wasi:http. For
-// wasi:http the Guest must be a *Session.
+// Host returns the host functions for guests of the world wasi:http: those of WASI and those of wasi:http. Pass them to
+// engine.Engine.Load. For wasi:http, the Guest must be a *Session.
 func Host() engine.Host { return hostOf(interfaces()) }
 
-// WASI returns the functions for guests of other worlds: the interfaces of internal/component/wasi.
+// WASI returns the host functions for guests of other worlds: those of internal/component/wasi.
 func WASI() engine.Host { return hostOf(wasi.Interfaces()) }
 
 func hostOf(all []*wasi.Interface, bound []wasi.Bound) engine.Host {
@@ -59,7 +60,7 @@ func Provided(iface string) bool {
 	})
 }
 
-// Signature returns the function that Serve calls.
+// Signature returns the signature of the guest's handle function, which Session.Serve needs.
 func Signature() engine.Signature {
 	f := handle()
 	return engine.Signature{Interface: handlerInterface, Name: f.Name, Params: f.Params, Result: f.Result}

@@ -35,7 +35,8 @@ func declaration(name string) *wasi.Interface {
 	return httpInterfaces()[slices.IndexFunc(httpInterfaces(), func(i *wasi.Interface) bool { return i.Name == name })]
 }
 
-// interfaces returns everything that guests can import, including internal/component/wasi, with the functions.
+// interfaces returns all interfaces that guests can import, and the functions that implement them. This includes those
+// of internal/component/wasi.
 var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
 	known, bound := wasi.Interfaces()
 	types := outgoingFuncs()
@@ -53,7 +54,7 @@ var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
 	return all, bound
 })
 
-// handle returns the signature of the function that the guest exports.
+// handle returns the signature of handle, the function that the guest exports.
 func handle() wasi.Signature { return declaration(handlerInterface).Funcs[0] }
 
 // errorCodes returns the variant error-code.

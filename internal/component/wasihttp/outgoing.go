@@ -22,7 +22,8 @@ type (
 	futureIncomingResponse struct{} // never exists
 )
 
-// properties are the values that the guest has set, in flat form. Their size counts against the State's limit (see Hold).
+// properties are the values that the guest has set, in flat form. Their size counts towards the State's limit (see
+// Hold).
 type properties map[string][]byte
 
 func (p properties) set(s *wasi.State, name string, v []byte) bool {
@@ -40,13 +41,13 @@ func (p properties) free(s *wasi.State) {
 	clear(p)
 }
 
-// Close releases the options when they are dropped.
+// Close releases the options. It is called when the guest drops them.
 func (o *requestOptions) Close() error {
 	o.free(o.state)
 	return nil
 }
 
-// Close releases the request when it is dropped or denied.
+// Close releases the request. It is called when the guest drops the request or the host denies it.
 func (q *outgoingRequest) Close() error {
 	q.free(q.headers.state)
 	return q.headers.Close()
@@ -56,7 +57,7 @@ func (p properties) get(name string) []byte {
 	if v := p[name]; v != nil {
 		return v
 	}
-	return wit.AppendCase(nil, 0) // none; for the property "method", the method GET
+	return wit.AppendCase(nil, 0) // no value; for the property "method", this means GET
 }
 
 // property adds the getter and the setter of a property to funcs.

@@ -17,7 +17,7 @@ type Session struct {
 	state *wasi.State
 }
 
-// NewSession makes the host's side of an instance. It must be the instance's InstanceOptions.Host.
+// NewSession makes the host's side of an instance. The Session must be the instance's InstanceOptions.Host.
 func NewSession(o wasi.Options) *Session { return &Session{state: wasi.NewState(o)} }
 
 // WASI returns the instance's State.
@@ -26,11 +26,12 @@ func (s *Session) WASI() *wasi.State { return s.state }
 // Close releases what the guest has left open. Close the instance first.
 func (s *Session) Close() { s.state.Close() }
 
-// Serve answers one request with the guest. call must call the guest's handle, which Signature describes, with the
-// given parameters. Serve returns when the response has been written or has failed. Its error is that of call, or one
-// of those below. After an error, answer the client with Fail.
+// Serve lets the guest answer one request. The function call must call the guest's handle function (see Signature) with
+// the given params. Serve returns when the response has been written or has failed. It returns the error of call, or
+// one of the errors below. After an error, answer the client with Fail.
 //
-// A client that disconnects is not an error of the guest. The guest then sees its streams end, and r's context ends.
+// A client that disconnects is not an error of the guest. When that happens, the guest's streams end, and so does the
+// context of r.
 func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, params []byte) error) error {
 	x := &exchange{state: s.state, w: w, r: r, control: http.NewResponseController(w)}
 	params := wit.AppendU32(nil, s.state.Put(&incomingRequest{exchange: x}))
@@ -42,7 +43,7 @@ func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx co
 	})
 	defer func() {
 		if !stop() {
-			<-interrupted // w must not be used after Serve returns
+			<-interrupted // the function above must not use w after Serve returns
 		}
 	}()
 	return x.end(call(r.Context(), params))
@@ -52,8 +53,8 @@ func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx co
 var (
 	// ErrNoResponse means that handle returned without calling response-outparam.set.
 	ErrNoResponse = fmt.Errorf("the guest gave no response: %w", errdefs.ErrInternal)
-	// ErrUnfinished means that the guest did not finish the body of its response, or wrote fewer bytes than its
-	// content-length.
+	// ErrUnfinished means that the guest did not finish the body of its response, or wrote fewer bytes than the
+	// content-length that it had declared.
 	ErrUnfinished = fmt.Errorf("the guest did not finish its response: %w", errdefs.ErrInternal)
 )
 
@@ -72,7 +73,7 @@ func (e *CodeError) Error() string {
 	return "the guest answered with the error " + e.Code + ": " + e.Message
 }
 
-// statuses are the HTTP statuses for error-codes that mean more than an internal error.
+// statuses are the HTTP statuses for the error-codes for which 500 is not the right status.
 var statuses = map[string]int{
 	"HTTP-request-denied": http.StatusForbidden, "HTTP-request-length-required": http.StatusLengthRequired,
 	"HTTP-request-body-size": http.StatusRequestEntityTooLarge, "HTTP-request-method-invalid": http.StatusMethodNotAllowed,
@@ -103,13 +104,14 @@ func Status(err error) int {
 	return http.StatusInternalServerError
 }
 
-// startedError is an error of a response whose header has been sent.
+// startedError is an error that occurred after the header of the response was sent.
 type startedError struct{ error }
 
 func (e *startedError) Unwrap() error { return e.error }
 
-// Fail answers a request whose Serve failed, with a status but without the cause, which belongs in the log. If the
-// response has started, Fail aborts it with the panic http.ErrAbortHandler: call it last, in the handler's goroutine.
+// Fail answers a request after Serve has returned err. The answer contains a status, but not the cause, which belongs
+// in the log. If the response has started, Fail aborts it by panicking with http.ErrAbortHandler, so call Fail last, in
+// the handler's goroutine.
 func Fail(w http.ResponseWriter, err error) {
 	if _, ok := errors.AsType[*startedError](err); ok {
 		panic(http.ErrAbortHandler)

@@ -33,10 +33,10 @@ type (
 	}
 )
 
-// Close releases the headers. A body is a resource of its own.
+// Close releases the headers. It does not release the body, which is a separate resource.
 func (o *outgoingResponse) Close() error { return o.headers.Close() }
 
-// on makes a method of a resource.
+// on makes a method of a resource from the function do.
 func on[T any](do func(c *wasi.Call, self T) error) wasi.Func {
 	return func(c *wasi.Call) error {
 		self, err := wasi.Get[T](c.State, c.In.U32())
@@ -47,7 +47,7 @@ func on[T any](do func(c *wasi.Call, self T) error) wasi.Func {
 	}
 }
 
-// once returns a result<T>: the resource the first time, and an error afterwards.
+// once writes a result<T>. The first time, the result is the resource; afterwards, it is an error.
 func once(c *wasi.Call, given *bool, resource func() any) error {
 	if *given {
 		c.Failed()
@@ -59,7 +59,8 @@ func once(c *wasi.Call, given *bool, resource func() any) error {
 	return nil
 }
 
-// methods are the cases of the variant method, except the last: other, whose payload is the method's name.
+// methods are the cases of the variant method, except the last case. The last case is "other", and its payload is the
+// method's name.
 var methods = []string{"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"}
 
 func appendMethod(dst []byte, method string) []byte {
@@ -125,7 +126,7 @@ var requestFuncs = map[string]wasi.Func{
 	"[method]future-trailers.get": on(trailersGet),
 }
 
-// trailersGet returns option<result<result<option<trailers>, error-code>>>. The option is always some.
+// trailersGet writes an option<result<result<option<trailers>, error-code>>>. The option is always some.
 func trailersGet(c *wasi.Call, t *futureTrailers) error {
 	c.Out = wit.AppendOption(c.Out, true)
 	if t.given {
@@ -246,7 +247,7 @@ func outparamSet(c *wasi.Call) error {
 	return response.Close()
 }
 
-// readCode reads an error-code. It ignores payloads, except that of internal-error.
+// readCode reads an error-code. It ignores payloads, except the payload of internal-error.
 func readCode(in *wit.Reader) *CodeError {
 	i := in.Case(len(errorCodes().Cases))
 	e := &CodeError{Code: errorCodes().Cases[i].Name}

@@ -5,24 +5,27 @@ import (
 	"fmt"
 )
 
-// Binary is a module or component: what its core modules declare, and which of their functions the component exports.
+// Binary describes a module or component: what its core modules declare, and which functions of the core modules the
+// component exports.
 type Binary struct {
 	Component bool
-	// Modules are the core modules at the top level of the component, in order; for a core module, the module itself.
-	// Nested are the core modules of nested components.
+	// Modules are the core modules at the top level of the component, in order. If the binary is a core module, Modules
+	// contains only this module. Nested are the core modules of nested components.
 	Modules, Nested []Module
-	// Lifted are the functions of the first core module that the component lifts; Foreign are those of other modules.
+	// Lifted are the functions that the component lifts from its first core module. Foreign are the functions that it
+	// lifts from other modules.
 	Lifted  map[string]bool
 	Foreign []string
-	// Unsupported is the reason why a caller cannot use the canonical ABI on the first core module alone, or "".
+	// Unsupported is the reason why a caller cannot use the canonical ABI on the first core module alone, or "" if it
+	// can.
 	Unsupported string
 
-	// Index spaces of the component's core instances and functions, as far as needed to find core modules.
-	coreInstances []int       // the index of the module that each instantiates, or -1
-	coreFuncs     []coreAlias // the origin of each function
+	// Index spaces of the component's core instances and functions, as far as they are needed to find core modules.
+	coreInstances []int       // for each instance, the index of its module, or -1
+	coreFuncs     []coreAlias // for each function, where it comes from
 }
 
-// coreAlias is an export of a core instance. For a function that the component itself defines, instance is -1.
+// coreAlias is an export of a core instance. The instance is -1 for a function that the component itself defines.
 type coreAlias struct {
 	instance int
 	name     string
@@ -89,8 +92,8 @@ func (b *Binary) parseComponent(code []byte, depth int) error {
 	})
 }
 
-// topLevel traces the component's core functions to their modules. If it cannot, it sets Unsupported and skips the
-// section.
+// topLevel reads one section to find out which modules the component's core functions come from. If it cannot, it sets
+// Unsupported and skips the section.
 func (b *Binary) topLevel(id byte, c *cursor) {
 	for n := c.u32(); n > 0 && c.err == nil && b.Unsupported == ""; n-- {
 		switch id {
@@ -181,7 +184,7 @@ func (b *Binary) lift(f int) {
 	}
 	from := b.coreFuncs[f]
 	if from.instance < 0 || from.instance >= len(b.coreInstances) || b.coreInstances[from.instance] != 0 {
-		// A command's export belongs to the preview 1 adapter, which calls _start.
+		// The exported function of a command belongs to the preview 1 adapter, which calls _start.
 		b.Foreign = append(b.Foreign, from.name)
 		return
 	}

@@ -3,12 +3,13 @@ package wasmbin
 // Module holds the declarations of a core module.
 type Module struct {
 	Code []byte
-	// Name is the module's name from the section "name"; often empty.
+	// Name is the module's name from the custom section "name". It is often empty.
 	Name    string
 	Imports []Import
 	// Exports are the kinds of the exports, by name.
 	Exports map[string]Kind
-	// Memories and Tables are those that the module defines, without imported ones.
+	// Memories and Tables are the memories and tables that the module defines, without the imported memories and
+	// tables.
 	Memories, Tables []Limits
 }
 
@@ -18,7 +19,7 @@ type Import struct {
 	Kind         Kind
 }
 
-// Limits are the initial size of a memory or table, in pages of PageSize bytes or in elements.
+// Limits holds the initial size of a memory or table. Min counts pages of PageSize bytes, or elements of a table.
 type Limits struct{ Min, PageSize uint64 }
 
 // Kind is the kind of a core import or export.
@@ -59,7 +60,8 @@ func parseModule(b []byte) (Module, error) {
 	return m, err
 }
 
-// custom reads the module's name from the section "name". The name is informative only, so damage is not an error.
+// custom reads the module's name from the section "name". The name is informative only, so a damaged section is not an
+// error.
 func (m *Module) custom(c *cursor) {
 	if c.name() == "name" && len(c.rest) > 0 && c.u8() == 0 {
 		c.u32()
@@ -97,7 +99,7 @@ func (c *cursor) moduleExport() (name string, kind Kind) {
 }
 
 func (m *Module) table(c *cursor) {
-	if len(c.rest) > 1 && c.rest[0] == 0x40 { // a table with an initial value, whose expression is not worth parsing
+	if len(c.rest) > 1 && c.rest[0] == 0x40 { // a table with an initial value; parsing its expression is not worth the effort
 		c.u8()
 		c.u8()
 		c.refType()

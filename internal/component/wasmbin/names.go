@@ -5,14 +5,14 @@ import "fmt"
 // maxLEB is the maximum length of a 32-bit number in LEB128, in bytes.
 const maxLEB = 5
 
-// cutName splits a custom section into its name and the rest.
+// cutName splits the content of a custom section into the section's name and the rest.
 func cutName(b []byte) (name string, rest []byte, ok bool) {
 	c := &cursor{rest: b}
 	name = c.name()
 	return name, c.rest, c.err == nil
 }
 
-// cursor reads the content of a section. After an error every read returns zero.
+// cursor reads the content of a section. After an error, every read returns the zero value.
 type cursor struct {
 	rest []byte
 	err  error
@@ -76,7 +76,8 @@ func (c *cursor) u32() uint32 {
 
 func (c *cursor) name() string { return string(c.take(c.u32())) }
 
-// refType skips a reference or value type: one byte, followed by a heap type if it is 0x63 (ref null) or 0x64 (ref).
+// refType skips a reference or value type: one byte, and a heap type after it if the byte is 0x63 (ref null) or 0x64
+// (ref).
 func (c *cursor) refType() {
 	if b := c.u8(); b == 0x63 || b == 0x64 {
 		c.leb(33)
@@ -97,8 +98,8 @@ func (c *cursor) limits() Limits {
 	return l
 }
 
-// externName reads the name of a component's import or export: a kind byte and the name. Kind 2 is followed by options
-// (component-model Binary.md, importname' and exportname').
+// externName reads the name of a component's import or export: a kind byte and the name. If the kind is 2, options
+// follow (component-model Binary.md, importname' and exportname').
 func (c *cursor) externName() string {
 	kind := c.u8()
 	name := c.name()
@@ -125,10 +126,10 @@ func (c *cursor) externDesc() {
 		c.u32()
 	case 1, 4, 5: // func, component, instance
 		c.u32()
-	case 2: // value: equal to another, or of a type
+	case 2: // value: equal to another value, or of a type
 		c.u8()
 		c.u32()
-	case 3: // type: equal to another, or a new resource
+	case 3: // type: equal to another type, or a new resource
 		if c.u8() == 0 {
 			c.u32()
 		}

@@ -10,15 +10,15 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Max is the maximum size of a section with names, in bytes. For custom sections the caller sets the limit.
+// Max is the maximum size of a section with names, in bytes. For custom sections, the caller of Custom sets the limit.
 const Max = 4 << 20
 
 // Outline is a summary of a binary.
 type Outline struct {
 	// Component is true for a component, false for a core module.
 	Component bool
-	// Imports are the names that a component imports, or for a module "MODULE NAME" pairs. Exports are names only. Both
-	// are in the order of the file.
+	// Imports are the names that a component imports. For a core module, each import has the form "MODULE NAME".
+	// Exports are names only. Both lists are in the order of the file.
 	Imports, Exports []string
 	// Custom are the names of the custom sections.
 	Custom []string
@@ -40,7 +40,7 @@ const (
 	componentExports = 11
 )
 
-// Read reads the outline of a binary of size bytes. It returns an error for a truncated binary.
+// Read reads the outline of a binary of the given size in bytes. It returns an error for a truncated binary.
 func Read(r io.ReaderAt, size int64) (*Outline, error) {
 	o := &Outline{}
 	var err error
@@ -54,7 +54,8 @@ func Read(r io.ReaderAt, size int64) (*Outline, error) {
 	return o, nil
 }
 
-// Custom returns the content of the first custom section called name, or nil. It refuses more than limit bytes.
+// Custom returns the content of the first custom section with the given name, or nil if there is none. If the content
+// is larger than limit bytes, it returns an error.
 func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error) {
 	if _, err := preamble(r, size); err != nil {
 		return nil, err
@@ -85,7 +86,7 @@ func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error)
 	return found, err
 }
 
-// preamble distinguishes components from modules, and refuses everything else.
+// preamble reports whether a binary is a component or a core module. It returns an error for anything else.
 func preamble(r io.ReaderAt, size int64) (component bool, err error) {
 	var head [8]byte
 	n, err := r.ReadAt(head[:min(size, 8)], 0)
@@ -119,7 +120,7 @@ func (s section) read(r io.ReaderAt, n int64) ([]byte, error) {
 	return data, nil
 }
 
-// sections calls do for each top-level section of the file.
+// sections calls the function do for each top-level section of the file.
 func sections(r io.ReaderAt, size int64, do func(section) error) error {
 	for at := int64(8); at < size; {
 		head := make([]byte, min(size-at, 1+maxLEB))
@@ -143,7 +144,7 @@ func sections(r io.ReaderAt, size int64, do func(section) error) error {
 	return nil
 }
 
-// bodies calls do with the content of each section of a binary in memory.
+// bodies calls the function do with the content of each section of a binary in memory.
 func bodies(b []byte, do func(id byte, body *cursor) error) error {
 	return sections(bytes.NewReader(b), int64(len(b)), func(s section) error {
 		end := s.offset + s.size

@@ -2,8 +2,8 @@ package wit
 
 import "unicode/utf8"
 
-// Check reads a value of type t and checks all of it. It refuses bools other than 0 and 1, unknown cases and flags,
-// chars that are not Unicode scalar values, and strings that are not UTF-8.
+// Check reads a value of type t and checks every part of the value. It refuses bools other than 0 and 1, unknown cases
+// and flags, chars that are not Unicode scalar values, and strings that are not UTF-8.
 func (r *Reader) Check(t *Type) {
 	switch t.Kind {
 	case Bool:

@@ -4,7 +4,8 @@
 //	protobuf bytes ──protowit──► flat bytes ──engine (one cgo crossing, reads Program)──► guest memory
 //
 // It is pure Go and does not depend on protobuf or on a WebAssembly engine. The C half of internal/component/engine
-// reads the tables that [Program] writes. Their format, which includes the numbers of [Kind], is documented there.
+// reads the tables that [Program] writes. The documentation of [Program] describes their format, which includes the
+// numbers of [Kind].
 //
 // # The flat encoding
 //
@@ -22,7 +23,7 @@
 //	flags                           ceil(n/32) u32 words, flag i is bit i%32 of word i/32
 //	own, borrow                     u32 representation: the host's number for the resource
 //
-// The parameters of a function are their values in order, without a count. A result is one value.
+// The parameters of a function are encoded as their values in order, without a count. A result is encoded as one value.
 //
 // Layout and flattening follow the Canonical ABI explainer of the component model
 // (https://github.com/WebAssembly/component-model/blob/main/design/mvp/CanonicalABI.md).

@@ -2,14 +2,15 @@ package wit
 
 import "fmt"
 
-// Equal returns an error that names the first difference between two types and its path, or nil. As in the component
-// model, types are equal by shape: names of fields and cases count, names of types do not. Names of resources count if
-// both types have one.
+// Equal returns nil if two types are equal, and otherwise an error that names the first difference and its path. As in
+// the component model, types are equal if they have the same shape: the names of fields and cases matter, the names of
+// types do not. The names of resources matter if both types name a resource.
 func Equal(a, b *Type) error {
 	return equal("", a, b, make(map[[2]*Type]bool))
 }
 
-// equal records the pairs that it has compared. Otherwise shared parts could make it take exponential time.
+// equal records in seen the pairs that it has compared. Otherwise it could take exponential time for types that share
+// parts.
 func equal(path string, a, b *Type, seen map[[2]*Type]bool) error {
 	if a == nil && b == nil || seen[[2]*Type{a, b}] {
 		return nil

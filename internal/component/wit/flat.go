@@ -34,10 +34,10 @@ func AppendF32(dst []byte, v float32) []byte { return AppendU32(dst, math.Float3
 // AppendF64 appends an f64.
 func AppendF64(dst []byte, v float64) []byte { return AppendU64(dst, math.Float64bits(v)) }
 
-// AppendLen begins a list of n elements; the elements follow.
+// AppendLen begins a list of n elements. The caller appends the elements.
 func AppendLen(dst []byte, n int) []byte { return AppendU32(dst, uint32(n)) }
 
-// AppendCase begins a variant, enum, option or result; the payload follows.
+// AppendCase begins a variant, enum, option or result. The caller appends the payload, if any.
 func AppendCase(dst []byte, i int) []byte { return AppendU32(dst, uint32(i)) }
 
 // AppendString appends a string.
@@ -46,7 +46,7 @@ func AppendString(dst []byte, s string) []byte { return append(AppendLen(dst, le
 // AppendBytes appends a list<u8>.
 func AppendBytes(dst, b []byte) []byte { return append(AppendLen(dst, len(b)), b...) }
 
-// AppendOption begins an option; the value follows if some is true.
+// AppendOption begins an option. If some is true, the caller appends the value.
 func AppendOption(dst []byte, some bool) []byte {
 	if some {
 		return AppendCase(dst, 1)
@@ -54,15 +54,15 @@ func AppendOption(dst []byte, some bool) []byte {
 	return AppendCase(dst, 0)
 }
 
-// Reader reads flat values. After the first error, which Err returns, every read returns zero. It never panics,
-// whatever the input. Only String and errors allocate memory.
+// Reader reads flat values. After the first error, which Err returns, every read returns the zero value. A Reader never
+// panics, whatever the input. Only String and errors allocate memory.
 type Reader struct {
 	b   []byte
 	pos int
 	err error
 }
 
-// NewReader makes a Reader of b. The byte slices that it returns share memory with b.
+// NewReader makes a Reader that reads from b. The byte slices that the Reader returns share memory with b.
 func NewReader(b []byte) *Reader { return &Reader{b: b} }
 
 // Err returns the first error, an errdefs.ErrInvalidArgument. Reading past the end is an error.
@@ -151,8 +151,9 @@ func (r *Reader) Case(n int) int {
 // Option begins to read an option. It reports whether a value follows.
 func (r *Reader) Option() bool { return r.Case(2) == 1 }
 
-// Len reads the number of elements of a list. The result never exceeds the number of bytes left, so it can size an
-// allocation: every element takes at least one byte, because the component model has no empty types.
+// Len reads the number of elements of a list. The result never exceeds the number of bytes left, so a caller can safely
+// allocate that many elements. No valid list is refused: every element takes at least one byte, because the component
+// model has no empty types.
 func (r *Reader) Len() int {
 	n := r.U32()
 	if uint64(n) > uint64(len(r.b)-r.pos) {
@@ -162,7 +163,8 @@ func (r *Reader) Len() int {
 	return int(n)
 }
 
-// Bytes reads a list<u8>, or a string without checking its encoding. The result shares memory with the reader's input.
+// Bytes reads a list<u8>, or reads a string without checking that it is UTF-8. The result shares memory with the
+// reader's input.
 func (r *Reader) Bytes() []byte { return r.Raw(r.Len()) }
 
 // String reads a string.

@@ -2,8 +2,8 @@ package wit
 
 import "math"
 
-// MaxFlat is the maximum number of core values that the canonical ABI passes as parameters; if there are more, all go
-// through memory. For results the maximum is one.
+// MaxFlat is the maximum number of core values that the canonical ABI passes as parameters. If there are more, all
+// parameters go through memory. For results, the maximum is one.
 const MaxFlat = 16
 
 // CoreType is the type of a core value. The numbers are part of the format of [Program].
@@ -28,8 +28,8 @@ func (t *Type) Payload() (discriminant, offset uint32) { return make(layouts).pa
 
 type layout struct{ size, align uint32 }
 
-// layouts caches layouts, because types are shared: a chain of n records, each with two fields of the next record's
-// type, has 2^n paths.
+// layouts caches the layouts of types, because types can share parts. Without a cache, a chain of n records would take
+// 2^n steps if each record has two fields of the next record's type.
 type layouts map[*Type]layout
 
 func (m layouts) of(t *Type) (size, align uint32) {
@@ -131,7 +131,8 @@ func alignUp(n, align uint32) uint32 {
 	return (n + align - 1) &^ (align - 1)
 }
 
-// Flatten returns the type as core values, or nil and false if it has more than [MaxFlat].
+// Flatten returns the types of the core values that represent the type, or nil and false if there are more than
+// [MaxFlat].
 func (t *Type) Flatten() ([]CoreType, bool) { return make(flattened).of(t) }
 
 type flattened map[*Type][]CoreType
@@ -184,7 +185,8 @@ func (m flattened) compute(t *Type) []CoreType {
 	return m.cases(t)
 }
 
-// cases joins the payloads: each position gets a core type that can hold the value of every payload there.
+// cases joins the core types of the payloads. At each position, the result has a core type that can hold what any of
+// the payloads has at that position.
 func (m flattened) cases(t *Type) []CoreType {
 	joined := []CoreType{I32}
 	for _, p := range t.Payloads() {

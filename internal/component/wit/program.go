@@ -31,7 +31,8 @@ const NoNode = 0xffffffff
 //	cores    one byte for each core value (CoreType), padded with zeros to a multiple of 4
 //	names    NUL-terminated; offset 0 is the empty name
 //
-// A node follows all nodes that it refers to. A variant's payload can be smaller than the space for it.
+// A node comes after all nodes that it refers to. A variant's payload can be smaller than the space that the layout
+// reserves for it.
 func Program(params []*Type, result *Type) []byte {
 	b := &programBuilder{
 		index: make(map[*Type]uint32), layouts: make(layouts), flat: make(flattened),

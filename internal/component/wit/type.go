@@ -49,11 +49,11 @@ func (k Kind) String() string {
 }
 
 // Type is a type of the component model. Types form an acyclic graph, since the component model has no recursive types.
-// Parts may be shared, and must not change once in use.
+// Types may share parts. A Type must not change once it is in use.
 type Type struct {
 	Kind Kind
-	// Name is the WIT name of a named type (record, variant, enum, flags), or "". For Own and Borrow it names the
-	// resource as INTERFACE#NAME ("proto:greet-v1/greeter-streams#hello-request-reader").
+	// Name is the WIT name of a named type (record, variant, enum, flags), or "". For Own and Borrow, it is the
+	// resource's name in the form INTERFACE#NAME ("proto:greet-v1/greeter-streams#hello-request-reader").
 	Name string
 	Elem *Type // List, Option
 	// Fields are the fields of a Record or a Tuple; a tuple's fields have no names.

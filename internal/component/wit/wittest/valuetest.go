@@ -7,7 +7,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Type makes a random type without resources. The type is valid (no record or variant is empty) and usually small.
+// Type makes a random type without resources. The type is valid, because no record or variant is empty, and it is
+// usually small.
 func Type(r *rand.Rand) *wit.Type { return typ(r, 3) }
 
 func typ(r *rand.Rand, depth int) *wit.Type {
@@ -47,7 +48,7 @@ func perhaps(r *rand.Rand, depth int) *wit.Type {
 	return typ(r, depth)
 }
 
-// Append appends a random value of the type. Floats are never NaN, because a guest need not preserve NaN bits.
+// Append appends a random value of type t. Floats are never NaN, because a guest need not preserve NaN bits.
 func Append(dst []byte, r *rand.Rand, t *wit.Type) []byte {
 	switch t.Kind {
 	case wit.Bool:
