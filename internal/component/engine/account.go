@@ -50,8 +50,8 @@ func (a *Account) Within(parent *Account) {
 	a.within, a.c.within = parent, parent.c
 }
 
-// Bound limits how much of one kind all instances together may hold; 0 means no limit. Beyond the limit, a guest that
-// opens a file gets EMFILE, and the call of a guest that makes another resource ends with ErrHandles.
+// Bound limits how much of one kind all instances together may hold; 0 means no limit. Beyond the limit, opening a file
+// fails with EMFILE. Making any other resource ends the guest's call with ErrHandles.
 func (a *Account) Bound(what Held, most int64) {
 	C.tw_account_bound(a.c, C.int(what), C.int64_t(most))
 	runtime.KeepAlive(a)

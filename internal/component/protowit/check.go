@@ -6,11 +6,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// A message that stays serialized, or that a later member of its oneof replaces, gets the same first pass as any other.
-// Instead of the second pass, the functions of this file check it and write nothing. If partial is set, required fields
-// can be missing.
+// Some messages are checked but not converted: those that stay serialized, and those that a later member of their oneof
+// replaces. The first pass is the same for them as for any other message. Instead of the second pass, the functions of
+// this file check the message and write nothing. If the parameter partial is true, required fields may be missing.
 
-// check checks a message that is in several pieces.
+// check checks a message that is spread over several pieces of the input.
 func (d *decoder) check(m *Message, first uint32, depth int, partial bool) error {
 	base, regions := d.push(m)
 	for c := d.cursor(first); c.next(); {

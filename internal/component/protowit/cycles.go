@@ -2,13 +2,13 @@ package protowit
 
 import "google.golang.org/protobuf/reflect/protoreflect"
 
-// WIT has no recursive types. A field that closes a cycle (its message can contain the message that has the field)
-// carries the serialized message as list<u8> instead. The rule depends only on the two messages, so a message maps to
-// the same type everywhere. The one exception is google.protobuf.Value: its message fields are serialized, so
-// that those of Struct and ListValue need not be.
+// WIT has no recursive types. A field closes a cycle if its message can contain the message that has the field. Such a
+// field carries the serialized message as list<u8> instead. The rule depends only on the two messages, so a message
+// maps to the same type everywhere. The one exception is google.protobuf.Value: the message fields of Value are
+// serialized, so that the message fields of Struct and ListValue need not be.
 
-// cycles holds the strongly connected components of the graph of messages (Tarjan's algorithm, in a simple form because
-// messages are few). Two messages with the same component number can contain each other.
+// cycles holds the strongly connected components of the graph of messages (by Tarjan's algorithm, in a simple form
+// because there are few messages). Two messages with the same component number can contain each other.
 type cycles map[protoreflect.FullName]*node
 
 type node struct {
@@ -17,7 +17,8 @@ type node struct {
 	component  int
 }
 
-// raw reports whether a field of parent carries the message child, or a map with such values, in serialized form.
+// raw reports whether a field of the message parent stays serialized. The type of the field is the message child, or a
+// map with values of that type.
 func (c cycles) raw(parent, child protoreflect.MessageDescriptor) bool {
 	if parent.FullName() == "google.protobuf.Value" {
 		return true
@@ -74,7 +75,8 @@ func children(m protoreflect.MessageDescriptor) []protoreflect.MessageDescriptor
 	return all
 }
 
-// contained returns the message type of a field, or of a map's values, or nil.
+// contained returns the message type of a field. For a map field it returns the message type of the values. If there is
+// none, it returns nil.
 func contained(fd protoreflect.FieldDescriptor) protoreflect.MessageDescriptor {
 	if fd.IsMap() {
 		fd = fd.MapValue()

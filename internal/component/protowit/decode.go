@@ -14,14 +14,16 @@ import (
 // MaxDepth is the maximum nesting depth of messages. Protobuf for C++ and Java has the same limit.
 const MaxDepth = 100
 
-// Expansion limits the flat size of a message, as a multiple of its serialized size. Absent fields take space too, so a
-// list of empty messages grows with the number of the message's fields. ExpansionFree bytes are allowed in addition.
+// Expansion limits the flat size of a message, as a multiple of the message's serialized size. The limit is needed
+// because absent fields take space too: a list of empty messages can become very large if the message has many fields.
+// ExpansionFree bytes are allowed in addition.
 const (
 	Expansion     = 16
 	ExpansionFree = 1 << 20
 )
 
-// Decode appends the flat value of a serialized message. Errors are of type [*Error]; after one, dst must not be used.
+// Decode appends the flat value of the serialized message msg to dst. Errors are of type [*Error]. After an error, dst
+// must not be used.
 func (m *Message) Decode(dst, msg []byte) ([]byte, error) {
 	if len(msg) > MaxMessage {
 		return nil, &Error{Err: errSize}
@@ -38,7 +40,8 @@ func (m *Message) Decode(dst, msg []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// decoder is the state of one conversion. Each message that is being read has a frame on the stacks states and regions.
+// decoder is the state of one conversion. Each message that is being read has a frame on two stacks: states and
+// regions.
 type decoder struct {
 	b       []byte
 	limit   int // maximum length of dst
@@ -51,19 +54,20 @@ type decoder struct {
 // state holds the results of the first pass for one slot.
 type state struct {
 	set    bool
-	member uint16 // the oneof's member that is set
-	// For messages, lists and maps: the first and the last region with values, as 1 + the index in decoder.regions.
+	member uint16 // which member of the oneof is set
+	// For messages, lists and maps: the first and the last region that contain values. The number is 1 + the index in
+	// decoder.regions.
 	first, last uint32
 	// For numbers: the last value. For strings and bytes: start<<32 | end of the last value.
 	bits uint64
 }
 
-// region holds consecutive fields with the same number, including their tags.
+// region is a part of the input that holds consecutive fields with the same number, including their tags.
 type region struct{ start, end, next uint32 }
 
 var decoders = sync.Pool{New: func() any { return new(decoder) }}
 
-// release returns the decoder to the pool, unless a huge message has made it large.
+// release returns the decoder to the pool, unless a huge message has made the decoder large.
 func (d *decoder) release() {
 	const most = 1 << 16
 	d.b = nil
@@ -96,7 +100,7 @@ func (d *decoder) message(dst []byte, m *Message, r record, depth int) ([]byte, 
 	return dst, err
 }
 
-// pieces converts a message whose bytes are the concatenation of all records of a field.
+// pieces converts a message that consists of all records of a field, concatenated.
 func (d *decoder) pieces(dst []byte, m *Message, first uint32, depth int) ([]byte, error) {
 	base, regions := d.push(m)
 	for c := d.cursor(first); c.next(); {
@@ -135,7 +139,7 @@ func (c *cursor) next() bool {
 	return err == nil
 }
 
-// index is the first pass over the bytes of a message, or over a piece of it.
+// index is the first pass over the bytes of a message, or over one piece of a message.
 func (d *decoder) index(m *Message, base, start, end, depth int) error {
 	if depth > MaxDepth {
 		return errDepth
@@ -159,7 +163,7 @@ func (d *decoder) index(m *Message, base, start, end, depth int) error {
 			return err
 		}
 		if f == nil || !f.takes(wire) {
-			continue // unknown, so dropped
+			continue // an unknown field, which is dropped
 		}
 		if err := d.save(m, f, base, depth, r, at, pos); err != nil {
 			return err
@@ -168,7 +172,8 @@ func (d *decoder) index(m *Message, base, start, end, depth int) error {
 	return nil
 }
 
-// takes reports whether the field accepts records of the wire type. Other records count as unknown fields.
+// takes reports whether the field accepts records of the given wire type. Records of other wire types count as unknown
+// fields.
 func (f *field) takes(wire protowire.Type) bool {
 	return wire == f.wire || f.list && f.packable() && wire == protowire.BytesType
 }
@@ -177,11 +182,11 @@ func (f *field) packable() bool {
 	return f.wire != protowire.BytesType && f.wire != protowire.StartGroupType
 }
 
-// save records the value of a field, whose record is at [at, end) of the input.
+// save saves the value of a field in the field's state. The record of the field is at [at, end) of the input.
 func (d *decoder) save(m *Message, f *field, base, depth int, r record, at, end int) error {
 	i := base + f.slot
 	if s := &d.states[i]; s.set && int(s.member) != f.member {
-		// Another member of the oneof was set before. It is replaced, but must have been well-formed.
+		// Another member of the oneof was set before. That member is replaced, but must have been well-formed.
 		old := m.slots[f.slot].fields[s.member]
 		if old.msg != nil {
 			if err := d.check(old.msg, s.first, depth+1, true); err != nil {
@@ -208,7 +213,8 @@ func (d *decoder) save(m *Message, f *field, base, depth int, r record, at, end 
 	return nil
 }
 
-// extend adds a record to the regions of a slot. A record directly after the last region extends that region.
+// extend adds a record to the regions of a slot. If the record follows directly after the last region, extend makes
+// that region longer.
 func (d *decoder) extend(s *state, at, end int) {
 	if s.last != 0 && d.regions[s.last-1].end == uint32(at) {
 		d.regions[s.last-1].end = uint32(end)
@@ -224,7 +230,7 @@ func (d *decoder) extend(s *state, at, end int) {
 	s.last = n
 }
 
-// emit is the second pass: it writes the slots in order.
+// emit is the second pass. It writes the slots in order.
 func (d *decoder) emit(dst []byte, m *Message, base, depth int) ([]byte, error) {
 	if len(m.slots) == 0 {
 		return wit.AppendCase(dst, 0), nil // an enum with one case
@@ -276,7 +282,7 @@ func (d *decoder) single(dst []byte, kind slotKind, f *field, st state, depth in
 	return d.pieces(dst, f.msg, st.first, depth+1)
 }
 
-// raw copies the pieces of a message that stays serialized. Their concatenation is the merged message.
+// raw copies the pieces of a message that stays serialized. Concatenated, the pieces are the merged message.
 func (d *decoder) raw(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
 	if err := d.check(f.msg, first, depth+1, false); err != nil {
 		return nil, err
@@ -290,7 +296,7 @@ func (d *decoder) raw(dst []byte, f *field, first uint32, depth int) ([]byte, er
 	return dst, nil
 }
 
-// list writes the elements of a list. Records of a packed list can hold any number of them.
+// list writes the elements of a list. A record of a packed list can hold any number of elements.
 func (d *decoder) list(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
 	at, n := len(dst), 0
 	dst = wit.AppendLen(dst, 0)

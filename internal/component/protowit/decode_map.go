@@ -9,10 +9,11 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// entrySpan is the position of a map entry in the flat bytes. end is 0 if a later entry has the same key.
+// entrySpan is the position of a map entry in the flat bytes. The field end is 0 if a later entry has the same key.
 type entrySpan struct{ start, value, end int }
 
-// mapping writes the entries of a map as a list of tuples. It keeps only the last entry for each key, at that position.
+// mapping writes the entries of a map as a list of tuples. For each key, it keeps only the last entry, at the position
+// of that entry.
 func (d *decoder) mapping(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
 	at, base := len(dst), len(d.entries)
 	dst = wit.AppendLen(dst, 0)
@@ -36,7 +37,8 @@ func (d *decoder) mapping(dst []byte, f *field, first uint32, depth int) ([]byte
 	return dst, nil
 }
 
-// entry writes one entry: a message with a key and a value, both optional. It does not count as a level of nesting.
+// entry writes one entry. An entry is a message with a key and a value, both optional. An entry does not count as a
+// level of nesting.
 func (d *decoder) entry(dst []byte, m *Message, r record, depth int) (_ []byte, valueAt int, err error) {
 	base, regions := d.push(m)
 	if err := d.index(m, base, r.start, r.end, depth); err != nil {
@@ -56,7 +58,8 @@ func (d *decoder) entry(dst []byte, m *Message, r record, depth int) (_ []byte, 
 	return dst, valueAt, nil
 }
 
-// linearMax is the largest number of entries for which duplicates compares each key with all others.
+// linearMax is the maximum number of entries for a linear search: up to this number, the function duplicates compares
+// each key with all later keys.
 const linearMax = 8
 
 // duplicates marks the entries whose keys appear again later, and returns their number.
@@ -74,7 +77,7 @@ func (d *decoder) duplicates(dst []byte, entries []entrySpan) (dropped int) {
 		}
 		return dropped
 	}
-	// A hash table with open addressing, at most half full; 0 marks a free slot.
+	// The table is a hash table with open addressing, at most half full; 0 marks a free slot.
 	size := 1 << bits.Len(uint(2*len(entries)-1))
 	if cap(d.table) < size {
 		d.table = make([]uint32, size)

@@ -7,9 +7,10 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Encode appends the serialized message for a flat value, which must have the type m.Type. The same value always gives
-// the same bytes: fields are in the order of their numbers (a oneof at its lowest number), default values of fields
-// without presence are omitted, and maps keep the guest's order. Errors are of type [*Error].
+// Encode appends the serialized message for a flat value to dst. The value must have the type m.Type. The same value
+// always gives the same bytes: fields are in the order of their numbers (a oneof is at its lowest number), fields
+// without presence are omitted if they have the default value, and maps keep the guest's order. Errors are of type
+// [*Error].
 func (m *Message) Encode(dst, flat []byte) ([]byte, error) {
 	e := encoders.Get().(*encoder)
 	defer e.release()
@@ -27,8 +28,8 @@ func (m *Message) Encode(dst, flat []byte) ([]byte, error) {
 	return e.write(slices.Grow(dst, size), m), nil
 }
 
-// encoder is the state of one conversion. The first pass (measure.go) reads and checks the flat value and records the
-// size of everything that is length-prefixed. The second pass uses the sizes in the same order.
+// encoder is the state of one conversion. The first pass (measure.go) reads and checks the flat value, and saves the
+// size of everything that is length-prefixed. The second pass uses these sizes in the same order.
 type encoder struct {
 	b     []byte
 	pos   int
@@ -47,7 +48,7 @@ func (e *encoder) release() {
 	}
 }
 
-// size returns the next size that the first pass recorded.
+// size returns the next of the sizes that the first pass has saved.
 func (e *encoder) size() int {
 	e.used++
 	return e.sizes[e.used-1]
@@ -69,7 +70,8 @@ func (e *encoder) u32() uint32 {
 	return 0
 }
 
-// count reads the length of a list or string. Every element takes at least one byte.
+// count reads the length of a list or string. It refuses a length greater than the number of bytes left, because every
+// element takes at least one byte.
 func (e *encoder) count() int {
 	n := e.u32()
 	if uint64(n) > uint64(len(e.b)-e.pos) {
@@ -81,7 +83,7 @@ func (e *encoder) count() int {
 
 func (e *encoder) bytes() []byte { return e.raw(e.count()) }
 
-// which reads the case of a type with n cases.
+// which reads the case of a value whose type has n cases.
 func (e *encoder) which(n int) int {
 	c := e.u32()
 	if uint64(c) >= uint64(n) {

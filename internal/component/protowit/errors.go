@@ -8,9 +8,9 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Error describes what is wrong with a message, and where. It wraps errdefs.ErrInvalidArgument for a malformed request,
-// errdefs.ErrResourceExhausted for one that exceeds a limit, and errdefs.ErrInternal for flat bytes or strings of a
-// guest that do not form a message.
+// Error says what is wrong with a message, and where. It wraps errdefs.ErrInvalidArgument if a request is malformed,
+// errdefs.ErrResourceExhausted if a message exceeds a limit, and errdefs.ErrInternal if flat bytes or strings from a
+// guest do not form a message.
 type Error struct {
 	Path string // "items[3].name", or "" for the whole message
 	Err  error
@@ -26,7 +26,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// fault is a kind of damage. Faults are shared by all messages, so they have no position.
+// fault is a kind of damage. A fault has no position, because all messages share the faults.
 type fault struct {
 	text  string
 	class error
@@ -52,7 +52,7 @@ var (
 	errGuestSize = &fault{"the guest's message has 2 GiB or more", errdefs.ErrInternal}
 )
 
-// within adds a step in front of an error's path.
+// within adds a step at the front of an error's path.
 func within(err error, step string) error {
 	var e *Error
 	if !errors.As(err, &e) {
@@ -69,7 +69,7 @@ func within(err error, step string) error {
 	return e
 }
 
-// whole converts any error to an [*Error].
+// whole converts any error to an [*Error]. If err has no path, the path is that of the whole message.
 func whole(err error) error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -78,5 +78,5 @@ func whole(err error) error {
 	return &Error{Err: err}
 }
 
-// element adds a list index in front of an error's path.
+// element adds a list index at the front of an error's path.
 func element(err error, i int) error { return within(err, "["+strconv.Itoa(i)+"]") }

@@ -138,7 +138,8 @@ func AppendStatus(dst []byte, s *Status) []byte {
 	return dst
 }
 
-// ReadStatus reads a value of StatusType. Details share memory with the reader's input. Check r.Err for failures.
+// ReadStatus reads a value of StatusType. The Details share memory with the reader's input. After a failure, r.Err
+// returns the error.
 func ReadStatus(r *wit.Reader) Status {
 	s := Status{Code: r.U32(), Message: r.String()}
 	for range r.Len() {
@@ -149,7 +150,7 @@ func ReadStatus(r *wit.Reader) Status {
 	return s
 }
 
-// ReadEntry reads a value of EntryType. Value shares memory with the reader's input.
+// ReadEntry reads a value of EntryType. The Value shares memory with the reader's input.
 func ReadEntry(r *wit.Reader) Entry {
 	return Entry{Key: r.String(), Value: r.Bytes()}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// op is the conversion of one value: wire format ↔ flat bytes.
+// op is the conversion of one value between the wire format (left) and flat bytes (right).
 type op uint8
 
 const (
@@ -86,7 +86,7 @@ func number(dst []byte, f *field, v uint64) []byte {
 	return wit.AppendU64(dst, v)
 }
 
-// packed appends the values of a packed list and returns their number.
+// packed appends the values of a packed list and returns how many they are.
 func packed(dst []byte, f *field, b []byte) (_ []byte, n int, err error) {
 	switch f.wire {
 	case protowire.Fixed32Type:

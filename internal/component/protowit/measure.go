@@ -79,7 +79,7 @@ func checkText(f *field, b []byte) error {
 	return nil
 }
 
-// measureField measures one value with its tag.
+// measureField returns the size of one value with its tag.
 func (e *encoder) measureField(f *field) (int, error) {
 	switch {
 	case f.op == opString || f.op == opBytes:
@@ -109,8 +109,8 @@ func (e *encoder) measureGroup(f *field) (int, error) {
 	return e.measure(f.msg)
 }
 
-// checkRaw checks a message that the guest has serialized itself. If it were malformed, clients would see a damaged
-// message, and could mistake the fields after a group for a part of it.
+// checkRaw checks a message that the guest has serialized itself. Without this check, clients could get a damaged
+// message. If such a message is a group, clients could take the fields after the group for a part of the group.
 func (e *encoder) checkRaw(m *Message, b []byte) error {
 	if e.bad || len(b) > MaxMessage {
 		return errGuestFlat
@@ -180,7 +180,7 @@ func (e *encoder) measureMap(f *field) (size int, err error) {
 	return size, nil
 }
 
-// prefixed returns the size of n bytes together with their length prefix.
+// prefixed returns the size of n bytes plus the size of their length prefix.
 func prefixed(n int) int { return varintLen(uint64(n)) + n }
 
 func numberLen(wire protowire.Type, v uint64) int {

@@ -12,14 +12,14 @@ import (
 )
 
 // MaxTypeSize is the maximum size of a message in linear memory, in bytes, without the contents of its lists and
-// strings. Messages that contain other messages hundreds of times could become unusably large without this limit.
+// strings. Without this limit, a message that contains other messages hundreds of times could become unusably large.
 const MaxTypeSize = 1 << 20
 
 // Message converts the values of one message type between protobuf and flat bytes. It is immutable.
 type Message struct {
 	Desc protoreflect.MessageDescriptor
-	// Type is the WIT type: usually a record, an enum with one case for a message without fields, or the scalar itself
-	// for the wrappers of google/protobuf/wrappers.proto.
+	// Type is the WIT type. It is usually a record. For a message without fields it is an enum with one case. For the
+	// wrappers of google/protobuf/wrappers.proto it is the scalar itself.
 	Type *wit.Type
 
 	name   string // "hello-request", even if Type has no name
@@ -31,9 +31,9 @@ type Message struct {
 type slotKind uint8
 
 const (
-	slotValue    slotKind = iota // no presence: always a value; the default is not sent
-	slotOption                   // presence: an option
-	slotRequired                 // required: always a value
+	slotValue    slotKind = iota // a field without presence: always a value; the default is not sent
+	slotOption                   // a field with presence: an option
+	slotRequired                 // a required field: always a value
 	slotList
 	slotMap
 	slotOneof // an option of a variant
@@ -52,21 +52,22 @@ type field struct {
 	kind   protoreflect.Kind
 	wire   protowire.Type // wire type of one unpacked value
 	op     op             // conversion of one value; opNone for messages
-	multi  bool           // its value can be in several places of the input: a list, a map or a message
-	tag    []byte         // encoded; for a packed list, the tag of the whole list
+	multi  bool           // the value can be in several places of the input, because it is a list, a map or a message
+	tag    []byte         // the encoded tag; for a packed list, the tag of the whole list
 	endTag []byte         // for a group
 	slot   int
-	member int  // the case, in a oneof
+	member int  // in a oneof, the index of the case
 	list   bool // slotList
 	packed bool // the list is written packed; both forms are read
 	raw    bool // a message that stays serialized
 	msg    *Message
 	enum   *enum
-	// entry is the message of a map entry: slot 0 is the key, slot 1 the value.
+	// For a map, entry is the message of one map entry. Slot 0 is the key, slot 1 is the value.
 	entry *Message
 }
 
-// enum is an open enum: each number has one case. All other numbers belong to the last case, "unrecognized".
+// enum is an open enum. Each number that it declares has one case. All other numbers belong to the last case,
+// "unrecognized".
 type enum struct {
 	typ     *wit.Type
 	numbers []int32 // by case
@@ -77,7 +78,7 @@ type enum struct {
 // denseLimit is the maximum length of tables that are indexed by number.
 const denseLimit = 256
 
-// lookup returns the field with a number, or nil.
+// lookup returns the field with number n, or nil.
 func (m *Message) lookup(n protowire.Number) *field {
 	if int(n) < len(m.dense) {
 		return m.dense[n]
@@ -91,7 +92,7 @@ func (m *Message) lookup(n protowire.Number) *field {
 	return m.fields[i]
 }
 
-// request plans the message of a method and everything that the message contains.
+// request plans the request or response message of a method, and everything that the message contains.
 func (p *witPackage) request(md protoreflect.MessageDescriptor) (*Message, error) {
 	m, err := p.message(md)
 	for err == nil && len(p.pending) > 0 {
@@ -127,7 +128,8 @@ func (p *witPackage) message(md protoreflect.MessageDescriptor) (*Message, error
 	return m, nil
 }
 
-// plan creates the slots, ordered by field number (a oneof at its lowest number), and the WIT type of the message.
+// plan creates the slots and the WIT type of the message. The slots are ordered by field number; a oneof is at its
+// lowest number.
 func (p *witPackage) plan(m *Message) ([]protoreflect.Descriptor, error) {
 	fds := fieldsByNumber(m.Desc)
 	record := &wit.Type{Kind: wit.Record, Name: m.name}
@@ -197,7 +199,7 @@ var wrappers = map[protoreflect.FullName]bool{
 	"google.protobuf.BoolValue": true, "google.protobuf.StringValue": true, "google.protobuf.BytesValue": true,
 }
 
-// isWrapper reports whether a message is one of the wrappers, by its name and its shape.
+// isWrapper reports whether a message has the name and the shape of one of the wrappers.
 func isWrapper(md protoreflect.MessageDescriptor) bool {
 	if !wrappers[md.FullName()] || md.Fields().Len() != 1 {
 		return false
@@ -253,9 +255,9 @@ func (p *witPackage) oneof(m *Message, od protoreflect.OneofDescriptor) (*wit.Ty
 	return optionOf(v), nil
 }
 
-// field plans one value of a field (an element of a list, an entry of a map) and returns its type. parent is the
-// message that contains the field; for the key or value of a map entry, it is the message that contains the map. It is
-// needed to find cycles.
+// field plans one value of a field (for a list, one element; for a map, one entry) and returns the type of that value.
+// The message parent is needed to find cycles. It is the message that contains the field or, for the key or value of a
+// map entry, the message that contains the map.
 func (p *witPackage) field(
 	m *Message, parent protoreflect.MessageDescriptor, fd protoreflect.FieldDescriptor,
 ) (*field, *wit.Type, error) {
@@ -290,8 +292,9 @@ func (p *witPackage) field(
 	return f, kinds[fd.Kind()].typ, nil
 }
 
-// nested plans the message of a field. The message of a raw field must be planned too, because its bytes are checked.
-// This happens later, because the message could be one whose planning has not finished.
+// nested plans the message of a field. If the field is raw, the message must be planned too, because its bytes are
+// checked. In that case nested only adds the plan to p.pending, because the planning of the same message may still be
+// in progress.
 func (p *witPackage) nested(f *field, parent, md protoreflect.MessageDescriptor) (*wit.Type, error) {
 	if f.raw = p.cycles.raw(parent, md); f.raw {
 		p.pending = append(p.pending, func() (err error) {
@@ -308,7 +311,7 @@ func (p *witPackage) nested(f *field, parent, md protoreflect.MessageDescriptor)
 	return msg.Type, nil
 }
 
-// entry plans a map, whose entries are tuples of two slots.
+// entry plans a map. Each entry of the map is a tuple of two slots.
 func (p *witPackage) entry(f *field, fd protoreflect.FieldDescriptor) (*wit.Type, error) {
 	e := &Message{Desc: fd.Message(), name: f.name}
 	f.entry = e
@@ -319,7 +322,8 @@ func (p *witPackage) entry(f *field, fd protoreflect.FieldDescriptor) (*wit.Type
 			return nil, err
 		}
 		t.Fields = append(t.Fields, wit.Field{Type: pt})
-		// A part missing in an entry has its type's default, which is 0 even for an enum, so presence does not matter.
+		// If the key or the value is missing from an entry, it has the default of its type (0 for an enum). So presence
+		// does not matter.
 		e.slots = append(e.slots, slot{kind: slotValue, fields: []*field{pf}})
 	}
 	e.index()
@@ -371,7 +375,7 @@ func (e *enum) index() {
 	}
 }
 
-// caseOf returns the case for a number, or false if the enum does not have that number.
+// caseOf returns the case for number n, or false if the enum does not declare that number.
 func (e *enum) caseOf(n int32) (uint32, bool) {
 	if n >= 0 && int(n) < len(e.dense) {
 		c := e.dense[n]

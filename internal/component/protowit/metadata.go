@@ -9,9 +9,10 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Vimana, another node runtime for components, ships its own description of the services with the component: a message
-// "Metadata" with a table of messages that refer to each other by index. This file parses it by its field numbers.
-// metadata_descriptor.go converts it to descriptors, so that the rest of the package needs no special case.
+// Vimana, another node runtime for components, ships its own description of the services with the component. This is a
+// message "Metadata" with a table of messages that refer to each other by index. This file parses the Metadata message
+// by field numbers. metadata_descriptor.go converts it to descriptors, so that the rest of the package needs no special
+// case.
 //
 //	Metadata      1 services: map<string, Service>   2 messages: list of Message
 //	Service       2 methods: map<string, Method>
@@ -44,12 +45,12 @@ type metaField struct {
 	number           uint64
 	name             string
 	scalar, compound uint64
-	isScalar         bool // scalar applies and compound does not, because the scalar coding came last
+	isScalar         bool // which coding came last, and therefore applies: scalar or compound
 	message          uint64
 	variants         []metaField
 }
 
-// ParseMetadata is like [Parse] for Vimana's Metadata message.
+// ParseMetadata is like [Parse], but reads Vimana's Metadata message.
 func ParseMetadata(b []byte, services ...string) (*Schema, error) {
 	var m metadata
 	if err := m.parse(b); err != nil {
@@ -80,7 +81,7 @@ func (s *Schema) rename(m *metadata) {
 	}
 }
 
-// fields calls each for every field of a message.
+// fields calls the function each for every field of a message.
 func fields(b []byte, each func(n protowire.Number, r record, payload []byte) error) error {
 	for pos := 0; pos < len(b); {
 		n, wire, after, err := tag(b, pos)
@@ -192,7 +193,8 @@ func (m *metaMessage) parse(b []byte) error {
 	})
 }
 
-// parse reads a field. depth counts nested variants: a oneof's variants can be enums, which have variants too.
+// parse reads a field. The parameter depth is the nesting depth of variants: a oneof has variants, and a variant can be
+// an enum, which has variants too.
 func (f *metaField) parse(b []byte, depth int) error {
 	if depth > 2 {
 		return fmt.Errorf("variants nested more than 2 deep")

@@ -9,13 +9,13 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// metadataPackage is the package for the messages of metadata, which have no names.
+// metadataPackage is the protobuf package of all messages in the metadata. The metadata does not contain their names.
 const metadataPackage = "metadata"
 
 const metadataFile = "metadata.proto"
 
-// descriptors makes a file with all messages, and a file for each package of services. The files use editions, which
-// can express all field codings.
+// descriptors makes one file with all messages, and one file for each package of services. The files use protobuf
+// editions, because editions can express all field codings.
 func (m *metadata) descriptors() (*descriptorpb.FileDescriptorSet, error) {
 	messages := newFile(metadataFile, metadataPackage)
 	for i := range m.messages {
@@ -117,8 +117,8 @@ const (
 	codingOneof   = 8
 )
 
-// scalarKinds are the field types for the kinds of scalar codings, by number. Kind 2 is a string that need not be
-// UTF-8; it becomes an ordinary string.
+// scalarKinds are the field types of scalar codings, indexed by kind. Kind 2 is a string that need not be UTF-8. Here,
+// it becomes an ordinary string.
 var scalarKinds = []descriptorpb.FieldDescriptorProto_Type{
 	descriptorpb.FieldDescriptorProto_TYPE_BYTES, descriptorpb.FieldDescriptorProto_TYPE_STRING,
 	descriptorpb.FieldDescriptorProto_TYPE_STRING, descriptorpb.FieldDescriptorProto_TYPE_BOOL,
@@ -130,7 +130,7 @@ var scalarKinds = []descriptorpb.FieldDescriptorProto_Type{
 	descriptorpb.FieldDescriptorProto_TYPE_FLOAT, descriptorpb.FieldDescriptorProto_TYPE_DOUBLE,
 }
 
-// field adds a field to a message. oneof is the index of the field's oneof, or -1.
+// field adds a field to a message. The parameter oneof is the index of the field's oneof, or -1.
 func (m *metadata) field(d *descriptorpb.DescriptorProto, f metaField, oneof int) error {
 	if f.number > 1<<29-1 {
 		return fmt.Errorf("field number %d is too large", f.number)
@@ -161,7 +161,8 @@ func (m *metadata) field(d *descriptorpb.DescriptorProto, f metaField, oneof int
 	return nil
 }
 
-// fieldType sets the type of fd and returns the mode. The type of an enum field is declared in the message d.
+// fieldType sets the type of fd and returns the mode. If the field is an enum, fieldType declares the enum in the
+// message d.
 func (m *metadata) fieldType(
 	d *descriptorpb.DescriptorProto, fd *descriptorpb.FieldDescriptorProto, f metaField,
 ) (mode uint64, err error) {
@@ -193,8 +194,9 @@ func (m *metadata) fieldType(
 	return f.compound % 4, nil
 }
 
-// enumDescriptor makes an enum of the variants. It is open if it has a value 0, which then comes first. Values are
-// prefixed with the enum's name, since their scope is the message; WIT names omit the prefix again.
+// enumDescriptor makes an enum from the variants. The enum is open if it has a value 0, and then this value comes
+// first. All values get the enum's name as a prefix, because their scope is the message; WIT names omit the prefix
+// again.
 func enumDescriptor(f metaField) (*descriptorpb.EnumDescriptorProto, error) {
 	if len(f.variants) == 0 {
 		return nil, fmt.Errorf("an enum has no values")

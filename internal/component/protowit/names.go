@@ -7,9 +7,9 @@ import (
 )
 
 // kebab returns the WIT name for a protobuf identifier: lower-case words joined by hyphens. A word begins after an
-// underscore or a dot, at an upper-case letter after a lower-case one or a digit (fooBar, v2Beta), and at the last
-// upper-case letter of a run before a lower-case one (HTTPServer). WIT words begin with a letter, so digits belong to
-// the previous word: foo_2 becomes foo2.
+// underscore or a dot. It also begins at an upper-case letter that follows a lower-case letter or a digit (fooBar,
+// v2Beta), and at the last of several upper-case letters if a lower-case letter follows (HTTPServer). Words in WIT
+// begin with a letter, so digits belong to the previous word: foo_2 becomes foo2.
 func kebab(identifier string) string {
 	var b strings.Builder
 	runes := []rune(identifier)
@@ -32,7 +32,7 @@ func kebab(identifier string) string {
 		b.WriteRune(unicode.ToLower(r))
 	}
 	if b.Len() == 0 {
-		return "x" // an identifier of underscores only
+		return "x" // the identifier consists of underscores only
 	}
 	return b.String()
 }
@@ -40,7 +40,8 @@ func kebab(identifier string) string {
 // scope assigns names that are unique in one WIT namespace.
 type scope map[string]bool
 
-// name assigns the wanted name, or the first free one of wanted-x2, wanted-x3 and so on.
+// name assigns the wanted name if it is free. Otherwise it assigns the first free name of wanted-x2, wanted-x3 and so
+// on.
 func (s scope) name(wanted string) string {
 	name := wanted
 	for n := 2; s[name]; n++ {
@@ -50,7 +51,7 @@ func (s scope) name(wanted string) string {
 	return name
 }
 
-// keywords are the keywords of WIT and its drafts. As identifiers they need a % prefix.
+// keywords are the keywords of WIT and its drafts. An identifier that is a keyword needs a % prefix.
 var keywords = func() map[string]bool {
 	all := make(map[string]bool)
 	for _, w := range strings.Fields(`as async bool borrow char constructor enum error-context export external f32 f64
@@ -61,7 +62,7 @@ var keywords = func() map[string]bool {
 	return all
 }()
 
-// ident returns a name as WIT text: a keyword gets its % prefix.
+// ident returns a name as WIT text. If the name is a keyword, ident adds a % prefix.
 func ident(name string) string {
 	if keywords[name] {
 		return "%" + name
@@ -69,8 +70,8 @@ func ident(name string) string {
 	return name
 }
 
-// enumPrefix returns the prefix that all values of an enum share by convention: the enum's name (COLOR_ in enum Color).
-// It returns "" unless every value has the prefix and a valid name after it.
+// enumPrefix returns the prefix that all values of an enum have by convention. The prefix is the enum's name (COLOR_ in
+// the enum Color). It returns "" unless every value has the prefix and the rest of each value is a valid name.
 func enumPrefix(enum string, values []string) string {
 	prefix := strings.ToUpper(strings.ReplaceAll(kebab(enum), "-", "_")) + "_"
 	for _, v := range values {

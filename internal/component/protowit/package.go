@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Names of the package's own items. A service with one of these names gets the suffix "-service".
+// Names that each WIT package itself uses. A service with one of these names gets the suffix "-service".
 const (
 	typesName = "types"
 	worldName = "server"
@@ -18,8 +18,8 @@ const (
 type witPackage struct {
 	proto    protoreflect.FullName
 	name     string // "proto:greet-v1"
-	items    scope  // interfaces and worlds
-	types    scope  // names in the interface "types"
+	items    scope  // names of interfaces and worlds
+	types    scope  // type names in the interface "types"
 	order    []witType
 	messages map[protoreflect.FullName]*Message
 	enums    map[protoreflect.FullName]*enum
@@ -28,17 +28,17 @@ type witPackage struct {
 	services []*witService
 }
 
-// witType is a named type of the interface "types", with its origin.
+// witType is a named type of the interface "types", with the descriptor from which it was made.
 type witType struct {
 	typ  *wit.Type
 	from protoreflect.Descriptor
-	docs []protoreflect.Descriptor // origin of each field or case, or nil
+	docs []protoreflect.Descriptor // the descriptor of each field or case, or nil
 }
 
 type witService struct {
 	desc     protoreflect.ServiceDescriptor
 	name     string // name of the interface: "greeter"
-	streams  string // name of the interface of its streams: "greeter-streams"
+	streams  string // name of the interface for the streams: "greeter-streams"
 	methods  []*Method
 	readers  []*Stream
 	writers  []*Stream
@@ -58,8 +58,9 @@ func newPackage(proto protoreflect.FullName) *witPackage {
 	}
 }
 
-// typeName returns the name of a message or enum in the interface "types": its name within the package, with nested
-// names joined. A type from another protobuf package has the name of that package as a prefix.
+// typeName returns the name of a message or enum in the interface "types": the name within the package. The name of a
+// nested type includes the names of the messages around it. A type from another protobuf package has that package's
+// name as a prefix.
 func (p *witPackage) typeName(d protoreflect.Descriptor) string {
 	full := string(d.FullName())
 	if pkg := d.ParentFile().Package(); pkg == p.proto && pkg != "" {
@@ -100,7 +101,7 @@ func (p *witPackage) addService(sd protoreflect.ServiceDescriptor) ([]*Method, e
 	return s.methods, nil
 }
 
-// sign sets the parameters and the result of the method's function.
+// sign sets the parameters and the result of the function that implements the method.
 func (p *witPackage) sign(s *witService, m *Method) {
 	m.Params = []*wit.Type{ContextType}
 	m.Result = &wit.Type{Kind: wit.Result, Err: StatusType}

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// varint reads a varint at pos. A tenth byte must not exceed 1.
+// varint reads the varint at pos. If it has a tenth byte, that byte must not exceed 1.
 func varint(b []byte, pos int) (v uint64, next int, err error) {
 	if pos < len(b) && b[pos] < 0x80 {
 		return uint64(b[pos]), pos + 1, nil
@@ -30,7 +30,7 @@ func varint(b []byte, pos int) (v uint64, next int, err error) {
 }
 
 // tag reads a field's number and wire type. Callers must refuse numbers above protowire.MaxValidNumber, except in
-// unknown groups, where they are accepted as in Go's protobuf library.
+// unknown groups: there such numbers are accepted, as in Go's protobuf library.
 func tag(b []byte, pos int) (n protowire.Number, wire protowire.Type, next int, err error) {
 	v, next, err := varint(b, pos)
 	if err != nil {
@@ -42,15 +42,16 @@ func tag(b []byte, pos int) (n protowire.Number, wire protowire.Type, next int, 
 	return protowire.Number(v >> 3), protowire.Type(v & 7), next, nil
 }
 
-// record is a field as found in the input: bits is the value (varint and fixed wire types), start and end are the
-// bounds of the payload (bytes and groups).
+// record is one field in the input. For varint and fixed wire types, bits is the value. For bytes and groups, start and
+// end are the bounds of the payload.
 type record struct {
 	wire       protowire.Type
 	bits       uint64
 	start, end int
 }
 
-// read reads the value after a tag; next is the position after it. A group's payload ends before its end tag.
+// read reads the value after a tag. The result next is the position after the value. The payload of a group ends before
+// the end tag.
 func read(b []byte, n protowire.Number, wire protowire.Type, pos int) (r record, next int, err error) {
 	r.wire = wire
 	switch wire {
@@ -89,7 +90,8 @@ func read(b []byte, n protowire.Number, wire protowire.Type, pos int) (r record,
 	return r, 0, errWireType
 }
 
-// group finds the end of a group: end is the position of its end tag, next the position after that.
+// group finds the end of a group. The result end is the position of the group's end tag, and next is the position after
+// the end tag.
 func group(b []byte, n protowire.Number, pos int) (end, next int, err error) {
 	var open [MaxDepth + 1]protowire.Number
 	open[0] = n

@@ -41,7 +41,7 @@ type Method struct {
 	Procedure string // "/greet.v1.Greeter/SayHello"
 	Desc      protoreflect.MethodDescriptor
 
-	// Interface and Function name the function that the guest exports; Params and Result are its type:
+	// Interface and Function are the name of the function that the guest exports. Params and Result are its type:
 	//
 	//	unary          func(context, request) -> result<response, status>
 	//	client stream  func(context, requests: borrow<reader>) -> result<response, status>
@@ -52,18 +52,20 @@ type Method struct {
 	Result              *wit.Type
 
 	Request, Response *Message
-	// Reader is the host resource from which the guest reads requests; Writer is the one to which it writes replies.
-	// Each is nil if that direction does not stream. Methods of a service with the same message share them.
+	// Reader is the host resource from which the guest reads requests. Writer is the host resource to which the guest
+	// writes replies. If a direction does not stream, its resource is nil. Methods of one service that stream the same
+	// message share a resource.
 	Reader, Writer *Stream
 }
 
-// Stream is a host resource with one method: next of a reader, send of a writer.
+// Stream is a host resource with one method. A reader has the method "next", a writer has the method "send".
 type Stream struct {
 	Interface string // "proto:greet-v1/greeter-streams"
 	Resource  string // "hello-request-reader"
 	// Function is the method's name in the component model, "[method]hello-request-reader.next".
 	Function string
-	// Params and Result are the type of Function. The first parameter, which WIT omits, is a borrow of the resource:
+	// Params and Result are the type of Function. The first parameter is a borrowed handle of the resource, which WIT
+	// omits:
 	//
 	//	next: func() -> result<option<request>, status>
 	//	send: func(message: response) -> result<_, status>
@@ -73,11 +75,12 @@ type Stream struct {
 	Message *Message
 }
 
-// Compile reads descriptors and prepares the conversion for the named services (full names). Without names, it uses the
-// services of the files that no other file of the set imports. The set may omit google/protobuf/*.proto.
+// Compile reads descriptors and prepares the conversion for the named services. The names are full names. Without
+// names, Compile uses all services in files that no other file of the set imports. The set may omit
+// google/protobuf/*.proto.
 //
-// Compile returns errdefs.ErrInvalidArgument, with the name, for a missing service or import, invalid descriptors, and
-// types of more than [MaxTypeSize] bytes.
+// If a service or an import is missing, a descriptor is invalid, or a type has more than [MaxTypeSize] bytes, Compile
+// returns errdefs.ErrInvalidArgument. The error contains the name.
 func Compile(set *descriptorpb.FileDescriptorSet, services ...string) (*Schema, error) {
 	files, err := link(set)
 	if err != nil {
@@ -106,7 +109,7 @@ func Compile(set *descriptorpb.FileDescriptorSet, services ...string) (*Schema, 
 	return s, nil
 }
 
-// Parse is like [Compile] for a serialized FileDescriptorSet, as protoc --descriptor_set_out writes it.
+// Parse is like [Compile], but takes a serialized FileDescriptorSet, as written by protoc --descriptor_set_out.
 func Parse(set []byte, services ...string) (*Schema, error) {
 	var fds descriptorpb.FileDescriptorSet
 	if err := proto.Unmarshal(set, &fds); err != nil {

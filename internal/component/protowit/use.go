@@ -4,8 +4,8 @@ import (
 	"strings"
 )
 
-// localNames maps the items that an interface imports to their names in that interface. An item whose name clashes with
-// one of the interface's own functions or resources is renamed.
+// localNames maps each item that an interface imports to the item's name in that interface. If that name would clash
+// with a function or resource of the interface itself, the item is renamed.
 type localNames struct {
 	taken scope
 	local map[string]string // "types.hello-request" → name in this interface
@@ -19,7 +19,7 @@ func newLocalNames(taken []string) *localNames {
 	return u
 }
 
-// ref returns the local name of an item of an interface, as WIT text.
+// ref returns the local name of an item from another interface, as WIT text.
 func (u *localNames) ref(from, name string) string { return ident(u.local[from+"."+name]) }
 
 // use writes the use statement for items of one interface. It skips empty and repeated names.

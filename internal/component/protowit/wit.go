@@ -10,14 +10,15 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// File is a file of a component's WIT directory, in the form that wasm tools expect.
+// File is a file of a component's WIT directory, in the form that WebAssembly tools expect.
 type File struct {
 	Path string // "greet-v1.wit", "deps/tripod-grpc/grpc.wit"
 	Text string
 }
 
-// WIT renders the packages of the schema's services. A single package becomes the root file of the directory. With
-// several packages, the root file is a package "tripod:component", whose world "server" includes the packages' worlds.
+// WIT renders the packages of the schema's services. A single package becomes the root file of the directory. If there
+// are several packages, the root file is a package "tripod:component". Its world "server" includes the worlds of all
+// packages.
 func (s *Schema) WIT() []File {
 	files := []File{{"deps/tripod-grpc/grpc.wit", HostWIT}}
 	if len(s.packages) == 1 {
@@ -36,7 +37,7 @@ func (s *Schema) WIT() []File {
 	return append(files, File{"component.wit", w.String()})
 }
 
-// Document returns the text of [Schema.WIT] as one file. The packages in "deps" become nested packages, in braces.
+// Document returns the text of [Schema.WIT] as one file. The packages below "deps" become nested packages, in braces.
 func (s *Schema) Document() string {
 	var root, deps strings.Builder
 	for _, f := range s.WIT() {
@@ -194,7 +195,8 @@ func (p *witPackage) renderType(w *writer, t witType) {
 	w.close()
 }
 
-// note documents what the type alone does not show: a recursive field's message, and an absent field's default.
+// note writes a comment about what the type alone does not show: the message in a recursive field, and the default of
+// an absent field.
 func (w *writer) note(d protoreflect.Descriptor) {
 	fd, ok := d.(protoreflect.FieldDescriptor)
 	if !ok {
@@ -300,7 +302,7 @@ func (p *witPackage) renderService(w *writer, s *witService) {
 	w.close()
 }
 
-// function returns the WIT text of a method's type, as set by sign.
+// function returns the WIT text of the type that witPackage.sign has given to a method.
 func (u *localNames) function(m *Method, streams string) string {
 	param, ok := "request: ", u.typ(m.Response)
 	if m.Reader != nil {

@@ -26,8 +26,8 @@ type descriptor struct {
 	state *State
 	// file is the open file; nil for a directory.
 	file *os.File
-	// dir is the open directory. No path can lead out of it. top is the preopened directory that contains dir, and the
-	// field at is the path of dir below top.
+	// dir is the open directory. No path can lead out of it. top is the preopened directory from which the guest has
+	// reached dir. The field at is the path of dir relative to top.
 	dir, top *os.Root
 	at       string
 	flags    uint32

@@ -99,7 +99,7 @@ func (c *cursor) moduleExport() (name string, kind Kind) {
 }
 
 func (m *Module) table(c *cursor) {
-	if len(c.rest) > 1 && c.rest[0] == 0x40 { // a table with an initial value; parsing its expression is not worth the effort
+	if len(c.rest) > 1 && c.rest[0] == 0x40 { // a table with an initial value, which is skipped
 		c.u8()
 		c.u8()
 		c.refType()

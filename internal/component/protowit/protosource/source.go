@@ -19,17 +19,19 @@ import (
 
 // Result is the output of Compile.
 type Result struct {
-	// Set contains the files and all their imports (well-known types too), imports first, with the sources' comments.
+	// Set contains the files and all their imports, including well-known types. Imports come first. Set includes the
+	// comments of the sources.
 	Set *descriptorpb.FileDescriptorSet
-	// Services are the full names of the services that the files themselves declare, in order.
+	// Services are the full names of the services that the files declare, in order. It does not include services of
+	// imports.
 	Services []string
 }
 
 // Compile compiles .proto files. It searches the import paths in order, like protoc's -I. Without import paths, it
-// searches the directory of each file. google/protobuf/*.proto are built in.
+// searches the directory of each file. The files google/protobuf/*.proto are built in.
 //
 // Compile returns errdefs.ErrNotFound for a file or import that does not exist. For files that do not compile, it
-// returns errdefs.ErrInvalidArgument with file, line and column of every mistake.
+// returns errdefs.ErrInvalidArgument with the file, line and column of every mistake.
 func Compile(ctx context.Context, files, importPaths []string) (*Result, error) {
 	names, paths, err := locate(files, importPaths)
 	if err != nil {
@@ -58,7 +60,8 @@ func Compile(ctx context.Context, files, importPaths []string) (*Result, error) 
 	return collect(linked), nil
 }
 
-// locate returns the names by which the compiler finds the files: relative to an import path that contains them.
+// locate returns the names of the files for the compiler, and the paths that the compiler searches. Each name is
+// relative to one of these paths.
 func locate(files, importPaths []string) (names, paths []string, err error) {
 	paths = append(paths, importPaths...)
 	for _, file := range files {
