@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// bench is a client of the orchestrator that follows the state of its modules.
+// bench is a client of the orchestrator. It follows the states of the modules that it creates.
 type bench struct {
 	mqtt.Client
 	topics       wire.Topics
@@ -52,7 +52,7 @@ func connect(ctx context.Context, url string, handler func(mqtt.Message)) (mqtt.
 func closeClient(c mqtt.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	_ = c.Close(ctx) // errors no longer matter: the measurement is done
+	_ = c.Close(ctx) // errors no longer matter, because the measurement is done
 }
 
 func (b *bench) close() { closeClient(b.Client) }
@@ -80,7 +80,8 @@ func (b *bench) orderAt(ctx context.Context, topic, action string, data any) err
 	return b.Publish(ctx, topic, 2, false, e.Bytes())
 }
 
-// create makes a module by an order sent to topic, and waits until it runs. It returns how long this took.
+// create makes a module by sending an order to the given topic, and waits until the module runs. It returns how long
+// this took.
 func (b *bench) create(ctx context.Context, topic, id string, data any) (time.Duration, error) {
 	begin := time.Now()
 	if err := b.orderAt(ctx, topic, wire.ActionCreate, data); err != nil {
@@ -111,7 +112,8 @@ func (b *bench) remove(ctx context.Context, ids ...string) error {
 	})
 }
 
-// await receives messages until one matches. It fails if the orchestrator reports an error.
+// await receives messages until the function is returns true for one of them. If the orchestrator reports an error,
+// await returns it.
 func (b *bench) await(ctx context.Context, what string, is func(mqtt.Message) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -148,7 +150,7 @@ func (b *bench) states(m mqtt.Message) map[string]string {
 	return states
 }
 
-// exited returns the UUID of the module that has exited according to the message, or "".
+// exited returns the UUID of the module if the message says that a module has exited, and otherwise "".
 func exited(m mqtt.Message) string {
 	e, err := wire.ParseEnvelope(m.Payload)
 	if err != nil || e.Action != wire.ActionExited {

@@ -16,10 +16,12 @@ import (
 // small is the size of each message's payload, in bytes.
 const small = 64
 
-// batch is half the number of messages that may be in flight to a subscriber: brokers queue up to a thousand for each.
+// batch is half the number of messages that may be in flight to a subscriber. The broker queues up to 1000 messages for
+// each subscriber and drops the rest.
 const batch = 250
 
-// latency makes a module send messages to another module and back, and prints what the first module measures.
+// latency makes a module send messages to another module and back, and prints the latencies that the first module
+// measures.
 func (b *bench) latency(ctx context.Context, n int) error {
 	relay, data := b.module("relay", "bench/there", "bench/back", "plain")
 	if err := b.order(ctx, wire.ActionCreate, data); err != nil {
@@ -51,7 +53,7 @@ func (b *bench) latency(ctx context.Context, n int) error {
 
 func micro(nanos int64) float64 { return float64(nanos) / 1000 }
 
-// rates compares how fast one subscriber receives messages from a module and from a plain client, in turns.
+// rates measures how fast one subscriber receives messages from a module and, in turns, from a plain client.
 func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	var own, plain []float64
 	for range turns {
@@ -71,8 +73,9 @@ func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	return nil
 }
 
-// turn returns the messages per second that a subscriber received while publish published n. The subscriber
-// acknowledges each batch; otherwise the broker would drop what it cannot deliver.
+// turn returns how many messages per second a subscriber receives. The function publish must publish n messages. The
+// subscriber acknowledges each batch, and the publisher waits for this; otherwise the broker would drop the messages
+// that it cannot deliver.
 func (b *bench) turn(ctx context.Context, url string, n int, topic string, publish func() (end func() error, err error)) (float64, error) {
 	var count atomic.Int64
 	var first time.Time
@@ -117,7 +120,7 @@ func (b *bench) turn(ctx context.Context, url string, n int, topic string, publi
 	}
 }
 
-// plain publishes from a client what flood publishes from a module.
+// plain publishes from a plain client the same messages that flood publishes from a module.
 func (b *bench) plain(ctx context.Context, url string, n int, topic string) (func() error, error) {
 	credit := make(chan struct{}, n)
 	client, err := connect(ctx, url, func(mqtt.Message) { credit <- struct{}{} })
@@ -152,8 +155,8 @@ func (b *bench) flood(ctx context.Context, n int, topic string) (func() error, e
 	return func() error { return b.remove(ctx, id) }, nil
 }
 
-// creation creates modules whose code is compiled already, one after the other: first by orders to the orchestrator,
-// then by orders to the manager.
+// creation measures how long it takes to create a module. It creates modules one after the other, first by orders to
+// the orchestrator, then by orders to the manager. Their code is already compiled.
 func (b *bench) creation(ctx context.Context, rounds int) error {
 	fmt.Printf("| ms from create to the manager's report that the module runs, %d modules one after the other | p50 | p95 |\n|---|---:|---:|\n", rounds)
 	for _, way := range []struct{ name, to string }{
@@ -170,7 +173,7 @@ func (b *bench) creation(ctx context.Context, rounds int) error {
 			if err := b.remove(ctx, id); err != nil {
 				return err
 			}
-			if i > 0 { // the first module might have been compiled first
+			if i > 0 { // skip the first module, which might have had to be compiled
 				took = append(took, t.Seconds()*1000)
 			}
 		}
@@ -181,7 +184,7 @@ func (b *bench) creation(ctx context.Context, rounds int) error {
 	return nil
 }
 
-// crowd runs many modules at the same time on one runtime.
+// crowd measures how long it takes until many modules run on one runtime at the same time.
 func (b *bench) crowd(ctx context.Context, many int) error {
 	ids, began := make([]string, many), time.Now()
 	left := map[string]bool{}

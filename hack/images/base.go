@@ -30,14 +30,14 @@ const (
 	ipcs  = "#!/bin/sh\n# ipcs [-m|-q|-s]\ncase $1 in -q) t=msg ;; -s) t=sem ;; *) t=shm ;; esac\nexec cat /proc/sysvipc/$t\n"
 )
 
-// notApplets are names that busybox lists but that would shadow files of the images.
+// notApplets are applets of busybox that get no file in the images, because they would replace other files.
 var notApplets = []string{"busybox", "linuxrc", "rpm", "rpm2cpio"}
 
 // base returns the root file system of nearly every image: busybox, its applets, users and the usual directories.
 //
 // The applets are hard links, because symbolic links break when a test mounts something over /bin/busybox. The shell
-// comes from the plain busybox package. The one from busybox-static runs applets without looking up their files, so
-// masked and read-only paths could not be tested.
+// comes from the plain busybox package. The shell from busybox-static would run applets without looking up their files,
+// so tests could not test masked and read-only paths.
 func (d debian) base(ctx context.Context, scratch string) (tree, error) {
 	box, err := d.find("bin/busybox-static")
 	if err != nil {
@@ -65,7 +65,7 @@ func (d debian) base(ctx context.Context, scratch string) (tree, error) {
 	return t, nil
 }
 
-// listApplets asks the busybox program for its applets.
+// listApplets runs the busybox program to list its applets.
 func listApplets(ctx context.Context, program []byte, scratch string) ([]string, error) {
 	file := filepath.Join(scratch, "busybox")
 	if err := os.WriteFile(file, program, 0o755); err != nil {

@@ -12,7 +12,7 @@ import (
 // The disk has a master boot record and one FAT16 partition with the kernel, the initramfs, SYSLINUX and free space.
 const (
 	sectorSize     = 512
-	partitionStart = 2048 // in sectors; the default of partitioning tools
+	partitionStart = 2048 // in sectors; partitioning tools use the same number by default
 	partitionSize  = 39 << 20
 	bootLabel      = "TRIPODBOOT"
 
@@ -20,12 +20,13 @@ const (
 		"LABEL guest\nKERNEL vmlinuz\nAPPEND initrd=initrd " + cmdline + " tripod.boot=" + bootLabel + "\n"
 )
 
-// diskTools are the programs that make the disk, by name, with their paths in Debian's packages.
+// diskTools are the programs that make the disk. It maps each program's name to its path in Debian's packages.
 var diskTools = map[string]string{
 	"syslinux": "usr/bin/syslinux", "mkfs.fat": "sbin/mkfs.fat", "mcopy": "usr/bin/mtools", "mattrib": "usr/bin/mtools", "mmove": "usr/bin/mtools",
 }
 
-// bootDisk makes a qcow2 disk that PC firmware can boot. File dates are fixed, so the same content makes the same disk.
+// bootDisk makes a qcow2 disk that PC firmware can boot. The dates of files are fixed, so that the same content always
+// gives the same disk.
 func (s *set) bootDisk(ctx context.Context, vmlinuz, initrd []byte) ([]byte, error) {
 	dir, err := filepath.Abs(filepath.Join(s.scratch, "disk"))
 	if err != nil {
@@ -89,7 +90,8 @@ func (s *set) bootDisk(ctx context.Context, vmlinuz, initrd []byte) ([]byte, err
 	return os.ReadFile(filepath.Join(dir, "disk.qcow2"))
 }
 
-// masterBootRecord writes the boot code, and a table with one active partition of the given number of sectors.
+// masterBootRecord writes the boot code and the partition table. The table has one active partition with the given
+// number of sectors.
 func masterBootRecord(disk, code []byte, sectors int) {
 	copy(disk, code)
 	entry := disk[446:462]
@@ -102,7 +104,7 @@ func masterBootRecord(disk, code []byte, sectors int) {
 	disk[510], disk[511] = 0x55, 0xaa
 }
 
-// hostileDisks adds images with disks that a node must refuse (fault I5).
+// hostileDisks adds images with disks that a node must refuse (fault I5 in docs/faults.md).
 func (s *set) hostileDisks(ctx context.Context) error {
 	file := filepath.Join(s.scratch, "backing.qcow2")
 	out, err := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", "/etc/shadow", file, "16M").CombinedOutput()

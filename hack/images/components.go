@@ -25,14 +25,14 @@ const examples = "examples/wasm"
 
 const wasm = house + "wasm/"
 
-// component is an OCI artifact of the set, with the NAME:TAG to which it is pushed.
+// component is an OCI artifact of the set. Its name has the form NAME:TAG.
 type component struct {
 	name string
 	*artifact.Image
 }
 
-// components makes the artifacts of the examples, and some that a node must refuse (fault I6). Those that `tripod push`
-// would reject are built here without its check.
+// components makes the artifacts of the examples, and artifacts that a node must refuse (fault I6 in docs/faults.md).
+// Some of the latter would be rejected by `tripod push`, so components builds them without that check.
 func components(ctx context.Context) ([]component, error) {
 	b := builder{ctx: ctx}
 	greeter, faults := b.descriptors("greeter/greeter.proto"), b.descriptors("faults-c/faults.proto")
@@ -43,7 +43,8 @@ func components(ctx context.Context) ([]component, error) {
 	b.add("hello-http-c:1", b.example("hello-http-c"), nil, nil)
 	b.add("command-go:1", b.example("command-go"), nil, nil)
 
-	// Pods can run both of these as example.com:greet.Greeter@1.0.0: the first by its labels, the second by its name.
+	// Pods can run either of the next two as example.com:greet.Greeter@1.0.0: the first because of its labels, the
+	// second because of its name.
 	b.add("named:1", b.example("greeter-c"), greeter, map[string]string{
 		"vimana.host/domain": "example.com", "vimana.host/server": "greet.Greeter", "vimana.host/version": "1.0.0",
 	})
@@ -55,7 +56,7 @@ func components(ctx context.Context) ([]component, error) {
 	b.add("no-descriptors:1", b.example("greeter-c"), nil, nil)
 	b.add("unknown-import:1", module(`env missing`, 1, "\x00\x0b"), nil, nil)
 	b.add("huge-memory:1", module(``, 65536, "\x00\x0b"), nil, nil)
-	b.add("invalid:1", module(``, 1, "\x00\x6a\x0b"), nil, nil) // adds two numbers from an empty stack
+	b.add("invalid:1", module(``, 1, "\x00\x6a\x0b"), nil, nil) // the code adds two numbers, but the stack is empty
 	return b.all, b.err
 }
 
@@ -98,8 +99,9 @@ func (b *builder) add(name string, binary, descriptors []byte, notes map[string]
 	b.all = append(b.all, component{wasm + name, im})
 }
 
-// vimana adds an artifact in Vimana's layout: a component, and a Metadata message that describes its method
-// echo.v1.Echo/Echo (see internal/component/protowit). The method's messages have one bytes field, with number 1.
+// vimana adds an artifact in Vimana's layout. It has a component, and a Metadata message (see
+// internal/component/protowit) that describes the component's method echo.v1.Echo/Echo. The messages of the method have
+// one field, of type bytes and number 1.
 func (b *builder) vimana(name string, binary []byte) {
 	text := func(n protowire.Number, s string) []byte {
 		return protowire.AppendString(protowire.AppendTag(nil, n, protowire.BytesType), s)
@@ -124,8 +126,9 @@ func (b *builder) vimana(name string, binary []byte) {
 	}})
 }
 
-// module assembles a core module with a function _start. imports is "MODULE NAME" of an imported function, or ""; pages
-// is the initial memory size; code is the function's locals and instructions.
+// module assembles a core module with a function _start. The parameter imports is "MODULE NAME" of one imported
+// function, or "". The initial memory has the given number of pages. The parameter code is the locals and instructions
+// of _start.
 func module(imports string, pages uint64, code string) []byte {
 	var m bytes.Buffer
 	m.WriteString("\x00asm\x01\x00\x00\x00")
@@ -165,7 +168,7 @@ func (c component) push(ctx context.Context, addr string) error {
 	return err
 }
 
-// wasmRootfs adds a container image whose entrypoint is a .wasm file, behind a symbolic link as in real images.
+// wasmRootfs adds a container image whose entrypoint is a symbolic link to a .wasm file, as in real images.
 func (s *set) wasmRootfs() {
 	data, err := os.ReadFile(filepath.Join(examples, "command-go", "command-go.wasm"))
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 )
 
 // cpio packs the tree as an initramfs, in the "newc" format that the kernel documents in
-// Documentation/driver-api/early-userspace/buffer-format.rst. It is uncompressed, because an emulated machine loads
-// faster than it decompresses. Hard links become symbolic links.
+// Documentation/driver-api/early-userspace/buffer-format.rst. The initramfs is uncompressed, because an emulated
+// machine is slow at decompressing. Hard links become symbolic links.
 func (t tree) cpio() []byte {
 	var b bytes.Buffer
 	inode := 0

@@ -17,12 +17,12 @@ import (
 	"strings"
 )
 
-// packages are the Debian packages from which the images are made. They are downloaded and read, not installed, so the
-// host's own packages do not matter.
+// packages are the Debian packages that provide the content of the images. They are downloaded and read, not installed,
+// so the host's own packages do not matter.
 var packages = []string{
 	"busybox", "busybox-static", "nginx", "libc6", "libcrypt1", "libpcre2-8-0", "libssl3", "zlib1g",
 	"syslinux", "syslinux-common", "mtools", "dosfstools", // for the bootable disk
-	// for Kubernetes' tests; curl has many libraries
+	// for Kubernetes' tests; curl needs many libraries
 	"bash", "libtinfo6", "hostname", "netcat-openbsd", "libbsd0", "libmd0",
 	"curl", "libcurl4", "libbrotli1", "libcom-err2", "libffi8", "libgmp10", "libgnutls30", "libgssapi-krb5-2", "libhogweed6", "libidn2-0",
 	"libk5crypto3", "libkeyutils1", "libkrb5-3", "libkrb5support0", "libldap-2.5-0", "libnettle8", "libnghttp2-14", "libp11-kit0", "libpsl5",
@@ -37,7 +37,7 @@ type download struct {
 	files []string
 }
 
-// find asks apt for the file names. It returns false if apt does not know all packages.
+// find asks apt for the names of the files to download. It returns false if apt does not know all packages.
 func (d *download) find(ctx context.Context) bool {
 	kernels := kernelPackages(ctx, cloudKernel, fullKernel)
 	d.cloud, d.full = kernels[cloudKernel], kernels[fullKernel]
@@ -57,7 +57,8 @@ func (d *download) find(ctx context.Context) bool {
 // uriLine matches a line of `apt-get download --print-uris`: 'URI' FILE SIZE HASH. FILE includes the version.
 var uriLine = regexp.MustCompile(`(?m)^'[^']+' (\S+\.deb) `)
 
-// findDebs asks apt for the packages' current versions. It updates apt's lists if packages are missing from them.
+// findDebs asks apt for the current versions of the packages. If packages are missing from apt's lists, findDebs
+// updates the lists.
 func findDebs(ctx context.Context) (*download, error) {
 	d := &download{}
 	if d.find(ctx) {
@@ -72,7 +73,7 @@ func findDebs(ctx context.Context) (*download, error) {
 	return d, nil
 }
 
-// apt runs apt-get in dir, as root, because the user to which apt would switch cannot write there.
+// apt runs apt-get in dir. It stays root, because apt would otherwise switch to a user who cannot write to dir.
 func apt(ctx context.Context, dir string, args ...string) error {
 	c := exec.CommandContext(ctx, "apt-get", append([]string{"-qq", "-o", "APT::Sandbox::User=root"}, args...)...)
 	c.Dir = dir
@@ -82,10 +83,10 @@ func apt(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// debian is the content of the packages: files by path without a leading slash.
+// debian is the content of the packages. The keys are paths without a leading slash.
 type debian map[string]*entry
 
-// fetch downloads the packages that are missing in dir, and removes other versions.
+// fetch downloads the packages that are missing in dir, and removes other versions of the packages.
 func (d *download) fetch(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -107,7 +108,7 @@ func (d *download) fetch(ctx context.Context, dir string) error {
 	}
 	get := append([]string{"download"}, d.packages...)
 	if err := apt(ctx, dir, get...); err != nil {
-		// The lists are outdated and name versions that the mirror no longer has.
+		// The lists are outdated: they name versions that the mirror no longer has.
 		return errors.Join(apt(ctx, dir, "update"), apt(ctx, dir, get...))
 	}
 	return nil
@@ -128,7 +129,7 @@ func readDebs(ctx context.Context, dir string, names []string) (debian, error) {
 }
 
 func (d debian) read(ctx context.Context, file string) error {
-	// Both busybox packages contain bin/busybox, so rename the static one.
+	// Both busybox packages contain bin/busybox, so rename the one from busybox-static.
 	rename := strings.NewReplacer()
 	if strings.HasPrefix(filepath.Base(file), "busybox-static_") {
 		rename = strings.NewReplacer("bin/busybox", "bin/busybox-static")
@@ -152,7 +153,7 @@ func (d debian) read(ctx context.Context, file string) error {
 	}
 }
 
-// find returns the file at name. It follows symbolic links.
+// find returns the file with the given path. It follows symbolic links.
 func (d debian) find(name string) (*entry, error) {
 	for range 8 {
 		e := d[name]
@@ -171,7 +172,7 @@ func (d debian) find(name string) (*entry, error) {
 	return nil, fmt.Errorf("too many symbolic links at %s", name)
 }
 
-// install copies the program src from the packages to dst in t, with its loader and libraries.
+// install copies the program src from the packages to dst in t, together with the program's loader and libraries.
 func (d debian) install(t tree, src, dst string) error {
 	e, err := d.find(src)
 	if err != nil {
@@ -181,7 +182,8 @@ func (d debian) install(t tree, src, dst string) error {
 	return d.libraries(t, e.data)
 }
 
-// libraries copies the loader and libraries that an ELF file needs to t, where the loader finds them.
+// libraries copies to t the loader and libraries that an ELF file needs. It puts the libraries where the loader finds
+// them.
 func (d debian) libraries(t tree, data []byte) error {
 	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {

@@ -1,20 +1,20 @@
 // Command images builds the container images that the tests and the demo run, and serves them.
 //
-//	images [build]          build them into build/images, unless nothing has changed
+//	images [build]          build the images into build/images, unless nothing has changed
 //	images list             print NAME DIGEST, one image a line
-//	images serve ADDR       serve them on ADDR until a signal (docker-registry with a copy, so pushing is safe)
-//	images push ADDR        push them to a registry
+//	images serve ADDR       serve the images on ADDR until a signal (docker-registry on a copy, so pushing is safe)
+//	images push ADDR        push the images to a registry
 //	images hosts ADDR DIR   write DIR/_default/hosts.toml, which redirects pulls from every registry to ADDR
 //
-// Commands other than build do not look for changes, because asking apt for updates takes a second or two. They build
-// only if nothing has been built yet.
+// Only the command build looks for changes, because asking apt for updates takes a second or two. The other commands
+// build only if nothing has been built yet.
 //
-// Many images have the names of public images that CRI test suites and Kubernetes' node tests pull, so that the tests
-// run with a mirror, without the internet. Their content is Debian's busybox, nginx and curl, extracted from the
-// packages without installing them; small Go programs; and Kubernetes' agnhost once hack/kube.sh has built it. The
-// components of examples/wasm are included as artifacts, and so are disks and kernels for virtual machines, made from
-// Debian's kernel packages. The same packages and sources always give the same digests: all files have the same date
-// and a fixed order, and nothing is copied from the host.
+// Many images have the names of public images that CRI test suites and Kubernetes' node tests pull, so that these tests
+// need only a mirror and no internet. The content of the images is busybox, nginx and curl from Debian's packages
+// (extracted, not installed), small Go programs, and Kubernetes' agnhost if hack/kube.sh has built it. The components
+// of examples/wasm are included as artifacts. Disks and kernels for virtual machines are included too; they are made
+// from Debian's kernel packages. The same packages and sources always give the same digests: all files have the same
+// date and a fixed order, and nothing is copied from the host.
 //
 //	build/images/debs/       the packages
 //	build/images/vm/         kernels, initramfs and a disk for tests that need no registry

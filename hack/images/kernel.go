@@ -21,11 +21,11 @@ import (
 // kernel is the content of a Debian kernel package.
 type kernel struct {
 	vmlinuz []byte
-	// modules are the modules by name, with "-" replaced by "_".
+	// modules are the kernel modules by name. In the names, "-" is replaced by "_".
 	modules map[string][]byte
 }
 
-// Metapackages of the current kernels: the one for virtual machines, and the full one, which has virtio-9p.
+// Metapackages of the current kernels: the kernel for virtual machines, and the full kernel, which has virtio-9p.
 const (
 	cloudKernel = "linux-image-cloud-amd64"
 	fullKernel  = "linux-image-amd64"
@@ -43,7 +43,7 @@ func kernelPackages(ctx context.Context, metas ...string) map[string]string {
 	return found
 }
 
-// readKernel reads the kernel package pkg from dir, which contains the files names.
+// readKernel reads the kernel package pkg from dir. The parameter names lists the files in dir.
 func readKernel(ctx context.Context, dir string, names []string, pkg string) (*kernel, error) {
 	i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, pkg+"_") })
 	if i < 0 {
@@ -88,8 +88,9 @@ func (k *kernel) read(from io.Reader) error {
 
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-// guestModules are the modules that the test guest loads, by group: "base" always, virtio-0xNNNN if a device of that
-// kind exists. Modules that the kernel package lacks, or that are built in, are skipped. Dependencies are loaded first.
+// guestModules are the modules that the test guest loads, by group. The guest always loads the group "base"; it loads
+// virtio-0xNNNN if a device of that kind exists. Modules that the kernel package lacks, or that are built into the
+// kernel, are skipped. Dependencies are loaded first.
 var guestModules = map[string][]string{
 	"base": {"virtio_pci", "isofs", "button", "evdev", "pvpanic_mmio", "pvpanic_pci", "vfat", "nls_cp437", "nls_ascii"},
 
@@ -103,7 +104,7 @@ var guestModules = map[string][]string{
 	"virtio-0x001a": {"virtiofs"},
 }
 
-// helpers are dependencies of guestModules. The .modinfo sections say which module needs which.
+// helpers are dependencies of guestModules. The .modinfo section of each module says which modules it needs.
 var helpers = []string{
 	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "failover", "net_failover", "cdrom", "pvpanic", "fat",
 	"scsi_mod", "scsi_common", "t10_pi", "crc_t10dif", "crct10dif_common", "crct10dif_generic", "crc64", "crc64_rocksoft", "crc64_rocksoft_generic",
@@ -120,8 +121,8 @@ func wantModule(file string) bool {
 	return slices.Contains(helpers, name)
 }
 
-// install adds the modules to the tree of an initramfs as lib/modules/NAME.ko, and a list of each group in loading
-// order as lib/modules/GROUP.
+// install adds the modules to the tree of an initramfs, as lib/modules/NAME.ko. For each group, it adds a list of the
+// group's modules in loading order, as lib/modules/GROUP.
 func (k *kernel) install(t tree) error {
 	for group, names := range guestModules {
 		var order []string
@@ -141,7 +142,7 @@ func (k *kernel) install(t tree) error {
 	return nil
 }
 
-// closure appends the module, after its dependencies, to the modules in loading order.
+// closure appends a module to the list order, which is in loading order. The dependencies of the module come before it.
 func (k *kernel) closure(order []string, name string) ([]string, error) {
 	data := k.modules[name]
 	if data == nil || slices.Contains(order, name) {
@@ -173,14 +174,14 @@ func (k *kernel) closure(order []string, name string) ([]string, error) {
 	return append(order, name), nil
 }
 
-// First bytes of the compressed kernels in vmlinuz: LZ4's legacy frame, and XZ.
+// First bytes of a compressed kernel in vmlinuz: a legacy frame of LZ4, or XZ.
 var (
 	lz4Magic = []byte{0x02, 0x21, 0x4c, 0x18}
 	xzMagic  = []byte("\xfd7zXZ\x00")
 )
 
-// vmlinux returns the kernel as an ELF file, which QEMU can start (by PVH) without decompression in the guest. It runs
-// the program xz, because Go's libraries lack XZ's filter for x86 code.
+// vmlinux returns the kernel as an ELF file, which QEMU can start (by PVH) without decompression in the guest. vmlinux
+// runs the program xz, because the XZ libraries for Go lack the filter for x86 code.
 func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
 	unpack := func(magic []byte, open func([]byte) ([]byte, error)) []byte {
 		for i := 0; ; i++ {
@@ -189,7 +190,8 @@ func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
 				return nil
 			}
 			i += next
-			// Ignore the error: it is about the size after the compressed data. By then the kernel is complete.
+			// Ignore the error. It is about the size field after the compressed data; the kernel has been read
+			// completely by then.
 			if data, _ := open(k.vmlinuz[i:]); bytes.HasPrefix(data, []byte(elf.ELFMAG)) {
 				return data
 			}

@@ -13,8 +13,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// agnhostProgram returns the path of the program that hack/kube.sh builds, or "" if it is not built. Building it takes
-// minutes, and only test/e2enode needs it.
+// agnhostProgram returns the path of the program agnhost, or "" if hack/kube.sh has not built the program. Building
+// takes minutes, and only test/e2enode needs agnhost.
 func agnhostProgram(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, "hack/kube.sh", "check", "e2e").Output()
 	if err != nil {
@@ -33,7 +33,7 @@ func (s *set) kubernetes(ctx context.Context, agnhost string) {
 	s.add(e2e+"busybox:1.37.0-2", v1.Config{Env: env, Cmd: []string{"sh"}}, shell)
 	s.add(e2e+"nonroot:1.5", v1.Config{Env: env, Cmd: []string{"sh"}, User: "1234"}, shell)
 
-	resolver := tree{} // its hostname -f uses the C library
+	resolver := tree{} // in this image, hostname -f uses the C library
 	s.install(resolver, "bin/hostname")
 	s.add(e2e+"glibc-dns-testing:2.1.1", v1.Config{Env: env}, shell, resolver)
 
@@ -64,7 +64,7 @@ func (s *set) install(t tree, programs ...string) {
 	}
 }
 
-// shell returns a layer with a shell that passes on the whole environment.
+// shell returns a layer with a shell that passes on the whole environment, even variables with invalid names.
 func (s *set) shell(ctx context.Context) (tree, error) {
 	program, err := compile(ctx, "./hack/images/shell", s.scratch)
 	if err != nil {
@@ -76,8 +76,8 @@ func (s *set) shell(ctx context.Context) (tree, error) {
 	return t, nil
 }
 
-// agnhost returns a layer with the agnhost program and what its tests expect: its certificate, curl, netcat, users, a
-// directory for uploads, and the image that it serves as a registry.
+// agnhost returns a layer with the agnhost program and everything that the tests of agnhost expect: a certificate,
+// curl, netcat, users, a directory for uploads, and the image that agnhost serves as a registry.
 func (s *set) agnhost(ctx context.Context, program string) (tree, error) {
 	data, err1 := os.ReadFile(program)
 	source, err2 := exec.CommandContext(ctx, "go", "list", "-C", "hack/kube", "-f", "{{.Dir}}", "k8s.io/kubernetes/test/images/agnhost/porter").Output()
@@ -107,8 +107,8 @@ func (s *set) agnhost(ctx context.Context, program string) (tree, error) {
 	return nil, errors.New("the image pause:3.10.2 is missing")
 }
 
-// serve adds an image to t in the layout that `agnhost fake-registry-server` serves: a tag is a file that contains a
-// digest, and content is in var/registry/NAME/{manifests,blobs}/sha256/AB/ABCD.../data.
+// serve adds an image to t in the layout that `agnhost fake-registry-server` serves. In this layout, a tag is a file
+// that contains a digest. Content is in var/registry/NAME/{manifests,blobs}/sha256/AB/ABCD.../data.
 func serve(t tree, name, tag string, im image) error {
 	one, err := im.manifest(runtime.GOARCH)
 	if err != nil {

@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// run must be called in the root directory of the repository.
+// run runs the command in args. The working directory must be the root of the repository.
 func run(ctx context.Context, s store, args []string) error {
 	if len(args) == 0 {
 		args = []string{"build"}
@@ -53,7 +53,7 @@ func run(ctx context.Context, s store, args []string) error {
 	return errors.New(usage)
 }
 
-// serve serves a copy of the storage until ctx ends.
+// serve serves a copy of the registry's storage until ctx ends.
 func (s store) serve(ctx context.Context, addr string) error {
 	dir, err := os.MkdirTemp("", "tripod-registry-") // below TMPDIR, which a test environment removes
 	if err != nil {

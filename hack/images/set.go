@@ -11,7 +11,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// The public repositories whose images are replaced, without the registry's host.
+// The public repositories whose images are replaced. The names omit the host of the registry.
 const (
 	e2e   = "e2e-test-images/"
 	cri   = "k8s-staging-cri-tools/"
@@ -19,14 +19,14 @@ const (
 	house = "tripod/" // our own
 )
 
-// image is one image of the set: NAME:TAG, layers from the bottom up, configuration.
+// image is one image of the set. Its name has the form NAME:TAG. The lowest layer is the first.
 type image struct {
 	name   string
 	layers []v1.Layer
 	config v1.Config
-	// arches are the platforms of the index; nil means only this machine's.
+	// arches are the architectures in the index; nil means only the architecture of this machine.
 	arches []string
-	// bare omits the index: the tag refers to a manifest.
+	// bare means that there is no index: the tag refers to a manifest.
 	bare bool
 }
 
@@ -43,7 +43,7 @@ type set struct {
 
 var env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// newSet makes every image from the packages, and from the program agnhost if it is built.
+// newSet makes every image from the packages, and from the program agnhost if agnhost is not "".
 func (s store) newSet(ctx context.Context, debs *download, agnhost, scratch string) ([]image, error) {
 	d, err1 := readDebs(ctx, s.path("debs"), debs.files)
 	cloud, err2 := readKernel(ctx, s.path("debs"), debs.files, debs.cloud)
@@ -84,7 +84,7 @@ func (s *set) layer(t tree) v1.Layer {
 // shell returns the configuration of an image that runs a shell.
 func shell() v1.Config { return v1.Config{Env: env, Cmd: []string{"sh"}} }
 
-// add adds an image that has the base layer and, above it, a layer for each tree.
+// add adds an image. Its layers are the base layer and, above that, one layer for each tree.
 func (s *set) add(name string, c v1.Config, trees ...tree) *image {
 	im := image{name: name, config: c, layers: []v1.Layer{s.base}}
 	for _, t := range trees {
@@ -94,7 +94,7 @@ func (s *set) add(name string, c v1.Config, trees ...tree) *image {
 	return &s.images[len(s.images)-1]
 }
 
-// mark returns a layer with one small file, which makes an image differ from similar ones.
+// mark returns a layer with one small file. The file makes an image differ from similar images.
 func mark(name, content string) tree {
 	t := tree{}
 	t.text(name, content+"\n")
@@ -197,13 +197,14 @@ func (s *set) programs(ctx context.Context) {
 	}
 }
 
-// own adds images that no public suite needs, each for something that a runtime can get wrong.
+// own adds images that only our own tests need. Each is for something that a runtime can get wrong.
 func (s *set) own() {
 	s.add(house+"busybox:1", shell())
 	s.add(house+"bare:1", shell(), mark("bare", "a manifest without an index")).bare = true
 	s.add(house+"index:1", shell()).arches = []string{"amd64", "arm64", "s390x"}
 
-	// Everything that an image configuration can contain, and labels that look like control keys of runtimes.
+	// The configuration contains everything that it can contain, and labels that look like the control keys of
+	// runtimes.
 	t := tree{}
 	t.dir(0o755, "data")
 	t.text("data/seed", "from the image\n")
@@ -223,7 +224,7 @@ func (s *set) own() {
 		},
 	}, t)
 
-	// A program that exits cleanly only on the image's stop signal.
+	// The program exits with the expected code only on the image's stop signal.
 	s.add(house+"stopsignal:1", v1.Config{
 		Env: env, StopSignal: "SIGUSR1",
 		Cmd: []string{"sh", "-c", "trap 'echo got USR1; exit 7' USR1; trap 'echo got TERM; exit 15' TERM; echo ready; while :; do sleep 1 & wait $!; done"},
@@ -232,7 +233,7 @@ func (s *set) own() {
 	s.hostile()
 }
 
-// layered adds an image whose upper layer changes the lower one in every way that layers can.
+// layered adds an image with two layers. The upper layer changes the lower layer in every way that a layer can.
 func (s *set) layered() {
 	low, high := tree{}, tree{}
 	low.text("layers/kept", "low\n")
@@ -255,7 +256,7 @@ func (s *set) layered() {
 
 // hostile adds images that are valid but malicious (see docs/testing.md).
 func (s *set) hostile() {
-	t := tree{} // paths that a runtime opens or mounts, all of which lead outside
+	t := tree{} // paths that a runtime opens or mounts; all of them lead outside the root file system
 	t.symlink("etc/passwd", "/../../../../etc/tripod-outside/passwd")
 	t.symlink("etc/group", "../../../../../etc/tripod-outside/group")
 	t.symlink("work", "/../../../../etc")

@@ -44,7 +44,8 @@ func (s store) path(elem ...string) string {
 	return filepath.Join(append([]string{string(s)}, elem...)...)
 }
 
-// build makes everything, unless it is up to date with the packages and sources. Concurrent builds wait for each other.
+// build makes everything, unless all is up to date with the packages and sources. Concurrent builds wait for each
+// other.
 func (s store) build(ctx context.Context) error {
 	if err := os.MkdirAll(string(s), 0o755); err != nil {
 		return err
@@ -103,7 +104,7 @@ func (s store) build(ctx context.Context) error {
 	return os.WriteFile(s.path("key"), key, 0o644)
 }
 
-// buildKey returns everything on which the images depend, as text.
+// buildKey returns a text that contains everything that the images depend on.
 func buildKey(debs []string, comps []component, agnhost string) []byte {
 	var b bytes.Buffer
 	// The path of agnhost contains its version.
@@ -143,7 +144,7 @@ func (s store) writeLayout(images []image, comps []component) error {
 	return errors.Join(os.WriteFile(s.path("images.txt"), list.Bytes(), 0o644), os.WriteFile(s.path("images.yaml"), []byte(yaml), 0o644))
 }
 
-// append adds the image to a layout and returns the digest to which its name refers.
+// append adds the image to a layout. It returns the digest that the image's name refers to.
 func (im image) append(p layout.Path) (v1.Hash, error) {
 	named := layout.WithAnnotations(map[string]string{ocispec.AnnotationRefName: im.name})
 	if im.bare {
@@ -179,8 +180,8 @@ func (im image) append(p layout.Path) (v1.Hash, error) {
 	return appendIndex(p, im.name, manifests)
 }
 
-// appendIndex writes an image index. Skopeo marshals an index again when it copies it, with the field order of the
-// image specification's Go types. The index keeps its digest only if it is written in that order.
+// appendIndex writes an image index. When skopeo copies an index, it marshals the index again, with the field order of
+// the image specification's Go types. So the index keeps its digest only if appendIndex uses the same order.
 func appendIndex(p layout.Path, name string, manifests []ocispec.Descriptor) (v1.Hash, error) {
 	data, err := json.Marshal(ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests})
 	if err != nil {
@@ -197,7 +198,8 @@ func appendIndex(p layout.Path, name string, manifests []ocispec.Descriptor) (v1
 		Annotations: map[string]string{ocispec.AnnotationRefName: name}})
 }
 
-// manifest builds the image for one platform. A multi-platform image gets a file that names the platform, for tests.
+// manifest builds the image for one platform. If the image has several platforms, it gets a file that names the
+// platform, for tests.
 func (im image) manifest(arch string) (v1.Image, error) {
 	layers := im.layers
 	if im.arches != nil {
@@ -221,8 +223,8 @@ func (im image) manifest(arch string) (v1.Image, error) {
 	return mutate.ConfigFile(one, cf)
 }
 
-// fillInPrivate fills the storage in build/images/registry by pushing the images to a docker-registry. It runs in its
-// own network namespace, so it uses no port of the host.
+// fillInPrivate fills the storage in build/images/registry by pushing the images to a docker-registry. The
+// docker-registry runs in its own network namespace, so it uses no port of the host.
 func (s store) fillInPrivate() error {
 	self, err := os.Executable()
 	if err != nil {
@@ -242,7 +244,8 @@ func (s store) fill(ctx context.Context) error {
 	return errors.Join(s.push(ctx, srv.Addr), srv.Stop())
 }
 
-// push copies the images to a registry with skopeo, pushes the components itself, and verifies the registry's digests.
+// push copies the images to a registry with skopeo, pushes the components without skopeo, and checks that the registry
+// has the expected digests.
 func (s store) push(ctx context.Context, addr string) error {
 	list, err := os.ReadFile(s.path("images.txt"))
 	if err != nil {

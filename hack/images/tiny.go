@@ -2,12 +2,13 @@ package main
 
 import "slices"
 
-// tinyTicks is a guest in one sector. It prints "tick 00001", "tick 00002", ... on the serial console, about five times
-// a second, and turns the machine off when the power button is pressed. PC firmware boots it much faster than any
-// kernel, so it suits tests of a machine's life cycle that need no real guest. It is loaded at 0x7c00, in real mode.
+// tinyTicks is a guest that fits into one sector. It prints "tick 00001", "tick 00002", ... on the serial console,
+// about five times a second, and turns the machine off when the power button is pressed. PC firmware boots tinyTicks
+// much faster than any kernel, so it suits tests of a machine's life cycle that need no real guest. The firmware loads
+// it at 0x7c00 and runs it in real mode.
 //
-// The registers are those of QEMU's q35: PM1_STS 0x600 and PM1_EN 0x602, whose bit 8 is the power button, and PM1_CNT
-// 0x604, where 0x2000 means "sleep, state 5".
+// The registers are those of QEMU's q35: PM1_STS is 0x600 and PM1_EN is 0x602; bit 8 of both is the power button.
+// PM1_CNT is 0x604, where 0x2000 means "sleep, state 5".
 var tinyTicks = slices.Concat(
 	[]byte{
 		0x31, 0xc0, // 00       xor  ax, ax
@@ -49,8 +50,8 @@ var tinyTicks = slices.Concat(
 	[]byte("tick 00001\r\n\x00"), // 4a text
 )
 
-// tinyMachines adds machines that boot from variants of tinyTicks: one that ticks, one that prints one line and turns
-// itself off, and one that ticks and ignores the power button.
+// tinyMachines adds three machines that boot from variants of tinyTicks. The first ticks. The second prints one line
+// and turns itself off. The third ticks and ignores the power button.
 func (s *set) tinyMachines() {
 	ends, deaf := slices.Clone(tinyTicks), slices.Clone(tinyTicks)
 	copy(ends[0x2f:], []byte{0xeb, 0x0f}) // wait: jmp off

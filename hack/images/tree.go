@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// tree is a file system layer being built; the keys are paths without a leading slash.
+// tree is a file system layer that is being built. The keys are paths without a leading slash.
 type tree map[string]*entry
 
 // entry is a file, directory (typ tar.TypeDir) or link (tar.TypeLink, tar.TypeSymlink).
@@ -59,7 +59,7 @@ func (t tree) add(name string, e *entry) {
 }
 
 // layer packs the tree, sorted and without dates, so that the digest depends only on the content. Hard links come last,
-// because they need their targets first.
+// because their targets must come first.
 func (t tree) layer() (v1.Layer, error) {
 	names := slices.SortedFunc(maps.Keys(t), func(a, b string) int {
 		if la, lb := t[a].typ == tar.TypeLink, t[b].typ == tar.TypeLink; la != lb {

@@ -20,7 +20,7 @@ import (
 
 const vm = house + "vm/"
 
-// guest contains the test guest's files, besides busybox and kernel modules.
+// guest contains the files of the test guest, except busybox and the kernel modules.
 //
 //go:embed guest
 var guest embed.FS
@@ -31,11 +31,12 @@ var guestFiles = map[string]string{
 	"info": "www/cgi-bin/info", "blob": "www/cgi-bin/blob", "count": "www/cgi-bin/count",
 }
 
-// cmdline is the kernel command line of the images that are booted directly. no_timer_check is needed because on a busy
-// host the kernel would take its timer for broken hardware, and panic.
+// cmdline is the kernel command line of the images that are booted directly. Without no_timer_check, the kernel would
+// mistake its timer for broken hardware on a busy host, and panic.
 const cmdline = "console=ttyS0 quiet no_timer_check"
 
-// machines adds the images of virtual machines. It also writes their parts to dir, for tests that need no registry.
+// machines adds the images of virtual machines. It also writes the kernels, the initramfs and the disk to dir, for
+// tests that need no registry.
 func (s *set) machines(ctx context.Context, dir string) error {
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return err
@@ -85,12 +86,12 @@ func (s *set) machines(ctx context.Context, dir string) error {
 	return errors.Join(save("disk.qcow2", disk), save("cmdline", []byte(cmdline)), s.hostileDisks(ctx))
 }
 
-// addMachine adds the image of a machine: one layer without a configuration.
+// addMachine adds the image of a machine. The image has one layer and no configuration.
 func (s *set) addMachine(name string, t tree) {
 	s.images = append(s.images, image{name: name, layers: []v1.Layer{s.layer(t)}})
 }
 
-// guestInitrd makes the guest's initramfs, which is its whole file system.
+// guestInitrd makes the guest's initramfs, which is the whole file system of the guest.
 func guestInitrd(k *kernel, busybox []byte, applets []string) ([]byte, error) {
 	t := tree{}
 	t.dir(0o755, "bin", "dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp", "var")

@@ -1,5 +1,5 @@
-// Command kubenode runs the one-node Kubernetes cluster of the tests until it gets a signal, for trying things by
-// hand. It must run in an environment made by hack/testns; hack/kube.sh up starts it.
+// Command kubenode runs the one-node Kubernetes cluster of the tests until it gets a signal, so that you can try things
+// by hand. It must run in an environment made by hack/testns; `hack/kube.sh up` starts kubenode.
 package main
 
 import (
@@ -24,7 +24,8 @@ func main() {
 	}
 }
 
-// run keeps the cluster running until ctx ends. Once it is ready, the environment's directory contains "kubeconfig".
+// run keeps the cluster running until ctx ends. Once the cluster is ready, the environment's directory contains the
+// file "kubeconfig".
 func run(ctx context.Context) error {
 	if harness.Dir() == "" {
 		return errors.New("not in an environment of hack/testns; start it with hack/kube.sh up")
@@ -34,7 +35,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.Daemon.Supervise() // restarts the daemon, as its unit file does, because the user might kill it
+	c.Daemon.Supervise() // restarts the daemon, as systemd would, because the user might kill it
 	up := filepath.Join(harness.Dir(), "kubeconfig")
 	if err := os.Symlink(c.Kubeconfig(), up); err != nil {
 		return errors.Join(err, c.Stop())

@@ -1,5 +1,5 @@
-// Command testns runs a command as root in new namespaces, with loopback up and its own directory and cgroup, and
-// leaves nothing behind. See the package test/harness/testns.
+// Command testns runs a command as root in new namespaces, with the loopback interface up and with its own directory
+// and cgroup. It leaves nothing behind. See package test/harness/testns.
 package main
 
 import (

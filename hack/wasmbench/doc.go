@@ -5,5 +5,6 @@
 //	    ├──────► the component, on its pod's IP: a fresh instance for each request
 //	    └──────► `wasmbench echo`: quic-go's http3.Server with a ten-line handler, in the same network namespace
 //
-// Both are measured in turns, so that changes in the machine's load affect both. It prints the report as Markdown.
+// The component and the bare handler are measured in turns, so that changes in the machine's load affect both.
+// Wasmbench prints its report as Markdown.
 package main

@@ -70,7 +70,8 @@ func selfSigned() (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
-// startEcho runs the bare handler in its own process, like the worker. The returned function ends the process.
+// startEcho runs the bare handler in a separate process, because a component also runs in a separate process. The
+// function stop ends the process.
 func startEcho(ctx context.Context, netns string) (stop func(), err error) {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "echo", netns)
 	cmd.Stderr = os.Stderr

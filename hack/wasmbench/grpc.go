@@ -45,7 +45,7 @@ func dialCleartext(addr string) *conn {
 func payload(size int) []byte {
 	message := binary.AppendUvarint([]byte{1<<3 | 2}, uint64(size))
 	data := make([]byte, size)
-	_, _ = rand.Read(data) // never fails
+	_, _ = rand.Read(data) // Read never fails
 	return framed(append(message, data...))
 }
 
@@ -93,7 +93,7 @@ func (c *conn) call(ctx context.Context, procedure string, frame []byte) ([]byte
 		}
 	}
 	trailer := response.Trailer
-	if code := response.Header.Get("Grpc-Status"); code != "" { // a trailers-only response
+	if code := response.Header.Get("Grpc-Status"); code != "" { // the response consists of trailers only
 		trailer = response.Header
 	}
 	if code := trailer.Get("Grpc-Status"); code != "0" {
@@ -102,7 +102,7 @@ func (c *conn) call(ctx context.Context, procedure string, frame []byte) ([]byte
 	return reply, nil
 }
 
-// echo calls Echo and compares the reply with the request.
+// echo calls Echo. It returns an error if the reply differs from the request.
 func (c *conn) echo(ctx context.Context, frame []byte) error {
 	reply, err := c.call(ctx, echoProcedure, frame)
 	if err == nil && !bytes.Equal(reply, frame) {

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// rate calls Echo from the given number of goroutines for the duration, and returns the answers per second.
+// rate calls Echo from several goroutines for the given duration, and returns the number of answers per second. The
+// parameter concurrency is the number of goroutines.
 func rate(ctx context.Context, c *conn, frame []byte, concurrency int, duration time.Duration) (float64, error) {
 	var answers atomic.Int64
 	var wg sync.WaitGroup
@@ -31,7 +32,8 @@ func rate(ctx context.Context, c *conn, frame []byte, concurrency int, duration 
 	return float64(answers.Load()) / time.Since(started).Seconds(), failure
 }
 
-// latencies calls Echo perSecond times a second, without waiting for earlier answers, and returns the sorted durations.
+// latencies calls Echo perSecond times a second, without waiting for earlier answers, and returns how long the calls
+// took, sorted.
 func latencies(ctx context.Context, c *conn, frame []byte, perSecond int, duration time.Duration) ([]time.Duration, error) {
 	var mu sync.Mutex
 	var took []time.Duration
@@ -53,7 +55,7 @@ func latencies(ctx context.Context, c *conn, frame []byte, perSecond int, durati
 	return took, errors.Join(failures...)
 }
 
-// quantile returns a quantile of sorted values, by nearest rank.
+// quantile returns the quantile q of sorted values, by nearest rank.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(int(float64(len(sorted))*q), len(sorted)-1)]
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-// node is the node on which the pods run, with the pods' settings.
+// node is the node on which the pods run, and the settings of the pods.
 type node struct {
 	client *cli.Client
 	image  string
 	logs   string
-	// netns is the directory in which the node pins network namespaces, by pod ID.
+	// netns is the directory in which the node pins the network namespaces of pods. A file's name is the pod ID.
 	netns string
 }
 
@@ -57,7 +57,7 @@ func (n *node) start(ctx context.Context, name string) (*pod, error) {
 // dial connects to the pod's HTTP/3 port.
 func (p *pod) dial() *conn { return dial(p.ip + ":443") }
 
-// remove removes pods, ten at a time. It ignores ctx's deadline and has its own.
+// remove removes pods, ten at a time. It ignores the end of ctx, and has a timeout of its own.
 func (n *node) remove(ctx context.Context, pods ...*pod) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
 	defer cancel()
@@ -82,7 +82,7 @@ func (n *node) ensureImage(ctx context.Context) error {
 	return err
 }
 
-// each calls do for 0 to n-1, with limited concurrency.
+// each calls the function do for 0 to n-1, with limited concurrency.
 func each(concurrency, n int, do func(i int)) {
 	slots := make(chan struct{}, concurrency)
 	var wg sync.WaitGroup

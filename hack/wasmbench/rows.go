@@ -12,17 +12,18 @@ import (
 )
 
 const (
-	// turns is the number of measurements of each side (component, bare handler); the report has the medians.
+	// turns is how often the component and the bare handler are measured. The report contains the medians.
 	turns = 7
 	// Payloads in bytes: smallSize for calls per second, largeSize for throughput.
 	smallSize, largeSize = 128, 1 << 20
 	// smallConcurrency is below a pod's default limit of 64; largeConcurrency keeps both sides busy.
 	smallConcurrency, largeConcurrency = 32, 4
-	// bystanderRate is the number of calls per second to the bystander, low enough to avoid queueing.
+	// bystanderRate is the number of calls per second to the bystander, which is low enough to avoid queueing.
 	bystanderRate = 200
 )
 
-// calls compares unary calls of two sizes with the bare handler, and measures a bystander while another guest spins.
+// calls compares the component with the bare handler, by unary calls of two sizes. It also measures the latency of the
+// component while the guest of another pod spins.
 func (n *node) calls(ctx context.Context, duration time.Duration) (err error) {
 	component, err := n.start(ctx, "component")
 	defer func() { err = errors.Join(err, n.remove(ctx, component)) }()
@@ -60,7 +61,7 @@ func (n *node) calls(ctx context.Context, duration time.Duration) (err error) {
 // megabytes converts calls per second with large payloads to megabytes per second.
 func megabytes(calls float64) float64 { return calls * largeSize / 1e6 }
 
-// inTurns measures the rate of both connections alternately, and returns the medians.
+// inTurns measures the rates of two connections alternately, and returns the median for each.
 func inTurns(ctx context.Context, own, bare *conn, frame []byte, concurrency int, duration time.Duration) (mine, theirs float64, err error) {
 	rates := [2][]float64{}
 	for turn := range turns + 1 {
@@ -77,7 +78,7 @@ func inTurns(ctx context.Context, own, bare *conn, frame []byte, concurrency int
 	return median(rates[0]), median(rates[1]), nil
 }
 
-// beside measures a bystander's latency, alone and while another pod's guest computes without end.
+// beside measures the latency of a bystander, in turns alone and while the guest of another pod computes without end.
 func (n *node) beside(ctx context.Context, bystander *conn, duration time.Duration) (err error) {
 	spinner, err := n.start(ctx, "spinner")
 	defer func() { err = errors.Join(err, n.remove(ctx, spinner)) }()
@@ -112,14 +113,14 @@ func tail(ctx context.Context, c *conn, duration time.Duration) (p50, p99 float6
 	return ms(quantile(took, 0.5)), ms(quantile(took, 0.99)), nil
 }
 
-// tailBesideSpinner calls tail while a call of Spin is running.
+// tailBesideSpinner calls tail while a call to Spin is running.
 func (n *node) tailBesideSpinner(ctx context.Context, c *conn, spinner *pod, duration time.Duration) (p50, p99 float64, err error) {
 	spinning, cancel := context.WithTimeout(ctx, duration+time.Minute)
 	defer cancel()
 	other := spinner.dial()
 	defer other.close()
 	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = other.call(spinning, spinProcedure, spin()) }) // ends with its context
+	wg.Go(func() { _, _ = other.call(spinning, spinProcedure, spin()) }) // ends with the context spinning
 	defer wg.Wait()
 	defer cancel()
 	if err := n.awaitSpin(ctx, spinner); err != nil {
@@ -148,7 +149,7 @@ func (n *node) awaitSpin(ctx context.Context, spinner *pod) error {
 	return err
 }
 
-// many starts count pods, calls each until it answers, and removes them.
+// many starts the given number of pods, calls each pod until it answers, and removes the pods.
 func (n *node) many(ctx context.Context, count int) (err error) {
 	pods := make([]*pod, count)
 	defer func() { err = errors.Join(err, n.remove(ctx, pods...)) }()
@@ -175,9 +176,9 @@ func (n *node) many(ctx context.Context, count int) (err error) {
 	return err
 }
 
-// patience is the time to wait for a pod's answer. The kernel's neighbour table is shared by all network namespaces and
-// has 1024 entries (net.ipv4.neigh.default.gc_thresh3), two per pod. When it is full, packets to other pods are dropped
-// for up to half a minute.
+// patience is how long to wait for a pod's answer. All network namespaces share the kernel's neighbour table, which has
+// 1024 entries (net.ipv4.neigh.default.gc_thresh3). Each pod takes two entries. When the table is full, packets to
+// other pods are dropped for up to half a minute.
 const patience = 90 * time.Second
 
 // echoUntilAnswered calls Echo until the pod answers, and returns the number of failed attempts.

@@ -1,4 +1,4 @@
-// Command nonewprivs prints its effective user ID. In the image its file is set-user-ID root, so the ID is 0 if the
+// Command nonewprivs prints its effective user ID. In the image, its file is set-user-ID root, so it prints 0 if a
 // process can gain privileges.
 package main
 

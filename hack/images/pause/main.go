@@ -1,4 +1,4 @@
-// Command pause is the main process of a pod without one: it reaps inherited processes, and exits on a signal.
+// Command pause is the main process of a pod that needs none: it reaps inherited processes, and exits on a signal.
 package main
 
 import (

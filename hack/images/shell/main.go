@@ -1,5 +1,5 @@
-// Command shell is /bin/sh in the Kubernetes test images. If an environment variable has an invalid name ("data-1"),
-// which Debian's ash would drop, it runs bash. Otherwise it runs ash, whose messages the tests expect.
+// Command shell is /bin/sh in the Kubernetes test images. It runs bash if a variable has an invalid name ("data-1"),
+// because Debian's ash would drop the variable. Otherwise it runs ash, because the tests expect ash's messages.
 package main
 
 import (
@@ -17,7 +17,7 @@ func main() {
 	if slices.ContainsFunc(os.Environ(), func(v string) bool { return !identifier.MatchString(v) }) {
 		program = "/bin/bash"
 	}
-	// Both take their mode from the name they are called by, and sh means a POSIX shell.
+	// Both shells look at the name by which they are called. The name sh makes them POSIX shells.
 	err := syscall.Exec(program, os.Args, os.Environ()) //nolint:forbidigo // it opens nothing that could be inherited
 	fmt.Fprintln(os.Stderr, "sh:", err)
 	os.Exit(127)
