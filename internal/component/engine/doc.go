@@ -33,9 +33,10 @@
 // # WASI
 //
 // This package has its own WASI for preview 1 guests (p1.c). This WASI costs nothing until called, and counts what the
-// guest opens ([Account.Bound]). A guest that waits in it can be killed. It forwards calls on directories and files to
-// wasmtime's WASI. For each interface of WASI, components get the host's implementation if there is one, otherwise
-// wasmtime's. A guest that is killed while it waits in wasmtime's WASI is abandoned, and released when it wakes up.
+// guest opens ([Account.Bound]). A guest that waits in it can be killed. This WASI forwards calls on directories and
+// files to wasmtime's WASI. For each interface of WASI, components get the host's implementation if there is one,
+// otherwise wasmtime's. A guest that is killed while it waits in wasmtime's WASI is abandoned, and released when it
+// wakes up.
 //
 // Modules with channels ([InstanceOptions].Channels) find them in the directory /ch:
 //

@@ -137,10 +137,10 @@ func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 	C.wasmtime_pooling_allocation_strategy_set(c, p)
 }
 
-// Compile makes the code image of a component, or of a core module with _start. It returns errdefs.ErrInvalidArgument,
-// with the reason, for a guest that is not valid WebAssembly, needs an import that nothing provides, declares memory or
-// tables beyond the limits, or exports nothing that can be served. Compile takes CPU and memory in proportion to the
-// guest (10 s and 600 MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
+// Compile makes the code image of a component, or of a core module with _start. The error is errdefs.ErrInvalidArgument
+// if the guest is not valid WebAssembly, needs an import that nothing provides, declares memory or tables beyond the
+// limits, or exports nothing that can be served. Compile takes CPU and memory in proportion to the guest (10 s and 600
+// MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
 func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) ([]byte, error) {
 	bin, err := wasmbin.Parse(wasm)
 	if err != nil {

@@ -15,7 +15,7 @@ type forwarder struct {
 	module *C.wasmtime_module_t
 }
 
-// forwarders holds one forwarder for each engine. The forwarder is compiled on first use.
+// forwarders holds one forwarder for each engine. Each forwarder is compiled on first use.
 type forwarders struct {
 	mu   sync.Mutex
 	made map[*C.wasm_engine_t]forwarder

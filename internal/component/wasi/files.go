@@ -63,7 +63,7 @@ func (d *descriptor) Close() error {
 // errReadOnly is an errno, like all errors in this file, so that errorCode can convert it.
 const errReadOnly = unix.EROFS
 
-// preopens returns the guest's directories. Each call opens them again.
+// preopens returns the guest's directories. Each call opens the directories again.
 func preopens(c *Call) error {
 	var opened []*descriptor
 	var names []string
@@ -145,7 +145,7 @@ func onDir(changes bool, do func(c *Call, d *descriptor) error) Func {
 	})
 }
 
-// done writes an ok result without a value, unless err is set.
+// done writes an ok result without a value if err is nil. It returns err.
 func done(c *Call, err error) error {
 	if err == nil {
 		c.OK()

@@ -296,9 +296,9 @@ func stdout(of func(o Options) io.Writer) Func {
 	}
 }
 
-// stdin returns a stream that reads ahead in a goroutine. The goroutine ends when Options.Stdin returns io.EOF or
-// another error, so whoever provides Options.Stdin must cause this. All calls by one instance return streams on the
-// same Reader.
+// stdin returns a stream that reads ahead in a goroutine. The goroutine ends when reading Options.Stdin fails or
+// returns io.EOF. Whoever provides Options.Stdin must make sure that this happens. All calls by one instance return
+// streams on the same Reader.
 func stdin(c *Call) error {
 	s := &InputStream{Input: Empty{}}
 	if from := c.options.Stdin; from != nil {
