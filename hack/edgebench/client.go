@@ -112,8 +112,8 @@ func (b *bench) remove(ctx context.Context, ids ...string) error {
 	})
 }
 
-// await receives messages until the function is returns true for one of them. If the orchestrator reports an error,
-// await returns it.
+// await receives messages until one of them satisfies the given predicate. If the orchestrator reports an error, await
+// returns it.
 func (b *bench) await(ctx context.Context, what string, is func(mqtt.Message) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

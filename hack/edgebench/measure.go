@@ -53,7 +53,8 @@ func (b *bench) latency(ctx context.Context, n int) error {
 
 func micro(nanos int64) float64 { return float64(nanos) / 1000 }
 
-// rates measures how fast one subscriber receives messages from a module and, in turns, from a plain client.
+// rates compares how fast one subscriber receives messages from a module and from a plain client. It measures both in
+// turns.
 func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	var own, plain []float64
 	for range turns {
@@ -156,7 +157,7 @@ func (b *bench) flood(ctx context.Context, n int, topic string) (func() error, e
 }
 
 // creation measures how long it takes to create a module. It creates modules one after the other, first by orders to
-// the orchestrator, then by orders to the manager. Their code is already compiled.
+// the orchestrator, then by orders to the manager. The code of the modules is already compiled.
 func (b *bench) creation(ctx context.Context, rounds int) error {
 	fmt.Printf("| ms from create to the manager's report that the module runs, %d modules one after the other | p50 | p95 |\n|---|---:|---:|\n", rounds)
 	for _, way := range []struct{ name, to string }{

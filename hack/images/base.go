@@ -37,7 +37,7 @@ var notApplets = []string{"busybox", "linuxrc", "rpm", "rpm2cpio"}
 //
 // The applets are hard links, because symbolic links break when a test mounts something over /bin/busybox. The shell
 // comes from the plain busybox package. The shell from busybox-static would run applets without looking up their files,
-// so tests could not test masked and read-only paths.
+// which would make it impossible to test masked and read-only paths.
 func (d debian) base(ctx context.Context, scratch string) (tree, error) {
 	box, err := d.find("bin/busybox-static")
 	if err != nil {

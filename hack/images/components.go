@@ -32,7 +32,7 @@ type component struct {
 }
 
 // components makes the artifacts of the examples, and artifacts that a node must refuse (fault I6 in docs/faults.md).
-// Some of the latter would be rejected by `tripod push`, so components builds them without that check.
+// Some of the latter would be rejected by `tripod push`, so components builds them without the checks of `tripod push`.
 func components(ctx context.Context) ([]component, error) {
 	b := builder{ctx: ctx}
 	greeter, faults := b.descriptors("greeter/greeter.proto"), b.descriptors("faults-c/faults.proto")

@@ -104,7 +104,8 @@ var guestModules = map[string][]string{
 	"virtio-0x001a": {"virtiofs"},
 }
 
-// helpers are dependencies of guestModules. The .modinfo section of each module says which modules it needs.
+// helpers are dependencies of guestModules. The .modinfo section of each module says which other modules the module
+// needs.
 var helpers = []string{
 	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "failover", "net_failover", "cdrom", "pvpanic", "fat",
 	"scsi_mod", "scsi_common", "t10_pi", "crc_t10dif", "crct10dif_common", "crct10dif_generic", "crc64", "crc64_rocksoft", "crc64_rocksoft_generic",
@@ -142,7 +143,7 @@ func (k *kernel) install(t tree) error {
 	return nil
 }
 
-// closure appends a module to the list order, which is in loading order. The dependencies of the module come before it.
+// closure appends the dependencies of a module, and then the module itself, to a list of modules in loading order.
 func (k *kernel) closure(order []string, name string) ([]string, error) {
 	data := k.modules[name]
 	if data == nil || slices.Contains(order, name) {

@@ -203,7 +203,7 @@ func (s *set) own() {
 	s.add(house+"bare:1", shell(), mark("bare", "a manifest without an index")).bare = true
 	s.add(house+"index:1", shell()).arches = []string{"amd64", "arm64", "s390x"}
 
-	// The configuration contains everything that it can contain, and labels that look like the control keys of
+	// The configuration of this image has every kind of setting, and labels that look like the control keys of
 	// runtimes.
 	t := tree{}
 	t.dir(0o755, "data")

@@ -44,8 +44,8 @@ func (s store) path(elem ...string) string {
 	return filepath.Join(append([]string{string(s)}, elem...)...)
 }
 
-// build makes everything, unless all is up to date with the packages and sources. Concurrent builds wait for each
-// other.
+// build makes everything, unless everything is up to date with the packages and sources. Concurrent builds wait for
+// each other.
 func (s store) build(ctx context.Context) error {
 	if err := os.MkdirAll(string(s), 0o755); err != nil {
 		return err
@@ -198,8 +198,8 @@ func appendIndex(p layout.Path, name string, manifests []ocispec.Descriptor) (v1
 		Annotations: map[string]string{ocispec.AnnotationRefName: name}})
 }
 
-// manifest builds the image for one platform. If the image has several platforms, it gets a file that names the
-// platform, for tests.
+// manifest builds the image for one platform. If the image has several platforms, the result contains a file that names
+// the platform, for tests.
 func (im image) manifest(arch string) (v1.Image, error) {
 	layers := im.layers
 	if im.arches != nil {

@@ -4,8 +4,8 @@ import "slices"
 
 // tinyTicks is a guest that fits into one sector. It prints "tick 00001", "tick 00002", ... on the serial console,
 // about five times a second, and turns the machine off when the power button is pressed. PC firmware boots tinyTicks
-// much faster than any kernel, so it suits tests of a machine's life cycle that need no real guest. The firmware loads
-// it at 0x7c00 and runs it in real mode.
+// much faster than any kernel, so tinyTicks suits tests of a machine's life cycle that need no real guest. The firmware
+// loads it at 0x7c00 and runs it in real mode.
 //
 // The registers are those of QEMU's q35: PM1_STS is 0x600 and PM1_EN is 0x602; bit 8 of both is the power button.
 // PM1_CNT is 0x604, where 0x2000 means "sleep, state 5".

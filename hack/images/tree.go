@@ -59,7 +59,7 @@ func (t tree) add(name string, e *entry) {
 }
 
 // layer packs the tree, sorted and without dates, so that the digest depends only on the content. Hard links come last,
-// because their targets must come first.
+// because a hard link must come after its target.
 func (t tree) layer() (v1.Layer, error) {
 	names := slices.SortedFunc(maps.Keys(t), func(a, b string) int {
 		if la, lb := t[a].typ == tar.TypeLink, t[b].typ == tar.TypeLink; la != lb {

@@ -78,7 +78,8 @@ func inTurns(ctx context.Context, own, bare *conn, frame []byte, concurrency int
 	return median(rates[0]), median(rates[1]), nil
 }
 
-// beside measures the latency of a bystander, in turns alone and while the guest of another pod computes without end.
+// beside measures a bystander's latency under two conditions, in turns: alone, and while the guest of another pod
+// computes without end.
 func (n *node) beside(ctx context.Context, bystander *conn, duration time.Duration) (err error) {
 	spinner, err := n.start(ctx, "spinner")
 	defer func() { err = errors.Join(err, n.remove(ctx, spinner)) }()

@@ -25,7 +25,7 @@ type Config struct {
 	MaxMemory uint64
 	// MaxTableElements is the largest table that any guest may declare or grow to, in elements. Default 65536.
 	MaxTableElements uint32
-	// Logger receives the events that callers do not learn from an error. Default: slog.Default().
+	// Logger logs events that are not reported to a caller as an error. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -41,8 +41,9 @@ const (
 
 // CompileOptions configure Compile.
 type CompileOptions struct {
-	// Provided reports whether the host will provide the given interface ("tripod:grpc/response@0.1.0"). It need not
-	// report WASI 0.2 and preview 1, because the engine provides them. nil means that the host provides nothing else.
+	// Provided reports whether the host will provide the given interface ("tripod:grpc/response@0.1.0"). Provided need
+	// not report WASI 0.2 and preview 1, because the engine provides them. nil means that there are no other
+	// interfaces.
 	Provided func(iface string) bool
 	// Both compiles the guest for both paths, so that the paths can be compared. Otherwise the image contains only the
 	// fastest path that the guest allows.
@@ -52,7 +53,7 @@ type CompileOptions struct {
 // Item is a function that a guest exports or imports.
 type Item struct {
 	// Interface is the interface's full name ("wasi:http/types@0.2.3"), or "" at the top level. For an import of a core
-	// module, it is the name of the imported module.
+	// module, it is the name of the module that provides the import.
 	Interface string
 	Name      string
 	Params    []*wit.Type `json:",omitempty"`
@@ -98,12 +99,12 @@ type HostFunc struct {
 }
 
 // HostResource is a resource type implemented by the host. A wit.Type refers to the resource type by the name
-// "INTERFACE#NAME" (wit.Type.Name). The host chooses a number ("rep") for each of its values.
+// "INTERFACE#NAME" (wit.Type.Name). The host chooses a number ("rep") for each value of the type.
 type HostResource struct {
 	Interface, Name string
-	// Drop is called on the guest's thread when the guest drops a resource that it owns; host is InstanceOptions.Host.
-	// It is not called for resources that are still live when the instance is closed. If Drop is nil, nothing is
-	// called.
+	// Drop is called on the guest's thread when the guest drops a resource that it owns. The first argument is
+	// InstanceOptions.Host. Drop is not called for resources that are still live when the instance is closed. If Drop
+	// is nil, nothing is called.
 	Drop func(host any, rep uint32)
 }
 
@@ -188,7 +189,7 @@ const (
 
 func (t *Trap) Error() string { return fmt.Sprintf("guest trapped: %s", t.Kind) }
 
-// Exit is the error of a Call in which the guest called exit. Run returns the code instead.
+// Exit is the error of a Call in which the guest called exit. Run returns the exit code instead of this error.
 type Exit struct{ Code int }
 
 func (e *Exit) Error() string { return fmt.Sprintf("guest exited with code %d", e.Code) }

@@ -266,7 +266,7 @@ func (i *Instance) Kill() {
 	}
 }
 
-// kill ends the call number seq, if that call is still running.
+// kill ends the call with the number seq, if that call is still running.
 func (i *Instance) kill(seq uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -25,7 +25,7 @@ type Code struct {
 	path   Path
 
 	mu     sync.Mutex
-	links  [4]*link // by path and engine
+	links  [4]*link // indexed by slotOf
 	users  int      // number of instances
 	closed bool
 	frees  []func() // destructors, called in reverse order
@@ -39,10 +39,11 @@ type link struct {
 	sigs   map[string]string // core path: exported functions and their types ("ii>i")
 }
 
-// Load makes a guest from a code image. The image contains machine code, so it must come unchanged from Compile, called
+// Load makes a guest from a code image. The image contains machine code, so it must be the unchanged result of Compile,
 // with the same Fingerprint. If the image is damaged or has another fingerprint, the error is
-// errdefs.ErrFailedPrecondition; compile the guest again. If neither WASI nor host provides an import, or if its type
-// differs, the error is errdefs.ErrInvalidArgument and names the import. The caller may reuse image after Load.
+// errdefs.ErrFailedPrecondition; compile the guest again. If neither WASI nor host provides an import, or if the import
+// has another type there, the error is errdefs.ErrInvalidArgument and names the import. The caller may reuse image
+// after Load.
 func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 	img, err := decodeImage(image)
 	if err != nil {
@@ -77,7 +78,7 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 // World returns the guest's world.
 func (c *Code) World() World { return c.img.World }
 
-// Component reports whether the guest is a component, whatever its path, rather than a core module.
+// Component reports whether the guest is a component. It is false for a core module. The path does not matter.
 func (c *Code) Component() bool { return c.img.Component }
 
 // Exports returns the functions that the guest exports, with their types. For a core module it returns only the names.
@@ -198,7 +199,8 @@ func (c *Code) preInstance(l *link) error {
 	return nil
 }
 
-// moduleBytes returns the serialized module: from the image during load, later from an engine that has loaded it.
+// moduleBytes returns the serialized module: from the image during load, later from an engine that has loaded the
+// module.
 func (c *Code) moduleBytes() ([]byte, error) {
 	if len(c.img.module) > 0 {
 		return c.img.module, nil

@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// wasmtimeVersion is the version of the Go module that contains the library; a test compares it with go.mod.
+// wasmtimeVersion is the version of the Go module that contains libwasmtime; a test compares it with go.mod.
 const wasmtimeVersion = "39.0.1"
 
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
@@ -31,7 +31,8 @@ const (
 	defaultMaxTable  = 65536
 )
 
-// Engine compiles and runs guests. It is safe for concurrent use. It is never closed, because a process has only one.
+// Engine compiles and runs guests. It is safe for concurrent use. It is never closed, because a process has only one
+// Engine.
 type Engine struct {
 	cfg Config
 	// pooled is the engine with the pool, or nil. plain, which allocates instances on demand, is used for compiling and

@@ -48,7 +48,7 @@ func (p *forwarders) forEngine(engine *C.wasm_engine_t) (forwarder, error) {
 
 // forwarderModule returns a module that imports a memory and the functions of preview 1 that take descriptors. The
 // module exports the memory. For each imported function, it exports a function of the same name that calls the imported
-// function (webassembly.github.io/spec/core/binary).
+// function. The binary format is described in webassembly.github.io/spec/core/binary.
 func forwarderModule() []byte {
 	const (
 		i32, i64     = 0x7f, 0x7e

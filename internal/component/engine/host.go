@@ -67,7 +67,7 @@ func (c *Code) hostfn(n int) (*C.tw_hostfn, error) {
 
 func (h *hostTable) provides(iface string) bool { return h.ifaces[compatName(iface)] }
 
-// bind checks one import and prepares its C record.
+// bind checks one import and prepares the C record of the function.
 func (h *hostTable) bind(c *Code, item Item) error {
 	n, ok := h.names[[2]string{compatName(item.Interface), item.Name}]
 	if !ok {

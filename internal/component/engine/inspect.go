@@ -17,7 +17,7 @@ type inspection struct {
 	Component bool
 	Imports   []Item
 	Exports   []Item
-	Resources []resourceItem // imported
+	Resources []resourceItem // only imported resources
 	MinMemory uint64         // total bytes of memory that the guest's core modules declare
 	Memories  int            // number of memories that the guest's core modules define
 	CoreOdd   string         // why there is no core path; "" if there is one

@@ -40,8 +40,8 @@ type Instance struct {
 	opts     InstanceOptions
 	canWait  bool        // the guest can wait where no tick reaches it
 	limit    uint64      // maximum size of the guest's memory, in bytes
-	overflow bool        // outside the pool
-	hosting  atomic.Bool // in a host function
+	overflow bool        // the instance is outside the pool
+	hosting  atomic.Bool // the guest is in a host function
 	handle   cgo.Handle
 	channels []*descriptor // indexed by the C half's number, nil if free; used only on the guest's thread
 	// The pipe for standard input: our end and the guest's.

@@ -55,7 +55,7 @@ type decoder struct {
 type state struct {
 	set    bool
 	member uint16 // which member of the oneof is set
-	// For messages, lists and maps: the first and the last region that contain values. The number is 1 + the index in
+	// For messages, lists and maps: the first and the last region that contain values. Each number is 1 + the index in
 	// decoder.regions.
 	first, last uint32
 	// For numbers: the last value. For strings and bytes: start<<32 | end of the last value.

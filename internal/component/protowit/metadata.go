@@ -45,7 +45,7 @@ type metaField struct {
 	number           uint64
 	name             string
 	scalar, compound uint64
-	isScalar         bool // which coding came last, and therefore applies: scalar or compound
+	isScalar         bool // the scalar coding came last, so it replaces the compound coding
 	message          uint64
 	variants         []metaField
 }

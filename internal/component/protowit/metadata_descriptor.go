@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// metadataPackage is the protobuf package of all messages in the metadata. The metadata does not contain their names.
+// metadataPackage is the protobuf package for the messages of the metadata. In the metadata, messages have no names.
 const metadataPackage = "metadata"
 
 const metadataFile = "metadata.proto"

@@ -64,8 +64,8 @@ type Stream struct {
 	Resource  string // "hello-request-reader"
 	// Function is the method's name in the component model, "[method]hello-request-reader.next".
 	Function string
-	// Params and Result are the type of Function. The first parameter is a borrowed handle of the resource, which WIT
-	// omits:
+	// Params and Result are the type of Function. WIT omits the first parameter, which is a borrowed handle of the
+	// resource:
 	//
 	//	next: func() -> result<option<request>, status>
 	//	send: func(message: response) -> result<_, status>
@@ -80,7 +80,7 @@ type Stream struct {
 // google/protobuf/*.proto.
 //
 // If a service or an import is missing, a descriptor is invalid, or a type has more than [MaxTypeSize] bytes, Compile
-// returns errdefs.ErrInvalidArgument. The error contains the name.
+// returns errdefs.ErrInvalidArgument. The error names the service, import, descriptor or type.
 func Compile(set *descriptorpb.FileDescriptorSet, services ...string) (*Schema, error) {
 	files, err := link(set)
 	if err != nil {

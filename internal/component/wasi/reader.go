@@ -81,7 +81,7 @@ func (r *Reader) Fill() {
 	}
 }
 
-// take marks the Reader as busy and returns true if the caller should read.
+// take reports whether the caller should read. If so, take marks the Reader as busy.
 func (r *Reader) take() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

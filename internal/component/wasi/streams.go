@@ -25,7 +25,7 @@ type OutputStream struct {
 // StreamError is the resource "error" of wasi:io/error.
 type StreamError struct{ Cause error }
 
-// maxRead is the maximum number of bytes in one read. It limits the read because the result is copied into the guest's
+// maxRead is the maximum number of bytes in one read. There is a limit because the result is copied into the guest's
 // memory in one piece.
 const maxRead = window
 

@@ -89,7 +89,7 @@ func (x *exchange) begin(response *outgoingResponse) {
 	}
 }
 
-// end ends the exchange after the guest's handle has returned err, and waits for all background work.
+// end ends the exchange after the guest's handle function has returned err, and waits for all background work.
 func (x *exchange) end(err error) error {
 	x.ended = true
 	if x.body != nil {

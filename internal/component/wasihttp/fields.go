@@ -106,7 +106,7 @@ func (f *fields) check(name string, values ...string) int {
 	if size > maxFields || !f.state.Hold(size-f.size) {
 		return forbidden
 	}
-	f.state.Hold(f.size - size) // only a test: add will hold the size
+	f.state.Hold(f.size - size) // this was only a check; add will hold the size
 	return -1
 }
 

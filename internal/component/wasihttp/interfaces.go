@@ -35,8 +35,8 @@ func declaration(name string) *wasi.Interface {
 	return httpInterfaces()[slices.IndexFunc(httpInterfaces(), func(i *wasi.Interface) bool { return i.Name == name })]
 }
 
-// interfaces returns all interfaces that guests can import, and the functions that implement them. This includes those
-// of internal/component/wasi.
+// interfaces returns all interfaces that guests can import, and the functions that implement them. The result includes
+// the interfaces and functions of internal/component/wasi.
 var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
 	known, bound := wasi.Interfaces()
 	types := outgoingFuncs()
@@ -57,7 +57,7 @@ var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
 // handle returns the signature of handle, the function that the guest exports.
 func handle() wasi.Signature { return declaration(handlerInterface).Funcs[0] }
 
-// errorCodes returns the variant error-code.
+// errorCodes returns the type of the variant error-code.
 func errorCodes() *wit.Type { return declaration(typesInterface).Type("error-code") }
 
 // caseOf returns the index of a case of error-code.

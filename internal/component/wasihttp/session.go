@@ -73,7 +73,7 @@ func (e *CodeError) Error() string {
 	return "the guest answered with the error " + e.Code + ": " + e.Message
 }
 
-// statuses are the HTTP statuses for the error-codes for which 500 is not the right status.
+// statuses maps error-codes to HTTP statuses. An error-code that is not listed counts as an internal error.
 var statuses = map[string]int{
 	"HTTP-request-denied": http.StatusForbidden, "HTTP-request-length-required": http.StatusLengthRequired,
 	"HTTP-request-body-size": http.StatusRequestEntityTooLarge, "HTTP-request-method-invalid": http.StatusMethodNotAllowed,

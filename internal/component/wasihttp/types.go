@@ -118,7 +118,8 @@ var requestFuncs = map[string]wasi.Func{
 		c.Own(&futureTrailers{exchange: b.exchange})
 		return nil
 	},
-	// Trailers arrive at the end of the body. The pollable is always ready, because get waits for the end.
+	// Trailers arrive at the end of the body. The pollable is always ready, because future-trailers.get itself waits
+	// for the end.
 	"[method]future-trailers.subscribe": on(func(c *wasi.Call, t *futureTrailers) error {
 		c.Own(wasi.When(func() bool { return true }))
 		return nil

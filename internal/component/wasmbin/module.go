@@ -6,7 +6,7 @@ type Module struct {
 	// Name is the module's name from the custom section "name". It is often empty.
 	Name    string
 	Imports []Import
-	// Exports are the kinds of the exports, by name.
+	// Exports maps the name of each export to the export's kind.
 	Exports map[string]Kind
 	// Memories and Tables are the memories and tables that the module defines, without the imported memories and
 	// tables.

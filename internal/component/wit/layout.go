@@ -23,7 +23,7 @@ func (t *Type) Layout() (size, align uint32) { return make(layouts).of(t) }
 // Offsets returns the offsets in memory of a record's or tuple's fields.
 func (t *Type) Offsets() []uint32 { return make(layouts).offsets(t) }
 
-// Payload returns the size of the discriminant (1, 2 or 4) and the offset of the payload, for a type with cases.
+// Payload is for types with cases. It returns the size of the discriminant (1, 2 or 4) and the offset of the payload.
 func (t *Type) Payload() (discriminant, offset uint32) { return make(layouts).payload(t) }
 
 type layout struct{ size, align uint32 }

@@ -22,8 +22,8 @@ type Result struct {
 	// Set contains the files and all their imports, including well-known types. Imports come first. Set includes the
 	// comments of the sources.
 	Set *descriptorpb.FileDescriptorSet
-	// Services are the full names of the services that the files declare, in order. It does not include services of
-	// imports.
+	// Services are the full names of the services that the files declare, in order. The services of imports are not
+	// included.
 	Services []string
 }
 
@@ -80,7 +80,7 @@ func locate(files, importPaths []string) (names, paths []string, err error) {
 	return names, paths, nil
 }
 
-// relative returns the file's name relative to the first import path that contains it.
+// relative returns the file's name relative to the first import path that contains the file.
 func relative(file string, importPaths []string) (string, bool) {
 	abs, err := filepath.Abs(file)
 	if err != nil {
