@@ -25,5 +25,6 @@
 //	build/images/key         the inputs of the build; written last
 //
 // set.go, kubernetes.go, components.go, vm.go and tiny.go list the images. tree.go makes layers, debs.go and kernel.go
-// read packages, bootdisk.go makes a disk, store.go writes and pushes. guest contains what virtual machines run.
+// read packages, bootdisk.go makes a disk, store.go writes and pushes images. The directory guest contains what virtual
+// machines run.
 package main

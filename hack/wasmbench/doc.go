@@ -1,4 +1,5 @@
-// Wasmbench measures what `tripod bench` cannot: how fast components answer, compared with a bare HTTP/3 handler.
+// Wasmbench measures what `tripod bench` cannot measure: how fast components answer, compared with a bare HTTP/3
+// handler.
 //
 //	wasmbench ──CRI──► pods of faults-c (examples/wasm): Echo, Spin
 //	    │ gRPC over HTTP/3, one client for both

@@ -18,7 +18,7 @@ const (
 	smallSize, largeSize = 128, 1 << 20
 	// smallConcurrency is below a pod's default limit of 64; largeConcurrency keeps both sides busy.
 	smallConcurrency, largeConcurrency = 32, 4
-	// bystanderRate is the number of calls per second to the bystander, which is low enough to avoid queueing.
+	// bystanderRate is the number of calls per second to the bystander. It is low enough to avoid queueing.
 	bystanderRate = 200
 )
 

@@ -14,7 +14,8 @@
 // # Where to begin
 //
 //   - To call a function of a component: engine.New, then Compile, Load, Func, Instantiate and Call. See the example "Call".
-//   - To make values: package wit documents the flat encoding, appends values to a slice and reads them from one.
+//   - To make values: package wit. It documents the flat encoding, appends flat values to a slice and reads flat
+//     values.
 //   - To serve a gRPC service from a component: protowit.Parse returns a Schema, which says what the component must
 //     export and converts the messages. The example "Protobuf" converts one message both ways.
 //   - To offer your own functions to a component: engine.Host. Package wasihttp is such a host, for wasi:http.
@@ -23,8 +24,8 @@
 // # What a caller must know
 //
 // Compiling takes CPU and memory in proportion to the guest, so do it in a process with limits. The resulting code
-// image is machine code: load only images that you have compiled yourself. A guest that traps or is killed leaves only
-// a dead instance. engine.InstanceOptions limits time, memory and handles.
+// image is machine code: load only images that you have compiled yourself. A guest that traps or is killed leaves a
+// dead instance and does no other harm. engine.InstanceOptions limits time, memory and handles.
 //
 // Packages engine and wasihttp need cgo. All others are pure Go.
 package component

@@ -60,7 +60,7 @@ type descriptor struct {
 	rest []byte
 }
 
-// stdioNames are the names of the channels that replace standard streams, by descriptor.
+// stdioNames are the names of the channels that replace standard streams. The index is the descriptor.
 var stdioNames = [3]string{"stdin", "stdout", "stderr"}
 
 // addFiles sets the options that give a preview 1 guest its directories and channels.

@@ -298,7 +298,7 @@ func kinds(v *C.wasm_valtype_vec_t) string {
 	return s.String()
 }
 
-const coreLetters = "ilfd" // indexed by wit.CoreType, which has wasmtime's numbers
+const coreLetters = "ilfd" // indexed by wit.CoreType, whose values are wasmtime's numbers
 
 // coreType returns the type of the core function that implements an exported component function.
 func coreType(params []*wit.Type, result *wit.Type) string {

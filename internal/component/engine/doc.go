@@ -44,8 +44,8 @@
 //	                              ├─► standard streams    └─ waits here, on a futex, until Channel calls wake
 //	                              └─► p1pass.c ──► wasmtime's WASI, for directories and files
 //
-// A channel's methods never wait. The guest's thread waits in C, where it occupies nothing of the Go runtime. A guest
-// that sends or receives messages yields to others only after computing for two ticks without a message.
+// A channel's methods never wait. The guest's thread waits in C, and meanwhile occupies nothing of the Go runtime. A
+// guest that sends or receives messages yields to others only after computing for two ticks without a message.
 //
 // # Errors
 //

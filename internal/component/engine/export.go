@@ -111,8 +111,8 @@ func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	return k
 }
 
-// owner returns the instance of a handle, or nil if the instance is released. This happens because wasmtime's WASI
-// writes in the background, on threads that can outlive the instance.
+// owner returns the instance of a handle, or nil if the instance is released. A handle can belong to a released
+// instance because wasmtime's WASI writes in the background, on threads that can outlive the instance.
 func owner(handle cgo.Handle) *Instance {
 	defer func() { _ = recover() }() // Value panics for a deleted handle; handles are never reused
 	return handle.Value().(*Instance)

@@ -11,14 +11,14 @@
 //
 // # Semantics
 //
-// The semantics are those of google.golang.org/protobuf. A differential fuzz test compares the two. Fields can be in
-// any order, and the last value of a scalar wins. If a message field occurs several times, the parts are merged, also
-// in a oneof. Both packed and unpacked lists are read. Varints of up to ten bytes are cut to the width of the field.
-// The last entry for a map key wins, and a missing key or value is the default. Unknown enum numbers are kept. This
-// package has decided the following:
+// The semantics are those of google.golang.org/protobuf. A differential fuzz test compares the results of both
+// packages. Fields can be in any order, and the last value of a scalar wins. If a message field occurs several times,
+// the parts are merged, also in a oneof. Both packed and unpacked lists are read. Varints of up to ten bytes are cut to
+// the width of the field. The last entry for a map key wins, and a missing key or value is the default. Unknown enum
+// numbers are kept. In the following points, this package decides for itself:
 //
 //   - Unknown fields, including extensions, are checked and dropped, because guests do not forward messages.
-//   - Strings must be UTF-8, also in proto2, because WIT has no other strings.
+//   - Strings must be UTF-8, even in proto2, because WIT has no other strings.
 //   - Messages may nest [MaxDepth] deep.
 //   - All enums are open, as in Go. This includes enums that proto2 declares closed.
 //   - A required field (proto2) that is missing from a map entry is an error, even if a later entry replaces that

@@ -322,8 +322,8 @@ func (p *witPackage) entry(f *field, fd protoreflect.FieldDescriptor) (*wit.Type
 			return nil, err
 		}
 		t.Fields = append(t.Fields, wit.Field{Type: pt})
-		// If the key or the value is missing from an entry, it has the default of its type (0 for an enum). So presence
-		// does not matter.
+		// If the key or the value is missing from an entry, that part has the default of its type (0 for an enum). So
+		// presence does not matter.
 		e.slots = append(e.slots, slot{kind: slotValue, fields: []*field{pf}})
 	}
 	e.index()

@@ -71,7 +71,7 @@ func ident(name string) string {
 }
 
 // enumPrefix returns the prefix that all values of an enum have by convention. The prefix is the enum's name (COLOR_ in
-// the enum Color). It returns "" unless every value has the prefix and the rest of each value is a valid name.
+// the enum Color). enumPrefix returns "" unless every value has the prefix and the rest of each value is a valid name.
 func enumPrefix(enum string, values []string) string {
 	prefix := strings.ToUpper(strings.ReplaceAll(kebab(enum), "-", "_")) + "_"
 	for _, v := range values {
