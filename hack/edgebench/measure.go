@@ -74,7 +74,7 @@ func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	return nil
 }
 
-// turn returns how many messages per second a subscriber receives. The function publish must publish n messages. The
+// turn returns how many messages per second a subscriber receives. The given function must publish n messages. The
 // subscriber acknowledges each batch, and the publisher waits for this; otherwise the broker would drop the messages
 // that it cannot deliver.
 func (b *bench) turn(ctx context.Context, url string, n int, topic string, publish func() (end func() error, err error)) (float64, error) {

@@ -127,8 +127,8 @@ func (b *builder) vimana(name string, binary []byte) {
 }
 
 // module assembles a core module with a function _start. The parameter imports is "MODULE NAME" of one imported
-// function, or "". The initial memory has the given number of pages. The parameter code is the locals and instructions
-// of _start.
+// function, or "". The initial memory has the given number of pages. The given code is the locals and instructions of
+// _start.
 func module(imports string, pages uint64, code string) []byte {
 	var m bytes.Buffer
 	m.WriteString("\x00asm\x01\x00\x00\x00")

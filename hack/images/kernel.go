@@ -43,7 +43,7 @@ func kernelPackages(ctx context.Context, metas ...string) map[string]string {
 	return found
 }
 
-// readKernel reads the kernel package pkg from dir. The parameter names lists the files in dir.
+// readKernel reads the kernel package pkg from dir. The files in dir have the given names.
 func readKernel(ctx context.Context, dir string, names []string, pkg string) (*kernel, error) {
 	i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, pkg+"_") })
 	if i < 0 {

@@ -71,7 +71,7 @@ func selfSigned() (tls.Certificate, error) {
 }
 
 // startEcho runs the bare handler in a separate process, because a component also runs in a separate process. The
-// function stop ends the process.
+// returned function ends the process.
 func startEcho(ctx context.Context, netns string) (stop func(), err error) {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "echo", netns)
 	cmd.Stderr = os.Stderr

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// rate calls Echo from several goroutines for the given duration, and returns the number of answers per second. The
-// parameter concurrency is the number of goroutines.
+// rate calls Echo from the given number of goroutines for the given duration, and returns the number of answers per
+// second.
 func rate(ctx context.Context, c *conn, frame []byte, concurrency int, duration time.Duration) (float64, error) {
 	var answers atomic.Int64
 	var wg sync.WaitGroup

@@ -82,7 +82,7 @@ func (n *node) ensureImage(ctx context.Context) error {
 	return err
 }
 
-// each calls the function do for 0 to n-1, with limited concurrency.
+// each calls the given function for 0 to n-1, with limited concurrency.
 func each(concurrency, n int, do func(i int)) {
 	slots := make(chan struct{}, concurrency)
 	var wg sync.WaitGroup

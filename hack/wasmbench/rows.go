@@ -121,7 +121,7 @@ func (n *node) tailBesideSpinner(ctx context.Context, c *conn, spinner *pod, dur
 	other := spinner.dial()
 	defer other.close()
 	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = other.call(spinning, spinProcedure, spin()) }) // ends with the context spinning
+	wg.Go(func() { _, _ = other.call(spinning, spinProcedure, spin()) }) // ends when its context is cancelled
 	defer wg.Wait()
 	defer cancel()
 	if err := n.awaitSpin(ctx, spinner); err != nil {
@@ -150,7 +150,8 @@ func (n *node) awaitSpin(ctx context.Context, spinner *pod) error {
 	return err
 }
 
-// many starts the given number of pods, calls each pod until it answers, and removes the pods.
+// many measures many pods at once. It starts the given number of pods, calls each pod until it answers, and removes the
+// pods.
 func (n *node) many(ctx context.Context, count int) (err error) {
 	pods := make([]*pod, count)
 	defer func() { err = errors.Join(err, n.remove(ctx, pods...)) }()

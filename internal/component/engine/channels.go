@@ -153,8 +153,8 @@ func errno(err error) int {
 	return errnoIO
 }
 
-// onChannel calls the function do with channel number n, on the guest's thread. If do panics, the guest sees an I/O
-// error.
+// onChannel calls the given function with channel number n, on the guest's thread. If the function panics, the guest
+// sees an I/O error.
 func onChannel(handle C.uintptr_t, n C.int, do func(d *descriptor) int) (result int) {
 	i := cgo.Handle(handle).Value().(*Instance)
 	i.hosting.Store(true)

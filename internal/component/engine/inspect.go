@@ -159,7 +159,7 @@ var scalarKinds = map[C.uint8_t]wit.Kind{
 	C.TW_TYPE_STRING: wit.String,
 }
 
-// valtype converts a wasmtime type, and frees the wasmtime type. The parameter where is the function that errors name.
+// valtype converts a wasmtime type, and frees the wasmtime type. Errors mention the given function.
 func (in *inspector) valtype(t *C.wasmtime_component_valtype_t, where Item) *wit.Type {
 	defer C.wasmtime_component_valtype_delete(t)
 	if k, ok := scalarKinds[t.kind]; ok {

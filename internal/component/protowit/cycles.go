@@ -17,8 +17,8 @@ type node struct {
 	component  int
 }
 
-// raw reports whether a field of the message parent stays serialized. The type of the field is the message child, or a
-// map with values of that type.
+// raw reports whether a field stays serialized. The field belongs to the parent message. Its type is the child message,
+// or a map with child messages as values.
 func (c cycles) raw(parent, child protoreflect.MessageDescriptor) bool {
 	if parent.FullName() == "google.protobuf.Value" {
 		return true

@@ -58,8 +58,8 @@ func (d *decoder) entry(dst []byte, m *Message, r record, depth int) (_ []byte, 
 	return dst, valueAt, nil
 }
 
-// linearMax is the maximum number of entries for a linear search: up to this number, the function duplicates compares
-// each key with all later keys.
+// linearMax is the maximum number of entries for a linear search. Up to this number, each key is simply compared with
+// all later keys.
 const linearMax = 8
 
 // duplicates marks the entries whose keys appear again later, and returns their number.

@@ -256,8 +256,8 @@ func (p *witPackage) oneof(m *Message, od protoreflect.OneofDescriptor) (*wit.Ty
 }
 
 // field plans one value of a field (for a list, one element; for a map, one entry) and returns the type of that value.
-// The message parent is needed to find cycles. It is the message that contains the field or, for the key or value of a
-// map entry, the message that contains the map.
+// The parameter parent is needed to find cycles. It is the message that contains the field or, for the key or value of
+// a map entry, the message that contains the map.
 func (p *witPackage) field(
 	m *Message, parent protoreflect.MessageDescriptor, fd protoreflect.FieldDescriptor,
 ) (*field, *wit.Type, error) {

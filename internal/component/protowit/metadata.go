@@ -81,7 +81,7 @@ func (s *Schema) rename(m *metadata) {
 	}
 }
 
-// fields calls the function each for every field of a message.
+// fields calls the given function for every field of a message.
 func fields(b []byte, each func(n protowire.Number, r record, payload []byte) error) error {
 	for pos := 0; pos < len(b); {
 		n, wire, after, err := tag(b, pos)

@@ -104,8 +104,8 @@ func dirFlags(readOnly bool) uint32 {
 	return flagRead | flagMutate
 }
 
-// onDescriptor, onFile and onDir make methods of descriptors from the function do. If do returns an error, the guest
-// gets the error as an error-code.
+// onDescriptor, onFile and onDir make methods of descriptors from the given function. If the function returns an error,
+// the guest gets the error as an error-code.
 func onDescriptor(do func(c *Call, d *descriptor) error) Func {
 	return func(c *Call) error {
 		d, err := Get[*descriptor](c.State, c.In.U32())

@@ -175,7 +175,7 @@ func (s *State) wait(ctx context.Context, ready func() (bool, time.Time)) error 
 	}
 }
 
-// sleep returns when woken. If the parameter until is not zero, sleep returns at that time at the latest.
+// sleep returns when woken. If the given time is not zero, sleep returns at that time at the latest.
 func (s *State) sleep(ctx context.Context, until time.Time) error {
 	var timeout <-chan time.Time
 	if !until.IsZero() {

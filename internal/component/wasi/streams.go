@@ -115,7 +115,7 @@ func subscribeInput(c *Call) error {
 	return nil
 }
 
-// writeFunc makes a method of output-stream from the function do.
+// writeFunc makes a method of output-stream from the given function.
 func writeFunc(do func(c *Call, s *OutputStream) error) Func {
 	return func(c *Call) error {
 		s, err := Get[*OutputStream](c.State, c.In.U32())

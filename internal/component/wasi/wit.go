@@ -31,8 +31,8 @@ type Signature struct {
 }
 
 // ParseWIT reads interfaces from WIT. It supports the subset that WASI's texts need once annotations are removed: one
-// package with interfaces, use by full name, and no type used before its declaration (except resources). The text can
-// use the interfaces in the parameter known. The grammar is described in
+// package with interfaces, `use` by full name, and no type used before its declaration (except resources). The text can
+// use the given known interfaces. The grammar is described in
 // https://github.com/WebAssembly/component-model/blob/main/design/mvp/WIT.md.
 func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 	p := &parser{tokens: tokens(text), known: slices.Clone(known)}

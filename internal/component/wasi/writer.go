@@ -96,7 +96,7 @@ func (w *Writer) begin() {
 	}()
 }
 
-// drain writes the pending bytes, and then the bytes in the parameter last. The caller has set busy.
+// drain writes the pending bytes, and then the given bytes. The caller has set busy.
 func (w *Writer) drain(last []byte) {
 	for {
 		w.mu.Lock()

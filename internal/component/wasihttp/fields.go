@@ -146,7 +146,7 @@ func (f *fields) copyTo(header http.Header, prefix string) {
 	}
 }
 
-// onFields makes a method of the resource fields.
+// onFields makes a method of the resource "fields" from the given function.
 func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
 	return on(func(c *wasi.Call, f *fields) error {
 		do(c, f)

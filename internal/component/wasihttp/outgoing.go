@@ -60,7 +60,7 @@ func (p properties) get(name string) []byte {
 	return wit.AppendCase(nil, 0) // no value; for the property "method", this means GET
 }
 
-// property adds the getter and the setter of a property to funcs.
+// property adds the getter and the setter of a property to the map funcs.
 func property[T interface {
 	set(*wasi.State, string, []byte) bool
 	get(string) []byte

@@ -26,9 +26,9 @@ func (s *Session) WASI() *wasi.State { return s.state }
 // Close releases what the guest has left open. Close the instance first.
 func (s *Session) Close() { s.state.Close() }
 
-// Serve lets the guest answer one request. The function call must call the guest's handle function (see Signature) with
-// the given params. Serve returns when the response has been written or has failed. It returns the error of call, or
-// one of the errors below. After an error, answer the client with Fail.
+// Serve lets the guest answer one request. The parameter call is a function that must call the guest's handle function
+// (see Signature) with params. Serve returns when the response has been written or has failed. It returns the error of
+// call, or one of the errors below. After an error, answer the client with Fail.
 //
 // A client that disconnects is not an error of the guest. When that happens, the guest's streams end, and so does the
 // context of r.

@@ -36,7 +36,7 @@ type (
 // Close releases the headers. It does not release the body, which is a separate resource.
 func (o *outgoingResponse) Close() error { return o.headers.Close() }
 
-// on makes a method of a resource from the function do.
+// on makes a method of a resource from the given function.
 func on[T any](do func(c *wasi.Call, self T) error) wasi.Func {
 	return func(c *wasi.Call) error {
 		self, err := wasi.Get[T](c.State, c.In.U32())

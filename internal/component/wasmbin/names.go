@@ -25,7 +25,7 @@ func (c *cursor) fail(format string, args ...any) {
 	c.rest = nil
 }
 
-// each calls the function read once for each element of a vector.
+// each calls the given function once for each element of a vector.
 func (c *cursor) each(read func()) {
 	for n := c.u32(); n > 0 && c.err == nil; n-- {
 		read()

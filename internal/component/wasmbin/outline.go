@@ -120,7 +120,7 @@ func (s section) read(r io.ReaderAt, n int64) ([]byte, error) {
 	return data, nil
 }
 
-// sections calls the function do for each top-level section of the file.
+// sections calls the given function for each top-level section of the file.
 func sections(r io.ReaderAt, size int64, do func(section) error) error {
 	for at := int64(8); at < size; {
 		head := make([]byte, min(size-at, 1+maxLEB))
@@ -144,7 +144,7 @@ func sections(r io.ReaderAt, size int64, do func(section) error) error {
 	return nil
 }
 
-// bodies calls the function do with the content of each section of a binary in memory.
+// bodies calls the given function with the content of each section of a binary in memory.
 func bodies(b []byte, do func(id byte, body *cursor) error) error {
 	return sections(bytes.NewReader(b), int64(len(b)), func(s section) error {
 		end := s.offset + s.size

@@ -3,9 +3,9 @@
 //
 //	protobuf bytes ──protowit──► flat bytes ──engine (one cgo crossing, reads Program)──► guest memory
 //
-// It is pure Go and does not depend on protobuf or on a WebAssembly engine. The C half of internal/component/engine
-// reads the tables that [Program] writes. The documentation of [Program] describes their format, which includes the
-// numbers of [Kind].
+// The package is pure Go and does not depend on protobuf or on a WebAssembly engine. The C half of
+// internal/component/engine reads the tables that [Program] writes. The documentation of [Program] describes their
+// format, which includes the numbers of [Kind].
 //
 // # The flat encoding
 //
