@@ -43,8 +43,8 @@ func components(ctx context.Context) ([]component, error) {
 	b.add("hello-http-c:1", b.example("hello-http-c"), nil, nil)
 	b.add("command-go:1", b.example("command-go"), nil, nil)
 
-	// Pods can run either of the next two as example.com:greet.Greeter@1.0.0: the first because of its labels, the
-	// second because of its name.
+	// Pods can run either of the next two artifacts as example.com:greet.Greeter@1.0.0: the first because of its
+	// labels, the second because of its name.
 	b.add("named:1", b.example("greeter-c"), greeter, map[string]string{
 		"vimana.host/domain": "example.com", "vimana.host/server": "greet.Greeter", "vimana.host/version": "1.0.0",
 	})

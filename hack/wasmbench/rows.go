@@ -150,8 +150,8 @@ func (n *node) awaitSpin(ctx context.Context, spinner *pod) error {
 	return err
 }
 
-// many measures many pods at once. It starts the given number of pods, calls each pod until it answers, and removes the
-// pods.
+// many runs the measurement with the given number of pods. It starts the pods, calls each pod until it answers, and
+// removes the pods.
 func (n *node) many(ctx context.Context, count int) (err error) {
 	pods := make([]*pod, count)
 	defer func() { err = errors.Join(err, n.remove(ctx, pods...)) }()

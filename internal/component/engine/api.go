@@ -45,8 +45,8 @@ type CompileOptions struct {
 	// not report WASI 0.2 and preview 1, because the engine provides them. nil means that there are no other
 	// interfaces.
 	Provided func(iface string) bool
-	// Both compiles the guest for both paths, so that the paths can be compared. Otherwise the image contains only the
-	// fastest path that the guest allows.
+	// If Both is set, the guest is compiled for both paths, so that the paths can be compared. Otherwise the image
+	// contains only the fastest path that the guest allows.
 	Both bool
 }
 
@@ -147,9 +147,9 @@ type InstanceOptions struct {
 	MaxTableElements uint32 // elements of each table; 0 means the engine's limit
 	MaxHandles       uint32 // live resources of the host that the guest holds; 0 means 10,000
 	MaxHostCalls     uint64 // calls of host functions in one Call or Run since the last Renew; 0 means unlimited
-	// MaxValue limits the size in flat bytes of each result and of the arguments of each host call. Without a limit, a
-	// list in the guest could repeat one long string a million times. 0 means 64 MiB. (The component path checks only
-	// the values that come from the guest.)
+	// MaxValue limits the size in flat bytes of each result and of the arguments of each host call. A limit is needed
+	// because a list in the guest can refer to one long string a million times; the flat bytes would contain a million
+	// copies. 0 means 64 MiB. (The component path checks only the values that come from the guest.)
 	MaxValue uint64
 	// Deadline is the compute budget of instantiation and of each Call. Sleeping, waiting in host calls and waiting for
 	// the CPU quota do not count, except during instantiation, where all time counts. 0 means unlimited. Deadline does

@@ -41,9 +41,8 @@ type link struct {
 
 // Load makes a guest from a code image. The image contains machine code, so it must be the unchanged result of Compile,
 // with the same Fingerprint. If the image is damaged or has another fingerprint, the error is
-// errdefs.ErrFailedPrecondition; compile the guest again. If neither WASI nor host provides an import, or if the import
-// has another type there, the error is errdefs.ErrInvalidArgument and names the import. The caller may reuse image
-// after Load.
+// errdefs.ErrFailedPrecondition; compile the guest again. If neither WASI nor host provides an import with the right
+// type, the error is errdefs.ErrInvalidArgument and names the import. The caller may reuse image after Load.
 func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 	img, err := decodeImage(image)
 	if err != nil {

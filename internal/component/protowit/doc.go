@@ -1,5 +1,5 @@
-// Package protowit maps gRPC services to component interfaces and converts their messages between the protobuf wire
-// format and the flat values of internal/component/wit.
+// Package protowit maps gRPC services to component interfaces and converts messages between the protobuf wire format
+// and the flat values of internal/component/wit.
 //
 //	FileDescriptorSet ──Compile──► Schema ──WIT──► text for guest authors (docs/wit.md has the mapping)
 //	                                 │
