@@ -88,8 +88,8 @@ func (i *Instance) run(c *C.tw_inst, seq C.uint64_t) C.int {
 var errRan = fmt.Errorf("%w: it has already run", ErrDead)
 
 // enter runs the guest on this goroutine's thread. If the guest can wait where no tick reaches it, enter instead runs
-// the guest on another thread, which can be abandoned. If the guest ends without an error, enter calls the function in
-// the parameter result, which reads the guest's result.
+// the guest on another thread, which can be abandoned. If the guest ends without an error, the function passed as
+// result reads the guest's result.
 func (i *Instance) enter(ctx context.Context, guest func(*C.tw_inst, C.uint64_t) C.int, result func(*C.tw_inst) error) error {
 	seq, err := i.begin(ctx)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// forwarder forwards calls to preview 1 functions to wasmtime's WASI. Guests with directories need it (p1pass.c).
+// forwarder lets wasmtime's WASI answer calls of preview 1 functions. Guests with directories need it (p1pass.c).
 type forwarder struct {
 	linker *C.wasmtime_linker_t
 	module *C.wasmtime_module_t

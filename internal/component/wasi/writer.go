@@ -25,8 +25,8 @@ type Output interface {
 // flushDelay is how long flushed bytes wait for more bytes, so that one packet can carry both.
 const flushDelay = time.Millisecond
 
-// Writer adapts a blocking io.Writer to Output. Writes that the guest waits for run on the guest's thread. Other writes
-// run in the background, in at most one goroutine at a time.
+// Writer adapts a blocking io.Writer to Output. If the guest waits for a write, that write runs on the guest's thread.
+// Other writes run in the background, in at most one goroutine at a time.
 type Writer struct {
 	to io.Writer
 	// send flushes the io.Writer above. It is called some time after Flush, and never during a write.
