@@ -93,8 +93,8 @@ type HostFunc struct {
 	// Call takes the flat parameters and returns the flat result. The parameters are valid until Call returns; the
 	// result is copied immediately. Call runs on the guest's thread and may block, but must return when c.Context()
 	// ends. If Call returns an error, the guest traps, and the guest's call returns an error that wraps it. Call takes
-	// ownership of the resources in args that have an own type, and their Drop is not called. A resource of an own type
-	// in the result belongs to the guest until the guest returns or drops it.
+	// ownership of each resource that args contains as own<T>; Drop is not called for it. A resource that the result
+	// contains as own<T> belongs to the guest until the guest returns or drops it.
 	Call func(c *HostCall, args []byte) ([]byte, error)
 }
 
