@@ -1,4 +1,4 @@
-// Command tripod-wasm is a node's Wasm worker, which runs guests, and the compiler of components. The daemon starts it.
+// Command tripod-wasm runs guests, as a node's Wasm worker, and compiles components. The daemon starts it.
 //
 //	tripod-wasm worker CONFIG      serve pods until SIGTERM
 //	tripod-wasm compile CONFIG     compile the component on standard input to standard output

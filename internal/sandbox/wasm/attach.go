@@ -38,7 +38,7 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	return asNotRunning(l.worker.conn().ReopenLog(ctx, c.ID, file), c.ID)
 }
 
-// asNotRunning replaces a worker's ErrNotFound with notRunning, because a container that its worker does not know has
+// asNotRunning replaces a worker's ErrNotFound with notRunning, because a container that is unknown to its worker has
 // ended.
 func asNotRunning(err error, id string) error {
 	if errdefs.IsNotFound(err) {
@@ -70,8 +70,8 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return fpUpdated.Hit(ctx)
 }
 
-// dialData connects to the data socket of a running container's worker. The socket serves cleartext HTTP/2, with the
-// container's ID in the header workerapi.HeaderContainer.
+// dialData connects to the data socket of a running container's worker. The socket serves cleartext HTTP/2. Each
+// request names its container in the header workerapi.HeaderContainer.
 func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, error) {
 	_, l, err := b.ledger.GetRun(containerID, containerID)
 	if err != nil {

@@ -39,8 +39,8 @@ type Config struct {
 	Workers WorkerMode
 	// UID and GID are the user and group of workers and compilers.
 	UID, GID int
-	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent is the parent cgroup of shared workers, and of the workers
-	// of pods that name no parent: a path (cgroupfs) or the name of a slice (systemd).
+	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent is a path (cgroupfs) or the name of a slice (systemd). It
+	// is the parent cgroup of shared workers, and of a pod's own worker if the pod names no parent.
 	CgroupDriver, CgroupParent string
 	// LabelPrefix is the prefix of the labels that name a component, and of the annotations that parseOptions reads.
 	LabelPrefix string
@@ -92,8 +92,8 @@ type ImageStore interface {
 	Get(ctx context.Context, refOrID string) (image.Image, error)
 	// List returns all images.
 	List(ctx context.Context) ([]image.Image, error)
-	// Hold keeps the blobs of an image, even if the image is removed, until Unhold with the same key. Holds returns all
-	// keys, including those of other users.
+	// Hold keeps the blobs of an image, even if the image is removed, until Unhold is called with the same key. Holds
+	// returns all keys, including those of the store's other users.
 	Hold(ctx context.Context, key, imageID string) error
 	Unhold(ctx context.Context, key string) error
 	Holds(ctx context.Context) ([]string, error)
@@ -107,7 +107,7 @@ func (i Images) Component(ctx context.Context, imageID string) (*artifact.Artifa
 	return artifact.Open(ctx, i.Store, imageID)
 }
 
-// ImportFile imports a binary in a file of this node as an image; see artifact.ImportFile.
+// ImportFile imports a binary from a file on this node as an image; see artifact.ImportFile.
 func (i Images) ImportFile(ctx context.Context, file *os.File) (image.Image, error) {
 	return artifact.ImportFile(ctx, i.Store, file)
 }
@@ -161,7 +161,7 @@ func (c *Config) findProgram() (err error) {
 }
 
 // Open opens the backend and creates its directories. It returns errdefs.ErrNotFound if the configuration names no
-// program and none is found. Workers start when pods need them. ctx bounds only this call.
+// program and none is found. Workers start when pods need them. The backend outlives the context.
 func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	cfg := setup{c.withDefaults(), s}
 	if cfg.Logger == nil {
@@ -245,7 +245,8 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 	return sandbox.Capabilities{MaxContainers: 1, Components: true, HostNetwork: true}
 }
 
-// CreateSandbox implements sandbox.Backend. It also starts the worker that the pod will need, in the background.
+// CreateSandbox implements sandbox.Backend. If the pod needs a shared worker that is not running, CreateSandbox also
+// starts that worker, in the background.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	s := podState{ID: p.ID, Scope: b.keeper.scopeOf(p)}
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
@@ -271,7 +272,7 @@ func (b *Backend) setPod(s podState) error {
 	return nil
 }
 
-// scopeOf returns the scope of the worker in which a pod's container starts.
+// scopeOf returns the scope of the worker that will run a pod's container.
 func (b *Backend) scopeOf(p *sandbox.Pod) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -281,7 +282,7 @@ func (b *Backend) scopeOf(p *sandbox.Pod) string {
 	return b.keeper.scopeOf(p)
 }
 
-// assignOwnWorker gives a pod its own worker in every worker mode, until its sandbox is removed.
+// assignOwnWorker gives a pod its own worker, whatever the worker mode, until the sandbox is removed.
 func (b *Backend) assignOwnWorker(p *sandbox.Pod, why string) error {
 	b.log.Info("pod needs its own worker", "pod", p.ID, "why", why)
 	return b.setPod(podState{ID: p.ID, Scope: ownScope(p.ID), OwnWorkerReason: why})
@@ -351,8 +352,8 @@ func (b *Backend) hasPods(scope string) bool {
 	return false
 }
 
-// busy reports whether a worker must outlive the daemon, because its scope has pods or because it runs a pod that was
-// started before the worker mode changed.
+// busy reports whether a worker must outlive the daemon. A worker is busy if its scope has pods, or if it runs a pod
+// that was started before the worker mode changed.
 func (b *Backend) busy(w *worker) bool {
 	if b.hasPods(w.scope) {
 		return true

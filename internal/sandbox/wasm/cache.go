@@ -51,7 +51,7 @@ type entry struct {
 	SHA256 string `json:"sha256"`
 }
 
-// flight is a compilation in progress. waiting is the number of its callers.
+// flight is a compilation in progress. The field waiting is the number of callers.
 type flight struct {
 	waiting int
 	cancel  context.CancelCauseFunc
@@ -68,7 +68,7 @@ func newCache(cfg setup, compiler *compiler) *cache {
 type source func(ctx context.Context) (*os.File, error)
 
 // open returns the verified code of a component, as a file at offset 0. It compiles the component if needed. Concurrent
-// callers share one compilation, which is cancelled once the contexts of all of them have ended.
+// callers share one compilation. It is cancelled once every caller's context has ended.
 func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // each caller gets its own file offset
 }
 
-// join joins the compilation of a component, or starts it.
+// join joins the compilation of a component that is in progress, or starts one.
 func (c *cache) join(ctx context.Context, digest, engine string, component source) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +110,7 @@ func (c *cache) join(ctx context.Context, digest, engine string, component sourc
 	return f
 }
 
-// leave removes a caller from a compilation. When the last caller leaves, the compilation is cancelled and its code
+// leave removes a caller from a compilation. When the last caller leaves, the compilation is cancelled and its code is
 // closed.
 func (c *cache) leave(digest string, f *flight) {
 	c.mu.Lock()
@@ -157,8 +157,8 @@ func (c *cache) make(ctx context.Context, digest, engine string, component sourc
 	return code, nil
 }
 
-// entryDir returns the directory of a component's code, named by the first half of the digest. The entry has the whole
-// digest.
+// entryDir returns the directory of a component's code. The directory is named after the first half of the digest; the
+// entry contains the whole digest.
 func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, shortName(digest)) }
 
 func (c *cache) file(digest, engine, kind string) string {
@@ -234,7 +234,7 @@ func (c *cache) forget(digest string) {
 	}
 }
 
-// evict removes all code except that of wanted components and of compilations in progress.
+// evict removes all code, except the code of the wanted components and of compilations in progress.
 func (c *cache) evict(wanted map[string]bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,20 +19,20 @@ import (
 // component is a binary and the description of its services.
 type component struct {
 	artifact *artifact.Artifact
-	// descriptors is a serialized FileDescriptorSet. Images in Vimana's layout have metadata instead. digest is the
-	// SHA-256 of the one that is set, or empty if neither is.
+	// descriptors is a serialized FileDescriptorSet. Images in Vimana's layout have metadata instead. The digest is the
+	// SHA-256 of the descriptors or of the metadata, whichever is set. It is empty if neither is set.
 	descriptors, metadata []byte
 	digest                string
 	used                  time.Time // last use for a container
 }
 
-// codeName returns the name under which workers know a component (workerapi.Code.Digest). The same binary with other
-// descriptors or services has another name.
+// codeName returns the name that workers use for a component (workerapi.Code.Digest). The same binary with different
+// descriptors or services has a different name.
 func codeName(a *artifact.Artifact, description string) string {
 	return strings.Join(append([]string{a.Wasm.Digest.String(), description}, a.Services...), "+")
 }
 
-// code returns the argument of Load for the component, without the compiled code.
+// code returns the argument for loading the component into a worker, without the compiled code.
 func (c *component) code() workerapi.Code {
 	return workerapi.Code{Digest: codeName(c.artifact, c.digest), Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
 }
@@ -54,8 +54,8 @@ func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) 
 	return nil
 }
 
-// holdMark is the prefix of this backend's holds on images. There is one hold per image, not per container, because
-// each hold costs a commit of the image store.
+// holdMark is the prefix of the keys of this backend's holds on images. There is one hold per image, not per container,
+// because each hold costs a commit in the image store.
 const holdMark = "wasm-"
 
 func holdOf(imageID string) string { return holdMark + shortName(imageID) }
@@ -67,7 +67,7 @@ type catalog struct {
 
 	mu      sync.Mutex
 	known   map[string]*component    // by image ID
-	looking map[string]chan struct{} // lookups in progress by image ID; closed at the end
+	looking map[string]chan struct{} // lookups in progress, by image ID; closed when the lookup ends
 }
 
 func newCatalog(images ImageStore) *catalog {
@@ -102,7 +102,8 @@ func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description 
 	return found, err
 }
 
-// once returns the cached component of an image. If there is none, one caller looks it up while the others wait.
+// once returns the cached component of an image. If no component is cached, one caller looks it up while the others
+// wait.
 func (c *catalog) once(ctx context.Context, imageID string, look func() (*component, error)) (*component, error) {
 	for {
 		c.mu.Lock()
@@ -143,8 +144,8 @@ func (c *catalog) lookUp(imageID string, look func() (*component, error)) (*comp
 	return found, nil
 }
 
-// release releases the holds on images without containers. It keeps images that were requested after since, because a
-// container for them may be about to be created.
+// release releases the holds on images without containers. It keeps the holds on images that were requested after the
+// given time, because a container that uses such an image may be about to be created.
 func (c *catalog) release(ctx context.Context, inUse map[string]bool, since time.Time) error {
 	held, err := c.images.Holds(ctx)
 	if err != nil {

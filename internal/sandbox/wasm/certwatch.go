@@ -12,8 +12,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// settleTime is how long the directory of a certificate must be unchanged before it is read again, because an editor
-// can write a file in several steps.
+// settleTime is how long a certificate's directory must stay unchanged before the certificate is read again. An editor
+// can write a file in several steps, and the daemon must not read it in between.
 const settleTime = 200 * time.Millisecond
 
 // certWatcher reports changes to the certificate files of running containers. All containers share one inotify
@@ -67,7 +67,7 @@ func (w *certWatcher) follow(id, dir string) {
 	w.dirs[dir][id], w.dirOf[id] = true, dir
 }
 
-// forget stops watching for a container.
+// forget stops watching the certificate of a container.
 func (w *certWatcher) forget(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,7 +101,8 @@ func (w *certWatcher) run() {
 	}
 }
 
-// postpone schedules a report for when the changed directory has had no further changes for settleTime.
+// postpone schedules a report about the directory of a changed file. Further changes postpone the report, until the
+// directory has been unchanged for settleTime.
 func (w *certWatcher) postpone(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Channels implements sandbox.Channeler. The group is the worker's name, because a worker itself delivers messages
-// between its pods.
+// Channels implements sandbox.Channeler. The second result, the group, is the worker's name, because a worker itself
+// delivers the messages between its pods.
 func (b *Backend) Channels(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (net.Conn, string, error) {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -38,7 +38,7 @@ func isModule(config *runtimeapi.ContainerConfig) bool {
 	return false
 }
 
-// checkModule refuses a module that is a server, because it would open ports in the node's network.
+// checkModule refuses a module that is a server, because a server would open ports in the node's network.
 func checkModule(config *runtimeapi.ContainerConfig, world wit.World) error {
 	if world == wit.WorldCommand || !isModule(config) {
 		return nil

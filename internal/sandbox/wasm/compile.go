@@ -56,7 +56,7 @@ func askFingerprint(cfg Config) (string, error) {
 }
 
 // unprivileged returns a command that runs tripod-wasm as the unprivileged user, in new namespaces, without the
-// daemon's environment. It runs the program through a file descriptor, because the user may lack access to the
+// daemon's environment. The command runs the program through a file descriptor, because the user may lack access to the
 // program's directory. The caller closes the command's ExtraFiles.
 func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	fd, err := unix.Open(c.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -85,7 +85,7 @@ func withStderr(err error) error {
 	return err
 }
 
-// programEnv returns the environment of tripod-wasm, which inherits nothing from the daemon's.
+// programEnv returns the environment of tripod-wasm. It contains nothing from the daemon's environment.
 func programEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
 
 // compile compiles a component into a memory file, so that the compiler needs no access to files. If the component is
@@ -116,8 +116,8 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 	return code, seal(code)
 }
 
-// run runs the compiler and returns the end of its standard error. The kernel kills the compiler when its parent thread
-// ends (Pdeathsig), so its goroutine stays locked to the thread.
+// run runs the compiler and returns the end of its standard error. The kernel kills the compiler when the thread that
+// started it ends (Pdeathsig), so the starting goroutine stays locked to its thread.
 func (c *compiler) run(ctx context.Context, component, code *os.File) ([]byte, error) {
 	config, err := json.Marshal(workerapi.CompileConfig{
 		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,
@@ -144,7 +144,8 @@ func (c *compiler) run(ctx context.Context, component, code *os.File) ([]byte, e
 	return stderr.bytes(), err
 }
 
-// compileError classifies a failed compilation as the fault of the component, of the limits or of the node.
+// compileError returns the error for a failed compilation. It distinguishes whether the component is at fault, exceeds
+// a limit, or the node failed.
 func compileError(ctx context.Context, err error, stderr []byte) error {
 	line := lastLine(stderr)
 	var exit *exec.ExitError
@@ -170,7 +171,7 @@ func lastLine(text []byte) string {
 	return strings.TrimSpace(lines[len(lines)-1])
 }
 
-// tail is a writer that keeps only the last bytes written, at most limit.
+// tail is a writer that keeps only the last bytes written, up to its limit.
 type tail struct {
 	mu    sync.Mutex
 	limit int
@@ -202,7 +203,8 @@ func memoryFile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// seal makes the content of a memory file immutable, even for a child that has kept a descriptor, and rewinds the file.
+// seal makes the content of a memory file immutable, even for a child that has kept a file descriptor, and rewinds the
+// file.
 func seal(f *os.File) error {
 	const all = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, all); err != nil {

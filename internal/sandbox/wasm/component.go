@@ -23,7 +23,7 @@ func (n componentName) String() string {
 	return n.domain + ":" + n.server + "@" + n.version
 }
 
-// Labels, without the prefix, that name a component.
+// The labels that name a component, without their prefix.
 const (
 	labelDomain  = "domain"
 	labelServer  = "server"
@@ -39,8 +39,8 @@ func nameFrom(values map[string]string, prefix string) componentName {
 	}
 }
 
-// checkImage checks that the image is the component that the pod's labels name: the manifest's annotations must give
-// the same name or, if there are none, an image reference must end with the name.
+// checkImage checks that the image contains the component that the pod's labels name. The manifest's annotations must
+// give the same name. If the manifest has no such annotations, one of the image's references must end with the name.
 func checkImage(wanted componentName, annotations map[string]string, prefix string, references []string) error {
 	if says := nameFrom(annotations, prefix); says != (componentName{}) {
 		if says == wanted {
@@ -83,8 +83,8 @@ var separators = regexp.MustCompile(`[^A-Za-z0-9]+`)
 
 const maxNamePart = 63
 
-// derive makes a name from the first suitable image reference: the registry's host, the last part of the repository,
-// and the tag as a version. The name is empty if no reference is suitable.
+// derive makes a name from the first suitable image reference. The domain is the registry's host, the server is the
+// last part of the repository, and the version is the tag. The name is empty if no reference is suitable.
 func derive(references []string) componentName {
 	for _, ref := range references {
 		parsed, err := reference.ParseNormalizedNamed(ref)
@@ -106,8 +106,8 @@ func derive(references []string) componentName {
 	return componentName{}
 }
 
-// versionOf converts the tag to a SemVer 2.0 version: v1.2 becomes 1.2.0, and a tag that is not a version becomes a
-// pre-release of 0.0.0.
+// versionOf converts a reference's tag to a SemVer 2.0 version: v1.2 becomes 1.2.0, and a tag that is not a version
+// becomes a pre-release of 0.0.0.
 func versionOf(ref reference.Named) string {
 	tagged, ok := ref.(reference.Tagged)
 	if !ok {
@@ -127,8 +127,8 @@ func versionOf(ref reference.Named) string {
 	return v
 }
 
-// references returns the references of a container's image: first the one that the user specified, then the requested
-// one, then the references by tag and by digest.
+// references returns the references of a container's image: first the two in the spec (user_specified_image and image),
+// then those by tag, then those by digest. It omits image IDs.
 func references(spec *runtimeapi.ImageSpec, tags, digests []string) []string {
 	var refs []string
 	for _, ref := range []string{spec.GetUserSpecifiedImage(), spec.GetImage()} {

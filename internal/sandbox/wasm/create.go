@@ -20,8 +20,9 @@ var (
 	fpCreated  = failpoint.New("wasm.create-container.created")
 )
 
-// CreateContainer implements sandbox.Backend. It finds the component, checks it against the pod's labels, compiles it
-// and loads it into the worker, which checks it against its descriptors. So faulty components are detected here.
+// CreateContainer implements sandbox.Backend. It finds the component, checks its name against the pod's labels, and
+// compiles it. A shared worker also loads the component and checks it against the component's descriptors. So faulty
+// components are detected here.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	comp, err := b.catalog.find(ctx, c.ImageID)
 	if err != nil {
@@ -54,8 +55,8 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return resolved, fpCreated.Hit(ctx)
 }
 
-// nameOf returns the component's name: from the pod's labels, otherwise from the image's annotations, otherwise derived
-// from the image's reference. derived is false if the name is from the labels.
+// nameOf returns the component's name: from the pod's labels, otherwise from the image's annotations, otherwise from an
+// image reference. The second result is false if the name is from the labels.
 func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, a *artifact.Artifact) (name string, derived bool, err error) {
 	img, err := b.cfg.Images.Get(ctx, c.ImageID)
 	if err != nil {
@@ -71,8 +72,8 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	return derive(refs).String(), true, nil
 }
 
-// prepare compiles the component and, if its worker is shared, loads it, without running a guest. If the component must
-// not run in a shared worker, prepare assigns the pod its own worker.
+// prepare compiles the component. If the pod's worker is shared, prepare also loads the component, without running a
+// guest. If the component must not run in a shared worker, prepare gives the pod its own worker.
 func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) error {
 	scope := b.scopeOf(p)
 	if isOwn(scope) {
@@ -98,8 +99,8 @@ func (b *Backend) source(a *artifact.Artifact) source {
 	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, b.cfg.Images) }
 }
 
-// load loads a component into a worker, unless it is already loaded. If the worker refuses the code because it is
-// damaged or was compiled for another engine, load compiles the component again, once.
+// load loads a component into a worker, unless the component is already loaded. If the worker refuses the code because
+// the code is damaged or was compiled for another engine, load compiles the component again, once.
 func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
 	loaded, err := b.loadOnce(ctx, w, a, description)
 	if errdefs.IsFailedPrecondition(err) {

@@ -1,6 +1,6 @@
 // Package wasm runs unit pods whose container is a WebAssembly component. This package is the daemon's part: it finds
 // and compiles the component, opens the pod's sockets, log and mounts, and passes them to a worker process
-// (tripod-wasm), which runs the guest and serves its network requests.
+// (tripod-wasm), which runs the guest and serves the requests to the pod.
 //
 //	node ──▶ Backend                                    <Root>/                       survives a reboot
 //	           │ CreateContainer                            cache/<digest>/<engine>.{code,json}
@@ -14,13 +14,13 @@
 //	           │ a pidfd and the connection show when a worker has ended
 //	           └─ one per node, per namespace or per pod
 //
-// <key> is the pod's ID if the ID is 64 hexadecimal digits, otherwise its SHA-256 (names.go), because the ID of a pod
-// with a component name can exceed the maximum length of a file name.
+// <key> is the pod's ID if the ID is 64 hexadecimal digits, otherwise the SHA-256 of the ID (names.go). The ID of a pod
+// with a component name can be too long for a file name.
 //
 // A container's worker knows the container's state, and keeps its exit status until the daemon removes the container.
-// The files record the daemon's orders (created, started in which worker, exited). Whenever the daemon is killed, the
-// next daemon can distinguish a container that never started from one whose worker died. The files are on a tmpfs and
-// are not synced: a crash that loses the page cache also ends the workers.
+// The files in RunDir record the daemon's view of a container: created, started in a certain worker, or exited.
+// Whenever the daemon is killed, the next daemon can distinguish a container that never started from a container whose
+// worker died. The files are on a tmpfs and are not synced, because a crash that loses them also ends the workers.
 //
 // Compiled code is machine code that a worker executes. A worker loads only code that this daemon wrote: other users
 // have no access to the cache, and each file is compared with its recorded checksum before every load (docs/faults.md,

@@ -32,7 +32,7 @@ type life struct {
 	worker    *worker
 	pod       *sandbox.Pod
 	container *sandbox.Container
-	// ended is closed once the end is recorded.
+	// ended is closed once the end of the run is recorded.
 	ended chan struct{}
 }
 
@@ -124,8 +124,8 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return fpStopped.Hit(ctx)
 }
 
-// endLife makes the worker stop the container, and records the exit. If the connection breaks, endLife waits until the
-// worker's death is recorded or repeats the order over the next connection.
+// endLife makes the worker stop the container, and records the exit. If the connection breaks, endLife repeats the
+// order until the keeper has reconnected or the worker's death is recorded.
 func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Duration) error {
 	for deadline := time.Now().Add(grace); ; {
 		status, err := l.worker.conn().Stop(ctx, h.ID, max(0, time.Until(deadline)))
@@ -151,8 +151,7 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 	}
 }
 
-// retryPause is the interval at which an order is repeated until the keeper has reconnected or the worker's death is
-// recorded.
+// retryPause is the pause before an order to a worker is repeated over a new connection.
 const retryPause = 20 * time.Millisecond
 
 // RemoveContainer implements sandbox.Backend.
@@ -160,8 +159,8 @@ func (b *Backend) RemoveContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 	return b.removeContainer(ctx, c.ID)
 }
 
-// removeContainer removes a container from its worker and the ledger. If the container is unknown, it removes only the
-// files.
+// removeContainer removes a container from its worker and the ledger. If the container is unknown, removeContainer
+// removes only the files.
 func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	h, err := b.ledger.Find(id, id)
 	if err != nil {
@@ -210,7 +209,7 @@ func (b *Backend) removeFromWorker(ctx context.Context, worker, id string) error
 	}
 }
 
-// endOwnWorker ends the worker of a container, unless it is shared.
+// endOwnWorker ends the worker of a container, unless the worker is shared.
 func (b *Backend) endOwnWorker(ctx context.Context, h *handle) error {
 	s, _ := h.Snapshot()
 	if w := b.keeper.byName(s.Worker); w != nil && isOwn(w.scope) {

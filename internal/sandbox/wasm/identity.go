@@ -25,7 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// The files in a mount that contains a certificate. Their names are those in a Secret of type kubernetes.io/tls.
+// The files in a mount that contains a certificate. They are named as in a Secret of type kubernetes.io/tls.
 const (
 	certFile     = "tls.crt"
 	keyFile      = "tls.key"
@@ -34,8 +34,8 @@ const (
 	maxPEM = 1 << 20
 )
 
-// identityOf returns the certificate of the pod's server, or nil if TLS is off. renewAt is zero for a certificate from
-// a mount, which the daemon does not renew.
+// identityOf returns the certificate of the pod's server, or nil if TLS is off. The second result is when to renew the
+// certificate. It is zero for a certificate from a mount, because the daemon does not renew such certificates.
 func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, component string) (t *workerapi.TLS, renewAt time.Time, err error) {
 	switch o.tls {
 	case tlsOff:
@@ -53,7 +53,7 @@ func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	}
 }
 
-// hostPathOf returns the host path of the mount at a container path, or "".
+// hostPathOf returns the host path of the mount at the given container path, or "" if there is no such mount.
 func hostPathOf(mounts []*runtimeapi.Mount, at string) string {
 	for _, m := range mounts {
 		if path.Clean(m.GetContainerPath()) == at {
@@ -86,13 +86,13 @@ func mountedIdentity(dir string, requireClient bool) (*workerapi.TLS, error) {
 		return nil, fmt.Errorf("%s in %s has no certificate: %w", clientCAFile, dir, errdefs.ErrInvalidArgument)
 	}
 	if !requireClient {
-		t.ClientCAs = nil // a Secret's ca.crt is usually the authority of the server's certificate
+		t.ClientCAs = nil // a Secret's ca.crt is usually the authority for the server's certificate, not for the clients'
 	}
 	return t, nil
 }
 
-// addresses returns the addresses at which clients reach the pod. They include the node's if the pod is on the host
-// network.
+// addresses returns the addresses that clients can use to reach the pod. If the pod is on the host network, the
+// addresses include the node's.
 func addresses(p *sandbox.Pod) []netip.Addr {
 	ips := append([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, p.IPs...)
 	if p.Netns != "" {
@@ -109,7 +109,7 @@ func addresses(p *sandbox.Pod) []netip.Addr {
 
 var dnsName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// hostNames returns the names by which clients can address the pod.
+// hostNames returns the host names that clients can use to reach the pod.
 func hostNames(p *sandbox.Pod, component string) []string {
 	m := p.Config.GetMetadata()
 	domain, rest, _ := strings.Cut(component, ":")
@@ -146,7 +146,8 @@ func (b *Backend) renew(ctx context.Context, h *handle) error {
 }
 
 // readBelow reads a regular file of at most limit bytes in an untrusted directory. It follows symbolic links, because a
-// Secret's files are links to the current version, but it resolves them with dir as the root directory.
+// Secret's files are links to the current version, but it resolves the links as if dir were the root directory, so that
+// no link leads out of dir.
 func readBelow(dir, name string, limit int64) ([]byte, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -33,17 +33,17 @@ const (
 	WorkerPerPod       WorkerMode = "pod"
 )
 
-// keeper owns the workers. A scope is a set of pods that share a worker; a worker's name is scope.N. Each scope has at
-// most one worker that accepts new pods. The scope's other workers run another version of the program (retired) or are
-// ending.
+// keeper owns the workers. A scope is a set of pods that share a worker; a worker's name has the form scope.N. Each
+// scope has at most one worker that accepts new pods. The scope's other workers run another version of the program
+// (retired) or are ending.
 //
 //	scope   node | ns-<namespace> | pod-<key>
 type keeper struct {
 	cfg     setup
 	log     *slog.Logger
 	cgroups cgroup.Tree
-	// Callbacks, set before the first worker starts: a pod has exited, a worker has died, a worker has a new
-	// connection.
+	// Callbacks for three events: a pod has exited, a worker has died, a worker has a new connection. They are set
+	// before the first worker starts.
 	exited      func(*worker, workerapi.Status)
 	died        func(*worker)
 	reconnected func(context.Context, *worker) error
@@ -57,7 +57,7 @@ type keeper struct {
 	tasks    sync.WaitGroup
 }
 
-// starting is the start of a worker. Its result is valid once done is closed.
+// starting is the start of a worker. The fields w and err are valid once done is closed.
 type starting struct {
 	done chan struct{}
 	w    *worker
@@ -93,7 +93,7 @@ const (
 // ownScope returns the scope of a pod with its own worker.
 func ownScope(id string) string { return scopeOwn + keyOf(id) }
 
-// isOwn reports whether a scope is that of a single pod.
+// isOwn reports whether a scope belongs to a single pod.
 func isOwn(scope string) bool { return strings.HasPrefix(scope, scopeOwn) }
 
 // scopeOfName returns the scope in a worker's name, and false if the name is invalid.
@@ -103,7 +103,7 @@ func scopeOfName(name string) (string, bool) {
 	return scope, ok && err == nil
 }
 
-// current returns the worker of a scope that accepts new pods, or nil.
+// current returns the worker that accepts the new pods of a scope, or nil if there is none.
 func (k *keeper) current(scope string) *worker {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -119,8 +119,8 @@ func (k *keeper) currentLocked(scope string) *worker {
 	return nil
 }
 
-// get returns the current worker of a scope. If there is none, get starts a worker in the place own or, if own is nil,
-// in the place of shared workers. The start continues even if ctx ends.
+// get returns the current worker of a scope. If there is none, get starts a worker in the given place or, if that is
+// nil, in the place of shared workers. The start continues even if ctx ends.
 func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, error) {
 	k.mu.Lock()
 	if w := k.currentLocked(scope); w != nil {
@@ -199,8 +199,8 @@ func (k *keeper) keepLocked(w *worker) {
 	k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.follow(w) }))
 }
 
-// follow handles a worker's events until it ends. Then it records the worker's pods as exited, and starts a new worker
-// if the scope has pods.
+// follow handles a worker's events until the worker ends. Then follow records the worker's pods as exited, and starts a
+// new worker if the scope has pods.
 func (k *keeper) follow(w *worker) {
 	w.watch(func(s workerapi.Status) { k.exited(w, s) }, k.spans, k.reconnected)
 	if w.isDetached() {
@@ -299,7 +299,7 @@ func (k *keeper) abandon(ctx context.Context, w *worker) error {
 	return errors.Join(err, k.removeCgroup(state.Cgroup), os.RemoveAll(w.dir))
 }
 
-// followAll follows the workers that recover took over. Call it once their pods are recovered.
+// followAll follows all workers taken over from the previous daemon. Call it once the workers' pods are recovered.
 func (k *keeper) followAll() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -18,8 +18,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// wantedMounts returns the mounts for the guest. It omits the files that a kubelet mounts into every container, which
-// no guest can use.
+// wantedMounts returns the mounts for the guest. It omits the files that a kubelet mounts into every container, because
+// no guest can use them.
 func wantedMounts(config *runtimeapi.ContainerConfig) []*runtimeapi.Mount {
 	kubelets := []string{"/etc/hosts", sandbox.TerminationMessagePath(config)}
 	return slices.DeleteFunc(slices.Clone(config.GetMounts()), func(m *runtimeapi.Mount) bool {
@@ -42,8 +42,8 @@ func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error
 	return wantedMounts(config), nil
 }
 
-// openMounts opens the directories that a container mounts, and returns nested paths before their parents. WASI cannot
-// mount files.
+// openMounts opens the directories that a container mounts. It returns nested paths before their parents. A mount of a
+// file is an error, because WASI cannot mount files.
 func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, err error) {
 	defer func() {
 		if err != nil {

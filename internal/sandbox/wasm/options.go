@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Annotations of a pod, without the component label prefix, that configure how its component is served. port can also
-// be a label, for compatibility with Vimana.
+// The annotations of a pod that configure how its component is served, without the prefix of component labels. The key
+// "port" can also be a label, for compatibility with Vimana.
 const (
 	keyPort           = "port"              // TCP (HTTP/2 over TLS) and UDP (HTTP/3); default 443
 	keyCleartextPort  = "cleartext-port"    // TCP without TLS; default 80, or "off"
@@ -119,7 +119,8 @@ func (r *optionReader) tls() string {
 	}
 }
 
-// choice returns the value of key, which must be one of allowed. The default is the first.
+// choice returns the value of the given annotation, which must be one of the allowed values. The first of them is the
+// default.
 func (r *optionReader) choice(key string, allowed ...string) string {
 	v := r.text(key)
 	if v == "" {
@@ -143,7 +144,8 @@ func (r *optionReader) port(key string, fallback uint16) uint16 {
 	return uint16(n)
 }
 
-// number returns the value of key, which must be in [low, high], or 0 if there is no such annotation.
+// number returns the value of the given annotation, or 0 if there is no such annotation. The value must be in [low,
+// high].
 func (r *optionReader) number(key string, low, high int64) int64 {
 	v := r.text(key)
 	if v == "" {

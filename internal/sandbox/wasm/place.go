@@ -12,24 +12,24 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// workerOverhead is the memory, in bytes, that a worker needs in addition to that of its pod's guest.
+// workerOverhead is the memory, in bytes, that a pod's own worker needs besides the guest's memory.
 const workerOverhead = 64 << 20
 
 // place is the cgroup that a worker starts in. If dir is empty, the worker starts in the daemon's cgroup. With the
-// systemd driver, only systemd creates cgroups. Workers then stay in the cgroup of the daemon's service, which does not
-// kill them when the service stops.
+// systemd driver, only systemd creates cgroups. Workers then stay in the cgroup of the daemon's service. They are not
+// killed when the service stops.
 type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
 }
 
-// cgroupName returns the name of a cgroup of this backend. The prefix keeps other backends from taking it for a pod's
-// cgroup that they do not know, and removing it.
+// cgroupName returns the name of a cgroup of this backend. Without the prefix, other backends could take it for the
+// cgroup of an unknown pod and remove it.
 func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
 
 // forWorker returns the place of a worker's own cgroup below p. The cgroup is named after the worker, not the pod,
-// because the cgroup of the pod's previous worker can still be in removal while the next worker starts.
+// because the cgroup of the pod's previous worker can still exist when the next worker starts.
 func (p place) forWorker(worker string) place {
 	if p.dir != "" {
 		p.dir = path.Join(p.dir, cgroupName(worker))
@@ -45,8 +45,8 @@ func (k *keeper) shared() place {
 	return place{tree: k.cgroups, dir: k.cgroups.Parent}
 }
 
-// own returns the place of a pod's own worker: a cgroup below the parent that the kubelet names, with the container's
-// limits that the kernel can enforce on a process.
+// own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, with those
+// limits of the container that the kernel can enforce on a process.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}
@@ -77,7 +77,7 @@ func (p place) start(cmd *exec.Cmd) error {
 	return p.tree.Start(cmd, p.dir, nil)
 }
 
-// removeCgroup removes the cgroup dir of a worker that has ended.
+// removeCgroup removes the cgroup of a worker that has ended, if the worker had one.
 func (k *keeper) removeCgroup(dir string) error {
 	if dir == "" {
 		return nil
@@ -95,7 +95,7 @@ func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
 	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, c.Config.GetLinux().GetResources()))
 }
 
-// ownFigures returns the statistics of a pod's own worker, or nil if w is shared or has no cgroup.
+// ownFigures returns the statistics of a pod's own worker, or nil if the worker is shared or has no cgroup.
 func (b *Backend) ownFigures(w *worker) *stats.Figures {
 	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil

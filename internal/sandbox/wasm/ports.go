@@ -48,7 +48,7 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 const udpBuffer = 7 << 20
 
 // growBuffers sets a socket's buffer sizes beyond net.core.rmem_max and wmem_max. The daemon does this, because the
-// worker is not permitted to. Without CAP_NET_ADMIN, the buffers keep their sizes.
+// worker is not permitted to. If the daemon lacks CAP_NET_ADMIN, the buffers keep their sizes.
 func growBuffers(socket *os.File) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -64,7 +64,7 @@ func growBuffers(socket *os.File) {
 // until it executes its program.
 const forkTime = 500 * time.Millisecond
 
-// socket listens on all addresses of the namespace, both IPv4 and IPv6 if available.
+// socket opens a socket on all addresses of a network namespace, both IPv4 and IPv6 if available.
 func (b *Backend) socket(ctx context.Context, netns, network string, port uint16) (*os.File, error) {
 	number := strconv.Itoa(int(port))
 	socket, err := b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))

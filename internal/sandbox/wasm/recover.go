@@ -13,8 +13,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Recover implements sandbox.Backend. The workers report which containers are running, and the files record which were
-// ordered to run. If a container's worker no longer runs, the container has exited with the worker.
+// Recover implements sandbox.Backend. The workers report which containers are running. The files record which
+// containers a worker was ordered to run. If a container's worker no longer runs, the container has exited with the
+// worker.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
 	found := sandbox.NewFound()
@@ -65,8 +66,8 @@ func (b *Backend) inventory(ctx context.Context) (inventory, error) {
 	return in, nil
 }
 
-// recoverPod restores a sandbox from its file. It returns false if the sandbox was not created completely, or before a
-// reboot.
+// recoverPod restores a sandbox from its file. It returns false if the sandbox was not created completely, or was
+// created before a reboot.
 func (b *Backend) recoverPod(id string) bool {
 	var s podState
 	if err := format.Read(b.cfg.podFile(id), &s); err != nil {

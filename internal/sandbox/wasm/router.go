@@ -15,8 +15,8 @@ type Components = router.Components
 // RouteConfig configures the addresses of the node's router.
 type RouteConfig = router.ServeConfig
 
-// Route accepts requests at the configured addresses of the node until stop is called. It forwards each request to a
-// pod that runs the requested component.
+// Route accepts requests at the configured addresses of the node until the returned function is called. It forwards
+// each request to a pod that runs the requested component.
 func (b *Backend) Route(ctx context.Context, components Components, c RouteConfig) (stop func(), err error) {
 	return router.Open(ctx, router.Config{Components: components, Services: b.servicesOf, Dial: b.dialData, Logger: c.Logger}, c)
 }

@@ -46,7 +46,7 @@ func maxFiles() uint64 {
 	return min(limit, wanted)
 }
 
-// spawn starts the process of w and connects to it. If it fails, it removes what it has created.
+// spawn starts the process of w and connects to it. If spawn fails, it removes what it has created.
 func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	defer func() {
 		if err != nil {
@@ -207,8 +207,8 @@ func awaitReady(ctx context.Context, ready *os.File) error {
 	}
 }
 
-// processFromHello returns the process whose ID is in the worker's Hello, after checking by its command line that it is
-// the worker.
+// processFromHello returns the process whose ID is in the worker's Hello, after checking by the process's command line
+// that it is the worker.
 func (k *keeper) processFromHello(w *worker) (*process.Process, error) {
 	pid := w.conn().Hello().Pid
 	p, err := process.Open(pid)
@@ -235,7 +235,7 @@ func (w *worker) writeState() error {
 	return format.Write(filepath.Join(w.dir, workerFile), s)
 }
 
-// runsProgram reports whether a process runs the program that is now installed at path.
+// runsProgram reports whether a process runs the program that is now installed at the given path.
 func runsProgram(pid int, path string) bool {
 	have, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {

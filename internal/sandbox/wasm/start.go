@@ -112,7 +112,7 @@ func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	return b.keeper.get(ctx, scope, &own)
 }
 
-// forgetPrevious removes the container from the worker of its previous run, unless that worker is w.
+// forgetPrevious removes the container from the worker of its previous run, unless that worker is the given one.
 func (b *Backend) forgetPrevious(ctx context.Context, h *handle, s state, w *worker) error {
 	if s.Worker == "" || s.Worker == w.name {
 		return nil // a worker can restart a container that it has run before
@@ -120,8 +120,8 @@ func (b *Backend) forgetPrevious(ctx context.Context, h *handle, s state, w *wor
 	return b.removeFromWorker(ctx, s.Worker, h.ID)
 }
 
-// undoBegin resets the container to Created after its worker has refused or not received the order to start it. It does
-// nothing if the worker has died, because the container's exit is then already recorded.
+// undoBegin resets the container to Created if its worker has refused the start, or has never received the order to
+// start it. If the worker has died, undoBegin does nothing, because the container's exit is already recorded.
 func undoBegin(h *handle, l *life) {
 	h.End(l, func(s *state) { s.Phase, s.StartedAt, s.RenewAt = ledger.Created, time.Time{}, time.Time{} })
 }
@@ -140,8 +140,8 @@ func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
 	return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
 }
 
-// spec returns the pod's specification for the worker, which contains open files. The caller closes the files, even if
-// spec returns an error.
+// spec returns the pod's specification for the worker. The specification contains open files, which the caller must
+// close even if spec returns an error.
 func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
 	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
 	if err != nil {
@@ -172,7 +172,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	return spec, renewAt, err
 }
 
-// servicesOf returns the services to which the component's methods belong.
+// servicesOf returns the services that the component's methods belong to.
 func servicesOf(loaded workerapi.Loaded) []string {
 	var services []string
 	for _, procedure := range loaded.Procedures {
@@ -183,7 +183,8 @@ func servicesOf(loaded workerapi.Loaded) []string {
 	return slices.Compact(services)
 }
 
-// servicesOf returns the full names of a running container's gRPC services, or nil if it is not running or serves none.
+// servicesOf returns the full names of a container's gRPC services. It returns nil if the container is not running or
+// serves none.
 func (b *Backend) servicesOf(containerID string) []string {
 	h, _, err := b.ledger.GetRun(containerID, containerID)
 	if err != nil {
@@ -193,7 +194,7 @@ func (b *Backend) servicesOf(containerID string) []string {
 	return s.Services
 }
 
-// environment returns the image's environment, overridden by the container's.
+// environment returns the image's environment variables, overridden by the container's.
 func environment(a *artifact.Artifact, envs []*runtimeapi.KeyValue) []string {
 	env := append([]string(nil), a.Env...)
 	for _, e := range envs {

@@ -28,20 +28,21 @@ type state struct {
 	Process process.ID `json:"process,omitzero"`
 	// RenewAt is the time at which a generated certificate must be renewed; zero means never.
 	RenewAt time.Time `json:"renewAt,omitzero"`
-	// Previous is the start time of the last run that has ended. It identifies repeated reports of this run's end.
+	// Previous is the start time of the last run that has ended. It serves to recognize repeated reports of that run's
+	// end.
 	Previous time.Time `json:"-"`
 }
 
-// podState records that a sandbox was created: pod.json.
+// podState is the record of a created sandbox: pod.json in the pod's directory.
 type podState struct {
 	ID string `json:"id"`
 	// Scope is the scope of the pod's worker (keeper.go).
 	Scope string `json:"scope"`
-	// OwnWorkerReason says why the pod needs its own worker in every worker mode, or is empty.
+	// OwnWorkerReason says why the pod needs its own worker, whatever the worker mode. It is empty if the pod does not.
 	OwnWorkerReason string `json:"apart,omitempty"`
 }
 
-// workerState is the record needed to end a worker that does not respond: worker.json.
+// workerState is the record needed to end a worker that does not respond: worker.json in the worker's directory.
 type workerState struct {
 	Process process.ID `json:"process"`
 	Cgroup  string     `json:"cgroup,omitempty"`

@@ -25,7 +25,8 @@ type figures struct {
 	of map[*worker]*answer
 }
 
-// answer holds a worker's latest statistics. Sending to turn locks it, and receiving from turn unlocks it.
+// answer holds a worker's latest statistics. Sending to the channel turn locks the answer, and receiving from turn
+// unlocks the answer.
 type answer struct {
 	turn chan struct{}
 	at   time.Time
@@ -51,8 +52,8 @@ func (f *figures) forget(w *worker) {
 	delete(f.of, w)
 }
 
-// figuresOf returns the statistics of a running container. It returns errdefs.ErrFailedPrecondition if the worker does
-// not know the container, because the container has then just ended.
+// figuresOf returns the statistics of a running container. If the worker does not know about the container, the
+// container has just ended, and figuresOf returns errdefs.ErrFailedPrecondition.
 func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.Stats, error) {
 	a := b.figures.answerOf(l.worker)
 	select {
@@ -81,8 +82,8 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.
 // would use no memory, and metrics-server would omit the pod.
 const shareOfWorker = 32 << 10
 
-// asCgroup converts a container's statistics to those of a cgroup. The memory is that of the guests plus shareOfWorker,
-// and there is no page cache.
+// asCgroup converts a container's statistics to the form of a cgroup's statistics. The memory is the guests' memory
+// plus shareOfWorker. There is no page cache.
 func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 	f := stats.Figures{Time: s.Time}
 	f.CPU = s.CPUNanos
@@ -122,7 +123,7 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 	return result, nil
 }
 
-// cgroupFigures returns the statistics of a container, or nil if it is not running.
+// cgroupFigures returns the statistics of a container, or nil if the container is not running.
 func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures, error) {
 	_, l, err := b.ledger.FindRun(id, id)
 	if l == nil {

@@ -27,15 +27,15 @@ import (
 
 const (
 	// authorityLife is the validity of the node's authority. leafLife is the validity of the certificates that the
-	// authority issues. They are renewed after two thirds of leafLife.
+	// authority issues. Certificates are renewed after two thirds of leafLife.
 	authorityLife = 10 * 365 * 24 * time.Hour
 	leafLife      = 30 * 24 * time.Hour
 	// backdated is how far in the past NotBefore lies, for clients whose clocks are slow.
 	backdated = time.Hour
 )
 
-// authority is the node's certificate authority for pods without a certificate in a mount: <Root>/ca.crt and ca.key. It
-// is created on first use.
+// authority is the node's certificate authority for pods without a certificate in a mount. Its files are <Root>/ca.crt
+// and ca.key. The authority is created on first use.
 type authority struct {
 	dir string
 
@@ -50,8 +50,8 @@ func newAuthority(dir string) *authority { return &authority{dir: dir} }
 func (a *authority) certFile() string { return filepath.Join(a.dir, "ca.crt") }
 func (a *authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
 
-// issue returns a new certificate chain for the addresses and names, and the key, in PEM. The certificate must be
-// renewed at renewAt.
+// issue returns a new certificate chain for the addresses and names, and the key, in PEM. The third result is when to
+// renew the certificate.
 func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -135,7 +135,7 @@ func (a *authority) create(ctx context.Context) error {
 	if err := ledger.RemoveFile(a.certFile()); err != nil { // so that an old certificate is never used with the new key
 		return err
 	}
-	// Synced, because clients trust the authority for years.
+	// The files are synced, because clients trust the authority for years.
 	if err := atomicfile.Write(a.keyFile(), key, 0o600); err != nil {
 		return sandbox.DiskError(err)
 	}

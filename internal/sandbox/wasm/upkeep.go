@@ -15,18 +15,18 @@ import (
 
 const (
 	upkeepInterval = time.Minute
-	// probeTime bounds the time that a worker takes to answer the simplest request, even on a busy node.
+	// probeTime bounds the time that a worker can take to answer the simplest request, even on a busy node.
 	probeTime = 30 * time.Second
-	// maxIdleCode bounds the components without containers that a worker keeps loaded.
+	// maxIdleCode bounds the number of components without containers that a worker keeps loaded.
 	maxIdleCode = 32
-	// idleImage is the time for which an image without containers is held after its last use.
+	// idleImage is how long an image without containers is held after its last use.
 	idleImage = 10 * time.Minute
-	// maxWorkerLog bounds the log of a worker, in bytes. Trimming keeps the last quarter.
+	// maxWorkerLog bounds the log of a worker, in bytes. Trimming keeps the last maxWorkerLog/4 bytes.
 	maxWorkerLog = 8 << 20
 )
 
-// upkeep periodically renews certificates, removes unused code, kills hanging workers and trims their logs, until ctx
-// ends.
+// upkeep periodically renews certificates, removes unused code, kills hanging workers and trims the workers' logs,
+// until ctx ends.
 func (b *Backend) upkeep(ctx context.Context) {
 	tick := time.NewTicker(upkeepInterval)
 	defer tick.Stop()
@@ -49,7 +49,8 @@ func (b *Backend) upkeep(ctx context.Context) {
 	}
 }
 
-// probe kills running workers that do not reply within limit, because the pods of such a worker could not be stopped.
+// probe kills running workers that do not reply within the given time, because the pods of such a worker could not be
+// stopped.
 func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 	var probes sync.WaitGroup
 	for _, w := range b.keeper.all() {
@@ -80,8 +81,8 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 	}
 }
 
-// sweep unloads code without containers from the workers, deletes code without an image or container from the disk, and
-// releases images without containers, except those requested after since.
+// sweep removes what no container needs. It unloads such code from the workers, deletes such code from the disk unless
+// an image contains the component, and releases such images unless they were requested after the given time.
 func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// redialTime bounds the wait for a new connection after the previous one broke. Then the worker is killed.
+	// redialTime is how long the daemon tries to reconnect to a worker before it kills the worker.
 	redialTime = 15 * time.Second
 	// helloTime bounds the wait for a connection to a worker of the previous daemon.
 	helloTime = 20 * time.Second
@@ -47,8 +47,8 @@ type worker struct {
 	// retired says that another version of the program is installed now. A retired worker keeps its pods but gets no
 	// new ones.
 	retired bool
-	// died is closed once the process has ended and its containers are recorded as exited. why then says how the
-	// process ended.
+	// died is closed once the process has ended and its containers are recorded as exited. From then on, the field why
+	// says how the process ended.
 	died chan struct{}
 	why  string
 	// ending is set when the daemon sends SIGTERM.
@@ -62,7 +62,7 @@ type worker struct {
 	loading map[string]*loading
 }
 
-// loading is a call of Load. Its result is valid once done is closed.
+// loading is a call to Load. The fields loaded and err are valid once done is closed.
 type loading struct {
 	done   chan struct{}
 	loaded workerapi.Loaded
@@ -77,8 +77,8 @@ func newWorker(name, scope, dir string, log *slog.Logger) *worker {
 	}
 }
 
-// dial connects to one of the worker's sockets. It uses a descriptor of the worker's directory, because the path can be
-// too long for a socket address.
+// dial connects to one of the worker's sockets. It uses a descriptor of the worker's directory, because the socket's
+// path can be too long for a socket address.
 func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	dir, err := unix.Open(w.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -109,7 +109,7 @@ func (w *worker) connect(ctx context.Context) error {
 	return nil
 }
 
-// conn returns the current connection. If it has ended, its calls fail with errdefs.ErrUnavailable.
+// conn returns the current connection. If the connection has ended, calls on it fail with errdefs.ErrUnavailable.
 func (w *worker) conn() *workerapi.Client {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,7 +125,7 @@ func (w *worker) alive() bool {
 	}
 }
 
-// watch handles the worker's events until its process ends or the daemon stops, and reconnects when a connection
+// watch handles the worker's events until the process ends or the daemon stops, and reconnects when a connection
 // breaks.
 func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), reconnected func(context.Context, *worker) error) {
 	for {
@@ -235,7 +235,8 @@ func (w *worker) end(ctx context.Context) error {
 // endTime is how long a worker can take to end before it is killed.
 const endTime = 5 * time.Second
 
-// load loads the code of a component into the worker, unless the code is already loaded. It calls code to get the code.
+// load loads the code of a component into the worker, unless the code is already loaded. It calls the given function to
+// get the code.
 func (w *worker) load(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
 	for {
 		w.mu.Lock()
@@ -277,14 +278,15 @@ func (w *worker) loadNow(ctx context.Context, digest string, code func(context.C
 	return w.conn().Load(ctx, what)
 }
 
-// forgetCode removes code from w.loading after the worker reported that it is not loaded.
+// forgetCode removes code from w.loading after the worker has reported that the code is not loaded.
 func (w *worker) forgetCode(digest string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.loading, digest)
 }
 
-// unloadIdle unloads components that no container needs. It keeps the most recently used of them, at most keep.
+// unloadIdle unloads components that no container needs. Of those, it keeps the given number loaded: the most recently
+// used ones.
 func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep int) {
 	for {
 		w.mu.Lock()
@@ -316,7 +318,7 @@ func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep in
 	}
 }
 
-// recordedProcess returns the process recorded in a worker's directory, if it is still running, and the record.
+// recordedProcess returns the record in a worker's directory, and the recorded process if that is still running.
 func recordedProcess(dir string) (*process.Process, workerState, error) {
 	var s workerState
 	if err := format.Read(filepath.Join(dir, workerFile), &s); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// SectionDescriptors is the name of the custom section in which a component can contain its FileDescriptorSet.
+// SectionDescriptors is the name of the custom section that can hold a component's FileDescriptorSet.
 const SectionDescriptors = image.MediaTypeDescriptorSet
 
 // maxDescriptors bounds a FileDescriptorSet, in bytes.
@@ -34,12 +34,13 @@ type Artifact struct {
 	// MetadataLayer describes the layer with Vimana's Metadata message. Its Digest is empty if there is no such layer.
 	MetadataLayer ocispec.Descriptor `json:"metadata,omitzero"`
 	Annotations   map[string]string  `json:"annotations,omitempty"` // from the manifest
-	// Services are the full names of the component's services. If empty, the component serves the services in those
-	// files of the descriptor set that no other file imports.
+	// Services are the full names of the component's services. If it is empty, the component serves the services
+	// declared in those files of the descriptor set that no other file imports.
 	Services []string `json:"services,omitempty"`
-	// Program is the guest's default argv[0]: the base name of the entrypoint's file, or "main.wasm".
+	// Program is the guest's default argv[0]: the base name of the entrypoint's file, or "main.wasm" for layouts
+	// without an entrypoint.
 	Program string `json:"program"`
-	// Entrypoint and Cmd are the image's, without the program. Env is the image's ("NAME=value").
+	// Entrypoint, Cmd and Env ("NAME=value") are from the image's config. Entrypoint and Cmd omit the program.
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
 	Env        []string `json:"env,omitempty"`
@@ -51,8 +52,8 @@ type Blobs interface {
 	OpenBlob(ctx context.Context, desc ocispec.Descriptor) (*os.File, error)
 }
 
-// Open returns the component in an image. It returns errdefs.ErrNotFound for an unknown image, and ErrInvalidArgument
-// for an image without a component and for a container image whose entrypoint is not a readable file in the image.
+// Open returns the component in an image. It returns errdefs.ErrNotFound if the image is unknown, and
+// ErrInvalidArgument if the image has no component or its entrypoint is not a readable file in the image.
 func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, error) {
 	img, err := store.Get(ctx, imageID)
 	if err != nil {
@@ -81,8 +82,8 @@ func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, e
 	return a, nil
 }
 
-// Argv returns the guest's arguments for a container's command and args (CRI ContainerConfig), which override the
-// image's entrypoint and cmd in the same way as for any container. They never change which binary runs.
+// Argv returns the guest's arguments. A container's command and args (CRI ContainerConfig) override the image's
+// entrypoint and cmd as for any container, but they never change which binary runs.
 func (a *Artifact) Argv(command, args []string) []string {
 	if len(command) > 0 {
 		return slices.Concat(command, args)

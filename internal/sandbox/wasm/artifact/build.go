@@ -23,7 +23,7 @@ import (
 // imports.
 const AnnotationServices = "tripod.run/services"
 
-// Spec is the input of Build.
+// Spec is the input to Build.
 type Spec struct {
 	Wasm        []byte            // the binary
 	Descriptors []byte            // a serialized FileDescriptorSet, or empty
@@ -91,7 +91,7 @@ func Build(s Spec) (*Image, error) {
 	}, nil
 }
 
-// World is the kind of a binary. Its exports determine it.
+// World is the kind of a binary, as determined by the binary's exports.
 type World = wit.World
 
 // Exports that determine the world.
@@ -101,12 +101,12 @@ const (
 	exportStart   = "_start"
 )
 
-// wasiPackages are the packages of WASI 0.2. They are listed because drafts of other packages also had version 0.2
-// ("wasi:keyvalue/store@0.2.0-draft").
+// wasiPackages are the packages of WASI 0.2. The version alone does not identify them, because drafts of other packages
+// also had version 0.2 ("wasi:keyvalue/store@0.2.0-draft").
 var wasiPackages = []string{"wasi:cli", "wasi:clocks", "wasi:filesystem", "wasi:http", "wasi:io", "wasi:random", "wasi:sockets"}
 
-// release returns the name of a WASI 0.2 interface without its version, because hosts support every 0.2.x. ok is false
-// for other interfaces and for drafts.
+// release returns the name of a WASI 0.2 interface without its version, because hosts support every 0.2.x. The second
+// result is false for other interfaces and for drafts.
 func release(name string) (base string, ok bool) {
 	base, version, _ := strings.Cut(name, "@")
 	patch, ok := strings.CutPrefix(version, "0.2.")
@@ -117,9 +117,10 @@ func release(name string) (base string, ok bool) {
 	return base, ok && slices.Contains(wasiPackages, pkg)
 }
 
-// Check checks whether a node can run a binary, judging only by the names of its imports and exports, and returns its
-// world. The error is errdefs.ErrInvalidArgument and says what is missing or unsupported. services are the interfaces
-// that the component must export according to its descriptors ("proto:greet-v1/greeter"), or empty without descriptors.
+// Check checks whether a node can run a binary, and returns the binary's world. It judges only by the names of the
+// binary's imports and exports. If no node can run the binary, the error is errdefs.ErrInvalidArgument and says what is
+// missing or unsupported. The given services are the interfaces that the component must export according to its
+// descriptors ("proto:greet-v1/greeter"). Without descriptors, there are none.
 func Check(o *wasmbin.Outline, services []string) (World, error) {
 	if !o.Component {
 		return checkModule(o, services)
@@ -179,8 +180,8 @@ func checkModule(o *wasmbin.Outline, services []string) (World, error) {
 	return wit.WorldCommand, nil
 }
 
-// provided reports whether a node provides an import of a component: WASI 0.2, the package tripod:grpc, and the types
-// and streams in the packages of the component's services.
+// provided reports whether nodes provide the named import of a component. Nodes provide WASI 0.2, the package
+// tripod:grpc, and the types and streams in the packages of the component's services.
 func provided(name string, services []string) bool {
 	if strings.HasPrefix(name, "wasi:") {
 		_, ok := release(name)

@@ -9,15 +9,15 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// qjsMarker is part of every component made by componentize-qjs, which passes integers to JavaScript as numbers.
-// Numbers are exact only up to 2^53 (its README, "Type Mappings").
+// qjsMarker is part of every component made by componentize-qjs, which passes integers to JavaScript as numbers. Such
+// numbers are exact only up to 2^53 (README of componentize-qjs, "Type Mappings").
 var qjsMarker = []byte("componentize_qjs")
 
-// exactMessages are messages with 64-bit integers that are always exact, because their seconds are far below 2^53.
+// exactMessages are messages whose only 64-bit field, the seconds, is always exact: its values are far below 2^53.
 var exactMessages = map[protoreflect.FullName]bool{"google.protobuf.Timestamp": true, "google.protobuf.Duration": true}
 
-// Warnings returns warnings about a valid component whose language cannot represent the 64-bit fields of its methods
-// exactly. methods are the methods that the component serves.
+// Warnings returns warnings about a valid component that serves the given methods. It warns if the component's language
+// cannot exactly represent the methods' 64-bit fields.
 func Warnings(wasm []byte, methods []protoreflect.MethodDescriptor) []string {
 	if !bytes.Contains(wasm, qjsMarker) {
 		return nil

@@ -29,7 +29,7 @@ const (
 	defaultMaxCPU   = 2 * time.Minute
 )
 
-// errLimit is the class of the error for an input that exceeds a limit.
+// errLimit marks errors that say that the input exceeds a limit.
 var errLimit = errors.New("over the limit")
 
 // compile compiles standard input to standard output and returns the exit code.

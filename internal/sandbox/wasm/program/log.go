@@ -5,9 +5,9 @@ import (
 	"os"
 )
 
-// maxLog bounds the worker's log, in bytes. Every minute, the daemon trims a log of more than half this size. The bound
-// applies in between and while no daemon runs, because clients can cause any number of failed requests, and failures
-// are logged.
+// maxLog bounds the worker's log, in bytes. Every minute, the daemon trims a log of more than half this size. In
+// between, and while no daemon runs, only maxLog keeps clients from filling the disk: they can cause any number of
+// failed requests, and each failure is logged.
 const maxLog = 16 << 20
 
 // boundedLog appends lines to a file of at most limit bytes. It drops and counts further lines. slog writes one line at

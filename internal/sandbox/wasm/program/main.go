@@ -19,7 +19,7 @@ const usage = "usage: tripod-wasm worker CONFIG | compile CONFIG | fingerprint |
 // exitUsage is the exit code for wrong arguments (EX_USAGE in sysexits.h).
 const exitUsage = 64
 
-// Main runs the program and returns its exit code. The worker reports version in its log and to the daemon.
+// Main runs the program and returns its exit code. The worker reports the version in its log and to the daemon.
 func Main(version string, args []string) int {
 	switch {
 	case len(args) == 2 && args[0] == "worker":
@@ -53,7 +53,7 @@ func parse(text string, config any) error {
 	return nil
 }
 
-// complain prints err on one line and returns code.
+// complain prints the error on one line and returns the given exit code.
 func complain(err error, code int) int {
 	fmt.Fprintln(os.Stderr, "tripod-wasm:", oneLine(err.Error()))
 	return code

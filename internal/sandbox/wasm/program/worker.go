@@ -38,7 +38,7 @@ func runWorker(config workerapi.WorkerConfig, version string) error {
 	// A crash prints the stack of only one goroutine.
 	debug.SetTraceback("single")
 	debug.SetGCPercent(gcPercent)
-	// A guest that waits for a message or for input occupies a thread.
+	// A guest that waits for a message or for input occupies a thread, so each instance can need one.
 	debug.SetMaxThreads(cmp.Or(config.Instances, defaultInstances) + overflow + threadReserve)
 	// The worker must survive the daemon, so a closed log pipe or terminal must not end the worker.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
@@ -117,7 +117,7 @@ func dropPrivileges(config workerapi.WorkerConfig, logger *slog.Logger) error {
 			return err
 		}
 	}
-	// A thread can leave SCHED_IDLE only with this limit (sched(7)); 20 is nice 0.
+	// A thread can leave SCHED_IDLE only with this limit (sched(7)). The value 20 means nice 0.
 	if err := unix.Setrlimit(unix.RLIMIT_NICE, &unix.Rlimit{Cur: 20, Max: 20}); err != nil {
 		logger.Debug("set RLIMIT_NICE failed; the engine throttles long-running guests in another way", "err", err)
 	}

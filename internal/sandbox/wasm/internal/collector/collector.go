@@ -1,5 +1,5 @@
 // Package collector exports the metrics of components to Prometheus. It sums the workers' counters by component, so
-// that a counter continues when a container is replaced.
+// that a counter is not reset when a container is replaced.
 package collector
 
 import (
@@ -90,7 +90,7 @@ func (c *Components) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// sum returns the totals of each component: the sums of removed containers plus the containers in now.
+// sum returns the totals of each component: the sums of removed containers plus the values of the given workloads.
 func (c *Components) sum(now []Workload) map[string]*totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +183,7 @@ func addMethod(sum *workerapi.MethodMetrics, m workerapi.MethodMetrics) {
 	}
 }
 
-// clone copies the counters without the gauges, which removed containers do not contribute to.
+// clone copies the counters but not the gauges, because removed containers contribute nothing to gauges.
 func (t *totals) clone() *totals {
 	copied := *t
 	copied.rejected = maps.Clone(t.rejected)

@@ -18,8 +18,8 @@ var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 0, 
 const (
 	// maxPooled is the maximum capacity of a buffer in the pool.
 	maxPooled = 5 << 20
-	// firstRead bounds the bytes that readFrom allocates before any have arrived, so that it costs little memory if a
-	// client announces a large message and never sends it.
+	// firstRead bounds how many bytes readFrom allocates before any have arrived. Without it, a client could announce a
+	// large message, never send it, and occupy memory for all of it.
 	firstRead = 64 << 10
 )
 
@@ -37,7 +37,7 @@ func (b *buffer) room(n int) []byte {
 	return b.bytes
 }
 
-// readFrom fills the buffer with n bytes from r. It returns io.ErrUnexpectedEOF or io.EOF if r has fewer.
+// readFrom fills the buffer with n bytes from r. It returns io.ErrUnexpectedEOF or io.EOF if r ends earlier.
 func (b *buffer) readFrom(r io.Reader, n int) error {
 	b.bytes = b.bytes[:0]
 	for step := firstRead; len(b.bytes) < n; step *= 4 {
@@ -63,7 +63,7 @@ var (
 	errTooLong  = errors.New("too long")
 )
 
-// gzipTo compresses message and appends it to b.
+// gzipTo appends the compressed message to b.
 func gzipTo(b *buffer, message []byte) error {
 	w := gzipWriters.Get().(*gzip.Writer)
 	defer gzipWriters.Put(w)
@@ -74,7 +74,8 @@ func gzipTo(b *buffer, message []byte) error {
 	return w.Close()
 }
 
-// gunzip decompresses into b. It returns errTooLong if the result exceeds limit bytes.
+// gunzip replaces the content of b with the decompressed bytes. It returns errTooLong if there are more than limit
+// bytes.
 func gunzip(b *buffer, compressed []byte, limit int) error {
 	r := gzipReaders.Get().(*gzip.Reader)
 	defer gzipReaders.Put(r)

@@ -28,7 +28,7 @@ func Methods(service protoreflect.ServiceDescriptor) []*Method {
 // Invoker carries out calls. The worker implements it with a component.
 type Invoker interface {
 	// Invoke carries out one call. ctx ends at the request's deadline or when the client disconnects. An error that is
-	// neither a *Status nor a context error becomes INTERNAL, and its text appears only in the log.
+	// neither a *Status nor a context error becomes the status INTERNAL, and its text appears only in the log.
 	Invoke(ctx context.Context, m *Method, c Call) error
 }
 
@@ -36,16 +36,17 @@ type Invoker interface {
 //
 // One goroutine can call Receive while another calls Send.
 type Call interface {
-	// Receive waits for the client's next message, and returns io.EOF after the last one. If the method does not stream
-	// from its client, the client sends exactly one message. The message is valid until the next Receive or the end of
+	// Receive waits for the client's next message, and returns io.EOF after the last one. If the method is not
+	// client-streaming, the client sends exactly one message. The message is valid until the next Receive or the end of
 	// Invoke.
 	Receive() ([]byte, error)
-	// Send sends a message, and blocks while the client does not read. If the method does not stream to its client,
-	// call Send exactly once. Send does not retain message, even if it fails.
+	// Send sends a message, and blocks while the client does not read. If the method is not server-streaming, call Send
+	// exactly once. Send does not retain the message, even if Send fails.
 	Send(message []byte) error
 	// RequestHeader returns the unmodified request header, which Metadata converts to gRPC metadata.
 	RequestHeader() http.Header
-	// ResponseHeader is sent by the first Send, ResponseTrailer at the end of Invoke. Use SetMetadata to add to them.
+	// The first Send sends ResponseHeader. ResponseTrailer is sent after Invoke has returned. Use SetMetadata to add to
+	// either.
 	ResponseHeader() http.Header
 	ResponseTrailer() http.Header
 	// Peer returns the client's address, IP:port.

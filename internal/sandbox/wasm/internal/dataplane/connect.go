@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// newConnect returns the handler for one method over gRPC-Web, Connect, and gRPC with JSON.
+// newConnect returns the handler that serves one method over gRPC-Web, Connect, and gRPC with JSON.
 func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 	options := []connect.HandlerOption{
 		connect.WithCodec(binaryCodec{}),
@@ -186,10 +186,10 @@ type binaryCodec struct{}
 
 func (binaryCodec) Name() string { return "proto" }
 
-// Marshal returns a new slice, because connect-go puts it into its pool.
+// Marshal returns a new slice, because connect-go puts the slice into its own buffer pool.
 func (c binaryCodec) Marshal(m any) ([]byte, error) { return c.MarshalAppend(nil, m) }
 
-// MarshalAppend appends to a buffer from connect-go's pool. connect-go prefers it to Marshal.
+// MarshalAppend appends to a buffer from connect-go's pool. connect-go prefers MarshalAppend to Marshal.
 func (binaryCodec) MarshalAppend(to []byte, m any) ([]byte, error) {
 	if f, ok := m.(*frame); ok {
 		return append(to, f.bytes...), nil
@@ -226,7 +226,7 @@ func (c jsonCodec) Marshal(m any) ([]byte, error) {
 func (c jsonCodec) Unmarshal(b []byte, m any) error {
 	message := dynamicpb.NewMessage(c.input)
 	if err := (protojson.UnmarshalOptions{Resolver: c.types, DiscardUnknown: true}).Unmarshal(b, message); err != nil {
-		// The library randomly uses non-breaking spaces to discourage parsing.
+		// protojson randomly uses non-breaking spaces in errors, to discourage parsing.
 		return errors.New(strings.ReplaceAll(err.Error(), "\u00a0", " "))
 	}
 	binary, err := proto.Marshal(message)

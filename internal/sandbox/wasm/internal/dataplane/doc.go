@@ -10,15 +10,15 @@
 // Invoker, which package worker implements with a component. The package must not import the engine.
 //
 // The package frames gRPC itself, because most clients of pods use gRPC and connect-go takes three times as long
-// (BenchmarkHandler). connect-go serves gRPC-Web, Connect, and gRPC with JSON, with the same Invoker. The package has
-// its own health service, which supports Watch. Reflection is from connectrpc.com/grpcreflect.
+// (BenchmarkHandler). connect-go serves gRPC-Web, Connect, and gRPC with JSON, through the same Invoker. The package
+// has its own health service, which supports Watch. Reflection is from connectrpc.com/grpcreflect.
 //
 // An idle Server uses its sockets, three goroutines and about 25 KiB of memory. It allocates the state for QUIC and
 // HTTP/2 when the first client connects (TestIdleServerMemory).
 //
 // # Buffer ownership
 //
-// Requests of all clients share buffer pools. If a buffer is reused while it is still being read, one client sees
+// The requests of all clients share buffer pools. If a buffer is reused while it is still being read, one client sees
 // another client's bytes. So each buffer has one owner at a time:
 //
 //	buffer                        owned by the package         lent or given away                    reused
@@ -49,9 +49,9 @@
 //	channellink: link.out         within write                 to net.Conn.Write, until it returns   by the next write
 //	channel: Conn.out             within write                 to net.Conn.Write, until it returns   by the next write
 //
-// Write of net/http and quic-go does not retain the buffer after it returns, even if it fails: HTTP/2 encodes a frame
-// before the handler continues (go.dev/issue/58446), and HTTP/3 copies into packets under the stream's lock. The table
-// omits channel messages, because port.Send makes a copy that is never modified. TestFaultW8_NoForeignBytes and
+// The Write methods of net/http and quic-go do not retain the buffer, even if they fail. HTTP/2 encodes a frame before
+// the handler continues (go.dev/issue/58446), and HTTP/3 copies the bytes into packets under the stream's lock. The
+// table omits channel messages, because port.Send makes a copy that is never modified. TestFaultW8_NoForeignBytes and
 // TestW8NoForeignBytes (test/e2e) check that no client sees another client's bytes.
 //
 // Sources: gRPC over HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md), gRPC over HTTP/3 (grpc/proposal G2), RFC 9114 (HTTP/3),

@@ -36,7 +36,7 @@ func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpo
 	}
 	header := w.Header()
 	header["Content-Type"] = []string{contentType}
-	header["Date"] = nil // not in gRPC (PROTOCOL-HTTP2.md, "Response-Headers"); saves time
+	header["Date"] = nil // gRPC does not define it (PROTOCOL-HTTP2.md, "Response-Headers"), and omitting it saves time
 	c := &grpcCall{
 		request: r, writer: w, stats: e.stats, max: h.MaxMessageBytes,
 		clientStreams: e.Desc.IsStreamingClient(), serverStreams: e.Desc.IsStreamingServer(),
@@ -84,11 +84,11 @@ func (h *grpcHandler) runWithDeadline(r *http.Request, e *endpoint, c *grpcCall)
 // maxTimeout bounds a client's timeout, so that deadlines stay within the range of time.Time.
 const maxTimeout = 10 * 365 * 24 * time.Hour
 
-// statusGrace is how long writes can continue after the deadline, to send the status.
+// statusGrace is how long writes can continue after the deadline, so that the status can be sent.
 const statusGrace = 100 * time.Millisecond
 
-// unblockAtEnd unblocks the request's reads and writes when ctx ends. The handler must call stop before it returns,
-// because w must not be used afterwards.
+// unblockAtEnd unblocks the request's reads and writes when ctx ends. The handler must call the returned function
+// before it ends, because w must not be used afterwards.
 func unblockAtEnd(ctx context.Context, w http.ResponseWriter) (stop func()) {
 	var mu sync.Mutex
 	stopped := false
@@ -145,7 +145,7 @@ func timeoutUnit(c byte) time.Duration {
 	return 0
 }
 
-// addTo adds the status to a header or trailer. prefix is http.TrailerPrefix or empty.
+// addTo adds the status to a header or trailer. The prefix is http.TrailerPrefix or empty.
 func (s *Status) addTo(h http.Header, prefix string) {
 	if s == nil {
 		h[prefix+"Grpc-Status"] = []string{"0"}

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// grpcCall is a Call with gRPC framing: a prefix of one byte of flags and four bytes of length before each message
-// (PROTOCOL-HTTP2.md, "Length-Prefixed-Message").
+// grpcCall is a Call with gRPC framing. Each message follows a prefix, which has one byte of flags and four bytes of
+// length (PROTOCOL-HTTP2.md, "Length-Prefixed-Message").
 type grpcCall struct {
 	request *http.Request
 	writer  http.ResponseWriter
@@ -31,10 +31,10 @@ type grpcCall struct {
 const (
 	prefixSize     = 5
 	flagCompressed = 1
-	// compressMin is the size, in bytes, from which messages are compressed.
+	// compressMin is the minimum size, in bytes, of messages that are compressed.
 	compressMin = 1024
-	// copyMax is the maximum size, in bytes, of a message that is copied into one buffer with its prefix, to write both
-	// at once.
+	// copyMax is the maximum size, in bytes, of messages that are copied behind their prefix, so that one Write sends
+	// both.
 	copyMax = 32 << 10
 )
 
@@ -157,7 +157,8 @@ func (c *grpcCall) readError(err error) error {
 	return streamError(err)
 }
 
-// streamError returns the status for a failed read or write: the deadline has passed, or the client has disconnected.
+// streamError returns the status for a failed read or write. Either the deadline has passed or the client has
+// disconnected.
 func streamError(err error) error {
 	if isTimeout(err) {
 		return Errorf(codes.DeadlineExceeded, "the request's deadline has passed")
@@ -226,9 +227,9 @@ func (c *grpcCall) write(message []byte) error {
 	return err
 }
 
-// finish ends the response with the status: in the trailer, or in the header if nothing else has been sent
-// ("Trailers-Only"). Clients read a Trailers-Only header as the trailer, so finish first flushes the header if it has
-// metadata.
+// finish sends the status and ends the response. The status is in the trailer or, if nothing has been sent yet, in the
+// header ("Trailers-Only"). Clients read a Trailers-Only header as the trailer, so a header with metadata is flushed
+// first.
 func (c *grpcCall) finish(status *Status) {
 	header, prefix := c.writer.Header(), ""
 	if !c.sent && hasMetadata(header) {

@@ -24,7 +24,7 @@ type Options struct {
 	Limiter *Limiter
 	// MaxTimeout bounds the duration of a request, even if the client allows more; 0 means no limit.
 	MaxTimeout time.Duration
-	// Metrics counts requests, except health and reflection; nil counts nothing.
+	// Metrics counts requests, except those to health and reflection; nil counts nothing.
 	Metrics *Metrics
 	// Tracer makes a span per request, as a child of the request's traceparent; nil makes no spans.
 	Tracer trace.TracerProvider
@@ -37,7 +37,8 @@ type GRPCOptions struct {
 	Options
 	Methods []*Method
 	Invoker Invoker
-	// MaxMessageBytes bounds each client message, uncompressed; 4 MiB by default. The Invoker bounds responses.
+	// MaxMessageBytes bounds the uncompressed size of each client message; 4 MiB by default. The Invoker bounds
+	// responses.
 	MaxMessageBytes int
 	// ReceiveTimeout bounds the wait for the message of a request that does not stream, because a waiting request
 	// occupies a slot of the Limiter. 30 seconds by default.
@@ -90,7 +91,7 @@ func NewGRPC(o GRPCOptions) (http.Handler, error) {
 		})
 	}
 	for _, m := range healthMethods() {
-		if h.endpoints[m.Procedure] == nil { // unless the component serves it
+		if h.endpoints[m.Procedure] == nil { // unless the component serves the method itself
 			h.add(&endpoint{Method: m, invoker: o.Health})
 		}
 	}
@@ -130,7 +131,7 @@ func (h *grpcHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // unknownMethod answers a request to a method that the component does not serve.
 func (h *grpcHandler) unknownMethod(w http.ResponseWriter, r *http.Request, contentType string) {
 	status := Errorf(codes.Unimplemented, "unknown method %s", r.URL.Path)
-	if strings.HasPrefix(contentType, grpcContentType) { // gRPC-Web too reads the status from the header
+	if strings.HasPrefix(contentType, grpcContentType) { // gRPC-Web clients also read the status from the header
 		header := w.Header()
 		header["Content-Type"] = []string{contentType}
 		status.addTo(header, "")
@@ -140,7 +141,7 @@ func (h *grpcHandler) unknownMethod(w http.ResponseWriter, r *http.Request, cont
 	http.Error(w, status.Message, http.StatusNotFound)
 }
 
-// run invokes a call with its limit, span and counters. nil means success.
+// run runs a call within its limits, and records its span and counters. It returns nil on success.
 func (h *grpcHandler) run(ctx context.Context, e *endpoint, c Call, protocol string) *Status {
 	started := time.Now()
 	e.stats.begin()

@@ -22,7 +22,8 @@ type Health struct {
 	changed  chan struct{} // closed at the next change
 }
 
-// NewHealth returns a Health that reports SERVING for the server, whose name is empty, and for the named services.
+// NewHealth returns a Health that reports SERVING for the server as a whole (the empty name) and for the given
+// services.
 func NewHealth(services ...string) *Health {
 	h := &Health{services: map[string]bool{"": true}, serving: true, changed: make(chan struct{})}
 	for _, s := range services {
@@ -104,7 +105,7 @@ func (h *Health) watch(ctx context.Context, service string, c Call) error {
 	}
 }
 
-// list encodes a HealthListResponse: a map from service to response.
+// list encodes a HealthListResponse: a map from service name to HealthCheckResponse.
 func (h *Health) list() []byte {
 	h.mu.Lock()
 	names := slices.Sorted(maps.Keys(h.services))
@@ -145,8 +146,8 @@ func healthResponse(status uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), status)
 }
 
-// healthFile returns the descriptor of grpc.health.v1. It builds the descriptor, because the package with the generated
-// code would import grpc-go.
+// healthFile returns the descriptor of grpc.health.v1. It does not use the generated code, because that package imports
+// grpc-go.
 var healthFile = sync.OnceValue(func() protoreflect.FileDescriptor {
 	field := func(name string, number int32, kind descriptorpb.FieldDescriptorProto_Type, of string) *descriptorpb.FieldDescriptorProto {
 		f := &descriptorpb.FieldDescriptorProto{

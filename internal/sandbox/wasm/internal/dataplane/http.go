@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// NewHTTP returns the handler for a wasi:http component, which wraps next. It answers 503 to requests over the limit,
+// NewHTTP returns a handler that serves a wasi:http component through next. It answers 503 to requests over the limit,
 // and cancels the context of a request after MaxTimeout.
 func NewHTTP(o Options, next http.Handler) http.Handler {
 	o.Logger = cmp.Or(o.Logger, slog.Default())

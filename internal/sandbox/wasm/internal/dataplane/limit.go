@@ -15,14 +15,14 @@ type Limiter struct {
 	wait    time.Duration
 }
 
-// NewLimiter returns a Limiter for limit concurrent requests and a queue of the same size, in which a request waits for
-// at most the duration wait.
+// NewLimiter returns a Limiter that allows the given number of concurrent requests. As many more can wait in its queue,
+// each for at most the given duration.
 func NewLimiter(limit int, wait time.Duration) *Limiter {
 	return &Limiter{slots: make(chan struct{}, limit), wait: wait}
 }
 
-// acquire takes a slot, or returns the status to refuse the request with. release returns the slot. A nil Limiter has
-// no limit.
+// acquire takes a slot. If there is none, acquire returns the status for refusing the request. release gives the slot
+// back. A nil Limiter has no limit.
 func (l *Limiter) acquire(ctx context.Context) *Status {
 	if l == nil {
 		return nil

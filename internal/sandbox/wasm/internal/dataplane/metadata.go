@@ -35,8 +35,8 @@ func hasMetadata(header http.Header) bool {
 	return false
 }
 
-// Metadata returns a request's header as gRPC metadata: keys in lower case, values of "-bin" keys decoded, without
-// reserved fields (content-type, te, grpc-timeout …). It skips "-bin" values that are not base64.
+// Metadata returns a request's header as gRPC metadata. Keys are in lower case, and the values of "-bin" keys are
+// decoded. Metadata omits reserved fields (content-type, te, grpc-timeout …) and "-bin" values that are not base64.
 func Metadata(header http.Header) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		for name, values := range header {
@@ -53,8 +53,8 @@ func Metadata(header http.Header) iter.Seq2[string, []byte] {
 	}
 }
 
-// yieldValues yields the value of one header field. For a "-bin" field it can yield several, because the field can
-// contain a comma-separated list (PROTOCOL-HTTP2.md, "Custom-Metadata").
+// yieldValues yields the value of one header field. For a "-bin" field it can yield several values, because the field
+// can contain a comma-separated list (PROTOCOL-HTTP2.md, "Custom-Metadata").
 func yieldValues(key, v string, yield func(string, []byte) bool) bool {
 	if !strings.HasSuffix(key, "-bin") {
 		return yield(key, []byte(v))
@@ -93,7 +93,7 @@ func SetMetadata(header http.Header, key string, value []byte) error {
 	return nil
 }
 
-// validKey reports whether key is a Header-Name in PROTOCOL-HTTP2.md.
+// validKey reports whether key is a valid Header-Name according to PROTOCOL-HTTP2.md.
 func validKey(key string) bool {
 	for i := range len(key) {
 		switch c := key[i]; {

@@ -26,7 +26,8 @@ type MethodStats struct {
 	InFlight  int64  `json:"inFlight"`
 	// Codes counts completed requests by gRPC code (OK, INTERNAL …) or HTTP status (200 …).
 	Codes map[string]uint64 `json:"codes"`
-	// ReceivedBytes and SentBytes count uncompressed messages without framing; for plain HTTP, bodies.
+	// ReceivedBytes and SentBytes count the bytes of uncompressed messages without framing or, for plain HTTP, of
+	// bodies.
 	ReceivedBytes uint64    `json:"receivedBytes"`
 	SentBytes     uint64    `json:"sentBytes"`
 	Latency       Histogram `json:"latency"`
@@ -35,7 +36,7 @@ type MethodStats struct {
 // Histogram is a histogram of durations in seconds.
 type Histogram struct {
 	Bounds []float64 `json:"bounds"` // upper bounds of all buckets but the last, whose bound is +Inf
-	Counts []uint64  `json:"counts"` // per bucket, not cumulative; one more than Bounds
+	Counts []uint64  `json:"counts"` // per bucket, not cumulative; has one more element than Bounds
 	Sum    float64   `json:"sum"`    // of all durations
 }
 
@@ -48,7 +49,8 @@ var latencyBounds = [...]time.Duration{
 	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second,
 }
 
-// methodMetrics holds one method's counters. codes is indexed by gRPC code or, for plain HTTP, by status minus 100.
+// methodMetrics holds one method's counters. The slice codes is indexed by gRPC code or, for plain HTTP, by status
+// minus 100.
 type methodMetrics struct {
 	http           bool
 	inFlight       atomic.Int64
@@ -83,7 +85,7 @@ func (m *Metrics) method(procedure string) *methodMetrics {
 	return mm
 }
 
-// begin counts the start of a request, and end its completion.
+// begin counts the start of a request. end counts its completion.
 func (m *methodMetrics) begin() {
 	if m != nil {
 		m.inFlight.Add(1)

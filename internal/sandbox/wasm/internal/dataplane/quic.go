@@ -20,7 +20,7 @@ type quicServer struct {
 	server *Server
 	conn   *net.UDPConn
 
-	mu        sync.Mutex // guards closed and the fields that listen sets
+	mu        sync.Mutex // guards the field closed and the fields that listen sets
 	closed    bool
 	transport *quic.Transport
 	listener  *quic.Listener
@@ -31,8 +31,8 @@ type quicServer struct {
 }
 
 const (
-	// handshakesUnverified is the number of concurrent handshakes from which new clients must prove their address (RFC
-	// 9000, 8.1.2). A flood from forged addresses then costs only one datagram per handshake, and no state.
+	// handshakesUnverified is how many handshakes can be in progress before new clients must prove their address (RFC
+	// 9000, 8.1.2). From then on, a flood from forged addresses costs only one datagram per handshake, and no state.
 	handshakesUnverified = 16
 	// The windows bound the unread bytes that a peer can send, per stream and per connection.
 	streamWindow     = 1 << 20
@@ -91,7 +91,7 @@ func (q *quicServer) listen() error {
 		MaxIdleTimeout:                 goneAfter,                      // for silent peers; http3.Server's IdleTimeout ends idle connections
 		KeepAlivePeriod:                pingAfter,                      // quic-go uses at most half of goneAfter
 		MaxIncomingStreams:             maxStreams,
-		MaxIncomingUniStreams:          8, // HTTP/3 has three; clients can send reserved types (grease)
+		MaxIncomingUniStreams:          8, // HTTP/3 uses three; clients can add streams of reserved types (grease)
 		MaxStreamReceiveWindow:         streamWindow,
 		MaxConnectionReceiveWindow:     connectionWindow,
 		InitialStreamReceiveWindow:     streamWindow / 4,
@@ -196,7 +196,7 @@ func (q *quicServer) close() {
 	}
 	q.mu.Unlock()
 	if q.http != nil {
-		// Close waits for the handlers, and a component can block its handler.
+		// In the background, because Close waits for the handlers, and a component can block its handler.
 		go q.http.Close()
 		q.transport.Close()
 	}

@@ -30,7 +30,8 @@ func (h *grpcHandler) newReflection() http.Handler {
 	return mux
 }
 
-// types returns a resolver for the component's messages and extensions. It is empty without descriptors.
+// types returns a resolver for the component's messages and extensions. The resolver is empty if there are no
+// descriptors.
 func (h *grpcHandler) types() *dynamicpb.Types {
 	if h.Files == nil {
 		return dynamicpb.NewTypes(new(protoregistry.Files))

@@ -34,7 +34,7 @@ type Config struct {
 	Connections connlimit.Config
 	// AltSvcPort is the UDP port that Alt-Svc advertises; by default the port of the QUIC socket.
 	AltSvcPort int
-	// Logger gets, among others, failed handshakes, at most ten per second; slog.Default() by default.
+	// Logger gets errors, including failed handshakes (at most ten per second); slog.Default() by default.
 	Logger *slog.Logger
 }
 
@@ -116,7 +116,7 @@ func (s *Server) newHTTP() *http.Server {
 	server.Protocols = protocols
 	server.HTTP2 = &http.HTTP2Config{
 		MaxConcurrentStreams: maxStreams,
-		// The unread bytes that a client can send, as for QUIC.
+		// These bound the unread bytes that a client can send, as for QUIC.
 		MaxReceiveBufferPerStream:     streamWindow,
 		MaxReceiveBufferPerConnection: connectionWindow,
 		SendPingTimeout:               pingAfter,
@@ -198,7 +198,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// awaitDrain waits until the clients have disconnected, or until no request has been in progress for linger.
+// awaitDrain waits until the clients have disconnected, or until no request has been in progress for the duration
+// linger.
 func (s *Server) awaitDrain(ctx context.Context, done <-chan struct{}) error {
 	// The request counter is lock-free, so nothing signals when it reaches zero.
 	poll := time.NewTicker(5 * time.Millisecond)
@@ -226,7 +227,7 @@ func (s *Server) awaitDrain(ctx context.Context, done <-chan struct{}) error {
 	}
 }
 
-// Close closes sockets and connections immediately. The contexts of the requests in progress end.
+// Close closes sockets and connections immediately. It ends the contexts of the requests in progress.
 func (s *Server) Close() error {
 	err := s.http.Close()
 	if s.quic != nil {

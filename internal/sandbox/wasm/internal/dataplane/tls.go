@@ -32,7 +32,7 @@ type Material struct {
 }
 
 // TLS holds a Server's TLS configuration: TLS 1.3 for QUIC, and at least TLS 1.2 for TCP. The material can be replaced
-// at any time; open connections keep theirs.
+// at any time; open connections keep the old material.
 type TLS struct {
 	current atomic.Pointer[tls.Config]
 }
@@ -76,7 +76,7 @@ func (m Material) config() (*tls.Config, error) {
 	}
 	c := &tls.Config{
 		Certificates: []tls.Certificate{pair},
-		MinVersion:   tls.VersionTLS12, // Go prefers AEAD with ECDHE and disables RSA key exchange
+		MinVersion:   tls.VersionTLS12, // by default, Go prefers AEAD with ECDHE and excludes RSA key exchange
 	}
 	if len(m.ClientCAs) > 0 {
 		c.ClientCAs = x509.NewCertPool()
@@ -84,7 +84,7 @@ func (m Material) config() (*tls.Config, error) {
 			return nil, fmt.Errorf("TLS client CAs: no PEM certificate found: %w", errdefs.ErrInvalidArgument)
 		}
 		c.ClientAuth = tls.VerifyClientCertIfGiven
-		// A session resumed by a ticket would not be verified again after an Update.
+		// A client that resumes a session with a ticket would not be verified again after an Update.
 		c.SessionTicketsDisabled = true
 	}
 	if m.RequireClient {
@@ -117,8 +117,9 @@ func SelfSigned(names []string, addresses []netip.Addr) (m Material, err error) 
 	return m, err
 }
 
-// IssueCertificate returns a new P-256 key and a certificate for it from template, in PEM. It sets a random serial
-// number. If parent is nil, the certificate is self-signed; otherwise signer is the parent's key.
+// IssueCertificate generates a P-256 key and issues a certificate for that key from the template, with a random serial
+// number. It returns both in PEM. If parent is nil, the certificate is self-signed; otherwise signer must be the
+// parent's key.
 func IssueCertificate(template, parent *x509.Certificate, signer crypto.Signer) (certificate, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

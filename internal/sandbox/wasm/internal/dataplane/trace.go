@@ -15,8 +15,8 @@ import (
 )
 
 // tracer makes a server span per request (OpenTelemetry semantic conventions for RPC and HTTP), as a child of the
-// request's traceparent. It replaces the traceparent in the request's header with that of the span, so that the
-// component can propagate it.
+// request's traceparent. It replaces the traceparent in the request's header with the span's, which the component can
+// then propagate.
 type tracer struct{ trace.Tracer }
 
 const tracerName = "github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"

@@ -9,9 +9,9 @@
 //	guests run
 //
 // The engine confines guests; this package limits the damage if the engine has a vulnerability. A guest that escapes
-// from the engine can still use the descriptors of the worker's pods, the worker's memory, and CPU time. All workers
-// run as the same user, but each has its own PID namespace, so a worker can neither see, signal, trace nor slow another
-// worker.
+// from the engine can still use the file descriptors of the worker's pods, the worker's memory, and CPU time. All
+// workers run as the same user, but each has its own PID namespace, so a worker can neither see, signal, trace nor slow
+// another worker.
 //
 // Only the list of allowed system calls depends on what the worker does.
 package lockdown

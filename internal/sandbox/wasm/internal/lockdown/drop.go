@@ -9,7 +9,8 @@ import (
 )
 
 // Drop switches the process irrevocably to a user and group, without supplementary groups. The kernel removes all
-// capabilities when a process leaves root (capabilities(7)). A process that is not root must already run as uid.
+// capabilities when a process leaves root (capabilities(7)). A process that is not root must already run as the given
+// user.
 func Drop(uid, gid int) error {
 	if os.Geteuid() != 0 {
 		if os.Getuid() != uid || os.Geteuid() != uid {

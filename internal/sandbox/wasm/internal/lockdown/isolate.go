@@ -11,13 +11,13 @@ import (
 
 // Isolate gives the process a root directory that contains only /proc, and unmounts everything else. It needs root. It
 // returns errdefs.ErrFailedPrecondition if the process shares its mount namespace with its parent, because all
-// processes in the namespace would lose their files.
+// processes in that namespace would lose their files.
 func Isolate() error {
 	if err := ownMountNamespace(); err != nil {
 		return err
 	}
-	// The new root is mounted over /proc, because that directory always exists. It hides the old /proc only until the
-	// root is changed.
+	// The new root is mounted over /proc, because that directory always exists. The mount hides the old /proc only
+	// until the root is changed.
 	const root = "/proc"
 	steps := []struct {
 		what string
@@ -64,8 +64,8 @@ func ownMountNamespace() error {
 	return nil
 }
 
-// mountProc mounts /proc, because the worker reaches preopened directories through /proc/self/fd. Kernels before 5.8 do
-// not support subset=pid.
+// mountProc mounts /proc, because the worker reaches preopened directories through /proc/self/fd. The second attempt is
+// for kernels before 5.8, which do not support subset=pid.
 func mountProc(path string) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	if err := unix.Mount("proc", path, "proc", flags, "hidepid=2,subset=pid"); err == nil {

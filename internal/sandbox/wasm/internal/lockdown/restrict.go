@@ -37,8 +37,8 @@ func Policy() seccomp.Policy {
 
 // Frequent calls come first, because the kernel checks the list in this order unless it has cached the result.
 var (
-	// The data plane: the Go runtime's poller, TCP, and QUIC's batches with GSO and ECN as socket options. socket,
-	// connect and bind are not needed, because the daemon passes all sockets.
+	// The data plane: the Go runtime's poller, TCP, and QUIC (batches of packets, and socket options for GSO and ECN).
+	// The calls socket, connect and bind are not needed, because the daemon passes all sockets.
 	sockets = []string{
 		"epoll_pwait", "epoll_wait", "recvmsg", "sendmsg", "recvmmsg", "sendmmsg", "read", "write", "readv", "writev",
 		"recvfrom", "sendto", "accept4", "accept", "setsockopt", "getsockopt", "getsockname", "getpeername", "shutdown", "listen",
@@ -74,7 +74,7 @@ var (
 	}
 )
 
-// fionbio makes a file non-blocking (ioctl_fionbio(2)). Rust uses it.
+// fionbio makes a file non-blocking (ioctl_fionbio(2)). Rust's standard library uses this ioctl.
 const fionbio = 0x5421
 
 func conditional() []seccomp.NameWithConditions {

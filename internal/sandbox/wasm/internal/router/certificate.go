@@ -15,7 +15,7 @@ import (
 const certificateCheck = time.Minute
 
 // serverTLS returns the router's TLS configuration, with a certificate from the configured files or a generated one.
-// follow reloads the files until its context ends.
+// The second result is a function that reloads the files until its context ends.
 func serverTLS(c ServeConfig) (_ *dataplane.TLS, follow func(context.Context), err error) {
 	material, err := readMaterial(c)
 	if err != nil {
@@ -45,7 +45,8 @@ func readMaterial(c ServeConfig) (m dataplane.Material, err error) {
 	return m, err
 }
 
-// generatedMaterial returns a self-signed certificate for the node's name and for the IP address, if address has one.
+// generatedMaterial returns a self-signed certificate for the node's name and for the IP address in the given address,
+// if there is one.
 func generatedMaterial(address string) (dataplane.Material, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -84,7 +85,7 @@ func refresh(c ServeConfig, identity *dataplane.TLS, last dataplane.Material) da
 	if err == nil {
 		err = identity.Update(next)
 	}
-	if err != nil { // possibly between the replacement of the certificate and of its key; the next check finds both
+	if err != nil { // perhaps the certificate is replaced but its key is not yet; the next check finds both
 		c.Logger.Warn("certificate not replaced", "err", err)
 		return last
 	}

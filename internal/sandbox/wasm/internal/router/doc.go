@@ -9,8 +9,8 @@
 //
 // The node owns the component map, which is read without a lock. The load of a container is the number of requests that
 // this router has in flight to the container; requests to a pod's own address do not count. Messages stream in both
-// directions without delay, with trailers, and cancellations are forwarded. A request goes to a second container only
-// if the first one could not be reached: no request is ever sent twice.
+// directions without delay. Trailers and cancellations are forwarded. A request goes to a second container only if the
+// first one could not be reached: no request is ever sent twice.
 //
 // The package imports neither the node nor the backend. The backend passes the map and a dialer.
 package router

@@ -13,15 +13,15 @@ import (
 
 // ServeConfig configures the addresses of a Router.
 type ServeConfig struct {
-	// Address (host:port) serves HTTP/3 over UDP, and HTTP/2 and HTTP/1.1 over TLS on the same TCP port; empty for
-	// none.
+	// Address (host:port) is for HTTP/3 over UDP, and for HTTP/2 and HTTP/1.1 over TLS on the TCP port with the same
+	// number; empty for none.
 	Address string
-	// Cleartext (host:port) serves h2c and HTTP/1.1; empty for none.
+	// Cleartext (host:port) is for h2c and HTTP/1.1; empty for none.
 	Cleartext string
 	// Certificate and Key are the PEM files for Address; if empty, a certificate is generated at each start. ClientCA
 	// is a PEM file with the authorities for client certificates; if set, clients need a certificate.
 	Certificate, Key, ClientCA string
-	// TLS replaces these files.
+	// TLS is the configuration that Serve uses. Open sets it from these files.
 	TLS *dataplane.TLS
 	// Group counts the connections, which Connections limits; by default the router has its own Group.
 	Group       *connlimit.Group
@@ -32,8 +32,8 @@ type ServeConfig struct {
 // drainTime is how long requests in progress can continue after the router is stopped.
 const drainTime = 5 * time.Second
 
-// Open makes a Router and serves it on its addresses until stop is called. It reloads the certificate when its files
-// change.
+// Open makes a Router and serves it on its addresses until the returned function is called. It reloads the certificate
+// when the certificate's files change.
 func Open(ctx context.Context, rc Config, c ServeConfig) (stop func(), err error) {
 	identity, follow, err := serverTLS(c)
 	if err != nil {

@@ -18,7 +18,7 @@ func (l *load) of(container string) int64 {
 	return 0
 }
 
-// begin counts a request until done is called. Further calls of done do nothing.
+// begin counts a request until the returned function is called. Further calls to that function do nothing.
 func (l *load) begin(container string) (done func()) {
 	n, _ := l.counts.LoadOrStore(container, new(atomic.Int64))
 	count := n.(*atomic.Int64)
@@ -48,7 +48,7 @@ func (b *retryBody) Close() error {
 	if b.sent.Load() {
 		return b.ReadCloser.Close()
 	}
-	return nil // the server closes it when the handler returns
+	return nil // the server closes the body when the handler returns
 }
 
 // countedBody is a response body that calls done on Close.
@@ -62,7 +62,8 @@ func (b *countedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// serviceCache caches each container's services, because looking them up takes a lock. They never change.
+// serviceCache caches each container's services, because looking them up takes a lock. A container's services never
+// change.
 type serviceCache struct {
 	byContainer sync.Map // container → []string
 	size        atomic.Int64

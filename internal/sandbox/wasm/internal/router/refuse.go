@@ -28,7 +28,7 @@ func (r *refusal) code() codes.Code {
 	return codes.Unavailable
 }
 
-// refuse answers a request with err, in the protocol of the request: HTTP, or gRPC with the status in the header.
+// refuse answers a request with an error, in the protocol of the request: HTTP, or gRPC with the status in the header.
 func refuse(w http.ResponseWriter, req *http.Request, err error) {
 	r, ok := errors.AsType[*refusal](err)
 	if !ok {
@@ -41,6 +41,6 @@ func refuse(w http.ResponseWriter, req *http.Request, err error) {
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Grpc-Status", strconv.Itoa(int(r.code())))
-	w.Header().Set("Grpc-Message", strings.ReplaceAll(r.message, "%", "%25")) // names in it are ASCII or quoted
+	w.Header().Set("Grpc-Message", strings.ReplaceAll(r.message, "%", "%25")) // nothing else to encode: names in the message are ASCII or quoted
 	w.WriteHeader(http.StatusOK)
 }

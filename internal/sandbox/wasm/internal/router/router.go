@@ -24,9 +24,10 @@ const HeaderComponent = "Component"
 
 // Components is the node's component map. *node.Index implements it.
 type Components interface {
-	// Running returns the running containers of a component. Neither side modifies the slice.
+	// Running returns the running containers of a component. Neither the caller nor the implementation modifies the
+	// slice.
 	Running(component string) []string
-	// All returns the whole map. Neither side modifies the map.
+	// All returns the whole map. Neither the caller nor the implementation modifies the map.
 	All() map[string][]string
 }
 
@@ -130,7 +131,8 @@ func componentOf(authority string) (string, bool) {
 	return component, true
 }
 
-// serving returns the only component that serves the service in path. It returns a refusal if none or several do.
+// serving returns the only component that serves the service in the given path. It returns a refusal if no component,
+// or more than one, serves it.
 func (r *Router) serving(path string) (string, error) {
 	service, _, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if !ok || service == "" {
@@ -226,7 +228,7 @@ func (r *Router) send(req *http.Request, container string) (*http.Response, erro
 	return response, nil
 }
 
-// failed answers a request for which RoundTrip has failed.
+// failed answers a request after RoundTrip has failed.
 func (r *Router) failed(w http.ResponseWriter, req *http.Request, err error) {
 	if req.Context().Err() == nil {
 		r.Logger.Warn("request failed", "component", req.Context().Value(targetKey{}).(*target).component, "err", err)

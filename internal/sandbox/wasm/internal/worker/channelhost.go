@@ -21,10 +21,11 @@ import (
 //go:embed channels.wit
 var channelsText string
 
-// channelsInterface is the name, without the patch version, of the interface that components use instead of /ch.
+// channelsInterface is the name, without the patch version, of the interface that components use instead of the
+// directory /ch.
 const channelsInterface = "tripod:edge/channels@0.1."
 
-// Cases of the enum error in channels.wit.
+// The cases of the enum "error" in channels.wit.
 const (
 	channelNotFound = iota
 	channelNotPermitted
@@ -34,7 +35,7 @@ const (
 	channelIO
 )
 
-// channelGuest is the engine's Host value of a command component's instance.
+// channelGuest is the value of engine.InstanceOptions.Host for a command's instance.
 type channelGuest struct {
 	state    *wasi.State
 	channels *channels // nil if the pod has none
@@ -43,7 +44,7 @@ type channelGuest struct {
 // WASI implements wasihttp.Guest.
 func (g *channelGuest) WASI() *wasi.State { return g.state }
 
-// portResource is the resource through which a component uses an open channel.
+// portResource is the WIT resource that represents an open channel.
 type portResource struct {
 	*port
 	notifier
@@ -55,7 +56,7 @@ func (h *portResource) Close() error {
 	return nil
 }
 
-// notifier wakes the goroutine that receives from it. Its capacity is 1.
+// notifier is a channel of capacity 1 that wakes its receiver.
 type notifier chan struct{}
 
 func (n notifier) wake() {
@@ -65,9 +66,9 @@ func (n notifier) wake() {
 	}
 }
 
-// wait waits for a call of wake, for at most pollInterval and not beyond the deadline (zero means none). If ctx ends
-// first, wait returns ctx's cause. Callers must poll, because a full backlog accepts messages again after stallTimeout
-// even if nothing calls wake.
+// wait waits for a call to wake, but only for pollInterval and only until the deadline (zero means no deadline). If ctx
+// ends first, wait returns ctx's cause. Callers must poll, because a full backlog accepts messages again after
+// stallTimeout even if nothing calls wake.
 func (n notifier) wait(ctx context.Context, deadline time.Time) error {
 	const pollInterval = 200 * time.Millisecond
 	d := pollInterval
@@ -85,7 +86,7 @@ func (n notifier) wait(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
-// openFully opens the channel called name in every mode that its configuration allows.
+// openFully opens the named channel in every mode that the channel's configuration allows.
 func (c *channels) openFully(name string) (*port, notifier, error) {
 	if c == nil {
 		return nil, nil, fmt.Errorf("channel %q: the module has no channels: %w", name, errdefs.ErrNotFound)
@@ -123,7 +124,7 @@ var channelHost = sync.OnceValue(func() engine.Host {
 	return h
 })
 
-// channelFunc implements a function of the interface. An error ends the guest.
+// channelFunc implements a function of the interface in channels.wit. An error ends the guest.
 type channelFunc func(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error)
 
 func channelOpen(_ *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error) {
@@ -208,15 +209,15 @@ func channelFailed(err error) []byte {
 	return failedWith(which)
 }
 
-// channelStream connects a component's standard stream to a channel.
+// channelStream connects one of a component's standard streams to a channel.
 type channelStream struct {
 	portResource
 	alive context.Context // pod.alive
 	rest  []byte          // rest of the last message
 }
 
-// stdio connects a component's standard streams to the channels called stdin, stdout and stderr, where the pod has
-// them.
+// stdio connects a component's standard streams to the pod's channels called stdin, stdout and stderr. The pod need not
+// have all three.
 func (c *channels) stdio(alive context.Context, o *engine.InstanceOptions) error {
 	for _, s := range []struct {
 		name string

@@ -9,8 +9,8 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// Limits of the backlog to the daemon. When the backlog is full, guests wait for room. Without a daemon, or once the
-// daemon has not read for stallTimeout, guests do not wait and the oldest messages are dropped.
+// Limits on the backlog of messages to the daemon. When the backlog is full, guests wait for room. If there is no
+// daemon, or if the daemon has not read for stallTimeout, guests do not wait, and the oldest messages are dropped.
 const (
 	maxBacklogMessages = 4096
 	maxBacklogBytes    = 32 << 20
@@ -25,7 +25,7 @@ type backlog struct {
 	queue    []outgoing
 	bytes    int
 	link     *link     // nil without a daemon
-	lastRead time.Time // of the last successful write to the daemon, or of connect
+	lastRead time.Time // time of the last successful write to the daemon, or of connect
 	ending   bool      // the pod has ended; new daemon connections are refused
 	writer   notifier
 }
@@ -41,12 +41,13 @@ type link struct {
 	raw       net.Conn      // used to write batches of frames
 	conn      *channel.Conn // used to read
 	out       []byte
-	announced map[int]*port // open ports that the daemon knows, by number; used only by the writer
+	announced map[int]*port // open ports that the daemon knows about, by number; used only by the writer
 	gone      chan struct{} // closed by the reader when the connection ends
 	ended     chan struct{} // closed when the writer has ended
 }
 
-// frame is a frame to be sent to the daemon. port is the port that sent the message, or nil for a control frame.
+// frame is a frame to be sent to the daemon. The field port is the port that sent the message, or nil for a control
+// frame.
 type frame struct {
 	channel.Message
 	port *port
@@ -193,7 +194,7 @@ func (c *channels) unlink(frames []frame) {
 	wake(blocked)
 }
 
-// unblock clears blocked on all ports and returns those that were blocked. The caller holds c.mu.
+// unblock clears the flag blocked of all ports and returns the ports that were blocked. The caller holds c.mu.
 func (c *channels) unblock() (blocked []*port) {
 	for _, p := range c.ports {
 		if p.blocked {
@@ -210,8 +211,8 @@ func wake(ports []*port) {
 	}
 }
 
-// next returns the next batch of frames for the daemon. If last is true, the pod has ended and only queued frames are
-// left.
+// next returns the next batch of frames for the daemon. If the second result is true, the pod has ended and only queued
+// frames are left.
 func (c *channels) next(l *link) (frames []frame, last bool) {
 	c.mu.Lock()
 	frames, last = c.frames(l), c.backlog.ending
@@ -225,7 +226,7 @@ func (c *channels) next(l *link) (frames []frame, last bool) {
 }
 
 // frames returns a batch: first a close frame for each closed port without queued messages, then an open frame for each
-// port whose number is free, then messages.
+// port whose number is not announced, then messages.
 func (c *channels) frames(l *link) (frames []frame) {
 	for fd, p := range l.announced {
 		if p.closed && p.queued == 0 {

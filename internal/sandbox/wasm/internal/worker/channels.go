@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Limits for messages that a guest has not read. Beyond them the oldest messages are dropped.
+// Limits for messages that a guest has not read. Beyond these limits, the oldest messages are dropped.
 const (
 	maxWaiting      = 1024     // messages per channel
 	maxWaitingBytes = 32 << 20 // bytes in all channels of a pod
@@ -40,7 +40,7 @@ type channels struct {
 	ended   bool          // the pod is stopping: readers get end of file
 	backlog backlog
 
-	lost, overrun atomic.Uint64 // dropped messages to the daemon, and to the guest
+	lost, overrun atomic.Uint64 // number of dropped messages to the daemon, and to the guest
 }
 
 // newRouter makes the router between the pods of one worker. Its broker callbacks do nothing, because each pod sends

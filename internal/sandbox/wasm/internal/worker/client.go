@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// maxBacklog bounds the bytes of output queued for an attached client. A slower client is disconnected.
+	// maxBacklog bounds the bytes of output queued for an attached client. A client that falls further behind is
+	// disconnected.
 	maxBacklog = 4 << 20
 	// drainTimeout limits how long a client can read the rest of the output after the pod has ended.
 	drainTimeout = 10 * time.Second
@@ -57,7 +58,7 @@ func (c *client) push(stderr bool, p []byte) {
 	c.sender.wake()
 }
 
-// end makes send disconnect the client after the queued output.
+// end makes the client's sender disconnect the client once the queued output is sent.
 func (c *client) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -37,15 +37,15 @@ type boundMethod struct {
 	call *engine.Func
 }
 
-// Provided reports whether the worker provides an interface. The compiler uses it to check a component's imports. It
-// accepts every interface in the namespace proto, because a service's stream interfaces are unknown until the
+// Provided reports whether the worker provides an interface. The compiler uses Provided to check a component's imports.
+// Provided accepts every interface in the namespace proto, because a service's stream interfaces are unknown until the
 // descriptors are read.
 func Provided(iface string) bool {
 	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
 		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
 }
 
-// loadCode builds a component from a code image and its descriptors, and checks that they match.
+// loadCode loads a component from its compiled code, and checks the component against its descriptors.
 func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 	image, err := mapImage(c.Image.File)
 	if err != nil {
@@ -77,7 +77,8 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 		return nil, err
 	}
 	if loaded.engine.Path() == engine.PathComponent {
-		// The engine turns everything that a guest passes into values before the host can check the size.
+		// On this path, the engine decodes whatever a guest passes to the host before the host can check the size. So a
+		// guest could make the worker use too much memory.
 		loaded.OwnWorkerReason = loaded.engine.WhyComponent()
 	}
 	loaded.Exports, loaded.Imports = names(loaded.engine.Exports()), names(loaded.engine.Imports())

@@ -37,8 +37,8 @@ func (c *command) start() error {
 	return nil
 }
 
-// startError wraps the error of a pod's first instantiation. Its class is ErrResourceExhausted if a limit was reached,
-// otherwise ErrFailedPrecondition.
+// startError wraps the error from a pod's first instantiation. The class of the result is ErrResourceExhausted if a
+// limit was reached, and ErrFailedPrecondition otherwise.
 func startError(p *pod, err error) error {
 	var class error = errdefs.ErrFailedPrecondition
 	if errors.Is(err, errdefs.ErrResourceExhausted) {
@@ -87,7 +87,7 @@ func (c *command) updateTLS(workerapi.TLS) error {
 	return fmt.Errorf("pod %s is a command and serves no TLS: %w", c.pod.spec.ID, errdefs.ErrFailedPrecondition)
 }
 
-// updateLimits does nothing because limits apply to requests.
+// updateLimits does nothing, because the limits apply to requests and a command serves none.
 func (c *command) updateLimits(workerapi.Limits) error { return nil }
 
 func (c *command) metrics() []workerapi.MethodMetrics { return nil }

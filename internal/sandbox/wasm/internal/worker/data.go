@@ -11,8 +11,8 @@ import (
 )
 
 // ServeData serves requests from the node's router over cleartext HTTP/2 and HTTP/1.1 until ctx ends. The header
-// workerapi.HeaderContainer contains the pod's ID, and workerapi.HeaderPeer the client's address. Pods do not see these
-// headers.
+// workerapi.HeaderContainer contains the pod's ID. The header workerapi.HeaderPeer contains the client's address. Pods
+// do not see these headers.
 func (w *Worker) ServeData(ctx context.Context, listener *net.UnixListener) error {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
@@ -80,8 +80,8 @@ func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	s.ServeHTTP(rw, r.WithContext(ctx))
 }
 
-// afterDone is like context.AfterFunc, but stop waits for f if f is running, because f must not use the ResponseWriter
-// after the handler has returned.
+// afterDone is like context.AfterFunc, but the returned function also waits for f if f is already running. Otherwise, f
+// could use the ResponseWriter after the handler has returned.
 func afterDone(ctx context.Context, f func()) (stop func()) {
 	ran := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {

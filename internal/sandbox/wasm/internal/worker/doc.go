@@ -33,8 +33,9 @@
 //
 // # Back-pressure
 //
-// Guests block in host functions, on their own threads: a stream's next waits for the client's next message, and send
-// waits for room in the client's flow-control window. Output is written to the log file immediately. Each attached
-// client has a bounded buffer and is disconnected if it does not read, so no client ever blocks a guest. Channels queue
-// messages within bounds and drop the oldest; a guest waits for room only while a daemon is reading.
+// Guests block in host functions, on their own threads: the function next of a stream waits for a message from the
+// client, and the function send waits for room in the client's flow-control window. Output is written to the log file
+// immediately. Each attached client has a bounded buffer and is disconnected if it does not read, so no client ever
+// blocks a guest. Channels queue messages within bounds and drop the oldest; a guest waits for room only while a daemon
+// is reading.
 package worker

@@ -12,10 +12,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// errStopping cancels everything that still runs in a pod when its grace period expires.
+// errStopping is the cause of cancellation of everything that still runs in a pod when the pod's grace period expires.
 var errStopping = errors.New("the pod is being stopped")
 
-// failure classifies why a guest failed.
+// failure is a class of guest failures.
 type failure int
 
 const (
@@ -23,13 +23,13 @@ const (
 	failedTrap
 	failedTimeout  // compute budget or the request's deadline
 	failedMemory   // memory limit of the guest or the pod
-	failedQuota    // handles, host calls, metadata, instances
+	failedQuota    // limit on handles, host calls, metadata or instances
 	failedExit     // the guest called exit
 	failedCanceled // the client disconnected
 	failedStopping
 )
 
-// classify returns the class of err. ctx is the request's context.
+// classify returns the class of err. The context is the request's.
 func classify(ctx context.Context, err error) failure {
 	var trap *engine.Trap
 	var exit *engine.Exit

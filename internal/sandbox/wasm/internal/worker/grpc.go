@@ -26,8 +26,8 @@ var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 type buffer struct{ args, result, message []byte }
 
-// maxPooled is the size of the largest buffer kept for the next call, in bytes. A message of the default maximum size
-// fits, including its encoding.
+// maxPooled is the size, in bytes, of the largest buffer that is kept for the next call. An encoded message of the
+// default maximum size fits into such a buffer.
 const maxPooled = 5 << 20
 
 func (b *buffer) free() {
@@ -52,7 +52,8 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 		return err
 	}
 	if _, ok := ctx.Deadline(); !ok && method.Reader == nil && method.Writer == nil {
-		// Set after the arguments are encoded, so that the guest does not mistake this deadline for its client's.
+		// This deadline is set after the arguments are encoded, so that the guest does not mistake it for its client's
+		// deadline.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
 		defer cancel()
@@ -60,7 +61,7 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 	return s.call(ctx, method, c, limits, b)
 }
 
-// arguments appends the parameters of a call in the flat encoding to dst.
+// arguments appends the parameters of a call to dst, in the flat encoding.
 func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call) ([]byte, error) {
 	about := protowit.Context{Method: m.Procedure, Peer: c.Peer()}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -90,8 +91,8 @@ func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call
 	return dst, nil
 }
 
-// badMessage returns the status for a request that is not valid protobuf or is too large when decoded. err includes the
-// path of the field.
+// badMessage returns the status for a request that is not valid protobuf or is too large when decoded. The error
+// includes the path of the field.
 func badMessage(err error) *dataplane.Status {
 	if errdefs.IsResourceExhausted(err) {
 		return dataplane.Errorf(codes.ResourceExhausted, "request: %v", err)
@@ -120,8 +121,8 @@ func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, lim
 	return s.answer(m, c, b)
 }
 
-// answer returns the status in the guest's result, or sends the message in it. A stream's messages have already been
-// sent.
+// answer returns the status in the guest's result, or sends the message in the result. If the method streams its
+// responses, they have already been sent.
 func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
 	r := wit.NewReader(b.result)
 	if r.Case(2) == resultErr {

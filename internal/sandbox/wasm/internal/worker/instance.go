@@ -13,11 +13,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Limits for one guest besides its memory and time.
+// Limits on one guest, besides those on its memory and time.
 const (
 	maxTableElements = 1 << 20
 	maxHandles       = 10_000
-	// maxHostCalls bounds a guest's calls to the host between two messages of its client.
+	// maxHostCalls bounds a guest's calls to the host between two messages from its client.
 	maxHostCalls = 10_000_000
 )
 
@@ -60,7 +60,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 		}
 	}
 	own := p.wasiOptions(options)
-	if p.code.engine.Path() == engine.PathComponent { // this path uses own instead of the engine's WASI
+	if p.code.engine.Path() == engine.PathComponent { // this path uses Tripod's WASI (own), not the engine's
 		options.Stdin, options.Preopens = nil, nil
 	}
 	switch p.code.World {
@@ -83,7 +83,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	return g, nil
 }
 
-// setChannels gives a command its channels: a module finds them in /ch, and a component's standard streams are
+// setChannels gives a command its channels: a core module finds them in /ch, and a component's standard streams are
 // connected to the channels stdin, stdout and stderr. Components open other channels through channelHost.
 func (p *pod) setChannels(o *engine.InstanceOptions) error {
 	switch {
@@ -121,7 +121,7 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 	return list
 }
 
-// wasiOptions converts the engine's options to those of package wasi, our WASI 0.2 host.
+// wasiOptions converts the engine's options to options of package wasi, Tripod's own WASI 0.2 host.
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}}

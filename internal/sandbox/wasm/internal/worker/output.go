@@ -45,8 +45,8 @@ func (o *output) stream(stderr bool) io.WriteCloser {
 	return s
 }
 
-// outputStream is safe for concurrent use, because the engine's WASI writes in the background for each handle that the
-// guest has to the stream, even while the instance is being closed.
+// outputStream is safe for concurrent use. The engine's WASI writes in the background, separately for each of the
+// guest's handles to the stream, even while the instance is being closed.
 type outputStream struct {
 	output *output
 	stderr bool
@@ -91,7 +91,7 @@ func (o *output) broadcast(stderr bool, p []byte) {
 	}
 }
 
-// reopen replaces the log file. It takes ownership of file.
+// reopen replaces the log file. It takes ownership of the new file.
 func (o *output) reopen(file *os.File) error {
 	if o.log == nil {
 		file.Close()
@@ -100,7 +100,7 @@ func (o *output) reopen(file *os.File) error {
 	return o.log.Replace(file)
 }
 
-// end closes the log, and disconnects each client once it has read the queued output.
+// end closes the log, and disconnects each client once the client has read the queued output.
 func (o *output) end() {
 	if o.log != nil {
 		_ = o.log.Close()

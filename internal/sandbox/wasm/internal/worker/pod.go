@@ -19,8 +19,8 @@ type program interface {
 	// start returns once the server accepts requests or the command runs. It takes ownership of the sockets that it
 	// uses, and sets them to nil in the spec.
 	start() error
-	// stop asks the program to end. It is called once, on its own goroutine. If the program does not end in time, the
-	// end of pod.alive kills it.
+	// stop asks the program to end. The caller calls stop once, on a separate goroutine. If the program does not end in
+	// time, the end of pod.alive kills the program.
 	stop()
 	// wait returns once the program has ended.
 	wait() exit
@@ -68,8 +68,8 @@ type pod struct {
 	lifecycle sync.Mutex // held while the pod starts
 	started   bool       // guarded by lifecycle
 
-	// alive ends with the cause errStopping when the grace period expires or the pod has exited. It ends everything
-	// that runs in the pod.
+	// alive ends with the cause errStopping when the grace period expires or the pod has exited. Everything that runs
+	// in the pod then ends.
 	alive context.Context
 	kill  context.CancelCauseFunc
 	done  chan struct{} // closed once the pod has exited
@@ -112,7 +112,7 @@ func setCPU(a *engine.Account, r workerapi.Resources) {
 	a.SetCPU(time.Duration(r.CPUQuota)*time.Microsecond, time.Duration(period)*time.Microsecond)
 }
 
-// start starts the program. If it fails, it releases everything. The caller holds p.lifecycle.
+// start starts the program. If start fails, it releases everything. The caller holds p.lifecycle.
 func (p *pod) start() error {
 	p.output = newOutput(p.spec.Log.File, p.worker.config.LogSizeMax, p.spec.TTY)
 	p.spec.Log.File = nil
@@ -151,7 +151,7 @@ func (p *pod) watch() {
 	close(p.done)
 }
 
-// release closes the pod's resources. Its guests have ended.
+// release closes the pod's resources. Call it once the pod's guests have ended.
 func (p *pod) release() {
 	if p.stdin != nil {
 		p.stdin.end()
@@ -250,7 +250,7 @@ func (p *pod) stats() workerapi.Stats {
 // connections returns the number of open connections, and for each reason the number of connections that were refused
 // or forcibly closed.
 func (p *pod) connections() (open int, rejected map[string]uint64) {
-	p.lifecycle.Lock() // start sets plane
+	p.lifecycle.Lock() // start sets s.plane
 	defer p.lifecycle.Unlock()
 	s, ok := p.program.(*server)
 	if !ok || s.plane == nil {
@@ -261,7 +261,7 @@ func (p *pod) connections() (open int, rejected map[string]uint64) {
 }
 
 func (p *pod) logDropped() uint64 {
-	p.lifecycle.Lock() // start sets output
+	p.lifecycle.Lock() // start sets p.output
 	defer p.lifecycle.Unlock()
 	if p.output == nil {
 		return 0

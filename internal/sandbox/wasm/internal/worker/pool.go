@@ -40,7 +40,7 @@ func (p *pool) keep(g *guest) bool {
 	return true
 }
 
-// close closes the idle instances; keep returns false from then on.
+// close closes the idle instances. Afterwards, keep always returns false.
 func (p *pool) close() {
 	p.mu.Lock()
 	idle := p.idle

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// queueTime bounds the wait of a request beyond the concurrency limit. Then the request is refused.
+// queueTime is how long a request beyond the concurrency limit waits before it is refused.
 const queueTime = time.Second
 
 // server is a program that serves requests: a gRPC or wasi:http component.
@@ -167,7 +167,8 @@ func (s *server) makeHandler(options dataplane.Options, l workerapi.Limits) (htt
 }
 
 // ServeHTTP serves a request from the pod's own sockets or the node's router. When the grace period expires, the
-// request's context ends: a connection to the pod's own sockets is closed, and route cancels a request from the router.
+// request's context ends, because connections to the pod's own sockets are closed and requests from the router are
+// cancelled (route).
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.requests.begin() {
 		w.Header().Set("Retry-After", "1")
@@ -183,12 +184,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	(*s.handler.Load()).ServeHTTP(w, r)
 }
 
-// stop drains the requests in progress until the grace period expires.
+// stop waits for the requests in progress, but only until the grace period expires.
 func (s *server) stop() {
 	if s.health != nil {
 		s.health.SetServing(false)
 	}
-	_ = s.plane.Shutdown(s.pod.alive) // fails only when the grace period expires; see cut
+	_ = s.plane.Shutdown(s.pod.alive) // fails only when the grace period expires; see s.cut
 	s.requests.close()
 	s.pool.close()
 	if s.cut.Load() {

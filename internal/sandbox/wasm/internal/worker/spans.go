@@ -56,13 +56,13 @@ type forwarder func(workerapi.Event)
 func (f forwarder) Start(context.Context) error { return nil }
 func (f forwarder) Stop(context.Context) error  { return nil }
 
-// maxSpansEvent bounds the bytes of an event with spans. It is below workerapi's limit for spans queued on a
+// maxSpansEvent bounds the bytes of an event with spans. It is below workerapi's limit on the spans queued for a
 // connection.
 const maxSpansEvent = 512 << 10
 
 // UploadTraces publishes the spans as one event, or as several if they exceed maxSpansEvent.
 func (f forwarder) UploadTraces(ctx context.Context, list []*tracepb.ResourceSpans) error {
-	// TracesData has the wire format of ExportTraceServiceRequest, whose package would import grpc-gateway.
+	// TracesData has the wire format of ExportTraceServiceRequest, whose package imports grpc-gateway.
 	data, err := proto.Marshal(&tracepb.TracesData{ResourceSpans: list})
 	if err != nil {
 		return fmt.Errorf("spans: %w", err)

@@ -22,7 +22,8 @@ func newStdin(once bool) *stdin {
 	return s
 }
 
-// put queues data for the guest, and waits while the queue is full. It retains data. It returns false after end.
+// put queues data for the guest, and waits while the queue is full. It retains the slice. After a call to end, put
+// returns false.
 func (s *stdin) put(data []byte) bool {
 	select {
 	case <-s.closed:
@@ -37,14 +38,14 @@ func (s *stdin) put(data []byte) bool {
 	}
 }
 
-// clientDone ends the input with the first client if stdin_once is set.
+// clientDone is called when a client's input ends. If stdin_once is set, it ends the guest's input too.
 func (s *stdin) clientDone() {
 	if s.once {
 		s.end()
 	}
 }
 
-// Read implements io.Reader. Only one goroutine can call it.
+// Read implements io.Reader. Only one goroutine can call Read.
 func (s *stdin) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
 		select {

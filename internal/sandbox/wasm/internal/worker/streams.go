@@ -27,7 +27,7 @@ const (
 )
 
 // maxMetadata bounds the metadata of a response, in bytes; most clients accept less by default. entryOverhead is the
-// number of bytes that RFC 9113, 6.5.2 adds for each field.
+// number of bytes that RFC 9113, 6.5.2 adds to each field.
 const (
 	maxMetadata   = 256 << 10
 	entryOverhead = 32
@@ -41,11 +41,12 @@ var errNoCall = errors.New("the current call has no such stream")
 type grpcCall struct {
 	state *wasi.State
 	call  dataplane.Call // nil between calls
-	// out is a buffer for messages in protobuf, and reply for the results of host functions in the flat encoding.
+	// out is a buffer for messages in protobuf. reply is a buffer for the results of host functions, in the flat
+	// encoding.
 	out, reply []byte
 	sent       bool // the header has been sent; later header metadata goes into the trailer
 	metadata   int  // bytes of metadata that the guest has set
-	// status is the first error of receiving, decoding or sending a message. It overrides the guest's result.
+	// status is the first error from receiving, decoding or sending a message. It overrides the guest's result.
 	status *dataplane.Status
 }
 
@@ -58,8 +59,8 @@ func (c *grpcCall) WASI() *wasi.State { return c.state }
 
 func (c *grpcCall) end() { c.call = nil }
 
-// grpcHost returns the host functions that components with this schema can import: WASI, response metadata, and the
-// streams of the schema's methods.
+// grpcHost returns the host functions that components with the given schema can import: WASI, response metadata, and
+// the streams of the schema's methods.
 func grpcHost(s *protowit.Schema) engine.Host {
 	host := wasihttp.WASI()
 	host.Funcs = append(host.Funcs,

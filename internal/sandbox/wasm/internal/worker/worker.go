@@ -23,7 +23,8 @@ import (
 
 // Config configures a Worker.
 type Config struct {
-	// Hello reports Name (the worker's), Program (the version of tripod-wasm) and Pid (in the daemon's PID namespace).
+	// Name is the worker's name. Program is the version of tripod-wasm. Pid is the worker's process ID in the daemon's
+	// PID namespace. Hello reports all three.
 	Name, Program string
 	Pid           int
 	Engine        *engine.Engine
@@ -34,7 +35,7 @@ type Config struct {
 	Publish func(workerapi.Event)
 	// LogSizeMax bounds the size of a pod's log file, in bytes; 0 means no limit.
 	LogSizeMax int64
-	// Spans publishes the spans of requests as events.
+	// Spans says whether the worker publishes the spans of requests as events.
 	Spans bool
 }
 
@@ -128,9 +129,9 @@ func (w *Worker) newPod(spec workerapi.PodSpec) (*pod, error) {
 	return p, nil
 }
 
-// boundFiles limits the open files of all guests to half of RLIMIT_NOFILE and returns the limit for one pod: requested
-// (0 means unlimited), but at most a quarter of that half. The other half is for sockets, connections and logs. The
-// limit is read for each pod, because the daemon sets it while the worker is running.
+// boundFiles limits the open files of all guests to half of RLIMIT_NOFILE. It returns the limit for one pod, which is
+// the requested limit (0 means unlimited), but at most a quarter of that half. The other half is for sockets,
+// connections and logs. RLIMIT_NOFILE is read for each pod, because the daemon sets it while the worker is running.
 func (w *Worker) boundFiles(requested int64) int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -186,7 +187,7 @@ func (w *Worker) forget(p *pod) {
 	}
 }
 
-// pod returns a started pod. If the pod is still starting, it waits for the start.
+// pod returns a started pod. If the pod is still starting, the method waits until it has started.
 func (w *Worker) pod(id string) (*pod, error) {
 	w.mu.Lock()
 	p := w.pods[id]
@@ -257,7 +258,8 @@ func (w *Worker) Metrics(_ context.Context, ids []string) ([]workerapi.Metrics, 
 	return each(w, ids, (*pod).metrics), nil
 }
 
-// each returns the results of ask for the pods with the given IDs, or for all pods if ids is empty, ordered by ID.
+// each calls the given function for the pods with the given IDs, or for all pods if there are no IDs. It returns the
+// results, ordered by pod ID.
 func each[T any](w *Worker, ids []string, ask func(*pod) T) []T {
 	w.mu.Lock()
 	pods := make(map[string]*pod, len(ids))

@@ -17,9 +17,9 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// An attach session has its own socket pair, one end of which is passed with the request. A packet is one byte for its
-// kind, the length of the data (uint32, big endian), and the data. The session ends with the socket: when the pod exits
-// or the client disconnects.
+// An attach session has its own socket pair. The client passes one end with the request. A packet consists of one byte
+// for its kind, the length of the data (uint32, big endian), and the data. The session ends when the socket is closed,
+// that is, when the pod exits or the client disconnects.
 const (
 	packetStdin    = 0 // to the worker; empty means end of file
 	packetStdout   = 1
@@ -28,7 +28,7 @@ const (
 	packetOverhead = 5
 )
 
-// AttachIO are the client's streams of an attach session. Each can be nil. Stdin is not closed.
+// AttachIO are the client's streams of an attach session. Each can be nil. Attach does not close Stdin.
 type AttachIO struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -83,7 +83,7 @@ func sendStdin(conn net.Conn, stdin io.Reader) {
 }
 
 // receiveOutput copies output to rw until the session ends. Only an invalid packet or a writer's failure is an error.
-// An incomplete packet is not, because the worker can disconnect the client at any time.
+// An incomplete packet is not an error, because the worker can disconnect the client at any time.
 func receiveOutput(conn net.Conn, rw AttachIO) error {
 	r := bufio.NewReaderSize(conn, maxPacket)
 	for {
@@ -131,7 +131,8 @@ func (s *AttachSession) ReadStdin() ([]byte, error) {
 	return data, nil
 }
 
-// Write sends output of stdout or stderr. It blocks until the client reads, or until Close or the write deadline.
+// Write sends output to the client, as stdout or stderr. It blocks until the client reads, or until Close or the write
+// deadline.
 func (s *AttachSession) Write(stderr bool, data []byte) error {
 	kind := byte(packetStdout)
 	if stderr {

@@ -10,7 +10,7 @@ import (
 // narrow header and module 0: the worker writes OpenChannel, CloseChannel and the guest's messages, and the daemon
 // writes messages for the guest. A later call for the same pod replaces the connection: the worker closes the old one,
 // announces the guest's open channels on the new one, and sends the queued messages. The connection can end before the
-// pod, and always ends with the pod.
+// pod ends. It ends with the pod at the latest.
 //
 // Channels returns ErrNotFound if the pod does not exist, and ErrFailedPrecondition if the pod has exited or has no
 // channels. The caller closes the connection.

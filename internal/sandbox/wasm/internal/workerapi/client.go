@@ -54,11 +54,11 @@ func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 // Hello returns the worker's description of itself.
 func (c *Client) Hello() Hello { return c.hello }
 
-// Events returns the worker's events. When the connection ends, the channel is closed after the events received so far.
-// If the reader is slow, exits are queued without limit, and old spans are dropped.
+// Events returns the worker's events. When the connection ends, the returned channel is closed after the events
+// received so far. If the reader is slow, exits are queued without limit, and old spans are dropped.
 func (c *Client) Events() <-chan Event { return c.events.out }
 
-// Done is closed when the connection has ended; Err then says why.
+// Done returns a channel that is closed when the connection has ended. Err then says why.
 func (c *Client) Done() <-chan struct{} { return c.ctx.Done() }
 
 // Err returns why the connection has ended, or nil while the connection is open.
@@ -71,10 +71,10 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Load loads compiled code into the worker, which checks that the component exports every method of its descriptors
-// with the right types. If the digest is already loaded, Load does nothing. It returns ErrFailedPrecondition for
-// damaged code and for code from another engine version. If it returns ErrInvalidArgument, the text names the wrong
-// function and type, or the wrong import.
+// Load loads compiled code into the worker, which checks that the component exports every method in its descriptors
+// with the right types. If code with the same digest is already loaded, Load does nothing. It returns
+// ErrFailedPrecondition for damaged code and for code from another engine version. If it returns ErrInvalidArgument,
+// the text names the wrong function and type, or the wrong import.
 func (c *Client) Load(ctx context.Context, code Code) (Loaded, error) {
 	return ask[Loaded](ctx, c, opLoad, &code)
 }
@@ -135,7 +135,8 @@ func (c *Client) UpdateTLS(ctx context.Context, id string, t TLS) error {
 	return c.call(ctx, opUpdateTLS, tlsRequest{ID: id, TLS: t}, nil)
 }
 
-// Update changes the limits of a running pod: request limits for new requests, memory and CPU limits immediately.
+// Update changes the limits of a running pod. Request limits apply to new requests. Memory and CPU limits apply
+// immediately.
 func (c *Client) Update(ctx context.Context, u Update) error {
 	return c.call(ctx, opUpdate, u, nil)
 }
@@ -180,8 +181,8 @@ func (c *Client) call(ctx context.Context, op string, request, reply any) error 
 	}
 }
 
-// sendTimeout bounds the sending of one request, in addition to ctx. It expires only if the worker is stuck, because
-// the worker always reads.
+// sendTimeout bounds the sending of one request, in addition to ctx. A worker always reads, so the timeout expires only
+// if the worker is stuck.
 const sendTimeout = 30 * time.Second
 
 func (c *Client) send(ctx context.Context, payload []byte, files []*os.File) error {
@@ -227,7 +228,7 @@ func (c *Client) ended() error {
 	return fmt.Errorf("wasm worker: connection lost: %w: %w", c.Err(), errdefs.ErrUnavailable)
 }
 
-// fail ends the connection. Only the first call's err becomes Err.
+// fail ends the connection. Err returns the error from the first call.
 func (c *Client) fail(err error) {
 	c.end(err)
 	c.conn.Close()

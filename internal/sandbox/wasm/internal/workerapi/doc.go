@@ -15,8 +15,8 @@
 //   - The only state of a connection is its subscription to events. Many connections can be open, and each can break at
 //     any time. The server completes every order that it has begun, even if the client has disconnected.
 //   - Events are hints. List reports the same exits until Remove, so a restarted daemon calls List.
-//   - The server answers a Hello that subscribes to events only after all orders of disconnected clients, except Stop,
-//     are complete. The result of a later List is therefore final.
+//   - The server delays its answer to a Hello that subscribes to events until all orders of disconnected clients, except
+//     Stop, are complete. So those orders cannot change what a later List returns.
 //   - Orders are idempotent: Kill, Remove and Unload succeed if their object does not exist.
 //   - The server never waits for a client. It disconnects a client that does not read.
 //
@@ -28,17 +28,17 @@
 //
 //	tripod-wasm worker CONFIG        CONFIG is WorkerConfig as JSON
 //
-// with two listening unix stream sockets: descriptor 3, control, serves this protocol; descriptor 4, data, serves
-// cleartext HTTP/2 to the node's router, with the pod in the header HeaderContainer. The worker logs JSON lines to
-// standard error, which should be a file or another object that outlives the daemon. The worker drops root by itself
-// (WorkerConfig.UID). It then writes the line "ready" to descriptor 5 and closes it. If a worker ends without writing
-// this line, its start has failed, and standard error says why. SIGTERM kills all pods immediately and then ends the
-// worker.
+// with two listening unix stream sockets. Descriptor 3 (control) serves this protocol. Descriptor 4 (data) serves
+// cleartext HTTP/2 to the node's router, which names the pod in the header HeaderContainer. The worker logs JSON lines
+// to standard error, which should be a file or another object that outlives the daemon. The worker drops root by itself
+// (WorkerConfig.UID). It then writes the line "ready" to descriptor 5 and closes the descriptor. If a worker ends
+// without writing this line, its start has failed, and standard error says why. SIGTERM kills all pods immediately and
+// then ends the worker.
 //
 // The daemon compiles a component with
 //
 //	tripod-wasm compile CONFIG <component.wasm >code        CONFIG is CompileConfig as JSON
 //
-// The exit code is one of the Compile constants, and standard error has a one-line message. `tripod-wasm fingerprint`
-// prints what the code depends on besides the component (Hello.Engine).
+// The exit code is one of the Compile constants, and if the compilation fails, standard error has a one-line message.
+// `tripod-wasm fingerprint` prints what the code depends on besides the component (Hello.Engine).
 package workerapi

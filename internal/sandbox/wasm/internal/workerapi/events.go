@@ -51,7 +51,7 @@ func (q *eventQueue) finish() {
 // abandon ends pump without delivering the queued events.
 func (q *eventQueue) abandon() { q.once.Do(func() { close(q.abandoned) }) }
 
-// wake wakes the receiver of c, whose capacity is 1.
+// wake wakes the goroutine that receives from c. The capacity of c is 1.
 func wake(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

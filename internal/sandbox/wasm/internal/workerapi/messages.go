@@ -119,14 +119,14 @@ type PodSpec struct {
 
 	Log File `json:"log"` // the container's log, opened for appending; nil for no log
 	// Stdin connects the guest's standard input to attached clients; otherwise the guest reads end of file. StdinOnce
-	// ends the guest's input when the first client has ended its own. TTY merges stderr into stdout.
+	// ends the guest's input when the first client has ended its input. TTY merges stderr into stdout.
 	Stdin     bool `json:"stdin,omitempty"`
 	StdinOnce bool `json:"stdinOnce,omitempty"`
 	TTY       bool `json:"tty,omitempty"`
 
-	// Channels are the channels of the guest, which is then a module of the MQTT front door. A core module finds them
-	// under /ch; a component imports the interface in channels.wit. Client.Channels opens the connection for their
-	// messages.
+	// Channels are the channels of the guest, which is then a module of the MQTT front door. A core module finds the
+	// channels under /ch; a component imports the interface in channels.wit. Client.Channels opens the connection for
+	// the channels' messages.
 	Channels []channel.Channel `json:"channels,omitempty"`
 }
 
@@ -162,8 +162,8 @@ type Port struct {
 type Resources struct {
 	// MemoryBytes bounds the total size of the linear memories and tables of all instances of the pod.
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
-	// CPUQuota is the CPU time that guests can use in each CPUPeriod, both in microseconds, as in cgroups: 50000 of
-	// 100000 is half a CPU.
+	// CPUQuota is the CPU time that guests can use in each CPUPeriod. Both are in microseconds, as in cgroups: a quota
+	// of 50000 in a period of 100000 is half a CPU.
 	CPUQuota  int64 `json:"cpuQuota,omitempty"`
 	CPUPeriod int64 `json:"cpuPeriod,omitempty"`
 }
@@ -172,12 +172,12 @@ type Resources struct {
 // addition, the open files of all pods are limited to half of the worker's RLIMIT_NOFILE, and those of one pod to a
 // quarter of that half.
 type Holdings struct {
-	// Files limits open files and directories. Each mounted directory counts once per instance. At the limit the
-	// guest's open fails: EMFILE in preview 1, quota in WASI 0.2.
+	// Files limits open files and directories. Each mounted directory counts once per instance. At the limit, the guest
+	// cannot open more: it gets EMFILE in preview 1, and the error quota in WASI 0.2.
 	Files int64 `json:"files,omitempty"`
 	// Handles limits host resources: streams, timers, fields. A request that exceeds the limit is ended.
 	Handles int64 `json:"handles,omitempty"`
-	// HostBytes limits the memory that the worker uses for handles, in bytes: headers, paths, unsent responses.
+	// HostBytes limits the memory, in bytes, that the worker uses for handles: headers, paths, unsent responses.
 	HostBytes int64 `json:"hostBytes,omitempty"`
 }
 
@@ -237,8 +237,8 @@ type Stats struct {
 	ID       string    `json:"id"`
 	Time     time.Time `json:"time"`
 	CPUNanos uint64    `json:"cpuNanos"` // CPU time of the pod's guests
-	// MemoryBytes is the current size of the linear memories and tables of all instances. PeakBytes is its maximum so
-	// far.
+	// MemoryBytes is the current size of the linear memories and tables of all instances. PeakBytes is the maximum of
+	// MemoryBytes so far.
 	MemoryBytes    uint64   `json:"memoryBytes"`
 	PeakBytes      uint64   `json:"peakBytes"`
 	ThrottledNanos uint64   `json:"throttledNanos"` // how long guests have waited for CPU quota
@@ -274,7 +274,7 @@ type MethodMetrics struct {
 	// Codes counts responses by gRPC code in its canonical spelling ("OK", "INTERNAL") or HTTP status ("200").
 	Codes map[string]uint64 `json:"codes"`
 	// Buckets[i] is the number of responses whose duration in seconds is in (Bounds[i-1], Bounds[i]]. The last bucket
-	// counts those above all bounds.
+	// counts the responses above all bounds.
 	Bounds  []float64 `json:"bounds"`
 	Buckets []uint64  `json:"buckets"`
 	Seconds float64   `json:"seconds"` // sum of all durations

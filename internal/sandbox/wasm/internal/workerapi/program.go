@@ -12,7 +12,7 @@ import (
 // namespace keeps them from signalling, tracing or slowing each other.
 const Namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWPID
 
-// Descriptors that a worker inherits.
+// File descriptors that a worker inherits.
 const (
 	FDControl = 3 // listening socket of this protocol
 	FDData    = 4 // listening socket for the router's requests
@@ -22,7 +22,7 @@ const (
 // WorkerConfig is the argument of `tripod-wasm worker`. Zero values mean the defaults.
 type WorkerConfig struct {
 	Name string `json:"name"`
-	// UID and GID are the user and group to which a worker that was started as root switches. If UID is 0, the worker
+	// UID and GID are the user and group that a worker switches to if it was started as root. If UID is 0, the worker
 	// stays root (only for tests of the daemon).
 	UID int `json:"uid,omitempty"`
 	GID int `json:"gid,omitempty"`

@@ -20,7 +20,7 @@ import (
 )
 
 // Handler carries out requests. worker.Worker implements it. A handler owns the files of its requests even if it
-// returns an error. ctx ends when the server is closed, not when the client disconnects.
+// returns an error. The context ends when the server is closed, not when the client disconnects.
 type Handler interface {
 	Hello() Hello
 	Load(ctx context.Context, code Code) (Loaded, error)
@@ -33,7 +33,7 @@ type Handler interface {
 	Stats(ctx context.Context, ids []string) ([]Stats, error)
 	Metrics(ctx context.Context, ids []string) ([]Metrics, error)
 	Attach(ctx context.Context, id string, session *AttachSession) error
-	// Channels makes conn carry the pod's channel messages. The handler owns conn unless it returns an error.
+	// Channels makes conn carry the pod's channel messages. The handler owns conn unless Channels returns an error.
 	Channels(ctx context.Context, id string, conn net.Conn) error
 	ReopenLog(ctx context.Context, id string, file *os.File) error
 	UpdateTLS(ctx context.Context, id string, t TLS) error
@@ -43,7 +43,7 @@ type Handler interface {
 // Limits of a connection.
 const (
 	// maxPending bounds the concurrent requests of a connection; further requests wait in the socket. It must exceed
-	// the number of pods on a large node. Otherwise their Stops would block the Kills that end them.
+	// the number of pods on a large node. Otherwise, waiting Stops could block the Kills that would end them.
 	maxPending = 8192
 	// maxOutbox bounds the bytes queued for a client. Spans are dropped once more than maxSpansOutbox bytes are queued.
 	maxOutbox      = 64 << 20
@@ -327,7 +327,7 @@ func (c *serverConn) finish() {
 	wake(c.wake)
 }
 
-// take empties the outbox and sets the deadline for writing it, unless finish has set one.
+// take removes all messages from the outbox and sets the deadline for writing them, unless finish has set a deadline.
 func (c *serverConn) take() (out [][]byte, ending bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
