@@ -112,7 +112,7 @@ func (i Images) ImportFile(ctx context.Context, file *os.File) (image.Image, err
 	return artifact.ImportFile(ctx, i.Store, file)
 }
 
-// Network opens sockets in the pods' network namespaces, or in the node's if netns is empty. *network.Manager
+// Network opens sockets in the pods' network namespaces, or in the node's if the given netns is empty. *network.Manager
 // implements it.
 type Network interface {
 	Listen(ctx context.Context, netns, network, addr string) (*os.File, error)

@@ -24,7 +24,7 @@ import (
 // compiler runs `tripod-wasm compile` in an unprivileged process with limits, because components are untrusted.
 type compiler struct {
 	cfg Config
-	// slots bounds the concurrent compilations, because each can use hundreds of megabytes.
+	// slots bounds the number of concurrent compilations, because each can use hundreds of megabytes.
 	slots chan struct{}
 	// engine returns the cached fingerprint of the program's engine.
 	engine func() (string, error)

@@ -45,8 +45,8 @@ func (k *keeper) shared() place {
 	return place{tree: k.cgroups, dir: k.cgroups.Parent}
 }
 
-// own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, with those
-// limits of the container that the kernel can enforce on a process.
+// own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, with those of
+// the container's limits that the kernel can enforce on a process.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}

@@ -27,7 +27,8 @@ var (
 	fpStarted = failpoint.New("wasm.start-container.started")
 )
 
-// cleanupTime bounds the clean-up after a start whose context has ended, and the replacement of a changed certificate.
+// cleanupTime is the time limit for the clean-up after a start whose context has ended. It is also the limit for
+// replacing a changed certificate.
 const cleanupTime = 30 * time.Second
 
 // StartContainer implements sandbox.Backend. It returns once the server accepts requests or the command runs.

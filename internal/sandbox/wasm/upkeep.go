@@ -68,7 +68,7 @@ func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 	probes.Wait()
 }
 
-// renewDue renews the certificates that are due.
+// renewDue renews the certificates that are due for renewal.
 func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 	for _, h := range b.ledger.All() {
 		s, l := h.Snapshot()

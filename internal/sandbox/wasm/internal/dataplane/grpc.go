@@ -111,7 +111,7 @@ func unblockAtEnd(ctx context.Context, w http.ResponseWriter) (stop func()) {
 	}
 }
 
-// parseTimeout parses grpc-timeout: up to eight digits and a unit. It returns -1 for an empty string.
+// parseTimeout parses the value of grpc-timeout: up to eight digits and a unit. It returns -1 for an empty string.
 func parseTimeout(s string) (time.Duration, error) {
 	if s == "" {
 		return -1, nil

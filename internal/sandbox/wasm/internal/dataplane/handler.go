@@ -40,8 +40,8 @@ type GRPCOptions struct {
 	// MaxMessageBytes bounds the uncompressed size of each client message; 4 MiB by default. The Invoker bounds
 	// responses.
 	MaxMessageBytes int
-	// ReceiveTimeout bounds the wait for the message of a request that does not stream, because a waiting request
-	// occupies a slot of the Limiter. 30 seconds by default.
+	// ReceiveTimeout bounds the wait for the message of a request that is not client-streaming, because a waiting
+	// request occupies a slot of the Limiter. 30 seconds by default.
 	ReceiveTimeout time.Duration
 	// Health serves grpc.health.v1.Health; by default every service of Methods is SERVING.
 	Health *Health

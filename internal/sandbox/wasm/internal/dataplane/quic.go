@@ -196,7 +196,7 @@ func (q *quicServer) close() {
 	}
 	q.mu.Unlock()
 	if q.http != nil {
-		// In the background, because Close waits for the handlers, and a component can block its handler.
+		// Close runs in the background, because it waits for the handlers, and a component can block its handler.
 		go q.http.Close()
 		q.transport.Close()
 	}

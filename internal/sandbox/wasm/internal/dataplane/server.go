@@ -126,7 +126,7 @@ func (s *Server) newHTTP() *http.Server {
 	return server
 }
 
-// Start serves the sockets in the background until Shutdown or Close. Call it once. It returns
+// Start serves the sockets in the background until Shutdown or Close is called. Call Start only once. It returns
 // errdefs.ErrInvalidArgument if there is a TLS or QUIC socket but no Config.TLS.
 func (s *Server) Start(sockets Sockets) error {
 	if s.TLS == nil && (sockets.TLS != nil || sockets.QUIC != nil) {

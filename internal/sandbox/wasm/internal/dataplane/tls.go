@@ -37,7 +37,7 @@ type TLS struct {
 	current atomic.Pointer[tls.Config]
 }
 
-// NewTLS parses m. It returns errdefs.ErrInvalidArgument if m is invalid.
+// NewTLS parses the material. It returns errdefs.ErrInvalidArgument if the material is invalid.
 func NewTLS(m Material) (*TLS, error) {
 	t := &TLS{}
 	if err := t.Update(m); err != nil {
@@ -46,7 +46,7 @@ func NewTLS(m Material) (*TLS, error) {
 	return t, nil
 }
 
-// Update replaces the material for new connections. If m is invalid, the old material stays.
+// Update replaces the material for new connections. If the new material is invalid, the old material stays.
 func (t *TLS) Update(m Material) error {
 	c, err := m.config()
 	if err != nil {
@@ -56,7 +56,7 @@ func (t *TLS) Update(m Material) error {
 	return nil
 }
 
-// config returns the configuration for a listener. It uses the current material for each handshake.
+// config returns the configuration for a listener. Each handshake uses the material that is current at that time.
 func (t *TLS) config(protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,

@@ -62,7 +62,7 @@ func (b *backlog) busy() bool {
 	return b.full() && b.link != nil && time.Since(b.lastRead) < stallTimeout
 }
 
-// add queues a message and returns how many older ones it dropped to make room.
+// add queues a message and returns how many older messages it dropped to make room.
 func (b *backlog) add(p *port, m []byte) (lost int) {
 	for ; b.full(); lost++ {
 		b.take()
@@ -96,7 +96,7 @@ func (b *backlog) putBack(frames []frame) {
 	b.queue = append(back, b.queue...)
 }
 
-// connect makes conn the connection to the daemon, and closes the previous connection. It returns false if the pod has
+// connect takes over a new connection to the daemon, and closes the previous one. It returns false if the pod has
 // ended.
 func (c *channels) connect(conn net.Conn) bool {
 	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), announced: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}

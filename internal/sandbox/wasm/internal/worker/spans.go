@@ -56,8 +56,8 @@ type forwarder func(workerapi.Event)
 func (f forwarder) Start(context.Context) error { return nil }
 func (f forwarder) Stop(context.Context) error  { return nil }
 
-// maxSpansEvent bounds the bytes of an event with spans. It is below workerapi's limit on the spans queued for a
-// connection.
+// maxSpansEvent bounds the size of an event with spans, in bytes. It is below workerapi's limit on the spans queued for
+// a connection.
 const maxSpansEvent = 512 << 10
 
 // UploadTraces publishes the spans as one event, or as several if they exceed maxSpansEvent.

@@ -55,7 +55,7 @@ func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 func (c *Client) Hello() Hello { return c.hello }
 
 // Events returns the worker's events. When the connection ends, the returned channel is closed after the events
-// received so far. If the reader is slow, exits are queued without limit, and old spans are dropped.
+// received so far. If the reader is slow, exit events are queued without limit, and old spans are dropped.
 func (c *Client) Events() <-chan Event { return c.events.out }
 
 // Done returns a channel that is closed when the connection has ended. Err then says why.
@@ -73,8 +73,8 @@ func (c *Client) Close() error {
 
 // Load loads compiled code into the worker, which checks that the component exports every method in its descriptors
 // with the right types. If code with the same digest is already loaded, Load does nothing. It returns
-// ErrFailedPrecondition for damaged code and for code from another engine version. If it returns ErrInvalidArgument,
-// the text names the wrong function and type, or the wrong import.
+// ErrFailedPrecondition for damaged code and for code from another engine version. The text of ErrInvalidArgument names
+// the wrong function and type, or the wrong import.
 func (c *Client) Load(ctx context.Context, code Code) (Loaded, error) {
 	return ask[Loaded](ctx, c, opLoad, &code)
 }
@@ -85,8 +85,8 @@ func (c *Client) Unload(ctx context.Context, digest string) error {
 }
 
 // Start starts a pod, or restarts one that has exited. It returns once the pod's server accepts requests or its command
-// runs. It returns ErrAlreadyExists if the pod is running, and ErrNotFound if the code is not loaded. If it fails, it
-// leaves nothing behind.
+// runs. It returns ErrAlreadyExists if the pod is running, and ErrNotFound if the code is not loaded. If Start fails,
+// it leaves nothing behind.
 func (c *Client) Start(ctx context.Context, spec PodSpec) (Status, error) {
 	return ask[Status](ctx, c, opStart, spec.clone())
 }
@@ -130,7 +130,8 @@ func (c *Client) ReopenLog(ctx context.Context, id string, file *os.File) error 
 	return c.call(ctx, opReopenLog, &fileRequest{ID: id, File: File{File: file}}, nil)
 }
 
-// UpdateTLS replaces the pod's certificate and authorities for new connections.
+// UpdateTLS replaces the pod's certificate and its authorities for client certificates. Open connections keep the old
+// ones.
 func (c *Client) UpdateTLS(ctx context.Context, id string, t TLS) error {
 	return c.call(ctx, opUpdateTLS, tlsRequest{ID: id, TLS: t}, nil)
 }
