@@ -92,7 +92,7 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // each caller gets its own file offset
 }
 
-// join joins the compilation of a component that is in progress, or starts one.
+// join joins the component's compilation if one is in progress, and starts one otherwise.
 func (c *cache) join(ctx context.Context, digest, engine string, component source) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()

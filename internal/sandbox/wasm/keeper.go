@@ -239,7 +239,7 @@ func (k *keeper) cleanUp(w *worker) {
 	}
 }
 
-// recover takes over the workers of the previous daemon, and removes those that have ended or cannot be taken over.
+// recover takes over the workers of the previous daemon, and removes workers that have ended or cannot be taken over.
 func (k *keeper) recover(ctx context.Context) error {
 	entries, err := os.ReadDir(k.cfg.workersDir())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -60,7 +60,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, 
 	}
 	switch {
 	case r.text(keyCleartextPort) == "off":
-	case o.requireClient && r.text(keyCleartextPort) == "": // clients cannot authenticate without TLS
+	case o.requireClient && r.text(keyCleartextPort) == "": // no default port, because clients cannot authenticate without TLS
 	default:
 		o.cleartext = r.port(keyCleartextPort, defaultCleartextPort)
 	}

@@ -285,8 +285,8 @@ func (w *worker) forgetCode(digest string) {
 	delete(w.loading, digest)
 }
 
-// unloadIdle unloads components that no container needs. Of those, it keeps the given number loaded: the most recently
-// used ones.
+// unloadIdle unloads components that no container needs, the least recently used first, until at most the given number
+// of them are left.
 func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep int) {
 	for {
 		w.mu.Lock()

@@ -1,5 +1,5 @@
-// Package program implements the program tripod-wasm. Depending on the arguments, it drops its privileges and runs a
-// worker, or it compiles one component.
+// Package program implements the program tripod-wasm. Depending on the arguments, the program drops its privileges and
+// runs a worker, or it compiles one component.
 package program
 
 import (

@@ -26,7 +26,7 @@ type Workload struct {
 // Components aggregates the metrics of each component's containers. A counter must not decrease when a container
 // disappears, so the container's last values are kept.
 type Components struct {
-	// List returns the containers that workers know, including stopped ones.
+	// List returns the containers that workers know about, including stopped ones.
 	List func(ctx context.Context) []Workload
 	// Running returns the running containers of each component.
 	Running func() map[string][]string

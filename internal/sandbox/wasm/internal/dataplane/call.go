@@ -36,7 +36,7 @@ type Invoker interface {
 //
 // One goroutine can call Receive while another calls Send.
 type Call interface {
-	// Receive waits for the client's next message, and returns io.EOF after the last one. If the method is not
+	// Receive waits for the client's next message, and returns io.EOF after the last message. If the method is not
 	// client-streaming, the client sends exactly one message. The message is valid until the next Receive or the end of
 	// Invoke.
 	Receive() ([]byte, error)

@@ -66,7 +66,7 @@ const (
 	maxHTTPStatus = 599
 )
 
-// method returns the counters of a procedure, or nil if m is nil.
+// method returns the counters of a procedure. It returns nil if the Metrics are nil.
 func (m *Metrics) method(procedure string) *methodMetrics {
 	if m == nil {
 		return nil

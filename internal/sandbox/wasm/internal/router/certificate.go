@@ -45,8 +45,8 @@ func readMaterial(c ServeConfig) (m dataplane.Material, err error) {
 	return m, err
 }
 
-// generatedMaterial returns a self-signed certificate for the node's name and for the IP address in the given address,
-// if there is one.
+// generatedMaterial returns a self-signed certificate for the node's name and for the host part of the given address,
+// if that is a specific IP address.
 func generatedMaterial(address string) (dataplane.Material, error) {
 	host, err := os.Hostname()
 	if err != nil {

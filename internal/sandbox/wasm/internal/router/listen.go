@@ -88,7 +88,7 @@ func listen(ctx context.Context, c ServeConfig) (sockets dataplane.Sockets, err 
 		if sockets.TLS, err = l.Listen(ctx, "tcp", c.Address); err != nil {
 			return sockets, err
 		}
-		bound := sockets.TLS.Addr().(*net.TCPAddr) // has the chosen port if c.Address has port 0
+		bound := sockets.TLS.Addr().(*net.TCPAddr) // has the port that the kernel chose if c.Address has port 0
 		var conn net.PacketConn
 		if conn, err = l.ListenPacket(ctx, "udp", bound.String()); err != nil {
 			return sockets, err

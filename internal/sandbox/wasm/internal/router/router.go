@@ -180,7 +180,7 @@ func rewrite(p *httputil.ProxyRequest) {
 }
 
 // RoundTrip implements http.RoundTripper. It sends a request to the least loaded container. If that container cannot be
-// reached, it tries the next one.
+// reached, RoundTrip tries the next one.
 func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 	containers := slices.Clone(req.Context().Value(targetKey{}).(*target).containers)
 	body := &retryBody{ReadCloser: req.Body}

@@ -221,7 +221,7 @@ func (s *server) metrics() []workerapi.MethodMetrics {
 
 var _ program = (*server)(nil)
 
-// requests counts the requests in progress, and refuses new ones once closed.
+// requests counts the requests in progress, and refuses new requests once it is closed.
 type requests struct {
 	mu     sync.Mutex
 	active int
@@ -248,7 +248,8 @@ func (r *requests) end() {
 	}
 }
 
-// close refuses new requests and waits for those in progress, which end soon after the grace period at the latest.
+// close refuses new requests and waits for the requests in progress. They end shortly after the grace period at the
+// latest.
 func (r *requests) close() {
 	r.mu.Lock()
 	r.closed, r.idle = true, make(chan struct{})

@@ -33,8 +33,8 @@ type Client struct {
 }
 
 // NewClient sends Hello on a connection to the worker's control socket and subscribes to events. It takes ownership of
-// conn even if it fails. The error is errdefs.ErrFailedPrecondition if the worker has another protocol version, and
-// ErrUnavailable if the connection ends.
+// conn even if NewClient fails. The error is errdefs.ErrFailedPrecondition if the worker has another protocol version,
+// and ErrUnavailable if the connection ends.
 func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 	c := &Client{conn: conn, waiting: map[uint64]chan message{}, events: newEventQueue()}
 	c.ctx, c.end = context.WithCancelCause(context.Background())
@@ -92,9 +92,9 @@ func (c *Client) Start(ctx context.Context, spec PodSpec) (Status, error) {
 }
 
 // Stop stops a pod and returns once the pod has exited. During the grace period, a server refuses new requests and
-// completes those in progress. A command gets end of file on its standard input and channels, because WASI has no
-// signals, and can then exit. When the grace period expires, the pod is killed. A later Stop can only shorten the grace
-// period.
+// completes the requests in progress. A command gets end of file on its standard input and channels, because WASI has
+// no signals, and can then exit. When the grace period expires, the pod is killed. A later Stop can only shorten the
+// grace period.
 func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) (Status, error) {
 	return ask[Status](ctx, c, opStop, idRequest{ID: id, Grace: grace})
 }

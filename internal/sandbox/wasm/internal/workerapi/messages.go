@@ -57,8 +57,8 @@ const (
 // Hello describes a worker. Its format is the same in all versions of the protocol.
 type Hello struct {
 	Version int `json:"version"` // of the protocol
-	// Program is the version of tripod-wasm. Engine is the fingerprint of its engine and the engine's configuration.
-	// Load refuses code that was compiled with another fingerprint.
+	// Program is the version of tripod-wasm. Engine is the fingerprint of the worker's engine and of the engine's
+	// configuration. Load refuses code that was compiled with another fingerprint.
 	Program string `json:"program"`
 	Engine  string `json:"engine"`
 	// Name is WorkerConfig.Name. Pid is the process ID in the daemon's PID namespace.
@@ -79,8 +79,8 @@ type Code struct {
 	// Image is the output file of `tripod-wasm compile`. It is read from offset 0.
 	Image File `json:"image"`
 	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports. Services are the services in
-	// Descriptors that the component serves. If Services is empty, the component serves the services in those files
-	// that no other file of the set imports. For images in Vimana's layout, Metadata (a serialized Metadata message)
+	// Descriptors that the component serves. If Services is empty, the component serves the services in all files of
+	// the set that no other file imports. For images in Vimana's layout, Metadata (a serialized Metadata message)
 	// replaces Descriptors. Only the gRPC world uses these three fields.
 	Descriptors []byte   `json:"descriptors,omitempty"`
 	Metadata    []byte   `json:"metadata,omitempty"`
@@ -152,7 +152,7 @@ const (
 	PortCleartext = "cleartext" // TCP: HTTP/1.1 and HTTP/2 with prior knowledge
 )
 
-// Port is an open socket: for TCP a listening socket, for QUIC a bound one.
+// Port is an open socket: a listening socket for TCP, or a bound socket for QUIC.
 type Port struct {
 	Kind   string `json:"kind"`
 	Socket File   `json:"socket"`
@@ -169,8 +169,8 @@ type Resources struct {
 }
 
 // Holdings limit the resources that all instances of a pod together can hold in their worker; 0 means unlimited. In
-// addition, the open files of all pods are limited to half of the worker's RLIMIT_NOFILE, and those of one pod to a
-// quarter of that half.
+// addition, the open files of all pods are limited to half of the worker's RLIMIT_NOFILE, and the open files of one pod
+// to a quarter of that half.
 type Holdings struct {
 	// Files limits open files and directories. Each mounted directory counts once per instance. At the limit, the guest
 	// cannot open more: it gets EMFILE in preview 1, and the error quota in WASI 0.2.

@@ -268,7 +268,7 @@ func (c *serverConn) read() error {
 	}
 }
 
-// hungUp reports whether the connection is closed, even if it has unread requests.
+// hungUp reports whether the client has closed the connection, even if some of its requests are still unread.
 func (c *serverConn) hungUp() bool {
 	select {
 	case <-c.closed:
