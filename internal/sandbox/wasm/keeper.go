@@ -151,8 +151,8 @@ func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, er
 	}
 }
 
-// prestart starts the worker of a scope in the background. If the start fails, the next get tries again and returns the
-// error.
+// prestart starts the worker of a scope in the background. If the start fails, the next call to get tries again and
+// returns the error of that attempt.
 func (k *keeper) prestart(scope string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // get does not wait

@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	// authorityLife is the validity of the node's authority. leafLife is the validity of the certificates that the
-	// authority issues. Certificates are renewed after two thirds of leafLife.
+	// authorityLife is how long the node's authority is valid. leafLife is how long the certificates that the authority
+	// issues are valid. Certificates are renewed after two thirds of leafLife.
 	authorityLife = 10 * 365 * 24 * time.Hour
 	leafLife      = 30 * 24 * time.Hour
 	// backdated is how far in the past NotBefore lies, for clients whose clocks are slow.

@@ -58,7 +58,7 @@ func (c *client) push(stderr bool, p []byte) {
 	c.sender.wake()
 }
 
-// end makes the client's sender disconnect the client once the queued output is sent.
+// end makes the goroutine that runs send disconnect the client once the queued output is sent.
 func (c *client) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -23,7 +23,8 @@ type output struct {
 	ended   bool
 }
 
-// newOutput takes ownership of the log file, which can be nil, and writes at most maxBytes to it; 0 means no limit.
+// newOutput takes ownership of the log file, which can be nil. The output writes at most maxBytes to the file; 0 means
+// no limit.
 func newOutput(log *os.File, maxBytes int64, tty bool) *output {
 	o := &output{tty: tty, clients: map[*client]bool{}}
 	if log != nil {

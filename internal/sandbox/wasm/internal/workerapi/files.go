@@ -59,7 +59,7 @@ func pack(request any) ([]byte, []*os.File, error) {
 }
 
 // unpack decodes a request and moves the frame's files to the request. If a file index is out of range or used twice,
-// it returns an error and moves no file.
+// unpack returns an error and moves no file.
 func unpack(body []byte, f *fdpass.Frame, request any) error {
 	if err := json.Unmarshal(body, request); err != nil {
 		return fmt.Errorf("%w: %w", fdpass.ErrFrame, err)

@@ -58,7 +58,7 @@ const (
 type Hello struct {
 	Version int `json:"version"` // of the protocol
 	// Program is the version of tripod-wasm. Engine is the fingerprint of the worker's engine and of the engine's
-	// configuration. Load refuses code that was compiled with another fingerprint.
+	// configuration. Load refuses code that was compiled for another fingerprint.
 	Program string `json:"program"`
 	Engine  string `json:"engine"`
 	// Name is WorkerConfig.Name. Pid is the process ID in the daemon's PID namespace.
