@@ -36,7 +36,7 @@ func newCompiler(cfg Config) *compiler {
 	})}
 }
 
-// fingerprintTimeout bounds the run of `tripod-wasm fingerprint`.
+// fingerprintTimeout bounds how long `tripod-wasm fingerprint` can run.
 const fingerprintTimeout = 30 * time.Second
 
 func askFingerprint(cfg Config) (string, error) {

@@ -100,7 +100,7 @@ func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connect
 	return connect.NewResponse(response), nil
 }
 
-// connectCall is a Call over a stream of connect-go.
+// connectCall is a Call over a connect-go stream.
 type connectCall struct {
 	request, header, trailer http.Header
 	peer                     connect.Peer

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// load counts the requests in flight by container.
+// load counts, for each container, the requests in flight.
 type load struct {
 	counts sync.Map // container → *atomic.Int64
 }

@@ -15,8 +15,8 @@
 //   - The only state of a connection is its subscription to events. Many connections can be open, and each can break at
 //     any time. The server completes every order that it has begun, even if the client has disconnected.
 //   - Events are hints. List reports the same exits until Remove, so a restarted daemon calls List.
-//   - If a Hello subscribes to events, the server answers only once all orders of disconnected clients, except Stop, are
-//     complete. So those orders cannot change what a later List returns.
+//   - If a Hello subscribes to events, the server answers only once all orders of disconnected clients, except Stop,
+//     are complete. So those orders cannot change what a later List returns.
 //   - Orders are idempotent: Kill, Remove and Unload succeed if their object does not exist.
 //   - The server never waits for a client. It disconnects a client that does not read.
 //
