@@ -144,8 +144,8 @@ func (c *compiler) run(ctx context.Context, component, code *os.File) ([]byte, e
 	return stderr.bytes(), err
 }
 
-// compileError returns the error for a failed compilation. It distinguishes three causes: the component is invalid, the
-// component exceeds a limit, or the compiler failed.
+// compileError returns the error for a failed compilation. It distinguishes invalid components, exceeded limits, and
+// failures of the node.
 func compileError(ctx context.Context, err error, stderr []byte) error {
 	line := lastLine(stderr)
 	var exit *exec.ExitError

@@ -151,7 +151,7 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 	}
 }
 
-// retryPause is the pause before an order to a worker is repeated over a new connection.
+// retryPause is the pause before an order to a worker is repeated after the connection to the worker has broken.
 const retryPause = 20 * time.Millisecond
 
 // RemoveContainer implements sandbox.Backend.

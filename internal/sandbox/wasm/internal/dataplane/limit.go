@@ -21,8 +21,8 @@ func NewLimiter(limit int, wait time.Duration) *Limiter {
 	return &Limiter{slots: make(chan struct{}, limit), wait: wait}
 }
 
-// acquire takes a slot. If there is none, acquire returns the status for refusing the request. release gives the slot
-// back. A nil Limiter has no limit.
+// acquire takes a slot, and waits for one if necessary. If the wait fails, acquire returns the status for refusing the
+// request. release gives the slot back. A nil Limiter has no limit.
 func (l *Limiter) acquire(ctx context.Context) *Status {
 	if l == nil {
 		return nil

@@ -268,7 +268,7 @@ func (c *serverConn) read() error {
 	}
 }
 
-// hungUp reports whether the client has closed the connection, even if some of its requests are still unread.
+// hungUp reports whether the connection is closed by either side. Requests from the client can still be unread then.
 func (c *serverConn) hungUp() bool {
 	select {
 	case <-c.closed:
