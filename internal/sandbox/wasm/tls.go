@@ -50,8 +50,8 @@ func newAuthority(dir string) *authority { return &authority{dir: dir} }
 func (a *authority) certFile() string { return filepath.Join(a.dir, "ca.crt") }
 func (a *authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
 
-// issue returns a new certificate chain for the addresses and names, and the key, in PEM. The third result is when to
-// renew the certificate.
+// issue returns a new certificate chain for the given addresses and names, and the certificate's key, both in PEM. The
+// third result is when to renew the certificate.
 func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

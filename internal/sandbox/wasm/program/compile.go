@@ -29,7 +29,7 @@ const (
 	defaultMaxCPU   = 2 * time.Minute
 )
 
-// errLimit marks errors that say that the input exceeds a limit.
+// errLimit marks errors about an input that exceeds a limit.
 var errLimit = errors.New("over the limit")
 
 // compile compiles standard input to standard output and returns the exit code.
