@@ -12,9 +12,9 @@ import (
 const (
 	// AnnotationEdge is the prefix of annotations that only the edge front door sets. The CRI refuses them.
 	AnnotationEdge = "tripod.dev/edge."
-	// AnnotationRuntime is a pod annotation: the UUID of the runtime whose module the pod runs.
+	// AnnotationRuntime is a pod annotation with the UUID of the runtime whose module the pod runs.
 	AnnotationRuntime = AnnotationEdge + "runtime"
-	// AnnotationChannels is a container annotation: the container's channels, a JSON array of channel.Channel.
+	// AnnotationChannels is a container annotation with the container's channels, as a JSON array of channel.Channel.
 	AnnotationChannels = AnnotationEdge + "channels"
 )
 

@@ -1,4 +1,4 @@
-// Package sandbox is the contract between the node and what isolates a pod.
+// Package sandbox defines the contract between the node and the backends that isolate pods.
 //
 // The node owns every state and transition; a backend owns effects. A backend carries out orders, and reports
 // containers that end on their own. It never decides a pod's state.
@@ -20,6 +20,6 @@
 // (docs/adr/0003-errdefs-is-the-error-vocabulary.md).
 //
 // Backends live below this package (internal/sandbox/linux, …/vm, …/wasm). They never import each other or a control
-// plane. They share internal/sandbox/ledger, which keeps their containers, and internal/sandbox/fields, which checks
-// CRI fields. The package's Example is a complete backend in two hundred lines.
+// plane. They share internal/sandbox/ledger, which keeps track of their containers, and internal/sandbox/fields, which
+// checks CRI fields. The package's Example is a complete backend in two hundred lines.
 package sandbox

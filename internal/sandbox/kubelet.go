@@ -13,7 +13,7 @@ func TerminationMessagePath(config *runtimeapi.ContainerConfig) string {
 	return path.Clean(cmp.Or(config.GetAnnotations()["io.kubernetes.container.terminationMessagePath"], "/dev/termination-log"))
 }
 
-// kubeletUnified lists the cgroup v2 files that a kubelet 1.37 sets in linux.resources.unified on its own: memory.min,
+// kubeletUnified lists the cgroup v2 files that kubelet 1.37 sets in linux.resources.unified on its own: memory.min,
 // memory.low and memory.swap.max always, memory.oom.group and memory.high depending on its configuration.
 var kubeletUnified = []string{"memory.high", "memory.low", "memory.min", "memory.oom.group", "memory.swap.max"}
 
@@ -30,8 +30,9 @@ func DemandedUnified(res *runtimeapi.LinuxContainerResources) []string {
 	return demanded
 }
 
-// DemandsLabel reports whether SELinux options ask for more than level s0 without categories. Every process has that
-// level if no label is applied, and Kubernetes' conformance tests request it on any node.
+// DemandsLabel reports whether SELinux options ask for more than the level s0 without categories. Options that ask only
+// for s0 need no label, because every process has that level anyway. Kubernetes' conformance tests ask for it on every
+// node.
 func DemandsLabel(o *runtimeapi.SELinuxOption) bool {
 	return o.GetUser() != "" || o.GetRole() != "" || o.GetType() != "" || o.GetLevel() != "" && o.GetLevel() != "s0"
 }

@@ -11,13 +11,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Pod describes a pod to a backend: identity, configuration and network, never its state. It is immutable.
+// Pod describes a pod to a backend: its identity, configuration and network, but never its state. It is immutable.
 type Pod struct {
 	// ID is the sandbox ID: 64 lower-case hex digits, or component#n for a unit pod that runs a component.
 	ID string
 	// Handler is the RuntimeClass handler that chose the backend.
 	Handler string
-	// Config is the message of RunPodSandbox.
+	// Config is the configuration from the RunPodSandbox request.
 	Config *runtimeapi.PodSandboxConfig
 	// Netns is the path of the pod's network namespace; empty if the pod uses the host's.
 	Netns string
@@ -27,10 +27,11 @@ type Pod struct {
 
 // Container describes a container to a backend. It is immutable.
 type Container struct {
-	// ID is the container ID. All attempts of a unit pod's container share the pod's ID; the node keeps their records
-	// apart.
+	// ID is the container ID. In a unit pod, every attempt of the container has the pod's ID; the node keeps the
+	// attempts' records apart.
 	ID string
-	// Config is the message of CreateContainer, with the resources of the last UpdateContainerResources.
+	// Config is the configuration from the CreateContainer request, with the resources from the last
+	// UpdateContainerResources request.
 	Config *runtimeapi.ContainerConfig
 	// ImageID is the image that Config.Image referred to when the container was created (Image.id of the CRI).
 	ImageID string
@@ -39,44 +40,47 @@ type Container struct {
 // Backend makes, runs and removes the pods of one kind of isolation. Implementations: internal/sandbox/linux,
 // internal/sandbox/wasm, internal/sandbox/vm.
 //
-// Methods are called concurrently, but the node never has two orders under way for the same container, with one
-// exception: StopContainer may arrive again, with a shorter grace, while an earlier one waits. A method returns soon
-// after its context ends and leaves its work in a state that a repeat or the matching removal can handle. Errors carry
-// an errdefs class; an error without one is an internal fault.
+// The node calls methods concurrently, but has only one order at a time under way for a container. The only exception:
+// it may call StopContainer again, with a shorter grace period, while an earlier call waits. A method returns soon
+// after its context ends, and leaves its work in a state that a repeated call or the matching removal can handle.
+// Errors carry an errdefs class; an error without a class is an internal fault.
 type Backend interface {
-	// Capabilities returns what the backend can do; it never changes.
+	// Capabilities returns what the backend can do. The result never changes.
 	Capabilities() Capabilities
 
-	// Validate rejects, without side effects, what the backend does not support: errdefs.ErrInvalidArgument or
-	// errdefs.ErrNotImplemented, naming the field. A nil c means the sandbox itself.
+	// Validate returns an error if the backend does not support a field of the container or, if c is nil, of the pod.
+	// The error is errdefs.ErrInvalidArgument or errdefs.ErrNotImplemented and names the field. Validate has no side
+	// effects.
 	Validate(p *Pod, c *Container) error
 
 	// CreateSandbox makes the resources that the pod's containers share (pinned namespaces, cgroup, /dev/shm …). The pod's
 	// network is already up.
 	CreateSandbox(ctx context.Context, p *Pod) error
-	// StopSandbox ends the sandbox's processes and releases its network namespace. The pod's containers have already
-	// stopped.
+	// StopSandbox ends the sandbox's processes and releases the pod's network namespace. The pod's containers have
+	// already stopped.
 	StopSandbox(ctx context.Context, p *Pod) error
-	// RemoveSandbox removes every trace of the pod, even if it is incomplete. Its containers are already removed.
+	// RemoveSandbox removes every trace of the pod, even of a pod that was created only in part. The pod's containers
+	// are already removed.
 	RemoveSandbox(ctx context.Context, p *Pod) error
 
 	// CreateContainer prepares a container (root filesystem, bundle, definition) without running it.
 	CreateContainer(ctx context.Context, p *Pod, c *Container) (Resolved, error)
-	// StartContainer returns once the container runs and, for servers that the backend can probe, is ready. It also
-	// restarts a stopped container. If the program cannot be started, the error's class is errdefs.ErrFailedPrecondition
-	// or ErrInvalidArgument, and Status reports StartError and the exit code.
+	// StartContainer returns once the container runs and, if it is a server that the backend can probe, is ready.
+	// StartContainer also restarts a stopped container. If the program cannot be started, the error's class is
+	// errdefs.ErrFailedPrecondition or ErrInvalidArgument, and Status then reports the reason StartError and the exit
+	// code.
 	StartContainer(ctx context.Context, p *Pod, c *Container) error
-	// StopContainer asks the container to end, kills it after grace (0: immediately) and returns when it is dead. If ctx
-	// ends first, StopContainer stops waiting, but the container still ends.
+	// StopContainer asks the container to end, kills it after the grace period (immediately if grace is 0) and returns
+	// when the container is dead. If ctx ends first, StopContainer stops waiting, but the container still ends.
 	StopContainer(ctx context.Context, p *Pod, c *Container, grace time.Duration) error
 	// RemoveContainer kills the container's remaining processes and removes every trace of it.
 	RemoveContainer(ctx context.Context, p *Pod, c *Container) error
-	// Status returns the container's current status. A missing container is StateAbsent, not an error.
+	// Status returns the container's current status. A missing container has StateAbsent, which is not an error.
 	Status(ctx context.Context, p *Pod, c *Container) (Status, error)
 
 	// Recover is called once, before any other method except Capabilities. It adopts the known pods that still exist,
-	// removes everything else that carries this backend's mark, and from then on reports to sink. If it returns ErrAway,
-	// the backend receives no orders and Recover is called again.
+	// removes everything else that carries this backend's mark, and from then on reports events to sink. If Recover
+	// returns ErrAway, the backend receives no orders and Recover is called again.
 	Recover(ctx context.Context, known []Known, sink Sink) (Found, error)
 }
 
@@ -85,15 +89,15 @@ var ErrAway = errors.New("the backend is waiting for it to come back")
 
 // Capabilities describes a backend to the node and the control planes.
 type Capabilities struct {
-	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. 1 makes unit pods: the pod
-	// and its container share one state and, in the backend, one ID.
+	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. If it is 1, the pods are
+	// unit pods: a pod and its container share one state and, in the backend, one ID.
 	MaxContainers int
 	// Components means that labels can name the component that a pod runs. Such a pod has an ID of the form component#n.
 	Components bool
 	// HostNetwork means that pods may use the node's network namespace.
 	HostNetwork bool
-	// RecursiveReadOnlyMounts, MountOptions (noexec, nodev, nosuid), UserNamespaces and SupplementalGroupsPolicy are
-	// reported by the CRI's Status.
+	// RecursiveReadOnlyMounts, MountOptions (noexec, nodev, nosuid), UserNamespaces and SupplementalGroupsPolicy mean
+	// that pods may use these features. The CRI's Status call reports them.
 	RecursiveReadOnlyMounts  bool
 	MountOptions             bool
 	UserNamespaces           bool
@@ -111,8 +115,8 @@ type Resolved struct {
 	Mounts []*runtimeapi.Mount
 	// StopSignal is the effective signal, from the request or from the image.
 	StopSignal runtimeapi.Signal
-	// Component is the name of the component that the container runs (domain:server@version), if the backend derived it
-	// from the image. It is empty if the labels name the component, or if the container runs none.
+	// Component is the name of the component that the container runs (domain:server@version), if the backend derived
+	// the name from the image. It is empty if the labels name the component, or if the container runs none.
 	Component string
 	// SwapLimited means that a memory limit without a swap limit covers memory and swap together.
 	SwapLimited bool
@@ -160,7 +164,7 @@ type Status struct {
 	StartedAt  time.Time
 	FinishedAt time.Time
 	ExitCode   int32
-	// Reason is one of the Reason constants; Message explains it to a person.
+	// Reason is one of the Reason constants; Message explains the reason to people.
 	Reason  string
 	Message string
 }
@@ -176,7 +180,7 @@ type Event struct {
 // Sink receives events. It does not block and is safe for concurrent use.
 type Sink func(Event)
 
-// Known is the record of one pod and its containers.
+// Known is one pod and its containers, as the node has recorded them.
 type Known struct {
 	Pod        *Pod
 	Containers []*Container
@@ -224,8 +228,8 @@ type AttachRequest struct {
 type TermSize struct{ Width, Height uint16 }
 
 // Execer runs additional programs in the backend's containers. Exec returns the program's exit code, whether 0 or not;
-// an error means that the program could not be run or watched. Exec kills the program when ctx ends. If the program has
-// ended but one of its children still has its stdio open, Exec returns after a drain deadline.
+// an error means that the program could not be run or watched. Exec kills the program when ctx ends. If one of the
+// program's children keeps the stdio open after the program has ended, Exec returns after a drain deadline.
 type Execer interface {
 	Exec(ctx context.Context, p *Pod, c *Container, req ExecRequest) (exitCode int32, err error)
 }
@@ -236,21 +240,21 @@ type Attacher interface {
 	Attach(ctx context.Context, p *Pod, c *Container, req AttachRequest) error
 }
 
-// Dialer is for backends whose pods do not listen in their network namespace, but for example in a guest. network and
-// address are as for net.Dialer; a loopback address is the guest's own. For other backends, the node connects from
-// inside the namespace. A refused connection or a timeout is errdefs.ErrUnavailable. c is nil if the pod has no running
-// container.
+// Dialer is for backends whose pods do not listen in their network namespace, but for example in a guest. Dial takes
+// the same networks and addresses as net.Dialer; a loopback address is the guest's own. For backends without a Dialer,
+// the node connects from inside the namespace. A refused connection or a timeout is errdefs.ErrUnavailable. c is nil if
+// the pod has no running container.
 type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
 
 // Channeler is for backends whose containers can have channels (AnnotationChannels). Channels returns a connection that
 // speaks the protocol of internal/channel. A later connection for the same container replaces the earlier one, and the
-// container's channels are opened again on it. Containers in the same non-empty group deliver to each other directly.
-// The connection ends with the container; the caller closes it.
+// container's channels are opened again on the new connection. Containers in the same non-empty group deliver to each
+// other directly. The connection ends when the container ends. The caller must close the connection.
 //
 // Errors: ErrFailedPrecondition if the container does not run or has no channels, ErrUnavailable if the process that
-// runs it does not answer.
+// runs the container does not answer.
 type Channeler interface {
 	Channels(ctx context.Context, p *Pod, c *Container) (conn net.Conn, group string, err error)
 }
@@ -260,28 +264,31 @@ type LogReopener interface {
 	ReopenLog(ctx context.Context, p *Pod, c *Container) error
 }
 
-// Updater changes the resources of a created or running container in place. c.Config holds the merged new resources.
+// Updater changes the resources of a created or running container in place. c.Config already holds the new resources,
+// merged with the old ones.
 type Updater interface {
 	UpdateContainer(ctx context.Context, p *Pod, c *Container) error
 }
 
 // StatsProvider measures containers and pods. The node adds identity and network statistics.
 type StatsProvider interface {
-	// ContainerStats fills in a container's cpu, memory, swap, writable layer …; the caller adds attributes.
+	// ContainerStats returns a container's statistics (cpu, memory, swap, writable layer …). The caller adds the
+	// container's attributes.
 	ContainerStats(ctx context.Context, p *Pod, c *Container) (*runtimeapi.ContainerStats, error)
-	// PodStats fills in the cpu, memory, io and process statistics of the whole pod.
+	// PodStats returns the cpu, memory, io and process statistics of the whole pod.
 	PodStats(ctx context.Context, p *Pod) (*runtimeapi.LinuxPodSandboxStats, error)
 }
 
 // Readier is for backends with a dependency, such as another daemon, that may disappear while the node is up.
 type Readier interface {
-	// Ready returns nil if pods can be created and started, otherwise the reason. It does not wait. The backend still
-	// receives orders, because many do not need the dependency.
+	// Ready returns nil if pods can be created and started, otherwise the reason. It does not wait. Even if Ready
+	// returns an error, the backend receives orders, because many orders do not need the dependency.
 	Ready() error
 }
 
-// Inspector adds facts to verbose status calls. They share one JSON object with the node's facts (handler, state,
-// config …). Keys are camel case. All kinds of pod use the same key for the same fact: pid, cgroup, runDir, sandboxID.
+// Inspector adds facts to the answers to verbose status calls. The facts share one JSON object with the node's facts
+// (handler, state, config …). Keys are camel case. All kinds of pod use the same key for the same fact: pid, cgroup,
+// runDir, sandboxID.
 type Inspector interface {
 	Inspect(ctx context.Context, p *Pod, c *Container) (map[string]any, error)
 }

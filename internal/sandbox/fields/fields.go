@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Invalid returns an errdefs.ErrInvalidArgument for a field whose value is wrong for every kind.
+// Invalid returns an errdefs.ErrInvalidArgument for a field whose value is wrong for every kind of pod.
 func Invalid(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 }
@@ -27,14 +27,16 @@ func Unsupported(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
 }
 
-// Reasons says why a kind refuses certain fields. It is for kinds whose programs are not processes of the node.
+// Reasons says why a kind refuses certain fields. It is for kinds whose programs are not processes on the node.
 type Reasons struct {
-	// Profile is the reason for refusing Localhost profiles of seccomp and AppArmor, Label for refusing SELinux labels.
+	// Profile is the reason for refusing Localhost profiles of seccomp and AppArmor, and Label the reason for refusing
+	// SELinux labels.
 	Profile, Label string
-	// PID is for sharing the PID namespace of the node or of another container, IPC for sharing the node's IPC namespace,
-	// and Users for user namespaces.
+	// PID is the reason for refusing to share the PID namespace of the node or of another container, IPC the reason for
+	// refusing to share the node's IPC namespace, and Users the reason for refusing user namespaces.
 	PID, IPC, Users string
-	// ImageVolume is for mounts of images, Propagation for mount propagation, and MountOwners for mounts with ID mappings.
+	// ImageVolume is the reason for refusing mounts of images, Propagation the reason for refusing mount propagation,
+	// and MountOwners the reason for refusing mounts with ID mappings.
 	ImageVolume, Propagation, MountOwners string
 }
 
@@ -93,8 +95,8 @@ func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *
 	return nil
 }
 
-// DemandedSysctls returns a sorted list of the sysctls that the pod's author must have asked for. A kubelet sets only
-// one sysctl on its own, which opens ports below 1024 to all users.
+// DemandedSysctls returns a sorted list of the sysctls that the pod's author must have asked for. The only sysctl that
+// a kubelet sets on its own opens ports below 1024 to all users.
 func DemandedSysctls(sysctls map[string]string) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)), func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
 }
@@ -109,7 +111,7 @@ func Env(envs []*runtimeapi.KeyValue) error {
 	return nil
 }
 
-// CPU checks the quota and its period.
+// CPU checks the CPU quota and the CPU period.
 func CPU(res *runtimeapi.LinuxContainerResources) error {
 	switch {
 	case res.GetCpuQuota() > 0 && res.GetCpuQuota() < 1000:

@@ -1,8 +1,9 @@
-// Package ledger keeps the containers of one kind of pod. Each container has a handle with its state, in memory and on
-// disk, and its current run. Every backend has one Ledger, with its own types of state and run. Begin with Ledger.
+// Package ledger keeps track of the containers of one kind of pod. Each container has a handle, which holds the
+// container's state, in memory and on disk, and the current run. Every backend has one Ledger, with the backend's own
+// types for the state and the run. Begin with Ledger.
 //
-// The state file is written before the step that it announces. If the daemon dies in between, the next one finds the
-// step in the file and asks whatever runs the container how far it got:
+// The state file is written before the step that it announces. If the daemon dies in between, the next daemon finds the
+// step in the file, and asks whatever runs the container how far the step got:
 //
 //	          Begin              End
 //	Created ────────▶ Started ────────▶ Exited
@@ -18,5 +19,6 @@
 //	Get        update                     absent: ErrFailedPrecondition
 //	GetRun     exec, attach, logs         absent, or not running: ErrFailedPrecondition
 //
-// The ledger must not run anything or decide how a container ended. The kind's first call to End decides that.
+// The package must not run anything or decide how a container ended. The backend decides that with its first call to
+// End.
 package ledger

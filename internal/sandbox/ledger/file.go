@@ -13,12 +13,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Format is the version of a kind's state files. The files have a field "version", but the kind's structs do not.
+// Format is the version of a backend's state files. Read checks the files' field "version", and Write adds it, so the
+// backend's structs do not have that field.
 type Format int
 
-// Read reads a state file into v. It returns errdefs.ErrNotFound for a file that is missing or was torn when the node
-// crashed, and errdefs.ErrFailedPrecondition for a file of another version, whose container this program must leave
-// alone.
+// Read reads a state file into v. It returns errdefs.ErrNotFound for a file that is missing or that a crash of the node
+// has damaged. It returns errdefs.ErrFailedPrecondition for a file of another version. This program must leave that
+// file's container alone.
 func (f Format) Read(path string, v any) error {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,8 +43,8 @@ func (f Format) Read(path string, v any) error {
 	return nil
 }
 
-// Write replaces the state file at path with v, a struct with at least one field. It does not sync: the page cache
-// survives a crash of the daemon, and after a crash of the node the container does not run.
+// Write replaces the state file at path with v, a struct with at least one field. It does not sync the file: the page
+// cache survives a crash of the daemon, and after a crash of the node the container no longer runs.
 func (f Format) Write(path string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -52,7 +53,7 @@ func (f Format) Write(path string, v any) error {
 	return ReplaceFile(path, append(fmt.Appendf(nil, `{"version":%d,`, f), raw[1:]...), 0o600)
 }
 
-// WriteJSON replaces the file at path with v as JSON, for other programs to read.
+// WriteJSON replaces the file at path with the JSON encoding of v, for other programs to read.
 func WriteJSON(path string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -66,7 +67,7 @@ func ReplaceFile(path string, content []byte, mode fs.FileMode) error {
 	return sandbox.DiskError(atomicfile.Replace(path, content, mode))
 }
 
-// RemoveFile removes a file or an empty directory. It does nothing if there is none.
+// RemoveFile removes a file or an empty directory. It does nothing if the path does not exist.
 func RemoveFile(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -6,7 +6,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Handle is one container: its state, as in its state file, and its current run, if any.
+// Handle represents one container. It holds the container's state, which is also in the state file, and the current
+// run, if any.
 type Handle[S State, R any] struct {
 	PodID, ID string
 
@@ -23,7 +24,7 @@ func (h *Handle[S, R]) Snapshot() (S, *R) {
 	return h.state, h.run
 }
 
-// Set changes the state in memory and writes the file. If the write fails, the change in memory remains.
+// Set changes the state in memory and writes the state file. If the write fails, the change in memory remains.
 func (h *Handle[S, R]) Set(change func(*S)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -31,7 +32,8 @@ func (h *Handle[S, R]) Set(change func(*S)) error {
 	return h.write(h.state)
 }
 
-// Begin makes run the current run and changes the state. It writes the file first; if that fails, nothing has changed.
+// Begin makes the given run the current run and changes the state. It writes the state file first. If that fails,
+// nothing has changed.
 func (h *Handle[S, R]) Begin(run *R, change func(*S)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -44,14 +46,15 @@ func (h *Handle[S, R]) Begin(run *R, change func(*S)) error {
 	return nil
 }
 
-// Adopt makes run the current run. Recovery calls it for a run that it found.
+// Adopt makes the given run the current run. Recovery calls Adopt for each run that is still there.
 func (h *Handle[S, R]) Adopt(run *R) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.run = run
 }
 
-// Update is like Set, but does nothing unless run is still the current run. It reports whether run is current.
+// Update is like Set, but does nothing if the given run is no longer the current run. The first result reports whether
+// it still is.
 func (h *Handle[S, R]) Update(run *R, change func(*S)) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,7 +65,8 @@ func (h *Handle[S, R]) Update(run *R, change func(*S)) (bool, error) {
 	return true, h.write(h.state)
 }
 
-// UpdateInMemory is like Update, but does not write the file. Use it for state that recovery can rediscover.
+// UpdateInMemory is like Update, but does not write the state file. Use UpdateInMemory for state that recovery can
+// rediscover.
 func (h *Handle[S, R]) UpdateInMemory(run *R, change func(*S)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,8 +75,8 @@ func (h *Handle[S, R]) UpdateInMemory(run *R, change func(*S)) {
 	}
 }
 
-// End ends run, changes the state, and returns the new status and true. If run has already ended, End returns false. If
-// the file cannot be written, End logs the error, because the run has ended anyway.
+// End ends the given run, changes the state, and returns the new status and true. If the run has already ended, End
+// returns false. If the state file cannot be written, End only logs the error, because the run has ended anyway.
 func (h *Handle[S, R]) End(run *R, change func(*S)) (sandbox.Status, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

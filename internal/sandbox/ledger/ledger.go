@@ -12,14 +12,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// State is what a kind knows about a container: a struct that embeds Record and is stored as JSON in the state file.
-// Snapshots are shallow copies, so a change must replace slices and maps instead of editing them.
+// State is what a backend knows about a container. It is a struct that embeds Record, and is stored as JSON in the
+// state file. Snapshots are shallow copies, so a change must replace slices and maps instead of editing them.
 type State interface {
 	Status() sandbox.Status
 }
 
-// Ledger owns the handles of a kind's containers, and the sink for their events. S holds a container's state, R the
-// data about one run.
+// Ledger owns the handles of a backend's containers, and the sink for the containers' events. S is the type of a
+// container's state, R the type of the data about one run.
 type Ledger[S State, R any] struct {
 	format Format
 	file   func(podID, id string) string
@@ -30,12 +30,14 @@ type Ledger[S State, R any] struct {
 	handles map[string]*Handle[S, R]
 }
 
-// New returns a ledger whose state files have the given format. file returns a state file's path.
+// New returns a ledger whose state files have the given format. The function file returns the path of a container's
+// state file.
 func New[S State, R any](format Format, file func(podID, id string) string, log *slog.Logger) *Ledger[S, R] {
 	return &Ledger[S, R]{format: format, file: file, log: log, sink: func(sandbox.Event) {}, handles: map[string]*Handle[S, R]{}}
 }
 
-// Create adds a container in the given state. It writes the file first; if that fails, the container does not exist.
+// Create adds a container in the given state. It writes the state file first. If that fails, the container does not
+// exist.
 func (l *Ledger[S, R]) Create(podID, id string, state S) error {
 	if err := l.format.Write(l.file(podID, id), state); err != nil {
 		return err
@@ -84,8 +86,8 @@ func (l *Ledger[S, R]) Startable(podID, id string) (*Handle[S, R], error) {
 	return h, nil
 }
 
-// FindRun returns a container's handle and its current run. The run is nil if the container does not run, and both are
-// nil if it does not exist.
+// FindRun returns a container's handle and its current run. The run is nil if the container does not run, and both
+// results are nil if the container does not exist.
 func (l *Ledger[S, R]) FindRun(podID, id string) (*Handle[S, R], *R, error) {
 	h, err := l.Find(podID, id)
 	if h == nil {
@@ -158,7 +160,7 @@ func (l *Ledger[S, R]) Report(e sandbox.Event) {
 	sink(e)
 }
 
-// keep returns the container's handle. If it has none yet, keep adds one with the given state.
+// keep returns the container's handle. If the container has no handle yet, keep adds one with the given state.
 func (l *Ledger[S, R]) keep(podID, id string, state S) *Handle[S, R] {
 	l.mu.Lock()
 	defer l.mu.Unlock()

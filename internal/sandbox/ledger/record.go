@@ -10,8 +10,8 @@ import (
 // other phases are written once they are reached.
 type Phase string
 
-// The phases of a container. A kind uses Started if the process that runs its containers can be asked about them after
-// a crash, or Starting and Running if a start has several steps that recovery must tell apart.
+// The phases of a container. A backend uses Started if, after a crash, it can ask the process that runs the containers
+// about them. It uses Starting and Running if a start has several steps that recovery must tell apart.
 const (
 	Created  Phase = "created"
 	Starting Phase = "starting"
@@ -20,7 +20,8 @@ const (
 	Exited   Phase = "exited"
 )
 
-// Record is the part of a container's state that all kinds share. A kind embeds it in its own state.
+// Record is the part of a container's state that all kinds of pod share. Each backend embeds Record in its own type of
+// state.
 type Record struct {
 	ID    string `json:"id,omitempty"`
 	Phase Phase  `json:"phase"`
@@ -32,7 +33,7 @@ type Record struct {
 	Message    string    `json:"message,omitempty"`
 }
 
-// StatusOf returns the container's status; pid is the PID to report while it runs.
+// StatusOf returns the container's status. While the container runs, the status has the given PID.
 func (r Record) StatusOf(pid int) sandbox.Status {
 	switch r.Phase {
 	case Started, Running:
@@ -50,8 +51,8 @@ func (r Record) StatusOf(pid int) sandbox.Status {
 // Start records that a run begins. Call it before the container is started.
 func (r *Record) Start() { *r = Record{ID: r.ID, Phase: Started, StartedAt: time.Now()} }
 
-// Exit records the end of a run. It never sets FinishedAt before StartedAt, because at may come from a file or another
-// process with a coarser clock.
+// Exit records the end of a run. It never sets FinishedAt before StartedAt, because the given time may come from a file
+// or from another process with a coarser clock.
 func (r *Record) Exit(at time.Time, code int32, reason, message string) {
 	r.Phase, r.ExitCode, r.Reason, r.Message = Exited, code, reason, message
 	if r.FinishedAt = at; at.Before(r.StartedAt) {

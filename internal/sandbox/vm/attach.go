@@ -17,10 +17,12 @@ import (
 
 var fpUpdated = failpoint.New("vm.update-container.updated")
 
-// agentTime bounds the wait for a session with the agent. After a restart of the daemon, the session takes a moment.
+// agentTime bounds the wait for a session with the agent. After a restart of the daemon, it takes a moment to begin a
+// session.
 const agentTime = 500 * time.Millisecond
 
-// Exec implements sandbox.Execer. It uses tripod-agent or, if no terminal is requested, qemu-guest-agent.
+// Exec implements sandbox.Execer. It uses tripod-agent. If that does not answer, and no terminal is requested, it uses
+// qemu-guest-agent.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -66,8 +68,8 @@ func (b *Backend) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Contai
 	return l.console.ReopenLog()
 }
 
-// Dial implements sandbox.Dialer. A loopback address is dialled in the guest if its agent answers, otherwise at the
-// pod's addresses of the same family.
+// Dial implements sandbox.Dialer. For a loopback address, the guest's agent connects inside the guest. If the agent
+// does not answer, Dial connects to the same port at the pod's addresses of the same family.
 func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, network, address string) (net.Conn, error) {
 	if c == nil {
 		return nil, fmt.Errorf("the machine of pod %s is not running: %w", p.ID, errdefs.ErrUnavailable)
@@ -109,7 +111,8 @@ func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, err
 	return conn, nil
 }
 
-// UpdateContainer implements sandbox.Updater. CPU limits change in place, the guest's memory only while it is stopped.
+// UpdateContainer implements sandbox.Updater. It changes CPU limits in place, but the guest's memory only while the
+// machine is stopped.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {

@@ -20,18 +20,18 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// settings holds the configuration and the parts that Open builds from it.
+// settings holds the configuration, and the parts that Open builds from the configuration.
 type settings struct {
 	Config
 	// Driver runs the machines. Backend.Close closes it.
 	Driver machine.Driver
 	// Accel may be nil.
 	Accel accelFunc
-	// Cgroup is the host's cgroup tree, the same one that the driver has.
+	// Cgroup is the host's cgroup tree, the same one that the driver uses.
 	Cgroup cgroup.Tree
-	// Virtiofs returns nil if virtio-fs works on this host, otherwise the reason.
+	// Virtiofs returns nil if virtio-fs works on this host, otherwise the reason why it does not.
 	Virtiofs func(context.Context) error
-	// AgentDisk is the path of the disk image with the guest's agent; "" means that machines get none.
+	// AgentDisk is the path of the disk image with the guest's agent; "" means that machines get no such disk.
 	AgentDisk string
 	Images    Images
 	Network   network
@@ -42,7 +42,8 @@ type settings struct {
 type Images interface {
 	// Machine describes the disk or kernel in an image. It returns errdefs.ErrInvalidArgument if the image has neither.
 	Machine(ctx context.Context, imageID string) (*image.MachineImage, error)
-	// OpenDisk opens an image's files and leases the image under key until CloseDisk. Disks lists the keys.
+	// OpenDisk opens an image's files and leases the image under the given key until CloseDisk is called. Disks lists
+	// the keys of all leases.
 	OpenDisk(ctx context.Context, key, imageID string) (*image.DiskFiles, error)
 	CloseDisk(ctx context.Context, key string) error
 	Disks(ctx context.Context) ([]string, error)
@@ -52,10 +53,10 @@ type Images interface {
 type network interface {
 	// Wire makes a tap for each link in the namespace and removes the link's addresses.
 	Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error)
-	// Read returns the recorded result of Wire.
+	// Read returns the result that Wire has recorded.
 	Read(record string) ([]tap.Interface, error)
 	Unwire(ctx context.Context, netns, record string) error
-	// Serve gives the guest its addresses (DHCP, router advertisements) until the result is closed.
+	// Serve gives the guest its addresses (DHCP, router advertisements) until the returned io.Closer is closed.
 	Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error)
 }
 
@@ -65,7 +66,7 @@ type Backend struct {
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	sampler *stats.Sampler
-	// tasks are the goroutines that watch booting machines, until ctx ends, and record how machines end.
+	// tasks are the goroutines that record how machines end, and those that watch booting machines until ctx ends.
 	tasks sync.WaitGroup
 	ctx   context.Context
 	end   context.CancelFunc
@@ -88,7 +89,7 @@ var (
 	_ sandbox.Readier       = (*Backend)(nil)
 )
 
-// newBackend checks cfg, makes the backend's directories and returns the backend.
+// newBackend checks the settings, makes the backend's directories and returns the backend.
 func newBackend(cfg settings) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -113,7 +114,7 @@ func (b *Backend) Close() error {
 	b.sandboxes = map[string]*pod{}
 	b.mu.Unlock()
 	b.end()
-	err := b.cfg.Driver.Close() // no more ends are reported
+	err := b.cfg.Driver.Close() // from now on, the driver reports no events
 	b.tasks.Wait()
 	for _, h := range b.ledger.All() {
 		if _, l := h.Snapshot(); l != nil {

@@ -65,7 +65,7 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	}
 }
 
-// readFirmware reads the firmware's new output into report. It returns whether the machine has rebooted.
+// readFirmware adds the firmware's new output to the given report. It returns whether the machine has rebooted.
 func (b *Backend) readFirmware(id string, report *firmware.Report) (rebooted bool) {
 	output, err := b.cfg.Driver.Firmware(b.ctx, id)
 	if err != nil {
@@ -150,7 +150,8 @@ func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
 	}
 }
 
-// isAlive reports whether the guest has shown any activity since its start. If that is unknown, it returns true.
+// isAlive reports whether the guest has shown any activity since its start. If isAlive cannot find out, it returns
+// true.
 func (b *Backend) isAlive(id string, s state, l *life) bool {
 	if a := l.agent.Load(); a != nil && a.Ready() || sizeOf(s.Definition.SerialLog) > s.SerialBefore {
 		return true

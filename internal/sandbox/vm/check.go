@@ -20,7 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// Check tests whether this host can run machines, and leaves nothing behind. Pods of other kinds run without QEMU, so
+// Check tests whether this host can run machines, and leaves nothing behind. Other kinds of pods run without QEMU, so
 // the findings are marked as required only if the configuration names an emulator.
 func Check(ctx context.Context, c Config) []health.Finding {
 	tree, err := c.cgroups()
@@ -42,7 +42,8 @@ func Check(ctx context.Context, c Config) []health.Finding {
 	return append(findings, checkNetwork(ctx, required))
 }
 
-// checkVirtiofs shares a directory by virtio-fs. The finding is not required, because machines can use 9p.
+// checkVirtiofs tests whether a directory can be shared by virtio-fs. The finding is not required, because machines can
+// use 9p instead.
 func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) health.Finding {
 	f := health.Finding{
 		Subject: "virtiofsd", OK: true, Detail: probe.Program + ": serves a directory, as root in its own user namespace",
@@ -54,7 +55,7 @@ func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) health.Finding 
 	return f
 }
 
-// checkNetwork connects a tap to a link in a temporary network namespace.
+// checkNetwork tests, in a temporary network namespace, whether a tap can be connected to a link.
 func checkNetwork(ctx context.Context, required bool) health.Finding {
 	f := health.Finding{Subject: "vm network", Required: required, OK: true, Detail: "tc u32 and mirred connect a tap to a pod's link",
 		Remedy: "run as root, with /dev/net/tun and the kernel modules tun, sch_ingress, cls_u32 and act_mirred"}
@@ -81,7 +82,7 @@ func testTap(ctx context.Context) (err error) {
 	return err
 }
 
-// wireLink makes a link in the calling thread's network namespace, whose path is netns, and connects a tap to it.
+// wireLink makes a link in the calling thread's network namespace, whose path is netns, and connects a tap to the link.
 func wireLink(ctx context.Context, netns, record string) error {
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer0"}
 	if err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link)); err != nil {

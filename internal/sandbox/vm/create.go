@@ -211,7 +211,7 @@ func (o *plan) inspectRoot() error {
 	return err
 }
 
-// openRoot opens the root disk to read the content that the guest will see.
+// openRoot opens the root disk for reading. Reads return the content that the guest will see.
 func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
 	if o.volumes.root != "" {
 		device, err := os.Open(o.volumes.root)

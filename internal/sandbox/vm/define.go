@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	// rootID is the ID of the root disk and its serial number in the guest.
+	// rootID is the root disk's ID, and its serial number in the guest.
 	rootID = "root"
-	// minMemory is the minimum memory of a guest in bytes. It is enough for a kernel to report that it needs more.
+	// minMemory is the minimum memory of a guest in bytes. With that much, a kernel can at least report that it needs
+	// more.
 	minMemory = 16 << 20
 	// defaultCmdline is used for images without a command line. It sends the kernel's messages to the container's log.
 	defaultCmdline = "console=ttyS0"
@@ -71,7 +72,8 @@ func readOnlyDisk(id, path string, bus machine.Bus) machine.Disk {
 	return machine.Disk{ID: id, File: machine.File{Path: path}, Format: "raw", ReadOnly: true, Bus: bus}
 }
 
-// cpus returns the number of CPUs: from the annotation, otherwise from the quota, rounded up, otherwise the default.
+// cpus returns the number of CPUs. The annotation takes precedence over the quota, which is rounded up. If both are
+// missing, cpus returns the configuration's default.
 func (b *Backend) cpus(o *plan, res *runtimeapi.LinuxContainerResources) int {
 	if o.options.VCPUsSet {
 		return o.options.VCPUs

@@ -15,10 +15,12 @@
 //	           ▼
 //	         log complete ──▶ state ──▶ node
 //
-// The driver knows the state of each machine, and remembers until the next start how it ended. The files record the
-// orders (created, started, exited). So recovery can tell a machine that never started from a machine that has ended.
+// The driver knows the state of each machine. When a machine has ended, the driver remembers how it ended until the
+// machine starts again. The files record the orders (created, started, exited), so that recovery can tell a machine
+// that never started from a machine that has ended.
 //
-// A container that is started again keeps its machine and disks. The next attempt is a new container with new disks.
+// A container that is started again keeps its machine and disks. A new attempt of the pod's container is a new
+// container with new disks.
 //
 // Begin with Open, which chooses the driver and finds the programs. The Backend does not know which driver it has. The
 // package must not decide states (the node does) or make the pod's network, which exists before the backend is called.

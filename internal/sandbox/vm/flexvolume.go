@@ -16,7 +16,8 @@ var flexVolume = regexp.MustCompile(`/pods/[^/]+/volumes/([^/~]+)~([^/]+)/([^/]+
 
 const kubernetesVendor = "kubernetes.io"
 
-// flexDriver returns the driver (VENDOR/DRIVER) and the name of the flexVolume behind a mount.
+// flexDriver returns the driver (VENDOR/DRIVER) and the name of the flexVolume behind a mount, or false if the mount is
+// not a flexVolume.
 func flexDriver(m *runtimeapi.Mount) (driver, volume string, ok bool) {
 	found := flexVolume.FindStringSubmatch(path.Clean(m.GetHostPath()))
 	if found == nil || found[1] == kubernetesVendor {
@@ -25,11 +26,11 @@ func flexDriver(m *runtimeapi.Mount) (driver, volume string, ok bool) {
 	return found[1] + "/" + found[2], found[3], true
 }
 
-// virtletDriver is Virtlet's flexVolume driver. Its directories hold the description of a disk (an image file, a
-// device, or a Ceph volume with its secret), from which Virtlet makes the disk.
+// virtletDriver is Virtlet's flexVolume driver. The directory of each volume holds only the description of a disk (an
+// image file, a device, or a Ceph volume with its secret). Virtlet makes the disk from that description.
 const virtletDriver = "virtlet/flexvolume_driver"
 
-// refuseFlexVolume refuses volumes of Virtlet's driver. If the directory were shared, the guest would get the
+// refuseFlexVolume refuses volumes of Virtlet's driver. If such a volume were shared, the guest would get the
 // description of the disk instead of the disk.
 func refuseFlexVolume(field string, m *runtimeapi.Mount) error {
 	if driver, volume, ok := flexDriver(m); ok && driver == virtletDriver {
@@ -38,7 +39,8 @@ func refuseFlexVolume(field string, m *runtimeapi.Mount) error {
 	return nil
 }
 
-// flexWarnings returns a warning for each flexVolume, because its directory is shared as the driver left it.
+// flexWarnings returns a warning for each flexVolume, because the guest gets the volume's directory with whatever
+// content the driver put there.
 func flexWarnings(mounts []*runtimeapi.Mount) (warnings []string) {
 	for _, m := range mounts {
 		if driver, volume, ok := flexDriver(m); ok {

@@ -25,32 +25,35 @@ var (
 )
 
 const (
-	// drainTime bounds the wait until a machine's last output is in the log.
+	// drainTime bounds the wait for a machine's last output to reach the log.
 	drainTime = 10 * time.Second
 	// pressInterval is the time between presses of the power button. A guest whose kernel is not up yet misses a press.
 	pressInterval = time.Second
 )
 
-// handle is one container of the ledger.
+// handle is one container in the ledger.
 type handle = ledger.Handle[state, life]
 
-// life is one run of a machine, from before its start to the record of its end.
+// life is one run of a machine. It begins before the machine is started, and ends when the machine's end is recorded.
 type life struct {
 	pod       *sandbox.Pod
 	container *sandbox.Container
 	console   *console.Console
 	agent     atomic.Pointer[agent.Agent]
 	qga       *agent.QGA
-	// recording is set by the first call of record. ended is closed once the end is in the handle's state and on disk.
+	// recording is set by the first call to record. ended is closed once the end of the run is in the handle's state
+	// and on disk.
 	recording atomic.Bool
 	ended     chan struct{}
 	// oomKills is the cgroup's count of OOM kills before the start.
 	oomKills uint64
-	// failed is set by a failed start before it kills the machine. record then uses it instead of the driver's event.
+	// A start that has failed sets failed before it kills the machine. record then uses failed instead of the driver's
+	// event.
 	failed atomic.Pointer[failedStart]
 }
 
-// failedStart describes how a failed start ended. Only the caller of the start learns of it; there is no event.
+// failedStart describes how a failed start ended. Only the caller of StartContainer learns about that end; no event is
+// reported.
 type failedStart struct {
 	end machine.State
 	// undone means that the container returns to the state Created.
@@ -70,7 +73,7 @@ func (b *Backend) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container
 	return b.ledger.Status(p.ID, c.ID)
 }
 
-// machineEnded handles the driver's event that a machine has ended. It does not wait for the log.
+// machineEnded handles the driver's event that a machine has ended. It returns before the log is complete.
 func (b *Backend) machineEnded(e machine.Event) {
 	h := b.ledger.Loaded(e.Name)
 	if h == nil {
@@ -78,13 +81,13 @@ func (b *Backend) machineEnded(e machine.Event) {
 	}
 	s, l := h.Snapshot()
 	if l == nil || !e.State.StartedAt.IsZero() && e.State.StartedAt.Equal(s.PreviousStart) {
-		return // the event of an earlier run
+		return // the event is about an earlier run
 	}
 	b.tasks.Go(guard.Func(b.log, "end of a machine", func() { b.finish(h, l, e.State) }))
 }
 
-// finish records and reports the end of a run, unless another call is doing so, and returns when the end is recorded.
-// The first call decides how the run ended.
+// finish records the end of a run and then reports it. If another call is already doing so, finish only waits until the
+// end is recorded. The first call decides how the run ended.
 func (b *Backend) finish(h *handle, l *life, end machine.State) {
 	if status, ok := b.record(h, l, end); ok {
 		b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
@@ -117,7 +120,7 @@ func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status,
 	return status, failed == nil
 }
 
-// drain waits until all of the machine's output is in the log, and closes l.
+// drain waits until all of the machine's output is in the log, and then closes the machine's sockets and log.
 func (b *Backend) drain(id string, l *life) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
@@ -144,7 +147,7 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return fpStopped.Hit(ctx)
 }
 
-// askToEnd presses the power button, repeatedly, until the machine ends or grace is over.
+// askToEnd presses the power button, repeatedly, until the machine ends or the grace period is over.
 func (b *Backend) askToEnd(ctx context.Context, id string, l *life, grace time.Duration) error {
 	over := time.NewTimer(grace)
 	defer over.Stop()
@@ -171,7 +174,7 @@ func (b *Backend) askToEnd(ctx context.Context, id string, l *life, grace time.D
 	}
 }
 
-// force kills the machine, if it still runs, and returns when its end is recorded.
+// force kills the machine, if it still runs, and returns when the machine's end is recorded.
 func (b *Backend) force(ctx context.Context, h *handle, l *life) error {
 	select {
 	case <-l.ended:

@@ -11,9 +11,9 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// shortage returns a warning if the memory limit of the pod's parent cgroup is too low for a guest with memory bytes,
-// otherwise "". A kubelet sets that limit to the containers' limits plus the RuntimeClass's overhead, and QEMU needs
-// more memory than the guest.
+// shortage returns a warning if the memory limit of the pod's parent cgroup is too low for a guest with the given
+// memory, otherwise "". A kubelet sets that limit to the sum of the containers' limits and the RuntimeClass's overhead.
+// The overhead must be large enough for the memory that QEMU needs in addition to the guest's.
 //
 // This is only a warning, because a guest takes its memory page by page, and may never use all of it.
 func (b *Backend) shortage(p *sandbox.Pod, memory uint64) string {
@@ -40,7 +40,7 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 		quantity(b.cfg.VM.MemoryOverhead), quantity(memory))
 }
 
-// failedEnd returns how a failed start ended, and the error for its caller. A driver cannot tell why a hypervisor died
+// failedEnd returns how a failed start ended, and the error for the caller. A driver cannot tell why a hypervisor died
 // while it started, but the cgroup's count of OOM kills shows whether memory was the reason.
 func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definition) (machine.State, error) {
 	killed := oomKills(def.Cgroup) > l.oomKills
@@ -55,8 +55,8 @@ func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definit
 	return end, cause
 }
 
-// oomKills returns the number of processes in a cgroup that the kernel has killed because of a memory limit, of the
-// cgroup itself or of a parent. It returns 0 if the number is unknown.
+// oomKills returns how many processes in a cgroup the kernel has killed because of the memory limit of the cgroup
+// itself or of a parent. It returns 0 if the number is unknown.
 func oomKills(dir string) uint64 {
 	kills, err := stats.OOMKills(dir)
 	if err != nil {
