@@ -16,7 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// driverLibvirt is the value of vm.driver that makes libvirtd start QEMU. With any other value, the daemon starts it.
+// driverLibvirt is the value of vm.driver that makes libvirtd start QEMU. With any other value, the daemon starts QEMU
+// itself.
 const driverLibvirt = "libvirt"
 
 // Config configures the backend and its machines.
@@ -26,12 +27,12 @@ type Config struct {
 	// Root holds the machines' disks and must survive a reboot. RunDir holds the pods' files and sockets and must be empty
 	// after a reboot.
 	Root, RunDir string
-	// LibvirtDir is the directory of the driver "libvirt". Unprivileged users must be able to enter it, because libvirtd
-	// runs the driver's wrapper as the pod's user.
+	// LibvirtDir is the directory of the driver "libvirt". Unprivileged users must be able to enter the directory,
+	// because libvirtd runs the driver's wrapper of QEMU as the pod's user.
 	LibvirtDir string
-	// Owner marks this node's domains among all domains of libvirtd. It is the daemon's root directory.
+	// Owner is the daemon's root directory. It marks this node's domains among all of libvirtd's domains.
 	Owner string
-	// CgroupParent is the parent cgroup of pods that name none; "" means the default of CgroupDriver.
+	// CgroupParent is the parent cgroup of pods that do not name one; "" means the default for CgroupDriver.
 	CgroupDriver, CgroupParent string
 	// LogSizeMax is the maximum size of a container's log file in bytes; 0 means no limit.
 	LogSizeMax int64
@@ -45,7 +46,7 @@ type Services struct {
 }
 
 // Open opens the backend with the driver that the configuration names. It returns errdefs.ErrNotFound if QEMU is
-// missing. Nothing runs before Recover.
+// missing. The backend leaves all machines alone until Recover is called.
 func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
@@ -64,7 +65,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	return newBackend(set)
 }
 
-// cgroups opens the host's cgroup tree, with the parent for pods that name none.
+// cgroups opens the host's cgroup tree, with the parent cgroup for pods that do not name one.
 func (c Config) cgroups() (cgroup.Tree, error) {
 	standard := map[string]string{cgroup.DriverCgroupfs: "/tripod", cgroup.DriverSystemd: "tripod.slice"}
 	return cgroup.Open(c.CgroupDriver, cmp.Or(c.CgroupParent, standard[c.CgroupDriver]))
@@ -77,7 +78,8 @@ func (c Config) qemu(tree cgroup.Tree, log *slog.Logger) qemu.Config {
 	}
 }
 
-// virtiofsd returns a prober that tests virtio-fs. If the host does not have the program, Probe reports that.
+// virtiofsd returns a prober that tests virtio-fs. If the host does not have the program, the prober's Probe method
+// reports that.
 func (c Config) virtiofsd() *virtiofsd.Prober {
 	program, _ := virtiofsd.Find(c.VM.Virtiofsd)
 	return &virtiofsd.Prober{Options: virtiofsd.Options{Program: program, UID: c.VM.UIDBase, GID: c.VM.UIDBase}}
@@ -92,7 +94,8 @@ func (c Config) agentDisk() (string, error) {
 	return agent.Disk(c.Root, program)
 }
 
-// accelFunc returns the accelerator that guests use (kvm, tcg), and why. It may take as long as a boot.
+// accelFunc returns the accelerator that guests use (kvm, tcg), and the reason for that choice. A call may take as long
+// as a boot.
 type accelFunc func(context.Context) (accel, why string, err error)
 
 // openDriver opens the driver that the configuration names.

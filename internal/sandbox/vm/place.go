@@ -11,7 +11,8 @@ import (
 )
 
 // cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. The
-// name must differ from those of other backends, because each backend removes unknown cgroups that have its names.
+// cgroup's name must differ from the names that other backends use, because each backend removes unknown cgroups whose
+// names look like its own.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
 //	systemd    <the pod's slice>/tripod-vm-<id>
@@ -28,7 +29,8 @@ func (b *Backend) cgroupOf(p *sandbox.Pod) string {
 	return path.Join(parent, name)
 }
 
-// limit applies a container's resources to a cgroup: the guest's memory plus the hypervisor's overhead, and CPU limits.
+// limit applies a container's limits to a cgroup. The memory limit is the guest's memory plus the hypervisor's
+// overhead.
 func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContainerResources) error {
 	own := &runtimeapi.LinuxContainerResources{
 		MemoryLimitInBytes: int64(memory), CpuQuota: res.GetCpuQuota(), CpuPeriod: res.GetCpuPeriod(), CpuShares: res.GetCpuShares(),

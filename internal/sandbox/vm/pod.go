@@ -82,7 +82,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return fpPodMade.Hit(ctx)
 }
 
-// admit assigns a user to the pod and writes the pod's state file, before anything else of the pod exists.
+// admit assigns a user to the pod and writes the pod's state file, before anything else that belongs to the pod exists.
 func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
 		return nil, sandbox.DiskError(fmt.Errorf("vm pod: %w", err))
@@ -119,7 +119,7 @@ func (b *Backend) serve(ctx context.Context, sb *pod, p *sandbox.Pod, interfaces
 	return nil
 }
 
-// hostname returns the guest's host name: the pod's host name, or its name if it has none.
+// hostname returns the guest's host name: the pod's host name or, if that is empty, the pod's name.
 func hostname(p *sandbox.Pod) string {
 	if name := p.Config.GetHostname(); name != "" {
 		return name
@@ -127,8 +127,8 @@ func hostname(p *sandbox.Pod) string {
 	return p.Config.GetMetadata().GetName()
 }
 
-// StopSandbox implements sandbox.Backend. The machine has already ended. StopSandbox restores the pod's network,
-// removes the cgroup, because a kubelet is about to remove its parent, and releases the image.
+// StopSandbox implements sandbox.Backend. The machine has already ended. StopSandbox restores the pod's network and
+// releases the image. It also removes the pod's cgroup, because a kubelet is about to remove the parent cgroup.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.releaseSandbox(ctx, b.podState(p))
 }
@@ -164,7 +164,7 @@ func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
 	return fpPodReleased.Hit(ctx)
 }
 
-// sandbox returns a pod from memory or from disk. A missing pod is errdefs.ErrNotFound.
+// sandbox returns a pod from memory or from disk. It returns errdefs.ErrNotFound if the pod is missing.
 func (b *Backend) sandbox(id string) (*pod, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -184,7 +184,7 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.removeSandbox(ctx, b.podState(p))
 }
 
-// removeSandbox removes every trace of a pod, whether it is in memory or not.
+// removeSandbox removes every trace of a pod, even if the pod is not in memory.
 func (b *Backend) removeSandbox(ctx context.Context, s podState) error {
 	id := s.ID
 	if err := b.removeContainer(ctx, id); err != nil {

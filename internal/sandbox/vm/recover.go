@@ -17,7 +17,8 @@ import (
 // hexID matches a pod ID.
 var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Recover implements sandbox.Backend. The driver knows which machines run; the files record the orders.
+// Recover implements sandbox.Backend. It compares what the driver knows about the machines with the orders that the
+// files record.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
 	found := sandbox.NewFound()
@@ -27,7 +28,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		keep[k.Pod.ID] = true
 		names = append(names, k.Pod.ID)
 		for _, c := range k.Containers {
-			// Load the container before the driver can report its end.
+			// Load the container before the driver can report that its machine has ended.
 			if _, err := b.ledger.Find(k.Pod.ID, c.ID); err != nil {
 				return found, err
 			}
@@ -43,7 +44,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		}
 	}
 	if err := b.removeOrphans(ctx, keep); err != nil {
-		// Orphans do no harm to the known pods.
+		// Orphans do not harm the known pods.
 		b.log.Error("cannot remove pods that are not in the record", "err", err)
 	}
 	return found, nil
@@ -58,7 +59,7 @@ func (b *Backend) driverError(err error) error {
 	return err
 }
 
-// recoverPod recovers a pod and its container, and adds them to found.
+// recoverPod recovers a pod and its container, and adds them to the result of Recover.
 func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[string]machine.State, found *sandbox.Found) error {
 	for _, c := range k.Containers {
 		status, err := b.recoverContainer(ctx, k.Pod, c, machines)
@@ -113,8 +114,8 @@ func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandb
 	return s.Status(), nil
 }
 
-// recoverStarted recovers a container in the phase Started, whose machine is in the state actual. If the driver never
-// got the order to start, the container returns to Created.
+// recoverStarted recovers a container in the phase Started. actual is the state of its machine. If the driver never
+// received the order to start the machine, the container returns to the phase Created.
 func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, actual machine.State) error {
 	s, _ := h.Snapshot()
 	if actual.Phase == machine.Defined || actual.Phase == machine.Ended && !actual.StartedAt.IsZero() && actual.StartedAt.Equal(s.PreviousStart) {
@@ -133,8 +134,8 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	return err
 }
 
-// removeOrphans removes pods that have a directory or an image lease, but are not in keep. The driver has already
-// removed the machines of such pods.
+// removeOrphans removes the pods that have a directory or an image lease but are not among the pods to keep. The driver
+// has already removed the machines of such pods.
 func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error {
 	orphans := map[string]bool{}
 	for _, dir := range []string{b.cfg.podsDir(), b.cfg.disksDir()} {

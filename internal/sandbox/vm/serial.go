@@ -10,9 +10,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Each machine's serial log is on its own tmpfs. QEMU appends to the log even if the daemon does not read it. On disk,
-// the file would grow while the daemon is down or the container's log cannot be written. The tmpfs is limited by
-// vm.console_buffer, its pages are charged to the pod's cgroup, and it exists until the container is removed.
+// Each machine's serial log is on its own tmpfs. QEMU appends to the log even if the daemon does not read it. On a
+// disk, the file could grow without limit while the daemon is down or the container's log cannot be written. The size
+// of the tmpfs is limited by vm.console_buffer, its pages are charged to the pod's cgroup, and it exists until the
+// container is removed.
 
 // makeSerialDir mounts the tmpfs for a container's serial log. It replaces the tmpfs of an unfinished earlier attempt.
 func (b *Backend) makeSerialDir(id string) error {
@@ -30,7 +31,7 @@ func (b *Backend) makeSerialDir(id string) error {
 	return nil
 }
 
-// removeSerialDir unmounts the tmpfs, if it is mounted, and removes its directory.
+// removeSerialDir unmounts the tmpfs, if it is mounted, and removes the directory.
 func (b *Backend) removeSerialDir(id string) error {
 	dir := b.cfg.serialDir(id)
 	for {

@@ -126,7 +126,7 @@ func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 func (b *Backend) booted(h *handle, l *life, actual machine.State) (wait bool, err error) {
 	l.agent.Store(agent.Open(b.cfg.socket(h.ID, machine.AgentSocket), b.log.With("container", h.ID)))
 	if actual.Phase != machine.Running {
-		return false, nil // it has ended
+		return false, nil // the machine has already ended
 	}
 	current, err := h.Update(l, func(s *state) { s.Pid, s.StartedAt, wait = actual.Pid, actual.StartedAt, s.WaitForAgent })
 	if current {
@@ -181,7 +181,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error
 	l.failed.Store(&failedStart{end: end, undone: ctx.Err() != nil})
 	if err := b.cfg.Driver.Destroy(undo, h.ID); err != nil {
 		l.failed.Store(nil)
-		return errors.Join(cause, fmt.Errorf("kill the machine: %w", err)) // it may still run
+		return errors.Join(cause, fmt.Errorf("kill the machine: %w", err)) // the machine may still run
 	}
 	b.record(h, l, machine.State{})
 	return cause

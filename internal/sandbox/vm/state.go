@@ -15,7 +15,7 @@ const format ledger.Format = 1
 // directory.
 type state struct {
 	ledger.Record
-	// Image is the image's ID, Layout its image.Layout.
+	// Image is the image's ID, and Layout the image's layout (an image.Layout).
 	Image      string             `json:"image"`
 	Layout     string             `json:"layout"`
 	Definition machine.Definition `json:"definition"`
@@ -25,7 +25,7 @@ type state struct {
 	Warnings []string `json:"warnings,omitempty"`
 	// WaitForAgent makes a start wait for the guest's agent.
 	WaitForAgent bool `json:"waitForAgent,omitempty"`
-	// Unbootable says why the root disk cannot be booted, if the firmware would not report that.
+	// Unbootable says why the root disk cannot be booted, in cases that the firmware does not report.
 	Unbootable string `json:"unbootable,omitempty"`
 	// NoBoot says why the current run cannot boot. The machine is being killed for this reason.
 	NoBoot string `json:"noBoot,omitempty"`
@@ -39,7 +39,7 @@ type state struct {
 	Pid int `json:"pid,omitempty"`
 }
 
-// podState is a pod's state, in pod.json. It is written before anything else of the pod is made.
+// podState is a pod's state, in pod.json. The file is written before anything else that belongs to the pod is made.
 type podState struct {
 	ID string `json:"id"`
 	// UID is the user ID and group ID of the hypervisor process.

@@ -16,9 +16,9 @@ import (
 // askTime bounds each query to a guest or a hypervisor, which may hang.
 const askTime = time.Second
 
-// ContainerStats implements sandbox.StatsProvider. The statistics come from the cgroup, except for the root disk's size
-// on the node and for available memory, which only the guest knows. For a stopped machine, only the root disk is
-// reported.
+// ContainerStats implements sandbox.StatsProvider. The statistics come from the cgroup, with two exceptions: the size
+// of the root disk is that of its file on the node, and the available memory comes from the guest. For a stopped
+// machine, ContainerStats reports only the root disk.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
 	h, err := b.ledger.Find(p.ID, c.ID)
@@ -31,7 +31,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	}
 	f, err := stats.Read(s.Definition.Cgroup)
 	if errdefs.IsNotFound(err) {
-		return result, nil // it has just ended
+		return result, nil // the machine has just ended
 	}
 	if err != nil {
 		return nil, err

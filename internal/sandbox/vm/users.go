@@ -6,8 +6,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// takeUser returns a user ID that no other pod has. It starts the search at a number derived from the pod's ID, so a
-// freed user ID is rarely reused immediately. The caller holds mu.
+// takeUser returns a user ID that no other pod has. It starts the search at a number derived from the pod's ID, so that
+// a freed user ID is rarely reused immediately. The caller holds mu.
 func (b *Backend) takeUser(id string) (int, error) {
 	taken := make(map[int]bool, len(b.sandboxes))
 	for _, p := range b.sandboxes {

@@ -15,8 +15,9 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// Harmless maps the fields that are accepted without effect to the reason. Either the kubelet sends them with every
-// pod, or machines are more strictly isolated anyway. Every other field is enforced or refused.
+// Harmless lists the fields that are accepted although they have no effect, each with the reason. Either the kubelet
+// sends such a field with every pod, or machines are more strictly isolated anyway. Every other field is enforced or
+// refused.
 var Harmless = map[string]string{
 	"linux.resources.cpu_period without cpu_quota":            "has no effect without a quota",
 	"linux.resources.hugepage_limits":                         "the guest's memory does not use huge pages",

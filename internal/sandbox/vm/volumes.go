@@ -24,17 +24,20 @@ type volumes struct {
 	driver machine.ShareDriver
 	shares []machine.Share
 	disks  []machine.Disk
-	// guestMounts and devices are what cloud-init mounts or links in the guest.
+	// guestMounts are the mounts that cloud-init mounts or copies in the guest, and devices the block devices that it
+	// links.
 	guestMounts []cloudinit.Mount
 	devices     []cloudinit.Device
 	// mounts are the requested mounts that take effect.
 	mounts []*runtimeapi.Mount
-	// root is the path of the block device for the root disk; "" means an overlay on the image's disk.
+	// root is the path of the block device for the root disk; "" means that the root disk is an overlay on the image's
+	// disk.
 	root string
 }
 
-// shareDriver returns the driver for shared directories: the pod's choice, otherwise virtio-fs if it works, otherwise
-// 9p and the reason. If the container has no mounts, shareDriver does not try virtio-fs.
+// shareDriver returns the driver for shared directories. If the pod does not choose one, the driver is virtio-fs if
+// that works, otherwise 9p. In the last case the second result says why. If the container has no mounts, shareDriver
+// does not try virtio-fs.
 func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.ShareDriver, why string, err error) {
 	driver = o.options.ShareDriver
 	switch {
@@ -100,7 +103,8 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 	return nil
 }
 
-// device adds a block device as a disk, which the guest finds by its serial number.
+// device adds a block device. A device at / becomes the root disk. Any other device becomes a disk that the guest finds
+// by its serial number.
 func (v *volumes) device(host, container string, readonly bool) error {
 	info, err := os.Stat(host)
 	if err != nil {

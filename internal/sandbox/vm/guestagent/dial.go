@@ -14,7 +14,8 @@ import (
 // connectTime bounds the time to connect to localhost. A server whose backlog is full does not answer.
 const connectTime = 10 * time.Second
 
-// dial connects to a port of localhost and copies in both directions, until both have ended or one has failed.
+// dial connects to a port of localhost and copies data in both directions until both directions have ended or one of
+// them has failed.
 func (j *job) dial(r wire.Dial) wire.Result {
 	fd, err := connect(int(r.Port))
 	if err != nil {
@@ -44,7 +45,8 @@ func (j *job) dial(r wire.Dial) wire.Result {
 	return wire.Result{}
 }
 
-// send copies data from the host to conn, and shuts down the writing side when the host does.
+// send copies data from the host to conn. When the host shuts down its writing side, send shuts down the writing side
+// of conn.
 func (j *job) send(conn *os.File) error {
 	buf := make([]byte, copyBuffer)
 	for {
@@ -68,8 +70,9 @@ func (j *job) send(conn *os.File) error {
 // tcpClose is TCP_CLOSE in linux/tcp_states.h.
 const tcpClose = 7
 
-// wasReset reports whether the server reset the connection. If a write got the error first, reads return io.EOF. Until
-// the agent shuts down the writing side, only a reset closes the connection in both directions.
+// wasReset reports whether the server reset the connection. A read does not always tell: if a write got the error
+// first, reads return io.EOF. So wasReset checks the state of the connection. Until the agent shuts down the writing
+// side, only a reset closes the connection in both directions.
 func (j *job) wasReset(conn *os.File) bool {
 	var info *unix.TCPInfo
 	err := withFD(conn, func(fd int) (err error) {
@@ -79,7 +82,7 @@ func (j *job) wasReset(conn *os.File) bool {
 	return err == nil && info.State == tcpClose && !j.closedWrite.Load()
 }
 
-// receive copies data from conn to the host, and closes the stream's channel at the end.
+// receive copies data from conn to the host, and closes the stream's channel at the end of the data.
 func (j *job) receive(conn *os.File) error {
 	buf := make([]byte, copyBuffer)
 	for {

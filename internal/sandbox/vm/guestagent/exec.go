@@ -15,10 +15,11 @@ import (
 )
 
 const (
-	// drainTime is how long to wait for output after the program has ended, if a child still has its stdio open.
+	// drainTime is how long to wait for output after the program has ended, if a child process still has the program's
+	// stdio open.
 	drainTime = time.Second
-	// drainBytes is the maximum number of bytes to read after the program has ended. A pipe holds no more than this of the
-	// program's own output.
+	// drainBytes is the maximum number of bytes to read after the program has ended. At that time, a pipe cannot hold
+	// more than this of the program's own output.
 	drainBytes = 64 << 10
 	copyBuffer = 32 << 10
 )
@@ -27,8 +28,8 @@ const (
 type program struct {
 	job    *job
 	tty    bool
-	child  []*os.File // the program's ends, closed once it has started
-	input  *os.File   // the agent's end of stdin; may be nil
+	child  []*os.File // the program's ends of its stdio; closed once the program has started
+	input  *os.File   // the agent's end of the program's stdin; may be nil
 	output []output
 	ended  atomic.Bool
 	copies sync.WaitGroup
@@ -40,7 +41,7 @@ type output struct {
 	channel byte
 }
 
-// exec runs a program until it ends. If the stream ends first, the program and its session are killed.
+// exec runs a program until it ends. If the stream ends first, exec kills the program and all processes in its session.
 func (j *job) exec(r wire.Exec) wire.Result {
 	if len(r.Args) == 0 {
 		return wire.Result{Class: wire.ClassInvalidArgument, Message: "the command is empty"}
@@ -75,7 +76,8 @@ func (j *job) exec(r wire.Exec) wire.Result {
 	return p.wait(process)
 }
 
-// stdio makes the program's stdio, a terminal or pipes and /dev/null, and returns its descriptors 0 to 2.
+// stdio makes the program's stdio (a terminal, or pipes and /dev/null) and returns the files for the descriptors 0 to
+// 2.
 func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, error) {
 	if r.TTY {
 		master, slave, err := openTerminal(r.Columns, r.Rows)
@@ -121,7 +123,7 @@ func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, erro
 	return files, nil
 }
 
-// wait copies input and output, waits until the program ends, and returns its result.
+// wait copies input and output, waits until the program ends, and returns the result.
 func (p *program) wait(process *os.Process) wire.Result {
 	stream := p.job.stream
 	if p.input != nil {
@@ -156,7 +158,8 @@ func (p *program) wait(process *os.Process) wire.Result {
 	return wire.Result{Exit: int32(status.ExitStatus())}
 }
 
-// copyIn copies the host's input to the program. At the input's end it closes a pipe, but not a terminal.
+// copyIn copies the host's input to the program. When the input ends, copyIn closes the program's stdin if that is a
+// pipe, but not if it is a terminal.
 func (p *program) copyIn() {
 	buf := make([]byte, copyBuffer)
 	for {
@@ -175,8 +178,8 @@ func (p *program) copyIn() {
 	}
 }
 
-// copyOut copies an output to the host until it ends. Once the program has ended, copyOut copies at most drainBytes
-// more, enough for what the program itself wrote.
+// copyOut copies one of the program's outputs to the host until the output ends. Once the program has ended, copyOut
+// copies at most about drainBytes more, which is enough for what the program itself wrote.
 func (p *program) copyOut(out output) {
 	buf := make([]byte, copyBuffer)
 	rest := drainBytes

@@ -36,9 +36,9 @@ func dump(what int) ([]syscall.NetlinkMessage, error) {
 	return messages, nil
 }
 
-// parseInterfaces parses the messages of both dumps.
+// parseInterfaces parses the messages in the dumps of links and of addresses.
 func parseInterfaces(links, addresses []syscall.NetlinkMessage) (all []wire.Interface) {
-	position := map[uint32]int{} // in all, by the kernel's interface index
+	position := map[uint32]int{} // position in the result, by the kernel's interface index
 	for _, m := range links {
 		attributes, err := syscall.ParseNetlinkRouteAttr(&m)
 		if err != nil || m.Header.Type != syscall.RTM_NEWLINK || len(m.Data) < int(unsafe.Sizeof(syscall.IfInfomsg{})) {
@@ -65,8 +65,8 @@ func parseInterfaces(links, addresses []syscall.NetlinkMessage) (all []wire.Inte
 	return all
 }
 
-// prefixOf returns the interface's own address from the attributes. On a point-to-point link this is IFA_LOCAL, because
-// IFA_ADDRESS is the peer's.
+// prefixOf returns the interface's own address from the attributes. On a point-to-point link, the interface's own
+// address is IFA_LOCAL, because IFA_ADDRESS is the peer's address.
 func prefixOf(attributes []syscall.NetlinkRouteAttr, bits int) (p netip.Prefix) {
 	for _, a := range attributes {
 		if a.Attr.Type != syscall.IFA_LOCAL && (a.Attr.Type != syscall.IFA_ADDRESS || p.IsValid()) {

@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// job is one operation.
+// job is one operation that the host has requested.
 type job struct {
 	stream      *wire.Stream
 	closedWrite atomic.Bool // the agent has shut down the writing side of its connection

@@ -43,7 +43,7 @@ func processes() (pids []int) {
 	return pids
 }
 
-// sessionOf returns a process's session, field 6 of /proc/PID/stat, or 0 if the process is dead or gone.
+// sessionOf returns the ID of a process's session (field 6 of /proc/PID/stat), or 0 if the process is dead or gone.
 func sessionOf(pid int) int {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {

@@ -12,14 +12,15 @@ import (
 )
 
 const (
-	// portPoll is the interval at which to look for a missing port. The port's driver may be loaded later.
+	// portPoll is the interval at which to look for a missing port. The port's driver may be loaded after the agent has
+	// started.
 	portPoll = 250 * time.Millisecond
-	// flapTime is the pause when two reads within flapTime find that no host is connected.
+	// flapTime is the pause after two reads have found, within flapTime, that no host is connected.
 	flapTime = 50 * time.Millisecond
 )
 
-// port is a virtio-serial port in blocking mode, in which each read and write blocks a thread. Only blocking mode shows
-// when a host connects: without a host, Linux makes a write wait, while a read returns 0 bytes immediately.
+// port is a virtio-serial port in blocking mode. Each read or write blocks a thread, but only blocking mode shows when
+// a host connects: without a host, Linux makes a write wait, whereas a read returns 0 bytes immediately.
 type port struct {
 	fd   int
 	left time.Time

@@ -77,7 +77,7 @@ func readStats() (wire.Stats, error) {
 	return stats, nil
 }
 
-// memoryOf parses /proc/meminfo. It returns bytes.
+// memoryOf parses /proc/meminfo. The results are in bytes.
 func memoryOf(text string) (total, available uint64) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -95,7 +95,7 @@ func memoryOf(text string) (total, available uint64) {
 	return total, available
 }
 
-// loadOf parses /proc/loadavg. It returns hundredths.
+// loadOf parses /proc/loadavg. The results are in hundredths.
 func loadOf(text string) (load [3]uint64) {
 	for i, field := range strings.Fields(text) {
 		if i == len(load) {
@@ -107,8 +107,8 @@ func loadOf(text string) (load [3]uint64) {
 	return load
 }
 
-// filesystemsOf returns the root file system in a mount table and the file systems on block devices, each of them once.
-// Other file systems are left out, because statfs may hang on them.
+// filesystemsOf parses a mount table. It returns the root file system and the file systems on block devices, each of
+// them once. It leaves out all others, because statfs may hang on them.
 func filesystemsOf(mounts string) (all []wire.Filesystem) {
 	seen := map[string]bool{}
 	for line := range strings.Lines(mounts) {

@@ -10,10 +10,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// Run runs tripod-agent. It returns only if another agent has the port, or if it lacks permission to open the port.
+// Run runs tripod-agent. It returns only if another agent has opened the port, or if this process may not open the
+// port.
 func Run(version string) {
-	// Survive the end of the terminal or shell that started the agent. Unlike Ignore, Notify leaves the signals' default
-	// actions to the programs that the agent starts.
+	// Survive the end of the terminal or shell that started the agent. Unlike signal.Ignore, signal.Notify does not
+	// change how these signals act on the programs that the agent starts.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGPIPE)
 	_, _ = unix.Setsid() // fails for a process group leader, which does not need a new session
 	_ = os.Chdir("/")

@@ -23,7 +23,8 @@ type server struct {
 }
 
 // Serve serves the hosts that connect to port until port fails. A read that returns io.EOF means that the host has
-// left. The next write must wait until another host connects, as port.Write does. version is the program's version.
+// left. The next write must wait until another host connects, as port.Write does. The given version is that of the
+// program.
 func Serve(port io.ReadWriter, version string) error {
 	s := &server{port: port, out: &wire.LockedWriter{W: port}, version: version}
 	defer s.jobs.Wait()
@@ -61,7 +62,7 @@ func Serve(port io.ReadWriter, version string) error {
 	}
 }
 
-// ready tells the host that there is no session. The 0 before the frame ends any incomplete earlier frame.
+// ready tells the host that there is no session. The zero byte before the frame ends any incomplete earlier frame.
 func (s *server) ready() error {
 	_, err := s.out.Write(wire.AppendFrame([]byte{0}, 0, 0, wire.KindReady))
 	return err
@@ -119,7 +120,7 @@ func (s *server) handle(f wire.Frame) error {
 	return nil
 }
 
-// control handles the frames of a stream that Mux.Handle does not handle.
+// control handles those frames of a stream that Mux.Handle leaves to it.
 func control(stream *wire.Stream, f wire.Frame) error {
 	switch f.Kind {
 	case wire.KindCancel:
@@ -132,5 +133,5 @@ func control(stream *wire.Stream, f wire.Frame) error {
 			j.resize(binary.BigEndian.Uint16(f.Payload), binary.BigEndian.Uint16(f.Payload[2:]))
 		}
 	}
-	return nil // also for kinds of a newer protocol
+	return nil // also for frame kinds of a newer protocol
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openTerminal makes a pseudo-terminal. If the guest has no devpts, it mounts one at /dev/pts.
+// openTerminal makes a pseudo-terminal. If the guest has no devpts, openTerminal mounts one at /dev/pts.
 func openTerminal(columns, rows uint16) (master, slave *os.File, err error) {
 	master, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if os.IsNotExist(err) || err == nil && !mounted(master) {

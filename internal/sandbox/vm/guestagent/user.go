@@ -16,7 +16,7 @@ const (
 	maxDatabase = 1 << 20
 )
 
-// user is the user that runs a program.
+// user is the user as whom a program runs.
 type user struct {
 	name     string
 	uid, gid uint32
@@ -99,8 +99,8 @@ func records(path string, fields int) (all [][]string) {
 	return all
 }
 
-// credential returns the credential for starting a program as u. It is nil if u is the agent's own user, so that exec
-// works even if the kernel lacks the system calls for groups.
+// credential returns the credential for starting a program as this user. It is nil for the agent's own user, so that
+// exec works even if the kernel lacks the system calls for groups.
 func (u user) credential() *syscall.Credential {
 	if u.uid == uint32(os.Getuid()) && u.gid == uint32(os.Getgid()) && len(u.groups) == 0 {
 		return nil
@@ -108,7 +108,7 @@ func (u user) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}
 }
 
-// directory returns the home directory, or / if it is missing.
+// directory returns the home directory, or / if that does not exist.
 func (u user) directory() string {
 	if st, err := os.Stat(u.home); err == nil && st.IsDir() {
 		return u.home

@@ -24,7 +24,8 @@ const (
 	sessionPause = 20 * time.Millisecond
 )
 
-// Agent connects to the agent in one machine's guest, which may have none. Its methods are safe for concurrent use.
+// Agent connects to the agent in one machine's guest. The guest may have no agent. Its methods are safe for concurrent
+// use.
 type Agent struct {
 	socket string
 	log    *slog.Logger
@@ -40,7 +41,8 @@ type Agent struct {
 	changed chan struct{} // closed when mux or refused changes
 }
 
-// Open returns an Agent that connects to socket, a machine's machine.AgentSocket. The machine need not run yet.
+// Open returns an Agent that connects to the given socket, which is a machine's machine.AgentSocket. The machine need
+// not run yet.
 func Open(socket string, log *slog.Logger) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Agent{socket: socket, log: log, cancel: cancel, done: make(chan struct{}), opening: make(chan struct{}, 1), changed: make(chan struct{})}
@@ -172,11 +174,11 @@ func (a *Agent) serve(ctx context.Context, conn io.ReadWriter) error {
 	}
 }
 
-// hello begins a session. The 0 before the frame ends any incomplete earlier frame.
+// hello begins a session. The zero byte before the frame ends any incomplete earlier frame.
 func (l *link) hello() error {
 	var number [8]byte
 	_, _ = rand.Read(number[:])                           // never fails
-	session := binary.BigEndian.Uint64(number[:])/2*2 + 1 // not 0, which means no session
+	session := binary.BigEndian.Uint64(number[:])/2*2 + 1 // never 0, because 0 means no session
 	l.mux = wire.NewMux(session, control)
 	hello := wire.Hello{MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion}
 	_, err := l.out.Write(wire.AppendFrame([]byte{0}, session, 0, wire.KindHello, hello.Append(nil)))

@@ -117,7 +117,7 @@ func (c *call) failure() error {
 // control handles the results of operations.
 func control(s *wire.Stream, f wire.Frame) error {
 	if f.Kind != wire.KindResult {
-		return nil // a kind of a newer protocol
+		return nil // a frame kind of a newer protocol
 	}
 	c, ok := s.Value().(*call)
 	if !ok {
@@ -131,7 +131,7 @@ func control(s *wire.Stream, f wire.Frame) error {
 	return nil
 }
 
-// printable replaces unprintable characters in a text from the guest, and cuts it to maxText.
+// printable replaces unprintable characters in a text from the guest, and cuts the text to maxText bytes.
 func printable(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]

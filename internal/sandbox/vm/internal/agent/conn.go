@@ -28,7 +28,7 @@ type Conn struct {
 var _ net.Conn = (*Conn)(nil)
 
 // DialTCP connects to a port of the guest's localhost, at 127.0.0.1 or, if that fails, at [::1]. It returns a *Conn, or
-// errdefs.ErrUnavailable if the guest cannot connect. The connection does not end with ctx.
+// errdefs.ErrUnavailable if the guest cannot connect. The connection does not end when ctx ends.
 func (a *Agent) DialTCP(ctx context.Context, port uint16) (net.Conn, error) {
 	if port == 0 {
 		return nil, fmt.Errorf("connect to port 0 in the guest: not a port: %w", errdefs.ErrInvalidArgument)

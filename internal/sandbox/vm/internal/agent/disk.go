@@ -21,15 +21,16 @@ const (
 	Label = "TRIPODAGENT"
 )
 
-// FindProgram returns the path of tripod-agent, beside this process's executable or in PATH. It returns
+// FindProgram looks for tripod-agent beside this process's executable and in PATH, and returns its path. It returns
 // errdefs.ErrNotFound if the program is missing.
 func FindProgram() (string, error) {
 	return process.FindProgram(ProgramName, "for guests")
 }
 
-// Disk makes the image of a read-only disk (ISO 9660 with Rock Ridge) with the label Label and the executable program
-// as /tripod-agent, and returns its path. The file is in dir, and its name depends on its content. An existing file is
-// not replaced, and older files stay, because machines may still use them.
+// Disk makes the image of a read-only disk (ISO 9660 with Rock Ridge) in the directory dir, and returns the image's
+// path. The disk has the label Label, and holds the given program as /tripod-agent. The name of the image file depends
+// on the content. Disk neither replaces an existing image nor removes older images, because machines may still use
+// them.
 func Disk(dir, program string) (path string, err error) {
 	defer func() {
 		if err != nil {

@@ -7,8 +7,8 @@
 //	Disk ──▶ an ISO image with the program, labelled TRIPODAGENT, which every machine gets as a disk
 //
 // An Agent connects on its own, and reconnects after QEMU, the guest or the guest's agent has restarted. A program in
-// the guest ends with the session that started it. So it also ends with the daemon.
+// the guest ends when the session that started it ends, and therefore also when the daemon ends.
 //
-// Input from the guest is not trusted: wire bounds frames, windows and streams, and this package bounds texts. The
-// package must not know pods or containers.
+// Input from the guest is not trusted: wire bounds frames, windows and streams, and this package limits the length of
+// texts. The package must not know about pods or containers.
 package agent

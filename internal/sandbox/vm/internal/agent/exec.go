@@ -26,10 +26,11 @@ type Command struct {
 	User string
 }
 
-// Exec runs a program in the guest and returns its exit code, 128+n if signal n killed it. If the guest does not have
-// the program, the error is errdefs.ErrInvalidArgument. When ctx ends, the program and all processes in its session are
-// killed. If the program has ended but a child keeps its stdio open, Exec returns after a second. After Exec has
-// returned, a read of cmd.Stdin may still be under way and, if ctx has ended, a write of output.
+// Exec runs a program in the guest. It returns the program's exit code, or 128+n if signal n killed the program. If the
+// guest does not have the program, the error is errdefs.ErrInvalidArgument. When ctx ends, the program and all
+// processes in its session are killed. If a child process keeps the program's stdio open after the program has ended,
+// Exec returns after a second. After Exec has returned, a read from cmd.Stdin may still be under way. If ctx has ended,
+// a write to cmd.Stdout or cmd.Stderr may still be under way, too.
 func (a *Agent) Exec(ctx context.Context, cmd Command) (int32, error) {
 	if len(cmd.Cmd) == 0 {
 		return 0, fmt.Errorf("exec: the command is empty: %w", errdefs.ErrInvalidArgument)
@@ -87,7 +88,7 @@ func (c *call) copyOut(channel byte, to io.Writer) {
 	}
 }
 
-// copyIn copies from a reader to the program's stdin and closes stdin at the reader's end.
+// copyIn copies from a reader to the program's stdin and closes stdin when the reader ends.
 func (c *call) copyIn(from io.Reader) {
 	buf := make([]byte, copyBuffer)
 	for {

@@ -32,14 +32,14 @@ const (
 	qgaKillTime = 5 * time.Second
 )
 
-// QGA is a client of the qemu-guest-agent in a guest, which may have none. The agent's socket serves one client at a
-// time, so each request uses its own connection, and all callers must share one QGA per machine.
+// QGA is a client of the qemu-guest-agent in a guest. The guest may have no such agent. The agent's socket serves one
+// client at a time, so each request uses its own connection, and all callers must share one QGA per machine.
 type QGA struct {
 	socket string
 	busy   chan struct{} // a lock, held while connected
 }
 
-// OpenQGA returns the QGA for socket, a machine's machine.QGASocket. It does not connect yet.
+// OpenQGA returns a QGA for the given socket, which is a machine's machine.QGASocket. It does not connect yet.
 func OpenQGA(socket string) *QGA { return &QGA{socket: socket, busy: make(chan struct{}, 1)} }
 
 // Ping returns nil if the agent answers, and errdefs.ErrUnavailable if it does not within 3 seconds or before ctx ends.
@@ -157,7 +157,7 @@ func (q *QGA) connect(ctx context.Context) (*qgaConn, error) {
 	return c, nil
 }
 
-// bind makes reads and writes fail when ctx ends. It replaces an earlier context.
+// bind makes reads and writes fail when ctx ends. This context replaces that of an earlier call.
 func (c *qgaConn) bind(ctx context.Context) {
 	if c.stop != nil {
 		c.stop()
@@ -172,8 +172,8 @@ func (c *qgaConn) close() {
 	<-c.agent.busy
 }
 
-// sync discards the answers to earlier requests. The answer to guest-sync-delimited is preceded by the byte 0xff, which
-// never occurs in JSON.
+// sync sends guest-sync-delimited and discards the answers to earlier requests. Before its answer to
+// guest-sync-delimited, the agent sends the byte 0xff, which never occurs in JSON.
 func (c *qgaConn) sync() error {
 	var number [4]byte
 	_, _ = rand.Read(number[:]) // never fails
@@ -197,7 +197,7 @@ func (c *qgaConn) sync() error {
 	}
 }
 
-// readTo reads up to the byte end, and at most about qgaMaxAnswer bytes. It returns the bytes before end.
+// readTo reads up to the given byte, but at most about qgaMaxAnswer bytes. It returns the bytes before the given byte.
 func (c *qgaConn) readTo(end byte) ([]byte, error) {
 	var line []byte
 	for {
@@ -259,7 +259,7 @@ func (q *QGA) ask(ctx context.Context, command string, arguments, answer any) er
 	return nil
 }
 
-// await polls until the program has ended. If ctx ends first, it kills the program.
+// await polls until the program has ended. If ctx ends first, await kills the program.
 func (q *QGA) await(ctx context.Context, pid int64) (status qgaStatus, err error) {
 	for pause := qgaPoll; ; pause = min(2*pause, qgaPollMax) {
 		err = q.ask(ctx, "guest-exec-status", map[string]any{"pid": pid}, &status)

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// Info is a guest's description of itself. Texts are printable and bounded, but the guest may lie.
+// Info is a guest's description of itself. All texts are printable and of limited length, but the guest may lie.
 type Info struct {
 	// Program is the version of tripod-agent, Kernel the kernel's release, Machine the architecture.
 	Program    string        `json:"program"`
@@ -82,7 +82,7 @@ func (a *Agent) Stats(ctx context.Context) (Stats, error) {
 	return stats, nil
 }
 
-// ask runs an operation that only has a result, and parses the result.
+// ask runs an operation that transfers nothing but a result, and parses the result.
 func (a *Agent) ask(ctx context.Context, op wire.Op, parse func([]byte) error) error {
 	c, err := a.open(ctx, op, nil)
 	if err != nil {
