@@ -5,8 +5,9 @@
 //	                              ├────▶ warnings   unknown keys, keys without effect
 //	                              └────▶ error      InvalidArgument: key, value, allowed values
 //
-// The list of keys is data (Known), which Parse, the documentation's table and the tests are based on. Where Tripod
-// differs from Virtlet, for example by refusing a value that Virtlet ignores, the table says so.
+// Known lists the keys. Parse, the table in the documentation and the tests all use that list. Where Tripod differs
+// from Virtlet, for example by refusing a value that Virtlet ignores, the list says so.
 //
-// The package must not read files or know mounts. It only checks the syntax of a reference to a ConfigMap or Secret.
+// The package must not read files or know about mounts. In a reference to a ConfigMap or Secret, it checks only the
+// syntax.
 package annotations

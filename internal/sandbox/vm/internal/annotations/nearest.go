@@ -2,7 +2,7 @@ package annotations
 
 import "strings"
 
-// nearest returns the known key that is most similar to key, ignoring case.
+// nearest returns the known key that is most similar to the given key, ignoring case.
 func nearest(key string) string {
 	best, least := "", -1
 	for _, a := range Known {
@@ -18,7 +18,8 @@ func nearest(key string) string {
 	return best
 }
 
-// distance returns the Levenshtein distance. It cuts strings to 317 bytes, the maximum length of an annotation key.
+// distance returns the Levenshtein distance between two strings. It first cuts them to 317 bytes, the maximum length of
+// an annotation key.
 func distance(a, b string) int {
 	a, b = a[:min(len(a), 317)], b[:min(len(b), 317)]
 	row := make([]int, len(b)+1)

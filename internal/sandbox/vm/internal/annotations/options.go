@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 )
 
-// The prefixes of Virtlet's keys, which have no domain, and of our own.
+// VirtletPrefix is the prefix of Virtlet's keys, which have no domain. Prefix is the prefix of our own keys.
 const (
 	VirtletPrefix = "Virtlet"
 	Prefix        = "tripod.dev/vm."
@@ -44,7 +44,7 @@ type Source struct {
 // IsZero reports whether there is no reference.
 func (s Source) IsZero() bool { return s.Kind == "" }
 
-// String returns the reference as in the annotation.
+// String returns the reference in the form that the annotation has.
 func (s Source) String() string {
 	if s.Key == "" {
 		return s.Kind + "/" + s.Name
@@ -80,21 +80,23 @@ type Options struct {
 	SystemUUID string
 
 	ImageType ImageType
-	// MetaData and UserData are cloud-init's, with JSON's types (numbers are json.Number), or nil.
+	// MetaData and UserData are cloud-init's meta-data and user-data, or nil. The values have the types of decoded
+	// JSON, with json.Number for numbers.
 	MetaData, UserData map[string]any
-	// UserDataOverwrite means that keys in UserData replace those in UserDataSource, and SSHKeys those in SSHKeySource.
+	// UserDataOverwrite means that keys in UserData replace those in UserDataSource, and that SSHKeys replace the keys
+	// in SSHKeySource.
 	UserDataOverwrite bool
-	// UserDataScript is the whole user-data.
+	// UserDataScript is the whole user-data, or empty.
 	UserDataScript string
 	// UserDataSource holds user-data. If UserDataSourceKey is empty, each of its keys is a key in the user-data. Otherwise
 	// the value of UserDataSourceKey is the whole user-data, in UserDataSourceEncoding.
 	UserDataSource         Source
 	UserDataSourceKey      string
 	UserDataSourceEncoding string
-	// SSHKeys are lines of an authorized_keys file. SSHKeySource holds more lines; its Key is not empty.
+	// SSHKeys are lines of an authorized_keys file. SSHKeySource holds more such lines; its Key is never empty.
 	SSHKeys      []string
 	SSHKeySource Source
-	// FilesSource has files for the guest.
+	// FilesSource holds files for the guest.
 	FilesSource Source
 	// ForceDHCP means that the guest gets its addresses by DHCP.
 	ForceDHCP bool
@@ -109,10 +111,10 @@ type Options struct {
 	VNC bool
 }
 
-// Parse parses a pod's annotations. It ignores empty values and annotations without our prefixes. A value that is not
-// allowed, or that differs from the value under the setting's other name, is errdefs.ErrInvalidArgument; the error
-// names the key and shows the value. The warnings are sentences in a stable order. They are about unknown keys with our
-// prefixes and about keys that have no effect.
+// Parse parses a pod's annotations. It ignores empty values and annotations without our prefixes. If a value is not
+// allowed, or differs from the value under the setting's other name, Parse returns errdefs.ErrInvalidArgument. The
+// error names the key and shows the value. The warnings are sentences in a stable order. They are about unknown keys
+// with our prefixes and about keys that have no effect.
 func Parse(all map[string]string) (Options, []string, error) {
 	o := Options{VCPUs: 1, DiskBus: machine.BusVirtio, ImageType: NoCloud, UserDataSourceEncoding: EncodingPlain}
 	given := keys{}
@@ -140,8 +142,8 @@ func Parse(all map[string]string) (Options, []string, error) {
 	return o, append(warnings, more...), nil
 }
 
-// lookup finds the setting under either of its names, and returns the key and the value. The value is empty if the
-// setting is not given.
+// lookup looks for the setting under both of its names, and returns the key and the value. The value is empty if the
+// annotations do not have the setting.
 func (a *Annotation) lookup(all map[string]string) (key, value string, err error) {
 	own, virtlet := all[a.Key()], ""
 	if a.Virtlet != "" {
@@ -158,10 +160,10 @@ func (a *Annotation) lookup(all map[string]string) (key, value string, err error
 	}
 }
 
-// keys maps the names of given settings to their keys.
+// keys maps the name of each setting in the annotations to the key that the annotations use for it.
 type keys map[string]string
 
-// of returns the key under which a setting was given, or our key if it was not given.
+// of returns the key that the annotations use for a setting, or our own key if they do not have the setting.
 func (k keys) of(name string) string {
 	if key := k[name]; key != "" {
 		return key
@@ -169,7 +171,7 @@ func (k keys) of(name string) string {
 	return Prefix + name
 }
 
-// checkCombinations refuses a key that needs another key which is missing, and warns about keys that have no effect.
+// checkCombinations refuses a key if another key that it needs is missing, and warns about keys that have no effect.
 func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 	const (
 		script, data                 = "cloud-init-user-data-script", "cloud-init-user-data"
@@ -232,8 +234,7 @@ func unknown(all map[string]string) []string {
 	return warnings
 }
 
-// shown returns a value in the form for messages. Long values are not shown, because they may be confidential
-// user-data.
+// shown returns a value as messages show it. Long values are not shown, because they may be confidential user-data.
 func shown(value string) string {
 	if len(value) > 100 || strings.ContainsAny(value, "\n\r") {
 		return fmt.Sprintf("a text of %d bytes", len(value))

@@ -22,7 +22,7 @@ type Annotation struct {
 	set func(o *Options, value string) error
 }
 
-// Key returns our own key of the setting.
+// Key returns our own key for the setting.
 func (a *Annotation) Key() string { return Prefix + a.Name }
 
 const allowedBool = `"true" or "false"`

@@ -26,8 +26,8 @@ const (
 	maxSSHKeyLine = 16 << 10
 )
 
-// The allowed forms of values. An objectName is the name of a Kubernetes object (RFC 1123 subdomain), a dataKey a key
-// in a ConfigMap. A quantity is limited before it is parsed, because the parser computes 10^N for any N.
+// The allowed forms of values. objectName matches the name of a Kubernetes object (RFC 1123 subdomain), and dataKey a
+// key in a ConfigMap. quantity also limits the exponent N, because the parser of quantities computes 10^N for any N.
 var (
 	objectName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	dataKey     = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
@@ -161,7 +161,7 @@ func SSHKeys(text string) ([]string, error) {
 	return keys, nil
 }
 
-// parseSource parses KIND/NAME and, if withKey is true, KIND/NAME/KEY.
+// parseSource parses a reference of the form KIND/NAME or, if withKey is true, also of the form KIND/NAME/KEY.
 func parseSource(value string, withKey bool) (Source, error) {
 	parts := strings.Split(value, "/")
 	if len(parts) != 2 && (!withKey || len(parts) != 3) {
@@ -183,8 +183,8 @@ func parseSource(value string, withKey bool) (Source, error) {
 	return s, nil
 }
 
-// Mapping parses a mapping in YAML or JSON. Numbers are json.Number, as written. Duplicate keys are an error. An empty
-// text is a nil mapping.
+// Mapping parses a mapping in YAML or JSON. Numbers become json.Number, exactly as written. Duplicate keys are an
+// error. For an empty text, the result is nil.
 func Mapping(text string) (map[string]any, error) {
 	if len(text) > maxText {
 		return nil, errTooLong
@@ -200,7 +200,7 @@ func Mapping(text string) (map[string]any, error) {
 	return m, nil
 }
 
-// Value parses any value in YAML or JSON, like Mapping.
+// Value is like Mapping, but parses a value of any type.
 func Value(text string) (any, error) {
 	asJSON, err := yaml.YAMLToJSONStrict([]byte(text))
 	if err != nil {

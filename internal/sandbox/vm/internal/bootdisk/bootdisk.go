@@ -28,7 +28,8 @@ var guidESP = []byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b,
 
 // Finding is the result of Inspect.
 type Finding struct {
-	// Signed means that the disk has a boot sector, to which a BIOS jumps. NoCode means that the boot sector has no code.
+	// Signed means that the disk's first sector is marked as a boot sector, so that a BIOS jumps to it. NoCode means
+	// that the boot sector has no code.
 	Signed, NoCode bool
 	// EFI means that the disk has an EFI system partition.
 	EFI bool
@@ -47,8 +48,8 @@ func (f Finding) Unbootable() string {
 	}
 }
 
-// Inspect inspects a disk of size bytes. If a partition reaches beyond the disk's end, it returns
-// errdefs.ErrInvalidArgument. It returns disk's errors unchanged.
+// Inspect inspects a disk of the given size in bytes. If a partition reaches beyond the disk's end, Inspect returns
+// errdefs.ErrInvalidArgument. It returns errors from reading the disk unchanged.
 func Inspect(disk io.ReaderAt, size uint64) (Finding, error) {
 	var boot [sector]byte
 	if err := readAt(disk, boot[:], 0); err != nil {
@@ -74,7 +75,8 @@ func Inspect(disk io.ReaderAt, size uint64) (Finding, error) {
 	return f, nil
 }
 
-// partition is an entry in a partition table. first is its first sector, end the first sector after it.
+// partition is an entry in a partition table. first is the partition's first sector, and end the first sector after the
+// partition.
 type partition struct {
 	number     int
 	kind       byte
@@ -147,7 +149,7 @@ func (f *Finding) inspectGPT(disk io.ReaderAt, size uint64) error {
 	return nil
 }
 
-// readAt fills buf from disk, with zeros after the disk's end.
+// readAt fills buf with the disk's content at an offset. Beyond the disk's end, it fills buf with zeros.
 func readAt(disk io.ReaderAt, buf []byte, at int64) error {
 	n, err := disk.ReadAt(buf, at)
 	clear(buf[n:])

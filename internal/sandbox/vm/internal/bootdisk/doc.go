@@ -1,9 +1,9 @@
-// Package bootdisk detects two defects of a disk that a BIOS misses: a boot sector without code, which disks for UEFI
-// have and to which the BIOS would jump, and partitions that reach beyond the end of a truncated disk. Begin with
-// Inspect.
+// Package bootdisk detects two defects of a disk that a BIOS misses: a boot sector without code, and partitions that
+// reach beyond the end of a truncated disk. Disks for UEFI have such a boot sector, and the BIOS would jump to it.
+// Begin with Inspect.
 //
-// It reads the boot sector and the GUID partition table, but no file systems. It does not report a missing boot sector,
-// because the firmware does. It knows neither images nor pods, and decides nothing.
+// The package reads the boot sector and the GUID partition table, but no file systems. It does not report a missing
+// boot sector, because the firmware does. It must not know about images or pods, and only reports what it finds.
 //
 // Sources: UEFI specification 2.10, chapter 5 (GPT, protective MBR); SeaBIOS, src/boot.c (boot_disk).
 package bootdisk

@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Input holds everything that goes into a disk. The same input, with the same files in the mounts, gives the same
-// bytes.
+// Input holds everything that goes into a disk. The same input, with the same files in the mounts, yields an identical
+// disk.
 type Input struct {
 	Options annotations.Options
 	// PodUID is the default instance-id, so that a new pod with the same name is a new instance.
@@ -44,16 +44,16 @@ type EnvVar struct{ Name, Value string }
 type Mount struct {
 	HostPath, ContainerPath string
 	ReadOnly                bool
-	// Tag is the share's tag, from ShareTag, if Classify returns KindShare.
+	// Tag is the share's tag, made by ShareTag. Only mounts of the kind KindShare need one.
 	Tag string
 }
 
 // Device is a disk with the serial number Serial (1 to 20 letters, digits, '-' and '_'). In the guest, Path becomes a
-// link to it.
+// link to the disk.
 type Device struct{ Serial, Path string }
 
-// Interface is one of the guest's NICs. The guest finds it by its MAC and renames it to Name. A NIC without addresses
-// stays down.
+// Interface is one of the guest's NICs. The guest finds the NIC by its MAC and renames it to Name. A NIC without
+// addresses stays down.
 type Interface struct {
 	Name, MAC string
 	MTU       int
@@ -61,7 +61,8 @@ type Interface struct {
 	Routes    []Route
 }
 
-// Route is a route to Dst through the gateway Via, or on the link if Via is not valid. Metric 0 is the guest's default.
+// Route is a route to Dst through the gateway Via, or directly on the link if Via is not valid. Metric 0 is the guest's
+// default.
 type Route struct {
 	Dst    netip.Prefix
 	Via    netip.Addr
@@ -172,7 +173,7 @@ func (b *builder) parts(network func() ([]byte, error)) (p parts, err error) {
 	return p, nil
 }
 
-// Allowed forms of text that comes from outside and becomes part of shell, YAML or JSON.
+// Allowed forms of text that comes from outside and becomes part of a shell script, YAML or JSON.
 var (
 	hostname     = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*$`)
 	searchDomain = regexp.MustCompile(`^[-_A-Za-z0-9.]{1,253}$`)

@@ -8,7 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Files with the container's environment: for the guest's shells (Virtlet's path), and for systemd's user sessions.
+// Files in the guest with the container's environment. Shells can source the first, which has the same path as
+// Virtlet's. systemd's user sessions read the second.
 const (
 	environmentPath  = "/etc/cloud/environment"
 	environmentDPath = "/etc/environment.d/90-tripod.conf"
@@ -20,7 +21,7 @@ var (
 	plainValue = regexp.MustCompile(`^[-+./:@%^,_A-Za-z0-9]*$`)
 )
 
-// environment returns the container's environment in two forms: as a file that a shell can source, and for
+// environment returns the container's environment in two forms: as a file that a shell can source, and as a file for
 // environment.d(5). If a variable is given twice, the last value counts. Names with a line break, NUL or '=' and values
 // with NUL are refused. Names that a shell does not allow are left out, with a warning.
 func (b *builder) environment() (shell, systemd string, err error) {

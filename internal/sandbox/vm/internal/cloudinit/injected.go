@@ -15,7 +15,8 @@ import (
 )
 
 // injectedFiles returns the files in Options.FilesSource: the key X holds a file's content, X_path its path in the
-// guest, and X_encoding the encoding, base64 (the default) or plain. Only root can read files from a Secret.
+// guest, and X_encoding the content's encoding, which is base64 (the default) or plain. Only root can read files from a
+// Secret.
 func (b *builder) injectedFiles() ([]file, error) {
 	s := b.in.Options.FilesSource
 	if s.IsZero() {

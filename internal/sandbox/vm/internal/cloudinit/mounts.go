@@ -46,10 +46,10 @@ const (
 // apiVolume matches the directory of a volume whose files the kubelet writes from API objects.
 var apiVolume = regexp.MustCompile(`/volumes/kubernetes\.io~(secret|configmap|downward-api|projected)/([^/]+)$`)
 
-// Classify returns how a mount reaches the guest if driver shares directories. Directories of Secrets, ConfigMaps and
-// similar volumes are shared by virtio-fs, so that the guest sees updates; with other drivers they are copied. A
-// missing host path is errdefs.ErrFailedPrecondition. A host path that is not a file, directory or block device is
-// errdefs.ErrInvalidArgument.
+// Classify returns how a mount reaches the guest if the given driver shares directories. Directories of Secrets,
+// ConfigMaps and similar volumes are shared by virtio-fs, so that the guest sees updates; with other drivers they are
+// copied. Classify returns errdefs.ErrFailedPrecondition if the host path is missing, and errdefs.ErrInvalidArgument if
+// it is not a file, directory or block device.
 func Classify(hostPath, containerPath string, driver machine.ShareDriver) (Kind, error) {
 	if strings.HasPrefix(path.Clean(containerPath), SourceDir+"/") {
 		return KindSource, nil
@@ -87,8 +87,8 @@ func (b *builder) read(m Mount) ([]file, error) {
 	}
 	dir, name := m.HostPath, "."
 	if !info.IsDir() {
-		// The path of a single file may end in a link that leads elsewhere. Following it is safe, because the kubelet or an
-		// administrator made it.
+		// The path of a single file may end in a link that leads elsewhere. Following the link is safe, because the
+		// kubelet or an administrator made it.
 		if dir, err = filepath.EvalSymlinks(m.HostPath); err != nil {
 			return nil, fail(fmt.Errorf("%v: %w", err, errdefs.ErrFailedPrecondition))
 		}
@@ -114,8 +114,8 @@ func (b *builder) read(m Mount) ([]file, error) {
 	return files, nil
 }
 
-// readDir appends the files below a directory to files. It skips names that begin with "..", which hold the kubelet's
-// versions of the volume. The other names are links into the current version.
+// readDir appends the files below a directory to files. It skips entries whose names begin with "..". These entries
+// hold the kubelet's versions of the volume; all other entries are links into the current version.
 func (b *builder) readDir(root *os.Root, name string, depth int, files []file) ([]file, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%s: more than %d directories deep: %w", name, maxDepth, errdefs.ErrInvalidArgument)

@@ -27,8 +27,8 @@ func (i Interface) families() (v4, v6 bool) {
 	return v4, v6
 }
 
-// onLink reports whether a route through the gateway via needs the flag on-link, because the gateway is outside the
-// interface's networks. IPv6 link-local gateways never need the flag.
+// onLink reports whether a route through the given gateway needs the flag on-link. A route needs it if the gateway is
+// outside the interface's networks. IPv6 link-local gateways never need the flag.
 func (i Interface) onLink(via netip.Addr) bool {
 	for _, a := range i.Addrs {
 		if a.Masked().Contains(via) {
@@ -81,7 +81,8 @@ func (b *builder) networkConfig() ([]byte, error) {
 //
 // When cloud-init 22.4 converts this format instead of passing it to netplan, it has three bugs. It turns a route to
 // ::/0 into a route to ::/64, so static uses gateway6 instead. It rejects "default" as a destination. And it fails on a
-// route without a gateway. CNI plugins add such routes to reach a gateway; here the flag on-link has the same effect.
+// route without a gateway. CNI plugins add such routes to reach a gateway; static sets the flag on-link instead, which
+// has the same effect.
 func (b *builder) static(i Interface, e map[string]any) {
 	var addrs, routes []any
 	for _, a := range i.Addrs {
@@ -107,7 +108,8 @@ func (b *builder) static(i Interface, e map[string]any) {
 	}
 }
 
-// gatewayRoutes returns the routes that have a gateway. It warns about the other routes, except routes to a gateway.
+// gatewayRoutes returns the routes that have a gateway. It warns about the other routes, except those that only lead to
+// a gateway.
 func (b *builder) gatewayRoutes(i Interface) (routes []Route) {
 	for _, r := range i.Routes {
 		if r.Via.IsValid() {
@@ -172,7 +174,7 @@ func (b *builder) networkData() ([]byte, error) {
 		}
 		services = append(services, service)
 	}
-	if len(search) > 0 && len(networks) > 0 { // there is no DNS server entry to hold them
+	if len(search) > 0 && len(networks) > 0 { // no DNS server's entry holds the search domains
 		networks[0].(map[string]any)["dns_search"] = search
 	}
 	return encodeJSON(map[string]any{"links": links, "networks": networks, "services": services})

@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// linkFunction finds the disk with the serial number $1 and links $2 to it, unless $2 exists and is not a link. It does
-// not need udev. virtio-blk and SCSI have different files for the serial number.
+// linkFunction makes $2 a link to the disk with the serial number $1, unless $2 exists and is not a link. It does not
+// need udev. virtio-blk and SCSI have different files for the serial number.
 const linkFunction = `link_device() {
 	for f in /sys/block/*/serial /sys/block/*/device/vpd_pg80; do
 		[ -r "$f" ] || continue
@@ -83,8 +83,8 @@ func (b *builder) mountCommands(shares []Mount) string {
 	return s.String()
 }
 
-// startAgent runs the agent from the disk labelled TRIPODAGENT, and restarts it whenever it ends. It finds the disk
-// even without udev, because the label is at byte 40 of sector 16.
+// startAgent runs the agent from the disk labelled TRIPODAGENT, and restarts it whenever it ends. Without udev, it
+// finds the disk by the label at byte 40 of sector 16.
 const startAgent = `dir=/run/tripod-agent
 disk=/dev/disk/by-label/TRIPODAGENT
 if [ ! -b "$disk" ]; then

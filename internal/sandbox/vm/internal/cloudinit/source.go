@@ -11,7 +11,7 @@ import (
 
 // findSource returns the mount that holds a ConfigMap or Secret: the mount at SourceDir/KIND/NAME, otherwise the pod's
 // volume of that kind and name, wherever it is mounted. A volume's directory has the name of the volume, not of the
-// object, so a volume is found only if both have the same name.
+// object, so a volume is found only if it has the same name as the object.
 func (b *builder) findSource(s annotations.Source) (Mount, error) {
 	for _, m := range b.in.Mounts {
 		if path.Clean(m.ContainerPath) == path.Join(SourceDir, s.Kind, s.Name) {

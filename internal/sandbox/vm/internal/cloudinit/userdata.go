@@ -65,7 +65,7 @@ func (b *builder) wholeUserData(shares []Mount) ([]byte, error) {
 			}
 		}
 	}
-	// Check the files, although they are not written.
+	// Check the files, although they will not be written.
 	files, err := b.writeFiles(shares)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,8 @@ func (b *builder) wholeUserData(shares []Mount) ([]byte, error) {
 	return []byte(strings.ReplaceAll(string(text), mountScript, scripts)), nil
 }
 
-// podUserData returns the pod's user-data: the source's keys, overridden by or merged with the annotation's.
+// podUserData returns the pod's user-data: the keys in the source, replaced by or merged with the keys in the
+// annotation.
 func (b *builder) podUserData() (map[string]any, error) {
 	o := b.in.Options
 	data := map[string]any{}
@@ -102,7 +103,8 @@ func (b *builder) podUserData() (map[string]any, error) {
 	return merge(data, o.UserData).(map[string]any), nil
 }
 
-// merge merges mappings and appends lists; over replaces any other value. It does not change its arguments.
+// merge merges two mappings, or appends one list to another. In any other case it returns the second value. It does not
+// change its arguments.
 func merge(base, over any) any {
 	switch over := over.(type) {
 	case map[string]any:
@@ -184,9 +186,9 @@ func (b *builder) mountOptions(m Mount) string {
 	return o
 }
 
-// addMounts adds the shares to the mounts in data. In the pod's own mounts, it replaces device paths with udev's,
-// because our links do not exist yet when cloud-init mounts. The vendor-data also mounts the shares, because cloud-init
-// 22.4 mounts only block devices and names with a colon.
+// addMounts adds the shares to the mounts in data. In the pod's own mounts, it replaces the devices' paths with udev's
+// links, because our own links do not exist yet when cloud-init mounts. The vendor-data also mounts the shares, because
+// cloud-init 22.4 mounts only block devices and names with a colon.
 func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	var more []any
 	for _, m := range shares {
@@ -228,7 +230,7 @@ func (b *builder) writeFiles(shares []Mount) ([]any, error) {
 	}
 	for _, m := range b.in.Mounts {
 		if kind, err := Classify(m.HostPath, m.ContainerPath, b.in.ShareDriver); err != nil || kind != KindFiles {
-			continue // shares reports the error
+			continue // b.shares has already reported the error
 		}
 		files, err := b.read(m)
 		if err != nil {

@@ -20,7 +20,8 @@ type Place struct {
 	Prepare func() error
 }
 
-// Start starts cmd, which must not have a context. A missing cgroup is errdefs.ErrFailedPrecondition.
+// Start starts the command, which must not have been made by exec.CommandContext. It returns
+// errdefs.ErrFailedPrecondition if the cgroup is missing.
 func Start(cmd *exec.Cmd, at Place) error {
 	cmd.SysProcAttr.Setsid = true
 	err := at.Tree.Start(cmd, at.Cgroup, func() error {
@@ -36,7 +37,7 @@ func Start(cmd *exec.Cmd, at Place) error {
 		return fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
 	// A core file would contain the guest's data, though not its RAM (dump-guest-core). Setting the limit of another
-	// user's process needs CAP_SYS_RESOURCE.
+	// user's process needs CAP_SYS_RESOURCE, so an error is ignored.
 	_ = unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
 	return nil
 }

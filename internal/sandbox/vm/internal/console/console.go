@@ -14,9 +14,11 @@ import (
 
 // Config configures a console.
 type Config struct {
-	// SerialLog is the path of machine.Definition.SerialLog. A missing file is made, readable by root only.
+	// SerialLog is the path of the machine's serial log (machine.Definition.SerialLog). A missing file is made,
+	// readable by root only.
 	SerialLog string
-	// Input is the path of the machine's machine.SerialInput. The file may be missing until the machine starts.
+	// Input is the path of the machine's serial input (machine.SerialInput). The file may be missing until the machine
+	// starts.
 	Input string
 	// StateFile is the path of the file with the offsets. Like SerialLog, the file must survive restarts of the machine.
 	StateFile string
@@ -35,8 +37,8 @@ type Console struct {
 }
 
 // Open opens a machine's console, which works until Close. It continues where the machine's previous Console stopped,
-// even if a SIGKILL stopped it. If the container's log cannot be opened, only the machine's first Console fails. A
-// later Console retries in the background, because the machine may already be running.
+// even if SIGKILL ended the previous daemon. If the container's log cannot be opened, Open fails only for the machine's
+// first Console. A later Console retries in the background, because the machine may already be running.
 func Open(cfg Config) (*Console, error) {
 	r, err := openRelay(cfg)
 	if err != nil {

@@ -15,8 +15,8 @@
 // failure this also holds for data that reached the disk, if the serial log survived. An unfinished line stays in the
 // serial log until it is complete.
 //
-// If the container's log cannot be written (a full disk), the relay retries. Meanwhile the serial log grows until its
-// file system is full. The container's log then says that output was lost.
+// If the container's log cannot be written, for example because the disk is full, the relay retries. Meanwhile the
+// serial log grows until its file system is full. The container's log then says that output was lost.
 //
-// The package must not know containers. It opens the log only with Config.OpenLog.
+// The package must not know about containers. It opens their logs only with Config.OpenLog.
 package console

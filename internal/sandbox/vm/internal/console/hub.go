@@ -72,7 +72,7 @@ func (h *hub) close() {
 	_ = h.serial.Close()
 }
 
-// add returns a new client, which receives later output. It returns nil if the hub is closed.
+// add returns a new client, which receives only output from now on. It returns nil if the hub is closed.
 func (h *hub) add() *stream.OutputQueue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,7 +100,8 @@ func (h *hub) drop(c *stream.OutputQueue) {
 	c.Discard()
 }
 
-// clientOffset returns the offset in the serial log up to which output has been sent to the clients.
+// clientOffset returns the offset in the serial log at which the output for the clients continues, or the largest
+// offset if there are no clients.
 func (h *hub) clientOffset() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -110,7 +111,7 @@ func (h *hub) clientOffset() int64 {
 	return h.offset
 }
 
-// follow sends new output to the clients, until close.
+// follow sends new output to the clients until close is called.
 func (h *hub) follow() {
 	for {
 		var again <-chan time.Time
@@ -159,7 +160,8 @@ func (h *hub) fanOut(p stream.Packet) {
 	}
 }
 
-// writeInput writes the clients' input to the pipe, until close. While the guest does not read, the clients wait.
+// writeInput writes the clients' input to the pipe until close is called. While the guest does not read, the clients
+// wait.
 func (h *hub) writeInput() {
 	var pipe *os.File
 	defer func() { _ = pipe.Close() }() // also if pipe is nil
@@ -173,7 +175,8 @@ func (h *hub) writeInput() {
 	}
 }
 
-// writePipe writes data to pipe. If that fails, or pipe is nil, it opens the pipe again. It returns the open pipe.
+// writePipe writes the data to the given pipe and returns the pipe. If the pipe is nil or the write fails, writePipe
+// opens the pipe again and retries.
 func (h *hub) writePipe(pipe *os.File, data []byte) *os.File {
 	for pause := redial; ; pause = min(2*pause, redialMax) {
 		var err error

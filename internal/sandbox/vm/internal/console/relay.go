@@ -20,7 +20,8 @@ const (
 	// batch is the maximum number of bytes that a step reads from the serial log, and roughly the maximum that it writes
 	// to the container's log.
 	batch = 64 << 10
-	// gather is the time to wait for more output before copying, because a guest writes to its console byte by byte.
+	// gather is how long to wait for more output before copying. More usually follows, because a guest writes to its
+	// console byte by byte.
 	gather = 10 * time.Millisecond
 	// retry is the pause after a failed write, and between polls if inotify does not work.
 	retry = time.Second
@@ -42,7 +43,7 @@ type relay struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	poll   bool // inotify does not work
-	// clientOffset returns the offset in the serial log that the hub will read next.
+	// clientOffset returns the offset in the serial log at which the hub will read next.
 	clientOffset func() int64
 
 	mu         sync.Mutex
@@ -53,7 +54,7 @@ type relay struct {
 	punched    int64 // the end of the freed part of the serial log; -1 if the file system cannot free parts
 	logPending bool  // the container's log must still be opened
 	full       bool  // the container's log has reached LogSizeMax
-	lostAt     int64 // the size of the serial log when its file system filled up, otherwise 0
+	lostAt     int64 // the size of the serial log when its file system was found full, otherwise 0
 	closed     bool
 }
 
@@ -78,7 +79,7 @@ func (r *relay) start() {
 	go r.run(ctx)
 }
 
-// run copies output until close.
+// run copies output until ctx ends.
 func (r *relay) run(ctx context.Context) {
 	defer close(r.done)
 	failing := false
@@ -138,7 +139,7 @@ func (r *relay) catchUp(ctx context.Context, last bool) error {
 	return ctx.Err()
 }
 
-// step copies a batch. It returns true if it copied anything, so that there may be more.
+// step copies a batch. It returns true if it copied anything, because there may then be more to copy.
 func (r *relay) step(last bool) (more bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -231,7 +232,8 @@ func (r *relay) append(text string) error {
 	return r.commit(line.Append(nil), 0)
 }
 
-// commit appends entries to the container's log and advances the committed offset by used. If it fails, it undoes both.
+// commit appends entries to the container's log and advances the committed offset by the used bytes. If either fails,
+// commit undoes both.
 func (r *relay) commit(entries []byte, used int64) error {
 	next := r.committed
 	next.offset += used
@@ -335,7 +337,7 @@ func (r *relay) close() error {
 	return r.release()
 }
 
-// release closes a relay whose run is not running.
+// release closes a relay before its method run has started or after that method has returned.
 func (r *relay) release() error {
 	serialLogs.remove(r.cfg.SerialLog, r.wake)
 	r.mu.Lock()

@@ -19,8 +19,9 @@ var (
 	fpResume = failpoint.New("console.relay.resume")
 )
 
-// open opens the files and resumes. If only the container's log fails, and the state file shows that this is not the
-// machine's first console, open sets logPending instead: a running machine must not fail because of its log.
+// open opens the files and resumes copying. If only the container's log fails, and the state file shows that this is
+// not the machine's first console, open sets logPending instead of returning the error, because a running machine must
+// not fail because of its log.
 func (r *relay) open() (err error) {
 	if r.serial, err = openOwn(r.cfg.SerialLog); err != nil {
 		return err
@@ -40,7 +41,7 @@ func (r *relay) open() (err error) {
 	return nil
 }
 
-// openLog opens the container's log and resumes.
+// openLog opens the container's log and resumes copying.
 func (r *relay) openLog() error {
 	file, err := r.cfg.OpenLog()
 	if err != nil {
@@ -103,7 +104,7 @@ func (r *relay) resume(file *os.File) error {
 	return r.setLog(file)
 }
 
-// setLog makes file the container's log and commits its current content.
+// setLog makes the given file the container's log and commits the file's current content.
 func (r *relay) setLog(file *os.File) error {
 	next := r.committed
 	next.log, next.logSize = fileID{}, 0
@@ -120,8 +121,8 @@ func (r *relay) setLog(file *os.File) error {
 	return nil
 }
 
-// firstData returns the offset of the first data at or after offset. After a power failure, the record may be older
-// than the last punch, so that there is a hole at offset.
+// firstData returns the offset of the first data at or after the given offset. After a power failure, the record may be
+// older than the last hole punched, so that the given offset may be in a hole.
 func firstData(f *os.File, offset, size int64) (int64, error) {
 	if offset >= size {
 		return offset, nil
@@ -142,8 +143,8 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	return start, nil
 }
 
-// truncateUncommitted truncates the container's log that saved describes to its committed size. That log is file or,
-// after a rotation, another file in the same directory.
+// truncateUncommitted truncates the container's log that is in the record to the size that was committed. This log is
+// the given file or, after a rotation, another file in the same directory.
 func truncateUncommitted(file *os.File, saved record) error {
 	if file == nil {
 		return nil

@@ -6,17 +6,17 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watcher wakes relays and hubs when their serial log changes. They share one inotify instance, because a user can have
-// only a few (fs.inotify.max_user_instances).
+// watcher wakes relays and hubs when their serial logs change. All relays and hubs share one inotify instance, because
+// a user can have only a few (fs.inotify.max_user_instances).
 type watcher struct {
 	mu     sync.Mutex
-	notify *fsnotify.Watcher // nil while there are no wakes
+	notify *fsnotify.Watcher // nil while wakes is empty
 	wakes  map[string]map[chan struct{}]bool
 }
 
 var serialLogs = &watcher{wakes: map[string]map[chan struct{}]bool{}}
 
-// add makes the watcher signal wake whenever the file at path changes.
+// add makes the watcher signal the channel wake whenever the file at path changes.
 func (w *watcher) add(path string, wake chan struct{}) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,7 +53,7 @@ func (w *watcher) remove(path string, wake chan struct{}) {
 	w.release()
 }
 
-// release closes inotify if there are no wakes left.
+// release closes the inotify instance if wakes is empty.
 func (w *watcher) release() {
 	if len(w.wakes) == 0 && w.notify != nil {
 		_ = w.notify.Close()

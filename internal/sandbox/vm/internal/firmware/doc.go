@@ -1,4 +1,4 @@
-// Package firmware reads what a machine's firmware writes to its debug port, and detects that the machine cannot boot.
+// Package firmware reads what a machine's firmware writes to its debug port, and detects a machine that cannot boot.
 // Begin with Report.
 //
 //	SeaBIOS ─ port 0x402 ─▶ isa-debugcon ─▶ ring buffer in QEMU ◀─ machine.Driver.Firmware ─▶ Report.Read
@@ -7,5 +7,5 @@
 // machine. A firmware that finds nothing to boot tries again every RetryTime, and writes the same output again. So no
 // output is lost if a daemon reads it and dies.
 //
-// The package knows neither drivers nor pods. The texts are from SeaBIOS 1.16, src/boot.c.
+// The package must not know about drivers or pods. The texts are from SeaBIOS 1.16, src/boot.c.
 package firmware

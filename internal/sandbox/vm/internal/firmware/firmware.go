@@ -74,7 +74,7 @@ func (r *Report) line(line string) (rebooted bool) {
 	return false
 }
 
-// printable replaces unprintable characters in a line, and cuts it to maxLine.
+// printable replaces unprintable characters in a line, and cuts the line to maxLine bytes.
 func printable(line string) string {
 	line = strings.TrimRight(line, "\r ")
 	if len(line) > maxLine {

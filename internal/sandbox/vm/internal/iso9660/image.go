@@ -12,7 +12,8 @@ import (
 
 const (
 	sectorSize = 2048
-	// MaxSize is the maximum total size of the files in bytes. They are held in memory, and each is a single extent.
+	// MaxSize is the maximum total size of the files in bytes. The files are held in memory, and each file is a single
+	// extent.
 	MaxSize = 256 << 20
 	// maxLabel is the maximum length of a Joliet volume identifier in characters.
 	maxLabel = 16
@@ -31,8 +32,8 @@ type File struct {
 	Mode os.FileMode
 }
 
-// Build makes an image. Its volume label, which blkid shows, consists of 1 to 16 letters, digits, '-' and '_'. Invalid
-// labels, paths or sizes are errdefs.ErrInvalidArgument.
+// Build makes an image. Its volume label, which blkid shows, consists of 1 to 16 letters, digits, '-' and '_'. Build
+// returns errdefs.ErrInvalidArgument if the label, a path or the total size is invalid.
 func Build(label string, files []File) ([]byte, error) {
 	if label == "" || len(label) > maxLabel || strings.Trim(label, nameChars) != "" {
 		return nil, fmt.Errorf("volume label %q does not consist of 1 to %d letters, digits, '-' and '_': %w", label, maxLabel, errdefs.ErrInvalidArgument)
@@ -69,8 +70,8 @@ type node struct {
 
 	// primaryID is the name in the primary tree.
 	primaryID string
-	// extent is the content's first sector, size its length in bytes. A directory has its own extent in each tree; a file
-	// has the same extent in both.
+	// extent is the content's first sector, and size the content's length in bytes. A directory has an extent of its
+	// own in each tree; a file has the same extent in both trees.
 	extent, size [trees]uint32
 	// number is a directory's number in the path tables. Numbers start at 1.
 	number [trees]uint16

@@ -23,7 +23,7 @@ const (
 type layout struct {
 	dirs  [trees][]*node // in the order of the path tables, level by level
 	files []*node
-	// table holds the path tables (little-endian, big-endian), tableAt their first sectors.
+	// table holds the path tables (little-endian, big-endian), and tableAt the tables' first sectors.
 	table   [trees][2][]byte
 	tableAt [trees][2]uint32
 	sectors uint32

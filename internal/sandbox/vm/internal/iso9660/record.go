@@ -17,7 +17,7 @@ func (n *node) records(tree int) []byte {
 	return append(b, make([]byte, (sectorSize-len(b)%sectorSize)%sectorSize)...)
 }
 
-// record returns a directory record (ECMA-119 9.1); use is its system use area.
+// record returns a directory record (ECMA-119 9.1) with the given system use area.
 func (n *node) record(tree int, id, use []byte) []byte {
 	b := []byte{0, 0}
 	b = both32(b, n.extent[tree])
