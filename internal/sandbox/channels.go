@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// AnnotationEdge is the prefix of annotations that only the edge front door sets. The CRI refuses them.
+	// AnnotationEdge is the prefix of annotations that only the edge front door sets. CRI requests that have such
+	// annotations are refused.
 	AnnotationEdge = "tripod.dev/edge."
 	// AnnotationRuntime is a pod annotation with the UUID of the runtime whose module the pod runs.
 	AnnotationRuntime = AnnotationEdge + "runtime"

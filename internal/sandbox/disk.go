@@ -22,5 +22,6 @@ func DiskError(err error) error {
 	return err
 }
 
-// ReadOnlyDisk reports whether err says that a file system is full or read-only. Existing files can still be read.
+// ReadOnlyDisk reports whether err says that a file system is full or read-only. In both cases, existing files can
+// still be read.
 func ReadOnlyDisk(err error) bool { return errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) }

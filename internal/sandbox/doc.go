@@ -9,9 +9,9 @@
 //
 // Three rules make recovery possible:
 //
-//   - Every effect can be found by the IDs of the pod and the container. So a daemon that knows only the intent can
+//   - Every effect can be found by the IDs of the pod and the container. So a daemon that knows only what was intended can
 //     remove an unfinished effect.
-//   - Every order is idempotent: repeated after a crash, it completes the unfinished work. Removing something that is
+//   - Every order is idempotent. An order that is repeated after a crash completes the unfinished work. Removing something that is
 //     missing succeeds.
 //   - Containers outlive the daemon, and Recover finds them.
 //

@@ -19,7 +19,7 @@ type Pod struct {
 	Handler string
 	// Config is the configuration from the RunPodSandbox request.
 	Config *runtimeapi.PodSandboxConfig
-	// Netns is the path of the pod's network namespace; empty if the pod uses the host's.
+	// Netns is the path of the pod's network namespace; empty if the pod uses the host's namespace.
 	Netns string
 	// IPs are the pod's addresses, the primary one first; empty on the host network.
 	IPs []netip.Addr
@@ -89,8 +89,8 @@ var ErrAway = errors.New("the backend is waiting for it to come back")
 
 // Capabilities describes a backend to the node and the control planes.
 type Capabilities struct {
-	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. If it is 1, the pods are
-	// unit pods: a pod and its container share one state and, in the backend, one ID.
+	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. If the maximum is 1, the
+	// pods are unit pods: a pod and its container share one state and, in the backend, one ID.
 	MaxContainers int
 	// Components means that labels can name the component that a pod runs. Such a pod has an ID of the form component#n.
 	Components bool
@@ -199,7 +199,7 @@ func NewFound() Found {
 	return Found{Sandboxes: map[string]bool{}, Containers: map[string]Status{}}
 }
 
-// Add adds a container to the result, unless it is absent.
+// Add adds a container to the result, unless the container is absent.
 func (f Found) Add(id string, s Status) {
 	if s.State != StateAbsent {
 		f.Containers[id] = s
@@ -227,8 +227,8 @@ type AttachRequest struct {
 
 type TermSize struct{ Width, Height uint16 }
 
-// Execer runs additional programs in the backend's containers. Exec returns the program's exit code, whether 0 or not;
-// an error means that the program could not be run or watched. Exec kills the program when ctx ends. If one of the
+// Execer runs additional programs in the backend's containers. Exec returns the program's exit code, even if it is not
+// 0; an error means that the program could not be run or watched. Exec kills the program when ctx ends. If one of the
 // program's children keeps the stdio open after the program has ended, Exec returns after a drain deadline.
 type Execer interface {
 	Exec(ctx context.Context, p *Pod, c *Container, req ExecRequest) (exitCode int32, err error)
@@ -240,10 +240,10 @@ type Attacher interface {
 	Attach(ctx context.Context, p *Pod, c *Container, req AttachRequest) error
 }
 
-// Dialer is for backends whose pods do not listen in their network namespace, but for example in a guest. Dial takes
-// the same networks and addresses as net.Dialer; a loopback address is the guest's own. For backends without a Dialer,
-// the node connects from inside the namespace. A refused connection or a timeout is errdefs.ErrUnavailable. c is nil if
-// the pod has no running container.
+// Dialer is for backends whose pods do not listen in their network namespace, but elsewhere, for example in a guest.
+// Dial takes the same networks and addresses as net.Dialer; a loopback address is the guest's own. For backends without
+// a Dialer, the node connects from inside the namespace. A refused connection or a timeout is errdefs.ErrUnavailable. c
+// is nil if the pod has no running container.
 type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
@@ -281,8 +281,8 @@ type StatsProvider interface {
 
 // Readier is for backends with a dependency, such as another daemon, that may disappear while the node is up.
 type Readier interface {
-	// Ready returns nil if pods can be created and started, otherwise the reason. It does not wait. Even if Ready
-	// returns an error, the backend receives orders, because many orders do not need the dependency.
+	// Ready returns nil if pods can be created and started, otherwise an error with the reason. It does not wait. Even
+	// if Ready returns an error, the backend receives orders, because many orders do not need the dependency.
 	Ready() error
 }
 

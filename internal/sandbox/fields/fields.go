@@ -67,7 +67,8 @@ func (r Reasons) Namespaces(o *runtimeapi.NamespaceOption) error {
 	return nil
 }
 
-// Mounts checks the mounts. If check is not nil, Mounts calls it with each mount and its field name.
+// Mounts checks the mounts. If check is not nil, Mounts also calls check with each mount and the name of the mount's
+// field.
 func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *runtimeapi.Mount) error) error {
 	seen := map[string]bool{}
 	for i, m := range mounts {

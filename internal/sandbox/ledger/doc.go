@@ -20,5 +20,5 @@
 //	GetRun     exec, attach, logs         absent, or not running: ErrFailedPrecondition
 //
 // The package must not run anything or decide how a container ended. The backend decides that with its first call to
-// End.
+// End for a run.
 package ledger

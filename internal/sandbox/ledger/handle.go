@@ -46,7 +46,7 @@ func (h *Handle[S, R]) Begin(run *R, change func(*S)) error {
 	return nil
 }
 
-// Adopt makes the given run the current run. Recovery calls Adopt for each run that is still there.
+// Adopt makes the given run the current run. Recovery calls Adopt for each run that it has found.
 func (h *Handle[S, R]) Adopt(run *R) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -54,7 +54,7 @@ func (h *Handle[S, R]) Adopt(run *R) {
 }
 
 // Update is like Set, but does nothing if the given run is no longer the current run. The first result reports whether
-// it still is.
+// the run is still current.
 func (h *Handle[S, R]) Update(run *R, change func(*S)) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

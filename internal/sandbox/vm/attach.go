@@ -17,8 +17,7 @@ import (
 
 var fpUpdated = failpoint.New("vm.update-container.updated")
 
-// agentTime bounds the wait for a session with the agent. After a restart of the daemon, it takes a moment to begin a
-// session.
+// agentTime bounds the wait for a session with the agent. Right after a restart of the daemon, there is no session yet.
 const agentTime = 500 * time.Millisecond
 
 // Exec implements sandbox.Execer. It uses tripod-agent. If that does not answer, and no terminal is requested, it uses

@@ -150,7 +150,7 @@ func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
 	}
 }
 
-// isAlive reports whether the guest has shown any activity since its start. If isAlive cannot find out, it returns
+// isAlive reports whether the guest has shown any activity since it was started. If isAlive cannot find out, it returns
 // true.
 func (b *Backend) isAlive(id string, s state, l *life) bool {
 	if a := l.agent.Load(); a != nil && a.Ready() || sizeOf(s.Definition.SerialLog) > s.SerialBefore {
@@ -170,7 +170,7 @@ func (b *Backend) isAlive(id string, s state, l *life) bool {
 	return false
 }
 
-// sizeOf returns a file's size in bytes, 0 if it is missing.
+// sizeOf returns a file's size in bytes, or 0 if the file is missing.
 func sizeOf(path string) int64 {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -52,8 +52,8 @@ type life struct {
 	failed atomic.Pointer[failedStart]
 }
 
-// failedStart describes how a failed start ended. Only the caller of StartContainer learns about that end; no event is
-// reported.
+// failedStart describes how a failed start ended. Only the caller of StartContainer learns about the failure; no event
+// is reported.
 type failedStart struct {
 	end machine.State
 	// undone means that the container returns to the state Created.

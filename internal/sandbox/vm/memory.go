@@ -41,7 +41,7 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 }
 
 // failedEnd returns how a failed start ended, and the error for the caller. A driver cannot tell why a hypervisor died
-// while it started, but the cgroup's count of OOM kills shows whether memory was the reason.
+// during a start, but the cgroup's count of OOM kills shows whether memory was the reason.
 func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definition) (machine.State, error) {
 	killed := oomKills(def.Cgroup) > l.oomKills
 	if killed {

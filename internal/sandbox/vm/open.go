@@ -28,7 +28,7 @@ type Config struct {
 	// after a reboot.
 	Root, RunDir string
 	// LibvirtDir is the directory of the driver "libvirt". Unprivileged users must be able to enter the directory,
-	// because libvirtd runs the driver's wrapper of QEMU as the pod's user.
+	// because libvirtd runs the driver's wrapper program as the pod's user.
 	LibvirtDir string
 	// Owner is the daemon's root directory. It marks this node's domains among all of libvirtd's domains.
 	Owner string
@@ -41,7 +41,7 @@ type Config struct {
 // Services are the services of the node that the backend uses.
 type Services struct {
 	Images Images
-	// Logger logs what cannot be returned to a caller; nil discards it.
+	// Logger logs what cannot be returned to a caller. If Logger is nil, nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -78,7 +78,7 @@ func (c Config) qemu(tree cgroup.Tree, log *slog.Logger) qemu.Config {
 	}
 }
 
-// virtiofsd returns a prober that tests virtio-fs. If the host does not have the program, the prober's Probe method
+// virtiofsd returns a prober that tests virtio-fs. If the host does not have virtiofsd, the prober's Probe method
 // reports that.
 func (c Config) virtiofsd() *virtiofsd.Prober {
 	program, _ := virtiofsd.Find(c.VM.Virtiofsd)

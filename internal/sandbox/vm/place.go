@@ -12,7 +12,7 @@ import (
 
 // cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. The
 // cgroup's name must differ from the names that other backends use, because each backend removes unknown cgroups whose
-// names look like its own.
+// names have the form that it uses.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
 //	systemd    <the pod's slice>/tripod-vm-<id>

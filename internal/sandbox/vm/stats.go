@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// askTime bounds each query to a guest or a hypervisor, which may hang.
+// askTime bounds each query to a guest or a hypervisor. Either may hang.
 const askTime = time.Second
 
 // ContainerStats implements sandbox.StatsProvider. The statistics come from the cgroup, with two exceptions: the size
@@ -43,7 +43,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return result, nil
 }
 
-// guestFigures returns the agent's statistics of the guest, or nil if no agent answers.
+// guestFigures returns the guest's statistics from its agent, or nil if no agent answers.
 func (l *life) guestFigures(ctx context.Context) *agent.Stats {
 	a := l.agent.Load()
 	if a == nil || !a.Ready() {

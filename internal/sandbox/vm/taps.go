@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
-// taps implements network and machine.Opener with the taps of package tap.
+// taps implements the interfaces network and machine.Opener with the taps of package tap.
 type taps struct{}
 
 var (

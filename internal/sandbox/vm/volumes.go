@@ -24,8 +24,7 @@ type volumes struct {
 	driver machine.ShareDriver
 	shares []machine.Share
 	disks  []machine.Disk
-	// guestMounts are the mounts that cloud-init mounts or copies in the guest, and devices the block devices that it
-	// links.
+	// cloud-init mounts guestMounts in the guest, or copies their files, and makes links to devices.
 	guestMounts []cloudinit.Mount
 	devices     []cloudinit.Device
 	// mounts are the requested mounts that take effect.

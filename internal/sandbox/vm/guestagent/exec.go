@@ -18,8 +18,8 @@ const (
 	// drainTime is how long to wait for output after the program has ended, if a child process still has the program's
 	// stdio open.
 	drainTime = time.Second
-	// drainBytes is the maximum number of bytes to read after the program has ended. At that time, a pipe cannot hold
-	// more than this of the program's own output.
+	// drainBytes is the maximum number of bytes to read after the program has ended. This is the size of a pipe's
+	// buffer, so all output of the program itself is read.
 	drainBytes = 64 << 10
 	copyBuffer = 32 << 10
 )
@@ -76,7 +76,7 @@ func (j *job) exec(r wire.Exec) wire.Result {
 	return p.wait(process)
 }
 
-// stdio makes the program's stdio (a terminal, or pipes and /dev/null) and returns the files for the descriptors 0 to
+// stdio makes the program's stdio (a terminal, or pipes and /dev/null) and returns the files for descriptors 0, 1 and
 // 2.
 func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, error) {
 	if r.TTY {
@@ -241,7 +241,7 @@ func (j *job) setTerminal(f *os.File) {
 	j.terminal = f
 }
 
-// resize sets the size of the job's terminal, if it has one.
+// resize sets the size of the job's terminal, if the job has one.
 func (j *job) resize(columns, rows uint16) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -26,7 +26,7 @@ type port struct {
 	left time.Time
 }
 
-// findPort returns the path of the named port, or "" if it is missing. It does not need udev.
+// findPort returns the path of the named port, or "" if the port is missing. It does not need udev.
 func findPort(name, dev, sys string) string {
 	if path := filepath.Join(dev, "virtio-ports", name); exists(path) {
 		return path

@@ -18,7 +18,7 @@ const (
 	maxFilesystems = 64
 )
 
-// readSome reads at most the first limit bytes of a file.
+// readSome reads a file, but at most the given number of bytes.
 func readSome(path string, limit int64) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -36,7 +36,7 @@ func openTerminal(columns, rows uint16) (master, slave *os.File, err error) {
 	return master, slave, nil
 }
 
-// slaveName unlocks the slave end of a pseudo-terminal and returns its name.
+// slaveName unlocks the slave end of a pseudo-terminal and returns that end's name.
 func slaveName(master *os.File) (string, error) {
 	var number int
 	err := withFD(master, func(fd int) (err error) {
@@ -51,7 +51,7 @@ func slaveName(master *os.File) (string, error) {
 	return "/dev/pts/" + strconv.Itoa(number), nil
 }
 
-// withFD calls call with the file's descriptor.
+// withFD calls the given function with the file's descriptor.
 func withFD(f *os.File, call func(fd int) error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

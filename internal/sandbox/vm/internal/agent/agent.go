@@ -24,8 +24,8 @@ const (
 	sessionPause = 20 * time.Millisecond
 )
 
-// Agent connects to the agent in one machine's guest. The guest may have no agent. Its methods are safe for concurrent
-// use.
+// Agent connects to the agent in one machine's guest. The guest may have no agent. An Agent's methods are safe for
+// concurrent use.
 type Agent struct {
 	socket string
 	log    *slog.Logger
@@ -197,7 +197,7 @@ func (l *link) newSession(ctx context.Context) error {
 
 func (l *link) welcome(f wire.Frame) error {
 	if l.agent.Ready() {
-		return nil // repeated
+		return nil // a repeated Welcome
 	}
 	var w wire.Welcome
 	if err := w.Parse(f.Payload); err != nil {

@@ -57,7 +57,7 @@ func (a *Agent) open(ctx context.Context, op wire.Op, request []byte) (*call, er
 	return c, nil
 }
 
-// stop ends the operation in the guest, unless it has already ended.
+// stop ends the operation in the guest, unless the operation has already ended.
 func (c *call) stop() {
 	select {
 	case <-c.answered:
@@ -67,7 +67,7 @@ func (c *call) stop() {
 	}
 }
 
-// ended returns the error of an operation that ended without a result.
+// ended returns the error for an operation that ended without a result.
 func (c *call) ended(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -78,7 +78,7 @@ func (c *call) ended(ctx context.Context) error {
 	return fmt.Errorf("the operation in the guest has ended: %w", errdefs.ErrUnavailable)
 }
 
-// wait waits for the result and returns its error, if any.
+// wait waits for the result and returns the error that the result contains, if any.
 func (c *call) wait(ctx context.Context) error {
 	select {
 	case <-c.answered:

@@ -21,8 +21,8 @@ const (
 	Label = "TRIPODAGENT"
 )
 
-// FindProgram looks for tripod-agent beside this process's executable and in PATH, and returns its path. It returns
-// errdefs.ErrNotFound if the program is missing.
+// FindProgram looks for tripod-agent beside this process's executable and in PATH, and returns the program's path. It
+// returns errdefs.ErrNotFound if the program is missing.
 func FindProgram() (string, error) {
 	return process.FindProgram(ProgramName, "for guests")
 }

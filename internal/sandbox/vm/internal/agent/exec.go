@@ -18,7 +18,7 @@ const copyBuffer = 32 << 10
 // Command is a program to run in a guest.
 type Command struct {
 	sandbox.ExecRequest
-	// Env has entries KEY=VALUE, in addition to PATH, HOME, USER and, on a terminal, TERM.
+	// Env holds entries of the form KEY=VALUE, in addition to PATH, HOME, USER and, on a terminal, TERM.
 	Env []string
 	// Dir is the working directory; "" is the user's home directory.
 	Dir string
@@ -88,7 +88,7 @@ func (c *call) copyOut(channel byte, to io.Writer) {
 	}
 }
 
-// copyIn copies from a reader to the program's stdin and closes stdin when the reader ends.
+// copyIn copies from a reader to the program's stdin and closes stdin when there is nothing more to read.
 func (c *call) copyIn(from io.Reader) {
 	buf := make([]byte, copyBuffer)
 	for {

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// qgaSync bounds the wait for the first answer of qemu-guest-agent.
+	// qgaSync bounds the wait for the first answer from qemu-guest-agent.
 	qgaSync = 3 * time.Second
 	// The pause between polls for a program's end doubles from qgaPoll to qgaPollMax. There is no event for the end.
 	qgaPoll, qgaPollMax = 10 * time.Millisecond, 500 * time.Millisecond
@@ -42,7 +42,8 @@ type QGA struct {
 // OpenQGA returns a QGA for the given socket, which is a machine's machine.QGASocket. It does not connect yet.
 func OpenQGA(socket string) *QGA { return &QGA{socket: socket, busy: make(chan struct{}, 1)} }
 
-// Ping returns nil if the agent answers, and errdefs.ErrUnavailable if it does not within 3 seconds or before ctx ends.
+// Ping returns nil if the agent answers, and errdefs.ErrUnavailable if it does not answer within 3 seconds or before
+// ctx ends.
 func (q *QGA) Ping(ctx context.Context) error {
 	return q.ask(ctx, "guest-ping", struct{}{}, &struct{}{})
 }
@@ -157,7 +158,7 @@ func (q *QGA) connect(ctx context.Context) (*qgaConn, error) {
 	return c, nil
 }
 
-// bind makes reads and writes fail when ctx ends. This context replaces that of an earlier call.
+// bind makes reads and writes fail when ctx ends. It replaces the context that an earlier call has set.
 func (c *qgaConn) bind(ctx context.Context) {
 	if c.stop != nil {
 		c.stop()

@@ -8,6 +8,6 @@
 // Known lists the keys. Parse, the table in the documentation and the tests all use that list. Where Tripod differs
 // from Virtlet, for example by refusing a value that Virtlet ignores, the list says so.
 //
-// The package must not read files or know about mounts. In a reference to a ConfigMap or Secret, it checks only the
-// syntax.
+// The package must not read files or know about mounts. It checks only the syntax of a reference to a ConfigMap or
+// Secret.
 package annotations

@@ -44,7 +44,7 @@ type Source struct {
 // IsZero reports whether there is no reference.
 func (s Source) IsZero() bool { return s.Kind == "" }
 
-// String returns the reference in the form that the annotation has.
+// String returns the reference in the form that annotations use.
 func (s Source) String() string {
 	if s.Key == "" {
 		return s.Kind + "/" + s.Name
@@ -88,8 +88,9 @@ type Options struct {
 	UserDataOverwrite bool
 	// UserDataScript is the whole user-data, or empty.
 	UserDataScript string
-	// UserDataSource holds user-data. If UserDataSourceKey is empty, each of its keys is a key in the user-data. Otherwise
-	// the value of UserDataSourceKey is the whole user-data, in UserDataSourceEncoding.
+	// UserDataSource holds user-data. If UserDataSourceKey is empty, each key in UserDataSource is a key in the
+	// user-data. Otherwise the value of the key UserDataSourceKey is the whole user-data, in the encoding
+	// UserDataSourceEncoding.
 	UserDataSource         Source
 	UserDataSourceKey      string
 	UserDataSourceEncoding string

@@ -27,7 +27,8 @@ const (
 )
 
 // The allowed forms of values. objectName matches the name of a Kubernetes object (RFC 1123 subdomain), and dataKey a
-// key in a ConfigMap. quantity also limits the exponent N, because the parser of quantities computes 10^N for any N.
+// key in a ConfigMap. quantity limits the exponent, because the parser of quantities would compute 10^N for any
+// exponent N.
 var (
 	objectName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	dataKey     = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
@@ -79,7 +80,7 @@ func setSystemUUID(o *Options, value string) error {
 	if !uuidText.MatchString(lower) {
 		return errors.New("not a UUID")
 	}
-	// libvirt refuses such a UUID, and guests treat it as missing.
+	// libvirt refuses a UUID whose digits are all the same, and guests treat it as missing.
 	if strings.Trim(lower, lower[:1]+"-") == "" {
 		return errors.New("a UUID whose digits are all the same")
 	}

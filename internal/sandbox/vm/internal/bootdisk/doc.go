@@ -1,5 +1,5 @@
-// Package bootdisk detects two defects of a disk that a BIOS misses: a boot sector without code, and partitions that
-// reach beyond the end of a truncated disk. Disks for UEFI have such a boot sector, and the BIOS would jump to it.
+// Package bootdisk detects two defects of a disk that a BIOS misses. The first is a boot sector without code, as on
+// disks for UEFI; a BIOS would jump to it. The second is a partition that reaches beyond the end of a truncated disk.
 // Begin with Inspect.
 //
 // The package reads the boot sector and the GUID partition table, but no file systems. It does not report a missing

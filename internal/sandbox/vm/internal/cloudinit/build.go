@@ -20,7 +20,7 @@ import (
 // disk.
 type Input struct {
 	Options annotations.Options
-	// PodUID is the default instance-id, so that a new pod with the same name is a new instance.
+	// PodUID is the default instance-id, so that a new pod with the same name is a new instance for cloud-init.
 	PodUID string
 	// Hostname is the guest's host name (RFC 1123).
 	Hostname string

@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Files in the guest with the container's environment. Shells can source the first, which has the same path as
-// Virtlet's. systemd's user sessions read the second.
+// The container's environment is in two files in the guest. Shells can source the first, whose path is that of Virtlet.
+// systemd's user sessions read the second.
 const (
 	environmentPath  = "/etc/cloud/environment"
 	environmentDPath = "/etc/environment.d/90-tripod.conf"

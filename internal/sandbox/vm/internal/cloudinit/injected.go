@@ -57,7 +57,7 @@ func (b *builder) injectedFiles() ([]file, error) {
 	return files, nil
 }
 
-// describesFile reports whether key is the X_path or X_encoding of a file X, and not a file itself.
+// describesFile reports whether the given key is the X_path or X_encoding of a file X, and not itself a file.
 func describesFile(values map[string][]byte, key string) bool {
 	if _, isFile := values[key+"_path"]; isFile {
 		return false

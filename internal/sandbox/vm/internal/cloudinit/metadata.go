@@ -60,8 +60,8 @@ func (b *builder) sshKeys() ([]string, error) {
 }
 
 // encodeJSON encodes v as JSON with sorted keys, one per line. cloud-init reads the result as YAML. JSON quotes all
-// strings, so that a YAML parser does not misread strings such as = or no. encodeJSON also escapes characters that YAML
-// forbids or treats as line breaks.
+// strings, so that a YAML parser does not misread strings such as "=" or "no". encodeJSON also escapes characters that
+// YAML forbids or treats as line breaks.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -23,7 +23,7 @@ type Kind int
 const (
 	// KindFiles: the files are copied into the guest.
 	KindFiles Kind = iota
-	// KindSource: the mount holds a ConfigMap or Secret that annotations refer to. The guest does not see it.
+	// KindSource: the mount holds a ConfigMap or Secret that annotations refer to. The guest does not see the mount.
 	KindSource
 	// KindShare: the guest mounts the directory.
 	KindShare
@@ -114,8 +114,8 @@ func (b *builder) read(m Mount) ([]file, error) {
 	return files, nil
 }
 
-// readDir appends the files below a directory to files. It skips entries whose names begin with "..". These entries
-// hold the kubelet's versions of the volume; all other entries are links into the current version.
+// readDir appends the files below a directory to the given files. It skips entries whose names begin with "..". These
+// entries hold the kubelet's versions of the volume; all other entries are links into the current version.
 func (b *builder) readDir(root *os.Root, name string, depth int, files []file) ([]file, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%s: more than %d directories deep: %w", name, maxDepth, errdefs.ErrInvalidArgument)

@@ -77,7 +77,8 @@ func (b *builder) networkConfig() ([]byte, error) {
 	return text, nil
 }
 
-// static puts addresses and routes into e, an interface's configuration. It turns off router advertisements.
+// static puts an interface's addresses and routes into e, the interface's configuration. It also turns off router
+// advertisements.
 //
 // When cloud-init 22.4 converts this format instead of passing it to netplan, it has three bugs. It turns a route to
 // ::/0 into a route to ::/64, so static uses gateway6 instead. It rejects "default" as a destination. And it fails on a

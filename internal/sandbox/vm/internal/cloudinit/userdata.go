@@ -230,7 +230,7 @@ func (b *builder) writeFiles(shares []Mount) ([]any, error) {
 	}
 	for _, m := range b.in.Mounts {
 		if kind, err := Classify(m.HostPath, m.ContainerPath, b.in.ShareDriver); err != nil || kind != KindFiles {
-			continue // b.shares has already reported the error
+			continue // b.shares reports such an error
 		}
 		files, err := b.read(m)
 		if err != nil {

@@ -55,7 +55,7 @@ func Open(cfg Config) (*Console, error) {
 
 // Attach attaches a client until ctx ends, the client leaves, or Close is called. Bytes pass unchanged. A client that
 // does not read its output is detached with errdefs.ErrResourceExhausted. A serial console has no size, so req.Resize
-// is discarded. After Attach has returned, a read of req.Stdin or a write to req.Stdout may still be under way.
+// is discarded. After Attach has returned, a read from req.Stdin or a write to req.Stdout may still be under way.
 func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 	client := c.hub.add()
 	if client == nil {

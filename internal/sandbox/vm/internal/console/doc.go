@@ -3,7 +3,7 @@
 //	QEMU ──▶ serial log (a file to which QEMU always appends)
 //	  ▲          │ tail, woken by inotify
 //	  │          ├─▶ relay ──▶ the container's log, in the CRI's format
-//	  │          │     └─ state file: the offsets in both; copied parts of the serial log are punched out
+//	  │          │     └─ state file: the offsets in both logs; copied parts of the serial log are punched out
 //	  │          └─▶ hub ──▶ attached clients
 //	  └─ serial input ◀─┘ ◀── their input
 //

@@ -164,7 +164,7 @@ func (h *hub) fanOut(p stream.Packet) {
 // wait.
 func (h *hub) writeInput() {
 	var pipe *os.File
-	defer func() { _ = pipe.Close() }() // also if pipe is nil
+	defer func() { _ = pipe.Close() }() // harmless if pipe is nil
 	for {
 		select {
 		case data := <-h.input:

@@ -122,7 +122,7 @@ func (r *relay) setLog(file *os.File) error {
 }
 
 // firstData returns the offset of the first data at or after the given offset. After a power failure, the record may be
-// older than the last hole punched, so that the given offset may be in a hole.
+// older than the last hole that was punched, so that the given offset is in a hole.
 func firstData(f *os.File, offset, size int64) (int64, error) {
 	if offset >= size {
 		return offset, nil
@@ -143,8 +143,8 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	return start, nil
 }
 
-// truncateUncommitted truncates the container's log that is in the record to the size that was committed. This log is
-// the given file or, after a rotation, another file in the same directory.
+// truncateUncommitted truncates the log that the given record describes to its committed size. This log is the given
+// file or, after a rotation, another file in the same directory.
 func truncateUncommitted(file *os.File, saved record) error {
 	if file == nil {
 		return nil

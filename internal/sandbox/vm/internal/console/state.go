@@ -26,7 +26,7 @@ func identify(f *os.File) (id fileID, size int64, err error) {
 	return fileID{uint64(st.Dev), st.Ino}, st.Size, nil
 }
 
-// withFD calls call with the file's descriptor.
+// withFD calls the given function with the file's descriptor.
 func withFD(f *os.File, call func(fd int) error) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

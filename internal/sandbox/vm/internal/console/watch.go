@@ -7,7 +7,7 @@ import (
 )
 
 // watcher wakes relays and hubs when their serial logs change. All relays and hubs share one inotify instance, because
-// a user can have only a few (fs.inotify.max_user_instances).
+// a user can have only a few instances (fs.inotify.max_user_instances).
 type watcher struct {
 	mu     sync.Mutex
 	notify *fsnotify.Watcher // nil while wakes is empty

@@ -35,7 +35,8 @@ var handOver = regexp.MustCompile(`^Booting from [0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`
 type Report struct {
 	// Lines are the lines about the boot, printable and bounded.
 	Lines []string
-	// Failed means that the firmware found nothing to boot. HandedOver means that it has jumped to a boot sector.
+	// Failed means that the firmware found nothing to boot. HandedOver means that the firmware has jumped to a boot
+	// sector.
 	Failed, HandedOver bool
 
 	rest string // an incomplete line

@@ -120,8 +120,8 @@ func (n *node) add(f File) error {
 	return nil
 }
 
-// identify sets the primaryID of all nodes below n. An ID consists of capital letters, digits and underscores, and is
-// unique in its directory.
+// identify sets the primaryID of all nodes below n. An ID is unique in its directory. It consists of capital letters,
+// digits and underscores; a file's ID also has an extension and a version number.
 func (n *node) identify() {
 	taken := map[string]bool{}
 	slices.SortFunc(n.children, func(a, b *node) int { return strings.Compare(a.name, b.name) })

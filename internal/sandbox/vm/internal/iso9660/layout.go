@@ -68,7 +68,7 @@ func newLayout(root *node) *layout {
 	return l
 }
 
-// take reserves sectors for length bytes and returns the first sector.
+// take reserves sectors for the given number of bytes and returns the first of these sectors.
 func (l *layout) take(length int) uint32 {
 	at := l.sectors
 	l.sectors += uint32((length + sectorSize - 1) / sectorSize)

@@ -42,8 +42,8 @@ func (n *node) record(tree int, id, use []byte) []byte {
 	return b
 }
 
-// selfUse returns the system use area of a directory's own record. In the root directory, it declares that the image
-// uses SUSP and Rock Ridge.
+// selfUse returns the system use area of a directory's own record. In the root directory, this area declares that the
+// image uses SUSP and Rock Ridge.
 func (n *node) selfUse(tree int) []byte {
 	if tree != primary || n.parent != n {
 		return n.attributes(tree)
