@@ -250,8 +250,8 @@ type Dialer interface {
 
 // Channeler is for backends whose containers can have channels (AnnotationChannels). Channels returns a connection that
 // speaks the protocol of internal/channel. A later connection for the same container replaces the earlier one, and the
-// container's channels are opened again on the new connection. Containers in the same non-empty group deliver to each
-// other directly. The connection ends when the container ends. The caller must close the connection.
+// container's channels are opened again on the new connection. Containers with the same non-empty group deliver
+// messages directly to each other. The connection ends when the container ends. The caller must close the connection.
 //
 // Errors: ErrFailedPrecondition if the container does not run or has no channels, ErrUnavailable if the process that
 // runs the container does not answer.
@@ -270,7 +270,7 @@ type Updater interface {
 	UpdateContainer(ctx context.Context, p *Pod, c *Container) error
 }
 
-// StatsProvider measures containers and pods. The node adds identity and network statistics.
+// StatsProvider measures containers and pods. The node adds the identity and the network statistics.
 type StatsProvider interface {
 	// ContainerStats returns a container's statistics (cpu, memory, swap, writable layer …). The caller adds the
 	// container's attributes.

@@ -62,7 +62,7 @@ func WriteJSON(path string, v any) error {
 	return ReplaceFile(path, raw, 0o600)
 }
 
-// ReplaceFile is atomicfile.Replace. Errors get their class from sandbox.DiskError.
+// ReplaceFile is like atomicfile.Replace, but passes errors through sandbox.DiskError.
 func ReplaceFile(path string, content []byte, mode fs.FileMode) error {
 	return sandbox.DiskError(atomicfile.Replace(path, content, mode))
 }

@@ -27,8 +27,8 @@ const (
 
 func (b *Backend) bootTimeout() time.Duration { return time.Duration(b.cfg.VM.BootTimeout) }
 
-// watchBoot polls the firmware's log while the machine runs. It kills a machine that cannot boot, and writes to the
-// container's log if the guest shows no sign of life for vm.boot_timeout.
+// watchBoot polls the firmware's log while the machine runs. It kills a machine that cannot boot, and writes a message
+// to the container's log if the guest shows no sign of life within vm.boot_timeout.
 func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	var report firmware.Report
 	var silence <-chan time.Time

@@ -11,8 +11,8 @@ import (
 )
 
 // cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. The
-// cgroup's name must differ from the names that other backends use, because each backend removes unknown cgroups whose
-// names have the form that it uses.
+// cgroup's name must differ from the names that other backends use, because each backend removes the cgroups with such
+// names that it does not know.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
 //	systemd    <the pod's slice>/tripod-vm-<id>

@@ -40,7 +40,7 @@ var Harmless = map[string]string{
 	"tty":                                                     "a machine's console is always a terminal",
 }
 
-// reasons explain why machines do not support certain fields.
+// reasons says why machines do not support certain fields.
 var reasons = fields.Reasons{
 	Profile:     "programs in a guest call the guest's kernel",
 	Label:       "processes in a guest have the guest's labels",

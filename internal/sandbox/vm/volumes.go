@@ -24,7 +24,7 @@ type volumes struct {
 	driver machine.ShareDriver
 	shares []machine.Share
 	disks  []machine.Disk
-	// cloud-init mounts guestMounts in the guest, or copies their files, and makes links to devices.
+	// guestMounts are the mounts that cloud-init sets up in the guest, and devices the disks to which it makes links.
 	guestMounts []cloudinit.Mount
 	devices     []cloudinit.Device
 	// mounts are the requested mounts that take effect.

@@ -76,8 +76,7 @@ func (j *job) exec(r wire.Exec) wire.Result {
 	return p.wait(process)
 }
 
-// stdio makes the program's stdio (a terminal, or pipes and /dev/null) and returns the files for descriptors 0, 1 and
-// 2.
+// stdio makes the program's stdio (a terminal, or pipes and /dev/null). It returns the files for descriptors 0 to 2.
 func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, error) {
 	if r.TTY {
 		master, slave, err := openTerminal(r.Columns, r.Rows)

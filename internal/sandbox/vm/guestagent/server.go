@@ -22,9 +22,9 @@ type server struct {
 	jobs sync.WaitGroup
 }
 
-// Serve serves the hosts that connect to the given port, until the port fails. A read that returns io.EOF means that
-// the host has left. The next write must wait until another host connects, as port.Write does. Serve tells each host
-// the program's version.
+// Serve serves the hosts that connect to the given port, until the port fails. A read from the port must return io.EOF
+// when the host has left. The next write must then wait until another host connects, as port.Write does. Serve tells
+// each host the given version.
 func Serve(port io.ReadWriter, version string) error {
 	s := &server{port: port, out: &wire.LockedWriter{W: port}, version: version}
 	defer s.jobs.Wait()

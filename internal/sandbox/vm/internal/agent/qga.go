@@ -173,8 +173,8 @@ func (c *qgaConn) close() {
 	<-c.agent.busy
 }
 
-// sync sends guest-sync-delimited and discards the answers to earlier requests. Before its answer to
-// guest-sync-delimited, the agent sends the byte 0xff, which never occurs in JSON.
+// sync sends guest-sync-delimited and discards everything that arrives before the answer. The agent sends the byte
+// 0xff, which never occurs in JSON, before that answer.
 func (c *qgaConn) sync() error {
 	var number [4]byte
 	_, _ = rand.Read(number[:]) // never fails

@@ -22,8 +22,8 @@ var (
 )
 
 // environment returns the container's environment in two forms: as a file that a shell can source, and as a file for
-// environment.d(5). If a variable is given twice, the last value counts. Names with a line break, NUL or '=' and values
-// with NUL are refused. Names that a shell does not allow are left out, with a warning.
+// environment.d(5). If a variable is given twice, the last value counts. Names with a line break, NUL or '=' are
+// refused, and so are values with NUL. Names that a shell does not allow are left out, with a warning.
 func (b *builder) environment() (shell, systemd string, err error) {
 	last := map[string]int{}
 	for i, e := range b.in.Env {

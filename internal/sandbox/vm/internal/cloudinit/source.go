@@ -9,9 +9,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 )
 
-// findSource returns the mount that holds a ConfigMap or Secret: the mount at SourceDir/KIND/NAME, otherwise the pod's
-// volume of that kind and name, wherever it is mounted. A volume's directory has the name of the volume, not of the
-// object, so a volume is found only if it has the same name as the object.
+// findSource returns the mount that holds a ConfigMap or Secret. This is the mount at SourceDir/KIND/NAME or, if there
+// is none, the pod's volume of that kind and name, wherever it is mounted. A volume's directory has the name of the
+// volume, not of the object, so a volume is found only if it has the same name as the object.
 func (b *builder) findSource(s annotations.Source) (Mount, error) {
 	for _, m := range b.in.Mounts {
 		if path.Clean(m.ContainerPath) == path.Join(SourceDir, s.Kind, s.Name) {

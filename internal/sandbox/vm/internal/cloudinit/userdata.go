@@ -24,8 +24,8 @@ const (
 	mountScriptPath = "/etc/cloud/mount-volumes.sh"
 )
 
-// userData returns the user-data: a script or document that the pod gives as a whole, otherwise a cloud-config with the
-// pod's keys, the mounts and the files.
+// userData returns the user-data. If the pod gives a whole script or document, userData returns that. Otherwise it
+// returns a cloud-config with the pod's keys, the mounts and the files.
 func (b *builder) userData(shares []Mount) ([]byte, error) {
 	if o := b.in.Options; o.UserDataSourceKey != "" || o.UserDataScript != "" {
 		return b.wholeUserData(shares)
@@ -65,7 +65,7 @@ func (b *builder) wholeUserData(shares []Mount) ([]byte, error) {
 			}
 		}
 	}
-	// Check the files, although they will not be written.
+	// The files are not written, but they are checked, and counted for a warning.
 	files, err := b.writeFiles(shares)
 	if err != nil {
 		return nil, err

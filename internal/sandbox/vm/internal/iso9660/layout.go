@@ -14,8 +14,9 @@ var stamp = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 const (
 	firstDescriptor = 16
 	firstFree       = firstDescriptor + 3
-	// padding is the number of empty sectors after the last file, as in mkisofs. Linux reads ahead, and busybox looks for
-	// the signatures of other file systems in the first 68 KiB and gives up on a smaller disk.
+	// padding is the number of empty sectors after the last file, as in mkisofs. Linux reads ahead beyond the last
+	// file. busybox looks for the signatures of other file systems in the first 68 KiB, and gives up if the disk is
+	// smaller.
 	padding = 150
 )
 
