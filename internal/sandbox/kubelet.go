@@ -30,9 +30,9 @@ func DemandedUnified(res *runtimeapi.LinuxContainerResources) []string {
 	return demanded
 }
 
-// DemandsLabel reports whether SELinux options ask for more than the level s0 without categories. Options that ask only
-// for s0 need no label, because every process has that level anyway. Kubernetes' conformance tests ask for s0 on every
-// node.
+// DemandsLabel reports whether SELinux options ask for more than the plain level s0, which has no categories. Options
+// that ask only for s0 need no label, because every process has that level anyway. Kubernetes' conformance tests ask
+// for s0 on every node.
 func DemandsLabel(o *runtimeapi.SELinuxOption) bool {
 	return o.GetUser() != "" || o.GetRole() != "" || o.GetType() != "" || o.GetLevel() != "" && o.GetLevel() != "s0"
 }

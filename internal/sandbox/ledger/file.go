@@ -62,7 +62,7 @@ func WriteJSON(path string, v any) error {
 	return ReplaceFile(path, raw, 0o600)
 }
 
-// ReplaceFile is like atomicfile.Replace, but passes errors through sandbox.DiskError.
+// ReplaceFile calls atomicfile.Replace, and adds classes to errors with sandbox.DiskError.
 func ReplaceFile(path string, content []byte, mode fs.FileMode) error {
 	return sandbox.DiskError(atomicfile.Replace(path, content, mode))
 }

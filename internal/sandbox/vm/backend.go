@@ -106,7 +106,7 @@ func newBackend(cfg settings) (*Backend, error) {
 	}, nil
 }
 
-// Close closes the driver, consoles and responders. The machines keep running.
+// Close closes the driver, the consoles and the responders. The machines keep running.
 func (b *Backend) Close() error {
 	b.ledger.ReportTo(nil)
 	b.mu.Lock()

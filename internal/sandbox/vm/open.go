@@ -30,7 +30,7 @@ type Config struct {
 	// LibvirtDir is the directory of the driver "libvirt". Unprivileged users must be able to enter the directory,
 	// because libvirtd runs the driver's wrapper program as the pod's user.
 	LibvirtDir string
-	// Owner is the daemon's root directory. It marks this node's domains among all of libvirtd's domains.
+	// Owner is the daemon's root directory. This path marks this node's domains among all of libvirtd's domains.
 	Owner string
 	// CgroupParent is the parent cgroup of pods that do not name one; "" means the default for CgroupDriver.
 	CgroupDriver, CgroupParent string

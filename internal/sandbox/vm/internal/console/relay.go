@@ -114,7 +114,7 @@ func (r *relay) run(ctx context.Context) {
 	}
 }
 
-// drain copies all output, including an unfinished last line. It retries until ctx ends.
+// drain copies all output, including an unfinished last line. If that fails, drain retries until ctx ends.
 func (r *relay) drain(ctx context.Context) error {
 	for {
 		err := r.catchUp(ctx, true)
