@@ -8,13 +8,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TerminationMessagePath returns the path in the container at which the kubelet mounts the termination message file.
+// TerminationMessagePath returns where in the container the kubelet mounts the termination message file.
 func TerminationMessagePath(config *runtimeapi.ContainerConfig) string {
 	return path.Clean(cmp.Or(config.GetAnnotations()["io.kubernetes.container.terminationMessagePath"], "/dev/termination-log"))
 }
 
-// kubeletUnified lists the cgroup v2 files that kubelet 1.37 sets in linux.resources.unified on its own: memory.min,
-// memory.low and memory.swap.max always, memory.oom.group and memory.high depending on its configuration.
+// kubeletUnified lists the cgroup v2 files that kubelet 1.37 sets in linux.resources.unified on its own. It always sets
+// memory.min, memory.low and memory.swap.max. It sets memory.oom.group and memory.high depending on its configuration.
 var kubeletUnified = []string{"memory.high", "memory.low", "memory.min", "memory.oom.group", "memory.swap.max"}
 
 // DemandedUnified returns a sorted list of the files in linux.resources.unified that the pod's author must have asked

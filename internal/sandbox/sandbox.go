@@ -92,7 +92,7 @@ type Capabilities struct {
 	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. If the maximum is 1, the
 	// pods are unit pods: a pod and its container share one state and, in the backend, one ID.
 	MaxContainers int
-	// Components means that labels can name the component that a pod runs. Such a pod has an ID of the form component#n.
+	// Components means that a pod's labels can name the component to run. Such a pod has an ID of the form component#n.
 	Components bool
 	// HostNetwork means that pods may use the node's network namespace.
 	HostNetwork bool
@@ -169,8 +169,8 @@ type Status struct {
 	Message string
 }
 
-// Event reports that a container ended on its own or, with an empty ContainerID, that the sandbox became unusable (its
-// init process or machine is gone).
+// Event reports that a container ended on its own. If ContainerID is empty, the event reports that the sandbox became
+// unusable, because its init process or machine is gone.
 type Event struct {
 	PodID       string
 	ContainerID string

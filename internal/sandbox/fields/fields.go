@@ -32,8 +32,8 @@ type Reasons struct {
 	// Profile is the reason for refusing Localhost profiles of seccomp and AppArmor, and Label the reason for refusing
 	// SELinux labels.
 	Profile, Label string
-	// PID is the reason for refusing to share the PID namespace of the node or of another container, IPC the reason for
-	// refusing to share the node's IPC namespace, and Users the reason for refusing user namespaces.
+	// PID is the reason for refusing to share the PID namespace of the node or of another container. IPC is the reason
+	// for refusing to share the node's IPC namespace, and Users the reason for refusing user namespaces.
 	PID, IPC, Users string
 	// ImageVolume is the reason for refusing mounts of images, Propagation the reason for refusing mount propagation,
 	// and MountOwners the reason for refusing mounts with ID mappings.

@@ -17,8 +17,8 @@ import (
 // backend's structs do not have that field.
 type Format int
 
-// Read reads a state file into v. It returns errdefs.ErrNotFound for a file that is missing or that a crash of the node
-// has damaged. It returns errdefs.ErrFailedPrecondition for a file of another version. This program must leave that
+// Read reads a state file into v. It returns errdefs.ErrNotFound for a file that is missing, or was damaged by a crash
+// of the node. It returns errdefs.ErrFailedPrecondition for a file of another version. This program must leave that
 // file's container alone.
 func (f Format) Read(path string, v any) error {
 	raw, err := os.ReadFile(path)

@@ -19,7 +19,7 @@ var (
 
 const (
 	// The interval between reads of the firmware's log doubles from pollMin to pollMax, and returns to pollMin when the
-	// machine reboots. pollMax is the interval at which the firmware searches again for a boot device.
+	// machine reboots. pollMax is the time between the firmware's own searches for a boot device.
 	pollMin, pollMax = 250 * time.Millisecond, firmware.RetryTime
 	// killTime bounds one attempt to kill a machine that cannot boot.
 	killTime = 30 * time.Second

@@ -1,6 +1,6 @@
 // Package vm runs unit pods. The single container of such a pod is a virtual machine. The container's image holds the
-// machine's disk or kernel. The package makes a definition from the image, the pod's network, cloud-init, the console
-// and the guest's agent, and passes it to a driver (internal/sandbox/vm/internal/machine), which runs the machine.
+// machine's disk or kernel. The package combines the image, the pod's network, cloud-init, the console and the guest's
+// agent in a definition. A driver (internal/sandbox/vm/internal/machine) runs the machine from that definition.
 //
 //	node ──▶ Backend                                    <Root>/pods/<id>/              survives a reboot
 //	           │ CreateSandbox                              root.qcow2                 overlay on the image's disk

@@ -94,8 +94,8 @@ func (c Config) agentDisk() (string, error) {
 	return agent.Disk(c.Root, program)
 }
 
-// accelFunc returns the accelerator that guests use (kvm, tcg), and the reason for that choice. A call may take as long
-// as a boot.
+// accelFunc returns the guests' accelerator (kvm, tcg), and the reason for choosing it. A call may take as long as a
+// boot.
 type accelFunc func(context.Context) (accel, why string, err error)
 
 // openDriver opens the driver that the configuration names.

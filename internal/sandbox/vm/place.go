@@ -10,9 +10,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. The
-// cgroup's name must differ from the names that other backends use, because each backend removes the cgroups with such
-// names that it does not know.
+// cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. No
+// other backend may use names of this form, because each backend removes unknown cgroups whose names have the backend's
+// form.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
 //	systemd    <the pod's slice>/tripod-vm-<id>

@@ -31,7 +31,7 @@ type state struct {
 	NoBoot string `json:"noBoot,omitempty"`
 	// SerialBefore is the size of the serial log in bytes before the current run.
 	SerialBefore int64 `json:"serialBefore,omitempty"`
-	// Silent means that the container's log already says that the guest shows no sign of life.
+	// Silent means that the container's log already has the message about the guest's silence.
 	Silent bool `json:"silent,omitempty"`
 	// PreviousStart is when the previous run began. The driver may still report the end of that run.
 	PreviousStart time.Time `json:"former,omitzero"`

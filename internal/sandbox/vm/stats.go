@@ -16,8 +16,8 @@ import (
 // askTime bounds each query to a guest or a hypervisor. Either may hang.
 const askTime = time.Second
 
-// ContainerStats implements sandbox.StatsProvider. The statistics come from the cgroup, with two exceptions: the size
-// of the root disk is that of its file on the node, and the available memory comes from the guest. For a stopped
+// ContainerStats implements sandbox.StatsProvider. The statistics come from the cgroup, with two exceptions: the root
+// disk's size is that of the overlay file on the node, and the available memory comes from the guest. For a stopped
 // machine, ContainerStats reports only the root disk.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}

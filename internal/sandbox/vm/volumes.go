@@ -17,14 +17,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// volumes are a machine's volumes: directories that the guest mounts, block devices that become its disks, and files
-// that cloud-init writes.
+// volumes are a machine's volumes: directories for the guest to mount, block devices for its disks, and files for
+// cloud-init to write.
 type volumes struct {
 	// driver shares directories with the guest.
 	driver machine.ShareDriver
 	shares []machine.Share
 	disks  []machine.Disk
-	// guestMounts are the mounts that cloud-init sets up in the guest, and devices the disks to which it makes links.
+	// guestMounts are the mounts for cloud-init to set up in the guest. devices are the disks for cloud-init to link.
 	guestMounts []cloudinit.Mount
 	devices     []cloudinit.Device
 	// mounts are the requested mounts that take effect.

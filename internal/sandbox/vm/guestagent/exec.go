@@ -35,7 +35,7 @@ type program struct {
 	copies sync.WaitGroup
 }
 
-// output is the agent's end of stdout or stderr, and the channel to which it is copied.
+// output is the agent's end of the program's stdout or stderr, and the channel for the output.
 type output struct {
 	file    *os.File
 	channel byte
@@ -76,7 +76,7 @@ func (j *job) exec(r wire.Exec) wire.Result {
 	return p.wait(process)
 }
 
-// stdio makes the program's stdio (a terminal, or pipes and /dev/null). It returns the files for descriptors 0 to 2.
+// stdio makes the program's stdio: a terminal, or pipes and /dev/null. It returns the files for descriptors 0 to 2.
 func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, error) {
 	if r.TTY {
 		master, slave, err := openTerminal(r.Columns, r.Rows)

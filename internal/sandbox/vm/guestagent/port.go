@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// portPoll is the interval at which to look for a missing port. The port's driver may be loaded after the agent has
+	// portPoll is the interval between searches for a missing port. The port's driver may be loaded after the agent has
 	// started.
 	portPoll = 250 * time.Millisecond
 	// flapTime is the pause after two reads have found, within flapTime, that no host is connected.

@@ -17,7 +17,7 @@ import (
 const (
 	// ProgramName is the name of the guest's program, on the host and on the disk.
 	ProgramName = "tripod-agent"
-	// Label is the disk's volume label, by which a guest finds the disk.
+	// Label is the disk's volume label. A guest finds the disk by this label.
 	Label = "TRIPODAGENT"
 )
 

@@ -48,9 +48,9 @@ func (q *QGA) Ping(ctx context.Context) error {
 	return q.ask(ctx, "guest-ping", struct{}{}, &struct{}{})
 }
 
-// ExecSync runs a program in the guest like Agent.Exec, with limitations: output arrives when the program has ended,
-// stdin is read before the program starts and has at most 1 MiB, and there are no terminals and no users other than
-// root (errdefs.ErrNotImplemented). When ctx ends, the program is killed, but not its children.
+// ExecSync runs a program in the guest like Agent.Exec, but with limitations. Output arrives only when the program has
+// ended. Stdin is read before the program starts, and has at most 1 MiB. For a terminal, or a user other than root,
+// ExecSync returns errdefs.ErrNotImplemented. When ctx ends, the program is killed, but not its children.
 func (q *QGA) ExecSync(ctx context.Context, cmd Command) (int32, error) {
 	request, err := qgaRequest(cmd)
 	if err != nil {

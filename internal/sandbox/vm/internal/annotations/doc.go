@@ -1,5 +1,6 @@
-// Package annotations parses a pod's annotations about its machine: Virtlet's keys (VirtletVCPUCount …), and the same
-// settings with our own prefix in kebab case (tripod.dev/vm.vcpu-count …). Begin with Parse.
+// Package annotations parses a pod's annotations about its machine. Each setting has a key of our own, in kebab case
+// with a prefix (tripod.dev/vm.vcpu-count …). Most settings also have the key that Virtlet uses (VirtletVCPUCount …).
+// Begin with Parse.
 //
 //	pod.metadata.annotations ──Parse──▶ Options    settings for the backend and cloud-init
 //	                              ├────▶ warnings   unknown keys, keys without effect

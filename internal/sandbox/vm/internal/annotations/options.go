@@ -83,8 +83,8 @@ type Options struct {
 	// MetaData and UserData are cloud-init's meta-data and user-data, or nil. The values have the types of decoded
 	// JSON, with json.Number for numbers.
 	MetaData, UserData map[string]any
-	// UserDataOverwrite means that keys in UserData replace those in UserDataSource, and that SSHKeys replace the keys
-	// in SSHKeySource.
+	// UserDataOverwrite means that keys in UserData replace those in UserDataSource. It also means that SSHKeys replace
+	// the lines in SSHKeySource.
 	UserDataOverwrite bool
 	// UserDataScript is the whole user-data, or empty.
 	UserDataScript string
@@ -172,7 +172,8 @@ func (k keys) of(name string) string {
 	return Prefix + name
 }
 
-// checkCombinations refuses a key if another key that it needs is missing, and warns about keys that have no effect.
+// checkCombinations refuses a key that needs another key if the other key is missing. It warns about keys without
+// effect.
 func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 	const (
 		script, data                 = "cloud-init-user-data-script", "cloud-init-user-data"

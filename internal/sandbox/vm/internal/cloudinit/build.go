@@ -89,8 +89,8 @@ func (i *Image) WriteFile(path string, mode os.FileMode) error {
 	return atomicfile.Write(path, i.Bytes, mode)
 }
 
-// Build makes the disk. It returns errdefs.ErrInvalidArgument for input that is too large or that cloud-init cannot
-// express, and errdefs.ErrFailedPrecondition for a missing file.
+// Build makes the disk. It returns errdefs.ErrInvalidArgument if the input is too large or cannot be expressed for
+// cloud-init, and errdefs.ErrFailedPrecondition if a file is missing.
 func Build(in Input) (*Image, error) {
 	if err := in.validate(); err != nil {
 		return nil, err

@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 )
 
-// injectedFiles returns the files in Options.FilesSource: the key X holds a file's content, X_path its path in the
-// guest, and X_encoding the content's encoding, which is base64 (the default) or plain. Only root can read files from a
+// injectedFiles returns the files in Options.FilesSource. The key X holds a file's content, and X_path the file's path
+// in the guest. X_encoding is the content's encoding, base64 (the default) or plain. Only root can read files from a
 // Secret.
 func (b *builder) injectedFiles() ([]file, error) {
 	s := b.in.Options.FilesSource

@@ -31,7 +31,7 @@ const (
 	KindDevice
 )
 
-// SourceDir is the directory in which a pod mounts ConfigMaps and Secrets that only its annotations use, as
+// SourceDir is a directory for ConfigMaps and Secrets that only a pod's annotations use. The pod mounts them at
 // SourceDir/configmap/NAME and SourceDir/secret/NAME.
 const SourceDir = "/etc/tripod/sources"
 

@@ -13,7 +13,7 @@ const (
 	keepLog = 64 << 10
 )
 
-// OpenLog makes an empty log file to which a process can append.
+// OpenLog makes an empty log file for a process, and opens the file for appending.
 func OpenLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 )
 
-// Place is the environment in which a process is started.
+// Place describes where a process is started.
 type Place struct {
 	// Cgroup is the process's cgroup, a path in Tree; "" means the daemon's own cgroup.
 	Tree   cgroup.Tree

@@ -100,8 +100,8 @@ func (h *hub) drop(c *stream.OutputQueue) {
 	c.Discard()
 }
 
-// clientOffset returns the offset in the serial log at which the output for the clients continues, or the largest
-// offset if there are no clients.
+// clientOffset returns the offset of the clients' next output in the serial log, or the largest offset if there are no
+// clients.
 func (h *hub) clientOffset() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()

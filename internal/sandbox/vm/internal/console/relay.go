@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// batch is the maximum number of bytes that a step reads from the serial log, and roughly the maximum that it writes
-	// to the container's log.
+	// batch is the maximum number of bytes to read from the serial log in a step. A step writes roughly as much, at
+	// most, to the container's log.
 	batch = 64 << 10
 	// gather is how long to wait for more output before copying. More usually follows, because a guest writes to its
 	// console byte by byte.
@@ -43,7 +43,7 @@ type relay struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	poll   bool // inotify does not work
-	// clientOffset returns the offset in the serial log at which the hub will read next.
+	// clientOffset returns where in the serial log the hub will read next.
 	clientOffset func() int64
 
 	mu         sync.Mutex
@@ -174,7 +174,7 @@ func (r *relay) step(last bool) (more bool, err error) {
 	return used > 0, nil
 }
 
-// lossNote marks the position in the container's log at which output may be missing.
+// lossNote is the line in the container's log where output may be missing.
 const lossNote = "tripod: the console's output could not be logged, and its buffer was full; some output is missing here"
 
 // noticeLoss sets lostAt if the serial log's file system is full and QEMU therefore loses output. Call it before punch.

@@ -19,9 +19,9 @@ var (
 	fpResume = failpoint.New("console.relay.resume")
 )
 
-// open opens the files and resumes copying. If only the container's log fails, and the state file shows that this is
-// not the machine's first console, open sets logPending instead of returning the error, because a running machine must
-// not fail because of its log.
+// open opens the files and resumes copying. If only the container's log cannot be opened, and this is not the machine's
+// first console, open sets logPending instead of returning the error: a running machine must not fail because of its
+// log. The machine's first console is recognized by the missing record in the state file.
 func (r *relay) open() (err error) {
 	if r.serial, err = openOwn(r.cfg.SerialLog); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (r *relay) setLog(file *os.File) error {
 }
 
 // firstData returns the offset of the first data at or after the given offset. After a power failure, the record may be
-// older than the last hole that was punched, so that the given offset is in a hole.
+// older than the last hole punched by the relay. The given offset may then be in that hole.
 func firstData(f *os.File, offset, size int64) (int64, error) {
 	if offset >= size {
 		return offset, nil

@@ -9,11 +9,11 @@ import (
 
 // Parameters of the debug port, for drivers.
 const (
-	// Port is the I/O port to which SeaBIOS writes its messages.
+	// Port is the I/O port for SeaBIOS's messages.
 	Port = 0x402
 	// RingSize is the size of the ring buffer in bytes, a power of two. One boot writes about 4 KiB.
 	RingSize = 64 << 10
-	// RetryTime is the interval at which the firmware searches for a boot device.
+	// RetryTime is the time between the firmware's searches for a boot device.
 	RetryTime = 30 * time.Second
 )
 
