@@ -286,9 +286,9 @@ type Readier interface {
 	Ready() error
 }
 
-// Inspector adds facts to the answers to verbose status calls. The facts share one JSON object with the node's facts
-// (handler, state, config …). Keys are camel case. All kinds of pod use the same key for the same fact: pid, cgroup,
-// runDir, sandboxID.
+// Inspector adds facts to verbose status answers. The facts share one JSON object with the node's facts (handler,
+// state, config …). Keys are camel case. All kinds of pod use the same key for the same fact: pid, cgroup, runDir,
+// sandboxID.
 type Inspector interface {
 	Inspect(ctx context.Context, p *Pod, c *Container) (map[string]any, error)
 }

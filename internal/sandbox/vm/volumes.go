@@ -34,9 +34,9 @@ type volumes struct {
 	root string
 }
 
-// shareDriver returns the driver for shared directories. The pod can choose the driver. Otherwise shareDriver returns
-// virtio-fs if that works, and if not, 9p and the reason. If the container has no mounts, shareDriver does not try
-// virtio-fs.
+// shareDriver returns the driver for shared directories. If the pod does not choose a driver, shareDriver chooses
+// virtio-fs if that works. Otherwise it chooses 9p, and the second result says why. If the container has no mounts,
+// shareDriver does not try virtio-fs.
 func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.ShareDriver, why string, err error) {
 	driver = o.options.ShareDriver
 	switch {
