@@ -10,9 +10,9 @@
 //	   └─▶ reason from libvirt ─▶ StateDir/libvirt.json ─▶ Event
 //
 // A domain has all devices of the machine except its network. Its disks, kernel and shares are placeholders in Dir, and
-// its console and channels are null devices. The wrapper replaces all of them with descriptors
-// (internal/sandbox/vm/vmwrap). So QEMU opens no files, as with the driver qmp, and libvirt's settings for owners,
-// labels, logs and path lengths have no effect.
+// its console and channels are null devices. The wrapper (internal/sandbox/vm/vmwrap) replaces all of these with
+// descriptors. So, as with the driver qmp, QEMU opens no files, and libvirt's settings for owners, labels, logs and
+// path lengths have no effect.
 //
 // The driver recognizes a power-off by libvirt's reason for the end of the domain. After a guest's panic, the domain
 // stays crashed until the driver has seen it. libvirt.json holds what libvirt forgets when it restarts.

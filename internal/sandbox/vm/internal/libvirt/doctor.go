@@ -33,7 +33,7 @@ func Doctor(ctx context.Context, cfg Config) []health.Finding {
 	return []health.Finding{wrapper, daemon}
 }
 
-// version returns libvirtd's version, over a new connection.
+// version asks libvirtd for its version over a new connection.
 func version(ctx context.Context, uri string) (string, error) {
 	if uri == "" {
 		uri = DefaultURI

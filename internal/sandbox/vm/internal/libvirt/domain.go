@@ -55,8 +55,8 @@ func (d *Driver) validate(def machine.Definition) error {
 	return err
 }
 
-// domainXML returns the XML of a machine's domain, without the network, which the wrapper adds. secret is for the next
-// start; "" omits the wrapper's variables. model is the result of securityModel.
+// domainXML returns the XML of a machine's domain, without the network, which the wrapper adds. The secret is for the
+// next start. If it is "", the XML omits the wrapper's variables. The model is the result of securityModel.
 func (d *Driver) domainXML(def machine.Definition, secret, model string) (string, error) {
 	record, err := json.Marshal(def)
 	if err != nil {
@@ -115,8 +115,8 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 	return domain.Marshal()
 }
 
-// group returns QEMU's group. If /dev/kvm is accessible only to its group, it is that group, because libvirt sets no
-// supplementary groups.
+// group returns QEMU's group. If only one group may access /dev/kvm, QEMU gets that group as its own, because libvirt
+// sets no supplementary groups.
 func (d *Driver) group(def machine.Definition) int {
 	var st unix.Stat_t
 	if d.cfg.Accel == qemu.AccelKVM && unix.Stat("/dev/kvm", &st) == nil && st.Mode&0o066 == 0o060 && st.Gid != 0 {
@@ -125,8 +125,8 @@ func (d *Driver) group(def machine.Definition) int {
 	return def.GID
 }
 
-// cpu returns the definition's <cpu> element or CPU model, or the default: all features of the host under KVM,
-// otherwise all features that QEMU emulates.
+// cpu returns the definition's <cpu> element or CPU model, or the default model. The default has all features of the
+// host under KVM, and otherwise all features that QEMU emulates.
 func (d *Driver) cpu(def machine.Definition) (*libvirtxml.DomainCPU, error) {
 	if def.LibvirtCPU != "" {
 		var cpu libvirtxml.DomainCPU
@@ -220,8 +220,8 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 // qgaPort is the name of the QEMU guest agent's port.
 const qgaPort = "org.qemu.guest_agent.0"
 
-// disk returns disk i of a machine, the nth on its bus. Formats and bases come from the definition, never from the
-// headers of the files (faults I5).
+// disk returns the machine's disk with index i. On its bus, the disk has the index nth. Formats and bases come from the
+// definition, never from the headers of the files (faults I5).
 func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk {
 	source := def.Disks[i]
 	disk := libvirtxml.DomainDisk{
@@ -230,12 +230,12 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		Source: fileSource(d.layout.placeholder(def.Name, source.ID)),
 		Target: targetName(source.Bus, nth),
 		Serial: source.ID,
-		// An empty element means no base, and prevents probing.
+		// An empty element means that there is no base. Without it, libvirt would probe the file for one.
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
 	if source.Bus == machine.BusSCSI {
-		// Make each disk a target of its own, as the driver qmp does. Linux would order the units of a single target
-		// differently.
+		// Make each disk a target of its own, as the driver qmp does. As units of a single target, the disks would be
+		// in another order in Linux.
 		var zero uint
 		target := uint(nth)
 		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}
@@ -255,7 +255,7 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 	if source.ReadOnly {
 		disk.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
 	} else {
-		// Report errors of a full or broken disk to the guest, which libvirt would otherwise pause forever.
+		// Report errors from a full or broken disk to the guest. Otherwise libvirt would pause the guest forever.
 		disk.Driver.ErrorPolicy, disk.Driver.RErrorPolicy = "report", "report"
 	}
 	if i == 0 && def.Kernel == nil {
@@ -268,8 +268,8 @@ func fileSource(path string) *libvirtxml.DomainDiskSource {
 	return &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: path}}
 }
 
-// targetName returns libvirt's name for the nth disk on a bus, counted from 0: vda … vdz, vdaa …. A guest can use other
-// names.
+// targetName returns libvirt's name for the nth disk on a bus, counted from 0: vda … vdz, vdaa …. The guest may name
+// the disk differently.
 func targetName(bus machine.Bus, n int) *libvirtxml.DomainDiskTarget {
 	target, prefix := &libvirtxml.DomainDiskTarget{Bus: "virtio"}, "vd"
 	if bus == machine.BusSCSI {

@@ -46,8 +46,8 @@ type Config struct {
 	// URI selects the libvirtd; "" means DefaultURI. "?socket=/path" overrides the path of libvirt's socket.
 	URI string
 	// Dir is the directory of the tap service's socket and of the files that libvirt executes or checks. Every user
-	// must be able to enter it, because libvirt executes the wrapper as the machine's user. It contains no secrets. New
-	// creates it; it can be on a tmpfs.
+	// must be able to enter it, because libvirt executes the wrapper as the machine's user. The directory contains no
+	// secrets and can be on a tmpfs. New creates it.
 	Dir string
 	// Owner is the daemon's root directory. It marks the domains that belong to this daemon.
 	Owner string
@@ -94,12 +94,12 @@ type instance struct {
 	shares *virtiofsd.Servers // of the current run
 	launch *launch            // set during Start
 	ended  chan struct{}      // closed at the end of the current run
-	// retryPending is set while a retryRefresh is pending.
+	// retryPending is set while retryRefresh waits for its next query.
 	retryPending bool
 }
 
-// FindWrapper returns the path of tripod-vmwrap: from TRIPOD_VMWRAP_BIN, beside this process's executable, or in PATH.
-// It returns errdefs.ErrNotFound if there is none.
+// FindWrapper returns the path of tripod-vmwrap: the one in TRIPOD_VMWRAP_BIN, the one beside this process's
+// executable, or the one in PATH. It returns errdefs.ErrNotFound if it finds none.
 func FindWrapper() (string, error) {
 	candidates := []string{os.Getenv("TRIPOD_VMWRAP_BIN")}
 	if self, err := os.Executable(); err == nil {
@@ -271,7 +271,7 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	return nil
 }
 
-// defineDomain defines the machine's domain in libvirt. secret is for the next start.
+// defineDomain defines the machine's domain in libvirt. The secret is for the next start.
 func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secret string) (golibvirt.Domain, error) {
 	model, err := d.securityModel(ctx)
 	if err != nil {
@@ -290,8 +290,8 @@ func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secre
 	})
 }
 
-// securityModel returns the model by which libvirt confines domains in addition to their user: "apparmor", "selinux" or
-// "none". It queries libvirt only once.
+// securityModel returns the security model that confines domains in libvirt, in addition to their user: "apparmor",
+// "selinux" or "none". It queries libvirt only once.
 func (d *Driver) securityModel(ctx context.Context) (string, error) {
 	d.mu.Lock()
 	model := d.model
@@ -353,7 +353,7 @@ func (d *Driver) Undefine(ctx context.Context, name string) error {
 }
 
 // removeMachine removes the files and the domain of a machine that is not running. It removes the domain last, because
-// Recover finds the machine by it.
+// Recover finds the machine by its domain.
 func (d *Driver) removeMachine(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
 	if err := errors.Join(d.layout.remove(def.Name), removeRun(def.StateDir), virtiofsd.RemoveLogs(def.StateDir), os.RemoveAll(def.Dir)); err != nil {
 		return err

@@ -29,7 +29,7 @@ var classes = map[golibvirt.ErrorNumber]error{
 	golibvirt.ErrNoDomain:             errdefs.ErrNotFound,
 	golibvirt.ErrOperationInvalid:     errdefs.ErrFailedPrecondition,
 	golibvirt.ErrOperationFailed:      errdefs.ErrFailedPrecondition,
-	golibvirt.ErrInternalError:        errdefs.ErrFailedPrecondition, // libvirt's number for QEMU's errors
+	golibvirt.ErrInternalError:        errdefs.ErrFailedPrecondition, // libvirt's number for errors from QEMU
 	golibvirt.ErrSystemError:          errdefs.ErrFailedPrecondition,
 	golibvirt.ErrOperationTimeout:     errdefs.ErrUnavailable,
 	golibvirt.ErrOperationAborted:     errdefs.ErrUnavailable,

@@ -14,7 +14,8 @@ import (
 // readRing is the monitor command that reads the firmware's ring buffer.
 var readRing = fmt.Sprintf(`{"execute":"ringbuf-read","arguments":{"device":%q,"size":%d}}`, firmwareRing, firmware.RingSize)
 
-// Firmware implements machine.Driver. libvirt logs that the monitor command taints the domain ("custom-monitor").
+// Firmware implements machine.Driver. As a side effect, libvirt logs that a monitor command taints the domain
+// ("custom-monitor").
 func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 	domain, _, err := d.running(name)
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 // vncDir is a directory in Definition.Dir that belongs to QEMU's user, because QEMU creates the VNC socket itself.
 const vncDir = "vnc"
 
-// launch is a start in progress: the files for the wrapper, which gets them once.
+// launch is a start in progress. It holds the files for the wrapper, which can request them only once.
 type launch struct {
 	secret  string
 	grant   vmwrap.Grant
@@ -38,10 +38,12 @@ type launch struct {
 	granted bool
 }
 
-// firmwareRing is libvirt's ID for the backend of the second serial port, the ring buffer with the firmware's output.
+// firmwareRing is libvirt's ID for the backend of the second serial port. The backend is the ring buffer with the
+// firmware's output.
 const firmwareRing = "charserial1"
 
-// newLaunch opens all files of a machine. Errors are errdefs.ErrFailedPrecondition, or the Opener's.
+// newLaunch opens all files of a machine. Errors from the Opener keep their class; others without a class become
+// errdefs.ErrFailedPrecondition.
 func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *launch, err error) {
 	l = &launch{secret: rand.Text()}
 	defer func() {
@@ -77,10 +79,10 @@ func withClass(err error) error {
 	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 }
 
-// close closes the files and ends the virtiofsd processes, unless grant has handed them over.
+// close closes the files and ends the virtiofsd processes, except those that grant has handed over.
 func (l *launch) close() {
 	fdpass.CloseFiles(l.files)
-	_ = l.shares.End(context.Background()) // End has a timeout; the processes also end once their connections are closed
+	_ = l.shares.End(context.Background()) // End has a timeout; in any case, the processes end once their connections are closed
 	l.files, l.shares = nil, nil
 }
 
@@ -90,8 +92,8 @@ func (l *launch) add(f *os.File) int {
 	return len(l.files) - 1
 }
 
-// openDisks opens disks and their bases. A writable disk gets two descriptors, because libvirt makes QEMU open it
-// read-only first, and again for writing when the guest's device is attached.
+// openDisks opens disks and their bases. A writable disk gets two descriptors, because libvirt makes QEMU open the disk
+// twice: first read-only, then for writing when the guest's device is attached.
 func (l *launch) openDisks(_ context.Context, d *Driver, def machine.Definition) error {
 	for _, disk := range def.Disks {
 		if err := l.openDisk(d.layout.placeholder(def.Name, disk.ID), disk.Path, disk.ReadOnly); err != nil {
@@ -164,7 +166,7 @@ func (d *Driver) shareOptions(def machine.Definition) virtiofsd.Options {
 	}
 }
 
-// openShares starts the virtiofsd processes and takes QEMU's ends of their connections.
+// openShares starts the virtiofsd processes and adds QEMU's end of each connection to the grant.
 func (l *launch) openShares(ctx context.Context, d *Driver, def machine.Definition) (err error) {
 	if l.shares, err = virtiofsd.Start(ctx, d.shareOptions(def), def.Shares); err != nil {
 		return err
@@ -182,8 +184,8 @@ func (l *launch) openShares(ctx context.Context, d *Driver, def machine.Definiti
 	return nil
 }
 
-// openConsoles opens the input and output of the serial console and makes the sockets of the channels. libvirt assigns
-// the IDs in the order in which domainXML lists the devices.
+// openConsoles opens the input and output of the serial console and makes the sockets of the channels. libvirt numbers
+// the devices' IDs in the order in which domainXML lists the devices.
 func (l *launch) openConsoles(_ context.Context, _ *Driver, def machine.Definition) error {
 	log, err := qemu.OpenSerialLog(def.SerialLog)
 	if err != nil {
@@ -225,9 +227,9 @@ func (l *launch) openNICs(ctx context.Context, d *Driver, def machine.Definition
 	return nil
 }
 
-// grant is the handler of the tap service. It answers the wrapper of a starting machine once, if its user and secret
-// are right. Before it answers, it moves the wrapper, which becomes QEMU, into the machine's cgroup and records the
-// run.
+// grant is the handler of the tap service. It answers the wrapper of a starting machine once, and only if the wrapper's
+// user and secret are right. Before it answers, it moves the wrapper, which becomes QEMU, into the machine's cgroup and
+// records the run.
 func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (fdpass.Reply, error) {
 	var r vmwrap.Request
 	if err := json.Unmarshal(request, &r); err != nil {
@@ -256,7 +258,7 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 		if err := d.joinCgroup(in.def.Cgroup, peer.PID); err != nil {
 			return fdpass.Reply{}, err
 		}
-		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // if this fails, so does the check at the end
+		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // ignore an error: the same check at the run's end will fail too
 	}
 	if err := errors.Join(in.run.save(in.def.StateDir), fpGranted.Hit(ctx)); err != nil {
 		return fdpass.Reply{}, err
@@ -266,7 +268,7 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 	return fdpass.Reply{Body: l.grant, Files: files}, nil
 }
 
-// checkCgroup checks that the cgroup exists. "" leaves the choice to libvirt.
+// checkCgroup checks that the cgroup exists. If the path is "", libvirt chooses the cgroup.
 func (d *Driver) checkCgroup(cgroup string) error {
 	if cgroup == "" {
 		return nil
@@ -290,7 +292,7 @@ func (d *Driver) joinCgroup(cgroup string, pid int) error {
 	return nil
 }
 
-// inCgroup reports whether all threads of a process are in the cgroup, in every hierarchy of the cgroup version that
+// inCgroup reports whether all threads of a process are in the cgroup, in all hierarchies of the cgroup version that
 // Tripod uses.
 func (d *Driver) inCgroup(pid int, cgroup string) bool {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/cgroup", pid))

@@ -34,8 +34,8 @@ func newLayout(dir, wrapper, emulator string) (layout, error) {
 	if err := makePublic(dir); err != nil {
 		return l, err
 	}
-	// libvirt caches an emulator's capabilities until its file changes. To libvirt the emulator is the wrapper, so the
-	// path must change when QEMU's file does.
+	// libvirt caches an emulator's capabilities until its file changes. For libvirt, the emulator is the wrapper. So
+	// the wrapper's path must change whenever QEMU's file changes.
 	info, err := os.Stat(emulator)
 	if err != nil {
 		return l, err
@@ -145,7 +145,7 @@ func (l layout) prepare(d machine.Definition) error {
 	}
 	for i, s := range d.Shares {
 		if s.Driver == machine.ShareVirtiofs {
-			continue // its placeholder is the path of a socket that never exists
+			continue // the placeholder is the path of a socket that never exists
 		}
 		if err := makePublic(l.placeholder(d.Name, shareName(i))); err != nil {
 			return err
@@ -157,7 +157,7 @@ func (l layout) prepare(d machine.Definition) error {
 // remove removes the placeholders of a machine.
 func (l layout) remove(name string) error { return os.RemoveAll(l.placeholder(name, "")) }
 
-// Names of placeholders. They contain a dot, which disk IDs cannot.
+// Names of placeholders. They contain a dot, and so differ from all disk IDs.
 const (
 	baseSuffix = ".base"
 	kernelName = "boot.kernel"

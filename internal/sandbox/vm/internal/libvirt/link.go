@@ -20,13 +20,14 @@ const (
 	defaultSocket = "/run/libvirt/libvirt-sock"
 	virtqemudSock = "/run/libvirt/virtqemud-sock"
 
-	// helloTimeout bounds the setup of a connection, for example to a libvirtd that accepts but does not answer.
+	// helloTimeout bounds the setup of a connection. A libvirtd may accept the connection but never answer.
 	helloTimeout = 15 * time.Second
 	// waitTimeout bounds a call's wait for a connection.
 	waitTimeout = 5 * time.Second
-	// recoverWait replaces waitTimeout in Recover, which the node repeats.
+	// recoverWait replaces waitTimeout in Recover. It is shorter, because the node calls Recover again.
 	recoverWait = 2 * time.Second
-	// maxUnanswered limits the number of calls without an answer, including calls whose callers have given up.
+	// maxUnanswered limits the number of calls that libvirtd has not answered yet, including those whose callers have
+	// given up.
 	maxUnanswered = 256
 	// The link pings libvirtd every pingInterval. If a ping is not answered within pingTimeout, libvirtd is
 	// unresponsive.
@@ -40,8 +41,8 @@ type link struct {
 	uri    golibvirt.ConnectURI
 	socket string
 	log    *slog.Logger
-	// connected is called in a new goroutine each time the link has connected; event is called when a domain's state
-	// changes.
+	// connected is called in a new goroutine each time the link has connected. event is called each time a domain's
+	// state changes.
 	connected func(context.Context)
 	event     func(domain string)
 
@@ -54,7 +55,7 @@ type link struct {
 	changed      chan struct{} // closed when client has changed
 }
 
-// newLink returns a link, not connected yet, to the libvirtd at uri, which must be on this host.
+// newLink returns a link to the libvirtd at the given URI, which must be on this host. The link is not connected yet.
 func newLink(uri string, log *slog.Logger) (*link, error) {
 	u, err := url.Parse(uri)
 	if err != nil || u.Host != "" || (u.Scheme != "qemu" && u.Scheme != "qemu+unix") || u.Path != "/system" {
@@ -63,7 +64,7 @@ func newLink(uri string, log *slog.Logger) (*link, error) {
 	return &link{uri: golibvirt.QEMUSystem, socket: u.Query().Get("socket"), log: log, changed: make(chan struct{})}, nil
 }
 
-// connection is one connection to libvirtd. The first failed read closes broken.
+// connection is one connection to libvirtd. The first failed read closes the channel broken.
 type connection struct {
 	net.Conn
 	opening sync.Mutex // held during the client's setup, which writes without a lock
@@ -76,14 +77,14 @@ func (w *connection) Read(b []byte) (int, error) {
 	if err != nil {
 		w.once.Do(func() { close(w.broken) })
 		w.Conn.Close()
-		if w.opening.TryLock() { // synchronizes with a finished setup; a running setup sees the error itself
+		if w.opening.TryLock() { // wait for nothing: this orders the error after a finished setup; a running setup sees the error itself
 			w.opening.Unlock()
 		}
 	}
 	return n, err
 }
 
-// Dial implements socket.Dialer of go-libvirt. It returns the open connection.
+// Dial implements go-libvirt's socket.Dialer. It returns the open connection.
 func (w *connection) Dial() (net.Conn, error) { return w, nil }
 
 // dial connects to libvirtd's socket.
@@ -118,7 +119,7 @@ func (l *link) open(ctx context.Context) (*golibvirt.Libvirt, *connection, <-cha
 		conn.Close()
 		return nil, nil, nil, errors.Join(err, context.Cause(ctx))
 	}
-	events, err := client.LifecycleEvents(context.Background()) // ends with the connection
+	events, err := client.LifecycleEvents(context.Background()) // the events end with the connection
 	if err != nil {
 		conn.Close()
 		return nil, nil, nil, errors.Join(err, context.Cause(ctx))
@@ -240,7 +241,7 @@ func (l *link) ready() error {
 	return nil
 }
 
-// awaitClient returns the connected client. It waits for waitTimeout at most, and then returns errdefs.ErrUnavailable.
+// awaitClient returns the connected client. It waits at most waitTimeout, and then returns errdefs.ErrUnavailable.
 func (l *link) awaitClient(ctx context.Context) (*golibvirt.Libvirt, error) {
 	timer := time.NewTimer(waitTimeout)
 	defer timer.Stop()
@@ -262,8 +263,8 @@ func (l *link) awaitClient(ctx context.Context) (*golibvirt.Libvirt, error) {
 	}
 }
 
-// ask makes one call. If ctx ends before the answer, ask returns errdefs.ErrUnavailable; the call, which cannot be
-// canceled, continues in the background.
+// ask makes one call to libvirtd. If ctx ends before the answer, ask returns errdefs.ErrUnavailable. The call then
+// continues in the background, because it cannot be canceled.
 func ask[T any](ctx context.Context, l *link, what string, call func(*golibvirt.Libvirt) (T, error)) (T, error) {
 	var none T
 	client, err := l.awaitClient(ctx)
@@ -298,7 +299,7 @@ func (l *link) do(ctx context.Context, what string, call func(*golibvirt.Libvirt
 	return err
 }
 
-// undefine undefines a domain that is not running. A missing domain is not an error.
+// undefine undefines a domain that is not running. It returns nil for a domain that does not exist.
 func (l *link) undefine(ctx context.Context, domain golibvirt.Domain) error {
 	const all = golibvirt.DomainUndefineManagedSave | golibvirt.DomainUndefineSnapshotsMetadata |
 		golibvirt.DomainUndefineCheckpointsMetadata | golibvirt.DomainUndefineNvram
@@ -309,7 +310,7 @@ func (l *link) undefine(ctx context.Context, domain golibvirt.Domain) error {
 	return err
 }
 
-// destroy destroys a domain. A domain that is not running or does not exist is not an error.
+// destroy destroys a domain. It returns nil for a domain that is not running or does not exist.
 func (l *link) destroy(ctx context.Context, domain golibvirt.Domain) error {
 	err := l.do(ctx, "destroy domain "+domain.Name, func(c *golibvirt.Libvirt) error {
 		return c.DomainDestroyFlags(domain, golibvirt.DomainDestroyDefault)
@@ -320,7 +321,7 @@ func (l *link) destroy(ctx context.Context, domain golibvirt.Domain) error {
 	return err
 }
 
-// domainStatus is a domain's state and libvirt's reason.
+// domainStatus is a domain's state and libvirt's reason for the state.
 type domainStatus struct {
 	state  golibvirt.DomainState
 	reason int32

@@ -46,7 +46,7 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 		}
 		def, err := d.definition(ctx, domain)
 		if errdefs.IsNotFound(err) {
-			continue // another daemon's, or just removed
+			continue // the domain belongs to another daemon, or was just removed
 		}
 		if err == nil && slices.Contains(names, name) {
 			found[name], err = d.recoverMachine(ctx, domain, def)
@@ -60,7 +60,7 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	return found, nil
 }
 
-// awaitLink waits for libvirtd, but only briefly, because it delays the start of the node.
+// awaitLink waits for libvirtd, but only briefly, because the wait delays the start of the node.
 func (d *Driver) awaitLink(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, recoverWait)
 	defer cancel()
@@ -92,7 +92,8 @@ func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machi
 	return def, nil
 }
 
-// recoverMachine takes over a machine from an earlier daemon, unless an interrupted Recover has already done so.
+// recoverMachine takes over a machine from an earlier daemon, unless an earlier, interrupted call of Recover has
+// already done so.
 func (d *Driver) recoverMachine(ctx context.Context, domain golibvirt.Domain, def machine.Definition) (machine.State, error) {
 	if state, err := d.State(ctx, def.Name); err == nil {
 		return state, nil
@@ -149,7 +150,7 @@ func (d *Driver) recoverMachine(ctx context.Context, domain golibvirt.Domain, de
 	}
 	d.refresh(ctx, in) // the guest may have panicked in the meantime
 	if in.killing() {
-		if err := d.Destroy(ctx, def.Name); err != nil { // the earlier daemon had begun to kill it
+		if err := d.Destroy(ctx, def.Name); err != nil { // the earlier daemon had begun to kill the machine
 			return machine.State{}, err
 		}
 	}
@@ -180,7 +181,7 @@ func (d *Driver) awaitInactive(ctx context.Context, domain golibvirt.Domain) (do
 }
 
 // findProcess returns the QEMU of a run: the recorded process, or the one in the cgroup. If there is neither, it
-// returns an ended process with PID 0, and the driver learns of the machine's end from libvirt only.
+// returns an ended process with PID 0. The driver then learns of the machine's end only from libvirt.
 func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
 	if proc, err := in.run.adopt(); err == nil {
 		return proc
@@ -207,7 +208,7 @@ func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machin
 	record, _ := loadRun(def.StateDir)
 	proc, err := record.adopt()
 	if err != nil {
-		proc = nil // libvirt ends it
+		proc = nil // libvirt ends the process
 	}
 	defer proc.Close()
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {

@@ -26,9 +26,9 @@ const runVersion = 1
 // run is a run of a machine, in progress or ended. The zero run means none.
 type run struct {
 	Version int `json:"version"`
-	// Process is the QEMU process. It is valid only in Boot.
+	// Process is the QEMU process. It is valid only until the node reboots; see Boot.
 	Process process.ID `json:"process"`
-	// Shares are the virtiofsd processes. Like Process, they are valid only in Boot.
+	// Shares are the virtiofsd processes. They are valid as long as Process is.
 	Shares    []process.ID `json:"shares,omitempty"`
 	Boot      string       `json:"boot"`
 	StartedAt time.Time    `json:"startedAt"`
@@ -39,7 +39,7 @@ type run struct {
 	Panicked bool `json:"panicked,omitempty"`
 	// Lost is a message about the virtiofsd whose early end made the daemon end the machine.
 	Lost string `json:"lost,omitempty"`
-	// Ended is the final state, once known.
+	// Ended is the final state, or nil until it is known.
 	Ended *machine.State `json:"ended,omitempty"`
 }
 
@@ -56,7 +56,8 @@ func (r run) save(stateDir string) error {
 	return nil
 }
 
-// loadRun reads the record. It returns the zero run if there is none, and errdefs.ErrDataLoss for an unusable record.
+// loadRun reads the record. It returns the zero run if there is no record, and errdefs.ErrDataLoss if the record is
+// unusable.
 func loadRun(stateDir string) (run, error) {
 	path := filepath.Join(stateDir, runFile)
 	raw, err := os.ReadFile(path)
@@ -84,7 +85,7 @@ func removeRun(stateDir string) error {
 	return err
 }
 
-// processEnded reports whether the recorded process has ended and its end was not recorded.
+// processEnded reports whether the recorded process has ended without a record of its end.
 func (r run) processEnded() bool {
 	if r.Process.Pid == 0 || r.Ended != nil {
 		return false

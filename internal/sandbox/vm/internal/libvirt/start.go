@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// startTimeout bounds a start, which takes 0.3–0.5 s on an idle host, and 5 s more when libvirt probes QEMU.
+	// startTimeout bounds a start. On an idle host, a start takes 0.3–0.5 s, and 5 s more when libvirt probes QEMU.
 	startTimeout = 2 * time.Minute
 	// undoTimeout bounds the cleanup after a failed start.
 	undoTimeout = 30 * time.Second
@@ -42,7 +42,7 @@ func (d *Driver) Start(ctx context.Context, name string) error {
 	return nil
 }
 
-// run starts the domain and waits until libvirt reports that it runs.
+// run starts the domain and waits until libvirt reports that the domain runs.
 func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) error {
 	l, err := d.newLaunch(ctx, def)
 	if err != nil {
@@ -52,8 +52,8 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 		l.close()
 		return err
 	}
-	// Define the domain again, because the secret is for this start only, and the emulator's path changes when the node
-	// reboots or QEMU is updated.
+	// Define the domain again: the secret is only for this start, and the emulator's path may have changed, because the
+	// node was rebooted or QEMU was updated.
 	domain, err := d.defineDomain(ctx, def, l.secret)
 	if err == nil {
 		err = fpReady.Hit(ctx)

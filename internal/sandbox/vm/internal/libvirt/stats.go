@@ -17,7 +17,7 @@ import (
 const statsTimeout = time.Second
 
 // Stats implements machine.Driver. It returns errdefs.ErrFailedPrecondition if the machine is not running, and
-// errdefs.ErrUnavailable if it does not answer.
+// errdefs.ErrUnavailable if libvirt does not answer.
 func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {
 	domain, def, err := d.running(name)
 	if err != nil {
@@ -38,7 +38,8 @@ func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) 
 	return parseStats(records[0].Params, def.Disks), nil
 }
 
-// parseStats parses libvirt's parameters (virConnectGetAllDomainStats). block.N.* belongs to disk N of the domain.
+// parseStats parses libvirt's parameters (virConnectGetAllDomainStats). The parameters block.N.* belong to the domain's
+// disk with index N.
 func parseStats(params []golibvirt.TypedParam, disks []machine.Disk) machine.Stats {
 	stats := machine.Stats{Blocks: map[string]machine.BlockStats{}}
 	for _, p := range params {

@@ -16,11 +16,11 @@ import (
 const (
 	// buttonTimeout bounds the press of the power button. libvirt does not answer while QEMU hangs.
 	buttonTimeout = 5 * time.Second
-	// sigtermTimeout bounds the time in which QEMU flushes its disks and ends after libvirt's SIGTERM.
+	// sigtermTimeout bounds the time that QEMU may take, after libvirt's SIGTERM, to flush its disks and end.
 	sigtermTimeout = 2 * time.Second
 )
 
-// Shutdown implements machine.Driver. It has no effect on an ended machine.
+// Shutdown implements machine.Driver. It has no effect on a machine that has ended.
 func (d *Driver) Shutdown(ctx context.Context, name string) error {
 	in, err := d.find(name)
 	if err != nil {
@@ -96,7 +96,7 @@ func (in *instance) killing() bool {
 	return in.run.Killing
 }
 
-// destroyDomain destroys a domain and waits until its process has ended. If libvirt does not end it in time,
+// destroyDomain destroys a domain and waits until its process has ended. If libvirt does not end the process in time,
 // destroyDomain sends SIGKILL and returns forced = true.
 func (d *Driver) destroyDomain(ctx context.Context, domain golibvirt.Domain, proc *process.Process) (forced bool, err error) {
 	if proc != nil && proc.Pid == 0 {

@@ -19,15 +19,16 @@ import (
 )
 
 const (
-	// refreshTimeout bounds a query of a domain; refreshRetry is the pause after a failed query.
+	// refreshTimeout bounds a query of a domain. refreshRetry is the pause after a failed query.
 	refreshTimeout, refreshRetry = 10 * time.Second, 5 * time.Second
 	// noticeTimeout bounds the time until libvirtd notices that its child process has ended.
 	noticeTimeout = 5 * time.Second
-	// noticeInterval is the interval of queries during noticeTimeout. libvirtd also sends an event.
+	// noticeInterval is the interval of queries during noticeTimeout. libvirtd also sends an event, but the event may
+	// be lost.
 	noticeInterval = 200 * time.Millisecond
 
-	// shareLossGrace is the time that QEMU has to end after its virtiofsd. A virtiofsd also ends when its QEMU ends;
-	// then no share is lost.
+	// shareLossGrace is the time to wait for QEMU to end after one of its virtiofsd processes. A virtiofsd also ends
+	// when its QEMU ends; no share was lost in that case.
 	shareLossGrace = time.Second
 
 	killedMessage = "killed"
@@ -43,7 +44,7 @@ func (d *Driver) refreshAll(ctx context.Context) {
 	}
 }
 
-// domainEvent handles an event of a domain: it queries the domain's machine.
+// domainEvent handles a domain's event by querying the state of the machine.
 func (d *Driver) domainEvent(domain string) {
 	name, ours := strings.CutPrefix(domain, namePrefix)
 	in, err := d.find(name)
@@ -53,7 +54,7 @@ func (d *Driver) domainEvent(domain string) {
 	d.bg.Go(func() { d.refresh(d.ctx, in) })
 }
 
-// refresh queries the state of a running machine, and finishes its run if it has ended.
+// refresh queries the state of a running machine, and finishes the run if the machine has ended.
 func (d *Driver) refresh(ctx context.Context, in *instance) {
 	in.mu.Lock()
 	domain, idle, ended := in.domain, in.state.Phase != machine.Running || in.launch != nil, in.ended
@@ -77,8 +78,8 @@ func (d *Driver) refresh(ctx context.Context, in *instance) {
 	}
 }
 
-// retryRefresh queries a machine again after refreshRetry. A libvirtd that has just restarted may need time, and sends
-// no events for what happened while it was down.
+// retryRefresh queries a machine again after refreshRetry. A libvirtd that has just restarted may need time before it
+// answers, and it sends no events for what happened while it was down.
 func (d *Driver) retryRefresh(in *instance, why error) {
 	in.mu.Lock()
 	pending, domain := in.retryPending, in.domain.Name
@@ -101,7 +102,7 @@ func (d *Driver) retryRefresh(in *instance, why error) {
 	})
 }
 
-// panicked ends a machine whose guest has panicked. libvirt keeps its domain until then.
+// panicked ends a machine whose guest has panicked. Until then, libvirt keeps the domain in the crashed state.
 func (d *Driver) panicked(ctx context.Context, in *instance, domain golibvirt.Domain) {
 	in.mu.Lock()
 	in.run.Panicked = true
@@ -161,7 +162,7 @@ func (in *instance) oomKilled() bool {
 	return in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills
 }
 
-// finish records and reports the end of a run, once. ended identifies the run.
+// finish records and reports the end of a run, but only once. The channel ended identifies the run.
 func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, message string) {
 	in.mu.Lock()
 	if in.state.Phase != machine.Running || in.ended != ended {
@@ -234,7 +235,8 @@ func (d *Driver) watchShares(in *instance, shares *virtiofsd.Servers, proc *proc
 	d.refresh(d.ctx, in)
 }
 
-// watch waits for the end of a run's process. If libvirtd is running, it also notices the end and reports the reason.
+// watch waits for the end of a run's process. If libvirtd is running, libvirtd also notices the end and can tell the
+// reason.
 func (d *Driver) watch(in *instance, proc *process.Process, ended chan struct{}) {
 	shares := in.shares
 	d.bg.Go(func() { d.watchShares(in, shares, proc, ended) })

@@ -5,6 +5,6 @@
 //	     ▲                       │          qmp:     internal/sandbox/vm/internal/qemu, started by the daemon
 //	     └──────── Event ────────┘          libvirt: internal/sandbox/vm/internal/libvirt, started by libvirtd through tripod-vmwrap
 //
-// A driver knows machines, not pods. The Definition contains everything that it needs, and it decides nothing about a
-// pod's state. The package must not import a driver, the network or the image store.
+// A driver knows machines, not pods. The Definition contains everything that the driver needs. The driver decides
+// nothing about a pod's state. The package must not import a driver, the network or the image store.
 package machine

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// Definition describes a virtual machine. It is immutable once defined, and drivers store it as JSON. Files are opened
-// at every start; everything else is plain data.
+// Definition describes a virtual machine. It does not change while the machine runs, and drivers store it as JSON. The
+// files that it names are opened at every start.
 type Definition struct {
 	// Name identifies the machine on this node: 64 lower-case hex digits.
 	Name string `json:"name"`
 	// UUID is the SMBIOS system UUID, in RFC 9562's text form.
 	UUID string `json:"uuid"`
 	// Dir is the machine's directory for sockets, on a tmpfs. The driver makes it with mode 0700; the hypervisor's user
-	// has no access. StateDir is its directory on disk (root overlay).
+	// has no access. StateDir is the machine's directory on disk, for example for the overlay of the root disk.
 	Dir      string `json:"dir"`
 	StateDir string `json:"stateDir"`
 
-	// CPUs is the number of virtual CPUs. CPUModel is QEMU's name for their model; "" leaves the choice to the driver.
+	// CPUs is the number of virtual CPUs. CPUModel is QEMU's name for their model; if it is "", the driver chooses.
 	CPUs     int    `json:"cpus"`
 	CPUModel string `json:"cpuModel,omitempty"`
 	// Memory is the guest's RAM in bytes.
@@ -38,19 +38,19 @@ type Definition struct {
 	NICs   []NIC   `json:"nics,omitempty"`
 	Shares []Share `json:"shares,omitempty"`
 
-	// SerialLog is the path of the file to which all output of the serial console is appended. Output for which the
-	// file system has no space is dropped.
+	// SerialLog is the path of the serial console's log. All output is appended to it. If the file system is full,
+	// output is dropped.
 	SerialLog string `json:"serialLog"`
 
 	// UID and GID are the user and group of the hypervisor process.
 	UID int `json:"uid"`
 	GID int `json:"gid"`
-	// Cgroup is the path of the machine's cgroup below the roots of the hierarchies. It must exist.
+	// Cgroup is the path of the machine's cgroup, relative to the root of each hierarchy. The cgroup must exist.
 	Cgroup string `json:"cgroup"`
 
 	// LibvirtCPU is XML for the <cpu> element of a libvirt domain. Other drivers refuse it.
 	LibvirtCPU string `json:"libvirtCPU,omitempty"`
-	// VNC asks for a VNC server on a unix socket, vnc/vnc.sock in Dir.
+	// VNC asks for a VNC server on the unix socket vnc/vnc.sock in Dir.
 	VNC bool `json:"vnc,omitempty"`
 }
 
@@ -59,7 +59,7 @@ type File struct {
 	Path string `json:"path"`
 }
 
-// BootID returns the boot ID of the node. PIDs and start times recorded in another boot are meaningless.
+// BootID returns the boot ID of the node. PIDs and start times that were recorded during another boot are meaningless.
 var BootID = sync.OnceValue(func() string {
 	raw, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(raw))
@@ -82,10 +82,10 @@ type Disk struct {
 	Format   string `json:"format"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	Bus      Bus    `json:"bus"`
-	// Offset and Size, with Format raw, select a part of the file; a Size of 0 means the whole file.
+	// Offset and Size select a part of the file in bytes, if Format is raw. If Size is 0, the disk is the whole file.
 	Offset uint64 `json:"offset,omitempty"`
 	Size   uint64 `json:"size,omitempty"`
-	// Base, with Format qcow2, is the image below the overlay. It is never written.
+	// Base is the image below the overlay, if Format is qcow2. Nothing writes to it.
 	Base *Base `json:"base,omitempty"`
 }
 
@@ -107,15 +107,16 @@ type NIC struct {
 // HardwareAddr parses MAC.
 func (n NIC) HardwareAddr() (net.HardwareAddr, error) { return net.ParseMAC(n.MAC) }
 
-// ShareDriver is the way in which a directory reaches the guest.
+// ShareDriver says how the guest accesses a shared directory.
 type ShareDriver string
 
 const (
-	// ShareVirtiofs is virtio-fs, served by virtiofsd. Owners and permissions are those of the files.
+	// ShareVirtiofs is virtio-fs, served by virtiofsd. The guest sees the files' own owners and permissions.
 	ShareVirtiofs ShareDriver = "virtiofs"
 	// Share9p is virtio-9p, served by QEMU, for guests without virtio-fs. Files that the guest creates belong to root.
 	Share9p ShareDriver = "9p"
-	// Share9pMapped is Share9p with the guest's owners, modes and special files stored as attributes of plain files.
+	// Share9pMapped is like Share9p, but the owners, modes and special files that the guest sees are stored as extended
+	// attributes of plain files.
 	Share9pMapped ShareDriver = "9p-mapped"
 )
 
@@ -168,8 +169,8 @@ const (
 	CauseOOM Cause = "oom"
 	// CauseFailed means that the hypervisor process ended by itself, or another process killed it.
 	CauseFailed Cause = "failed"
-	// CauseNoBoot means that the firmware found nothing to boot. Drivers do not report it. The backend, which reads the
-	// firmware's output, sets it and kills the machine.
+	// CauseNoBoot means that the firmware found nothing to boot. Drivers do not report this cause. The backend reads
+	// the firmware's output, sets the cause and kills the machine.
 	CauseNoBoot Cause = "noboot"
 	// CauseStart means that the start failed.
 	CauseStart Cause = "start"
@@ -177,7 +178,7 @@ const (
 	CauseUnknown Cause = "unknown"
 )
 
-// Exit codes for ends without a useful exit code of the hypervisor.
+// Exit codes to report if the hypervisor has no useful exit code.
 const (
 	// ExitKilled is 128+SIGKILL.
 	ExitKilled int32 = 137
@@ -192,10 +193,10 @@ type State struct {
 	StartedAt  time.Time `json:"startedAt,omitzero"`
 	FinishedAt time.Time `json:"finishedAt,omitzero"`
 	Cause      Cause     `json:"cause,omitempty"`
-	// ExitCode is 0 for a power-off, ExitPanic for a panic, and ExitKilled for a kill or an unobserved end. Otherwise
-	// it is the process's exit code (128+n for a signal), never 0.
+	// ExitCode is 0 for a power-off, ExitPanic for a panic, and ExitKilled for a kill or an unobserved end. In all
+	// other cases it is the process's exit code (128+n for signal n), but never 0.
 	ExitCode int32 `json:"exitCode,omitempty"`
-	// Message explains the end to people, and includes the hypervisor's last words.
+	// Message explains to people how the machine ended. It includes the hypervisor's last words.
 	Message string `json:"message,omitempty"`
 }
 
@@ -209,7 +210,7 @@ type Event struct {
 type Stats struct {
 	// BalloonActual is the guest's RAM in bytes after ballooning; 0 if unknown.
 	BalloonActual uint64
-	// Blocks holds each disk's counters, by Disk.ID.
+	// Blocks maps each Disk.ID to the disk's counters.
 	Blocks map[string]BlockStats
 }
 
@@ -225,28 +226,31 @@ type Driver interface {
 	// Ready returns nil if machines can be defined and started, otherwise errdefs.ErrUnavailable with the reason, for
 	// example that libvirtd is not running. It does not block.
 	Ready() error
-	// Recover is called before the methods that need a machine, and again if it fails. It recovers the named machines,
-	// removes other machines that this driver made, and reports later ends to sink. The result omits unknown machines.
+	// Recover is called before any method that needs a machine. If it fails, it is called again. It recovers the named
+	// machines, removes other machines that this driver made, and reports to sink when a machine ends later. The result
+	// omits machines that the driver does not know.
 	Recover(ctx context.Context, names []string, sink func(Event)) (map[string]State, error)
 	// Define defines a machine, or replaces the definition of a machine that is not running. A repeated call with the
 	// same definition has no effect.
 	Define(ctx context.Context, d Definition) error
-	// Start starts a machine that is defined or has ended, and returns when the hypervisor reports that its CPUs run.
-	// If the start fails, Start returns errdefs.ErrFailedPrecondition or errdefs.ErrUnavailable with the hypervisor's
-	// last words, and the machine is Ended with CauseStart.
+	// Start starts a machine that is defined or has ended. It returns when the hypervisor reports that the guest's CPUs
+	// run. If the start fails, Start returns errdefs.ErrFailedPrecondition or errdefs.ErrUnavailable with the
+	// hypervisor's last words, and the machine is Ended with CauseStart.
 	Start(ctx context.Context, name string) error
-	// Shutdown presses the power button and returns; an Event reports the end. It can be repeated.
+	// Shutdown presses the power button and returns without waiting. An Event reports the end of the machine. Shutdown
+	// can be called repeatedly.
 	Shutdown(ctx context.Context, name string) error
 	// Destroy kills the machine and returns when it has ended. It has no effect on a machine that is not running.
 	Destroy(ctx context.Context, name string) error
-	// State returns the machine's state, or errdefs.ErrNotFound if it is not defined.
+	// State returns the machine's state, or errdefs.ErrNotFound if the machine is not defined.
 	State(ctx context.Context, name string) (State, error)
 	// Stats returns statistics of a running machine.
 	Stats(ctx context.Context, name string) (Stats, error)
-	// Firmware returns the output of the machine's firmware on its debug port since the last call. Output beyond the
-	// last firmware.RingSize bytes is lost. If the machine is not running, it returns errdefs.ErrFailedPrecondition.
+	// Firmware returns what the machine's firmware has written to its debug port since the last call. Only the last
+	// firmware.RingSize bytes are kept. If the machine is not running, Firmware returns errdefs.ErrFailedPrecondition.
 	Firmware(ctx context.Context, name string) (string, error)
-	// Undefine removes a machine. If it is running, Undefine destroys it first. It has no effect on an unknown machine.
+	// Undefine removes a machine. If the machine is running, Undefine destroys it first. Undefine has no effect on an
+	// unknown machine.
 	Undefine(ctx context.Context, name string) error
 	// Close stops the driver. Machines continue to run.
 	Close() error

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MakePipe makes a named pipe of mode 0600 at path, where it replaces an existing one, and returns its read end for the
-// hypervisor to inherit. Reads never return EOF, because the descriptor is also open for writing.
+// MakePipe makes a named pipe of mode 0600 at path, and removes an older one there. It returns the pipe's read end, for
+// the hypervisor to inherit. Reads never return EOF, because the descriptor is also open for writing.
 func MakePipe(path string) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("replace the pipe %s: %w", path, err)
@@ -22,8 +22,8 @@ func MakePipe(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 }
 
-// OpenPipe opens a named pipe of a machine for writing, with support for deadlines. It returns errdefs.ErrUnavailable
-// if the pipe does not exist or has no reader.
+// OpenPipe opens a machine's named pipe for writing. The file supports deadlines. It returns errdefs.ErrUnavailable if
+// the pipe does not exist or has no reader.
 func OpenPipe(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {

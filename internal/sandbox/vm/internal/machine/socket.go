@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects to a unix socket of a machine. The path can exceed the 107 bytes of a socket address. Dial returns
-// errdefs.ErrUnavailable if the socket does not exist or nothing listens on it.
+// Dial connects to one of a machine's unix sockets. The path can be longer than a socket address allows (107 bytes).
+// Dial returns errdefs.ErrUnavailable if the socket does not exist or nothing listens on it.
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	short, done, err := shortPath(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -35,8 +35,8 @@ func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// Listen makes a listening unix socket of mode 0600 at path, where it replaces an existing one, and returns its
-// descriptor for the hypervisor to inherit. The path can exceed the length of a socket address.
+// Listen makes a listening unix socket of mode 0600 at path, and removes an older one there. It returns the socket's
+// descriptor, for the hypervisor to inherit. The path can be longer than a socket address allows.
 func Listen(path string) (*os.File, error) {
 	short, done, err := shortPath(path)
 	if err != nil {
@@ -58,7 +58,7 @@ func Listen(path string) (*os.File, error) {
 	return l.File()
 }
 
-// shortPath returns a short path to the same file, which is valid until done is called.
+// shortPath returns a short path to the same file. The short path is valid until done is called.
 func shortPath(path string) (short string, done func(), err error) {
 	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -64,15 +64,15 @@ type hostSetup struct {
 	Block func(path string) bool
 }
 
-// command holds QEMU's arguments and inherited files: Standard for standard input and output, and Files for the
-// descriptors from firstFD.
+// command holds QEMU's arguments and the files that QEMU inherits. The files in Standard become standard input and
+// output. Those in Files become the descriptors from firstFD on.
 type command struct {
 	Args     []string     `json:"args"`
 	Standard [2]inherited `json:"standard"`
 	Files    []inherited  `json:"files"`
 }
 
-// build returns the command for a definition that Validate has accepted. The result depends on the arguments only.
+// build returns the command for a definition that Validate has accepted. The result depends only on the arguments.
 func build(d machine.Definition, s hostSetup) command {
 	var c command
 	c.machine(d, s)
@@ -101,7 +101,7 @@ func (c *command) inherit(f inherited) int {
 	return firstFD + len(c.Files) - 1
 }
 
-// fdset adds a file as a descriptor set, and returns the name by which QEMU opens it.
+// fdset adds a file as a descriptor set and returns the name under which QEMU can open the file.
 func (c *command) fdset(f inherited) string {
 	fd := c.inherit(f)
 	c.add("-add-fd", fmt.Sprintf("fd=%d,set=%d", fd, fd))
@@ -119,9 +119,10 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		"-m", fmt.Sprintf("%dM", mebibytes(d.Memory)),
 		"-uuid", d.UUID,
 		"-rtc", "base=utc",
-		// A firmware that finds no boot device retries, and reports each failure.
+		// If the firmware finds no boot device, it retries, and it reports each failure.
 		"-boot", fmt.Sprintf("strict=on,reboot-timeout=%d", firmware.RetryTime.Milliseconds()),
-		// A guest that powers off or panics stays paused until the driver has read the reason. A reboot resets it.
+		// A guest that powers off or panics stays paused until the driver has read the reason. A reboot resets the
+		// guest.
 		"-action", "reboot=reset,shutdown=pause,panic=pause",
 		// Disable suspend, because nothing could wake the guest.
 		"-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1")
@@ -129,7 +130,7 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		c.add("-object", fmt.Sprintf("memory-backend-memfd,id=%s,size=%dM,share=on", memoryID, mebibytes(d.Memory)))
 	}
 	if d.Kernel != nil {
-		// QEMU opens these with fopen, which does not support descriptor sets.
+		// QEMU opens the kernel and the initrd with fopen, which does not support descriptor sets.
 		c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.inherit(inherited{Kind: kindBoot, Path: d.Kernel.Path})))
 		if d.Initrd != nil {
 			c.add("-initrd", fmt.Sprintf("/proc/self/fd/%d", c.inherit(inherited{Kind: kindBoot, Path: d.Initrd.Path})))
@@ -144,8 +145,8 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 }
 
 // consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard
-// input (a pipe) and output (a file). A socket is unsuitable, because QEMU closes it together with the input if its
-// client stops reading, and QEMU 7.2 logs a byte twice if the client was not ready for it.
+// input (a pipe) and output (a file). A socket is unsuitable: if the client stops reading, QEMU closes the socket and
+// thereby the input too, and QEMU 7.2 logs a byte twice if the client was not ready for that byte.
 func (c *command) consoles(d machine.Definition) {
 	socket := func(id, name string) {
 		fd := c.inherit(inherited{Kind: kindSocket, Path: filepath.Join(d.Dir, name)})
@@ -166,7 +167,7 @@ func (c *command) consoles(d machine.Definition) {
 // disk adds a disk as QEMU block nodes. The format and the overlay's base come from the definition, never from the
 // headers of the files (faults I5).
 func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSetup) {
-	var backing any // null makes QEMU ignore a base that the overlay's header names
+	var backing any // null makes QEMU ignore any base that the overlay's header names
 	if disk.Base != nil {
 		backing = disk.ID + "-base"
 		c.node(machine.Disk{ID: disk.ID + "-base", File: disk.Base.File, Format: disk.Base.Format, ReadOnly: true}, nil, s)
@@ -181,7 +182,7 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 	}
 	device += fmt.Sprintf(",drive=%s,id=disk-%s,serial=%s", disk.ID, disk.ID, disk.ID)
 	if !disk.ReadOnly {
-		// Report errors of a full or broken disk to the guest, which QEMU would otherwise pause forever.
+		// Report errors from a full or broken disk to the guest. Otherwise QEMU would pause the guest forever.
 		device += ",werror=report,rerror=report"
 	}
 	if i == 0 && d.Kernel == nil {
@@ -246,8 +247,8 @@ func memoryBackend(d machine.Definition) string {
 }
 
 // share adds a shared directory: a connection to its virtiofsd, or a directory that QEMU serves by virtio-9p. With the
-// security model "none", QEMU's user owns the guest's files, and QEMU ignores operations that this user may not
-// perform; virtiofsd.Open says which owners QEMU sees. With "mapped-xattr", QEMU's user owns the files as well, and
+// security model "none", QEMU's user owns the files that the guest creates, because QEMU ignores that it cannot change
+// their owner. virtiofsd.Open says which owners QEMU sees. With "mapped-xattr", QEMU's user owns these files too, and
 // extended attributes hold the owners that the guest sees.
 func (c *command) share(i int, share machine.Share) {
 	if share.Driver == machine.ShareVirtiofs {
@@ -269,16 +270,16 @@ func (c *command) share(i int, share machine.Share) {
 }
 
 const (
-	// lastShareSlot is the last free PCI slot. Shares fill the slots from it downward, because QEMU assigns the others
-	// from the first one upward.
+	// lastShareSlot is the last free PCI slot. Shares fill the slots from lastShareSlot downward, because QEMU puts
+	// other devices into the slots from the first one upward.
 	lastShareSlot = 0x1e
 	perSlot       = 8
 	// maxShares leaves 22 slots for other devices.
 	maxShares = 64
 )
 
-// shareAddress puts eight shares into each PCI slot, because there are only 30 slots for all devices, and a pod can
-// have many volumes.
+// shareAddress returns the PCI address of the share with the given index. Each slot holds eight shares, because there
+// are only 30 slots for all devices, and a pod can have many volumes.
 func shareAddress(i int) string {
 	return fmt.Sprintf("multifunction=on,addr=%#x.%d", lastShareSlot-i/perSlot, i%perSlot)
 }
@@ -290,8 +291,8 @@ func acceleration(accel string) string {
 	return "tcg,tb-size=32" // QEMU's default, up to 1 GiB of translated code, is too much for many small guests
 }
 
-// cpuModel returns the definition's CPU model, or the default: the host's under KVM, otherwise the one with all
-// features that QEMU emulates.
+// cpuModel returns the definition's CPU model, or the default model. The default under KVM is the host's model.
+// Otherwise it is the model with all features that QEMU emulates.
 func cpuModel(model, accel string) string {
 	switch {
 	case model != "" && model != "host-model" && model != "host-passthrough":

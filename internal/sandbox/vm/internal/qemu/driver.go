@@ -32,13 +32,12 @@ const (
 )
 
 const (
-	// startTimeout bounds the time from QEMU's start to the guest's first instruction, which is 40–100 ms on an idle
-	// host.
+	// startTimeout bounds the time from QEMU's start to the guest's first instruction. An idle host needs 40–100 ms.
 	startTimeout = time.Minute
 	// monitorTimeout bounds a command of the monitor.
 	monitorTimeout = time.Second
-	// killTimeout bounds the time from SIGKILL to the end of the process, which can hang in a system call if a disk is
-	// dead.
+	// killTimeout bounds the time from SIGKILL to the end of the process. The process can hang in a system call if a
+	// disk is dead.
 	killTimeout = 30 * time.Second
 )
 
@@ -46,7 +45,7 @@ const (
 type Config struct {
 	// Root is the directory of the machines' records. It is on a disk; only root has access to it.
 	Root string
-	// Emulator is the path or name of QEMU; "" means ProgramName. New looks it up.
+	// Emulator is the path or name of QEMU; "" means ProgramName. New looks a name up in PATH.
 	Emulator string
 	// Virtiofsd is the path of virtiofsd. If it is empty, machines with virtio-fs shares are refused.
 	Virtiofsd string
@@ -123,7 +122,7 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
-// Ready implements machine.Driver. The driver depends on no other daemon.
+// Ready implements machine.Driver. It returns nil, because the driver needs no other daemon.
 func (d *Driver) Ready() error { return nil }
 
 func (d *Driver) Name() string { return "qmp" }
@@ -195,7 +194,8 @@ func (d *Driver) report(name string, s machine.State) {
 	sink(machine.Event{Name: name, State: s})
 }
 
-// trimLogs trims QEMU's logs every minute. A guest can make QEMU log, and QEMU's log takes space from the serial log.
+// trimLogs trims QEMU's logs every minute. A guest can make QEMU write to its log, which shares a file system with the
+// serial log.
 func (d *Driver) trimLogs() {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()

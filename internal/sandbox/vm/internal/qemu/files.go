@@ -17,14 +17,14 @@ import (
 
 const vhostNet = "/dev/vhost-net"
 
-// openers open descriptors that are not files: taps and connections to virtiofsd.
+// openers opens what has no path: taps and connections to virtiofsd.
 type openers struct {
 	taps   machine.Opener
 	shares *virtiofsd.Servers
 }
 
-// openAll opens the files that a command inherits, in their order. It returns errdefs.ErrFailedPrecondition for a file
-// that is missing or unusable.
+// openAll opens the given files in order. It returns errdefs.ErrFailedPrecondition for a file that is missing or
+// unusable.
 func openAll(ctx context.Context, d machine.Definition, files []inherited, from openers) (opened []*os.File, err error) {
 	defer func() {
 		if err != nil {
@@ -113,8 +113,8 @@ func blockDevice(path string) bool {
 	return err == nil && isBlock(info)
 }
 
-// OpenBoot opens a kernel or initrd. QEMU opens it a second time through /proc/self/fd, where the file's mode applies.
-// If other users may not read the file, OpenBoot returns a copy in memory.
+// OpenBoot opens a kernel or initrd. QEMU opens it a second time through /proc/self/fd, and the kernel then checks the
+// file's mode. If other users may not read the file, OpenBoot returns a copy in memory.
 func OpenBoot(path string) (*os.File, error) {
 	f, _, err := OpenDisk(path, true)
 	if err != nil {
@@ -154,7 +154,7 @@ func OpenOwned(path string, uid, gid int) (*os.File, error) {
 	return f, nil
 }
 
-// OpenShare opens a directory for virtio-9p. QEMU's user owns root's files in it, if the file system supports that.
+// OpenShare opens a directory for virtio-9p. If the file system can map owners, QEMU's user owns root's files there.
 func OpenShare(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	tree, _, err := virtiofsd.Open(path, readOnly, uid, gid)
 	return tree, err

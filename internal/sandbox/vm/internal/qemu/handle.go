@@ -138,7 +138,7 @@ func removeSockets(dir string) error {
 	if err := os.RemoveAll(filepath.Join(dir, vncDir)); err != nil {
 		return err
 	}
-	_ = os.Remove(dir) // fails if it still contains files of others
+	_ = os.Remove(dir) // fails if it still contains other files
 	return nil
 }
 

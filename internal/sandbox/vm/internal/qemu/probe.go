@@ -33,22 +33,22 @@ const (
 
 // Verdict is the accelerator for machines on this node.
 type Verdict struct {
-	// Accel is AccelKVM or AccelTCG. Why is the reason, for people.
+	// Accel is AccelKVM or AccelTCG. The text in Why tells people the reason.
 	Accel string `json:"accel"`
 	Why   string `json:"why"`
 }
 
-// probeRecord is the content of verdictFile. It is valid while Key matches.
+// probeRecord is the content of verdictFile. It is valid as long as Key equals the result of verdictKey.
 type probeRecord struct {
 	Version int    `json:"version"`
 	Key     string `json:"key"`
 	Verdict
 }
 
-// Probe returns the accelerator for machines. With AccelAuto it boots a guest of one sector under KVM, started like
-// every machine. The guest must boot, reach 64-bit mode with paging, and receive interrupts. Opening /dev/kvm would not
-// be enough, because on some hosts it opens but no guest boots. Probe stores the verdict for this kernel, QEMU and
-// processor.
+// Probe returns the accelerator for machines. With AccelAuto, Probe boots a guest of one sector under KVM, in a QEMU
+// that is started like a machine's. The guest must boot, reach 64-bit mode with paging, and receive interrupts. To open
+// /dev/kvm would not be enough: on some hosts that succeeds, but no guest boots. Probe stores the verdict, which holds
+// only for this kernel, QEMU and processor.
 func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 	if d.cfg.Accel != AccelAuto {
 		return Verdict{d.cfg.Accel, "configured by vm.accel"}, nil
@@ -109,8 +109,8 @@ func (c Config) verdictKey() string {
 	return strings.Join(parts, "; ")
 }
 
-// processor returns the name of the first processor and the number of its features, which microcode updates and live
-// migration of the host can change.
+// processor returns the name of the first processor and the number of its features. A microcode update or a live
+// migration of the host can change them.
 func processor() string {
 	raw, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

@@ -128,7 +128,7 @@ func (h *handle) recover(ctx context.Context) error {
 		err = nil
 	}
 	if _, statErr := os.Stat(h.def.Dir); h.rec.Boot != machine.BootID() || isNotExist(statErr) {
-		if p != nil && h.rec.Boot == machine.BootID() { // its directory was removed while it ran
+		if p != nil && h.rec.Boot == machine.BootID() { // the machine's directory was removed while QEMU ran
 			err = errors.Join(p.Signal(killSignal), p.Wait(ctx))
 		} else {
 			err = nil
@@ -164,7 +164,7 @@ func (h *handle) takeOver(ctx context.Context, p *process.Process) error {
 			rec.Step, rec.StartedAt = stepRunning, process.StartedAt(p.Start)
 		}
 	})
-	if killing { // the earlier daemon had decided to kill it
+	if killing { // the earlier daemon had decided to kill the machine
 		err = errors.Join(err, p.Signal(killSignal))
 	}
 	asking, cancel := context.WithTimeout(ctx, monitorTimeout)

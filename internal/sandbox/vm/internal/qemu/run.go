@@ -79,13 +79,13 @@ func newRun(h *handle, p *process.Process) *run {
 	return r
 }
 
-// exitStatus asks the kernel how another process's child exited. Linux has supported this since 6.15, for children that
-// were reaped.
+// exitStatus asks the kernel for the exit status of another process's child. It needs Linux 6.15 or later, and a child
+// that was already reaped.
 func exitStatus(pidfd *os.File) (unix.WaitStatus, bool) {
 	if pidfd == nil {
 		return 0, false
 	}
-	hangup := []unix.PollFd{{Fd: int32(pidfd.Fd())}} // POLLHUP, which needs no request, means reaped
+	hangup := []unix.PollFd{{Fd: int32(pidfd.Fd())}} // POLLHUP, which is always reported, means that the process was reaped
 	if n, err := unix.Poll(hangup, int(monitorTimeout/time.Millisecond)); err != nil || n == 0 {
 		return 0, false
 	}
@@ -96,7 +96,7 @@ func exitStatus(pidfd *os.File) (unix.WaitStatus, bool) {
 	return unix.WaitStatus(info.Exit_code), true
 }
 
-// close releases the process, its virtiofsd processes and the monitor. They continue to run.
+// close releases the process, its virtiofsd processes and the monitor. All of them continue to run.
 func (r *run) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,7 +110,7 @@ func (r *run) close() {
 	}
 }
 
-// await waits until the process has ended, for killTimeout at most.
+// await waits at most killTimeout for the process to end.
 func (r *run) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
@@ -182,7 +182,7 @@ func (r *run) execute(ctx context.Context, command string, result any) error {
 	return r.ask(ctx, command, nil, result)
 }
 
-// ask runs a monitor command. It waits for the connection and the answer, for monitorTimeout at most.
+// ask runs a monitor command. It waits at most monitorTimeout for the connection and the answer.
 func (r *run) ask(ctx context.Context, command string, arguments, result any) error {
 	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
 	defer cancel()
@@ -218,8 +218,8 @@ func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats,
 	}
 	for _, disk := range def.Disks {
 		for _, b := range blocks {
-			// query-blockstats names a virtio disk by its path, .../disk-root/virtio-backend, and a SCSI disk by its
-			// ID.
+			// query-blockstats names a virtio disk by its path, such as .../disk-root/virtio-backend, and a SCSI disk
+			// by its ID.
 			if b.Device == "disk-"+disk.ID || filepath.Base(filepath.Dir(b.Device)) == "disk-"+disk.ID {
 				s.Blocks[disk.ID] = machine.BlockStats(b.Stats)
 			}

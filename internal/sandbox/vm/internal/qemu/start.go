@@ -51,7 +51,7 @@ func (h *handle) start(ctx context.Context, accel string) error {
 	if r != nil {
 		return nil
 	}
-	kills, _ := stats.OOMKills(def.Cgroup) // a missing cgroup makes launch fail
+	kills, _ := stats.OOMKills(def.Cgroup) // if the cgroup is missing, launch will fail
 	intent := record{Version: recordVersion, Step: stepStarting, Boot: machine.BootID(), OOMKills: kills}
 	if err := h.set(func(rec *record) { *rec = intent }); err != nil {
 		return errors.Join(err, h.set(func(rec *record) { *rec = record{Version: recordVersion} }))
@@ -126,8 +126,8 @@ func (h *handle) shareOptions(def machine.Definition) virtiofsd.Options {
 	}
 }
 
-// spawn records the virtiofsd processes and starts QEMU, connected to them. If it returns no run, the caller must end
-// them.
+// spawn records the virtiofsd processes and starts a QEMU that is connected to them. If spawn returns no run, the
+// caller must end the virtiofsd processes.
 func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string, shares *virtiofsd.Servers, log *os.File) (*run, error) {
 	c := build(def, hostSetup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
 	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), openers{taps: h.d.cfg.Opener, shares: shares})
@@ -174,7 +174,7 @@ type spawn struct {
 	Cgroup   string // "" means the daemon's own
 }
 
-// start starts QEMU as an unprivileged user that cannot gain privileges. QEMU inherits the given descriptors only, and
+// start starts QEMU as an unprivileged user that cannot gain privileges. QEMU inherits only the given descriptors and
 // runs in empty network, IPC and UTS namespaces.
 func (s spawn) start() (*exec.Cmd, error) {
 	cmd := exec.Command(s.Program, s.Args...) // no context, because QEMU outlives the daemon
@@ -188,7 +188,8 @@ func (s spawn) start() (*exec.Cmd, error) {
 	return cmd, confine.Start(cmd, confine.Place{Tree: s.Tree, Cgroup: s.Cgroup})
 }
 
-// kvmGroup returns the group of /dev/kvm, if wanted and if the group has access and is not root's.
+// kvmGroup returns the group of /dev/kvm. It returns nil if no group is wanted, or if that group has no access or is
+// root's.
 func kvmGroup(wanted bool) []uint32 {
 	var st unix.Stat_t
 	if !wanted || unix.Stat("/dev/kvm", &st) != nil || st.Mode&0o060 != 0o060 || st.Gid == 0 {
@@ -252,7 +253,7 @@ func queryStatus(ctx context.Context, m *qmp.Client) (string, error) {
 	return answer.Status, err
 }
 
-// killLeftovers kills QEMU processes of this machine that an earlier, killed daemon started.
+// killLeftovers kills this machine's QEMU processes that an earlier daemon started before it was killed.
 func (h *handle) killLeftovers(ctx context.Context, def machine.Definition) error {
 	for {
 		p := h.findByCommand(def)

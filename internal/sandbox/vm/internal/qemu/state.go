@@ -42,16 +42,16 @@ const (
 type record struct {
 	Version int  `json:"version"`
 	Step    step `json:"step"`
-	// Process is the QEMU process. It is valid only in Boot.
+	// Process is the QEMU process. It is valid only until the node reboots; see Boot.
 	Process process.ID `json:"process"`
-	// Shares are the virtiofsd processes. Like Process, they are valid only in Boot.
+	// Shares are the virtiofsd processes. They are valid as long as Process is.
 	Shares []process.ID `json:"shares,omitempty"`
-	// Boot is the boot ID of the node.
+	// Boot is the node's boot ID when QEMU was started.
 	Boot string `json:"boot,omitempty"`
 	// OOMKills is the cgroup's OOM kill count when QEMU was started.
 	OOMKills uint64 `json:"oomKills,omitempty"`
-	// Killing is set before the daemon kills QEMU. Verdict is the cause of the guest's end, if it is known before QEMU
-	// ends.
+	// Killing is set before the daemon kills QEMU. Verdict is the cause of the guest's end, if the cause is known
+	// before QEMU ends.
 	Killing bool          `json:"killing,omitempty"`
 	Verdict machine.Cause `json:"verdict,omitempty"`
 	// Lost is a message about the virtiofsd whose early end made the daemon kill QEMU.
@@ -85,8 +85,8 @@ type definition struct {
 
 func (d *Driver) dirOf(name string) string { return filepath.Join(d.cfg.Root, name) }
 
-// writeJSON replaces the file. If durable is set, it syncs the file, so that a power loss cannot truncate it. State
-// files are not synced, because an older state is acceptable after a power loss.
+// writeJSON replaces the file. If durable is set, writeJSON syncs the new file, so that a power loss cannot truncate
+// it. State files are not synced, because an older state is acceptable after a power loss.
 func writeJSON(path string, v any, durable bool) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -103,7 +103,7 @@ func writeJSON(path string, v any, durable bool) error {
 }
 
 // readJSON reads a file that writeJSON wrote. It returns fs.ErrNotExist for a missing file and errdefs.ErrDataLoss for
-// a damaged file or one of another version.
+// a file that is damaged or has another version.
 func readJSON(path string, v any) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -121,8 +121,8 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// logPath returns the path of QEMU's log, beside the serial log. While no daemon trims it, only the size of their file
-// system limits it.
+// logPath returns the path of QEMU's log, beside the serial log. While no daemon runs to trim QEMU's log, only the size
+// of the file system limits it.
 func logPath(def machine.Definition) string {
 	return filepath.Join(filepath.Dir(def.SerialLog), logFile)
 }

@@ -18,13 +18,14 @@ var (
 	nameForm  = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	uuidForm  = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 	modelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+=,-]*$`)
-	// diskForm leaves room for suffixes: a node name of QEMU has at most 31 characters, a disk's serial number 20.
+	// diskForm limits an ID to 20 characters, because the ID becomes the disk's serial number, which has at most 20. An
+	// ID plus a suffix becomes the name of a QEMU node, which has at most 31.
 	diskForm = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,19}$`)
 	tagForm  = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,31}$`)
 )
 
-// Validate refuses a definition that QEMU could misunderstand or does not support, with errdefs.ErrInvalidArgument.
-// Parts of the definition become parts of QEMU options, in which commas are separators.
+// Validate refuses a definition that QEMU could misunderstand or does not support, with errdefs.ErrInvalidArgument. The
+// definition's values become parts of QEMU's options, where a comma is a separator.
 func Validate(d machine.Definition) error {
 	refuse := func(format string, a ...any) error {
 		return fmt.Errorf("machine %.64s: %s: %w", d.Name, fmt.Sprintf(format, a...), errdefs.ErrInvalidArgument)

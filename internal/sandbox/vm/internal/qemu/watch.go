@@ -21,17 +21,17 @@ var (
 	fpKilled  = failpoint.New("qemu.destroy.killed")
 )
 
-// Exit codes for ends without a useful exit code of QEMU.
+// Exit codes to report if QEMU has no useful exit code.
 const (
 	exitStart = 128 // as for containers that cannot be started
 	exitOther = 255
 )
 
 const (
-	// quitTimeout bounds the time in which QEMU closes its images and ends after the command quit.
+	// quitTimeout bounds the time that QEMU may take, after the quit command, to close its images and end.
 	quitTimeout = 5 * time.Second
-	// shareLossGrace is the time that QEMU has to end after its virtiofsd. A virtiofsd also ends when its QEMU ends;
-	// then no share is lost.
+	// shareLossGrace is the time to wait for QEMU to end after one of its virtiofsd processes. A virtiofsd also ends
+	// when its QEMU ends; no share was lost in that case.
 	shareLossGrace = time.Second
 	// retryMin and retryMax bound the time between attempts to connect to the monitor. Connecting fails while QEMU is
 	// stopped or another client holds the socket.
@@ -96,7 +96,7 @@ func (h *handle) connect(r *run) bool {
 }
 
 // listen reads monitor events until the guest has ended, and returns the cause and time of its end. It returns "" if
-// the monitor or the process ends first. It begins with a query, because events before the connection are lost.
+// the monitor or the process ends first. It begins with a query, because events from before the connection are lost.
 func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	m := r.client()
 	lost := uint64(0)
@@ -126,8 +126,8 @@ func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	}
 }
 
-// askStatus queries whether the guest has ended, and returns the cause, or "". It closes a monitor that does not
-// answer; watch then connects again.
+// askStatus asks QEMU whether the guest has ended. It returns the cause, or "" if the guest has not ended. If the
+// monitor does not answer, askStatus closes the connection and returns ""; watch then connects again.
 func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	ctx, cancel := context.WithTimeout(h.d.ctx, monitorTimeout)
 	defer cancel()
@@ -151,8 +151,8 @@ func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	}
 }
 
-// causeOf returns the cause of the guest's end that an event reports, or "". A SHUTDOWN not caused by the guest is
-// QEMU's own end, by a signal or another client's command; the process's exit status gives its cause.
+// causeOf returns the cause of the guest's end that an event reports, or "". A SHUTDOWN that the guest did not cause
+// means that a signal or another client's command ended QEMU. The process's exit status then gives the cause.
 func causeOf(e qmp.Event) machine.Cause {
 	switch e.Name {
 	case "GUEST_PANICKED":
@@ -191,7 +191,7 @@ func (h *handle) endGuest(r *run, cause machine.Cause, at time.Time) {
 	}
 	ctx, cancel := context.WithTimeout(h.d.ctx, quitTimeout)
 	defer cancel()
-	// QEMU closes its disks and ends. If it does not, it is killed.
+	// On quit, QEMU closes its disks and ends. If it does not end in time, kill it.
 	_ = r.execute(ctx, "quit", nil)
 	if r.proc.Wait(ctx) != nil && h.d.ctx.Err() == nil {
 		h.log.Warn("killing QEMU, which did not quit after its guest ended", "pid", r.proc.Pid)
@@ -261,7 +261,7 @@ func endedRecord(rec record, r *run, oom bool, log string) record {
 	return rec
 }
 
-// exitCode returns a container's exit code for a QEMU process that the daemon did not end, and a message.
+// exitCode returns the container's exit code and a message, for a QEMU process that the daemon did not end.
 func (r *run) exitCode() (int32, string) {
 	switch {
 	case r == nil || !r.statusKnown:

@@ -33,7 +33,7 @@ type Client struct {
 }
 
 // NewClient waits for the greeting on conn, negotiates capabilities and serves the connection. On failure it closes
-// conn and returns errdefs.ErrUnavailable if the monitor ends or does not answer before ctx ends, and
+// conn. The error is errdefs.ErrUnavailable if the monitor ends or does not answer before ctx ends, and
 // errdefs.ErrDataLoss if the peer does not speak QMP.
 func NewClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	c := &Client{
@@ -77,8 +77,8 @@ func (c *Client) greet(ctx context.Context, r *bufio.Reader) error {
 // Version returns the version of QEMU.
 func (c *Client) Version() Version { return c.version }
 
-// Events returns the channel of events, which is closed with the connection. If the channel is full, new events are
-// dropped and counted by Lost; the caller must then query the state.
+// Events returns the channel of events. The channel is closed when the connection ends. If the channel is full, new
+// events are dropped and counted by Lost; the caller must then query the state.
 func (c *Client) Events() <-chan Event { return c.events }
 
 // Lost returns the number of dropped events.
@@ -150,7 +150,7 @@ func (c *Client) forget(id uint64) {
 	delete(c.pending, id)
 }
 
-// write sends a line. If it sends only a part, it closes the connection, because the next line would be garbled.
+// write sends a line. If it can send only a part, it closes the connection, because the next line would be garbled.
 func (c *Client) write(ctx context.Context, line []byte) error {
 	select {
 	case c.writing <- struct{}{}:

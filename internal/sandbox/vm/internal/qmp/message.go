@@ -77,7 +77,7 @@ func (m *message) time() time.Time {
 	return time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*1000)
 }
 
-// readMessage reads one message. All its errors end the connection. They include io.EOF between two lines, and
+// readMessage reads one message. Every error ends the connection. The errors include io.EOF between two lines, and
 // errdefs.ErrDataLoss for a line that is not a message.
 func readMessage(r *bufio.Reader) (*message, error) {
 	for {

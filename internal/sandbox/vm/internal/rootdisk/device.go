@@ -28,15 +28,16 @@ type blockDevice struct {
 	size int64
 }
 
-// QEMU locks these bytes of an image file, one for each permission that it uses or shares (its block/file-posix.c).
+// QEMU locks these bytes of an image file, one for each permission that it uses or shares (block/file-posix.c in QEMU's
+// source).
 const (
 	lockStart = 100
 	lockBytes = 200
 )
 
-// openDevice opens a block device for reading or, if write is set, for writing, exclusively and locked against QEMU. It
-// returns errdefs.ErrFailedPrecondition for a device that is mounted or in use by a machine, and
-// errdefs.ErrInvalidArgument for a path that does not exist, is not a block device or may not be written.
+// openDevice opens a block device for reading. If write is set, it opens the device for writing as well, exclusively
+// and locked against QEMU. It returns errdefs.ErrFailedPrecondition for a device that is mounted or in use by a
+// machine, and errdefs.ErrInvalidArgument for a path that does not exist, is not a block device or may not be written.
 func openDevice(path string, write bool) (*blockDevice, error) {
 	flags := os.O_RDONLY
 	if write {
@@ -80,7 +81,7 @@ func (d *blockDevice) claim(write bool) error {
 
 func (d *blockDevice) Size() int64 { return d.size }
 
-// zeroes is written to devices on which fallocate cannot zero a range.
+// zeroes is what Zero writes to a device if fallocate cannot zero a range of it.
 var zeroes = make([]byte, 1<<20)
 
 func (d *blockDevice) Zero(offset, length int64) error {

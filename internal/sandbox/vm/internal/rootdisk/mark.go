@@ -55,8 +55,8 @@ func (m mark) encode() []byte {
 	return raw
 }
 
-// decode decodes a mark. found is false if raw does not begin with magic. The error is errdefs.ErrDataLoss for a
-// damaged mark and errdefs.ErrFailedPrecondition for an unknown version.
+// decode decodes a mark. The second result is false if the bytes do not begin with magic. The error is
+// errdefs.ErrDataLoss for a damaged mark and errdefs.ErrFailedPrecondition for an unknown version.
 func decode(raw []byte) (m mark, found bool, err error) {
 	if !bytes.HasPrefix(raw, magic[:]) {
 		return m, false, nil

@@ -73,7 +73,8 @@ func Prepare(ctx context.Context, path string, src Source, over Overwrite) (Disk
 	return d, nil
 }
 
-// Check returns errdefs.ErrFailedPrecondition if the device at path no longer holds the complete disk with this ID.
+// Check returns errdefs.ErrFailedPrecondition if the device at path no longer holds the complete disk with the given
+// ID.
 func Check(path, id string) error {
 	dev, err := openDevice(path, false)
 	if err != nil {
@@ -177,8 +178,8 @@ func readMark(dev device) (mark, bool, error) {
 	return decode(raw)
 }
 
-// isBlank reports whether the first 2 MiB and the last 1 MiB, where partition tables and file systems have their
-// headers, are zero.
+// isBlank reports whether the device's first 2 MiB and last 1 MiB are zero. Partition tables and file systems have
+// their headers there.
 func isBlank(dev device) (bool, error) {
 	buf := make([]byte, 1<<20)
 	for _, at := range []int64{0, Offset, dev.Size() - int64(len(buf))} {

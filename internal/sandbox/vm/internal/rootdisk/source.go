@@ -14,7 +14,7 @@ import (
 type Source struct {
 	// Image is the image's ID, 256 bytes at most.
 	Image string
-	// File holds the disk in Format ("qcow2" or "raw"). FileSize is its length in bytes.
+	// File holds the disk in the format that Format names, "qcow2" or "raw". FileSize is the file's length in bytes.
 	File     io.ReaderAt
 	FileSize int64
 	Format   string
@@ -22,7 +22,7 @@ type Source struct {
 	Size uint64
 }
 
-// chunk is the size of a copy step of a raw image, in bytes.
+// chunk is the number of bytes of a raw image that are copied in one step.
 const chunk = 1 << 20
 
 // copyTo writes the whole disk after the mark, including zeros, because the device's old content is unknown. It also
@@ -33,7 +33,7 @@ func (s Source) copyTo(ctx context.Context, dev device) error {
 		return err
 	}
 	defer done()
-	var hole int64 // length of the unwritten zeros before at
+	var hole int64 // number of zeros, just before the offset at, that are not written yet
 	buf := make([]byte, step)
 	at := int64(0)
 	flush := func() error {
@@ -77,7 +77,8 @@ func (s Source) copyTo(ctx context.Context, dev device) error {
 	return nil
 }
 
-// open returns read, which reads the nth piece of step bytes, and done, which releases read's resources.
+// open opens the image for reading in pieces. It returns the size of a piece in bytes, a function that reads the nth
+// piece, and a function that releases the resources.
 func (s Source) open() (step int, read func(n uint64, buf []byte) (zero bool, err error), done func(), err error) {
 	switch s.Format {
 	case "qcow2":

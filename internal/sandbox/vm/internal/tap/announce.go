@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// announce announces the guest's addresses to the neighbours. Without it, neighbours would send to an address's
-// previous pod until their caches expire, some tens of seconds. Not every CNI chain announces addresses, and the guest
-// does so only after it has booted. An announcement can be lost; neighbours then learn the address later.
+// announce announces the guest's addresses to the neighbours. Otherwise neighbours would send to the pod that had the
+// address before, until their caches expire after some tens of seconds. Not every CNI chain announces addresses, and
+// the guest does so only after it has booted. An announcement can be lost; neighbours then learn the address later.
 func announce(i Interface, index int) error {
 	mac, err := net.ParseMAC(i.MAC)
 	if err != nil {

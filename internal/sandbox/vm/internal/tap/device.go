@@ -16,14 +16,14 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// flags make a tap carry Ethernet frames without packet information, each after virtio's header, which allows checksum
-// and segmentation offloading.
+// flags make a tap carry Ethernet frames without packet information. Each frame follows a virtio header, which allows
+// checksum and segmentation offloading.
 const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 
 const tunDevice = "/dev/net/tun"
 
-// Open opens the namespace's tap for a hypervisor: non-blocking, close-on-exec, with virtio's header before each frame.
-// Only one process can have it open.
+// Open opens a tap in the given namespace for a hypervisor. The file is non-blocking and close-on-exec, and each frame
+// follows a virtio header. Only one process can have the tap open.
 //
 // Open returns ErrNotFound if the namespace or the tap does not exist, for example after a reboot, and
 // ErrFailedPrecondition if the tap is already open or the kernel has no taps.
@@ -47,7 +47,8 @@ func Open(ctx context.Context, netns, tap string) (*os.File, error) {
 	return file, nil
 }
 
-// attach opens a tap of the calling thread's namespace. It creates a missing tap, which is not persistent.
+// attach opens a tap in the calling thread's namespace. If the tap does not exist, attach creates one, which is not
+// persistent.
 func attach(name string) (fd int, err error) {
 	fd, err = unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -68,8 +69,9 @@ func attach(name string) (fd int, err error) {
 	return fd, nil
 }
 
-// ensureTap makes a missing tap, persistent and owned by the given user, and configures it. If the daemon is killed
-// meanwhile, no partial tap remains, because a tap is not persistent until it has its owner.
+// ensureTap configures the tap. If the tap does not exist, ensureTap first makes one that is persistent and owned by
+// the given user. If the daemon is killed meanwhile, no tap without an owner remains, because a tap becomes persistent
+// only after it has its owner.
 func ensureTap(h *netlink.Handle, w wiring, uid, gid int) (netlink.Link, error) {
 	link, err := h.LinkByName(w.Tap)
 	if isNotFound(err) {
@@ -118,8 +120,8 @@ func makeTap(name string, uid, gid int) error {
 	return nil
 }
 
-// inNetns runs fn on a thread in the network namespace, with a netlink handle for it. It returns ErrNotFound if the
-// namespace does not exist, and ErrFailedPrecondition if the file is not a namespace.
+// inNetns runs fn on a thread in the network namespace and gives fn a netlink handle for that namespace. It returns
+// ErrNotFound if the namespace does not exist, and ErrFailedPrecondition if the path is a file but not a namespace.
 func inNetns(ctx context.Context, netns string, fn func(h *netlink.Handle) error) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -164,7 +166,8 @@ func disableIPv6(link string) (string, error) {
 	return strings.TrimSpace(string(value)), nil
 }
 
-// setDisableIPv6 sets the link's sysctl disable_ipv6, if it exists and value is not empty.
+// setDisableIPv6 sets the link's sysctl disable_ipv6. It does nothing if the sysctl does not exist or the given value
+// is empty.
 func setDisableIPv6(link, value string) error {
 	now, err := disableIPv6(link)
 	if err != nil || now == "" || value == "" || now == value {

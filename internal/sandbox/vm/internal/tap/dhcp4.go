@@ -23,8 +23,8 @@ const minMessage4, minMTU4 = 576, 68
 // serverMAC is the source MAC address of answers. Nothing is sent to it.
 var serverMAC = [6]byte{0x02, 0x00, 0x54, 0x52, 0x50, 0x44}
 
-// fallbackServer4 identifies the server if the guest has no gateway. Clients cannot reach it to renew, and finally
-// broadcast.
+// fallbackServer4 identifies the server if the guest has no gateway. A client cannot renew its lease at this address,
+// so it finally broadcasts the request.
 var fallbackServer4 = netip.MustParseAddr("169.254.1.1")
 
 // server4 answers a guest's DHCPv4 messages (RFC 2131, section 4.3) with the guest's first address. It keeps no lease
@@ -32,10 +32,10 @@ var fallbackServer4 = netip.MustParseAddr("169.254.1.1")
 type server4 struct {
 	mac     net.HardwareAddr
 	address netip.Prefix // of the guest
-	// server is the server identifier: the gateway's address, to which a client sends renewals. server4 answers them.
+	// server is the server identifier, usually the gateway's address. Clients send renewals to this address, and
+	// server4 answers them.
 	server netip.Addr
-	// offer holds the options of an offer or acknowledgement; search is another option, which is omitted if it does not
-	// fit.
+	// offer holds the options of an offer or acknowledgement. The option in search is added only if it fits.
 	offer  []dhcpv4.Option
 	search *dhcpv4.Option
 }
@@ -69,8 +69,9 @@ func newServer4(i Interface, mac net.HardwareAddr, cfg Config) *server4 {
 	return s
 }
 
-// classlessRoutes returns all IPv4 routes for the option of RFC 3442; a client that supports it ignores the router
-// option. For a gateway outside the address's subnet, an on-link route to the gateway comes first.
+// classlessRoutes returns all IPv4 routes, for the classless static route option (RFC 3442). A client that supports
+// this option ignores the router option. If a gateway is outside the guest's subnet, an on-link route to the gateway
+// comes before the routes through it.
 func classlessRoutes(i Interface) []*dhcpv4.Route {
 	var all []*dhcpv4.Route
 	near := []netip.Prefix{i.addrs4()[0].Masked()}
@@ -99,7 +100,8 @@ func classlessRoutes(i Interface) []*dhcpv4.Route {
 	return all
 }
 
-// answer returns the frame that answers the message, or nil, and a description of the exchange for the log, or "".
+// answer returns the frame that answers the message, or nil if there is no answer. The second result describes the
+// exchange for the log; it is "" if there is nothing to log.
 func (s *server4) answer(message []byte) (reply []byte, what string) {
 	request, err := dhcpv4.FromBytes(message)
 	if err != nil || request.OpCode != dhcpv4.OpcodeBootRequest || request.HWType != iana.HWTypeEthernet ||
@@ -131,7 +133,8 @@ func (s *server4) answer(message []byte) (reply []byte, what string) {
 	return s.frame(request, r, kind), fmt.Sprintf("%s: %s of %s", request.MessageType(), kind, s.address.Addr())
 }
 
-// decide returns the type of the answer, MessageTypeNone for no answer, and the reason for a refusal or for no answer.
+// decide returns the type of the answer. MessageTypeNone means that there is none. The second result is the reason if
+// the request is refused or not answered.
 func (s *server4) decide(request *dhcpv4.DHCPv4) (kind dhcpv4.MessageType, why string) {
 	mine := func(ip net.IP) bool { return ip.Equal(s.address.Addr().AsSlice()) }
 	switch kind := request.MessageType(); kind {
@@ -160,8 +163,9 @@ func (s *server4) decide(request *dhcpv4.DHCPv4) (kind dhcpv4.MessageType, why s
 	}
 }
 
-// frame addresses the reply as RFC 2131, section 4.1, says: to the guest's current address if it has one, otherwise to
-// the offered address, or by broadcast if the client asks for it.
+// frame returns the frame that carries the reply. Its destination follows RFC 2131, section 4.1: the guest's current
+// address if it has one, otherwise the offered address, or the broadcast address if the client asks for a broadcast. A
+// refusal is always broadcast.
 func (s *server4) frame(request, r *dhcpv4.DHCPv4, kind dhcpv4.MessageType) []byte {
 	payload := r.ToBytes()
 	if s.search != nil && kind != dhcpv4.MessageTypeNak {

@@ -17,8 +17,8 @@ const infinite = forever * time.Second
 // serverID is the DHCPv6 server identifier. Every pod gets the same one, because each guest sees only one server.
 var serverID = &dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: serverMAC[:]}
 
-// answer returns the frame that answers a DHCPv6 message (RFC 8415, section 18.3), or nil, and a description of the
-// exchange for the log, or "".
+// answer returns the frame that answers a DHCPv6 message (RFC 8415, section 18.3), or nil if there is no answer. The
+// second result describes the exchange for the log; it is "" if there is nothing to log.
 func (s *server6) answer(f frame) (reply []byte, what string) {
 	request, err := dhcpv6.MessageFromBytes(f.payload)
 	if err != nil || request.GetOneOption(dhcpv6.OptionRelayMsg) != nil || !f.from.IsLinkLocalUnicast() {
@@ -42,7 +42,7 @@ func (s *server6) answer(f frame) (reply []byte, what string) {
 	return frame, fmt.Sprintf("%s: %s", request.Type(), r.Type())
 }
 
-// reply returns the answer without the options that all answers have, or nil.
+// reply returns the answer, or nil if there is none. It leaves out the options that all answers have.
 func (s *server6) reply(request *dhcpv6.Message) *dhcpv6.Message {
 	var r *dhcpv6.Message
 	var err error
@@ -81,8 +81,9 @@ func setStatus(r *dhcpv6.Message, code iana.StatusCode) {
 	}
 }
 
-// assignAddrs answers each identity association. The first gets all addresses; other addresses that the client asks to
-// keep get lifetime 0, so that the client drops them immediately. Further associations get no addresses.
+// assignAddrs answers each identity association. The first association gets all of the guest's addresses. Other
+// addresses that the client asks to keep get lifetime 0, so that the client drops them immediately. Further
+// associations get no addresses.
 func (s *server6) assignAddrs(request, r *dhcpv6.Message) {
 	if r == nil {
 		return

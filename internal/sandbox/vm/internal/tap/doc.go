@@ -1,31 +1,32 @@
 // Package tap gives a pod's network to a virtual machine: each interface that the CNI chain made is joined to a
-// persistent tap, and its addresses move into the guest.
+// persistent tap, and the interface's addresses move into the guest.
 //
 //	bridge ── veth ══ eth0 ──ingress: u32, mirred──▶ tap0 ══ QEMU ── guest: MAC, MTU, addresses, routes of eth0
 //	                  eth0 ◀──ingress: u32, mirred── tap0
 //	                                                  └─ AF_PACKET ── Responder: DHCPv4, router advertisements, DHCPv6
 //	└────── node ───┘ └──────── pod's namespace ────────┘
 //
-//	Wire    write record ─► make taps ─► remove addresses ─► add filters ─► announce     a repeat completes a partial Wire
+//	Wire    write record ─► make taps ─► remove addresses ─► add filters ─► announce     a second call completes a partial Wire
 //	Unwire  remove taps and filters ─► restore addresses ─► remove record
 //
 // The guest uses the MAC of the pod's interface, which keeps its MAC too. Nothing changes for the neighbours, and
 // bridge tables, ARP caches and anti-spoofing filters stay valid. There is no learning bridge between interface and
-// tap, because a reflecting port (CNI's hairpinMode) would mislead it.
+// tap, because a reflecting port (CNI's hairpinMode) would mislead the bridge.
 //
-// The filters use u32 with mirred only, because some kernels lack matchall, flower and gact. A frame that must not be
-// forwarded matches a filter without an action. It then reaches the namespace's own IP stack, which drops it for lack
-// of an address. These frames are not forwarded:
+// The filters use only u32 with mirred, because some kernels lack matchall, flower and gact. A frame that must not be
+// forwarded matches a filter without an action. The frame then reaches the namespace's own IP stack, which drops it for
+// lack of an address. These frames are not forwarded:
 //
 //	from the guest   requests to DHCP servers, router solicitations, solicitations of our router   the Responder answers them
-//	from the wire    answers of DHCP servers, router advertisements                                if the guest has addresses of the family
+//	from the wire    answers from DHCP servers, router advertisements                              if the guest has addresses of the family
 //	                 the guest's own broadcasts, reflected                                         always
 //
-// A family without an address on the interface is not filtered: the guest can use a DHCP server of its network.
+// An address family without an address on the interface is not filtered, so the guest can use a DHCP server on its
+// network.
 //
-// Wire moves the main routing table only, and only Ethernet interfaces that are up and not part of another interface.
-// The Responder cannot announce IPv6 routes other than the default; callers that write the guest's network
-// configuration can include them.
+// Wire moves only the routes of the main table, and only Ethernet interfaces that are up and not part of another
+// interface. The Responder can announce no IPv6 route except the default route. Callers that write the guest's network
+// configuration can include the other routes.
 //
 // The package knows nothing about pods, machines or CNI. It changes nothing outside the namespace and the record.
 package tap

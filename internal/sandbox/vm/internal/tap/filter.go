@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// match selects frames of a protocol that are not forwarded. All keys must match. Offsets start at the network header.
+// match selects frames that are not forwarded. They have the given protocol and match all keys. Offsets start at the
+// network header.
 type match struct {
 	protocol uint16
 	keys     []netlink.TcU32Key
@@ -79,8 +80,8 @@ func ingressQdisc(link netlink.Link) netlink.Qdisc {
 	}}
 }
 
-// ensureFilters forwards every frame that arrives on link in to link out, except frames that match exceptions. It adds
-// the forwarding filter last, so if that filter exists, all exist.
+// ensureFilters adds filters that forward every frame from the first link to the second, except frames that match one
+// of the exceptions. It adds the forwarding filter last, so if that filter exists, the others exist too.
 func ensureFilters(h *netlink.Handle, in, out netlink.Link, exceptions []match) error {
 	qdisc := ingressQdisc(in)
 	parent := qdisc.Attrs().Handle
@@ -119,7 +120,7 @@ func ensureFilters(h *netlink.Handle, in, out netlink.Link, exceptions []match) 
 	return add(len(exceptions)+1, match{protocol: unix.ETH_P_ALL}, netlink.NewMirredAction(out.Attrs().Index))
 }
 
-// isForwarding reports whether the filter that forwards from in to out exists.
+// isForwarding reports whether the filter that forwards frames from the first link to the second exists.
 func isForwarding(h *netlink.Handle, in, out netlink.Link, parent uint32) (bool, error) {
 	have, err := list(func() ([]netlink.Filter, error) { return h.FilterList(in, parent) })
 	if err != nil {

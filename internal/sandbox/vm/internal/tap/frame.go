@@ -31,7 +31,7 @@ var (
 	broadcastMAC = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 )
 
-// frame holds the fields of an Ethernet frame with UDP or ICMPv6 that the Responder uses.
+// frame is an Ethernet frame with UDP or ICMPv6. It has only the fields that the Responder uses.
 type frame struct {
 	src      [6]byte
 	from, to netip.Addr
@@ -48,8 +48,8 @@ func (f frame) isICMP6(kind uint8) bool {
 	return f.protocol == unix.IPPROTO_ICMPV6 && len(f.payload) >= 8 && f.payload[0] == kind && f.payload[1] == 0
 }
 
-// parseFrame parses a frame. It returns false for a frame that is damaged or of another kind. It ignores checksums,
-// because a guest may leave them to offloading.
+// parseFrame parses a frame. The second result is false if the frame is damaged or is neither UDP nor ICMPv6. It
+// ignores checksums, because a guest may leave them to offloading.
 func parseFrame(b []byte) (f frame, ok bool) {
 	if len(b) < etherLen {
 		return f, false
@@ -111,7 +111,7 @@ func (f *frame) parse6(b []byte) (payload []byte, ok bool) {
 	return b[ip6Len : ip6Len+size], true
 }
 
-// ether returns an Ethernet header with capacity for size more bytes.
+// ether returns an Ethernet header, in a slice with capacity for the given number of further bytes.
 func ether(dst, src [6]byte, kind uint16, size int) []byte {
 	b := make([]byte, 0, etherLen+size)
 	b = append(append(b, dst[:]...), src[:]...)
@@ -138,7 +138,7 @@ func udp6Frame(dst, src [6]byte, from, to netip.AddrPort, payload []byte) []byte
 	return appendUDP(b, from, to, payload)
 }
 
-// icmp6Frame returns a frame with an ICMPv6 message to neighbours (hop limit 255), and fills in its checksum.
+// icmp6Frame returns a frame with an ICMPv6 message to neighbours (hop limit 255), and fills in the message's checksum.
 func icmp6Frame(dst, src [6]byte, from, to netip.Addr, message []byte) []byte {
 	binary.BigEndian.PutUint16(message[2:], 0)
 	binary.BigEndian.PutUint16(message[2:], checksum(pseudoHeader(from, to, unix.IPPROTO_ICMPV6, len(message)), message))

@@ -141,7 +141,7 @@ func mainRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 	return all, nil
 }
 
-// destination returns the route's destination. A default route without one takes its family from r.Family.
+// destination returns the route's destination. A default route may have none; its family then comes from r.Family.
 func destination(r netlink.Route) netip.Prefix {
 	if r.Dst != nil {
 		return prefixOf(r.Dst)
@@ -194,8 +194,8 @@ func netOf(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// list returns the result of fn. If a concurrent change interrupted fn's dump, list calls fn a second time and accepts
-// that result as it is.
+// list returns the result of fn. If a concurrent change interrupted fn's dump, list calls fn again and accepts the
+// second result even if it too was interrupted.
 func list[T any](fn func() ([]T, error)) ([]T, error) {
 	all, err := fn()
 	if errors.Is(err, netlink.ErrDumpInterrupted) {

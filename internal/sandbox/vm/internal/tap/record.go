@@ -35,7 +35,7 @@ type wiring struct {
 	DisableIPv6 string `json:"disableIPv6"`
 }
 
-// identity distinguishes all network namespaces that ever existed on this node.
+// identity distinguishes a network namespace from all others that ever existed on this node.
 type identity struct {
 	// Boot is the kernel's boot ID.
 	Boot string `json:"boot"`
@@ -72,7 +72,7 @@ func (r *record) interfaces() []Interface {
 	return all
 }
 
-// Read returns the interfaces that Wire returned. It returns ErrNotFound if there is no record, because nothing is
+// Read returns the interfaces that Wire returned. It returns ErrNotFound if there is no record, that is, if nothing is
 // wired, and ErrDataLoss if the record is damaged.
 func Read(path string) ([]Interface, error) {
 	r, err := readRecord(path)

@@ -26,7 +26,7 @@ type server6 struct {
 	mtu     int
 	dns     []net.IP
 	search  []string
-	// requester is the guest's address that last solicited virtualRouter, or nil once it was answered.
+	// requester is the guest's address that last solicited virtualRouter. It is nil after the answer.
 	requester atomic.Pointer[netip.Addr]
 }
 
@@ -51,7 +51,8 @@ const (
 	managed, otherConfig = 0x80, 0x40
 	// routerLifetime is the longest lifetime that the RFC allows, in seconds.
 	routerLifetime = 9000
-	// onLink marks a prefix whose addresses are neighbours. Without the autonomous flag, the guest derives no address.
+	// onLink marks a prefix whose addresses are neighbours. The autonomous flag is not set, so the guest derives no
+	// address from the prefix.
 	onLink = 0x80
 	// forever is the infinite lifetime.
 	forever = 0xffffffff
@@ -121,7 +122,8 @@ func (s *server6) advertisement(to netip.Addr, dst [6]byte) []byte {
 }
 
 // solicitGateway turns the guest's solicitation for the router into one for the gateway, or returns nil if the target
-// is not the router. The new solicitation comes from the guest's global address, to which the gateway can reply.
+// is not the router. The new solicitation comes from the guest's global address, because the gateway can reply to that
+// address.
 func (s *server6) solicitGateway(f frame) []byte {
 	if len(f.payload) < 24 || netip.AddrFrom16([16]byte(f.payload[8:24])) != s.router {
 		return nil
@@ -144,7 +146,8 @@ const (
 	advertLen = 24
 )
 
-// gatewayAdvert turns the gateway's advertisement of itself into one from the router, or returns nil for other targets.
+// gatewayAdvert turns the gateway's advertisement of itself into one from the router. It returns nil if the target is
+// not the gateway.
 func (s *server6) gatewayAdvert(f frame) []byte {
 	if len(f.payload) < advertLen || netip.AddrFrom16([16]byte(f.payload[8:24])) != s.gateway {
 		return nil

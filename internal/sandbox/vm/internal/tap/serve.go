@@ -21,7 +21,8 @@ import (
 // advertInterval is the interval of unsolicited router advertisements (RFC 4861, MaxRtrAdvInterval).
 const advertInterval = 10 * time.Minute
 
-// Limits for each guest, as a rate per second and a burst, on frames read and on log lines about unanswered messages.
+// Limits for each guest: how many frames are read, and how many log lines about unanswered messages are written. Each
+// limit is a rate per second and a burst.
 const (
 	frameRate, frameBurst           = 100, 200
 	unansweredRate, unansweredBurst = 0.1, 5
@@ -31,7 +32,7 @@ const (
 type Config struct {
 	// Servers and Searches are the pod's resolver configuration, for both families. Invalid entries are ignored.
 	Servers, Searches []string
-	// Hostname is the guest's name; "" sends none.
+	// Hostname is the guest's name. If it is "", no name is sent.
 	Hostname string
 	// Logger can be nil.
 	Logger *slog.Logger
@@ -151,7 +152,8 @@ type guest struct {
 	tap        *packetSocket
 	v4         *server4 // nil without an IPv4 address
 	v6         *server6 // nil without an IPv6 address
-	// wire listens on the pod's interface for a gateway that v6 proxies; otherwise nil.
+	// wire listens on the pod's interface for the advertisements of a gateway that v6 proxies. It is nil if v6 proxies
+	// none.
 	wire *packetSocket
 }
 
@@ -210,10 +212,11 @@ type packetSocket struct {
 	index int
 }
 
-// listenPacket opens a socket in the calling thread's namespace for the frames that the program accepts.
+// listenPacket opens a socket in the calling thread's namespace. The socket receives the frames that the given program
+// accepts.
 //
-// The socket must be for all protocols, because a socket for one protocol gets its frames after the filters, which
-// leave none. The program is attached before the socket is bound, so that no other frames are queued.
+// The socket must be for all protocols, because a socket for one protocol receives frames only after the filters, and
+// the filters leave none. The program is attached before the socket is bound, so that no other frames are queued.
 func listenPacket(name string, index int, program func() ([]unix.SockFilter, error)) (*packetSocket, error) {
 	filter, err := program()
 	if err != nil {
@@ -239,7 +242,8 @@ func networkOrder(v uint16) uint16 { return v<<8 | v>>8 }
 // maxFrame is the size of the receive buffer. Longer frames are ignored.
 const maxFrame = 4096
 
-// receive passes frames to handle until the socket is closed, at frameRate at most. The kernel drops the excess.
+// receive calls handle with each frame until the socket is closed, at most frameRate times per second. The kernel drops
+// excess frames.
 func (s *packetSocket) receive(life context.Context, handle func([]byte)) {
 	pace := rate.NewLimiter(frameRate, frameBurst)
 	raw, err := s.file.SyscallConn()

@@ -16,8 +16,9 @@ type Interface struct {
 	// MAC is the address of both the guest's and the pod's interface.
 	MAC string `json:"mac"`
 	MTU int    `json:"mtu"`
-	// Addrs are the guest's addresses except link-local ones: IPv4 first, then in the order in which they were added to
-	// Link. An address without a route to its subnet gets the full prefix length (/32, /128).
+	// Addrs are the guest's addresses, without link-local ones. IPv4 addresses come first; within each family, the
+	// order is that in which the addresses were added to Link. An address without a route to its subnet gets the full
+	// prefix length (/32, /128).
 	Addrs []netip.Prefix `json:"addrs"`
 	// Routes are the routes of the main table that do not follow from Addrs, in an order in which they can be added.
 	Routes []Route `json:"routes"`
@@ -53,6 +54,6 @@ func (i Interface) gateway(is func(netip.Addr) bool) netip.Addr {
 // aliasPrefix precedes the name of the pod's interface in the kernel alias (IFLA_IFALIAS) of a tap that Wire made.
 const aliasPrefix = "tripod guest of "
 
-// IsTap reports whether a link in a pod's namespace is a tap that Wire made. Its counters repeat those of the pod's
-// interface, with receive and transmit swapped.
+// IsTap reports whether a link in a pod's namespace is a tap that Wire made. The tap's counters repeat those of the
+// pod's interface, with receive and transmit swapped.
 func IsTap(link netlink.Link) bool { return strings.HasPrefix(link.Attrs().Alias, aliasPrefix) }

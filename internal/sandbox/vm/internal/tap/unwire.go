@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unwire undoes Wire. It removes the taps, even if a hypervisor has them open, and restores the addresses, which CNI
-// plugins expect in DEL. It can be called in any state and repeated. Without a record there is nothing to undo; if the
-// namespace does not exist or is another one, as after a reboot, Unwire only removes the record.
+// Unwire undoes Wire. It removes the taps, even if a hypervisor has them open, and restores the addresses, because CNI
+// plugins expect them in DEL. Unwire can be called in any state and more than once. Without a record, there is nothing
+// to undo. If the namespace does not exist or is not the recorded one, for example after a reboot, Unwire only removes
+// the record.
 func Unwire(ctx context.Context, netns, path string) error {
 	r, err := readRecord(path)
 	switch {

@@ -31,12 +31,12 @@ type Options struct {
 	UID, GID int
 }
 
-// Wire connects each interface of the namespace to a tap and removes its addresses, which become the guest's. It
-// returns the guest's interfaces, eth0 first; the list can be empty. A repeated call returns the same list and
-// completes an interrupted Wire, even while a guest runs. A record of another namespace is replaced.
+// Wire connects each interface of the namespace to a tap and removes the interface's addresses, which become the
+// guest's. It returns the guest's interfaces, eth0 first; the list can be empty. A repeated call returns the same list
+// and completes an interrupted Wire, even while a guest runs. A record of another namespace is replaced.
 //
 // Wire returns ErrNotFound if the namespace does not exist, ErrFailedPrecondition if an interface of the record is
-// missing or the kernel lacks a feature, and ErrDataLoss for a damaged record, which Unwire removes.
+// missing or the kernel lacks a feature, and ErrDataLoss if the record is damaged. Unwire removes a damaged record.
 func Wire(ctx context.Context, netns string, o Options) ([]Interface, error) {
 	var r *record
 	err := inNetns(ctx, netns, func(h *netlink.Handle) (err error) {
@@ -116,7 +116,7 @@ func wireOne(ctx context.Context, h *netlink.Handle, w wiring, o Options) error 
 	return wireJoined.Hit(ctx)
 }
 
-// removeAddresses removes every address from the link. The kernel removes the routes with them.
+// removeAddresses removes every address from the link. The kernel then removes the routes too.
 func removeAddresses(h *netlink.Handle, link netlink.Link) error {
 	name := link.Attrs().Name
 	if err := setDisableIPv6(name, "1"); err != nil {
@@ -127,7 +127,7 @@ func removeAddresses(h *netlink.Handle, link netlink.Link) error {
 		return fmt.Errorf("list its addresses: %w", err)
 	}
 	for i := range have {
-		if err := h.AddrDel(link, &have[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // the kernel removed it with its primary address
+		if err := h.AddrDel(link, &have[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // the kernel removed this secondary address with its primary one
 			return fmt.Errorf("remove address %s: %w", have[i].IPNet, err)
 		}
 	}

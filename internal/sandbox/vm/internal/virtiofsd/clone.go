@@ -13,12 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open clones the tree of mounts at path as a detached tree and opens it. The clone disappears with its descriptor. If
-// readOnly is set, no user of the clone can write through it.
+// Open opens a detached clone of the mount tree at path. The clone disappears when its descriptor is closed. If
+// readOnly is set, nobody can write through the clone.
 //
-// Where the file system supports it, the clone swaps the owners root and uid/gid, and mapped is true; other owners are
-// unchanged. The guest's root acts as the user uid. It can then read root's files, as root in a container could, and
-// its new files belong to root. On other file systems (NFS, FUSE, old kernels) owners are unchanged.
+// Where the file system supports it, the clone swaps root with the given user and group as owners, and the second
+// result is true. All other owners are unchanged. The guest's root acts as the given user. Through the clone, it can
+// read root's files, as root in a container could, and the files that it creates belong to root. Where the file system
+// does not support the swap (NFS, FUSE, old kernels), all owners are unchanged.
 func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -68,17 +69,18 @@ func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	return tree, nil
 }
 
-// usernsMu serializes the creation of user namespaces, because each starts a process.
+// usernsMu serializes the creation of user namespaces, because the creation of each starts a process.
 var usernsMu sync.Mutex
 
-// swapUserns returns a user namespace that swaps root with a user and a group.
+// swapUserns returns a user namespace that swaps root with the given user and group.
 func swapUserns(uid, gid int) (*os.File, error) {
 	usernsMu.Lock()
 	defer usernsMu.Unlock()
 	return mount.GetUsernsFD(swapMap(uid), swapMap(gid))
 }
 
-// swapMap returns the mapping, as on-disk:mounted:count, that swaps 0 and id and leaves all others unchanged.
+// swapMap returns the mapping that swaps 0 with the given ID and leaves all other IDs unchanged. Each entry has the
+// form on-disk:mounted:count.
 func swapMap(id int) string {
 	const all = 1<<32 - 2
 	n := strconv.Itoa

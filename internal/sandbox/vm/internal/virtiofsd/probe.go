@@ -19,7 +19,8 @@ import (
 const (
 	// probeTimeout bounds a probe, which takes about 10 ms.
 	probeTimeout = 10 * time.Second
-	// retryInterval limits how long a failure is cached, because virtiofsd can be installed while the daemon runs.
+	// retryInterval limits how long a failure is cached, so that a virtiofsd installed while the daemon runs is
+	// noticed.
 	retryInterval = time.Minute
 )
 
@@ -32,8 +33,8 @@ type Prober struct {
 	result error
 }
 
-// Probe returns nil if virtiofsd works, errdefs.ErrNotFound if it is missing, and errdefs.ErrFailedPrecondition if it
-// does not serve a directory.
+// Probe returns nil if virtiofsd works, errdefs.ErrNotFound if it is missing, and errdefs.ErrFailedPrecondition if
+// virtiofsd cannot serve a directory.
 func (p *Prober) Probe(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +83,7 @@ func (p *Prober) probe(ctx context.Context) (err error) {
 	return nil
 }
 
-// askFeatures sends VHOST_USER_GET_FEATURES and reads the answer (QEMU's vhost-user specification).
+// askFeatures sends VHOST_USER_GET_FEATURES and reads the answer. QEMU's vhost-user specification describes both.
 func askFeatures(ctx context.Context, file *os.File) error {
 	conn, err := net.FileConn(file)
 	if err != nil {

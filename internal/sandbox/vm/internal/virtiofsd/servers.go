@@ -25,11 +25,12 @@ const (
 	killTimeout = 10 * time.Second
 )
 
-// Servers are the virtiofsd processes of a machine, in the order of its virtio-fs shares. A nil *Servers has none.
+// Servers are the virtiofsd processes of a machine, in the order of its virtio-fs shares. A nil *Servers has no
+// processes.
 type Servers struct{ list []*server }
 
-// Start starts a virtiofsd for each virtio-fs share. Each waits for the hypervisor, whose connection Conn returns. It
-// ends when the hypervisor ends, or when the connection is closed unused.
+// Start starts a virtiofsd for each virtio-fs share. Each virtiofsd serves one connection; Conn returns the
+// hypervisor's end of it. The virtiofsd ends when the hypervisor ends, or when the connection is closed unused.
 func Start(ctx context.Context, o Options, shares []machine.Share) (*Servers, error) {
 	s := &Servers{}
 	for i, share := range onlyVirtiofs(shares) {
@@ -42,7 +43,7 @@ func Start(ctx context.Context, o Options, shares []machine.Share) (*Servers, er
 	return s, nil
 }
 
-// Adopt returns the virtiofsd processes that an earlier daemon started, including ended ones.
+// Adopt returns the virtiofsd processes that an earlier daemon started, including those that have ended.
 func Adopt(o Options, shares []machine.Share, ids []process.ID) (*Servers, error) {
 	s := &Servers{}
 	shares = onlyVirtiofs(shares)
@@ -81,8 +82,8 @@ func (s *Servers) IDs() (ids []process.ID) {
 	return ids
 }
 
-// Conn returns the hypervisor's end of the connection for a share, which the caller must close. It returns
-// errdefs.ErrNotFound for an unknown tag or on a second call.
+// Conn returns the hypervisor's end of a share's connection. The caller must close it. It returns errdefs.ErrNotFound
+// for an unknown tag or on a second call.
 func (s *Servers) Conn(tag string) (*os.File, error) {
 	for _, one := range s.all() {
 		if one.tag == tag && one.conn != nil {
@@ -113,8 +114,8 @@ func (s *server) lostMessage() string {
 	return message
 }
 
-// Watch waits until a virtiofsd has ended, and returns a message that names it, with its last words. It returns "" when
-// ctx ends. While it waits, it trims the logs.
+// Watch waits until a virtiofsd has ended. It returns a message with the name of the share and the last words of that
+// virtiofsd. It returns "" if ctx ends first. While it waits, it trims the logs.
 func (s *Servers) Watch(ctx context.Context) string {
 	trim := time.NewTicker(trimInterval)
 	defer trim.Stop()
@@ -172,7 +173,7 @@ func (s *Servers) Close() {
 	}
 }
 
-// RemoveLogs removes the logs of all virtiofsd in dir.
+// RemoveLogs removes all virtiofsd logs in the directory.
 func RemoveLogs(dir string) error {
 	logs, err := filepath.Glob(filepath.Join(dir, ProgramName+"*.log"))
 	for _, log := range logs {

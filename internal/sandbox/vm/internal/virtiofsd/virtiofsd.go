@@ -22,12 +22,12 @@ import (
 // ProgramName is the file name of virtiofsd.
 const ProgramName = "virtiofsd"
 
-// programPaths are the paths at which distributions install virtiofsd, outside of PATH: Debian 12 (part of QEMU),
-// Fedora, later Debian.
+// programPaths are the paths at which distributions install virtiofsd, outside of PATH. They are those of Debian 12 (in
+// QEMU's package), Fedora and later Debian releases.
 var programPaths = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 
-// Find returns the path of virtiofsd: the configured one if it is not empty, otherwise one of the distributions' paths
-// or one in PATH. It returns errdefs.ErrNotFound if there is none.
+// Find returns the path of virtiofsd: the configured path if it is not empty, otherwise a distribution's path or one in
+// PATH. It returns errdefs.ErrNotFound if virtiofsd is not there.
 func Find(configured string) (string, error) {
 	candidates := append(programPaths, ProgramName)
 	if configured != "" {
@@ -41,15 +41,16 @@ func Find(configured string) (string, error) {
 	return "", fmt.Errorf("no virtiofsd at %v; install it (Debian 12: qemu-system-common), or set vm.virtiofsd: %w", candidates, errdefs.ErrNotFound)
 }
 
-// SocketName is the name of the socket in Options.Dir. It exists only until QEMU's end is connected.
+// SocketName is the name of the socket in Options.Dir. The socket exists only until QEMU's end of the connection is
+// made.
 const SocketName = "virtiofs.sock"
 
 const (
 	// mountPoint is the mount point of a share in virtiofsd's own mount namespace. The directory exists on every host,
 	// and virtiofsd needs nothing below it.
 	mountPoint = "/tmp"
-	// maxFiles bounds the descriptors of a virtiofsd, which holds one for each file that the guest's kernel caches.
-	// Their memory is charged to the pod.
+	// maxFiles bounds the descriptors of a virtiofsd, which holds one descriptor for each file that the guest's kernel
+	// caches. The descriptors' memory is charged to the pod.
 	maxFiles = 1_000_000
 	// socketFD is the descriptor number of the listening socket in virtiofsd.
 	socketFD = 3
@@ -72,7 +73,7 @@ type server struct {
 	tag  string
 	log  string
 	proc *process.Process
-	// reaped is closed when the process was reaped. It is nil if the process is not a child of this daemon.
+	// reaped is closed after the process was reaped. It is nil if the process is not a child of this daemon.
 	reaped chan struct{}
 	// conn is the hypervisor's end of the connection, or nil once Conn has returned it.
 	conn *os.File
@@ -126,10 +127,10 @@ func (o Options) logFile(i int) string {
 }
 
 // command returns the command that runs virtiofsd. virtiofsd is the first process of a PID namespace, so that a kill
-// leaves no child behind. It creates further namespaces, in which the share is the root directory.
+// leaves no child behind. virtiofsd itself creates further namespaces, where the share is the root directory.
 //
-// It keeps the capabilities of its user namespace except mknod and setfcap. Extended attributes stay off, because
-// virtiofsd cannot allow user.* and refuse security.*.
+// virtiofsd keeps the capabilities of its user namespace except mknod and setfcap. Extended attributes stay off,
+// because virtiofsd cannot allow user.* without also allowing security.*.
 func (o Options) command(mapped bool) *exec.Cmd {
 	cmd := exec.Command(o.Program, // no context, because virtiofsd outlives the daemon
 		"-f", fmt.Sprintf("--fd=%d", socketFD), fmt.Sprintf("--rlimit-nofile=%d", fileLimit()),
@@ -145,8 +146,9 @@ func (o Options) command(mapped bool) *exec.Cmd {
 	return cmd
 }
 
-// idMap maps the IDs of virtiofsd's user namespace: its root is id, the node's root does not exist, and all others are
-// unchanged. If the share's owners are not mapped, all IDs are unchanged.
+// idMap returns the ID mapping of virtiofsd's user namespace. The namespace's root is the given ID of the node. The
+// node's root does not exist in the namespace, and all other IDs are unchanged. If the share's owners are not mapped,
+// all IDs are unchanged.
 func idMap(id int, mapped bool) []syscall.SysProcIDMap {
 	const all = 1<<32 - 1
 	if !mapped {
@@ -159,7 +161,8 @@ func idMap(id int, mapped bool) []syscall.SysProcIDMap {
 	return append(list, syscall.SysProcIDMap{ContainerID: id + 1, HostID: id + 1, Size: all - id - 1})
 }
 
-// fileLimit returns the descriptor limit of a virtiofsd: the daemon's hard limit, at most maxFiles. 0 means no change.
+// fileLimit returns the descriptor limit of a virtiofsd: the daemon's hard limit, at most maxFiles. If the daemon's
+// limit is unknown, it returns 0, which tells virtiofsd to change nothing.
 func fileLimit() uint64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -168,7 +171,8 @@ func fileLimit() uint64 {
 	return min(limit.Max, maxFiles)
 }
 
-// connection returns virtiofsd's listening socket, and the hypervisor's end of the connection that it will accept.
+// connection returns the socket on which virtiofsd listens, and the hypervisor's end of the connection that virtiofsd
+// will accept.
 func (o Options) connection(ctx context.Context) (listener, conn *os.File, err error) {
 	path := filepath.Join(o.Dir, SocketName)
 	if listener, err = machine.Listen(path); err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// BenchmarkLife reports the time of each call in milliseconds. "start" ends when the CPUs run, "boot" when the guest is
-// ready, "shutdown" when the end is reported.
+// BenchmarkLife reports the time of each call in milliseconds. "start" is measured until the guest's CPUs run, "boot"
+// until the guest is ready, and "shutdown" until the driver reports the end.
 func BenchmarkLife(b *testing.B, s Subject) {
 	l := s.Begin(b)
 	defer l.Close()

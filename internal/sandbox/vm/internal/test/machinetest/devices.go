@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// devices checks that the guest has disks of every kind, the virtio-serial ports and the balloon, and that its writes
-// reach the right files and appear in the statistics.
+// devices checks that the guest has disks of every kind, the virtio-serial ports and the balloon, and that the guest's
+// writes reach the right files and appear in the statistics.
 func devices(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
@@ -27,7 +27,8 @@ func devices(t *testing.T, s Subject) {
 		d.Disks = append(d.Disks, machine.Disk{ID: id, File: machine.File{Path: path}, Format: "raw", ReadOnly: readOnly, Bus: bus})
 	}
 	extra("locked", true, machine.BusVirtio, "cannot be written")
-	// The guest writes the header of another format to this raw disk, which must have no effect (faults I5).
+	// The guest writes the header of another format to this raw disk. This must not change the disk's format (faults
+	// I5).
 	extra("raw", false, machine.BusVirtio, "to be overwritten")
 	extra("scsi", false, machine.BusSCSI, "a SCSI disk begins so\n")
 	extra("more", true, machine.BusSCSI, "another SCSI disk\n")
@@ -80,8 +81,8 @@ func devices(t *testing.T, s Subject) {
 	}
 }
 
-// bootsFromDisk checks that the firmware boots from an overlay on an image, and that the guest's writes survive, in the
-// overlay only.
+// bootsFromDisk checks that the firmware boots from an overlay on an image, and that the guest's writes survive and
+// change only the overlay.
 func bootsFromDisk(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
@@ -123,8 +124,8 @@ func bootsFromDisk(t *testing.T, s Subject) {
 	}
 }
 
-// noBoot checks that the firmware output of a machine with an empty disk shows that it cannot boot, even to a driver
-// that has just recovered the machine, and that the output of a bootable machine does not.
+// noBoot checks the firmware's output. If the disk is empty, the output must show that the machine cannot boot, even to
+// a driver that has just recovered the machine. The output of a bootable machine must show no failure.
 func noBoot(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer func() { l.Close() }()

@@ -2,6 +2,6 @@
 //
 //	machinetest.Run(t, machinetest.Subject{New: …, Guest: …, NewCgroup: …})
 //
-// It needs root and its own namespaces (hack/testns.sh). It must not depend on how a driver works: it checks only what
-// the interface, the guest's console, the machine's process and its cgroup show.
+// The suite needs root and its own namespaces (hack/testns.sh). It must not depend on how a driver works: it checks
+// only what it can see from the interface, the guest's console, the machine's process and the cgroup.
 package machinetest

@@ -9,7 +9,8 @@ import (
 )
 
 // Live acts as a daemon that dies at a fail point. It makes the given calls: "define", "start", "end" (which waits
-// until the machine ends by itself), "destroy" and "undefine". Live returns an error if it survives them all.
+// until the machine ends by itself), "destroy" and "undefine". If the process survives all calls, Live returns an
+// error.
 func Live(d machine.Driver, def machine.Definition, calls []string) error {
 	ended := make(chan struct{}, 10)
 	ctx := context.Background()

@@ -72,7 +72,7 @@ func network(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// addTap makes a persistent tap with an address, and removes it when the test ends.
+// addTap makes a persistent tap with the given address, and removes the tap when the test ends.
 func addTap(t *testing.T, name string, uid int, address string) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()

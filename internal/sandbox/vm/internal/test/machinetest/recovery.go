@@ -87,8 +87,8 @@ func driverRestart(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), idle.Name))
 }
 
-// nodeRestart checks that a machine is still known and can be started after a reboot of the node, when its process and
-// tmpfs are gone.
+// nodeRestart checks that after a reboot of the node, a machine is still known and can be started. It simulates the
+// reboot: the machine's process has ended and its directory on a tmpfs is gone.
 func nodeRestart(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	l.Boot(t, d)

@@ -29,8 +29,8 @@ type Guest struct{ Kernel, Initrd, Disk string }
 
 // Subject is a driver under test.
 type Subject struct {
-	// New returns a driver with Taps as its Opener. Called again after Close, it acts as the next daemon and finds what
-	// the previous driver left.
+	// New returns a driver with Taps as its Opener. After Close, New can be called again. It then acts as the next
+	// daemon and finds what the previous driver left.
 	New   func(t testing.TB) machine.Driver
 	Guest Guest
 	// NewCgroup creates a machine's cgroup with a memory limit in bytes (0 means none) and returns its path.
@@ -39,7 +39,7 @@ type Subject struct {
 	UID, GID int
 }
 
-// Life is a driver during one life of the daemon, and the events that it has sent.
+// Life is a driver during one life of the daemon, with the events that the driver has sent.
 type Life struct {
 	machine.Driver
 	Found map[string]machine.State

@@ -15,7 +15,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// shareMachine returns a machine with two virtio-fs shares; the second is read-only.
+// shareMachine returns a machine with two virtio-fs shares, and the paths of their directories. The second share is
+// read-only.
 func shareMachine(t *testing.T, s Subject) (d machine.Definition, rw, ro string) {
 	t.Helper()
 	d = s.Definition(t)
@@ -49,8 +50,8 @@ func writeFile(t *testing.T, path, content string, owner int) {
 const mountShares = "for t in rw ro; do mkdir -p /$t; mount -t virtiofs $t /$t; done; "
 
 // shares checks that the guest's changes in a virtio-fs share appear on the node with their owners and modes, that the
-// node's changes appear in the guest, and that the node enforces read-only. Shares work across a restart of the driver,
-// a reboot of the guest and a restart of the machine.
+// node's changes appear in the guest, and that the guest cannot write to a read-only share. The shares must still work
+// after a restart of the driver, a reboot of the guest and a restart of the machine.
 func shares(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	d, rw, ro := shareMachine(t, s)
@@ -102,7 +103,7 @@ func shares(t *testing.T, s Subject) {
 	if after := virtiofsdPIDs(t, d); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("virtiofsd processes after the reboot = %v, want %v", after, before)
 	}
-	for range 2 { // each start may use new virtiofsd processes, which end with the machine
+	for range 2 { // each start may use new virtiofsd processes; these end with the machine
 		must(t, l.Destroy(t.Context(), d.Name))
 		if left := virtiofsdPIDs(t, d); len(left) != 0 {
 			t.Errorf("virtiofsd processes left behind: %v", left)
@@ -119,7 +120,8 @@ func shares(t *testing.T, s Subject) {
 }
 
 // lostShare checks that a machine ends with a message when one of its virtiofsd processes is killed, even while no
-// driver runs, that a restart starts a new virtiofsd, and that Start reports a missing directory.
+// driver runs. It also checks that a restart of the machine starts a new virtiofsd, and that Start reports a missing
+// directory.
 func lostShare(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer func() { l.Close() }()
@@ -136,7 +138,7 @@ func lostShare(t *testing.T, s Subject) {
 		if end.Cause != machine.CauseFailed || end.ExitCode != machine.ExitKilled || !strings.Contains(end.Message, "virtiofsd of the share ro") {
 			t.Errorf("ended: got %+v, want a failure that names virtiofsd of the share ro", end)
 		}
-		// State shows the end before the other virtiofsd has ended, unlike the event, which comes later.
+		// State may show the machine's end before the other virtiofsd has ended. The event comes only afterwards.
 		Await(t, "no virtiofsd of the machine is left", func() bool { return len(virtiofsdPIDs(t, d)) == 0 })
 	}
 	checkLostShare(l.End(d.Name))
@@ -156,7 +158,7 @@ func lostShare(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// MapOwners returns the guest's commands that use a 9p share with mapped owners. They mount the share twice.
+// MapOwners returns commands for the guest that use a 9p share with mapped owners. They mount the share twice.
 func MapOwners(tag string) string {
 	mount := "mkdir -p /mapped && mount -t 9p -o trans=virtio,version=9p2000.L " + tag + " /mapped; "
 	return mount + "mkdir -m 700 /mapped/db; echo kept >/mapped/db/file; chown -R 999:998 /mapped/db; mkfifo /mapped/pipe; ln -s db /mapped/link; umount /mapped; " +
@@ -190,7 +192,7 @@ func AddShare(t testing.TB, d *machine.Definition) {
 }
 
 // AwaitMachines waits until the given number of machines run in d's cgroup. Their shares must all be virtio-fs. Each
-// machine has one QEMU and two processes for each share, which end after QEMU.
+// machine has one QEMU process and, for each share, two processes that end after QEMU.
 func AwaitMachines(t testing.TB, d machine.Definition, machines int) {
 	t.Helper()
 	tree := Cgroups(t)
@@ -224,7 +226,7 @@ func statusField(status, name string) string {
 	return ""
 }
 
-// checkConfined checks user, capabilities and namespaces of each virtiofsd process.
+// checkConfined checks the user, the capabilities and the namespaces of each virtiofsd process.
 func checkConfined(t *testing.T, s Subject, pids []int) {
 	t.Helper()
 	for _, first := range pids {

@@ -31,7 +31,7 @@ func Run(t *testing.T, s Subject) {
 	}
 }
 
-// lifecycle checks every call, including those with no effect, and a second start of the same machine.
+// lifecycle checks every call, including calls that have no effect, and starts the same machine a second time.
 func lifecycle(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
@@ -100,7 +100,8 @@ func lifecycle(t *testing.T, s Subject) {
 	}
 }
 
-// unknown checks calls for an undefined machine, and definitions that every driver refuses.
+// unknown checks that every call for an undefined machine fails, except Undefine, and that every driver refuses certain
+// definitions.
 func unknown(t *testing.T, s Subject) {
 	l := s.Begin(t, strings.Repeat("a", 64))
 	defer l.Close()
@@ -136,7 +137,7 @@ func unknown(t *testing.T, s Subject) {
 	}
 }
 
-// causes checks that a machine's end reports the right cause (faults V1).
+// causes checks that the driver reports the right cause of a machine's end (faults V1).
 func causes(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer l.Close()
@@ -214,8 +215,8 @@ func hung(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// outOfMemory checks that the kernel kills a hypervisor that exceeds the limit of its cgroup, or of the parent cgroup,
-// which a kubelet creates.
+// outOfMemory checks that the kernel kills a hypervisor that exceeds the limit of its cgroup, or the limit of the
+// parent cgroup. A kubelet creates such a parent for each pod.
 func outOfMemory(t *testing.T, s Subject) {
 	const limit = 230 << 20
 	t.Run("its cgroup", func(t *testing.T) { checkOOMKill(t, s, s.NewCgroup(t, randomName(t), limit), false) })
@@ -227,8 +228,8 @@ func outOfMemory(t *testing.T, s Subject) {
 	})
 }
 
-// checkOOMKill checks that the guest's memory is charged to the cgroup dir and its parents, even if it is shared with
-// virtiofsd.
+// checkOOMKill checks that the guest's memory is charged to the given cgroup and its parents, even if the memory is
+// shared with virtiofsd.
 func checkOOMKill(t *testing.T, s Subject, dir string, shared bool) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
@@ -244,7 +245,7 @@ func checkOOMKill(t *testing.T, s Subject, dir string, shared bool) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// noStart checks that Start says why a machine cannot start, and that the machine is then Ended and starts once its
+// noStart checks that Start says why a machine cannot start. The machine must then be Ended, and it must start once its
 // definition is repaired.
 func noStart(t *testing.T, s Subject) {
 	l := s.Begin(t)
@@ -322,7 +323,7 @@ func checkEnded(t testing.TB, pid int) {
 	}
 }
 
-// Await waits until condition returns true, for Patience at most.
+// Await waits at most Patience for the condition to return true.
 func Await(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)

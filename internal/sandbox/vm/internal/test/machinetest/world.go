@@ -36,7 +36,8 @@ func Main(m *testing.M) {
 	os.Exit(testns.Run(append([]string{"/proc/self/exe"}, os.Args[1:]...), testns.Options{Strict: true}))
 }
 
-// FindGuest returns the test guest in build/images. If full is set, its kernel supports 9p and needs twice the memory.
+// FindGuest returns the test guest in build/images. If full is set, it returns the guest whose kernel supports 9p and
+// needs twice the memory.
 func FindGuest(t testing.TB, full bool) Guest {
 	t.Helper()
 	root, err := repository()
@@ -88,7 +89,7 @@ func Cgroups(t testing.TB) cgroup.Tree {
 	return tree
 }
 
-// NewCgroup implements Subject.NewCgroup. The cgroup must be empty when the test ends, and is then removed.
+// NewCgroup implements Subject.NewCgroup. It removes the cgroup when the test ends. The cgroup must then be empty.
 func NewCgroup(t testing.TB, name string, memory int64) string {
 	t.Helper()
 	tree := Cgroups(t)

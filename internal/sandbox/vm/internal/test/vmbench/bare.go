@@ -22,7 +22,8 @@ import (
 
 // bare is a QEMU started by hand.
 type bare struct {
-	// files is the directory of the kernel; seed is a disk for cloud-init like a pod's; dir is a temporary directory.
+	// files is the directory with the kernel. seed is the path of a cloud-init disk like a pod's. dir is a temporary
+	// directory.
 	files, seed, dir string
 	accel, driver    string
 	memory           uint64
@@ -31,7 +32,7 @@ type bare struct {
 // seedMAC is the MAC address of the NIC. QEMU's user network assigns 10.0.2.15.
 const seedMAC = "52:54:00:12:34:56"
 
-// writeSeed writes the cloud-init disk, with the same code as for pods.
+// writeSeed writes the cloud-init disk. It uses the code that writes the disks of pods.
 func (b *bare) writeSeed() error {
 	image, err := cloudinit.Build(cloudinit.Input{
 		Options: annotations.Options{ImageType: annotations.NoCloud}, PodUID: "bare", Hostname: "bare",

@@ -18,7 +18,7 @@ import (
 // readyLine is the line that the guest prints after its boot.
 const readyLine = "TRIPOD-GUEST-READY"
 
-// patience bounds a guest's boot, and its shutdown.
+// patience bounds the boot and the shutdown of a guest.
 const patience = 3 * time.Minute
 
 func main() {
@@ -68,14 +68,15 @@ func run(ctx context.Context) error {
 
 // life holds the measurements of one boot and shutdown.
 type life struct {
-	// whole is the time from RunPodSandbox to the guest's line, and ready the time from StartContainer (by hand: from
-	// exec) to the guest's line.
+	// whole is the time from RunPodSandbox until the guest prints readyLine. ready is the time from StartContainer, or
+	// from exec for QEMU by hand, until the guest prints readyLine.
 	whole, ready time.Duration
-	// off is the time of StopContainer; by hand, from the power button to the monitor's SHUTDOWN.
+	// off is how long StopContainer takes. For QEMU by hand, it is the time from the power button to the monitor's
+	// SHUTDOWN.
 	off time.Duration
 	// cpu is QEMU's processor time until the guest is ready, which depends little on the host's load.
 	cpu time.Duration
-	// ram is the resident part of the guest's memory, rest the other resident memory of QEMU, in bytes.
+	// ram is the resident part of the guest's memory in bytes. rest is QEMU's other resident memory in bytes.
 	ram, rest uint64
 }
 
