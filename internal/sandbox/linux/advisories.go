@@ -24,10 +24,10 @@ type advisory struct {
 	cve string
 	// since is the first affected version; "" means every version before the fix.
 	since string
-	// fixed lists, in order, the first fixed version of each release line (major.minor) that has a fix. Earlier lines
-	// are affected, later lines are not. It is empty if no release had the fix in November 2026.
+	// fixed lists, in order, the first fixed version of each release line (major.minor) that has a fix. Any other line
+	// is affected if it is older than the last entry. The list is empty if no release had a fix in November 2026.
 	fixed []string
-	// unreached says why no container here can exploit the vulnerability; "" means that a container might.
+	// unreached says why no container here can exploit the vulnerability; "" means that a container might be able to.
 	unreached string
 }
 
@@ -91,7 +91,7 @@ func (a advisory) has(v *semver.Version) bool {
 // versionLine matches the first line of `crun --version` and `runc --version`: "runc version 1.1.5+ds1".
 var versionLine = regexp.MustCompile(`^(crun|runc) version (\S+)`)
 
-// parseVersion parses the first line of --version. ok is false for an unknown runtime or version.
+// parseVersion parses the first line of --version. The last result is false for an unknown runtime or version.
 func parseVersion(line string) (name string, v *semver.Version, ok bool) {
 	m := versionLine.FindStringSubmatch(line)
 	if m == nil {
@@ -101,8 +101,8 @@ func parseVersion(line string) (name string, v *semver.Version, ok bool) {
 	return m[1], v, err == nil
 }
 
-// debianPackage is the package that owns a program. named lists the CVEs in its changelog, which the package fixes
-// regardless of its version number; nil means that its changelog is missing.
+// debianPackage is the package that owns a program. The field named lists the CVEs in the package's changelog. The
+// package fixes these, whatever its version number. nil means that the changelog is missing.
 type debianPackage struct {
 	version string
 	named   []string
@@ -155,7 +155,7 @@ func advisoryFinding(line string, pkg *debianPackage) health.Finding {
 // packageTime limits the queries to dpkg.
 const packageTime = 5 * time.Second
 
-// packageOf asks dpkg which package owns a program. It returns nil if none does, or if dpkg is missing.
+// packageOf asks dpkg which package owns a program. It returns nil if no package owns it, or if dpkg is missing.
 func packageOf(ctx context.Context, program string) *debianPackage {
 	ctx, cancel := context.WithTimeout(ctx, packageTime)
 	defer cancel()
@@ -179,12 +179,12 @@ func packageOf(ctx context.Context, program string) *debianPackage {
 	return nil
 }
 
-// maxChangelog limits the bytes read from a changelog.
+// maxChangelog limits how many bytes of a changelog are read, after decompression.
 const maxChangelog = 16 << 20
 
 var cveName = regexp.MustCompile(`CVE-\d{4}-\d{4,}`)
 
-// changelogCVEs lists the CVEs in a package's changelog; nil if it cannot be read.
+// changelogCVEs lists the CVEs in a package's changelog. It returns nil if the changelog cannot be read.
 func changelogCVEs(file string) []string {
 	f, err := os.Open(file)
 	if err != nil {

@@ -82,7 +82,7 @@ func (l *life) join(bundle string, c *sandbox.Container) (*hub, *stream.OutputQu
 func endsStdin(once, tty bool) bool { return once && !tty }
 
 // dialAttach connects to conmon's attach socket. The socket's path is too long for a socket address, so the address
-// leads through a descriptor of the bundle's directory.
+// goes through a descriptor of the bundle's directory.
 func dialAttach(bundle string) (*net.UnixConn, error) {
 	dir, err := unix.Open(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -97,7 +97,7 @@ func dialAttach(bundle string) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// disconnectAll disconnects all hubs and waits for them, for at most disconnectTime.
+// disconnectAll disconnects all hubs and waits at most disconnectTime for them.
 func (b *Backend) disconnectAll() {
 	limit, hubs := time.After(disconnectTime), b.hubs()
 	for _, hub := range hubs {

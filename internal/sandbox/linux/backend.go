@@ -28,17 +28,19 @@ import (
 
 // Config configures the backend.
 type Config struct {
-	// Root holds the containers' bundles and must survive a reboot; RunDir holds what must not (pins, sockets).
+	// Root is the directory of the containers' bundles. It must survive a reboot. RunDir is the directory of what must
+	// not survive a reboot, such as pins and sockets.
 	Root, RunDir string
 	// Runtime is the OCI runtime: "auto" (crun if it works on this host, otherwise runc), "crun", "runc" or a path.
 	Runtime string
-	// Conmon and Catatonit are paths; empty means PATH lookup. Only pods that share a PID namespace need catatonit.
+	// Conmon and Catatonit are the paths of these programs. If a path is empty, the program is looked up in PATH. Only
+	// pods whose containers share a PID namespace need catatonit.
 	Conmon, Catatonit string
 	// CgroupDriver is "cgroupfs" or "systemd"; it must match the kubelet's.
 	CgroupDriver string
 	// CgroupParent is the default parent of pods: a path (cgroupfs) or a slice (systemd).
 	CgroupParent string
-	// LogSizeMax is the size limit of a container's log file in bytes; 0 means none.
+	// LogSizeMax is the size limit of a container's log file in bytes; 0 means no limit.
 	LogSizeMax int64
 }
 
@@ -56,7 +58,8 @@ type Services struct {
 type ImageStore interface {
 	// Get finds an image by ID or reference.
 	Get(ctx context.Context, refOrID string) (image.Image, error)
-	// Prepare creates a writable snapshot of an image, unless a snapshot with this key exists, and returns its mounts.
+	// Prepare creates a writable snapshot of an image, unless a snapshot with this key exists. It returns the
+	// snapshot's mounts.
 	Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error)
 	// View is like Prepare, but for a read-only snapshot.
 	View(ctx context.Context, key, imageID string) ([]mount.Mount, error)
@@ -64,7 +67,7 @@ type ImageStore interface {
 	Mounts(ctx context.Context, key string) ([]mount.Mount, error)
 	// Release removes an unmounted snapshot. It succeeds if the snapshot does not exist.
 	Release(ctx context.Context, key string) error
-	// Snapshots lists the keys of all snapshots, including other users'.
+	// Snapshots lists the keys of all snapshots, including those of the store's other users.
 	Snapshots(ctx context.Context) ([]string, error)
 	// Usage returns the last measured disk usage of a snapshot's own layer, which can be seconds old.
 	Usage(ctx context.Context, key string) (image.Usage, error)
@@ -101,7 +104,8 @@ var (
 )
 
 // Open finds the helper programs, checks the OCI runtime with a trial container, and creates the directories. Its error
-// names the first missing program and how to install it; Doctor reports all of them. ctx bounds only this call.
+// names the first missing program and how to install it; Doctor reports all missing programs. The context bounds only
+// this call.
 func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	cfg := c.withDefaults()
 	if s.Logger == nil {
@@ -191,7 +195,7 @@ func (c Config) stateFile(pod, container string) string {
 // idPattern matches the IDs that the node assigns. Recovery ignores files with other names.
 var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// snapshotPrefix begins the keys of our snapshots.
+// snapshotPrefix is the prefix of our snapshots' keys.
 const snapshotPrefix = "linux-"
 
 func (b *Backend) Capabilities() sandbox.Capabilities {

@@ -28,7 +28,8 @@ var (
 	fpMounted  = failpoint.New("linux.create-container.mounted")
 )
 
-// resolved is the stored form of sandbox.Resolved, so that a repeated creation returns the same answer.
+// resolved is a sandbox.Resolved in stored form. It is stored so that a repeated CreateContainer returns the same
+// answer.
 type resolved struct {
 	User        *runtimeapi.ContainerUser `json:"user,omitempty"`
 	Mounts      []*runtimeapi.Mount       `json:"mounts,omitempty"`
@@ -40,10 +41,10 @@ func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
 func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
 func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
 
-// volumeKey returns the key of an image volume's snapshot. n is the index of the volume in the request's mounts.
+// volumeKey returns the key of an image volume's snapshot. The number is the volume's index in the request's mounts.
 func volumeKey(id string, n int) string { return fmt.Sprintf("%s%s-volume-%d", snapshotPrefix, id, n) }
 
-// volumeDir returns the path on which image volume n is mounted.
+// volumeDir returns the path on which the image volume with the given number is mounted.
 func volumeDir(bundle string, n int) string {
 	return filepath.Join(volumesDir(bundle), strconv.Itoa(n))
 }
@@ -176,7 +177,7 @@ func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *
 		return volume{}, err
 	}
 	dir := volumeDir(bundle, n)
-	if err := os.MkdirAll(dir, 0o700); err != nil { // before the snapshot, because removal finds the snapshot by this directory
+	if err := os.MkdirAll(dir, 0o700); err != nil { // make it before the snapshot, because removal finds the snapshot by this directory
 		return volume{}, err
 	}
 	mounts, err := b.images.View(ctx, volumeKey(id, n), img.ID)
@@ -264,8 +265,8 @@ func unmountAll(bundle string) error {
 	return err
 }
 
-// releaseSnapshots releases the snapshots of the container and of its image volumes, which it finds by their mount
-// points.
+// releaseSnapshots releases the snapshots of the container and of its image volumes. It finds the volumes by their
+// mount points.
 func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {
@@ -283,8 +284,8 @@ func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error
 	return nil
 }
 
-// removeBundle removes the bundle. It removes the mount points first, with rmdir, which fails on a mounted or nonempty
-// directory. So the recursive removal never enters a mount.
+// removeBundle removes the bundle. It first removes the mount points with rmdir, which fails if a directory is a mount
+// point or not empty. So the recursive removal never enters a mount.
 func removeBundle(bundle string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {

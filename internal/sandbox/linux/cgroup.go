@@ -11,7 +11,7 @@ import (
 
 // cgroups names the cgroups of pods and containers in the host's tree:
 //
-//	cgroupfs   <pod's>/tripod-<container>
+//	cgroupfs   <pod's cgroup>/tripod-<container>
 //	systemd    <pod's slice>/tripod-<container>.scope
 type cgroups struct{ cgroup.Tree }
 
@@ -20,8 +20,8 @@ func openCgroups(driver, parent string) (cgroups, error) {
 	return cgroups{tree}, err
 }
 
-// pod returns the path of the pod's cgroup, the parent of its containers' cgroups, and reports whether we create and
-// remove it.
+// pod returns the path of the pod's cgroup, which is the parent of its containers' cgroups. The second result reports
+// whether Tripod creates and removes that cgroup.
 func (g cgroups) pod(p *sandbox.Pod) (string, bool) {
 	return g.Pod(p.Config.GetLinux().GetCgroupParent(), p.ID)
 }

@@ -58,7 +58,7 @@ type launch struct {
 func initPidFile(bundle string) string   { return filepath.Join(bundle, "init.pid") }
 func conmonPidFile(bundle string) string { return filepath.Join(bundle, "conmon.pid") }
 
-// args returns conmon's command line. Recovery recognises our conmons by the bundle in it.
+// args returns conmon's command line. Recovery recognises our conmons by the bundle in their command lines.
 func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	args := []string{
 		"--api-version", "1",
@@ -67,7 +67,7 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 		"--bundle", l.bundle,
 		"--container-pidfile", initPidFile(l.bundle),
 		"--conmon-pidfile", conmonPidFile(l.bundle),
-		"--exit-dir", cfg.exitDir(), // one directory only: conmon writes no exit file at all if the disk has no room for a second
+		"--exit-dir", cfg.exitDir(), // only one directory: given a second, conmon writes no exit file at all if the disk has no room for two
 		"--full-attach",
 		"--no-sync-log",
 		"--log-level", "error",
@@ -95,9 +95,9 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	return args
 }
 
-// execCommand returns the command of a conmon that runs an additional program in a container and exits with its exit
-// code. The program inherits conmon's stdio ("passthrough"). dir contains process.json and receives the PID file and
-// the runtime's log.
+// execCommand returns the command of a conmon that runs an additional program in a container. conmon exits with the
+// program's exit code. The program inherits conmon's stdio ("passthrough"). The given directory contains process.json.
+// The PID file and the runtime's log are written to it.
 func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *exec.Cmd {
 	args := []string{
 		"--api-version", "1", "--exec", "--sync",
@@ -116,7 +116,7 @@ func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *e
 	}
 	cmd := exec.Command(m.path, args...)
 	cmd.Dir = dir
-	cmd.Env = conmonEnv()[1:] // without the sync pipe, because Wait is enough
+	cmd.Env = conmonEnv()[1:] // no sync pipe, because it is enough to wait for conmon
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
@@ -124,8 +124,8 @@ func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *e
 // launched holds the two processes of a container.
 type launched struct{ conmon, init *process.Process }
 
-// start launches conmon and returns once conmon has created the container. The result includes conmon even on error, so
-// that the caller can kill it.
+// start launches conmon and returns once conmon has created the container. If conmon was started, the result includes
+// conmon even on error, so that the caller can kill it.
 func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime) (launched, error) {
 	reader, writer, err := os.Pipe()
 	if err != nil {
@@ -171,7 +171,7 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 }
 
 // conmonEnv returns the environment of conmon, which the OCI runtime inherits. It leaves out most of the daemon's
-// variables, because NOTIFY_SOCKET and LISTEN_FDS would affect both programs.
+// variables, because some of them, such as NOTIFY_SOCKET and LISTEN_FDS, would affect both programs.
 func conmonEnv() []string {
 	env := []string{"_OCI_SYNCPIPE=3", "PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	for _, name := range []string{"XDG_RUNTIME_DIR", "TMPDIR"} {
@@ -219,11 +219,11 @@ func readPid(file string) (int, error) {
 	return pid, nil
 }
 
-// spawner starts conmons in their own cgroup, which all pods share: a conmon must not be killed by its pod's limits or
-// end with the daemon's service.
+// spawner starts the conmons of all pods in one cgroup of their own. A conmon must not be killed because of its pod's
+// limits, and must not end with the daemon's service.
 //
 // On cgroup v1, moving a process takes an RCU grace period (over 1 ms) for each hierarchy. To avoid this, one thread
-// moves itself into the cgroup once and starts all conmons. On v2, clone3(2) starts a process in the cgroup.
+// moves itself into the cgroup once and starts all conmons. On v2, clone3(2) starts a process directly in the cgroup.
 type spawner struct {
 	jobs chan func()
 	// dir is the cgroup's directory on v2; nil on v1.
@@ -285,7 +285,8 @@ func ownCgroup(g cgroups) (string, error) {
 func (s *spawner) loop(enter func() error, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The main thread cannot end, and its cgroup counts as the process's. Block it while another thread runs the loop.
+		// The main thread cannot end, and its cgroup counts as the cgroup of the whole process. So block the main
+		// thread while another thread runs the loop.
 		done := make(chan struct{})
 		go func() { defer close(done); s.loop(enter, ready) }()
 		<-done

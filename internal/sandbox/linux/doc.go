@@ -20,8 +20,8 @@
 // on partly created containers, and recovery needs no other record. Recover removes only things that have one of our
 // names and are not in the node's record.
 //
-// A container has no process until it is started, and a pod has none unless its containers share a PID namespace,
-// which needs an init (docs/adr/0006).
+// A container has no process until it is started, and a pod has no process of its own unless its containers share a PID
+// namespace, which needs an init process (docs/adr/0006).
 //
 // The package must not set up networking (it receives the network namespace), decide states (the node does), or know
 // how images are stored (ImageStore). Its internal package spec builds the OCI specification.

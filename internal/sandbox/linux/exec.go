@@ -32,7 +32,7 @@ const (
 
 // Exec implements sandbox.Execer. The program's parent is a conmon that only waits for it. The program's stdio are our
 // pipes, or a terminal whose other end we receive. Without conmon, runc would wait for any child that holds the
-// program's output, which delays the exit code, and no process would reap the remains of a failed exec.
+// program's output, which would delay the exit code. And no process would reap the remains of a failed exec.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -84,7 +84,8 @@ type execution struct {
 
 func (x *execution) pidFile() string { return filepath.Join(x.dir, "pid") }
 
-// closeAtEnd registers c to be closed by close. If close has already run, it closes c immediately.
+// closeAtEnd registers c, so that the method close closes it. If that method has already run, closeAtEnd closes c at
+// once.
 func (x *execution) closeAtEnd(c io.Closer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -114,7 +115,8 @@ func (x *execution) closeProgramEnds() {
 }
 
 // pipes connects the program's stdio to pipes. If the request lacks a stream, the program gets an empty or drained pipe
-// instead of the host's /dev/null, because the program could change that file: crun makes the program's user its owner.
+// instead of the host's /dev/null. It could change /dev/null, because crun makes the program's user the owner of that
+// file.
 func (x *execution) pipes(req sandbox.ExecRequest) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -167,7 +169,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 		defer x.output.Done()
 		terminal, err := console.receive()
 		if err != nil {
-			return // the program did not start; run reports it
+			return // the program did not start; run reports the error
 		}
 		x.closeAtEnd(terminal)
 		stop := make(chan struct{})
@@ -213,7 +215,7 @@ func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, e
 	return code, err
 }
 
-// drain waits until all output is read, for at most execDrain in case a process holds it open.
+// drain waits until all output is read. It waits at most execDrain, because another process may hold the output open.
 func (x *execution) drain(ctx context.Context) {
 	done := make(chan struct{})
 	go func() { x.output.Wait(); close(done) }()
@@ -224,13 +226,14 @@ func (x *execution) drain(ctx context.Context) {
 	}
 }
 
-// result returns the program's exit code, or an error if the program was not started. err is the result of waiting for
-// conmon, which exits with the program's code. The PID file exists only if the program was started.
+// result returns the program's exit code, or an error if the program was not started. The given error is the result of
+// waiting for conmon, which exits with the program's code. The PID file exists only if the program was started.
 func (x *execution) result(err error) (int32, error) {
 	if !exists(x.pidFile()) {
 		message := lastMessage(filepath.Join(x.dir, "log"))
 		switch {
-		// The end of a container kills the program, or the runtime that is starting it, before we can see that end.
+		// When a container ends, the kernel kills the program, or the runtime that is starting it, before we see that
+		// the container has ended.
 		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
@@ -269,7 +272,7 @@ func classifyMessage(message string) error {
 	return errdefs.ErrInvalidArgument
 }
 
-// kill kills the program and its process group, which ends its monitor. If the monitor does not end, kill kills that
+// kill kills the program and its process group. The program's monitor then ends. If it does not, kill kills the monitor
 // too.
 func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 	limit, again := time.After(execKill), time.NewTicker(killPause)
@@ -290,7 +293,7 @@ func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 		}
 		break
 	}
-	x.killProgram() // in case it started just then
+	x.killProgram() // in case the program started just then
 }
 
 // killProgram kills the program and its process group. It returns false if the program's PID is not known yet.

@@ -39,8 +39,8 @@ func (b *Backend) watch(h *handle, l *life) {
 	b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 }
 
-// settle waits until both init and conmon have ended, one of which must already have ended. It kills what is still
-// running in the container.
+// settle waits until both init and conmon have ended. One of the two must already have ended. settle kills what is
+// still running in the container.
 func (b *Backend) settle(h *handle, l *life) {
 	s, _ := h.Snapshot()
 	if l.init.Alive() {
@@ -100,7 +100,8 @@ func (b *Backend) findEnd(h *handle) end {
 	return e
 }
 
-// readExit returns the exit code in an exit file, 128 + N for a program killed by signal N, and the file's time.
+// readExit returns the exit code in an exit file and the file's modification time. The code is 128 + N if signal N
+// killed the program.
 func readExit(name string) (code int32, at time.Time, err error) {
 	raw, err := os.ReadFile(name)
 	if err != nil {

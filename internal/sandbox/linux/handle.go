@@ -29,7 +29,7 @@ var (
 	fpReleased  = failpoint.New("linux.remove-container.released")
 )
 
-// cleanupTime limits a rollback or a kill, which must not depend on a caller's context.
+// cleanupTime limits a rollback or a kill, because neither may depend on a caller's context.
 const cleanupTime = 30 * time.Second
 
 // handle is a container in the ledger.
@@ -84,7 +84,8 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return b.run(ctx, p, c, h)
 }
 
-// prepareStart restores the mounts, specification and log file, all of which can be lost, and records the start.
+// prepareStart restores the mounts, the specification and the log file, because all of these can be lost. Then it
+// records the start.
 func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	if err := b.remount(ctx, p, c, h); err != nil {
 		return err
@@ -177,9 +178,9 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// deleteRuntimeState removes the OCI runtime's state of a container, and its cgroup. If the container's start may have
-// been interrupted, it first kills the processes in the cgroup. A killed runtime can leave state that it cannot read;
-// such state is removed directly.
+// deleteRuntimeState removes a container's cgroup and its state in the OCI runtime. If the container's start may have
+// been interrupted, it first kills the processes in the cgroup. A runtime that was killed can leave a state that it
+// cannot read later. Such a state is removed without the runtime.
 func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, interrupted bool) error {
 	if interrupted && cgroup != "" {
 		if err := b.cgroups.Kill(ctx, cgroup); err != nil {
@@ -198,7 +199,8 @@ func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, int
 	return b.cgroups.Remove(ctx, cgroup)
 }
 
-// pinTarget pins the PID namespace of the container target, so that the container id can join it.
+// pinTarget pins the PID namespace of the target container, so that the container with the given ID can join the
+// namespace.
 func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 	_, l, err := b.ledger.FindRun(p.ID, target)
 	if err != nil {
@@ -230,8 +232,8 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return l.wait(ctx, c.ID)
 }
 
-// askToStop sends the stop signal, once per life, and schedules the kill after grace. If a previous call set an earlier
-// deadline, that one stays in effect.
+// askToStop sends the stop signal, but only once per life, and schedules the kill for the end of the grace period. If a
+// previous call set an earlier deadline, the earlier deadline stays in effect.
 func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -274,8 +276,8 @@ func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return b.removeContainer(ctx, p.ID, c.ID, cgroup)
 }
 
-// removeContainer removes everything that belongs to a container, even if the container is not in the record. If cgroup
-// is "", it is read from the container's state file.
+// removeContainer removes everything that belongs to a container, even if the container is not in the record. If the
+// given cgroup is "", removeContainer takes the cgroup from the container's state file.
 func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string) error {
 	h, err := b.ledger.Find(podID, id)
 	if err != nil {

@@ -21,15 +21,15 @@ const (
 	attachPacket = 16 << 10
 	// attachWrite is the largest packet of input that conmon accepts.
 	attachWrite = 8 << 10
-	// attachStdout and attachStderr are conmon's numbers of the streams.
+	// attachStdout and attachStderr are conmon's numbers for the streams.
 	attachStdout, attachStderr = 2, 3
-	// eofPause and eofPauseMax are the first and the longest interval between checks whether conmon has seen the end of
-	// input.
+	// eofPause and eofPauseMax are the first and the longest interval between checks of whether conmon has seen the end
+	// of input.
 	eofPause, eofPauseMax = time.Millisecond, time.Second
 )
 
-// hub is the connection to a container's conmon, shared by all attach clients of a run. The first client opens it, so a
-// container without clients costs nothing.
+// hub is the connection to a container's conmon, shared by all attach clients of a run. The first client opens the
+// connection, so a container without clients costs nothing.
 //
 //	conmon ══ SOCK_SEQPACKET ══▶ read ──▶ queue ──▶ client      queue full: the client is disconnected
 //	   ▲                           └────▶ queue ──▶ client      no clients: dropped, and the hub disconnects
@@ -45,7 +45,8 @@ const (
 //     has shut down its reading side, which the hub notices because its writes fail. If the container has no stdin, the
 //     hub sends the packet at the start, so that even a crash of the daemon is harmless.
 //
-// With stdin_once, the end of input also closes the container's stdin. The hub sends it after the first client's input.
+// With stdin_once, the end of input also closes the container's stdin. The hub sends the end of input after the first
+// client's input.
 type hub struct {
 	conn      *net.UnixConn
 	stdinOnce bool
@@ -55,7 +56,7 @@ type hub struct {
 	input        chan []byte
 	noInput      chan struct{} // closed when no more input follows
 	endOnce      sync.Once     // closes noInput
-	closable     chan struct{} // closed when conmon has seen the end of input: the connection can be closed
+	closable     chan struct{} // closed when conmon has seen the end of input; the connection can then be closed
 	disconnected chan struct{} // closed after the connection is closed
 	mu           sync.Mutex
 	clients      map[*stream.OutputQueue]struct{}
@@ -124,7 +125,7 @@ func (h *hub) read() {
 }
 
 // fanOut sends output to the clients. It returns false if the hub should disconnect because it has no clients. The hub
-// disconnects only on output, because conmon notices a closed connection only when it writes.
+// disconnects only on output, because conmon notices that a connection is closed only when it writes to the connection.
 func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,7 +152,7 @@ func (h *hub) disconnect() {
 	_ = h.conn.Close()
 }
 
-// endInput makes feed send the end of input, once.
+// endInput makes feed send the end of input. Only the first call has an effect.
 func (h *hub) endInput() { h.endOnce.Do(func() { close(h.noInput) }) }
 
 // feed sends the clients' input to conmon, and then the end of input.
@@ -172,7 +173,7 @@ func (h *hub) feed() {
 	}
 }
 
-// sendEOF sends the end of input and waits until conmon has seen it, which happens only after the container has read
+// sendEOF sends the end of input and waits until conmon has seen it. conmon sees it only after the container has read
 // all earlier input.
 func (h *hub) sendEOF() {
 	for pause := eofPause; ; pause = min(2*pause, eofPauseMax) {

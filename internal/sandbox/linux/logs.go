@@ -19,7 +19,8 @@ import (
 // reopenTime limits how long conmon can take to reopen its log.
 const reopenTime = 10 * time.Second
 
-// logPath returns the path of the container's CRI log file (log_path below the pod's log_directory), or "" for none.
+// logPath returns the path of the container's CRI log file (log_path below the pod's log_directory), or "" if the
+// container has none.
 func logPath(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	full, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath())
 	if err == nil && strings.Contains(full, ":") {
@@ -44,7 +45,7 @@ func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 }
 
 // ReopenLog implements sandbox.LogReopener: conmon replaces the file and writes to the new one. If the file was not
-// moved away, ReopenLog does nothing, because conmon would discard its content.
+// moved away, ReopenLog does nothing, because conmon would discard the file's content.
 func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -81,7 +82,7 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	return nil
 }
 
-// holdsFile reports whether a process has the file at this path open.
+// holdsFile reports whether a process has the file at the given path open.
 func holdsFile(pid int, name string) bool {
 	want, err := os.Lstat(name)
 	if err != nil {

@@ -135,7 +135,7 @@ func setSysctl(key, value string) error {
 	return nil
 }
 
-// pinNamespace bind-mounts a namespace on the file pin.
+// pinNamespace bind-mounts a namespace on the given file.
 func pinNamespace(ns, pin string) error {
 	if err := unix.Mount(ns, pin, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("pin %s at %s: %w", ns, pin, err)
@@ -166,13 +166,14 @@ func pinned(pin string) bool {
 	return unix.Statfs(pin, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
 
-// onNewThread runs fn on a new thread, which then ends, because fn leaves the thread in other namespaces.
+// onNewThread runs fn on a new thread. The thread then ends, because fn leaves it in other namespaces.
 func onNewThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end. While this goroutine holds it, the next one gets another thread.
+			// The main thread cannot end. While this goroutine occupies the main thread, the next goroutine gets
+			// another one.
 			done <- onNewThread(fn)
 			runtime.UnlockOSThread()
 			return
@@ -182,7 +183,8 @@ func onNewThread(fn func() error) error {
 	return <-done
 }
 
-// unmount removes all mounts on a path; it detaches busy mounts. It succeeds if the path has no mount or is missing.
+// unmount removes all mounts on a path. It detaches mounts that are busy. It succeeds if the path has no mount or is
+// missing.
 func unmount(target string) error {
 	for {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)

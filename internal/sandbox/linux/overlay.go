@@ -20,9 +20,9 @@ import (
 
 // volatile is the overlayfs mount option that keeps the kernel from syncing the upper directory, where a container's
 // writes go (Linux 5.10; Documentation/filesystems/overlayfs.rst). Those writes need not be durable. Without the
-// option, an unmount writes out all dirty data of the underlying file system, including other programs' data. With it,
-// the kernel marks the layer and refuses to mount it again until the mark is removed, because a crash of the machine
-// makes the layer's content unreliable. See docs/adr/0027.
+// option, an unmount writes out all dirty data of the underlying file system, including other programs' data. With the
+// option, the kernel marks the layer and refuses to mount it again until the mark is removed, because a crash of the
+// machine makes the layer's content unreliable. See docs/adr/0027.
 const volatile = "volatile"
 
 // volatileMark is the path of the kernel's mark below an overlay's work directory.
@@ -71,7 +71,7 @@ func (b *Backend) mountLayer(mounts []mount.Mount, dir string) error {
 	return mountOn(mounts, dir)
 }
 
-// asVolatile returns mounts with the option added to each overlay.
+// asVolatile returns the mounts with the option "volatile" added to each overlay.
 func asVolatile(mounts []mount.Mount) []mount.Mount {
 	mounts = slices.Clone(mounts)
 	for i, m := range mounts {
@@ -82,7 +82,7 @@ func asVolatile(mounts []mount.Mount) []mount.Mount {
 	return mounts
 }
 
-// markOf returns the path of the kernel's mark for the overlay in mounts, or "" if mounts contains no overlay.
+// markOf returns the path of the kernel's mark for the overlay among the mounts, or "" if none of them is an overlay.
 func markOf(mounts []mount.Mount) string {
 	for _, m := range mounts {
 		for _, option := range m.Options {
@@ -94,8 +94,8 @@ func markOf(mounts []mount.Mount) string {
 	return ""
 }
 
-// layerLost reports whether a container's layer is unreliable: it was mounted with "volatile" when the machine went
-// down, or renewLayer was interrupted.
+// layerLost reports whether a container's layer is unreliable. That is so if the layer was mounted with "volatile" when
+// the machine went down, or if renewLayer was interrupted.
 func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
 	s, _ := h.Snapshot()
 	if s.BootID == bootID() {

@@ -17,7 +17,7 @@ import (
 )
 
 // A PID namespace exists as long as its first process. A pod with a shared PID namespace therefore has an init process
-// that only waits and reaps: catatonit -P, in a container without conmon. The container's ID is the pod's.
+// that only waits and reaps: catatonit -P, in a container without conmon. That container has the pod's ID.
 
 // catatonit returns the absolute path of catatonit, or "" if it is not installed.
 func (c Config) catatonit() string {
@@ -73,7 +73,7 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 	return init, nil
 }
 
-// watchPause registers a pod's init process and reports an unexpected exit, after which the pod is unusable.
+// watchPause registers a pod's init process and reports an unexpected exit. After such an exit, the pod is unusable.
 func (b *Backend) watchPause(podID string, init *process.Process) {
 	b.mu.Lock()
 	b.pauses[podID] = init

@@ -93,8 +93,8 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.removeSandbox(ctx, p.ID, dir)
 }
 
-// removeSandbox removes everything that belongs to a pod, even if the pod is not in the record. cgroup is the pod's own
-// cgroup; if it is "", it is read from the pod's state file.
+// removeSandbox removes everything that belongs to a pod, even if the pod is not in the record. The given cgroup is the
+// pod's own. If it is "", removeSandbox takes the cgroup from the pod's state file.
 func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error {
 	if err := b.stopPause(ctx, podID); err != nil {
 		return err

@@ -48,7 +48,7 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if !b.sandboxReady(p) {
 		return false
 	}
-	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mountedOn(files.etc) { // after an upgrade from a version that kept them elsewhere
+	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mountedOn(files.etc) { // after an upgrade from a version that kept the files elsewhere
 		if err := makeEtc(p, files); err != nil {
 			b.log.Error("recreate a pod's files for /etc", "pod", p.ID, "err", err)
 			return false
@@ -76,7 +76,8 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 		return sandbox.Status{}, err
 	}
 	if h == nil {
-		// The container was partly created, or its state file is damaged. The node removes the container, but not a conmon.
+		// The container was partly created, or its state file is damaged. The node removes the container, but not its
+		// conmon.
 		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
 	}
 	s, _ := h.Snapshot()
@@ -119,8 +120,8 @@ func (b *Backend) recoverRunning(h *handle) error {
 	return nil
 }
 
-// adoptOrDead is like process.Adopt, but returns an ended process for errdefs.ErrNotFound. No other error proves that
-// the process has ended.
+// adoptOrDead is like process.Adopt, but returns an ended process instead of errdefs.ErrNotFound. No other error proves
+// that the process has ended.
 func adoptOrDead(id process.ID) (*process.Process, error) {
 	p, err := process.Adopt(id)
 	if errdefs.IsNotFound(err) {
@@ -169,7 +170,7 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 	}
 	began := time.Now()
 	if parent, parentErr := process.ParentOf(pid); err != nil || parentErr != nil || parent != conmon.Pid {
-		init.Close() // it has ended, and its PID may have been reused
+		init.Close() // init has ended, and its PID may have been reused
 		init = process.Ended(process.ID{Pid: pid})
 	} else {
 		began = process.StartedAt(init.Start)

@@ -84,8 +84,8 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 	return rt, nil
 }
 
-// probe creates and deletes a container without starting it, which tests this host's cgroups, namespaces and mounts. It
-// reports whether recursive read-only mounts work.
+// probe creates and deletes a container without starting it. This tests the host's cgroups, namespaces and mounts.
+// probe reports whether recursive read-only mounts work.
 func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive bool, err error) {
 	dir, err := os.MkdirTemp(cfg.RunDir, "probe-")
 	if err != nil {
@@ -111,7 +111,8 @@ func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive
 	return recursive, nil
 }
 
-// readOnlyBelow reports whether a mount and every mount below it are read-only for the process in the PID file.
+// readOnlyBelow reports whether a mount and every mount below it are read-only for the process whose PID is in the
+// file.
 func readOnlyBelow(pidFile, dir string) bool {
 	pid, err := readPid(pidFile)
 	if err != nil {
@@ -177,7 +178,8 @@ func (r ociRuntime) globals() []string {
 }
 
 // command returns the command for a call that go-runc does not support. The runtime logs to a file (see lastMessage)
-// rather than to stderr, because the container's init inherits its stdio, which must be neither pipes nor our files.
+// rather than to stderr, because the container's init inherits the runtime's stdio, which must be neither pipes nor
+// files of ours.
 func (r ociRuntime) command(ctx context.Context, log string, args ...string) *exec.Cmd {
 	args = slices.Concat(r.globals(), []string{"--log", log, "--log-format", "json"}, args)
 	cmd := exec.CommandContext(ctx, r.path, args...)
@@ -185,7 +187,7 @@ func (r ociRuntime) command(ctx context.Context, log string, args ...string) *ex
 	return cmd
 }
 
-// lastMessage returns a runtime's last message in a log file, or "".
+// lastMessage returns a runtime's last message in a log file, or "" if there is none.
 func lastMessage(log string) string {
 	raw, _ := os.ReadFile(log)
 	return runtimeMessage(string(raw))
@@ -199,7 +201,7 @@ func (r ociRuntime) start(ctx context.Context, id string) error {
 	return nil
 }
 
-// delete removes the runtime's state of a container and kills its processes. It succeeds for an unknown container.
+// delete kills a container's processes and removes its state in the runtime. It succeeds for an unknown container.
 func (r ociRuntime) delete(ctx context.Context, id string) error {
 	if !r.knows(id) {
 		return nil
@@ -226,8 +228,8 @@ func (r ociRuntime) update(ctx context.Context, id string, res *specs.LinuxResou
 	return nil
 }
 
-// runtimeMessage extracts the runtime's last message from its log. The formats are JSON, runc's time="…" level=error
-// msg="…" and crun's plain text.
+// runtimeMessage extracts the runtime's last message from its log. The log is JSON, runc's text format (time="…"
+// level=error msg="…") or crun's plain text.
 func runtimeMessage(log string) string {
 	log = strings.TrimSpace(log)
 	lines := strings.Split(log, "\n")

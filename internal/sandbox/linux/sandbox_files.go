@@ -20,13 +20,14 @@ const (
 	shmSize = 64 << 20
 	// etcSpare is the number of bytes that containers can add to the pod's files for /etc.
 	etcSpare = 1 << 20
-	// etcInodes limits the files and extended attributes on that file system. It needs the directory, three files, and a
-	// second copy of each file while the file is replaced.
+	// etcInodes limits the files and extended attributes on the tmpfs for these files. The tmpfs needs inodes for its
+	// root directory, the three files, and a second copy of each file while the file is replaced.
 	etcInodes = 16
 )
 
 // podFiles are the paths of the files that the pod's containers share. Containers can write to them, so they are on two
-// tmpfs of the pod: limited, charged to the writer's cgroup, and separate from the node's file systems (fault C10).
+// tmpfs of the pod. These are limited in size, charged to the writer's cgroup, and separate from the node's file
+// systems (fault C10).
 type podFiles struct {
 	etc                         string // the tmpfs that contains the next three files
 	resolvConf, hosts, hostname string
@@ -94,7 +95,7 @@ func mountTmpfs(dir, options string) error {
 	return nil
 }
 
-// resolvConf returns resolv.conf(5) from the request, or the node's if the request sets nothing.
+// resolvConf returns resolv.conf(5) from the request, or the node's file if the request sets nothing.
 func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	if len(dns.GetServers())+len(dns.GetSearches())+len(dns.GetOptions()) == 0 {
 		return ignoreMissing(os.ReadFile("/etc/resolv.conf"))

@@ -25,7 +25,7 @@ type state struct {
 	OwnPID bool `json:"ownPID"`
 	// Cgroup is the container's cgroup, relative to the hierarchies' roots.
 	Cgroup string `json:"cgroup"`
-	// LogPath is the CRI log file, empty for none.
+	// LogPath is the path of the CRI log file. It is empty if the container has none.
 	LogPath string `json:"logPath,omitempty"`
 	TTY     bool   `json:"tty,omitempty"`
 

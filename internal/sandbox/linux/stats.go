@@ -24,7 +24,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	}
 	f, err := stats.Read(s.Cgroup)
 	if errdefs.IsNotFound(err) {
-		return result, nil // it has just ended
+		return result, nil // the container has just ended
 	}
 	if err != nil {
 		return nil, fmt.Errorf("container %s: %w", c.ID, err)

@@ -37,13 +37,13 @@ func listenConsole(dir string) (*console, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("console socket in %s: %w", filepath.Base(dir), err)
 	}
-	l.SetUnlinkOnClose(false) // removed with its directory
+	l.SetUnlinkOnClose(false) // the socket is removed with its directory
 	return &console{l, fd, path}, nil
 }
 
 func (c *console) Close() error { return errors.Join(c.UnixListener.Close(), unix.Close(c.dir)) }
 
-// receive waits for the terminal. Closing the result interrupts a read.
+// receive waits for the terminal. Closing the terminal interrupts a read from it.
 func (c *console) receive() (*os.File, error) {
 	if err := c.SetDeadline(time.Now().Add(consoleTime)); err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func setSize(terminal *os.File, size sandbox.TermSize) error {
 	return errors.Join(err, setErr)
 }
 
-// followSize calls apply with every size received until stop is closed.
+// followSize calls apply with each size that it receives, until either channel is closed.
 func followSize(sizes <-chan sandbox.TermSize, stop <-chan struct{}, apply func(sandbox.TermSize)) {
 	for {
 		select {

@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// firstSet is the number of our first descriptor set. libvirt counts its own from 0.
+	// firstSet is the number of our first descriptor set. libvirt numbers its own sets from 0.
 	firstSet  = 1000
 	firstSlot = 0x10
 	// defaultMTU is the guest's MTU if QEMU sets none.
 	defaultMTU = 1500
 )
 
-// edit applies a grant to QEMU's arguments. fds are the descriptors' numbers in this process. Each entry of the grant
-// must match exactly one argument. Otherwise the grant belongs to another domain, and edit returns
-// errdefs.ErrFailedPrecondition.
+// edit applies a grant to QEMU's arguments. The last argument holds the numbers of the grant's descriptors in this
+// process. Each entry of the grant must match exactly one argument. Otherwise the grant belongs to another domain, and
+// edit returns errdefs.ErrFailedPrecondition.
 func edit(args []string, g Grant, fds []int) ([]string, error) {
 	e := &editor{args: slices.Clone(args), fds: fds}
 	for _, f := range g.Files {
@@ -69,7 +69,7 @@ func (e *editor) fail(format string, args ...any) {
 	}
 }
 
-// fd returns the number in this process of the grant's descriptor index.
+// fd returns the grant's descriptor with the given index, as its number in this process.
 func (e *editor) fd(index int) int {
 	if index < 0 || index >= len(e.fds) {
 		e.fail("the grant refers to descriptor %d, but has only %d", index, len(e.fds))
@@ -78,7 +78,7 @@ func (e *editor) fd(index int) int {
 	return e.fds[index]
 }
 
-// set adds a set of descriptors and returns the path by which QEMU opens it.
+// set adds a set of descriptors and returns the path under which QEMU can open the set.
 func (e *editor) set(indexes ...int) string {
 	number := firstSet + e.sets
 	e.sets++
@@ -88,7 +88,7 @@ func (e *editor) set(indexes ...int) string {
 	return "/dev/fdset/" + strconv.Itoa(number)
 }
 
-// values calls change with each value of an option and returns the number of changes.
+// values calls the given function with each value of an option, and returns how many values the function replaced.
 func (e *editor) values(option string, change func(value string) (string, bool)) (changed int) {
 	for i := 0; i+1 < len(e.args); i++ {
 		if e.args[i] != option {
@@ -109,7 +109,7 @@ func (e *editor) file(f File) {
 	}
 }
 
-// setFile changes the file of a block node if the node has f's path.
+// setFile returns a block node with its file replaced, and true. It returns false if the node has another path than f.
 func setFile(node string, f File, to string) (string, bool) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(node), &fields) != nil {

@@ -2,9 +2,9 @@ package vmwrap
 
 // Environment variables of the wrapper, set in the domain. QEMU does not get them.
 const (
-	// SocketVar is the path of the daemon's socket.
+	// SocketVar holds the path of the daemon's socket.
 	SocketVar = "TRIPOD_TAP_SOCKET"
-	// MachineVar is the machine's name. SecretVar proves that the domain belongs to the machine.
+	// MachineVar holds the machine's name. SecretVar holds a secret as proof that the domain belongs to the machine.
 	MachineVar = "TRIPOD_MACHINE"
 	SecretVar  = "TRIPOD_TAP_SECRET"
 )
@@ -22,7 +22,8 @@ type Request struct {
 	Secret  string `json:"secret"`
 }
 
-// Grant is the answer to a Request. The descriptor fields are indexes into the descriptors that accompany it.
+// Grant is the answer to a Request. Its descriptor fields are indexes into the descriptors that are sent with the
+// Grant.
 type Grant struct {
 	Files    []File    `json:"files,omitempty"`
 	Plain    []Plain   `json:"plain,omitempty"`
@@ -33,7 +34,8 @@ type Grant struct {
 	NICs     []NIC     `json:"nics,omitempty"`
 }
 
-// File replaces a path in -blockdev with descriptors, from which QEMU chooses by access mode (read-only, read-write).
+// File replaces a path in -blockdev with a set of descriptors. QEMU uses the one with the access mode that it needs
+// (read-only or read-write).
 type File struct {
 	Path string `json:"path"`
 	FDs  []int  `json:"fds"`
@@ -48,22 +50,22 @@ type Plain struct {
 	FD   int    `json:"fd"`
 }
 
-// Serial puts QEMU's standard input and output in place of the null device with that ID (package qemu gives the
-// reason).
+// Serial puts QEMU's standard input and output in place of the null device with the given ID. Package qemu gives the
+// reason.
 type Serial struct {
 	ID     string `json:"id"`
 	Input  int    `json:"input"`
 	Output int    `json:"output"`
 }
 
-// Chardev puts a listening socket in place of the null device with that ID.
+// Chardev puts a listening socket in place of the null device with the given ID.
 type Chardev struct {
 	ID     string `json:"id"`
 	Socket int    `json:"socket"`
 }
 
-// Ring puts a ring buffer of Size bytes in QEMU, which libvirt does not support, in place of the null device with that
-// ID.
+// Ring puts a ring buffer of Size bytes in place of the null device with the given ID. QEMU supports such buffers, but
+// libvirt does not.
 type Ring struct {
 	ID   string `json:"id"`
 	Size int    `json:"size"`
@@ -74,9 +76,10 @@ type NIC struct {
 	MAC string `json:"mac"`
 	MTU int    `json:"mtu"`
 	Tap int    `json:"tap"`
-	// VHost is the descriptor of /dev/vhost-net, if the host has it.
+	// VHost is the descriptor of /dev/vhost-net, or nil if the host has no such device.
 	VHost *int `json:"vhost,omitempty"`
 }
 
-// MaxNICs is the maximum number of interfaces. libvirt's q35 machines leave the PCI slots from 0x10 free.
+// MaxNICs is the maximum number of interfaces. They use the PCI slots from 0x10 on, which libvirt's q35 machines leave
+// free.
 const MaxNICs = 8

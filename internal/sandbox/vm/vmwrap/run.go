@@ -18,11 +18,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// askTimeout bounds the daemon's answer. The daemon opens the files before it asks libvirt to start the domain.
+// askTimeout bounds the wait for the daemon's answer. The daemon answers soon, because it opened the files before it
+// asked libvirt to start the domain.
 const askTimeout = 30 * time.Second
 
-// Exec replaces this process with QEMU. args and env are those with which libvirt started it. Exec returns only on
-// error.
+// Exec replaces this process with QEMU. It takes the arguments and the environment with which libvirt started this
+// process. Exec returns only on error.
 func Exec(ctx context.Context, args, env []string) error {
 	emulator, argv, env, err := prepare(ctx, args, env)
 	if err != nil {
@@ -98,7 +99,7 @@ func redirectSerial(s *Serial, fds []int) error {
 	return nil
 }
 
-// inheritable returns duplicates of the files that an executed program inherits, and closes the files.
+// inheritable duplicates the files' descriptors and closes the files. An executed program inherits the duplicates.
 func inheritable(files []*os.File) ([]int, error) {
 	fds := make([]int, len(files))
 	for i, file := range files {

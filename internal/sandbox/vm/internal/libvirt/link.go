@@ -77,7 +77,7 @@ func (w *connection) Read(b []byte) (int, error) {
 	if err != nil {
 		w.once.Do(func() { close(w.broken) })
 		w.Conn.Close()
-		if w.opening.TryLock() { // wait for nothing: this orders the error after a finished setup; a running setup sees the error itself
+		if w.opening.TryLock() { // the writes of a finished setup become visible here; a running setup sees the error itself
 			w.opening.Unlock()
 		}
 	}

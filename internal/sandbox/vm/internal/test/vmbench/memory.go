@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// resident returns a QEMU's resident memory in bytes: ram is the part in the guest's memory, which is the only mapping
-// of that size, and rest is everything else.
+// resident returns the resident memory of a QEMU in bytes. The first result is the part in the guest's memory, which is
+// the only mapping of the given size. The second result is everything else.
 func resident(pid int, memory uint64) (ram, rest uint64, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
 	if err != nil {
@@ -47,7 +47,7 @@ func processorTime(pid int) (time.Duration, error) {
 	_, rest, _ := strings.Cut(string(data), ") ")
 	var skip string
 	var user, system int64
-	fields := strings.Fields(rest) // begins at the third field, state; utime is field 14, stime 15
+	fields := strings.Fields(rest) // the first of these is the file's field 3, state; utime is field 14, and stime is field 15
 	if _, err := fmt.Sscan(strings.Join(fields[10:13], " "), &skip, &user, &system); err != nil {
 		return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 	}

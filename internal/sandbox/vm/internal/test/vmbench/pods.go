@@ -36,7 +36,8 @@ func (n *node) start(ctx context.Context, name string) (p *pod, started time.Tim
 	container := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, LogPath: "main.log",
 		Image: &runtimeapi.ImageSpec{Image: n.image},
-		// Without a CPU request a pod gets only what others leave, unlike a QEMU started by hand.
+		// Without a CPU request, a pod would get only the CPU time that others leave over, unlike a QEMU started by
+		// hand.
 		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(n.memory), CpuShares: 1024}},
 	}
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
@@ -102,7 +103,7 @@ func (n *node) live(ctx context.Context, name string) (l life, err error) {
 	return l, err
 }
 
-// awaitText waits until the log has the guest's line. It polls every 2 ms.
+// awaitText waits until the log contains readyLine. It polls every 2 ms.
 func awaitText(ctx context.Context, log string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -136,7 +137,7 @@ func (n *node) pid(ctx context.Context, p *pod) (int, error) {
 	return info.Pid, nil
 }
 
-// crowd starts machines and returns the growth of the daemon's memory per machine, in bytes.
+// crowd starts the given number of machines and returns by how many bytes the daemon's memory grew for each.
 func (n *node) crowd(ctx context.Context, count int) (each uint64, err error) {
 	if n.daemon == 0 || count == 0 {
 		return 0, nil
