@@ -37,13 +37,14 @@ const (
 //
 // The hub works around two properties of conmon 2.1:
 //
-//   - conmon waits until each connection has taken its output. The hub always reads, so no client can block the
+//   - conmon waits until every connection has accepted the output. So the hub always reads, and no client can block the
 //     container.
-//   - conmon crashes if a connection closes at the wrong time: if a write fails before conmon has seen the end of the
-//     connection's input, conmon frees the connection, but uses it again when it sees that end. So before it closes the
-//     connection, the hub sends an empty packet, which conmon takes for the end of input. Then it waits until conmon
-//     has shut down its reading side, which the hub notices because its writes fail. If the container has no stdin, the
-//     hub sends the packet at the start, so that even a crash of the daemon is harmless.
+//   - conmon crashes if a connection closes at the wrong time. If a write to the connection fails before conmon has seen
+//     the end of the connection's input, conmon frees the connection, but uses it again when it sees that end. So before
+//     the hub closes the connection, it sends an empty packet, which conmon takes for the end of input. Then the hub
+//     waits until conmon has shut down its reading side; the hub notices this because its own writes fail. If the
+//     container has no stdin, the hub sends the empty packet at the start, so that even a crash of the daemon does no
+//     harm.
 //
 // With stdin_once, the end of input also closes the container's stdin. The hub sends the end of input after the first
 // client's input.

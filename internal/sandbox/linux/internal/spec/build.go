@@ -16,8 +16,8 @@ import (
 // ociVersion is the version of the specification that we write; runc 1.1 accepts nothing newer.
 const ociVersion = "1.0.2"
 
-// The annotations of the specification. Labels and annotations of images and requests are never copied to it, because
-// OCI runtimes act on annotations (CVE-2026-53488).
+// The annotations of the specification. Labels and annotations of images and requests are never copied to the
+// specification, because OCI runtimes act on annotations (CVE-2026-53488).
 const (
 	AnnotationPod       = "io.tripod.pod"
 	AnnotationContainer = "io.tripod.container"
@@ -38,7 +38,7 @@ type Input struct {
 	Container *sandbox.Container
 	// Image is the image's own configuration.
 	Image ocispec.ImageConfig
-	// Rootfs is the container's mounted root file system, in which users and paths are resolved.
+	// Rootfs is the container's mounted root file system. Users and paths are looked up there.
 	Rootfs string
 	// Net, IPC, UTS and PID are the paths of the namespaces that the container joins in the modes POD and TARGET (see
 	// ContainerModes). If UTS is "", a container that is not on the host network gets a new UTS namespace with the
@@ -46,13 +46,13 @@ type Input struct {
 	Net, IPC, UTS, PID string
 	// CgroupsPath is the specification's cgroupsPath, in the form /parent/id (cgroupfs) or slice:prefix:name (systemd).
 	CgroupsPath string
-	// ShmPath is the pod's /dev/shm. It is unused with the host's or the container's own IPC namespace.
+	// ShmPath is the pod's /dev/shm. It is not used if the container has the host's IPC namespace or one of its own.
 	ShmPath string
-	// ResolvConf, Hosts and HostnameFile are the pod's files for /etc; "" means none. A mount of the request at the same
-	// path takes precedence.
+	// ResolvConf, Hosts and HostnameFile are the pod's files for /etc. If a path is "", the container does not get that
+	// file. A mount in the request at the same path takes precedence.
 	ResolvConf, Hosts, HostnameFile string
-	// ImageVolumes maps container_path of the request's image mounts to the mounted images, with image_sub_path already
-	// applied (ResolveSubPath).
+	// ImageVolumes maps the container_path of each image mount in the request to the host path of the mounted image.
+	// That path already includes image_sub_path (see ResolveSubPath).
 	ImageVolumes map[string]string
 }
 

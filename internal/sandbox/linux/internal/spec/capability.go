@@ -18,10 +18,11 @@ var defaultCapabilities = []string{
 	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// capabilities returns the capability sets of a container's process. It applies, in order: add ALL, drop ALL, add
-// names, drop names. It rejects a name that the host cannot grant; ALL and privileged mean all capabilities that the
-// host can grant. The inheritable set is empty unless ambient capabilities are requested: otherwise an unprivileged
-// user could gain its capabilities by running a program with file capabilities (CVE-2022-24769).
+// capabilities returns the capability sets of a container's process. It applies the parts of the request in this order:
+// add ALL, drop ALL, add names, drop names. It rejects a name that the host cannot grant; ALL and privileged mean all
+// capabilities that the host can grant. The inheritable set is empty unless ambient capabilities are requested:
+// otherwise an unprivileged user could gain the inheritable capabilities by running a program with file capabilities
+// (CVE-2022-24769).
 func capabilities(sc *runtimeapi.LinuxContainerSecurityContext, h Host) (*specs.LinuxCapabilities, error) {
 	const field = "linux.security_context.capabilities"
 	requested := sc.GetCapabilities()
@@ -63,8 +64,8 @@ func capabilitySets(granted, ambient []string) *specs.LinuxCapabilities {
 	}
 }
 
-// capabilityNames converts names to the kernel's form (CAP_NET_ADMIN) and reports whether ALL is among them. With a
-// host, it rejects names that the host cannot grant.
+// capabilityNames converts names to the kernel's form (CAP_NET_ADMIN) and reports whether ALL is among them. If a host
+// is given, capabilityNames rejects names that the host cannot grant.
 func capabilityNames(field string, requested []string, grantable *Host) (names []string, all bool, err error) {
 	for _, name := range requested {
 		full := strings.ToUpper(name)

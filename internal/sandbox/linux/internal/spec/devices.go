@@ -83,7 +83,7 @@ func devices(c *runtimeapi.ContainerConfig, h Host) ([]specs.LinuxDevice, []spec
 	return list, rules, nil
 }
 
-// devicesAt returns the device at a host path, or all devices below it if it is a directory.
+// devicesAt returns the device at a host path. If the path is a directory, devicesAt returns all devices below it.
 func devicesAt(host, dest string) ([]specs.LinuxDevice, error) {
 	real, err := filepath.EvalSymlinks(host)
 	if err != nil {
@@ -107,7 +107,8 @@ func devicesAt(host, dest string) ([]specs.LinuxDevice, error) {
 	return []specs.LinuxDevice{node}, nil
 }
 
-// devicesBelow returns the devices below a host directory, leaving out its entries in skip and everything below them.
+// devicesBelow returns the devices below a host directory. It leaves out the entries that are named in skip, and
+// everything below these.
 func devicesBelow(dir, dest string, skip []string) ([]specs.LinuxDevice, error) {
 	var found []specs.LinuxDevice
 	entries := 0
@@ -146,8 +147,8 @@ func devicesBelow(dir, dest string, skip []string) ([]specs.LinuxDevice, error) 
 	return found, err
 }
 
-// device returns the container's copy of a device node of the host, with the same owner and mode. ok is false if info
-// is not a device.
+// device returns the container's copy of a device node of the host, with the same owner and mode. The second result is
+// false if the file is not a device.
 func device(info fs.FileInfo, dest string) (node specs.LinuxDevice, ok bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || info.Mode()&fs.ModeDevice == 0 {

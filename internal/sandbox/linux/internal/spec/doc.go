@@ -10,8 +10,8 @@
 // never ignored (Validate), except for the fields in Harmless.
 //
 // It must not run programs, keep state, or know where bundles, cgroups and namespaces are: the caller passes paths. It
-// only reads the container's root file system and the host's /dev, /proc and /sys, and creates a missing host directory
-// of a bind mount.
+// reads the container's root file system and the host's /dev, /proc and /sys. It creates nothing except missing
+// directories: the image's volumes in the root file system, and the host directories of bind mounts.
 //
 // Paths that an image or a pod names inside the root file system are opened below it (openat2 with RESOLVE_IN_ROOT),
 // checked for their type, and read up to a limit.

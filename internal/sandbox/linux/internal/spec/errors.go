@@ -20,8 +20,8 @@ func unsupported(field, format string, args ...any) error {
 }
 
 // classifyFileError adds the field and a class to the error of a file operation. The class is
-// errdefs.ErrResourceExhausted if the node lacks a resource, and errdefs.ErrInvalidArgument otherwise; the error of a
-// failing disk gets no class.
+// errdefs.ErrResourceExhausted if the node lacks a resource, and errdefs.ErrInvalidArgument otherwise. An error from a
+// failing disk (EIO) gets no class.
 func classifyFileError(field string, err error) error {
 	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, exhausted) {
@@ -34,7 +34,7 @@ func classifyFileError(field string, err error) error {
 	return fmt.Errorf("%s: %w: %w", field, err, errdefs.ErrInvalidArgument)
 }
 
-// checkText rejects a NUL byte, because the kernel would cut the string off there.
+// checkText rejects a NUL byte, because the kernel would cut the string off at that byte.
 func checkText(field, s string) error {
 	if strings.ContainsRune(s, 0) {
 		return invalid(field, "%q contains a NUL byte", s)

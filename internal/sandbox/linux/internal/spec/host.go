@@ -21,7 +21,7 @@ type Host struct {
 	CgroupV2 bool
 	// Controllers are the usable cgroup controllers: cpu, cpuset, memory, pids, blkio (v1), io (v2), hugetlb and others.
 	Controllers map[string]bool
-	// HugepageSizes are the machine's page sizes in the CRI's form: 64KB, 2MB, 1GB.
+	// HugepageSizes are the machine's huge page sizes in the CRI's form: 64KB, 2MB, 1GB.
 	HugepageSizes []string
 	// SwapAccounting means that swap can be limited.
 	SwapAccounting bool
@@ -33,7 +33,7 @@ type Host struct {
 	AppArmor, SELinux bool
 	// OwnOOMScore is the lowest oom_score_adj that we may set: -1000 with CAP_SYS_RESOURCE, otherwise our own.
 	OwnOOMScore int
-	// Caps are the full names of the capabilities in our bounding set, which we can grant.
+	// Caps are the full names of the capabilities in our bounding set. Containers can get only these.
 	Caps []string
 	// RecursiveReadOnly means that the kernel can make a tree of mounts read-only (mount_setattr, Linux 5.12). The
 	// backend clears it if the OCI runtime lacks the option "rro".
@@ -108,7 +108,7 @@ func (h *Host) probeV2() error {
 	return nil
 }
 
-// hugepageSizes parses names such as hugepages-2048kB.
+// hugepageSizes returns the machine's huge page sizes. It parses directory names such as hugepages-2048kB.
 func (h *Host) hugepageSizes() ([]string, error) {
 	entries, err := os.ReadDir(h.path("sys/kernel/mm/hugepages"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -20,8 +20,8 @@ import (
 // mountOptions are the valid values of a request's mount_options.
 var mountOptions = []string{"nodev", "noexec", "nosuid"}
 
-// procFiles are the only files below /proc that a mount can cover, the ones that lxcfs provides. A mount over other
-// files could replace those that the runtime uses to confine the container (CVE-2019-19921).
+// procFiles are the only files below /proc on which something can be mounted. They are the files that lxcfs provides. A
+// mount on another file could replace one that the runtime uses to confine the container (CVE-2019-19921).
 var procFiles = []string{
 	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat",
 	"/proc/swaps", "/proc/uptime",
@@ -63,7 +63,7 @@ func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	return mounts, nil
 }
 
-// sharedMemory returns the mount of /dev/shm, which is shared by the containers that share an IPC namespace.
+// sharedMemory returns the mount of /dev/shm. Containers that share an IPC namespace also share /dev/shm.
 func sharedMemory(in Input, m Modes) (specs.Mount, error) {
 	const dest = "/dev/shm"
 	source := in.ShmPath
@@ -206,7 +206,7 @@ func access(m *runtimeapi.Mount) string {
 }
 
 // bindOptions returns the mount options of the request. In an image volume, devices and set-user-ID bits have no
-// effect. Its programs can run, because image volumes often contain tools; a pod can request noexec.
+// effect. The volume's programs can run, because image volumes often contain tools. A pod can request noexec.
 func bindOptions(m *runtimeapi.Mount) []string {
 	options := slices.Clone(m.GetMountOptions())
 	if m.GetImage().GetImage() != "" {
@@ -216,8 +216,8 @@ func bindOptions(m *runtimeapi.Mount) []string {
 	return slices.Compact(options)
 }
 
-// mountSource returns the host path to bind: the image's, or the request's with symlinks resolved. It creates a missing
-// directory, as kubelets expect.
+// mountSource returns the host path to bind: the mounted image, or the request's host_path with symlinks resolved. It
+// creates a missing directory, as kubelets expect.
 func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
 	if m.GetImage().GetImage() != "" {
 		source, ok := in.ImageVolumes[m.GetContainerPath()]
@@ -239,8 +239,8 @@ func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
 	return real, nil
 }
 
-// propagation returns the mount option for mode. It rejects a source on a mount that does not propagate that way,
-// because the kernel would accept the option without effect.
+// propagation returns the mount option for the given propagation mode. It rejects a source on a mount that does not
+// propagate in this way, because the kernel would accept the option but ignore it.
 func propagation(field, source string, mode runtimeapi.MountPropagation) (string, error) {
 	if mode == runtimeapi.MountPropagation_PROPAGATION_PRIVATE {
 		return "rprivate", nil
@@ -281,8 +281,9 @@ func peerGroups(name string) (string, error) {
 	return found[0].Optional, nil
 }
 
-// joinMounts replaces default mounts with the request's at the same path, and sorts all so that no mount hides an
-// earlier one. A request that mounts its own /dev or /sys replaces the mounts below it too.
+// joinMounts returns the default and the requested mounts, sorted so that no mount hides an earlier one. A requested
+// mount replaces the default mount at the same path. A requested mount at /dev or /sys also replaces the default mounts
+// below it.
 func joinMounts(defaults, requested []specs.Mount) []specs.Mount {
 	replaced := func(d specs.Mount) bool {
 		return slices.ContainsFunc(requested, func(r specs.Mount) bool {

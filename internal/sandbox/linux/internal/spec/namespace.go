@@ -13,7 +13,7 @@ import (
 // container's (TARGET, PID only).
 type Modes struct {
 	Network, PID, IPC runtimeapi.NamespaceMode
-	// Target is the ID of the container whose PID namespace to join, with TARGET.
+	// Target is the ID of the container whose PID namespace is joined, if PID is TARGET.
 	Target string
 }
 
@@ -25,8 +25,8 @@ func PodModes(p *sandbox.Pod) Modes {
 	return modesOf(p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 }
 
-// ContainerModes returns a container's namespaces. The default, POD, means the pod's namespace, so in a pod on the host
-// network it means the host's.
+// ContainerModes returns a container's namespaces. The default, POD, means the namespace that the pod uses. So in a pod
+// on the host network, it means the host's network namespace.
 func ContainerModes(p *sandbox.Pod, c *sandbox.Container) Modes {
 	pod, m := PodModes(p), modesOf(c.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 	for _, mode := range []struct{ mine, pods *runtimeapi.NamespaceMode }{
@@ -55,7 +55,7 @@ func checkPodNamespaces(o *runtimeapi.NamespaceOption) error {
 }
 
 // checkContainerNamespaces rejects namespaces that conflict with the pod's. A container can have namespaces of its own,
-// but must not use one of the node's unless the pod does.
+// but must not use one of the node's namespaces unless the pod uses it too.
 func checkContainerNamespaces(p *sandbox.Pod, o *runtimeapi.NamespaceOption) error {
 	const field = "linux.security_context.namespace_options"
 	if err := checkModes(field, o); err != nil {

@@ -11,9 +11,10 @@ import (
 const (
 	// pauseProgram is the path of the pause binary in its container.
 	pauseProgram = "/pause"
-	// pauseUser is the default user and group ID, which common systems do not assign.
+	// pauseUser is the default user and group ID. Common systems do not assign it.
 	pauseUser = 65535
-	// pauseOOMScore makes the process one of the OOM killer's last victims, because the pod's containers end with it.
+	// pauseOOMScore makes the process one of the OOM killer's last victims, because the pod's containers end with the
+	// process.
 	pauseOOMScore = -998
 )
 
@@ -31,8 +32,8 @@ type PauseInput struct {
 	CgroupsPath   string
 }
 
-// Pause returns the specification of a container that only holds the pod's PID namespace. It has no privileges and no
-// access to files or devices of the host.
+// Pause returns the specification of a container that only holds the pod's PID namespace. The container has no
+// privileges, and no access to the host's files or devices except the pause binary.
 func Pause(in PauseInput) *specs.Spec {
 	s := &specs.Spec{
 		Version: ociVersion,

@@ -52,8 +52,8 @@ func Process(in ExecInput) (*specs.Process, error) {
 	return &p, nil
 }
 
-// arguments combines the request's command and args with the image's entrypoint and cmd, as Kubernetes does: a command
-// replaces entrypoint and cmd; args alone replace cmd.
+// arguments combines the request's command and args with the image's entrypoint and cmd, as Kubernetes does. A command
+// replaces both entrypoint and cmd. Args without a command replace only cmd.
 func arguments(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig) ([]string, error) {
 	argv := slices.Concat(c.GetCommand(), c.GetArgs())
 	if len(c.GetCommand()) == 0 {
@@ -150,7 +150,7 @@ func checkVariable(field, name, value string) error {
 }
 
 // workingDir returns the request's working directory, otherwise the image's, otherwise "/". It rejects directories
-// below /proc, even through the image's symlinks, because /proc/self/fd/N would be a descriptor of the OCI runtime
+// below /proc, even through the image's symlinks, because /proc/self/fd/N would lead to a descriptor of the OCI runtime
 // (CVE-2024-21626). The OCI runtime creates a missing directory.
 func workingDir(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, rootfs string) (string, error) {
 	field, dir := "working_dir", c.GetWorkingDir()

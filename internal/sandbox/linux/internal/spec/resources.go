@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The kernel's limits of CFS bandwidth, in microseconds (Documentation/scheduler/sched-bwc.rst), and of oom_score_adj
+// The kernel's limits for CFS bandwidth, in microseconds (Documentation/scheduler/sched-bwc.rst), and for oom_score_adj
 // (proc_pid_oom_score_adj(5)).
 const (
 	minCPUQuota  = 1_000
@@ -60,8 +60,8 @@ func addCPU(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h 
 	if shares > 0 {
 		r.CPU.Shares = new(uint64(shares))
 	}
-	// A negative quota means no limit, which is the default of a new cgroup. It is not passed on, because crun 1.8 would
-	// write it to cgroup v1 as a huge number, which the kernel rejects.
+	// A negative quota means no limit, which is the default of a new cgroup. A negative quota is not passed on, because
+	// crun 1.8 would write it to cgroup v1 as a huge number, and the kernel would reject that number.
 	if quota > 0 {
 		r.CPU.Quota = new(quota)
 	}
@@ -93,7 +93,7 @@ func addCpuset(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources,
 	return nil
 }
 
-// checkIDList checks the list format of cpuset(7): 0-4,9.
+// checkIDList checks that a list has the list format of cpuset(7), such as 0-4,9.
 func checkIDList(field, list string) error {
 	if list == "" {
 		return nil
@@ -112,7 +112,7 @@ func checkIDList(field, list string) error {
 	return nil
 }
 
-// addMemory limits memory. Without a swap limit in the request, it forbids swap. The OCI's memory.swap is the limit of
+// addMemory limits memory. If the request has no swap limit, addMemory forbids swap. The OCI's memory.swap limits
 // memory and swap together.
 func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.memory_"
@@ -147,7 +147,8 @@ func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources,
 	return nil
 }
 
-// addHugepages ignores limits of zero if the hugetlb controller is missing, because kubelets send one per page size.
+// addHugepages ignores limits of zero if the hugetlb controller is missing, because kubelets send a limit for every
+// page size.
 func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.hugepage_limits"
 	seen := map[string]bool{}
@@ -239,8 +240,8 @@ func checkOOMScore(res *runtimeapi.LinuxContainerResources) error {
 	return nil
 }
 
-// oomScore returns the process's oom_score_adj: the request's, or the lowest that we can set if that is higher. The
-// result is never nil, so that no container inherits the daemon's protection.
+// oomScore returns the process's oom_score_adj. It is the requested value, but at least the lowest value that we can
+// set. The result is never nil, so that no container inherits the daemon's protection.
 func oomScore(res *runtimeapi.LinuxContainerResources, h Host) *int {
 	return new(max(int(res.GetOomScoreAdj()), h.OwnOOMScore))
 }

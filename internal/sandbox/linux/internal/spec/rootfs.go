@@ -41,8 +41,8 @@ func openInRoot(root, name string, flags uint64) (*os.File, error) {
 	}
 }
 
-// readInRoot reads a regular file of at most limit bytes below root. It returns fs.ErrNotExist for a missing file, and
-// another error for a larger file or another file type.
+// readInRoot reads a regular file below root. It returns fs.ErrNotExist for a missing file, and another error for a
+// file that is not regular or is larger than the limit in bytes.
 func readInRoot(root, name string, limit int64) ([]byte, error) {
 	f, err := openInRoot(root, name, unix.O_RDONLY|unix.O_NOCTTY)
 	if err != nil {
@@ -52,7 +52,7 @@ func readInRoot(root, name string, limit int64) ([]byte, error) {
 	return readRegular(f, name, limit)
 }
 
-// readRegular reads an open file, which must be regular and at most limit bytes long.
+// readRegular reads an open file. It returns an error if the file is not regular or is larger than the limit in bytes.
 func readRegular(f *os.File, name string, limit int64) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -71,8 +71,8 @@ func readRegular(f *os.File, name string, limit int64) ([]byte, error) {
 	return text, nil
 }
 
-// ResolveSubPath returns the host path of sub inside the tree at root (image_sub_path of an image volume). Symlinks
-// resolve inside the tree. sub must exist; "" means root itself. If sub is bad, the error is
+// ResolveSubPath returns the host path of an image volume's image_sub_path, which is relative to root. Symlinks resolve
+// inside the tree at root. The path must exist; "" means root itself. If the path is bad, the error is
 // errdefs.ErrInvalidArgument.
 func ResolveSubPath(root, sub string) (string, error) {
 	const field = "image_sub_path"
@@ -94,8 +94,8 @@ func ResolveSubPath(root, sub string) (string, error) {
 	return real, nil
 }
 
-// insideRoot returns a path of the container with its symlinks resolved as they are in the container. Parts of the path
-// can be missing.
+// insideRoot resolves the symlinks in a path of the container, as the container would. The result is also a path in the
+// container. Parts of the path can be missing.
 func insideRoot(root, name string) (string, error) {
 	real, err := securejoin.SecureJoin(root, name)
 	if err != nil {
@@ -104,7 +104,7 @@ func insideRoot(root, name string) (string, error) {
 	return path.Join("/", strings.TrimPrefix(real, path.Clean(root))), nil
 }
 
-// below reports whether p is dir or a path below dir. Both are clean and absolute.
+// below reports whether p is dir or a path below dir. Both must be clean and absolute.
 func below(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }

@@ -39,8 +39,8 @@ const (
 	profileLocalhost  = "localhost/"
 )
 
-// profile returns the effective security profile: the message p if set, otherwise the profile that the deprecated
-// string names. A request without either is unconfined.
+// profile returns the effective security profile: the given message if it is not nil, otherwise the profile that the
+// deprecated string names. If both are missing, the profile is Unconfined.
 func profile(field string, p *runtimeapi.SecurityProfile, deprecated string) (*runtimeapi.SecurityProfile, error) {
 	if p != nil {
 		if _, ok := runtimeapi.SecurityProfile_ProfileType_name[int32(p.GetProfileType())]; !ok {
@@ -63,7 +63,8 @@ func profile(field string, p *runtimeapi.SecurityProfile, deprecated string) (*r
 	return nil, invalid(field, "profile %q is not %s, %s or %sNAME", deprecated, profileDefault, profileUnconfined, profileLocalhost)
 }
 
-// checkSeccomp checks the form of a seccomp request and that the host supports filters.
+// checkSeccomp checks the form of a seccomp request and whether the host supports filters. It returns the effective
+// profile.
 func checkSeccomp(p *runtimeapi.SecurityProfile, deprecated string, h Host) (*runtimeapi.SecurityProfile, error) {
 	const field = "linux.security_context.seccomp"
 	p, err := profile(field, p, deprecated)
@@ -123,8 +124,8 @@ func readProfile(name string) (*specs.LinuxSeccomp, error) {
 	return &filter, nil
 }
 
-// checkAppArmor returns the AppArmor profile to apply, or "" for none. The backend has no default profile. A localhost
-// profile must be loaded on the node.
+// checkAppArmor returns the AppArmor profile to apply, or "" if none applies. The backend has no default profile. A
+// localhost profile must be loaded on the node.
 func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (string, error) {
 	const field = "linux.security_context.apparmor"
 	p, err := profile(field, p, deprecated)
@@ -157,8 +158,9 @@ func checkSELinux(o *runtimeapi.SELinuxOption) error {
 	return unsupported("linux.security_context.selinux_options", "SELinux labels are not available on this node")
 }
 
-// maskedPaths returns the hidden and the read-only paths of /proc and /sys: the request's, or the defaults for an empty
-// list, which the CRI cannot distinguish from a missing one. A privileged container has neither.
+// maskedPaths returns the hidden and the read-only paths of /proc and /sys. If a list in the request is empty, the
+// default list applies, because the CRI cannot distinguish an empty list from a missing one. A privileged container has
+// no hidden or read-only paths.
 func maskedPaths(sc *runtimeapi.LinuxContainerSecurityContext) (masked, readonly []string) {
 	if sc.GetPrivileged() {
 		return nil, nil

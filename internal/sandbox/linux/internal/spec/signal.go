@@ -15,7 +15,8 @@ const (
 	sigRTMax = 64
 )
 
-// stopSignal returns the signal that asks the container to end: the request's, the image's or SIGTERM.
+// stopSignal returns the signal that asks the container to end: the request's signal, otherwise the image's, otherwise
+// SIGTERM.
 func stopSignal(requested runtimeapi.Signal, image string) (runtimeapi.Signal, error) {
 	if requested != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		return requested, checkStopSignal(requested)
@@ -62,7 +63,8 @@ func isAlias(s runtimeapi.Signal) bool {
 	return false
 }
 
-// SignalNumber returns the kernel's number of a signal. SIGNAL_RUNTIME_DEFAULT and unknown signals are SIGTERM.
+// SignalNumber returns the kernel's number for a signal. For SIGNAL_RUNTIME_DEFAULT and unknown signals, it returns
+// SIGTERM.
 func SignalNumber(s runtimeapi.Signal) syscall.Signal {
 	name := strings.TrimPrefix(s.String(), "SIGNAL_")
 	if offset, ok := strings.CutPrefix(name, "SIGRTMINPLUS"); ok {

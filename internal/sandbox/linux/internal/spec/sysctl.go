@@ -11,7 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// sysctlSegment matches one component of a name below /proc/sys. Names of network interfaces need the most characters.
+// sysctlSegment matches one component of a name below /proc/sys. It allows all these characters because the name can
+// contain that of a network interface.
 var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
 
 // Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward).
@@ -49,15 +50,15 @@ func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	return result, nil
 }
 
-// ownNetDefaults let programs that do not run as root listen on any port and ping, which is safe in the pod's own
-// network namespace.
+// ownNetDefaults allow programs that do not run as root to ping and to listen on any port. This is safe in the pod's
+// own network namespace.
 var ownNetDefaults = map[string]string{
 	"net/ipv4/ip_unprivileged_port_start": "0",
 	"net/ipv4/ping_group_range":           "0 2147483647",
 }
 
-// DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, without those in requested. Some
-// kernels lack some of them.
+// DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, without the requested ones. The
+// kernel may lack some of them.
 func DefaultSysctls(p *sandbox.Pod, requested map[string]string) map[string]string {
 	if PodModes(p).Network == runtimeapi.NamespaceMode_NODE {
 		return nil

@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// maxUserFile limits the bytes of an image's /etc/passwd and /etc/group.
+	// maxUserFile limits the size in bytes of an image's /etc/passwd and of its /etc/group.
 	maxUserFile = 4 << 20
-	// maxID is the largest accepted user or group ID. The kernel's IDs have 32 bits, but much software treats IDs as
-	// signed numbers, and an overflow as root (CVE-2024-40635).
+	// maxID is the largest accepted user or group ID. The kernel's IDs have 32 bits, but much software stores IDs as
+	// signed numbers, and may take an ID that overflows for root (CVE-2024-40635).
 	maxID = math.MaxInt32
 	// maxGroups is the kernel's NGROUPS_MAX.
 	maxGroups = 65536
@@ -139,7 +139,7 @@ func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string
 	return u, err
 }
 
-// containerUser converts u to the CRI's form.
+// containerUser converts a process's user to the CRI's form.
 func containerUser(u specs.User) *runtimeapi.ContainerUser {
 	linux := &runtimeapi.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
 	for _, g := range u.AdditionalGids {
@@ -193,7 +193,8 @@ func parseUser(field string, f []string) (passwdEntry, error) {
 	return entry, err
 }
 
-// fileID parses s, an ID of the user or group name in a file of the image.
+// fileID parses the ID of a user or group in one of the image's files. All arguments but the last are for the error
+// message.
 func fileID(field, kind, file, name, s string) (uint32, error) {
 	id, isNumber, err := number(field, s)
 	if err != nil || !isNumber {
@@ -218,8 +219,8 @@ func findGroup(requested identity, groups [][]byte) (uint32, error) {
 	return 0, invalid(requested.field, "no group %q in /etc/group of the image", requested.group)
 }
 
-// additionalGroups returns the primary group and then, in ascending order, the request's groups and, unless the policy
-// is Strict, the user's groups in /etc/group.
+// additionalGroups returns the primary group, followed by the request's groups in ascending order. Unless the policy is
+// Strict, these include the user's groups in /etc/group.
 func additionalGroups(sc *runtimeapi.LinuxContainerSecurityContext, primary uint32, name string, groups [][]byte) ([]uint32, error) {
 	const field = "linux.security_context.supplemental_groups"
 	var more []uint32

@@ -9,9 +9,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Harmless lists the fields that are accepted although they have no effect on this host or in this backend, and why.
-// The kubelet sends them with every pod, or the CRI says they may be ignored. All other fields are enforced or
-// rejected.
+// Harmless lists fields that are accepted although they have no effect on this host or in this backend. It gives a
+// reason for each. The kubelet sends them with every pod, or the CRI says they may be ignored. All other fields are
+// enforced or rejected.
 var Harmless = map[string]string{
 	"mounts.selinux_relabel":                                   "there is nothing to relabel without SELinux",
 	"linux.resources.hugepage_limits of 0":                     "sent for every page size; without a hugetlb controller there is nothing to limit",
@@ -29,9 +29,9 @@ var Harmless = map[string]string{
 // because a pod that sets them relies on the limits.
 var refusedAnnotations = []string{"blockio.resources.beta.kubernetes.io/", "rdt.resources.beta.kubernetes.io/"}
 
-// Validate checks the fields of a pod, or, if c is not nil, of a container in it. It returns errdefs.ErrInvalidArgument
-// or errdefs.ErrNotImplemented for a field that cannot be honoured, and names the field. It has no side effects. Build
-// makes the checks that need the image or the host's files.
+// Validate checks the fields of a container, or, if c is nil, the fields of the pod. It returns
+// errdefs.ErrInvalidArgument or errdefs.ErrNotImplemented for a field that cannot be honoured. The error names the
+// field. Validate has no side effects. Build makes the checks that need the image or the host's files.
 func Validate(p *sandbox.Pod, c *sandbox.Container, h Host) error {
 	if p == nil || p.Config == nil {
 		return invalid("config", "missing")

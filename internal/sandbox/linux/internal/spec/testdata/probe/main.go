@@ -1,5 +1,5 @@
-// Command probe runs in the containers of the TestRuntimes tests. It reports its environment and the results of
-// actions.
+// Command probe runs in the containers of the TestRuntimes tests. It reports its environment and the results of the
+// requested actions.
 package main
 
 import (
