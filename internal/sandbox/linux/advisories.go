@@ -102,7 +102,7 @@ func parseVersion(line string) (name string, v *semver.Version, ok bool) {
 }
 
 // debianPackage is the package that owns a program. The field named lists the CVEs in the package's changelog. The
-// package fixes these, whatever its version number. nil means that the changelog is missing.
+// package fixes these, whatever its version number. The field is nil if the changelog is missing.
 type debianPackage struct {
 	version string
 	named   []string

@@ -38,7 +38,7 @@ func podPins(p *sandbox.Pod, runDir string) pins {
 	return at
 }
 
-// sharesPID reports whether the pod has its own PID namespace, and so an init process.
+// sharesPID reports whether the pod has its own PID namespace, and therefore needs an init process.
 func sharesPID(p *sandbox.Pod) bool { return spec.PodModes(p).PID == runtimeapi.NamespaceMode_POD }
 
 // makeNamespaces creates and pins the pod's ipc and uts namespaces, and sets the host name and kernel parameters in the

@@ -46,9 +46,9 @@ type probeRecord struct {
 }
 
 // Probe returns the accelerator for machines. With AccelAuto, Probe boots a guest of one sector under KVM, in a QEMU
-// that is started like a machine's. The guest must boot, reach 64-bit mode with paging, and receive interrupts. To open
-// /dev/kvm would not be enough: on some hosts that succeeds, but no guest boots. Probe stores the verdict, which holds
-// only for this kernel, QEMU and processor.
+// that is started like a machine's. The guest must boot, reach 64-bit mode with paging, and receive interrupts. It is
+// not enough that /dev/kvm can be opened: on some hosts it can, but no guest boots. Probe stores the verdict, which
+// holds only for this kernel, QEMU and processor.
 func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 	if d.cfg.Accel != AccelAuto {
 		return Verdict{d.cfg.Accel, "configured by vm.accel"}, nil

@@ -48,8 +48,8 @@ func (f frame) isICMP6(kind uint8) bool {
 	return f.protocol == unix.IPPROTO_ICMPV6 && len(f.payload) >= 8 && f.payload[0] == kind && f.payload[1] == 0
 }
 
-// parseFrame parses a frame. The second result is false if the frame is damaged or is neither UDP nor ICMPv6. It
-// ignores checksums, because a guest may leave them to offloading.
+// parseFrame parses a frame. The second result is false if the frame is damaged or is neither UDP nor ICMPv6.
+// parseFrame ignores checksums, because a guest may leave them to offloading.
 func parseFrame(b []byte) (f frame, ok bool) {
 	if len(b) < etherLen {
 		return f, false
