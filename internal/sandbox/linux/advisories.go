@@ -24,8 +24,9 @@ type advisory struct {
 	cve string
 	// since is the first affected version; "" means every version before the fix.
 	since string
-	// fixed lists, in order, the first fixed version of each release line (major.minor) that has a fix. Any other line
-	// is affected if it is older than the last entry. The list is empty if no release had a fix in November 2026.
+	// fixed lists, in order, the first fixed version of each release line (major.minor) that has a fix. Any other
+	// release line is affected if it is older than the last entry. The list is empty if no release had a fix in
+	// November 2026.
 	fixed []string
 	// unreached says why no container here can exploit the vulnerability; "" means that a container might be able to.
 	unreached string

@@ -21,8 +21,8 @@ const (
 )
 
 // Attach implements sandbox.Attacher. A client that does not read its output cannot block the container: once the
-// client's backlog reaches stream.MaxBacklog, it is disconnected with errdefs.ErrResourceExhausted. After Attach
-// returns, a read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
+// client's backlog reaches stream.MaxBacklog, the client is disconnected with errdefs.ErrResourceExhausted. After
+// Attach returns, a read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {

@@ -207,7 +207,7 @@ func mountOn(mounts []mount.Mount, dir string) error {
 }
 
 // remount restores the mounts and the specification before a start. A reboot removes the mounts, and a power failure
-// can damage files that were written shortly before it, including the container's layer.
+// can damage files that were written shortly before the failure, including the container's layer.
 func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	lost, err := b.layerLost(ctx, h)
 	if err != nil {

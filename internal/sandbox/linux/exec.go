@@ -115,8 +115,8 @@ func (x *execution) closeProgramEnds() {
 }
 
 // pipes connects the program's stdio to pipes. If the request lacks a stream, the program gets an empty or drained pipe
-// instead of the host's /dev/null. It could change /dev/null, because crun makes the program's user the owner of that
-// file.
+// instead of the host's /dev/null. The program could change /dev/null, because crun makes the program's user the owner
+// of that file.
 func (x *execution) pipes(req sandbox.ExecRequest) error {
 	r, w, err := os.Pipe()
 	if err != nil {

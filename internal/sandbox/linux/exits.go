@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// drainTime limits how long conmon can run after its container has ended. In that time it drains the output into the
-// log and writes the exit file, which takes milliseconds unless the disk hangs.
+// drainTime limits how long conmon can run after its container has ended. In that time conmon drains the output into
+// the log and writes the exit file. This takes milliseconds unless the disk hangs.
 const drainTime = 10 * time.Second
 
 type end struct {
@@ -92,7 +92,7 @@ func (b *Backend) findEnd(h *handle) end {
 	e := end{at: at, code: code, reason: sandbox.ReasonCompleted}
 	if code != 0 {
 		e.reason = sandbox.ReasonError
-		// The cgroup exists until the runtime deletes the container, so its counter belongs to this run.
+		// The cgroup exists until the runtime deletes the container, so the cgroup's counter belongs to this run.
 		if kills, err := stats.OOMKills(s.Cgroup); err == nil && kills > 0 {
 			e.reason = sandbox.ReasonOOMKilled
 		}

@@ -179,8 +179,8 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 }
 
 // deleteRuntimeState removes a container's cgroup and its state in the OCI runtime. If the container's start may have
-// been interrupted, it first kills the processes in the cgroup. A runtime that was killed can leave a state that it
-// cannot read later. Such a state is removed without the runtime.
+// been interrupted, deleteRuntimeState first kills the processes in the cgroup. A runtime that was killed can leave a
+// state that it cannot read later. Such a state is removed without the runtime.
 func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, interrupted bool) error {
 	if interrupted && cgroup != "" {
 		if err := b.cgroups.Kill(ctx, cgroup); err != nil {

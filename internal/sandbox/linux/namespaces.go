@@ -26,7 +26,7 @@ func podPins(p *sandbox.Pod, runDir string) pins {
 	modes := spec.PodModes(p)
 	dir := filepath.Join(runDir, "ns")
 	at := pins{net: p.Netns}
-	if modes.IPC != runtimeapi.NamespaceMode_NODE { // even if each container has its own, because the pod's init needs one
+	if modes.IPC != runtimeapi.NamespaceMode_NODE { // even if each container has its own IPC namespace, because the pod's init needs one too
 		at.ipc = filepath.Join(dir, "ipc")
 	}
 	if modes.UTS() {
@@ -173,7 +173,7 @@ func onNewThread(fn func() error) error {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			// The main thread cannot end. While this goroutine occupies the main thread, the next goroutine gets
-			// another one.
+			// another thread.
 			done <- onNewThread(fn)
 			runtime.UnlockOSThread()
 			return

@@ -19,7 +19,7 @@ const (
 	defaultMTU = 1500
 )
 
-// edit applies a grant to QEMU's arguments. The last argument holds the numbers of the grant's descriptors in this
+// edit applies a grant to QEMU's arguments. The parameter fds holds the numbers of the grant's descriptors in this
 // process. Each entry of the grant must match exactly one argument. Otherwise the grant belongs to another domain, and
 // edit returns errdefs.ErrFailedPrecondition.
 func edit(args []string, g Grant, fds []int) ([]string, error) {
@@ -109,7 +109,8 @@ func (e *editor) file(f File) {
 	}
 }
 
-// setFile returns a block node with its file replaced, and true. It returns false if the node has another path than f.
+// setFile returns a block node with its file replaced, and true. It returns false if the node's path is not the path in
+// f.
 func setFile(node string, f File, to string) (string, bool) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(node), &fields) != nil {

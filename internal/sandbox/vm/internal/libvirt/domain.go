@@ -115,8 +115,8 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 	return domain.Marshal()
 }
 
-// group returns QEMU's group. If only one group may access /dev/kvm, QEMU gets that group as its own, because libvirt
-// sets no supplementary groups.
+// group returns QEMU's group. If /dev/kvm is accessible only to its group, QEMU runs with that group as its only one,
+// because libvirt sets no supplementary groups.
 func (d *Driver) group(def machine.Definition) int {
 	var st unix.Stat_t
 	if d.cfg.Accel == qemu.AccelKVM && unix.Stat("/dev/kvm", &st) == nil && st.Mode&0o066 == 0o060 && st.Gid != 0 {
@@ -230,7 +230,8 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		Source: fileSource(d.layout.placeholder(def.Name, source.ID)),
 		Target: targetName(source.Bus, nth),
 		Serial: source.ID,
-		// An empty element means that there is no base. Without it, libvirt would probe the file for one.
+		// An empty element means that there is no base. Without the element, libvirt would search the file's header for
+		// a base.
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
 	if source.Bus == machine.BusSCSI {

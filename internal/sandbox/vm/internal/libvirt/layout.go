@@ -108,7 +108,7 @@ func (l layout) listen() (*net.UnixListener, error) {
 	return listener.(*net.UnixListener), nil
 }
 
-// placeholder returns the path that stands for one of the machine's files in its domain.
+// placeholder returns the path that stands for one of the machine's files in the machine's domain.
 func (l layout) placeholder(name, what string) string {
 	return filepath.Join(l.dir, "machines", name, what)
 }

@@ -55,7 +55,8 @@ type link struct {
 	changed      chan struct{} // closed when client has changed
 }
 
-// newLink returns a link to the libvirtd at the given URI, which must be on this host. The link is not connected yet.
+// newLink returns a link to the libvirtd at the given URI. That libvirtd must be on this host. The link is not
+// connected yet.
 func newLink(uri string, log *slog.Logger) (*link, error) {
 	u, err := url.Parse(uri)
 	if err != nil || u.Host != "" || (u.Scheme != "qemu" && u.Scheme != "qemu+unix") || u.Path != "/system" {

@@ -22,8 +22,8 @@ func MakePipe(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 }
 
-// OpenPipe opens a machine's named pipe for writing. The file supports deadlines. It returns errdefs.ErrUnavailable if
-// the pipe does not exist or has no reader.
+// OpenPipe opens a machine's named pipe for writing. The file supports deadlines. OpenPipe returns
+// errdefs.ErrUnavailable if the pipe does not exist or has no reader.
 func OpenPipe(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {

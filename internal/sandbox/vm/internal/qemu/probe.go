@@ -110,7 +110,7 @@ func (c Config) verdictKey() string {
 }
 
 // processor returns the name of the first processor and the number of its features. A microcode update or a live
-// migration of the host can change them.
+// migration of the host can change both.
 func processor() string {
 	raw, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

@@ -53,7 +53,8 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	return found, nil
 }
 
-// recoverOrRemove recovers a machine from its directory, or removes it if it is unwanted or its record is damaged.
+// recoverOrRemove recovers a machine from its directory, or removes the machine if it is unwanted or its record is
+// damaged.
 func (d *Driver) recoverOrRemove(ctx context.Context, name string, wanted bool) error {
 	var def definition
 	err := readJSON(filepath.Join(d.dirOf(name), definitionFile), &def)

@@ -268,7 +268,8 @@ func (h *handle) killLeftovers(ctx context.Context, def machine.Definition) erro
 	}
 }
 
-// findByCommand finds the machine's QEMU in its cgroup by its command line. It returns nil if there is none.
+// findByCommand finds the machine's QEMU in the machine's cgroup, by QEMU's command line. It returns nil if no QEMU is
+// there.
 func (h *handle) findByCommand(def machine.Definition) *process.Process {
 	if def.Cgroup == "" {
 		return nil

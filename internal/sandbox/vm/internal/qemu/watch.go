@@ -95,8 +95,9 @@ func (h *handle) connect(r *run) bool {
 	return true
 }
 
-// listen reads monitor events until the guest has ended, and returns the cause and time of its end. It returns "" if
-// the monitor or the process ends first. It begins with a query, because events from before the connection are lost.
+// listen reads monitor events until the guest has ended, and returns the cause and time of the guest's end. It returns
+// "" if the monitor or the process ends first. It begins with a query, because events from before the connection are
+// lost.
 func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	m := r.client()
 	lost := uint64(0)
@@ -174,8 +175,8 @@ func causeOf(e qmp.Event) machine.Cause {
 	}
 }
 
-// eventTime returns the time of an event by QEMU's clock, or the current time if that is in the future or more than an
-// hour ago.
+// eventTime returns the time of an event by QEMU's clock, or the current time if QEMU's clock gives a time in the
+// future or more than an hour ago.
 func eventTime(e qmp.Event) time.Time {
 	if age := time.Since(e.Time); age < 0 || age > time.Hour {
 		return time.Now()

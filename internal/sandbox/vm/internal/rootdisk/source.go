@@ -25,8 +25,8 @@ type Source struct {
 // chunk is the number of bytes of a raw image that are copied in one step.
 const chunk = 1 << 20
 
-// copyTo writes the whole disk after the mark, including zeros, because the device's old content is unknown. It also
-// zeroes the end of the device, where a backup partition table can be.
+// copyTo writes the whole disk to the device, behind the mark. It writes zeros too, because the device's old content is
+// unknown. It also zeroes the end of the device, where a backup partition table can be.
 func (s Source) copyTo(ctx context.Context, dev device) error {
 	step, read, done, err := s.open()
 	if err != nil {

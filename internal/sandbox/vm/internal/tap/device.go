@@ -16,14 +16,14 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// flags make a tap carry Ethernet frames without packet information. Each frame follows a virtio header, which allows
+// flags make a tap carry Ethernet frames without packet information. A virtio header precedes each frame and allows
 // checksum and segmentation offloading.
 const flags = unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 
 const tunDevice = "/dev/net/tun"
 
-// Open opens a tap in the given namespace for a hypervisor. The file is non-blocking and close-on-exec, and each frame
-// follows a virtio header. Only one process can have the tap open.
+// Open opens a tap in the given namespace for a hypervisor. The file is non-blocking and close-on-exec, and a virtio
+// header precedes each frame. Only one process can have the tap open.
 //
 // Open returns ErrNotFound if the namespace or the tap does not exist, for example after a reboot, and
 // ErrFailedPrecondition if the tap is already open or the kernel has no taps.

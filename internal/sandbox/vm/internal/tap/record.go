@@ -39,7 +39,7 @@ type wiring struct {
 type identity struct {
 	// Boot is the kernel's boot ID.
 	Boot string `json:"boot"`
-	// Cookie is SO_NETNS_COOKIE, which is unique within a boot; 0 on kernels before 5.14.
+	// Cookie is SO_NETNS_COOKIE, which is unique within a boot. It is 0 on kernels before 5.14.
 	Cookie uint64 `json:"cookie"`
 }
 

@@ -30,7 +30,8 @@ const (
 type Servers struct{ list []*server }
 
 // Start starts a virtiofsd for each virtio-fs share. Each virtiofsd serves one connection; Conn returns the
-// hypervisor's end of it. The virtiofsd ends when the hypervisor ends, or when the connection is closed unused.
+// hypervisor's end of that connection. The virtiofsd ends when the hypervisor ends, or when the connection is closed
+// unused.
 func Start(ctx context.Context, o Options, shares []machine.Share) (*Servers, error) {
 	s := &Servers{}
 	for i, share := range onlyVirtiofs(shares) {
@@ -82,7 +83,7 @@ func (s *Servers) IDs() (ids []process.ID) {
 	return ids
 }
 
-// Conn returns the hypervisor's end of a share's connection. The caller must close it. It returns errdefs.ErrNotFound
+// Conn returns the hypervisor's end of a share's connection. The caller must close it. Conn returns errdefs.ErrNotFound
 // for an unknown tag or on a second call.
 func (s *Servers) Conn(tag string) (*os.File, error) {
 	for _, one := range s.all() {

@@ -27,7 +27,7 @@ const ProgramName = "virtiofsd"
 var programPaths = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 
 // Find returns the path of virtiofsd: the configured path if it is not empty, otherwise a distribution's path or one in
-// PATH. It returns errdefs.ErrNotFound if virtiofsd is not there.
+// PATH. It returns errdefs.ErrNotFound if there is no virtiofsd.
 func Find(configured string) (string, error) {
 	candidates := append(programPaths, ProgramName)
 	if configured != "" {

@@ -29,11 +29,12 @@ type Guest struct{ Kernel, Initrd, Disk string }
 
 // Subject is a driver under test.
 type Subject struct {
-	// New returns a driver with Taps as its Opener. After Close, New can be called again. It then acts as the next
-	// daemon and finds what the previous driver left.
+	// New returns a driver with Taps as its Opener. After Close, New can be called again. The new driver then acts for
+	// the next daemon and finds what the previous driver left.
 	New   func(t testing.TB) machine.Driver
 	Guest Guest
-	// NewCgroup creates a machine's cgroup with a memory limit in bytes (0 means none) and returns its path.
+	// NewCgroup creates a machine's cgroup with a memory limit in bytes (0 means no limit) and returns the cgroup's
+	// path.
 	NewCgroup func(t testing.TB, name string, memory int64) string
 	// UID and GID are the user and group of the hypervisor.
 	UID, GID int
@@ -81,7 +82,7 @@ func (l *Life) Events() []machine.Event {
 	return append([]machine.Event(nil), l.events...)
 }
 
-// End waits for the event that reports the end of a machine, consumes it, and checks it against State.
+// End waits for the event that reports the end of a machine, consumes that event, and compares the event with State.
 func (l *Life) End(name string) machine.State {
 	l.t.Helper()
 	deadline := time.After(Patience)
