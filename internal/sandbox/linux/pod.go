@@ -79,8 +79,8 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return state.write(run)
 }
 
-// StopSandbox implements sandbox.Backend. The containers have already ended, so it only has to stop the pod's init
-// process, which holds the network namespace. RemoveSandbox removes the rest.
+// StopSandbox implements sandbox.Backend. The containers have already ended, so StopSandbox only has to stop the pod's
+// init process, which holds the network namespace. RemoveSandbox removes the rest.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.stopPause(ctx, p.ID)
 }

@@ -179,7 +179,7 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 }
 
 // endUnrecorded records the end of a program whose start was not recorded. An exit file proves that the program ran:
-// conmon writes none if the creation fails, and only we start a created container.
+// conmon writes no exit file if the creation fails, and nobody but us starts a created container.
 func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 	_, at, err := readExit(b.exitFile(h.ID))
 	if err != nil {

@@ -114,7 +114,7 @@ func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 }
 
 // hostsFile returns the content of /etc/hosts: loopback and the pod's name, or the node's file if the pod is on the
-// host network. The kubelet mounts its own file over it.
+// host network. The kubelet mounts its own file over this one.
 func hostsFile(p *sandbox.Pod) ([]byte, error) {
 	if !spec.PodModes(p).UTS() {
 		return ignoreMissing(os.ReadFile("/etc/hosts"))

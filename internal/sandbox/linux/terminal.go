@@ -79,7 +79,7 @@ func (c *console) receive() (*os.File, error) {
 	return nil, errors.New("the OCI runtime passed no terminal")
 }
 
-// setSize sets the size of a terminal; its processes get SIGWINCH.
+// setSize sets the size of a terminal. The terminal's processes get SIGWINCH.
 func setSize(terminal *os.File, size sandbox.TermSize) error {
 	conn, err := terminal.SyscallConn()
 	if err != nil {

@@ -20,7 +20,7 @@ var defaultCapabilities = []string{
 
 // capabilities returns the capability sets of a container's process. It applies the parts of the request in this order:
 // add ALL, drop ALL, add names, drop names. It rejects a name that the host cannot grant. ALL stands for all
-// capabilities that the host can grant; a privileged container gets these too. The inheritable set is empty unless
+// capabilities that the host can grant; a privileged container gets all of these. The inheritable set is empty unless
 // ambient capabilities are requested: otherwise an unprivileged user could gain the inheritable capabilities by running
 // a program with file capabilities (CVE-2022-24769).
 func capabilities(sc *runtimeapi.LinuxContainerSecurityContext, h Host) (*specs.LinuxCapabilities, error) {

@@ -96,8 +96,8 @@ func (e *environment) setDefault(name, value string) {
 	}
 }
 
-// variables returns the process's environment: the image's variables, HOSTNAME and the request's variables; later ones
-// override earlier ones. PATH and, with a terminal, TERM have defaults.
+// variables returns the process's environment: the image's variables, HOSTNAME and the request's variables; later
+// variables override earlier ones. PATH and, with a terminal, TERM have defaults.
 func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, h Host) ([]string, error) {
 	var env environment
 	for _, entry := range image.Env {

@@ -14,7 +14,7 @@ import (
 )
 
 // openInRoot opens name as if root were "/". Nothing outside root can be reached: symlinks, including the last one,
-// resolve inside root, and magic links are not followed. It never blocks on a FIFO.
+// resolve inside root, and magic links are not followed. openInRoot never blocks on a FIFO.
 func openInRoot(root, name string, flags uint64) (*os.File, error) {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// sysctlSegment matches one component of a name below /proc/sys. It allows all these characters because the name can
-// contain that of a network interface.
+// sysctlSegment matches one component of a name below /proc/sys. It allows this many characters because a component can
+// be the name of a network interface.
 var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
 
 // Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward).
@@ -58,7 +58,7 @@ var ownNetDefaults = map[string]string{
 }
 
 // DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, without the requested ones. The
-// kernel may lack some of them.
+// kernel may lack some of these parameters.
 func DefaultSysctls(p *sandbox.Pod, requested map[string]string) map[string]string {
 	if PodModes(p).Network == runtimeapi.NamespaceMode_NODE {
 		return nil

@@ -16,8 +16,8 @@ import (
 const (
 	// maxUserFile limits the size in bytes of an image's /etc/passwd and of its /etc/group.
 	maxUserFile = 4 << 20
-	// maxID is the largest accepted user or group ID. The kernel's IDs have 32 bits, but much software stores IDs as
-	// signed numbers, and may take an ID that overflows for root (CVE-2024-40635).
+	// maxID is the largest accepted user or group ID. The kernel's IDs have 32 bits, but much software stores an ID as
+	// a signed number, and treats the ID as root's if that number overflows (CVE-2024-40635).
 	maxID = math.MaxInt32
 	// maxGroups is the kernel's NGROUPS_MAX.
 	maxGroups = 65536
@@ -113,7 +113,7 @@ func number(field, s string) (id uint32, isNumber bool, err error) {
 
 // user resolves the process's identity in the container's root file system. Without a requested group, the primary
 // group is the user's group in /etc/passwd, or 0. The additional groups always include the primary group, so that a
-// process needs privileges to drop it (CVE-2022-36109).
+// process needs privileges to drop its primary group (CVE-2022-36109).
 func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string) (specs.User, error) {
 	requested := requestedIdentity(sc, imageUser)
 	passwd, err := userFile(rootfs, "etc/passwd")
@@ -219,8 +219,8 @@ func findGroup(requested identity, groups [][]byte) (uint32, error) {
 	return 0, invalid(requested.field, "no group %q in /etc/group of the image", requested.group)
 }
 
-// additionalGroups returns the primary group, followed by the request's groups in ascending order. Unless the policy is
-// Strict, these include the user's groups in /etc/group.
+// additionalGroups returns the primary group, followed by all other groups in ascending order: the request's groups
+// and, unless the policy is Strict, the user's groups in /etc/group.
 func additionalGroups(sc *runtimeapi.LinuxContainerSecurityContext, primary uint32, name string, groups [][]byte) ([]uint32, error) {
 	const field = "linux.security_context.supplemental_groups"
 	var more []uint32

@@ -10,8 +10,8 @@ import (
 )
 
 // Harmless lists fields that are accepted although they have no effect on this host or in this backend. It gives a
-// reason for each. The kubelet sends them with every pod, or the CRI says they may be ignored. All other fields are
-// enforced or rejected.
+// reason for each. Either the kubelet sends these fields with every pod, or the CRI says that they may be ignored. All
+// other fields are enforced or rejected.
 var Harmless = map[string]string{
 	"mounts.selinux_relabel":                                   "there is nothing to relabel without SELinux",
 	"linux.resources.hugepage_limits of 0":                     "sent for every page size; without a hugetlb controller there is nothing to limit",
@@ -25,8 +25,8 @@ var Harmless = map[string]string{
 	"annotations, except classes of other runtimes' (BlockIO)": "the CRI says that they do not influence the runtime",
 }
 
-// refusedAnnotations are prefixes of annotations that request cgroup classes from other runtimes. They are rejected,
-// because a pod that sets them relies on the limits.
+// refusedAnnotations are prefixes of annotations that request cgroup classes from other runtimes. Such annotations are
+// rejected, because a pod that sets them relies on the limits.
 var refusedAnnotations = []string{"blockio.resources.beta.kubernetes.io/", "rdt.resources.beta.kubernetes.io/"}
 
 // Validate checks the fields of a container, or, if c is nil, the fields of the pod. It returns
