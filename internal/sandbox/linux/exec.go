@@ -30,9 +30,10 @@ const (
 	killPause = 5 * time.Millisecond
 )
 
-// Exec implements sandbox.Execer. The program's parent is a conmon that only waits for it. The program's stdio are our
-// pipes, or a terminal whose other end we receive. Without conmon, runc would wait for any child that holds the
-// program's output, which would delay the exit code. And no process would reap the remains of a failed exec.
+// Exec implements sandbox.Execer. The program's parent is a conmon that only waits for it. The program's stdio is
+// connected to our pipes, or to a terminal whose other end we receive. Without conmon, runc would wait for any child
+// that holds the program's output, which would delay the exit code. And no process would reap the remains of a failed
+// exec.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {

@@ -15,7 +15,7 @@
 // path lengths have no effect.
 //
 // The driver recognizes a power-off by libvirt's reason for the end of the domain. After a guest's panic, the domain
-// stays crashed until the driver has seen it. libvirt.json holds what libvirt forgets when it restarts.
+// stays crashed until the driver has noticed the crash. libvirt.json holds what libvirt forgets when it restarts.
 //
 // The package knows machines, not pods, and must not import the backend, the image store or the network.
 package libvirt

@@ -82,7 +82,8 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		OS:       d.boot(def),
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}, VMPort: &libvirtxml.DomainFeatureState{State: "off"}},
 		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
-		// After a panic, the domain stays crashed until the driver has seen it. A reboot does not end the domain.
+		// After a panic, the domain stays crashed until the driver has noticed the crash. A reboot does not end the
+		// domain.
 		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "preserve",
 		// Disable suspend, because nothing could wake the guest.
 		PM: &libvirtxml.DomainPM{

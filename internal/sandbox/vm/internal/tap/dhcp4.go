@@ -106,7 +106,7 @@ func (s *server4) answer(message []byte) (reply []byte, what string) {
 	request, err := dhcpv4.FromBytes(message)
 	if err != nil || request.OpCode != dhcpv4.OpcodeBootRequest || request.HWType != iana.HWTypeEthernet ||
 		request.ClientHWAddr.String() != s.mac.String() || !request.GatewayIPAddr.IsUnspecified() {
-		return nil, "" // damaged, another client's, or relayed: the guest can be a relay for others
+		return nil, "" // ignore a message that is damaged, from another client, or relayed by the guest for another host
 	}
 	kind, why := s.decide(request)
 	if kind == dhcpv4.MessageTypeNone {

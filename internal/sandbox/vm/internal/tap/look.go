@@ -15,7 +15,7 @@ import (
 // primary is the name of the interface that Kubernetes regards as the pod's.
 const primary = "eth0"
 
-// defaultMetric6 is the kernel's default priority of IPv6 routes.
+// defaultMetric6 is the kernel's default priority for IPv6 routes.
 const defaultMetric6 = 1024
 
 // readNetwork returns the interfaces of the calling thread's namespace that a guest can take over.

@@ -16,9 +16,9 @@ type Interface struct {
 	// MAC is the address of both the guest's and the pod's interface.
 	MAC string `json:"mac"`
 	MTU int    `json:"mtu"`
-	// Addrs are the guest's addresses, without link-local ones. IPv4 addresses come first; within each family, the
-	// order is that in which the addresses were added to Link. An address without a route to its subnet gets the full
-	// prefix length (/32, /128).
+	// Addrs are the guest's addresses, without link-local ones. IPv4 addresses come first; within each family, they are
+	// in the order in which they were added to Link. An address without a route to its subnet gets the full prefix
+	// length (/32, /128).
 	Addrs []netip.Prefix `json:"addrs"`
 	// Routes are the routes of the main table that do not follow from Addrs, in an order in which they can be added.
 	Routes []Route `json:"routes"`

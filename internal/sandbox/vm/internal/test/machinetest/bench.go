@@ -21,7 +21,7 @@ func BenchmarkLife(b *testing.B, s Subject) {
 		}
 		sums[what] += time.Since(begun)
 	}
-	warm := s.Definition(b) // libvirt probes QEMU's capabilities once
+	warm := s.Definition(b) // not measured, because libvirt probes QEMU's capabilities on the first start
 	lap("warm", func() error { return l.Define(b.Context(), warm) })
 	lap("warm", func() error { return l.Start(b.Context(), warm.Name) })
 	lap("warm", func() error { return l.Undefine(b.Context(), warm.Name) })
