@@ -123,7 +123,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 		return nil, err
 	}
 	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.exitDir(), cfg.ociDir(), cfg.execDir()} {
-		if err := os.MkdirAll(dir, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // existing containers can still be served
+		if err := os.MkdirAll(dir, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // existing containers work even on a read-only disk
 			return nil, fmt.Errorf("linux backend: %w", err)
 		}
 	}

@@ -65,7 +65,7 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []heal
 	if g.Driver == cgroup.DriverCgroupfs {
 		defer func() {
 			for _, full := range g.Dirs(g.Parent) {
-				_ = unix.Rmdir(full) // only if it is empty
+				_ = unix.Rmdir(full) // fails unless the directory is empty
 			}
 		}()
 	}

@@ -79,7 +79,7 @@ type execution struct {
 	output                sync.WaitGroup // goroutines that copy the program's output
 
 	mu      sync.Mutex
-	closers []io.Closer // our ends, for close
+	closers []io.Closer // our ends; the method close closes them
 	closed  bool
 }
 

@@ -143,7 +143,7 @@ func (b *Backend) watchRunning(h *handle, got launched, began time.Time) error {
 func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	if got.conmon != nil { // before init, so that conmon writes no exit file
+	if got.conmon != nil { // conmon is killed before init, so that it writes no exit file
 		_ = got.conmon.KillGroup()
 		got.conmon.WaitFor(cleanupTime)
 	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.ID]); err != nil {
@@ -262,7 +262,7 @@ func (b *Backend) killLife(h *handle, l *life) {
 	}
 	s, _ := h.Snapshot()
 	if s.OwnPID {
-		return // the kernel kills a PID namespace with its init
+		return // when init ends, the kernel kills all processes in its PID namespace
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()

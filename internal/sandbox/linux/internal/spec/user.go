@@ -104,7 +104,7 @@ func number(field, s string) (id uint32, isNumber bool, err error) {
 		return 0, false, nil
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil { // digits only, so it is out of range
+	if err != nil { // the string has only digits, so the number is out of range
 		return 0, true, invalid(field, "%s is not between 0 and %d", s, maxID)
 	}
 	id, err = checkID(field, n)

@@ -49,7 +49,7 @@ func version(ctx context.Context, uri string) (string, error) {
 	l.set(client, nil)
 	n, err := ask(ctx, l, "query libvirt's version", func(c *golibvirt.Libvirt) (uint64, error) { return c.ConnectGetLibVersion() })
 	conn.Close()
-	for range events { // until the client notices the closed connection
+	for range events { // until the client notices that the connection is closed
 	}
 	if err != nil {
 		return "", err

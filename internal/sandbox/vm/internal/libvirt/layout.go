@@ -23,7 +23,7 @@ import (
 //	machines/NAME/root, kernel…  placeholders in a domain: empty files, whose existence libvirt checks
 type layout struct {
 	dir      string
-	emulator string // <emulator> of domains
+	emulator string // the <emulator> of every domain
 }
 
 // publicDir lets other users enter a directory, but not list it.

@@ -197,7 +197,7 @@ func (l *link) ping(client *golibvirt.Libvirt, broken <-chan struct{}) {
 		answered := make(chan struct{})
 		go func() {
 			defer close(answered)
-			_, _ = client.ConnectGetLibVersion() // an error is an answer
+			_, _ = client.ConnectGetLibVersion() // an error is an answer too
 		}()
 		select {
 		case <-answered:

@@ -83,7 +83,7 @@ func New(cfg Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(cfg.Root, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // running machines still work
+	if err := os.MkdirAll(cfg.Root, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // running machines work even on a read-only disk
 		return nil, fmt.Errorf("make the machines' directory: %w", err)
 	}
 	ctx, end := context.WithCancel(context.Background())

@@ -169,9 +169,9 @@ type spawn struct {
 	Log      *os.File   // standard error
 	Files    []*os.File // as descriptors firstFD, firstFD+1, …
 	UID, GID int
-	KVM      bool // add the group of /dev/kvm
+	KVM      bool // start QEMU with the group of /dev/kvm
 	Tree     cgroup.Tree
-	Cgroup   string // "" means the daemon's own
+	Cgroup   string // "" means the daemon's own cgroup
 }
 
 // start starts QEMU as an unprivileged user that cannot gain privileges. QEMU inherits only the given descriptors and

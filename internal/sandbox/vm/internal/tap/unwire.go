@@ -65,7 +65,7 @@ func (r *record) undo(ctx context.Context, h *netlink.Handle) error {
 
 // restore removes the link's filters and restores its addresses and routes.
 func (w wiring) restore(h *netlink.Handle, link netlink.Link) error {
-	if err := h.QdiscDel(ingressQdisc(link)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // errors for a missing qdisc
+	if err := h.QdiscDel(ingressQdisc(link)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // these two mean that there is no qdisc
 		return fmt.Errorf("remove its filters: %w", err)
 	}
 	if err := setDisableIPv6(w.Link, w.DisableIPv6); err != nil {

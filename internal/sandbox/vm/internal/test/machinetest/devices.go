@@ -38,7 +38,7 @@ func devices(t *testing.T, s Subject) {
 	console := l.Boot(t, d)
 	console.Type("dd if=/dev/vda bs=26 count=1 2>/dev/null; dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null; cat /sys/block/vdb/ro; " +
 		"echo denied >/dev/vdb; printf 'QFI\\373' >/dev/vdc; echo changed >/dev/vda; sync; " +
-		"for d in /sys/bus/scsi/devices/*:*/block/*; do d=${d##*/}; dd if=/dev/$d bs=22 count=1 2>/dev/null; done; " + // the order of sda, sdb, … is the kernel's
+		"for d in /sys/bus/scsi/devices/*:*/block/*; do d=${d##*/}; dd if=/dev/$d bs=22 count=1 2>/dev/null; done; " + // the kernel chooses the order of sda, sdb, …
 		"echo parts: $(cat /sys/block/$d/size); echo from the guest >/dev/$d; sync; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
 	AwaitLog(t, d, "devices-42", 1)
 	raw, err := os.ReadFile(d.SerialLog)

@@ -75,7 +75,7 @@ func (b *bare) live(ctx context.Context) (l life, err error) {
 	}
 	defer func() {
 		_ = c.Process.Kill()
-		_ = c.Wait() // the error is the kill
+		_ = c.Wait() // the error only says that the process was killed
 	}()
 	text := bufio.NewReader(out)
 	for {
