@@ -69,7 +69,7 @@ func (e *editor) fail(format string, args ...any) {
 	}
 }
 
-// fd returns the grant's descriptor with the given index, as its number in this process.
+// fd takes the index of a descriptor in the grant and returns the descriptor's number in this process.
 func (e *editor) fd(index int) int {
 	if index < 0 || index >= len(e.fds) {
 		e.fail("the grant refers to descriptor %d, but has only %d", index, len(e.fds))

@@ -125,7 +125,8 @@ func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.Imag
 	return env, nil
 }
 
-// checkEnvs rejects variables that an OCI specification cannot hold. CRI values are bytes, but a specification is JSON.
+// checkEnvs rejects variables that an OCI specification cannot hold. CRI values are arbitrary bytes, but a
+// specification is JSON and so must be UTF-8.
 func checkEnvs(c *runtimeapi.ContainerConfig) error {
 	for _, kv := range c.GetEnvs() {
 		if err := checkVariable("envs", kv.GetKey(), string(kv.GetValue())); err != nil {

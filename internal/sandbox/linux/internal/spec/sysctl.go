@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// sysctlSegment matches one component of a name below /proc/sys. It allows this many characters because a component can
+// sysctlSegment matches one component of a name below /proc/sys. The set of characters is large because a component can
 // be the name of a network interface.
 var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
 

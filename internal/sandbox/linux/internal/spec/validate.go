@@ -25,8 +25,8 @@ var Harmless = map[string]string{
 	"annotations, except classes of other runtimes' (BlockIO)": "the CRI says that they do not influence the runtime",
 }
 
-// refusedAnnotations are prefixes of annotations that request cgroup classes from other runtimes. Such annotations are
-// rejected, because a pod that sets them relies on the limits.
+// refusedAnnotations are prefixes of annotations with which pods request classes for block I/O or caches. Only other
+// runtimes have such classes. Such annotations are rejected, because a pod that sets them relies on the limits.
 var refusedAnnotations = []string{"blockio.resources.beta.kubernetes.io/", "rdt.resources.beta.kubernetes.io/"}
 
 // Validate checks the fields of a container, or, if c is nil, the fields of the pod. It returns

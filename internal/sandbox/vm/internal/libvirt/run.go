@@ -23,7 +23,7 @@ const runFile = "libvirt.json"
 // runVersion is the version of runFile. Other versions are refused.
 const runVersion = 1
 
-// run is a run of a machine, in progress or ended. The zero run means none.
+// run is a run of a machine, in progress or ended. The zero value means that there was no run.
 type run struct {
 	Version int `json:"version"`
 	// Process is the QEMU process. It is valid only until the node reboots; see Boot.

@@ -247,9 +247,9 @@ func memoryBackend(d machine.Definition) string {
 }
 
 // share adds a shared directory: a connection to its virtiofsd, or a directory that QEMU serves by virtio-9p. With the
-// security model "none", QEMU's user owns the files that the guest creates, because QEMU ignores that it cannot change
-// their owner. virtiofsd.Open says which owners QEMU sees. With "mapped-xattr", QEMU's user owns these files too, and
-// extended attributes hold the owners that the guest sees.
+// security model "none", QEMU's user owns the files that the guest creates, because QEMU ignores a failure to change
+// the owner of a new file. virtiofsd.Open says which owners QEMU sees. With "mapped-xattr", QEMU's user owns these
+// files too, and extended attributes hold the owners that the guest sees.
 func (c *command) share(i int, share machine.Share) {
 	if share.Driver == machine.ShareVirtiofs {
 		fd := c.inherit(inherited{Kind: kindVirtiofs, Index: i})

@@ -33,7 +33,7 @@ func (s Source) copyTo(ctx context.Context, dev device) error {
 		return err
 	}
 	defer done()
-	var hole int64 // number of zeros, just before the offset at, that are not written yet
+	var hole int64 // number of zeros before the current offset that are not written yet
 	buf := make([]byte, step)
 	at := int64(0)
 	flush := func() error {
