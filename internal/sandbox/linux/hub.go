@@ -39,10 +39,10 @@ const (
 //
 //   - conmon waits until every connection has accepted the output. So the hub always reads, and no client can block the
 //     container.
-//   - conmon crashes if a connection closes at the wrong time. If a write to the connection fails before conmon has seen
-//     the end of the connection's input, conmon frees the connection, but uses it again when it sees that end. So before
-//     the hub closes the connection, it sends an empty packet, which conmon takes for the end of input. Then the hub
-//     waits until conmon has shut down its reading side; the hub notices this because its own writes fail. If the
+//   - conmon crashes if a connection closes at the wrong time. If a write to the connection fails before conmon has
+//     seen the end of the connection's input, conmon frees the connection, but uses it again when it sees that end. So
+//     before the hub closes the connection, it sends an empty packet, which conmon takes for the end of input. Then the
+//     hub waits until conmon has shut down its reading side; the hub notices this because its own writes fail. If the
 //     container has no stdin, the hub sends the empty packet at the start, so that even a crash of the daemon does no
 //     harm.
 //

@@ -14,8 +14,9 @@
 // descriptors. So, as with the driver qmp, QEMU opens no files, and libvirt's settings for owners, labels, logs and
 // path lengths have no effect.
 //
-// The driver recognizes a power-off by libvirt's reason for the end of the domain. After a guest's panic, the domain
-// stays crashed until the driver has noticed the crash. libvirt.json holds what libvirt forgets when it restarts.
+// The driver recognizes a power-off by the reason that libvirt reports for the end of the domain. After a guest's
+// panic, the domain stays crashed until the driver has noticed the crash. libvirt.json holds what libvirt forgets when
+// it restarts.
 //
 // The package knows machines, not pods, and must not import the backend, the image store or the network.
 package libvirt

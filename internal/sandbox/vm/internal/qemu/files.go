@@ -82,8 +82,8 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, from opener
 	}
 }
 
-// OpenDisk opens a regular file or a block device, and reports whether it is a block device. It does not block on a named
-// pipe.
+// OpenDisk opens a regular file or a block device, and reports whether it is a block device. OpenDisk does not block on
+// a named pipe.
 func OpenDisk(path string, readOnly bool) (file *os.File, device bool, err error) {
 	flags := os.O_RDWR
 	if readOnly {

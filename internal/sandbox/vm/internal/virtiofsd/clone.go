@@ -69,7 +69,8 @@ func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	return tree, nil
 }
 
-// usernsMu serializes the creation of user namespaces, because the creation of each starts a process.
+// usernsMu serializes the creation of user namespaces, so that only one of the processes that create them runs at a
+// time.
 var usernsMu sync.Mutex
 
 // swapUserns returns a user namespace that swaps root with the given user and group.
