@@ -23,8 +23,8 @@ const (
 	refreshTimeout, refreshRetry = 10 * time.Second, 5 * time.Second
 	// noticeTimeout bounds the time until libvirtd notices that its child process has ended.
 	noticeTimeout = 5 * time.Second
-	// noticeInterval is the interval of queries during noticeTimeout. libvirtd also sends an event, but the event may
-	// be lost.
+	// noticeInterval is the interval of queries during noticeTimeout. The queries are a fallback: libvirtd also sends
+	// an event.
 	noticeInterval = 200 * time.Millisecond
 
 	// shareLossGrace is the time to wait for QEMU to end after one of its virtiofsd processes. A virtiofsd also ends

@@ -140,9 +140,9 @@ func (d *Definition) HasVirtiofs() bool {
 const (
 	// SerialInput is the named pipe for the serial console's input. The output goes to the serial log.
 	SerialInput = "serial.in"
-	// AgentSocket is the virtio-serial port of tripod-agent, wire.PortName.
+	// AgentSocket is the socket of tripod-agent's virtio-serial port, wire.PortName.
 	AgentSocket = "agent.sock"
-	// QGASocket is the virtio-serial port of the QEMU guest agent, org.qemu.guest_agent.0.
+	// QGASocket is the socket of the QEMU guest agent's virtio-serial port, org.qemu.guest_agent.0.
 	QGASocket = "qga.sock"
 )
 

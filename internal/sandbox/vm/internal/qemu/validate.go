@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// maxCPUs is the number of CPUs that QEMU 7.2's q35 machine supports at most.
+// maxCPUs is the highest number of CPUs that QEMU 7.2's q35 machine supports.
 const maxCPUs = 255
 
 var (

@@ -30,7 +30,7 @@ const tunDevice = "/dev/net/tun"
 func Open(ctx context.Context, netns, tap string) (*os.File, error) {
 	var file *os.File
 	err := inNetns(ctx, netns, func(h *netlink.Handle) error {
-		// TUNSETIFF would create a missing tap.
+		// Check that the tap exists, because TUNSETIFF would create a missing one.
 		if _, err := h.LinkByName(tap); err != nil {
 			return linkError(tap, err)
 		}
