@@ -39,7 +39,8 @@ func (s *benchSettings) flags(c *cobra.Command, pods int) {
 	f.StringVar(&s.out, "json", "", "write the report to this file as JSON")
 }
 
-// measure connects to the runtime, runs do, and prints the report. With --json it also writes the report to a file.
+// measure connects to the runtime, calls the given function, and prints the report. With --json it also writes the
+// report to a file.
 func (s *benchSettings) measure(c *cobra.Command, do func(context.Context, *cli.Client) (*bench.Report, error)) error {
 	if s.pods < 1 {
 		return fmt.Errorf("--pods %d is not at least 1", s.pods)

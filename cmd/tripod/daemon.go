@@ -22,12 +22,12 @@ import (
 	"github.com/tripod-run/tripod/internal/cri"
 )
 
-// drainTime bounds the time that calls in progress get to finish after the daemon was asked to stop. It must be below
-// TimeoutStopSec of the systemd unit.
+// drainTime is how long calls in progress may run after the daemon was asked to stop. It must be below TimeoutStopSec
+// of the systemd unit.
 const drainTime = 20 * time.Second
 
-// lastWords bounds the time that event streams get to report that the daemon is stopping, after all other calls have
-// ended. Clients that do not read miss the report.
+// lastWords is how long event streams may then take to report that the daemon is stopping. It begins when all other
+// calls have ended. Clients that do not read miss the report.
 const lastWords = time.Second
 
 func daemonCommand() *cobra.Command {
@@ -104,7 +104,7 @@ func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (r
 	}
 	for _, dir := range []string{c.Root, c.State} {
 		err := privateDir(dir, log)
-		if err == nil && dir == c.State { // the lock of the root directory keeps other daemons out
+		if err == nil && dir == c.State { // no other daemon is here: the root directory is locked
 			err = mountRunDir(dir, log)
 		}
 		var lock *os.File
@@ -131,7 +131,7 @@ func holdDirectory(ctx context.Context, dir string, log *slog.Logger) (*os.File,
 	return lockDir(ctx, dir)
 }
 
-// serve answers calls until ctx ends at the first signal.
+// serve answers calls until the first signal, which ends ctx.
 func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.Listener, systemd *notifier, log *slog.Logger) error {
 	// Event streams never end by themselves. End them, so that the server can drain.
 	draining, drain := context.WithCancel(context.Background())
@@ -162,7 +162,7 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	return errors.Join(err, p.close())
 }
 
-// calls counts unary calls in progress: each holds the lock for reading.
+// calls tracks unary calls in progress. Each call holds the lock for reading.
 type calls struct{ sync.RWMutex }
 
 func (c *calls) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -182,8 +182,8 @@ func (c *calls) ended() <-chan struct{} {
 	return ended
 }
 
-// finish drains the server for at most limit. It waits only lastWords for streams, because a stream whose client does
-// not read never drains.
+// finish drains the server for at most the given time. It waits only lastWords for streams, because a stream whose
+// client does not read never drains.
 func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Logger) {
 	drained := make(chan struct{})
 	go func() {

@@ -135,10 +135,11 @@ func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 	return check.Print(out, findings)
 }
 
-// copyTries is the number of attempts to copy the record, because the daemon may write to it during a copy.
+// copyTries is the number of attempts to copy the record. A copy is useless if the daemon writes to the record
+// meanwhile.
 const copyTries = 5
 
-// diagRecord reads a copy of the record, because the daemon holds the lock of the file.
+// diagRecord reads a copy of the record, because the daemon holds the lock on the file.
 func diagRecord(_ context.Context, c *config.Config, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "tripod-diag-")
 	if err != nil {
@@ -218,7 +219,7 @@ func verdict(err error) string {
 	return "intact"
 }
 
-// withoutSecrets removes the values of environment variables at any depth, including those in JSON within strings.
+// withoutSecrets removes the values of environment variables at any depth, even in JSON that is inside a string.
 func withoutSecrets(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

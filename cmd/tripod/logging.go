@@ -7,8 +7,8 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// newLogger makes the process's logger, and sets it as the default of slog, and thereby of the standard library's
-// package log. internal/image routes containerd's logger to it, and internal/stream routes klog to it.
+// newLogger makes the process's logger. It also makes that logger the default of slog, and thereby of package log.
+// internal/image routes containerd's logger to it, and internal/stream routes klog to it.
 func newLogger(c *config.Config, out io.Writer) *slog.Logger {
 	options := &slog.HandlerOptions{Level: c.LogLevel()}
 	var handler slog.Handler = slog.NewTextHandler(out, options)

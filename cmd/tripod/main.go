@@ -30,7 +30,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return cli.ExitCode(err)
 }
 
-// isSilent reports whether err is only the exit code of a program in a container, which has printed its own error.
+// isSilent reports whether err is only the exit code of a program in a container. The program has printed its own
+// error.
 func isSilent(err error) bool {
 	var exit *cli.ExitError
 	return errors.As(err, &exit) && exit.Err == nil
@@ -83,8 +84,8 @@ const (
 	groupEdge = "edge"
 )
 
-// interruptible cancels a client command's context on SIGINT and SIGTERM, and ends the program with the exit code that
-// shells expect. A second signal kills the process.
+// interruptible makes SIGINT and SIGTERM cancel a client command's context. The program then ends with the exit code
+// that shells expect. A second signal kills the process.
 func interruptible(c *cobra.Command) {
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {

@@ -23,7 +23,7 @@ import (
 type notifier struct {
 	log      *slog.Logger
 	socket   string
-	interval time.Duration // between watchdog notifications that systemd expects; 0 means that it expects none
+	interval time.Duration // between watchdog notifications that systemd expects; 0 means that systemd expects none
 }
 
 // newNotifier reads systemd's variables and removes them from the environment, because runc would pass NOTIFY_SOCKET to
@@ -56,8 +56,8 @@ func (n *notifier) ready(status string) { n.send(daemon.SdNotifyReady + "\nSTATU
 
 func (n *notifier) stopping() { n.send(daemon.SdNotifyStopping) }
 
-// watchdog notifies systemd at half of its watchdog interval while probe succeeds. Without notifications systemd
-// restarts the daemon.
+// watchdog calls probe twice in each watchdog interval, and notifies systemd whenever probe succeeds. Without
+// notifications, systemd restarts the daemon.
 func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) error) {
 	if n.interval <= 0 {
 		return

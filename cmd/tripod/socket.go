@@ -14,9 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenPrivate listens on a unix socket for root and our own user: the file has mode 0600, and each peer's credentials
-// are checked as well, because a descriptor can be passed on. The caller must hold the daemon's lock, so an existing
-// socket is a leftover. If the socket still answers, listenPrivate fails.
+// listenPrivate listens on a unix socket that only root and our own user may use. The file has mode 0600. Each peer's
+// credentials are checked as well, because a descriptor can be passed to another process. The caller must hold the
+// daemon's lock, so an existing socket is a leftover and is removed. If a program still answers on that socket,
+// listenPrivate fails.
 func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -60,7 +61,7 @@ type privateListener struct {
 	log *slog.Logger
 }
 
-// Accept returns connections of permitted peers only.
+// Accept returns only connections from permitted peers.
 func (l *privateListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.AcceptUnix()

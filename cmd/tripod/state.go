@@ -18,7 +18,7 @@ import (
 )
 
 // privateDir creates dir with mode 0700, or checks an existing directory (fault C7). It corrects a mode that is too
-// open, and rejects a directory of another owner, who could have planted its content.
+// open, and rejects a directory that belongs to another user, who could have planted its content.
 func privateDir(dir string, log *slog.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -76,7 +76,7 @@ func mountRunDir(dir string, log *slog.Logger) error {
 }
 
 // A daemon waits up to lockTimeout for its predecessor to release the lock, because a killed process takes some time to
-// end, and a service manager may start the next one in that time.
+// end, and a service manager may start the next daemon in that time.
 const (
 	lockTimeout  = 5 * time.Second
 	lockInterval = 20 * time.Millisecond
@@ -130,7 +130,7 @@ func flock(ctx context.Context, f *os.File) error {
 var errRecordGone = errors.New("the record is gone but its pods are not")
 
 // refuseLostRecord returns an error if the record file is missing although there are pods, for example because its disk
-// is not mounted yet (fault N7). Call it before creating a record file. pods are directories with an entry for each
+// is not mounted yet (fault N7). Call it before creating a record file. The given directories have an entry for each
 // pod.
 func refuseLostRecord(record string, pods ...string) error {
 	if _, err := os.Stat(record); err == nil {
@@ -164,8 +164,8 @@ var errForeignRecord = errors.New("the record belongs to other directories")
 
 // claimDirectories checks that the record belongs to this node's directories. Call it before recovery, which removes
 // everything that the record does not contain. The ID is stored beside the record and, while the node is up, beside the
-// pods (fault N11). A new record has no pods to harm (see refuseLostRecord) and claims the directories; so does a
-// record of a version that stored no ID.
+// pods (fault N11). A new record has no pods to harm (see refuseLostRecord), so it claims the directories. Directories
+// without an ID are new or from a version that stored none; every record claims them.
 func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	var unclaimed []string
 	for _, dir := range dirs {

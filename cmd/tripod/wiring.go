@@ -295,8 +295,8 @@ func aliases(c *config.Config, backends map[string]sandbox.Backend) map[string]s
 	return offered
 }
 
-// cgroupDriver resolves "auto": systemd if it manages the host and cgroup v2 is in use, because it then owns the
-// hierarchy and a second manager would conflict with it; otherwise cgroupfs.
+// cgroupDriver resolves "auto". If systemd manages the host and cgroup v2 is in use, the driver is systemd, because
+// systemd then owns the hierarchy and a second manager would conflict with it. Otherwise the driver is cgroupfs.
 func cgroupDriver(c *config.Config) string {
 	if c.Linux.CgroupDriver != "auto" {
 		return c.Linux.CgroupDriver

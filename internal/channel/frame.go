@@ -43,7 +43,7 @@ const (
 	narrowSize = 6
 	wideSize   = 8
 
-	grow    = 256 << 10 // maximum unused bytes in the buffer of a payload that is being received
+	grow    = 256 << 10 // first size of the buffer for a payload; the buffer doubles when it is full
 	oneCopy = 64 << 10  // maximum size of a payload that is copied and written together with its header
 )
 
@@ -115,7 +115,7 @@ type ConnOptions struct {
 	Timeout  time.Duration // maximum time of a Write, after which the connection ends; 0 means none
 }
 
-// Conn sends and receives messages over a connection. One goroutine reads; any number of goroutines write.
+// Conn sends and receives messages over a connection. One goroutine may read, and any number of goroutines may write.
 type Conn struct {
 	conn net.Conn
 	opts ConnOptions
@@ -176,7 +176,7 @@ func (c *Conn) read() (Message, error) {
 	return Message{Header: h, Payload: payload}, err
 }
 
-// payload reads length bytes. The buffer grows as bytes arrive, so a header alone costs little memory.
+// payload reads a payload of the given length. The buffer grows as bytes arrive, so a header alone costs little memory.
 func (c *Conn) payload(length int) ([]byte, error) {
 	b := make([]byte, min(length, grow))
 	for got := 0; got < length; {
@@ -207,9 +207,9 @@ func noEOF(err error) error {
 	return err
 }
 
-// Write sends one message. It returns errdefs.ErrInvalidArgument for a message above the limit, or with a number that
-// does not fit in the header; the connection stays usable. After the connection has failed, every later Write returns
-// the same error.
+// Write sends one message. If the message is above the limit, or has a number that does not fit in the header, Write
+// returns errdefs.ErrInvalidArgument, and the connection stays usable. After the connection has failed, every later
+// Write returns the same error.
 func (c *Conn) Write(m Message) error {
 	if err := c.Fits(m); err != nil {
 		return err
@@ -264,8 +264,8 @@ func (c *Conn) broken(err error) error {
 }
 
 // Widen announces the wide header to the peer and uses it for all later messages. Call it only if the peer is one of
-// our programs with ConnOptions.Wide; its Conn calls Widen when it reads the announcement. Each direction switches
-// after its own announcement, so no frame in flight is misread. A second call does nothing.
+// our programs with ConnOptions.Wide. When the peer reads the announcement, its Conn calls Widen too. Each direction
+// switches after its own announcement, so no frame in flight is misread. A second call does nothing.
 func (c *Conn) Widen() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -69,7 +69,8 @@ type Open struct {
 }
 
 // ParseOpen parses the payload of OpenChannel. It removes the NULs that C peers send at the end of the topic. It
-// returns errdefs.ErrInvalidArgument for a channel without a topic, without a mode, or with a wildcard and write.
+// returns errdefs.ErrInvalidArgument if the channel has no topic or no mode, or if the topic has a wildcard and the
+// mode allows writing.
 func ParseOpen(payload []byte) (Open, error) {
 	if len(payload) < 2 {
 		return Open{}, fmt.Errorf("open a channel with %d bytes: want number, flags and topic: %w", len(payload), errdefs.ErrInvalidArgument)
@@ -88,7 +89,7 @@ func ParseOpen(payload []byte) (Open, error) {
 	return o, o.Validate()
 }
 
-// Validate checks the number, the flags and the topic. It returns errdefs.ErrInvalidArgument.
+// Validate checks the number, the flags and the topic. The error is errdefs.ErrInvalidArgument.
 func (o Open) Validate() error {
 	if o.FD < 0 || o.FD >= MaxChannelsWide {
 		return fmt.Errorf("channel %d: numbers are 0 to %d: %w", o.FD, MaxChannelsWide-1, errdefs.ErrInvalidArgument)
@@ -99,7 +100,7 @@ func (o Open) Validate() error {
 	return nil
 }
 
-// Append appends the payload.
+// Append appends the payload of OpenChannel.
 func (o Open) Append(b []byte) []byte {
 	if o.FD < MaxChannels {
 		b = append(b, byte(o.FD), byte(o.Flags&^wideFD))

@@ -24,18 +24,18 @@ type moduleKey struct {
 
 func (k Key) moduleKey() moduleKey { return moduleKey{k.Runtime, k.Module} }
 
-// RouterOptions connect a Router to the broker, and set its limits. The functions must neither block nor call the
-// Router. Calls of Subscribe and Unsubscribe do not overlap; calls of Publish can.
+// RouterOptions connect a Router to the broker, and set the Router's limits. The functions must neither block nor call
+// the Router. Calls to Subscribe and Unsubscribe do not overlap; calls to Publish can.
 type RouterOptions struct {
 	Publish     func(topic string, qos byte, payload []byte)
 	Subscribe   func(filter string, qos byte) // also for a subscribed filter, to change its QoS or get its retained messages again
 	Unsubscribe func(filter string)
-	// Held are the filters of the node's own subscriptions, with QoS 2. They remain when a module closes a channel on the
-	// same filter.
+	// Held are the filters of the node's own subscriptions, with QoS 2. These subscriptions remain when a module closes
+	// a channel on the same filter.
 	Held []string
 
 	MaxChannels int // of one module; 0 means the constant MaxChannels
-	MaxPayload  int // of a module's message, in bytes; 0 means only the limit of the frame
+	MaxPayload  int // of a module's message, in bytes; 0 means that only the frame's limit applies
 }
 
 // Stats holds a Router's counters.
@@ -62,7 +62,7 @@ type Router struct {
 	published, refused, delivered, fromBroker, unmatched atomic.Uint64
 }
 
-// channel is an open channel. Only seen changes after Open.
+// channel is an open channel. After Open, only its field seen changes.
 type channel struct {
 	key     Key
 	topic   string
@@ -96,13 +96,13 @@ func NewRouter(opts RouterOptions) *Router {
 	return r
 }
 
-// Open opens a channel. deliver is called with each message for the channel. It must not block, call the Router, or
-// change the payload, which is shared. Channels of the same group deliver to each other without the Router; "" means no
-// group.
+// Open opens a channel. Open calls deliver with each message for the channel. The function must not block, call the
+// Router, or change the payload, which is shared. Channels of the same group exchange messages without the Router; ""
+// means no group.
 //
 // If the channel is already open with the same topic and flags, for example because the runtime has reconnected, Open
-// replaces deliver and group. With another topic or flags it returns errdefs.ErrAlreadyExists; above the module's
-// limit, errdefs.ErrResourceExhausted.
+// replaces its deliver function and its group. If the topic or the flags differ, Open returns errdefs.ErrAlreadyExists.
+// If the module has reached its limit of channels, Open returns errdefs.ErrResourceExhausted.
 func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -129,8 +129,8 @@ func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte
 	return nil
 }
 
-// insert puts c into the tables, in place of old. If the channel can be read, insert returns its filter, and whether
-// the filter is new.
+// insert puts a channel into the tables, in place of the old one if there is one. If the channel can be read, insert
+// returns its filter, and whether the filter is new.
 func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -264,7 +264,8 @@ func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*
 func (r *Router) FromBroker(topic string, payload []byte) { r.deliverFromBroker(topic, payload, false) }
 
 // RetainedFromBroker delivers a retained message from the broker to the matching channels that have not received it
-// yet. The broker can send a retained message again, because channels share subscriptions, and these are renewed.
+// yet. The broker can send a retained message again, because a new channel renews the subscription that it shares with
+// others.
 func (r *Router) RetainedFromBroker(topic string, payload []byte) {
 	r.deliverFromBroker(topic, payload, true)
 }

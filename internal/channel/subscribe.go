@@ -6,14 +6,14 @@ import (
 	"slices"
 )
 
-// maxSeen is the number of topics for which a channel remembers the last message. On other topics it can get a retained
-// message twice.
+// maxSeen is the maximum number of topics on which a channel remembers its last message. On other topics, the channel
+// can get a retained message twice.
 const maxSeen = 64
 
 var seed = maphash.MakeSeed()
 
 // subscribe subscribes to a filter that has a new channel, or renews the wider subscription that covers it. The caller
-// holds order.
+// holds r.order.
 func (r *Router) subscribe(f *filter, added bool) {
 	if added {
 		r.findRoot(f)
@@ -60,8 +60,8 @@ func (r *Router) makeRoot(f *filter) {
 	}
 }
 
-// unsubscribe ends the subscription of a filter without channels. It first subscribes to the filters that this filter
-// covered.
+// unsubscribe ends the subscription of a filter without channels. It first subscribes to the filters that only this
+// filter covered.
 func (r *Router) unsubscribe(f *filter) {
 	if f.root != f {
 		r.updateQoS(f.root)
@@ -87,7 +87,7 @@ func (r *Router) unsubscribe(f *filter) {
 	r.opts.Unsubscribe(f.name)
 }
 
-// adopt finds a new root for a filter that has lost its own.
+// adopt finds a new root for a filter that has lost its root.
 func (r *Router) adopt(o *filter) {
 	if r.findRoot(o); o.root == o {
 		r.makeRoot(o)

@@ -8,8 +8,8 @@ type filter struct {
 	wild     bool
 	held     bool // RouterOptions.Held
 	channels []*channel
-	root     *filter // the subscribed filter that covers this one, or itself
-	qos      byte    // of the subscription, if root is itself
+	root     *filter // the subscribed filter that covers this one, or this filter itself
+	qos      byte    // of the subscription, if this filter is a root
 }
 
 // ownQoS returns the highest QoS of the filter's channels. A held filter has QoS 2.
@@ -24,7 +24,7 @@ func (f *filter) ownQoS() byte {
 	return qos
 }
 
-// table finds filters by topic. It is a tree with a level for each level of the topics.
+// table finds filters by topic. It is a tree, whose levels are the levels of the topics.
 type table struct {
 	top level
 	all map[string]*filter
@@ -32,7 +32,7 @@ type table struct {
 
 type level struct {
 	next   map[string]*level
-	filter *filter // that ends at this level
+	filter *filter // the filter that ends at this level
 }
 
 func (t *table) add(f *filter) {
@@ -57,7 +57,7 @@ func (t *table) remove(f *filter) {
 	t.top.remove(f.name, true)
 }
 
-// remove removes the filter whose remaining levels are rest, and the levels that become empty.
+// remove removes the filter that has the given remaining levels, and every level of the tree that becomes empty.
 func (l *level) remove(rest string, more bool) {
 	if !more {
 		l.filter = nil
@@ -71,7 +71,7 @@ func (l *level) remove(rest string, more bool) {
 	}
 }
 
-// match appends the channels with a matching filter.
+// match appends the channels whose filter matches the topic.
 func (t *table) match(to []*channel, topic string) []*channel {
 	return t.top.match(to, topic, true, strings.HasPrefix(topic, "$"))
 }

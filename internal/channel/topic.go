@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Local is the prefix of a module's own topics. The front door expands it (wire.Topics.Expand) before it opens a
-// channel.
+// Local is the prefix of a module's own topics. The front door expands the prefix (wire.Topics.Expand) before it opens
+// a channel.
 const Local = "$SL/"
 
 // maxTopic is the maximum length of a topic, in bytes (MQTT 5.0 §4.7.3).
@@ -18,7 +18,8 @@ const maxTopic = 65535
 // HasWildcard reports whether a filter matches more than one topic.
 func HasWildcard(filter string) bool { return strings.ContainsAny(filter, "+#") }
 
-// ValidTopic checks that messages can be published to the topic (MQTT 5.0 §4.7). It returns errdefs.ErrInvalidArgument.
+// ValidTopic checks that messages can be published to the topic (MQTT 5.0 §4.7). The error is
+// errdefs.ErrInvalidArgument.
 func ValidTopic(topic string) error {
 	if HasWildcard(topic) {
 		return fmt.Errorf("the topic %q has a wildcard, which only subscriptions can have: %w", topic, errdefs.ErrInvalidArgument)
@@ -26,7 +27,7 @@ func ValidTopic(topic string) error {
 	return ValidFilter(topic)
 }
 
-// ValidFilter checks that clients can subscribe to the filter (MQTT 5.0 §4.7). It returns errdefs.ErrInvalidArgument.
+// ValidFilter checks that clients can subscribe to the filter (MQTT 5.0 §4.7). The error is errdefs.ErrInvalidArgument.
 func ValidFilter(filter string) error {
 	switch {
 	case filter == "":
@@ -51,8 +52,8 @@ func ValidFilter(filter string) error {
 
 // Covers reports whether the wide filter matches every topic that the other filter matches. A topic is a filter that
 // matches only itself, so Covers(filter, topic) reports whether they match. Wildcards in the first level do not match
-// topics that begin with $ (MQTT 5.0 §4.7.2). For a few pairs of filters, such as +/# and #, false is wrong but
-// harmless.
+// topics that begin with $ (MQTT 5.0 §4.7.2). For a few pairs of filters, such as +/# and #, Covers wrongly returns
+// false, which is harmless.
 func Covers(wide, other string) bool {
 	if strings.HasPrefix(other, "$") && (strings.HasPrefix(wide, "+") || strings.HasPrefix(wide, "#")) {
 		return false

@@ -26,8 +26,8 @@ type brokerSettings struct {
 	store                                  string // file of the embedded broker
 }
 
-// connect returns the configuration of a client of the broker. If the broker is embedded, connect starts it and returns
-// it; otherwise the Broker is nil.
+// connect returns the configuration for a client of the broker. If the broker is embedded, connect also starts the
+// broker and returns it; otherwise the second result is nil.
 func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) (mqtt.Config, broker.Broker, error) {
 	client := mqtt.Config{
 		URL: b.url, Protocol: b.protocol, Username: b.user, TLS: mqtt.TLS{CA: b.ca, Cert: b.cert, Key: b.key},
@@ -51,7 +51,7 @@ func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) 
 	return client, embedded, nil
 }
 
-// newBroker starts the embedded broker, which stores sessions and retained messages in file.
+// newBroker starts the embedded broker, which stores sessions and retained messages in the given file.
 func (s Services) newBroker(c *config.Config, file string) (broker.Broker, error) {
 	b := c.Broker
 	users := make([]broker.User, len(b.Users))
@@ -59,7 +59,7 @@ func (s Services) newBroker(c *config.Config, file string) (broker.Broker, error
 		users[i] = broker.User(u)
 	}
 	limits := s.Limits
-	limits.Max += limits.Max / 4 // more than MaxClients, so that a client over that limit gets a reason code
+	limits.Max += limits.Max / 4 // more than MaxClients, so that a client above MaxClients gets a reason code
 	return broker.New(broker.Config{
 		Address: b.Address, TLSAddress: b.TLSAddress, Certificate: b.Certificate, Key: b.Key, ClientCA: b.ClientCA,
 		Path: file, Users: users, MaxPacket: int64(b.MaxMessage), MaxClients: c.Connections.Max,

@@ -22,7 +22,7 @@ type identity struct {
 }
 
 // identify reads the identity from the file, replaces UUIDs with those that the configuration sets, makes missing
-// UUIDs, and saves any change.
+// UUIDs, and saves the identity if it has changed.
 func identify(file string, c config.Edge) (identity, error) {
 	id := identity{Runtimes: map[string]string{}}
 	text, err := os.ReadFile(file)

@@ -37,7 +37,7 @@ const CloseTimeout = flushTimeout + brokerClose
 const retryInterval = 2 * time.Second
 
 // Services are the parts of the process that the front door and the orchestrator use. The orchestrator uses only the
-// first three.
+// first three fields.
 type Services struct {
 	// Connections holds the limiters of the embedded broker and of the orchestrator's REST interface, each with Limits
 	// (the broker's with a quarter more connections).
@@ -67,8 +67,8 @@ type Door struct {
 	retries  sync.WaitGroup
 }
 
-// Open opens the front door. If a disk fault keeps its files from being used, the door stays closed, reports the
-// problem to Health and tries again; the node works without it. Any other failure is an error.
+// Open opens the front door. If a disk fault makes the door's files unusable, the door stays closed, reports the
+// problem to Health and tries again. The node works without the door. Any other failure is an error.
 func Open(c *config.Config, s Services) (*Door, error) {
 	d := &Door{config: c, services: s, log: s.Logger.With("part", "edge")}
 	err := d.open()

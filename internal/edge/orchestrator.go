@@ -30,8 +30,8 @@ type Orchestrator struct {
 	broker       broker.Broker // nil unless embedded
 }
 
-// OpenOrchestrator opens the record in orchestrator.root, which must exist. The REST interface also serves the metrics
-// of collectors.
+// OpenOrchestrator opens an orchestrator. Its record is in the directory orchestrator.root, which must exist. Its REST
+// interface also serves the metrics of the given collectors.
 func OpenOrchestrator(ctx context.Context, c *config.Config, s Services, collectors ...prometheus.Collector) (_ *Orchestrator, err error) {
 	settings, log := c.Orchestrator, s.Logger.With("part", "orchestrator")
 	client, b, err := s.connect(c, brokerSettings{

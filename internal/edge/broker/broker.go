@@ -9,7 +9,8 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// Broker is a running MQTT broker. New starts the embedded one. An external broker needs no Broker, only its URL.
+// Broker is a running MQTT broker. New starts the embedded broker. For an external broker there is no Broker; its URL
+// is enough.
 type Broker interface {
 	// URL returns the broker's URL for a client on this machine: mqtt://HOST:PORT, or mqtts:// if it listens for TLS only.
 	URL() string
@@ -26,9 +27,9 @@ type Broker interface {
 type Config struct {
 	// Address is HOST:PORT for MQTT without TLS; empty means none. Port 0 means a free port.
 	Address string
-	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key, which are PEM files. Each connection reads them
-	// again. With ClientCA, a PEM file, every client needs a certificate signed by one of its CAs. The certificate's
-	// common name is then a user name that needs no password.
+	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key, which are PEM files. They are read again for
+	// each connection. With ClientCA, a PEM file, every client needs a certificate signed by one of its CAs. The
+	// certificate's common name is then a user name that needs no password.
 	TLSAddress       string
 	Certificate, Key string
 	ClientCA         string
@@ -39,7 +40,7 @@ type Config struct {
 	// Users may connect. Without users, everybody may connect, publish and subscribe to anything.
 	Users []User
 
-	// MaxPacket bounds a packet, in bytes; 16 MiB by default. A client that sends a larger one is disconnected.
+	// MaxPacket bounds a packet, in bytes; 16 MiB by default. A client that sends a larger packet is disconnected.
 	MaxPacket int64
 	// MaxClients bounds the connections; 1024 by default.
 	MaxClients int
@@ -52,8 +53,8 @@ type Config struct {
 	SessionExpiry time.Duration
 	// WriteTimeout is the time after which a client that does not read is disconnected; 20 s by default.
 	WriteTimeout time.Duration
-	// Connections limits the connections to each address, including those that have not sent a CONNECT yet. By default it
-	// allows a quarter more than MaxClients, so that a client over that limit gets a reason code.
+	// Connections limits the connections to each address, including those that have not sent a CONNECT yet. By default
+	// it allows a quarter more than MaxClients, so that a client above MaxClients gets a reason code.
 	Connections *connlimit.Limiter
 
 	Log *slog.Logger
@@ -63,11 +64,11 @@ type Config struct {
 type User struct {
 	Name string
 	// PasswordFile holds the password or its bcrypt hash ("$2…"). Empty means that no password is checked; the public
-	// peers of the edge protocol send an empty one.
+	// peers of the edge protocol send an empty password.
 	PasswordFile string
 	// Realms are topic prefixes below which the user may read and write everything.
 	Realms []string
-	// Read and Write are filters of further topics that the user may subscribe to and publish to.
+	// Read holds filters for further topics that the user may subscribe to. Write does the same for publishing.
 	Read, Write []string
 }
 

@@ -14,7 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// takeOverTimeout bounds the writes to a connection that is closed, or whose session another connection takes over.
+// takeOverTimeout bounds the writes to a connection that is being closed, or whose session another connection takes
+// over.
 const takeOverTimeout = time.Second
 
 // maxPending is the number of pending bytes on a connection above which wait blocks.
@@ -36,11 +37,11 @@ type conn struct {
 	ended          chan struct{}        // closed after the last write
 
 	mu            sync.Mutex
-	changed       *sync.Cond // signals that pending is shorter, or the connection closed
+	changed       *sync.Cond // signals that pending is shorter, or that the connection is closed
 	pending       []byte
 	writing       int       // bytes that drain is writing
 	draining      bool      // drain runs; never reset once closed is set
-	finalDeadline time.Time // of all writes; if zero, each write has its timeout
+	finalDeadline time.Time // for all writes together; if zero, each write has its own deadline
 	closed        bool
 	held          bool   // Write appends to buf instead of pending
 	buf           []byte // what was written while held was set
@@ -210,8 +211,9 @@ func (c *conn) commonName() string {
 	return chains[0][0].Subject.CommonName
 }
 
-// listener replaces mochi's own, which stops at the first error of Accept; this one retries after a temporary error. If
-// a packet makes mochi panic (2.7.9: a SUBSCRIBE that ends behind a filter), only that client's connection ends.
+// listener replaces mochi's own listener, which stops at the first error from Accept. This listener retries after a
+// temporary error. If a packet makes mochi panic, only that client's connection ends. (mochi 2.7.9 panics on a
+// SUBSCRIBE that ends right after a filter.)
 type listener struct {
 	net.Listener
 	id      string
@@ -221,7 +223,7 @@ type listener struct {
 	log            *slog.Logger
 	end            func()          // disconnects the clients
 	abandon        func(*conn)     // ends the session that a panic of mochi left behind
-	clients        *sync.WaitGroup // mochi's; mochi itself adds a connection only once its goroutine runs
+	clients        *sync.WaitGroup // mochi's own; serving adds connections here early, because mochi adds one only when its goroutine runs
 	closed         chan struct{}
 	served         chan struct{} // closed when Serve returns
 	once           sync.Once
@@ -275,8 +277,8 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 	}
 }
 
-// Close implements listeners.Listener. It ignores mochi's CloseFn, which can deadlock: it takes a read lock twice, and
-// hangs if a client ends between the two.
+// Close implements listeners.Listener. It ignores mochi's CloseFn, which can deadlock: CloseFn takes a read lock twice,
+// and hangs if a client ends in between.
 func (l *listener) Close(listeners.CloseFn) {
 	l.once.Do(func() {
 		close(l.closed)

@@ -11,7 +11,7 @@
 //
 // A message with QoS 1 or 2 that is retained, or queued for the persistent session of a disconnected client, is
 // acknowledged once it is on the disk. So are subscriptions and sessions. A message for a connected client is sent
-// immediately and stored within 25 ms, unless it is acknowledged before.
+// immediately and stored within 25 ms, unless the client acknowledges it earlier.
 //
 // The package knows neither the topics of the edge protocol nor modules. Even the node's own manager uses the broker
 // over the network, like any other client.

@@ -66,8 +66,9 @@ func (b *embedded) start(cfg Config, who *users) error {
 	b.server = mochi.New(&mochi.Options{
 		Capabilities: caps, Logger: quiet(cfg.Log), SysTopicResendInterval: 10,
 		ClientNetReadBufferSize: 16 << 10,
-		// This size makes mochi write each packet immediately. Otherwise mochi would gather packets while messages wait. The
-		// packets would wait behind our gate, including the PUBREL that the client needs for its next acknowledgement.
+		// This size makes mochi write each packet immediately. Otherwise mochi would gather packets while messages
+		// wait. All these packets would then wait behind our gate, even the PUBREL that the client needs before it can
+		// send its next acknowledgement.
 		ClientNetWriteBufferSize: 1,
 	})
 	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*queueSizes{}}
@@ -187,7 +188,7 @@ func (b *embedded) Stats() Stats {
 	return s
 }
 
-// disconnect closes all connections in parallel, so a client that does not read delays no other.
+// disconnect closes all connections in parallel, so a client that does not read does not delay the others.
 func (b *embedded) disconnect() {
 	var all sync.WaitGroup
 	for _, cl := range b.server.Clients.GetAll() {
@@ -217,7 +218,7 @@ func (b *embedded) Close(ctx context.Context) error {
 		b.hooks.closing.Store(true)
 		go func() {
 			defer close(b.done)
-			// The server first, because clients still change their sessions while they disconnect.
+			// Close the server first, because clients still change their sessions while they disconnect.
 			b.closeErr = errors.Join(b.server.Close(), b.store.close())
 		}()
 	})

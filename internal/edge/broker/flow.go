@@ -53,7 +53,8 @@ func (g *gate) leave(id uint16) {
 	g.changed.Broadcast()
 }
 
-// take keeps p for later if it belongs to the resend: a PUBLISH with the DUP flag, before resume has ended.
+// take keeps p for later if p is part of the resend, that is, a PUBLISH with the DUP flag that arrives before resume
+// has ended.
 func (g *gate) take(p []byte) bool {
 	const publish, dup = packets.Publish << 4, 0x08
 	g.mu.Lock()
@@ -92,8 +93,8 @@ func (c *conn) resume(g *gate) {
 	g.changed.Broadcast()
 }
 
-// packetID returns the packet identifier of an encoded PUBLISH with QoS 1 or 2. It follows the packet's length, the
-// topic's length and the topic.
+// packetID returns the packet identifier of an encoded PUBLISH with QoS 1 or 2. The identifier follows the packet's
+// length, the topic's length and the topic.
 func packetID(p []byte) uint16 {
 	_, n := binary.Uvarint(p[1:])
 	topic := 1 + n

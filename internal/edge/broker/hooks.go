@@ -10,14 +10,15 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// bridgeBit in the protocol level of MQTT 3.1 and 3.1.1 is mosquitto's extension that asks for No Local.
+// bridgeBit is a bit of the protocol level. In MQTT 3.1 and 3.1.1, clients set it to ask for No Local, which is an
+// extension by mosquitto.
 const bridgeBit = 0x80
 
-// bridgeMark marks a client that has set bridgeBit. It is stored with the session as a user property, which MQTT 3.1.1
-// does not have.
+// bridgeMark marks a client that has set bridgeBit. It is stored with the session as a user property. MQTT 3.1.1 has no
+// user properties, so the client has not sent any itself.
 var bridgeMark = packets.UserProperty{Key: "tripod.bridge"}
 
-// emptyMark marks a will without a payload until it is published.
+// emptyMark marks a will without a payload until the will is published.
 var emptyMark = packets.UserProperty{Key: "tripod.empty"}
 
 // hooks implements mochi's hooks. They are all in one type, so that the order within an event is clear.
@@ -100,9 +101,9 @@ func gateOf(cl *mochi.Client) *gate {
 	return nil
 }
 
-// OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It delays
-// a message until the client has room for it, which it can do because it runs in the client's WriteLoop. Messages of
-// mochi's resend, with the DUP flag, are delayed by resume instead.
+// OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It also
+// delays a message until the client has room for it. It may block, because mochi calls it in the client's WriteLoop.
+// The messages of mochi's resend, which have the DUP flag, are delayed by resume instead.
 func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Packet {
 	switch pk.FixedHeader.Type {
 	case packets.Publish:
@@ -157,8 +158,8 @@ func (h *hooks) OnSubscribe(cl *mochi.Client, pk packets.Packet) packets.Packet 
 	return pk
 }
 
-// OnWill suppresses wills when the broker itself closes, and wills to a topic that the client may not publish to, which
-// mochi does not check.
+// OnWill suppresses all wills when the broker itself closes. It also suppresses a will to a topic that the client may
+// not publish to, because mochi does not check this.
 func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 	if h.closing.Load() || !h.OnACLCheck(cl, will.TopicName, true) {
 		return mochi.Will{}, nil // nobody can subscribe to an empty topic
@@ -170,8 +171,8 @@ func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 }
 
 // OnPublish numbers a message, because mochi orders queued messages by seconds only. Until OnPublished, the
-// acknowledgement is held back, and no session can change its connection, because mochi could then send the message to
-// the old connection.
+// acknowledgement is held back. Until then, no session can change its connection either; otherwise mochi could send the
+// message to the old connection.
 func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	pk.Created = h.seq.Add(1)
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
@@ -182,7 +183,7 @@ func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, 
 	return pk, nil
 }
 
-// OnPublished sends the acknowledgement once the message is stored, if it has to be.
+// OnPublished sends the acknowledgement. If the message has to be stored, OnPublished first waits until it is.
 func (h *hooks) OnPublished(cl *mochi.Client, pk packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
 		c.endDelivery()

@@ -6,7 +6,8 @@ import (
 )
 
 // quietHandler lowers mochi's messages to the level debug, except errors, because a client that disconnects is not
-// worth a warning. It removes whole packets, whose content must not be logged.
+// worth a warning. It removes the attributes that hold whole packets, because the content of packets must not be
+// logged.
 type quietHandler struct{ slog.Handler }
 
 func quiet(l *slog.Logger) *slog.Logger { return slog.New(quietHandler{l.Handler()}) }

@@ -24,8 +24,8 @@ const (
 	nul                                        = "\x00"
 )
 
-// firstNumber is the first sequence number. It is larger than any time in seconds, which messages made by mochi have in
-// the same field.
+// firstNumber is the first sequence number. Messages made by mochi have a time in seconds in the same field, and
+// firstNumber is larger than any such time.
 const firstNumber = 1 << 40
 
 // persistent reports whether the session outlives the connection.
@@ -43,8 +43,8 @@ func (h *hooks) save(key string, v any, urgent bool) {
 	}
 }
 
-// OnSessionEstablish is called before CONNACK, so a session is on the disk before the client learns of it. From here to
-// OnSessionEstablished no message is delivered, so none is sent to the previous connection, and none is sent twice.
+// OnSessionEstablish is called before CONNACK, so a session is on the disk before the client learns of it. Until
+// OnSessionEstablished no message is delivered, so no message goes to the previous connection, and none is sent twice.
 func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 	if persistent(cl) {
 		h.saveClient(cl)
@@ -73,8 +73,8 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 	}
 }
 
-// OnSessionEstablished is called after mochi's resend. It starts to send the messages that the gate has kept from the
-// resend.
+// OnSessionEstablished is called after mochi's resend. It starts sending the messages that the gate held back during
+// the resend.
 func (h *hooks) OnSessionEstablished(cl *mochi.Client, _ packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok {
 		c.endDelivery()
@@ -119,8 +119,8 @@ func (h *hooks) OnUnsubscribed(cl *mochi.Client, pk packets.Packet) {
 	}
 }
 
-// OnQosPublish stores a message with QoS 1 or 2 for a client, or the PUBREC that prevents a message from the client
-// from being processed twice.
+// OnQosPublish stores a message with QoS 1 or 2 for a client. For a message from a client, it stores the PUBREC
+// instead, so that the message is not processed twice.
 func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int) {
 	if pk.FixedHeader.Type == packets.Publish && pk.Created < firstNumber { // a will
 		pk.Created = h.seq.Add(1)
@@ -130,7 +130,8 @@ func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int
 		return
 	}
 	if !h.reserve(cl.ID, pk) {
-		// A connected client still gets the message, but only once. For a disconnected client, the message is dropped.
+		// If the client is connected, it still gets the message, but not again after a reconnect. If the client is
+		// disconnected, the message is lost.
 		cl.State.Inflight.Delete(pk.PacketID)
 		h.dropped.Add(1)
 		return
@@ -214,8 +215,8 @@ func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, change int64
 func (h *hooks) OnRetainedExpired(topic string) { h.store.del(retainedKey+topic, false) }
 
 // OnDisconnect removes a session that ends with its connection, and forgets dropped messages. It locks delivery until
-// mochi has finished, so that no session changes its connection. Otherwise mochi, which checks for a takeover before it
-// deletes the client by its identifier, could delete the new client.
+// mochi has finished, so that no session changes its connection meanwhile. mochi first checks for a takeover, and then
+// deletes the client by its identifier; without the lock, that could be the new client.
 func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 	if c, ok := cl.Net.Conn.(*conn); ok && c.unlockDelivery == nil {
 		h.delivery.RLock()
@@ -254,8 +255,8 @@ func (h *hooks) OnClientExpired(cl *mochi.Client) {
 	h.mu.Unlock()
 }
 
-// StoredClients loads the sessions. When the broker starts, mochi calls it first, and then the three functions below,
-// in their order.
+// StoredClients loads the sessions. When the broker starts, mochi calls StoredClients first, and then the three
+// functions below, in the order of this file.
 func (h *hooks) StoredClients() (all []storage.Client, err error) {
 	h.clients = map[string]struct{}{}
 	err = load(h, clientKey, func(c storage.Client) bool {
@@ -306,7 +307,7 @@ func (h *hooks) StoredRetainedMessages() (all []storage.Message, err error) {
 	return all, err
 }
 
-// load calls want with every value of a kind. It removes a value that is unreadable, or for which want returns false.
+// load calls want with every value of a kind. It removes values that are unreadable, and values that want rejects.
 func load[T any](h *hooks, prefix string, want func(T) bool) error {
 	err := h.store.each(prefix, func(key string, value []byte) error {
 		var v T

@@ -89,7 +89,7 @@ func recognize(tx *bbolt.Tx) error {
 	return nil
 }
 
-// put sets a key. If urgent is set, the next wait waits until the change is on the disk.
+// put sets a key. If urgent is set, the next call to wait returns only when the change is on the disk.
 func (s *store) put(key string, value []byte, urgent bool) { s.set(key, value, urgent) }
 
 // del removes a key.
@@ -176,7 +176,7 @@ func (s *store) write() error {
 	s.mu.Lock()
 	changes, number := s.dirty, s.batch
 	s.dirty, s.batch = map[string][]byte{}, s.batch+1
-	for key, value := range changes { // before the transaction, because a delete during it must reach the disk
+	for key, value := range changes { // set before the transaction, so that a del during the transaction reaches the disk
 		if value != nil {
 			s.disk[key] = struct{}{}
 		}
@@ -208,7 +208,7 @@ func (s *store) write() error {
 		}
 	}
 	if err != nil {
-		s.errors.Add(1) // before waiters wake up, because they may read it
+		s.errors.Add(1) // before waiters wake up, because they may read the counter
 	}
 	s.done = number // after an error too: the broker continues with its state in memory
 	s.written.Broadcast()

@@ -23,7 +23,7 @@ type user struct {
 	read, write []string
 }
 
-// newUsers returns nil for an empty list. The methods of nil allow everything.
+// newUsers returns nil for an empty list. A nil *users allows everything.
 func newUsers(list []User) (*users, error) {
 	if len(list) == 0 {
 		return nil, nil
@@ -53,7 +53,7 @@ func newUsers(list []User) (*users, error) {
 	return u, nil
 }
 
-// admit checks name and password. The name in a verified certificate needs no password.
+// admit checks a user name and a password. A name that comes from a verified certificate needs no password.
 func (u *users) admit(name string, password []byte, certified string) bool {
 	if u == nil {
 		return true
@@ -103,7 +103,8 @@ func (u *users) allowed(name, client, topic string, write bool) bool {
 	return false
 }
 
-// covers reports whether every topic that matches asked, a topic or a filter, also matches allowed (MQTT 5.0 §4.7).
+// covers reports whether the allowed filter matches everything that the requested topic or filter matches (MQTT 5.0
+// §4.7).
 func covers(allowed, asked string) bool {
 	if strings.HasPrefix(asked, "$") != strings.HasPrefix(allowed, "$") {
 		return false // a wildcard at the first level does not match topics that begin with "$" (§4.7.2)

@@ -80,7 +80,7 @@ func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)
 	}
 }
 
-// flush waits until the client has all messages of the queue, or ctx ends.
+// flush waits until all queued messages have been passed to the client, or until ctx ends.
 func (q *outQueue) flush(ctx context.Context) {
 	flushed := make(chan struct{})
 	q.queue.put(outgoing{flushed: flushed}, 0, true)

@@ -27,8 +27,8 @@ type Config struct {
 	// Dial makes the client; mqtt.New by default.
 	Dial     func(mqtt.Config) (mqtt.Client, error)
 	Runtimes []runtime.Runtime
-	// KeepAlive is the time between keepalives of a runtime. By default the orchestrator chooses it; if it does not, it is
-	// 60 s.
+	// KeepAlive is the time between keepalives of a runtime. By default the orchestrator chooses the time; if the
+	// orchestrator does not, it is 60 s.
 	KeepAlive time.Duration
 	Limits    Limits
 	// RegisterTimeout bounds the wait for the orchestrator's answer; 5 s by default.

@@ -15,8 +15,8 @@ import (
 // actionStop stops a runtime.
 const actionStop = "stop"
 
-// control obeys a message on the runtime's control topic. It returns only when the order is recorded, so that the
-// broker delivers an unrecorded order again.
+// control obeys a message on the runtime's control topic. It returns only when the order is recorded. The message is
+// acknowledged after that, so the broker delivers an unrecorded order again.
 func (h *host) control(msg mqtt.Message) {
 	m := h.m
 	if len(msg.Payload) == 0 {
@@ -69,8 +69,8 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	}
 }
 
-// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for it, unless the
-// uuid belongs to another module.
+// createFor creates a module. On failure it also reports the module as exited, so that nobody waits for the module. It
+// makes no such report if another module has the uuid.
 func (h *host) createFor(e wire.Envelope, data wire.ModuleData) (reason string, err error) {
 	reason, err = reasonFor(h.create(e.ObjectID, fromControl, data))
 	if err != nil && reason != "duplicate" && wire.ValidName("uuid", data.UUID()) == nil {
@@ -112,12 +112,12 @@ const (
 	repeatMost = 4096 // messages in each half
 )
 
-// recentMessages remembers hashes of the latest control messages in two halves, of which the older one is dropped as a
-// whole. Only one goroutine uses it.
+// recentMessages remembers hashes of the latest control messages in two halves. The older half is dropped as a whole.
+// Only one goroutine uses it.
 type recentMessages struct {
 	seed     maphash.Seed
 	now, old map[uint64]bool
-	since    time.Time // start of now
+	since    time.Time // when the half called now was started
 }
 
 func newRecentMessages() *recentMessages {

@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindFinished is the kind of the records of desired modules that have ended and are not restarted. The key is the
-// runtime and the uuid, and the value is the module's data.
+// kindFinished is the kind of the records of desired modules that have ended and are not restarted. A key consists of
+// the runtime's uuid and the module's uuid. The value is the module's data.
 const kindFinished = "finished"
 
 var desiredRecorded = failpoint.New("edge.manager.desired.recorded")
@@ -186,7 +186,7 @@ func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 }
 
 // scheduleRestart decides whether and when an ended desired module is restarted. A module without a restart policy is
-// always restarted. The caller holds orders.
+// always restarted. The caller holds h.orders.
 func (h *host) scheduleRestart(mod *module, payload []byte) {
 	if mod.record.Origin != fromDesired {
 		return

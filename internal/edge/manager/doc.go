@@ -11,12 +11,12 @@
 //
 // The states of a module are a table (states.go), printed in docs/edge-states.md. A module is recorded before it is
 // created, and an exit before it is reported, so the daemon can be killed at any point. The next daemon adopts the
-// modules or creates them again, and reports the exits that the broker has not acknowledged. For this it needs neither
-// the orchestrator nor the broker.
+// modules or creates them again, even while the orchestrator or the broker is unavailable. It also reports the exits
+// that the broker has not acknowledged.
 //
 // No message stops the manager. It logs and counts orders that it cannot obey, and answers them on the error topic.
 // Every queue for a slow peer is bounded and counts the messages that it drops.
 //
-// The package must not know a backend, the node, or a kind of runtime. Start reading at Open, host.supervise and
+// The package must not know about backends, the node, or kinds of runtimes. Start reading at Open, host.supervise and
 // states.go.
 package manager

@@ -17,8 +17,8 @@ import (
 // kindExit is the kind of the records of exits that the broker has not acknowledged. Their keys are random.
 const kindExit = "exit"
 
-// exitsPoll is the time between checks whether the broker has acknowledged all messages. exitsKeep bounds how long an
-// exit is kept if the connection is too busy for the queue to become empty.
+// exitsPoll is the time between two looks at whether the broker has acknowledged all messages. exitsKeep bounds how
+// long an exit is kept if the connection is too busy for the queue to become empty.
 const (
 	exitsPoll = 250 * time.Millisecond
 	exitsKeep = time.Minute
@@ -257,8 +257,9 @@ func (x *exits) run(m *Manager) func() {
 	}
 }
 
-// forget removes the exits that the broker has acknowledged: those sent more than exitsPoll ago while the client's
-// queue is empty, or more than exitsKeep ago. It returns the number of remaining exits.
+// forget removes the exits that the broker has acknowledged. If the client's queue is empty, these are the exits sent
+// more than exitsPoll ago. Otherwise exits sent more than exitsKeep ago count as acknowledged. It returns the number of
+// remaining exits.
 func (x *exits) forget(m *Manager) int {
 	now := time.Now()
 	stats := m.client.Stats()

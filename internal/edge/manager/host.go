@@ -142,7 +142,7 @@ func (h *host) supervise() {
 	}
 }
 
-// serve receives the runtime's messages until it is lost.
+// serve receives the runtime's messages until the runtime is lost.
 func (h *host) serve(extra map[string]any) error {
 	run, cancel := context.WithCancel(h.m.ctx)
 	defer cancel()
@@ -229,7 +229,7 @@ func (h *host) halt() {
 		}
 		h.wait(ctx, func() bool { return len(h.byUUID) == 0 })
 		if !h.info.Durable {
-			<-ctx.Done() // until Receive fails because the runtime has ended, or stopTimeout
+			<-ctx.Done() // until Receive fails because the runtime has ended, or until stopTimeout has passed
 		}
 	})
 }
@@ -237,7 +237,7 @@ func (h *host) halt() {
 // resume undoes halt.
 func (h *host) resume() { h.update(func() { h.halted = false }); poke(h.reconcile) }
 
-// stayRegistered registers the runtime each time that it comes up, until the connection ends.
+// stayRegistered registers the runtime whenever the runtime comes up, until the connection ends.
 func (h *host) stayRegistered(ctx context.Context) {
 	for h.wait(ctx, func() bool { return h.up }) {
 		h.mu.Lock()

@@ -38,7 +38,7 @@ func (h *host) keepAlive() {
 			case <-m.ctx.Done():
 				t.Stop()
 				return
-			case <-changed: // wait again only if the interval has changed
+			case <-changed: // restart the timer only if the interval has changed
 				h.mu.Lock()
 				waiting, changed = h.interval == interval || m.config.KeepAlive > 0 || h.interval == 0, h.change
 				h.mu.Unlock()

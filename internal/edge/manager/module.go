@@ -88,7 +88,7 @@ func (h *host) at(index int) *module {
 	return h.byIndex[index].Load()
 }
 
-// all returns the modules by index.
+// all returns the modules, sorted by index.
 func (h *host) all() []*module {
 	var list []*module
 	for i := range h.byIndex {

@@ -89,8 +89,8 @@ func (o *outbox) deliver(ctx context.Context) {
 	}
 }
 
-// limiter limits a module's messages with two token buckets, each of which holds one second's worth. Only one goroutine
-// uses it.
+// limiter limits a module's messages with two token buckets. Each bucket holds one second's worth. Only one goroutine
+// uses a limiter.
 type limiter struct {
 	limits          Limits
 	messages, bytes float64
@@ -101,8 +101,8 @@ func newLimiter(l Limits) *limiter {
 	return &limiter{limits: l, messages: max(l.MessagesPerSecond, 1), bytes: l.BytesPerSecond}
 }
 
-// allow reports whether a message of size bytes can pass now. A message larger than the bucket passes when the bucket
-// is full.
+// allow reports whether a message of the given size can pass now. A message larger than the bucket passes when the
+// bucket is full.
 func (l *limiter) allow(now time.Time, size int) bool {
 	if l.limits.MessagesPerSecond <= 0 && l.limits.BytesPerSecond <= 0 {
 		return true

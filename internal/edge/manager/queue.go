@@ -18,7 +18,8 @@ func newQueue[T any](most, bytes int) *queue[T] {
 	return &queue[T]{most: most, bytes: bytes, more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// put appends an item. If there is no room, put drops the oldest items if evict is set, and otherwise returns false.
+// put appends an item. If there is no room and evict is set, put drops the oldest items. If there is no room and evict
+// is not set, put returns false.
 func (q *queue[T]) put(item T, size int, evict bool) (dropped int, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -10,7 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// receive handles a message from a runtime. It must not block, because all other modules of the runtime would wait too.
+// receive handles a message from a runtime. It must not block, because then all modules of the runtime would have to
+// wait.
 func (h *host) receive(msg channel.Message) {
 	if !msg.Control {
 		h.fromModule(msg)

@@ -17,9 +17,9 @@ import (
 // connected serves a new connection: it sends the exits that were not sent before, then registers the manager, and then
 // each runtime whenever it is up. It keeps trying until the connection ends.
 //
-// If the broker has lost the session of an earlier connection, orders and the last will can be lost with it. The
-// manager then unregisters first, so that the orchestrator creates its modules again. It recognizes the modules that
-// still run (allowRepeats).
+// If the broker has lost the session of an earlier connection, orders and the last will may have been lost with that
+// session. The manager then unregisters first, so that the orchestrator creates its modules again. It recognizes the
+// modules that still run (allowRepeats).
 func (m *Manager) connected(ctx context.Context, resumed bool) {
 	<-m.ready
 	ctx, cancel := context.WithCancel(ctx)
@@ -174,7 +174,7 @@ func (a *answers) forget(id string) {
 	delete(a.waiting, id)
 }
 
-// take passes a response on a registration topic to the call of register that waits for it, and ignores requests.
+// take passes a response on a registration topic to the call to register that waits for it. It ignores requests.
 func (a *answers) take(m *Manager, payload []byte) {
 	e, err := wire.ParseEnvelope(payload)
 	if err != nil {

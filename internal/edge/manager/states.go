@@ -18,8 +18,8 @@ const (
 	unconcluded state = "unconcluded"
 )
 
-// states lists the states in the order of the documentation: their meaning, the state in the record, and the reported
-// name.
+// states lists the states in the order of the documentation. Each entry has the state in the record, the reported name
+// and the meaning.
 var states = []struct {
 	state    state
 	recorded recordState
@@ -43,7 +43,7 @@ var states = []struct {
 // loaded maps the state that an earlier daemon recorded to a module's first state in this daemon.
 var loaded = map[recordState]state{recordCreated: restored, recordDeleting: abandoned, recordExited: unconcluded}
 
-// recorded returns the state in the record for a module in the state s.
+// recorded returns the state that the record has for a module in state s.
 func (s state) recorded() recordState { return states[s.row()].recorded }
 
 // reported returns the name of s in the reported document and in the metrics.

@@ -7,7 +7,7 @@ import (
 )
 
 // Client keeps a connection to a broker, and reconnects after a loss. New makes a Client. All methods may be called
-// concurrently, and from the Handler and OnConnect.
+// concurrently, even from the Handler and from OnConnect.
 type Client interface {
 	// Publish sends a message. The caller must not change the payload afterwards.
 	//
@@ -20,16 +20,17 @@ type Client interface {
 	// errdefs.ErrFailedPrecondition after Close.
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
 	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each
-	// reconnect, until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the broker
-	// refuses the subscription, it returns errdefs.ErrPermissionDenied and drops the filter. Subscribing again to the same
-	// filter replaces QoS and options.
+	// reconnect, until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the
+	// broker refuses the subscription, Subscribe returns errdefs.ErrPermissionDenied and drops the filter. Subscribing
+	// to the same filter again replaces its QoS and its options.
 	Subscribe(ctx context.Context, filter string, qos byte, opts SubscribeOptions) error
 	// Unsubscribe removes a subscription. It returns nil for a filter without one.
 	Unsubscribe(ctx context.Context, filter string) error
 	// Connected reports whether the client is connected and has renewed its subscriptions.
 	Connected() bool
-	// WaitConnected waits until Connected. If ctx ends first, it returns the error of ctx and that of the last attempt,
-	// which is errdefs.ErrPermissionDenied if the broker refuses the client.
+	// WaitConnected waits until Connected returns true. If ctx ends first, WaitConnected returns the error of ctx
+	// together with the error of the last attempt. The latter is errdefs.ErrPermissionDenied if the broker refused the
+	// client.
 	WaitConnected(ctx context.Context) error
 	// Stats returns the counters.
 	Stats() Stats
@@ -55,7 +56,7 @@ type SubscribeOptions struct {
 	SkipRetained bool
 }
 
-// Will is the message that the broker publishes when the client disconnects without a DISCONNECT.
+// Will is the message that the broker publishes when the connection ends without a DISCONNECT.
 type Will struct {
 	Topic   string
 	Payload []byte
@@ -75,12 +76,12 @@ type Config struct {
 	// ClientID names the session and must be unique at the broker. If empty, it is random, and the session ends with the
 	// connection.
 	ClientID string
-	// Username needs no Password: the public peers of the edge protocol use an empty one.
+	// Username needs no Password: the public peers of the edge protocol use an empty password.
 	Username string
 	Password string
 	TLS      TLS
-	// KeepAlive is the keep-alive of MQTT; 30 s by default. The client sends a ping after at most 3/4 of it without
-	// traffic.
+	// KeepAlive is the keep-alive of MQTT; 30 s by default. After at most 3/4 of this time without traffic, the client
+	// sends a ping.
 	KeepAlive time.Duration
 	// SessionExpiry is how long the broker keeps the subscriptions and messages of a disconnected client; 0 means not at
 	// all. In MQTT 3.1.1, any other value lets the broker choose the time.
@@ -91,7 +92,8 @@ type Config struct {
 
 	// ConnectTimeout bounds one attempt, from dialing to CONNACK; 10 s by default.
 	ConnectTimeout time.Duration
-	// BackoffMin and BackoffMax bound the delay between attempts, which doubles, with jitter; 200 ms and 15 s by default.
+	// BackoffMin and BackoffMax bound the delay between attempts; 200 ms and 15 s by default. The delay doubles each
+	// time, and has jitter.
 	BackoffMin, BackoffMax time.Duration
 	// WriteTimeout is the time after which the client disconnects from a broker that does not read; 20 s by default.
 	WriteTimeout time.Duration

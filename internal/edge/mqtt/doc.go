@@ -12,8 +12,8 @@
 // time to live. A full queue drops its oldest messages and counts them.
 //
 // Messages received with QoS 1 or 2 are acknowledged once the Handler has returned, so a slow Handler slows the broker
-// down and loses no messages. If the Handler is too slow for messages received with QoS 0, the oldest are dropped and
-// counted.
+// down and loses no messages. If the Handler is too slow for messages received with QoS 0, the oldest of them are
+// dropped and counted.
 //
 // With NoLocal the client does not receive its own messages. It uses the No Local option in MQTT 5.0 (§3.8.3.1), and
 // the bridge bit of the protocol level (0x84) in MQTT 3.1.1.

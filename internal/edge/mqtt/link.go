@@ -19,8 +19,9 @@ import (
 const (
 	// receiveMaximum bounds the unacknowledged messages with QoS 1 and 2 from the broker.
 	receiveMaximum = 1024
-	// windowMax bounds the unacknowledged messages to the broker. With MQTT 3.1.1, where a broker cannot announce its
-	// limit, window4 does. It is mosquitto's default, above which mosquitto 2.0.11 loses messages with QoS 2.
+	// windowMax bounds the unacknowledged messages to the broker with MQTT 5.0, and window4 bounds them with MQTT
+	// 3.1.1, where a broker cannot announce its limit. window4 is mosquitto's default limit; above this limit,
+	// mosquitto 2.0.11 loses messages with QoS 2.
 	windowMax, window4 = 1024, 20
 	// writeAhead is the number of buffered bytes above which senders wait.
 	writeAhead = 1 << 20
@@ -168,7 +169,7 @@ func (l *link) send(pk packets.Packet) error {
 	return nil
 }
 
-// write writes the buffer to the socket whenever send has added packets. Under load, one write has many packets.
+// write writes the buffer to the socket whenever send has added packets. Under load, one write sends many packets.
 func (l *link) write() {
 	reuse := &bytes.Buffer{}
 	for {

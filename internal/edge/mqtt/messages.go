@@ -8,7 +8,7 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// packetOverhead is an upper bound of the bytes in a PUBLISH besides its topic and payload.
+// packetOverhead is the maximum number of bytes in a PUBLISH besides its topic and payload.
 const packetOverhead = 32
 
 func (c *client) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
@@ -81,14 +81,15 @@ func (c *client) acknowledged(pk packets.Packet) {
 	}
 }
 
-// received puts a message into the inbox, to be acknowledged after the Handler has returned.
+// received puts a message into the inbox. The message is acknowledged after the Handler has returned.
 func (c *client) received(l *link, pk packets.Packet) error {
 	m := Message{Topic: pk.TopicName, Payload: pk.Payload, QoS: pk.FixedHeader.Qos, Retain: pk.FixedHeader.Retain}
 	switch m.QoS {
 	case 0:
 		c.in.add(m, nil)
 	case 1:
-		// Acknowledge it only on this connection, because the identifier may belong to another message on a later one.
+		// Acknowledge it only on this connection, because on a later connection the identifier may belong to another
+		// message.
 		id := pk.PacketID
 		c.in.add(m, func() { _ = l.send(ack(packets.Puback, id, 0)) })
 	case 2:

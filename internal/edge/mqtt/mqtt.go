@@ -16,8 +16,8 @@ import (
 
 var errClosed = fmt.Errorf("mqtt: the client is closed: %w", errdefs.ErrFailedPrecondition)
 
-// early is the age below which a lost connection counts as refused: the delay before the next attempt continues to
-// grow, and the oldest message in flight is suspected as the cause (maxTries).
+// early is the age below which a lost connection counts as refused. The delay before the next attempt then continues to
+// grow, and the oldest message in flight is suspected to be the cause (maxTries).
 const early = 5 * time.Second
 
 // client implements Client for both protocol versions.
@@ -96,8 +96,8 @@ func (c *client) run() {
 	}
 }
 
-// backoff returns the delay before the next attempt. It doubles with each attempt. A jitter of up to half of it is
-// subtracted, so that many clients do not reconnect at the same time.
+// backoff returns the delay before the next attempt. The delay doubles with each attempt. A jitter of up to half the
+// delay is subtracted, so that many clients do not reconnect at the same time.
 func (c *client) backoff(attempt int) time.Duration {
 	d := c.cfg.BackoffMax
 	if attempt < 16 {
@@ -273,7 +273,7 @@ func (c *client) WaitConnected(ctx context.Context) error {
 	case <-ctx.Done():
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.last != nil { // it names the broker
+		if c.last != nil { // this error names the broker already
 			return fmt.Errorf("%w (%w)", c.last, ctx.Err())
 		}
 		return fmt.Errorf("mqtt: no connection to %s: %w", c.cfg.URL, ctx.Err())

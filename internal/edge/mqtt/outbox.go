@@ -28,8 +28,8 @@ type item struct {
 
 func (i *item) size() int64 { return int64(len(i.topic) + len(i.payload)) }
 
-// maxTries is the limit of item.tries. A message that reaches the limit is assumed to be the cause, for example because
-// it is too large for the broker. It is dropped, so that it does not block all others.
+// maxTries is the limit of item.tries. A message that reaches the limit is assumed to be the cause of the disconnects,
+// for example because it is too large for the broker. The message is dropped, so that it does not block all others.
 const maxTries = 8
 
 // outbox holds messages with QoS 1 or 2 for the broker, and the packet identifiers in use.
@@ -67,7 +67,8 @@ func newOutbox(limit int, bytes int64, ttl time.Duration) *outbox {
 	}
 }
 
-// add queues a message. While connected, it waits for room; otherwise it drops the oldest messages.
+// add queues a message. If there is no room, add waits while the client is connected, and otherwise drops the oldest
+// messages.
 func (o *outbox) add(ctx context.Context, it *item) error {
 	if it.size() > o.bytes {
 		return fmt.Errorf("mqtt: a message of %d bytes is larger than the whole queue (%d bytes): %w", it.size(), o.bytes, errdefs.ErrResourceExhausted)
@@ -129,8 +130,8 @@ func (o *outbox) broadcast() {
 	o.changed = make(chan struct{})
 }
 
-// next moves the oldest message from the queue into flight. It returns nil if there is none, or if window messages are
-// already in flight.
+// next moves the oldest message from the queue into flight. It returns nil if there is none, or if the window is
+// already full of messages in flight.
 func (o *outbox) next(window int) *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -236,9 +237,9 @@ func (o *outbox) done(id uint16, reason byte) *item {
 	return it
 }
 
-// resume is called after a connect. If the broker has kept the session, it returns the messages in flight, which must
-// be sent again with the same identifiers. Otherwise it puts them back at the front of the queue, except those that the
-// broker has already received.
+// resume is called after a connect. If the broker has kept the session, resume returns the messages in flight, which
+// must be sent again with the same identifiers. Otherwise resume puts them back at the front of the queue, except those
+// that the broker has already received.
 func (o *outbox) resume(kept bool) []item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -266,8 +267,8 @@ func (o *outbox) resume(kept bool) []item {
 	return nil
 }
 
-// disconnected is called after a connection has ended. If it drops a message because of maxTries, it returns the
-// message.
+// disconnected is called after a connection has ended. If disconnected drops a message because of maxTries, it returns
+// that message.
 func (o *outbox) disconnected(early bool) (poison *item) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -117,8 +117,8 @@ func (c *client) request(ctx context.Context, l *link, pk packets.Packet) (packe
 	}
 }
 
-// resubscribe renews all subscriptions on a new connection, and sends the UNSUBSCRIBEs that could not be sent without
-// one.
+// resubscribe renews all subscriptions on a new connection. It also sends the UNSUBSCRIBEs that could not be sent while
+// there was no connection.
 func (c *client) resubscribe(l *link) error {
 	c.mu.Lock()
 	var all, unsubscribed packets.Subscriptions

@@ -25,17 +25,17 @@ type Config struct {
 	// Connect makes the client. Use mqtt.New.
 	Connect func(mqtt.Config) (mqtt.Client, error)
 
-	// KeepaliveInterval is the ka_interval_sec in answers to registrations; 60 s by default. A peer that should send
-	// keepalives (Record.Beats) is marked dead after KeepaliveMissed silent intervals; 3 by default.
+	// KeepaliveInterval is the ka_interval_sec in answers to registrations; 60 s by default. If a peer that should send
+	// keepalives (Record.Beats) is silent for KeepaliveMissed intervals (3 by default), it is marked dead.
 	KeepaliveInterval time.Duration
 	KeepaliveMissed   int
-	// RestartMin and RestartMax bound the delay before an ended module is created again, which doubles with each restart;
-	// 1 s and 5 min by default. A module that runs for RestartReset (10 min by default) resets the delay.
+	// RestartMin and RestartMax bound the delay before an ended module is created again; 1 s and 5 min by default. The
+	// delay doubles with each restart. A module that runs for RestartReset (10 min by default) resets the delay.
 	RestartMin, RestartMax, RestartReset time.Duration
 	// KeepDead is the number of dead records of each kind to keep; 1000 by default.
 	KeepDead int
 
-	// Connections limits the connections to the REST interface. By default it has connlimit's default limits.
+	// Connections limits the connections to the REST interface. By default, connlimit's default limits apply.
 	Connections *connlimit.Limiter
 	// Collectors add metrics to /metrics.
 	Collectors []prometheus.Collector
