@@ -249,7 +249,7 @@ func (rt *foreignRuntime) publish(m *module, fd int, payload []byte) {
 	rt.m.deliver(c.topic, payload, m)
 }
 
-// deliver delivers a message to the topic's readers, except one module.
+// deliver delivers a message to the topic's readers, except the given module.
 func (m *Manager) deliver(topic string, payload []byte, except *module) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

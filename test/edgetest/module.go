@@ -25,7 +25,7 @@ const Profile = "\xe1\x15\x1c\x00"
 //
 //	hello        opens channel 0 on std/{uuid}, publishes "hello argc=2 [x] SLTEST=(unset)" and exits
 //	stdio        does the same on $SL/proc/stdio, with the NUL that C peers add
-//	upper        opens the channels of its data, and publishes what it reads in capitals; at "quit" sends a profile and exits with 3
+//	upper        opens the channels of its data, and publishes in capitals what it reads; on "quit" sends a profile and exits with code 3
 //	echo         opens its argument as channel 0, for reading and writing, and publishes what it reads
 //	hear T       opens T as channel 0, for reading with QoS 2, and logs each message as "heard MESSAGE"
 //	tell T TEXT  opens T for writing, as channel 0 with QoS 2 and as channel 1 with QoS 1, and publishes the text on both

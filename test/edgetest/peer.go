@@ -22,7 +22,7 @@ const wait = 30 * time.Second
 type PeerOptions struct {
 	URL   string // mqtt://HOST:PORT
 	ID    string
-	Plain bool  // an ordinary client, without the bridge bit and a user with an empty password
+	Plain bool  // an ordinary client, without the bridge bit, the user and the empty password
 	Will  *Line // nil: no will
 }
 
@@ -152,8 +152,8 @@ func (p *Peer) stop() {
 	p.more.Signal()
 }
 
-// emptyPassword adds the password flag and an empty password to the CONNECT, which is the first packet written, because
-// paho cannot send them.
+// emptyPassword adds the password flag and an empty password to the CONNECT, because paho cannot send them. The CONNECT
+// is the first packet on the connection.
 type emptyPassword struct {
 	net.Conn
 	head []byte // the part of the CONNECT written so far

@@ -27,7 +27,8 @@ type Script struct {
 	Keepalive  time.Duration `json:"keepalive"`   // interval of keepalives; 0 means none
 }
 
-// Env returns the environment that turns a program that calls Main into a runtime with this script.
+// Env returns environment variables for a program that calls Main. With these variables, the program becomes a runtime
+// with this script.
 func (s Script) Env() []string {
 	b, err := json.Marshal(s)
 	if err != nil {

@@ -53,7 +53,7 @@ func (ls Lines) Normal() []string {
 	return all
 }
 
-// Select returns the lines for which want returns true.
+// Select returns the lines that want accepts.
 func (ls Lines) Select(want func(Line) bool) Lines {
 	var some Lines
 	for _, l := range ls {
@@ -114,7 +114,7 @@ func (r *Recorder) Lines() Lines {
 	return slices.Clone(r.lines)
 }
 
-// Wait waits until want returns true for n messages, and returns the last of them.
+// Wait waits until want has accepted the given number of messages, and returns the last of them.
 func (r *Recorder) Wait(ctx context.Context, n int, want func(Line) bool) (Line, error) {
 	for {
 		r.mu.Lock()
@@ -134,7 +134,7 @@ func (r *Recorder) Wait(ctx context.Context, n int, want func(Line) bool) (Line,
 // Close ends the recording.
 func (r *Recorder) Close() { r.peer.Close() }
 
-// On matches messages on a topic that contain the text.
+// On returns a function that accepts the messages on a topic if they contain the text.
 func On(topic, text string) func(Line) bool {
 	return func(l Line) bool { return l.Topic == topic && strings.Contains(string(l.Payload), text) }
 }

@@ -109,7 +109,7 @@ func (p Player) Play(ctx context.Context) error {
 	return err
 }
 
-// exited matches the message in which its manager reports the exit of a module.
+// exited matches the message in which a manager reports a module's exit.
 func (p Player) exited(uuid string) func(Line) bool {
 	return func(l Line) bool {
 		text := string(l.Payload)

@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// annotationPrefix begins the annotations that set how a fake pod or container behaves.
+// annotationPrefix is the prefix of the annotations that set how a fake pod or container behaves.
 const annotationPrefix = "fake.tripod.dev/"
 
 // steps maps each order to the fail point after its effect.
@@ -71,7 +71,7 @@ func New(config Config) (*Backend, error) {
 	return &Backend{config: config, handles: map[string]*handle{}, exits: map[string]chan int32{}}, nil
 }
 
-// Exit makes the running container id exit by itself with code.
+// Exit makes a running container exit by itself with the given code.
 func (b *Backend) Exit(id string, code int32) { b.exitOrders(id) <- code }
 
 func (b *Backend) exitOrders(id string) chan int32 {
@@ -96,7 +96,8 @@ func (b *Backend) Pods() ([]string, error) {
 // Capabilities returns the capabilities in the Config.
 func (b *Backend) Capabilities() sandbox.Capabilities { return b.config.Capabilities }
 
-// Validate returns errdefs.ErrInvalidArgument with the text of the annotation "validate", if it is set.
+// Validate checks only the annotation "validate". If it is set, Validate returns errdefs.ErrInvalidArgument with its
+// text.
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if why := behaviour(p, c, "validate"); why != "" {
 		return fmt.Errorf("%s: %w", why, errdefs.ErrInvalidArgument)
@@ -172,7 +173,8 @@ func (b *Backend) follow(p *sandbox.Pod, c *sandbox.Container, s containerState)
 	go b.watch(p, c, h, s)
 }
 
-// StopContainer ends the container with code 143, or with 137 after grace if the container ignores the order.
+// StopContainer ends the container with code 143. A container that ignores the order ends with code 137 after the grace
+// period.
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
 	return b.act(ctx, p, c, "stop-container", func() error {
 		b.mu.Lock()
@@ -259,7 +261,7 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 	return &runtimeapi.LinuxPodSandboxStats{Process: &runtimeapi.ProcessUsage{ProcessCount: &runtimeapi.UInt64Value{Value: 1}}}, nil
 }
 
-// Recover resumes watching the running containers in known, and removes the pods that are not in known.
+// Recover resumes watching those known containers that run, and removes the pods that are not known.
 func (b *Backend) Recover(_ context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.mu.Lock()
 	b.sink = sink
@@ -292,7 +294,8 @@ func (b *Backend) Recover(_ context.Context, known []sandbox.Known, sink sandbox
 	return found, err
 }
 
-// act executes an order. Annotations can make it misbehave before its effect (step) and after it (step.done).
+// act executes an order. Annotations can make the order misbehave before its effect (step) and after its effect
+// (step.done).
 func (b *Backend) act(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, step string, effect func() error) error {
 	if err := b.step(ctx, p, c, step); err != nil {
 		return err
@@ -310,7 +313,7 @@ func (b *Backend) step(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	return failpoint.Do(ctx, "fake."+step, behaviour(p, c, step))
 }
 
-// behaviour returns the value of an annotation of the container, otherwise of the pod.
+// behaviour returns the value of an annotation. It looks at the container's annotations first, and then at the pod's.
 func behaviour(p *sandbox.Pod, c *sandbox.Container, what string) string {
 	if c != nil {
 		if v, ok := c.Config.GetAnnotations()[annotationPrefix+what]; ok {

@@ -75,7 +75,7 @@ func (n *Network) Leases() ([]string, error) {
 	return ids, err
 }
 
-// GC removes the attachments of earlier processes that are not in keep.
+// GC removes the attachments of earlier processes, except those to keep.
 func (n *Network) GC(_ context.Context, keep []string) error {
 	ids, err := n.Leases()
 	for _, id := range ids {
@@ -113,7 +113,7 @@ func (*Network) UpdatePodCIDR(cidr string) error {
 // Images is an image store that has every image except those whose names contain "missing".
 type Images struct{}
 
-// Get returns the image called ref, whose ID is the digest of the name.
+// Get returns the image with the given name. Its ID is the digest of the name.
 func (Images) Get(_ context.Context, ref string) (image.Image, error) {
 	if ref == "" || strings.Contains(ref, "missing") {
 		return image.Image{}, fmt.Errorf("image %q: %w", ref, errdefs.ErrNotFound)

@@ -1,6 +1,6 @@
 // Package sandboxtest is the test suite for all backends. It uses a real CRI endpoint.
 //
-// A backend's test calls Run with a Subject (a connection, a handler, and configurations of containers that run, end,
+// A backend's test calls Run with a Subject (a connection, a handler, and configurations of containers that run, end or
 // fail). The endpoint can be a server in the test's own process with test/fake (this package's own test) or a daemon
 // that runs real containers (test/e2e):
 //

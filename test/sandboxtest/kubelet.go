@@ -39,7 +39,7 @@ func (c client) nextAttempt() {
 }
 
 // previousAttempts: each attempt that has ended stays listed with its end, even after a restart of the daemon, until it
-// is removed by its own ID or with the pod. Removing it does not affect the running attempt.
+// is removed by its own ID or with the pod. Removing an ended attempt does not affect the running one.
 func (c client) previousAttempts() {
 	pod, podConfig := c.pod()
 	var ids []string

@@ -42,7 +42,7 @@ type Subject struct {
 	Unit bool
 	// Machines means that the backend's containers are machines, whose exit code is 0 whenever they end by themselves.
 	Machines bool
-	// Pod completes the configuration of a pod called name (log directory, cgroup parent …). May be nil.
+	// Pod completes the configuration of a pod, for example with a log directory and a cgroup parent. It may be nil.
 	Pod func(*runtimeapi.PodSandboxConfig)
 	// Container completes the configuration of a container with its image, command and annotations.
 	Container func(*runtimeapi.ContainerConfig, Workload)
@@ -102,7 +102,7 @@ func (c client) pod() (id string, config *runtimeapi.PodSandboxConfig) {
 	return resp.PodSandboxId, config
 }
 
-// container returns the configuration of a container called name.
+// container returns the configuration of a container with the given name.
 func (c client) container(name string, w Workload) *runtimeapi.ContainerConfig {
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{},

@@ -175,8 +175,8 @@ func (c client) restart() {
 	}
 }
 
-// createRepeats: CreateContainer is a repeat even if the kubelet's counters in the configuration differ, but not if
-// anything else differs.
+// createRepeats: a CreateContainer call counts as repeated even if the kubelet's counters in the configuration differ.
+// It does not if anything else differs.
 func (c client) createRepeats() {
 	pod, podConfig := c.pod()
 	config := c.container("c", Runs)

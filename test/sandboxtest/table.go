@@ -11,8 +11,8 @@ import (
 )
 
 // testTable brings a container (for a unit pod: the pod) into each state and makes each of the seven calls. The verdict
-// and the state afterwards must be those of the table. It tests a unit pod in all seven states (49 cells), and other
-// pods in the states in which a client can name a container.
+// and the state afterwards must be those in the table. A unit pod is tested in all seven states (49 cells). Other pods
+// are tested only in states where a client can name a container.
 func testTable(t *testing.T, s Subject) {
 	states := node.States[:]
 	if !s.Unit {
@@ -110,7 +110,7 @@ func (c client) bring(state node.State) (pod string, podConfig *runtimeapi.PodSa
 	return pod, podConfig, id, config
 }
 
-// waitStarting waits for the state Starting, which the CRI shows as CREATED but the verbose status reports.
+// waitStarting waits for the state Starting. The CRI shows this state as CREATED, but the verbose status names it.
 func (c client) waitStarting(id string) {
 	c.Helper()
 	c.poll("the container is Starting", func() bool {

@@ -3,5 +3,6 @@
 // the bytes of another, which the package detects.
 //
 // It is for the tests of the data plane (internal/sandbox/wasm/internal/dataplane) and of component pods (test/e2e),
-// but knows neither: they describe their methods (Method) and how to reach them (Transport). Begin reading with Run.
+// but knows neither. Those tests describe their methods (Method) and how to reach them (Transport). Begin reading with
+// Run.
 package stress

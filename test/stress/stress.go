@@ -24,8 +24,8 @@ type Method struct {
 	Type      connect.StreamType
 	// Base maps the name of a Transport to the base URL of the method, such as https://127.0.0.1:443.
 	Base map[string]string
-	// Exchange returns the requests of one call and the replies that it must get, in protobuf's binary encoding. It
-	// builds them from words, each of which names the client. In a direction without streaming there is one message.
+	// Exchange returns the requests of one call and the expected replies, in protobuf's binary encoding. It builds them
+	// from the given words; each word names the client. In a direction without streaming there is one message.
 	Exchange func(words []string) (requests, replies [][]byte)
 }
 
@@ -39,8 +39,8 @@ type Transport struct {
 
 // Options set the amount of stress.
 type Options struct {
-	// Streams is the number of concurrent calls. Run continues until it has got Messages replies and the time For has
-	// passed, or longer.
+	// Streams is the number of concurrent calls. Run continues at least until it has received as many replies as
+	// Messages says, and the duration in For has passed.
 	Streams  int
 	Messages int64
 	For      time.Duration
@@ -49,8 +49,8 @@ type Options struct {
 const (
 	// callTimeout limits a call, so that a call that hangs is an error instead of a timeout of the test.
 	callTimeout = 2 * time.Minute
-	// compressFrom is the size in bytes from which clients compress messages. It saves memory, because each compressor
-	// needs almost a megabyte.
+	// compressFrom is the size in bytes from which clients compress messages. The limit saves memory, because each
+	// compressor needs almost a megabyte.
 	compressFrom = 1024
 )
 
@@ -107,8 +107,8 @@ type run struct {
 const maxReported = 10
 
 // Run calls all methods over all transports in all protocols, with o.Streams concurrent calls, and fails t for each
-// wrong reply. It cancels some calls in the middle, as disconnecting clients do. It ends once the limits in o are
-// reached and every client has had an answer.
+// wrong reply. It cancels some calls in the middle, as disconnecting clients do. Run ends once the limits in the
+// options are reached and every client has had an answer.
 func Run(t testing.TB, methods []*Method, transports []Transport, o Options) {
 	t.Helper()
 	r := &run{Options: o, t: t, clients: clients(methods, transports), started: time.Now()}
@@ -159,7 +159,7 @@ func (r *run) call(c *client, owner string, random *rand.Rand) {
 	switch {
 	case isForeign:
 		r.wrong("%s got the bytes of another call: %v", owner, foreign)
-	case ctx.Err() == context.Canceled: // by this client
+	case ctx.Err() == context.Canceled: // this client has cancelled the call
 	case err != nil:
 		r.wrong("%s: %v", owner, err)
 	case seen < len(replies):
@@ -202,7 +202,7 @@ func words(owner string, random *rand.Rand) []string {
 	return all
 }
 
-// exchange sends requests and calls take with each reply. It returns at take's first error.
+// exchange sends requests and calls take with each reply. It stops at the first error from take.
 func (c *client) exchange(ctx context.Context, requests [][]byte, take func([]byte) error) error {
 	switch c.Type {
 	case connect.StreamTypeBidi:

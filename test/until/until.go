@@ -11,7 +11,7 @@ import (
 // defaultTimeout is the timeout of Holds, which is long enough for a busy machine.
 const defaultTimeout = 30 * time.Second
 
-// Holds waits until the condition is true, and fails the test after 30 seconds. what names the condition.
+// Holds waits until the condition is true, and fails the test after 30 seconds. The text in what names the condition.
 func Holds(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	Within(t, defaultTimeout, what, holds)
@@ -31,7 +31,7 @@ func Within(t testing.TB, timeout time.Duration, what string, holds func() bool)
 	}
 }
 
-// NoError waits until cond returns nil, and fails the test with cond's last error after timeout.
+// NoError waits until cond returns nil, and fails the test with cond's last error after the timeout.
 func NoError(t testing.TB, timeout time.Duration, cond func() error) {
 	t.Helper()
 	if err := Poll(timeout, cond); err != nil {
@@ -39,12 +39,12 @@ func NoError(t testing.TB, timeout time.Duration, cond func() error) {
 	}
 }
 
-// Poll returns nil once cond does, or cond's last error after timeout.
+// Poll returns nil once cond returns nil, or cond's last error after the timeout.
 func Poll(timeout time.Duration, cond func() error) error {
 	return poll(timeout, 100*time.Millisecond, cond)
 }
 
-// poll calls cond at growing intervals, up to slowest.
+// poll calls cond at intervals that grow up to the given maximum.
 func poll(timeout, slowest time.Duration, cond func() error) error {
 	pause := 2 * time.Millisecond
 	for deadline := time.Now().Add(timeout); ; pause = min(2*pause, slowest) {

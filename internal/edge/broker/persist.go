@@ -64,7 +64,7 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 			window = min(n, window)
 		}
 		c.gate.Store(newGate(window))
-		connlimit.Of(c.Conn).Begin() // until the connection ends
+		connlimit.Of(c.Conn).Begin() // the connection is busy until it ends
 		h.delivery.Lock()
 		c.unlockDelivery = h.delivery.Unlock
 	}

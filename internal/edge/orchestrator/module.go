@@ -53,7 +53,7 @@ func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	return m, nil
 }
 
-// maxData bounds the data of a module, runtime or manager in bytes, because it stays in memory.
+// maxData bounds the data of a module, runtime or manager, in bytes. It bounds them because they stay in memory.
 const maxData = 1 << 20
 
 // parse parses the data of a message.
@@ -83,7 +83,7 @@ func moduleData(raw json.RawMessage) (wire.ModuleData, error) {
 func (t *transition) adopt(runtime string, e wire.Envelope) error {
 	m, err := t.newModule(e.Data)
 	if errdefs.IsAlreadyExists(err) {
-		return errIgnored // our own order, or a duplicate, which the manager answers
+		return errIgnored // our own order, or a duplicate, which the manager refuses
 	}
 	if err != nil {
 		return err
@@ -193,9 +193,9 @@ func (t *transition) restartDue() error {
 	return nil
 }
 
-// recreate creates a killed module again in its own slot, or leaves it waiting for its runtime. If the runtime no
-// longer has that many slots, the module is queued. After a loss, the order has the object_id of the previous order, so
-// that the manager recognizes a module that never stopped, or that the manager has recreated itself.
+// recreate creates a killed module again in its own slot, or leaves it waiting for its runtime. If the runtime now has
+// too few slots, the module is queued. After a loss, the order has the object_id of the previous order, so that the
+// manager recognizes a module that never stopped or that it has already recreated.
 func (t *transition) recreate(m *Record) error {
 	r := t.get(key{Runtime, m.Parent})
 	if r == nil || r.Status != Alive {

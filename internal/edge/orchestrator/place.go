@@ -38,8 +38,8 @@ func (t *transition) used() map[string]int {
 	return n
 }
 
-// choose returns the living runtime with the most free slots among those that offer the APIs, or nil if all of these
-// runtimes are full. If no living runtime offers the APIs, it returns errdefs.ErrNotFound.
+// choose returns the runtime with the most free slots among the living runtimes that offer the APIs. It returns nil if
+// all of these runtimes are full, and errdefs.ErrNotFound if there are none.
 func (t *transition) choose(apis []string) (*Record, error) {
 	var best *Record
 	var most int
@@ -104,8 +104,8 @@ func (t *transition) order(m, r *Record) error {
 	return nil
 }
 
-// sendOrder sends the runtime's manager an order about a module, and records it in m, which must be a copy made by
-// edit.
+// sendOrder sends the runtime's manager an order about the module, and records the order in the module's record m. The
+// caller must have got m from edit.
 func (t *transition) sendOrder(m, r *Record, action string) {
 	e := request(action, m.message(action), r.Later)
 	if action == wire.ActionCreate && m.Order != "" {

@@ -20,7 +20,7 @@ import (
 // errIgnored marks a message that needs no action, such as a response, a message of our own, or a retained message.
 var errIgnored = errors.New("ignored")
 
-// maxEcho bounds how many bytes of a bad message its answer repeats.
+// maxEcho is the maximum number of bytes of a bad message that the answer repeats.
 const maxEcho = 4 << 10
 
 // receive handles one message. It answers a bad message on the error topic.

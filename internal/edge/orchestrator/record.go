@@ -39,15 +39,15 @@ type Record struct {
 	// and "resp".
 	Later bool `json:"later,omitempty"`
 
-	// Beats is set for a manager or runtime whose silence means that it is dead: it has sent a keepalive, has promised to,
-	// or is a runtime without a manager.
+	// Beats is set if silence means that the manager or runtime is dead. It is set for peers that have sent or promised
+	// a keepalive, and for runtimes without a manager.
 	Beats bool `json:"beats,omitempty"`
 
 	// The remaining fields except Data are set for modules only.
 
 	// Wanted is the uuid of the runtime that the client asked for; "" if the orchestrator chooses.
 	Wanted string `json:"wanted,omitempty"`
-	// WantsAPIs is set if the client asked for APIs. Otherwise those in Data are defaults.
+	// WantsAPIs is set if the client asked for APIs. Otherwise the APIs in Data are defaults.
 	WantsAPIs bool `json:"choosy,omitempty"`
 	// Order is the object_id of the last order about the module that was sent to its manager.
 	Order string `json:"order,omitempty"`
@@ -120,7 +120,7 @@ func (r *Record) view() wire.ModuleData {
 	}
 	set(d, "restarts", r.Restarts)
 	if r.Unconfirmed {
-		set(d, "untold", true) // the broker has not acknowledged its order yet
+		set(d, "untold", true) // the broker has not acknowledged the module's last order yet
 	}
 	if r.RestartAt != nil {
 		set(d, "restart_at", r.RestartAt)
@@ -160,7 +160,7 @@ var (
 	}
 )
 
-// number returns a field's integer; ok is false if the field is missing or not an integer.
+// number returns the integer in a field. It reports false if the field is missing or not an integer.
 func number(d wire.ModuleData, name string) (n int, ok bool) {
 	raw := d[name]
 	if len(raw) == 0 || string(raw) == "null" {

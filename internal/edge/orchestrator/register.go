@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// maxSlots bounds max_nmodules, because the wide header of channel frames has no more indexes.
+// maxSlots bounds max_nmodules. The wide header of channel frames has no room for larger indexes.
 const maxSlots = channel.MaxModulesWide
 
 // maxInterval bounds ka_interval_sec, in seconds: a week.
@@ -133,8 +133,8 @@ func (t *transition) loseModule(m *Record) error {
 	return nil
 }
 
-// heartbeat handles a keepalive. A peer that was marked dead was only silent, because after a restart it would have
-// registered. Its modules therefore still run, and are not created again.
+// heartbeat handles a keepalive. If the peer was marked dead, it was only silent, because after a restart it would have
+// registered first. Its modules therefore still run, and are not created again.
 func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	d, err := parse(raw)
 	if err != nil {
@@ -176,7 +176,7 @@ func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	return t.restore(r)
 }
 
-// peerData parses the data of a message on the registration topic of id.
+// peerData parses the data of a message on the registration topic of the given peer.
 func peerData(id string, raw json.RawMessage) (wire.ModuleData, Kind, error) {
 	d, err := parse(raw)
 	if err != nil {

@@ -46,7 +46,7 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 }
 
 // list answers with the wanted records of a kind, oldest first. It skips the first ?start= records, and returns at most
-// ?limit=. "count" is the total number of wanted records.
+// ?limit= records. "count" is the total number of wanted records.
 func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start, err := page(r, "start", 0)
@@ -71,7 +71,7 @@ func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFu
 	}
 }
 
-// page parses a number of 0 or more from the query.
+// page returns a number of 0 or more from the query, or the given default if the query does not have it.
 func page(r *http.Request, name string, otherwise int) (int, error) {
 	s := r.URL.Query().Get(name)
 	if s == "" {

@@ -56,7 +56,7 @@ func (e ending) restarts(d wire.ModuleData) bool {
 }
 
 // backOff sets the time at which a killed module is created again. The delay doubles with each restart. A run of at
-// least RestartReset resets it.
+// least RestartReset resets the delay.
 func (t *transition) backOff(m *Record, ranFor time.Duration) {
 	c := t.o.config
 	if ranFor >= c.RestartReset {

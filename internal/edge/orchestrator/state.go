@@ -46,7 +46,7 @@ func (s *state) get(k key) *Record {
 // list returns the records of a kind, oldest first.
 func (s *state) list(kind Kind) []*Record { return s.where(kind, anyRecord) }
 
-// where returns the records of a kind for which wanted returns true, oldest first.
+// where returns the wanted records of a kind, oldest first.
 func (s *state) where(kind Kind, wanted func(*Record) bool) []*Record {
 	var all []*Record
 	s.any(kind, func(r *Record) bool {
@@ -114,8 +114,8 @@ func (s *state) slots() map[string]int {
 	return maps.Clone(s.used)
 }
 
-// find looks a record up for REST: by uuid, then by name, then by a suffix of the uuid. Among several it prefers the
-// youngest that is not dead. It returns nil if there is none.
+// find looks a record up for REST: by uuid, then by name, then by a suffix of the uuid. If several records match, find
+// prefers the youngest one that is not dead. If no record matches, find returns nil.
 func (s *state) find(kind Kind, q string) *Record {
 	if r := s.get(key{kind, q}); r != nil {
 		return r
@@ -172,7 +172,7 @@ func (t *transition) get(k key) *Record {
 	return t.o.state.get(k)
 }
 
-// list returns the records of a kind for which wanted returns true, oldest first.
+// list returns the wanted records of a kind, oldest first.
 func (t *transition) list(kind Kind, wanted func(*Record) bool) []*Record {
 	all := t.o.state.where(kind, func(r *Record) bool {
 		if !wanted(r) {
@@ -201,7 +201,8 @@ func (t *transition) edit(r *Record) *Record {
 	return &c
 }
 
-// add adds a new record as the youngest of all. It returns errdefs.ErrResourceExhausted above maxRecords.
+// add adds a new record as the youngest of all. If there are maxRecords already, it returns
+// errdefs.ErrResourceExhausted.
 func (t *transition) add(r *Record) (*Record, error) {
 	n, last := t.o.state.size(r.Kind)
 	if n+len(t.changes) >= maxRecords && t.get(key{r.Kind, r.UUID}) == nil {

@@ -115,7 +115,7 @@ func (o *Orchestrator) silent(r *Record, now time.Time) bool {
 	return now.Sub(last) > limit
 }
 
-// removable reports whether the record can be dropped when there are too many.
+// removable reports whether the record can be dropped when there are too many dead records.
 func (r *Record) removable() bool { return r.Status == Dead && !r.Unconfirmed }
 
 // timePasses handles all deadlines that have passed, and drops the oldest dead records above the limit.
@@ -195,7 +195,8 @@ func (o *Orchestrator) repeatOrder(ctx context.Context, m *Record) {
 }
 
 // settleOrders records orders as confirmed once the broker has acknowledged all messages. If the client has dropped
-// some, it sends all unconfirmed orders again. If the client is closed, the next process sends them.
+// messages, settleOrders sends all unconfirmed orders again. If the client is closed, the next process sends these
+// orders.
 func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()

@@ -29,29 +29,30 @@ type Info struct {
 // an errdefs class: errdefs.ErrUnavailable means that the runtime is lost.
 type Runtime interface {
 	Info() Info
-	// Start starts the runtime. It returns fields to add to its registration, if any, once modules can be created. It is
-	// called again after Receive has failed.
+	// Start starts the runtime, and returns once modules can be created. The result holds additional fields for the
+	// runtime's registration, if any. After Receive has failed, Start is called again.
 	Start(ctx context.Context) (registration map[string]any, err error)
-	// Receive waits for the next message. It comes from a module's channel, or is a control message (edge/wire,
-	// internal/channel). If it fails, the runtime is lost, and its modules have ended unless the runtime is Durable.
+	// Receive waits for the next message, which comes from a module's channel or is a control message (edge/wire,
+	// internal/channel). If Receive fails, the runtime is lost, and its modules have ended unless the runtime is
+	// Durable.
 	Receive(ctx context.Context) (channel.Message, error)
 	// Send passes a message to a module's channel. It waits until the runtime accepts the message.
 	Send(ctx context.Context, m channel.Message) error
 
-	// Create starts the module at index, which is also the field "index" of data. It returns once the module has started
-	// or failed to start. A module that has started always ends with a message of type wire.Exited, which can arrive
-	// before Create returns.
+	// Create starts a module at the given index, which the data also have in the field "index". It returns once the
+	// module has started or failed to start. A module that has started always ends with a message of type wire.Exited,
+	// which can arrive before Create returns.
 	Create(ctx context.Context, index int, data wire.ModuleData) error
-	// Adopt resumes the module that an earlier daemon created at index. It also adopts a module that has ended since then,
-	// if its exit is known, and a message of type wire.Exited follows. If Adopt returns false or an error, the manager
-	// must create the module again.
+	// Adopt resumes the module that an earlier daemon created at the given index. If the module has ended since then
+	// and its exit is known, Adopt adopts it too; a message of type wire.Exited then follows. If Adopt returns false or
+	// an error, the manager must create the module again.
 	Adopt(ctx context.Context, index int, data wire.ModuleData) (running bool, err error)
-	// Delete ends the module at index. A message of type wire.Exited follows, as after any other end.
+	// Delete ends the module at the given index. A message of type wire.Exited follows, as after any other end.
 	Delete(ctx context.Context, index int, uuid string) error
 	// Cleanup removes the remains of an ended module, before its index is used again.
 	Cleanup(ctx context.Context, index int, uuid string) error
-	// Group returns the group of the module at index. The modules of a group deliver channel messages to each other
-	// without the manager; "" means no group.
+	// Group returns the group of the module at the given index; "" means no group. The modules of a group exchange
+	// channel messages without the manager.
 	Group(index int) string
 
 	// Stop ends all modules and, unless the runtime is Durable, the runtime itself, so that Receive fails.

@@ -17,7 +17,7 @@ const (
 )
 
 // ParseLog splits the payload of a log message into level and text. Later peers put a byte before the text: 0x80 plus
-// the level, which cannot be the first byte of UTF-8 text. Without that byte, level is -1.
+// the level. No UTF-8 text begins with such a byte. Without that byte, the first result is -1.
 func ParseLog(payload []byte) (level int, text []byte) {
 	if len(payload) > 0 && payload[0]&0xc0 == 0x80 {
 		return int(payload[0] &^ 0x80), payload[1:]

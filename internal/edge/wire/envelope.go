@@ -104,8 +104,8 @@ func (e Envelope) Bytes() []byte {
 	return append(b, '}')
 }
 
-// ParseObject parses a JSON object and keeps its values verbatim. It ignores NULs at the end, which C peers send. It
-// returns errdefs.ErrInvalidArgument for anything else.
+// ParseObject parses a JSON object and keeps its values verbatim. It ignores NULs at the end, which C peers send. If
+// the payload is anything else, ParseObject returns errdefs.ErrInvalidArgument.
 func ParseObject(payload []byte) (map[string]json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(bytes.TrimRight(payload, "\x00"), &fields); err != nil {

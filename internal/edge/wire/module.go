@@ -90,7 +90,8 @@ func (d ModuleData) Restart() string {
 	return RestartNever
 }
 
-// Args returns the module's arguments, argv[0] first: "args" if it is a list, or its "argv" if it is an object.
+// Args returns the module's arguments, argv[0] first. If "args" is a list, it holds the arguments. If "args" is an
+// object, the field "argv" of that object holds them.
 func (d ModuleData) Args() []string {
 	if o := d.argsObject(); o != nil {
 		return o.list("argv")

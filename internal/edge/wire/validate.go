@@ -14,8 +14,8 @@ import (
 // maxName bounds the length, in bytes, of uuids and names that become levels of topics.
 const maxName = 256
 
-// Validate checks the known fields. It returns errdefs.ErrInvalidArgument. It accepts data with neither a file nor an
-// image, because a foreign runtime may have another field for the program.
+// Validate checks the known fields. The error is errdefs.ErrInvalidArgument. Data with neither a file nor an image are
+// valid, because a foreign runtime may have another field for the program.
 func (d ModuleData) Validate() error {
 	if err := ValidName("uuid", d.UUID()); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (d ModuleData) validLists() error {
 	return err
 }
 
-// ValidName checks that a uuid can be a level of a topic and a file name. It returns errdefs.ErrInvalidArgument.
+// ValidName checks that a uuid can be a level of a topic and a file name. The error is errdefs.ErrInvalidArgument.
 func ValidName(field, s string) error {
 	switch {
 	case s == "":

@@ -1,5 +1,6 @@
-// Package corpus contains requests of a real kubelet, for tests of what a backend accepts. README.md says how they were
-// recorded. The package must not know any backend: each backend's tests say which pods it cannot run.
+// Package corpus contains requests from a real kubelet, for tests of what a backend accepts. README.md says how they
+// were recorded. The package must not know any backend: the tests of each backend say which pods that backend cannot
+// run.
 package corpus
 
 import (
@@ -59,8 +60,8 @@ func read(t testing.TB, name string) Pod {
 	return p
 }
 
-// MoveBelow moves the host paths of the pod's mounts below dir and creates them: empty files where the kubelet creates
-// files, otherwise directories.
+// MoveBelow moves the host paths of the pod's mounts below the given directory and creates them: empty files where the
+// kubelet creates files, otherwise directories.
 func (p Pod) MoveBelow(t testing.TB, dir string) {
 	t.Helper()
 	for _, m := range p.Container.GetMounts() {

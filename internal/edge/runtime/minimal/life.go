@@ -43,15 +43,15 @@ type life struct {
 	up     chan struct{} // closed once the program has connected
 	exited chan struct{} // closed once the process has ended and its group was killed
 
-	reaping sync.Mutex // while it is held and reaped is false, the pid still belongs to the process
+	reaping sync.Mutex // while it is held and the process is not reaped, the pid still belongs to the process
 	reaped  bool
 
 	once  sync.Once
-	lost  chan struct{} // closed when sending ends; why is set
+	lost  chan struct{} // closed when sending ends, after the field why is set
 	why   error
 	ended chan struct{} // closed when receiving ends
 
-	tail tail // of the output, for errors
+	tail tail // the end of the output, for errors
 }
 
 // begin starts the program and waits until it has connected.
@@ -164,7 +164,7 @@ func (l *life) fork() error {
 }
 
 // reap waits for the process to end. It kills the rest of the process group before it reaps the zombie, because the
-// zombie reserves the pid.
+// zombie keeps the pid from being reused.
 func (l *life) reap() {
 	for unix.Waitid(unix.P_PID, l.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
@@ -212,7 +212,7 @@ func (l *life) accept(ctx context.Context, listener *net.UnixListener) (net.Conn
 		why = ctx.Err()
 	}
 	listener.Close()
-	if a := <-accepted; a.conn != nil { // it connected before Close
+	if a := <-accepted; a.conn != nil { // the program connected before Close
 		a.conn.Close()
 	}
 	return nil, why
@@ -300,7 +300,7 @@ func (l *life) status() string {
 	}
 }
 
-// stop asks the program to stop, and kills it after the timeout.
+// stop asks the program to stop, and kills it after the given time.
 func (l *life) stop(within time.Duration) {
 	timeout := time.NewTimer(within)
 	defer timeout.Stop()

@@ -32,8 +32,8 @@ const (
 type Config struct {
 	// Info describes the runtime. By default, Info.Type is Type and Info.MaxModules is channel.MaxModules.
 	Info runtime.Info
-	// Index is the runtime's index on its node, 0 to 255. The socket is named after it, and it is the program's last
-	// argument.
+	// Index is the runtime's index on its node, 0 to 255. The socket's name contains the index, and the program gets
+	// the index as its last argument.
 	Index int
 	// Dir is the directory of the sockets; DefaultDir by default. It is created if it is missing, and refused if other
 	// users own it or can write to it.

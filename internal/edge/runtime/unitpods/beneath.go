@@ -68,8 +68,8 @@ func openFile(roots []string, name string) (*os.File, error) {
 	return openBeneath(roots, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 }
 
-// realDir returns the path of a directory with all links resolved. When the caller opens it, it must not follow links,
-// because the directory may have been replaced.
+// realDir returns the path of a directory with all links resolved. The caller must not follow links when it opens that
+// path, because the directory may have been replaced meanwhile.
 func realDir(roots []string, name string) (string, error) {
 	dir, err := openBeneath(roots, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {

@@ -61,8 +61,8 @@ func (m *module) hasEnded() bool {
 	}
 }
 
-// connection makes one connection, and reads from it until it ends. An error means that the connection could not be
-// made.
+// connection makes one connection, and reads from it until the connection ends. An error means that the connection
+// could not be made.
 func (m *module) connection() error {
 	ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
 	raw, group, err := m.r.Node.Channels(ctx, m.podID)

@@ -151,7 +151,7 @@ func (r *Runtime) podEvent(e node.Event) {
 	}
 }
 
-// checkAllPods marks the modules as ended whose end was missed by followEvents.
+// checkAllPods finds the modules whose end followEvents has missed, and marks them as ended.
 func (r *Runtime) checkAllPods() {
 	existing := map[string]*node.Pod{}
 	for _, p := range r.Node.Pods() {

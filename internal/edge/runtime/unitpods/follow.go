@@ -43,13 +43,13 @@ type follower struct {
 	file *os.File // the file being read
 	at   position // end of the queued lines in file
 	rest []byte   // an incomplete line after that
-	// old is set while file is oldLogFile; final is set once nothing more is written to file.
+	// old is set while the current file is oldLogFile. final is set once nothing more is written to the current file.
 	old, final bool
 	// dropped is the number of dropped bytes that are not reported yet.
 	dropped int64
 }
 
-// newFollower makes a follower of the log in dir. It creates dir.
+// newFollower makes a follower of the log in the given directory, and creates the directory if it is missing.
 func newFollower(m *module, dir string) (*follower, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("log directory: %w", err)
@@ -132,8 +132,8 @@ func (f *follower) resume() {
 	}
 }
 
-// begin starts reading a file. It starts at the position if that belongs to this file, otherwise at the beginning of
-// the file.
+// begin starts reading a file. If the given position belongs to this file, begin starts there, otherwise at the
+// beginning of the file.
 func (f *follower) begin(file *os.File, at position) {
 	if f.file != nil {
 		f.file.Close()
@@ -179,8 +179,8 @@ func (f *follower) catchUp(ended bool) error {
 	}
 }
 
-// tooLarge reports whether to rotate a log of this size. Up to twice the limit, it is rotated only if the manager has
-// taken all of the old file, which the rotation replaces.
+// tooLarge reports whether to rotate a log of this size. A log of up to twice the limit is rotated only if the manager
+// has taken the whole old file, because the rotation replaces that file.
 func (f *follower) tooLarge(size int64) bool {
 	if size <= f.m.r.LogBytes {
 		return false
@@ -202,7 +202,7 @@ func (f *follower) reopen(ended bool) bool {
 }
 
 // rotate renames the log and makes the worker open a new file. If the file of the previous rotation is still being
-// read, rotate drops its rest and returns true.
+// read, rotate drops the rest of that file and returns true.
 func (f *follower) rotate(ended bool) (dropped bool) {
 	if f.old && !f.final { // the worker still writes to it
 		f.final = f.reopen(ended)
@@ -299,8 +299,9 @@ func (f *follower) line(raw []byte) bool {
 	return true
 }
 
-// queue queues a message. at is the position to save once the manager takes it. While queue waits for room, it rotates
-// a log that is too large. It reports false if the rotation has dropped the file, or the runtime is closed.
+// queue queues a message, together with the position to save once the manager takes the message. While queue waits for
+// room, it rotates a log that is too large. It reports false if the rotation has dropped the file, or the runtime is
+// closed.
 func (f *follower) queue(text []byte, at position) bool {
 	message := outgoing{
 		Message: channel.Message{Header: channel.Header{Control: true, Module: f.m.index, Arg: wire.ModuleLog}, Payload: text},

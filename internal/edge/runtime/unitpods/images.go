@@ -142,7 +142,7 @@ func (i *imports) fromReference(ctx context.Context, ref string) (string, error)
 	return img.ID, nil
 }
 
-// join counts a module that uses an image, until leave.
+// join counts one more module that uses an image. leave counts one less.
 func (i *imports) join(id string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 const (
 	// undoTime bounds the clean-up after a failed Create, and some other calls to the node.
 	undoTime = time.Minute
-	// stopGrace is the time that a deleted module gets to end after its channels are closed.
+	// stopGrace is how long a deleted module may continue to run after its channels are closed.
 	stopGrace = time.Second
 )
 
@@ -32,11 +32,12 @@ type module struct {
 	podID string
 	// image is the ID of the module's image.
 	image string
-	// channels is set if the module has channels. deadline is when to end it; zero means never.
+	// channels is set if the module has channels. deadline is when to end the module; zero means never.
 	channels bool
 	deadline time.Time
 
-	// created is closed when Create has succeeded, failed when it has failed, and ended when the container has ended.
+	// The channel created is closed when Create has succeeded, the channel failed when Create has failed, and the
+	// channel ended when the container has ended.
 	created, failed, ended chan struct{}
 	// channelsDone is closed once no more messages arrive from the module's channels.
 	channelsDone chan struct{}
@@ -181,8 +182,8 @@ func (m *module) watch() {
 	})
 }
 
-// stop ends the module for the given reason. Only a module with channels gets a grace period, because WASI has no
-// signals.
+// stop ends the module for the given reason. WASI has no signals, so a module can learn only from its closed channels
+// that it should end. A module without channels therefore gets no grace period.
 func (m *module) stop(ctx context.Context, reason string, grace time.Duration) error {
 	m.mu.Lock()
 	if m.stopReason == "" {

@@ -28,7 +28,7 @@ const (
 	// annotationRuntime and annotationModule identify the owner of a pod. CRI clients cannot set them.
 	annotationRuntime = sandbox.AnnotationRuntime
 	annotationModule  = sandbox.AnnotationEdge + "module"
-	// annotationDeadline is when to end the module, in RFC 3339 format.
+	// annotationDeadline holds the time at which to end the module, in RFC 3339 format.
 	annotationDeadline = sandbox.AnnotationEdge + "deadline"
 
 	containerName = "module"
@@ -82,7 +82,7 @@ func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 	return p, p.setChannels(r.Topics, uuid, data.Channels())
 }
 
-// key returns the name of a module's files: the uuid if that is a plain name, otherwise its hash.
+// key returns the name of a module's files: the uuid if that is a plain name, otherwise a hash of the uuid.
 func key(uuid string) string {
 	if plainKey.MatchString(uuid) && uuid != positionsDir {
 		return uuid

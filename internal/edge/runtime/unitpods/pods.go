@@ -29,7 +29,7 @@ func (r *Runtime) ownPods() []*node.Pod {
 
 func moduleOf(p *node.Pod) string { return p.Config.GetAnnotations()[annotationModule] }
 
-// removePrevious removes the pods and the log of a module that an earlier daemon left behind.
+// removePrevious removes what an earlier daemon has left of a module: its pods and its log.
 func (r *Runtime) removePrevious(ctx context.Context, uuid string) error {
 	for _, p := range r.ownPods() {
 		if moduleOf(p) != uuid {
@@ -42,7 +42,7 @@ func (r *Runtime) removePrevious(ctx context.Context, uuid string) error {
 	return removeLog(r.LogDir, key(uuid))
 }
 
-// removePod stops and removes a pod, if it exists. The ID "" means none.
+// removePod stops and removes a pod, if it exists. If the ID is "", removePod does nothing.
 func (r *Runtime) removePod(ctx context.Context, id string) error {
 	if id == "" {
 		return nil
@@ -115,8 +115,8 @@ func (r *Runtime) sweep() {
 	}
 }
 
-// removeOrphans removes pods without a module. Until OrphanAge after Start it does nothing, so that the manager can
-// adopt the pods of an earlier daemon.
+// removeOrphans removes pods without a module. During the first OrphanAge after Start it does nothing, so that the
+// manager can adopt the pods of an earlier daemon.
 func (r *Runtime) removeOrphans() error {
 	r.mu.Lock()
 	early := time.Since(r.started) < r.OrphanAge

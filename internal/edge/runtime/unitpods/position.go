@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// positionsDir is the directory of the position files. It is outside the modules' log directories, because those are
-// watched.
+// positionsDir is the directory of the position files. It is outside the modules' log directories, because each change
+// in those wakes a follower.
 const positionsDir = "positions"
 
 // position is the end of the lines that the manager has taken from a log: the file's inode, and the offset in the file.

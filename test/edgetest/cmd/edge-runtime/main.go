@@ -1,5 +1,5 @@
-// Command edge-runtime is the scripted runtime of test/edgetest, as the command of an [[edge.runtime]] in tests that
-// use Tripod only from the outside.
+// Command edge-runtime is the scripted runtime of test/edgetest. Tests that use Tripod only from the outside configure
+// it as the command of an [[edge.runtime]].
 package main
 
 import (
