@@ -22,12 +22,12 @@ import (
 	"github.com/tripod-run/tripod/internal/cri"
 )
 
-// drainTime is how long calls in progress may run after the daemon was asked to stop. It must be below TimeoutStopSec
-// of the systemd unit.
+// drainTime is how long calls in progress may continue after the daemon has been asked to stop. It must be below
+// TimeoutStopSec of the systemd unit.
 const drainTime = 20 * time.Second
 
-// lastWords is how long event streams may then take to report that the daemon is stopping. It begins when all other
-// calls have ended. Clients that do not read miss the report.
+// lastWords is how long event streams may take to report that the daemon is stopping, after all other calls have ended.
+// Clients that do not read miss the report.
 const lastWords = time.Second
 
 func daemonCommand() *cobra.Command {

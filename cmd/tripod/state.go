@@ -165,7 +165,7 @@ var errForeignRecord = errors.New("the record belongs to other directories")
 // claimDirectories checks that the record belongs to this node's directories. Call it before recovery, which removes
 // everything that the record does not contain. The ID is stored beside the record and, while the node is up, beside the
 // pods (fault N11). A new record has no pods to harm (see refuseLostRecord), so it claims the directories. Directories
-// without an ID are new or from a version that stored none; every record claims them.
+// without an ID are new or from a version that stored no ID; every record claims them.
 func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	var unclaimed []string
 	for _, dir := range dirs {

@@ -43,7 +43,7 @@ const (
 	narrowSize = 6
 	wideSize   = 8
 
-	grow    = 256 << 10 // first size of the buffer for a payload; the buffer doubles when it is full
+	grow    = 256 << 10 // maximum first size of the buffer for a payload; a full buffer at most doubles
 	oneCopy = 64 << 10  // maximum size of a payload that is copied and written together with its header
 )
 

@@ -113,7 +113,7 @@ func (*Network) UpdatePodCIDR(cidr string) error {
 // Images is an image store that has every image except those whose names contain "missing".
 type Images struct{}
 
-// Get returns the image with the given name. Its ID is the digest of the name.
+// Get returns the image with the given name. The image's ID is the digest of that name.
 func (Images) Get(_ context.Context, ref string) (image.Image, error) {
 	if ref == "" || strings.Contains(ref, "missing") {
 		return image.Image{}, fmt.Errorf("image %q: %w", ref, errdefs.ErrNotFound)

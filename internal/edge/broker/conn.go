@@ -223,7 +223,7 @@ type listener struct {
 	log            *slog.Logger
 	end            func()          // disconnects the clients
 	abandon        func(*conn)     // ends the session that a panic of mochi left behind
-	clients        *sync.WaitGroup // mochi's own; serving adds connections here early, because mochi adds one only when its goroutine runs
+	clients        *sync.WaitGroup // mochi's own; Serve adds each connection early, because mochi adds it only once its goroutine runs
 	closed         chan struct{}
 	served         chan struct{} // closed when Serve returns
 	once           sync.Once

@@ -183,7 +183,8 @@ func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, 
 	return pk, nil
 }
 
-// OnPublished sends the acknowledgement. If the message has to be stored, OnPublished first waits until it is.
+// OnPublished sends the acknowledgement. If the message has to be stored, OnPublished first waits until it is on the
+// disk.
 func (h *hooks) OnPublished(cl *mochi.Client, pk packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
 		c.endDelivery()

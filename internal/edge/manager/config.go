@@ -28,7 +28,7 @@ type Config struct {
 	Dial     func(mqtt.Config) (mqtt.Client, error)
 	Runtimes []runtime.Runtime
 	// KeepAlive is the time between keepalives of a runtime. By default the orchestrator chooses the time; if the
-	// orchestrator does not, it is 60 s.
+	// orchestrator chooses none, the time is 60 s.
 	KeepAlive time.Duration
 	Limits    Limits
 	// RegisterTimeout bounds the wait for the orchestrator's answer; 5 s by default.

@@ -117,7 +117,7 @@ const (
 type recentMessages struct {
 	seed     maphash.Seed
 	now, old map[uint64]bool
-	since    time.Time // when the half called now was started
+	since    time.Time // when the newer half was started
 }
 
 func newRecentMessages() *recentMessages {

@@ -58,9 +58,9 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 	return nil
 }
 
-// isRepeat reports whether a create message is for a module that already exists. Either the message is the module's own
-// create message once more, or the orchestrator wants a lost module back that the manager has already recreated. If any
-// other module has the uuid, on any runtime, isRepeat returns an error.
+// isRepeat reports whether a create message is for a module that already exists. Either the message repeats the
+// module's own create message, or the orchestrator orders a lost module again, which the manager has already recreated.
+// If any other module has the uuid, on any runtime, isRepeat returns an error.
 func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 	for _, other := range h.m.hosts {
 		other.mu.Lock()

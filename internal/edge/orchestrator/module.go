@@ -53,7 +53,7 @@ func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	return m, nil
 }
 
-// maxData bounds the data of a module, runtime or manager, in bytes. It bounds them because they stay in memory.
+// maxData bounds the data of a module, runtime or manager, in bytes, because these data stay in memory.
 const maxData = 1 << 20
 
 // parse parses the data of a message.

@@ -129,7 +129,7 @@ func (o *Orchestrator) Close(ctx context.Context) error {
 // Connected reports whether the orchestrator is connected to the broker and has its subscriptions.
 func (o *Orchestrator) Connected() bool { return o.subscribed.Load() && o.client.Connected() }
 
-// transact calls decide, and then commits its changes and publishes its messages.
+// transact calls decide, and then commits the changes and publishes the messages of the transition.
 func (o *Orchestrator) transact(ctx context.Context, decide func(*transition) error) error {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
