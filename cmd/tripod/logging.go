@@ -8,7 +8,8 @@ import (
 )
 
 // newLogger makes the process's logger. It also makes that logger the default of slog, and thereby of package log.
-// internal/image routes containerd's logger to it, and internal/stream routes klog to it.
+// Other packages route the loggers of their libraries to it: internal/image that of containerd, and internal/stream
+// klog.
 func newLogger(c *config.Config, out io.Writer) *slog.Logger {
 	options := &slog.HandlerOptions{Level: c.LogLevel()}
 	var handler slog.Handler = slog.NewTextHandler(out, options)

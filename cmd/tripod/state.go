@@ -76,7 +76,7 @@ func mountRunDir(dir string, log *slog.Logger) error {
 }
 
 // A daemon waits up to lockTimeout for its predecessor to release the lock, because a killed process takes some time to
-// end, and a service manager may start the next daemon in that time.
+// end. A service manager may start the next daemon in that time.
 const (
 	lockTimeout  = 5 * time.Second
 	lockInterval = 20 * time.Millisecond
@@ -186,7 +186,7 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	}
 	for _, path := range unclaimed {
 		err := atomicfile.Write(path, []byte(record.ID()+"\n"), 0o600)
-		if err != nil && !errors.Is(err, unix.EROFS) { // on a read-only file system the next start claims it
+		if err != nil && !errors.Is(err, unix.EROFS) { // on a read-only file system, the next start claims the directory
 			return err
 		}
 	}

@@ -42,7 +42,7 @@ func fakeTraces(c *config.Config) []string {
 	return []string{fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
 }
 
-// openFake adds the fake backends, by RuntimeClass handler.
+// openFake adds the fake backends to the map, whose keys are RuntimeClass handlers.
 func openFake(c *config.Config, backends map[string]sandbox.Backend, log *slog.Logger) error {
 	for handler, can := range map[string]sandbox.Capabilities{
 		"fake":      {HostNetwork: true},

@@ -210,7 +210,8 @@ func wasmConfig(c *config.Config) wasm.Config {
 	}
 }
 
-// openWasm opens the backend for components. It returns nil if its program is neither configured nor found.
+// openWasm opens the backend for components. It returns nil if no program for the backend is configured and none is
+// found.
 func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (*wasm.Backend, error) {
 	w, err := wasm.Open(ctx, wasmConfig(c), wasm.Services{
 		Images: wasm.Images{Store: images}, Network: networks, Spans: p.spans(), Logger: log.With("part", "wasm"),
@@ -248,7 +249,7 @@ func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logg
 	return nil
 }
 
-// openBackends opens the backends, by RuntimeClass handler.
+// openBackends opens the backends. The keys of the result are RuntimeClass handlers.
 func (p *parts) openBackends(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (map[string]sandbox.Backend, error) {
 	backends := map[string]sandbox.Backend{}
 	if c.Backends.Linux {

@@ -17,7 +17,7 @@ type Channel struct {
 	Name string `json:"name"`
 	// Topic is the topic or, for a read-only channel, the filter.
 	Topic string `json:"topic"`
-	// Flags are the most permissive mode in which the module can open the channel.
+	// Flags are the most permissive mode that the module can open the channel with.
 	Flags Flags `json:"flags"`
 }
 

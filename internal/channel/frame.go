@@ -51,7 +51,7 @@ const (
 type Header struct {
 	Control bool
 	Module  int // index of the module in its runtime
-	Arg     int // type of a control message, otherwise the number of the channel
+	Arg     int // type of a control message, or number of the channel of any other message
 }
 
 // Message is one frame.
@@ -110,8 +110,8 @@ func parseHeader(b []byte) (h Header, length uint32) {
 
 // ConnOptions are the limits of a Conn.
 type ConnOptions struct {
-	MaxFrame int           // maximum payload in either direction, in bytes; 0 means DefaultMaxFrame
-	Wide     bool          // accept the peer's offer of the wide header (Conn.Widen); otherwise Read returns it as a message
+	MaxFrame int           // maximum size of a payload in either direction, in bytes; 0 means DefaultMaxFrame
+	Wide     bool          // accept the peer's offer of the wide header (Conn.Widen); without Wide, Read returns the offer as a message
 	Timeout  time.Duration // maximum time of a Write, after which the connection ends; 0 means none
 }
 
@@ -219,7 +219,7 @@ func (c *Conn) Write(m Message) error {
 	return c.write(m)
 }
 
-// Fits returns the error with which Write would refuse the message, or nil. It sends nothing and does not block.
+// Fits returns the error that Write would return to refuse the message, or nil. It sends nothing and does not block.
 func (c *Conn) Fits(m Message) error {
 	if len(m.Payload) > c.opts.MaxFrame {
 		return fmt.Errorf("message of %d bytes: the limit is %d: %w", len(m.Payload), c.opts.MaxFrame, errdefs.ErrInvalidArgument)

@@ -23,7 +23,7 @@ const (
 	wideFD Flags = 0x80 // the channel's number has a second byte, only with the wide header
 )
 
-// QoS returns the quality of service: 0, 1 or 2. If both bits are set, it is 2.
+// QoS returns the quality of service: 0, 1 or 2. If both bits are set, QoS returns 2.
 func (f Flags) QoS() byte {
 	switch {
 	case f&QoS2 != 0:

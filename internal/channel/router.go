@@ -28,7 +28,7 @@ func (k Key) moduleKey() moduleKey { return moduleKey{k.Runtime, k.Module} }
 // the Router. Calls to Subscribe and Unsubscribe do not overlap; calls to Publish can.
 type RouterOptions struct {
 	Publish     func(topic string, qos byte, payload []byte)
-	Subscribe   func(filter string, qos byte) // also for a subscribed filter, to change its QoS or get its retained messages again
+	Subscribe   func(filter string, qos byte) // also called for a subscribed filter, to change its QoS or to get its retained messages again
 	Unsubscribe func(filter string)
 	// Held are the filters of the node's own subscriptions, with QoS 2. These subscriptions remain when a module closes
 	// a channel on the same filter.
@@ -71,7 +71,7 @@ type channel struct {
 	deliver func(payload []byte)
 
 	seenMu sync.Mutex
-	seen   map[string]uint64 // hash of the last message from the broker, by topic
+	seen   map[string]uint64 // hash of the last message from the broker on each topic
 }
 
 // NewRouter makes a Router without channels.
@@ -101,8 +101,8 @@ func NewRouter(opts RouterOptions) *Router {
 // means no group.
 //
 // If the channel is already open with the same topic and flags, for example because the runtime has reconnected, Open
-// replaces its deliver function and its group. If the topic or the flags differ, Open returns errdefs.ErrAlreadyExists.
-// If the module has reached its limit of channels, Open returns errdefs.ErrResourceExhausted.
+// replaces the channel's deliver function and group. If the topic or the flags differ, Open returns
+// errdefs.ErrAlreadyExists. If the module has reached its limit of channels, Open returns errdefs.ErrResourceExhausted.
 func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -129,8 +129,8 @@ func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte
 	return nil
 }
 
-// insert puts a channel into the tables, in place of the old one if there is one. If the channel can be read, insert
-// returns its filter, and whether the filter is new.
+// insert puts a channel into the tables. If old is not nil, the channel takes its place. If the channel can be read,
+// insert returns its filter, and whether the filter is new.
 func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

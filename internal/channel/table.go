@@ -24,7 +24,7 @@ func (f *filter) ownQoS() byte {
 	return qos
 }
 
-// table finds filters by topic. It is a tree, whose levels are the levels of the topics.
+// table finds filters by topic. It is a tree with the same levels as the topics.
 type table struct {
 	top level
 	all map[string]*filter

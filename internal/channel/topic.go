@@ -51,9 +51,9 @@ func ValidFilter(filter string) error {
 }
 
 // Covers reports whether the wide filter matches every topic that the other filter matches. A topic is a filter that
-// matches only itself, so Covers(filter, topic) reports whether they match. Wildcards in the first level do not match
-// topics that begin with $ (MQTT 5.0 §4.7.2). For a few pairs of filters, such as +/# and #, Covers wrongly returns
-// false, which is harmless.
+// matches only itself, so Covers(filter, topic) reports whether the filter matches the topic. Wildcards in the first
+// level do not match topics that begin with $ (MQTT 5.0 §4.7.2). For a few pairs of filters, such as +/# and #, Covers
+// wrongly returns false, which is harmless.
 func Covers(wide, other string) bool {
 	if strings.HasPrefix(other, "$") && (strings.HasPrefix(wide, "+") || strings.HasPrefix(wide, "#")) {
 		return false

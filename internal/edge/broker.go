@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// brokerClose bounds the time that the embedded broker gets to store its state when it closes.
+// brokerClose is how long the embedded broker may take to store its state when it closes.
 const brokerClose = 5 * time.Second
 
 // brokerSettings are the broker settings of [edge] or [orchestrator].

@@ -8,6 +8,6 @@
 //	           └─ OpenOrchestrator ──▶ orchestrator
 //
 // It owns the identity of the node's manager and runtimes (identity.go), the checks of `tripod check` (check.go) and
-// the retries while a disk fault keeps the front door closed. The parts below it handle the messages; none of them
-// imports this package. Start reading at Open.
+// retrying while a disk fault keeps the front door closed. The parts below it handle the messages; none of them imports
+// this package. Start reading at Open.
 package edge

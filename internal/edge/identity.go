@@ -21,8 +21,8 @@ type identity struct {
 	Runtimes map[string]string `json:"runtimes"`
 }
 
-// identify reads the identity from the file, replaces UUIDs with those that the configuration sets, makes missing
-// UUIDs, and saves the identity if it has changed.
+// identify reads the identity from the file. UUIDs in the configuration replace those in the file. identify then makes
+// missing UUIDs, and saves the identity if it has changed.
 func identify(file string, c config.Edge) (identity, error) {
 	id := identity{Runtimes: map[string]string{}}
 	text, err := os.ReadFile(file)

@@ -1,4 +1,4 @@
-// Package deps tests the rules of the repository. Imports: which package may depend on which, directly or indirectly,
-// and that each package has a comment. Code: kinds of pod do not repeat each other's code. Documents: the links, paths
-// and tests that they name exist, and so does each docs/faults.md row that a test name cites.
+// Package deps tests the rules of the repository. It tests which package may depend on which, directly or indirectly,
+// that each package has a comment, and that kinds of pod do not repeat each other's code. It also tests that the links,
+// paths and tests named in documents exist, and that each row of docs/faults.md named by a test exists.
 package deps

@@ -14,7 +14,7 @@ import (
 type RuntimeInfo struct {
 	UUID, Name, Type string
 	APIs             []string
-	MaxModules       int // 0 means that it is not sent, as in the recorded session
+	MaxModules       int // 0 means that the field is not sent, as in the recorded session
 }
 
 // ManagerConfig configures a Manager.

@@ -21,7 +21,7 @@ const EnvScript = "EDGETEST_RUNTIME"
 type Script struct {
 	Dir        string        `json:"dir"`         // of the sockets; /tmp/sl by default
 	Silent     bool          `json:"silent"`      // never connects
-	ExitEarly  bool          `json:"exit_early"`  // prints "cannot start" and exits with 4 before it connects
+	ExitEarly  bool          `json:"exit_early"`  // prints "cannot start" and exits with code 4 before connecting
 	IgnoreStop bool          `json:"ignore_stop"` // ignores Stop messages
 	NotReading bool          `json:"not_reading"` // connects and reads nothing
 	Keepalive  time.Duration `json:"keepalive"`   // interval of keepalives; 0 means none

@@ -151,7 +151,7 @@ func Session() Lines {
 		add(2, "realm/proc/reg/"+rt.uuid, envelope("", "arts_resp", `{"result":"ok","details":{`+fields+
 			`,"ka_interval_sec":60,"max_nmodules":100,"page_size":65536,"aot_target":{},"metadata":null,"platform":null,"status":"A"}}`))
 	}
-	// Modules: the request, the orchestrator's order, and its error about its own order.
+	// Modules: the request, the orchestrator's order, and the orchestrator's error about its own order.
 	const added = `,"filetype":"WA","apis":["wasm","wasi"],"peripherals":[],"resources":null,"fault_crash":"ignore","status":"A"}`
 	for i, rt := range []string{RuntimeMin, RuntimeChan, RuntimeTwo, RuntimeTwo} {
 		r := requests[i]

@@ -60,7 +60,7 @@ var (
 	_ sandbox.StatsProvider = (*Backend)(nil)
 )
 
-// New returns a backend with its files in config.Dir, which it creates if necessary.
+// New returns a backend with its files in config.Dir. New creates this directory if necessary.
 func New(config Config) (*Backend, error) {
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
@@ -96,8 +96,8 @@ func (b *Backend) Pods() ([]string, error) {
 // Capabilities returns the capabilities in the Config.
 func (b *Backend) Capabilities() sandbox.Capabilities { return b.config.Capabilities }
 
-// Validate checks only the annotation "validate". If it is set, Validate returns errdefs.ErrInvalidArgument with its
-// text.
+// Validate checks only the annotation "validate". If the annotation is set, Validate returns errdefs.ErrInvalidArgument
+// with the annotation's text.
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if why := behaviour(p, c, "validate"); why != "" {
 		return fmt.Errorf("%s: %w", why, errdefs.ErrInvalidArgument)

@@ -6,6 +6,6 @@
 //
 //	Run ──▶ gRPC ──▶ internal/cri ──▶ internal/node ──▶ the backend under test
 //
-// The suite covers each cell of the state table, the idempotence of every call, exits and their reasons, grace periods,
-// events and, if the Subject can restart its daemon, re-adoption.
+// The suite covers each cell of the state table, the idempotence of every call, exits and their reasons, grace periods
+// and events. If the Subject can restart its daemon, it also covers re-adoption.
 package sandboxtest

@@ -38,8 +38,9 @@ func (c client) nextAttempt() {
 	}
 }
 
-// previousAttempts: each attempt that has ended stays listed with its end, even after a restart of the daemon, until it
-// is removed by its own ID or with the pod. Removing an ended attempt does not affect the running one.
+// previousAttempts: each attempt that has ended stays listed with its end, even after a restart of the daemon, until
+// the attempt is removed by its own ID or together with the pod. Removing an ended attempt does not affect the running
+// one.
 func (c client) previousAttempts() {
 	pod, podConfig := c.pod()
 	var ids []string

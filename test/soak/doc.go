@@ -9,6 +9,6 @@
 //	test    ──▶ phases: quiet, SIGKILL, SIGTERM, a fail point that kills, fails or delays
 //	        ──▶ between the phases no client makes calls, and all checks must pass (check_test.go)
 //
-// The seed is logged. TRIPOD_SOAK_SEED sets the seed, TRIPOD_SOAK the duration (30s for each backend). The seed
-// determines only the calls, not how they interleave.
+// The seed is logged. TRIPOD_SOAK_SEED sets the seed, and TRIPOD_SOAK sets the duration (30s for each backend). The
+// seed determines only the calls, not how they interleave.
 package soak

@@ -24,8 +24,8 @@ type Method struct {
 	Type      connect.StreamType
 	// Base maps the name of a Transport to the base URL of the method, such as https://127.0.0.1:443.
 	Base map[string]string
-	// Exchange returns the requests of one call and the expected replies, in protobuf's binary encoding. It builds them
-	// from the given words; each word names the client. In a direction without streaming there is one message.
+	// Exchange returns the requests of one call and the expected replies, in protobuf's binary encoding. It builds the
+	// messages from the given words. Each word names the client. In a direction without streaming there is one message.
 	Exchange func(words []string) (requests, replies [][]byte)
 }
 
@@ -49,8 +49,8 @@ type Options struct {
 const (
 	// callTimeout limits a call, so that a call that hangs is an error instead of a timeout of the test.
 	callTimeout = 2 * time.Minute
-	// compressFrom is the size in bytes from which clients compress messages. The limit saves memory, because each
-	// compressor needs almost a megabyte.
+	// compressFrom is the minimum size, in bytes, of messages that clients compress. The limit saves memory, because
+	// each compressor needs almost a megabyte.
 	compressFrom = 1024
 )
 

@@ -27,14 +27,15 @@ type Broker interface {
 type Config struct {
 	// Address is HOST:PORT for MQTT without TLS; empty means none. Port 0 means a free port.
 	Address string
-	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key, which are PEM files. They are read again for
-	// each connection. With ClientCA, a PEM file, every client needs a certificate signed by one of its CAs. The
-	// certificate's common name is then a user name that needs no password.
+	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key, which are PEM files. Both files are read
+	// again for each connection. If ClientCA names a PEM file, every client needs a certificate signed by one of the
+	// CAs in that file. The certificate's common name is then a user name that needs no password.
 	TLSAddress       string
 	Certificate, Key string
 	ClientCA         string
 
-	// Path is the bbolt file with sessions and retained messages. If it is empty, they are kept only in memory.
+	// Path is the bbolt file with sessions and retained messages. If Path is empty, sessions and retained messages are
+	// kept only in memory.
 	Path string
 
 	// Users may connect. Without users, everybody may connect, publish and subscribe to anything.
@@ -81,7 +82,7 @@ type Stats struct {
 	Inflight      int    // messages with QoS 1 and 2 that clients have not acknowledged
 	Received      uint64 // messages from clients
 	Sent          uint64 // messages to clients
-	Dropped       uint64 // messages dropped because the client is slow or its queue is full
+	Dropped       uint64 // messages dropped because a client is slow or its queue is full
 	Refused       uint64 // connections refused because of a user, password, certificate or limit
 	Denied        uint64 // subscriptions and messages that the user's rights do not allow
 	StoreErrors   uint64 // failed writes to disk, which are retried

@@ -33,7 +33,7 @@ type conn struct {
 	net.Conn
 	timeout        time.Duration
 	gate           atomic.Pointer[gate] // nil before the session starts
-	unlockDelivery func()               // unlocks hooks.delivery; nil unless the connection's goroutine holds it
+	unlockDelivery func()               // unlocks hooks.delivery; nil unless the connection's goroutine holds that lock
 	ended          chan struct{}        // closed after the last write
 
 	mu            sync.Mutex
@@ -115,7 +115,7 @@ func (c *conn) drain() {
 		c.mu.Lock()
 		c.writing = 0
 		if err != nil {
-			c.closed, c.pending = true, nil // the client would read further bytes as the rest of this packet
+			c.closed, c.pending = true, nil // the packet may be incomplete, so the client would take further bytes for its rest
 			if t, ok := c.Conn.(*tls.Conn); ok {
 				t.NetConn().Close() // without TLS's alert, which could not be written either
 			}
@@ -223,7 +223,7 @@ type listener struct {
 	log            *slog.Logger
 	end            func()          // disconnects the clients
 	abandon        func(*conn)     // ends the session that a panic of mochi left behind
-	clients        *sync.WaitGroup // mochi's own; Serve adds each connection early, because mochi adds it only once its goroutine runs
+	clients        *sync.WaitGroup // mochi's own; Serve adds each connection early, because mochi adds a connection only once its goroutine runs
 	closed         chan struct{}
 	served         chan struct{} // closed when Serve returns
 	once           sync.Once

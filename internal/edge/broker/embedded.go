@@ -57,7 +57,7 @@ func New(cfg Config) (Broker, error) {
 func (b *embedded) start(cfg Config, who *users) error {
 	caps := mochi.NewDefaultServerCapabilities()
 	caps.MaximumClients = int64(cfg.MaxClients)
-	caps.MaximumMessageExpiryInterval = 0 // no limit besides the message's own; with mochi's default, retained messages expire after a day
+	caps.MaximumMessageExpiryInterval = 0 // only the message's own expiry applies; with mochi's default, retained messages expire after a day
 	caps.MaximumSessionExpiryInterval = uint32(cfg.SessionExpiry.Seconds())
 	caps.MaximumPacketSize = uint32(cfg.MaxPacket)
 	caps.MaximumInflight = uint16(cfg.MaxQueued)

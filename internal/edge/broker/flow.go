@@ -10,9 +10,9 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// gate enforces a client's receive maximum (MQTT 5.0 §4.9). mochi 2.7.9 has its own implementation, which reorders
-// messages, sends all queued messages of a session in one burst, loses those that are not acknowledged, and stalls
-// after twice the maximum. We therefore hide the client's maximum from mochi (OnPacketRead).
+// gate enforces a client's receive maximum (MQTT 5.0 §4.9). mochi 2.7.9 has its own implementation with four faults. It
+// reorders messages, sends all queued messages of a session in one burst, loses messages that are not acknowledged, and
+// stalls after twice the maximum. We therefore hide the client's maximum from mochi (OnPacketRead).
 //
 //	mochi's resend ─▶ resend ─┐
 //	                          ├─ enter: fewer than window in flight ─▶ client ─PUBACK, PUBCOMP─▶ leave

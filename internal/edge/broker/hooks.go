@@ -21,7 +21,7 @@ var bridgeMark = packets.UserProperty{Key: "tripod.bridge"}
 // emptyMark marks a will without a payload until the will is published.
 var emptyMark = packets.UserProperty{Key: "tripod.empty"}
 
-// hooks implements mochi's hooks. They are all in one type, so that the order within an event is clear.
+// hooks implements mochi's hooks. All hooks are in one type, so that their order within an event is clear.
 type hooks struct {
 	mochi.HookBase
 	server *mochi.Server
@@ -64,7 +64,7 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 		if len(pk.Connect.Password) == 0 { // MQTT 3.1.1 §3.1.3.5 allows the flag with an empty password
 			pk.Connect.PasswordFlag = false
 		}
-		if pk.Connect.WillFlag && len(pk.Connect.WillPayload) == 0 { // also allowed, but mochi refuses it
+		if pk.Connect.WillFlag && len(pk.Connect.WillPayload) == 0 { // an empty payload is also allowed, but mochi refuses it
 			pk.Connect.WillPayload = []byte{0}
 			pk.Connect.WillProperties.User = append(pk.Connect.WillProperties.User, emptyMark)
 		}
@@ -102,8 +102,8 @@ func gateOf(cl *mochi.Client) *gate {
 }
 
 // OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It also
-// delays a message until the client has room for it. It may block, because mochi calls it in the client's WriteLoop.
-// The messages of mochi's resend, which have the DUP flag, are delayed by resume instead.
+// delays a message until the client's window has room. OnPacketEncode may block, because mochi calls it in the client's
+// WriteLoop. The messages of mochi's resend, which have the DUP flag, are delayed by resume instead.
 func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Packet {
 	switch pk.FixedHeader.Type {
 	case packets.Publish:

@@ -43,8 +43,9 @@ func (h *hooks) save(key string, v any, urgent bool) {
 	}
 }
 
-// OnSessionEstablish is called before CONNACK, so a session is on the disk before the client learns of it. Until
-// OnSessionEstablished no message is delivered, so no message goes to the previous connection, and none is sent twice.
+// OnSessionEstablish is called before CONNACK, so a session is on the disk before the client learns of the session.
+// Until OnSessionEstablished no message is delivered, so no message goes to the previous connection, and none is sent
+// twice.
 func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 	if persistent(cl) {
 		h.saveClient(cl)

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// batchDelay is the delay of a write that nobody waits for, so that other writes can join its transaction. Most
+	// batchDelay is the delay of a write that nobody waits for, so that other writes can join the transaction. Most
 	// messages are acknowledged within that time and never reach the disk.
 	batchDelay = 25 * time.Millisecond
 	// retryStore is the delay before a failed write is tried again.

@@ -190,7 +190,7 @@ func (h *host) dataOf(mod *module) wire.ModuleData {
 	return data
 }
 
-// runs notes that the module runs, and ends it if its deletion has been ordered meanwhile.
+// runs notes that the module runs. If its deletion has been ordered meanwhile, runs ends the module.
 func (h *host) runs(run context.Context, mod *module) {
 	if h.apply(mod, evRuns) == end {
 		h.end(run, mod)
@@ -215,7 +215,7 @@ func (h *host) deleteLocked(mod *module) error {
 	r, recorded := mod.record, mod.state.recorded()
 	h.mu.Unlock()
 	if recorded == recordExited {
-		return nil // it is ending already
+		return nil // the module is ending already
 	}
 	if recorded != recordDeleting {
 		r.State = recordDeleting

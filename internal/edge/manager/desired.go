@@ -36,7 +36,7 @@ type restart struct {
 	data  []byte
 }
 
-// parseDesired parses a document. If one module is invalid, it refuses the whole document.
+// parseDesired parses a document. If one module is invalid, the whole document is refused.
 func parseDesired(payload []byte) *desired {
 	d := &desired{}
 	if len(trimNUL(payload)) == 0 {
@@ -148,7 +148,7 @@ func (h *host) reconcileOnce(d *desired) time.Duration {
 	return next
 }
 
-// createMissing creates a desired module if it is missing, unless it has finished. It returns what remains of the
+// createMissing creates a desired module if it does not exist and has not finished. It returns what remains of the
 // module's restart delay, if anything.
 func (h *host) createMissing(data wire.ModuleData) (time.Duration, error) {
 	h.mu.Lock()

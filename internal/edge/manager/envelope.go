@@ -52,7 +52,7 @@ func object(fields map[string]any) json.RawMessage {
 			raw[name] = v
 		default:
 			text, err := json.Marshal(v)
-			if err != nil { // a field of a runtime's registration without a JSON form
+			if err != nil { // the value, from a runtime's registration, has no JSON form
 				text, _ = json.Marshal(fmt.Sprint(v))
 			}
 			raw[name] = text

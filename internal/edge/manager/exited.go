@@ -17,8 +17,8 @@ import (
 // kindExit is the kind of the records of exits that the broker has not acknowledged. Their keys are random.
 const kindExit = "exit"
 
-// exitsPoll is the time between two looks at whether the broker has acknowledged all messages. exitsKeep bounds how
-// long an exit is kept if the connection is too busy for the queue to become empty.
+// exitsPoll is the interval at which the manager checks whether the broker has acknowledged all messages. exitsKeep
+// bounds how long an exit is kept if the connection is too busy for the queue to become empty.
 const (
 	exitsPoll = 250 * time.Millisecond
 	exitsKeep = time.Minute
@@ -171,7 +171,7 @@ type exit struct {
 	UUID    string `json:"uuid"`
 	Payload []byte `json:"payload"`
 
-	sent time.Time // when it was queued for the client; zero if it was not
+	sent time.Time // when the exit was queued for the client; zero if it was not queued
 }
 
 // exits holds the exits that the broker has not acknowledged.
@@ -231,7 +231,7 @@ func (x *exits) send(m *Manager, key string) {
 }
 
 // sendAll sends all exits that have not been sent, such as those of an earlier daemon. Call it before registering, so
-// that the orchestrator does not create those modules again.
+// that the orchestrator does not create the ended modules again.
 func (x *exits) sendAll(m *Manager) {
 	x.mu.Lock()
 	keys := slices.Collect(maps.Keys(x.all))

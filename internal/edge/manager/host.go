@@ -19,7 +19,7 @@ const stable = 10 * time.Second
 // stopTimeout bounds the wait for a runtime to stop.
 const stopTimeout = 10 * time.Second
 
-// host serves one runtime. It starts and restarts the runtime, and owns its modules.
+// host serves one runtime. It starts and restarts the runtime, and owns the runtime's modules.
 type host struct {
 	m    *Manager
 	rt   runtime.Runtime
@@ -64,7 +64,7 @@ func (h *host) start() {
 	poke(h.reconcile)
 }
 
-// poke puts a token into the channel unless it has one.
+// poke puts a token into the channel, unless there is one already.
 func poke(to chan struct{}) {
 	select {
 	case to <- struct{}{}:
@@ -111,7 +111,7 @@ func (h *host) isHalted() bool {
 	return h.halted
 }
 
-// supervise starts the runtime, serves it until it is lost, and starts it again with growing delays.
+// supervise starts the runtime and serves it until it is lost. Then it starts the runtime again, with growing delays.
 func (h *host) supervise() {
 	m := h.m
 	delay := backoff{min: m.config.BackoffMin, max: m.config.BackoffMax}

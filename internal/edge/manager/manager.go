@@ -132,7 +132,7 @@ func (m *Manager) close(ctx context.Context) error {
 	return errors.Join(err, m.store.Close())
 }
 
-// handle handles a message from the broker. It returns once an order is recorded.
+// handle handles a message from the broker. If the message is an order, handle returns once the order is recorded.
 func (m *Manager) handle(msg mqtt.Message) {
 	<-m.ready
 	topics := m.config.Topics

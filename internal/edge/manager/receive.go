@@ -10,8 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// receive handles a message from a runtime. It must not block, because then all modules of the runtime would have to
-// wait.
+// receive handles a message from a runtime. It must not block; otherwise all modules of the runtime would have to wait.
 func (h *host) receive(msg channel.Message) {
 	if !msg.Control {
 		h.fromModule(msg)

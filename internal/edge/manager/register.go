@@ -14,12 +14,12 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// connected serves a new connection: it sends the exits that were not sent before, then registers the manager, and then
-// each runtime whenever it is up. It keeps trying until the connection ends.
+// connected serves a new connection. It sends the exits that were not sent before, and registers the manager. Then it
+// registers each runtime whenever that runtime is up. It keeps trying until the connection ends.
 //
 // If the broker has lost the session of an earlier connection, orders and the last will may have been lost with that
-// session. The manager then unregisters first, so that the orchestrator creates its modules again. It recognizes the
-// modules that still run (allowRepeats).
+// session. The manager then unregisters first, so that the orchestrator creates the modules again. The manager
+// recognizes the modules that still run (allowRepeats).
 func (m *Manager) connected(ctx context.Context, resumed bool) {
 	<-m.ready
 	ctx, cancel := context.WithCancel(ctx)

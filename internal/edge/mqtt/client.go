@@ -13,18 +13,18 @@ type Client interface {
 	//
 	// With QoS 0 the message is written immediately; without a connection, Publish returns errdefs.ErrUnavailable.
 	//
-	// With QoS 1 or 2 Publish returns as soon as the message is queued; the client waits for the broker's acknowledgement
-	// in the background, across reconnects. If the queue is full, Publish waits for room until ctx ends; while the client
-	// is not connected, it drops the oldest message instead and counts it in Stats.Dropped. Publish returns
-	// errdefs.ErrInvalidArgument for a topic with a wildcard, a QoS above 2 or a message over MaxPacket, and
-	// errdefs.ErrFailedPrecondition after Close.
+	// With QoS 1 or 2 Publish returns as soon as the message is queued; the client waits for the broker's
+	// acknowledgement in the background, across reconnects. If the queue is full, Publish waits for room until ctx
+	// ends; while the client is not connected, the oldest message is dropped instead, and counted in Stats.Dropped.
+	// Publish returns errdefs.ErrInvalidArgument for a topic with a wildcard, a QoS above 2 or a message over
+	// MaxPacket, and errdefs.ErrFailedPrecondition after Close.
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
 	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each
 	// reconnect, until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the
 	// broker refuses the subscription, Subscribe returns errdefs.ErrPermissionDenied and drops the filter. Subscribing
 	// to the same filter again replaces its QoS and its options.
 	Subscribe(ctx context.Context, filter string, qos byte, opts SubscribeOptions) error
-	// Unsubscribe removes a subscription. It returns nil for a filter without one.
+	// Unsubscribe removes a subscription. If there is no such subscription, Unsubscribe returns nil.
 	Unsubscribe(ctx context.Context, filter string) error
 	// Connected reports whether the client is connected and has renewed its subscriptions.
 	Connected() bool
@@ -125,7 +125,8 @@ type Config struct {
 
 // TLS configures connections to mqtts:// URLs.
 type TLS struct {
-	// CA is a PEM file with the CA certificates for verifying the broker; the system's by default.
+	// CA is a PEM file with the CA certificates for verifying the broker. By default, the system's CA certificates are
+	// used.
 	CA string
 	// Cert and Key are PEM files with the client's certificate and key, for brokers that require them.
 	Cert, Key string

@@ -7,9 +7,9 @@
 //	Handler ◀──in order── inbox (bounded) ◀───────────┘
 //
 // A Client connects in the background, even if the broker is unavailable at the start, and reconnects after each loss
-// with an increasing delay. After each connect it renews all subscriptions and calls OnConnect, so that its owner can
-// register again. While the broker is unavailable, messages published with QoS 1 or 2 wait in a bounded queue with a
-// time to live. A full queue drops its oldest messages and counts them.
+// with an increasing delay. After each connect it renews all subscriptions and calls OnConnect, so that the Client's
+// owner can register again. While the broker is unavailable, messages published with QoS 1 or 2 wait in a bounded queue
+// with a time to live. A full queue drops its oldest messages and counts them.
 //
 // Messages received with QoS 1 or 2 are acknowledged once the Handler has returned, so a slow Handler slows the broker
 // down and loses no messages. If the Handler is too slow for messages received with QoS 0, the oldest of them are

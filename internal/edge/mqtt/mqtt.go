@@ -37,8 +37,8 @@ type client struct {
 	ready        bool          // the subscriptions are renewed
 	subs         map[string]subscription
 	unsubscribed map[string]struct{} // filters that the broker's session may still have
-	qos2         map[uint16]bool     // identifiers of messages received with QoS 2 that are not released; true if handled
-	epoch        uint64              // number of the broker's session; increases when the broker has lost it
+	qos2         map[uint16]bool     // by identifier, the messages received with QoS 2 that are not released; true if handled
+	epoch        uint64              // number of the broker's session; increases when the broker has lost the session
 	last         error               // of the last attempt to connect; nil if it succeeded
 
 	connects, sent, lost atomic.Uint64

@@ -202,7 +202,8 @@ func (o *outbox) answer(pk packets.Packet) {
 	}
 }
 
-// release records that the broker has received a message with QoS 2. It reports whether such a message is in flight.
+// release records that the broker has received a message with QoS 2. It reports whether a message with this identifier
+// is in flight.
 func (o *outbox) release(id uint16) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -224,7 +225,7 @@ func (o *outbox) done(id uint16, reason byte) *item {
 	}
 	delete(o.flight, id)
 	switch {
-	case reason == packets.ErrPacketIdentifierInUse.Code: // by the previous process: send it again with another identifier
+	case reason == packets.ErrPacketIdentifierInUse.Code: // in use by the previous process: send the message again with another identifier
 		o.pending = slices.Insert(o.pending, 0, it)
 	case reason >= 0x80 && !it.released:
 		o.drop(it)
@@ -247,7 +248,7 @@ func (o *outbox) resume(kept bool) []item {
 	inFlight := slices.SortedFunc(maps.Values(o.flight), func(a, b *item) int { return int(int64(a.seq) - int64(b.seq)) })
 	o.broadcast()
 	if kept {
-		resend := make([]item, len(inFlight)) // copies, because acknowledgements arrive while they are sent
+		resend := make([]item, len(inFlight)) // copies, because acknowledgements change the items during the resend
 		for i, it := range inFlight {
 			resend[i] = *it
 		}

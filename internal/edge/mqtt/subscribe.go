@@ -34,7 +34,7 @@ func (c *client) Subscribe(ctx context.Context, filter string, qos byte, opts Su
 	}
 	codes, err := c.subscribe(ctx, l, []packets.Subscription{c.option(filter, subscription{qos, opts})})
 	if err != nil {
-		if ctx.Err() == nil { // the connection is lost; the next one renews the subscription
+		if ctx.Err() == nil { // the connection is lost; the next connection renews the subscription
 			return nil
 		}
 		return fmt.Errorf("mqtt: subscribe to %q: %w", filter, err)

@@ -20,8 +20,8 @@
 //	   │ wait      lose │  │ place, revive                 │
 //	   └─────────────── K killed ── delete, exit ─────────▶┘
 //
-// No message stops the orchestrator: it logs and counts bad messages, and answers them on the error topic. It ignores
-// its own messages, responses and retained messages.
+// No message stops the orchestrator. It logs and counts bad messages, and answers them on the error topic. It ignores
+// responses, retained messages, and messages that it has sent itself.
 //
 // The package must not talk to runtimes or run modules, and knows neither the node nor a backend. Start reading at
 // receive.go.

@@ -49,7 +49,7 @@ func (o *Orchestrator) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (o *Orchestrator) Collect(to chan<- prometheus.Metric) {
-	guard.Func(o.log, "metrics", func() { o.collect(to) })() // the registry calls Collect in goroutines of its own, where a panic would end the process
+	guard.Func(o.log, "metrics", func() { o.collect(to) })() // guarded, because a panic in one of the registry's goroutines would end the process
 }
 
 func (o *Orchestrator) collect(to chan<- prometheus.Metric) {

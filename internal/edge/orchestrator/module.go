@@ -155,7 +155,7 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	case m.Parent != runtime:
 		return fmt.Errorf("exited: module %s belongs to the runtime %q, not to %q: %w", m.UUID, m.Parent, runtime, errdefs.ErrInvalidArgument)
 	case m.Status == Dead || m.Status == Killed && !m.Lost:
-		return nil // a duplicate, which a manager that uses QoS 1 can send
+		return nil // a duplicate, for example from a manager that uses QoS 1
 	}
 	ending := readExit(d)
 	e, ranFor := exit, t.now.Sub(m.Since)
@@ -193,9 +193,9 @@ func (t *transition) restartDue() error {
 	return nil
 }
 
-// recreate creates a killed module again in its own slot, or leaves it waiting for its runtime. If the runtime now has
-// too few slots, the module is queued. After a loss, the order has the object_id of the previous order, so that the
-// manager recognizes a module that never stopped or that it has already recreated.
+// recreate creates a killed module again in its old slot. If its runtime is not alive, the module waits for the
+// runtime. If the runtime now has too few slots, the module is queued. After a loss, the order has the object_id of the
+// previous order, so that the manager recognizes a module that never stopped or that it has already recreated.
 func (t *transition) recreate(m *Record) error {
 	r := t.get(key{Runtime, m.Parent})
 	if r == nil || r.Status != Alive {

@@ -22,7 +22,7 @@ const (
 	Module  Kind = "module"
 )
 
-// kinds lists all kinds. Each has its own bucket.
+// kinds lists all kinds. Each kind has its own bucket.
 var kinds = []Kind{Manager, Runtime, Module}
 
 // Record describes a manager, a runtime or a module. Records are immutable: a transition replaces them
@@ -39,8 +39,8 @@ type Record struct {
 	// and "resp".
 	Later bool `json:"later,omitempty"`
 
-	// Beats is set if silence means that the manager or runtime is dead. It is set for peers that have sent or promised
-	// a keepalive, and for runtimes without a manager.
+	// Beats is set if silence means that the manager or runtime is dead. That is the case for peers that have sent or
+	// promised a keepalive, and for runtimes without a manager.
 	Beats bool `json:"beats,omitempty"`
 
 	// The remaining fields except Data are set for modules only.
@@ -89,7 +89,7 @@ func decodeRecord(b []byte) (*Record, error) {
 	return r, nil
 }
 
-// details returns the record for answers and orders: the fields of its registration or creation, and its state.
+// details returns the record for answers and orders. It has the fields of the registration or creation, and the state.
 func (r *Record) details() wire.ModuleData {
 	d := maps.Clone(r.Data)
 	delete(d, "type")

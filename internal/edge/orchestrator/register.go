@@ -64,8 +64,8 @@ func (t *transition) answer(r *Record, e wire.Envelope) {
 	t.publish(t.o.config.Topics.Reg(r.UUID), e.Answer(d.Bytes()))
 }
 
-// restore orders the deletion of the doomed modules of a runtime that has returned, creates its killed modules again,
-// and fills its free slots.
+// restore handles the return of a runtime. It orders the deletion of the runtime's doomed modules, creates the killed
+// ones again, and fills the free slots.
 func (t *transition) restore(r *Record) error {
 	for _, m := range t.modulesOf(r.UUID) {
 		switch {
@@ -123,7 +123,7 @@ func (t *transition) loseModule(m *Record) error {
 			return err
 		}
 		if m.Lost = m.Status == Killed; !m.Lost {
-			m.Doomed = true // the order to delete it may not have arrived
+			m.Doomed = true // the order to delete the module may not have arrived
 			t.notify(m)
 		}
 		m.Unconfirmed = false

@@ -84,7 +84,7 @@ func page(r *http.Request, name string, otherwise int) (int, error) {
 	return min(int(n), maxRecords), nil
 }
 
-// one answers with one record, found by uuid, name or a suffix of the uuid.
+// one answers with a single record. It finds the record by uuid, by name or by a suffix of the uuid.
 func (o *Orchestrator) one(kind Kind) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		q := r.PathValue("q")

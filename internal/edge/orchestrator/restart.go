@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// ending describes the end of a module, as its manager reports it.
+// ending describes the end of a module, as reported by the module's manager.
 type ending struct {
 	raw    json.RawMessage // the data without type and uuid
 	failed bool

@@ -24,8 +24,8 @@ type key struct {
 // maxRecords bounds the records of a kind, and thereby the memory that peers can make the orchestrator use.
 const maxRecords = 1 << 17
 
-// state is the record in memory. It has the same content as the file, because only commit changes it, after the write
-// to disk.
+// state is the record in memory. It has the same content as the file, because only commit changes it, and only after
+// the write to disk.
 type state struct {
 	mu      sync.RWMutex
 	records map[Kind]map[string]*Record
@@ -152,7 +152,8 @@ type message struct {
 	payload []byte
 }
 
-// transition collects the changes and messages of one event. It reads the record with its own changes applied.
+// transition collects the changes and messages of one event. When it reads the record, its own changes are already
+// visible.
 type transition struct {
 	o       *Orchestrator
 	now     time.Time

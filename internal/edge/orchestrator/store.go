@@ -22,9 +22,9 @@ var (
 // store keeps the records in a bbolt file with a bucket for each kind, by uuid.
 type store struct{ db *bbolt.DB }
 
-// openStore opens or creates the file. It returns errdefs.ErrDataLoss for a damaged or foreign file, ErrUnavailable if
-// another process has it open, and ErrFailedPrecondition if a later version wrote it. In these cases it does not change
-// the file.
+// openStore opens or creates the file. If the file is damaged or foreign, openStore returns errdefs.ErrDataLoss; if
+// another process has the file open, ErrUnavailable; if a later version wrote it, ErrFailedPrecondition. In these cases
+// the file does not change.
 func openStore(path string) (*store, error) {
 	db, _, err := boltfile.Open(path, boltfile.Options{Fill: prepare, Recognize: recognize})
 	if errdefs.IsDataLoss(err) {
@@ -89,7 +89,7 @@ func (s *store) all(each func(*Record) error) error {
 	})
 }
 
-// write puts and removes records in one transaction. When it returns nil, they are on the disk.
+// write puts and removes records in one transaction. When write returns nil, the changes are on the disk.
 func (s *store) write(changes map[key]*Record) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		for k, r := range changes {

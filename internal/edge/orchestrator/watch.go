@@ -20,7 +20,7 @@ const (
 // beat is the last registration or keepalive of a manager or runtime.
 type beat struct {
 	at   time.Time
-	data wire.ModuleData // of its last keepalive; nil before the first
+	data wire.ModuleData // of the peer's last keepalive; nil before the first one
 }
 
 // noteBeat records a beat in memory only. After a restart of the orchestrator, every peer has its full time again.

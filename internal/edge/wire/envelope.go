@@ -10,8 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Types of envelopes. We send the first two. Later versions of the public peers ("later peers") use the others, and get
-// them in our answers.
+// Types of envelopes. We send the first two. Later versions of the public peers ("later peers") use the last two, and
+// our answers to such peers use them too.
 const (
 	Request       = "arts_req"
 	Response      = "arts_resp"

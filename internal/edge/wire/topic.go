@@ -60,7 +60,7 @@ func (t Topics) Desired(runtime string) string { return t.proc("desired", runtim
 func (t Topics) Reported(runtime string) string { return t.proc("reported", runtime) }
 
 // Governs reports whether messages on the topic control or describe managers and runtimes. Peers would take a module's
-// message on such a topic for a message from its node.
+// message on such a topic for a message from the module's node.
 func (t Topics) Governs(topic string) bool {
 	for _, kind := range []string{"reg", "control", "keepalive", "desired", "reported"} {
 		if own := t.proc(kind); topic == own || strings.HasPrefix(topic, own+"/") {

@@ -43,7 +43,7 @@ type life struct {
 	up     chan struct{} // closed once the program has connected
 	exited chan struct{} // closed once the process has ended and its group was killed
 
-	reaping sync.Mutex // while it is held and the process is not reaped, the pid still belongs to the process
+	reaping sync.Mutex // while this lock is held and reaped is false, the pid still belongs to the process
 	reaped  bool
 
 	once  sync.Once
@@ -144,8 +144,8 @@ func (l *life) start(path string) (*output, error) {
 	return l.follow(logs), nil
 }
 
-// fork starts the process, and reaps it on the same locked thread, because Pdeathsig kills the process when the thread
-// that started it ends.
+// fork starts the process. It stays on the same locked thread until the process is reaped, because Pdeathsig kills the
+// process when the thread that started it ends.
 func (l *life) fork() error {
 	started := make(chan error)
 	go func() {
@@ -254,7 +254,7 @@ func (l *life) read(conn net.Conn, output *output) {
 		case <-l.exited:
 		case <-l.lost:
 		}
-		_ = conn.SetReadDeadline(time.Now().Add(drain)) // a child of the program may hold the connection
+		_ = conn.SetReadDeadline(time.Now().Add(drain)) // a child of the program may keep the connection open
 	}()
 	for {
 		m, err := l.conn.Read()

@@ -19,7 +19,7 @@ import (
 // Type is the default runtime_type.
 const Type = "linux/minimal"
 
-// DefaultDir is the directory in which public runtimes expect their socket.
+// DefaultDir is the directory where public runtimes expect their socket.
 const DefaultDir = "/tmp/sl"
 
 // Variables in the program's environment.
@@ -35,8 +35,8 @@ type Config struct {
 	// Index is the runtime's index on its node, 0 to 255. The socket's name contains the index, and the program gets
 	// the index as its last argument.
 	Index int
-	// Dir is the directory of the sockets; DefaultDir by default. It is created if it is missing, and refused if other
-	// users own it or can write to it.
+	// Dir is the directory of the sockets; DefaultDir by default. A missing directory is created. A directory that
+	// other users own or can write to is refused.
 	Dir string
 	// Command is the program with its arguments. The index is appended.
 	Command []string

@@ -18,7 +18,7 @@ import (
 const (
 	// writeTime bounds the time that a worker can take to read a message.
 	writeTime = 5 * time.Second
-	// redialPause is the first delay between attempts to reach a worker. It doubles with each attempt.
+	// redialPause is the first delay between attempts to reach a worker. The delay doubles with each attempt.
 	redialPause    = 20 * time.Millisecond
 	maxRedialPause = time.Second
 )
@@ -170,7 +170,7 @@ func (r *Runtime) Send(_ context.Context, message channel.Message) error {
 	if err := conn.Write(message); errdefs.IsInvalidArgument(err) {
 		return fmt.Errorf("module %s: %w", m.uuid, err)
 	} else if err != nil {
-		_ = conn.Close() // its reader reconnects
+		_ = conn.Close() // the reader of this connection then makes a new one
 		return fmt.Errorf("module %s: %v: %w", m.uuid, err, errdefs.ErrAborted)
 	}
 	return nil

@@ -59,7 +59,8 @@ type Config struct {
 	Handler string
 	Node    Node
 	Images  Images
-	// LogDir is the directory of the modules' logs. No other runtime may use it. It is created if it is missing.
+	// LogDir is the directory of the modules' logs. No other runtime may use this directory. If it is missing, it is
+	// created.
 	LogDir string
 	// LogBytes is the size at which a module's log is rotated; 8 MiB by default. If the manager does not keep up, the log
 	// is rotated at twice that size, and the unread rest of the old file is dropped.
@@ -70,7 +71,8 @@ type Config struct {
 	Topics                wire.Topics
 	// ImageIdle is how long the image of a file is kept while no module uses it; 10 minutes by default.
 	ImageIdle time.Duration
-	// OrphanAge is how long after Start pods without a module are kept, so that Adopt can find them; a minute by default.
+	// OrphanAge is how long pods without a module are kept after Start, so that Adopt can find them; a minute by
+	// default.
 	OrphanAge time.Duration
 	Logger    *slog.Logger
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Reasons of an exit, in the edge protocol's "exited".
+// Reasons for an exit, as in the edge protocol's "exited" message.
 const (
 	reasonExited   = "exited"
 	reasonKilled   = "killed"

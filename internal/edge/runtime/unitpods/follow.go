@@ -32,7 +32,7 @@ const (
 //	                         └▶ module.log.1 ──read to its end first
 //
 // If the log is too large again before the old file has been read, the unread rest of the old file is dropped, and a
-// message reports its size.
+// message reports how many bytes were dropped.
 type follower struct {
 	m         *module
 	dir       string
@@ -113,7 +113,8 @@ func removeLog(logDir, key string) error {
 func (f *follower) path() string    { return filepath.Join(f.dir, logFile) }
 func (f *follower) oldPath() string { return filepath.Join(f.dir, oldLogFile) }
 
-// resume continues at the position of an earlier daemon. It begins with the old file if that was not read to its end.
+// resume continues at the position of an earlier daemon. If the old file was not read to its end, resume begins with
+// that file.
 func (f *follower) resume() {
 	at := f.positions.read()
 	old, err := os.Open(f.oldPath())
@@ -123,7 +124,7 @@ func (f *follower) resume() {
 			_ = os.Remove(f.oldPath())
 		} else {
 			f.begin(old, at)
-			f.old, f.final = true, false // the worker writes to it until the log is reopened
+			f.old, f.final = true, false // the worker writes to the old file until the log is reopened
 			return
 		}
 	}
@@ -204,7 +205,7 @@ func (f *follower) reopen(ended bool) bool {
 // rotate renames the log and makes the worker open a new file. If the file of the previous rotation is still being
 // read, rotate drops the rest of that file and returns true.
 func (f *follower) rotate(ended bool) (dropped bool) {
-	if f.old && !f.final { // the worker still writes to it
+	if f.old && !f.final { // the worker still writes to the old file
 		f.final = f.reopen(ended)
 		return false
 	}

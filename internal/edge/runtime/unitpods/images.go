@@ -56,7 +56,7 @@ type imports struct {
 	mu    sync.Mutex
 	files map[string]imported  // by path
 	users map[string]int       // number of modules, by image ID
-	since map[string]time.Time // when the last module stopped using an image, by image ID
+	since map[string]time.Time // by image ID, when the last module stopped using the image
 }
 
 // imported is a file with its image.

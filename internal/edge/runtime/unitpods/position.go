@@ -19,7 +19,7 @@ type position struct {
 }
 
 // positionFile stores a position in 16 bytes. Like the log, it is written without a sync, so a power failure can lose
-// recent data of both.
+// recent data in both files.
 type positionFile struct{ file *os.File }
 
 func openPositionFile(logDir, name string) (*positionFile, error) {
