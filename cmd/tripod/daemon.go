@@ -26,8 +26,8 @@ import (
 // TimeoutStopSec of the systemd unit.
 const drainTime = 20 * time.Second
 
-// lastWords is how long event streams may take to report that the daemon is stopping, after all other calls have ended.
-// Clients that do not read miss the report.
+// lastWords is the time that event streams have, after all other calls have ended, to report that the daemon is
+// stopping. Clients that do not read miss the report.
 const lastWords = time.Second
 
 func daemonCommand() *cobra.Command {

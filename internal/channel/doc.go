@@ -1,6 +1,6 @@
-// Package channel implements the channels of modules, for the MQTT front door and the Wasm worker. It has the type
-// Channel, which checks channels, the frames of the protocol, and the Router, which connects the modules of one node or
-// one worker. docs/channels.md is the guide.
+// Package channel implements the channels of modules, for the MQTT front door and the Wasm worker. It contains the type
+// Channel and the rules for channels. It also contains the protocol's frames, and the Router that connects the modules
+// of one node or one worker. docs/channels.md is the guide.
 //
 //	narrow frame   len:u32 LE │ control:1 module:7  │ arg:u8     │ payload     every peer; 128 modules, 256 channels
 //	wide frame     len:u32 LE │ control:1 module:15 │ arg:u16    │ payload     only between two of our programs (Conn.Widen)

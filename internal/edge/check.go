@@ -18,7 +18,7 @@ import (
 // dialTime bounds the wait for a connection to the broker.
 const dialTime = 3 * time.Second
 
-// Check checks what the front door and its runtimes need. If the front door is off, Check checks nothing.
+// Check checks what the front door and its runtimes need. If the front door is off, Check returns no findings.
 func Check(ctx context.Context, c *config.Config) []health.Finding {
 	if !c.Edge.Enabled {
 		return nil

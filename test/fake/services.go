@@ -24,7 +24,7 @@ import (
 )
 
 // Network is a pod network for tests that cannot create namespaces: each attachment is a file in Dir. The pod's
-// annotations fake.tripod.dev/network-setup and network-teardown make it misbehave.
+// annotations fake.tripod.dev/network-setup and network-teardown make the network misbehave.
 type Network struct {
 	Dir  string
 	next atomic.Uint32

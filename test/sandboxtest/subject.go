@@ -164,7 +164,7 @@ func (c client) podStatus(id string) *runtimeapi.PodSandboxStatus {
 	return resp.Status
 }
 
-// waitState waits until the container is in a state and returns its status.
+// waitState waits until the container is in the wanted state, and returns the container's status.
 func (c client) waitState(id string, want runtimeapi.ContainerState) *runtimeapi.ContainerStatus {
 	c.Helper()
 	var s *runtimeapi.ContainerStatus

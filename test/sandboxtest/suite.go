@@ -176,7 +176,7 @@ func (c client) restart() {
 }
 
 // createRepeats: a CreateContainer call counts as repeated even if the kubelet's counters in the configuration differ.
-// It does not if anything else differs.
+// The call does not count as repeated if anything else differs.
 func (c client) createRepeats() {
 	pod, podConfig := c.pod()
 	config := c.container("c", Runs)

@@ -19,7 +19,7 @@ import (
 
 // Method is a method under stress.
 type Method struct {
-	// Procedure is the path of its requests, /package.Service/Method.
+	// Procedure is the path of the method's requests, /package.Service/Method.
 	Procedure string
 	Type      connect.StreamType
 	// Base maps the name of a Transport to the base URL of the method, such as https://127.0.0.1:443.

@@ -27,7 +27,7 @@ type hooks struct {
 	server *mochi.Server
 	users  *users
 	store  *store
-	limit  uint32 // of a packet, in bytes
+	limit  uint32 // maximum size of a packet, in bytes
 	queued int    // limit of messages for one client
 	bytes  int64  // limit of queued bytes for one persistent session
 

@@ -217,7 +217,7 @@ func (h *hooks) OnRetainedExpired(topic string) { h.store.del(retainedKey+topic,
 
 // OnDisconnect removes a session that ends with its connection, and forgets dropped messages. It locks delivery until
 // mochi has finished, so that no session changes its connection meanwhile. mochi first checks for a takeover, and then
-// deletes the client by its identifier; without the lock, that could be the new client.
+// deletes the client by its identifier. Without the lock, mochi could thus delete the new client.
 func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 	if c, ok := cl.Net.Conn.(*conn); ok && c.unlockDelivery == nil {
 		h.delivery.RLock()

@@ -59,8 +59,8 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 }
 
 // isRepeat reports whether a create message is for a module that already exists. Either the message repeats the
-// module's own create message, or the orchestrator orders a lost module again, which the manager has already recreated.
-// If any other module has the uuid, on any runtime, isRepeat returns an error.
+// module's own create message, or it is the orchestrator's new order for a lost module that the manager has already
+// recreated. If any other module has the uuid, on any runtime, isRepeat returns an error.
 func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 	for _, other := range h.m.hosts {
 		other.mu.Lock()

@@ -178,7 +178,7 @@ type exit struct {
 type exits struct {
 	mu   sync.Mutex
 	all  map[string]exit // by key
-	more chan struct{}   // one token
+	more chan struct{}   // has a token after an exit was added
 }
 
 func newExits() *exits { return &exits{all: map[string]exit{}, more: make(chan struct{}, 1)} }

@@ -42,7 +42,7 @@ type host struct {
 	interval        time.Duration              // between keepalives, as the orchestrator says; 0 if unknown
 	change          chan struct{}              // closed and replaced with every change of these fields
 
-	restarts map[string]*restart // of desired modules; guarded by orders
+	restarts map[string]*restart // of desired modules; the mutex orders guards it
 
 	recent *recentMessages
 

@@ -1,4 +1,4 @@
-// Package mqtt is the MQTT client of the edge front door: a small interface over MQTT 5.0 and MQTT 3.1.1 that
+// Package mqtt is the MQTT client of the edge front door. It has a small interface for MQTT 5.0 and MQTT 3.1.1, and
 // reconnects by itself.
 //
 //	Publish ──QoS 0──────────────────────────────▶ link ──▶ broker

@@ -55,8 +55,8 @@ type Runtime interface {
 	// channel messages without the manager.
 	Group(index int) string
 
-	// Stop ends all modules and, unless the runtime is Durable, the runtime itself, so that Receive fails.
+	// Stop ends all modules. Unless the runtime is Durable, Stop also ends the runtime itself, so that Receive fails.
 	Stop(ctx context.Context) error
-	// Close ends the connection and, unless the runtime is Durable, the runtime. No other call follows.
+	// Close ends the connection. Unless the runtime is Durable, Close also ends the runtime. No other call follows.
 	Close() error
 }

@@ -33,7 +33,7 @@ func ParseModuleData(raw []byte) (ModuleData, error) {
 // Bytes returns the encoded data: fields sorted by name, values verbatim.
 func (d ModuleData) Bytes() json.RawMessage { return AppendObject(nil, d) }
 
-// With returns a copy of the data with the field set.
+// With returns a copy of the data in which the named field has the given value.
 func (d ModuleData) With(name string, value any) (ModuleData, error) {
 	raw, err := json.Marshal(value)
 	if err != nil {
@@ -47,7 +47,7 @@ func (d ModuleData) With(name string, value any) (ModuleData, error) {
 	return c, nil
 }
 
-// Without returns a copy of the data without the fields.
+// Without returns a copy of the data without the named fields.
 func (d ModuleData) Without(names ...string) ModuleData {
 	c := maps.Clone(d)
 	for _, name := range names {

@@ -90,7 +90,7 @@ func New(cfg Config) (*Runtime, error) {
 // Info implements runtime.Runtime.
 func (r *Runtime) Info() runtime.Info { return r.cfg.Info }
 
-// SocketPath returns the path of a runtime's socket, whose name is the index in hexadecimal.
+// SocketPath returns the path of a runtime's socket. The socket's name is the index in hexadecimal.
 func SocketPath(dir string, index int) string {
 	return filepath.Join(dir, fmt.Sprintf("%02x.s", index))
 }
