@@ -126,7 +126,8 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// errRecordGone means that the record is missing although there are pods. Recovery with a new record would remove them.
+// errRecordGone means that the record is missing although there are pods. Recovery with a new record would remove those
+// pods.
 var errRecordGone = errors.New("the record is gone but its pods are not")
 
 // refuseLostRecord returns an error if the record file is missing although there are pods, for example because its disk

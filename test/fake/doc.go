@@ -1,8 +1,8 @@
 // Package fake is a backend that runs nothing: its sandboxes and containers are files that contain their states.
 //
-// It is for tests, in process or in a real daemon (configuration key backends.fake), and behaves as a real backend
-// must: its effects are found by ID, its orders can be repeated, and "running" containers outlive the daemon.
-// Annotations of the pod or the container make it misbehave, in the syntax of internal/failpoint:
+// The backend is for tests, either in the test's own process or in a real daemon (configuration key backends.fake). It
+// behaves as a real backend must: effects are found by ID, orders can be repeated, and "running" containers outlive the
+// daemon. Annotations of the pod or the container make the backend misbehave, in the syntax of internal/failpoint:
 //
 //	fake.tripod.dev/create-sandbox: error(no room)   the order fails before its effect
 //	fake.tripod.dev/start-container: hang            the order hangs until its context ends

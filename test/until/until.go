@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// defaultTimeout is the timeout of Holds, which is long enough for a busy machine.
+// defaultTimeout is the timeout of Holds. It is long enough for a busy machine.
 const defaultTimeout = 30 * time.Second
 
 // Holds waits until the condition is true, and fails the test after 30 seconds. The text in what names the condition.

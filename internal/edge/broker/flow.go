@@ -102,8 +102,8 @@ func packetID(p []byte) uint16 {
 	return binary.BigEndian.Uint16(p[id:])
 }
 
-// renumber makes mochi send the messages queued for a client in the order of their arrival. mochi sorts them by the
-// lowest 16 bits of Created, which holds our sequence number.
+// renumber makes mochi send a client's queued messages in the order of their arrival. mochi sorts them by the lowest 16
+// bits of Created, which holds our sequence number.
 func (h *hooks) renumber(cl *mochi.Client) {
 	waiting := cl.State.Inflight.GetAll(false)
 	slices.SortStableFunc(waiting, func(a, b packets.Packet) int { return cmp.Compare(a.Created, b.Created) })

@@ -137,7 +137,7 @@ func (q *outQueue) run() {
 	}
 }
 
-// subscriber makes the subscriptions of channels, in order and in the background.
+// subscriber makes the subscriptions for channels, in order and in the background.
 type subscriber struct {
 	m    *Manager
 	more chan struct{} // has a token while todo may have entries

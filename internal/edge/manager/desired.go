@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindFinished is the kind of the records of desired modules that have ended and are not restarted. A key consists of
-// the runtime's uuid and the module's uuid. The value is the module's data.
+// kindFinished is the kind of records for desired modules that have ended and are not restarted. A key consists of the
+// runtime's uuid and the module's uuid. The value is the module's data.
 const kindFinished = "finished"
 
 var desiredRecorded = failpoint.New("edge.manager.desired.recorded")

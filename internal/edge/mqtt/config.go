@@ -21,7 +21,7 @@ import (
 // maxPacketLimit is the largest remaining length that MQTT can encode (MQTT 5.0 §1.5.5), in bytes.
 const maxPacketLimit = 268_435_455
 
-// withDefaults validates the fields, and sets the defaults of missing ones.
+// withDefaults validates the fields, and sets missing fields to their defaults.
 func (c Config) withDefaults() (Config, error) {
 	if _, _, err := c.address(); err != nil {
 		return c, err

@@ -23,6 +23,6 @@
 // No message stops the orchestrator. It logs and counts bad messages, and answers them on the error topic. It ignores
 // responses, retained messages, and messages that it has sent itself.
 //
-// The package must not talk to runtimes or run modules, and knows neither the node nor a backend. Start reading at
+// The package must not talk to runtimes, run modules, or know about the node or its backends. Start reading at
 // receive.go.
 package orchestrator

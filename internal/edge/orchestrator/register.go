@@ -15,7 +15,7 @@ import (
 // maxSlots bounds max_nmodules. The wide header of channel frames has no room for larger indexes.
 const maxSlots = channel.MaxModulesWide
 
-// maxInterval bounds ka_interval_sec, in seconds: a week.
+// maxInterval is the maximum of ka_interval_sec: a week, in seconds.
 const maxInterval = 7 * 24 * 60 * 60
 
 // register records a manager or runtime as alive, and answers.

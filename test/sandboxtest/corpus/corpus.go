@@ -1,5 +1,5 @@
 // Package corpus contains requests from a real kubelet, for tests of what a backend accepts. README.md says how they
-// were recorded. The package must not know any backend: the tests of each backend say which pods that backend cannot
+// were recorded. The package must not know about backends; the tests of each backend say which pods that backend cannot
 // run.
 package corpus
 

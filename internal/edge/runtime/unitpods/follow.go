@@ -120,7 +120,7 @@ func (f *follower) resume() {
 	old, err := os.Open(f.oldPath())
 	if err == nil {
 		if current, ok := inodeOf(f.path()); ok && current == at.inode {
-			old.Close() // has been read
+			old.Close() // the old file has been read
 			_ = os.Remove(f.oldPath())
 		} else {
 			f.begin(old, at)
