@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// healthInterval is the time between checks that the daemon's files are writable. It is shorter than the 5 s between
-// the kubelet's Status calls, so each call gets a new result.
+// healthInterval is the time between checks of whether the daemon's files are writable. It is shorter than the 5 s
+// between the kubelet's Status calls, so each call gets a new result.
 const healthInterval = 2 * time.Second
 
 // watchHealth reports unusable stores and failed clean-ups until the daemon ends.

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Stand-ins for what only the test build has (testbuild.go).
+// These functions replace those that only the test build has (testbuild.go).
 
 func testCommands() []*cobra.Command { return nil }
 

@@ -109,7 +109,7 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	return f, nil
 }
 
-// flock retries until lockTimeout, because flock(2) has no timeout.
+// flock retries for up to lockTimeout, because flock(2) has no timeout.
 func flock(ctx context.Context, f *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()

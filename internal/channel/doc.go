@@ -6,7 +6,8 @@
 //	wide frame     len:u32 LE │ control:1 module:15 │ arg:u16    │ payload     only between two of our programs (Conn.Widen)
 //	                           (u16 LE)               (u16 LE)
 //
-// len is the length of the payload alone. arg is the type of a control message, otherwise the number of the channel.
+// len is the length of the payload alone. In a control message, arg is the type. In all other messages, arg is the
+// number of the channel.
 //
 // Peers are not trusted: no frame makes this package panic, or allocate memory before the payload arrives. The error
 // for bad input is errdefs.ErrInvalidArgument.

@@ -265,7 +265,7 @@ func (r *Router) FromBroker(topic string, payload []byte) { r.deliverFromBroker(
 
 // RetainedFromBroker delivers a retained message from the broker to the matching channels that have not received it
 // yet. The broker can send a retained message again, because a new channel renews the subscription that it shares with
-// others.
+// other channels.
 func (r *Router) RetainedFromBroker(topic string, payload []byte) {
 	r.deliverFromBroker(topic, payload, true)
 }

@@ -76,7 +76,7 @@ func (r *Router) unsubscribe(f *filter) {
 			}
 		}
 	}
-	// Begin with the filters that have wildcards, because they can cover others.
+	// Begin with the filters that have wildcards, because they can cover other filters.
 	for _, wild := range []bool{true, false} {
 		for _, o := range orphans {
 			if o.wild == wild {

@@ -41,8 +41,8 @@ func Check(ctx context.Context, c *config.Config) []health.Finding {
 	return findings
 }
 
-// checkBroker checks that an external broker accepts connections, and that an embedded one is not open to everybody on
-// the network.
+// checkBroker checks that an external broker accepts connections, and that an embedded broker is not open to everybody
+// on the network.
 func checkBroker(ctx context.Context, c *config.Config) health.Finding {
 	f := health.Finding{Subject: "edge broker", OK: true}
 	if c.Edge.Broker == config.EmbeddedBroker {

@@ -229,7 +229,7 @@ type listener struct {
 	once           sync.Once
 }
 
-// Init implements listeners.Listener. The address is open already.
+// Init implements listeners.Listener. The listener is already listening.
 func (l *listener) Init(*slog.Logger) error { return nil }
 
 func (l *listener) ID() string { return l.id }

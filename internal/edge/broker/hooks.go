@@ -170,9 +170,9 @@ func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 	return will, nil
 }
 
-// OnPublish numbers a message, because mochi orders queued messages by seconds only. Until OnPublished, the
-// acknowledgement is held back. Until then, no session can change its connection either; otherwise mochi could send the
-// message to the old connection.
+// OnPublish numbers a message, because mochi orders queued messages only by the second of their arrival. Until
+// OnPublished, the acknowledgement is held back. Until then, no session can change its connection either; otherwise
+// mochi could send the message to the old connection.
 func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	pk.Created = h.seq.Add(1)
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {

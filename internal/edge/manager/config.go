@@ -17,7 +17,7 @@ import (
 
 // Config configures a Manager.
 type Config struct {
-	// Root is the daemon's directory for files that survive a reboot. The record is edge/manager.db in it.
+	// Root is the daemon's directory for files that survive a reboot. The record is edge/manager.db in this directory.
 	Root string
 	// UUID identifies the manager to the orchestrator and never changes; Name is for people.
 	UUID, Name string

@@ -44,7 +44,7 @@ func (h *host) control(msg mqtt.Message) {
 	}
 }
 
-// obey executes a request. reason is the metric label of an error.
+// obey executes a request. The first result is the metric label of the error.
 func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	data, err := wire.ParseModuleData(e.Data)
 	if err != nil {
@@ -124,8 +124,8 @@ func newRecentMessages() *recentMessages {
 	return &recentMessages{seed: maphash.MakeSeed(), now: map[uint64]bool{}}
 }
 
-// isRepeat reports whether the same message arrived within about repeatTime, and remembers it. A message without an ID
-// is never a repeat.
+// isRepeat reports whether the same message arrived within about repeatTime, and remembers the message. A message
+// without an ID is never a repeat.
 func (r *recentMessages) isRepeat(id string, payload []byte, now time.Time) bool {
 	if id == "" {
 		return false

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindExit is the kind of the records of exits that the broker has not acknowledged. Their keys are random.
+// kindExit is the kind of records for exits that the broker has not acknowledged. Their keys are random.
 const kindExit = "exit"
 
 // exitsPoll is the interval at which the manager checks whether the broker has acknowledged all messages. exitsKeep

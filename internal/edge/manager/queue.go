@@ -35,7 +35,7 @@ func (q *queue[T]) put(item T, size int, evict bool) (dropped int, ok bool) {
 	return dropped, true
 }
 
-// take removes and returns the oldest item. It reports false if there is none.
+// take removes and returns the oldest item. It reports false if the queue is empty.
 func (q *queue[T]) take() (item T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

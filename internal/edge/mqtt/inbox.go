@@ -2,7 +2,7 @@ package mqtt
 
 import "sync"
 
-// arrival is a message for the Handler, and the function that acknowledges it afterwards.
+// arrival is a message for the Handler, with the function that acknowledges the message after the Handler has returned.
 type arrival struct {
 	Message
 	seq uint64

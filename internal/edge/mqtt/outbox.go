@@ -164,7 +164,8 @@ func (o *outbox) shift() *item {
 	return it
 }
 
-// freeID returns an unused packet identifier. The window and the waiters are far fewer than 65535.
+// freeID returns an unused packet identifier. There is always one, because the messages in flight and the waiters are
+// far fewer than 65535.
 func (o *outbox) freeID() uint16 {
 	for {
 		o.lastID++
@@ -176,7 +177,7 @@ func (o *outbox) freeID() uint16 {
 	}
 }
 
-// wait reserves an identifier for a request, and returns the channel for its answer.
+// wait reserves an identifier for a request, and returns the channel that gets the answer.
 func (o *outbox) wait() (uint16, chan packets.Packet) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,11 +11,11 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// bridgeBit in the protocol level of an MQTT 3.1.1 CONNECT marks the client as a bridge. mosquitto and our own broker
-// do not send a bridge its own messages.
+// bridgeBit, set in the protocol level of an MQTT 3.1.1 CONNECT, marks the client as a bridge. mosquitto and our own
+// broker do not send a bridge its own messages.
 const bridgeBit = 0x80
 
-// readPacket reads and decodes one packet of at most limit bytes.
+// readPacket reads and decodes one packet, which may have at most the given size.
 func readPacket(r *bufio.Reader, version byte, limit int64) (packets.Packet, error) {
 	pk := packets.Packet{ProtocolVersion: version}
 	first, err := r.ReadByte()

@@ -115,7 +115,8 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 	return nil
 }
 
-// Close sends the messages in flight until ctx ends, disconnects and closes the record. Modules keep running.
+// Close sends the messages in flight, unless ctx ends first. Then it disconnects and closes the record. Modules keep
+// running.
 func (o *Orchestrator) Close(ctx context.Context) error {
 	o.stop()
 	o.done.Wait()

@@ -49,7 +49,7 @@ type Record struct {
 	Wanted string `json:"wanted,omitempty"`
 	// WantsAPIs is set if the client asked for APIs. Otherwise the APIs in Data are defaults.
 	WantsAPIs bool `json:"choosy,omitempty"`
-	// Order is the object_id of the last order about the module that was sent to its manager.
+	// Order is the object_id of the last order that a manager was sent about the module.
 	Order string `json:"order,omitempty"`
 	// Unconfirmed is set while that order may not have reached the broker.
 	Unconfirmed bool `json:"untold,omitempty"`

@@ -43,8 +43,8 @@ func readExit(d wire.ModuleData) ending {
 // Values of "fault_crash" that mean the same as the policy on-failure; "ignore" is the default.
 var crashRestarts = []string{"restart", "recreate"}
 
-// restarts reports whether a module with this end is created again, according to "restart" or, if that is missing,
-// "fault_crash".
+// restarts reports whether a module with this end is created again. The module's field "restart" decides or, if that
+// field is missing, the field "fault_crash".
 func (e ending) restarts(d wire.ModuleData) bool {
 	switch {
 	case d.Text("restart") == "":

@@ -19,7 +19,7 @@ var (
 	keyFormat  = []byte("format")
 )
 
-// store keeps the records in a bbolt file with a bucket for each kind, by uuid.
+// store keeps the records in a bbolt file. Each kind has a bucket, whose keys are uuids.
 type store struct{ db *bbolt.DB }
 
 // openStore opens or creates the file. If the file is damaged or foreign, openStore returns errdefs.ErrDataLoss; if
@@ -70,7 +70,7 @@ func prepare(tx *bbolt.Tx) error {
 	return nil
 }
 
-// all calls each with every record.
+// all passes every record to the given function.
 func (s *store) all(each func(*Record) error) error {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		for _, k := range kinds {

@@ -247,7 +247,7 @@ func (l *life) write() {
 	}
 }
 
-// read receives the program's messages until its connection ends, or shortly after the process has ended.
+// read receives the program's messages until the connection ends, or until shortly after the process has ended.
 func (l *life) read(conn net.Conn, output *output) {
 	go func() {
 		select {

@@ -196,7 +196,7 @@ func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 		return channel.Message{}, ctx.Err()
 	case <-l.ended:
 	}
-	select { // messages from before the end
+	select { // messages that arrived before the end
 	case m := <-l.in:
 		return m, nil
 	default:

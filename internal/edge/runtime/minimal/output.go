@@ -66,8 +66,8 @@ func (l *life) follow(logs *os.File) *output {
 }
 
 // log passes a line to the manager. It reports false if the manager has stopped receiving. Before the program has
-// connected, nobody receives, so log must not wait. If the queue is full at that time, the line is dropped; it then
-// appears only in the error if the start fails.
+// connected, nobody receives, so log must not wait. If the queue is full at that time, the line is dropped. If the
+// start fails, the error still contains the line.
 func (l *life) log(line []byte) bool {
 	m := channel.Message{Header: channel.Header{Control: true, Arg: wire.RuntimeLog}, Payload: append([]byte(nil), line...)}
 	select {

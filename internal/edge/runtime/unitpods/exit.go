@@ -28,7 +28,8 @@ const (
 	exitTrap   = 134 // 128 + SIGABRT, from tripod-wasm when a guest traps
 )
 
-// lastWords bounds the wait for the last messages of an ended module, after which its worker closes the connection.
+// lastWords bounds the wait for the last messages of an ended module. After these messages, the module's worker closes
+// the connection.
 const lastWords = 5 * time.Second
 
 // ending is the object "status" of an exited message.
