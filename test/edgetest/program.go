@@ -49,8 +49,8 @@ func Main() {
 	os.Exit(Program(script, os.Args))
 }
 
-// Program runs an SLSocket runtime. Its command line is `<command> <index>` with a decimal index; it connects to
-// {dir}/{index:02x}.s. It returns the exit status.
+// Program runs an SLSocket runtime. The command line is `<command> <index>` with a decimal index, and the runtime
+// connects to {dir}/{index:02x}.s. Program returns the exit status.
 func Program(script string, argv []string) int {
 	var s Script
 	if script != "" {

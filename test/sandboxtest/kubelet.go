@@ -9,8 +9,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// nextAttempt: a kubelet restarts a container that has ended by creating the next attempt, with a new ID. The
-// first attempt does not change, and cannot be created again.
+// nextAttempt: to restart a container that has ended, a kubelet creates the next attempt, which has a new ID. The first
+// attempt does not change, and cannot be created again.
 func (c client) nextAttempt() {
 	pod, podConfig := c.pod()
 	ip := c.podStatus(pod).GetNetwork().GetIp()
@@ -97,8 +97,8 @@ func (c client) previousAttempts() {
 	c.must(c.remove(ids[1]))
 }
 
-// eitherID: for a unit pod, every call accepts the sandbox's ID for the newest attempt and an attempt's ID for the
-// sandbox.
+// eitherID: in a unit pod, every call can name the newest attempt by the sandbox's ID, and the sandbox by an attempt's
+// ID.
 func (c client) eitherID() {
 	if !c.Unit {
 		return

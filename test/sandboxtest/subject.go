@@ -28,7 +28,7 @@ const (
 	Fails
 	// Deaf runs and ignores its stop signal.
 	Deaf
-	// Slow stays in Starting for a while before it runs. Only unit pods need it.
+	// Slow stays in Starting for a while before it runs. Only unit pods need this workload.
 	Slow
 )
 
@@ -44,7 +44,7 @@ type Subject struct {
 	Machines bool
 	// Pod completes the configuration of a pod, for example with a log directory and a cgroup parent. It may be nil.
 	Pod func(*runtimeapi.PodSandboxConfig)
-	// Container completes the configuration of a container with its image, command and annotations.
+	// Container completes a container's configuration: it adds the image, the command and the annotations.
 	Container func(*runtimeapi.ContainerConfig, Workload)
 	// Restart kills the daemon with SIGKILL and starts it again; nil if the endpoint cannot be restarted.
 	Restart func(testing.TB)

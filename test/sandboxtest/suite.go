@@ -229,7 +229,7 @@ func (c client) manyContainers() {
 	}
 }
 
-// stopAndRemoveAtOnce: stops and removals of one pod from many callers all succeed.
+// stopAndRemoveAtOnce: if many callers stop and remove one pod at the same time, all calls succeed.
 func (c client) stopAndRemoveAtOnce() {
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Runs))

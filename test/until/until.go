@@ -11,7 +11,7 @@ import (
 // defaultTimeout is the timeout of Holds. It is long enough for a busy machine.
 const defaultTimeout = 30 * time.Second
 
-// Holds waits until the condition is true, and fails the test after 30 seconds. The text in what names the condition.
+// Holds waits until the condition is true, and fails the test after 30 seconds. The given text names the condition.
 func Holds(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	Within(t, defaultTimeout, what, holds)

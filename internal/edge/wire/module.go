@@ -102,7 +102,8 @@ func (d ModuleData) Args() []string {
 // Env returns the environment variables as NAME=value, from "env" and the "env" of "args".
 func (d ModuleData) Env() []string { return append(d.list("env"), d.argsObject().list("env")...) }
 
-// Dirs returns the node's directories that the module can use, from "dir" and "dirs", and the same fields of "args".
+// Dirs returns the node's directories that the module can use, from "dir" and "dirs", and from the same fields of
+// "args".
 func (d ModuleData) Dirs() []string {
 	var all []string
 	for _, o := range []ModuleData{d, d.argsObject()} {

@@ -18,7 +18,7 @@ type watcher struct {
 
 func newWatcher() *watcher { return &watcher{wakes: map[string]chan struct{}{}} }
 
-// add makes the watcher signal wake whenever a file in the directory changes.
+// add makes the watcher send to the given channel whenever a file in the directory changes.
 func (w *watcher) add(dir string, wake chan struct{}) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
