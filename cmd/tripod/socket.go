@@ -25,8 +25,8 @@ func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.List
 	if err := removeLeftover(ctx, path); err != nil {
 		return nil, err
 	}
-	// Between bind and chmod, the socket is protected by its directory (mode 0700, unless configured otherwise) and the
-	// check of peer credentials.
+	// Between bind and chmod, two things protect the socket: its directory (mode 0700, unless configured otherwise) and
+	// the check of peer credentials.
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err

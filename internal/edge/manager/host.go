@@ -31,7 +31,7 @@ type host struct {
 	byIndex [channel.MaxModules]atomic.Pointer[module]
 	desired atomic.Pointer[desired]
 
-	mu              sync.Mutex // guards the fields from byUUID to change
+	mu              sync.Mutex // guards the fields below, up to the field called change
 	byUUID          map[string]*module
 	up              bool
 	halted          bool

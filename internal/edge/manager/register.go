@@ -174,7 +174,8 @@ func (a *answers) forget(id string) {
 	delete(a.waiting, id)
 }
 
-// take passes a response on a registration topic to the call to register that waits for it. It ignores requests.
+// take handles a message on a registration topic. It passes a response to the register call that waits for it, and
+// ignores requests.
 func (a *answers) take(m *Manager, payload []byte) {
 	e, err := wire.ParseEnvelope(payload)
 	if err != nil {

@@ -116,7 +116,7 @@ func (c *client) receivedQoS2(l *link, m Message, id uint16) error {
 	return nil
 }
 
-// handledQoS2 acknowledges a message with QoS 2 on the current connection, which may be a later one of the same
+// handledQoS2 acknowledges a message with QoS 2 on the current connection. That may be a later connection of the same
 // session.
 func (c *client) handledQoS2(id uint16, epoch uint64) {
 	c.mu.Lock()

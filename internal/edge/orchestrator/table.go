@@ -43,7 +43,8 @@ var transitions = map[Status]map[event]Status{
 	Killed:  {place: Alive, revive: Alive, wait: Queued, remove: Dead, exit: Dead, restart: Killed},
 }
 
-// next returns the state after an event. It returns errdefs.ErrFailedPrecondition for an event that cannot happen in s.
+// next returns the state after an event. If the event cannot happen in this state, next returns
+// errdefs.ErrFailedPrecondition.
 func (s Status) next(e event) (Status, error) {
 	to, ok := transitions[s][e]
 	if !ok {

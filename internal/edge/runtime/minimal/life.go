@@ -144,8 +144,8 @@ func (l *life) start(path string) (*output, error) {
 	return l.follow(logs), nil
 }
 
-// fork starts the process. It stays on the same locked thread until the process is reaped, because Pdeathsig kills the
-// process when the thread that started it ends.
+// fork starts the process on a thread that is locked until the process has been reaped. If the thread ended earlier,
+// Pdeathsig would kill the process.
 func (l *life) fork() error {
 	started := make(chan error)
 	go func() {
