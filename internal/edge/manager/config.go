@@ -45,8 +45,8 @@ type Limits struct {
 	// the oldest message. A message larger than Bytes fits only into an empty queue.
 	Messages int
 	Bytes    int
-	// MessagesPerSecond and BytesPerSecond bound the messages that a module publishes, with bursts of one second's worth;
-	// the rest is dropped. 0 means unlimited.
+	// MessagesPerSecond and BytesPerSecond bound the messages that a module publishes, with bursts of one second's
+	// worth. Messages beyond these bounds are dropped. 0 means unlimited.
 	MessagesPerSecond float64
 	BytesPerSecond    float64
 }

@@ -49,8 +49,8 @@ type Message struct {
 	Retain bool
 }
 
-// SubscribeOptions are the options of MQTT 5.0 §3.8.3.1. MQTT 3.1.1 has no such options, and behaves as with the zero
-// value.
+// SubscribeOptions are the options of MQTT 5.0 §3.8.3.1. MQTT 3.1.1 has no such options; its subscriptions behave as
+// with the zero value.
 type SubscribeOptions struct {
 	// SkipRetained suppresses retained messages at the time of the subscription.
 	SkipRetained bool

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quickAckConn makes the kernel acknowledge TCP segments immediately instead of after up to 40 ms (tcp(7),
-// TCP_QUICKACK, which must be set again after each read). A broker that uses Nagle's algorithm, like mosquitto, waits
-// for the acknowledgement before it sends the next small packet.
+// quickAckConn makes the kernel acknowledge TCP segments immediately, instead of after up to 40 ms. It sets
+// TCP_QUICKACK again after each read, because the kernel can reset this option (tcp(7)). A broker that uses Nagle's
+// algorithm, like mosquitto, waits for the acknowledgement before it sends the next small packet.
 type quickAckConn struct {
 	net.Conn
 	raw syscall.RawConn

@@ -114,7 +114,7 @@ func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	return nil
 }
 
-// batch parses the data of create_batch: a list of modules, or an object with that list as "modules".
+// batch parses the data of create_batch: a list of modules, or an object with that list in the field "modules".
 func batch(raw json.RawMessage) ([]json.RawMessage, error) {
 	var list []json.RawMessage
 	var object struct {
