@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 )
 
-// Annotations with which Kubernetes limits a pod's traffic, in bits per second.
+// Kubernetes's annotations for limits on a pod's traffic, in bits per second.
 const (
 	annotationIngress = "kubernetes.io/ingress-bandwidth"
 	annotationEgress  = "kubernetes.io/egress-bandwidth"
@@ -35,8 +35,8 @@ func attachment(p *Pod) network.Attachment {
 	return a
 }
 
-// bandwidth returns the limit that an annotation sets, or 0. A value that is not a quantity means no limit, as in other
-// runtimes.
+// bandwidth returns the limit that the given annotation sets, or 0 for no limit. As in other runtimes, a value that is
+// not a quantity means no limit.
 func bandwidth(p *Pod, annotation string) uint64 {
 	q, err := resource.ParseQuantity(p.Config.GetAnnotations()[annotation])
 	if err != nil {

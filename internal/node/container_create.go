@@ -22,12 +22,13 @@ var (
 	failCreateCommit = failpoint.New("node.create-container.commit")
 )
 
-// restartCount is the kubelet's annotation for its restart counter. It is not a parameter of the container.
+// restartCount is the annotation with the kubelet's restart counter, which sameParameters ignores.
 const restartCount = "io.kubernetes.container.restartCount"
 
 // CreateContainer prepares a container in a pod (CRI CreateContainer) and returns its ID. A repeated call with
-// unchanged parameters returns the same ID and changes nothing. Errors: ErrNotFound (pod, image), ErrAlreadyExists
-// (changed parameters), ErrFailedPrecondition (the state table), ErrInvalidArgument, ErrNotImplemented.
+// unchanged parameters returns the same ID and changes nothing. Errors: ErrNotFound (no such pod or image),
+// ErrAlreadyExists (changed parameters), ErrFailedPrecondition (forbidden by the state table), ErrInvalidArgument,
+// ErrNotImplemented.
 func (n *Node) CreateContainer(ctx context.Context, podID string, config *runtimeapi.ContainerConfig) (string, error) {
 	if config.GetMetadata() == nil || config.GetImage() == nil {
 		return "", fmt.Errorf("the container has no metadata or no image: %w", errdefs.ErrInvalidArgument)
@@ -84,9 +85,9 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	return p.makeContainer(ctx, newContainer(rec, config, img), replaced)
 }
 
-// replacedBy returns the container of a unit pod that a newer attempt replaces, or nil. A kubelet restarts a container
-// this way. The old container is Stopped (the transition is then Stopped → Removed → Created, as in the table) or
-// Created and never started.
+// replacedBy returns the container of a unit pod if a newer attempt is requested, which replaces it; otherwise nil. A
+// kubelet restarts a container by requesting a newer attempt. The old container is Stopped (the transition is then
+// Stopped → Removed → Created, as in the table) or is Created and was never started.
 func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	if !p.unit || (s != Created && s != Stopped) {
 		return nil
@@ -125,8 +126,8 @@ func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *
 	return c
 }
 
-// makeContainer records the intent, prepares the container in the backend and commits Created. It removes the replaced
-// container only after the backend has accepted the new one.
+// makeContainer records the intent, prepares the container in the backend and commits Created. If the container
+// replaces another one, makeContainer removes the old container only after the backend has accepted the new container.
 func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (string, error) {
 	pod := p.rec.Load().sandboxPod()
 	if err := p.backend.Validate(pod, c.sandboxContainer()); err != nil {
@@ -184,7 +185,8 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 	})
 }
 
-// rollBackContainer undoes a partial CreateContainer. If that fails, the record stays, hidden, for the janitor.
+// rollBackContainer undoes a partial CreateContainer. If the rollback fails, the record stays, hidden from lists, so
+// that the janitor can retry.
 func (p *livePod) rollBackContainer(ctx context.Context, c *Container) error {
 	if err := p.backend.RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer()); err != nil {
 		p.node.wakeJanitor()
@@ -193,7 +195,8 @@ func (p *livePod) rollBackContainer(ctx context.Context, c *Container) error {
 	return p.commit(func(next *Pod) error { next.drop(c.ID); return nil })
 }
 
-// existing returns the container with this name and attempt, or a unit pod's only container; nil if there is none.
+// existing returns the container with the given name and attempt or, in a unit pod, the only container. It returns nil
+// if there is none.
 func (p *Pod) existing(m *runtimeapi.ContainerMetadata) *Container {
 	for _, c := range p.Containers {
 		if p.unit || c.key() == containerKey(m) {
@@ -211,8 +214,8 @@ func (p *Pod) acceptsWork(call Call) error {
 	return refusal(p.unit, p.ID, Killed, call)
 }
 
-// sameParameters reports whether two requests ask for the same container: labels, annotations, environment, image,
-// command, args, mounts and resources. It ignores the kubelet's counters.
+// sameParameters reports whether two requests ask for the same container, that is, whether their labels, annotations,
+// environment, image, command, args, mounts and resources are equal. It ignores the kubelet's counters.
 func sameParameters(a, b *runtimeapi.ContainerConfig) bool {
 	return proto.Equal(parameters(a), parameters(b))
 }

@@ -18,8 +18,8 @@ var (
 )
 
 // StartContainer starts a created or stopped container (CRI StartContainer) and returns once it is Running. A container
-// that cannot be started becomes Stopped, with the reason. Errors: ErrNotFound, ErrFailedPrecondition, or the
-// backend's.
+// that cannot be started becomes Stopped, and its status says why. Errors: ErrNotFound, ErrFailedPrecondition, or the
+// backend's own errors.
 func (n *Node) StartContainer(ctx context.Context, id string) error {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
@@ -43,7 +43,7 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 	case Refused:
 		return refusal(rec.unit, id, state, StartContainer)
 	}
-	// The state Starting is itself the intent.
+	// The state Starting serves as the recorded intent.
 	err = p.commit(func(next *Pod) error {
 		if err := next.acceptsWork(StartContainer); err != nil {
 			return err
@@ -106,8 +106,8 @@ func (p *livePod) commitRunning(ctx context.Context, rec *Pod, c *Container) err
 	return p.commitStopped(c.ID, *ended)
 }
 
-// startFailed stops a container that failed to start and commits Stopped with the reason. If the container keeps
-// running, it commits Running.
+// startFailed stops a container that failed to start and commits Stopped with the reason. If the container cannot be
+// stopped, startFailed commits Running instead.
 func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause error) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
@@ -165,7 +165,7 @@ func (p *livePod) recordExit(id string, status sandbox.Status) {
 }
 
 // containerState returns the pod's record, the container, and the container's state in the table. In a unit pod the
-// container can be nil, but only in states in which the table allows no work on it.
+// container is nil in some states, but in those states the table allows no work on a container.
 func (p *livePod) containerState(id string) (*Pod, *Container, State, error) {
 	rec := p.rec.Load()
 	if previous := rec.previous(id); previous != nil {

@@ -22,8 +22,8 @@ var (
 	failRetainEffect = failpoint.New("node.retain-attempt.effect")
 )
 
-// StopContainer asks a container to end and kills it after grace (CRI StopContainer). It returns when the container is
-// Stopped and its exit code is known. It succeeds for an unknown container.
+// StopContainer asks a container to end and kills it if it still runs after the grace period (CRI StopContainer). It
+// returns when the container is Stopped and its exit code is known. It succeeds for an unknown container.
 func (n *Node) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	p, id, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
@@ -35,8 +35,8 @@ func (n *Node) StopContainer(ctx context.Context, id string, grace time.Duration
 	return p.stopContainer(ctx, id, p.keyOf(id), grace)
 }
 
-// stopContainer takes the container's slot and stops the container. A call with a shorter grace cancels the call under
-// way, which then waits for the slot again and finds the container stopped.
+// stopContainer takes the container's slot and stops the container. A call with a shorter grace period cancels a stop
+// that is under way. The cancelled call then waits for the slot again and finds the container stopped.
 func (p *livePod) stopContainer(ctx context.Context, id, key string, grace time.Duration) error {
 	if p.rec.Load().previous(id) != nil {
 		return nil // a previous attempt has ended; the slot belongs to the newest attempt
@@ -100,8 +100,9 @@ func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, gra
 }
 
 // RemoveContainer removes a container (CRI RemoveContainer). It kills a running container first, except in a unit pod,
-// where the state table applies. The container of a Killed unit pod is only hidden from lists; it is removed with its
-// pod. Previous attempts can always be removed. RemoveContainer succeeds for an unknown container.
+// where the state table forbids removing a running container. The container of a Killed unit pod is only hidden from
+// lists; RemoveSandbox removes it. Previous attempts can always be removed. RemoveContainer succeeds for an unknown
+// container.
 func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	p, full, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
@@ -125,7 +126,8 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// admits checks an order against the table before it can cancel the order under way.
+// admits returns an error if the state table refuses a call. Callers check this before the call enters the slot,
+// because entering the slot can cancel the order under way.
 func (p *livePod) admits(id string, call Call) error {
 	rec, _, state, err := p.containerState(id)
 	if err == nil && Decide(rec.unit, state, call) == Refused {
@@ -166,8 +168,8 @@ func (p *livePod) removePrevious(id string) error {
 	})
 }
 
-// removeStopped removes a container that is not running: intent, backend, commit. With intentRetain, its record stays
-// as a previous attempt.
+// removeStopped removes a container that is not running: it records the intent, removes the container from the backend
+// and commits. With intentRetain, the container's record stays as a previous attempt.
 func (p *livePod) removeStopped(ctx context.Context, id string, intent Call) error {
 	if err := p.commit(func(next *Pod) error { next.find(id).Intent = intent; return nil }); err != nil {
 		return err
@@ -182,8 +184,8 @@ func (p *livePod) removeStopped(ctx context.Context, id string, intent Call) err
 	return failRemoveCommit.Hit(ctx)
 }
 
-// unlist hides the container of a Killed unit pod from lists. A kubelet removes a pod's containers first, and removes
-// the sandbox only when the pod lists no containers; but the table does not allow removing this container.
+// unlist hides the container of a Killed unit pod from lists. The table does not allow this container to be removed,
+// but a kubelet removes a sandbox only after all of its containers have disappeared from lists.
 func (p *livePod) unlist(id string) error {
 	killed := func(rec *Pod) *Container {
 		if !rec.unit || rec.State != Killed {

@@ -20,7 +20,7 @@ var (
 )
 
 // UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources). Unset fields
-// keep their values. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, or the backend's.
+// keep their values. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, or the backend's own errors.
 func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
@@ -35,7 +35,8 @@ func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.L
 	})
 }
 
-// updateContainer records the new resources and applies them; if that fails, it restores the old record.
+// updateContainer records the new resources and applies them. If the backend cannot apply them, updateContainer
+// restores the old resources in the record.
 func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, res *runtimeapi.LinuxContainerResources) error {
 	_, old, state, err := p.containerState(id)
 	if err != nil {
@@ -86,8 +87,8 @@ func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id s
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
-// mergeResources returns old with the non-zero fields of change (in the CRI, a zero or empty field means no change).
-// Unified limits merge by key, huge page limits by page size.
+// mergeResources returns the old resources, overwritten by all non-zero fields of the change. (In the CRI, a zero or
+// empty field means no change.) Unified limits are merged by key, and huge page limits by page size.
 func mergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	merged := &runtimeapi.LinuxContainerResources{}
 	proto.Merge(merged, old)

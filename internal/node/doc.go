@@ -15,14 +15,14 @@
 //	sandbox.Backend        internal/network
 //
 // A record is one pod with its containers. Its intents (Pod.Intent, Container.Intent, the state Starting, the empty
-// state) mark orders that have not completed. They let a daemon that was killed at any point finish or undo the work at
-// its next start (Open), and let the janitor retry a failed clean-up.
+// state) mark orders that have not completed. After a daemon was killed at any point, its next start (Open) finds the
+// intents and finishes or undoes the work. They also let the janitor retry a failed clean-up.
 //
 // Snapshots are immutable. While a backend works, only the pod's slot is held, so List and Status calls never wait for
 // a backend.
 //
-// Comments call the document that defines the state table "seed 1"; docs/sources.md lists it.
+// In comments, "seed 1" is the document that defines the state table; docs/sources.md lists that document.
 //
-// The package knows no concrete backend and no control plane; cmd/tripod wires them together. Read node.go first, then
-// sandbox_run.go.
+// The package must not know about any concrete backend or control plane; cmd/tripod connects them to the node. Read
+// node.go first, then sandbox_run.go.
 package node

@@ -10,16 +10,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// eventBuffer is the number of events that a subscriber can lag behind before its subscription ends.
+// eventBuffer is how many events a subscriber can lag behind before its subscription ends.
 const eventBuffer = 4096
 
-// Event reports a transition for which CRI v1 defines an event. A sandbox's own events have its ID in both ID fields.
+// Event reports a transition that has an event in CRI v1. An event of the sandbox itself has the sandbox's ID in both
+// ID fields.
 type Event struct {
 	Type        runtimeapi.ContainerEventType
 	ContainerID string
 	PodID       string
 	At          time.Time
-	// Pod is the pod after the transition, or its last snapshot if the transition removed it.
+	// Pod is the pod after the transition or, if the transition removed the pod, its last snapshot.
 	Pod *Pod
 }
 
@@ -36,8 +37,8 @@ type Subscription struct {
 	err    error
 }
 
-// Events returns the channel of events. The channel is closed by Close, when the node closes, and when the subscriber
-// falls more than 4096 events behind; Err returns the reason.
+// Events returns the channel of events. The channel is closed when Close is called, when the node closes, or when the
+// subscriber falls more than 4096 events behind. Err returns the reason.
 func (s *Subscription) Events() <-chan Event { return s.events }
 
 // Err returns the reason why the channel was closed: nil after Close, errdefs.ErrResourceExhausted for a subscriber

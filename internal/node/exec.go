@@ -15,7 +15,7 @@ import (
 )
 
 // Exec runs a program in a running container and returns its exit code. Errors: ErrNotFound, ErrFailedPrecondition (not
-// running), ErrNotImplemented (the backend has no exec), or the backend's.
+// running), ErrNotImplemented (the backend has no exec), or the backend's own errors.
 func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (int32, error) {
 	execer, rec, c, err := runningContainer[sandbox.Execer](n, id, "exec")
 	if err != nil {
@@ -27,9 +27,9 @@ func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (in
 // errDetached ends an attach session whose client has closed its input.
 var errDetached = errors.New("the client has closed its input")
 
-// Attach connects the client to the stdio of a running container. It ends when the container exits or the client
-// disconnects or closes its input. If closing the input also closes the container's stdin (stdin_once without a
-// terminal), the client keeps receiving output. Errors as for Exec.
+// Attach connects the client to the stdio of a running container. It returns when the container exits or the client
+// disconnects. It also returns when the client closes its input, unless that closes the container's stdin (stdin_once
+// without a terminal); in that case the client keeps receiving output. The errors are those of Exec.
 func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest) error {
 	attacher, rec, c, err := runningContainer[sandbox.Attacher](n, id, "attach")
 	if err != nil {
@@ -47,8 +47,8 @@ func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest)
 	return err
 }
 
-// endReader calls end at the end of the input. By then the backend has forwarded all of the input, because backends
-// forward what they have read before they read again.
+// endReader calls the function end when the input has ended. By then the backend has forwarded all of the input,
+// because backends forward what they have read before they read again.
 type endReader struct {
 	io.Reader
 	end func()
@@ -65,9 +65,9 @@ func (r endReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Channels returns a connection that carries a running container's channels (sandbox.Channeler) and the group of
-// containers that deliver messages to each other directly. Errors as for Exec; also ErrFailedPrecondition for a
-// container without channels.
+// Channels returns two things for a running container: a connection for the container's channels (sandbox.Channeler),
+// and the name of the container's group. Containers in one group deliver messages to each other directly. The errors
+// are those of Exec, and ErrFailedPrecondition for a container without channels.
 func (n *Node) Channels(ctx context.Context, id string) (conn net.Conn, group string, err error) {
 	channeler, rec, c, err := runningContainer[sandbox.Channeler](n, id, "channels")
 	if err != nil {
@@ -76,7 +76,7 @@ func (n *Node) Channels(ctx context.Context, id string) (conn net.Conn, group st
 	return channeler.Channels(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
 
-// ReopenLog makes a running container's log writer reopen its file after a rotation. Errors as for Exec.
+// ReopenLog makes a running container's log writer reopen its file after a rotation. The errors are those of Exec.
 func (n *Node) ReopenLog(ctx context.Context, id string) error {
 	reopener, rec, c, err := runningContainer[sandbox.LogReopener](n, id, "log rotation")
 	if err != nil {
@@ -111,8 +111,8 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	return dialer.Dial(ctx, p.sandboxPod(), running, network, address)
 }
 
-// Inspect returns details from the node and the backend for which the CRI has no fields, as a JSON object under the key
-// "info", which CRI clients expect. An empty containerID means the sandbox.
+// Inspect returns those details from the node and the backend that have no fields in the CRI. The result is a JSON
+// object under the key "info", where CRI clients expect it. An empty containerID means the sandbox.
 func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[string]string, error) {
 	p, err := n.pool.pod(podID)
 	if err != nil {
@@ -155,7 +155,7 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 }
 
 // runningContainer returns a running container and its backend as a B. It returns an error if the container is not
-// Running or its backend is not a B; what names the operation in errors.
+// Running or its backend is not a B. The parameter what is the operation's name in errors.
 func runningContainer[B any](n *Node, id, what string) (backend B, rec *Pod, c *Container, err error) {
 	p, id, err := n.orderContainer(id)
 	if err != nil {

@@ -32,7 +32,7 @@ func (h *handlerErrors) get(handler string) error {
 	return h.why[handler]
 }
 
-// set records why a handler's pods accept no orders; nil means that they do.
+// set records why a handler's pods accept no orders; a nil error means that they accept orders.
 func (h *handlerErrors) set(handler string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +77,7 @@ func (n *Node) recover(background context.Context, handler string) error {
 	return nil
 }
 
-// retryRecovery tries to recover a backend whose dependency is missing, until that succeeds or fails for another
+// retryRecovery tries to recover a backend whose dependency is missing, until an attempt succeeds or fails for another
 // reason.
 func (n *Node) retryRecovery(ctx context.Context, handler string) {
 	for pause := recoveryRetryMin; sleep(ctx, pause); pause = min(2*pause, recoveryRetryMax) {

@@ -30,13 +30,13 @@ func (x *Index) Running(name string) []string { return (*x.running.Load())[name]
 // All returns the map from component names to running containers. Callers must not change it.
 func (x *Index) All() map[string][]string { return *x.running.Load() }
 
-// Component returns the component that the pod or container id runs.
+// Component returns the component that runs in the pod or container with the given ID.
 func (x *Index) Component(id string) (name string, ok bool) {
 	name, ok = (*x.ids.Load())[id]
 	return name, ok
 }
 
-// update applies the pod's transition from old to next to both maps. old or next can be nil.
+// update applies a pod's transition to both maps. The old or the next record can be nil.
 func (x *Index) update(old, next *Pod) {
 	before, after := entryOf(old), entryOf(next)
 	if before == after {
@@ -63,7 +63,7 @@ func (x *Index) update(old, next *Pod) {
 	x.running.Store(&running)
 }
 
-// without returns a copy of ids without id.
+// without returns a copy of the slice that lacks the given ID.
 func without(ids []string, id string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(other string) bool { return other == id })
 }

@@ -15,7 +15,7 @@ type inflight struct {
 	mu     sync.Mutex
 	closed bool
 	count  int
-	idle   chan struct{} // closed after close, once no order is under way
+	idle   chan struct{} // closed once close was called and no order is under way
 }
 
 func newInflight(ctx context.Context) *inflight {
@@ -43,8 +43,8 @@ func (d *inflight) end() {
 	}
 }
 
-// close refuses new orders and waits for those under way. After patience it cancels their context and waits as long
-// again. It reports whether all have ended.
+// close refuses new orders and waits for those under way. If they take longer than patience, it cancels their context
+// and waits for the same time once more. It reports whether all orders have ended.
 func (d *inflight) close(patience time.Duration) bool {
 	d.mu.Lock()
 	if !d.closed {

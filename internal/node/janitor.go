@@ -40,15 +40,15 @@ type leftover struct {
 	busy  bool // an attempt is under way
 }
 
-// begin records that the first attempt is under way.
+// begin records that the first attempt of a pod's clean-up is under way.
 func (l *leftovers) begin(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all[id] = &leftover{since: time.Now(), pause: retryMin, busy: true}
 }
 
-// due reports whether to attempt a pod's pending work now, or how long to wait. The first attempt comes retryMin after
-// the first call.
+// due reports whether to attempt a pod's pending work now, or how long to wait. The first attempt is due retryMin after
+// the first call of this function.
 func (l *leftovers) due(id string) (now bool, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -65,7 +65,7 @@ func (l *leftovers) due(id string) (now bool, wait time.Duration) {
 	return entry.busy, wait
 }
 
-// end records the result of an attempt; nil removes the entry.
+// end records the result of an attempt. A nil error removes the entry.
 func (l *leftovers) end(id string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,7 +91,7 @@ func (l *leftovers) forget(pods []*livePod) {
 	}
 }
 
-// await waits, for at most patience, until every clean-up has been attempted once.
+// await waits until every clean-up has been attempted once, but no longer than patience.
 func (l *leftovers) await(patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -113,7 +113,7 @@ func (l *leftovers) await(patience time.Duration) {
 	}
 }
 
-// abandoned is the key of the clean-up of networks whose pods have no record.
+// abandoned is the key for the clean-up of networks whose pods have no record.
 const abandoned = "abandoned networks"
 
 // Leftovers returns an error with the number of pending clean-ups and the age and cause of the oldest, or nil if none
@@ -145,7 +145,8 @@ func (n *Node) Leftovers() error {
 	return fmt.Errorf("%d could not be cleaned up yet; the oldest is %s, since %s: %w", count, name, oldest.since.UTC().Format(time.RFC3339), why)
 }
 
-// inBackground runs finish, the result of settle, in the background. If it fails, the janitor retries.
+// inBackground runs the function that settle has returned, in the background. If the function fails, the janitor
+// retries.
 func (n *Node) inBackground(p *livePod, finish func() error) {
 	n.leftovers.begin(p.id)
 	n.workers.Go(func() {
@@ -194,7 +195,7 @@ func (n *Node) janitor(ctx context.Context) {
 	}
 }
 
-// sweep starts the attempts that are due and returns the time until the next.
+// sweep starts the attempts that are due and returns the time until the next attempt is due.
 func (n *Node) sweep(ctx context.Context, outcomes chan<- retryResult) (pause time.Duration) {
 	pause = retryMax
 	all := n.pool.all()
@@ -229,7 +230,7 @@ func (p *livePod) retryPending(ctx context.Context) error {
 	return errors.Join(err, p.settle(ctx)())
 }
 
-// collectNetworks releases the networks of all pods except keep.
+// collectNetworks releases the networks of all pods except those whose IDs are in keep.
 func (n *Node) collectNetworks(ctx context.Context, keep []string) {
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		err := n.Network.GC(ctx, keep)

@@ -54,7 +54,7 @@ func (c Component) validate() error {
 }
 
 // ComponentFromLabels reads the labels PREFIXdomain, PREFIXserver and PREFIXversion; ok is false if none is set. A
-// label value cannot hold a plus sign, so build metadata follows an underscore: 1.2.3_build.
+// label value cannot hold a plus sign, so an underscore precedes build metadata instead: 1.2.3_build.
 func ComponentFromLabels(labels map[string]string, prefix string) (c Component, ok bool, err error) {
 	domain, d := labels[prefix+"domain"]
 	server, s := labels[prefix+"server"]
@@ -69,12 +69,12 @@ func ComponentFromLabels(labels map[string]string, prefix string) (c Component, 
 	return c, true, c.validate()
 }
 
-// Instance returns the ID of a component's nth pod: component#n, n in lower-case hex.
+// Instance returns the ID of a component's nth pod: component#n, with n in lower-case hex.
 func (c Component) Instance(n uint64) string { return c.String() + "#" + strconv.FormatUint(n, 16) }
 
-// attemptID returns the ID of the nth attempt of a unit pod's container. For a component it is the unit's ID, a dot and
-// n in lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise 64 hex digits of a hash. It must differ from the
-// unit's ID, because a kubelet keeps containers and sandboxes in one map.
+// attemptID returns the ID of the nth attempt of a unit pod's container. For a component, the ID is the pod's ID, a
+// dot, and n in lower-case hex (example.com:foo.Bar@1.2.3#0.1). For other pods, it is a hash of 64 hex digits. The ID
+// must differ from the pod's ID, because a kubelet keeps containers and sandboxes in one map.
 func (p *Pod) attemptID(n uint64) string {
 	id := p.ID + "." + strconv.FormatUint(n, 16)
 	if !podIDPattern.MatchString(p.ID) {

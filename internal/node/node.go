@@ -60,7 +60,7 @@ type Config struct {
 	DefaultHandler string
 	// Aliases maps further names to handlers.
 	Aliases map[string]string
-	// Routes select the handler of pods and images that belong to a handler other than the default.
+	// Routes assign pods to handlers by annotation, and reserve images for handlers.
 	Routes  []Route
 	Network Network
 	Images  Images
@@ -94,7 +94,7 @@ type Node struct {
 type HandlerInfo struct {
 	Name    string
 	Default bool
-	// AliasOf is the handler that Name is an alias of; empty for a handler itself.
+	// AliasOf is the handler that Name is an alias for; empty if Name is itself a handler's name.
 	AliasOf      string `json:",omitempty"`
 	Capabilities sandbox.Capabilities
 	// Err is the reason why the handler cannot run new pods; nil if it can.
@@ -192,8 +192,9 @@ func (n *Node) Container(id string) (*Container, *Pod, error) {
 	return nil, nil, notFound("container", id)
 }
 
-// Close stops the node's background work, refuses new orders and waits for those under way: 10 s, and 10 s more after
-// cancelling them. Pods keep running; the next start resumes pending work. The store can be closed afterwards.
+// Close stops the node's background work, refuses new orders and waits up to 10 s for those under way. It then cancels
+// the remaining orders and waits up to 10 s more. Pods keep running; the next start resumes pending work. The store can
+// be closed afterwards.
 func (n *Node) Close() error {
 	n.stop()
 	ended := n.inflight.close(closePatience)
@@ -219,7 +220,8 @@ func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
 	return handler, b, nil
 }
 
-// orderPod finds a pod for an order by ID or unique prefix. It fails if the pod's backend accepts no orders.
+// orderPod finds the pod that an order is for, by its ID or a unique prefix. It fails if the pod's backend accepts no
+// orders.
 func (n *Node) orderPod(id string) (*livePod, error) {
 	p, err := n.pool.pod(id)
 	if err != nil {
@@ -228,7 +230,8 @@ func (n *Node) orderPod(id string) (*livePod, error) {
 	return p, n.acceptsOrders(p)
 }
 
-// orderContainer finds the pod and full ID of a container, or of a unit pod, for an order.
+// orderContainer finds the container that an order is for, and returns its pod and its full ID. The ID can also be that
+// of a unit pod.
 func (n *Node) orderContainer(id string) (*livePod, string, error) {
 	p, full, err := n.pool.target(id)
 	if err != nil {

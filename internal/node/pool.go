@@ -13,14 +13,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// pool is the pod pool of seed 1: every pod of the node by ID, by name and by container. Its lock is held only for
-// accesses to the maps.
+// pool is the pod pool of seed 1: every pod of the node by ID, by name and by container. Its lock is held only while
+// the maps are accessed.
 type pool struct {
 	mu         sync.RWMutex
 	pods       map[string]*livePod
 	names      map[string]*livePod // by podKey
 	containers map[string]*livePod // by container ID
-	// order lists the pods by creation; readers load it without the lock.
+	// order lists the pods in order of creation; readers load the list without the lock.
 	order atomic.Pointer[[]*livePod]
 }
 
@@ -38,19 +38,19 @@ type livePod struct {
 	backend sandbox.Backend
 	slot    slot
 
-	// mu serialises transitions: read the record, write the next, publish it.
+	// mu serialises transitions. Each transition reads the record, writes the next one and publishes it.
 	mu    sync.Mutex
 	rec   atomic.Pointer[Pod] // the record
 	view  atomic.Pointer[Pod] // the record for control planes; nil while the pod is being made
 	slots map[string]*slot    // by containerKey; a unit pod's containers share one
-	// exits holds the exits of containers that are Starting, by ID.
+	// exits holds the exits of containers that are Starting, by container ID.
 	exits map[string]sandbox.Status
 	gone  bool // removed from the pool
 	// unwritten means that the record on disk is older than rec.
 	unwritten bool
 }
 
-// reserve returns the pod named key, or adds the pod that newPod returns.
+// reserve returns the pod with the given key. If there is none, it adds and returns the pod that newPod makes.
 func (p *pool) reserve(key string, newPod func() *livePod) *livePod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,7 +63,7 @@ func (p *pool) reserve(key string, newPod func() *livePod) *livePod {
 	return pod
 }
 
-// sort restores the order of creation after the pods were loaded in order of ID.
+// sort puts the pods into order of creation. They are loaded in order of ID.
 func (p *pool) sort() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,7 +99,7 @@ func (p *pool) remove(pod *livePod) {
 	p.order.Store(&order)
 }
 
-// update applies the pod's transition from old to next to the index of containers. old can be nil.
+// update applies a pod's transition to the index of containers. The old record can be nil.
 func (p *pool) update(pod *livePod, old, next *Pod) {
 	var before []string
 	if old != nil {
@@ -131,7 +131,7 @@ func (p *Pod) containerIDs() []string {
 // all lists the pods in order of creation.
 func (p *pool) all() []*livePod { return *p.order.Load() }
 
-// pod finds a pod by its ID or a unique prefix of it; a unit pod also by an attempt's ID.
+// pod finds a pod by its ID or a unique prefix of it. It also finds a unit pod by the ID of one of its attempts.
 func (p *pool) pod(id string) (*livePod, error) {
 	pod, err := lookup(p, p.pods, "pod", id)
 	if !errdefs.IsNotFound(err) {
@@ -174,7 +174,7 @@ func (p *pool) newestAttempt(id string) (*livePod, string, error) {
 }
 
 // target finds the pod and the full ID for an order that concerns a container. The ID can also be that of a unit pod
-// whose container is removed or not created yet.
+// whose container has been removed or not been created yet.
 func (p *pool) target(id string) (pod *livePod, full string, err error) {
 	pod, full, err = p.container(id)
 	if !errdefs.IsNotFound(err) {
@@ -187,7 +187,8 @@ func (p *pool) target(id string) (pod *livePod, full string, err error) {
 	return unit, unit.id, nil
 }
 
-// lookup finds id in one of the pool's maps. Only hexadecimal IDs have prefixes: component#1 is not component#10.
+// lookup finds an ID in one of the pool's maps. Only hexadecimal IDs can be abbreviated, because component#1 is a
+// prefix of component#10 but names another pod.
 func lookup(p *pool, in map[string]*livePod, what, id string) (*livePod, error) {
 	if id == "" {
 		return nil, fmt.Errorf("%s ID is empty: %w", what, errdefs.ErrInvalidArgument)
@@ -231,16 +232,16 @@ func (p *livePod) slotOf(key string) *slot {
 	return s
 }
 
-// commit makes a transition: change edits a copy of the record, which is then written and published. If change or the
-// write fails, the record stays as it was.
+// commit makes a transition. It calls change with a copy of the record, then writes and publishes that copy. If change
+// or the write fails, the record stays as it was.
 func (p *livePod) commit(change func(next *Pod) error) error {
 	return p.transition(change, false)
 }
 
 // observe is like commit, but publishes the record even if it cannot write it. It is for events that have already
 // happened, such as a container's exit, and for stops, which must work even if the disk is full. The janitor writes the
-// record later; after a restart the backends report the same events again. observe returns errors of change, but none
-// of the write.
+// record later; after a restart the backends report the same events again. observe returns errors from change, but not
+// from the write.
 func (p *livePod) observe(change func(next *Pod) error) error {
 	return p.transition(change, true)
 }
@@ -276,7 +277,7 @@ func (p *livePod) isUnwritten() bool {
 	return p.unwritten
 }
 
-// write writes the record if the one on disk is older.
+// write writes the record if the record on disk is older.
 func (p *livePod) write() error {
 	if !p.isUnwritten() {
 		return nil
@@ -300,7 +301,8 @@ func (p *livePod) publish(next *Pod) {
 	p.node.events.emit(oldView, view)
 }
 
-// viewOf returns the record for control planes: nil for a pod that is being made, and only containers that exist.
+// viewOf returns the record as control planes see it, with only the containers that exist. It returns nil for a pod
+// that is being made.
 func viewOf(p *Pod) *Pod {
 	if p == nil || p.State == "" {
 		return nil

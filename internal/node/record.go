@@ -16,7 +16,7 @@ import (
 )
 
 // Pod is one record of the node: a pod with its containers. A published Pod is immutable; a transition publishes a new
-// one. State is Initiated or Killed; empty while RunPodSandbox is under way.
+// one. Its State is Initiated or Killed, or empty while RunPodSandbox is under way.
 type Pod struct {
 	ID string
 	// Handler is the backend's name. Alias is the alias that the pod asked for, if any.
@@ -36,14 +36,15 @@ type Pod struct {
 	Containers []*Container
 	// Previous holds the records of a unit pod's earlier attempts, oldest first. At most maxPrevious are kept.
 	Previous []*Container
-	// Attempts counts a unit pod's attempts; the newest attempt's ID contains it.
+	// Attempts counts a unit pod's attempts; the newest attempt's ID contains this number.
 	Attempts uint64
 
 	unit      bool
 	unitState State // set in views, which omit a Removed container
 }
 
-// Container is the record of one container. State is Created … Removed; empty while CreateContainer is under way.
+// Container is the record of one container. Its State is one of Created to Removed, or empty while CreateContainer is
+// under way.
 type Container struct {
 	ID      string
 	PodID   string
@@ -75,7 +76,7 @@ const (
 	intentRetain Call = "RetainAttempt"
 )
 
-// maxPrevious is the number of ended attempts of a unit pod that are kept. A kubelet keeps one by default.
+// maxPrevious is how many ended attempts of a unit pod are kept. A kubelet keeps one attempt by default.
 const maxPrevious = 16
 
 // Ready reports whether the sandbox accepts containers (CRI SANDBOX_READY).
@@ -128,8 +129,8 @@ func (p *Pod) ComponentName() string {
 	return p.Component
 }
 
-// Visible lists the containers that control planes can see: previous attempts, and containers between Created and
-// Removed.
+// Visible lists the containers that control planes can see: the previous attempts, and the containers that have been
+// created and not removed.
 func (p *Pod) Visible() []*Container {
 	made := p.present()
 	if len(p.Previous) == 0 {
@@ -138,7 +139,7 @@ func (p *Pod) Visible() []*Container {
 	return slices.Concat(p.Previous, made)
 }
 
-// present lists the containers between Created and Removed.
+// present lists the containers that have been created and not removed.
 func (p *Pod) present() []*Container {
 	if !slices.ContainsFunc(p.Containers, func(c *Container) bool { return !c.visible() }) {
 		return p.Containers
@@ -154,7 +155,7 @@ func (p *Pod) present() []*Container {
 
 func (c *Container) visible() bool { return c.State != "" && c.State != Removed }
 
-// key identifies a container within its pod: name and attempt, as the kubelet counts them.
+// key identifies a container within its pod, by the name and the attempt number that the kubelet gave it.
 func (c *Container) key() string { return containerKey(c.Config.GetMetadata()) }
 
 func containerKey(m *runtimeapi.ContainerMetadata) string {
@@ -190,7 +191,7 @@ func (p *Pod) find(id string) *Container {
 
 func (p *Pod) previous(id string) *Container { return byID(p.Previous, id) }
 
-// retain moves the ended attempt c to Previous and drops the oldest above maxPrevious.
+// retain moves an ended attempt to Previous. If there are then more than maxPrevious attempts, it drops the oldest.
 func (p *Pod) retain(c *Container) {
 	p.drop(c.ID)
 	c.Intent = ""
@@ -214,7 +215,7 @@ func (c *Container) sandboxContainer() *sandbox.Container {
 	return &sandbox.Container{ID: c.backendID(), Config: c.Config, ImageID: c.ImageID}
 }
 
-// backendID returns the container's ID in its backend, where all attempts of a unit pod share one object with the pod's
+// backendID returns the container's ID in its backend. There, all attempts of a unit pod are one object with the pod's
 // ID.
 func (c *Container) backendID() string {
 	if c.unit {

@@ -27,7 +27,8 @@ var errRecovering = fmt.Errorf("its backend is still recovering: %w", errdefs.Er
 
 // Open reads the records and reconciles them with the node: it adopts running containers and records exits. In the
 // background it rolls back creations that were incomplete when the daemon died, and completes pending removals. Orders
-// for these pods wait. Open itself waits for backends and pending work only for startPatience and settlePatience.
+// for these pods wait. Open itself waits at most startPatience for backends, and at most settlePatience for pending
+// work.
 //
 // If any record is unreadable, Open fails and deletes nothing.
 func Open(ctx context.Context, config Config) (*Node, error) {
@@ -87,7 +88,7 @@ func (n *Node) load() error {
 	return nil
 }
 
-// adopt recovers every backend. The recovery of a backend that takes longer than startPatience, or lacks a dependency,
+// adopt recovers every backend. If a backend takes longer than startPatience or lacks a dependency, its recovery
 // continues in the background.
 func (n *Node) adopt(ctx context.Context) {
 	var recovered sync.WaitGroup
@@ -212,8 +213,9 @@ func (p *livePod) pending() bool {
 	return false
 }
 
-// settle takes the slots of containers with an intent. The returned function completes the pod's intents: it rolls back
-// creations and completes removals. It skips slots in use, because their intent belongs to the order under way.
+// settle takes the slots of containers with an intent. The returned function completes the intents of these containers
+// and of the pod: it rolls back creations and completes removals. Slots in use are skipped, because their intents
+// belong to orders under way.
 func (p *livePod) settle(ctx context.Context) (finish func() error) {
 	var (
 		steps []func() error
@@ -248,7 +250,7 @@ func (p *livePod) settle(ctx context.Context) (finish func() error) {
 	}
 }
 
-// settleSandbox completes the pod's own intent, in its slot.
+// settleSandbox completes the pod's own intent. It runs inside the pod's slot.
 func (p *livePod) settleSandbox(ctx context.Context) error {
 	switch rec := p.rec.Load(); {
 	case p.isGone():
@@ -263,7 +265,7 @@ func (p *livePod) settleSandbox(ctx context.Context) error {
 	return nil
 }
 
-// settleContainer completes one container's intent, in its slot.
+// settleContainer completes one container's intent. It runs inside the container's slot.
 func (p *livePod) settleContainer(ctx context.Context, id string) error {
 	rec := p.rec.Load()
 	c := rec.find(id)
@@ -286,8 +288,8 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 	return nil
 }
 
-// settleUpdate applies recorded resources. If the backend rejects them permanently, they stay recorded, because no
-// caller received an error.
+// settleUpdate applies recorded resources. If the backend rejects them permanently, the record still keeps them,
+// because no caller was told that the update failed.
 func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
 	err := p.applyUpdate(ctx, updater, id)
 	if !errdefs.IsInvalidArgument(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotImplemented(err) && !errdefs.IsNotFound(err) {

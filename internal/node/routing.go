@@ -8,18 +8,19 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Route assigns pods to a handler by an annotation instead of a RuntimeClass, and reserves images for it.
+// Route assigns pods to a handler by an annotation instead of a RuntimeClass, and reserves images for that handler.
 type Route struct {
 	// Annotation and Value select pods that name no handler; an empty Annotation selects none.
 	Annotation, Value string
 	// ImagePrefix begins the names of images that only this handler can run; empty if there are none. The prefix cannot
-	// select the handler, because a sandbox exists before its image is known. Pods of other handlers refuse such an
-	// image.
+	// select the handler, because a sandbox exists before its image is known. Instead, pods of other handlers refuse
+	// these images.
 	ImagePrefix string
 	Handler     string
 }
 
-// selectHandler returns the handler in the request or, if it is empty, the handler of the first matching route.
+// selectHandler returns the handler that the request names. If the request names none, it returns the handler of the
+// first matching route.
 func (n *Node) selectHandler(handler string, config *runtimeapi.PodSandboxConfig) string {
 	if handler != "" {
 		return handler

@@ -150,8 +150,8 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	return failRunCommit.Hit(ctx)
 }
 
-// rollBackSandbox undoes a partial RunPodSandbox and deletes its record. If that fails, the record stays for the
-// janitor, but the name becomes free.
+// rollBackSandbox undoes a partial RunPodSandbox and deletes its record. If the clean-up fails, the record stays so
+// that the janitor can retry, but the pod's name becomes free.
 func (p *livePod) rollBackSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	if rec.State != "" {

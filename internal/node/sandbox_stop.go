@@ -41,8 +41,8 @@ func ignoreGone(err error) error {
 }
 
 // stopSandbox implements StopPodSandbox inside the pod's slot and resumes where an earlier call failed: it records the
-// intent, commits Killed once no container runs, and clears the intent once the network is released. A record that
-// cannot be written does not end the stop.
+// intent, commits Killed once no container runs, and clears the intent once the network is released. The stop continues
+// even if the record cannot be written.
 func (p *livePod) stopSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	switch {
@@ -128,7 +128,8 @@ func (p *livePod) finishStop(ctx context.Context) error {
 	return failStopSandboxCommit.Hit(ctx)
 }
 
-// strongerIntent returns have if it is RemovePodSandbox, because removing a pod includes stopping it; otherwise want.
+// strongerIntent returns the existing intent if that is RemovePodSandbox, because removing a pod includes stopping it.
+// Otherwise it returns the wanted intent.
 func strongerIntent(have, want Call) Call {
 	if have == RemovePodSandbox {
 		return have
@@ -136,7 +137,7 @@ func strongerIntent(have, want Call) Call {
 	return want
 }
 
-// eachContainer calls do for all containers of the record concurrently and waits for all calls.
+// eachContainer calls the function for all containers of the record concurrently, and waits for all calls.
 func (p *livePod) eachContainer(do func(*Container) error) error {
 	var (
 		wg   sync.WaitGroup

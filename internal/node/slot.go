@@ -62,8 +62,8 @@ func (o order) overrides(cur order) bool {
 	}
 }
 
-// run waits for the slot and then calls work. The context of work ends at the limit or when another order overrides o.
-// If ctx ends, run returns, but work goes on.
+// run waits for the slot and then calls work. The context passed to work ends when the limit passes or another order
+// overrides this one. If ctx ends, run returns, but the work goes on.
 func (s *slot) run(ctx context.Context, o order, work func(context.Context) error) error {
 	for {
 		cur, op, opctx, err := s.enter(ctx, o)
@@ -85,7 +85,8 @@ func (s *slot) run(ctx context.Context, o order, work func(context.Context) erro
 	}
 }
 
-// tryAcquire takes the slot and returns a function that runs work in it, or nil if the slot is in use.
+// tryAcquire takes the slot. It returns a function that runs the work and then frees the slot, or nil if the slot is in
+// use.
 func (s *slot) tryAcquire(ctx context.Context, o order) (perform func(work func(context.Context) error) error, err error) {
 	_, op, opctx, err := s.enter(ctx, o)
 	if op == nil {
@@ -97,7 +98,8 @@ func (s *slot) tryAcquire(ctx context.Context, o order) (perform func(work func(
 	}, nil
 }
 
-// enter takes the slot and returns op, or returns cur, the operation that holds it.
+// enter takes the slot and returns the new operation as op. If the slot is in use, enter instead returns the operation
+// that holds it as cur.
 func (s *slot) enter(ctx context.Context, o order) (cur, op *operation, opctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// statsTimeout limits the time for which one unresponsive pod can delay a list of statistics.
+	// statsTimeout limits how long one unresponsive pod can delay a list of statistics.
 	statsTimeout = 2 * time.Second
 	// statsWorkers is the number of pods that are measured concurrently.
 	statsWorkers = 8
 )
 
-// ContainerStats returns a container's statistics. Errors: ErrNotFound, ErrNotImplemented, or the backend's.
+// ContainerStats returns a container's statistics. Errors: ErrNotFound, ErrNotImplemented, or the backend's own errors.
 func (n *Node) ContainerStats(ctx context.Context, id string) (*runtimeapi.ContainerStats, error) {
 	c, p, err := n.Container(id)
 	if err != nil {
@@ -41,7 +41,7 @@ func (n *Node) ContainersStats(ctx context.Context, containers []*Container) []*
 	})
 }
 
-// PodStats returns the statistics of a pod, its network and its containers. Errors as for ContainerStats.
+// PodStats returns the statistics of a pod, its network and its containers. The errors are those of ContainerStats.
 func (n *Node) PodStats(ctx context.Context, id string) (*runtimeapi.PodSandboxStats, error) {
 	p, err := n.Pod(id)
 	if err != nil {
@@ -55,9 +55,9 @@ func (n *Node) PodsStats(ctx context.Context, pods []*Pod) []*runtimeapi.PodSand
 	return measure(ctx, n, pods, func(p *Pod) string { return p.ID }, n.podStats)
 }
 
-// measure calls stats for many pods or containers, a few at a time, and returns the results of the calls that succeed.
-// It waits for each call for at most statsTimeout, so that a call that hangs (a process in uninterruptible sleep, a
-// silent machine) does not delay the others.
+// measure calls the function for many pods or containers, a few at a time, and returns the results of the calls that
+// succeed. It waits at most statsTimeout for each call, so that a call that hangs (a process in uninterruptible sleep,
+// a silent machine) does not delay the others.
 func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In) string, stats func(context.Context, In) (Out, error)) []Out {
 	out, got := make([]Out, len(things)), make([]bool, len(things))
 	var wg sync.WaitGroup
@@ -84,8 +84,8 @@ func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In)
 	return kept
 }
 
-// withStatsTimeout calls work and waits for at most statsTimeout. If work takes longer, further calls for the same ID
-// fail until it returns, so that work that hangs forever costs only one goroutine.
+// withStatsTimeout calls work and waits at most statsTimeout for it. If the call takes longer, further calls for the
+// same ID fail until it returns. Work that hangs forever therefore costs only one goroutine.
 func withStatsTimeout[Out any](ctx context.Context, n *Node, id string, work func(context.Context) (Out, error)) (Out, error) {
 	type result struct {
 		value Out

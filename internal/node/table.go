@@ -60,9 +60,10 @@ const (
 	Walk Verdict = '⇒'
 )
 
-// unitTable is the state table of seed 1 for unit pods, with a row per state and a column per call. RunPodSandbox names
-// no pod; it is Idempotent in the states in which a repeated call with the same metadata finds the sandbox ready.
-// RemovePodSandbox outside Killed walks through Killed, because CRI v1 requires that every sandbox can be removed.
+// unitTable is the state table of seed 1 for unit pods, with a row per state and a column per call. A RunPodSandbox
+// request names no pod. It is Idempotent in the states where a repeated call with the same metadata finds the sandbox
+// ready. From every state except Killed, RemovePodSandbox walks through Killed, because CRI v1 requires that every
+// sandbox can be removed.
 var unitTable = table{
 	//          Run  Create Start Stop Remove StopPod RemovePod
 	Initiated: {'↻', '✔', '✘', '✘', '✘', '✔', '⇒'},
@@ -75,9 +76,10 @@ var unitTable = table{
 	Retained:  {'✘', '✘', '✘', '↻', '✔', '✘', '✘'},
 }
 
-// containerTable is the table of one container in a pod with many. It differs from unitTable only where CRI v1 requires
-// it: any container can be removed, stopping a container that does not run succeeds, and containers can still be
-// stopped and removed in a stopped sandbox (the row Killed, for a container that has ended).
+// containerTable is the state table for one container in a pod that can have many. It differs from unitTable only where
+// CRI v1 requires a difference: any container can be removed, and stopping a container that does not run succeeds.
+// Also, containers in a stopped sandbox can still be stopped and removed; the row Killed is for such a container after
+// it has ended.
 var containerTable = table{
 	Initiated: {'↻', '✔', '✘', '✘', '✘', '✔', '⇒'},
 	Created:   {'↻', '↻', '✔', '↻', '⇒', '✔', '⇒'},
@@ -97,7 +99,7 @@ func (t table) verdict(s State, c Call) Verdict {
 	return Refused
 }
 
-// Decide returns what a call does to a unit pod, or to a container in a pod with many, in state s.
+// Decide returns what a call does to a unit pod in state s or, in other pods, to a container in state s.
 func Decide(unit bool, s State, c Call) Verdict {
 	if unit {
 		return unitTable.verdict(s, c)

@@ -1,6 +1,6 @@
 // Package store keeps the node's records on disk: bytes by kind and key in one bbolt file.
 //
-// It does not interpret records. It guarantees that none is lost: Put returns once its transaction is on disk.
+// It does not interpret records. It guarantees that none is lost: Put returns only after its transaction is on disk.
 // Concurrent writes share a transaction (group commit), so ten pods that start together cost one fsync instead of ten.
 //
 //	Put ─┐
@@ -8,6 +8,6 @@
 //	Del ─┘
 //
 // The file has a format number. Open refuses a file of a later format, so that a downgrade is harmless. It also refuses
-// an incomplete file instead of treating it as new, because a new file gets its name only when it is complete. Each
-// file has an ID, which the caller must check.
+// an incomplete file. Such a file cannot be new, because a new file gets its name only when it is complete. Each file
+// has an ID, which the caller must check.
 package store

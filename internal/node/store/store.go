@@ -232,7 +232,7 @@ func (s *Store) Next(name string) (uint64, error) {
 	return n, err
 }
 
-// All calls each for every record of kind, in key order. each can keep the slices.
+// All calls the function with every record of the kind, in key order. The function can keep the slices.
 func (s *Store) All(kind string, each func(key string, value []byte) error) error {
 	return s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(kind))
@@ -257,7 +257,7 @@ func (s *Store) submit(apply func(*bbolt.Tx) error) error {
 	case err := <-r.done:
 		return err
 	case <-s.closed:
-		s.wg.Wait() // commitLoop may have taken the request before it ended
+		s.wg.Wait() // the request may have been taken before commitLoop ended
 		select {
 		case err := <-r.done:
 			return err
@@ -293,8 +293,8 @@ func (s *Store) drain(batch []request) []request {
 	}
 }
 
-// commit writes batch in one transaction. If that fails, it writes each request alone, so that one bad record does not
-// fail the others.
+// commit writes batch in one transaction. If that fails, it writes each request alone, so that one bad request does not
+// make the others fail.
 func (s *Store) commit(batch []request) {
 	if err := s.makeWritable(); err != nil {
 		for _, r := range batch {
