@@ -77,7 +77,7 @@ func (a *App) formatFlags(c *cobra.Command, quiet string) {
 	}
 }
 
-// withClient calls do with a connected client.
+// withClient connects a client and passes it to the given function.
 func (a *App) withClient(c *cobra.Command, do func(context.Context, *Client) error) error {
 	ctx := metadata.AppendToOutgoingContext(Quiet(c.Context()), cri.HeaderPods, cri.HeaderPodsAll)
 	client, err := Connect(ctx, a.endpoint, a.timeout)
@@ -88,6 +88,6 @@ func (a *App) withClient(c *cobra.Command, do func(context.Context, *Client) err
 	return do(ctx, client)
 }
 
-// Quiet returns a context for a Client's calls that keeps cri-client from logging errors to klog. The calls still
-// return them.
+// Quiet returns a context for the calls of a Client. With this context, cri-client does not log errors to klog; the
+// calls still return them.
 func Quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }

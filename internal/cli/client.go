@@ -24,7 +24,7 @@ type Client struct {
 	Endpoint string
 }
 
-// Connect connects to the endpoint, a path or a URL, and queries its version. timeout applies to each later call.
+// Connect connects to the endpoint, a path or a URL, and queries its version. The timeout applies to each later call.
 func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Client, error) {
 	if strings.HasPrefix(endpoint, "/") {
 		endpoint = "unix://" + endpoint

@@ -5,7 +5,8 @@
 // how a node works inside: it must not import internal/node or a backend. Each group of commands is one file; App holds
 // their shared streams and flags.
 //
-// Two commands need no node: wit and push, which take a WebAssembly component from its .proto file to a registry.
+// Some commands need no node: wit and push, which take a WebAssembly component from its .proto file to a registry;
+// call, a gRPC client; and edge, a client of the edge protocol.
 //
 //	tripod ps ──▶ App.withClient ──▶ Client ──▶ cri-client ──▶ unix socket
 //	                                  │ resolves IDs, prefixes and names

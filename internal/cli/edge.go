@@ -111,7 +111,7 @@ func (o *edgeOptions) connect(ctx context.Context) (*edgeClient, error) {
 	return e, nil
 }
 
-// close waits up to five seconds until published messages are sent, and disconnects.
+// close waits up to five seconds for published messages to be sent, and disconnects.
 func (e *edgeClient) close() {
 	e.leave()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

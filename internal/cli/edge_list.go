@@ -74,7 +74,7 @@ func exitStatus(exit json.RawMessage) json.RawMessage {
 	var report struct {
 		Status json.RawMessage `json:"status"`
 	}
-	_ = json.Unmarshal(exit, &report) // a report without a status leaves it empty
+	_ = json.Unmarshal(exit, &report) // a report without a status leaves the field empty
 	return report.Status
 }
 

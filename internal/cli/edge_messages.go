@@ -50,7 +50,7 @@ func validMessage(qos int, topic error) error {
 	return topic
 }
 
-// eachMessage calls publish with each message: the argument, all of standard input, or each line of it.
+// eachMessage calls publish with each message: the argument, all of standard input, or each line of standard input.
 func (a *App) eachMessage(args []string, lines bool, publish func([]byte) error) error {
 	if lines {
 		if len(args) > 0 && args[0] != "-" {

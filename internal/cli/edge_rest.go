@@ -89,8 +89,8 @@ func (o *edgeOptions) list(ctx context.Context, kind string) ([]edgeRecord, erro
 	}
 }
 
-// find gets one record by its uuid, its name or the end of its uuid. The error is errdefs.ErrNotFound if it does not
-// exist.
+// find gets one record by its uuid, its name or the end of its uuid. The error is errdefs.ErrNotFound if no record
+// matches.
 func (o *edgeOptions) find(ctx context.Context, kind, q string) (*edgeRecord, error) {
 	r := &edgeRecord{}
 	err := o.get(ctx, "/api/"+kind+"/"+url.PathEscape(q)+"/", r)

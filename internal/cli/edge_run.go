@@ -184,7 +184,8 @@ func cutLast(text string) (before, after string, ok bool) {
 	return text[:i], text[i+1:], true
 }
 
-// runModule asks for the module and, unless detach is set, waits until it runs or has failed.
+// runModule asks the orchestrator to create the module and, unless detach is set, waits until the module runs or has
+// failed.
 func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleData, detach bool) error {
 	client, err := o.connect(ctx)
 	if err != nil {
@@ -282,7 +283,7 @@ func (w *moduleWatch) handle(m mqtt.Message) (done bool, err error) {
 	return true, w.exitError(data.Status)
 }
 
-// handleError interprets an error message of the orchestrator or a manager. It reports whether the error is about our
+// handleError interprets an error message from the orchestrator or a manager. It reports whether the error is about our
 // request.
 func (w *moduleWatch) handleError(payload []byte) (bool, error) {
 	e, err := wire.ParseEnvelope(payload)
@@ -321,7 +322,7 @@ func (w *moduleWatch) exitError(status json.RawMessage) error {
 	return fmt.Errorf("module %s has ended: %s", w.module, exitText(status))
 }
 
-// timeoutError returns the error for a module that does not run in time. known says whether record is valid.
+// timeoutError returns the error for a module that does not run in time. The record is valid only if known is set.
 func (w *moduleWatch) timeoutError(o *edgeOptions, record *edgeRecord, known bool) error {
 	what := "the orchestrator has not answered: is it running, with this broker and realm?"
 	if known {

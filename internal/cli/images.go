@@ -193,7 +193,7 @@ func (a *App) rmiCommand() *cobra.Command {
 	}
 }
 
-// Image resolves an argument, a reference or an ID prefix, for RemoveImage and ImageStatus.
+// Image resolves an argument for RemoveImage and ImageStatus. The argument is a reference or a prefix of an ID.
 func (c *Client) Image(ctx context.Context, arg string) (string, error) {
 	image, err := c.ImageStatus(ctx, arg)
 	if err == nil && image != nil {

@@ -48,7 +48,7 @@ then finds only missing, empty and truncated files, as the daemon does at each s
 }
 
 // VerifyImages makes the daemon at endpoint check its images. It returns the damage, and also the JSON that the daemon
-// sent. With contents the daemon reads all images.
+// sent. If contents is set, the daemon reads all images.
 func VerifyImages(ctx context.Context, endpoint string, contents bool) (found []image.Damage, raw []byte, err error) {
 	client, err := Connect(ctx, endpoint, verifyTimeout)
 	if err != nil {

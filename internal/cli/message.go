@@ -13,7 +13,7 @@ import (
 
 // readMessage reads a CRI message from a JSON or YAML file; field names may have either form (log_path, logPath).
 // Unknown fields are errors. Values of environment variables are plain text, as in every example of a container
-// configuration, although the CRI declares them as bytes, which JSON would encode in base64.
+// configuration. The CRI declares them as bytes, so protojson alone would expect base64.
 func readMessage(path string, into proto.Message) error {
 	text, err := os.ReadFile(path)
 	if err != nil {

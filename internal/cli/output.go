@@ -42,7 +42,7 @@ func (t *table) row(cells ...string) {
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// print writes msg as JSON or YAML if requested; otherwise it calls printTable for a table.
+// print writes msg as JSON or YAML if the user asked for one of these; otherwise it calls printTable.
 func (a *App) print(msg proto.Message, printTable func(wide bool) error) error {
 	switch a.format {
 	case "table", "":

@@ -132,7 +132,8 @@ func (a *App) rmpCommand() *cobra.Command {
 	return c
 }
 
-// removePod requires force to remove a running pod, which the CRI's RemovePodSandbox would do without asking.
+// removePod stops and removes a pod. It refuses a running pod unless force is set; the CRI's RemovePodSandbox would
+// remove such a pod without asking.
 func removePod(ctx context.Context, client *Client, id string, ready, force bool) error {
 	if ready && !force {
 		return fmt.Errorf("the pod is ready; stop it first (`tripod stopp`) or remove it with -f")

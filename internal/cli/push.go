@@ -155,7 +155,7 @@ func (p *push) runDisk(ctx context.Context, file, ref string) (*pushed, error) {
 	return result, p.send(ctx, result, ref, manifest, blobs)
 }
 
-// send pushes, or with --dry-run only completes result.
+// send pushes the artifact and completes result. With --dry-run it only completes result.
 func (p *push) send(ctx context.Context, result *pushed, ref string, manifest image.Blob, blobs []image.Blob) (err error) {
 	for _, b := range blobs {
 		result.Layers = append(result.Layers, pushedLayer{b.MediaType, b.Digest.String(), b.Size})
@@ -227,8 +227,8 @@ func (p *push) describe(ctx context.Context, spec *artifact.Spec) (*protowit.Sch
 	return p.schema(spec, services)
 }
 
-// schema compiles the descriptors as a node does. It adds the services to the annotations if a node would choose other
-// services.
+// schema compiles the descriptors as a node does. It adds the services to the annotations if a node would choose
+// different services by itself.
 func (p *push) schema(spec *artifact.Spec, services []string) (*protowit.Schema, error) {
 	schema, err := protowit.Parse(spec.Descriptors, services...)
 	if err != nil {

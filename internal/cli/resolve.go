@@ -13,8 +13,8 @@ import (
 // named is one candidate for an argument.
 type named struct{ id, name string }
 
-// pick returns the ID of the candidate that arg refers to by ID, name or ID prefix, in this order. Errors call the
-// candidates kind.
+// pick returns the ID of the candidate that arg refers to by ID, name or ID prefix, in this order. The parameter kind
+// is the word for the candidates in errors.
 func pick(kind, arg string, all []named) (string, error) {
 	if arg == "" {
 		return "", fmt.Errorf("the %s ID is empty", kind)
@@ -90,7 +90,8 @@ func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 	return pick("container", arg, all)
 }
 
-// each calls do with the ID of every argument, continues after errors, and prints the IDs for which do succeeded.
+// each resolves every argument to an ID and calls do with the ID. It continues after errors, and prints the IDs of the
+// successful calls.
 func (a *App) each(args []string, resolve func(string) (string, error), do func(id string) error) error {
 	failed := 0
 	for _, arg := range args {

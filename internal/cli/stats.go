@@ -101,7 +101,7 @@ func (a *App) podStats(ctx context.Context, client *Client, args []string, inter
 }
 
 // measure returns the CPU use by ID in nanoseconds per second: the runtime's own rate if it reports one, otherwise the
-// difference of two samples.
+// difference between two samples.
 func measure[S any](ctx context.Context, first []S, again func() ([]S, error), interval time.Duration,
 	cpu func(S) (string, *runtimeapi.CpuUsage)) (map[string]float64, error) {
 	rates, before := map[string]float64{}, map[string]*runtimeapi.CpuUsage{}

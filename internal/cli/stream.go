@@ -194,8 +194,8 @@ func restConfig(target *url.URL) *rest.Config {
 	return c
 }
 
-// terminal puts our terminal, if there is one, into raw mode and returns its size queue and a function that restores
-// it.
+// terminal puts our terminal, if there is one, into raw mode and returns a queue of the terminal's sizes and a function
+// that restores the terminal.
 func (a *App) terminal(ctx context.Context) (remotecommand.TerminalSizeQueue, func(), error) {
 	f, restore, err := a.makeRaw()
 	if f == nil || err != nil {

@@ -173,7 +173,7 @@ type Debug struct {
 	Socket string `toml:"socket"`
 }
 
-// Duration is a time.Duration in TOML's form "1m30s".
+// Duration is a time.Duration. TOML files write it as a string, such as "1m30s".
 type Duration time.Duration
 
 func (d *Duration) UnmarshalText(text []byte) error {
@@ -190,7 +190,7 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d)
 // DefaultTOML returns the commented defaults.
 func DefaultTOML() string { return string(defaults) }
 
-// Default returns the configuration of a node without a file.
+// Default returns the configuration of a node without a configuration file.
 func Default() *Config {
 	c := &Config{}
 	if err := decode(c, defaults, "default.toml"); err != nil {
@@ -203,7 +203,7 @@ func Default() *Config {
 func Parse(document []byte, name string) (*Config, error) {
 	c := Default()
 	aliases := c.Node.HandlerAliases
-	c.Node.HandlerAliases = nil // a table in the document would be merged into it
+	c.Node.HandlerAliases = nil // a table in the document would be merged into the default table
 	if err := decode(c, document, name); err != nil {
 		return nil, err
 	}

@@ -8,10 +8,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// EmbeddedBroker is the value of edge.broker and orchestrator.broker for the broker inside the same process.
+// EmbeddedBroker is the value of edge.broker and orchestrator.broker that selects the broker inside the same process.
 const EmbeddedBroker = "embedded"
 
-// Edge configures the node's manager of the edge protocol and its runtimes.
+// Edge configures the manager of the edge protocol on this node, and the manager's runtimes.
 type Edge struct {
 	Enabled           bool          `toml:"enabled"`
 	Broker            string        `toml:"broker"`

@@ -28,7 +28,8 @@ const (
 	maxHeader      = 1 << 20
 )
 
-// Complete sets the paths that derive from others and validates the configuration. The error names every invalid key.
+// Complete sets the paths that are derived from other paths, and validates the configuration. The error names every
+// invalid key.
 func (c *Config) Complete() error {
 	c.GRPC.Socket = cmp.Or(c.GRPC.Socket, filepath.Join(c.State, "tripod.sock"))
 	c.Network.NetnsDir = cmp.Or(c.Network.NetnsDir, filepath.Join(c.State, "netns"))
@@ -105,7 +106,7 @@ func (c *Config) validateNetwork(v *validator) {
 	v.subnet("network.default.subnet_v6", d.SubnetV6, false)
 }
 
-// minLogSize is the smallest limit of a container's log in bytes. It has room for some of the longest lines.
+// minLogSize is the smallest limit of a container's log in bytes. This is enough for several of the longest lines.
 const minLogSize = 1 << 20
 
 const (
@@ -132,9 +133,9 @@ func (c *Config) validateWasm(v *validator) {
 }
 
 const (
-	// minGuestMemory is the memory, in bytes, with which a kernel can at least report that it needs more.
+	// minGuestMemory is enough memory, in bytes, for a kernel to report that it needs more.
 	minGuestMemory = 16 << 20
-	// minOverhead is the memory with which QEMU can start, in bytes.
+	// minOverhead is the memory that QEMU needs to start, in bytes.
 	minOverhead = 32 << 20
 	maxCPUs     = 255
 	// minConsoleBuffer is twice the number of bytes that a console's reader frees at a time.

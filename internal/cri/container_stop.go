@@ -23,7 +23,7 @@ func (s *Server) StopContainer(ctx context.Context, req *runtimeapi.StopContaine
 	return &runtimeapi.StopContainerResponse{}, nil
 }
 
-// seconds converts the API's seconds to a Duration. Longer times become the longest Duration.
+// seconds converts the API's seconds to a Duration. A number too large for a Duration becomes the longest Duration.
 func seconds(field string, n int64) (time.Duration, error) {
 	switch {
 	case n < 0:

@@ -71,8 +71,8 @@ func containerStatuses(p *node.Pod) []*runtimeapi.ContainerStatus {
 	return statuses
 }
 
-// containerStatus describes a container in full. It includes start and exit data only in the states to which they
-// belong, so a restarted container has no exit code.
+// containerStatus describes a container in full. It includes start and exit data only in states that have such data, so
+// a restarted container has no exit code.
 func containerStatus(p *node.Pod, c *node.Container) *runtimeapi.ContainerStatus {
 	s := &runtimeapi.ContainerStatus{
 		Id: c.ID, Metadata: c.Config.GetMetadata(), State: containerState(c), CreatedAt: nano(c.CreatedAt),
@@ -119,8 +119,9 @@ func containerState(c *node.Container) runtimeapi.ContainerState {
 	return runtimeapi.ContainerState_CONTAINER_UNKNOWN
 }
 
-// requestedImage returns the image under the name that the user wrote. The kubelet requests a container by the ID that
-// the pull returned, keeps the user's name in user_specified_image, and shows that name in the pod's status.
+// requestedImage returns the image under the name that the user wrote. In requests, the kubelet names the image by the
+// ID that the pull returned. It puts the user's name for the image into user_specified_image, and shows that name in
+// the pod's status.
 func requestedImage(spec *runtimeapi.ImageSpec) *runtimeapi.ImageSpec {
 	name := spec.GetUserSpecifiedImage()
 	if name == "" || name == spec.GetImage() {

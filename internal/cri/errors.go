@@ -52,12 +52,12 @@ var errnoCodes = map[syscall.Errno]codes.Code{
 	syscall.EIO:    codes.Unavailable,
 }
 
-// pullErrors are the CRI's named errors that the kubelet recognises after a pull. They use codes.Unknown, because the
-// kubelet compares the beginning of the text, and its client strips only this code from the text.
+// pullErrors are the CRI's named errors that the kubelet recognises after a pull. They use codes.Unknown: the kubelet
+// compares the beginning of the error's text, and its client removes the prefix with the code only for codes.Unknown.
 var pullErrors = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed}
 
-// containerErrors are the CRI's named errors for containers. The text begins with the name; the class determines the
-// code.
+// containerErrors are the CRI's named errors for containers. The text of the answer begins with the error's name; the
+// error's class determines the gRPC code.
 var containerErrors = []error{crierrors.ErrRROUnsupported, crierrors.ErrImageVolumeMountFailed}
 
 // toStatus converts err to a gRPC status. If err has no class (a killed child process, a closed connection) and the
@@ -89,7 +89,7 @@ func oneLine(text string) string {
 	return strings.Join(slices.Compact(parts), ": ")
 }
 
-// nameOf returns the name of the first error in named that err matches, or "".
+// nameOf returns the name of the first of the given errors that err matches, or "" if it matches none.
 func nameOf(err error, named []error) string {
 	for _, n := range named {
 		if errors.Is(err, n) {
@@ -127,7 +127,7 @@ func answer(ctx context.Context, log *slog.Logger, method string, call func() er
 	if err := guard.Call(log, method, call); err != nil {
 		s := toStatus(ctx, err)
 		level := slog.LevelDebug
-		fault := slices.Contains([]codes.Code{codes.Internal, codes.Unknown, codes.DataLoss}, s.Code()) // of this node, not of the request
+		fault := slices.Contains([]codes.Code{codes.Internal, codes.Unknown, codes.DataLoss}, s.Code()) // the node is at fault, not the request
 		if fault && nameOf(err, pullErrors) == "" {
 			level = slog.LevelError
 		}

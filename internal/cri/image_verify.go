@@ -11,15 +11,15 @@ import (
 )
 
 // A verbose Status call with the header HeaderVerify reports damaged images in Info["images"], as a JSON list of
-// image.Damage. The header's value selects what is checked: only whether the data is present, or all contents, which
-// reads everything from disk.
+// image.Damage. With the value HeaderVerifyPresence, the call checks only whether the data is present. With
+// HeaderVerifyContents, it reads all contents from disk and checks them.
 const (
 	HeaderVerify         = "tripod-verify"
 	HeaderVerifyPresence = "presence"
 	HeaderVerifyContents = "contents"
 )
 
-// verifyImages adds the requested check of the images to info.
+// verifyImages adds the result of the requested check to info.
 func (s *Server) verifyImages(ctx context.Context, info map[string]string) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	values := md.Get(HeaderVerify)

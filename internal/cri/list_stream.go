@@ -2,12 +2,13 @@ package cri
 
 import "google.golang.org/protobuf/proto"
 
-// chunkSize limits the items in one message of a Stream* call, in bytes; only a single larger item exceeds it. It is
-// well below MaxMessageSize and large enough to make the cost per message negligible.
+// chunkSize limits the total size of the items in one message of a Stream* call, in bytes. Only a message with a single
+// larger item exceeds it. The limit is well below MaxMessageSize and large enough to make the cost per message
+// negligible.
 const chunkSize = 256 << 10
 
-// sendInChunks sends the items in order, in messages of at most chunkSize bytes of items; size measures an item. For an
-// empty list it sends no message (KEP-5825).
+// sendInChunks sends the items in order, in messages with at most chunkSize bytes of items. The function size returns
+// an item's size. For an empty list, sendInChunks sends no message (KEP-5825).
 func sendInChunks[I any](items []I, size func(I) int, send func([]I) error) error {
 	start, pending := 0, 0
 	for i, item := range items {

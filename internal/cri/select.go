@@ -12,7 +12,7 @@ import (
 )
 
 // A client that sends the header HeaderPods with HeaderPodsAll also sees the pods of edge modules in lists. A kubelet
-// must not see them, because it ends pods that it does not know.
+// must not see these pods, because it would remove them as pods that it has not made.
 const (
 	HeaderPods    = "tripod-pods"
 	HeaderPodsAll = "all"
@@ -48,7 +48,7 @@ func (s *Server) selectPods(ctx context.Context, id string, labels map[string]st
 	return filter(visible(ctx, pods, id, labels), func(p *node.Pod) bool { return matches(labels, p.Config.GetLabels()) && keep(p) }), nil
 }
 
-// selectContainers is like selectPods, for containers. podID is a pod's ID or prefix; "" for all.
+// selectContainers is like selectPods, for containers. The podID is a pod's ID or a unique prefix; "" means all pods.
 func (s *Server) selectContainers(ctx context.Context, id, podID string, labels map[string]string, keep func(*node.Container) bool) ([]*node.Container, error) {
 	pods, err := s.candidates(podID)
 	if err != nil {
@@ -110,7 +110,7 @@ func filter[T any](items []T, keep func(T) bool) []T {
 	return kept
 }
 
-// matches reports whether labels contain every pair of selector.
+// matches reports whether the labels contain every pair in the selector.
 func matches(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if have, ok := labels[k]; !ok || have != v {

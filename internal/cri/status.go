@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// Status reports whether the node can run pods, and its handlers and features.
+// Status reports whether the node can run pods. It also lists the node's handlers and features.
 func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	handlers := s.node.Handlers()
 	conditions := []*runtimeapi.RuntimeCondition{runtimeReady(handlers), networkReady(s.node.NetworkReady(ctx))}
@@ -63,8 +63,8 @@ func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	return c
 }
 
-// withProblem sets the condition of a problem to false. The first problem sets the reason; each problem adds to the
-// message.
+// withProblem marks the condition that a problem affects as false. The first problem of a condition sets the reason;
+// each problem adds to the message.
 func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []*runtimeapi.RuntimeCondition {
 	text := p.Part + ": " + oneLine(p.Err.Error())
 	at := slices.IndexFunc(conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == p.Condition })
@@ -79,8 +79,9 @@ func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []
 	return conditions
 }
 
-// handlersReady returns a false condition HandlersReady while a handler other than the default cannot run pods;
-// otherwise nil. The kubelet ignores conditions with unknown names, so the node stays ready for all other pods.
+// handlersReady returns the condition HandlersReady, as false, while a handler other than the default cannot run pods.
+// Otherwise it returns nil. The kubelet ignores conditions with unknown names, so the node stays ready for all other
+// pods.
 func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	var reasons []string
 	for _, h := range handlers {

@@ -8,8 +8,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// notImplemented returns the error of an RPC that the node does not implement. instead says what the caller can do in
-// its place.
+// notImplemented returns the error of an RPC that the node does not implement. The second argument says what the caller
+// can do instead.
 func notImplemented(what, instead string) error {
 	return fmt.Errorf("%s: not in this version of tripod; %s: %w", what, instead, errdefs.ErrNotImplemented)
 }

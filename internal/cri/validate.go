@@ -37,7 +37,7 @@ func validateEnum[E enum](field string, value E, names map[int32]string) error {
 	return invalid(field, "%d is not a value in this version of the API", int32(value))
 }
 
-// validateEach runs check on every element of a list, with the element's field name.
+// validateEach calls check with every element of a list and the element's field name.
 func validateEach[T any](field string, items []T, check func(field string, item T) error) error {
 	for i, item := range items {
 		if err := check(fmt.Sprintf("%s[%d]", field, i), item); err != nil {

@@ -10,7 +10,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validateContainerConfig makes the checks of a CreateContainer request that do not depend on the state of the node.
+// validateContainerConfig checks what can be checked in a CreateContainer request without knowing the state of the
+// node.
 func validateContainerConfig(c *runtimeapi.ContainerConfig) error {
 	switch {
 	case c == nil:
@@ -50,7 +51,7 @@ func validateImageSpec(field string, s *runtimeapi.ImageSpec) error {
 	return nil
 }
 
-// validateEnv checks a variable. Its value can be any bytes that execve(2) accepts.
+// validateEnv checks a variable. The value can be any bytes that execve(2) accepts.
 func validateEnv(field string, kv *runtimeapi.KeyValue) error {
 	switch {
 	case kv.GetKey() == "":
@@ -77,8 +78,8 @@ func validateMount(field string, m *runtimeapi.Mount) error {
 }
 
 // validateMountSource checks that a mount has one source, a host path or an image, and that an image is mounted
-// read-only. In a pod with an image volume, a kubelet also sets image_sub_path for mounts with a host_path, which
-// already includes it.
+// read-only. It ignores image_sub_path for mounts with a host_path: a kubelet sets it in a pod with an image volume,
+// but the host_path already includes it.
 func validateMountSource(field string, m *runtimeapi.Mount) error {
 	if m.GetImage() == nil {
 		if m.GetHostPath() == "" {

@@ -28,7 +28,7 @@ func validateResources(field string, r *runtimeapi.LinuxContainerResources) erro
 	)
 }
 
-// validateLeast rejects values below least, which is -1 where cgroups use -1 for "no limit".
+// validateLeast rejects values below the given minimum. The minimum is -1 where cgroups use -1 for "no limit".
 func validateLeast(field string, n, least int64) error {
 	if n < least {
 		return invalid(field, "%d is less than %d", n, least)
@@ -109,7 +109,8 @@ func validateSandboxNamespaces(field string, o *runtimeapi.NamespaceOption) erro
 	)
 }
 
-// validateContainerNamespaces allows another container's namespace only for PID, and requires its target.
+// validateContainerNamespaces allows another container's namespace only for PIDs, and then requires that container's
+// ID.
 func validateContainerNamespaces(field string, o *runtimeapi.NamespaceOption) error {
 	const pod, container, host, target = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
 	switch {

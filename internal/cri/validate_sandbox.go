@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validateSandboxConfig makes the checks of a RunPodSandbox request that do not depend on the state of the node.
+// validateSandboxConfig checks what can be checked in a RunPodSandbox request without knowing the state of the node.
 func validateSandboxConfig(c *runtimeapi.PodSandboxConfig) error {
 	if c == nil {
 		return required("config")

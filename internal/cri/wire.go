@@ -13,9 +13,9 @@ import (
 // of such a call is the encoding of labels and annotations. Therefore each snapshot is encoded once, and a list is
 // assembled from the encoded items.
 //
-// This needs no codec of our own, because protobuf writes a message's unknown fields unchanged: the encoded items
-// become an unknown field with the number 1, which holds the items of both the unary and the streamed response. The
-// client sees an ordinary field.
+// This needs no codec of our own, because protobuf writes a message's unknown fields unchanged. The encoded items
+// become an unknown field with the number 1. Every list response, unary or streamed, holds its items in a field with
+// that number, so the client sees an ordinary field.
 
 // itemsField is the number of the field that holds the items. It is the same in every list response.
 const itemsField = 1
@@ -94,7 +94,8 @@ func wireSize(items []wireItem) int {
 	return size
 }
 
-// checkFits rejects a list that does not fit into one message; streamed names the call without that limit.
+// checkFits rejects a list that does not fit into one message. The second argument is the name of the call without that
+// limit.
 func checkFits(items []wireItem, streamed string) error {
 	if size := wireSize(items); size > MaxMessageSize {
 		return fmt.Errorf("the list of %d items has %d bytes, and a message holds %d: call %s or set a filter: %w",

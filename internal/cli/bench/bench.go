@@ -137,7 +137,7 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 	return report, nil
 }
 
-// A list call is not repeated further once it has taken listTime in total and has been made listLeast times.
+// A list call is not repeated any more once it has taken listTime in total and has been made listLeast times.
 const (
 	listTime  = 10 * time.Second
 	listLeast = 5

@@ -2,5 +2,5 @@
 // would and report percentiles, so that two runtimes can be compared in one run on one machine.
 //
 // It measures from outside, with the same client for all runtimes, and must not import any package of the node. Results
-// of different machines, or of different runs on a shared machine, are not comparable.
+// from different machines, or from different runs on a shared machine, are not comparable.
 package bench

@@ -33,7 +33,7 @@ func (r *recorder) add(call string, d time.Duration) {
 	r.all[call] = append(r.all[call], d)
 }
 
-// time runs do and records its duration unless it fails.
+// time calls the function and records its duration, unless the function fails.
 func (r *recorder) time(call string, do func() error) error {
 	started := time.Now()
 	err := do()

@@ -68,7 +68,7 @@ func inContainer(proc string, pid int) bool {
 	return err1 == nil && err2 == nil && !os.SameFile(ours, theirs)
 }
 
-// daemons are the programs that serve all pods of a node and grow with the number of pods.
+// daemons are the programs that serve all pods of a node and need more memory for more pods.
 var daemons = []string{"tripod", "tripod-wasm", "containerd"}
 
 // daemonsPSS returns the total PSS of the daemons in bytes. It excludes this process, which may be named like a daemon.
@@ -94,8 +94,8 @@ type Memory struct {
 	Helpers map[string]int `json:"helpers"`
 }
 
-// helpers measures the processes that did not exist before. It leaves out programs inside containers, except the
-// runtime's own (see isPause).
+// helpers measures the processes that did not exist before the pods. It leaves out programs inside containers, except
+// the runtime's own (see isPause).
 func helpers(proc string, before map[process]string, pods int) (Memory, error) {
 	m := Memory{Pods: pods, Helpers: map[string]int{}}
 	now, err := processes(proc)

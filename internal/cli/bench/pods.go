@@ -166,7 +166,8 @@ func (d *driver) removeCgroups() {
 	}
 }
 
-// parallel calls do with 0 … n-1 from the given number of workers. After the first error it makes no further calls.
+// parallel calls the function once with each number from 0 to n-1, from the given number of workers. After the first
+// error it makes no further calls.
 func parallel(ctx context.Context, workers, n int, do func(i int) error) error {
 	var next atomic.Int64
 	var wg sync.WaitGroup

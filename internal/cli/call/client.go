@@ -96,7 +96,7 @@ func (s *grpcStream) Receive() (proto.Message, error) {
 	}
 	reply := dynamicpb.NewMessage(s.m.Output())
 	err := s.RecvMsg(reply)
-	s.done = err == nil && !s.m.IsStreamingServer() // with its only reply, grpc-go has also read the end of the call
+	s.done = err == nil && !s.m.IsStreamingServer() // grpc-go has read the end of the call together with the only reply
 	return reply, err
 }
 

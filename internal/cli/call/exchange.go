@@ -33,7 +33,7 @@ func Requests(m protoreflect.MethodDescriptor, texts []string) ([]proto.Message,
 	return all, nil
 }
 
-// Exchange makes a call: it sends all requests and calls reply with each reply as it arrives.
+// Exchange makes a call: it sends all requests and passes each reply to the given function as it arrives.
 func Exchange(ctx context.Context, c Client, m protoreflect.MethodDescriptor, header map[string]string, requests []proto.Message, reply func(proto.Message) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
