@@ -12,7 +12,7 @@ import (
 )
 
 // A client that sends the header HeaderPods with HeaderPodsAll also sees the pods of edge modules in lists. A kubelet
-// must not see these pods, because it would remove them as pods that it has not made.
+// must not see these pods, because a kubelet ends all pods that are unknown to it.
 const (
 	HeaderPods    = "tripod-pods"
 	HeaderPodsAll = "all"

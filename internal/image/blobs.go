@@ -98,8 +98,8 @@ func (s *Store) blobPath(dgst digest.Digest) string {
 }
 
 // OpenBlob checks a blob's size and digest and opens it for reading. The error is errdefs.ErrNotFound for a missing
-// blob, and errdefs.ErrDataLoss for a damaged one. In that case OpenBlob drops the images that contain the blob, so
-// that they are pulled again.
+// blob, and errdefs.ErrDataLoss for a damaged one. If the blob is damaged, OpenBlob drops the images that contain the
+// blob, so that they are pulled again.
 func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.File, err error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -131,8 +131,8 @@ func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.Fi
 	return file, err
 }
 
-// lostBlob drops a damaged blob and the artifacts that contain it, so that they are pulled again. A blob extracted from
-// an entrypoint is extracted again.
+// lostBlob drops a damaged blob and the artifacts that contain it, so that they are pulled again. A blob that was
+// extracted from an entrypoint is extracted again when it is next needed.
 func (s *Store) lostBlob(ctx context.Context, dgst digest.Digest) error {
 	s.change.Lock()
 	defer s.change.Unlock()

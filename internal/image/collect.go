@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// collectPace is the pause before a collection, in which more removals can accumulate.
+	// collectPace is the pause before a collection, so that more removals can accumulate.
 	collectPace = 250 * time.Millisecond
-	// collectEvery is the interval of checks for expired leases.
+	// collectEvery is the interval between checks for expired leases.
 	collectEvery = time.Hour
 )
 
@@ -27,7 +27,7 @@ func (s *Store) Kick() {
 	}
 }
 
-// collectLoop removes unreferenced data after removals, and periodically for expired leases.
+// collectLoop removes unreferenced data: after every removal, and periodically, because leases expire.
 func (s *Store) collectLoop() {
 	if err := s.markDirty(s.base); err != nil && s.base.Err() == nil {
 		s.cfg.Logger.Warn("cannot clean up after a crash; leftovers stay for now", "err", err)
@@ -66,7 +66,7 @@ func (s *Store) Collect(ctx context.Context) error {
 }
 
 // markDirty makes the next collection compare the metadata with the files of both stores. containerd does that only
-// after a removal in this process, so it would miss files of a removal that a crash interrupted.
+// after a removal in this process, so it would miss files that are left over from a removal that a crash interrupted.
 func (s *Store) markDirty(ctx context.Context) error {
 	const scrap = "tripod-scrap"
 	if _, err := s.snaps.Prepare(ctx, scrap, ""); err != nil && !errdefs.IsAlreadyExists(err) {

@@ -45,7 +45,8 @@ type Component struct {
 	Layout Layout
 	// Wasm is the layer with the binary; zero for LayoutRootfs (see Store.ComponentBlob).
 	Wasm ocispec.Descriptor
-	// Descriptors and Metadata are the layers that describe its services; their Digest is empty if they are missing.
+	// Descriptors and Metadata are the layers that describe the component's services. A missing layer has an empty
+	// Digest.
 	Descriptors, Metadata ocispec.Descriptor
 	// Entrypoint is the binary's absolute path in the root filesystem; only for LayoutRootfs.
 	Entrypoint string

@@ -16,8 +16,8 @@ import (
 type Config struct {
 	// Root is the directory of the store, <state root>/image. It is created with mode 0700.
 	Root string
-	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that contains a host
-	// applies.
+	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first directory with an entry
+	// for a host applies.
 	HostsDir []string
 	// PinnedImages are references that the kubelet's image collection must not remove (CRI Image.pinned).
 	PinnedImages []string
@@ -27,7 +27,7 @@ type Config struct {
 	PullTimeout time.Duration
 	// ProgressTimeout ends a pull in which no byte has arrived or been unpacked for this long; 0 means one minute.
 	ProgressTimeout time.Duration
-	// ResumeWindow is the time for which a failed pull's downloads are kept for the next pull; 0 means a day.
+	// ResumeWindow is how long a failed pull's downloads are kept for the next pull; 0 means a day.
 	ResumeWindow time.Duration
 	// DockerConfig is the path of a docker config.json whose "auths" apply to pulls without a login of their own.
 	DockerConfig string
@@ -49,7 +49,7 @@ type Limits struct {
 	ComponentBytes int64
 	// IndexDepth bounds how many indexes may be nested above a manifest; the default is 4.
 	IndexDepth int
-	// Layers bounds the layers of an image; the default is 128. The kernel supports at most 500 below one overlay.
+	// Layers bounds the layers of an image; the default is 128. The kernel supports at most 500 layers in one overlay.
 	Layers int
 	// UnpackedBytes bounds the decompressed size of all layers of an image, and of a download; the default is 64 GiB.
 	UnpackedBytes int64

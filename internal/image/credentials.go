@@ -56,8 +56,8 @@ func newLogins(auth *Auth, dockerConfig, registry string) (*logins, error) {
 	return l, nil
 }
 
-// trust allows the host that represents the registry itself to receive the request's login, unless the login names
-// another host.
+// trust lets host, which is the registry's own host and not a mirror, receive the request's login, unless the login
+// names another host.
 func (l *logins) trust(registry, host string, auth *Auth) {
 	if l.request == nil {
 		return
@@ -67,7 +67,8 @@ func (l *logins) trust(registry, host string, auth *Auth) {
 	}
 }
 
-// find returns the login for a host: the request's if the host may receive it, otherwise the file's.
+// find returns the login for a host: the request's login if the host may receive it, otherwise the login in the docker
+// config file.
 func (l *logins) find(host string) login {
 	host = hostOf(host)
 	if l.request != nil && l.requestHosts[host] {
@@ -130,7 +131,8 @@ func readDockerConfig(path string) (map[string]login, error) {
 	return found, nil
 }
 
-// hostOf returns the host in a registry's address, without a scheme or path. It replaces docker.io's other names.
+// hostOf returns the host in a registry's address, without a scheme or path. It returns docker.io for all names of
+// Docker Hub.
 func hostOf(address string) string {
 	if _, rest, ok := strings.Cut(address, "://"); ok {
 		address = rest

@@ -99,7 +99,8 @@ func diskOf(m ocispec.Manifest) (*diskLayer, error) {
 	return d, nil
 }
 
-// downloadManifest returns the manifest of a downloaded disk. It depends on the file alone, not on its source.
+// downloadManifest returns the manifest of a downloaded disk. The manifest depends only on the file, not on where the
+// file came from.
 func downloadManifest(layer ocispec.Descriptor) (config Blob, manifest ocispec.Manifest) {
 	config = NewBlob(mediaTypeDownload, []byte("{}"))
 	return config, ocispec.Manifest{
@@ -237,8 +238,8 @@ func formatByContent(r io.ReaderAt, name string) string {
 }
 
 // sniffDisk determines the media type of a disk from its file name (.raw, .qcow2) or its first bytes. It also returns
-// these bytes, decompressed. It is called once, before any machine uses the disk; from then on the manifest has the
-// media type.
+// these bytes, decompressed. It is called once per disk, before any machine uses the disk; from then on the manifest
+// has the media type.
 func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err error) {
 	b := bufio.NewReaderSize(r, 4096)
 	if head, err = b.Peek(512); err != nil && err != io.EOF {

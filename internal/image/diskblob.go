@@ -25,8 +25,8 @@ import (
 
 var failDiskUnpack = failpoint.New("image.disk.unpack")
 
-// labelDisk is a manifest's label with the digest of the artifact's unpacked disk. The collector keeps that blob as
-// long as it keeps the manifest.
+// labelDisk is a label on manifests. Its value is the digest of the blob with the artifact's unpacked disk. The
+// collector keeps that blob as long as the manifest.
 const labelDisk = "containerd.io/gc.ref.content.disk"
 
 // maxWindow limits zstd's window and xz's dictionary, in bytes, and thus the memory that unpacking needs. `xz -9` uses
@@ -79,7 +79,7 @@ func plainHead(compression string, packed io.Reader) ([]byte, error) {
 }
 
 // verified remembers which files matched their digests, so that a large disk is not read again for every machine. A
-// change of the file invalidates the entry.
+// change to the file invalidates the entry.
 type verified struct {
 	mu    sync.Mutex
 	files map[digest.Digest]fileIdentity
@@ -99,7 +99,7 @@ func identityOf(file *os.File) (fileIdentity, error) {
 	return fileIdentity{stat.Ino, stat.Size, stat.Ctim}, nil
 }
 
-// open opens the file of a blob if it has not changed since it was verified; otherwise it returns nil.
+// open opens a blob's file. It returns nil if the file has changed since it was verified, or if it was never verified.
 func (v *verified) open(path string, dgst digest.Digest) *os.File {
 	v.mu.Lock()
 	known, ok := v.files[dgst]
@@ -131,8 +131,8 @@ func (v *verified) add(file *os.File, dgst digest.Digest) {
 	v.files[dgst] = is
 }
 
-// openVerified is like OpenBlob, but reads a file again only after a change. The returned file's Name is its path in
-// the content store.
+// openVerified is like OpenBlob, but does not read a file again that has not changed. The returned file's Name is the
+// blob's path in the content store.
 func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
 	path := s.blobPath(desc.Digest)
 	if file := s.verified.open(path, desc.Digest); file != nil {
@@ -245,7 +245,8 @@ func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descri
 	return desc, err
 }
 
-// commitBlob turns the written content into a blob, which replaces a damaged one.
+// commitBlob turns the written content into a blob. If the store has a damaged blob with the same digest, the new blob
+// replaces it.
 func (s *Store) commitBlob(ctx context.Context, w content.Writer, desc ocispec.Descriptor) error {
 	unlock, err := s.lockBlob(ctx, desc)
 	if err != nil {

@@ -121,7 +121,7 @@ func (s *Store) holdDisk(ctx context.Context, key, imageID string) (string, erro
 	default:
 		return "", invalidf("a %s has no disk", e.details.kind)
 	}
-	s.change.Lock() // the image must not be removed between find and lease
+	s.change.Lock() // the image must not be removed between the look-up and the lease
 	defer s.change.Unlock()
 	if e, err = s.index.find(e.image.ID); err != nil {
 		return "", err

@@ -24,7 +24,7 @@ const (
 	cmdlineFile = "boot/cmdline"
 )
 
-// maxCmdline is the limit of x86 kernels (COMMAND_LINE_SIZE) in bytes.
+// maxCmdline is the longest command line of x86 kernels (COMMAND_LINE_SIZE), in bytes.
 const maxCmdline = 2048
 
 // optional opens a regular file. It returns nil if the file is missing.
@@ -99,7 +99,7 @@ func (r *imageRoot) machine(layers []string) (_ *DiskFiles, err error) {
 	return nil, invalidf("the image has neither a disk below /%s/ nor /%s and /%s", diskDir, kernelFile, initrdFile)
 }
 
-// disk opens the one file below /disk/, if that directory exists.
+// disk opens the only file below /disk/, if that directory exists.
 func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
 	dir, err := r.open(diskDir, unix.O_DIRECTORY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -165,8 +165,8 @@ func (r *imageRoot) cmdline() (string, error) {
 	return line, nil
 }
 
-// openInLayer finds the layer with the file that shown refers to through the overlay, opens the file there, and closes
-// shown. The returned path needs no mount and exists as long as the layer.
+// openInLayer opens a file a second time, directly in the layer that contains it. The parameter shown is the same file
+// as seen through the overlay; openInLayer closes it. The returned path needs no mount and exists as long as the layer.
 func (r *imageRoot) openInLayer(shown *os.File, layers []string) (_ *os.File, _ string, err error) {
 	defer shown.Close()
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", shown.Fd()))

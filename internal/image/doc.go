@@ -22,8 +22,8 @@
 //
 // An image's ID is the digest of its config, so an image that comes from two registries is one image here. An artifact
 // is identified by its manifest's digest, because different artifacts can have the same config. Each image has one
-// record per name in the metadata: every tag, every name@digest, and the ID itself, which keeps the image after its
-// tags have moved.
+// record per name in the metadata: every tag, every name@digest, and the ID itself. The record of the ID keeps the
+// image after its tags have moved to other images.
 //
 // # Kinds
 //
@@ -40,7 +40,7 @@
 // the files without a mount: a file of a rootfs is opened directly in the layer that provides it.
 //
 //	                 manifest ── media type ──▶ format, compression        never probed afterwards (fault I5)
-//	artifact, download   │ layer ── unpacked once, when compressed ──▶ blob ── digest, once per change of the file ──▶ Disk
+//	artifact, download   │ layer ── unpacked once, when compressed ──▶ blob ── digest, once per change to the file ──▶ Disk
 //	rootfs               └ layers ── /disk/*, /boot/* (openat2, in root) ─── qcow2.Inspect ──────────────────────────▶ Disk, Kernel
 //
 // A name below Config.Translation.Prefix belongs to no registry. internal/image/translation maps it to a URL, and the
@@ -50,11 +50,11 @@
 //
 // # Trust
 //
-// Images and registries cannot influence the store's own records: an image's labels and annotations are data in Image,
-// never written to a record, a lease or a snapshot. Every blob is checked against its digest before use; for a disk,
-// this check is repeated only after its file has changed. A layer counts as unpacked once an image record refers to it.
-// The record is written only after the layer's file system has been synced. Open removes unpacked layers without a
-// record; the next pull unpacks them again.
+// Images and registries cannot influence the store's own records: an image's labels and annotations are data in Image
+// and are never written to a record, a lease or a snapshot. Every blob is checked against its digest before use; for a
+// disk, this check is repeated only after its file has changed. A layer counts as unpacked once an image record refers
+// to it. The record is written only after the layer's file system has been synced. Open removes unpacked layers without
+// a record; the next pull unpacks them again.
 //
 // Open checks that blobs exist and have the right size, and that layers exist; Verify also reads them. A pull repairs
 // damage: it fetches a blob again, and unpacks a layer again into its existing directory, because layers and containers
@@ -66,8 +66,8 @@
 // Hosts, mirrors, certificates and plain http come from hosts.toml files (Config.HostsDir, in containerd's certs.d
 // layout, including "_default"). Other hosts use https. As in containerd, a registry on a loopback address and a port
 // other than 443 falls back to http. The login of a pull goes to the registry that the reference names, or to the
-// "server" that hosts.toml substitutes for it; to a mirror only if the login's ServerAddress names that mirror; never
-// to a host that a registry redirects to.
+// "server" that hosts.toml puts in the place of that registry. A mirror gets the login only if the login's
+// ServerAddress names that mirror. A host that a registry redirects to never gets the login.
 //
 // The package must not know about pods or the CRI, and keeps no state of containers beyond their snapshots.
 package image

@@ -30,10 +30,10 @@ const maxValidator = 512
 //	known? ── If-None-Match ──▶ 304  the image is unchanged
 //	part?  ── Range, If-Range ─▶ 206  resume the part       200  start over
 //
-// A part is an ingest of the content store. Its name contains a hash of the URL, and the expected digest or the
-// server's validator, which identify the version of the file. A part is therefore never continued with another file.
-// Without a digest for a final check, a part from before a reboot is not resumed: it may have lost data in a power
-// failure (fault V4).
+// A part is an ingest of the content store. The part's name contains a hash of the URL. It also contains the expected
+// digest or the server's validator, so that it identifies the version of the file. A part is therefore never continued
+// with another file. Without a digest for a final check, a part from before a reboot is not resumed: it may have lost
+// data in a power failure (fault V4).
 type download struct {
 	*Store
 	named    reference.Named
@@ -175,7 +175,7 @@ func (d *download) attempt(ctx context.Context, cached validators) (*fetched, er
 	}
 }
 
-// addTo makes req return the file only if the server's version is not v.
+// addTo adds a condition to the request: the server sends the file only if its version is not v.
 func (v validators) addTo(req *http.Request) {
 	if v.etag != "" {
 		req.Header.Set("If-None-Match", v.etag)

@@ -60,8 +60,8 @@ func (d *download) drop(ctx context.Context, ref string) error {
 	return nil
 }
 
-// saveBody stores the body of a response. from is the offset of the body in the file; total is the size of the whole
-// file, -1 if unknown.
+// saveBody stores the body of a response. The parameter from is the body's offset in the file; total is the size of the
+// whole file, or -1 if it is unknown.
 func (d *download) saveBody(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
 	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
 	ref := have.ref
@@ -137,14 +137,14 @@ func (d *download) copy(w io.Writer, body io.Reader, from int64) (size int64, er
 		if err == io.EOF {
 			return size, nil
 		} else if err != nil {
-			// Errors of the body are network errors.
+			// Errors from reading the body are network errors.
 			return size, fmt.Errorf("after %d bytes: %w (%w)", size, err, io.ErrUnexpectedEOF)
 		}
 	}
 }
 
-// known returns the newest image from the URL and the server's validators for it. It returns nil if no such image is
-// intact and has the expected digest.
+// known returns the newest stored image that was downloaded from the URL, and the server's validators for that version.
+// It returns nil if no such image is intact and has the expected digest.
 func (d *download) known(ctx context.Context) (*entry, validators, error) {
 	records, err := d.records.List(ctx, fmt.Sprintf("labels.%q==%q", labelSource, d.source))
 	if err != nil {

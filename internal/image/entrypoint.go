@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// labelComponent is a manifest's label with the digest of the blob extracted from the image's entrypoint. The collector
-// keeps that blob as long as it keeps the manifest.
+// labelComponent is a label on manifests. Its value is the digest of the blob that was extracted from the image's
+// entrypoint. The collector keeps that blob as long as the manifest.
 const labelComponent = "containerd.io/gc.ref.content.component"
 
 // ComponentBlob returns the blob with the binary of an image's component; OpenBlob reads it. A container image's
@@ -44,7 +44,7 @@ func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Desc
 	return desc, nil
 }
 
-// entrypoint returns the blob of an earlier call, or makes it.
+// entrypoint returns the blob with the entrypoint's content. It makes the blob if no earlier call has made it.
 func (s *Store) entrypoint(ctx context.Context, d *details) (ocispec.Descriptor, error) {
 	key := "component://" + d.manifest.Digest.String()
 	if err := s.locks.Lock(ctx, key); err != nil {

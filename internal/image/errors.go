@@ -32,7 +32,7 @@ func invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
-// classify adds an errdefs class and the failed operation to an error of a transfer ("pull image … from …").
+// classify adds the failed operation ("pull image … from …") and an errdefs class to an error from a transfer.
 func classify(ctx context.Context, what string, err error) error {
 	// The libraries return a bare context.Canceled; the cause of the cancellation says more.
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
@@ -41,7 +41,7 @@ func classify(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("%s: %w", what, withClass(err))
 }
 
-// withClass adds the class of classOf, if any, to err.
+// withClass adds the class that classOf returns for err, if any.
 func withClass(err error) error {
 	if class := classOf(err); class != nil {
 		return fmt.Errorf("%w (%w)", err, class)

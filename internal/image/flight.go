@@ -27,7 +27,8 @@ type flight struct {
 	err     error
 }
 
-// do joins or starts the flight of key and waits until the flight or ctx ends. run gets a context derived from base.
+// do joins the flight for the key, or starts a flight that calls run with a context derived from base. It waits until
+// the flight or ctx ends.
 func (fs *flights) do(ctx, base context.Context, key string, onProgress func(Progress), run func(context.Context, *tracker) (Image, error)) (Image, error) {
 	f := fs.join(base, key, run)
 	defer fs.leave(key, f)

@@ -20,7 +20,7 @@ func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 		return err
 	}
 	ctx = s.withNamespace(ctx)
-	s.change.Lock() // the image must not be removed between find and lease
+	s.change.Lock() // the image must not be removed between the look-up and the lease
 	defer s.change.Unlock()
 	if err := s.reserve(); err != nil {
 		return fmt.Errorf("hold %q: %w", key, err)

@@ -41,7 +41,7 @@ func (h *holeFinder) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// addBlock advances by one block. An empty block becomes part of a hole.
+// addBlock advances by one block. If the block is empty, that is, all zeros, it becomes part of a hole.
 func (h *holeFinder) addBlock(empty bool) {
 	from := h.at
 	h.at += holeSize

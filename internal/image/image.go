@@ -27,7 +27,8 @@ type Image struct {
 	ID string
 	// RepoTags are the full tags ("docker.io/library/busybox:1.36"), sorted.
 	RepoTags []string
-	// RepoDigests are the name@digest references of its pulls, with the index's digest if there is one.
+	// RepoDigests are the name@digest references under which the image was pulled. If there is an index, the digest is
+	// the index's.
 	RepoDigests []string
 	// Size is the compressed size of the manifest, the config and the layers in bytes.
 	Size uint64

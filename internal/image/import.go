@@ -18,7 +18,7 @@ const LocalPrefix = "edge.local/"
 func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 
 // Import stores an artifact made on this node under a name, as a pull of that name would: it does not write intact
-// content again, and takes the name away from another image. Remove deletes the artifact.
+// content again, and it takes the name away from any other image. Remove deletes the artifact.
 //
 // Errors: errdefs.ErrInvalidArgument for a malformed reference or an invalid artifact, ErrResourceExhausted if the disk
 // is full.
@@ -77,7 +77,7 @@ func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...
 	return img, err
 }
 
-// put stores a blob from memory, or adds the stored one to the lease.
+// put stores a blob from memory. If the blob is stored already, put adds it to the lease.
 func (p *puller) put(ctx context.Context, blob Blob) error {
 	unlock, err := p.lockBlob(ctx, blob.Descriptor)
 	if err != nil {

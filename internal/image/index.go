@@ -99,7 +99,7 @@ func (x *index) namesOf(id string) []string {
 	return names
 }
 
-// rebuild replaces the Image of an entry; snapshots already returned do not change.
+// rebuild replaces the Image of an entry. Values of Image that were already returned do not change.
 func (x *index) rebuild(id string, pinned map[string]bool) {
 	old := x.byID[id]
 	if old == nil {

@@ -113,7 +113,7 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	return stream.digester.Digest(), stream.n, nil
 }
 
-// badArchive turns the error of an unreadable archive into ErrInvalidArgument. It does not change errors of the disk,
+// badArchive turns the error of an unreadable archive into ErrInvalidArgument. It does not change errors from the disk,
 // which have an errno.
 func badArchive(err error) error {
 	if _, ok := errors.AsType[syscall.Errno](err); ok || hasClass(err) {

@@ -187,7 +187,7 @@ func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Desc
 	if err != nil {
 		return err
 	}
-	// The old directory may be mounted. It is removed with the snapshot, or when the layer is damaged again.
+	// The old directory may be mounted. It is removed with the snapshot, or at the layer's next repair.
 	return errors.Join(os.RemoveAll(bad), os.Rename(fresh, bad))
 }
 

@@ -9,15 +9,15 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 )
 
-// labelPull is a lease's label with the reference that its pull fetches.
+// labelPull is a label on leases. Its value is the reference that the lease's pull fetches.
 const labelPull = "tripod.run/pull"
 
 // pullLeases counts the pulls under each lease.
 type pullLeases struct{ inUse map[string]int }
 
-// lease protects a pull's content from the collector until the image's records do. The returned function ends this
-// lease and those of earlier attempts; if keep is set, it leaves them all, so that a pull within ResumeWindow can
-// resume. The returned context is usable even after an error.
+// lease protects a pull's content from the collector until the image's records protect it. The returned function ends
+// this lease and the leases of earlier attempts. If keep is set, it ends none of them, so that a pull within
+// ResumeWindow can resume. The returned context is usable even after an error.
 func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(keep bool), error) {
 	if err := s.reserve(); err != nil {
 		return ctx, nil, err

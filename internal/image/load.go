@@ -117,7 +117,7 @@ func (s *Store) dropImage(ctx context.Context, record images.Image, cause error)
 }
 
 // dropNameless removes downloads whose name file is missing because a crash interrupted their creation or removal. The
-// content store would skip them forever.
+// content store itself would never remove them.
 func dropNameless(ingests string) error {
 	entries, err := os.ReadDir(ingests)
 	if err != nil {

@@ -26,7 +26,7 @@ type details struct {
 	component *Component
 	// disk is the disk of a disk artifact.
 	disk *diskLayer
-	// chain are the chain IDs of the layers, lowest first; nil unless the image is a rootfs.
+	// chain holds the chain IDs of the layers, lowest first; nil unless the image is a rootfs.
 	chain []digest.Digest
 }
 
@@ -43,7 +43,8 @@ func strip(desc ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size, Platform: desc.Platform}
 }
 
-// checkDescriptor rejects a descriptor that cannot be fetched safely. what names the descriptor in the error.
+// checkDescriptor rejects a descriptor that cannot be fetched safely. The parameter what is the descriptor's name in
+// the error.
 func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	if err := desc.Digest.Validate(); err != nil {
 		return invalidf("%s has the digest %q: %v", what, desc.Digest, err)

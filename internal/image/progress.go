@@ -14,7 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// progressPace is the interval of progress reports.
+// progressPace is the interval between progress reports.
 const progressPace = 200 * time.Millisecond
 
 // tracker tracks the progress of one pull, for its callers and for the watch that cancels a stalled pull.
@@ -22,7 +22,7 @@ type tracker struct {
 	start time.Time
 	// moved is the time of the last progress, in nanoseconds after start.
 	moved atomic.Int64
-	// active counts the transfers and unpacks under way, without those that wait for their turn.
+	// active counts the transfers and unpacks under way. It does not count those that wait for their turn.
 	active atomic.Int32
 
 	mu        sync.Mutex
@@ -74,7 +74,7 @@ func (t *tracker) begin(total int64) {
 	t.progress.Total, t.progress.Done = total, 0
 }
 
-// reached sets how many bytes of blob are done. The number decreases if the transfer restarts.
+// reached sets how many bytes of a blob are done. The number decreases if the transfer restarts.
 func (t *tracker) reached(blob digest.Digest, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,14 +101,14 @@ func (t *tracker) notify() {
 	}
 }
 
-// position returns how many bytes of blob are done.
+// position returns how many bytes of a blob are done.
 func (t *tracker) position(blob digest.Digest) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.at[blob]
 }
 
-// watch cancels the returned context after timeout without progress while work is active.
+// watch returns a context, which it cancels when active work has made no progress for the given timeout.
 func (t *tracker) watch(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

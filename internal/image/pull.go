@@ -15,7 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// authSeed is the seed for hashes of logins in the keys of flights.
+// authSeed seeds the hashes of logins, which are part of the keys of flights.
 var authSeed = maphash.MakeSeed()
 
 // Pull fetches and unpacks an image and returns once it can be used. It does not fetch stored content again, but always
@@ -92,7 +92,7 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	if err != nil {
 		return Image{}, err
 	}
-	// Keep the content if the next pull may resume it, but not if the image is invalid or the disk full.
+	// Keep the content if the next pull may resume it, but not if the image is invalid or the disk is full.
 	defer func() { release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(classOf(err)))) }()
 	d, err := p.fetchAll(ctx, target)
 	if err != nil {
@@ -128,7 +128,7 @@ func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, e
 	return strip(target), checkDescriptor("manifest", target, p.cfg.Limits.DocumentBytes)
 }
 
-// names returns the references under which target is recorded: the requested one and name@digest.
+// names returns the references to record for target: the requested reference and name@digest.
 func (p *puller) names(target ocispec.Descriptor) []string {
 	byDigest := p.named.String()
 	if _, ok := p.named.(reference.Digested); !ok {

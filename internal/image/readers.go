@@ -7,7 +7,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// digestReader computes the digest and the number of bytes that are read through it.
+// digestReader counts the bytes that are read through it, and computes their digest.
 type digestReader struct {
 	r        io.Reader
 	digester digest.Digester

@@ -22,8 +22,8 @@ var errRedirect = errors.New("redirect refused")
 
 // Registries configures access to registries. A Store derives it from its Config.
 type Registries struct {
-	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that contains a host
-	// applies.
+	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first directory with an entry
+	// for a host applies.
 	HostsDir []string
 	// DockerConfig is the path of a docker config.json whose "auths" apply to requests without a login of their own.
 	DockerConfig string
@@ -35,7 +35,7 @@ func (s *Store) resolver(ctx context.Context, named reference.Named, auth *Auth)
 	return Registries{HostsDir: s.cfg.HostsDir, DockerConfig: s.cfg.DockerConfig}.resolver(ctx, named, auth)
 }
 
-// resolver makes the resolver of one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only.
+// resolver makes the resolver for one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only.
 func (r Registries) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, error) {
 	registry := reference.Domain(named)
 	logins, err := newLogins(auth, r.DockerConfig, registry)

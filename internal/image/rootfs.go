@@ -11,10 +11,10 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// labelOwner is the label with the purpose of a snapshot. The snapshots of Prepare, View and OpenDisk have it.
+// labelOwner is a label on snapshots that says what they are for. Prepare, View and OpenDisk set it.
 const labelOwner = "tripod.run/owner"
 
-// labelRoot makes a snapshot a root for the collector: it and everything below it stay until Release.
+// labelRoot makes a snapshot a root for the collector: the snapshot and all layers below it stay until Release.
 const labelRoot = "containerd.io/gc.root"
 
 const (
@@ -135,7 +135,7 @@ func (s *Store) Release(ctx context.Context, key string) error {
 	return nil
 }
 
-// Snapshots lists the keys of all snapshots of Prepare and View.
+// Snapshots lists the keys of all snapshots that Prepare and View have made.
 func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -153,8 +153,8 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	return keys, nil
 }
 
-// readyFor returns the error of ready, or rejects a key that could clash with the store's own snapshots: chain IDs,
-// unpacks under way, disks.
+// readyFor returns the error of ready, or rejects a key that could clash with a key of the store's own snapshots, which
+// are for layers, unpacks under way, and disks.
 func (s *Store) readyFor(key string) error {
 	if err := s.ready(); err != nil {
 		return err

@@ -78,10 +78,10 @@ type Store struct {
 	verified  verified
 
 	// badBlobs and badLayers are the digests of blobs and the chain IDs of layers in which Verify found wrong content.
-	// A pull fetches them again. The sets are separate, because the chain ID of a lowest layer can equal its blob's
+	// A pull fetches them again. The sets are separate, because the chain ID of the lowest layer can equal its blob's
 	// digest.
 	badBlobs, badLayers sync.Map
-	// dropped maps the names of images that Open dropped to the reasons.
+	// dropped maps the name of each image that Open dropped to the reason.
 	dropped sync.Map
 
 	// base is the context of background work; Close cancels it.
@@ -95,9 +95,9 @@ type Store struct {
 // that they are pulled again, and keeps their intact parts for that pull. If another process has the store open, the
 // error is errdefs.ErrFailedPrecondition.
 //
-// If the disk is read-only or failing, or the metadata is damaged, Open returns a store that is not open, because
-// containers on the node can run without it. Err and every method return the reason until a retry opens the store.
-// Nothing changes on disk until then.
+// If the disk is read-only or failing, or the metadata is damaged, Open returns a store that is not open instead of an
+// error, because containers on the node can run without it. Err and every method return the reason until a retry opens
+// the store. Nothing changes on disk until then.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
 	setGlobals()
@@ -176,7 +176,8 @@ func (s *Store) reopenLoop() {
 	}
 }
 
-// Err returns why the store cannot be used, errdefs.ErrDataLoss if its metadata is damaged, or nil.
+// Err returns nil, or the reason why the store cannot be used. The reason is errdefs.ErrDataLoss if the store's
+// metadata is damaged.
 func (s *Store) Err() error {
 	if why := s.notOpen.Load(); why != nil {
 		return *why
@@ -270,8 +271,8 @@ func (s *Store) openMetadata() error {
 	return err
 }
 
-// recognize checks that a valid database is the store's: it has containerd's bucket "v1", or it is empty and there are
-// no blobs.
+// recognize checks that a valid database belongs to the store: it must have containerd's bucket "v1", or be empty while
+// there are no blobs.
 func (s *Store) recognize(tx *bolt.Tx) error {
 	if tx.Bucket([]byte("v1")) != nil {
 		return nil

@@ -75,7 +75,7 @@ func (p *puller) dropDamagedLayer(ctx context.Context, layer ocispec.Descriptor)
 	return p.dropDamaged(ctx, layer)
 }
 
-// sync makes unpacked layers durable. It must precede the records that refer to them.
+// sync makes unpacked layers durable. Call it before writing the records that refer to the layers.
 func (p *puller) sync(ctx context.Context) error {
 	if err := failSync.Hit(ctx); err != nil {
 		return err

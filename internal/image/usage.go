@@ -49,7 +49,7 @@ func (c *usageCache) forget(key string) {
 	delete(c.byKey, key)
 }
 
-// get returns the cached usage, and requests a measurement if it is old.
+// get returns the cached usage, and requests a new measurement if that usage is old.
 func (c *usageCache) get(key string) Usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,8 +96,8 @@ func (s *Store) usageLoop() {
 	}
 }
 
-// Usage returns the disk usage of the writable layer of key. It never walks files itself; a value older than ten
-// seconds is measured again in the background. Before the first measurement the Timestamp is zero.
+// Usage returns the disk usage of the writable layer that Prepare made under key. It never walks files itself; a value
+// older than ten seconds is measured again in the background. Before the first measurement the Timestamp is zero.
 func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
 	if err := s.readyFor(key); err != nil {
 		return Usage{}, err
@@ -123,8 +123,8 @@ type fsCache struct {
 // FsInfo returns the disk usage of images: blobs, downloads under way, unpacked layers and the store's own files. A
 // value older than ten seconds is measured again in the background; only the first call waits.
 //
-// For a store that is not open it counts only the store's own files, because a kubelet does not start without an
-// answer.
+// If the store is not open, FsInfo counts only the store's own files instead of failing, because a kubelet does not
+// start without an answer.
 func (s *Store) FsInfo(ctx context.Context) (FsUsage, error) {
 	images, _, err := s.fsInfo(ctx)
 	return images, err

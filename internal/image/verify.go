@@ -38,9 +38,9 @@ type Damage struct {
 	Users []string `json:"users,omitempty"`
 }
 
-// Verify checks that the blobs, unpacked layers and records of all images exist and match each other. With contents it
-// also reads every blob and every file of the layers and compares them to the digests. It changes nothing on disk, but
-// remembers damage, so that the next pull of the image repairs it.
+// Verify checks that the blobs, unpacked layers and records of all images exist and match each other. If contents is
+// set, it also reads every blob and every file of the layers, and compares them to the digests. It changes nothing on
+// disk, but remembers damage, so that the next pull of the image repairs it.
 func (s *Store) Verify(ctx context.Context, contents bool) ([]Damage, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -142,8 +142,8 @@ func (v *verifier) derivedBlobs(ctx context.Context, d *details) ([]ocispec.Desc
 	return made, nil
 }
 
-// blobDamage describes a blob's damage; "" means intact. With mayBeGone a missing blob counts as intact, because an
-// unpacked rootfs does not need its layers' blobs.
+// blobDamage describes a blob's damage; "" means intact. If mayBeGone is set, a missing blob counts as intact, because
+// an unpacked rootfs does not need its layers' blobs.
 func (v *verifier) blobDamage(ctx context.Context, desc ocispec.Descriptor, mayBeGone bool) (detail string, err error) {
 	if detail, seen := v.blobsSeen[desc.Digest]; seen {
 		return detail, nil
@@ -193,7 +193,7 @@ func (v *verifier) sum(ctx context.Context, desc ocispec.Descriptor) (digest.Dig
 	return digester.Digest(), err
 }
 
-// layerDamage describes the damage of the i-th unpacked layer; "" means that it matches its blob.
+// layerDamage describes the damage of the i-th unpacked layer; "" means that the layer matches its blob.
 func (v *verifier) layerDamage(ctx context.Context, d *details, i int) (detail string, err error) {
 	chain := d.chain[i].String()
 	if detail, seen := v.layersSeen[chain]; seen {

@@ -77,7 +77,7 @@ func (w *walk) l1(h *header) error {
 		if table > w.size-w.cluster {
 			return invalidf("the L2 table %d is at %#x and extends beyond the image of %d bytes: it is cut off", i, table, w.size)
 		}
-		// Entries that share a table would make Check read it again and again.
+		// L1 entries that share a table would make Check read that table again and again, so limit the number of reads.
 		if w.tables++; w.tables > w.size/w.cluster {
 			return invalidf("the L1 table names more L2 tables than the image has clusters")
 		}
@@ -107,7 +107,8 @@ func (w *walk) l2(table, nth uint64) error {
 	})
 }
 
-// begins checks that offset is a multiple of the cluster size within the image. It accepts 0, which means unallocated.
+// begins checks that offset is a multiple of the cluster size and lies within the image. It accepts 0, which means
+// unallocated.
 func (w *walk) begins(offset uint64, what string, n uint64) error {
 	if offset%w.cluster != 0 {
 		return invalidf(what+" is at %#x, which is not a multiple of the cluster size", n, offset)
@@ -118,7 +119,7 @@ func (w *walk) begins(offset uint64, what string, n uint64) error {
 	return nil
 }
 
-// readFull fills buf from the image. what names the data in errors.
+// readFull fills buf from the image. The parameter what is the data's name in errors.
 func readFull(r io.ReaderAt, buf []byte, offset uint64, what string) error {
 	if _, err := r.ReadAt(buf, int64(offset)); err != nil {
 		return fmt.Errorf("qcow2: read %s at %#x: %w", what, offset, err)

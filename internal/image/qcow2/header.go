@@ -100,7 +100,7 @@ func Is(head []byte) bool { return strings.HasPrefix(string(head), Magic) }
 // Inspect checks the header of an image of size bytes. It returns errdefs.ErrInvalidArgument, with the name of the
 // field, for an image that is not qcow2 or is truncated, has a table over its limit or outside the file, names a
 // backing file or an external data file (fault I5), is encrypted or marked as corrupt, or has unknown features. It
-// returns errors of r unchanged.
+// returns errors from r unchanged.
 func Inspect(r io.ReaderAt, size int64) (*Info, error) {
 	_, info, err := inspect(r, size)
 	return info, err

@@ -40,7 +40,7 @@ type Overlay struct {
 // synced, and renamed, so that it is complete even after a crash (fault V4).
 //
 // Errors: errdefs.ErrAlreadyExists if path exists; ErrResourceExhausted if the disk is full; ErrInvalidArgument for a
-// size or cluster size out of range.
+// size or a cluster size that is out of range.
 func CreateOverlay(ctx context.Context, path string, virtualSize uint64, o Overlay) (err error) {
 	defer func() {
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {

@@ -25,13 +25,13 @@ type Reader struct {
 	h    *header
 	info *Info
 
-	// l2 caches the last L2 table used, which is at l2At.
+	// l2 caches the L2 table that was used last; l2At is that table's offset.
 	l2   []byte
 	l2At uint64
 	zstd *zstd.Decoder
 }
 
-// NewReader returns a Reader for an image of size bytes. Its errors are those of Inspect. The caller must close the
+// NewReader returns a Reader for an image of size bytes, or the same errors as Inspect. The caller must close the
 // Reader.
 func NewReader(r io.ReaderAt, size int64) (*Reader, error) {
 	h, info, err := inspect(r, size)
@@ -166,7 +166,8 @@ func (q *Reader) readParts(n, offset, bitmap uint64, buf []byte) (zero bool, err
 	return false, nil
 }
 
-// decompress reads a compressed cluster. Its entry contains its offset and the number of sectors that it touches.
+// decompress reads a compressed cluster. The cluster's L2 entry contains the offset of the compressed data and the
+// number of sectors that this data touches.
 func (q *Reader) decompress(n, entry uint64, buf []byte) error {
 	shift := 62 - (q.h.ClusterBits - 8)
 	offset := entry & compressedMask(q.h.ClusterBits)
@@ -194,7 +195,7 @@ func (q *Reader) decompress(n, entry uint64, buf []byte) error {
 	return nil
 }
 
-// at fills buf from the image. what names the data in errors.
+// at fills buf from the image. The parameter what is the data's name in errors.
 func (q *Reader) at(buf []byte, offset uint64, what string) error {
 	if offset > uint64(q.size) || uint64(len(buf)) > uint64(q.size)-offset {
 		return invalidf("%s is at %#x, but %d bytes at that offset exceed the image of %d bytes: it is cut off", what, offset, len(buf), q.size)

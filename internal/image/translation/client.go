@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// defaultRedirects is the limit of redirects for downloads without a transport, as in net/http.
+// defaultRedirects limits the redirects of downloads whose rule sets no other limit. The value is net/http's.
 const defaultRedirects = 10
 
 // ErrRedirect means that a server's redirect was refused.
@@ -23,9 +23,10 @@ type Transport struct {
 	Timeout time.Duration
 	// MaxRedirects limits redirects; 0 refuses them.
 	MaxRedirects int
-	// Proxy is used for all requests; nil means the environment's (HTTP_PROXY, HTTPS_PROXY, NO_PROXY).
+	// Proxy is used for all requests; nil means the proxy that the environment names (HTTP_PROXY, HTTPS_PROXY,
+	// NO_PROXY).
 	Proxy *url.URL
-	// TLS is the file's configuration; nil means the system's.
+	// TLS is the configuration in the file; nil means the system's default.
 	TLS *tls.Config
 }
 

@@ -8,6 +8,6 @@
 //	     │
 //	     └──▶ Endpoint: URL and Transport (timeout, redirects, proxy, TLS) ──▶ Client
 //
-// A file that cannot be parsed is an error, and not ignored, because its rules might take precedence over others. The
-// package downloads nothing and knows neither the store nor the CRI.
+// A file that cannot be parsed is an error and is not ignored, because its rules might take precedence over others. The
+// package downloads nothing and knows about neither the store nor the CRI.
 package translation

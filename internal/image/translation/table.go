@@ -207,11 +207,11 @@ func parseURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// Find returns the endpoint of an image. name lacks the common prefix and the tag ("ubuntu/22.04"). Find searches the
-// files in order of their names, and in each file first the rules with names, then those with regular expressions, in
-// order. A rule's name can include the tag; if no such rule matches, the tag is ignored. A name that has no rule and
-// begins with a host ("example.org/disk.qcow2") is itself an https URL. For other names the error is
-// errdefs.ErrNotFound.
+// Find returns the endpoint of an image. The given name has neither the common prefix nor the tag ("ubuntu/22.04").
+// Find searches the files in order of their names. In each file it tries first the rules with names and then those with
+// regular expressions, each in the order of the file. A rule's name can include the tag; if no such rule matches, the
+// tag is ignored. A name that has no rule and begins with a host ("example.org/disk.qcow2") is itself an https URL. For
+// other names the error is errdefs.ErrNotFound.
 func (t *Table) Find(name, tag string) (*Endpoint, error) {
 	if tag != "" && tag != "latest" {
 		for i := range t.files {
@@ -232,7 +232,8 @@ func (t *Table) Find(name, tag string) (*Endpoint, error) {
 	return nil, fmt.Errorf("no translation file has a rule for %q, and it is not a host and path: %w", name, errdefs.ErrNotFound)
 }
 
-// find searches one file and returns nil if no rule matches. It uses regular expressions only if expressions is set.
+// find searches one file and returns nil if no rule matches. It tries the rules with regular expressions only if
+// expressions is set.
 func (f *file) find(name string, expressions bool) (*Endpoint, error) {
 	if f.Prefix != "" {
 		below, ok := strings.CutPrefix(name, f.Prefix+"/")
