@@ -212,8 +212,8 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 	return a.printDocument(o.format, json.RawMessage(data.Bytes()), nil)
 }
 
-// statePoll is the interval of requests to the orchestrator about a module. These requests are necessary because some
-// managers do not report.
+// statePoll is the interval between two requests to the orchestrator about a module. These requests are necessary
+// because some managers do not report.
 const statePoll = 250 * time.Millisecond
 
 // awaitModule waits until the module runs or has failed.
@@ -260,7 +260,8 @@ func newModuleWatch(topics wire.Topics, object, module string) *moduleWatch {
 	return &moduleWatch{topics: topics, object: object, module: module, reporting: map[string]bool{}}
 }
 
-// handle interprets a message. done means that the module runs, has ended or was refused; err is then the result.
+// handle interprets a message. The first result is true if the module runs, has ended or was refused; the error is then
+// the outcome.
 func (w *moduleWatch) handle(m mqtt.Message) (done bool, err error) {
 	if m.Topic == w.topics.Errors() {
 		return w.handleError(m.Payload)

@@ -13,8 +13,8 @@ import (
 // named is one candidate for an argument.
 type named struct{ id, name string }
 
-// pick returns the ID of the candidate that arg refers to by ID, name or ID prefix, in this order. The parameter kind
-// is the word for the candidates in errors.
+// pick returns the ID of the candidate that arg refers to by ID, name or ID prefix, in this order. The first parameter
+// is the word for a candidate in errors.
 func pick(kind, arg string, all []named) (string, error) {
 	if arg == "" {
 		return "", fmt.Errorf("the %s ID is empty", kind)

@@ -222,7 +222,7 @@ func (v *validator) absolute(key, path string) bool {
 		"%q is not a clean absolute path below /", path)
 }
 
-// optional checks an absolute path; "" passes.
+// optional accepts an absolute path, and also "".
 func (v *validator) optional(key, path string) {
 	if path != "" {
 		v.absolute(key, path)
@@ -249,7 +249,7 @@ func (v *validator) positive(key string, d Duration) {
 	v.check(d > 0, key, "%q is not positive", Duration(d).String())
 }
 
-// address checks HOST:PORT; "" passes.
+// address accepts HOST:PORT, and also "".
 func (v *validator) address(key, address string) {
 	if address == "" {
 		return
@@ -261,7 +261,7 @@ func (v *validator) address(key, address string) {
 	v.check(err == nil, key, "%q is not HOST:PORT", address)
 }
 
-// endpoint checks a URL without a path; "" passes.
+// endpoint accepts a URL without a path, and also "".
 func (v *validator) endpoint(key, text string) {
 	if text == "" {
 		return

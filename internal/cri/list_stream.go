@@ -7,8 +7,8 @@ import "google.golang.org/protobuf/proto"
 // negligible.
 const chunkSize = 256 << 10
 
-// sendInChunks sends the items in order, in messages with at most chunkSize bytes of items. The function size returns
-// an item's size. For an empty list, sendInChunks sends no message (KEP-5825).
+// sendInChunks sends the items in order, in messages with at most chunkSize bytes of items. The second parameter is a
+// function that returns an item's size. For an empty list, sendInChunks sends no message (KEP-5825).
 func sendInChunks[I any](items []I, size func(I) int, send func([]I) error) error {
 	start, pending := 0, 0
 	for i, item := range items {

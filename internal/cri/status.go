@@ -63,8 +63,8 @@ func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	return c
 }
 
-// withProblem marks the condition that a problem affects as false. The first problem of a condition sets the reason;
-// each problem adds to the message.
+// withProblem sets the affected condition's status to false. The first problem of a condition sets the reason; each
+// problem adds to the message.
 func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []*runtimeapi.RuntimeCondition {
 	text := p.Part + ": " + oneLine(p.Err.Error())
 	at := slices.IndexFunc(conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == p.Condition })

@@ -94,7 +94,7 @@ func validateWords(field string, words []string) error {
 	})
 }
 
-// validatePath checks a path that the kernel will receive; "" passes.
+// validatePath checks a path that the kernel will receive. It also accepts "".
 func validatePath(field, path string) error {
 	switch {
 	case strings.ContainsRune(path, 0):

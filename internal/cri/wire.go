@@ -29,8 +29,8 @@ type wireMemo[S any] struct {
 	last atomic.Pointer[map[*S]wireItem]
 }
 
-// items returns the encoded snapshots, from the cache where possible. whole means that the list is complete; items
-// caches only complete lists.
+// items returns the encoded snapshots, from the cache where possible. The list is cached only if whole is set, which
+// means that the list is complete.
 func (m *wireMemo[S]) items(snapshots []*S, whole bool, message func(*S) proto.Message) ([]wireItem, error) {
 	var known map[*S]wireItem
 	if last := m.last.Load(); last != nil {

@@ -131,8 +131,8 @@ func (v *verified) add(file *os.File, dgst digest.Digest) {
 	v.files[dgst] = is
 }
 
-// openVerified is like OpenBlob, but does not read a file again that has not changed. The returned file's Name is the
-// blob's path in the content store.
+// openVerified is like OpenBlob, but does not read an unchanged file again. The returned file's Name is the blob's path
+// in the content store.
 func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
 	path := s.blobPath(desc.Digest)
 	if file := s.verified.open(path, desc.Digest); file != nil {

@@ -43,7 +43,7 @@ var foreignFormats = []foreignFormat{
 const foreignHead = 512
 
 // refuseForeign rejects a supposedly raw disk whose name or first bytes belong to another format. The error is
-// errdefs.ErrInvalidArgument and says what to do. A disk with a boot sector is always raw.
+// errdefs.ErrInvalidArgument and says what to do. A disk with a boot sector always counts as raw.
 func refuseForeign(name string, head []byte) error {
 	suffix := strings.ToLower(path.Ext(name))
 	for _, f := range foreignFormats {

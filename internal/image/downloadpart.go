@@ -60,8 +60,8 @@ func (d *download) drop(ctx context.Context, ref string) error {
 	return nil
 }
 
-// saveBody stores the body of a response. The parameter from is the body's offset in the file; total is the size of the
-// whole file, or -1 if it is unknown.
+// saveBody stores the body of a response in the file, at the given offset. The total is the size of the whole file, or
+// -1 if it is unknown.
 func (d *download) saveBody(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
 	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
 	ref := have.ref

@@ -111,8 +111,7 @@ func transient(err error) bool {
 	return isURL || isOp || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// noMatchingPlatform returns the error for an index without an entry for this node. It lists the platforms of the
-// index.
+// noMatchingPlatform returns the error that an index has no entry for this node. The error lists the index's platforms.
 func noMatchingPlatform(index ocispec.Descriptor, has []ocispec.Descriptor) error {
 	var names []string
 	for _, m := range has {

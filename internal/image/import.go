@@ -17,8 +17,8 @@ const LocalPrefix = "edge.local/"
 // IsLocal reports whether ref names an image made from a file on this node.
 func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 
-// Import stores an artifact made on this node under a name, as a pull of that name would: it does not write intact
-// content again, and it takes the name away from any other image. Remove deletes the artifact.
+// Import stores a local artifact under a name, as a pull of that name would: it does not write intact content again,
+// and it takes the name away from any other image. Remove deletes the artifact.
 //
 // Errors: errdefs.ErrInvalidArgument for a malformed reference or an invalid artifact, ErrResourceExhausted if the disk
 // is full.

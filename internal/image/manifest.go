@@ -43,7 +43,7 @@ func strip(desc ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size, Platform: desc.Platform}
 }
 
-// checkDescriptor rejects a descriptor that cannot be fetched safely. The parameter what is the descriptor's name in
+// checkDescriptor rejects a descriptor that cannot be fetched safely. The first parameter is the descriptor's name for
 // the error.
 func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	if err := desc.Digest.Validate(); err != nil {

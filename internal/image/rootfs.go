@@ -87,7 +87,7 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	return mounts, nil
 }
 
-// existingMounts returns the mounts of an existing snapshot for a repeated call.
+// existingMounts handles a repeated call: it returns the mounts of the existing snapshot.
 func (s *Store) existingMounts(ctx context.Context, key, chainID, owner string) ([]mount.Mount, error) {
 	info, err := s.snaps.Stat(ctx, key)
 	if err != nil {

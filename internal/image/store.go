@@ -293,7 +293,7 @@ func (s *Store) remedy() string {
 		"all images are pulled again", s.cfg.Root)
 }
 
-// refuseLost returns an error if a metadata file is missing although dir, whose content it lists, is not empty.
+// refuseLost returns an error if a metadata file is missing but the directory that it should describe is not empty.
 func (s *Store) refuseLost(file, dir string) error {
 	if _, err := os.Lstat(filepath.Join(s.cfg.Root, file)); !isGone(err) {
 		return err
@@ -314,8 +314,8 @@ func (s *Store) Writable() error {
 	return nil
 }
 
-// dropOrphans removes snapshot directories without a record. A crash can leave a directory with the number of the next
-// snapshot, which could then never be made.
+// dropOrphans removes snapshot directories without a record. A directory that a crash left behind can have the number
+// of the next snapshot, and that snapshot could then never be made.
 func (s *Store) dropOrphans(ctx context.Context) error {
 	cleaner, ok := s.overlay.(snapshots.Cleaner)
 	if !ok {

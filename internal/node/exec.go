@@ -155,7 +155,7 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 }
 
 // runningContainer returns a running container and its backend as a B. It returns an error if the container is not
-// Running or its backend is not a B. The parameter what is the operation's name in errors.
+// Running or its backend is not a B. The last parameter is the operation's name for errors.
 func runningContainer[B any](n *Node, id, what string) (backend B, rec *Pod, c *Container, err error) {
 	p, id, err := n.orderContainer(id)
 	if err != nil {

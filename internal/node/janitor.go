@@ -145,7 +145,7 @@ func (n *Node) Leftovers() error {
 	return fmt.Errorf("%d could not be cleaned up yet; the oldest is %s, since %s: %w", count, name, oldest.since.UTC().Format(time.RFC3339), why)
 }
 
-// inBackground runs the function that settle has returned, in the background. If the function fails, the janitor
+// inBackground calls finish, a function that settle has returned, in the background. If finish fails, the janitor
 // retries.
 func (n *Node) inBackground(p *livePod, finish func() error) {
 	n.leftovers.begin(p.id)

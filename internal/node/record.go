@@ -87,7 +87,7 @@ func (p *Pod) RuntimeHandler() string { return cmp.Or(p.Alias, p.Handler) }
 
 func (p *Pod) Unit() bool { return p.unit }
 
-// UnitState returns the state of a unit pod in the table of seed 1.
+// UnitState returns the state of a unit pod: a row of the table in seed 1.
 func (p *Pod) UnitState() State {
 	if p.unitState != "" {
 		return p.unitState

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Figure is a distribution in milliseconds.
+// Figure is a distribution of durations, in milliseconds.
 type Figure struct {
 	Call string  `json:"call"`
 	N    int     `json:"n"`

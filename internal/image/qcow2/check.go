@@ -119,7 +119,7 @@ func (w *walk) begins(offset uint64, what string, n uint64) error {
 	return nil
 }
 
-// readFull fills buf from the image. The parameter what is the data's name in errors.
+// readFull fills buf from the image. The last parameter is the data's name for errors.
 func readFull(r io.ReaderAt, buf []byte, offset uint64, what string) error {
 	if _, err := r.ReadAt(buf, int64(offset)); err != nil {
 		return fmt.Errorf("qcow2: read %s at %#x: %w", what, offset, err)

@@ -8,7 +8,8 @@
 //
 // Sources: QEMU, docs/interop/qcow2.txt, versions 2 and 3; the limits are those of QEMU's block/qcow2.h.
 //
-// Inspect reads the header and its extensions, at most one cluster. Check also walks the tables, but leaves their
-// consistency to QEMU. The package must not know about images or pods. It must not detect formats either: callers pass
-// files that are known to be qcow2. An overlay does not name its base; the caller names it to QEMU.
+// Inspect reads the header and its extensions, which take at most one cluster. Check also walks the tables, but leaves
+// their consistency to QEMU. The package must not know about images or pods. It must not detect formats either: callers
+// pass files that are known to be qcow2. An overlay does not name its base; the caller tells QEMU which file is the
+// base.
 package qcow2

@@ -195,7 +195,7 @@ func (q *Reader) decompress(n, entry uint64, buf []byte) error {
 	return nil
 }
 
-// at fills buf from the image. The parameter what is the data's name in errors.
+// at fills buf from the image. The last parameter is the data's name for errors.
 func (q *Reader) at(buf []byte, offset uint64, what string) error {
 	if offset > uint64(q.size) || uint64(len(buf)) > uint64(q.size)-offset {
 		return invalidf("%s is at %#x, but %d bytes at that offset exceed the image of %d bytes: it is cut off", what, offset, len(buf), q.size)

@@ -34,8 +34,9 @@ func newTLS(serverName string, insecure bool) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName, InsecureSkipVerify: insecure}
 }
 
-// addCertificate adds the certificates of a PEM text to c. If key or the text contains a private key, certificates that
-// are not an authority's become client certificates. All others are trusted in addition to the system's.
+// addCertificate adds the certificates of a PEM text to c. If key or the text contains a private key, the certificates
+// that do not belong to an authority become client certificates. All other certificates are trusted in addition to the
+// system's.
 func addCertificate(c *tls.Config, text, key string) error {
 	var certificates []*pem.Block
 	var private *pem.Block

@@ -267,7 +267,7 @@ func (s *Store) submit(apply func(*bbolt.Tx) error) error {
 	}
 }
 
-// commitLoop writes the requests that queued up during the last transaction as one transaction.
+// commitLoop collects the requests that arrive during a transaction, and writes all of them in the next transaction.
 func (s *Store) commitLoop() {
 	for {
 		select {
