@@ -65,7 +65,7 @@ func (a *App) PushCommand() *cobra.Command {
 	return c
 }
 
-// dockerConfig returns the path of the file in which docker login stores logins.
+// dockerConfig returns the path of the file where docker login stores logins.
 func dockerConfig() string {
 	if dir := os.Getenv("DOCKER_CONFIG"); dir != "" {
 		return filepath.Join(dir, "config.json")

@@ -96,7 +96,7 @@ func (s *Server) onlyContainer(id string) (*node.Container, error) {
 	return c, err
 }
 
-// filter returns the items for which keep is true and leaves the original slice unchanged.
+// filter returns the items that keep accepts. It leaves the original slice unchanged.
 func filter[T any](items []T, keep func(T) bool) []T {
 	if !slices.ContainsFunc(items, func(t T) bool { return !keep(t) }) {
 		return items

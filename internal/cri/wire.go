@@ -94,8 +94,8 @@ func wireSize(items []wireItem) int {
 	return size
 }
 
-// checkFits rejects a list that does not fit into one message. The second argument is the name of the call without that
-// limit.
+// checkFits rejects a list that does not fit into one message. The second argument is the name of the streaming call,
+// which has no such limit.
 func checkFits(items []wireItem, streamed string) error {
 	if size := wireSize(items); size > MaxMessageSize {
 		return fmt.Errorf("the list of %d items has %d bytes, and a message holds %d: call %s or set a filter: %w",

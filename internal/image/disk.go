@@ -86,7 +86,7 @@ func isDisk(mediaType string) bool {
 	return ok
 }
 
-// diskOf returns the disk of an artifact, which must be its only layer.
+// diskOf returns the disk of an artifact. The disk must be the artifact's only layer.
 func diskOf(m ocispec.Manifest) (*diskLayer, error) {
 	if len(m.Layers) != 1 {
 		return nil, invalidf("an artifact with a disk has %d layers; it must have one, the disk", len(m.Layers))
@@ -222,7 +222,7 @@ func (f *DiskFiles) checkDisk() error {
 }
 
 // formatByContent determines the format of a file without a media type from its name or its first bytes. It is used
-// only for files to which no guest has written, because a guest must not choose its disk's format (fault I5).
+// only for files that no guest has written to, because a guest must not choose its disk's format (fault I5).
 func formatByContent(r io.ReaderAt, name string) string {
 	switch {
 	case strings.HasSuffix(name, ".raw"):

@@ -63,7 +63,7 @@ func compressionByContent(head []byte) string {
 	return ""
 }
 
-// plainHead decompresses the first 512 bytes of a file, or all of a shorter file.
+// plainHead returns the first 512 bytes of a file's decompressed content, or all of it if it is shorter.
 func plainHead(compression string, packed io.Reader) ([]byte, error) {
 	plain, err := decompressors[compression](packed)
 	if err != nil {

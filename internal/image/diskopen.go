@@ -184,7 +184,7 @@ func (s *Store) closeDisk(ctx context.Context, key string) error {
 	return errors.Join(errs...)
 }
 
-// Disks lists the keys under which OpenDisk holds images.
+// Disks lists the keys of the images that OpenDisk holds.
 func (s *Store) Disks(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err

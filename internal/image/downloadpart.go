@@ -60,8 +60,8 @@ func (d *download) drop(ctx context.Context, ref string) error {
 	return nil
 }
 
-// saveBody stores the body of a response in the file, at the given offset. The total is the size of the whole file, or
-// -1 if it is unknown.
+// saveBody stores the body of a response. The body begins at the given offset of the file. The total is the size of the
+// whole file, or -1 if it is unknown.
 func (d *download) saveBody(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
 	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
 	ref := have.ref
@@ -257,7 +257,7 @@ func (d *download) recordExisting(ctx context.Context, known *entry, cached vali
 	return d.recordAs(ctx, known.details, cached)
 }
 
-// names returns the references under which the image is recorded.
+// names returns the references to record for the image.
 func (d *download) names(of *details) []string {
 	names := []string{d.named.String()}
 	if d.want == "" {

@@ -59,7 +59,7 @@ type Auth struct {
 	Username, Password string
 	// Auth is base64 of "username:password".
 	Auth string
-	// ServerAddress is the registry for which the login is valid; empty means the registry in the reference.
+	// ServerAddress is the registry that the login is valid for; empty means the registry in the reference.
 	ServerAddress string
 	// IdentityToken is exchanged for an access token at the registry's token server.
 	IdentityToken string

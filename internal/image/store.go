@@ -77,9 +77,9 @@ type Store struct {
 	boot      string      // boot ID of the kernel
 	verified  verified
 
-	// badBlobs and badLayers are the digests of blobs and the chain IDs of layers in which Verify found wrong content.
-	// A pull fetches them again. The sets are separate, because the chain ID of the lowest layer can equal its blob's
-	// digest.
+	// badBlobs holds digests of blobs, and badLayers holds chain IDs of layers. Verify found wrong content in these,
+	// and a pull fetches them again. The sets are separate, because the chain ID of the lowest layer can equal its
+	// blob's digest.
 	badBlobs, badLayers sync.Map
 	// dropped maps the name of each image that Open dropped to the reason.
 	dropped sync.Map
@@ -95,9 +95,9 @@ type Store struct {
 // that they are pulled again, and keeps their intact parts for that pull. If another process has the store open, the
 // error is errdefs.ErrFailedPrecondition.
 //
-// If the disk is read-only or failing, or the metadata is damaged, Open returns a store that is not open instead of an
-// error, because containers on the node can run without it. Err and every method return the reason until a retry opens
-// the store. Nothing changes on disk until then.
+// If the disk is read-only or failing, or the metadata is damaged, Open returns no error, because containers on the
+// node can run without images, but the store is then not open. Err and every method return the reason until a retry
+// opens the store. Nothing changes on disk until then.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
 	setGlobals()

@@ -112,7 +112,7 @@ func sourceOf(u *url.URL) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// downloadError classifies an error of net/http and removes URLs with secrets from its text.
+// downloadError classifies an error from net/http and removes URLs with secrets from its text.
 func downloadError(err error) error {
 	if hasClass(err) {
 		return err

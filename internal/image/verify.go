@@ -23,7 +23,7 @@ import (
 
 // Damage is a damaged part of an image. Pulling one of the image's names repairs it.
 type Damage struct {
-	// Image is the image's ID, and Names are the references under which it can be pulled. Both are empty if only a
+	// Image is the image's ID, and Names are the references that can be used to pull it. Both are empty if only a
 	// container is damaged.
 	Image string   `json:"image,omitempty"`
 	Names []string `json:"names,omitempty"`

@@ -82,7 +82,7 @@ const maxPrevious = 16
 // Ready reports whether the sandbox accepts containers (CRI SANDBOX_READY).
 func (p *Pod) Ready() bool { return p.State == Initiated }
 
-// RuntimeHandler returns the name under which the pod asked for its handler.
+// RuntimeHandler returns the name that the pod's request used for its handler.
 func (p *Pod) RuntimeHandler() string { return cmp.Or(p.Alias, p.Handler) }
 
 func (p *Pod) Unit() bool { return p.unit }

@@ -140,7 +140,7 @@ func (s *connectStream) Receive() (proto.Message, error) {
 	return reply, asStatus(err)
 }
 
-// asStatus converts an error of connect-go to a gRPC status error.
+// asStatus converts an error from connect-go to a gRPC status error.
 func asStatus(err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return err
