@@ -37,7 +37,7 @@ type Edge struct {
 	Limits            EdgeLimits    `toml:"limits"`
 }
 
-// EdgeLimits are the limits of each module.
+// EdgeLimits are the limits for each module.
 type EdgeLimits struct {
 	Messages          int     `toml:"messages"`
 	Bytes             int     `toml:"bytes"`

@@ -106,7 +106,8 @@ func (c *Config) validateNetwork(v *validator) {
 	v.subnet("network.default.subnet_v6", d.SubnetV6, false)
 }
 
-// minLogSize is the smallest limit of a container's log in bytes. This is enough for several of the longest lines.
+// minLogSize is the smallest allowed limit on a container's log, in bytes. This is enough for several of the longest
+// lines.
 const minLogSize = 1 << 20
 
 const (

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// ImageStatus describes one image. For a missing image the response is empty; it is not an error.
+// ImageStatus describes one image. A missing image is not an error; the response is then empty.
 func (s *Server) ImageStatus(ctx context.Context, req *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
 	if err := validateImageSpec("image", req.GetImage()); err != nil {
 		return nil, err

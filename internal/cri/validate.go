@@ -15,7 +15,8 @@ const (
 	// maxNameLength limits a name, a namespace or a UID, in bytes. The longest names in Kubernetes are DNS subdomains
 	// (RFC 1123).
 	maxNameLength = 253
-	// maxKeyValueBytes limits the total size of all labels, or of all annotations. It is etcd's limit for a request.
+	// maxKeyValueBytes limits the total size of all labels, or of all annotations. It is etcd's limit on the size of a
+	// request.
 	maxKeyValueBytes = 3 << 19
 	// maxHostnameLength is the kernel's limit (__NEW_UTS_LEN).
 	maxHostnameLength = 64

@@ -37,7 +37,7 @@ type Image struct {
 	// User is the user in the config, unparsed: "", "name", "1000", "1000:100" …
 	User string
 	Kind Kind
-	// Config is the image's config; for an artifact, only the fields that both kinds of config have.
+	// Config is the image's config. For an artifact, it has only the fields that both kinds of config have.
 	Config ocispec.Image
 	// Manifest is the digest of the manifest for this node's platform.
 	Manifest digest.Digest

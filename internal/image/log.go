@@ -24,7 +24,7 @@ func bridge(to *slog.Logger) *log.Entry {
 
 // setGlobals sets two process-wide variables of containerd's libraries. Log lines without a context go to slog.Default
 // as debug, because none of these lines needs action (a file system without fs-verity, a connection that did not
-// close). The size limit of manifests moves to this package, where it returns the right error class.
+// close). The size limit for manifests is enforced in this package instead, with the right error class.
 var setGlobals = sync.OnceFunc(func() {
 	entry := bridge(slog.Default())
 	entry.Logger.ReplaceHooks(logrus.LevelHooks{})

@@ -14,7 +14,7 @@ import (
 	"github.com/distribution/reference"
 )
 
-// maxRedirects is the limit of redirects per request.
+// maxRedirects limits the redirects of one request.
 const maxRedirects = 10
 
 // errRedirect means that a registry's redirect was refused.

@@ -95,9 +95,9 @@ type Store struct {
 // that they are pulled again, and keeps their intact parts for that pull. If another process has the store open, the
 // error is errdefs.ErrFailedPrecondition.
 //
-// If the disk is read-only or failing, or the metadata is damaged, Open returns no error, because containers on the
-// node can run without images, but the store is then not open. Err and every method return the reason until a retry
-// opens the store. Nothing changes on disk until then.
+// If the disk is read-only or failing, or the metadata is damaged, Open still returns a store and no error, because
+// containers on the node can run without images. That store is not open: Err and every method return the reason until a
+// retry opens it. Nothing changes on disk until then.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
 	setGlobals()

@@ -89,8 +89,8 @@ func (h *hub) close() {
 	}
 }
 
-// emit queues the events of the transition from old to next for every subscriber. It never blocks: it ends a
-// subscription whose buffer is full.
+// emit queues the events of a pod's transition for every subscriber. It never blocks; instead, it ends a subscription
+// whose buffer is full.
 func (h *hub) emit(old, next *Pod) {
 	events := transitionEvents(old, next)
 	if len(events) == 0 {

@@ -32,7 +32,7 @@ type Host struct {
 	NAT func(ctx context.Context) error
 	// Statfs is statfs(2).
 	Statfs func(path string) (unix.Statfs_t, error)
-	// FileLimit is the hard limit of open files.
+	// FileLimit is the hard limit on open files.
 	FileLimit func() (uint64, error)
 	// Clock returns the time and reports whether it is synchronised.
 	Clock      func() (now time.Time, synchronised bool)
@@ -189,7 +189,7 @@ func (h Host) disk() health.Finding {
 	return f
 }
 
-// Limits of open files. The daemon needs a few descriptors for each running container.
+// Limits on open files. The daemon needs a few descriptors for each running container.
 const (
 	filesNeeded = 1024
 	filesWanted = 16384

@@ -66,7 +66,7 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// open opens the file. With readOnly, a missing file counts as a file without records.
+// open opens the file. If readOnly is set, a missing file counts as a file without records.
 func (s *Store) open(readOnly bool) error {
 	db, fresh, err := boltfile.Open(s.path, boltfile.Options{Fill: fill, Recognize: recognize, Shallow: true, ReadOnly: readOnly})
 	if readOnly && errors.Is(err, os.ErrNotExist) {
