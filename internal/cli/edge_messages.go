@@ -103,7 +103,7 @@ func (a *App) edgeSub(o *edgeOptions) *cobra.Command {
 	return c
 }
 
-// printMessages prints messages until ctx ends or it has printed count messages.
+// printMessages prints messages until ctx ends or the given number of messages has been printed.
 func (a *App) printMessages(ctx context.Context, client *edgeClient, format string, verbose bool, count int) error {
 	for n := 1; ; n++ {
 		select {

@@ -137,7 +137,7 @@ func (p *puller) names(target ocispec.Descriptor) []string {
 	return slices.Compact([]string{p.named.String(), byDigest})
 }
 
-// current returns the image if the reference already refers to target in this store and the image is intact.
+// current returns the stored image of a reference if the image is intact and the reference refers to target.
 func (s *Store) current(ctx context.Context, named reference.Named, target ocispec.Descriptor) (Image, bool) {
 	record, err := s.records.Get(ctx, named.String())
 	if err != nil || record.Target.Digest != target.Digest {

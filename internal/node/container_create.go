@@ -85,9 +85,10 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	return p.makeContainer(ctx, newContainer(rec, config, img), replaced)
 }
 
-// replacedBy returns the container of a unit pod if a newer attempt is requested, which replaces it; otherwise nil. A
-// kubelet restarts a container by requesting a newer attempt. The old container is Stopped (the transition is then
-// Stopped → Removed → Created, as in the table) or is Created and was never started.
+// If the request is for a newer attempt of a unit pod's container, replacedBy returns the old container, which the new
+// attempt replaces. Otherwise it returns nil. A kubelet restarts a container by requesting a newer attempt. The old
+// container is Stopped (the transition is then Stopped → Removed → Created, as in the table) or is Created and was
+// never started.
 func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	if !p.unit || (s != Created && s != Stopped) {
 		return nil
