@@ -34,8 +34,8 @@ func (a *App) edgePs(o *edgeOptions) *cobra.Command {
 	return c
 }
 
-// modules returns the modules that args name, dead or alive. Without args it returns all modules, but dead ones only if
-// dead is set.
+// modules returns the modules that the arguments name, even dead ones. Without arguments it returns all modules, but
+// dead ones only if dead is set.
 func (o *edgeOptions) modules(ctx context.Context, args []string, dead bool) ([]edgeRecord, error) {
 	if len(args) == 0 {
 		modules, err := o.list(ctx, "modules")
@@ -78,7 +78,7 @@ func exitStatus(exit json.RawMessage) json.RawMessage {
 	return report.Status
 }
 
-// exitText formats an exit status: an object from our managers, a string from public peers.
+// exitText formats an exit status, which is an object from our managers, and a string from public peers.
 func exitText(status json.RawMessage) string {
 	var text string
 	if len(status) == 0 || json.Unmarshal(status, &text) == nil {

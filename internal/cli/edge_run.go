@@ -160,7 +160,7 @@ func parseChannels(list []string) ([]channelField, error) {
 	return all, nil
 }
 
-// cutMode cuts a mode, and its quality of service if present, off the end of text.
+// cutMode cuts a mode, and its quality of service if present, off the end of the text.
 func cutMode(text string) (topic, mode string) {
 	rest, last, ok := cutLast(text)
 	if !ok {

@@ -155,7 +155,7 @@ func (p *push) runDisk(ctx context.Context, file, ref string) (*pushed, error) {
 	return result, p.send(ctx, result, ref, manifest, blobs)
 }
 
-// send pushes the artifact and completes result. With --dry-run it only completes result.
+// send pushes the artifact and completes the result. With --dry-run it only completes the result.
 func (p *push) send(ctx context.Context, result *pushed, ref string, manifest image.Blob, blobs []image.Blob) (err error) {
 	for _, b := range blobs {
 		result.Layers = append(result.Layers, pushedLayer{b.MediaType, b.Digest.String(), b.Size})

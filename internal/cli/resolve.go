@@ -90,8 +90,8 @@ func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 	return pick("container", arg, all)
 }
 
-// each resolves every argument to an ID and calls do with the ID. It continues after errors, and prints the IDs of the
-// successful calls.
+// each resolves every argument to an ID and passes the ID to the function do. It continues after errors, and prints the
+// IDs of the successful calls.
 func (a *App) each(args []string, resolve func(string) (string, error), do func(id string) error) error {
 	failed := 0
 	for _, arg := range args {

@@ -30,7 +30,8 @@ type enum interface {
 	String() string
 }
 
-// validateEnum rejects a value that this version of the API does not define; names is the generated map of values.
+// validateEnum rejects a value that this version of the API does not define; the last parameter is the generated map of
+// values.
 func validateEnum[E enum](field string, value E, names map[int32]string) error {
 	if _, known := names[int32(value)]; known {
 		return nil

@@ -63,7 +63,7 @@ func (m *wireMemo[S]) remember(snapshots []*S, items []wireItem) {
 	m.last.Store(&next)
 }
 
-// encodeItem encodes message as an element of field 1.
+// encodeItem encodes a message as an element of field 1.
 func encodeItem(message proto.Message) (wireItem, error) {
 	size := proto.Size(message)
 	item := make([]byte, 0, protowire.SizeTag(itemsField)+protowire.SizeBytes(size))

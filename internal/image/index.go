@@ -52,7 +52,7 @@ func (x *index) reset() {
 	x.names, x.byID, x.sorted = nil, nil, nil
 }
 
-// put adds an image with names, and takes these names away from other images.
+// put adds an image with the given names, and takes these names away from other images.
 func (x *index) put(d *details, pinned map[string]bool, names ...string) Image {
 	x.mu.Lock()
 	defer x.mu.Unlock()

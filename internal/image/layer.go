@@ -58,7 +58,7 @@ func (b *budget) spend(n int64) error {
 	return nil
 }
 
-// Apply unpacks one layer into the writable directory of mounts.
+// Apply unpacks one layer into the writable directory of the given mounts.
 func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	defer a.tracker.busy()()
 	root, parents, err := layerDirs(mounts)

@@ -178,7 +178,7 @@ func (s *Store) intactIn(ctx context.Context, d *details, dirs snapshotDirs) boo
 	return true
 }
 
-// fetchAll fetches the documents and blobs of target and unpacks its layers.
+// fetchAll fetches the target's documents and blobs, and unpacks its layers.
 func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*details, error) {
 	d, err := p.manifest(ctx, target, 0)
 	if err != nil {
@@ -246,8 +246,8 @@ func (p *puller) manifest(ctx context.Context, target ocispec.Descriptor, depth 
 	return p.manifest(ctx, child, depth+1)
 }
 
-// label makes the collector keep children as long as it keeps parent. The labels carry no text from the image: their
-// keys are containerd's, and their values are digests.
+// label makes the collector keep the children as long as it keeps the parent. The labels carry no text from the image:
+// their keys are containerd's, and their values are digests.
 func (p *puller) label(ctx context.Context, parent ocispec.Descriptor, children ...ocispec.Descriptor) error {
 	handler := images.SetChildrenLabels(p.content, func(context.Context, ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		return children, nil

@@ -62,8 +62,8 @@ func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Des
 	return err
 }
 
-// Remove removes the image that refOrID names, with all its names. The collector then removes its content, except what
-// containers or other images use. The error is errdefs.ErrNotFound for an unknown image.
+// Remove removes the image that refOrID names, with all its names. The collector then removes the image's content,
+// except what containers or other images use. The error is errdefs.ErrNotFound for an unknown image.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	if err := s.ready(); err != nil {
 		return err

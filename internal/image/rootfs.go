@@ -24,9 +24,9 @@ const (
 )
 
 // Prepare makes a writable layer over an image's root filesystem and returns its mounts for the caller to mount. The
-// layer and those below it stay until Release(key), even if the image is removed. labels are stored with the layer and
-// must not begin with "containerd.io/" or "tripod.run/". A repeated call for the same image returns the same mounts; if
-// the key belongs to another image, the error is errdefs.ErrAlreadyExists.
+// layer and those below it stay until Release(key), even if the image is removed. The labels are stored with the layer
+// and must not begin with "containerd.io/" or "tripod.run/". A repeated call for the same image returns the same
+// mounts; if the key belongs to another image, the error is errdefs.ErrAlreadyExists.
 func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error) {
 	if err := s.readyFor(key); err != nil {
 		return nil, err

@@ -85,8 +85,8 @@ func (n *Node) ReopenLog(ctx context.Context, id string) error {
 	return reopener.ReopenLog(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
 
-// DialPod opens a connection from the pod's network namespace, which is the node's for a pod on the host network. A
-// backend that is a sandbox.Dialer opens the connection itself.
+// DialPod opens a connection from the pod's network namespace. For a pod on the host network, that is the node's
+// namespace. A backend that is a sandbox.Dialer opens the connection itself.
 func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net.Conn, error) {
 	p, err := n.Pod(podID)
 	if err != nil {

@@ -43,8 +43,8 @@ func (d *inflight) end() {
 	}
 }
 
-// close refuses new orders and waits for those under way. If they take longer than patience, it cancels their context
-// and waits for the same time once more. It reports whether all orders have ended.
+// close refuses new orders and waits for those under way. If they take longer than the given time, it cancels their
+// context and waits once more for the same time. It reports whether all orders have ended.
 func (d *inflight) close(patience time.Duration) bool {
 	d.mu.Lock()
 	if !d.closed {

@@ -47,8 +47,8 @@ func (l *leftovers) begin(id string) {
 	l.all[id] = &leftover{since: time.Now(), pause: retryMin, busy: true}
 }
 
-// due reports whether to attempt a pod's pending work now, or how long to wait. The first attempt is due retryMin after
-// the first call of this function.
+// due reports whether a pod's pending work is to be attempted now and, if not, how long to wait. The first attempt is
+// due retryMin after the first call of this function.
 func (l *leftovers) due(id string) (now bool, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,7 +91,7 @@ func (l *leftovers) forget(pods []*livePod) {
 	}
 }
 
-// await waits until every clean-up has been attempted once, but no longer than patience.
+// await waits until every clean-up has been attempted once, but no longer than the given time.
 func (l *leftovers) await(patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -230,7 +230,7 @@ func (p *livePod) retryPending(ctx context.Context) error {
 	return errors.Join(err, p.settle(ctx)())
 }
 
-// collectNetworks releases the networks of all pods except those whose IDs are in keep.
+// collectNetworks releases the networks of all pods except the pods with the given IDs.
 func (n *Node) collectNetworks(ctx context.Context, keep []string) {
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		err := n.Network.GC(ctx, keep)

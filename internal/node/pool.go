@@ -288,8 +288,8 @@ func (p *livePod) write() error {
 	return nil // removed in the meantime
 }
 
-// publish makes next visible in the pool, the index, the view and the events. Only publish changes states. The caller
-// holds mu.
+// publish makes the next record visible in the pool, the index, the view and the events. Only publish changes states.
+// The caller holds mu.
 func (p *livePod) publish(next *Pod) {
 	old := p.rec.Load()
 	p.rec.Store(next)

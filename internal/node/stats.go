@@ -30,7 +30,7 @@ func (n *Node) ContainerStats(ctx context.Context, id string) (*runtimeapi.Conta
 	return n.containerStats(ctx, p, c)
 }
 
-// ContainersStats returns the statistics of many containers and omits those that fail.
+// ContainersStats returns the statistics of many containers. It omits containers that cannot be measured.
 func (n *Node) ContainersStats(ctx context.Context, containers []*Container) []*runtimeapi.ContainerStats {
 	return measure(ctx, n, containers, func(c *Container) string { return c.ID }, func(ctx context.Context, c *Container) (*runtimeapi.ContainerStats, error) {
 		p, err := n.Pod(c.PodID)
@@ -50,7 +50,7 @@ func (n *Node) PodStats(ctx context.Context, id string) (*runtimeapi.PodSandboxS
 	return n.podStats(ctx, p)
 }
 
-// PodsStats returns the statistics of many pods and omits those that fail.
+// PodsStats returns the statistics of many pods. It omits pods that cannot be measured.
 func (n *Node) PodsStats(ctx context.Context, pods []*Pod) []*runtimeapi.PodSandboxStats {
 	return measure(ctx, n, pods, func(p *Pod) string { return p.ID }, n.podStats)
 }

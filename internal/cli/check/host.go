@@ -287,7 +287,7 @@ type cniPlugin struct {
 	} `json:"ipam"`
 }
 
-// cniConfiguration returns the active file, or "", and the plugins in it.
+// cniConfiguration returns the active file and the plugins in it. The file is "" if there is none.
 func (h Host) cniConfiguration() (file string, plugins []string, err error) {
 	entries, err := os.ReadDir(h.Config.Network.ConfDir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -58,8 +58,8 @@ func (q *Reader) Close() {
 // Info returns Inspect's description of the image.
 func (q *Reader) Info() Info { return *q.info }
 
-// ReadCluster reads cluster n of the disk into buf, which must have Info.ClusterSize bytes. zero means that the tables
-// mark the whole cluster as zero. The bytes beyond the end of the disk are undefined. The error is
+// ReadCluster reads cluster n of the disk into buf, which must have Info.ClusterSize bytes. The first result is true if
+// the tables mark the whole cluster as zeros. The bytes beyond the end of the disk are undefined. The error is
 // errdefs.ErrInvalidArgument if a table or the cluster is not within the image.
 func (q *Reader) ReadCluster(n uint64, buf []byte) (zero bool, err error) {
 	if uint64(len(buf)) != q.info.ClusterSize || n > (q.h.Size-1)/q.info.ClusterSize {

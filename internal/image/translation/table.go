@@ -84,8 +84,8 @@ func invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrFailedPrecondition)...)
 }
 
-// Load reads the files *.yaml and *.yml in dir. A missing dir means no files. If files are invalid, the error is
-// errdefs.ErrFailedPrecondition and names all of them.
+// Load reads the files *.yaml and *.yml in dir. If dir is missing, there are no files. If files are invalid, the error
+// is errdefs.ErrFailedPrecondition and names all of them.
 func Load(dir string) (*Table, error) {
 	t := &Table{}
 	if dir == "" {

@@ -293,8 +293,8 @@ func (s *Store) drain(batch []request) []request {
 	}
 }
 
-// commit writes batch in one transaction. If that fails, it writes each request alone, so that one bad request does not
-// make the others fail.
+// commit writes a batch of requests in one transaction. If the transaction fails, commit writes each request alone, so
+// that one bad request does not make the others fail.
 func (s *Store) commit(batch []request) {
 	if err := s.makeWritable(); err != nil {
 		for _, r := range batch {
