@@ -33,7 +33,7 @@ type Config struct {
 	DockerConfig string
 	// Translation maps names to disks that are downloaded by HTTP(S).
 	Translation Translation
-	// Platform selects from multi-platform images ("linux/arm64"); empty means the host's.
+	// Platform ("linux/arm64") selects the entry to use of a multi-platform image; empty means the host's platform.
 	Platform string
 	// Limits bounds the size and shape of images.
 	Limits Limits

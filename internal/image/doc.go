@@ -35,9 +35,9 @@
 //
 // # Disks
 //
-// A virtual machine boots from a disk artifact, a translated name, or a rootfs with one file below /disk/, with
-// /boot/vmlinux and /boot/initrd, or both (see Machine; disk.go has the layouts). OpenDisk holds the image and opens
-// the files without a mount: a file of a rootfs is opened directly in the layer that provides it.
+// A virtual machine boots from a disk artifact, a translated name, or a rootfs (see Machine; disk.go has the layouts).
+// Such a rootfs has one file below /disk/, or has /boot/vmlinux and /boot/initrd, or has both. OpenDisk holds the image
+// and opens the files without a mount: a file of a rootfs is opened directly in the layer that provides it.
 //
 //	                 manifest ── media type ──▶ format, compression        never probed afterwards (fault I5)
 //	artifact, download   │ layer ── unpacked once, when compressed ──▶ blob ── digest, once per change to the file ──▶ Disk

@@ -21,7 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// Labels of the records of translated names: the source of the disk, and the server's validators for that version of
+// Labels on the records of translated names: the source of the disk, and the server's validators for that version of
 // the file.
 const (
 	labelSource   = "tripod.run/source"

@@ -151,8 +151,8 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 	}
 }
 
-// allows returns an error if n more would exceed the limit. It does not count them, because budgetReader counts the
-// data as it arrives.
+// allows returns an error if n more units would exceed the limit. It does not count the units as used, because
+// budgetReader counts the data as it arrives.
 func (b *budget) allows(n int64) error {
 	if n < 0 || n > b.limit-b.used.Load() {
 		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)
@@ -183,8 +183,8 @@ func layerDirs(mounts []mount.Mount) (string, []string, error) {
 	return upper, lower, nil
 }
 
-// overlayDirs returns the directories in an overlay's options: the upper one, "" if read-only, and the lower ones,
-// highest first.
+// overlayDirs returns the directories in an overlay's options: the upper directory, which is "" if the overlay is
+// read-only, and the lower directories, highest first.
 func overlayDirs(m mount.Mount) (upper string, lower []string) {
 	for _, option := range m.Options {
 		if dir, ok := strings.CutPrefix(option, "upperdir="); ok {

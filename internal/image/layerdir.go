@@ -191,7 +191,7 @@ func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Desc
 	return errors.Join(os.RemoveAll(bad), os.Rename(fresh, bad))
 }
 
-// sameOwner changes the owner of a directory to that of the layer below, as the snapshotter does.
+// sameOwner gives a directory the same owner as the layer below has, as the snapshotter does.
 func sameOwner(dir, below string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(below, &stat); err != nil {

@@ -94,8 +94,9 @@ func (r Registries) hostDir(host string) (string, error) {
 	return "", errdefs.ErrNotFound
 }
 
-// checkRedirect removes everything meant for the registry from a request to another host, because net/http would pass
-// headers on to other hosts, and logins to other ports and subdomains. It refuses a redirect from https to http.
+// checkRedirect refuses a redirect from https to http. If a request goes to another host, checkRedirect removes
+// everything meant for the registry, because net/http would pass headers on to other hosts, and logins to other ports
+// and subdomains.
 func checkRedirect(to *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)

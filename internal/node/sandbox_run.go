@@ -48,7 +48,7 @@ func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConf
 	}
 }
 
-// errPodGone is the error of an order whose pod was rolled back or removed while the order waited.
+// errPodGone is the error for an order whose pod was rolled back or removed while the order waited.
 var errPodGone = fmt.Errorf("the pod is gone: %w", errdefs.ErrNotFound)
 
 // reserve finds the pod with the metadata of config, or adds a new one to the pool.

@@ -209,7 +209,7 @@ func parseURL(text string) (*url.URL, error) {
 
 // Find returns the endpoint of an image. The given name has neither the common prefix nor the tag ("ubuntu/22.04").
 // Find searches the files in order of their names. In each file it tries first the rules with names and then those with
-// regular expressions, each in the order of the file. A rule's name can include the tag; if no such rule matches, the
+// regular expressions, both in the order of the file. A rule's name can include the tag; if no such rule matches, the
 // tag is ignored. A name that has no rule and begins with a host ("example.org/disk.qcow2") is itself an https URL. For
 // other names the error is errdefs.ErrNotFound.
 func (t *Table) Find(name, tag string) (*Endpoint, error) {
