@@ -213,9 +213,9 @@ func (p *livePod) pending() bool {
 	return false
 }
 
-// settle takes the slots of containers with an intent. The returned function completes the intents of these containers
-// and of the pod: it rolls back creations and completes removals. Slots in use are skipped, because their intents
-// belong to orders under way.
+// settle takes the slots of containers with an intent. The function that it returns completes the intents of these
+// containers and of the pod: it rolls back creations and completes removals. Slots in use are skipped, because their
+// intents belong to orders under way.
 func (p *livePod) settle(ctx context.Context) (finish func() error) {
 	var (
 		steps []func() error

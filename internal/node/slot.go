@@ -44,7 +44,7 @@ type operation struct {
 }
 
 var (
-	// errOverridden is the cause of a context that a later order cancelled.
+	// errOverridden is the cancellation cause if a later order overrides an order.
 	errOverridden = fmt.Errorf("overridden by a later order for the same pod: %w", errdefs.ErrAborted)
 	errTooLong    = fmt.Errorf("the node's operation timeout passed: %w", context.DeadlineExceeded)
 )
