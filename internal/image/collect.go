@@ -27,7 +27,7 @@ func (s *Store) Kick() {
 	}
 }
 
-// collectLoop removes unreferenced data: after every removal, and periodically, because leases expire.
+// collectLoop removes unreferenced data: after removals, and periodically, because leases expire.
 func (s *Store) collectLoop() {
 	if err := s.markDirty(s.base); err != nil && s.base.Err() == nil {
 		s.cfg.Logger.Warn("cannot clean up after a crash; leftovers stay for now", "err", err)
