@@ -110,8 +110,8 @@ func present(mounts []mount.Mount) bool {
 	return true
 }
 
-// repairLayers unpacks damaged layers again, in place, because the layers and containers above refer to their
-// directories. Running containers keep the damaged directory mounted.
+// repairLayers unpacks damaged layers again, in their existing directories, because the layers and containers above
+// refer to these directories. Running containers keep the damaged content mounted.
 func (p *puller) repairLayers(ctx context.Context, d *details) error {
 	for i, chain := range d.chain {
 		if err := p.repairLayer(ctx, d, i); err != nil {
