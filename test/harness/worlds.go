@@ -18,10 +18,6 @@ import (
 // in one world run one after another, because the leak check covers the whole world.
 const envWorlds = "TRIPOD_TEST_WORLDS"
 
-// sharesPerWorld is the number of shares of the tests for each world that runs side by side. A world runs one share, so
-// more shares balance the load better, but each costs the making of a world.
-const sharesPerWorld = 4
-
 // worlds returns the number of worlds for this run. A run of selected tests or benchmarks always has one, so that its
 // output appears while it runs.
 func worlds() (int, error) {
@@ -44,8 +40,8 @@ func selects(arg string) bool {
 	return slices.Contains([]string{"test.run", "test.bench", "test.fuzz", "test.list"}, name)
 }
 
-// runWorlds runs the tests of the binary self in worlds, n of them side by side. Each world is a child process that
-// enters the world by itself and runs its share of the tests. The output of a world is printed as a whole when the
+// runWorlds runs the tests of the binary self in n worlds side by side. Each world is a child process that enters the
+// world by itself and runs every nth test. The output of a world is printed as a whole when the
 // world has ended. The result is the exit code of the first world that failed, otherwise 0.
 func runWorlds(self string, n int) int {
 	list := exec.Command(self, "-test.list=.")
@@ -58,14 +54,13 @@ func runWorlds(self string, n int) int {
 		fmt.Fprintf(os.Stderr, "%s: %v\n%s", list, err, out)
 		return 1
 	}
-	shares := make([][]string, n*sharesPerWorld)
+	shares := make([][]string, n)
 	for i, name := range strings.Fields(string(out)) {
-		shares[i%len(shares)] = append(shares[i%len(shares)], name)
+		shares[i%n] = append(shares[i%n], name)
 	}
 	var (
 		wg    sync.WaitGroup
 		print sync.Mutex
-		slots = make(chan struct{}, n)
 		code  int
 	)
 	for _, names := range shares {
@@ -78,8 +73,6 @@ func runWorlds(self string, n int) int {
 		// A test run that is killed, for example at its timeout, takes its worlds with it.
 		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
 			runtime.LockOSThread() // the signal comes when the thread ends that started the process
 			defer runtime.UnlockOSThread()
 			err := c.Run()
