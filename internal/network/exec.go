@@ -228,7 +228,7 @@ func checkResult(output []byte) error {
 	if err := json.Unmarshal(output, &result); err != nil {
 		return err
 	}
-	// Later code, including libcni's conversions, does not check for null.
+	// Refuse null here, because later code, including libcni's conversions, does not check for it.
 	if slices.Contains(result.Interfaces, nil) || slices.Contains(result.IPs, nil) || slices.Contains(result.Routes, nil) {
 		return errors.New("an interface, address or route is null")
 	}

@@ -11,9 +11,9 @@ import (
 
 // addGateway adds the gateway of a new IPv4 subnet to the embedded default's bridge, as the bridge's first address. The
 // old gateways stay, so that running pods remain reachable. The bridge plugin leaves the old gateways alone, because it
-// removes only addresses that are listed before its own address. If the bridge does not exist, addGateway does nothing,
-// because the first pod's ADD creates the bridge with the new gateway. IPv6 subnets are ignored, because the bridge
-// plugin accepts a bridge that has IPv6 addresses in other subnets.
+// removes only addresses that are listed before the new gateway. If the bridge does not exist, addGateway does
+// nothing, because the first pod's ADD creates the bridge with the new gateway. IPv6 subnets are ignored, because the
+// bridge plugin accepts a bridge that has IPv6 addresses in other subnets.
 func addGateway(bridge string, subnet netip.Prefix) error {
 	if !subnet.IsValid() || !subnet.Addr().Is4() {
 		return nil

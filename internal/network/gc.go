@@ -63,8 +63,8 @@ func (m *Manager) allKeys() ([]string, error) {
 	return keys, nil
 }
 
-// madeHere reports whether createNetns made the entry. If so, it is a namespace, or an empty file if a crash prevented
-// the mount.
+// madeHere reports whether createNetns made the entry. Such an entry is a mounted namespace or, if a crash prevented
+// the mount, an empty file.
 func (m *Manager) madeHere(e os.DirEntry) bool {
 	if !containerIDs.MatchString(e.Name()) {
 		return false
@@ -103,7 +103,7 @@ func (m *Manager) runGCVerb(ctx context.Context) error {
 	defer cancel()
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
-	m.interruptGC.Store(&interrupt) // before excludeGC can wait for the lock
+	m.interruptGC.Store(&interrupt) // must be set before excludeGC can wait for the lock
 	defer m.interruptGC.Store(nil)
 	if !m.gcMu.TryLock() {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// rollbackTimeout limits how long a failed Setup works on its roll-back before it returns. The end of the caller's
-// context does not shorten it. A roll-back that takes longer is retried in the background.
+// rollbackTimeout limits how long a failed Setup works on its roll-back before it returns. The roll-back continues even
+// if the caller's context ends. A roll-back that takes longer is retried in the background.
 const rollbackTimeout = 10 * time.Second
 
 var (
@@ -145,7 +145,8 @@ func (m *Manager) rollback(ctx context.Context, rec *record, cause error) error 
 	return errors.Join(cause, fmt.Errorf("roll-back failed and is retried in the background: %w", err))
 }
 
-// firstRetry and lastRetry bound the delay between attempts to roll back. The delay doubles each time.
+// firstRetry is the first delay between two attempts to roll back. Each delay is twice as long as the one before, up to
+// lastRetry.
 const firstRetry, lastRetry = time.Second, time.Minute
 
 // retry repeats the roll-back of rec until it succeeds, a Setup or Teardown of the same pod makes it unnecessary, or

@@ -17,7 +17,7 @@ import (
 
 // Dial connects to addr from inside the namespace at netnsPath; "" means the host's namespace. The network is tcp or
 // udp. The address is "host:port", where host is an IP address or "localhost". For "localhost", Dial tries 127.0.0.1
-// and then ::1. Dial resolves no other names, because this process does not use the pod's resolver. It needs a thread
+// and then ::1. Dial resolves no other names, because this process does not use the pod's resolver. Dial needs a thread
 // inside the namespace only to make the socket, so a slow peer does not occupy a thread.
 func (m *Manager) Dial(ctx context.Context, netnsPath, network, addr string) (net.Conn, error) {
 	targets, err := socketAddrs(network, addr)

@@ -17,8 +17,8 @@ type InterfaceStats struct {
 }
 
 // Stats returns the counters of all interfaces except lo, the default interface first. The counters are those of the
-// namespace at netnsPath; "" means the host's namespace. It omits a backend's links, because the pod's interfaces count
-// the same traffic. It returns ErrNotFound if the namespace does not exist.
+// namespace at netnsPath; "" means the host's namespace. Stats omits a backend's links, because the pod's interfaces
+// count the same traffic. If the namespace does not exist, Stats returns ErrNotFound.
 func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 	links, err := m.links(netnsPath)
 	if err != nil {

@@ -191,8 +191,7 @@ func (m *Manager) probe(ctx context.Context) error {
 }
 
 // probeVersion checks that a plugin supports the wanted CNI version. It runs VERSION only if the plugin's file is new
-// or has changed. The first CNI release had no VERSION, so a plugin that does not answer it counts as supporting the
-// wanted version.
+// or has changed. A plugin that fails at VERSION is accepted, because plugins of the first CNI release lack VERSION.
 func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -82,7 +82,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 		if err := c.announce(); err != nil {
 			return err
 		}
-		// The first port and a new address change the bridge's hardware address.
+		// Read the bridge's hardware address only now, because the first port and a new address change it.
 		bridge, err = host.LinkByName(conf.Bridge)
 		if err != nil {
 			return fmt.Errorf("bridge %s: %w", conf.Bridge, err)
@@ -110,8 +110,8 @@ func podAddresses(result *types100.Result) []net.IPNet {
 // podInterface is the index of the pod's interface in Result.Interfaces.
 const podInterface = 2
 
-// setGateways sets the interface and gateway of the result's addresses, and adds default routes (isDefaultGateway). It
-// returns the addresses that the bridge needs as a gateway (isGateway).
+// setGateways sets the interface and the gateway of each address in the result. With isDefaultGateway, it also adds
+// default routes. With isGateway, it returns the addresses that the bridge must have to be the gateway.
 func (conf *bridgeConfig) setGateways(result *types100.Result) []net.IPNet {
 	var gateways []net.IPNet
 	routed := map[bool]bool{} // address families (true for IPv4) that have a default route

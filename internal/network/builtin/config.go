@@ -16,8 +16,8 @@ import (
 // The structures in this file have the fields that this package implements. Decoding is strict: a configuration with
 // any other field is left to the executable. Values are decoded as the plugins decode them.
 
-// versions lists the supported CNI versions. In these versions, all releases of the plugins since 1.0 print the same
-// results.
+// versions lists the supported CNI versions. For each of these versions, every plugin release from 1.0 on prints the
+// same results.
 var versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0"}
 
 // common holds the fields of every plugin's configuration.

@@ -16,13 +16,13 @@ import (
 // all of them, instead of ten executions of iptables.
 type masquerade struct{ chain, comment string }
 
-// newMasquerade uses the same names for the chain and the comment as the plugins (pkg/utils, FormatChainName and
-// FormatComment).
+// newMasquerade gives the chain the same name, and the rules the same comment, as the plugins do (pkg/utils,
+// FormatChainName and FormatComment).
 func newMasquerade(network, container string) masquerade {
 	sum := sha512.Sum512([]byte(network + container))
 	return masquerade{
 		chain: fmt.Sprintf("CNI-%x", sum)[:28],
-		// iptables-restore interprets quotes, but neither the network's name nor the container ID can contain one.
+		// iptables-restore interprets quotes, but neither the network's name nor the container ID contains quotes.
 		comment: fmt.Sprintf(`-m comment --comment "name: \"%s\" id: \"%s\""`, network, container),
 	}
 }
@@ -66,7 +66,7 @@ func (m masquerade) remove(ctx context.Context, addresses []net.IP) error {
 	var failures []error
 	for family, jumps := range jumps {
 		err := m.removeRules(ctx, family, jumps)
-		if err != nil { // perhaps a jump is missing: remove only those that exist
+		if err != nil { // perhaps a jump is missing: remove only the jumps that exist
 			err = m.removeLeftovers(ctx, family)
 		}
 		failures = append(failures, err)

@@ -23,7 +23,8 @@ const (
 	portPatience = 2500 * time.Millisecond
 	// settlePatience limits the wait until no IPv6 address is tentative.
 	settlePatience = 5 * time.Second
-	// firstPause and lastPause bound the pause between checks of a link or address. The pause doubles each time.
+	// firstPause is the first pause between two checks of a link or address. Each pause is twice as long as the one
+	// before, up to lastPause.
 	firstPause, lastPause = 200 * time.Microsecond, 50 * time.Millisecond
 )
 
@@ -125,7 +126,7 @@ func (c *Call) podSysctls(result *types100.Result) error {
 				return fmt.Errorf("enable IPv6 for %s: %w", link, err)
 			}
 		}
-		// By default, the kernel removes the IPv6 addresses of an interface that is set down.
+		// Keep the IPv6 addresses when the interface is set down. By default, the kernel removes them.
 		return sysctl("1", "ipv6/conf", c.ifName, "keep_addr_on_down")
 	}
 	return nil

@@ -21,7 +21,7 @@ func Run(fn func() (restored bool)) {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			Run(fn) // on another thread, because this goroutine holds the main one
+			Run(fn) // runs fn on another thread, because this goroutine holds the main thread
 			runtime.UnlockOSThread()
 			return
 		}
