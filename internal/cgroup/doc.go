@@ -1,6 +1,6 @@
-// Package cgroup creates, limits, kills and removes cgroups, on cgroup v1 and v2, below parents that the kubelet names
-// or below our own parent. The names of our cgroups begin with Mark. Cgroups with other names are never removed, except
-// below ours.
+// Package cgroup creates, limits, kills and removes cgroups, on cgroup v1 and v2, below our own parent cgroup or below
+// one that the kubelet has chosen. The names of our cgroups begin with Mark. A cgroup with another name is never
+// removed, unless it is below one of ours.
 //
 //	Open ─► Tree ─┬─ Pod(parent, key)       the path of a pod's cgroup
 //	              ├─ Create, Apply          create it, set limits

@@ -100,8 +100,8 @@ func (g Tree) ValidParent(parent string) error {
 	return nil
 }
 
-// Pod returns the path of a pod's cgroup, and whether the cgroup is ours to create and remove. The given parent is the
-// one that the pod names, or empty:
+// Pod returns the path of a pod's cgroup, and whether the cgroup is ours to create and remove. The given parent comes
+// from the pod's configuration and can be empty:
 //
 //	cgroupfs   <parent>/tripod-<key>                 ours
 //	systemd    <parent>                              with a parent, which is the pod's own slice: not ours
@@ -138,8 +138,8 @@ func ExpandSlice(name string) string {
 // Write is a value to write to a cgroup's file, to set a limit.
 type Write struct{ Controller, File, Value string }
 
-// Limits returns the writes that limit a cgroup to the given resources plus the given overhead. The overhead alone sets
-// no limit. Its CPU quota counts only if its CPU period is the same as that of the resources.
+// Limits returns what to write to limit a cgroup to the given resources plus the given overhead. If res has no limit on
+// a resource, neither has the cgroup. The overhead's CPU quota is added only if its CPU period equals that of res.
 func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) {
 	number := func(v int64) string { return strconv.FormatInt(v, 10) }
 	if v := res.GetMemoryLimitInBytes(); v > 0 {
@@ -175,7 +175,7 @@ func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) 
 	return w
 }
 
-// CPUSet returns the writes that bind a cgroup to the CPUs and memory nodes of the resources.
+// CPUSet returns what to write to bind a cgroup to the CPUs and memory nodes in res.
 func CPUSet(res *runtimeapi.LinuxContainerResources) (w []Write) {
 	if v := res.GetCpusetCpus(); v != "" {
 		w = append(w, Write{"cpuset", "cpuset.cpus", v})

@@ -21,7 +21,8 @@ const (
 	Stderr = "stderr"
 )
 
-// TimeFormat is RFC 3339 with exactly nine digits after the second, so that entries sorted as text are sorted by time.
+// TimeFormat is RFC 3339 with exactly nine digits after the second, so sorting entries as text puts them in the order
+// of their times.
 const TimeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 const (

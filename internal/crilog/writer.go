@@ -24,8 +24,8 @@ type Writer struct {
 // makes room.
 var ErrFull = errors.New("the container log has reached its size limit")
 
-// NewWriter makes a writer that owns the given file, which must be open for appending. The limit max is for the size of
-// the log file, in bytes; 0 means no limit.
+// NewWriter makes a writer that owns the given file, which must be open for appending. max is the largest size of the
+// log file, in bytes; 0 means no limit.
 func NewWriter(file *os.File, max int64) *Writer {
 	return &Writer{now: time.Now, file: file, max: max}
 }

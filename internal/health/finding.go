@@ -6,7 +6,7 @@ import "encoding/json"
 type Finding struct {
 	// Subject names what was checked: "overlayfs", "CNI plugins" …
 	Subject string
-	// OK means that the check passed. Required means that pods cannot run unless it passes.
+	// OK means that the check passed. Required means that pods cannot run if the check fails.
 	OK, Required bool
 	// Detail describes the result. Remedy says what to do if OK is false.
 	Detail, Remedy string

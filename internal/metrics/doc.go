@@ -7,7 +7,7 @@
 //	workers' spans ──Tracing.Forward──► bounded queue ──► OTLP over gRPC
 //
 // The response of the endpoint documents the metrics (HELP lines). Values are collected only on request. Collecting a
-// value never delays what is being measured. A full queue drops spans and counts them.
+// value never delays what is being measured. When the queue is full, further batches of spans are dropped and counted.
 //
 // The package knows nothing about backends: each kind of pod has its own collector, which cmd/tripod registers.
 package metrics

@@ -75,7 +75,7 @@ func (m *Metrics) Register(c prometheus.Collector) {
 	m.registry.MustRegister(guarded{m.config.Logger, c})
 }
 
-// Interceptor counts and times the calls to a gRPC server.
+// Interceptor counts the calls to a gRPC server and measures how long they take.
 func (m *Metrics) Interceptor() grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		begin := time.Now()

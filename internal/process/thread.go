@@ -17,6 +17,6 @@ func OnOwnThread(fn func()) {
 	}
 	done := make(chan struct{})
 	go func() { defer close(done); OnOwnThread(fn) }()
-	<-done // hold the main thread until then, so that the other goroutine runs on another thread
+	<-done // until fn has ended, hold the main thread, so that the goroutine runs on another one
 	runtime.UnlockOSThread()
 }

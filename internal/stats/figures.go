@@ -10,9 +10,9 @@ import (
 // Unlimited is the value of a limit that is not set ("max" on cgroup v2).
 const Unlimited uint64 = math.MaxUint64
 
-// Figures holds what a cgroup and its children have used up to Time. Counters start when the cgroup is created.
+// Figures holds the usage of a cgroup and its children, as of Time. Counters start when the cgroup is created.
 type Figures struct {
-	// Time is the time just before the files were read. It includes the monotonic clock.
+	// Time is the time just before the files were read. It includes a reading of the monotonic clock.
 	Time time.Time
 	// CPU is the processor time used, in nanoseconds, summed over all cores.
 	CPU    uint64

@@ -41,8 +41,8 @@ func newSPDYGuard(max int) *spdyGuard {
 	return &spdyGuard{max: max, unanswered: map[uint32]chan struct{}{}}
 }
 
-// received inspects bytes from the client and returns how many of them can be passed on. If it returns no error, that
-// is all of them.
+// received inspects bytes from the client and returns how many of them can be passed on. If there is no error, all of
+// them can be passed on.
 func (g *spdyGuard) received(p []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LogPath returns the path of a container's log, which is the given name (CRI ContainerConfig.log_path) in the pod's
-// log directory. It returns "" if the directory or the name is empty. If the name leads out of the directory, the error
-// is errdefs.ErrInvalidArgument.
+// LogPath returns the path of a container's log: the pod's log directory joined with the given name (CRI
+// ContainerConfig.log_path). It returns "" if the directory or the name is empty. If the name leads out of the
+// directory, the error is errdefs.ErrInvalidArgument.
 func LogPath(directory, name string) (string, error) {
 	if directory == "" || name == "" {
 		return "", nil

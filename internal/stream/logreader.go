@@ -23,8 +23,7 @@ type LogOptions struct {
 	Follow bool
 	// Ended, if not nil, is closed when the container has ended. ReadLogs then reads the rest of the log and returns.
 	Ended <-chan struct{}
-	// Tail is the number of lines at the end of the log to read. It applies only if TailSet is true; otherwise all
-	// lines are read.
+	// If TailSet is true, only the last Tail lines of the log are read; otherwise all lines are read.
 	Tail    int
 	TailSet bool
 	// Since omits lines that are older than this time.

@@ -73,7 +73,8 @@ func entriesBackwards(file io.ReaderAt, end int64) func(yield func(int64, error)
 	}
 }
 
-// endsLine reports whether the entry at start ends a line. Bytes that are not an entry count as ending a line.
+// endsLine reports whether the entry at start ends a line. If the bytes at start are not an entry, endsLine returns
+// true.
 func endsLine(file io.ReaderAt, start int64) (bool, error) {
 	var head [80]byte // long enough for the time, the stream and the tag
 	n, err := file.ReadAt(head[:], start)

@@ -13,7 +13,7 @@ const (
 	// MaxBacklog limits the output that waits for an attached client, in bytes. The queues of a container's clients
 	// share the bytes of their packets, so together they need only about as much memory as the longest queue.
 	MaxBacklog = 8 << 20
-	// PacketCost is the number of bytes that each packet counts in addition to its data.
+	// PacketCost is what each packet adds to the size of a queue besides the length of its data, in bytes.
 	PacketCost = 64
 )
 

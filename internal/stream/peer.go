@@ -11,8 +11,8 @@ import (
 )
 
 // The functions in this file find out whether a client is gone even while nothing reads its data. If the receive window
-// is full, the client's FIN cannot arrive, so our socket does not show it. But the client is on this machine (see
-// Config.Address), so inet_diag (linux/inet_diag.h) shows the client's socket.
+// is full, the client's FIN cannot arrive, so our socket does not show that the client is gone. But the client is on
+// this machine (see Config.Address), so inet_diag (linux/inet_diag.h) shows the client's socket.
 
 // tcpEstablished is the state of a socket that is open in both directions (net/tcp_states.h).
 const tcpEstablished = 1
@@ -77,8 +77,8 @@ func socketState(local, remote *net.TCPAddr) (uint8, error) {
 	return diagAnswer(answer[:n])
 }
 
-// diagAnswer decodes the kernel's answer. The answer is a struct nlmsghdr and then a struct inet_diag_msg or a negative
-// error number. A struct inet_diag_msg begins with the family and the state.
+// diagAnswer decodes the kernel's answer. The answer is a struct nlmsghdr, followed by either a struct inet_diag_msg or
+// a negative error number. A struct inet_diag_msg begins with the family and the state.
 func diagAnswer(b []byte) (uint8, error) {
 	if len(b) < unix.NLMSG_HDRLEN+4 {
 		return 0, errors.New("inet_diag gave no answer")

@@ -12,8 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// halfOpenTime limits how long a client can send after the pod has closed its side. By then the pod has nearly always
-// closed both directions, but TCP shows that only when something is sent.
+// halfOpenTime limits how long a client can send after the pod has closed its side. A pod that closes its side nearly
+// always closes both directions, but TCP shows that only when the client sends something.
 const halfOpenTime = 30 * time.Second
 
 // Dial opens a connection in the network of a pod, like net.Dialer.DialContext.

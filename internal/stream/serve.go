@@ -103,8 +103,8 @@ func (s *Server) serveStdio(w http.ResponseWriter, r *http.Request, session stdi
 	}
 }
 
-// stdioSession is an exec or attach session. The protocol library calls its methods as soon as the client has opened
-// the streams.
+// stdioSession is an exec or attach session. As soon as the client has opened the streams, the protocol library calls
+// the methods of the session.
 type stdioSession struct {
 	req    stdioRequest
 	run    func(context.Context, stdio) error
@@ -231,7 +231,8 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *r
 }
 
 // forwarder forwards the connections of one session. It uses the session's context, because the protocol library's
-// context never ends. It also waits until the stream is answered, because the library may call PortForward before that.
+// context never ends. The library may call PortForward before a stream is answered, so forwarder first waits for the
+// answer.
 type forwarder struct {
 	runtime Runtime
 	session *session

@@ -148,7 +148,7 @@ func (s *Server) Close() error {
 	s.cancel(errServerClosed)
 	s.mu.Unlock()
 	err := s.http.Close()
-	// If Serve was never called, s.http does not know the listener.
+	// If Serve was never called, s.http does not know the listener and has not closed it.
 	if lerr := s.listener.Close(); lerr != nil && !errors.Is(lerr, net.ErrClosed) {
 		err = errors.Join(err, lerr)
 	}
@@ -167,7 +167,7 @@ func (s *Server) Close() error {
 	}
 }
 
-// enter registers a session, and reports false if the server is closed. The session calls s.sessions.Done when it ends.
+// enter registers a session. If the server is closed, it returns false. The session calls s.sessions.Done when it ends.
 func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,7 +22,7 @@ import (
 const (
 	// lingerTime limits how long a closed session waits for the client to close its side (RFC 9112, 9.6).
 	lingerTime = 2 * time.Second
-	// watchPeriod is the time between checks whether the client is gone.
+	// watchPeriod is how often a session checks whether the client is gone.
 	watchPeriod = time.Second
 	// drainTime limits how long a program can take to read what a client sent before the client went away.
 	drainTime = 5 * time.Second
@@ -47,8 +47,8 @@ type session struct {
 	released bool // Server.Close no longer waits for the session
 }
 
-// begin makes the session for a request, after Server.enter. The returned request carries the session's context. The
-// limit maxStreams is for SPDY streams that the client opens; 0 means no limit.
+// begin makes the session for a request. Call it after Server.enter. The returned request carries the session's
+// context. maxStreams limits the SPDY streams that the client may open; 0 means no limit.
 func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (*session, *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	ss := &session{ResponseWriter: w, ctx: ctx, cancel: cancel, server: s}

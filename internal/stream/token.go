@@ -23,7 +23,8 @@ type tokens struct {
 	max int
 
 	mu sync.Mutex
-	// pending holds the requests by token. order lists the tokens, the oldest first; redeemed tokens may remain in it.
+	// pending holds the requests by token. order lists the tokens, the oldest first; it may also contain redeemed
+	// tokens.
 	pending map[string]ticket
 	order   []string
 }
