@@ -132,7 +132,7 @@ func (b *bench) await(ctx context.Context, what string, is func(mqtt.Message) bo
 	}
 }
 
-// states returns the modules' states in a manager's report, by UUID.
+// states returns the states that a manager's report gives for its modules, by UUID.
 func (b *bench) states(m mqtt.Message) map[string]string {
 	var report struct {
 		Modules []struct {

@@ -24,7 +24,7 @@ www-data:x:33:
 nogroup:x:65534:
 `
 
-// Debian's busybox lacks pgrep and ipcs, which CRI test suites call.
+// CRI test suites call pgrep and ipcs, which Debian's busybox lacks. These scripts replace them.
 const (
 	pgrep = "#!/bin/sh\n# pgrep NAME: the process IDs, one a line\npids=$(pidof \"$@\") || exit 1\nprintf '%s\\n' $pids\n"
 	ipcs  = "#!/bin/sh\n# ipcs [-m|-q|-s]\ncase $1 in -q) t=msg ;; -s) t=sem ;; *) t=shm ;; esac\nexec cat /proc/sysvipc/$t\n"

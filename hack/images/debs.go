@@ -73,7 +73,7 @@ func findDebs(ctx context.Context) (*download, error) {
 	return d, nil
 }
 
-// apt runs apt-get in dir. It stays root, because apt would otherwise switch to a user who cannot write to dir.
+// apt runs apt-get in dir. apt-get stays root; otherwise it would switch to a user who cannot write to dir.
 func apt(ctx context.Context, dir string, args ...string) error {
 	c := exec.CommandContext(ctx, "apt-get", append([]string{"-qq", "-o", "APT::Sandbox::User=root"}, args...)...)
 	c.Dir = dir

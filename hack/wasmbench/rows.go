@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// turns is how often the component and the bare handler are measured. The report contains the medians.
+	// turns is how many times the component is measured, and the bare handler too. The report contains the medians.
 	turns = 7
 	// Payloads in bytes: smallSize for calls per second, largeSize for throughput.
 	smallSize, largeSize = 128, 1 << 20
-	// smallConcurrency is below a pod's default limit of 64; largeConcurrency keeps both sides busy.
+	// smallConcurrency is below 64, a pod's default limit of concurrent calls. largeConcurrency keeps both sides busy.
 	smallConcurrency, largeConcurrency = 32, 4
 	// bystanderRate is the number of calls per second to the bystander. It is low enough to avoid queueing.
 	bystanderRate = 200

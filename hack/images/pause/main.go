@@ -1,4 +1,5 @@
-// Command pause is the main process of a pod that needs none: it reaps inherited processes, and exits on a signal.
+// Command pause is the main process of pods that run no program of their own. It only reaps the processes that it
+// inherits, and exits on a signal.
 package main
 
 import (
