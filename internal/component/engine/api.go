@@ -15,7 +15,7 @@ import (
 // Config configures an Engine. The zero value has no pool, which is right for compiling.
 type Config struct {
 	// Instances is the capacity of the pooling allocator; 0 means no pool. An unused slot costs address space (4 GiB
-	// and guards) but no memory.
+	// plus guard regions) but no memory.
 	Instances int
 	// Overflow is the number of instances allowed outside the pool. An instance is made there if the pool is full or
 	// the instance does not fit into a slot. Beyond that number, Instantiate fails with errdefs.ErrResourceExhausted.
@@ -41,8 +41,8 @@ const (
 
 // CompileOptions configure Compile.
 type CompileOptions struct {
-	// Provided reports whether the host will provide the given interface ("tripod:grpc/response@0.1.0"). Provided need
-	// not report WASI 0.2 and preview 1, because the engine provides them. nil means that there are no other
+	// Provided reports whether the host will provide the given interface ("tripod:grpc/response@0.1.0"). Provided may
+	// return false for WASI 0.2 and preview 1, because the engine provides them. nil means that there are no other
 	// interfaces.
 	Provided func(iface string) bool
 	// If Both is set, the guest is compiled for both paths, so that the paths can be compared. Otherwise the image
@@ -92,9 +92,9 @@ type HostFunc struct {
 	Result          *wit.Type
 	// Call takes the flat parameters and returns the flat result. The parameters are valid until Call returns; the
 	// result is copied immediately. Call runs on the guest's thread and may block, but must return when c.Context()
-	// ends. If Call returns an error, the guest traps, and the guest's call returns an error that wraps it. Call takes
-	// ownership of each resource that args contains as own<T>; Drop is not called for it. A resource that the result
-	// contains as own<T> belongs to the guest until the guest returns or drops it.
+	// ends. If Call returns an error, the guest traps, and Instance.Call or Run returns an error that wraps this error.
+	// Call takes ownership of each resource that args contains as own<T>; Drop is not called for such a resource. A
+	// resource that the result contains as own<T> belongs to the guest until the guest returns or drops it.
 	Call func(c *HostCall, args []byte) ([]byte, error)
 }
 
@@ -135,8 +135,9 @@ type InstanceOptions struct {
 	// Stdin is read by a separate goroutine, up to a pipe's capacity ahead of the guest. nil means empty input. If Read
 	// blocks, the goroutine outlives the instance.
 	Stdin io.Reader
-	// The guest's thread writes to Stdout and Stderr. wasmtime's WASI instead writes to them from several background
-	// threads, possibly even after Close. nil discards the output. If a write fails, the guest sees an I/O error.
+	// A preview 1 guest writes to Stdout and Stderr on its own thread. For a component, wasmtime's WASI writes to them
+	// on several background threads, possibly even after Close. nil discards the output. If a write fails, the guest
+	// sees an I/O error.
 	Stdout, Stderr io.Writer
 	Preopens       []Preopen
 	// Channels are the guest's channels, in its directory /ch. If Channels is nil, the guest has no such directory.

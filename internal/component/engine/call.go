@@ -213,9 +213,9 @@ func (i *Instance) end() {
 	i.idle.Broadcast()
 }
 
-// abandon marks the guest as abandoned: nobody waits for it any longer, and end releases it later. abandon instead
-// returns false if the guest has returned in the meantime or is in a host function. A host function could be using
-// memory of Call's caller, and ends when the call's context ends.
+// abandon marks the guest as abandoned: nobody waits for it any longer, and end releases it later. If the guest has
+// returned in the meantime or is in a host function, abandon does nothing and returns false, and the caller must wait.
+// (A host function could be using memory of Call's caller. It returns soon, because the call's context ends.)
 func (i *Instance) abandon() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -227,7 +227,7 @@ func (i *Instance) abandon() bool {
 	return true
 }
 
-// callContext returns the context of the current call. Kill also ends this context. It is made on first use.
+// callContext returns the context of the current call. The context is made on first use. Kill ends it too.
 func (i *Instance) callContext() context.Context {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -8,8 +8,8 @@ import "C"
 import (
 	"unsafe"
 
-	// The #cgo lines of the imported package link libwasmtime.a. Its Go API is not used, because that API does not
-	// support components.
+	// The #cgo lines of the imported package link libwasmtime.a. The Go API of that package is not used, because it
+	// does not support components.
 	_ "github.com/bytecodealliance/wasmtime-go/v39"
 )
 

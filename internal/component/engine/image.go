@@ -146,8 +146,8 @@ func (i *inspection) checkImports(host func(string) bool) error {
 func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	m := bin.Modules[0]
 	if i.World == WorldCommand {
-		// A command lifts a function of the preview 1 adapter, not of the core module. The adapter's function calls
-		// _start.
+		// A preview 1 command has _start, but the component lifts no function of this core module: it lifts a function
+		// of the preview 1 adapter, which calls _start.
 		if !hasKey(m.Exports, "_start") || len(bin.Lifted) > 0 {
 			return "the core module is not a preview 1 command"
 		}

@@ -68,8 +68,8 @@ func inspect(engine *C.wasm_engine_t, c *C.wasmtime_component_t, out *inspection
 
 type nth func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool
 
-// top adds one import or export of the component itself to the list. If this is an interface, top adds all functions of
-// the interface.
+// top adds one import or export of the component itself to the list. If the item is an interface, top adds all
+// functions of the interface.
 func (in *inspector) top(to *[]Item, imported bool, get nth) {
 	var name *C.char
 	var length C.size_t

@@ -110,7 +110,7 @@ func (e *encoder) measureGroup(f *field) (int, error) {
 }
 
 // checkRaw checks a message that the guest has serialized itself. Without this check, clients could get a damaged
-// message. If such a message is a group, clients could take the fields after the group for a part of the group.
+// message. If a damaged message were a group, clients could take the fields after the group for a part of it.
 func (e *encoder) checkRaw(m *Message, b []byte) error {
 	if e.bad || len(b) > MaxMessage {
 		return errGuestFlat

@@ -68,7 +68,7 @@ func ParseMetadata(b []byte, services ...string) (*Schema, error) {
 	return s, nil
 }
 
-// rename sets the function names that the metadata contains.
+// rename gives the schema's methods the function names from the metadata.
 func (s *Schema) rename(m *metadata) {
 	for _, method := range s.Methods {
 		for _, ms := range m.services {

@@ -195,8 +195,8 @@ func (m *metadata) fieldType(
 }
 
 // enumDescriptor makes an enum from the variants. The enum is open if it has a value 0, and then this value comes
-// first. All values get the enum's name as a prefix, because their scope is the message; names in WIT do not have the
-// prefix.
+// first. All values get the enum's name as a prefix, because all enums of a message share one scope for their values.
+// The names in WIT do not have the prefix.
 func enumDescriptor(f metaField) (*descriptorpb.EnumDescriptorProto, error) {
 	if len(f.variants) == 0 {
 		return nil, fmt.Errorf("an enum has no values")

@@ -8,7 +8,7 @@
 //	                                   ├─► Bound: name, types, Go function ──► engine.Host (internal/component/wasihttp)
 //	streams.go, files.go … functions ──┘
 //
-//	State: the host's data for one instance, that is, the table of its resources and a channel that wakes it
+//	State: the host's data for one instance, that is, the table of its resources and a channel that wakes the guest
 //
 // A guest runs on one thread, so a State needs no lock. Only the background work of a stream (reading ahead, writing
 // behind) is concurrent. Each stream has its own lock for this, and calls State.Wake.

@@ -292,7 +292,7 @@ func (d *descriptor) openAny(name string, how, flags uint32) (*descriptor, error
 		made.dir, err = d.dir.OpenRoot(name)
 		return made, err
 	}
-	// A pipe or a device could make the guest wait outside its limits.
+	// Refuse pipes and devices, which could make the guest wait outside its limits.
 	if err == nil && !info.Mode().IsRegular() {
 		return nil, unix.EPERM
 	}

@@ -11,8 +11,7 @@
 // both directions. The buffer between guest and network is at most 64 KiB, so a slow side slows down the other side.
 //
 // The server owns the connection: guests cannot use fields such as connection, host or transfer-encoding. Guests have
-// no network. The interface outgoing-handler denies every request. It exists only because guests that import it could
-// not run otherwise.
+// no network. The interface outgoing-handler denies every request. Without it, guests that import it could not run.
 //
 // The package must not depend on pods or sockets. Only host.go imports the engine (cgo).
 package wasihttp

@@ -46,8 +46,8 @@ func (x *exchange) interrupt() {
 	}
 }
 
-// interruptWrite makes writes fail. If the server has no deadlines, it does nothing; a write then fails when the
-// connection ends.
+// interruptWrite makes writes fail. If the server does not support deadlines, interruptWrite does nothing, and a
+// write fails only when the connection ends.
 func (x *exchange) interruptWrite() { _ = x.control.SetWriteDeadline(past) }
 
 func (x *exchange) interruptRead() {
@@ -62,8 +62,8 @@ func (x *exchange) requestBody() wasi.Input {
 		return wasi.Empty{}
 	}
 	if x.body == nil {
-		// Without this call, an HTTP/1.1 server would read the rest of the body before it writes a response. A server
-		// that does not support the call does not need it either.
+		// Without this call, an HTTP/1.1 server would read the rest of the body before it writes a response. Ignore
+		// the error: a server that does not support the call does not need it either.
 		_ = x.control.EnableFullDuplex()
 		x.body = wasi.NewReader(x.r.Body, x.state.Wake)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasi"
 )
 
-// Guest must be implemented by the value in InstanceOptions.Host of each instance whose host functions come from Host
-// or WASI.
+// Guest is the interface that the value in InstanceOptions.Host must implement if the instance gets its host functions
+// from Host or WASI.
 type Guest interface{ WASI() *wasi.State }
 
 // Host returns the host functions for guests of the world wasi:http: those of WASI and those of wasi:http. Pass them to

@@ -65,7 +65,7 @@ func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error)
 		if s.id != sectionCustom || found != nil {
 			return nil
 		}
-		// The name comes first; debug information of any size can follow.
+		// Read only the name at first, because debug information of any size can follow the name.
 		head, err := s.read(r, min(s.size, int64(len(name))+maxLEB))
 		if err != nil {
 			return err
