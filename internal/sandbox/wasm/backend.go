@@ -201,7 +201,7 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	return b, nil
 }
 
-// Close ends the workers without pods. Workers with pods continue to run.
+// Close ends the workers that have no pods. The other workers continue to run.
 func (b *Backend) Close() error {
 	b.stop()
 	b.sweeping.Wait()

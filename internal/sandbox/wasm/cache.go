@@ -68,7 +68,7 @@ func newCache(cfg setup, compiler *compiler) *cache {
 type source func(ctx context.Context) (*os.File, error)
 
 // open returns the verified code of a component, as a file at offset 0. It compiles the component if needed. Concurrent
-// callers share one compilation. It is cancelled once every caller's context has ended.
+// callers share one compilation, which is cancelled once every caller's context has ended.
 func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {

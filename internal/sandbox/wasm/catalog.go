@@ -102,8 +102,8 @@ func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description 
 	return found, err
 }
 
-// once returns the cached component of an image. If no component is cached, one caller looks it up while the others
-// wait.
+// once returns the cached component of an image. If the component is not cached, one caller looks it up while the
+// others wait.
 func (c *catalog) once(ctx context.Context, imageID string, look func() (*component, error)) (*component, error) {
 	for {
 		c.mu.Lock()
@@ -144,8 +144,8 @@ func (c *catalog) lookUp(imageID string, look func() (*component, error)) (*comp
 	return found, nil
 }
 
-// release releases the holds on images without containers. It keeps the holds on images that were requested after the
-// given time, because a container that uses such an image may be about to be created.
+// release releases the holds on images without containers. If an image was requested after the given time, its hold is
+// kept, because a container that uses the image may be about to be created.
 func (c *catalog) release(ctx context.Context, inUse map[string]bool, since time.Time) error {
 	held, err := c.images.Holds(ctx)
 	if err != nil {

@@ -88,8 +88,8 @@ func withStderr(err error) error {
 // programEnv returns the environment of tripod-wasm. It contains nothing from the daemon's environment.
 func programEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
 
-// compile compiles a component into a memory file, so that the compiler needs no access to files. If the component is
-// invalid, it returns errdefs.ErrInvalidArgument with the compiler's message.
+// compile compiles a component into a memory file, so that the compiler needs no access to files. compile returns
+// errdefs.ErrInvalidArgument with the compiler's message if the component is invalid.
 func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File, err error) {
 	select {
 	case c.slots <- struct{}{}:

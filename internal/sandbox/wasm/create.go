@@ -55,8 +55,8 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return resolved, fpCreated.Hit(ctx)
 }
 
-// nameOf returns the component's name: from the pod's labels, otherwise from the image's annotations, otherwise from an
-// image reference. The second result is false if the name is from the labels.
+// nameOf returns the component's name. It takes the name from the pod's labels, otherwise from the image's annotations,
+// otherwise from an image reference. The second result is false if the name is from the labels.
 func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, a *artifact.Artifact) (name string, derived bool, err error) {
 	img, err := b.cfg.Images.Get(ctx, c.ImageID)
 	if err != nil {

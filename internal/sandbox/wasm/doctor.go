@@ -34,7 +34,7 @@ func programFinding(cfg Config) health.Finding {
 	return f
 }
 
-// userFinding warns if the workers' user has an account, because an escaped guest could access the user's files.
+// userFinding warns if the workers' user has an account, because a guest that escapes could access the account's files.
 func userFinding(cfg Config) health.Finding {
 	f := health.Finding{Subject: "wasm user", OK: true, Detail: fmt.Sprintf("user %d has no account", cfg.UID), Remedy: "set wasm.user to an unused user ID"}
 	passwd, err := os.ReadFile("/etc/passwd")

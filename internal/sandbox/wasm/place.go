@@ -16,8 +16,8 @@ import (
 const workerOverhead = 64 << 20
 
 // place is the cgroup that a worker starts in. If dir is empty, the worker starts in the daemon's cgroup. With the
-// systemd driver, only systemd creates cgroups. Workers then stay in the cgroup of the daemon's service. They are not
-// killed when the service stops.
+// systemd driver, dir is always empty, because only systemd creates cgroups. Workers in the cgroup of the daemon's
+// service are not killed when the service stops.
 type place struct {
 	tree   cgroup.Tree
 	dir    string

@@ -47,8 +47,8 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 // packets. The kernel doubles the size, and allocates memory only as needed.
 const udpBuffer = 7 << 20
 
-// growBuffers sets a socket's buffer sizes beyond net.core.rmem_max and wmem_max. The daemon does this, because the
-// worker is not permitted to. If the daemon lacks CAP_NET_ADMIN, the buffers keep their sizes.
+// growBuffers raises a socket's buffer sizes, even above net.core.rmem_max and wmem_max. The daemon does this, because
+// the worker is not permitted to. If the daemon lacks CAP_NET_ADMIN, the buffers keep their sizes.
 func growBuffers(socket *os.File) {
 	raw, err := socket.SyscallConn()
 	if err != nil {

@@ -192,7 +192,8 @@ func limitProcess(pid int) error {
 	return nil
 }
 
-// awaitReady waits until the worker reports that it is ready. If the pipe is closed first, the worker has ended.
+// awaitReady waits until the worker reports that it is ready. If the pipe is closed first, the worker has ended, and
+// awaitReady returns errdefs.ErrUnavailable.
 func awaitReady(ctx context.Context, ready *os.File) error {
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -207,8 +208,8 @@ func awaitReady(ctx context.Context, ready *os.File) error {
 	}
 }
 
-// processFromHello returns the process whose ID is in the worker's Hello, after checking by the process's command line
-// that it is the worker.
+// processFromHello returns the process whose ID is in the worker's Hello, and records the process. It returns an error
+// if the process's command line is not the worker's.
 func (k *keeper) processFromHello(w *worker) (*process.Process, error) {
 	pid := w.conn().Hello().Pid
 	p, err := process.Open(pid)

@@ -38,7 +38,8 @@ type podState struct {
 	ID string `json:"id"`
 	// Scope is the scope of the pod's worker (keeper.go).
 	Scope string `json:"scope"`
-	// OwnWorkerReason says why the pod needs its own worker, whatever the worker mode. It is empty if the pod does not.
+	// OwnWorkerReason says why the pod needs its own worker, whatever the worker mode. It is empty if the pod does not
+	// need its own worker.
 	OwnWorkerReason string `json:"apart,omitempty"`
 }
 

@@ -81,9 +81,9 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 	}
 }
 
-// sweep removes what no container needs. It unloads such code from the workers, deletes such code from the disk unless
-// an image still contains the component, and releases the holds on unused images. It keeps images that were requested
-// after the given time.
+// sweep removes what no container needs: it unloads unneeded code from the workers, deletes unneeded code from the disk
+// unless an image still contains the component, and releases the holds on unused images. A hold on an image that was
+// requested after the given time is kept.
 func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {

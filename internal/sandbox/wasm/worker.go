@@ -318,7 +318,8 @@ func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep in
 	}
 }
 
-// recordedProcess returns the record in a worker's directory, and the recorded process if that is still running.
+// recordedProcess returns the record in a worker's directory, and the recorded process if that process is still
+// running.
 func recordedProcess(dir string) (*process.Process, workerState, error) {
 	var s workerState
 	if err := format.Read(filepath.Join(dir, workerFile), &s); err != nil {

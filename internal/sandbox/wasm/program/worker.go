@@ -110,7 +110,7 @@ func outerPID() (int, error) {
 	return strconv.Atoi(self)
 }
 
-// dropPrivileges removes the worker's access to the node's file systems and to root.
+// dropPrivileges takes from the worker its access to the node's file systems and its root privileges.
 func dropPrivileges(config workerapi.WorkerConfig, logger *slog.Logger) error {
 	if config.Isolated {
 		if err := lockdown.Isolate(); err != nil {

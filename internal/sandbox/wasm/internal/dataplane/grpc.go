@@ -87,8 +87,8 @@ const maxTimeout = 10 * 365 * 24 * time.Hour
 // statusGrace is how long writes can continue after the deadline, so that the status can be sent.
 const statusGrace = 100 * time.Millisecond
 
-// unblockAtEnd unblocks the request's reads and writes when ctx ends. Before the handler returns, it must call the
-// returned function, because w must not be used afterwards.
+// unblockAtEnd unblocks the request's reads and writes when ctx ends. The handler must call stop before it returns,
+// because w must not be used afterwards.
 func unblockAtEnd(ctx context.Context, w http.ResponseWriter) (stop func()) {
 	var mu sync.Mutex
 	stopped := false

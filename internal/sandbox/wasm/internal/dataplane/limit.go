@@ -15,8 +15,8 @@ type Limiter struct {
 	wait    time.Duration
 }
 
-// NewLimiter returns a Limiter that allows the given number of concurrent requests. As many more can wait in its queue,
-// each for at most the given duration.
+// NewLimiter returns a Limiter that allows the given number of concurrent requests. The same number of further requests
+// can wait in its queue, each for at most the given duration.
 func NewLimiter(limit int, wait time.Duration) *Limiter {
 	return &Limiter{slots: make(chan struct{}, limit), wait: wait}
 }

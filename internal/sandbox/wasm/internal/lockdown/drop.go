@@ -21,7 +21,7 @@ func Drop(uid, gid int) error {
 	if uid <= 0 || gid <= 0 {
 		return fmt.Errorf("drop: %d:%d is root: %w", uid, gid, errdefs.ErrInvalidArgument)
 	}
-	// These calls change all threads: package syscall or, with cgo, libc sees to that.
+	// These calls affect all threads: package syscall (with cgo, libc) repeats them on each thread.
 	if err := syscall.Setgroups(nil); err != nil {
 		return fmt.Errorf("drop: groups: %w", err)
 	}

@@ -29,7 +29,8 @@ func Policy() seccomp.Policy {
 		Syscalls: []seccomp.SyscallGroup{
 			{Action: seccomp.ActionAllow, Names: slices.Concat(sockets, scheduling, memory, files, signals, process)},
 			{Action: seccomp.ActionAllow, NamesWithCondtions: conditional()},
-			// glibc then falls back to clone, whose flags are an integer argument that a filter can check.
+			// clone3 fails with ENOSYS, so that glibc falls back to clone, whose flags are an integer argument that a
+			// filter can check.
 			{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},
 		},
 	}

@@ -46,7 +46,7 @@ func readMaterial(c ServeConfig) (m dataplane.Material, err error) {
 }
 
 // generatedMaterial returns a self-signed certificate for the node's name and for the host part of the given address,
-// if that is a specific IP address.
+// if the host part is a specific IP address.
 func generatedMaterial(address string) (dataplane.Material, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -73,7 +73,8 @@ func followMaterial(ctx context.Context, c ServeConfig, identity *dataplane.TLS,
 	}
 }
 
-// refresh reloads the files and returns the material in use afterwards. It keeps a generated certificate.
+// refresh reloads the files and returns the material in use afterwards. If the certificate was generated, it is kept,
+// and only the client authorities are reloaded.
 func refresh(c ServeConfig, identity *dataplane.TLS, last dataplane.Material) dataplane.Material {
 	next, err := readMaterial(c)
 	if err == nil && c.Certificate == "" {

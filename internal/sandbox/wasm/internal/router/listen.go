@@ -21,7 +21,7 @@ type ServeConfig struct {
 	// Certificate and Key are the PEM files for Address; if empty, a certificate is generated at each start. ClientCA
 	// is a PEM file with the authorities for client certificates; if set, clients need a certificate.
 	Certificate, Key, ClientCA string
-	// TLS is the configuration that Serve uses. Open sets it from these files.
+	// TLS is the configuration that Serve uses. Open sets TLS from Certificate, Key and ClientCA.
 	TLS *dataplane.TLS
 	// Group counts the connections, which Connections limits; by default the router has its own Group.
 	Group       *connlimit.Group

@@ -66,9 +66,9 @@ func (n notifier) wake() {
 	}
 }
 
-// wait waits for a call to wake, but only for pollInterval and only until the deadline (zero means no deadline). If ctx
-// ends first, wait returns ctx's cause. Callers must poll, because a full backlog accepts messages again after
-// stallTimeout even if nothing calls wake.
+// wait returns once n.wake has been called, but after pollInterval or at the deadline at the latest (zero means no
+// deadline). If ctx ends first, wait returns ctx's cause. Callers must poll, because a full backlog accepts messages
+// again after stallTimeout even if n.wake is not called.
 func (n notifier) wait(ctx context.Context, deadline time.Time) error {
 	const pollInterval = 200 * time.Millisecond
 	d := pollInterval

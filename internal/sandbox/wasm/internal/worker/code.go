@@ -77,8 +77,8 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 		return nil, err
 	}
 	if loaded.engine.Path() == engine.PathComponent {
-		// On this path, the engine decodes whatever a guest passes to the host before the host can check the size. So a
-		// guest could make the worker use too much memory.
+		// With PathComponent, the engine decodes the values that a guest passes to the host, and only afterwards can
+		// the host check their size. So a guest could make the worker use too much memory.
 		loaded.OwnWorkerReason = loaded.engine.WhyComponent()
 	}
 	loaded.Exports, loaded.Imports = names(loaded.engine.Exports()), names(loaded.engine.Imports())

@@ -52,8 +52,8 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 		return err
 	}
 	if _, ok := ctx.Deadline(); !ok && method.Reader == nil && method.Writer == nil {
-		// This deadline is set after the arguments are encoded, so that the guest does not mistake it for its client's
-		// deadline.
+		// This deadline is set after the arguments are encoded, so that the arguments do not contain it: the guest
+		// would mistake it for the client's deadline.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
 		defer cancel()

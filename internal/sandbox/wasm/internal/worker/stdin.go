@@ -38,7 +38,7 @@ func (s *stdin) put(data []byte) bool {
 	}
 }
 
-// clientDone is called when a client's input ends. If stdin_once is set, it ends the guest's input too.
+// clientDone is called when a client's input ends. If stdin_once is set, clientDone ends the guest's input too.
 func (s *stdin) clientDone() {
 	if s.once {
 		s.end()

@@ -54,8 +54,8 @@ func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 // Hello returns the worker's description of itself.
 func (c *Client) Hello() Hello { return c.hello }
 
-// Events returns the worker's events. When the connection ends, the returned channel is closed after the events
-// received so far. If the reader is slow, exit events are queued without limit, and old spans are dropped.
+// Events returns the worker's events. After the connection has ended, the returned channel delivers the events received
+// until then and is closed. If the reader is slow, exit events are queued without limit, and old spans are dropped.
 func (c *Client) Events() <-chan Event { return c.events.out }
 
 // Done returns a channel that is closed when the connection has ended. Err then says why.

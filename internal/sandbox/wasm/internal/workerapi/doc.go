@@ -30,10 +30,10 @@
 //
 // with two listening unix stream sockets. Descriptor 3 (control) serves this protocol. Descriptor 4 (data) serves
 // cleartext HTTP/2 to the node's router, which names the pod in the header HeaderContainer. The worker logs JSON lines
-// to standard error, which should be a file or another object that outlives the daemon. The worker drops root by itself
-// (WorkerConfig.UID). It then writes the line "ready" to descriptor 5 and closes the descriptor. If a worker ends
-// without writing this line, its start has failed, and standard error says why. SIGTERM kills all pods immediately and
-// then ends the worker.
+// to standard error, which should be a file or another object that outlives the daemon. The worker gives up its root
+// privileges itself (WorkerConfig.UID). It then writes the line "ready" to descriptor 5 and closes the descriptor. If a
+// worker ends without writing this line, its start has failed, and standard error says why. SIGTERM kills all pods
+// immediately and then ends the worker.
 //
 // The daemon compiles a component with
 //
