@@ -9,8 +9,8 @@ import (
 )
 
 // DiskError adds an errdefs class to an error from a file operation. The class is ErrResourceExhausted if disk space,
-// memory or file descriptors have run out, and ErrUnavailable if the disk fails or is read-only. It returns other
-// errors unchanged.
+// memory or file descriptors have run out, and ErrUnavailable if the disk fails or is read-only. DiskError returns
+// other errors unchanged.
 func DiskError(err error) error {
 	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, exhausted) {

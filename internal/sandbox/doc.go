@@ -11,8 +11,8 @@
 //
 //   - Every effect can be found by the IDs of the pod and the container. So a daemon that knows only what was intended can
 //     remove an unfinished effect.
-//   - Every order is idempotent. An order that is repeated after a crash completes the unfinished work. Removing something that is
-//     missing succeeds.
+//   - Every order is idempotent. An order that is repeated after a crash completes the unfinished work. If there is
+//     nothing to remove, a removal succeeds.
 //   - Containers outlive the daemon, and Recover finds them.
 //
 // Pods and containers are described by the messages of CRI v1 (k8s.io/cri-api) that the control plane sent

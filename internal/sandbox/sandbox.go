@@ -65,10 +65,10 @@ type Backend interface {
 
 	// CreateContainer prepares a container (root filesystem, bundle, definition) without running it.
 	CreateContainer(ctx context.Context, p *Pod, c *Container) (Resolved, error)
-	// StartContainer returns once the container runs and, if it is a server that the backend can probe, is ready.
-	// StartContainer also restarts a stopped container. If the program cannot be started, the error's class is
-	// errdefs.ErrFailedPrecondition or ErrInvalidArgument, and Status then reports the reason StartError and the exit
-	// code.
+	// StartContainer returns once the container runs. If the container is a server that the backend can probe,
+	// StartContainer also waits until the server is ready. StartContainer can restart a stopped container. If the
+	// program cannot be started, the error's class is errdefs.ErrFailedPrecondition or ErrInvalidArgument, and Status
+	// then reports the reason StartError and the exit code.
 	StartContainer(ctx context.Context, p *Pod, c *Container) error
 	// StopContainer asks the container to end, kills it after the grace period (immediately if grace is 0) and returns
 	// when the container is dead. If ctx ends first, StopContainer stops waiting, but the container still ends.
@@ -229,7 +229,8 @@ type TermSize struct{ Width, Height uint16 }
 
 // Execer runs additional programs in the backend's containers. Exec returns the program's exit code, even if it is not
 // 0; an error means that the program could not be run or watched. Exec kills the program when ctx ends. If one of the
-// program's children keeps the stdio open after the program has ended, Exec returns after a drain deadline.
+// program's children keeps the stdio open after the program has ended, Exec waits for further output only until a
+// deadline.
 type Execer interface {
 	Exec(ctx context.Context, p *Pod, c *Container, req ExecRequest) (exitCode int32, err error)
 }
@@ -242,8 +243,8 @@ type Attacher interface {
 
 // Dialer is for backends whose pods do not listen in their network namespace, but elsewhere, for example in a guest.
 // Dial takes the same networks and addresses as net.Dialer; a loopback address is the guest's own. For backends without
-// a Dialer, the node connects from inside the namespace. A refused connection or a timeout is errdefs.ErrUnavailable. c
-// is nil if the pod has no running container.
+// a Dialer, the node connects from inside the namespace. A refused connection or a timeout is errdefs.ErrUnavailable.
+// If the pod has no running container, c is nil.
 type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }

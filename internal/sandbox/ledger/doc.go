@@ -1,5 +1,5 @@
 // Package ledger keeps track of the containers of one kind of pod. Each container has a handle, which holds the
-// container's state, in memory and on disk, and the current run. Every backend has one Ledger, with the backend's own
+// container's state (in memory and on disk) and the current run. Every backend has one Ledger, with the backend's own
 // types for the state and the run. Begin with Ledger.
 //
 // The state file is written before the step that it announces. If the daemon dies in between, the next daemon finds the

@@ -18,8 +18,8 @@ import (
 type Format int
 
 // Read reads a state file into v. It returns errdefs.ErrNotFound for a file that is missing, or was damaged by a crash
-// of the node. It returns errdefs.ErrFailedPrecondition for a file of another version. This program must leave that
-// file's container alone.
+// of the node. It returns errdefs.ErrFailedPrecondition for a file of another version. In the latter case, the daemon
+// must leave the container alone.
 func (f Format) Read(path string, v any) error {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,7 +44,8 @@ func (f Format) Read(path string, v any) error {
 }
 
 // Write replaces the state file at path with v, a struct with at least one field. It does not sync the file: the page
-// cache survives a crash of the daemon, and after a crash of the node the container no longer runs.
+// cache survives a crash of the daemon, and after a crash of the node the content does not matter, because the
+// container no longer runs.
 func (f Format) Write(path string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -62,7 +63,7 @@ func WriteJSON(path string, v any) error {
 	return ReplaceFile(path, raw, 0o600)
 }
 
-// ReplaceFile calls atomicfile.Replace, and adds classes to errors with sandbox.DiskError.
+// ReplaceFile calls atomicfile.Replace. Errors get a class from sandbox.DiskError.
 func ReplaceFile(path string, content []byte, mode fs.FileMode) error {
 	return sandbox.DiskError(atomicfile.Replace(path, content, mode))
 }

@@ -49,7 +49,8 @@ func (l *Ledger[S, R]) Create(podID, id string, state S) error {
 	return nil
 }
 
-// Find returns a container's handle, from memory or from its state file, or nil if the container does not exist.
+// Find returns a container's handle, from memory or from the state file. It returns nil if the container does not
+// exist.
 func (l *Ledger[S, R]) Find(podID, id string) (*Handle[S, R], error) {
 	if h := l.Loaded(id); h != nil {
 		return h, nil
@@ -106,8 +107,8 @@ func (l *Ledger[S, R]) GetRun(podID, id string) (*Handle[S, R], *R, error) {
 	return h, run, err
 }
 
-// Loaded returns a container's handle if it is in memory, otherwise nil. That is enough to handle an event from a run,
-// because every container with a run is in memory.
+// Loaded returns a container's handle if it is in memory, otherwise nil. For an event from a run, Loaded always finds
+// the handle, because every container with a run is in memory.
 func (l *Ledger[S, R]) Loaded(id string) *Handle[S, R] {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,8 +10,9 @@ import (
 // other phases are written once they are reached.
 type Phase string
 
-// The phases of a container. A backend uses Started if, after a crash, it can ask the process that runs the containers
-// about them. It uses Starting and Running if a start has several steps that recovery must tell apart.
+// The phases of a container. A backend uses Started if, after a crash of the daemon, another process knows whether the
+// container was started. A backend uses Starting and Running if a start has several steps that recovery must tell
+// apart.
 const (
 	Created  Phase = "created"
 	Starting Phase = "starting"

@@ -17,11 +17,12 @@ import (
 
 var fpUpdated = failpoint.New("vm.update-container.updated")
 
-// agentTime bounds the wait for a session with the agent. Right after a restart of the daemon, there is no session yet.
+// agentTime bounds the wait for a session with the agent. Exec waits because, right after a restart of the daemon,
+// there is no session yet.
 const agentTime = 500 * time.Millisecond
 
-// Exec implements sandbox.Execer. It uses tripod-agent. If that does not answer, and no terminal is requested, it uses
-// qemu-guest-agent.
+// Exec implements sandbox.Execer. It uses tripod-agent. If tripod-agent does not answer, and no terminal is requested,
+// Exec uses qemu-guest-agent.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -110,8 +111,8 @@ func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, err
 	return conn, nil
 }
 
-// UpdateContainer implements sandbox.Updater. It changes CPU limits in place, but the guest's memory only while the
-// machine is stopped.
+// UpdateContainer implements sandbox.Updater. It can change CPU limits while the machine runs, but the guest's memory
+// only while the machine is stopped.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 // settings holds the configuration, and the parts that Open builds from the configuration.
 type settings struct {
 	Config
-	// Driver runs the machines. Backend.Close closes it.
+	// Driver runs the machines. Backend.Close closes the driver.
 	Driver machine.Driver
 	// Accel may be nil.
 	Accel accelFunc
@@ -42,7 +42,7 @@ type settings struct {
 type Images interface {
 	// Machine describes the disk or kernel in an image. It returns errdefs.ErrInvalidArgument if the image has neither.
 	Machine(ctx context.Context, imageID string) (*image.MachineImage, error)
-	// OpenDisk opens an image's files and leases the image under the given key until CloseDisk is called. Disks lists
+	// OpenDisk opens an image's files and leases the image under the given key until CloseDisk is called. Disks returns
 	// the keys of all leases.
 	OpenDisk(ctx context.Context, key, imageID string) (*image.DiskFiles, error)
 	CloseDisk(ctx context.Context, key string) error
@@ -66,7 +66,8 @@ type Backend struct {
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	sampler *stats.Sampler
-	// tasks are the goroutines that record how machines end, and those that watch booting machines until ctx ends.
+	// tasks are two kinds of goroutines: one records how a machine has ended, the other watches a booting machine, and
+	// stops at the latest when ctx ends.
 	tasks sync.WaitGroup
 	ctx   context.Context
 	end   context.CancelFunc

@@ -72,8 +72,8 @@ func readOnlyDisk(id, path string, bus machine.Bus) machine.Disk {
 	return machine.Disk{ID: id, File: machine.File{Path: path}, Format: "raw", ReadOnly: true, Bus: bus}
 }
 
-// cpus returns the number of CPUs. The number comes from the annotation or, if that is missing, from the quota, rounded
-// up. If both are missing, cpus returns the default in the configuration.
+// cpus returns the number of CPUs. The number comes from the annotation. If there is no annotation, cpus rounds up the
+// quota. If there is no quota either, cpus returns the default in the configuration.
 func (b *Backend) cpus(o *plan, res *runtimeapi.LinuxContainerResources) int {
 	if o.options.VCPUsSet {
 		return o.options.VCPUs

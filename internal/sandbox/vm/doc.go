@@ -1,6 +1,6 @@
 // Package vm runs unit pods. The single container of such a pod is a virtual machine. The container's image holds the
 // machine's disk or kernel. The package combines the image, the pod's network, cloud-init, the console and the guest's
-// agent in a definition. A driver (internal/sandbox/vm/internal/machine) runs the machine from that definition.
+// agent into a definition. A driver (internal/sandbox/vm/internal/machine) runs the machine from that definition.
 //
 //	node ──▶ Backend                                    <Root>/pods/<id>/              survives a reboot
 //	           │ CreateSandbox                              root.qcow2                 overlay on the image's disk
@@ -15,9 +15,9 @@
 //	           ▼
 //	         log complete ──▶ state ──▶ node
 //
-// The driver knows the state of each machine. When a machine has ended, the driver remembers how it ended until the
-// machine starts again. The files record the orders (created, started, exited), so that recovery can tell a machine
-// that never started from a machine that has ended.
+// The driver knows the state of each machine. Until a machine that has ended starts again, the driver remembers how it
+// ended. The files record the orders (created, started, exited), so that recovery can tell a machine that never started
+// from a machine that has ended.
 //
 // A container that is started again keeps its machine and disks. A new attempt of the pod's container is a new
 // container with new disks.

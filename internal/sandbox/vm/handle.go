@@ -27,7 +27,8 @@ var (
 const (
 	// drainTime bounds the wait for a machine's last output to reach the log.
 	drainTime = 10 * time.Second
-	// pressInterval is the time between presses of the power button. A guest whose kernel is not up yet misses a press.
+	// pressInterval is the time between presses of the power button. One press is not enough, because a guest whose
+	// kernel is not up yet misses it.
 	pressInterval = time.Second
 )
 
@@ -47,7 +48,7 @@ type life struct {
 	ended     chan struct{}
 	// oomKills is the cgroup's count of OOM kills before the start.
 	oomKills uint64
-	// A start that has failed sets failed before it kills the machine. record then uses failed instead of the driver's
+	// If a start fails, failed is set before the machine is killed, so that record uses failed instead of the driver's
 	// event.
 	failed atomic.Pointer[failedStart]
 }
@@ -94,8 +95,9 @@ func (b *Backend) finish(h *handle, l *life, end machine.State) {
 	}
 }
 
-// record waits until the log is complete, and then writes the end of a run to the handle and to disk. If another call
-// is already doing that, record waits for it. It returns the status, and whether to report an event.
+// record waits until the log is complete, and then writes the end of a run to the handle and to disk. record returns
+// the new status, and whether to report an event. If another call is already doing this, record only waits until that
+// call is done, and returns false.
 func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status, bool) {
 	if !l.recording.CompareAndSwap(false, true) {
 		<-l.ended

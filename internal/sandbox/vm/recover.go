@@ -17,8 +17,8 @@ import (
 // hexID matches a pod ID.
 var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Recover implements sandbox.Backend. It compares what the driver knows about the machines with the orders that the
-// files record.
+// Recover implements sandbox.Backend. It compares what the driver knows about the machines with the orders recorded in
+// the files.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
 	found := sandbox.NewFound()
@@ -44,13 +44,14 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		}
 	}
 	if err := b.removeOrphans(ctx, keep); err != nil {
-		// Orphans do not harm the known pods.
+		// This does not make Recover fail, because orphans do not harm the known pods.
 		b.log.Error("cannot remove pods that are not in the record", "err", err)
 	}
 	return found, nil
 }
 
-// driverError adds the driver's name to err, and sandbox.ErrAway if the driver cannot reach libvirtd.
+// driverError adds the driver's name to err. If the driver cannot reach libvirtd, driverError also adds
+// sandbox.ErrAway.
 func (b *Backend) driverError(err error) error {
 	err = fmt.Errorf("driver %s: %w", b.cfg.Driver.Name(), err)
 	if errdefs.IsUnavailable(err) {

@@ -144,7 +144,7 @@ func (b *Backend) inspectContainer(ctx context.Context, p *sandbox.Pod, id strin
 	return nil
 }
 
-// inspectAgent returns whether the guest's agent answers, and what it reports about the guest.
+// inspectAgent returns whether the guest's agent answers, and what the agent reports about the guest.
 func (l *life) inspectAgent(ctx context.Context) map[string]any {
 	a := l.agent.Load()
 	if a == nil || !a.Ready() {

@@ -34,9 +34,9 @@ type volumes struct {
 	root string
 }
 
-// shareDriver returns the driver for shared directories. If the pod does not choose a driver, shareDriver chooses
-// virtio-fs if that works. Otherwise it chooses 9p, and the second result says why. If the container has no mounts,
-// shareDriver does not try virtio-fs.
+// shareDriver returns the driver for shared directories. The pod can choose the driver. If it does not, shareDriver
+// chooses virtio-fs or, where virtio-fs does not work, 9p. In the latter case, the second result says why virtio-fs
+// does not work. If the container has no mounts, shareDriver does not try virtio-fs.
 func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.ShareDriver, why string, err error) {
 	driver = o.options.ShareDriver
 	switch {

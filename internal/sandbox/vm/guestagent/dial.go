@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// connectTime bounds the time to connect to localhost. A server whose backlog is full does not answer.
+// connectTime bounds the time to connect to localhost, because a server whose backlog is full does not answer.
 const connectTime = 10 * time.Second
 
 // dial connects to a port of localhost and copies data in both directions until both directions have ended or one of
@@ -70,9 +70,9 @@ func (j *job) send(conn *os.File) error {
 // tcpClose is TCP_CLOSE in linux/tcp_states.h.
 const tcpClose = 7
 
-// wasReset reports whether the server reset the connection. A read does not always tell: if a write got the error
-// first, reads return io.EOF. So wasReset checks the state of the connection. Until the agent shuts down the writing
-// side, only a reset closes the connection in both directions.
+// wasReset reports whether the server reset the connection. A read does not always tell, because reads return io.EOF if
+// a write has already returned the error. So wasReset checks the state of the connection. Until the agent shuts down
+// the writing side, only a reset closes the connection in both directions.
 func (j *job) wasReset(conn *os.File) bool {
 	var info *unix.TCPInfo
 	err := withFD(conn, func(fd int) (err error) {

@@ -35,7 +35,8 @@ type program struct {
 	copies sync.WaitGroup
 }
 
-// output is the agent's end of the program's stdout or stderr, and the channel for the output.
+// output holds the file from which the agent reads the program's stdout or stderr, and the channel on which it sends
+// this output to the host.
 type output struct {
 	file    *os.File
 	channel byte
@@ -76,7 +77,8 @@ func (j *job) exec(r wire.Exec) wire.Result {
 	return p.wait(process)
 }
 
-// stdio makes the program's stdio: a terminal, or pipes and /dev/null. It returns the files for descriptors 0 to 2.
+// stdio makes the program's stdio: either a terminal, or pipes and /dev/null. It returns the files for descriptors 0 to
+// 2.
 func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, error) {
 	if r.TTY {
 		master, slave, err := openTerminal(r.Columns, r.Rows)

@@ -49,7 +49,7 @@ func sessionOf(pid int) int {
 	if err != nil {
 		return 0
 	}
-	// The name, in parentheses, may contain any characters.
+	// The process's name, in parentheses, may contain any characters, so begin after the last parenthesis.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 4 || len(fields[0]) != 1 || fields[0][0] == 'Z' || fields[0][0] == 'X' {
 		return 0

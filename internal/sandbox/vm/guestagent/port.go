@@ -15,12 +15,12 @@ const (
 	// portPoll is the interval between searches for a missing port. The port's driver may be loaded after the agent has
 	// started.
 	portPoll = 250 * time.Millisecond
-	// flapTime is the pause after two reads have found, within flapTime, that no host is connected.
+	// If two reads within flapTime find that no host is connected, the second read pauses for flapTime.
 	flapTime = 50 * time.Millisecond
 )
 
-// port is a virtio-serial port in blocking mode. Each read or write blocks a thread, but only blocking mode shows when
-// a host connects: without a host, Linux makes a write wait, whereas a read returns 0 bytes immediately.
+// port is a virtio-serial port in blocking mode. In this mode, each read or write blocks a thread, but a write shows
+// when a host connects: the write waits until then, whereas a read without a host returns 0 bytes immediately.
 type port struct {
 	fd   int
 	left time.Time

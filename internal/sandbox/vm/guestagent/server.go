@@ -62,7 +62,7 @@ func Serve(port io.ReadWriter, version string) error {
 	}
 }
 
-// ready tells the host that there is no session. The zero byte before the frame ends any incomplete earlier frame.
+// ready tells the host that there is no session. It first writes a zero byte, to end any incomplete earlier frame.
 func (s *server) ready() error {
 	_, err := s.out.Write(wire.AppendFrame([]byte{0}, 0, 0, wire.KindReady))
 	return err

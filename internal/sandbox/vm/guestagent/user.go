@@ -12,7 +12,7 @@ import (
 
 const (
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	// maxDatabase is the maximum number of bytes to read from /etc/passwd and /etc/group.
+	// maxDatabase is the maximum number of bytes to read from each of /etc/passwd and /etc/group.
 	maxDatabase = 1 << 20
 )
 
@@ -108,7 +108,7 @@ func (u user) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}
 }
 
-// directory returns the home directory, or / if that does not exist.
+// directory returns the home directory, or "/" if the home directory does not exist.
 func (u user) directory() string {
 	if st, err := os.Stat(u.home); err == nil && st.IsDir() {
 		return u.home

@@ -137,7 +137,7 @@ type link struct {
 	mux   *wire.Mux // the session of the last Hello
 }
 
-// serve handles the frames of a connection until it ends.
+// serve handles the frames of a connection until the connection ends.
 func (a *Agent) serve(ctx context.Context, conn io.ReadWriter) error {
 	l := &link{agent: a, out: &wire.LockedWriter{W: conn}}
 	defer func() { l.end(fmt.Errorf("the connection to the guest's agent has ended: %w", errdefs.ErrUnavailable)) }()
@@ -174,7 +174,7 @@ func (a *Agent) serve(ctx context.Context, conn io.ReadWriter) error {
 	}
 }
 
-// hello begins a session. The zero byte before the frame ends any incomplete earlier frame.
+// hello begins a session. It first writes a zero byte, to end any incomplete earlier frame.
 func (l *link) hello() error {
 	var number [8]byte
 	_, _ = rand.Read(number[:])                           // never fails

@@ -26,7 +26,8 @@ const (
 	qgaPoll, qgaPollMax = 10 * time.Millisecond, 500 * time.Millisecond
 	// qgaMaxInput is the maximum size of a program's stdin in bytes. The whole stdin is sent with the request.
 	qgaMaxInput = 1 << 20
-	// qgaMaxAnswer is the maximum size of an answer in bytes: two outputs of 16 MiB, the agent's own limit, in base64.
+	// qgaMaxAnswer is the maximum size of an answer in bytes: two outputs of 16 MiB each (the agent's own limit), in
+	// base64.
 	qgaMaxAnswer = 48 << 20
 	// qgaKillTime bounds the request to kill a program.
 	qgaKillTime = 5 * time.Second
@@ -198,7 +199,8 @@ func (c *qgaConn) sync() error {
 	}
 }
 
-// readTo reads up to the given byte, but at most about qgaMaxAnswer bytes. It returns the bytes before the given byte.
+// readTo reads until the given byte arrives, and returns the bytes before that byte. It fails after about qgaMaxAnswer
+// bytes.
 func (c *qgaConn) readTo(end byte) ([]byte, error) {
 	var line []byte
 	for {

@@ -161,7 +161,7 @@ func (a *Annotation) lookup(all map[string]string) (key, value string, err error
 	}
 }
 
-// keys maps the name of each setting in the annotations to the key that the annotations use for it.
+// keys is a map from the name of each setting in the annotations to the key that the annotations use for the setting.
 type keys map[string]string
 
 // of returns the key that the annotations use for a setting, or our own key if they do not have the setting.
@@ -172,8 +172,7 @@ func (k keys) of(name string) string {
 	return Prefix + name
 }
 
-// checkCombinations refuses a key that needs another key if the other key is missing. It warns about keys without
-// effect.
+// checkCombinations refuses a key if another key that it needs is missing. It warns about keys without effect.
 func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 	const (
 		script, data                 = "cloud-init-user-data-script", "cloud-init-user-data"

@@ -80,7 +80,7 @@ func setSystemUUID(o *Options, value string) error {
 	if !uuidText.MatchString(lower) {
 		return errors.New("not a UUID")
 	}
-	// libvirt refuses a UUID whose digits are all the same, and guests treat it as missing.
+	// libvirt refuses a UUID whose digits are all the same, and guests treat such a UUID as missing.
 	if strings.Trim(lower, lower[:1]+"-") == "" {
 		return errors.New("a UUID whose digits are all the same")
 	}

@@ -28,8 +28,8 @@ var guidESP = []byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b,
 
 // Finding is the result of Inspect.
 type Finding struct {
-	// Signed means that the disk's first sector is marked as a boot sector, so that a BIOS jumps to it. NoCode means
-	// that the boot sector has no code.
+	// Signed means that the disk's first sector is marked as a boot sector, so that a BIOS jumps to this sector. NoCode
+	// means that the boot sector has no code.
 	Signed, NoCode bool
 	// EFI means that the disk has an EFI system partition.
 	EFI bool

@@ -3,7 +3,8 @@
 // with Inspect.
 //
 // The package reads the boot sector and the GUID partition table, but no file systems. It does not report a missing
-// boot sector, because the firmware does. It must not know about images or pods, and only reports what it finds.
+// boot sector, because the firmware does. The package must not know about images or pods, and only reports what it
+// finds.
 //
 // Sources: UEFI specification 2.10, chapter 5 (GPT, protective MBR); SeaBIOS, src/boot.c (boot_disk).
 package bootdisk

@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// The container's environment is in two files in the guest. Shells can source the first, whose path is that of Virtlet.
-// systemd's user sessions read the second.
+// The container's environment is in two files in the guest. Shells can source the first file, which has the same path
+// as in Virtlet. systemd's user sessions read the second file.
 const (
 	environmentPath  = "/etc/cloud/environment"
 	environmentDPath = "/etc/environment.d/90-tripod.conf"

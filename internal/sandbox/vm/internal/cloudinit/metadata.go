@@ -23,7 +23,8 @@ func (b *builder) metaData() ([]byte, error) {
 	}
 	configDrive := b.in.Options.ImageType == annotations.ConfigDrive
 	if configDrive && len(keys) > 0 {
-		// On a config drive, cloud-init expects OpenStack's map public_keys. The list public-keys is Virtlet's.
+		// On a config drive, cloud-init expects OpenStack's map public_keys. The list public-keys is kept, as in
+		// Virtlet.
 		named := map[string]string{}
 		for i, key := range keys {
 			named[fmt.Sprintf("key-%d", i)] = key

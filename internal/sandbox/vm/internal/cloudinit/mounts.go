@@ -46,10 +46,10 @@ const (
 // apiVolume matches the directory of a volume whose files the kubelet writes from API objects.
 var apiVolume = regexp.MustCompile(`/volumes/kubernetes\.io~(secret|configmap|downward-api|projected)/([^/]+)$`)
 
-// Classify returns how a mount reaches the guest if the given driver shares directories. Directories of Secrets,
+// Classify returns how a mount reaches the guest. The given driver shares directories. Directories of Secrets,
 // ConfigMaps and similar volumes are shared by virtio-fs, so that the guest sees updates; with other drivers they are
 // copied. Classify returns errdefs.ErrFailedPrecondition if the host path is missing, and errdefs.ErrInvalidArgument if
-// it is not a file, directory or block device.
+// that path is not a file, directory or block device.
 func Classify(hostPath, containerPath string, driver machine.ShareDriver) (Kind, error) {
 	if strings.HasPrefix(path.Clean(containerPath), SourceDir+"/") {
 		return KindSource, nil
@@ -149,7 +149,7 @@ func (b *builder) readDir(root *os.Root, name string, depth int, files []file) (
 }
 
 func (b *builder) readFile(root *os.Root, name string, files []file) ([]file, error) {
-	// O_NONBLOCK: if a pipe has replaced the file, do not wait for its writer.
+	// O_NONBLOCK: if a pipe has replaced the file, do not wait for a writer of the pipe.
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%v: %w", err, errdefs.ErrFailedPrecondition)

@@ -9,7 +9,7 @@ import (
 )
 
 // linkFunction makes $2 a link to the disk with the serial number $1, unless $2 exists and is not a link. It does not
-// need udev. virtio-blk and SCSI have different files for the serial number.
+// need udev. It searches two kinds of files, because virtio-blk and SCSI have different files for the serial number.
 const linkFunction = `link_device() {
 	for f in /sys/block/*/serial /sys/block/*/device/vpd_pg80; do
 		[ -r "$f" ] || continue

@@ -65,7 +65,7 @@ func (b *builder) wholeUserData(shares []Mount) ([]byte, error) {
 			}
 		}
 	}
-	// The files are not written, but they are checked, and counted for a warning.
+	// The guest does not get these files, but they are checked, and counted for a warning.
 	files, err := b.writeFiles(shares)
 	if err != nil {
 		return nil, err
@@ -187,8 +187,8 @@ func (b *builder) mountOptions(m Mount) string {
 }
 
 // addMounts adds the shares to the mounts in data. In the pod's own mounts, it replaces the devices' paths with udev's
-// links, because our own links do not exist yet when cloud-init mounts. The vendor-data also mounts the shares, because
-// cloud-init 22.4 mounts only block devices and names with a colon.
+// links, because our own links do not exist yet when cloud-init mounts the devices. The vendor-data also mounts the
+// shares, because cloud-init 22.4 itself mounts only block devices and sources with a colon in their name.
 func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	var more []any
 	for _, m := range shares {

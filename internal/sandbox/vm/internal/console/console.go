@@ -77,8 +77,8 @@ func (c *Console) ReopenLog() error { return c.relay.reopen() }
 // Note writes a line to the container's log, as stderr. The guest's output is stdout.
 func (c *Console) Note(text string) error { return c.relay.note(text) }
 
-// Drain waits until all output of an ended machine, including an unfinished last line, is in the log and sent to the
-// clients. It returns an error if ctx ends first.
+// Drain waits until all output of an ended machine, including an unfinished last line, is in the log and has been sent
+// to the clients. It returns an error if ctx ends first.
 func (c *Console) Drain(ctx context.Context) error {
 	c.hub.flush()
 	return c.relay.drain(ctx)

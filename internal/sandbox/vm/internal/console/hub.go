@@ -72,7 +72,7 @@ func (h *hub) close() {
 	_ = h.serial.Close()
 }
 
-// add returns a new client, which receives only output from now on. It returns nil if the hub is closed.
+// add returns a new client, which receives only the output that follows. It returns nil if the hub is closed.
 func (h *hub) add() *stream.OutputQueue {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// batch is the maximum number of bytes to read from the serial log in a step. A step writes roughly as much, at
-	// most, to the container's log.
+	// batch is the maximum number of bytes to read from the serial log in a step. A step writes at most about the same
+	// number to the container's log.
 	batch = 64 << 10
-	// gather is how long to wait for more output before copying. More usually follows, because a guest writes to its
-	// console byte by byte.
+	// gather is how long the relay waits for more output before it copies. More output usually follows, because a guest
+	// writes to its console byte by byte.
 	gather = 10 * time.Millisecond
 	// retry is the pause after a failed write, and between polls if inotify does not work.
 	retry = time.Second
@@ -72,7 +72,7 @@ func openRelay(cfg Config) (*relay, error) {
 	return r, nil
 }
 
-// start starts copying.
+// start starts the goroutine that copies.
 func (r *relay) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	r.cancel = cancel
@@ -275,7 +275,8 @@ func (r *relay) commit(entries []byte, used int64) error {
 	return nil
 }
 
-// warnFull logs when the container's log reaches LogSizeMax, and when it has room again.
+// warnFull writes a message to the daemon's log when the container's log reaches LogSizeMax, and another when the
+// container's log has room again.
 func (r *relay) warnFull(full bool) {
 	switch {
 	case full && !r.full:

@@ -143,8 +143,8 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	return start, nil
 }
 
-// truncateUncommitted truncates the log that the given record describes to its committed size. This log is the given
-// file or, after a rotation, another file in the same directory.
+// truncateUncommitted truncates a log to the committed size in the given record. The record also identifies the log: it
+// is the given file or, after a rotation, another file in the same directory.
 func truncateUncommitted(file *os.File, saved record) error {
 	if file == nil {
 		return nil

@@ -53,7 +53,7 @@ func (w *watcher) remove(path string, wake chan struct{}) {
 	w.release()
 }
 
-// release closes the inotify instance if wakes is empty.
+// release closes the inotify instance if the map wakes is empty.
 func (w *watcher) release() {
 	if len(w.wakes) == 0 && w.notify != nil {
 		_ = w.notify.Close()

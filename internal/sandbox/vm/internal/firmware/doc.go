@@ -3,7 +3,7 @@
 //
 //	SeaBIOS ─ port 0x402 ─▶ isa-debugcon ─▶ ring buffer in QEMU ◀─ machine.Driver.Firmware ─▶ Report.Read
 //
-// The guest's root can also write to the port. So the ring buffer is bounded, and its content can only affect that
+// The guest's root can also write to the port. So the ring buffer is bounded, and its content can affect only that
 // machine. A firmware that finds nothing to boot tries again every RetryTime, and writes the same output again. So no
 // output is lost if a daemon reads it and dies.
 //

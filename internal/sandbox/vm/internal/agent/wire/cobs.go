@@ -5,8 +5,9 @@ import (
 	"errors"
 )
 
-// Consistent overhead byte stuffing (COBS; Cheshire and Baker, 1997) encodes bytes without zeros. Each block begins
-// with its length. The end of a block stands for a 0, unless the block is the last or has the maximum length.
+// Consistent overhead byte stuffing (COBS; Cheshire and Baker, 1997) encodes bytes so that the result contains no
+// zeros. Each block begins with its length. The end of a block stands for a 0, unless the block is the last or has the
+// maximum length.
 const (
 	cobsBlock = 254
 	cobsFull  = cobsBlock + 1

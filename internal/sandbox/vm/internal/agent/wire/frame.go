@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// MaxData is the maximum number of a stream's bytes in a frame. Such a frame fits into one buffer of a virtio-serial
-	// port, which Linux makes no larger than 32 KiB.
+	// MaxData is the maximum number of bytes of a stream's data in one frame. Even the largest such frame fits into one
+	// buffer of a virtio-serial port, which Linux makes no larger than 32 KiB.
 	MaxData = 32000
 	// MaxPayload is the maximum size of a payload in bytes. A program's arguments and environment are one payload.
 	MaxPayload = 256 << 10

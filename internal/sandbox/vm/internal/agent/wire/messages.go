@@ -24,8 +24,8 @@ const (
 // Op is the operation for which a stream is opened.
 type Op byte
 
-// The operations. Their numbers are part of the protocol. 5 is reserved, because it makes the agent in an older guest
-// power the guest off.
+// The operations. Their numbers are part of the protocol. The number 5 is reserved, because it would make the agent in
+// an older guest power off the guest.
 const (
 	OpExec  Op = 1
 	OpDial  Op = 2
@@ -69,8 +69,8 @@ func (m *Welcome) Parse(b []byte) error {
 	return d.err
 }
 
-// Exec is the request of OpExec. The result has an exit code, and the signal if one killed the program, or an error if
-// the program was not started.
+// Exec is the request of OpExec. The result has the exit code and, if a signal killed the program, the signal. If the
+// program was not started, the result has an error instead.
 type Exec struct {
 	Args []string
 	// Env is added to the agent's default environment.
@@ -82,7 +82,7 @@ type Exec struct {
 	// TTY runs the program on a terminal of Columns x Rows. ChannelErr is then unused.
 	TTY           bool
 	Columns, Rows uint16
-	// Stdin, Stdout and Stderr select the channels to use. The program's other descriptors are /dev/null.
+	// Stdin, Stdout and Stderr select the channels to use. If one is not selected, the program gets /dev/null instead.
 	Stdin, Stdout, Stderr bool
 }
 

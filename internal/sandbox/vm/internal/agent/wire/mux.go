@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// Window is the maximum number of a channel's bytes in flight or not yet read by the receiver.
+	// Window is the maximum number of bytes of a channel that are in flight or that the receiver has not read yet.
 	Window = 128 << 10
 	// MaxStreams is the maximum number of streams in a session at a time.
 	MaxStreams = 128
@@ -41,7 +41,8 @@ type Mux struct {
 	err     error
 }
 
-// NewMux returns the Mux of a session. Handle calls control with each frame whose kind it does not know.
+// NewMux returns the Mux of a session. Handle itself processes data and windows, and passes all other frames to
+// control.
 func NewMux(session uint64, control func(*Stream, Frame) error) *Mux {
 	return &Mux{
 		session: session, control: control, data: make(chan []byte), wake: make(chan struct{}, 1), done: make(chan struct{}),
@@ -149,15 +150,16 @@ func (m *Mux) Urgent(stream uint32, kind Kind, parts ...[]byte) {
 	}
 }
 
-// Open makes a stream with a new number, on the host. It returns ErrTooMany if the session has MaxStreams streams.
+// Open makes a stream with a new number. Only the host calls Open. It returns ErrTooMany if the session has MaxStreams
+// streams.
 func (m *Mux) Open() (*Stream, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.add(m.last+1, true)
 }
 
-// Accept makes the stream that the host opened, on the guest. It returns ErrTooMany as Open does, and ErrSession for a
-// number that is not greater than all earlier ones.
+// Accept makes the stream that the host has opened under the given number. Only the guest calls Accept. It returns
+// ErrTooMany as Open does, and ErrSession for a number that is not greater than all earlier ones.
 func (m *Mux) Accept(id uint32) (*Stream, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

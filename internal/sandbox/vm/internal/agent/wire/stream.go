@@ -40,7 +40,7 @@ func (s *Stream) Value() any {
 	return s.value
 }
 
-// Finish ends the stream. Received data can still be read; then Read returns io.EOF.
+// Finish ends the stream. Data that has already arrived can still be read. After the last of it, Read returns io.EOF.
 func (s *Stream) Finish() {
 	s.mux.mu.Lock()
 	if s.mux.streams[s.id] == s {
@@ -59,8 +59,8 @@ func (s *Stream) end(err error) {
 	})
 }
 
-// Send queues a frame behind earlier ones and waits until it can be written. It returns false if the stream ends or
-// cancel is closed first.
+// Send queues a frame behind earlier frames, and waits until the session can write the frame. It returns false if the
+// stream ends or cancel is closed first.
 func (s *Stream) Send(cancel <-chan struct{}, kind Kind, parts ...[]byte) bool {
 	select {
 	case <-s.done:
@@ -128,7 +128,7 @@ func (s *Stream) Grant(channel byte) {
 	s.window(channel, Window)
 }
 
-// Writable returns a channel that receives a value when the peer extends the window of channel.
+// Writable returns a Go channel that receives a value when the peer extends the window of the stream's given channel.
 func (s *Stream) Writable(channel byte) <-chan struct{} { return s.out[channel].wake }
 
 func (s *Stream) window(channel byte, n int) {
@@ -139,7 +139,7 @@ func (s *Stream) window(channel byte, n int) {
 	}
 }
 
-// inbox buffers the data that a channel has received.
+// inbox is the buffer for the data that a channel has received.
 type inbox struct {
 	wake chan struct{}
 
