@@ -12,7 +12,7 @@ import (
 
 func main() {
 	err := vmwrap.Exec(context.Background(), os.Args, os.Environ())
-	// libvirt reports the emulator's last output as the reason why the domain did not start.
+	// Print the error, because libvirt reports the emulator's last output as the reason why the domain did not start.
 	fmt.Fprintf(os.Stderr, "%s: %v\n", vmwrap.ProgramName, err)
 	os.Exit(1)
 }

@@ -34,8 +34,8 @@ type Grant struct {
 	NICs     []NIC     `json:"nics,omitempty"`
 }
 
-// File replaces a path in -blockdev with a set of descriptors. QEMU uses the one with the access mode that it needs
-// (read-only or read-write).
+// File replaces a path in -blockdev with a set of descriptors. From the set, QEMU takes the descriptor that has the
+// access mode it needs (read-only or read-write).
 type File struct {
 	Path string `json:"path"`
 	FDs  []int  `json:"fds"`
@@ -50,8 +50,8 @@ type Plain struct {
 	FD   int    `json:"fd"`
 }
 
-// Serial puts QEMU's standard input and output in place of the null device with the given ID. Package qemu gives the
-// reason.
+// Serial puts QEMU's standard input and output in place of the null device with the given ID. The comment on consoles
+// in package qemu says why QEMU needs them.
 type Serial struct {
 	ID     string `json:"id"`
 	Input  int    `json:"input"`

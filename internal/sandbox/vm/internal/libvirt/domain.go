@@ -56,7 +56,7 @@ func (d *Driver) validate(def machine.Definition) error {
 }
 
 // domainXML returns the XML of a machine's domain, without the network, which the wrapper adds. The secret is for the
-// next start. If it is "", the XML omits the wrapper's variables. The model is the result of securityModel.
+// next start. If the secret is "", the XML omits the wrapper's variables. The model is the result of securityModel.
 func (d *Driver) domainXML(def machine.Definition, secret, model string) (string, error) {
 	record, err := json.Marshal(def)
 	if err != nil {
@@ -94,7 +94,7 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		SecLabel: []libvirtxml.DomainSecLabel{{Type: "static", Model: "dac", Relabel: "no", Label: fmt.Sprintf("+%d:+%d", def.UID, d.group(def))}},
 	}
 	if d.cfg.Accel == qemu.AccelTCG {
-		// QEMU's default, up to 1 GiB of translated code, is too much for many small guests.
+		// Limit the cache of translated code. QEMU's default, up to 1 GiB, is too much for many small guests.
 		domain.Features.TCG = &libvirtxml.DomainFeatureTCG{TBCache: &libvirtxml.DomainFeatureTCGTBCache{Size: 32, Unit: "MiB"}}
 	}
 	if def.HasVirtiofs() {
@@ -103,7 +103,8 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		}
 	}
 	if model == "apparmor" || model == "selinux" {
-		// Disable libvirt's profile, which assumes that libvirt executes QEMU itself and that QEMU opens its disks.
+		// Disable libvirt's security profile, which assumes that libvirt executes QEMU itself and that QEMU opens its
+		// disks.
 		domain.SecLabel = append(domain.SecLabel, libvirtxml.DomainSecLabel{Type: "none", Model: model})
 	}
 	if secret != "" {
@@ -116,8 +117,8 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 	return domain.Marshal()
 }
 
-// group returns QEMU's group. If /dev/kvm is accessible only to its group, QEMU runs with that group as its only one,
-// because libvirt sets no supplementary groups.
+// group returns QEMU's group. If only root and the group of /dev/kvm can access /dev/kvm, QEMU runs with that group
+// instead of the definition's group, because libvirt sets no supplementary groups.
 func (d *Driver) group(def machine.Definition) int {
 	var st unix.Stat_t
 	if d.cfg.Accel == qemu.AccelKVM && unix.Stat("/dev/kvm", &st) == nil && st.Mode&0o066 == 0o060 && st.Gid != 0 {
@@ -126,8 +127,8 @@ func (d *Driver) group(def machine.Definition) int {
 	return def.GID
 }
 
-// cpu returns the definition's <cpu> element or CPU model, or the default model. The default has all features of the
-// host under KVM, and otherwise all features that QEMU emulates.
+// cpu returns the definition's <cpu> element or CPU model, or the default model. Under KVM, the default has all
+// features of the host. Otherwise it has all features that QEMU emulates.
 func (d *Driver) cpu(def machine.Definition) (*libvirtxml.DomainCPU, error) {
 	if def.LibvirtCPU != "" {
 		var cpu libvirtxml.DomainCPU
@@ -221,8 +222,8 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 // qgaPort is the name of the QEMU guest agent's port.
 const qgaPort = "org.qemu.guest_agent.0"
 
-// disk returns the machine's disk with index i. On its bus, the disk has the index nth. Formats and bases come from the
-// definition, never from the headers of the files (faults I5).
+// disk returns the machine's disk with index i, which is the nth disk on its bus, counted from 0. Formats and bases
+// come from the definition, never from the headers of the files (faults I5).
 func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk {
 	source := def.Disks[i]
 	disk := libvirtxml.DomainDisk{

@@ -290,8 +290,8 @@ func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secre
 	})
 }
 
-// securityModel returns the security model that confines domains in libvirt, in addition to their user: "apparmor",
-// "selinux" or "none". It queries libvirt only once.
+// securityModel returns the security model with which libvirt confines domains, besides running each as its user:
+// "apparmor", "selinux" or "none". It queries libvirt only once.
 func (d *Driver) securityModel(ctx context.Context) (string, error) {
 	d.mu.Lock()
 	model := d.model

@@ -42,8 +42,8 @@ type launch struct {
 // firmware's output.
 const firmwareRing = "charserial1"
 
-// newLaunch opens all files of a machine. Errors from the Opener keep their class; others without a class become
-// errdefs.ErrFailedPrecondition.
+// newLaunch opens all files of a machine. An error from the Opener keeps its class. Any other error without a class
+// becomes errdefs.ErrFailedPrecondition.
 func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *launch, err error) {
 	l = &launch{secret: rand.Text()}
 	defer func() {
@@ -79,14 +79,14 @@ func withClass(err error) error {
 	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 }
 
-// close closes the files and ends the virtiofsd processes, except those that grant has handed over.
+// close closes the files. It also ends the virtiofsd processes, unless grant has given them to the instance.
 func (l *launch) close() {
 	fdpass.CloseFiles(l.files)
 	_ = l.shares.End(context.Background()) // End has a timeout; in any case, the processes end once their connections are closed
 	l.files, l.shares = nil, nil
 }
 
-// add adds a file and returns its index.
+// add adds a file to those for the wrapper and returns its index.
 func (l *launch) add(f *os.File) int {
 	l.files = append(l.files, f)
 	return len(l.files) - 1

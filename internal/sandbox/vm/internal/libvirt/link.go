@@ -65,7 +65,7 @@ func newLink(uri string, log *slog.Logger) (*link, error) {
 	return &link{uri: golibvirt.QEMUSystem, socket: u.Query().Get("socket"), log: log, changed: make(chan struct{})}, nil
 }
 
-// connection is one connection to libvirtd. The first failed read closes the channel broken.
+// connection is one connection to libvirtd. When a read fails for the first time, the channel broken is closed.
 type connection struct {
 	net.Conn
 	opening sync.Mutex // held during the client's setup, which writes without a lock

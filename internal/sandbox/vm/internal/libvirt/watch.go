@@ -27,8 +27,8 @@ const (
 	// an event.
 	noticeInterval = 200 * time.Millisecond
 
-	// shareLossGrace is the time to wait for QEMU to end after one of its virtiofsd processes. A virtiofsd also ends
-	// when its QEMU ends; no share was lost in that case.
+	// shareLossGrace is how long the driver waits for QEMU's end after the end of a virtiofsd. If QEMU ends within this
+	// time, no share was lost, because every virtiofsd ends when its QEMU ends.
 	shareLossGrace = time.Second
 
 	killedMessage = "killed"
@@ -156,7 +156,8 @@ func (in *instance) causeOf(reason int32) (cause machine.Cause, message string) 
 	}
 }
 
-// oomKilled reports whether the kernel has killed a process in the machine's cgroup for lack of memory since the start.
+// oomKilled reports whether, since the machine's start, the kernel has killed a process in the machine's cgroup for
+// lack of memory.
 func (in *instance) oomKilled() bool {
 	kills, err := stats.OOMKills(in.def.Cgroup)
 	return in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Definition describes a virtual machine. It does not change while the machine runs, and drivers store it as JSON. The
-// files that it names are opened at every start.
+// Definition describes a virtual machine. It does not change while the machine runs, and drivers store it as JSON. At
+// every start, the driver opens the files that the Definition names.
 type Definition struct {
 	// Name identifies the machine on this node: 64 lower-case hex digits.
 	Name string `json:"name"`
@@ -82,10 +82,10 @@ type Disk struct {
 	Format   string `json:"format"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	Bus      Bus    `json:"bus"`
-	// Offset and Size select a part of the file in bytes, if Format is raw. If Size is 0, the disk is the whole file.
+	// If Format is raw, Offset and Size select a part of the file, in bytes. If Size is 0, the disk is the whole file.
 	Offset uint64 `json:"offset,omitempty"`
 	Size   uint64 `json:"size,omitempty"`
-	// Base is the image below the overlay, if Format is qcow2. Nothing writes to it.
+	// If Format is qcow2, Base is the image below the overlay. Nothing writes to Base.
 	Base *Base `json:"base,omitempty"`
 }
 
@@ -227,8 +227,8 @@ type Driver interface {
 	// example that libvirtd is not running. It does not block.
 	Ready() error
 	// Recover is called before any method that needs a machine. If it fails, it is called again. It recovers the named
-	// machines, removes other machines that this driver made, and reports to sink when a machine ends later. The result
-	// omits machines that the driver does not know.
+	// machines, removes other machines that this driver made, and from then on reports the end of every machine to
+	// sink. The result omits machines that the driver does not know.
 	Recover(ctx context.Context, names []string, sink func(Event)) (map[string]State, error)
 	// Define defines a machine, or replaces the definition of a machine that is not running. A repeated call with the
 	// same definition has no effect.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MakePipe makes a named pipe of mode 0600 at path, and removes an older one there. It returns the pipe's read end, for
-// the hypervisor to inherit. Reads never return EOF, because the descriptor is also open for writing.
+// MakePipe makes a named pipe of mode 0600 at path. It first removes an older pipe at path. It returns the pipe's read
+// end, for the hypervisor to inherit. Reads never return EOF, because the descriptor is also open for writing.
 func MakePipe(path string) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("replace the pipe %s: %w", path, err)

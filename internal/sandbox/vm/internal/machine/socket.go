@@ -35,8 +35,8 @@ func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// Listen makes a listening unix socket of mode 0600 at path, and removes an older one there. It returns the socket's
-// descriptor, for the hypervisor to inherit. The path can be longer than a socket address allows.
+// Listen makes a listening unix socket of mode 0600 at path. It first removes an older socket at path. It returns the
+// socket's descriptor, for the hypervisor to inherit. The path can be longer than a socket address allows.
 func Listen(path string) (*os.File, error) {
 	short, done, err := shortPath(path)
 	if err != nil {
@@ -58,7 +58,7 @@ func Listen(path string) (*os.File, error) {
 	return l.File()
 }
 
-// shortPath returns a short path to the same file. The short path is valid until done is called.
+// shortPath returns a short path to the file at path. The short path is valid until done is called.
 func shortPath(path string) (short string, done func(), err error) {
 	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

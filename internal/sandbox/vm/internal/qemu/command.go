@@ -119,7 +119,8 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		"-m", fmt.Sprintf("%dM", mebibytes(d.Memory)),
 		"-uuid", d.UUID,
 		"-rtc", "base=utc",
-		// If the firmware finds no boot device, it retries, and it reports each failure.
+		// Let a firmware that finds no boot device retry. It then reports the failure again, in case a daemon has read
+		// the first report and died.
 		"-boot", fmt.Sprintf("strict=on,reboot-timeout=%d", firmware.RetryTime.Milliseconds()),
 		// A guest that powers off or panics stays paused until the driver has read the reason. A reboot resets the
 		// guest.
@@ -145,8 +146,8 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 }
 
 // consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard
-// input (a pipe) and output (a file). A socket is unsuitable: if the client stops reading, QEMU closes the socket and
-// thereby the input too, and QEMU 7.2 logs a byte twice if the client was not ready for that byte.
+// input (a pipe) and output (a file). A socket would be unsuitable: when its client stopped reading, QEMU would close
+// the socket and so lose the input. QEMU 7.2 would also log a byte twice if the client was not ready for that byte.
 func (c *command) consoles(d machine.Definition) {
 	socket := func(id, name string) {
 		fd := c.inherit(inherited{Kind: kindSocket, Path: filepath.Join(d.Dir, name)})
@@ -191,7 +192,7 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 	c.add("-device", device)
 }
 
-// node adds a format node named after the disk's ID, on top of a node for its file.
+// node adds a format node named after the disk's ID, on top of a node for the disk's file.
 func (c *command) node(disk machine.Disk, backing any, s hostSetup) {
 	driver, open := "file", kindWrite
 	if s.Block(disk.Path) {
@@ -274,7 +275,7 @@ const (
 	// other devices into the slots from the first one upward.
 	lastShareSlot = 0x1e
 	perSlot       = 8
-	// maxShares leaves 22 slots for other devices.
+	// maxShares limits the shares to eight slots, which leaves 22 slots for other devices.
 	maxShares = 64
 )
 
@@ -291,7 +292,7 @@ func acceleration(accel string) string {
 	return "tcg,tb-size=32" // QEMU's default, up to 1 GiB of translated code, is too much for many small guests
 }
 
-// cpuModel returns the definition's CPU model, or the default model. The default under KVM is the host's model.
+// cpuModel returns the definition's CPU model, or the default model. Under KVM, the default is the host's model.
 // Otherwise it is the model with all features that QEMU emulates.
 func cpuModel(model, accel string) string {
 	switch {

@@ -113,7 +113,7 @@ func blockDevice(path string) bool {
 	return err == nil && isBlock(info)
 }
 
-// OpenBoot opens a kernel or initrd. QEMU opens it a second time through /proc/self/fd, and the kernel then checks the
+// OpenBoot opens a kernel or initrd. QEMU opens the file again through /proc/self/fd, and for that, Linux checks the
 // file's mode. If other users may not read the file, OpenBoot returns a copy in memory.
 func OpenBoot(path string) (*os.File, error) {
 	f, _, err := OpenDisk(path, true)
@@ -154,7 +154,8 @@ func OpenOwned(path string, uid, gid int) (*os.File, error) {
 	return f, nil
 }
 
-// OpenShare opens a directory for virtio-9p. If the file system can map owners, QEMU's user owns root's files there.
+// OpenShare opens a directory for virtio-9p. If the file system can map owners, files of root appear there as files of
+// QEMU's user.
 func OpenShare(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	tree, _, err := virtiofsd.Open(path, readOnly, uid, gid)
 	return tree, err

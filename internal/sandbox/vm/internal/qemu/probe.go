@@ -25,7 +25,8 @@ const (
 	probeExit = 2*0x2a + 1
 	// probeTimeout bounds the boot of the probe. On an idle host, the boot takes 130 ms under TCG, and less under KVM.
 	probeTimeout = 20 * time.Second
-	// probeDisk is the size of the disk with the boot sector. The firmware does not boot from a disk of one sector.
+	// probeDisk is the size of the disk with the boot sector. It is more than a sector, because the firmware does not
+	// boot from a disk of one sector.
 	probeDisk = 1 << 20
 	// verdictFile is the name of the stored verdict, in Root.
 	verdictFile = "accel.json"
@@ -72,7 +73,7 @@ func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 		if err != nil {
 			k.Verdict = Verdict{AccelTCG, "KVM: " + err.Error()}
 		}
-		// A probe that timed out is not stored, so that the next daemon repeats it.
+		// The verdict of a probe that timed out is not stored, so that the next daemon repeats the probe.
 		if !errors.Is(err, context.DeadlineExceeded) {
 			if err := writeJSON(path, k, false); err != nil {
 				d.log.Warn("storing the verdict on KVM failed", "err", err)

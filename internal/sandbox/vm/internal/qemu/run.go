@@ -79,8 +79,8 @@ func newRun(h *handle, p *process.Process) *run {
 	return r
 }
 
-// exitStatus asks the kernel for the exit status of another process's child. It needs Linux 6.15 or later, and a child
-// that was already reaped.
+// exitStatus asks the kernel for the exit status of another process's child. It succeeds only on Linux 6.15 or later,
+// and only after the child was reaped.
 func exitStatus(pidfd *os.File) (unix.WaitStatus, bool) {
 	if pidfd == nil {
 		return 0, false

@@ -188,8 +188,8 @@ func (s spawn) start() (*exec.Cmd, error) {
 	return cmd, confine.Start(cmd, confine.Place{Tree: s.Tree, Cgroup: s.Cgroup})
 }
 
-// kvmGroup returns the group of /dev/kvm. It returns nil if no group is wanted, or if that group has no access or is
-// root's.
+// kvmGroup returns the group of /dev/kvm. It returns nil if no group is wanted, if the group of /dev/kvm has no access
+// to /dev/kvm, or if that group is root's.
 func kvmGroup(wanted bool) []uint32 {
 	var st unix.Stat_t
 	if !wanted || unix.Stat("/dev/kvm", &st) != nil || st.Mode&0o060 != 0o060 || st.Gid == 0 {
@@ -253,7 +253,7 @@ func queryStatus(ctx context.Context, m *qmp.Client) (string, error) {
 	return answer.Status, err
 }
 
-// killLeftovers kills this machine's QEMU processes that an earlier daemon started before it was killed.
+// killLeftovers kills this machine's QEMU processes that remain from an earlier, killed daemon.
 func (h *handle) killLeftovers(ctx context.Context, def machine.Definition) error {
 	for {
 		p := h.findByCommand(def)

@@ -24,7 +24,7 @@ var (
 	tagForm  = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,31}$`)
 )
 
-// Validate refuses a definition that QEMU could misunderstand or does not support, with errdefs.ErrInvalidArgument. The
+// Validate returns errdefs.ErrInvalidArgument for a definition that QEMU does not support or could misunderstand. The
 // definition's values become parts of QEMU's options, where a comma is a separator.
 func Validate(d machine.Definition) error {
 	refuse := func(format string, a ...any) error {

@@ -30,8 +30,8 @@ const (
 const (
 	// quitTimeout bounds the time that QEMU may take, after the quit command, to close its images and end.
 	quitTimeout = 5 * time.Second
-	// shareLossGrace is the time to wait for QEMU to end after one of its virtiofsd processes. A virtiofsd also ends
-	// when its QEMU ends; no share was lost in that case.
+	// shareLossGrace is how long the driver waits for QEMU's end after the end of a virtiofsd. If QEMU ends within this
+	// time, no share was lost, because every virtiofsd ends when its QEMU ends.
 	shareLossGrace = time.Second
 	// retryMin and retryMax bound the time between attempts to connect to the monitor. Connecting fails while QEMU is
 	// stopped or another client holds the socket.
@@ -152,8 +152,9 @@ func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	}
 }
 
-// causeOf returns the cause of the guest's end that an event reports, or "". A SHUTDOWN that the guest did not cause
-// means that a signal or another client's command ended QEMU. The process's exit status then gives the cause.
+// causeOf returns the cause that an event gives for the guest's end, or "" if it gives none. A SHUTDOWN that the guest
+// did not cause gives none: a signal or another client's command ended QEMU, and only QEMU's exit status tells the
+// cause.
 func causeOf(e qmp.Event) machine.Cause {
 	switch e.Name {
 	case "GUEST_PANICKED":
@@ -276,7 +277,8 @@ func (r *run) exitCode() (int32, string) {
 	}
 }
 
-// oomKilled reports whether the kernel has killed a process in the cgroup for lack of memory since QEMU's start.
+// oomKilled reports whether, since QEMU's start, the kernel has killed a process in the machine's cgroup for lack of
+// memory.
 func oomKilled(def machine.Definition, rec record) bool {
 	kills, err := stats.OOMKills(def.Cgroup)
 	return err == nil && kills > rec.OOMKills

@@ -78,7 +78,7 @@ func (c *Client) greet(ctx context.Context, r *bufio.Reader) error {
 func (c *Client) Version() Version { return c.version }
 
 // Events returns the channel of events. The channel is closed when the connection ends. If the channel is full, new
-// events are dropped and counted by Lost; the caller must then query the state.
+// events are dropped, and Lost counts them. When the count has grown, the caller must query the state.
 func (c *Client) Events() <-chan Event { return c.events }
 
 // Lost returns the number of dropped events.

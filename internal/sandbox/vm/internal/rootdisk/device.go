@@ -81,7 +81,7 @@ func (d *blockDevice) claim(write bool) error {
 
 func (d *blockDevice) Size() int64 { return d.size }
 
-// zeroes is what Zero writes to a device if fallocate cannot zero a range of it.
+// zeroes is the block of zeros that Zero writes repeatedly if fallocate cannot zero a range of the device.
 var zeroes = make([]byte, 1<<20)
 
 func (d *blockDevice) Zero(offset, length int64) error {

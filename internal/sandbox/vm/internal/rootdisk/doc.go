@@ -6,7 +6,7 @@
 //	│ mark   │ unused            │ the disk as the guest sees it       │
 //	└────────┴───────────────────┴─────────────────────────────────────┘
 //
-// The mark fits in one sector, so that writing it is atomic:
+// The mark fits in one sector, so a write of the mark is atomic:
 //
 //	(none) ──▶ writing ──fsync──▶ the image is copied ──fsync──▶ complete ──fsync──▶ bootable
 //	              ▲                       │

@@ -133,8 +133,8 @@ func (s *server4) answer(message []byte) (reply []byte, what string) {
 	return s.frame(request, r, kind), fmt.Sprintf("%s: %s of %s", request.MessageType(), kind, s.address.Addr())
 }
 
-// decide returns the type of the answer. MessageTypeNone means no answer. The second result is the reason if the
-// request is refused or not answered.
+// decide returns the type of the answer. MessageTypeNone means no answer. If the request is refused or not answered,
+// the second result is the reason.
 func (s *server4) decide(request *dhcpv4.DHCPv4) (kind dhcpv4.MessageType, why string) {
 	mine := func(ip net.IP) bool { return ip.Equal(s.address.Addr().AsSlice()) }
 	switch kind := request.MessageType(); kind {

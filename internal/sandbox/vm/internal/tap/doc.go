@@ -24,8 +24,8 @@
 // An address family without an address on the interface is not filtered, so the guest can use a DHCP server on its
 // network.
 //
-// Wire moves only the routes of the main table, and only Ethernet interfaces that are up and not part of another
-// interface. The Responder can announce no IPv6 route except the default route. Callers that write the guest's network
+// Wire handles only Ethernet interfaces that are up and not part of another interface, and moves only the routes of the
+// main table. The Responder can announce no IPv6 route except the default route. Callers that write the guest's network
 // configuration can include the other routes.
 //
 // The package knows nothing about pods, machines or CNI. It changes nothing outside the namespace and the record.

@@ -43,7 +43,7 @@ type frame struct {
 func (f frame) isUDP(port uint16) bool { return f.protocol == unix.IPPROTO_UDP && f.port == port }
 
 // isICMP6 reports whether the frame is a neighbour discovery message of the given type. parseFrame has checked the hop
-// limit, so no router has forwarded it.
+// limit, so no router has forwarded the frame.
 func (f frame) isICMP6(kind uint8) bool {
 	return f.protocol == unix.IPPROTO_ICMPV6 && len(f.payload) >= 8 && f.payload[0] == kind && f.payload[1] == 0
 }

@@ -195,7 +195,7 @@ func netOf(p netip.Prefix) *net.IPNet {
 }
 
 // list returns the result of fn. If a concurrent change interrupted fn's dump, list calls fn again and accepts the
-// second result even if it too was interrupted.
+// second result, even if the second dump was interrupted too.
 func list[T any](fn func() ([]T, error)) ([]T, error) {
 	all, err := fn()
 	if errors.Is(err, netlink.ErrDumpInterrupted) {

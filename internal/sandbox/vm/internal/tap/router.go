@@ -26,7 +26,8 @@ type server6 struct {
 	mtu     int
 	dns     []net.IP
 	search  []string
-	// requester is the guest's address that last solicited virtualRouter. It is nil after the answer.
+	// requester is the source address of the guest's last solicitation for virtualRouter. It is nil once that
+	// solicitation has been answered.
 	requester atomic.Pointer[netip.Addr]
 }
 

@@ -261,7 +261,7 @@ func (s *packetSocket) receive(life context.Context, handle func([]byte)) {
 		if err != nil {
 			return // closed
 		}
-		// The kernel returns ENETDOWN once when the interface goes down or disappears.
+		// Ignore an error: when the interface goes down or disappears, the kernel returns ENETDOWN, but only once.
 		if failure == nil && n <= len(buf) {
 			handle(buf[:n])
 		}

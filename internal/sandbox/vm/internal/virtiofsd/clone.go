@@ -16,10 +16,10 @@ import (
 // Open opens a detached clone of the mount tree at path. The clone disappears when its descriptor is closed. If
 // readOnly is set, nobody can write through the clone.
 //
-// Where the file system supports it, the clone swaps root with the given user and group as owners, and the second
-// result is true. All other owners are unchanged. The guest's root acts as the given user. Through the clone, it can
-// read root's files, as root in a container could, and the files that it creates belong to root. Where the file system
-// does not support the swap (NFS, FUSE, old kernels), all owners are unchanged.
+// Where the file system supports it, files of root appear in the clone as files of the given user and group, and the
+// reverse; the second result is then true. All other owners are unchanged. The guest's root acts as the given user.
+// Through the clone, it can read root's files, as root in a container could, and the files that it creates belong to
+// root. Where the file system does not support the swap (NFS, FUSE, old kernels), all owners are unchanged.
 func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -10,7 +10,7 @@
 //
 // A virtiofsd serves one connection and ends when that connection is closed. So it outlives neither its machine nor a
 // daemon that dies before the machine starts. If a virtiofsd ends early, its guest would wait for files forever,
-// because QEMU (7.2) cannot connect to a new virtiofsd. The driver kills such a machine and reports the reason
+// because QEMU (7.2) cannot connect to a new virtiofsd. The driver therefore kills the machine and reports the reason
 // (Servers.Watch).
 //
 // In virtiofsd's user namespace, the pod's user is root, and all other users are unchanged. On the clone, the pod's

@@ -52,7 +52,7 @@ func (p *Prober) Probe(ctx context.Context) error {
 }
 
 // probe starts a virtiofsd on an empty directory and queries its features, as the hypervisor would. virtiofsd answers
-// only after it has confined itself.
+// only after it has confined itself, so an answer shows that the confinement works.
 func (p *Prober) probe(ctx context.Context) (err error) {
 	o := p.Options
 	if o.Program == "" {

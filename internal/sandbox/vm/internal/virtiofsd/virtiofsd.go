@@ -22,8 +22,8 @@ import (
 // ProgramName is the file name of virtiofsd.
 const ProgramName = "virtiofsd"
 
-// programPaths are the paths at which distributions install virtiofsd, outside of PATH. They are those of Debian 12 (in
-// QEMU's package), Fedora and later Debian releases.
+// programPaths are the paths at which distributions install virtiofsd, outside of PATH. They are, in this order, the
+// paths of Debian 12 (in QEMU's package), Fedora, and later Debian releases.
 var programPaths = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 
 // Find returns the path of virtiofsd: the configured path if it is not empty, otherwise a distribution's path or one in
@@ -162,7 +162,7 @@ func idMap(id int, mapped bool) []syscall.SysProcIDMap {
 }
 
 // fileLimit returns the descriptor limit of a virtiofsd: the daemon's hard limit, at most maxFiles. If the daemon's
-// limit is unknown, it returns 0, which tells virtiofsd to change nothing.
+// limit is unknown, fileLimit returns 0, which tells virtiofsd to keep its limit.
 func fileLimit() uint64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -158,7 +158,7 @@ func lostShare(t *testing.T, s Subject) {
 	must(t, l.Undefine(t.Context(), d.Name))
 }
 
-// MapOwners returns commands for the guest that use a 9p share with mapped owners. They mount the share twice.
+// MapOwners returns shell commands for the guest. The commands mount a 9p share with mapped owners twice and use it.
 func MapOwners(tag string) string {
 	mount := "mkdir -p /mapped && mount -t 9p -o trans=virtio,version=9p2000.L " + tag + " /mapped; "
 	return mount + "mkdir -m 700 /mapped/db; echo kept >/mapped/db/file; chown -R 999:998 /mapped/db; mkfifo /mapped/pipe; ln -s db /mapped/link; umount /mapped; " +

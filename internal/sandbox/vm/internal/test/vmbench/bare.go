@@ -29,7 +29,7 @@ type bare struct {
 	memory           uint64
 }
 
-// seedMAC is the MAC address of the NIC. QEMU's user network assigns 10.0.2.15.
+// seedMAC is the MAC address of the guest's NIC. QEMU's user network assigns 10.0.2.15 to this NIC.
 const seedMAC = "52:54:00:12:34:56"
 
 // writeSeed writes the cloud-init disk. It uses the code that writes the disks of pods.

@@ -4,5 +4,6 @@
 //	vmbench ──CRI──► pods of the test guest (hack/images/guest): StartContainer … the line in the container's log
 //	    └── exec ──► qemu-system-x86_64 -kernel … -serial stdio:                … the line on its standard output
 //
-// It alternates between the two, so that a change in the host's load affects both. The report is Markdown on stdout.
+// Vmbench alternates between the two, so that a change in the host's load affects both. The report is Markdown on
+// stdout.
 package main

@@ -74,7 +74,7 @@ type life struct {
 	// off is how long StopContainer takes. For QEMU by hand, it is the time from the power button to the monitor's
 	// SHUTDOWN.
 	off time.Duration
-	// cpu is QEMU's processor time until the guest is ready, which depends little on the host's load.
+	// cpu is QEMU's processor time until the guest is ready. Unlike ready, it depends little on the host's load.
 	cpu time.Duration
 	// ram is the resident part of the guest's memory in bytes. rest is QEMU's other resident memory in bytes.
 	ram, rest uint64

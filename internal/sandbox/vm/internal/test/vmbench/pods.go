@@ -137,7 +137,7 @@ func (n *node) pid(ctx context.Context, p *pod) (int, error) {
 	return info.Pid, nil
 }
 
-// crowd starts the given number of machines and returns by how many bytes the daemon's memory grew for each.
+// crowd starts the given number of machines and returns by how many bytes the daemon's memory grew for each machine.
 func (n *node) crowd(ctx context.Context, count int) (each uint64, err error) {
 	if n.daemon == 0 || count == 0 {
 		return 0, nil
