@@ -182,8 +182,8 @@ func (c *calls) ended() <-chan struct{} {
 	return ended
 }
 
-// finish drains the server for at most the given time. It waits only lastWords for streams, because a stream whose
-// client does not read never drains.
+// finish drains the server for at most the given time. After the last unary call it waits for streams no longer than
+// lastWords, because a stream whose client does not read never drains.
 func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Logger) {
 	drained := make(chan struct{})
 	go func() {

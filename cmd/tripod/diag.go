@@ -135,8 +135,8 @@ func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 	return check.Print(out, findings)
 }
 
-// copyTries is the number of attempts to copy the record. A copy is useless if the daemon writes to the record
-// meanwhile.
+// copyTries is the maximum number of attempts to copy the record. If the daemon writes to the record during an attempt,
+// the copy can be unusable.
 const copyTries = 5
 
 // diagRecord reads a copy of the record, because the daemon holds the lock on the file.
@@ -195,8 +195,8 @@ func printRecord(out io.Writer, key string, value []byte) error {
 	return err
 }
 
-// openMessage replaces the encoded CRI message in a record with a readable form. It omits an unreadable message, which
-// could contain secrets.
+// openMessage replaces the encoded CRI message in a record with a readable form. It omits a message that it cannot
+// decode, because the message could contain secrets.
 func openMessage(record map[string]any, message proto.Message) {
 	text, _ := record["config"].(string)
 	record["config"] = "(not readable)"

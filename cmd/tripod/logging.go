@@ -8,8 +8,7 @@ import (
 )
 
 // newLogger makes the process's logger. It also makes that logger the default of slog, and thereby of package log.
-// Other packages route the loggers of their libraries to it: internal/image that of containerd, and internal/stream
-// klog.
+// Other packages make their libraries log to it: internal/image does so for containerd, and internal/stream for klog.
 func newLogger(c *config.Config, out io.Writer) *slog.Logger {
 	options := &slog.HandlerOptions{Level: c.LogLevel()}
 	var handler slog.Handler = slog.NewTextHandler(out, options)

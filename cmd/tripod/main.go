@@ -84,8 +84,8 @@ const (
 	groupEdge = "edge"
 )
 
-// interruptible makes SIGINT and SIGTERM cancel a client command's context. The program then ends with the exit code
-// that shells expect. A second signal kills the process.
+// interruptible makes SIGINT and SIGTERM cancel a client command's context. After such a signal, the program ends with
+// the exit code that shells expect. A second signal kills the process.
 func interruptible(c *cobra.Command) {
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {

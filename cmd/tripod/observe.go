@@ -17,8 +17,8 @@ type observers struct {
 	tracing *metrics.Tracing
 }
 
-// openTracing opens tracing, if configured. Call it before opening the backends, because opening them requires the
-// function that exports their spans.
+// openTracing opens tracing, if configured. Call it before opening the backends, because they need the function that
+// exports their spans.
 func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	if c.Tracing.Endpoint == "" {
 		return nil

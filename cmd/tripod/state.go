@@ -52,7 +52,7 @@ func privateDir(dir string, log *slog.Logger) error {
 
 // mountRunDir mounts a tmpfs on the directory for run-time files, so that the daemon can still start, stop and remove
 // pods if something fills the node's /run (fault C10). The tmpfs has the limits that systemd sets for /run. It outlives
-// the daemon, like the pods. A directory that is not empty stays unchanged until a reboot empties it.
+// the daemon, like the pods. If the directory is not empty, no tmpfs is mounted on it until a reboot empties it.
 func mountRunDir(dir string, log *slog.Logger) error {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
@@ -195,8 +195,8 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 }
 
 // fileLimit returns this process's limit of open files. At its start, the Go runtime raises the soft limit to the hard
-// limit, but children get the original soft limit. If we raised it ourselves, children would keep the higher limit,
-// which slows down programs in containers that walk all possible descriptors.
+// limit, but children get the original soft limit. If we raised the soft limit ourselves, children would keep the
+// higher limit. In containers, programs that try every possible descriptor would then be slow.
 func fileLimit() (uint64, error) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)

@@ -297,7 +297,7 @@ func aliases(c *config.Config, backends map[string]sandbox.Backend) map[string]s
 }
 
 // cgroupDriver resolves "auto". If systemd manages the host and cgroup v2 is in use, the driver is systemd, because
-// systemd then owns the hierarchy and a second manager would conflict with it. Otherwise the driver is cgroupfs.
+// systemd then owns the hierarchy, and a second manager would conflict with systemd. Otherwise the driver is cgroupfs.
 func cgroupDriver(c *config.Config) string {
 	if c.Linux.CgroupDriver != "auto" {
 		return c.Linux.CgroupDriver

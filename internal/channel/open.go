@@ -110,8 +110,8 @@ func (o Open) Append(b []byte) []byte {
 	return append(b, o.Topic...)
 }
 
-// ParseClose parses the payload of CloseChannel, the channel's number: one byte, or two in little endian with the wide
-// header. A NUL at the end, which C peers send, does not change the number.
+// ParseClose parses the payload of CloseChannel. The payload is the channel's number: one byte or, with the wide
+// header, two bytes in little endian. A NUL at the end, which C peers send, does not change the number.
 func ParseClose(payload []byte) (fd int, err error) {
 	switch len(payload) {
 	case 1:

@@ -62,7 +62,7 @@ type Router struct {
 	published, refused, delivered, fromBroker, unmatched atomic.Uint64
 }
 
-// channel is an open channel. After Open, only its field seen changes.
+// channel is an open channel. After Open, none of its fields except seen changes.
 type channel struct {
 	key     Key
 	topic   string
@@ -129,7 +129,7 @@ func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte
 	return nil
 }
 
-// insert puts a channel into the tables. If old is not nil, the channel takes its place. If the channel can be read,
+// insert puts a channel into the tables. If old is not nil, the new channel replaces it. If the channel can be read,
 // insert returns its filter, and whether the filter is new.
 func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 	r.mu.Lock()

@@ -3,11 +3,11 @@
 //
 //	cmd/tripod ── Open ─────────────▶ manager ─▶ runtime/unitpods, runtime/minimal
 //	           │                         │
-//	           │                       mqtt ─▶ broker (embedded, or another's)
+//	           │                       mqtt ─▶ broker (embedded or external)
 //	           │                         │
 //	           └─ OpenOrchestrator ──▶ orchestrator
 //
-// It owns the identity of the node's manager and runtimes (identity.go), the checks of `tripod check` (check.go) and
-// retrying while a disk fault keeps the front door closed. The parts below it handle the messages; none of them imports
-// this package. Start reading at Open.
+// It owns the identity of the node's manager and runtimes (identity.go), and the checks of `tripod check` (check.go).
+// While a disk fault keeps the front door closed, it keeps trying to open the door. The parts below it handle the
+// messages; none of them imports this package. Start reading at Open.
 package edge

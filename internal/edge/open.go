@@ -39,8 +39,8 @@ const retryInterval = 2 * time.Second
 // Services are the parts of the process that the front door and the orchestrator use. The orchestrator uses only the
 // first three fields.
 type Services struct {
-	// Connections holds the limiters of the embedded broker and of the orchestrator's REST interface, each with Limits
-	// (the broker's with a quarter more connections).
+	// Connections holds the limiters of the embedded broker and of the orchestrator's REST interface. Both have the
+	// limits in Limits, but the broker's limiter allows a quarter more connections.
 	Connections *connlimit.Group
 	Limits      connlimit.Config
 	Logger      *slog.Logger

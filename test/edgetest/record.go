@@ -53,7 +53,7 @@ func (ls Lines) Normal() []string {
 	return all
 }
 
-// Select returns the lines that want accepts.
+// Select returns the lines that the given function accepts.
 func (ls Lines) Select(want func(Line) bool) Lines {
 	var some Lines
 	for _, l := range ls {
@@ -114,7 +114,7 @@ func (r *Recorder) Lines() Lines {
 	return slices.Clone(r.lines)
 }
 
-// Wait waits until want has accepted the given number of messages, and returns the last of them.
+// Wait waits until the given function has accepted n messages, and returns the last of them.
 func (r *Recorder) Wait(ctx context.Context, n int, want func(Line) bool) (Line, error) {
 	for {
 		r.mu.Lock()

@@ -261,7 +261,7 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 	return &runtimeapi.LinuxPodSandboxStats{Process: &runtimeapi.ProcessUsage{ProcessCount: &runtimeapi.UInt64Value{Value: 1}}}, nil
 }
 
-// Recover resumes watching those known containers that run, and removes the pods that are not known.
+// Recover continues to watch those known containers that run, and removes the pods that are not known.
 func (b *Backend) Recover(_ context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.mu.Lock()
 	b.sink = sink

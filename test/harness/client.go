@@ -29,7 +29,7 @@ type clients struct {
 	images  internalapi.ImageManagerService
 }
 
-// connect makes the raw connection. The kubelet's clients are made on first use, because creating one fails unless the
+// connect makes the raw connection. The kubelet's clients are made on first use, because they cannot be made unless the
 // daemon answers at once.
 func (d *Daemon) connect() error {
 	conn, err := Dial(d.Socket)

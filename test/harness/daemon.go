@@ -75,7 +75,7 @@ func Fake() Option {
 	}
 }
 
-// Program makes later starts use the program at the path instead of tripod; "" means tripod again.
+// Program sets the path of the program that later starts run instead of tripod; "" means tripod again.
 func (d *Daemon) Program(path string) { d.program = path }
 
 func set(m map[string]any, key string, value any) {

@@ -28,19 +28,19 @@ type Resources struct {
 	Processes map[string]int
 	// Mounts are the mounts of this mount namespace: "MOUNTPOINT TYPE (ROOT)". They include pinned namespaces.
 	Mounts map[string]int
-	// Cgroups are the paths of cgroups below CgroupParent, in every hierarchy, that belong to a pod or container or
-	// contain processes.
+	// Cgroups are the paths of cgroups below CgroupParent, in every hierarchy, that contain processes or are named
+	// after a pod or a container.
 	Cgroups map[string]int
 	// Links are the network interfaces of this network namespace except bridges. Rules are the per-pod iptables chains
 	// of this network namespace.
 	Links, Rules map[string]int
 	// Leases are the paths of files named after an IP address, which the CNI plugin host-local makes.
 	Leases map[string]int
-	// Paths are files and directories named after a pod or container, and netns files.
+	// Paths are the netns files, and all files and directories that are named after a pod or a container.
 	Paths map[string]int
 	// Files are the daemon's open files, counted by kind. Snapshots are the directories of its snapshotter. Files and
-	// Snapshots are nil unless the daemon is running. Compare them only between two snapshots of one daemon that has
-	// already pulled its images.
+	// Snapshots are nil unless the daemon is running. Compare them only between two Resources of the same daemon, both
+	// taken after the daemon has pulled its images.
 	Files, Snapshots map[string]int
 }
 
@@ -151,8 +151,8 @@ func mounts() map[string]int {
 	return found
 }
 
-// cgroups returns the cgroups below CgroupParent, in every hierarchy, that are named after a pod or container or
-// contain a process. The other cgroups are parents, which are made once, or belong to the kubelet.
+// cgroups returns the cgroups below CgroupParent, in every hierarchy, that contain a process or are named after a pod
+// or a container. The other cgroups are parents, which are made once, or belong to the kubelet.
 func cgroups() map[string]int {
 	found := map[string]int{}
 	for _, root := range testns.CgroupRoots() {

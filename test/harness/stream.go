@@ -24,7 +24,8 @@ import (
 // Protocol is a streaming protocol. The clients are the libraries that kubectl uses.
 type Protocol string
 
-// Values of Protocol. WebSocket is version 4. Every CRI server supports it, but it cannot signal the end of stdin.
+// Values of Protocol. WebSocket means version 4, which every CRI server supports, but which cannot signal the end of
+// stdin.
 const (
 	SPDY        Protocol = "SPDY"
 	WebSocket   Protocol = "WebSocket"

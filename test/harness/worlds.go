@@ -18,8 +18,8 @@ import (
 // in one world run one after another, because the leak check covers the whole world.
 const envWorlds = "TRIPOD_TEST_WORLDS"
 
-// worlds returns the number of worlds for this run. A run of selected tests or benchmarks always has one, so that its
-// output appears while it runs.
+// worlds returns the number of worlds for this run. A run of selected tests or benchmarks always has one world, so that
+// its output appears while the tests run.
 func worlds() (int, error) {
 	n, err := strconv.Atoi(os.Getenv(envWorlds))
 	if os.Getenv(envWorlds) == "" || slices.ContainsFunc(os.Args, selects) {
@@ -40,9 +40,9 @@ func selects(arg string) bool {
 	return slices.Contains([]string{"test.run", "test.bench", "test.fuzz", "test.list"}, name)
 }
 
-// runWorlds runs the tests of the binary self in n worlds side by side. Each world is a child process that enters the
-// world by itself and runs every nth test. The output of a world is printed as a whole when the
-// world has ended. The result is the exit code of the first world that failed, otherwise 0.
+// runWorlds runs the tests of the binary self in n worlds side by side. For each world there is a child process, which
+// enters the world by itself and runs every nth test. Its output is printed as a whole once the process has ended. The
+// result is the exit code of the first process that failed, otherwise 0.
 func runWorlds(self string, n int) int {
 	list := exec.Command(self, "-test.list=.")
 	list.Env = append(os.Environ(), envInside+"=1")

@@ -1,6 +1,6 @@
 // Package soak makes random calls to one real daemon from several impatient clients, while containers end by
-// themselves, and helpers and the daemon are killed or made to fail. It compares the daemon's answers with a model and
-// with the machine.
+// themselves, and helpers and the daemon are killed or made to fail. It compares the daemon's answers with a model, and
+// with what really exists on the node.
 //
 //	workers ──▶ one pod each: its state is known, so every answer is known
 //	        ──▶ pods that all workers share: any answer that a concurrent call can cause is right

@@ -39,8 +39,8 @@ type Transport struct {
 
 // Options set the amount of stress.
 type Options struct {
-	// Streams is the number of concurrent calls. Run continues at least until it has received as many replies as
-	// Messages says, and the duration in For has passed.
+	// Streams is the number of concurrent calls. Run continues at least until the duration For has passed and it has
+	// received as many replies as Messages says.
 	Streams  int
 	Messages int64
 	For      time.Duration
@@ -202,7 +202,8 @@ func words(owner string, random *rand.Rand) []string {
 	return all
 }
 
-// exchange sends requests and calls take with each reply. It stops at the first error from take.
+// exchange sends the requests, and passes each reply to the given function. It stops at the first error from that
+// function.
 func (c *client) exchange(ctx context.Context, requests [][]byte, take func([]byte) error) error {
 	switch c.Type {
 	case connect.StreamTypeBidi:

@@ -64,12 +64,13 @@ type Config struct {
 // User is a user who may connect. In filters, %u stands for the user name and %c for the client identifier.
 type User struct {
 	Name string
-	// PasswordFile holds the password or its bcrypt hash ("$2…"). Empty means that no password is checked; the public
-	// peers of the edge protocol send an empty password.
+	// PasswordFile is a file that contains the password or its bcrypt hash ("$2…"). Without PasswordFile, no password
+	// is checked; the public peers of the edge protocol send an empty password.
 	PasswordFile string
 	// Realms are topic prefixes below which the user may read and write everything.
 	Realms []string
-	// Read holds filters for further topics that the user may subscribe to. Write does the same for publishing.
+	// Read and Write hold filters of further topics. The user may subscribe to those in Read, and publish to those in
+	// Write.
 	Read, Write []string
 }
 

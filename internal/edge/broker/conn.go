@@ -93,7 +93,7 @@ func (c *conn) drainSoon() {
 }
 
 // drain writes the pending bytes. Each write has a deadline, in case the client does not read. If Close was called,
-// drain then closes the connection.
+// drain closes the connection after the last write.
 func (c *conn) drain() {
 	var reuse []byte
 	c.mu.Lock()

@@ -5,8 +5,8 @@ import (
 	"log/slog"
 )
 
-// quietHandler lowers mochi's messages to the level debug, except errors, because a client that disconnects is not
-// worth a warning. It removes the attributes that hold whole packets, because the content of packets must not be
+// quietHandler lowers all of mochi's messages except errors to the level debug, because a client that disconnects is
+// not worth a warning. It removes the attributes that hold whole packets, because the content of packets must not be
 // logged.
 type quietHandler struct{ slog.Handler }
 

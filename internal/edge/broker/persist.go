@@ -308,7 +308,8 @@ func (h *hooks) StoredRetainedMessages() (all []storage.Message, err error) {
 	return all, err
 }
 
-// load calls want with every value of a kind. It removes values that are unreadable, and values that want rejects.
+// load passes every stored value of a kind to the given function. It removes a value from the store if the value is
+// unreadable, or if the function returns false.
 func load[T any](h *hooks, prefix string, want func(T) bool) error {
 	err := h.store.each(prefix, func(key string, value []byte) error {
 		var v T

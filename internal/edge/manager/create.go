@@ -190,14 +190,15 @@ func (h *host) dataOf(mod *module) wire.ModuleData {
 	return data
 }
 
-// runs notes that the module runs. If its deletion has been ordered meanwhile, runs ends the module.
+// runs records that the module is running. If the deletion of the module has been ordered meanwhile, the module is
+// ended.
 func (h *host) runs(run context.Context, mod *module) {
 	if h.apply(mod, evRuns) == end {
 		h.end(run, mod)
 	}
 }
 
-// delete records the deletion of a module, and ends it. It returns errdefs.ErrNotFound for an unknown uuid.
+// delete records the deletion of a module, and ends the module. It returns errdefs.ErrNotFound for an unknown uuid.
 func (h *host) delete(uuid string) error {
 	h.orders.Lock()
 	defer h.orders.Unlock()

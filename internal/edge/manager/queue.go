@@ -2,7 +2,7 @@ package manager
 
 import "sync"
 
-// queue is a bounded queue of items with a size. Its channels wake waiters.
+// queue is a queue that bounds the number and the total size of its items. Its channels wake waiters.
 type queue[T any] struct {
 	most, bytes int // bounds; an item larger than bytes fits only into an empty queue
 

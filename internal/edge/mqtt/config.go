@@ -65,7 +65,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// address returns the URL's host and port, and whether it asks for TLS.
+// address returns the URL's host and port, and whether the URL asks for TLS.
 func (c Config) address() (hostport string, secure bool, err error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Hostname() == "" {

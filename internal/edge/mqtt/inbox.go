@@ -9,8 +9,8 @@ type arrival struct {
 	ack func()
 }
 
-// inbox queues messages between the connection's reader and the Handler. For QoS 0 it is bounded, and drops the oldest
-// messages. For QoS 1 and 2, the receive maximum bounds it.
+// inbox queues messages between the connection's reader and the Handler. When it has too many messages with QoS 0, it
+// drops the oldest of them. Messages with QoS 1 and 2 are bounded by the receive maximum.
 type inbox struct {
 	limit int
 	bytes int64

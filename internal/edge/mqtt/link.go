@@ -234,7 +234,7 @@ func (l *link) ping() {
 			return
 		}
 		if quiet := now.Sub(time.Unix(0, l.lastSent.Load())); max(silent, quiet) >= l.keepAlive/2 {
-			// If send fails, the link has ended.
+			// Ignore an error from send, which means that the link has ended.
 			_ = l.send(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Pingreq}})
 		}
 	}

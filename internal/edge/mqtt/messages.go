@@ -88,8 +88,8 @@ func (c *client) received(l *link, pk packets.Packet) error {
 	case 0:
 		c.in.add(m, nil)
 	case 1:
-		// Acknowledge it only on this connection, because on a later connection the identifier may belong to another
-		// message.
+		// Acknowledge the message only on this connection, because on a later connection the identifier may belong to
+		// another message.
 		id := pk.PacketID
 		c.in.add(m, func() { _ = l.send(ack(packets.Puback, id, 0)) })
 	case 2:

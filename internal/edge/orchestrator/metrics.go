@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// counters are updated as events happen; Collect computes the rest.
+// counters are updated as events happen; Collect computes the other metrics.
 type counters struct {
 	messages  *prometheus.CounterVec
 	published *prometheus.CounterVec

@@ -197,7 +197,7 @@ func (c *Cluster) Leaks() error {
 	return until.Poll(5*time.Second, func() error {
 		after := harness.Snapshot(nil)
 		maps.DeleteFunc(after.Mounts, func(name string, _ int) bool {
-			// Mounts of the daemon, which exist while the node is up.
+			// These mounts of the daemon exist while the node is up, so they are not leaks.
 			return strings.HasPrefix(name, "/run/tripod ") || strings.HasPrefix(name, "/run/tripod/netns ")
 		})
 		return c.before.Leaks(after)

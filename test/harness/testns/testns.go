@@ -109,7 +109,8 @@ func makeTmp(dir string) error {
 	return errors.Join(os.Chmod(tmp, 0o777|os.ModeSticky), os.Chmod(dir, 0o755))
 }
 
-// baseDir returns TMPDIR unless it is in memory, because image layers and overlays need a disk.
+// baseDir returns TMPDIR, or /var/tmp if TMPDIR is not set or is in memory, because image layers and overlays need a
+// disk.
 func baseDir() string {
 	var fs unix.Statfs_t
 	if dir := os.Getenv("TMPDIR"); dir != "" && unix.Statfs(dir, &fs) == nil && fs.Type != unix.TMPFS_MAGIC {

@@ -36,8 +36,8 @@ type module struct {
 	channels bool
 	deadline time.Time
 
-	// The channel created is closed when Create has succeeded, the channel failed when Create has failed, and the
-	// channel ended when the container has ended.
+	// Each of these channels is closed on an event: created when Create has succeeded, failed when Create has failed,
+	// and ended when the container has ended.
 	created, failed, ended chan struct{}
 	// channelsDone is closed once no more messages arrive from the module's channels.
 	channelsDone chan struct{}

@@ -125,8 +125,8 @@ func environment(env []string) ([]*runtimeapi.KeyValue, error) {
 	return all, nil
 }
 
-// mounts returns the mounts for a module's directories. A directory is HOST, which is mounted at the same path, or
-// HOST::GUEST.
+// mounts returns the mounts for a module's directories. A directory is given as HOST::GUEST or, if it is mounted at the
+// same path in the guest, as HOST.
 func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
 	var mounts []*runtimeapi.Mount
 	for _, dir := range dirs {

@@ -41,7 +41,7 @@ type Runtime struct {
 	pods    map[string]*module // by pod ID
 }
 
-// outgoing is a message for the manager. The function taken, if not nil, is called when Receive returns the message.
+// outgoing is a message for the manager. Receive calls taken, unless it is nil, before it returns the message.
 type outgoing struct {
 	channel.Message
 	taken func()
