@@ -36,7 +36,8 @@ type App struct {
 	quiet    bool
 }
 
-// ExitError ends the program with a specific exit code, such as that of a program run by exec. Err may be nil.
+// ExitError ends the program with a specific exit code, such as the exit code of the program that `tripod exec` ran.
+// Err may be nil.
 type ExitError struct {
 	Code int
 	Err  error

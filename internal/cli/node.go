@@ -27,7 +27,7 @@ func (a *App) infoCommand() *cobra.Command {
 					return err
 				}
 				for _, condition := range resp.GetStatus().GetConditions() {
-					// Conditions with other names do not prevent pods from running.
+					// Only conditions whose names end in "Ready" can prevent pods from running.
 					if !condition.GetStatus() && strings.HasSuffix(condition.GetType(), "Ready") {
 						return &ExitError{Code: 1, Err: fmt.Errorf("%s is false: %s", condition.GetType(), condition.GetMessage())}
 					}

@@ -213,8 +213,8 @@ func Parse(document []byte, name string) (*Config, error) {
 	return c, nil
 }
 
-// Load reads the file at path. With an empty path it reads DefaultPath, and returns the defaults if that file is
-// missing.
+// Load reads the file at path. If path is empty, Load reads DefaultPath or, if there is no such file, returns the
+// defaults.
 func Load(path string) (*Config, error) {
 	name := cmp.Or(path, DefaultPath)
 	document, err := os.ReadFile(name)

@@ -43,7 +43,7 @@ func (s *Store) checkBlob(ctx context.Context, desc ocispec.Descriptor) (blobSta
 	case err != nil:
 		return blobAbsent, err
 	case !known || file.Size != desc.Size:
-		// A crash can leave a file without a record. containerd would accept it unchecked.
+		// A crash can leave a file without a record. containerd would accept the file unchecked.
 		return blobDamaged, nil
 	}
 	return blobWhole, nil

@@ -65,14 +65,15 @@ func (s *Store) Collect(ctx context.Context) error {
 	return nil
 }
 
-// markDirty makes the next collection compare the metadata with the files of both stores. containerd does that only
-// after a removal in this process, so it would miss files that are left over from a removal that a crash interrupted.
+// markDirty makes the next collection compare the metadata with the files of both stores. By itself, containerd
+// compares them only after a removal in this process, and would miss the files that an earlier process was still
+// removing when it crashed.
 func (s *Store) markDirty(ctx context.Context) error {
 	const scrap = "tripod-scrap"
 	if _, err := s.snaps.Prepare(ctx, scrap, ""); err != nil && !errdefs.IsAlreadyExists(err) {
 		return err
 	}
-	// A collection may have removed the snapshot already, which has the same effect.
+	// If a collection has removed the snapshot in the meantime, that collection has also made the comparison.
 	if err := s.snaps.Remove(ctx, scrap); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}

@@ -24,7 +24,7 @@ const (
 	MediaTypeMetadata = "application/protobuf"
 
 	mediaTypeWasmConfigPrefix = "application/vnd.wasm.config"
-	// mediaTypeWasmLayerPrefix begins the layer types that predate the standard layout.
+	// mediaTypeWasmLayerPrefix is the common prefix of the layer types that predate the standard layout.
 	mediaTypeWasmLayerPrefix = "application/vnd.wasm.content.layer"
 )
 
@@ -57,8 +57,8 @@ func isWasmPlatform(p ocispec.Platform) bool {
 	return p.Architecture == "wasm" || p.Architecture == "wasm32"
 }
 
-// componentOf classifies the layers of an artifact. It rejects a second binary and a layer of an unknown type, because
-// the artifact cannot be what its author intended.
+// componentOf classifies the layers of an artifact. It rejects an artifact with two binaries or with a layer of an
+// unknown type, because the node could not run such an artifact as its author intended.
 func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
 	c := &Component{Layout: LayoutCNCF}
 	for _, layer := range m.Layers {

@@ -33,7 +33,7 @@ type Config struct {
 	DockerConfig string
 	// Translation maps names to disks that are downloaded by HTTP(S).
 	Translation Translation
-	// Platform ("linux/arm64") selects the entry to use of a multi-platform image; empty means the host's platform.
+	// Platform ("linux/arm64") selects the entry of a multi-platform image's index; empty means the host's platform.
 	Platform string
 	// Limits bounds the size and shape of images.
 	Limits Limits
@@ -51,7 +51,8 @@ type Limits struct {
 	IndexDepth int
 	// Layers bounds the layers of an image; the default is 128. The kernel supports at most 500 layers in one overlay.
 	Layers int
-	// UnpackedBytes bounds the decompressed size of all layers of an image, and of a download; the default is 64 GiB.
+	// UnpackedBytes bounds the decompressed size of an image's layers together, and the size of a download; the default
+	// is 64 GiB.
 	UnpackedBytes int64
 	// UnpackedFiles bounds the number of entries in all layers of an image; the default is 8 Mi.
 	UnpackedFiles int64

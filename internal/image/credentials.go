@@ -56,8 +56,8 @@ func newLogins(auth *Auth, dockerConfig, registry string) (*logins, error) {
 	return l, nil
 }
 
-// trust lets host, which is the registry's own host and not a mirror, receive the request's login, unless the login
-// names another host.
+// trust lets a host receive the request's login, unless the login names another host. The host must be the registry's
+// own, not a mirror.
 func (l *logins) trust(registry, host string, auth *Auth) {
 	if l.request == nil {
 		return

@@ -40,10 +40,10 @@ const (
 
 // Tripod's own media types.
 const (
-	// MediaTypeDiskQcow2 and MediaTypeDiskRaw are disks; "+gzip", "+zstd" or "+xz" may follow.
+	// MediaTypeDiskQcow2 and MediaTypeDiskRaw are the types of disks; "+gzip", "+zstd" or "+xz" may follow.
 	MediaTypeDiskQcow2 = "application/vnd.tripod.disk.qcow2"
 	MediaTypeDiskRaw   = "application/vnd.tripod.disk.raw"
-	// mediaTypeDownload is the config of the manifests that this store makes for downloads.
+	// mediaTypeDownload is the type of the config in the manifests that this store makes for downloads.
 	mediaTypeDownload = "application/vnd.tripod.disk.download.v1+json"
 )
 
@@ -221,7 +221,7 @@ func (f *DiskFiles) checkDisk() error {
 	return err
 }
 
-// formatByContent determines the format of a file without a media type from its name or its first bytes. It is used
+// formatByContent determines a file's format from its name or its first bytes, if there is no media type. It is used
 // only for files that no guest has written to, because a guest must not choose its disk's format (fault I5).
 func formatByContent(r io.ReaderAt, name string) string {
 	switch {

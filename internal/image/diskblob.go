@@ -26,7 +26,7 @@ import (
 var failDiskUnpack = failpoint.New("image.disk.unpack")
 
 // labelDisk is a label on manifests. Its value is the digest of the blob with the artifact's unpacked disk. The
-// collector keeps that blob as long as the manifest.
+// collector keeps that blob as long as it keeps the manifest.
 const labelDisk = "containerd.io/gc.ref.content.disk"
 
 // maxWindow limits zstd's window and xz's dictionary, in bytes, and thus the memory that unpacking needs. `xz -9` uses
@@ -209,7 +209,7 @@ func diskMediaType(format, compression string) string {
 }
 
 // unpackDisk decompresses a layer into a blob. A lease keeps the blob until the manifest's label refers to it. After a
-// crash it starts over, because the data on disk may be incomplete (fault V4).
+// crash unpackDisk starts over, because the data on disk may be incomplete (fault V4).
 func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descriptor, err error) {
 	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(24*time.Hour))
 	if err != nil {

@@ -165,8 +165,8 @@ func (r *imageRoot) cmdline() (string, error) {
 	return line, nil
 }
 
-// openInLayer opens a file a second time, directly in the layer that contains it. The first argument is the same file
-// as seen through the overlay; openInLayer closes that one. The returned path needs no mount and exists as long as the
+// openInLayer opens a file a second time, directly in the layer that contains it. The parameter shown is the same file,
+// opened through the overlay; openInLayer closes that one. The returned path needs no mount and exists as long as the
 // layer.
 func (r *imageRoot) openInLayer(shown *os.File, layers []string) (_ *os.File, _ string, err error) {
 	defer shown.Close()

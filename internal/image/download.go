@@ -69,7 +69,7 @@ func (d *download) run(ctx context.Context) (img Image, downloaded bool, err err
 		return Image{}, false, err
 	}
 	if known != nil && d.want != "" {
-		// The stored file has the expected digest, so the server would send the same file.
+		// The stored file has the expected digest, so there is no need to ask the server.
 		img, err := d.recordExisting(ctx, known, cached)
 		return img, false, err
 	}
@@ -175,7 +175,7 @@ func (d *download) attempt(ctx context.Context, cached validators) (*fetched, er
 	}
 }
 
-// addTo adds a condition to the request: the server sends the file only if its version is not v.
+// addTo adds a condition to the request: the server sends the file only if the file's current validators differ from v.
 func (v validators) addTo(req *http.Request) {
 	if v.etag != "" {
 		req.Header.Set("If-None-Match", v.etag)

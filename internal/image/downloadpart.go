@@ -21,8 +21,8 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// Labels on the records of translated names: the source of the disk, and the server's validators for that version of
-// the file.
+// Labels on the records of translated names: the source of the disk, and the validators that the server sent with the
+// disk.
 const (
 	labelSource   = "tripod.run/source"
 	labelETag     = "tripod.run/etag"
@@ -143,8 +143,8 @@ func (d *download) copy(w io.Writer, body io.Reader, from int64) (size int64, er
 	}
 }
 
-// known returns the newest stored image that was downloaded from the URL, and the server's validators for that version.
-// It returns nil if no such image is intact and has the expected digest.
+// known returns the newest intact image that was downloaded from the URL and has the expected digest, or nil if there
+// is none. The validators are those that the server sent with the image.
 func (d *download) known(ctx context.Context) (*entry, validators, error) {
 	records, err := d.records.List(ctx, fmt.Sprintf("labels.%q==%q", labelSource, d.source))
 	if err != nil {
@@ -167,8 +167,8 @@ func (d *download) known(ctx context.Context) (*entry, validators, error) {
 	return found, validators{last.Labels[labelETag], last.Labels[labelModified]}, nil
 }
 
-// assemble makes an image from a file: it makes a manifest for the blob, and checks both as if they came from a
-// registry.
+// assemble makes an image from a downloaded file: it makes a manifest, and checks the manifest and the file as if they
+// came from a registry.
 func (d *download) assemble(ctx context.Context, got *fetched) (*details, error) {
 	layer, err := d.describeDisk(ctx, got)
 	if err != nil {
@@ -235,12 +235,12 @@ func (d *download) recordAs(ctx context.Context, of *details, version validators
 	return d.record(ctx, of, of.manifest, d.names(of), labels)
 }
 
-// recordExisting returns an existing image and records it under the requested name.
+// recordExisting records an existing image under the requested name, and returns the image.
 func (d *download) recordExisting(ctx context.Context, known *entry, cached validators) (Image, error) {
 	if img, ok := d.current(ctx, d.named, known.details.manifest); ok {
 		return img, nil
 	}
-	// If the image is removed in the meantime, the lease keeps its content until it is recorded again.
+	// The lease keeps the image's content until the new record exists, even if the image is removed in the meantime.
 	ctx, release, err := d.lease(ctx, d.names(known.details))
 	if err != nil {
 		return Image{}, err

@@ -15,7 +15,7 @@ import (
 )
 
 // labelComponent is a label on manifests. Its value is the digest of the blob that was extracted from the image's
-// entrypoint. The collector keeps that blob as long as the manifest.
+// entrypoint. The collector keeps that blob as long as it keeps the manifest.
 const labelComponent = "containerd.io/gc.ref.content.component"
 
 // ComponentBlob returns the blob with the binary of an image's component; OpenBlob reads it. A container image's

@@ -49,7 +49,8 @@ func withClass(err error) error {
 	return err
 }
 
-// classOf returns the errdefs class to add to err. It returns nil if err needs no other class or none applies.
+// classOf returns the errdefs class to add to err. It returns nil if err already has the right class, or if no class
+// applies.
 func classOf(err error) error {
 	if class := statusClass(err); class != nil {
 		return class
@@ -105,13 +106,14 @@ func transient(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, errRedirect) {
 		return false
 	}
-	// Do not test for net.Error, because errnos of the disk implement it too.
+	// Do not test for net.Error, because the errnos of disk errors also implement net.Error.
 	_, isURL := errors.AsType[*url.Error](err)
 	_, isOp := errors.AsType[*net.OpError](err)
 	return isURL || isOp || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// noMatchingPlatform returns the error that an index has no entry for this node. The error lists the index's platforms.
+// noMatchingPlatform returns an error saying that an index has no entry for this node. The error lists the index's
+// platforms.
 func noMatchingPlatform(index ocispec.Descriptor, has []ocispec.Descriptor) error {
 	var names []string
 	for _, m := range has {

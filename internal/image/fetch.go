@@ -69,7 +69,7 @@ func wrongContent(err error) bool {
 	return errdefs.IsFailedPrecondition(err) || ok && status.StatusCode == http.StatusRequestedRangeNotSatisfiable
 }
 
-// dropWrongContent deletes wrong content, which the next attempt would otherwise resume.
+// dropWrongContent deletes wrong content, so that the next attempt starts over instead of resuming.
 func (p *puller) dropWrongContent(ctx context.Context, desc ocispec.Descriptor, cause error) error {
 	err := p.content.Abort(context.WithoutCancel(ctx), remotes.MakeRefKey(ctx, desc))
 	if err != nil && !errdefs.IsNotFound(err) {

@@ -106,7 +106,7 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	if _, err := archive.Apply(ctx, root, stream, opts...); err != nil {
 		return "", 0, badArchive(err)
 	}
-	// The digest includes the padding after the archive's end.
+	// Read on to the end of the stream, because the digest includes the padding after the archive.
 	if _, err := io.Copy(io.Discard, stream); err != nil {
 		return "", 0, badArchive(err)
 	}
@@ -127,7 +127,7 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 	skipped := 0
 	return func(h *tar.Header) (bool, error) {
 		a.tracker.touch()
-		// A sparse file is small in the archive, but takes its full size on disk.
+		// Check the size in the header: a sparse file is small in the archive, but takes its full size on disk.
 		if err := errors.Join(a.files.spend(1), a.bytes.allows(h.Size)); err != nil {
 			return false, err
 		}
@@ -135,14 +135,15 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 			return false, invalidf("entry %q (link to %q) leads out of the root", h.Name, h.Linkname)
 		}
 		if h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeChar {
-			// Containers get devices from their pods, never from their images.
+			// Skip devices: containers get them from their pods, never from their images.
 			if skipped++; skipped == 1 {
 				a.cfg.Logger.InfoContext(ctx, "ignoring the devices in an image's layer", "layer", desc.Digest, "first", h.Name)
 			}
 			return false, nil
 		}
 		for key := range h.PAXRecords {
-			// trusted.overlay.* would control the overlay itself, and nothing else in trusted.* belongs in images.
+			// Omit trusted.*: trusted.overlay.* would control the overlay itself, and the others do not belong in
+			// images.
 			if strings.HasPrefix(key, "SCHILY.xattr.trusted.") {
 				delete(h.PAXRecords, key)
 			}

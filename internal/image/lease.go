@@ -30,7 +30,7 @@ func (s *Store) lease(ctx context.Context, names []string) (context.Context, fun
 	}
 	id := ""
 	for _, l := range old {
-		// A lease must outlive the pull, so its remaining time must exceed PullTimeout.
+		// A lease must outlive the pull. A lease younger than ResumeWindow lasts for more than PullTimeout from now.
 		if time.Since(l.CreatedAt) < s.cfg.ResumeWindow {
 			id = l.ID
 		}

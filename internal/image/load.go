@@ -100,7 +100,8 @@ func (s *Store) dropImage(ctx context.Context, record images.Image, cause error)
 	s.cfg.Logger.WarnContext(ctx, "an image is incomplete and must be pulled again", "image", record.Name, "err", cause)
 	s.dropped.Store(record.Name, cause.Error())
 	if isID(record.Name) {
-		// The same image also has a record under name@digest, and the next pull finds the lease made for that record.
+		// This record needs no lease: the image also has a record under name@digest, for which dropImage makes the
+		// lease that the next pull finds.
 		return s.records.Delete(ctx, record.Name)
 	}
 	return s.transact(ctx, func(ctx context.Context) error {

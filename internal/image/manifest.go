@@ -129,7 +129,7 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 // setConfig adds the content of the config blob, and the image's ID, to the details.
 func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 	if d.kind != KindRootfs {
-		// Different artifacts can have the same config.
+		// Different artifacts can have the same config, so the config's digest does not identify an artifact.
 		d.id = d.manifest.Digest.String()
 		if err := json.Unmarshal(document, &d.image); err != nil {
 			d.image = ocispec.Image{}
@@ -152,7 +152,7 @@ func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 		return invalidf("image %s is for %s, not for this node", d.id, platforms.Format(p))
 	}
 	d.component = entrypointOf(d.image.Config)
-	// ChainIDs modifies its argument.
+	// ChainIDs modifies its argument, so pass a copy.
 	d.chain = identity.ChainIDs(slices.Clone(d.image.RootFS.DiffIDs))
 	return nil
 }

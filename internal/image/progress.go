@@ -108,7 +108,7 @@ func (t *tracker) position(blob digest.Digest) int64 {
 	return t.at[blob]
 }
 
-// watch returns a context, which it cancels when active work has made no progress for the given timeout.
+// watch returns a context that is cancelled once active work has made no progress for the given timeout.
 func (t *tracker) watch(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

@@ -200,7 +200,7 @@ func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*deta
 		fetch = p.unpack
 	}
 	err = fetch(ctx, d)
-	// Damage to a stored layer shows only when it is read. Drop the layer and fetch it once more.
+	// Damage to a stored layer shows only when the layer is read. Drop the layer and fetch it once more.
 	if corrupt, ok := errors.AsType[*corruptError](err); ok {
 		p.cfg.Logger.WarnContext(ctx, "a stored blob is corrupt; fetching it again", "digest", corrupt.digest)
 		if err := p.dropBlob(ctx, corrupt.digest); err != nil {

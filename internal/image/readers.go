@@ -53,7 +53,8 @@ func (b *budgetReader) Read(p []byte) (int, error) {
 // for compressed layers.
 func sniff(r io.Reader) (io.Reader, string) {
 	b := bufio.NewReaderSize(r, 64<<10)
-	// Four bytes identify gzip and zstd, but not xz, which layers must not use. The next read returns any error again.
+	// Four bytes identify gzip and zstd, but not xz, which layers must not use. Ignore an error here, because the next
+	// read returns it again.
 	head, _ := b.Peek(4)
 	return b, compressionByContent(head)
 }

@@ -95,8 +95,8 @@ func (r Registries) hostDir(host string) (string, error) {
 }
 
 // checkRedirect refuses a redirect from https to http. If a request goes to another host, checkRedirect removes
-// everything meant for the registry, because net/http would pass headers on to other hosts, and logins to other ports
-// and subdomains.
+// everything meant for the registry, because net/http passes most headers on to any host, and even passes logins on to
+// other ports and subdomains of the same host.
 func checkRedirect(to *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)

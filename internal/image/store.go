@@ -188,7 +188,7 @@ func (s *Store) Err() error {
 // ErrNotOpen is wrapped by the error of every method while the store is not open.
 var ErrNotOpen = errors.New("the image store cannot be used")
 
-// ready returns the error that every method returns while the store is not open, or nil.
+// ready returns nil if the store is open, otherwise the error that every method returns.
 func (s *Store) ready() error {
 	err := s.Err()
 	switch {
@@ -223,7 +223,8 @@ func (s *Store) openParts() (err error) {
 	if s.blobs, err = local.NewStore(filepath.Join(root, "content")); err != nil {
 		return fmt.Errorf("content: %w", err)
 	}
-	// Removing a snapshot deletes no files. The collector deletes them in the background.
+	// With AsynchronousRemove, the removal of a snapshot deletes only its record; the collector deletes the files
+	// later.
 	if s.meta, err = storage.NewMetaStore(filepath.Join(root, snapshotsFile)); err != nil {
 		return fmt.Errorf("overlayfs snapshots: %w", err)
 	}

@@ -36,7 +36,7 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 	}
 	u, err := unpack.NewUnpacker(ctx, p.content,
 		unpack.WithUnpackPlatform(unpack.Platform{
-			// The platform was chosen with the manifest; accept any here.
+			// The platform was chosen with the manifest; accept any platform here.
 			Platform:       platforms.All,
 			SnapshotterKey: snapshotter,
 			Snapshotter:    p.snaps,
@@ -54,7 +54,7 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 		}
 		return nil, p.fetch(ctx, desc)
 	}))
-	// The unpacker learns the layers from the manifest and starts with the config.
+	// The unpacker learns the layers from the manifest, and starts to unpack when it is given the config.
 	for _, desc := range []ocispec.Descriptor{d.manifest, d.config} {
 		if _, err := handler.Handle(ctx, desc); err != nil {
 			return err

@@ -117,7 +117,7 @@ func (h Host) namespaces() health.Finding {
 	f.Detail = strings.Join(have, " ")
 	if !f.OK {
 		f.Detail = "missing: " + strings.Join(lack, " ")
-		// Most pods use neither user nor cgroup namespaces.
+		// Most pods use neither user nor cgroup namespaces, so a host without these can still run pods.
 		f.Required = slices.ContainsFunc(lack, func(kind string) bool { return kind != "user" && kind != "cgroup" })
 	}
 	return f
@@ -293,7 +293,7 @@ func (h Host) cniConfiguration() (file string, plugins []string, err error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", nil, err
 	}
-	// ReadDir sorts by name.
+	// The first match is the active file, because ReadDir sorts by name.
 	i := slices.IndexFunc(entries, func(e os.DirEntry) bool {
 		return !e.IsDir() && slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(e.Name()))
 	})

@@ -17,7 +17,8 @@ const Magic = "QFI\xfb"
 const (
 	headerV2 = 72
 	headerV3 = 104
-	// headerCompression is the largest header in use. It ends with the compression type and padding.
+	// headerCompression is the size of the largest header in use. That header ends with the compression type and
+	// padding.
 	headerCompression = 112
 
 	minClusterBits = 9
@@ -229,7 +230,7 @@ func (h *header) checkTables(size int64) error {
 	if h.NbSnapshots > maxSnapshots {
 		return invalidf("nb_snapshots is %d, more than the limit of %d", h.NbSnapshots, maxSnapshots)
 	}
-	// A snapshot's record takes at least 40 bytes.
+	// Each entry of the snapshot table takes at least 40 bytes.
 	for _, table := range []struct {
 		field         string
 		offset, bytes uint64

@@ -26,7 +26,7 @@ type Transport struct {
 	// Proxy is used for all requests; nil means the proxy that the environment names (HTTP_PROXY, HTTPS_PROXY,
 	// NO_PROXY).
 	Proxy *url.URL
-	// TLS is the configuration in the file; nil means the system's default.
+	// TLS is the TLS configuration from the translation file; nil means the system's default.
 	TLS *tls.Config
 }
 

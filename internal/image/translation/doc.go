@@ -1,5 +1,5 @@
-// Package translation maps image names that belong to no registry to HTTP(S) URLs. A table of files defines the mapping
-// and how each URL is reached. The files have Virtlet's format (its docs/image-name-translation.md).
+// Package translation maps image names that belong to no registry to HTTP(S) URLs. Translation files define the mapping
+// and how each URL is reached. Their format is that of Virtlet (see Virtlet's docs/image-name-translation.md).
 //
 //	virtlet.cloud/ubuntu/22.04:latest ── prefix off, tag off ──▶ "ubuntu/22.04"
 //	                                                                  │

@@ -99,7 +99,7 @@ func Load(dir string) (*Table, error) {
 	}
 	var errs []error
 	for _, entry := range entries {
-		// Mounted config maps contain links to files under hidden names.
+		// Skip hidden names: in a mounted config map, each file is a link into a hidden directory (..data).
 		name := entry.Name()
 		if ext := filepath.Ext(name); strings.HasPrefix(name, ".") || ext != ".yaml" && ext != ".yml" {
 			continue
