@@ -102,8 +102,8 @@ func parseVersion(line string) (name string, v *semver.Version, ok bool) {
 	return m[1], v, err == nil
 }
 
-// debianPackage is the package that owns a program. The field named lists the CVEs in the package's changelog. The
-// package fixes these, whatever its version number. The field is nil if the changelog is missing.
+// debianPackage is the package that owns a program. The package fixes all CVEs that its changelog names, whatever its
+// version number. These CVEs are in the field "named", which is nil without a changelog.
 type debianPackage struct {
 	version string
 	named   []string

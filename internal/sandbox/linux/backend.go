@@ -28,8 +28,8 @@ import (
 
 // Config configures the backend.
 type Config struct {
-	// Root is the directory of the containers' bundles. It must survive a reboot. RunDir is the directory of what must
-	// not survive a reboot, such as pins and sockets.
+	// Root is the directory of the containers' bundles. It must survive a reboot. RunDir is the directory of pins,
+	// sockets and other things that must not survive a reboot.
 	Root, RunDir string
 	// Runtime is the OCI runtime: "auto" (crun if it works on this host, otherwise runc), "crun", "runc" or a path.
 	Runtime string

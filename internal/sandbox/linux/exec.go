@@ -273,8 +273,8 @@ func classifyMessage(message string) error {
 	return errdefs.ErrInvalidArgument
 }
 
-// kill kills the program and its process group. The program's monitor then ends. If it does not, kill kills the monitor
-// too.
+// kill kills the program and its process group, and waits until the program's monitor ends. If that takes longer than
+// execKill, kill kills the monitor too.
 func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 	limit, again := time.After(execKill), time.NewTicker(killPause)
 	defer again.Stop()

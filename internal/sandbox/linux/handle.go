@@ -99,7 +99,7 @@ func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 	})
 }
 
-// run starts conmon, has it create the container, and starts the program.
+// run starts conmon, which creates the container, and then starts the container's program.
 func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	if target := spec.ContainerModes(p, c).Target; target != "" {
 		if err := b.pinTarget(p, target, h.ID); err != nil {

@@ -178,7 +178,8 @@ func (h *hub) feed() {
 // all earlier input.
 func (h *hub) sendEOF() {
 	for pause := eofPause; ; pause = min(2*pause, eofPauseMax) {
-		// After the first empty packet conmon reads no more; later packets only test its reading side.
+		// After the first empty packet conmon reads no more. Later packets only test whether conmon has shut down its
+		// reading side.
 		if _, err := h.conn.Write(nil); err != nil && !errors.Is(err, unix.EAGAIN) {
 			return
 		}

@@ -38,7 +38,8 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 	}
 	bundle := filepath.Join(b.cfg.podRunDir(p.ID), "pause")
 	rootfs := filepath.Join(bundle, "rootfs")
-	// The init process is unprivileged and this is its root directory, so the mode must not depend on our umask.
+	// This directory is the root of the pod's init process, which is unprivileged. So the directory's mode must not
+	// depend on our umask.
 	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(rootfs, 0o755)); err != nil {
 		return nil, err
 	}

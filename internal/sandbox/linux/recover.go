@@ -37,7 +37,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		}
 	}
 	if err := b.removeOrphans(ctx, keep, conmons); err != nil {
-		// Known pods do not depend on this removal.
+		// The error is only logged, because known pods do not depend on this removal.
 		b.log.Error("remove containers and pods that are not in the record", "err", err)
 	}
 	return found, nil

@@ -43,7 +43,7 @@ func listenConsole(dir string) (*console, error) {
 
 func (c *console) Close() error { return errors.Join(c.UnixListener.Close(), unix.Close(c.dir)) }
 
-// receive waits for the terminal. Closing the terminal interrupts a read from it.
+// receive waits for the terminal. If the returned file is closed, a read that is under way ends.
 func (c *console) receive() (*os.File, error) {
 	if err := c.SetDeadline(time.Now().Add(consoleTime)); err != nil {
 		return nil, err
