@@ -6,8 +6,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// StartContainer starts the container. It returns once the container runs, or returns an error that says why it does
-// not run.
+// StartContainer starts the container and returns once the container runs. If the container does not run, the error
+// says why.
 func (s *Server) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
 	if req.GetContainerId() == "" {
 		return nil, required("container_id")

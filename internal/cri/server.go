@@ -41,7 +41,7 @@ type Config struct {
 	Streams Streams
 	// Version is this program's semantic version.
 	Version string
-	// CgroupDriver is "cgroupfs" or "systemd"; the kubelet asks for it once, when it starts.
+	// CgroupDriver is "cgroupfs" or "systemd". A kubelet asks for the driver only when the kubelet starts.
 	CgroupDriver string
 	// Health reports problems of the node; nil reports none.
 	Health *health.Board

@@ -28,7 +28,7 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 	}
 	for _, h := range handlers {
 		if h.Default {
-			// The API has one answer for the whole runtime; use the default handler's.
+			// The API has only one answer for the whole runtime, so give the default handler's.
 			resp.Features.SupplementalGroupsPolicy = h.Capabilities.SupplementalGroupsPolicy
 			resp.Features.MountOptions = h.Capabilities.MountOptions
 			resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler("", h))
@@ -51,8 +51,8 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 	return resp, nil
 }
 
-// runtimeReady returns the condition RuntimeReady. It is false while the default handler cannot run pods, because its
-// backend has not recovered or lacks a dependency.
+// runtimeReady returns the condition RuntimeReady. The condition is false while the default handler cannot run pods,
+// that is, while the handler's backend has not recovered or lacks a dependency.
 func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	c := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
 	for _, h := range handlers {

@@ -23,8 +23,7 @@ const itemsField = 1
 // wireItem is one encoded item of a response: tag, length, message.
 type wireItem []byte
 
-// wireMemo caches the encoded snapshots of the last full list. It takes no lock and drops snapshots that were not in
-// that list.
+// wireMemo caches the encoded snapshots of the last full list, and no other snapshots. It takes no lock.
 type wireMemo[S any] struct {
 	last atomic.Pointer[map[*S]wireItem]
 }

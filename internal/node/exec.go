@@ -48,7 +48,7 @@ func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest)
 }
 
 // endReader calls the function end when the input has ended. By then the backend has forwarded all of the input,
-// because backends forward what they have read before they read again.
+// because every backend forwards the data from one read before it begins the next read.
 type endReader struct {
 	io.Reader
 	end func()
@@ -111,8 +111,9 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	return dialer.Dial(ctx, p.sandboxPod(), running, network, address)
 }
 
-// Inspect returns those details from the node and the backend that have no fields in the CRI. The result is a JSON
-// object under the key "info", where CRI clients expect it. An empty containerID means the sandbox.
+// Inspect returns details of a sandbox or container that have no fields in the CRI. They come from the node and the
+// backend. The result is a JSON object under the key "info", where CRI clients expect it. An empty containerID means
+// the sandbox.
 func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[string]string, error) {
 	p, err := n.pool.pod(podID)
 	if err != nil {
@@ -155,7 +156,7 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 }
 
 // runningContainer returns a running container and its backend as a B. It returns an error if the container is not
-// Running or its backend is not a B. The last parameter is the operation's name for errors.
+// Running or its backend is not a B. The last parameter names the operation in error messages.
 func runningContainer[B any](n *Node, id, what string) (backend B, rec *Pod, c *Container, err error) {
 	p, id, err := n.orderContainer(id)
 	if err != nil {

@@ -48,7 +48,7 @@ func (l *leftovers) begin(id string) {
 }
 
 // due reports whether a pod's pending work is to be attempted now and, if not, how long to wait. The first attempt is
-// due retryMin after the first call of this function.
+// due retryMin after the first call for that pod.
 func (l *leftovers) due(id string) (now bool, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -184,7 +184,7 @@ func (n *Node) janitor(ctx context.Context) {
 			return
 		case <-n.kick:
 		case o := <-outcomes:
-			// Work that is pending without an error is not a leftover: it belongs to an order under way.
+			// Without an error, this removes the entry. Work that is still pending then belongs to an order under way.
 			n.leftovers.end(o.pod.id, o.err)
 			if o.err != nil {
 				n.log.Warn("clean-up of a pod failed again and will be retried", "pod", o.pod.id, "err", o.err)

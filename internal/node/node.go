@@ -41,7 +41,7 @@ type Network interface {
 	Status(ctx context.Context) error
 	Dial(ctx context.Context, netns, network, address string) (net.Conn, error)
 	Stats(netns string) ([]network.InterfaceStats, error)
-	// CNIResult returns the last plugin's result, or nil if the pod is not attached.
+	// CNIResult returns the result of the chain's last plugin, or nil if the pod is not attached.
 	CNIResult(id string) (json.RawMessage, error)
 	UpdatePodCIDR(cidr string) error
 }

@@ -63,7 +63,7 @@ func (p *pool) reserve(key string, newPod func() *livePod) *livePod {
 	return pod
 }
 
-// sort puts the pods into order of creation. They are loaded in order of ID.
+// sort puts the pods into order of creation, because the store returns them in order of ID.
 func (p *pool) sort() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -44,7 +44,7 @@ type operation struct {
 }
 
 var (
-	// errOverridden is the cancellation cause if a later order overrides an order.
+	// errOverridden is the cancellation cause of an order that a later order overrides.
 	errOverridden = fmt.Errorf("overridden by a later order for the same pod: %w", errdefs.ErrAborted)
 	errTooLong    = fmt.Errorf("the node's operation timeout passed: %w", context.DeadlineExceeded)
 )

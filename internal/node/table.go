@@ -61,9 +61,9 @@ const (
 )
 
 // unitTable is the state table of seed 1 for unit pods, with a row per state and a column per call. A RunPodSandbox
-// request names no pod. The call is Idempotent in the states where a repeated call with the same metadata finds the
-// sandbox ready. From every state except Killed, RemovePodSandbox walks through Killed, because CRI v1 requires that
-// every sandbox can be removed.
+// request names no pod, so the column Run is about a repeated call with the pod's metadata. That call is Idempotent in
+// every state in which the sandbox is ready. From every state except Killed, RemovePodSandbox walks through Killed,
+// because CRI v1 requires that every sandbox can be removed.
 var unitTable = table{
 	//          Run  Create Start Stop Remove StopPod RemovePod
 	Initiated: {'↻', '✔', '✘', '✘', '✘', '✔', '⇒'},

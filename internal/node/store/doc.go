@@ -9,5 +9,5 @@
 //
 // The file has a format number. Open refuses a file of a later format, so that a downgrade is harmless. It also refuses
 // an incomplete file. Such a file cannot be new, because a new file gets its name only when it is complete. Each file
-// has an ID, which the caller must check.
+// has an ID, by which the caller must check that the file is the right one.
 package store

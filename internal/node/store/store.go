@@ -117,7 +117,7 @@ func (s *Store) identify(tx *bbolt.Tx) error {
 	return nil
 }
 
-// prepare calls identify and adds the bucket and the ID that older versions did not write.
+// prepare calls identify, and adds the bucket or the ID if an older version left it out.
 func (s *Store) prepare(tx *bbolt.Tx) error {
 	if err := s.identify(tx); err != nil {
 		return err
