@@ -13,7 +13,7 @@ import (
 
 // Replace replaces the file at path. The file gets exactly the given mode, regardless of the umask. Replace does not
 // sync: the page cache survives a crash of the process, but after a power failure the file may be empty. A file can
-// have only one writer at a time, because the draft is always PATH.new.
+// have only one writer at a time, because Replace always writes the new content to PATH.new first.
 func Replace(path string, content []byte, mode fs.FileMode) error {
 	return replace(path, content, mode, false)
 }

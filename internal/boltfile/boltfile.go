@@ -29,7 +29,7 @@ type Options struct {
 	ReadOnly bool
 }
 
-// Open opens the file at path. If the file is missing, Open creates it and returns true for fresh. It returns
+// Open opens the file at path. If the file is missing, Open creates it, and the result fresh is true. Open returns
 // errdefs.ErrDataLoss for a file that is damaged or not the caller's, and leaves the file unchanged. If another process
 // has the file open, it returns errdefs.ErrUnavailable.
 func Open(path string, o Options) (db *bbolt.DB, fresh bool, err error) {

@@ -2,7 +2,8 @@ package cgroup
 
 import "cmp"
 
-// Defaults returns the cgroup driver and the default parent of pods. Empty arguments get their defaults.
+// Defaults returns its arguments: the cgroup driver, and the parent of pods that name no parent. In place of an empty
+// argument, it returns the default value.
 func Defaults(driver, parent string) (string, string) {
 	driver = cmp.Or(driver, DriverCgroupfs)
 	if driver == DriverSystemd {

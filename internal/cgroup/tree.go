@@ -135,7 +135,7 @@ func ExpandSlice(name string) string {
 	return dir
 }
 
-// Write is a value to write to a cgroup's file, to set a limit.
+// Write describes one write to a cgroup's file, which sets a limit.
 type Write struct{ Controller, File, Value string }
 
 // Limits returns what to write to limit a cgroup to the given resources plus the given overhead. If res has no limit on
@@ -449,11 +449,11 @@ func inheritCPUSet(root, dir string) {
 	}
 }
 
-// Start starts cmd in an existing cgroup, so that cmd runs there from its first instruction; "" means the cgroup of the
-// calling process. cmd must have SysProcAttr, and must not have a context. If prepare is not nil, Start calls prepare
-// on the thread that starts cmd, so prepare can change that thread, for example its mount namespace. The thread ends
-// after the start, so only cmd inherits the change. If the cgroup does not exist, Start returns
-// errdefs.ErrFailedPrecondition.
+// Start starts cmd in an existing cgroup, so that cmd runs there from its first instruction. If dir is "", cmd runs in
+// the cgroup of the calling process. cmd must have SysProcAttr, and must not have a context. If prepare is not nil,
+// Start calls prepare on the thread that starts cmd, so prepare can change that thread, for example its mount
+// namespace. The thread ends after the start, so only cmd inherits the change. If the cgroup does not exist, Start
+// returns errdefs.ErrFailedPrecondition.
 func (g Tree) Start(cmd *exec.Cmd, dir string, prepare func() error) error {
 	if dir != "" && g.V2 {
 		at, err := os.OpenFile(filepath.Join(g.Roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)

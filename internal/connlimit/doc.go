@@ -7,8 +7,8 @@
 //
 // A connection is new until its first request has arrived completely, busy while requests are answered, and otherwise
 // idle. At a limit, a connection that is not busy is closed to make room for the next one, so a client that sends
-// nothing cannot lock out other clients. If all connections are busy, the next one is refused. Closed and refused
-// connections are counted, and logged in one line per address and interval.
+// nothing cannot lock out other clients. If all connections are busy, the next one is refused. Connections that are
+// refused or closed at a limit are counted, and logged in one line per address and interval.
 //
 // TCP servers use Limiter.Listener, whose connections call Conn.Leave when they are closed. HTTP servers come from
 // Limiter.HTTPServer, which also sets the timeouts and size limits. Other servers, such as QUIC's, call Limiter.Admit,

@@ -60,7 +60,7 @@ type Stats struct {
 	Name string
 	// Open is the current number of connections.
 	Open int
-	// Rejected counts connections by reason since the Limiter was made.
+	// Rejected counts, by reason, the connections refused or closed early since the Limiter was made.
 	Rejected map[string]uint64
 }
 
@@ -98,7 +98,7 @@ func (l *Limiter) Close() {
 	}
 }
 
-// Stats returns the figures.
+// Stats returns the figures of the Limiter.
 func (l *Limiter) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +176,7 @@ func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 }
 
 // acceptDelay returns how long Accept must wait so that the next connection does not displace a connection younger than
-// minAge. It returns 0 if only a peer is at its limit, because waiting would also delay the other peers.
+// minAge. If only the limit of one peer is reached, it returns 0, because waiting would also delay the other peers.
 func (l *Limiter) acceptDelay() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -262,7 +262,7 @@ func (c *Conn) End() {
 	}
 }
 
-// Closable sets the function that closes the connection, if Admit got nil.
+// Closable sets the function that closes the connection. Call it if Admit was called with a nil close function.
 func (c *Conn) Closable(close func()) {
 	c.limiter.mu.Lock()
 	defer c.limiter.mu.Unlock()

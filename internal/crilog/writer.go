@@ -20,8 +20,8 @@ type Writer struct {
 	buf  []byte
 }
 
-// ErrFull is the error for lines that would make the file larger than its limit. Such lines are lost, until a rotation
-// makes room.
+// ErrFull is the error for lines that would make the file larger than its limit. The Writer drops such lines until a
+// rotation makes room.
 var ErrFull = errors.New("the container log has reached its size limit")
 
 // NewWriter makes a writer that owns the given file, which must be open for appending. max is the largest size of the
@@ -30,8 +30,8 @@ func NewWriter(file *os.File, max int64) *Writer {
 	return &Writer{now: time.Now, file: file, max: max}
 }
 
-// Replace rotates the log: it closes the current file and continues with file, which the writer then owns. If Close was
-// called before, Replace only closes file and returns os.ErrClosed.
+// Replace rotates the log: it closes the current file and continues with the given file, which the writer then owns. If
+// Close was called before, Replace only closes the given file and returns os.ErrClosed.
 func (l *Writer) Replace(file *os.File) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,7 +57,7 @@ func (l *Writer) Close() error {
 }
 
 // Stream returns a writer for Stdout or Stderr. The returned writer writes a line to the log when the line is complete
-// or has MaxPiece bytes. Closing the stream writes the rest as a full line.
+// or has MaxPiece bytes. When the returned writer is closed, it writes the rest as a full line.
 func (l *Writer) Stream(name string) io.WriteCloser { return &stream{log: l, name: name} }
 
 type stream struct {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxFiles limits the descriptors of a frame, as the kernel does (SCM_MAX_FD).
+// MaxFiles limits the descriptors of a frame. It is the kernel's own limit (SCM_MAX_FD).
 const MaxFiles = 253
 
 const headerSize = 8

@@ -103,7 +103,8 @@ func (s *Server) Close() error {
 	return err
 }
 
-// start serves a connection in a goroutine. If the user has too many connections, start closes this one.
+// start serves a connection in a goroutine. If the client's user has too many connections already, start closes the
+// connection instead.
 func (s *Server) start(conn *net.UnixConn) {
 	peer, err := PeerOf(conn)
 	if err == nil {

@@ -40,7 +40,7 @@ type Config struct {
 	NetnsDir string
 	// Default configures the embedded default chain, which is used while ConfDir has no configuration.
 	Default DefaultNetwork
-	// Executables runs every plugin as an executable, even those that package builtin can run in this process.
+	// Executables runs every plugin as an executable, even the plugins that package builtin can run in this process.
 	Executables bool
 	// PluginTimeout limits each execution of a plugin.
 	PluginTimeout time.Duration

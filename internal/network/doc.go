@@ -24,9 +24,9 @@
 //
 // The chain is the configuration in ConfDir whose file name sorts first. If ConfDir has none, the chain is the embedded
 // default: bridge and host-local, plus portmap and bandwidth for pods that ask for them. Plugins are standard CNI
-// executables, run by libcni; pluginExec manages their processes (process groups, deadlines, bounded output). Package
-// builtin does the work of the reference plugins bridge, host-local, loopback and portmap in this process, in a tenth
-// of the time, if it supports the configuration.
+// executables, run by libcni; pluginExec manages their processes (process groups, deadlines, bounded output). If
+// package builtin supports the configuration, it does the work of the reference plugins bridge, host-local, loopback
+// and portmap in this process, in a tenth of the time.
 //
 // The package also opens sockets inside a pod's namespace (Dial, Listen) and reads interface counters (Stats).
 //

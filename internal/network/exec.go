@@ -65,7 +65,7 @@ func (e *PluginError) Error() string {
 }
 
 // Unwrap returns the cause and an error class: ErrFailedPrecondition if the configuration must change, otherwise
-// ErrUnavailable, because a retry may succeed. If the context ended, it returns only the cause.
+// ErrUnavailable, which means that a retry may succeed. If the context ended, it returns only the cause.
 func (e *PluginError) Unwrap() []error {
 	switch e.Code {
 	case types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrInvalidNetworkConfig:

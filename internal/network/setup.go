@@ -21,7 +21,7 @@ var (
 	setupAdd   = failpoint.New("network.setup.add")
 )
 
-// Setup creates the pod's network namespace and runs ADD of the CNI chain in it. Repeating a request returns the same
+// Setup creates the pod's network namespace and runs ADD of the CNI chain in it. A repeated request returns the same
 // result. A different request for the same pod, or a request after an interrupted Setup, starts over.
 //
 // If Setup fails or ctx ends, it rolls back before it returns. If a plugin's DEL fails, the roll-back continues in the

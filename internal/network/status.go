@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// refreshInterval is the time between refreshes of the status if no event arrives. No event reports a change to a
-	// plugin or to a plugin's answer to STATUS.
+	// refreshInterval is the time between refreshes of the status if no event arrives. Without these refreshes, a
+	// change to a plugin, or to a plugin's answer to STATUS, would go unnoticed, because no event reports it.
 	refreshInterval = 10 * time.Second
-	// settleTime is the pause after an event. It leaves time to finish writing a configuration file.
+	// settleTime is the pause after an event. In this time, the writer of a configuration file can finish the file.
 	settleTime = 50 * time.Millisecond
 	// probeTimeout limits each refresh of the status.
 	probeTimeout = 5 * time.Second

@@ -81,9 +81,9 @@ func (m *Manager) substituteRecord(key string, damage error) (*record, error) {
 }
 
 // Check reports whether the pod's network is as Setup left it: the namespace exists and the plugins' CHECK succeeds, if
-// the chain's CNI version has CHECK (0.4.0). If the backend has taken over the pod's addresses, Check does not run
-// CHECK, which would report the addresses missing, but tests whether the pod's interface exists. If Setup has not set
-// up the pod, Check returns ErrNotFound.
+// the chain's CNI version has CHECK (0.4.0). If the backend has taken over the pod's addresses, CHECK would report them
+// missing, so Check only tests whether the pod's interface exists. If Setup has not set up the pod, Check returns
+// ErrNotFound.
 func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	key, unlock, err := m.lockPod(ctx, a.ID)
 	if err != nil {

@@ -48,7 +48,7 @@ func host() (Root, error) {
 type part struct {
 	// controller is the name of the v1 hierarchy; empty on v2.
 	controller string
-	// optional leaves the figures zero if the cgroup does not exist in the hierarchy.
+	// optional means that it is not an error if the cgroup does not exist in the hierarchy; the figures then stay zero.
 	optional bool
 	read     func(*dir, *Figures)
 }

@@ -70,8 +70,8 @@ func (ss *session) start() error {
 	return nil
 }
 
-// abandon releases a session that has not started when the server closes. Otherwise Close would wait for it: the SPDY
-// library waits for the client's streams until CreationTimeout is over, even if the client is gone.
+// When the server closes, abandon releases a session that has not started yet. Otherwise Close would wait for it: the
+// SPDY library waits for the client's streams until CreationTimeout is over, even if the client is gone.
 func (ss *session) abandon() {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()

@@ -4,9 +4,9 @@
 //	libcni ─► pluginExec ─► Plan(path, stdin, environment) ─┬─► *Call ─► Run: the result, as the plugin prints it
 //	                                                        └─► reason ─► the executable runs
 //
-// A Call and the executable make the same network: the same interfaces, addresses, routes and sysctls, and leases in
-// host-local's files, under its lock. So a Call can undo an ADD by the executable and vice versa, and both can serve
-// pods of one network at the same time.
+// A Call and the executable make the same network: the same interfaces, addresses, routes and sysctls, and the same
+// leases in host-local's files, under host-local's lock. So a Call can undo an ADD by the executable and vice versa,
+// and both can serve pods of one network at the same time.
 //
 // Plan accepts an execution only if this package implements all of it:
 //   - The command is ADD or DEL. CHECK, STATUS, GC and VERSION need no speed, because they delay no pod, and their

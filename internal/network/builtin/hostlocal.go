@@ -50,7 +50,7 @@ func (c *Call) leased(ctx context.Context) ([]net.IP, error) {
 	return addresses, nil
 }
 
-// free releases the addresses that allocate leased.
+// free releases the addresses that an earlier call of allocate has leased.
 func (c *Call) free(ctx context.Context) error {
 	_, store, err := c.openLeases(ctx)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 // all of them, instead of ten executions of iptables.
 type masquerade struct{ chain, comment string }
 
-// newMasquerade gives the chain the same name, and the rules the same comment, as the plugins do (pkg/utils,
-// FormatChainName and FormatComment).
+// newMasquerade chooses the chain's name and the rules' comment exactly as the plugins do (pkg/utils, FormatChainName
+// and FormatComment).
 func newMasquerade(network, container string) masquerade {
 	sum := sha512.Sum512([]byte(network + container))
 	return masquerade{

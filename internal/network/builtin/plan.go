@@ -22,9 +22,9 @@ type Call struct {
 	run               func(context.Context) ([]byte, error)
 }
 
-// Plan returns a Call to run in place of an executable. Its arguments are what libcni would start the executable with:
-// the path, the standard input and the environment. An error is not a failure: it is the reason to run the executable
-// instead.
+// Plan returns a Call to run in place of an executable. The arguments of Plan are what libcni would give to the
+// executable: the path, the standard input and the environment. An error is not a failure: it is the reason to run the
+// executable instead.
 func (p *Plugins) Plan(path string, stdin []byte, environ []string) (*Call, error) {
 	env := cniEnvironment(environ)
 	command := env["CNI_COMMAND"]
