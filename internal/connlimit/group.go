@@ -64,7 +64,7 @@ func (g *Group) Stats() []Stats {
 	return all
 }
 
-// take takes descriptors from the budget. If the budget is too small, it takes none and returns false.
+// take takes the given number of descriptors from the budget. If fewer are left, it takes none and returns false.
 func (g *Group) take(files int) bool {
 	if g.held.Add(int64(files)) <= g.budget() {
 		return true

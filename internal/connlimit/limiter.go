@@ -143,8 +143,8 @@ func (l *Limiter) Admit(peer net.Addr, close func()) (*Conn, error) {
 	return c, nil
 }
 
-// admit counts a connection, and first makes room for it if necessary. The first result closes the connection that made
-// room. It is nil if no connection was displaced.
+// admit counts a connection, and first makes room for it if necessary. If a connection was displaced, the first result
+// is the function that closes that connection; otherwise it is nil.
 func (l *Limiter) admit(c *Conn) (displaced func(), refused string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

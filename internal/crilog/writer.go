@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Writer writes a container's log file. A Writer is safe for concurrent use, but a single stream is not.
+// Writer writes a container's log file. Several goroutines may use a Writer at the same time, but only one may use each
+// of its streams.
 type Writer struct {
 	now func() time.Time
 

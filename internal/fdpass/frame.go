@@ -111,7 +111,7 @@ func (r *Reader) fill(n int) error {
 	return nil
 }
 
-// keepFiles keeps the descriptors of a control message for the next frames.
+// keepFiles stores the descriptors of a control message until the next frames take them.
 func (r *Reader) keepFiles(oob []byte) error {
 	if len(oob) == 0 {
 		return nil

@@ -23,7 +23,7 @@ func DiskReason(err error) string {
 }
 
 // DiskFault reports whether an error is due to a disk or its content rather than to the configuration. After such an
-// error, the node continues without the affected part.
+// error, the node continues to run, but without the part that the error affects.
 func DiskFault(err error) bool {
 	for _, errno := range []unix.Errno{unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EIO} {
 		if errors.Is(err, errno) {

@@ -23,8 +23,8 @@ type chain struct {
 	source string
 	list   *libcni.NetworkConfigList
 	// optional maps plugins of the embedded default to the capabilities that they implement. A pod that does not use
-	// the capability skips the plugin. That saves one process for ADD and one for DEL; portmap's DEL would also run
-	// iptables.
+	// the capability skips the plugin. Skipping a plugin saves one process for ADD and one for DEL. Skipping portmap
+	// also saves the runs of iptables in its DEL.
 	optional map[string]string
 	// masqueraded holds the pod subnets whose addresses we masquerade. Only the embedded default has any.
 	masqueraded []netip.Prefix

@@ -32,7 +32,7 @@ type record struct {
 	ID      string `json:"id"`
 	// Created distinguishes successive attachments with the same ID.
 	Created time.Time `json:"created"`
-	// Source says where Conf comes from, for people who read the file.
+	// Source tells a person who reads the file where Conf comes from.
 	Source string `json:"source"`
 	// Conf is a configuration list with all its plugins.
 	Conf         json.RawMessage            `json:"conf"`

@@ -17,7 +17,7 @@ import (
 type Result struct {
 	// Netns is the path of the network namespace.
 	Netns string
-	// IPs are the addresses of the pod's default interface, eth0, the primary address first. It is empty if the chain
+	// IPs are the addresses of the pod's default interface, eth0, the primary address first. IPs is empty if the chain
 	// assigns no address.
 	IPs []netip.Addr
 	// Interfaces are the interfaces that the chain made or used, in the pod and on the host.

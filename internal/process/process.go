@@ -48,7 +48,8 @@ func Open(pid int) (*Process, error) {
 	return p, nil
 }
 
-// Adopt is like Open, for a recorded process. If another process has the PID now, it returns errdefs.ErrNotFound.
+// Adopt is like Open, but for a process whose ID was recorded earlier. If another process has the PID now, it returns
+// errdefs.ErrNotFound.
 func Adopt(id ID) (*Process, error) {
 	if id.Pid <= 0 {
 		return nil, fmt.Errorf("no process is recorded: %w", errdefs.ErrNotFound)

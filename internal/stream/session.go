@@ -70,8 +70,8 @@ func (ss *session) start() error {
 	return nil
 }
 
-// When the server closes, abandon releases a session that has not started yet. Otherwise Close would wait for it: the
-// SPDY library waits for the client's streams until CreationTimeout is over, even if the client is gone.
+// abandon is called when the server closes, and releases a session that has not started yet. Otherwise Close would wait
+// for it: the SPDY library waits for the client's streams until CreationTimeout is over, even if the client is gone.
 func (ss *session) abandon() {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -110,7 +110,8 @@ func (ss *session) spawn(work func()) {
 }
 
 // cutOff closes the connection of a session whose context has ended, so that nothing waits for the client. If the
-// server is closing, lingerTime remains to notify the client, because an SPDY client takes silence for success.
+// server is closing, cutOff closes the connection only after lingerTime, so that the session can still notify the
+// client, because an SPDY client takes silence for success.
 func (ss *session) cutOff(raw net.Conn) {
 	if errors.Is(context.Cause(ss.ctx), errServerClosed) {
 		time.AfterFunc(lingerTime, func() { raw.Close() })

@@ -82,7 +82,8 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 		if err := c.announce(); err != nil {
 			return err
 		}
-		// Read the bridge's hardware address only now, because the first port and a new address change it.
+		// Read the bridge's hardware address only now, because a first port or a new IP address can change the bridge's
+		// hardware address.
 		bridge, err = host.LinkByName(conf.Bridge)
 		if err != nil {
 			return fmt.Errorf("bridge %s: %w", conf.Bridge, err)

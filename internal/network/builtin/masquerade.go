@@ -12,8 +12,8 @@ import (
 )
 
 // masquerade implements the bridge plugin's ipMasq: a chain of rules per pod, which replaces the pod's source addresses
-// with the host's addresses. The plugin would make the same rules, but here one execution of iptables-restore applies
-// all of them, instead of ten executions of iptables.
+// with the host's addresses. The rules are the same as the plugin's. The plugin makes them by ten executions of
+// iptables, but here one execution of iptables-restore applies all of them.
 type masquerade struct{ chain, comment string }
 
 // newMasquerade chooses the chain's name and the rules' comment exactly as the plugins do (pkg/utils, FormatChainName
