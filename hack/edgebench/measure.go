@@ -53,8 +53,8 @@ func (b *bench) latency(ctx context.Context, n int) error {
 
 func micro(nanos int64) float64 { return float64(nanos) / 1000 }
 
-// rates compares how fast one subscriber receives messages from a module and from a plain client. It measures the
-// two alternately, each as often as turns says.
+// rates compares how fast one subscriber receives messages from a module and from a plain client. It measures the two
+// alternately. The parameter turns is how often it measures each.
 func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	var own, plain []float64
 	for range turns {

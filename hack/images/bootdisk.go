@@ -20,7 +20,7 @@ const (
 		"LABEL guest\nKERNEL vmlinuz\nAPPEND initrd=initrd " + cmdline + " tripod.boot=" + bootLabel + "\n"
 )
 
-// diskTools are the programs that make the disk. It maps each program's name to its path in Debian's packages.
+// diskTools maps the name of each program that helps to make the disk to the program's path in Debian's packages.
 var diskTools = map[string]string{
 	"syslinux": "usr/bin/syslinux", "mkfs.fat": "sbin/mkfs.fat", "mcopy": "usr/bin/mtools", "mattrib": "usr/bin/mtools", "mmove": "usr/bin/mtools",
 }

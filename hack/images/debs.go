@@ -86,7 +86,7 @@ func apt(ctx context.Context, dir string, args ...string) error {
 // debian is the content of the packages. The keys are paths without a leading slash.
 type debian map[string]*entry
 
-// fetch downloads the packages that are missing in dir, and removes other versions of the packages.
+// fetch downloads the packages that are missing in dir, and deletes other versions of the packages from dir.
 func (d *download) fetch(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -104,8 +104,8 @@ var guestModules = map[string][]string{
 	"virtio-0x001a": {"virtiofs"},
 }
 
-// helpers are dependencies of guestModules. The .modinfo section of each module says which other modules the module
-// needs.
+// helpers are the other kernel modules that guestModules depend on. The .modinfo section of a module names the modules
+// that it needs.
 var helpers = []string{
 	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "failover", "net_failover", "cdrom", "pvpanic", "fat",
 	"scsi_mod", "scsi_common", "t10_pi", "crc_t10dif", "crct10dif_common", "crct10dif_generic", "crc64", "crc64_rocksoft", "crc64_rocksoft_generic",
@@ -191,8 +191,8 @@ func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
 				return nil
 			}
 			i += next
-			// Ignore the error. It is about the size field after the compressed data; the kernel has been read
-			// completely by then.
+			// Ignore the error: it concerns only the size field, which comes after the compressed data. The kernel is
+			// complete.
 			if data, _ := open(k.vmlinuz[i:]); bytes.HasPrefix(data, []byte(elf.ELFMAG)) {
 				return data
 			}

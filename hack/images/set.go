@@ -165,7 +165,7 @@ func (s *set) servers() {
 			ExposedPorts: map[string]struct{}{port + "/tcp": {}}, StopSignal: "SIGQUIT",
 		}, t)
 	}
-	// The log begins with the command line, like Apache's, because test suites look for it.
+	// As with Apache, the log begins with the command line. Test suites look for this line.
 	t := tree{}
 	t.text("www/index.html", "It works!\n")
 	s.add(e2e+"httpd:2.4.39-4", v1.Config{
@@ -197,7 +197,7 @@ func (s *set) programs(ctx context.Context) {
 	}
 }
 
-// own adds images that only our own tests need. Each is for something that a runtime can get wrong.
+// own adds images that only our own tests need. Each image tests something that a runtime can get wrong.
 func (s *set) own() {
 	s.add(house+"busybox:1", shell())
 	s.add(house+"bare:1", shell(), mark("bare", "a manifest without an index")).bare = true

@@ -107,7 +107,7 @@ func (s store) build(ctx context.Context) error {
 // buildKey returns a text that contains everything that the images depend on.
 func buildKey(debs []string, comps []component, agnhost string) []byte {
 	var b bytes.Buffer
-	// The path of agnhost contains its version.
+	// The path of agnhost contains the version of agnhost, so a new version changes the key.
 	fmt.Fprintf(&b, "%s %s\n%s\n%s\n", runtime.Version(), runtime.GOARCH, strings.Join(debs, "\n"), agnhost)
 	for _, c := range comps {
 		fmt.Fprintf(&b, "%s %s\n", c.name, c.Manifest.Digest)

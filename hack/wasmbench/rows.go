@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// turns is how many times the component is measured, and the bare handler too. The report contains the medians.
+	// turns is how often the component and the bare handler are each measured. The report contains the medians.
 	turns = 7
 	// Payloads in bytes: smallSize for calls per second, largeSize for throughput.
 	smallSize, largeSize = 128, 1 << 20
@@ -22,8 +22,8 @@ const (
 	bystanderRate = 200
 )
 
-// calls compares the component with the bare handler, by unary calls of two sizes. It also measures the latency of the
-// component while the guest of another pod spins.
+// calls compares the component with the bare handler, using unary calls with payloads of two sizes. It also measures
+// the latency of the component while the guest of another pod spins.
 func (n *node) calls(ctx context.Context, duration time.Duration) (err error) {
 	component, err := n.start(ctx, "component")
 	defer func() { err = errors.Join(err, n.remove(ctx, component)) }()

@@ -23,7 +23,7 @@
 //
 // # What a caller must know
 //
-// Compiling takes CPU and memory in proportion to the guest, so do it in a process with limits. The resulting code
+// Compiling takes CPU and memory in proportion to the guest, so compile in a process with limits. The resulting code
 // image is machine code: load only images that you have compiled yourself. A guest that traps or is killed leaves a
 // dead instance and does no other harm. engine.InstanceOptions limits time, memory and handles.
 //

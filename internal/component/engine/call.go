@@ -215,7 +215,8 @@ func (i *Instance) end() {
 
 // abandon marks the guest as abandoned: nobody waits for it any longer, and end releases it later. If the guest has
 // returned in the meantime or is in a host function, abandon does nothing and returns false, and the caller must wait.
-// (A host function could be using memory of Call's caller. It returns soon, because the call's context ends.)
+// (A host function could be using memory of Call's caller. The host function returns soon, because the call's context
+// ends.)
 func (i *Instance) abandon() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -227,7 +228,7 @@ func (i *Instance) abandon() bool {
 	return true
 }
 
-// callContext returns the context of the current call. The context is made on first use. Kill ends it too.
+// callContext returns the context of the current call. The context is made on first use. Kill also ends the context.
 func (i *Instance) callContext() context.Context {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -38,8 +38,8 @@ func callocOne[T any]() (*T, error) {
 	return p, nil
 }
 
-// failAllocsAfter makes all allocations of the C half fail after the next n allocations; a negative n ends this. For
-// tests.
+// failAllocsAfter makes all allocations of the C half fail after the next n allocations. With a negative n, allocations
+// succeed again. For tests.
 func failAllocsAfter(n int64) { C.tw_spare = C.int64_t(n) }
 
 func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(b)) }

@@ -31,8 +31,8 @@ type Channel interface {
 	Send(p []byte) error
 	// Receive returns the next message, ErrWait if none has arrived yet, or io.EOF after the last message.
 	Receive() ([]byte, error)
-	// Ready reports whether an operation would not return ErrWait now. The operation is Send if write is true,
-	// otherwise Receive.
+	// Ready reports whether an operation could proceed now, instead of returning ErrWait. The operation is Send if
+	// write is true, otherwise Receive.
 	Ready(write bool) bool
 	Close()
 }
@@ -82,7 +82,7 @@ func (i *Instance) addFiles(o *C.tw_opts) error {
 	return i.openStdio(o)
 }
 
-// closeChannels closes the channels that the guest has open. The guest must not be running.
+// closeChannels closes the guest's open channels. The guest must not be running.
 func (i *Instance) closeChannels() {
 	for _, d := range i.channels {
 		if d != nil {

@@ -22,9 +22,9 @@
 //     has been killed (its call's context has ended, or [Instance.Kill] was called) or has used up its compute budget
 //     ([InstanceOptions].Deadline). Except during instantiation, waiting does not use up the budget: sleep does not
 //     count, and host calls of more than 1 ms do not count. [HostCall.Renew] grants a fresh budget. A guest that runs
-//     longer than a tick yields to others until its call ends or gets a fresh budget, but not in host functions. To
-//     yield, its thread is scheduled as SCHED_IDLE. If the process has no permission to undo SCHED_IDLE, the
-//     thread instead sleeps whenever other threads want the processor.
+//     longer than a tick yields to others until its call ends or gets a fresh budget. It never yields in host
+//     functions. To yield, its thread is scheduled as SCHED_IDLE. If the process has no permission to undo SCHED_IDLE,
+//     the thread instead sleeps whenever other threads want the processor.
 //   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls per call. An
 //     [Account] sums memory over several instances. It also holds their CPU quota, and limits their open files, their
 //     resources and the bytes that the host keeps for them.

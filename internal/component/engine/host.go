@@ -108,7 +108,8 @@ func (h *hostTable) defineCore(l *C.wasmtime_linker_t) error {
 	})
 }
 
-// each calls f for each function and resource that the guest imports from the host, with the names that the guest uses.
+// each calls f for each function and resource that the guest imports from the host. It passes the names that the guest
+// uses.
 func (h *hostTable) each(f func(iface, name string, fn *C.tw_hostfn) error) error {
 	for _, item := range h.img.Imports {
 		if n, ok := h.names[[2]string{compatName(item.Interface), item.Name}]; ok {

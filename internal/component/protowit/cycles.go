@@ -5,7 +5,7 @@ import "google.golang.org/protobuf/reflect/protoreflect"
 // WIT has no recursive types. A field closes a cycle if the message in the field can contain the message that the field
 // belongs to. Such a field carries the serialized message as list<u8> instead. The rule depends only on the two
 // messages, so a message maps to the same type everywhere. The one exception is google.protobuf.Value: the message
-// fields of Value are serialized, so that the message fields of Struct and ListValue need not be.
+// fields of Value are serialized, so that those of Struct and ListValue need not be serialized.
 
 // cycles holds the strongly connected components of the graph of messages (by Tarjan's algorithm, in a simple form
 // because there are few messages). Two messages with the same component number can contain each other.

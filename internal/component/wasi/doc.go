@@ -11,7 +11,7 @@
 //	State: the host's data for one instance, that is, the table of its resources and a channel that wakes the guest
 //
 // A guest runs on one thread, so a State needs no lock. Only the background work of a stream (reading ahead, writing
-// behind) is concurrent. Each stream has its own lock for this, and calls State.Wake.
+// behind) is concurrent. So each stream has a lock of its own, and its background work calls State.Wake.
 //
 // Sockets are not supported: every function that would make a socket returns access-denied. Guests can open the files
 // below their preopened directories. The package opens these files through os.Root, which follows no link out of such a

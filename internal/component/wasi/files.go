@@ -458,7 +458,8 @@ func commonRoot(d, other *descriptor, name, otherName string) (root *os.Root, a,
 	return d.top, path.Join(d.at, name), path.Join(other.at, otherName), nil
 }
 
-// move returns the implementation of rename-at. It also serves link-at, after the caller has read the path-flags.
+// move returns the implementation of rename-at. The implementation also serves link-at, whose path-flags the caller
+// must have read before.
 func move(do func(root *os.Root, from, to string) error) func(c *Call, d *descriptor) error {
 	return func(c *Call, d *descriptor) error {
 		from := c.In.String()

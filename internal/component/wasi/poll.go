@@ -8,8 +8,8 @@ import (
 )
 
 // Pollable is the resource "pollable" of wasi:io/poll. The first result reports whether the pollable is ready. If it is
-// not, the second result is when to check next, even without a State.Wake. The zero time means that only a State.Wake
-// can make the pollable ready.
+// not, the second result is the time to check again, even if State.Wake has not been called. The zero time means that
+// only a State.Wake can make the pollable ready.
 type Pollable func() (ready bool, again time.Time)
 
 // When returns a pollable for a condition. The code that makes the condition true must call State.Wake.

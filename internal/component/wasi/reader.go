@@ -106,8 +106,8 @@ func (r *Reader) read() {
 	r.idle.Broadcast()
 }
 
-// Release ends the Reader and frees its memory. If a read is in progress, Release calls interrupt, which must make
-// the read return, and waits for the read.
+// Release ends the Reader and frees its memory. If a read is in progress, Release calls interrupt and waits for the
+// read to end. The function interrupt must make the read return.
 func (r *Reader) Release(interrupt func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -75,7 +75,7 @@ func (s *State) openMore(n int) bool {
 	return true
 }
 
-// count takes n from the quota q, or gives back -n if n is negative.
+// count calls q.Take with n. If n is negative, it instead calls q.Give with -n. A nil q has no limit.
 func count(q Quota, n int) bool {
 	switch {
 	case q == nil:
@@ -161,8 +161,9 @@ func (s *State) Wake() {
 	}
 }
 
-// wait returns when the function ready reports true. It calls ready again when woken, and at the time given by the
-// second result of ready (if zero, only when woken). If ctx ends first, wait returns the cause of ctx.
+// wait calls the function ready until ready reports true. After each call, it sleeps until State.Wake is called or, if
+// the second result of ready is not zero, until that time at the latest. If ctx ends first, wait returns the cause of
+// ctx.
 func (s *State) wait(ctx context.Context, ready func() (bool, time.Time)) error {
 	for {
 		ok, again := ready()
@@ -175,7 +176,7 @@ func (s *State) wait(ctx context.Context, ready func() (bool, time.Time)) error 
 	}
 }
 
-// sleep returns when woken. If the given time is not zero, sleep returns at that time at the latest.
+// sleep returns when State.Wake is called. If the given time is not zero, sleep returns at that time at the latest.
 func (s *State) sleep(ctx context.Context, until time.Time) error {
 	var timeout <-chan time.Time
 	if !until.IsZero() {

@@ -89,7 +89,8 @@ func (x *exchange) begin(response *outgoingResponse) {
 	}
 }
 
-// end ends the exchange after the guest's handle function has returned err, and waits for all background work.
+// end ends the exchange, and waits for all background work. The parameter err is the error of the guest's handle
+// function, if any.
 func (x *exchange) end(err error) error {
 	x.ended = true
 	if x.body != nil {

@@ -138,7 +138,8 @@ func (f *fields) get(name string) []string {
 	return values
 }
 
-// copyTo adds the fields to an http.Header. It adds the given prefix to each name; trailers need one.
+// copyTo adds the fields to an http.Header. It puts the given prefix before each name; the names of trailers need a
+// prefix.
 func (f *fields) copyTo(header http.Header, prefix string) {
 	for _, x := range f.list {
 		name := prefix + textproto.CanonicalMIMEHeaderKey(x.name)
@@ -154,8 +155,8 @@ func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
 	})
 }
 
-// changed writes a result<_, header-error>. If refused is a case of header-error, the result is that error. Otherwise
-// changed calls do, and the result is ok.
+// changed writes a result<_, header-error>. If the parameter refused is a case of header-error, the result is that
+// error. Otherwise changed calls the function do, and the result is ok.
 func changed(c *wasi.Call, refused int, do func()) {
 	if refused >= 0 {
 		c.FailedWith(refused)

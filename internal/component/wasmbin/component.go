@@ -92,8 +92,8 @@ func (b *Binary) parseComponent(code []byte, depth int) error {
 	})
 }
 
-// topLevel reads one section to find out which modules the component's core functions come from. If it cannot, it sets
-// Unsupported and skips the section.
+// topLevel reads one section to find out which modules the component's core functions come from. If it cannot find this
+// out, it sets Unsupported and skips the section.
 func (b *Binary) topLevel(id byte, c *cursor) {
 	for n := c.u32(); n > 0 && c.err == nil && b.Unsupported == ""; n-- {
 		switch id {

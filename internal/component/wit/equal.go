@@ -9,8 +9,8 @@ func Equal(a, b *Type) error {
 	return equal("", a, b, make(map[[2]*Type]bool))
 }
 
-// equal remembers the pairs that it has compared, in the map seen. Otherwise it could take exponential time for types
-// that share parts.
+// equal compares two types. The map seen contains the pairs that equal has already compared. Without this map, equal
+// could take exponential time for types that share parts.
 func equal(path string, a, b *Type, seen map[[2]*Type]bool) error {
 	if a == nil && b == nil || seen[[2]*Type{a, b}] {
 		return nil
