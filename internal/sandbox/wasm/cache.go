@@ -191,7 +191,7 @@ func (c *cache) store(digest, engine string, code *os.File) error {
 	})
 }
 
-// drop removes the code and its entry, including incomplete files.
+// drop deletes the files of the code and of its entry, even incomplete files.
 func (c *cache) drop(digest, engine string) {
 	for _, kind := range []string{".json", ".json.new", ".code", ".code.new"} {
 		_ = ledger.RemoveFile(c.file(digest, engine, kind))
@@ -227,14 +227,14 @@ func (c *cache) verified(digest, engine string) (*os.File, error) {
 	return code, nil
 }
 
-// forget removes code that a worker has refused.
+// forget deletes a component's code from the disk after a worker has refused the code.
 func (c *cache) forget(digest string) {
 	if engine, err := c.compiler.engine(); err == nil {
 		c.drop(digest, engine)
 	}
 }
 
-// evict removes all code, except the code of the wanted components and of compilations in progress.
+// evict deletes all code from the disk, except the code of components that are in the given set or are being compiled.
 func (c *cache) evict(wanted map[string]bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 // component is a binary and the description of its services.
 type component struct {
 	artifact *artifact.Artifact
-	// descriptors is a serialized FileDescriptorSet. Images in Vimana's layout have metadata instead. The digest is the
-	// SHA-256 of the descriptors or of the metadata, whichever is set. It is empty if neither is set.
+	// descriptors is a serialized FileDescriptorSet. Images in Vimana's layout have metadata instead. The field digest
+	// is the SHA-256 of the descriptors or of the metadata, whichever is set, or empty if neither is set.
 	descriptors, metadata []byte
 	digest                string
 	used                  time.Time // last use for a container

@@ -117,7 +117,7 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 }
 
 // run runs the compiler and returns the end of its standard error. The kernel kills the compiler when the thread that
-// started it ends (Pdeathsig), so the starting goroutine stays locked to its thread.
+// started it ends (Pdeathsig), so the goroutine that starts the compiler stays locked to its thread.
 func (c *compiler) run(ctx context.Context, component, code *os.File) ([]byte, error) {
 	config, err := json.Marshal(workerapi.CompileConfig{
 		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,

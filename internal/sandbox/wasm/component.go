@@ -39,8 +39,9 @@ func nameFrom(values map[string]string, prefix string) componentName {
 	}
 }
 
-// checkImage checks that the image contains the component that the pod's labels name. The manifest's annotations must
-// give the same name. If the manifest has no such annotations, one of the image's references must end with the name.
+// checkImage checks that the image contains the component whose name is in the pod's labels. The manifest's annotations
+// must give the same name. If the manifest has no such annotations, one of the image's references must end with the
+// name.
 func checkImage(wanted componentName, annotations map[string]string, prefix string, references []string) error {
 	if says := nameFrom(annotations, prefix); says != (componentName{}) {
 		if says == wanted {

@@ -18,9 +18,10 @@
 // with a component name can be too long for a file name.
 //
 // A container's worker knows the container's state, and keeps its exit status until the daemon removes the container.
-// The files in RunDir record the daemon's view of a container: created, started in a certain worker, or exited.
-// Whenever the daemon is killed, the next daemon can distinguish a container that never started from a container whose
-// worker died. The files are on a tmpfs and are not synced, because a crash that loses them also ends the workers.
+// The files in RunDir record the daemon's view of a container: created, started in a certain worker, or exited. No
+// matter when the daemon is killed, the next daemon can distinguish a container that never started from a container
+// whose worker died. The files are on a tmpfs and are not synced, because a crash that loses them also ends the
+// workers.
 //
 // Compiled code is machine code that a worker executes. A worker loads only code that this daemon wrote: other users
 // have no access to the cache, and each file is compared with its recorded checksum before every load (docs/faults.md,

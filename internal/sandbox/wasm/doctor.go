@@ -21,7 +21,8 @@ func Doctor(_ context.Context, cfg Config) []health.Finding {
 	return []health.Finding{programFinding(cfg), userFinding(cfg), addressFinding()}
 }
 
-// programFinding checks that the program starts as the compiler does: as the unprivileged user, in new namespaces.
+// programFinding checks that the program can run under the same conditions as the compiler: as the unprivileged user,
+// in new namespaces.
 func programFinding(cfg Config) health.Finding {
 	f := health.Finding{Subject: ProgramName, Required: true,
 		Remedy: "run as root, allow network namespaces, and install the tripod-wasm of this version, executable by all users"}

@@ -34,8 +34,8 @@ type Artifact struct {
 	// MetadataLayer describes the layer with Vimana's Metadata message. Its Digest is empty if there is no such layer.
 	MetadataLayer ocispec.Descriptor `json:"metadata,omitzero"`
 	Annotations   map[string]string  `json:"annotations,omitempty"` // from the manifest
-	// Services are the full names of the component's services. If it is empty, the component serves the services in all
-	// files of the descriptor set that no other file imports.
+	// Services are the full names of the component's services. If it is empty, the component serves all services in
+	// those files of the descriptor set that no other file imports.
 	Services []string `json:"services,omitempty"`
 	// Program is the guest's default argv[0]: the base name of the entrypoint's file, or "main.wasm" for layouts
 	// without an entrypoint.

@@ -19,7 +19,8 @@ import (
 )
 
 // AnnotationServices is the manifest annotation that lists the full names of a component's services, separated by
-// commas. Without it, the component serves the services in all files of the descriptor set that no other file imports.
+// commas. Without it, the component serves all services in those files of the descriptor set that no other file
+// imports.
 const AnnotationServices = "tripod.run/services"
 
 // Spec is the input to Build.

@@ -18,8 +18,8 @@ var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 0, 
 const (
 	// maxPooled is the maximum capacity of a buffer in the pool.
 	maxPooled = 5 << 20
-	// firstRead bounds how many bytes readFrom allocates before any have arrived. Without it, a client could announce a
-	// large message, never send it, and occupy memory for all of it.
+	// firstRead bounds how many bytes readFrom allocates before any have arrived. Without this bound, a client could
+	// occupy the memory for a large message by announcing the message and never sending it.
 	firstRead = 64 << 10
 )
 

@@ -9,9 +9,9 @@
 // limits, draining, counters and spans. It does not interpret messages: it passes the bytes of protobuf messages to an
 // Invoker, which package worker implements with a component. The package must not import the engine.
 //
-// The package frames gRPC itself, because connect-go takes three times as long (BenchmarkHandler) and most clients of
-// pods use gRPC. connect-go serves gRPC-Web, Connect, and gRPC with JSON, through the same Invoker. The package has its
-// own health service, which supports Watch. Reflection is from connectrpc.com/grpcreflect.
+// The package implements the framing of gRPC itself, because connect-go takes three times as long (BenchmarkHandler)
+// and most clients of pods use gRPC. connect-go serves gRPC-Web, Connect, and gRPC with JSON, through the same Invoker.
+// The package has its own health service, which supports Watch. Reflection is from connectrpc.com/grpcreflect.
 //
 // An idle Server uses its sockets, three goroutines and about 25 KiB of memory. It allocates the state for QUIC and
 // HTTP/2 when the first client connects (TestIdleServerMemory).

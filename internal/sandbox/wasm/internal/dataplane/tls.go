@@ -84,7 +84,7 @@ func (m Material) config() (*tls.Config, error) {
 			return nil, fmt.Errorf("TLS client CAs: no PEM certificate found: %w", errdefs.ErrInvalidArgument)
 		}
 		c.ClientAuth = tls.VerifyClientCertIfGiven
-		// A client that resumes a session with a ticket would not be verified again after an Update.
+		// With tickets, a client could resume a session after an Update without being verified again.
 		c.SessionTicketsDisabled = true
 	}
 	if m.RequireClient {

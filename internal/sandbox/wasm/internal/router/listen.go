@@ -23,7 +23,7 @@ type ServeConfig struct {
 	Certificate, Key, ClientCA string
 	// TLS is the configuration that Serve uses. Open sets TLS from Certificate, Key and ClientCA.
 	TLS *dataplane.TLS
-	// Group counts the connections, which Connections limits; by default the router has its own Group.
+	// Group counts the connections, and Connections limits them. By default, the router has its own Group.
 	Group       *connlimit.Group
 	Connections connlimit.Config
 	Logger      *slog.Logger

@@ -66,8 +66,8 @@ func (n notifier) wake() {
 	}
 }
 
-// wait returns once n.wake has been called, but after pollInterval or at the deadline at the latest (zero means no
-// deadline). If ctx ends first, wait returns ctx's cause. Callers must poll, because a full backlog accepts messages
+// wait returns when n.wake is called, after pollInterval, or at the deadline (zero means no deadline), whichever comes
+// first. If ctx ends before that, wait returns ctx's cause. Callers must poll, because a full backlog accepts messages
 // again after stallTimeout even if n.wake is not called.
 func (n notifier) wait(ctx context.Context, deadline time.Time) error {
 	const pollInterval = 200 * time.Millisecond
@@ -259,7 +259,7 @@ func (s *channelStream) Write(b []byte) (int, error) {
 	}
 }
 
-// Read returns the rest of the last message, or waits for the next one.
+// Read returns the rest of a partly read message. If there is no rest, Read waits for the next message.
 func (s *channelStream) Read(b []byte) (int, error) {
 	for len(s.rest) == 0 {
 		var err error

@@ -9,8 +9,9 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// Limits on the backlog of messages to the daemon. When the backlog is full, guests wait for room. If there is no
-// daemon, or if the daemon has not read for stallTimeout, guests do not wait, and the oldest messages are dropped.
+// Limits on the backlog of messages to the daemon. When the backlog is full, guests wait for room while a daemon is
+// reading. If there is no daemon, or if the daemon has not read for stallTimeout, the oldest messages are dropped
+// instead.
 const (
 	maxBacklogMessages = 4096
 	maxBacklogBytes    = 32 << 20
@@ -30,7 +31,7 @@ type backlog struct {
 	writer   notifier
 }
 
-// outgoing is a message from a port, which may have been closed since.
+// outgoing is a message from a port. The port may have been closed since.
 type outgoing struct {
 	port    *port
 	message []byte
@@ -226,7 +227,7 @@ func (c *channels) next(l *link) (frames []frame, last bool) {
 }
 
 // frames returns a batch: first a close frame for each closed port without queued messages, then an open frame for each
-// port whose number is not announced, then messages.
+// port whose number is not yet announced, then messages.
 func (c *channels) frames(l *link) (frames []frame) {
 	for fd, p := range l.announced {
 		if p.closed && p.queued == 0 {

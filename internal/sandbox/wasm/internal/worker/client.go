@@ -58,7 +58,8 @@ func (c *client) push(stderr bool, p []byte) {
 	c.sender.wake()
 }
 
-// end makes the goroutine that runs send disconnect the client once the queued output is sent.
+// end disconnects the client once the queued output is sent. It returns at once and leaves the work to the goroutine
+// that runs the method send.
 func (c *client) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +68,7 @@ func (c *client) end() {
 	c.sender.wake()
 }
 
-// disconnect closes the session, which ends the goroutines that run send and receive.
+// disconnect closes the session, which ends the goroutines that run the methods send and receive.
 func (c *client) disconnect() {
 	c.once.Do(func() {
 		c.session.Close()

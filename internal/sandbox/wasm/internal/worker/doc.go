@@ -35,7 +35,8 @@
 //
 // Guests block in host functions, on their own threads: the function next of a stream waits for a message from the
 // client, and the function send waits for room in the client's flow-control window. Output is written to the log file
-// immediately. Each attached client has a bounded buffer and is disconnected if it does not read, so no client ever
-// blocks a guest. Channels queue messages within bounds and drop the oldest; a guest waits for room only while a daemon
-// is reading.
+// immediately. Each attached client has a bounded buffer and is disconnected if it does not read, so no attached client
+// ever blocks a guest. The queues of channels are bounded. If a guest does not read, its oldest messages are dropped.
+// If the backlog to the daemon is full, the guest waits for room while a daemon is reading; otherwise, the oldest
+// messages in the backlog are dropped.
 package worker

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// errStopping is the cause with which everything that still runs in a pod is cancelled when the grace period expires.
+// errStopping is the cause for cancelling everything that still runs in a pod when the grace period expires.
 var errStopping = errors.New("the pod is being stopped")
 
 // failure is a class of guest failures.

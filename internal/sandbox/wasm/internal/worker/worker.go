@@ -187,7 +187,7 @@ func (w *Worker) forget(p *pod) {
 	}
 }
 
-// pod returns a started pod. If the pod is still starting, the method waits until it has started.
+// pod returns the pod with the given ID. If the pod is still starting, the method waits until the start is complete.
 func (w *Worker) pod(id string) (*pod, error) {
 	w.mu.Lock()
 	p := w.pods[id]

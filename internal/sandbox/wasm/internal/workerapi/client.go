@@ -229,7 +229,7 @@ func (c *Client) ended() error {
 	return fmt.Errorf("wasm worker: connection lost: %w: %w", c.Err(), errdefs.ErrUnavailable)
 }
 
-// fail ends the connection. Err returns the error from the first call.
+// fail ends the connection. Afterwards, Err returns err, unless the connection had already ended with another error.
 func (c *Client) fail(err error) {
 	c.end(err)
 	c.conn.Close()

@@ -26,7 +26,8 @@ func newEventQueue() *eventQueue {
 	return q
 }
 
-// put adds an event. Once maxQueuedSpans events are queued, new spans replace the oldest spans.
+// put adds an event. While maxQueuedSpans or more events are queued, each new event with spans replaces the oldest
+// queued event with spans.
 func (q *eventQueue) put(e Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -40,7 +41,7 @@ func (q *eventQueue) put(e Event) {
 	wake(q.wake)
 }
 
-// finish makes pump close q.out once the queued events are delivered.
+// finish makes the method pump close q.out once the queued events are delivered.
 func (q *eventQueue) finish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -79,7 +79,7 @@ type Code struct {
 	// Image is the output file of `tripod-wasm compile`. It is read from offset 0.
 	Image File `json:"image"`
 	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports. Services are the services in
-	// Descriptors that the component serves. If Services is empty, the component serves the services in all files of
+	// Descriptors that the component serves. If Services is empty, the component serves all services in those files of
 	// the set that no other file imports. For images in Vimana's layout, Metadata (a serialized Metadata message)
 	// replaces Descriptors. Only the gRPC world uses these three fields.
 	Descriptors []byte   `json:"descriptors,omitempty"`
@@ -94,8 +94,8 @@ type Loaded struct {
 	Procedures []string  `json:"procedures,omitempty"` // gRPC methods, as "/package.Service/Method"
 	Exports    []string  `json:"exports"`              // names of the exported functions
 	Imports    []string  `json:"imports"`              // names of the imported functions
-	// OwnWorkerReason says why the component must not share a worker with other pods, or is empty. If it is set, the
-	// component's responses can use unbounded memory in the worker.
+	// OwnWorkerReason is empty if the component can share a worker with other pods. Otherwise, the component's
+	// responses can use unbounded memory in the worker, and OwnWorkerReason says why.
 	OwnWorkerReason string `json:"apart,omitempty"`
 }
 
@@ -124,9 +124,9 @@ type PodSpec struct {
 	StdinOnce bool `json:"stdinOnce,omitempty"`
 	TTY       bool `json:"tty,omitempty"`
 
-	// Channels are the channels of the guest, which is then a module of the MQTT front door. A core module finds the
-	// channels under /ch; a component imports the interface in channels.wit. Client.Channels opens the connection for
-	// the channels' messages.
+	// Channels are the channels of the guest. A guest with channels is a module of the MQTT front door. A core module
+	// finds the channels under /ch; a component imports the interface in channels.wit. Client.Channels opens the
+	// connection for the channels' messages.
 	Channels []channel.Channel `json:"channels,omitempty"`
 }
 
@@ -271,7 +271,7 @@ type MethodMetrics struct {
 	InFlight      int64  `json:"inFlight"`
 	ReceivedBytes uint64 `json:"receivedBytes"`
 	SentBytes     uint64 `json:"sentBytes"`
-	// Codes counts responses by gRPC code in its canonical spelling ("OK", "INTERNAL") or HTTP status ("200").
+	// Codes counts responses by gRPC code (in canonical spelling: "OK", "INTERNAL") or by HTTP status ("200").
 	Codes map[string]uint64 `json:"codes"`
 	// Buckets[i] is the number of responses whose duration in seconds is in (Bounds[i-1], Bounds[i]]. The last bucket
 	// counts the responses above all bounds.

@@ -152,8 +152,8 @@ func (s *Server) Publish(e Event) {
 // settleTimeout bounds the wait in settle.
 const settleTimeout = 10 * time.Second
 
-// settle waits until all orders of disconnected clients except Stop are complete, so that a previous daemon's orders do
-// not change pods after the new daemon has listed them.
+// settle waits until all orders of disconnected clients, except Stop, are complete, so that a previous daemon's orders
+// do not change pods after the new daemon has listed them.
 func (s *Server) settle() {
 	deadline := time.NewTimer(settleTimeout)
 	defer deadline.Stop()
@@ -268,7 +268,8 @@ func (c *serverConn) read() error {
 	}
 }
 
-// hungUp reports whether the connection is closed by either side. Requests from the client can still be unread then.
+// hungUp reports whether the connection is closed by either side. Even a closed connection can still have unread
+// requests from the client.
 func (c *serverConn) hungUp() bool {
 	select {
 	case <-c.closed:
