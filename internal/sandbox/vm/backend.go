@@ -25,7 +25,7 @@ type settings struct {
 	Config
 	// Driver runs the machines. Backend.Close closes the driver.
 	Driver machine.Driver
-	// Accel may be nil.
+	// Accel may be nil. Inspect then does not report the accelerator.
 	Accel accelFunc
 	// Cgroup is the host's cgroup tree, the same one that the driver uses.
 	Cgroup cgroup.Tree
@@ -66,8 +66,8 @@ type Backend struct {
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	sampler *stats.Sampler
-	// tasks are two kinds of goroutines: one records how a machine has ended, the other watches a booting machine, and
-	// stops at the latest when ctx ends.
+	// tasks counts two kinds of goroutines. Some record how a machine has ended. The others watch a booting machine,
+	// and end when ctx ends, if not earlier.
 	tasks sync.WaitGroup
 	ctx   context.Context
 	end   context.CancelFunc

@@ -15,9 +15,9 @@
 //	           ▼
 //	         log complete ──▶ state ──▶ node
 //
-// The driver knows the state of each machine. Until a machine that has ended starts again, the driver remembers how it
-// ended. The files record the orders (created, started, exited), so that recovery can tell a machine that never started
-// from a machine that has ended.
+// The driver knows the state of each machine. It remembers how a machine ended until that machine starts again. The
+// files record the orders (created, started, exited), so that recovery can tell a machine that never started from a
+// machine that has ended.
 //
 // A container that is started again keeps its machine and disks. A new attempt of the pod's container is a new
 // container with new disks.

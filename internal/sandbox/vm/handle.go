@@ -42,14 +42,14 @@ type life struct {
 	console   *console.Console
 	agent     atomic.Pointer[agent.Agent]
 	qga       *agent.QGA
-	// recording is set by the first call to record. ended is closed once the end of the run is in the handle's state
-	// and on disk.
+	// recording is set by the first call to record. The channel ended is closed once the end of the run is in the
+	// handle's state and on disk.
 	recording atomic.Bool
 	ended     chan struct{}
 	// oomKills is the cgroup's count of OOM kills before the start.
 	oomKills uint64
-	// If a start fails, failed is set before the machine is killed, so that record uses failed instead of the driver's
-	// event.
+	// failed describes a failed start. It is set before the machine is killed, so that record uses this description
+	// instead of the driver's event.
 	failed atomic.Pointer[failedStart]
 }
 

@@ -44,7 +44,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		}
 	}
 	if err := b.removeOrphans(ctx, keep); err != nil {
-		// This does not make Recover fail, because orphans do not harm the known pods.
+		// Recover does not return this error, because orphans do not harm the known pods.
 		b.log.Error("cannot remove pods that are not in the record", "err", err)
 	}
 	return found, nil

@@ -49,7 +49,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return fpStarted.Hit(ctx)
 }
 
-// prepare checks the image and the root device, and makes and limits the cgroup.
+// prepare checks the image and the root device, makes the cgroup, and sets the cgroup's limits.
 func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) error {
 	s, _ := h.Snapshot()
 	files, err := b.cfg.Images.OpenDisk(ctx, h.ID, s.Image)

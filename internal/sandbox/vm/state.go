@@ -33,7 +33,8 @@ type state struct {
 	SerialBefore int64 `json:"serialBefore,omitempty"`
 	// Silent means that the container's log already has the message about the guest's silence.
 	Silent bool `json:"silent,omitempty"`
-	// PreviousStart is when the previous run began. The driver may still report the end of that run.
+	// PreviousStart is when the previous run began. The driver may still report the end of that run, which must not
+	// count as the end of the current run.
 	PreviousStart time.Time `json:"former,omitzero"`
 	// Pid is the PID of the hypervisor process.
 	Pid int `json:"pid,omitempty"`

@@ -70,9 +70,9 @@ func (j *job) send(conn *os.File) error {
 // tcpClose is TCP_CLOSE in linux/tcp_states.h.
 const tcpClose = 7
 
-// wasReset reports whether the server reset the connection. A read does not always tell, because reads return io.EOF if
-// a write has already returned the error. So wasReset checks the state of the connection. Until the agent shuts down
-// the writing side, only a reset closes the connection in both directions.
+// wasReset reports whether the server reset the connection. A read does not always show a reset, because reads return
+// io.EOF if a write has already returned the error. So wasReset checks the state of the connection. Until the agent
+// shuts down the writing side, only a reset closes the connection in both directions.
 func (j *job) wasReset(conn *os.File) bool {
 	var info *unix.TCPInfo
 	err := withFD(conn, func(fd int) (err error) {

@@ -19,8 +19,8 @@ const (
 	flapTime = 50 * time.Millisecond
 )
 
-// port is a virtio-serial port in blocking mode. In this mode, each read or write blocks a thread, but a write shows
-// when a host connects: the write waits until then, whereas a read without a host returns 0 bytes immediately.
+// port is a virtio-serial port in blocking mode. In this mode, each read or write blocks a thread. A read without
+// a host returns 0 bytes immediately, but a write waits until a host connects, and so shows when that happens.
 type port struct {
 	fd   int
 	left time.Time

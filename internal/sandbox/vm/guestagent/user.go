@@ -16,7 +16,7 @@ const (
 	maxDatabase = 1 << 20
 )
 
-// user is the user as whom a program runs.
+// user is the account under which a program runs.
 type user struct {
 	name     string
 	uid, gid uint32

@@ -131,7 +131,7 @@ type guestAddr string
 func (guestAddr) Network() string  { return "tcp" }
 func (a guestAddr) String() string { return string(a) }
 
-// deadline is a channel that is closed at the deadline.
+// deadline is a Conn's read or write deadline. The channel expired is closed at that time.
 type deadline struct {
 	mu      *sync.Mutex
 	timer   *time.Timer

@@ -143,8 +143,8 @@ func Parse(all map[string]string) (Options, []string, error) {
 	return o, append(warnings, more...), nil
 }
 
-// lookup looks for the setting under both of its names, and returns the key and the value. The value is empty if the
-// annotations do not have the setting.
+// lookup looks for the setting under our own key and under Virtlet's key. It returns the key that the annotations
+// contain, and the value. If they contain neither key, the value is empty.
 func (a *Annotation) lookup(all map[string]string) (key, value string, err error) {
 	own, virtlet := all[a.Key()], ""
 	if a.Virtlet != "" {
@@ -161,10 +161,12 @@ func (a *Annotation) lookup(all map[string]string) (key, value string, err error
 	}
 }
 
-// keys is a map from the name of each setting in the annotations to the key that the annotations use for the setting.
+// keys maps the name of each setting that the annotations contain to the key that sets it, which is our own or
+// Virtlet's.
 type keys map[string]string
 
-// of returns the key that the annotations use for a setting, or our own key if they do not have the setting.
+// of returns the key that the annotations use for a setting. If they do not contain the setting, it returns our own
+// key.
 func (k keys) of(name string) string {
 	if key := k[name]; key != "" {
 		return key
@@ -235,7 +237,8 @@ func unknown(all map[string]string) []string {
 	return warnings
 }
 
-// shown returns a value as messages show it. Long values are not shown, because they may be confidential user-data.
+// shown returns the form in which messages show a value. Long values are not shown, because they may be confidential
+// user-data.
 func shown(value string) string {
 	if len(value) > 100 || strings.ContainsAny(value, "\n\r") {
 		return fmt.Sprintf("a text of %d bytes", len(value))

@@ -27,8 +27,8 @@ const (
 )
 
 // The allowed forms of values. objectName matches the name of a Kubernetes object (RFC 1123 subdomain), and dataKey a
-// key in a ConfigMap. quantity limits the exponent N, because the parser of quantities computes 10^N, however large N
-// is.
+// key in a ConfigMap. The pattern quantity limits the exponent N, because the parser of quantities computes 10^N,
+// however large N is.
 var (
 	objectName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	dataKey     = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)

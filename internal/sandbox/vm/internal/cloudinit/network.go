@@ -80,10 +80,10 @@ func (b *builder) networkConfig() ([]byte, error) {
 // static puts an interface's addresses and routes into e, the interface's configuration. It also turns off router
 // advertisements.
 //
-// cloud-init 22.4 has three bugs if it converts this format instead of passing it to netplan. It turns a route to ::/0
-// into a route to ::/64, so static uses gateway6 instead. It rejects "default" as a destination. And it fails on a
-// route without a gateway. CNI plugins add such routes to reach a gateway; static sets the flag on-link instead, which
-// has the same effect.
+// cloud-init 22.4 has three bugs when it converts this format instead of passing it to netplan. It turns a route to
+// ::/0 into a route to ::/64, so static uses gateway6 instead. It rejects the destination "default", so static writes
+// the prefix. And it fails on a route without a gateway. CNI plugins add such routes to reach a gateway; static sets
+// the flag on-link instead, which has the same effect.
 func (b *builder) static(i Interface, e map[string]any) {
 	var addrs, routes []any
 	for _, a := range i.Addrs {

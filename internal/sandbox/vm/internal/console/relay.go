@@ -232,8 +232,8 @@ func (r *relay) append(text string) error {
 	return r.commit(line.Append(nil), 0)
 }
 
-// commit appends entries to the container's log and advances the committed offset by the used bytes. If either fails,
-// commit undoes both.
+// commit appends entries to the container's log and advances the committed offset by the given number of bytes. If
+// either fails, commit undoes both.
 func (r *relay) commit(entries []byte, used int64) error {
 	next := r.committed
 	next.offset += used
@@ -338,7 +338,7 @@ func (r *relay) close() error {
 	return r.release()
 }
 
-// release closes a relay before its method run has started or after that method has returned.
+// release closes a relay whose method run has not started yet or has already returned.
 func (r *relay) release() error {
 	serialLogs.remove(r.cfg.SerialLog, r.wake)
 	r.mu.Lock()

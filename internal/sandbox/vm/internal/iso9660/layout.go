@@ -46,7 +46,8 @@ func newLayout(root *node) *layout {
 				}
 			}
 		}
-		// Path tables and directories contain positions, which are not known yet but do not affect their lengths.
+		// The positions in path tables and directories are not known yet. But the lengths of path tables and
+		// directories do not depend on the positions.
 		length := len(l.pathTable(tree, binary.LittleEndian))
 		for order := range l.tableAt[tree] {
 			l.tableAt[tree][order] = l.take(length)

@@ -127,7 +127,8 @@ func (r *Reader) Next() (Frame, error) {
 	}
 }
 
-// cut returns the bytes before the next 0, or nil if they are skipped. It returns false if no 0 has been read yet.
+// cut returns the bytes before the next 0, or nil if they are too many for a frame. It returns false if no 0 has been
+// read yet.
 func (r *Reader) cut() ([]byte, bool) {
 	zero := bytes.IndexByte(r.buf[r.start+r.seen:r.end], 0)
 	if zero < 0 {

@@ -40,7 +40,7 @@ func (s *Stream) Value() any {
 	return s.value
 }
 
-// Finish ends the stream. Data that has already arrived can still be read. After the last of it, Read returns io.EOF.
+// Finish ends the stream. Read still returns the data that has already arrived, and after that io.EOF.
 func (s *Stream) Finish() {
 	s.mux.mu.Lock()
 	if s.mux.streams[s.id] == s {
@@ -79,7 +79,7 @@ func (s *Stream) Send(cancel <-chan struct{}, kind Kind, parts ...[]byte) bool {
 // Urgent queues a frame ahead of frames that were not sent with Urgent. It does not wait.
 func (s *Stream) Urgent(kind Kind, parts ...[]byte) { s.mux.Urgent(s.id, kind, parts...) }
 
-// Write writes to a channel, as its window allows, until the stream ends (ErrEnded) or cancel is closed
+// Write writes to a channel, as the channel's window allows, until the stream ends (ErrEnded) or cancel is closed
 // (os.ErrDeadlineExceeded).
 func (s *Stream) Write(channel byte, p []byte, cancel <-chan struct{}) (int, error) {
 	written := 0
@@ -202,7 +202,7 @@ func (b *inbox) signal() {
 	}
 }
 
-// read reads buffered data, and waits if there is none. The caller must extend the peer's window by grant.
+// read reads buffered data, and waits if there is none. The caller must extend the peer's window by grant bytes.
 func (b *inbox) read(p []byte, cancel <-chan struct{}) (n, grant int, err error) {
 	for {
 		b.mu.Lock()
