@@ -44,7 +44,7 @@ type File struct {
 }
 
 // Plain replaces the path of a kernel, an initrd, a share or the directory of VNC's socket with a path in
-// /proc/self/fd. In Sockets, it replaces the path of a socket with a connected descriptor.
+// /proc/self/fd. A Plain in Grant.Sockets replaces the path of a socket with a connected descriptor.
 type Plain struct {
 	Path string `json:"path"`
 	FD   int    `json:"fd"`

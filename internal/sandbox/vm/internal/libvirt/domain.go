@@ -223,7 +223,7 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 const qgaPort = "org.qemu.guest_agent.0"
 
 // disk returns the machine's disk with index i, which is the nth disk on its bus, counted from 0. Formats and bases
-// come from the definition, never from the headers of the files (faults I5).
+// come from the definition, never from the headers of the files (fault I5).
 func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk {
 	source := def.Disks[i]
 	disk := libvirtxml.DomainDisk{
@@ -237,8 +237,8 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
 	if source.Bus == machine.BusSCSI {
-		// Make each disk a target of its own, as the driver qmp does. As units of a single target, the disks would be
-		// in another order in Linux.
+		// Make each disk a target of its own, as the driver qmp does. If the disks were units of a single target, Linux
+		// would list them in another order.
 		var zero uint
 		target := uint(nth)
 		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}

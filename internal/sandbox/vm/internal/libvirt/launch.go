@@ -86,7 +86,7 @@ func (l *launch) close() {
 	l.files, l.shares = nil, nil
 }
 
-// add adds a file to those for the wrapper and returns its index.
+// add adds a file to the files for the wrapper and returns its index.
 func (l *launch) add(f *os.File) int {
 	l.files = append(l.files, f)
 	return len(l.files) - 1

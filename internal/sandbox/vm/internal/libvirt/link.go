@@ -20,7 +20,7 @@ const (
 	defaultSocket = "/run/libvirt/libvirt-sock"
 	virtqemudSock = "/run/libvirt/virtqemud-sock"
 
-	// helloTimeout bounds the setup of a connection. A libvirtd may accept the connection but never answer.
+	// helloTimeout bounds the setup of a connection, because a libvirtd may accept the connection but never answer.
 	helloTimeout = 15 * time.Second
 	// waitTimeout bounds a call's wait for a connection.
 	waitTimeout = 5 * time.Second

@@ -73,7 +73,7 @@ const (
 	BusSCSI   Bus = "scsi"
 )
 
-// Disk is a disk of the machine. Formats are always given, never probed (faults I5).
+// Disk is a disk of the machine. Formats are always given, never probed (fault I5).
 type Disk struct {
 	// ID is a short name, unique in the machine, such as root, cidata, agent or disk0.
 	ID string `json:"id"`
@@ -226,9 +226,9 @@ type Driver interface {
 	// Ready returns nil if machines can be defined and started, otherwise errdefs.ErrUnavailable with the reason, for
 	// example that libvirtd is not running. It does not block.
 	Ready() error
-	// Recover is called before any method that needs a machine. If it fails, it is called again. It recovers the named
-	// machines, removes other machines that this driver made, and from then on reports the end of every machine to
-	// sink. The result omits machines that the driver does not know.
+	// Recover is called before any method that needs a machine. If Recover fails, it is called again. Recover takes
+	// over the named machines, removes other machines that this driver made, and from then on reports the end of every
+	// machine to sink. The result omits machines that the driver does not know.
 	Recover(ctx context.Context, names []string, sink func(Event)) (map[string]State, error)
 	// Define defines a machine, or replaces the definition of a machine that is not running. A repeated call with the
 	// same definition has no effect.

@@ -119,8 +119,8 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		"-m", fmt.Sprintf("%dM", mebibytes(d.Memory)),
 		"-uuid", d.UUID,
 		"-rtc", "base=utc",
-		// Let a firmware that finds no boot device retry. It then reports the failure again, in case a daemon has read
-		// the first report and died.
+		// If the firmware finds no boot device, it tries again after this time. It then reports the failure again, in
+		// case a daemon died after it had read the first report.
 		"-boot", fmt.Sprintf("strict=on,reboot-timeout=%d", firmware.RetryTime.Milliseconds()),
 		// A guest that powers off or panics stays paused until the driver has read the reason. A reboot resets the
 		// guest.
@@ -166,7 +166,7 @@ func (c *command) consoles(d machine.Definition) {
 }
 
 // disk adds a disk as QEMU block nodes. The format and the overlay's base come from the definition, never from the
-// headers of the files (faults I5).
+// headers of the files (fault I5).
 func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSetup) {
 	var backing any // null makes QEMU ignore any base that the overlay's header names
 	if disk.Base != nil {
@@ -249,8 +249,8 @@ func memoryBackend(d machine.Definition) string {
 
 // share adds a shared directory: a connection to its virtiofsd, or a directory that QEMU serves by virtio-9p. With the
 // security model "none", QEMU's user owns the files that the guest creates, because QEMU ignores a failure to change
-// the owner of a new file. virtiofsd.Open says which owners QEMU sees. With "mapped-xattr", QEMU's user owns these
-// files too, and extended attributes hold the owners that the guest sees.
+// the owner of a new file. The comment on virtiofsd.Open says which owners QEMU sees. With "mapped-xattr", QEMU's user
+// owns these files too, and extended attributes hold the owners that the guest sees.
 func (c *command) share(i int, share machine.Share) {
 	if share.Driver == machine.ShareVirtiofs {
 		fd := c.inherit(inherited{Kind: kindVirtiofs, Index: i})

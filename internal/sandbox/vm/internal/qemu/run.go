@@ -153,7 +153,8 @@ func (r *run) connect(ctx context.Context) error {
 	return nil
 }
 
-// disconnected closes and drops a monitor connection that has ended.
+// disconnected closes a monitor connection that has ended. The run is then without a monitor until connect succeeds
+// again.
 func (r *run) disconnected() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,7 +19,7 @@ var (
 	uuidForm  = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 	modelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+=,-]*$`)
 	// diskForm limits an ID to 20 characters, because the ID becomes the disk's serial number, which has at most 20.
-	// Names of QEMU's nodes have at most 31, which leaves room for a suffix after the ID.
+	// The name of a QEMU node can have 31 characters, so a node's name has room for a suffix after the ID.
 	diskForm = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,19}$`)
 	tagForm  = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,31}$`)
 )

@@ -210,7 +210,7 @@ func (c *Client) deliver(m *message) {
 	}
 }
 
-// fail closes the connection. The first reason wins.
+// fail closes the connection. If fail is called again, Err still returns the reason of the first call.
 func (c *Client) fail(err error) {
 	c.end(err)
 	c.conn.Close()

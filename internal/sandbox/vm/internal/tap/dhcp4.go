@@ -35,7 +35,7 @@ type server4 struct {
 	// server is the server identifier, usually the gateway's address. Clients send renewals to this address, and
 	// server4 answers them.
 	server netip.Addr
-	// offer holds the options of an offer or acknowledgement. The option in search is added only if it fits.
+	// offer holds the options of an offer or acknowledgement. The option in the field search is added only if it fits.
 	offer  []dhcpv4.Option
 	search *dhcpv4.Option
 }

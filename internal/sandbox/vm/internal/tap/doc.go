@@ -9,9 +9,9 @@
 //	Wire    write record ─► make taps ─► remove addresses ─► add filters ─► announce     a second call completes a partial Wire
 //	Unwire  remove taps and filters ─► restore addresses ─► remove record
 //
-// The guest uses the MAC of the pod's interface, which keeps its MAC too. Nothing changes for the neighbours, and
-// bridge tables, ARP caches and anti-spoofing filters stay valid. There is no learning bridge between interface and
-// tap, because a reflecting port (CNI's hairpinMode) would mislead the bridge.
+// The guest has the same MAC as the pod's interface. Nothing changes for the neighbours, and bridge tables, ARP caches
+// and anti-spoofing filters stay valid. There is no learning bridge between interface and tap, because a reflecting
+// port (CNI's hairpinMode) would mislead the bridge.
 //
 // The filters use only u32 with mirred, because some kernels lack matchall, flower and gact. A frame that must not be
 // forwarded matches a filter without an action. The frame then reaches the namespace's own IP stack, which drops it for

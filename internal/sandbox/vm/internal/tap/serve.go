@@ -39,8 +39,8 @@ type Config struct {
 }
 
 // Responder configures a pod's guest until Close. It answers DHCPv4, DHCPv6 and router solicitations on the taps; only
-// the guest receives its frames. It keeps no state: a new Responder, in any process, gives the same answers. If a tap
-// disappears, the Responder stops serving it without an error.
+// the guest receives these answers. It keeps no state: a new Responder, in any process, gives the same answers. If a
+// tap disappears, the Responder stops serving it without an error.
 type Responder struct {
 	log     *slog.Logger
 	sockets []*packetSocket
@@ -216,7 +216,8 @@ type packetSocket struct {
 // accepts.
 //
 // The socket must be for all protocols, because a socket for one protocol receives frames only after the filters, and
-// the filters leave none. The program is attached before the socket is bound, so that no other frames are queued.
+// the filters leave none for it. The program is attached before the socket is bound, so that no other frames are
+// queued.
 func listenPacket(name string, index int, program func() ([]unix.SockFilter, error)) (*packetSocket, error) {
 	filter, err := program()
 	if err != nil {

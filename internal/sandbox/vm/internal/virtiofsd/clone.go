@@ -18,8 +18,9 @@ import (
 //
 // Where the file system supports it, files of root appear in the clone as files of the given user and group, and the
 // reverse; the second result is then true. All other owners are unchanged. The guest's root acts as the given user.
-// Through the clone, it can read root's files, as root in a container could, and the files that it creates belong to
-// root. Where the file system does not support the swap (NFS, FUSE, old kernels), all owners are unchanged.
+// Through the clone, the guest's root can read the files of the node's root, as root in a container could, and files
+// that the guest's root creates belong to the node's root. Where the file system does not support the swap (NFS, FUSE,
+// old kernels), all owners are unchanged.
 func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -39,7 +40,7 @@ func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool,
 	return tree, mapped, nil
 }
 
-// clone clones the tree. It swaps owners unless uid is 0.
+// clone clones the tree. Unless uid is 0, the clone swaps owners as the comment on Open describes.
 func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
@@ -73,7 +74,7 @@ func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
 // time.
 var usernsMu sync.Mutex
 
-// swapUserns returns a user namespace that swaps root with the given user and group.
+// swapUserns returns a user namespace whose ID mappings swap root with the given user and group.
 func swapUserns(uid, gid int) (*os.File, error) {
 	usernsMu.Lock()
 	defer usernsMu.Unlock()

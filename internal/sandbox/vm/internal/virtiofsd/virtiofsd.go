@@ -41,8 +41,8 @@ func Find(configured string) (string, error) {
 	return "", fmt.Errorf("no virtiofsd at %v; install it (Debian 12: qemu-system-common), or set vm.virtiofsd: %w", candidates, errdefs.ErrNotFound)
 }
 
-// SocketName is the name of the socket in Options.Dir. The socket exists only until QEMU's end of the connection is
-// made.
+// SocketName is the name of the socket in Options.Dir. The socket exists only while the connection between virtiofsd
+// and QEMU is being made.
 const SocketName = "virtiofs.sock"
 
 const (

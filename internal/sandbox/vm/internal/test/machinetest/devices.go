@@ -27,7 +27,7 @@ func devices(t *testing.T, s Subject) {
 		d.Disks = append(d.Disks, machine.Disk{ID: id, File: machine.File{Path: path}, Format: "raw", ReadOnly: readOnly, Bus: bus})
 	}
 	extra("locked", true, machine.BusVirtio, "cannot be written")
-	// The guest writes the header of another format to this raw disk. This must not change the disk's format (faults
+	// The guest writes the header of another format to this raw disk. This must not change the disk's format (fault
 	// I5).
 	extra("raw", false, machine.BusVirtio, "to be overwritten")
 	extra("scsi", false, machine.BusSCSI, "a SCSI disk begins so\n")
@@ -124,8 +124,9 @@ func bootsFromDisk(t *testing.T, s Subject) {
 	}
 }
 
-// noBoot checks the firmware's output. If the disk is empty, the output must show that the machine cannot boot, even to
-// a driver that has just recovered the machine. The output of a bootable machine must show no failure.
+// noBoot checks the firmware's output. If the disk is empty, the output must show that the machine cannot boot; a
+// driver that has just recovered the machine must find this out too. The output of a bootable machine must show no
+// failure.
 func noBoot(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer func() { l.Close() }()

@@ -24,7 +24,7 @@ func (Taps) Tap(ctx context.Context, nic machine.NIC) (*os.File, error) {
 }
 
 // network checks that a guest uses its taps with the given addresses and MTUs, before and after a restart of the
-// machine, and that a missing tap makes the start fail (faults V3).
+// machine, and that a missing tap makes the start fail (fault V3).
 func network(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()

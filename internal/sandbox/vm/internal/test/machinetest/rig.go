@@ -29,8 +29,8 @@ type Guest struct{ Kernel, Initrd, Disk string }
 
 // Subject is a driver under test.
 type Subject struct {
-	// New returns a driver with Taps as its Opener. After Close, New can be called again. The new driver then acts for
-	// the next daemon and finds what the previous driver left.
+	// New returns a driver with Taps as its Opener. After Close, New can be called again. The new driver then plays the
+	// part of the next daemon's driver and finds what the previous driver left.
 	New   func(t testing.TB) machine.Driver
 	Guest Guest
 	// NewCgroup creates a machine's cgroup with a memory limit in bytes (0 means no limit) and returns the cgroup's

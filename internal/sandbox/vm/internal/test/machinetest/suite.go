@@ -137,7 +137,7 @@ func unknown(t *testing.T, s Subject) {
 	}
 }
 
-// causes checks that the driver reports the right cause of a machine's end (faults V1).
+// causes checks that the driver reports the right cause of a machine's end (fault V1).
 func causes(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer l.Close()
@@ -178,7 +178,7 @@ func causes(t *testing.T, s Subject) {
 	}
 }
 
-// hung checks that a stopped hypervisor (faults V1) blocks no call and can be killed.
+// hung checks that a stopped hypervisor (fault V1) blocks no call and can be killed.
 func hung(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	l.Boot(t, d)
