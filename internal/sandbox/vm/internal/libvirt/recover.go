@@ -180,8 +180,9 @@ func (d *Driver) awaitInactive(ctx context.Context, domain golibvirt.Domain) (do
 	}
 }
 
-// findProcess returns the QEMU of a run: the recorded process, or the one in the cgroup. If there is neither, it
-// returns an ended process with PID 0. The driver then learns of the machine's end only from libvirt.
+// findProcess returns the QEMU of a run: the recorded process, or the one in the cgroup. If there is neither,
+// findProcess returns a process with PID 0 that counts as ended. The driver then learns of the machine's end only from
+// libvirt.
 func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
 	if proc, err := in.run.adopt(); err == nil {
 		return proc

@@ -37,7 +37,7 @@ type run struct {
 	// Killing is set before the daemon kills the machine. Panicked is set if the guest panicked.
 	Killing  bool `json:"killing,omitempty"`
 	Panicked bool `json:"panicked,omitempty"`
-	// Lost is a message about the virtiofsd whose early end made the daemon end the machine.
+	// Lost is a message about a virtiofsd that ended too early, so that the daemon had to end the machine.
 	Lost string `json:"lost,omitempty"`
 	// Ended is the final state, or nil until it is known.
 	Ended *machine.State `json:"ended,omitempty"`

@@ -83,7 +83,7 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 	return nil
 }
 
-// undo ends a domain whose start failed, even if ctx has ended.
+// undo ends a domain whose start failed. It does so even if ctx has been canceled or has expired.
 func (d *Driver) undo(ctx context.Context, in *instance, domain golibvirt.Domain) {
 	in.endStart() // from now on, the tap service refuses the wrapper
 	in.mu.Lock()

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// buttonTimeout bounds the press of the power button, because libvirt does not answer while QEMU hangs.
+	// buttonTimeout bounds the call that presses the power button, because libvirt does not answer while QEMU hangs.
 	buttonTimeout = 5 * time.Second
 	// sigtermTimeout bounds the time that QEMU may take, after libvirt's SIGTERM, to flush its disks and end.
 	sigtermTimeout = 2 * time.Second

@@ -44,7 +44,7 @@ func (d *Driver) refreshAll(ctx context.Context) {
 	}
 }
 
-// domainEvent handles a domain's event by querying the state of the machine.
+// domainEvent is called for each event of a domain. It queries the state of the machine.
 func (d *Driver) domainEvent(domain string) {
 	name, ours := strings.CutPrefix(domain, namePrefix)
 	in, err := d.find(name)
@@ -102,7 +102,7 @@ func (d *Driver) retryRefresh(in *instance, why error) {
 	})
 }
 
-// panicked ends a machine whose guest has panicked. Until then, libvirt keeps the domain in the crashed state.
+// panicked ends a machine whose guest has panicked. Until this call, libvirt keeps the domain in the crashed state.
 func (d *Driver) panicked(ctx context.Context, in *instance, domain golibvirt.Domain) {
 	in.mu.Lock()
 	in.run.Panicked = true

@@ -256,7 +256,7 @@ type Driver interface {
 	Close() error
 }
 
-// Opener opens a machine's devices as root immediately before a start. The caller closes the files.
+// Opener opens a machine's devices as root immediately before the machine starts. The caller closes the files.
 type Opener interface {
 	// Tap opens a queue of the NIC's persistent tap.
 	Tap(ctx context.Context, nic NIC) (*os.File, error)

@@ -146,8 +146,9 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 }
 
 // consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard
-// input (a pipe) and output (a file). A socket would be unsuitable: when its client stopped reading, QEMU would close
-// the socket and so lose the input. QEMU 7.2 would also log a byte twice if the client was not ready for that byte.
+// input (a pipe) and output (a file). A socket would be unsuitable: when the client of the socket stopped reading, QEMU
+// would close the socket and so lose the input. QEMU 7.2 would also log a byte twice if the client was not ready for
+// that byte.
 func (c *command) consoles(d machine.Definition) {
 	socket := func(id, name string) {
 		fd := c.inherit(inherited{Kind: kindSocket, Path: filepath.Join(d.Dir, name)})

@@ -122,7 +122,7 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
-// Ready implements machine.Driver. It returns nil, because the driver needs no other daemon.
+// Ready implements machine.Driver. It always returns nil, because the driver needs no other daemon.
 func (d *Driver) Ready() error { return nil }
 
 func (d *Driver) Name() string { return "qmp" }

@@ -17,7 +17,7 @@ import (
 
 const vhostNet = "/dev/vhost-net"
 
-// openers opens what has no path: taps and connections to virtiofsd.
+// openers provides the files that have no path: taps and connections to virtiofsd.
 type openers struct {
 	taps   machine.Opener
 	shares *virtiofsd.Servers

@@ -188,8 +188,8 @@ func (s spawn) start() (*exec.Cmd, error) {
 	return cmd, confine.Start(cmd, confine.Place{Tree: s.Tree, Cgroup: s.Cgroup})
 }
 
-// kvmGroup returns the group of /dev/kvm. It returns nil if no group is wanted, if the group of /dev/kvm has no access
-// to /dev/kvm, or if that group is root's.
+// kvmGroup returns the group of /dev/kvm. It returns nil if wanted is false, if the mode of /dev/kvm does not let the
+// group read and write, or if the group is root's.
 func kvmGroup(wanted bool) []uint32 {
 	var st unix.Stat_t
 	if !wanted || unix.Stat("/dev/kvm", &st) != nil || st.Mode&0o060 != 0o060 || st.Gid == 0 {

@@ -54,7 +54,7 @@ type record struct {
 	// before QEMU ends.
 	Killing bool          `json:"killing,omitempty"`
 	Verdict machine.Cause `json:"verdict,omitempty"`
-	// Lost is a message about the virtiofsd whose early end made the daemon kill QEMU.
+	// Lost is a message about a virtiofsd that ended too early, so that the daemon had to kill QEMU.
 	Lost string `json:"lost,omitempty"`
 
 	StartedAt  time.Time     `json:"startedAt,omitzero"`

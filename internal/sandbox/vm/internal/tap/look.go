@@ -141,7 +141,8 @@ func mainRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 	return all, nil
 }
 
-// destination returns the route's destination. A default route may have none; its family then comes from r.Family.
+// destination returns the route's destination. For a default route without one, destination returns ::/0 or 0.0.0.0/0,
+// depending on r.Family.
 func destination(r netlink.Route) netip.Prefix {
 	if r.Dst != nil {
 		return prefixOf(r.Dst)

@@ -118,7 +118,7 @@ func (l *Life) MustState(name string) machine.State {
 }
 
 // Definition returns a machine with the test guest and its own directories, cgroup and writable disk. The driver must
-// remove everything else that the machine leaves; the test's namespaces check this.
+// remove everything that it makes itself; the test's namespaces check this.
 func (s Subject) Definition(t testing.TB) machine.Definition {
 	t.Helper()
 	name := randomName(t)
