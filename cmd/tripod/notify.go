@@ -56,8 +56,8 @@ func (n *notifier) ready(status string) { n.send(daemon.SdNotifyReady + "\nSTATU
 
 func (n *notifier) stopping() { n.send(daemon.SdNotifyStopping) }
 
-// watchdog calls probe twice in each watchdog interval, and notifies systemd whenever probe succeeds. Without
-// notifications, systemd restarts the daemon.
+// watchdog calls probe twice in each watchdog interval, and notifies systemd whenever probe succeeds. If the
+// notifications stop, systemd restarts the daemon.
 func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) error) {
 	if n.interval <= 0 {
 		return

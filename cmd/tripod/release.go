@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// These functions replace those that only the test build has (testbuild.go).
+// A release build has these functions. The test build has those in testbuild.go instead.
 
 func testCommands() []*cobra.Command { return nil }
 

@@ -28,7 +28,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// Paths of the parts. They depend only on the configuration.
+// Paths that the parts use. They depend only on the configuration.
 func recordFile(c *config.Config) string  { return filepath.Join(c.Root, "record.db") }
 func imageDir(c *config.Config) string    { return filepath.Join(c.Root, "image") }
 func networkDir(c *config.Config) string  { return filepath.Join(c.Root, "network") }

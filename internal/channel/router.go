@@ -62,7 +62,7 @@ type Router struct {
 	published, refused, delivered, fromBroker, unmatched atomic.Uint64
 }
 
-// channel is an open channel. After Open, none of its fields except seen changes.
+// channel is an open channel. After Open, only the field seen changes.
 type channel struct {
 	key     Key
 	topic   string
@@ -96,9 +96,9 @@ func NewRouter(opts RouterOptions) *Router {
 	return r
 }
 
-// Open opens a channel. Open calls deliver with each message for the channel. The function must not block, call the
-// Router, or change the payload, which is shared. Channels of the same group exchange messages without the Router; ""
-// means no group.
+// Open opens a channel. The Router passes each message for the channel to the function deliver. This function must not
+// block, call the Router, or change the payload, because other channels get the same payload. Channels of the same
+// group exchange messages without the Router; "" means no group.
 //
 // If the channel is already open with the same topic and flags, for example because the runtime has reconnected, Open
 // replaces the channel's deliver function and group. If the topic or the flags differ, Open returns

@@ -2,7 +2,7 @@ package channel
 
 import "strings"
 
-// filter is a filter with its channels.
+// filter is a topic filter with the channels that are open on it.
 type filter struct {
 	name     string
 	wild     bool

@@ -1,4 +1,4 @@
-// Package soak makes random calls to one real daemon from several impatient clients, while containers end by
+// Package soak makes random calls to one real daemon from several impatient clients. Meanwhile, containers end by
 // themselves, and helpers and the daemon are killed or made to fail. It compares the daemon's answers with a model, and
 // with what really exists on the node.
 //

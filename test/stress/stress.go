@@ -39,8 +39,8 @@ type Transport struct {
 
 // Options set the amount of stress.
 type Options struct {
-	// Streams is the number of concurrent calls. Run continues at least until the duration For has passed and it has
-	// received as many replies as Messages says.
+	// Streams is the number of concurrent calls. Run continues at least for the time in the field For, and until it has
+	// received the number of replies in the field Messages.
 	Streams  int
 	Messages int64
 	For      time.Duration

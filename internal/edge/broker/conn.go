@@ -211,9 +211,9 @@ func (c *conn) commonName() string {
 	return chains[0][0].Subject.CommonName
 }
 
-// listener replaces mochi's own listener, which stops at the first error from Accept. This listener retries after a
-// temporary error. If a packet makes mochi panic, only that client's connection ends. (mochi 2.7.9 panics on a
-// SUBSCRIBE that ends right after a filter.)
+// listener replaces mochi's own listener, which stops at the first error from Accept. This listener continues to accept
+// connections after a temporary error. If a packet makes mochi panic, only that client's connection ends. (mochi 2.7.9
+// panics on a SUBSCRIBE that ends right after a filter.)
 type listener struct {
 	net.Listener
 	id      string

@@ -203,7 +203,8 @@ func (b *embedded) disconnect() {
 	all.Wait()
 }
 
-// abandon ends the session of a client whose handling panicked, unless the session is persistent.
+// abandon is called after a packet from the client has made mochi panic. It ends the client's session, unless the
+// session is persistent.
 func (b *embedded) abandon(c *conn) {
 	for _, cl := range b.server.Clients.GetAll() {
 		if cl.Net.Conn == net.Conn(c) && !persistent(cl) {

@@ -78,8 +78,8 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 	return pk, nil
 }
 
-// OnPacketProcessed delays the next packet of a client that does not read its answers. It does not delay clients that
-// send packets without an answer, because some clients read only after they have written.
+// OnPacketProcessed delays the next packet of a client that does not read its answers. It does not wait after a
+// packet that gets no answer, because some clients read only after they have written.
 func (h *hooks) OnPacketProcessed(cl *mochi.Client, pk packets.Packet, err error) {
 	switch pk.FixedHeader.Type {
 	case packets.Puback, packets.Pubcomp:

@@ -258,8 +258,8 @@ func (x *exits) run(m *Manager) func() {
 }
 
 // forget removes the exits that the broker has acknowledged. If the client's queue is empty, these are the exits sent
-// more than exitsPoll ago. Otherwise exits sent more than exitsKeep ago count as acknowledged. It returns the number of
-// remaining exits.
+// more than exitsPoll ago. Otherwise exits sent more than exitsKeep ago count as acknowledged. forget returns the
+// number of remaining exits.
 func (x *exits) forget(m *Manager) int {
 	now := time.Now()
 	stats := m.client.Stats()

@@ -18,8 +18,8 @@ import (
 // registers each runtime whenever that runtime is up. It keeps trying until the connection ends.
 //
 // If the broker has lost the session of an earlier connection, orders and the last will may have been lost with that
-// session. The manager then unregisters first, so that the orchestrator creates the modules again. The manager
-// recognizes the modules that still run (allowRepeats).
+// session. In that case, the manager unregisters before it registers, so that the orchestrator creates the modules
+// again. The manager recognizes the modules that still run (allowRepeats).
 func (m *Manager) connected(ctx context.Context, resumed bool) {
 	<-m.ready
 	ctx, cancel := context.WithCancel(ctx)
@@ -118,7 +118,8 @@ func (m *Manager) answered(id string, a answer, done func(details json.RawMessag
 // registerResend is the interval at which an unanswered registration is sent again.
 const registerResend = 2 * time.Second
 
-// retry repeats try with growing delays until it succeeds. It reports false if the context ends first.
+// retry calls the given function, with growing delays, until a call succeeds. It reports false if the context ends
+// first.
 func (m *Manager) retry(ctx context.Context, try func() error) bool {
 	delay := backoff{min: m.config.BackoffMin, max: m.config.BackoffMax}
 	for ctx.Err() == nil {

@@ -14,10 +14,10 @@ type Client interface {
 	// With QoS 0 the message is written immediately; without a connection, Publish returns errdefs.ErrUnavailable.
 	//
 	// With QoS 1 or 2 Publish returns as soon as the message is queued; the client waits for the broker's
-	// acknowledgement in the background, across reconnects. If the queue is full, Publish waits for room until ctx
-	// ends; while the client is not connected, the oldest message is dropped instead, and counted in Stats.Dropped.
-	// Publish returns errdefs.ErrInvalidArgument for a topic with a wildcard, a QoS above 2 or a message over
-	// MaxPacket, and errdefs.ErrFailedPrecondition after Close.
+	// acknowledgement in the background, across reconnects. If the queue is full while the client is connected, Publish
+	// waits for room until ctx ends. If the queue is full while the client is not connected, the oldest message is
+	// dropped, and counted in Stats.Dropped. Publish returns errdefs.ErrInvalidArgument for a topic with a wildcard, a
+	// QoS above 2 or a message over MaxPacket, and errdefs.ErrFailedPrecondition after Close.
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
 	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each
 	// reconnect, until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the
@@ -83,8 +83,8 @@ type Config struct {
 	// KeepAlive is the keep-alive of MQTT; 30 s by default. After at most 3/4 of this time without traffic, the client
 	// sends a ping.
 	KeepAlive time.Duration
-	// SessionExpiry is how long the broker keeps the subscriptions and messages of a disconnected client; 0 means not at
-	// all. In MQTT 3.1.1, any other value lets the broker choose the time.
+	// SessionExpiry is how long the broker keeps the subscriptions and messages of a disconnected client; 0 means that
+	// the broker keeps none. In MQTT 3.1.1, any other value lets the broker choose the time.
 	SessionExpiry time.Duration
 	// NoLocal stops the broker from sending the client its own messages.
 	NoLocal bool

@@ -164,8 +164,8 @@ func (o *outbox) shift() *item {
 	return it
 }
 
-// freeID returns an unused packet identifier. There is always one, because the messages in flight and the waiters are
-// far fewer than 65535.
+// freeID returns an unused packet identifier. There is always one, because the messages in flight and the waiting
+// requests are far fewer than 65535.
 func (o *outbox) freeID() uint16 {
 	for {
 		o.lastID++

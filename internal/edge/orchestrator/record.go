@@ -53,7 +53,7 @@ type Record struct {
 	Order string `json:"order,omitempty"`
 	// Unconfirmed is set while that order may not have reached the broker.
 	Unconfirmed bool `json:"untold,omitempty"`
-	// Lost is set if the module is Killed because its runtime was lost. It may still run there.
+	// Lost is set if the module is Killed because its runtime was lost. The module may still run on that runtime.
 	Lost bool `json:"lost,omitempty"`
 	// Doomed is set if the module was deleted while its runtime was lost. The runtime gets the delete order when it
 	// registers again.

@@ -3,5 +3,5 @@
 //	manager ── Create, Send … ──▶ Runtime ──▶ an external program (runtime/minimal)
 //	        ◀── Receive ─────────         ──▶ unit pods of the node (runtime/unitpods)
 //
-// It must not import the manager, an implementation, or MQTT packages. Start reading at Runtime.
+// The package must not import the manager, an implementation, or MQTT packages. Start reading at Runtime.
 package runtime

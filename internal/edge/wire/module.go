@@ -76,7 +76,7 @@ func (d ModuleData) File() string {
 // FileType returns the type of the file, for example "WA" or "PY".
 func (d ModuleData) FileType() string { return d.Text("filetype") }
 
-// Image returns an OCI reference with a digest, which replaces the file.
+// Image returns the reference of the OCI image that the module runs instead of a file. The reference has a digest.
 func (d ModuleData) Image() string { return d.Text("image") }
 
 // FaultCrash returns the policy after a crash: "ignore" or "restart".

@@ -272,7 +272,7 @@ func (l *life) read(conn net.Conn, output *output) {
 	close(l.ended)
 }
 
-// deliver passes a message to the manager. If the run has ended, it waits only briefly for the manager, and then
+// deliver passes a message to the manager. If the run has ended, deliver waits only briefly for the manager, and then
 // reports false.
 func (l *life) deliver(m channel.Message) bool {
 	select {

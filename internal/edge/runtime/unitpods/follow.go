@@ -17,8 +17,8 @@ import (
 
 const (
 	oldLogFile = logFile + ".1"
-	// pollInterval is the interval at which a log is read without a notification, and checked for rotation while the queue
-	// is full.
+	// pollInterval is the interval at which a follower reads its log even without a notification. While the queue is
+	// full, the follower checks at this interval whether to rotate the log.
 	pollInterval = time.Second
 	// readSize is larger than the longest line of a CRI log (crilog.MaxPiece), in bytes.
 	readSize = 64 << 10

@@ -41,7 +41,8 @@ type Runtime struct {
 	pods    map[string]*module // by pod ID
 }
 
-// outgoing is a message for the manager. Receive calls taken, unless it is nil, before it returns the message.
+// outgoing is a message for the manager. Before Receive returns the message, it calls the function taken, unless that
+// function is nil.
 type outgoing struct {
 	channel.Message
 	taken func()
