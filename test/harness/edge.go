@@ -126,8 +126,8 @@ type Orchestrator struct {
 	REST, Broker string
 }
 
-// StartOrchestrator starts an orchestrator; the broker need not be running yet. Create the daemon first; see
-// StartMosquitto.
+// StartOrchestrator starts an orchestrator; the broker need not be running yet. Create the daemon first, for the reason
+// given at StartMosquitto.
 func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
 	t.Helper()
 	return StartOrchestratorWith(t, broker, nil)

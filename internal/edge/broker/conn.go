@@ -18,7 +18,7 @@ import (
 // over.
 const takeOverTimeout = time.Second
 
-// maxPending is the number of pending bytes on a connection above which wait blocks.
+// maxPending is the number of bytes that may be pending on a connection before its method wait blocks.
 const maxPending = 64 << 10
 
 // conn is one client's connection. While mochi writes to it, mochi holds a lock that every publisher to the client

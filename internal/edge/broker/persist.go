@@ -215,9 +215,9 @@ func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, change int64
 // OnRetainedExpired removes an expired retained message from the store.
 func (h *hooks) OnRetainedExpired(topic string) { h.store.del(retainedKey+topic, false) }
 
-// OnDisconnect removes a session that ends with its connection, and forgets dropped messages. It locks delivery until
-// mochi has finished, so that no session changes its connection meanwhile. mochi first checks for a takeover, and then
-// deletes the client by its identifier. Without the lock, mochi could thus delete the new client.
+// OnDisconnect removes a session that ends with its connection, and forgets dropped messages. It holds a read lock on
+// hooks.delivery until mochi has finished, so that no session changes its connection meanwhile. mochi first checks for
+// a takeover, and then deletes the client by its identifier. Without the lock, mochi could thus delete the new client.
 func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 	if c, ok := cl.Net.Conn.(*conn); ok && c.unlockDelivery == nil {
 		h.delivery.RLock()
@@ -230,7 +230,7 @@ func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 		h.store.del(clientKey+cl.ID, false)
 		return
 	}
-	// mochi calls no hook when it drops a message for a slow client.
+	// mochi calls no hook when it drops a message for a slow client, so find the dropped messages here.
 	h.mu.Lock()
 	var dropped []uint16
 	if w := h.stored[cl.ID]; w != nil {

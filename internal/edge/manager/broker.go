@@ -72,7 +72,7 @@ func (q *outQueue) put(topic string, qos byte, payload []byte) {
 	}
 }
 
-// send queues a message from the manager, and waits for room. done is called with the result.
+// send queues a message from the manager, and waits for room. The function done gets the result.
 func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)) {
 	o := outgoing{topic: topic, qos: qos, payload: payload, done: done}
 	if !q.wait(o, nil) {

@@ -190,8 +190,8 @@ func (h *host) dataOf(mod *module) wire.ModuleData {
 	return data
 }
 
-// runs records that the module is running. If the deletion of the module has been ordered meanwhile, the module is
-// ended.
+// runs is called once the module is running, and records this state. If the deletion of the module has been ordered
+// meanwhile, runs ends the module.
 func (h *host) runs(run context.Context, mod *module) {
 	if h.apply(mod, evRuns) == end {
 		h.end(run, mod)

@@ -118,7 +118,8 @@ func (o *Orchestrator) silent(r *Record, now time.Time) bool {
 // removable reports whether the record can be dropped when there are too many dead records.
 func (r *Record) removable() bool { return r.Status == Dead && !r.Unconfirmed }
 
-// timePasses handles all deadlines that have passed, and drops the oldest dead records above the limit.
+// timePasses handles all deadlines that have passed. If there are more dead records of a kind than Config.KeepDead, it
+// removes the oldest of them.
 func (t *transition) timePasses() error {
 	for _, kind := range []Kind{Manager, Runtime} {
 		for _, r := range t.list(kind, func(r *Record) bool { return t.o.silent(r, t.now) }) {
