@@ -134,7 +134,7 @@ func (a *App) reply(print bool) func(proto.Message) error {
 	}
 }
 
-// messages returns the arguments, or the lines of standard input.
+// messages returns the arguments or, if the only argument is "-", the lines of standard input that are not empty.
 func (a *App) messages(args []string) ([]string, error) {
 	if len(args) != 1 || args[0] != "-" {
 		return args, nil

@@ -38,8 +38,8 @@ type edgeOptions struct {
 	format               string
 }
 
-// EdgeCommand returns `tripod edge`, a client of the edge protocol, which needs no node. It calls wrap with each
-// subcommand.
+// EdgeCommand returns `tripod edge`, a client of the edge protocol. The command needs no node. EdgeCommand calls wrap
+// with each subcommand.
 func (a *App) EdgeCommand(wrap func(*cobra.Command)) *cobra.Command {
 	o := &edgeOptions{}
 	c := &cobra.Command{
@@ -70,7 +70,7 @@ broker; commands that list something ask the orchestrator's REST interface.`,
 
 func (o *edgeOptions) topics() wire.Topics { return wire.Topics{Realm: o.realm} }
 
-// edgeClient is a connection to the broker that delivers messages to a channel.
+// edgeClient is a connection to the broker. It delivers the received messages to a channel.
 type edgeClient struct {
 	mqtt.Client
 	messages chan mqtt.Message

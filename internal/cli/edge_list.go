@@ -61,7 +61,7 @@ func (a *App) modulesTable(modules []edgeRecord) error {
 	return t.flush()
 }
 
-// ended formats how the module ended; "-" if it has not.
+// ended formats how the module ended. It returns "-" if the module has not ended.
 func (r *edgeRecord) ended() string {
 	if len(r.Exit) == 0 || string(r.Exit) == "null" {
 		return "-"

@@ -260,8 +260,8 @@ func newModuleWatch(topics wire.Topics, object, module string) *moduleWatch {
 	return &moduleWatch{topics: topics, object: object, module: module, reporting: map[string]bool{}}
 }
 
-// handle interprets a message. The first result is true if the module runs, has ended or was refused; the error is then
-// the outcome.
+// handle interprets a message. done is true if the module runs, has ended or was refused. The error is nil unless the
+// module was refused or has failed.
 func (w *moduleWatch) handle(m mqtt.Message) (done bool, err error) {
 	if m.Topic == w.topics.Errors() {
 		return w.handleError(m.Payload)

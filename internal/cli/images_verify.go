@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// verifyTimeout limits a check that reads all images, which can be terabytes.
+// verifyTimeout limits the duration of a check that reads all images, which can be terabytes.
 const verifyTimeout = 2 * time.Hour
 
 func (a *App) verifyImagesCommand() *cobra.Command {

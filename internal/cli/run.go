@@ -138,8 +138,8 @@ fails, it removes the pod again. It prints the container's ID.
 	return c
 }
 
-// configs makes the messages for the container and the pod from the arguments. The number of arguments before "--" is
-// dash, or -1 if there is no "--".
+// configs makes the messages for the container and the pod from the arguments. The parameter dash is the number of
+// arguments before "--", or -1 if there is no "--".
 func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfig, *runtimeapi.PodSandboxConfig, error) {
 	if dash < 0 && len(args) == 2 && isConfigFile(args[0]) && isConfigFile(args[1]) {
 		return readConfigs(args[0], args[1])

@@ -111,7 +111,7 @@ func (c *Config) validateNetwork(v *validator) {
 const minLogSize = 1 << 20
 
 const (
-	// minWasmMemory is a page of linear memory, in bytes.
+	// minWasmMemory is the size of one page of linear memory, in bytes.
 	minWasmMemory = 64 << 10
 	// minCompileMemory is the memory that the compiler needs even without a component, in bytes.
 	minCompileMemory = 64 << 20

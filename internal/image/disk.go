@@ -238,8 +238,8 @@ func formatByContent(r io.ReaderAt, name string) string {
 }
 
 // sniffDisk determines the media type of a disk from its file name (.raw, .qcow2) or its first bytes. It also returns
-// these bytes, decompressed. It is called once per disk, before any machine uses the disk; from then on the manifest
-// has the media type.
+// these bytes, decompressed. It is called once per disk, before any machine uses the disk; the manifest records the
+// media type for later uses.
 func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err error) {
 	b := bufio.NewReaderSize(r, 4096)
 	if head, err = b.Peek(512); err != nil && err != io.EOF {

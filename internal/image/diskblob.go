@@ -63,7 +63,7 @@ func compressionByContent(head []byte) string {
 	return ""
 }
 
-// plainHead returns the first 512 bytes of a file's decompressed content, or all of it if it is shorter.
+// plainHead returns the first 512 bytes of a file's decompressed content, or the whole content if that is shorter.
 func plainHead(compression string, packed io.Reader) ([]byte, error) {
 	plain, err := decompressors[compression](packed)
 	if err != nil {
@@ -78,8 +78,8 @@ func plainHead(compression string, packed io.Reader) ([]byte, error) {
 	return head[:n], nil
 }
 
-// verified remembers which files matched their digests, so that a large disk is not read again for every machine. A
-// change to the file invalidates the entry.
+// verified remembers which files matched their digests, so that a large disk is not read again for every machine. If a
+// file changes, its entry becomes invalid.
 type verified struct {
 	mu    sync.Mutex
 	files map[digest.Digest]fileIdentity

@@ -92,7 +92,7 @@ func (s *Store) openDisk(ctx context.Context, key, imageID string) (*DiskFiles, 
 	return s.openHeld(ctx, key, held)
 }
 
-// heldDisk returns the ID of the image that key holds; "" if it holds none.
+// heldDisk returns the ID of the image that key holds; "" if key holds no image.
 func (s *Store) heldDisk(ctx context.Context, key string) (string, error) {
 	info, err := s.snaps.Stat(ctx, diskPrefix+key)
 	if err == nil {
@@ -156,7 +156,7 @@ func (s *Store) openHeld(ctx context.Context, key, imageID string) (*DiskFiles, 
 	return s.openArtifact(ctx, d)
 }
 
-// CloseDisk releases the image that OpenDisk holds under key. It succeeds if key holds none.
+// CloseDisk releases the image that OpenDisk holds under key. It also succeeds if key holds no image.
 func (s *Store) CloseDisk(ctx context.Context, key string) error {
 	if err := s.readyFor(key); err != nil {
 		return err

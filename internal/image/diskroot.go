@@ -165,9 +165,8 @@ func (r *imageRoot) cmdline() (string, error) {
 	return line, nil
 }
 
-// openInLayer opens a file a second time, directly in the layer that contains it. The parameter shown is the same file,
-// opened through the overlay; openInLayer closes that one. The returned path needs no mount and exists as long as the
-// layer.
+// openInLayer opens a file a second time, directly in the layer that contains it. shown is the same file, opened
+// through the overlay; openInLayer closes shown. The returned path needs no mount and exists as long as the layer.
 func (r *imageRoot) openInLayer(shown *os.File, layers []string) (_ *os.File, _ string, err error) {
 	defer shown.Close()
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", shown.Fd()))

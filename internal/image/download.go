@@ -97,7 +97,7 @@ func (d *download) run(ctx context.Context) (img Image, downloaded bool, err err
 	if img, err = d.recordAs(ctx, details, got.validators); err != nil {
 		return Image{}, false, err
 	}
-	// Now that the digest is known, also release the leases of earlier downloads under name@digest.
+	// The digest is known now, so also release the leases that earlier downloads took under name@digest.
 	if _, settle, err := d.lease(ctx, d.names(details)); err == nil {
 		settle(false)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// A broken transfer resumes after retryPace, at most maxIdleRetries times in a row without receiving a byte.
+// A broken transfer resumes after retryPace. It is given up once maxIdleRetries retries in a row have received no byte.
 const (
 	maxIdleRetries = 3
 	retryPace      = 200 * time.Millisecond
@@ -63,7 +63,7 @@ func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 }
 
 // wrongContent reports whether err means that the registry's content does not match the descriptor: another digest, too
-// many bytes, or too few (then the registry rejects a request to resume).
+// many bytes, or too few (in this case, the registry rejects the request to resume).
 func wrongContent(err error) bool {
 	status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
 	return errdefs.IsFailedPrecondition(err) || ok && status.StatusCode == http.StatusRequestedRangeNotSatisfiable

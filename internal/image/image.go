@@ -37,7 +37,8 @@ type Image struct {
 	// User is the user in the config, unparsed: "", "name", "1000", "1000:100" …
 	User string
 	Kind Kind
-	// Config is the image's config. For an artifact, it has only the fields that both kinds of config have.
+	// Config is the image's config. For an artifact, it has only the fields that the artifact's config shares with a
+	// container image's config.
 	Config ocispec.Image
 	// Manifest is the digest of the manifest for this node's platform.
 	Manifest digest.Digest
@@ -94,6 +95,6 @@ type FsUsage struct {
 // Usage is the disk usage of one writable layer.
 type Usage struct {
 	Bytes, Inodes uint64
-	// Timestamp is the time of the measurement; zero before the first.
+	// Timestamp is the time of the measurement; zero before the first measurement.
 	Timestamp time.Time
 }

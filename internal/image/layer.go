@@ -100,7 +100,8 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	stream := &digestReader{r: &budgetReader{plain, a.bytes}, digester: digest.Canonical.Digester()}
 	opts := []archive.ApplyOpt{archive.WithFilter(a.accept(ctx, desc))}
 	if len(parents) > 0 {
-		// The lowest layer has nothing to white out and can be mounted without an overlay.
+		// Leave out these options for the lowest layer: it has nothing to white out and can be mounted without an
+		// overlay.
 		opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithParents(parents))
 	}
 	if _, err := archive.Apply(ctx, root, stream, opts...); err != nil {

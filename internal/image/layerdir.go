@@ -33,7 +33,8 @@ func (s *Store) snapshotDirs(ctx context.Context) (snapshotDirs, error) {
 	err := s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
 		ids, err := storage.IDMap(ctx)
 		for id, key := range ids {
-			// "<namespace>/<number>/<name>" in the metadata. A removed snapshot stays listed until it is collected.
+			// In the metadata, a key is "<namespace>/<number>/<name>". A removed snapshot stays listed until it is
+			// collected.
 			parts := strings.SplitN(key, "/", 3)
 			if len(parts) < 3 {
 				continue
@@ -191,7 +192,7 @@ func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Desc
 	return errors.Join(os.RemoveAll(bad), os.Rename(fresh, bad))
 }
 
-// sameOwner gives a directory the same owner as the layer below has, as the snapshotter does.
+// sameOwner gives a directory the owner of the layer below it. The snapshotter does the same.
 func sameOwner(dir, below string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(below, &stat); err != nil {

@@ -23,8 +23,9 @@ func bridge(to *slog.Logger) *log.Entry {
 }
 
 // setGlobals sets two process-wide variables of containerd's libraries. Log lines without a context go to slog.Default
-// at debug level, because none of these lines needs action (a file system without fs-verity, a connection that did not
-// close). The size limit for manifests is enforced in this package instead, with the right error class.
+// at debug level, because none of these lines needs action. They are, for example, about a file system without
+// fs-verity, or a connection that did not close. The size limit for manifests is enforced in this package instead, with
+// the right error class.
 var setGlobals = sync.OnceFunc(func() {
 	entry := bridge(slog.Default())
 	entry.Logger.ReplaceHooks(logrus.LevelHooks{})

@@ -19,9 +19,9 @@ import (
 var authSeed = maphash.MakeSeed()
 
 // Pull fetches and unpacks an image and returns once it can be used. It does not fetch stored content again, but always
-// asks the registry, so that a login without permission does not get the image. Concurrent pulls of one reference with
-// one login are merged. If ctx ends, Pull returns, but the pull goes on while other callers wait for it. A failed
-// pull's content is kept for ResumeWindow.
+// asks the registry, so that a login that lacks permission does not get the stored image. Concurrent pulls of one
+// reference with one login are merged. If ctx ends, Pull returns, but the pull goes on while other callers wait for it.
+// A failed pull's content is kept for ResumeWindow.
 //
 // Errors: errdefs.ErrInvalidArgument for a malformed reference and for an image that violates the specification or a
 // limit; ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered; ErrUnavailable if the

@@ -81,7 +81,7 @@ type Store struct {
 	// and a pull fetches them again. The sets are separate, because the chain ID of the lowest layer can equal its
 	// blob's digest.
 	badBlobs, badLayers sync.Map
-	// dropped maps the name of each image that Open dropped to the reason.
+	// dropped holds the images that Open dropped: it maps the name of each to the reason.
 	dropped sync.Map
 
 	// base is the context of background work; Close cancels it.

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// usageFresh is the age at which a usage is measured again.
+// usageFresh is the age after which a cached usage is measured again.
 const usageFresh = 10 * time.Second
 
 // firstUsage is the usage of an empty writable layer, which has only its directory.

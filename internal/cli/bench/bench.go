@@ -29,7 +29,7 @@ type Report struct {
 	Image    string    `json:"image"`
 	Network  string    `json:"network"`
 	Rounds   []Round   `json:"rounds,omitempty"`
-	// Lists were measured on a node with ListPods pods.
+	// Lists are the figures that were measured on a node with ListPods pods.
 	Lists    []Figure `json:"lists,omitempty"`
 	ListPods int      `json:"list_pods,omitempty"`
 }

@@ -71,7 +71,8 @@ func inContainer(proc string, pid int) bool {
 // daemons are the programs that serve all pods of a node and need more memory for more pods.
 var daemons = []string{"tripod", "tripod-wasm", "containerd"}
 
-// daemonsPSS returns the total PSS of the daemons in bytes. It excludes this process, which may be named like a daemon.
+// daemonsPSS returns the total PSS of the daemons in bytes. It leaves out this process, whose name may be that of a
+// daemon.
 func daemonsPSS(proc string) (total int64, err error) {
 	now, err := processes(proc)
 	for p, name := range now {
@@ -87,8 +88,8 @@ type Memory struct {
 	Pods int `json:"pods"`
 	// DaemonGrowth is the growth of the daemons' PSS per pod.
 	DaemonGrowth int64 `json:"daemon_growth_bytes_per_pod"`
-	// HelperPSS is the PSS per pod of the processes that appeared with the pods and are neither the containers' own nor
-	// daemons.
+	// HelperPSS is the PSS per pod of the processes that appeared with the pods and are neither daemons nor the
+	// containers' own processes.
 	HelperPSS int64 `json:"helper_pss_bytes_per_pod"`
 	// Helpers counts these processes by name.
 	Helpers map[string]int `json:"helpers"`

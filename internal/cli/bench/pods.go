@@ -28,7 +28,8 @@ type Options struct {
 	// CgroupParent is the cgroup below which each pod gets its own parent cgroup (cgroupfs), as a kubelet would
 	// arrange; empty means none.
 	CgroupParent string
-	// Annotations are the pods' annotations. Each pod gets its own port number for {port} in a value.
+	// Annotations are the pods' annotations. In their values, {port} is replaced with a different port number for each
+	// pod.
 	Annotations map[string]string
 	// LogDir is the parent of the pods' log directories.
 	LogDir string

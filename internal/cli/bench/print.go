@@ -31,7 +31,7 @@ func Markdown(out io.Writer, reports []*Report) error {
 	return w.err
 }
 
-// rounds returns the number of rounds in the report with the fewest.
+// rounds returns the number of rounds in the report that has the fewest rounds.
 func rounds(reports []*Report) int {
 	if len(reports) == 0 {
 		return 0

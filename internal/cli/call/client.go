@@ -43,7 +43,7 @@ type Options struct {
 	TLS *tls.Config
 }
 
-// Dial makes a client for HOST:PORT. It connects at the first call.
+// Dial makes a client for HOST:PORT. The client connects at the first call.
 func Dial(address string, o Options) (Client, error) {
 	if o.HTTP3 {
 		if o.TLS == nil {

@@ -92,7 +92,7 @@ type layout struct {
 // create` does.
 func layOut(virtualSize uint64, clusterBits uint32) (*layout, error) {
 	clusterBits = cmp.Or(clusterBits, defaultClusterBits)
-	// Refuse clusters below 4 KiB: a single refcount block would not cover the largest L1 table.
+	// Refuse clusters below 4 KiB, because a single refcount block of that size would not cover the largest L1 table.
 	if clusterBits < 12 || clusterBits > maxClusterBits {
 		return nil, invalidf("cluster_bits is %d, not 12 to %d", clusterBits, maxClusterBits)
 	}

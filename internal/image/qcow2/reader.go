@@ -134,7 +134,7 @@ func (q *Reader) entry(n uint64) (entry, bitmap uint64, err error) {
 	return entry, bitmap, nil
 }
 
-// read reads an uncompressed cluster. If the file ends within the cluster, the rest is zero.
+// read reads an uncompressed cluster. If the file ends within the cluster, the rest of the cluster reads as zero.
 func (q *Reader) read(n, offset uint64, buf []byte) error {
 	if offset >= uint64(q.size) {
 		return invalidf("cluster %d is at %#x, beyond the end of the image of %d bytes: it is cut off", n, offset, q.size)

@@ -60,7 +60,7 @@ type rule struct {
 	expression *regexp.Regexp
 }
 
-// transport is the form of Transport in a file.
+// transport is a Transport as translation files write it.
 type transport struct {
 	// Timeout is in milliseconds; 0 means none.
 	Timeout      int64  `json:"timeout"`
