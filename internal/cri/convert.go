@@ -120,8 +120,8 @@ func containerState(c *node.Container) runtimeapi.ContainerState {
 }
 
 // requestedImage returns the image under the name that the user wrote. In requests, the kubelet names the image by the
-// ID that the pull returned. It puts the user's name for the image into user_specified_image, and shows that name in
-// the pod's status.
+// ID that the pull returned. The kubelet puts the user's name for the image into user_specified_image, and shows that
+// name in the pod's status.
 func requestedImage(spec *runtimeapi.ImageSpec) *runtimeapi.ImageSpec {
 	name := spec.GetUserSpecifiedImage()
 	if name == "" || name == spec.GetImage() {

@@ -8,7 +8,8 @@ import (
 )
 
 // GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). If the
-// client falls behind, the stream ends, so that no event is lost unnoticed; the client must list and subscribe again.
+// client falls behind, the stream ends, so that no event is lost unnoticed. The client must then subscribe again and
+// list all pods again.
 func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
 	sub := s.node.Subscribe()
 	defer sub.Close()

@@ -28,8 +28,8 @@ func (s *Server) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimea
 	})
 }
 
-// runningContainer finds a container and rejects it unless it is running, so that no session is opened only to fail.
-// The node checks again when the session begins.
+// runningContainer finds a container. It returns an error if the container is not running, so that the client does not
+// get the URL of a session that must fail. The node checks again when the session begins.
 func (s *Server) runningContainer(id, call string) (*node.Container, error) {
 	c, _, err := s.node.Container(id)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RemovePodSandbox removes the pod and its containers, and kills them first if they are running. An unknown ID counts
-// as removed.
+// RemovePodSandbox removes the pod and its containers. Running containers are killed first. An unknown ID counts as
+// removed.
 func (s *Server) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, required("pod_sandbox_id")

@@ -6,7 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RunPodSandbox makes a pod with its network and returns once it is ready.
+// RunPodSandbox makes a pod with its network and returns once the pod is ready.
 func (s *Server) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
 	if err := validateSandboxConfig(req.GetConfig()); err != nil {
 		return nil, err

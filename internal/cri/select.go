@@ -30,7 +30,8 @@ func isModule(p *node.Pod) bool {
 	return ok
 }
 
-// visible removes edge modules' pods, unless the client asked to see all pods or the request selects by ID or labels.
+// visible returns the pods without those of edge modules. If the client asked to see all pods, or the request selects
+// by ID or labels, visible returns all of the given pods.
 func visible(ctx context.Context, pods []*node.Pod, id string, labels map[string]string) []*node.Pod {
 	if id != "" || len(labels) > 0 || listsAll(ctx) {
 		return pods

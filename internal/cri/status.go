@@ -79,9 +79,9 @@ func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []
 	return conditions
 }
 
-// handlersReady returns the condition HandlersReady, as false, while a handler other than the default cannot run pods.
-// Otherwise it returns nil. The kubelet ignores conditions with unknown names, so the node stays ready for all other
-// pods.
+// If a handler other than the default cannot run pods, handlersReady returns the condition HandlersReady with the
+// status false. Otherwise it returns nil. The kubelet ignores conditions with unknown names, so the node stays ready
+// for all other pods.
 func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	var reasons []string
 	for _, h := range handlers {

@@ -77,7 +77,7 @@ func validateMount(field string, m *runtimeapi.Mount) error {
 	)
 }
 
-// validateMountSource checks that a mount has one source, a host path or an image, and that an image is mounted
+// validateMountSource checks that a mount has exactly one source (a host path or an image) and that an image is mounted
 // read-only. It ignores image_sub_path for mounts with a host_path: a kubelet sets it in a pod with an image volume,
 // but the host_path already includes it.
 func validateMountSource(field string, m *runtimeapi.Mount) error {

@@ -109,8 +109,8 @@ func validateSandboxNamespaces(field string, o *runtimeapi.NamespaceOption) erro
 	)
 }
 
-// validateContainerNamespaces allows another container's namespace only for PIDs, and then requires that container's
-// ID.
+// validateContainerNamespaces lets a container join only the PID namespace of another container. The request must name
+// that container by its ID.
 func validateContainerNamespaces(field string, o *runtimeapi.NamespaceOption) error {
 	const pod, container, host, target = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
 	switch {

@@ -86,9 +86,9 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 }
 
 // If the request is for a newer attempt of a unit pod's container, replacedBy returns the old container, which the new
-// attempt replaces. Otherwise it returns nil. A kubelet restarts a container by requesting a newer attempt. The old
-// container is Stopped (the transition is then Stopped → Removed → Created, as in the table) or is Created and was
-// never started.
+// attempt replaces. Otherwise it returns nil. A kubelet restarts a container by requesting a newer attempt. Either the
+// old container is Stopped, and the transition is Stopped → Removed → Created, as in the table; or it is Created and
+// was never started.
 func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	if !p.unit || (s != Created && s != Stopped) {
 		return nil

@@ -126,8 +126,8 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// admits returns an error if the state table refuses a call. This check comes before the slot, because an order that
-// waits for the slot can already cancel the order under way.
+// admits returns an error if the state table refuses a call. Callers check this before they wait for the slot, because
+// an order that waits for the slot can already cancel the order under way.
 func (p *livePod) admits(id string, call Call) error {
 	rec, _, state, err := p.containerState(id)
 	if err == nil && Decide(rec.unit, state, call) == Refused {

@@ -28,8 +28,9 @@ func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (in
 var errDetached = errors.New("the client has closed its input")
 
 // Attach connects the client to the stdio of a running container. It returns when the container exits or the client
-// disconnects. It also returns when the client closes its input, unless that closes the container's stdin (stdin_once
-// without a terminal); in that case the client keeps receiving output. The errors are those of Exec.
+// disconnects. When the client closes its input, Attach also returns, with one exception: if the end of the input
+// closes the container's stdin (stdin_once without a terminal), the client keeps receiving output. The errors are those
+// of Exec.
 func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest) error {
 	attacher, rec, c, err := runningContainer[sandbox.Attacher](n, id, "attach")
 	if err != nil {

@@ -63,7 +63,7 @@ func (x *Index) update(old, next *Pod) {
 	x.running.Store(&running)
 }
 
-// without returns a copy of the slice that lacks the given ID.
+// without returns a copy of the slice, but leaves out the given ID.
 func without(ids []string, id string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(other string) bool { return other == id })
 }

@@ -47,8 +47,8 @@ func (l *leftovers) begin(id string) {
 	l.all[id] = &leftover{since: time.Now(), pause: retryMin, busy: true}
 }
 
-// due reports whether a pod's pending work is to be attempted now and, if not, how long to wait. The first attempt is
-// due retryMin after the first call for that pod.
+// due reports whether a pod's pending work is to be attempted now and, if not, how long to wait. A pod's first attempt
+// is due retryMin after the first call of due for that pod.
 func (l *leftovers) due(id string) (now bool, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -174,7 +174,7 @@ func (p *pool) newestAttempt(id string) (*livePod, string, error) {
 }
 
 // target finds the pod and the full ID for an order that concerns a container. The ID can also be that of a unit pod
-// whose container has been removed or not been created yet.
+// whose container has been removed or has not been created yet.
 func (p *pool) target(id string) (pod *livePod, full string, err error) {
 	pod, full, err = p.container(id)
 	if !errdefs.IsNotFound(err) {

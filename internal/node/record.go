@@ -191,7 +191,8 @@ func (p *Pod) find(id string) *Container {
 
 func (p *Pod) previous(id string) *Container { return byID(p.Previous, id) }
 
-// retain moves an ended attempt to Previous. If there are then more than maxPrevious attempts, it drops the oldest.
+// retain moves an ended attempt to Previous. If Previous then holds more than maxPrevious attempts, retain drops the
+// oldest from the record.
 func (p *Pod) retain(c *Container) {
 	p.drop(c.ID)
 	c.Intent = ""

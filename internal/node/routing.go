@@ -12,9 +12,9 @@ import (
 type Route struct {
 	// Annotation and Value select pods that name no handler; an empty Annotation selects none.
 	Annotation, Value string
-	// ImagePrefix begins the names of images that only this handler can run; empty if there are none. The prefix cannot
-	// select the handler, because a sandbox exists before its image is known. Instead, pods of other handlers refuse
-	// these images.
+	// ImagePrefix is the prefix of the names of images that only this handler can run. It is empty if there are no such
+	// images. The prefix cannot select the handler, because a sandbox exists before its image is known. Instead, pods
+	// of other handlers refuse these images.
 	ImagePrefix string
 	Handler     string
 }

@@ -16,8 +16,8 @@ import (
 // A slot lets one order at a time work on a pod or on a container.
 //
 // The work completes even if its caller goes away. The caller's retry waits for the slot, finds the resulting state and
-// succeeds, because repeated calls are idempotent. An order that makes the order under way pointless (a stop during a
-// start) cancels it instead of waiting.
+// succeeds, because repeated calls are idempotent. If a new order makes the order under way pointless (a stop during a
+// start), the new order cancels the order under way.
 type slot struct {
 	mu  sync.Mutex
 	cur *operation

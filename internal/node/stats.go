@@ -85,7 +85,7 @@ func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In)
 }
 
 // withStatsTimeout calls work and waits at most statsTimeout for it. If the call takes longer, further calls for the
-// same ID fail until it returns. Work that hangs forever therefore costs only one goroutine.
+// same ID fail until the slow call returns. Work that hangs forever therefore costs only one goroutine.
 func withStatsTimeout[Out any](ctx context.Context, n *Node, id string, work func(context.Context) (Out, error)) (Out, error) {
 	type result struct {
 		value Out

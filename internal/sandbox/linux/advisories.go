@@ -102,8 +102,9 @@ func parseVersion(line string) (name string, v *semver.Version, ok bool) {
 	return m[1], v, err == nil
 }
 
-// debianPackage is the package that owns a program. The package fixes all CVEs that its changelog names, whatever its
-// version number. These CVEs are in the field "named", which is nil without a changelog.
+// debianPackage is the package that owns a program. A CVE counts as fixed if the package's changelog mentions it,
+// whatever the package's version number is. The mentioned CVEs are in the field "named", which is nil without a
+// changelog.
 type debianPackage struct {
 	version string
 	named   []string

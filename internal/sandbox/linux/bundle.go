@@ -284,8 +284,9 @@ func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error
 	return nil
 }
 
-// removeBundle removes the bundle. It first removes the directories for mounts with rmdir, which fails if something is
-// still mounted on a directory, or if the directory is not empty. So the recursive removal never enters a mount.
+// removeBundle removes the bundle. It first calls rmdir on each directory that serves as a mount point. rmdir fails if
+// something is still mounted on the directory, or if the directory is not empty. So the recursive removal that follows
+// never enters a mount.
 func removeBundle(bundle string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {

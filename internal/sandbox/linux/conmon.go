@@ -97,7 +97,7 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 
 // execCommand returns the command of a conmon that runs an additional program in a container. conmon exits with the
 // program's exit code. The program inherits conmon's stdio ("passthrough"). The given directory contains process.json.
-// It also receives the PID file and the runtime's log.
+// The PID file and the runtime's log are written there too.
 func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *exec.Cmd {
 	args := []string{
 		"--api-version", "1", "--exec", "--sync",

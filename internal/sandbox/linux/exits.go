@@ -27,7 +27,7 @@ type end struct {
 // exitFile returns the path of the file that conmon writes, atomically, when the container has ended.
 func (b *Backend) exitFile(id string) string { return filepath.Join(b.cfg.exitDir(), id) }
 
-// watch waits for the end of a container, records it and reports it. It watches two processes by pidfd, without
+// watch waits until a container has ended, then records and reports the end. It watches two processes by pidfd, without
 // polling: init, which ends with the container, and conmon, which ends after it has written the exit file.
 func (b *Backend) watch(h *handle, l *life) {
 	select {

@@ -255,7 +255,8 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 	return nil
 }
 
-// killLife kills all processes of the container, including those that it left in a shared PID namespace.
+// killLife kills all processes of the container, including those that the container left behind in a shared PID
+// namespace.
 func (b *Backend) killLife(h *handle, l *life) {
 	if err := l.init.Signal(unix.SIGKILL); err != nil {
 		b.log.Error("kill a container", "container", h.ID, "pid", l.init.Pid, "err", err)

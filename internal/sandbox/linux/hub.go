@@ -126,7 +126,7 @@ func (h *hub) read() {
 }
 
 // fanOut sends output to the clients. It returns false if the hub should disconnect because it has no clients. The hub
-// disconnects only on output, because conmon notices that a connection is closed only when it writes to the connection.
+// disconnects only on output, because conmon does not notice a closed connection until it writes to that connection.
 func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

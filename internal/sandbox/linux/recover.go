@@ -76,8 +76,8 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 		return sandbox.Status{}, err
 	}
 	if h == nil {
-		// The container was partly created, or its state file is damaged. The node removes the container, but not its
-		// conmon.
+		// The container was partly created, or its state file is damaged. The node removes the container but not its
+		// conmon, so kill conmon here.
 		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
 	}
 	s, _ := h.Snapshot()

@@ -21,7 +21,7 @@ import (
 var mountOptions = []string{"nodev", "noexec", "nosuid"}
 
 // procFiles are the only files below /proc on which something can be mounted. They are the files that lxcfs provides. A
-// mount on another file could replace one that the runtime uses to confine the container (CVE-2019-19921).
+// mount on any other file could replace a file that the runtime uses to confine the container (CVE-2019-19921).
 var procFiles = []string{
 	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat",
 	"/proc/swaps", "/proc/uptime",

@@ -25,8 +25,8 @@ func PodModes(p *sandbox.Pod) Modes {
 	return modesOf(p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 }
 
-// ContainerModes returns a container's namespaces. The default, POD, means the namespace that the pod uses. So in a pod
-// on the host network, it means the host's network namespace.
+// ContainerModes returns a container's namespaces. The default, POD, means the namespace that the pod uses. If the pod
+// is on the host network, POD therefore means the host's network namespace.
 func ContainerModes(p *sandbox.Pod, c *sandbox.Container) Modes {
 	pod, m := PodModes(p), modesOf(c.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 	for _, mode := range []struct{ mine, pods *runtimeapi.NamespaceMode }{

@@ -18,7 +18,7 @@ var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
 // Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward).
 // The keys are safe to join to that path. Sysctls allows only parameters of the pod's own namespaces: IPC parameters if
 // the pod has its own IPC namespace, and net.* if it has its own network namespace. All others would change the node
-// (see CVE-2022-0811) and result in errdefs.ErrInvalidArgument.
+// (see CVE-2022-0811), so Sysctls rejects them with errdefs.ErrInvalidArgument.
 func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	const field = "linux.sysctls"
 	requested := p.Config.GetLinux().GetSysctls()
