@@ -155,8 +155,8 @@ func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
 	})
 }
 
-// changed writes a result<_, header-error>. If the parameter refused is a case of header-error, the result is that
-// error. Otherwise changed calls the function do, and the result is ok.
+// changed writes a result<_, header-error>. A refused of 0 or more is a case of header-error, and the result is that
+// error. Otherwise changed calls do, and the result is ok.
 func changed(c *wasi.Call, refused int, do func()) {
 	if refused >= 0 {
 		c.FailedWith(refused)

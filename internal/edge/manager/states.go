@@ -153,7 +153,7 @@ var transitions = map[state]map[event]transition{
 	unconcluded: {evUp: {exited, conclude}},
 }
 
-// apply moves the module and returns the action to take. The caller holds the host's mu.
+// apply changes the module to the state that follows e, and returns the action to take. The caller holds the host's mu.
 func (mod *module) apply(e event) action {
 	t, ok := transitions[mod.state][e]
 	if !ok {

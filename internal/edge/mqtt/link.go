@@ -253,7 +253,7 @@ func (l *link) fail(err error) {
 	l.space.Broadcast()
 }
 
-// disconnect sends a DISCONNECT, so that the broker does not publish the will, and ends the link.
+// disconnect ends the link. It first sends a DISCONNECT, so that the broker does not publish the will.
 func (l *link) disconnect() {
 	if l.send(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Disconnect}}) == nil {
 		// The broker then closes the connection, and the reader ends the link.

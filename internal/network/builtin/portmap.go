@@ -6,9 +6,9 @@ import (
 	"errors"
 )
 
-// portmapConfig is the configuration of the portmap plugin. This package handles pods without host ports, because most
-// chains run portmap for them too. Pods with host ports are left to the plugin: it runs iptables a dozen times for
-// them, so the cost of starting the plugin itself hardly matters.
+// portmapConfig is the configuration of the portmap plugin. Most chains run portmap even for pods without host ports, so
+// this package handles those pods itself. Pods with host ports are left to the plugin, which runs iptables a dozen times
+// for each, so the cost of starting the plugin itself hardly matters.
 type portmapConfig struct {
 	common
 	SNAT          *bool `json:"snat"`

@@ -68,7 +68,8 @@ func enter(netns int, fn func() error) (restored bool, err error) {
 	return unix.Setns(home, unix.CLONE_NEWNET) == nil, err
 }
 
-// Home opens the network namespace of the calling thread. That is the host's namespace, unless the fn of In calls Home.
+// Home opens the network namespace of the calling thread. That is the host's namespace, unless a
+// function that was passed to In calls Home.
 func Home() (fd int, err error) {
 	fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

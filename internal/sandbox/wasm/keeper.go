@@ -119,8 +119,8 @@ func (k *keeper) currentLocked(scope string) *worker {
 	return nil
 }
 
-// get returns the current worker of a scope. If there is none, get starts a worker in the cgroup that own describes or,
-// if own is nil, in the cgroup of the shared workers. The start continues even if ctx ends.
+// get returns the current worker of a scope. If there is none, get starts a worker. The parameter own describes the
+// worker's cgroup; if it is nil, the worker starts in the cgroup of the shared workers. The start continues even if ctx ends.
 func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, error) {
 	k.mu.Lock()
 	if w := k.currentLocked(scope); w != nil {

@@ -23,7 +23,7 @@ const (
 	refreshTimeout, refreshRetry = 10 * time.Second, 5 * time.Second
 	// noticeTimeout bounds the time until libvirtd notices that its child process has ended.
 	noticeTimeout = 5 * time.Second
-	// noticeInterval is the interval of queries during noticeTimeout. The queries are a fallback: libvirtd also sends
+	// noticeInterval is the interval between queries during noticeTimeout. The queries are a fallback: libvirtd also sends
 	// an event.
 	noticeInterval = 200 * time.Millisecond
 
