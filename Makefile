@@ -72,6 +72,7 @@ test: setup build lint test-unit test-daemon test-smoke ## run what every change
 test-unit: images ## run the unit tests with the race detector, and check the import rules
 	CGO_ENABLED=1 hack/testns.sh -strict go test -tags failpoints -race -timeout 15m $(UNIT)
 	$(GOTEST) ./test/deps/... ./test/harness/...
+	$(GOTEST) -run TestNoAllocations ./internal/component/protowit
 
 .PHONY: test-daemon
 test-daemon: build images ## run the end-to-end and crash tests against real daemons

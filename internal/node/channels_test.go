@@ -50,6 +50,6 @@ func TestBackendWithoutChannels(t *testing.T) {
 	id := b.create(t, pod, containerConfig("c"))
 	must(t, b.StartContainer(t.Context(), id))
 	if _, _, err := b.Channels(t.Context(), id); !errdefs.IsNotImplemented(err) {
-		t.Errorf("Channels without a Channeler: got %v, want not implemented", err)
+		t.Errorf("Channels without a Channeler: got %v, want an error that errdefs.IsNotImplemented accepts", err)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// fakeRuntime is a Runtime that calls its functions; a nil function is not implemented.
+// fakeRuntime is a Runtime that calls its functions. A test sets only the functions that it needs.
 type fakeRuntime struct {
 	exec    func(ctx context.Context, id string, req sandbox.ExecRequest) (int32, error)
 	attach  func(ctx context.Context, id string, req sandbox.AttachRequest) error

@@ -151,7 +151,7 @@ func (g *ground) watch(t *testing.T) (stop func() latencies) {
 // measure returns the latencies without an attack.
 func (g *ground) measure(t *testing.T) latencies {
 	stop := g.watch(t)
-	time.Sleep(caseTime) // the length of the sample
+	time.Sleep(caseTime) // pacing: the length of the sample
 	return stop()
 }
 
