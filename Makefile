@@ -132,7 +132,7 @@ soak: build images ## run random calls and faults against a real daemon, for TRI
 	$(GOTEST) -timeout 24h -v ./test/soak/...
 
 .PHONY: bench
-bench: build images ## compare with Debian's containerd and write docs/benchmarks.md
+bench: build images ## compare with containerd 2.4 and 1.6 and write docs/benchmarks.md
 	@hack/setup.sh bench
 	@hack/bench.sh
 

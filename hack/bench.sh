@@ -1,14 +1,17 @@
 #!/bin/bash
 # bench.sh [PODS [LIST_PODS]...]: measure Tripod with containers, Wasm components and machines and, in the same run on the same
-# machine, Debian's containerd (with the same CNI chain and client) and QEMU started by hand; write docs/benchmarks.md.
+# machine, containerd (with the same OCI runtime, CNI chain and client) and QEMU started by hand; write docs/benchmarks.md.
 # Default: 30 pods, lists with 100 and 200.
+#
+# bench.sh containers [PODS [LIST_PODS]...]: only containers; prints the tables.
 #
 # bench.sh vm [BOOTS]: only machines, 10 boots by default; prints the table.
 #
 # bench.sh edge: only edge modules.
 #
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
-# build/bin/tripod-wasm and what `hack/setup.sh bench` installs. Modules are compared with plain clients of the same broker.
+# build/bin/tripod-wasm and what `hack/setup.sh bench` installs; hack/containerd.sh builds today's containerd. Modules are
+# compared with plain clients of the same broker.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -52,6 +55,10 @@ write_files() {
 JSON
 }
 
+# oci NAME: the program of an OCI runtime. Both sides call crun through hack/bench/crun.c, because containerd 2.4 writes
+# specifications that Debian's crun refuses.
+oci() { if [ "$1" = crun ]; then echo "$PWD/build/bin/crun"; else echo "$1"; fi; }
+
 # start_tripod OCI-RUNTIME
 start_tripod() {
   cat >"$dir/tripod.toml" <<TOML
@@ -65,7 +72,7 @@ hosts_dirs = ["$dir/certs.d"]
 conf_dir = "$dir/net.d"
 bin_dirs = ["/usr/lib/cni"]
 [linux]
-runtime = "$1"
+runtime = "$(oci "$1")"
 cgroup_parent = "$TRIPOD_TEST_CGROUP"
 [vm]
 accel = "$accel"
@@ -79,16 +86,49 @@ TOML
   runtime_pid=$! socket=/run/tripod/tripod.sock
 }
 
-start_containerd() {
-  cat >"$dir/containerd.toml" <<TOML
-version = 2
-root = "$dir/containerd"
+# write_containerd NAME OCI-RUNTIME: write the part of containerd's configuration that both versions share.
+write_containerd() {
+  cat <<TOML
+root = "$dir/containerd-$1"
 state = "/run/containerd"
 oom_score = 0
 disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing"]
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs",
+  "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing", "io.containerd.nri.v1.nri"]
 [grpc]
   address = "/run/containerd/containerd.sock"
+TOML
+}
+
+# start_containerd OCI-RUNTIME: start the containerd that hack/containerd.sh built.
+start_containerd() {
+  write_containerd "$1" >"$dir/containerd-$1.toml"
+  cat >>"$dir/containerd-$1.toml" <<TOML
+[plugins."io.containerd.cri.v1.images"]
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "$pause"
+  [plugins."io.containerd.cri.v1.images".registry]
+    config_path = "$dir/certs.d"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+      BinaryName = "$(oci "$1")"
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    conf_dir = "$dir/net.d"
+    bin_dirs = ["/usr/lib/cni"]
+TOML
+  sed -i '1i version = 3' "$dir/containerd-$1.toml"
+  # containerd looks for its shim in PATH.
+  PATH=$containerd:$PATH containerd --config "$dir/containerd-$1.toml" --log-level warn 2>>"$dir/containerd.log" &
+  runtime_pid=$! socket=/run/containerd/containerd.sock
+}
+
+# start_old_containerd: start Debian's containerd, with runc.
+start_old_containerd() {
+  write_containerd old >"$dir/containerd-old.toml"
+  cat >>"$dir/containerd-old.toml" <<TOML
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "$pause"
   restrict_oom_score_adj = true
@@ -98,7 +138,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     conf_dir = "$dir/net.d"
     bin_dir = "/usr/lib/cni"
 TOML
-  containerd --config "$dir/containerd.toml" --log-level warn 2>>"$dir/containerd.log" &
+  sed -i '1i version = 2' "$dir/containerd-old.toml"
+  containerd --config "$dir/containerd-old.toml" --log-level warn 2>>"$dir/containerd.log" &
   runtime_pid=$! socket=/run/containerd/containerd.sock
 }
 
@@ -147,6 +188,16 @@ measure_wasm() {
   stop_runtime
 }
 
+# measure_many: start as many containers as components, each one process that sleeps.
+measure_many() {
+  start_tripod crun
+  await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+  say "Tripod, crun: $many_pods pods of one sleeping process"
+  "$TRIPOD" bench lists --socket "unix://$socket" --title "Tripod, crun" --image "$image" --command 'sleep 1000000' --log-dir "$dir/logs" \
+    --cgroup-parent "$TRIPOD_TEST_CGROUP/bench" --pods "$many_pods" --json "$dir/many.json" >"$dir/many.md"
+  stop_runtime
+}
+
 # measure_vm: compare machines with QEMU started by hand, into $dir/vm.md.
 measure_vm() {
   start_tripod crun
@@ -191,19 +242,50 @@ inside() {
     cat "$dir/edge.md"
     return
   fi
+  if [ "$pods" = containers ]; then
+    pods=${list_pods[0]:-30} list_pods=("${list_pods[@]:1}")
+    measure_containers
+    report_containers
+    return
+  fi
   measure_wasm
   measure_edge
   measure_vm
-  measure crun "Tripod, crun" start_tripod crun
-  measure runc "Tripod, runc" start_tripod runc
-  measure containerd "containerd, runc" start_containerd
+  measure_containers
+  measure_many
   write_report
 }
 
-compare() { "$TRIPOD" bench compare "$dir/crun-$1.json" "$dir/runc-$1.json" "$dir/containerd-$1.json"; }
+# The two sides of a pair run one after the other, so that a neighbour of the machine disturbs both.
+measure_containers() {
+  measure crun "Tripod, crun" start_tripod crun
+  measure containerd-crun "containerd $new_version, crun" start_containerd crun
+  measure runc "Tripod, runc" start_tripod runc
+  measure containerd-runc "containerd $new_version, runc" start_containerd runc
+  measure containerd-old "containerd $old_version, runc" start_old_containerd
+}
 
-# A component has no OCI runtime, so it is compared with both container pairs.
-compare_wasm() { "$TRIPOD" bench compare "$dir/wasm-$1.json" "$dir/crun-$1.json" "$dir/containerd-$1.json"; }
+# compare NAME FIGURES...: print tables of several runtimes.
+compare_crun() { "$TRIPOD" bench compare "$dir/crun-$1.json" "$dir/containerd-crun-$1.json"; }
+compare_runc() { "$TRIPOD" bench compare "$dir/runc-$1.json" "$dir/containerd-old-$1.json" "$dir/containerd-runc-$1.json"; }
+
+# A component has no OCI runtime, so it is compared with the pair of the faster one.
+compare_wasm() { "$TRIPOD" bench compare "$dir/wasm-$1.json" "$dir/crun-$1.json" "$dir/containerd-crun-$1.json"; }
+
+report_containers() {
+  local name n
+  for name in crun runc; do
+    printf '\n## Containers, %s on both sides\n' "$name"
+    "compare_$name" cri
+    "compare_$name" host
+    for n in "${list_pods[@]}"; do "compare_$name" "lists-$n"; done
+  done
+  cat <<MD
+
+Daemons' memory after all that (VmRSS, of which RssAnon): Tripod with crun $(cat "$dir/crun-rss"), with runc $(cat "$dir/runc-rss"); containerd
+$new_version with crun $(cat "$dir/containerd-crun-rss"), with runc $(cat "$dir/containerd-runc-rss"); containerd $old_version $(cat "$dir/containerd-old-rss").
+MD
+}
 
 write_report() {
   cat <<MD
@@ -221,18 +303,15 @@ by the first's.
 - Machine: $(nproc) × $(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(awk '/^MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), Linux $(uname -r | cut -d . -f 1,2)
 - $("$TRIPOD" version)
 - $(crun --version | head -1); $(runc --version | head -1); $(conmon --version | head -1)
-- containerd $(containerd --version | awk '{print $3}'); CNI plugins $(dpkg-query -W -f '${Version}' containernetworking-plugins)
+- containerd $new_version from the Go module proxy (hack/containerd.sh), containerd $old_version from Debian; CNI plugins $(dpkg-query -W -f '${Version}' containernetworking-plugins)
 
 The up phase of a pod is RunPodSandbox, CreateContainer and StartContainer. The down phase is StopContainer,
 RemoveContainer, StopPodSandbox and RemovePodSandbox. Helpers are the processes that a pod adds beside the container's
 own: conmon for Tripod, shim and pause for containerd. Their memory is given as PSS.
 
-## Containers
-$(compare cri)
-$(compare host)
-$(for n in "${list_pods[@]}"; do compare "lists-$n"; done)
+$(report_containers)
 
-Daemons' memory after all that (VmRSS, of which RssAnon): Tripod with crun $(cat "$dir/crun-rss"), with runc $(cat "$dir/runc-rss"), containerd $(cat "$dir/containerd-rss").
+$(cat "$dir/many.md")
 
 ## Components
 
@@ -282,8 +361,15 @@ mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running; two would disturb each other"
 hack/images.sh build
+if [ "${1-}" != vm ] && [ "${1-}" != edge ]; then
+  containerd=$(hack/containerd.sh)
+  crun=$(command -v crun) || fail "crun is not installed: run hack/setup.sh"
+  cc -O2 -static -D CRUN="\"$crun\"" -o build/bin/crun hack/bench/crun.c
+  export containerd old_version new_version=${containerd##*/}
+  old_version=$(containerd --version | awk '{print $3}') old_version=${old_version%%[~+]*}
+fi
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
-if [ "${1-}" = vm ] || [ "${1-}" = edge ]; then
+if [ "${1-}" = vm ] || [ "${1-}" = edge ] || [ "${1-}" = containers ]; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi
 new=$(mktemp)

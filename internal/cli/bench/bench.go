@@ -32,6 +32,10 @@ type Report struct {
 	// Lists are the figures that were measured on a node with ListPods pods.
 	Lists    []Figure `json:"lists,omitempty"`
 	ListPods int      `json:"list_pods,omitempty"`
+	// ListUp is the time, in seconds, until all of those pods ran, ten at a time. ListDaemons is the PSS of the daemons
+	// after the lists, in bytes.
+	ListUp      float64 `json:"list_up_s,omitempty"`
+	ListDaemons int64   `json:"list_daemons_bytes,omitempty"`
 }
 
 func newReport(ctx context.Context, d *driver) (*Report, error) {
@@ -119,7 +123,7 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, d.sweep(ctx)) }()
-	all, discard := make([]*pod, pods), newRecorder()
+	all, discard, started := make([]*pod, pods), newRecorder(), time.Now()
 	err = parallel(ctx, 10, pods, func(i int) (err error) {
 		all[i], err = d.startPod(ctx, discard)
 		return err
@@ -127,6 +131,7 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 	if err != nil {
 		return nil, err
 	}
+	report.ListUp = time.Since(started).Seconds()
 	r := newRecorder()
 	for i := range repeats {
 		if err := d.lists(ctx, r, all[i%pods], pods); err != nil {
@@ -134,7 +139,8 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 		}
 	}
 	report.Lists, report.ListPods = r.figures(), pods
-	return report, nil
+	report.ListDaemons, err = daemonsPSS("/proc")
+	return report, err
 }
 
 // A list call is not repeated any more once it has taken listTime in total and has been made listLeast times.

@@ -96,7 +96,7 @@ func TestHelpersAreNewProcesses(t *testing.T) {
 
 func TestMarkdown(t *testing.T) {
 	report := func(name string, p50 float64) *Report {
-		return &Report{Runtime: name, Network: "CNI", ListPods: 3, Lists: []Figure{{Call: "ListPodSandbox", P50: p50}},
+		return &Report{Runtime: name, Network: "CNI", ListPods: 3, ListUp: 1.25, ListDaemons: 60 << 20, Lists: []Figure{{Call: "ListPodSandbox", P50: p50}},
 			Rounds: []Round{{Parallel: 1, Pods: 30, PodsPerSecond: 5, Figures: []Figure{{Call: "RunPodSandbox", P50: p50, P95: 2 * p50}},
 				Memory: Memory{HelperPSS: 1 << 20, DaemonGrowth: 1 << 19, Helpers: map[string]int{"conmon": 30}}}}}
 	}
@@ -105,7 +105,8 @@ func TestMarkdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"### 30 pods, 1 at a time (network: CNI)", "| p50 / p95 in ms | a | b | last : first |",
-		"| RunPodSandbox | 50.0 / 100.0 | 100.0 / 200.0 | 2.00 |", "1.00 MiB (30 conmon)", "0.50 MiB", "with 3 pods"} {
+		"| RunPodSandbox | 50.0 / 100.0 | 100.0 / 200.0 | 2.00 |", "1.00 MiB (30 conmon)", "0.50 MiB", "with 3 pods",
+		"| all pods running after | 1.2 s | 1.2 s | |", "| daemons' memory (PSS) | 60 MiB | 60 MiB | |"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("Markdown does not contain %q:\n%s", want, out.String())
 		}

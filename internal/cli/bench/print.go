@@ -27,6 +27,8 @@ func Markdown(out io.Writer, reports []*Report) error {
 	if len(reports) > 0 && reports[0].ListPods > 0 {
 		w.printf("\n### Lists and status with %d pods\n\n", reports[0].ListPods)
 		w.figures(reports, func(r *Report) []Figure { return r.Lists })
+		w.summary("all pods running after", reports, func(r *Report) string { return fmt.Sprintf("%.1f s", r.ListUp) })
+		w.summary("daemons' memory (PSS)", reports, func(r *Report) string { return fmt.Sprintf("%.0f MiB", float64(r.ListDaemons)/(1<<20)) })
 	}
 	return w.err
 }
