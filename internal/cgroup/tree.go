@@ -136,72 +136,93 @@ func ExpandSlice(name string) string {
 }
 
 // Write describes one write to a cgroup's file, which sets a limit.
-type Write struct{ Controller, File, Value string }
+type Write struct {
+	Controller, File, Value string
+	// Lifts means that the value is no limit. The write is then unnecessary if the kernel lacks the file.
+	Lifts bool
+}
 
-// Limits returns what to write to limit a cgroup to the given resources plus the given overhead. If res has no limit on
-// a resource, neither has the cgroup. The overhead's CPU quota is added only if its CPU period equals that of res.
+// Limits returns what to write to limit a cgroup to the given resources plus the given overhead. A resource of 0 leaves
+// the cgroup's limit unchanged, and -1 lifts it. The overhead's CPU quota is added only if its CPU period equals that
+// of res.
 func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) {
 	number := func(v int64) string { return strconv.FormatInt(v, 10) }
-	if v := res.GetMemoryLimitInBytes(); v > 0 {
-		file := "memory.limit_in_bytes"
-		if g.V2 {
-			file = "memory.max"
-		}
-		w = append(w, Write{"memory", file, number(v + over.GetMemoryLimitInBytes())})
+	switch v := res.GetMemoryLimitInBytes(); {
+	case v > 0:
+		w = append(w, Write{Controller: "memory", File: g.memoryFile(), Value: number(v + over.GetMemoryLimitInBytes())})
+	case v < 0:
+		w = append(w, Write{Controller: "memory", File: g.memoryFile(), Value: g.unlimited(), Lifts: true})
 	}
-	if v := res.GetCpuQuota(); v > 0 {
-		period := res.GetCpuPeriod()
-		if period <= 0 {
-			period = 100_000
-		}
-		if over.GetCpuPeriod() == period {
-			v += over.GetCpuQuota()
-		}
-		if g.V2 {
-			w = append(w, Write{"cpu", "cpu.max", number(v) + " " + number(period)})
-		} else {
-			w = append(w, Write{"cpu", "cpu.cfs_period_us", number(period)}, Write{"cpu", "cpu.cfs_quota_us", number(v)})
-		}
-	}
+	w = append(w, g.quota(res, over)...)
 	if v := res.GetCpuShares(); v > 0 {
 		v = min(max(v+over.GetCpuShares(), 2), 262144)
 		if g.V2 {
 			// Like the OCI runtimes, map [2, 262144] to [1, 10000].
-			w = append(w, Write{"cpu", "cpu.weight", number(1 + ((v-2)*9999)/262142)})
+			w = append(w, Write{Controller: "cpu", File: "cpu.weight", Value: number(1 + ((v-2)*9999)/262142)})
 		} else {
-			w = append(w, Write{"cpu", "cpu.shares", number(v)})
+			w = append(w, Write{Controller: "cpu", File: "cpu.shares", Value: number(v)})
 		}
 	}
 	return w
+}
+
+// quota returns what to write to limit a cgroup's CPU time; see Limits.
+func (g Tree) quota(res, over *runtimeapi.LinuxContainerResources) []Write {
+	v, period := res.GetCpuQuota(), res.GetCpuPeriod()
+	if v == 0 {
+		return nil
+	}
+	if v < 0 {
+		file := "cpu.cfs_quota_us"
+		if g.V2 {
+			file = "cpu.max"
+		}
+		return []Write{{Controller: "cpu", File: file, Value: g.unlimited(), Lifts: true}}
+	}
+	if period <= 0 {
+		period = 100_000
+	}
+	if over.GetCpuPeriod() == period {
+		v += over.GetCpuQuota()
+	}
+	if g.V2 {
+		return []Write{{Controller: "cpu", File: "cpu.max", Value: fmt.Sprint(v, period)}}
+	}
+	return []Write{
+		{Controller: "cpu", File: "cpu.cfs_period_us", Value: fmt.Sprint(period)},
+		{Controller: "cpu", File: "cpu.cfs_quota_us", Value: fmt.Sprint(v)},
+	}
+}
+
+// unlimited is the value that means no limit.
+func (g Tree) unlimited() string {
+	if g.V2 {
+		return "max"
+	}
+	return "-1"
+}
+
+func (g Tree) memoryFile() string {
+	if g.V2 {
+		return "memory.max"
+	}
+	return "memory.limit_in_bytes"
 }
 
 // CPUSet returns what to write to bind a cgroup to the CPUs and memory nodes in res.
 func CPUSet(res *runtimeapi.LinuxContainerResources) (w []Write) {
 	if v := res.GetCpusetCpus(); v != "" {
-		w = append(w, Write{"cpuset", "cpuset.cpus", v})
+		w = append(w, Write{Controller: "cpuset", File: "cpuset.cpus", Value: v})
 	}
 	if v := res.GetCpusetMems(); v != "" {
-		w = append(w, Write{"cpuset", "cpuset.mems", v})
+		w = append(w, Write{Controller: "cpuset", File: "cpuset.mems", Value: v})
 	}
 	return w
 }
 
-// LiftQuota removes the limit on an existing cgroup's CPU time.
-func (g Tree) LiftQuota(dir string) error {
-	file, value := "cpu.cfs_quota_us", "-1"
-	if g.V2 {
-		file, value = "cpu.max", "max"
-	}
-	return os.WriteFile(filepath.Join(g.Roots[g.Hierarchy("cpu")], dir, file), []byte(value), 0o644)
-}
-
 // MemoryLimit returns a cgroup's own limit on memory, in bytes; 0 means no limit.
 func (g Tree) MemoryLimit(dir string) (uint64, error) {
-	file := "memory.limit_in_bytes"
-	if g.V2 {
-		file = "memory.max"
-	}
-	raw, err := os.ReadFile(filepath.Join(g.Roots[g.Hierarchy("memory")], dir, file))
+	raw, err := os.ReadFile(filepath.Join(g.Roots[g.Hierarchy("memory")], dir, g.memoryFile()))
 	if err != nil {
 		return 0, fmt.Errorf("read the memory limit: %w", err)
 	}
@@ -213,15 +234,15 @@ func (g Tree) MemoryLimit(dir string) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the memory limit: %w", err)
 	}
-	if limit > unlimited {
+	if limit > noMachineHas {
 		return 0, nil
 	}
 	return limit, nil
 }
 
-// unlimited is more bytes than any machine has. If there is no limit, cgroup v1 shows an even larger number: the
+// noMachineHas is more bytes than any machine has. If there is no limit, cgroup v1 shows an even larger number: the
 // largest possible number of bytes in whole pages.
-const unlimited = 1 << 60
+const noMachineHas = 1 << 60
 
 // Hierarchy returns the key, in Roots, of the hierarchy that has the controller.
 func (g Tree) Hierarchy(controller string) string {
@@ -236,18 +257,45 @@ func (g Tree) Hierarchy(controller string) string {
 	return controller
 }
 
-// Apply sets limits on a cgroup. It creates the cgroup in the hierarchies that the limits need.
+// Apply sets limits on a cgroup. It creates the cgroup in the hierarchies that the limits need. It can also change the
+// limits of a cgroup with processes. If the kernel cannot take a memory limit because the processes use more, the error
+// is errdefs.ErrFailedPrecondition.
 func (g Tree) Apply(dir string, writes []Write) error {
+	var refused []Write
 	for _, w := range writes {
-		full := filepath.Join(g.Roots[g.Hierarchy(w.Controller)], dir)
-		if err := g.Make(w.Controller, dir); err != nil {
+		err := g.write(dir, w)
+		if errors.Is(err, unix.EINVAL) {
+			// The kernel checks a v1 file against the present values of the others: a shorter period needs the smaller
+			// quota first. So repeat the write after the others.
+			refused = append(refused, w)
+			continue
+		}
+		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(full, w.File), []byte(w.Value), 0o644); err != nil {
-			return fmt.Errorf("limit %s: %w", w.Controller, err)
+	}
+	for _, w := range refused {
+		if err := g.write(dir, w); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (g Tree) write(dir string, w Write) error {
+	if err := g.Make(w.Controller, dir); err != nil {
+		return err
+	}
+	err := os.WriteFile(filepath.Join(g.Roots[g.Hierarchy(w.Controller)], dir, w.File), []byte(w.Value), 0o644)
+	switch {
+	case err == nil:
+		return nil
+	case w.Lifts && errors.Is(err, fs.ErrPermission): // nobody can create a file in a cgroup, so the kernel lacks this one
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("limit %s to %s: its processes use more: %w: %w", w.Controller, w.Value, err, errdefs.ErrFailedPrecondition)
+	}
+	return fmt.Errorf("limit %s: %w", w.Controller, err)
 }
 
 // Create creates a cgroup in every hierarchy, ready for processes.

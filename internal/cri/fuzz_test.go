@@ -220,6 +220,7 @@ var seeds = map[string][]proto.Message{
 	"RestorePod":          {&runtimeapi.RestorePodRequest{CheckpointPath: "/tmp", Config: podConfig("x"), ContainerConfigs: []*runtimeapi.ContainerConfig{containerConfig("c")}}},
 	"UpdatePodSandboxResources": {
 		&runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: thePod, Overhead: &runtimeapi.LinuxContainerResources{CpuShares: 1}},
+		&runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: thePod, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: -2}},
 	},
 	"StreamPodSandboxes":    {&runtimeapi.StreamPodSandboxesRequest{Filter: &runtimeapi.PodSandboxFilter{Id: thePod}}},
 	"StreamContainers":      {&runtimeapi.StreamContainersRequest{Filter: &runtimeapi.ContainerFilter{PodSandboxId: thePod}}},

@@ -342,10 +342,6 @@ func TestWhatIsNotThereYetSaysSo(t *testing.T) {
 			_, err := d.ListPodSandboxMetrics(ctx, &runtimeapi.ListPodSandboxMetricsRequest{})
 			return err
 		}},
-		"UpdatePodSandboxResources": {"pod-level", func() error {
-			_, err := d.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{})
-			return err
-		}},
 		"StreamPodSandboxMetrics": {"metrics", func() error {
 			s, err := d.StreamPodSandboxMetrics(ctx, &runtimeapi.StreamPodSandboxMetricsRequest{})
 			must(t, err)

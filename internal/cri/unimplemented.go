@@ -17,7 +17,6 @@ func notImplemented(what, instead string) error {
 var (
 	errCheckpoint = notImplemented("checkpoint and restore of containers and pods (no backend can freeze and save processes)", "stop the pod and create it again")
 	errMetrics    = notImplemented("pod metrics (descriptors and values in Prometheus form)", "use ListPodSandboxStats and ListContainerStats")
-	errPodResize  = notImplemented("pod-level resources (resizing the pod's own cgroup)", "UpdateContainerResources resizes its containers")
 )
 
 func (s *Server) CheckpointContainer(context.Context, *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
@@ -42,9 +41,4 @@ func (s *Server) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandb
 
 func (s *Server) StreamPodSandboxMetrics(*runtimeapi.StreamPodSandboxMetricsRequest, runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
 	return errMetrics
-}
-
-// UpdatePodSandboxResources returns an error, which the kubelet tolerates.
-func (s *Server) UpdatePodSandboxResources(context.Context, *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
-	return nil, errPodResize
 }

@@ -35,8 +35,8 @@ func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.L
 	})
 }
 
-// updateContainer records the new resources and applies them. If the backend cannot apply them, updateContainer
-// restores the old resources in the record.
+// updateContainer records the new resources and applies them. If the backend cannot apply all of them, updateContainer
+// restores the old resources.
 func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, res *runtimeapi.LinuxContainerResources) error {
 	_, old, state, err := p.containerState(id)
 	if err != nil {
@@ -65,8 +65,18 @@ func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, 
 	if err == nil {
 		return nil
 	}
-	undone := p.commit(func(next *Pod) error { c := next.find(id); c.Config, c.Intent = old.Config, ""; return nil })
-	return errors.Join(err, undone)
+	overridden := errors.Is(context.Cause(ctx), errOverridden)
+	if undone := p.commit(func(next *Pod) error { next.find(id).Config = old.Config; return nil }); undone != nil {
+		return errors.Join(err, undone)
+	}
+	if !overridden { // some of the new limits may be in force
+		ctx, cancel := rollbackContext(ctx)
+		defer cancel()
+		if restored := p.applyUpdate(ctx, updater, id); restored != nil {
+			p.node.log.Error("cannot restore a container's resources", "container", id, "err", restored)
+		}
+	}
+	return errors.Join(err, p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil }))
 }
 
 // applyUpdate applies the recorded resources and clears the intent.
@@ -98,5 +108,22 @@ func mergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi
 		})
 	}
 	proto.Merge(merged, change)
+	if change.GetMemoryLimitInBytes() != 0 && change.GetMemorySwapLimitInBytes() == 0 {
+		merged.MemorySwapLimitInBytes = movedSwapLimit(old, merged.MemoryLimitInBytes)
+	}
 	return merged
+}
+
+// movedSwapLimit returns the limit on memory and swap together that leaves a container the same amount of swap when its
+// memory limit changes. Without that, a limit on both could end up below the new memory limit.
+func movedSwapLimit(old *runtimeapi.LinuxContainerResources, memory int64) int64 {
+	both := old.GetMemorySwapLimitInBytes()
+	switch {
+	case both <= 0:
+		return both
+	case memory < 0:
+		return -1
+	default:
+		return memory + max(both-old.GetMemoryLimitInBytes(), 0)
+	}
 }

@@ -47,7 +47,7 @@ func crashScript(ctx context.Context, dir string) error {
 		}
 		again := containerConfig("c")
 		again.Metadata.Attempt = 1
-		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.StopContainer(ctx, id, 0))
+		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.UpdateSandbox(ctx, pod, nil, nil), b.StopContainer(ctx, id, 0))
 		if id, createErr := b.CreateContainer(ctx, pod, again); createErr == nil { // for a unit pod, after the first attempt is retained
 			err = errors.Join(err, b.StartContainer(ctx, id), b.StopContainer(ctx, id, 0), b.RemoveContainer(ctx, id))
 		} else {
@@ -114,8 +114,8 @@ func (b *bench) checkRecords(t *testing.T) {
 		if p.Ready() {
 			ready = append(ready, p.ID)
 		}
-		if p.Intent != "" {
-			t.Errorf("pod %s: got intent %s, want none", p.ID, p.Intent)
+		if p.Intent != "" || p.Resizing {
+			t.Errorf("pod %s: got intent %q, resizing %v; want no order under way", p.ID, p.Intent, p.Resizing)
 		}
 		for _, c := range p.Visible() {
 			if c.State == node.Starting || c.Intent != "" {

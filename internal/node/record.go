@@ -23,14 +23,17 @@ type Pod struct {
 	Handler, Alias string
 	// Component is the name of the component in a unit pod's labels; see ComponentName.
 	Component string
-	Config    *runtimeapi.PodSandboxConfig
-	State     State
+	// Config is the request, with the resources and the overhead that were last requested.
+	Config *runtimeapi.PodSandboxConfig
+	State  State
 	// Netns is the path of the pod's network namespace; empty on the host network.
 	Netns     string
 	IPs       []netip.Addr
 	CreatedAt time.Time
 	// Intent is the call that was ordered and has not completed; empty if there is none.
 	Intent Call
+	// Resizing means that the resources in Config are recorded but not applied.
+	Resizing bool
 	// Containers are in order of creation. A unit pod has at most one, the newest attempt. A Removed attempt stays,
 	// hidden, until the next CreateContainer.
 	Containers []*Container
@@ -72,6 +75,8 @@ type Container struct {
 const (
 	// intentUpdate marks a container whose new resources are recorded but not applied.
 	intentUpdate Call = "UpdateContainerResources"
+	// intentResize is the order to change the resources of a whole pod.
+	intentResize Call = "UpdatePodSandboxResources"
 	// intentRetain marks an ended attempt whose resources are being removed and whose record moves to Pod.Previous.
 	intentRetain Call = "RetainAttempt"
 )
@@ -267,6 +272,7 @@ type podRecord struct {
 	IPs        []netip.Addr      `json:"ips,omitempty"`
 	CreatedAt  time.Time         `json:"createdAt"`
 	Intent     Call              `json:"intent,omitempty"`
+	Resizing   bool              `json:"resizing,omitempty"`
 	Containers []containerRecord `json:"containers,omitempty"`
 	Previous   []containerRecord `json:"previous,omitempty"`
 	Attempts   uint64            `json:"attempts,omitempty"`
@@ -301,7 +307,7 @@ func encodePod(p *Pod) ([]byte, error) {
 	}
 	r := podRecord{
 		Version: recordVersion, ID: p.ID, Handler: p.Handler, Alias: p.Alias, Component: p.Component, Unit: p.unit, Config: config,
-		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent, Attempts: p.Attempts,
+		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent, Resizing: p.Resizing, Attempts: p.Attempts,
 	}
 	if r.Containers, err = encodeContainers(p.Containers); err != nil {
 		return nil, err
@@ -360,7 +366,7 @@ func decodePod(raw []byte) (*Pod, error) {
 	}
 	p := &Pod{
 		ID: r.ID, Handler: r.Handler, Alias: r.Alias, Component: r.Component, unit: r.Unit, Config: &runtimeapi.PodSandboxConfig{},
-		State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent, Attempts: r.Attempts,
+		State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent, Resizing: r.Resizing, Attempts: r.Attempts,
 	}
 	err := proto.Unmarshal(r.Config, p.Config)
 	if err == nil {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -202,7 +203,7 @@ func adoptContainer(c *Container, now sandbox.Status) {
 // pending reports whether the record has an incomplete intent.
 func (p *livePod) pending() bool {
 	rec := p.rec.Load()
-	if rec.State == "" || rec.Intent != "" || p.isUnwritten() {
+	if rec.State == "" || rec.Intent != "" || rec.Resizing || p.isUnwritten() {
 		return true
 	}
 	for _, c := range rec.Containers {
@@ -240,8 +241,8 @@ func (p *livePod) settle(ctx context.Context) (finish func() error) {
 			errs = append(errs, step())
 		}
 		steps = nil
-		if rec := p.rec.Load(); rec.State == "" || rec.Intent != "" {
-			take(&p.slot, rec.Intent, p.settleSandbox)
+		if rec := p.rec.Load(); rec.State == "" || rec.Intent != "" || rec.Resizing {
+			take(&p.slot, cmp.Or(rec.Intent, intentResize), p.settleSandbox)
 		}
 		for _, step := range steps {
 			errs = append(errs, step())
@@ -261,6 +262,8 @@ func (p *livePod) settleSandbox(ctx context.Context) error {
 		return ignoreGone(p.removeSandbox(ctx))
 	case rec.Intent == StopPodSandbox:
 		return ignoreGone(p.stopSandbox(ctx))
+	case rec.Resizing:
+		return p.settleResize(ctx)
 	}
 	return nil
 }
@@ -292,7 +295,7 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 // because no caller was told that the update failed.
 func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
 	err := p.applyUpdate(ctx, updater, id)
-	if !errdefs.IsInvalidArgument(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotImplemented(err) && !errdefs.IsNotFound(err) {
+	if !rejected(err) {
 		return err
 	}
 	p.node.log.Error("the backend rejects resources that were requested before the restart", "container", id, "err", err)

@@ -57,6 +57,8 @@ func (o order) overrides(cur order) bool {
 			cur.call == StopContainer && o.killBy.Before(cur.killBy)
 	case RemoveContainer:
 		return cur.call != RemoveContainer
+	case StopPodSandbox, RemovePodSandbox:
+		return cur.call == intentResize
 	default:
 		return false
 	}

@@ -17,7 +17,8 @@ type Pod struct {
 	ID string
 	// Handler is the RuntimeClass handler that chose the backend.
 	Handler string
-	// Config is the configuration from the RunPodSandbox request.
+	// Config is the configuration from the RunPodSandbox request, with the resources and the overhead from the last
+	// UpdatePodSandboxResources request.
 	Config *runtimeapi.PodSandboxConfig
 	// Netns is the path of the pod's network namespace; empty if the pod uses the host's namespace.
 	Netns string
@@ -266,9 +267,16 @@ type LogReopener interface {
 }
 
 // Updater changes the resources of a created or running container in place. c.Config already holds the new resources,
-// merged with the old ones.
+// merged with the old ones. If UpdateContainer fails, the node calls it again with the old resources.
 type Updater interface {
 	UpdateContainer(ctx context.Context, p *Pod, c *Container) error
+}
+
+// PodUpdater changes the resources of a whole pod in place, for backends that limit pods apart from their containers.
+// p.Config already holds the new resources and overhead, merged with the old ones. If the pod is a unit pod, the node
+// instead calls UpdateContainer.
+type PodUpdater interface {
+	UpdateSandbox(ctx context.Context, p *Pod) error
 }
 
 // StatsProvider measures containers and pods. The node adds the identity and the network statistics.

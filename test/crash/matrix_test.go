@@ -80,6 +80,12 @@ func script(d *harness.Daemon, handler string, pod *runtimeapi.PodSandboxConfig,
 			return err
 		},
 		func() error {
+			_, err := cri.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
+				PodSandboxId: p.PodSandboxId, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 768},
+			})
+			return err
+		},
+		func() error {
 			_, err := cri.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: c.ContainerId, Timeout: 10})
 			return err
 		},

@@ -39,6 +39,10 @@ func kubeResize(t *testing.T, k *kubelet) {
 		{cpuRequest: 500, cpuLimit: 1000, memory: 64 << 20}, {cpuRequest: 200, cpuLimit: 1500, memory: 64 << 20}, {cpuRequest: 100, cpuLimit: 100, memory: 24 << 20},
 	} {
 		k.limitPod(p, limits{cpuRequest: to.cpuRequest, cpuLimit: max(to.cpuLimit, c.limits.cpuLimit), memory: max(to.memory, c.limits.memory)})
+		_, err := k.runtime.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
+			PodSandboxId: s.sandbox().Id, Resources: to.linux(), Overhead: &runtimeapi.LinuxContainerResources{},
+		})
+		k.must(err)
 		k.must(k.runtime.UpdateContainerResources(ctx, s.of(c).Id, &runtimeapi.ContainerResources{Linux: to.linux()}))
 		k.limitPod(p, to)
 		c.limits = to

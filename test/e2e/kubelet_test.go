@@ -79,7 +79,7 @@ func TestKubeletStartUp(t *testing.T) {
 	k.must(errors.Join(podsErr, containersErr, statsErr, podStatsErr, streaming.Close(ctx)))
 	// Calls that a runtime need not implement, because the kubelet handles the error.
 	_, err = d.CRI().UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: "x"})
-	wantCode(t, err, codes.Unimplemented)
+	wantCode(t, err, codes.NotFound)
 	_, err = k.runtime.ListMetricDescriptors(ctx)
 	wantCode(t, err, codes.Unimplemented)
 }

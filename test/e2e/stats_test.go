@@ -260,6 +260,81 @@ func TestResources(t *testing.T) {
 		c.Stop(0)
 		wantCode(t, update(c, &runtimeapi.LinuxContainerResources{CpuShares: 256}), codes.FailedPrecondition)
 	})
+	t.Run("memory and CPU time shrink, grow and lose their limits in any order", func(t *testing.T) {
+		c := sleeper(t, d, resources(&runtimeapi.LinuxContainerResources{
+			MemoryLimitInBytes: 64 << 20, MemorySwapLimitInBytes: 96 << 20, CpuPeriod: 100_000, CpuQuota: 50_000,
+		}))
+		for _, step := range []struct{ memory, both, period, quota int64 }{
+			{32 << 20, 64 << 20, 10_000, 5_000},
+			{256 << 20, 288 << 20, 1_000_000, 900_000},
+			{128 << 20, 160 << 20, 1_000, 1_000},
+			{-1, -1, 100_000, -1},
+			{48 << 20, 48 << 20, 100_000, 20_000},
+		} {
+			change := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: step.memory, CpuPeriod: step.period, CpuQuota: step.quota}
+			if step.both == step.memory {
+				change.MemorySwapLimitInBytes = step.both
+			}
+			if err := update(c, change); err != nil {
+				t.Fatalf("update to %+v: %v", step, err)
+			}
+			r := c.Status().GetResources().GetLinux()
+			if r.GetMemoryLimitInBytes() != step.memory || r.GetMemorySwapLimitInBytes() != step.both || r.GetCpuQuota() != step.quota || r.GetCpuPeriod() != step.period {
+				t.Errorf("status after the update to %+v: %v", step, r)
+			}
+			for file, want := range map[string]int64{"memory.limit_in_bytes": step.memory, "memory.memsw.limit_in_bytes": step.both} {
+				if got := cgroupFile(t, c, "memory", file); want > 0 && got != strconv.FormatInt(want, 10) || want < 0 && len(got) < 16 {
+					t.Errorf("%s after the update to %+v: %s", file, step, got)
+				}
+			}
+			if got := cgroupFile(t, c, "cpu", "cpu.cfs_quota_us"); got != strconv.FormatInt(step.quota, 10) {
+				t.Errorf("cpu.cfs_quota_us after the update to %+v: %s", step, got)
+			}
+		}
+	})
+	t.Run("a memory limit below what the container uses is refused, and all limits stay", func(t *testing.T) {
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, func(c *runtimeapi.ContainerConfig) {
+			c.Command = []string{"sh", "-c", `x=$(head -c 20000000 /dev/zero | tr '\0' x); echo ready; sleep 1000 & wait`}
+		}, resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20, CpuShares: 512})))
+		c.WaitLog("ready")
+		wantCode(t, update(c, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 8 << 20, CpuShares: 100}), codes.FailedPrecondition)
+		if memory, shares := cgroupFile(t, c, "memory", "memory.limit_in_bytes"), cgroupFile(t, c, "cpu", "cpu.shares"); memory != strconv.Itoa(128<<20) || shares != "512" {
+			t.Errorf("after the refused update: memory %s, shares %s; want them unchanged", memory, shares)
+		}
+		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.GetResources().GetLinux().GetMemoryLimitInBytes() != 128<<20 {
+			t.Errorf("after the refused update: %v", s)
+		}
+	})
+	t.Run("a pod without a cgroup parent is resized in its own cgroup", func(t *testing.T) {
+		p := d.RunPod(t, harness.PodConfig(t, "resized", func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.CgroupParent = ""
+			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 512}
+		}))
+		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+		pod := func(memory, overhead int64) error {
+			_, err := d.CRI().UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
+				PodSandboxId: p.ID, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory}, Overhead: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: overhead},
+			})
+			return err
+		}
+		limit := func() string {
+			raw, err := os.ReadFile(filepath.Join(memoryRoot(), filepath.Dir(cgroupOf(t, c, "memory")), "memory.limit_in_bytes"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.TrimSpace(string(raw))
+		}
+		if err := pod(100<<20, 8<<20); err != nil || limit() != strconv.Itoa(108<<20) {
+			t.Errorf("resize of the pod: error %v, limit %s, want 108 MiB", err, limit())
+		}
+		wantCode(t, pod(4096, 1), codes.FailedPrecondition)
+		if limit() != strconv.Itoa(108<<20) {
+			t.Errorf("limit after a refused resize: %s, want 108 MiB", limit())
+		}
+		if err := pod(-1, 0); err != nil || len(limit()) < 16 {
+			t.Errorf("lift of the pod's limit: error %v, limit %s", err, limit())
+		}
+	})
 	t.Run("the pod's cgroup parent is honoured, and left to its owner", func(t *testing.T) {
 		parent := d.CgroupParent + "/kubepods/burstable/pod1234"
 		p := d.RunPod(t, harness.PodConfig(t, "p", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = parent }))

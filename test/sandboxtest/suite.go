@@ -40,6 +40,7 @@ func Run(t *testing.T, s Subject) {
 		{"N3Retry", client.retry},
 		{"Events", client.events},
 		{"Readopt", client.readopt},
+		{"Resize", client.resize},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(client{t, s}) })
 	}

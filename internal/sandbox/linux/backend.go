@@ -98,6 +98,7 @@ var (
 	_ sandbox.Attacher      = (*Backend)(nil)
 	_ sandbox.LogReopener   = (*Backend)(nil)
 	_ sandbox.Updater       = (*Backend)(nil)
+	_ sandbox.PodUpdater    = (*Backend)(nil)
 	_ sandbox.StatsProvider = (*Backend)(nil)
 	_ sandbox.Inspector     = (*Backend)(nil)
 	_ ImageStore            = (*image.Store)(nil)

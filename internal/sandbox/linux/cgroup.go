@@ -36,9 +36,9 @@ func (g cgroups) container(p *sandbox.Pod, id string) (oci, dir string) {
 	return dir, dir
 }
 
-// limit creates the pod's own cgroup and sets the limits of the whole pod on it. It does nothing with the systemd
-// driver, or if the request names a parent cgroup: a caller that names a parent, such as the kubelet, sets the limits
-// on that parent.
+// limit sets the limits of the whole pod on the pod's own cgroup, which it creates if necessary. It does nothing with
+// the systemd driver, or if the request names a parent cgroup: a caller that names a parent, such as the kubelet, sets
+// the limits on that parent.
 func (g cgroups) limit(p *sandbox.Pod) error {
 	linux := p.Config.GetLinux()
 	dir, ours := g.pod(p)

@@ -109,8 +109,8 @@ func TestHierarchies(t *testing.T) {
 			t.Errorf("%s: limit: %v", name, err)
 		}
 		dir, _ := g.pod(p)
-		if err := g.LiftQuota(dir); err != nil {
-			t.Errorf("%s: LiftQuota: %v", name, err)
+		if err := g.Apply(dir, g.Limits(&runtimeapi.LinuxContainerResources{CpuQuota: -1}, nil)); err != nil {
+			t.Errorf("%s: lift the quota: %v", name, err)
 		}
 		for file, want := range map[string]string{"cpu.shares": "1024", "cpu.cfs_quota_us": "-1"} {
 			if raw, err := os.ReadFile(filepath.Join(g.Roots[g.Hierarchy("cpu")], dir, file)); string(raw) != want {

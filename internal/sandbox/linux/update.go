@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // UpdateContainer implements sandbox.Updater. It also changes the specification for later starts.
@@ -24,15 +28,8 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		return err
 	}
 	if _, l := h.Snapshot(); l != nil {
-		if err := b.runtime.update(ctx, h.ID, res); err != nil {
+		if err := b.updateRunning(ctx, p, c, res); err != nil {
 			return fmt.Errorf("update container %s: %w", c.ID, err)
-		}
-		if c.Config.GetLinux().GetResources().GetCpuQuota() < 0 {
-			if _, dir := b.cgroups.container(p, c.ID); b.host.CPUQuota {
-				if err := b.cgroups.LiftQuota(dir); err != nil {
-					return fmt.Errorf("update container %s: %w", c.ID, err)
-				}
-			}
 		}
 	}
 	if old := config.Linux.Resources; old != nil {
@@ -40,4 +37,36 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	}
 	config.Linux.Resources = res
 	return ledger.WriteJSON(configFile(b.bundleOf(h)), config)
+}
+
+// updateRunning changes the cgroup of a running container.
+func (b *Backend) updateRunning(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, res *specs.LinuxResources) error {
+	wanted := c.Config.GetLinux().GetResources()
+	_, dir := b.cgroups.container(p, c.ID)
+	if err := stats.CheckShrink(dir, wanted.GetMemoryLimitInBytes()); err != nil {
+		return err
+	}
+	if err := b.runtime.update(ctx, c.ID, res); err != nil {
+		return err
+	}
+	if wanted.GetCpuQuota() >= 0 {
+		return nil
+	}
+	// See spec.Resources: the runtime is not asked to lift a quota.
+	return b.cgroups.Apply(dir, b.cgroups.Limits(&runtimeapi.LinuxContainerResources{CpuQuota: -1}, nil))
+}
+
+// UpdateSandbox implements sandbox.PodUpdater.
+func (b *Backend) UpdateSandbox(_ context.Context, p *sandbox.Pod) error {
+	linux := p.Config.GetLinux()
+	if limit := linux.GetResources().GetMemoryLimitInBytes(); limit > 0 && linux.GetCgroupParent() == "" {
+		dir, _ := b.cgroups.pod(p)
+		if err := stats.CheckShrink(dir, limit+linux.GetOverhead().GetMemoryLimitInBytes()); err != nil {
+			return fmt.Errorf("update pod %s: %w", p.ID, err)
+		}
+	}
+	if err := b.cgroups.limit(p); err != nil {
+		return fmt.Errorf("update pod %s: %w", p.ID, err)
+	}
+	return nil
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 )
 
@@ -109,35 +108,4 @@ func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, err
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
 	}
 	return conn, nil
-}
-
-// UpdateContainer implements sandbox.Updater. It can change CPU limits while the machine runs, but the guest's memory
-// only while the machine is stopped.
-func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.ledger.Get(p.ID, c.ID)
-	if err != nil {
-		return err
-	}
-	res := c.Config.GetLinux().GetResources()
-	s, l := h.Snapshot()
-	memory := b.memory(res)
-	if l == nil {
-		if memory != s.Definition.Memory {
-			s.Definition.Memory = memory
-			if err := b.cfg.Driver.Define(ctx, s.Definition); err != nil {
-				return fmt.Errorf("change the machine's memory: %w", err)
-			}
-			if err := h.Set(func(now *state) { now.Definition.Memory = memory }); err != nil {
-				return err
-			}
-		}
-		return fpUpdated.Hit(ctx)
-	}
-	if memory != s.Definition.Memory {
-		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "a running guest keeps the memory that it was started with, %d bytes; stop it first", s.Definition.Memory)
-	}
-	if err := b.limit(s.Definition.Cgroup, memory, res); err != nil {
-		return fmt.Errorf("update container %s: %w", c.ID, err)
-	}
-	return fpUpdated.Hit(ctx)
 }

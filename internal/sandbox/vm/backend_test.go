@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -263,20 +264,54 @@ func TestUsers(t *testing.T) {
 	r.must(r.RemoveSandbox(r.ctx(), p))
 }
 
-// TestUpdate: CPU limits change in place, memory only while the machine is stopped.
+// TestUpdate: CPU limits and memory change in place, but a running guest gets no more memory than it was started with.
 func TestUpdate(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("update", "disk")
 	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuShares: 512, CpuQuota: 50_000, CpuPeriod: 100_000}
 	r.must(r.UpdateContainer(r.ctx(), p, c))
-	c.Config.Linux.Resources.MemoryLimitInBytes = 64 << 20
-	if err := r.UpdateContainer(r.ctx(), p, c); !errdefs.IsNotImplemented(err) {
-		t.Errorf("UpdateContainer with the memory of a running guest: error = %v, want ErrNotImplemented", err)
+	most := r.driver.guest(c.ID).definition.Memory
+	cgroupOf := func() uint64 {
+		limit, err := r.cgroups.MemoryLimit(r.cgroupOf(p))
+		r.must(err)
+		return limit - r.cfg.VM.MemoryOverhead
+	}
+	resize := func(memory uint64) error {
+		c.Config.Linux.Resources.MemoryLimitInBytes = int64(memory)
+		return r.UpdateContainer(r.ctx(), p, c)
+	}
+	if err := resize(2 * most); !errdefs.IsNotImplemented(err) || cgroupOf() != most {
+		t.Errorf("UpdateContainer with more memory than the guest was started with: error = %v, cgroup = %d, want ErrNotImplemented and %d", err, cgroupOf(), most)
+	}
+	r.driver.balloonErr = errdefs.ErrFailedPrecondition
+	if err := resize(64 << 20); !errdefs.IsFailedPrecondition(err) || cgroupOf() != most {
+		t.Errorf("UpdateContainer of a guest that uses its memory: error = %v, cgroup = %d, want ErrFailedPrecondition and %d", err, cgroupOf(), most)
+	}
+	r.driver.balloonErr, r.driver.ballooned = nil, nil
+	for _, memory := range []uint64{64 << 20, 96 << 20, most} {
+		if err := resize(memory); err != nil || cgroupOf() != memory {
+			t.Errorf("UpdateContainer to %d bytes: error = %v, cgroup = %d", memory, err, cgroupOf())
+		}
+	}
+	if want := []uint64{64 << 20, 96 << 20, most}; !slices.Equal(r.driver.ballooned, want) {
+		t.Errorf("balloon = %v, want %v", r.driver.ballooned, want)
+	}
+	r.must(resize(64 << 20))
+	r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	if d := r.driver.guest(c.ID).definition; d.Memory != 64<<20 {
+		t.Errorf("memory after a restart of the machine = %d, want 64 MiB", d.Memory)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
+	r.must(resize(2 * most))
+	if d := r.driver.guest(c.ID).definition; d.Memory != 2*most {
+		t.Errorf("memory of a stopped machine = %d, want %d", d.Memory, 2*most)
+	}
+	c.Config.Linux.Resources.MemoryLimitInBytes = 0
+	p.Config.Linux = &runtimeapi.LinuxPodSandboxConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 80 << 20}}
 	r.must(r.UpdateContainer(r.ctx(), p, c))
-	if d := r.driver.guest(c.ID).definition; d.Memory != 64<<20 {
-		t.Errorf("memory = %d, want 64 MiB", d.Memory)
+	if d := r.driver.guest(c.ID).definition; d.Memory != 80<<20 {
+		t.Errorf("memory with a limit of the pod = %d, want 80 MiB", d.Memory)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
@@ -23,7 +24,7 @@ const (
 
 // definition returns the machine's definition for the driver.
 func (b *Backend) definition(o *plan) (machine.Definition, error) {
-	id, res := o.container.ID, o.container.Config.GetLinux().GetResources()
+	id, res := o.container.ID, sandbox.Resources(o.pod, o.container)
 	d := machine.Definition{
 		Name: id, UUID: o.options.SystemUUID, Dir: b.cfg.machineDir(id), StateDir: b.cfg.diskDir(id),
 		CPUs: b.cpus(o, res), CPUModel: o.options.CPUModel, Memory: b.memory(res),

@@ -36,13 +36,7 @@ func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContaine
 		MemoryLimitInBytes: int64(memory), CpuQuota: res.GetCpuQuota(), CpuPeriod: res.GetCpuPeriod(), CpuShares: res.GetCpuShares(),
 	}
 	writes := b.cgroups.Limits(own, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(b.cfg.VM.MemoryOverhead)})
-	if err := b.cgroups.Apply(dir, append(writes, cgroup.CPUSet(res)...)); err != nil {
-		return err
-	}
-	if res.GetCpuQuota() < 0 {
-		return b.cgroups.LiftQuota(dir)
-	}
-	return nil
+	return b.cgroups.Apply(dir, append(writes, cgroup.CPUSet(res)...))
 }
 
 // removeCgroup kills the processes in a cgroup and removes the cgroup.

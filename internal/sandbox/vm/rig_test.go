@@ -191,6 +191,9 @@ type hypervisor struct {
 	mute bool
 	// destroyed, if not nil, is called by Destroy after it has reported the end.
 	destroyed func()
+	// ballooned lists the sizes that were requested of balloons. balloonErr is Balloon's answer.
+	ballooned  []uint64
+	balloonErr error
 }
 
 type guest struct {
@@ -309,6 +312,13 @@ func (d *hypervisor) State(_ context.Context, name string) (machine.State, error
 		return g.state, nil
 	}
 	return machine.State{}, errdefs.ErrNotFound
+}
+
+func (d *hypervisor) Balloon(_ context.Context, name string, memory uint64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ballooned = append(d.ballooned, memory)
+	return d.balloonErr
 }
 
 func (d *hypervisor) Stats(context.Context, string) (machine.Stats, error) {

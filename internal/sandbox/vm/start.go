@@ -36,7 +36,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if h == nil {
 		return err
 	}
-	if err := b.prepare(ctx, h, c); err != nil {
+	if err := b.prepare(ctx, p, c, h); err != nil {
 		return b.refuseStart(ctx, h, err)
 	}
 	l, err := b.openLife(p, c, h)
@@ -49,8 +49,12 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return fpStarted.Hit(ctx)
 }
 
-// prepare checks the image and the root device, makes the cgroup, and sets the cgroup's limits.
-func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) error {
+// prepare gives the machine the memory that was last requested, checks the image and the root device, makes the cgroup,
+// and sets the cgroup's limits.
+func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
+	if err := b.redefineMemory(ctx, p, c, h); err != nil {
+		return err
+	}
 	s, _ := h.Snapshot()
 	files, err := b.cfg.Images.OpenDisk(ctx, h.ID, s.Image)
 	if err != nil {
@@ -65,7 +69,7 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 	if err := b.cgroups.Create(s.Definition.Cgroup); err != nil {
 		return err
 	}
-	if err := b.limit(s.Definition.Cgroup, s.Definition.Memory, c.Config.GetLinux().GetResources()); err != nil {
+	if err := b.limit(s.Definition.Cgroup, s.Definition.Memory, sandbox.Resources(p, c)); err != nil {
 		return fmt.Errorf("limit the machine: %w", err)
 	}
 	return fpOpened.Hit(ctx)

@@ -35,7 +35,8 @@ var Harmless = map[string]string{
 	"mounts of the termination message":                       "made by the kubelet; a machine's status reports how it ended",
 	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel and no mount to propagate",
 	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest has only its own processes",
-	"pod linux.resources, overhead":                           "sums, for information only",
+	"pod linux.resources except memory_limit, cpu_quota":      "the kubelet limits the pod's cgroup; they are recorded and reported",
+	"pod linux.overhead":                                      "recorded and reported; `vm.memory_overhead` is in force",
 	"stop_signal":                                             "a machine is asked to end with its power button",
 	"tty":                                                     "a machine's console is always a terminal",
 }
@@ -66,7 +67,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	for _, check := range []func() error{
 		func() error { return validateContainer(c.Config) },
 		func() error { return validateSecurity(c.Config.GetLinux().GetSecurityContext()) },
-		func() error { return validateResources(c.Config.GetLinux().GetResources()) },
+		func() error { return validateResources(sandbox.Resources(p, c)) },
 		func() error { return reasons.Mounts(c.Config.GetMounts(), validateMount) },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
 	} {

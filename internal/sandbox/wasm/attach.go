@@ -59,13 +59,15 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		return err
 	}
 	if _, l := h.Snapshot(); l != nil {
-		if err := b.updateOwn(l.worker, c); err != nil {
+		if err := b.updateOwn(l.worker, p, c); err != nil {
 			return err
 		}
-		resources := resourcesOf(c.Config.GetLinux().GetResources())
+		limits := sandbox.Resources(p, c)
+		resources := resourcesOf(limits)
 		if err := asNotRunning(l.worker.conn().Update(ctx, workerapi.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
 			return err
 		}
+		l.memory.Store(limits.GetMemoryLimitInBytes())
 	}
 	return fpUpdated.Hit(ctx)
 }

@@ -3,6 +3,7 @@ package wasm
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -32,12 +33,16 @@ type life struct {
 	worker    *worker
 	pod       *sandbox.Pod
 	container *sandbox.Container
+	// memory is the present memory limit in bytes; 0 or less means no limit.
+	memory atomic.Int64
 	// ended is closed once the end of the run is recorded.
 	ended chan struct{}
 }
 
 func newLife(w *worker, p *sandbox.Pod, c *sandbox.Container) *life {
-	return &life{worker: w, pod: p, container: c, ended: make(chan struct{})}
+	l := &life{worker: w, pod: p, container: c, ended: make(chan struct{})}
+	l.memory.Store(sandbox.Resources(p, c).GetMemoryLimitInBytes())
+	return l
 }
 
 // Status implements sandbox.Backend.

@@ -55,7 +55,7 @@ func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if parent == "" {
 		parent = k.cgroups.Parent
 	}
-	return place{tree: k.cgroups, dir: parent, limits: limitsOf(k.cgroups, c.Config.GetLinux().GetResources())}
+	return place{tree: k.cgroups, dir: parent, limits: limitsOf(k.cgroups, sandbox.Resources(p, c))}
 }
 
 // limitsOf returns the cgroup files to write for a container's resources.
@@ -88,11 +88,17 @@ func (k *keeper) removeCgroup(dir string) error {
 }
 
 // updateOwn changes the limits of a running container's own worker.
-func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
+func (b *Backend) updateOwn(w *worker, p *sandbox.Pod, c *sandbox.Container) error {
 	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil
 	}
-	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, c.Config.GetLinux().GetResources()))
+	res := sandbox.Resources(p, c)
+	if limit := res.GetMemoryLimitInBytes(); limit > 0 {
+		if err := stats.CheckShrink(w.cgroup, limit+workerOverhead); err != nil {
+			return err
+		}
+	}
+	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, res))
 }
 
 // ownFigures returns the statistics of a pod's own worker, or nil if the worker is shared or has no cgroup.

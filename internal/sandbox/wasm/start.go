@@ -151,7 +151,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	spec = workerapi.PodSpec{
 		ID: c.ID, Component: s.Component, Digest: loaded.Digest,
 		Args: s.Artifact.Argv(c.Config.GetCommand(), c.Config.GetArgs()), Env: environment(s.Artifact, c.Config.GetEnvs()),
-		Resources: resourcesOf(c.Config.GetLinux().GetResources()), Limits: o.limits, Holdings: b.cfg.Holdings,
+		Resources: resourcesOf(sandbox.Resources(p, c)), Limits: o.limits, Holdings: b.cfg.Holdings,
 		Stdin: c.Config.GetStdin(), StdinOnce: c.Config.GetStdinOnce(),
 	}
 	if spec.Log.File, err = stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()); err != nil {
@@ -221,7 +221,7 @@ func lastWins(env []string) []string {
 }
 
 func resourcesOf(res *runtimeapi.LinuxContainerResources) workerapi.Resources {
-	r := workerapi.Resources{MemoryBytes: res.GetMemoryLimitInBytes()}
+	r := workerapi.Resources{MemoryBytes: max(res.GetMemoryLimitInBytes(), 0)}
 	if res.GetCpuQuota() > 0 {
 		r.CPUQuota, r.CPUPeriod = res.GetCpuQuota(), res.GetCpuPeriod()
 	}

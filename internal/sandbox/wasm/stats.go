@@ -136,7 +136,7 @@ func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures,
 	if err != nil {
 		return nil, err
 	}
-	f := asCgroup(s, l.container.Config.GetLinux().GetResources().GetMemoryLimitInBytes())
+	f := asCgroup(s, l.memory.Load())
 	return &f, nil
 }
 

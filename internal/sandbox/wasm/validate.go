@@ -37,9 +37,10 @@ var Harmless = map[string]string{
 	"mounts.mount_options":                                    "nothing in a mount is executed, and device files and set-user-ID bits never have an effect",
 	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel and no mount to propagate",
 	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "the daemon opens the ports, and can open any port",
-	"stop_signal":                   "WASI has no signals: a server completes its requests, and a command gets end of file on standard input",
-	"hostname, dns_config":          "WASI has neither",
-	"pod linux.resources, overhead": "these sums are only informational",
+	"stop_signal":          "WASI has no signals: a server completes its requests, and a command gets end of file on standard input",
+	"hostname, dns_config": "WASI has neither",
+	"pod linux.resources except memory_limit, cpu_quota": "the kubelet limits the pod's cgroup; they are recorded and reported",
+	"pod linux.overhead": "recorded and reported; a component has no overhead of its own",
 }
 
 // reasons say why some fields are unsupported for components.
@@ -73,7 +74,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	for _, check := range []func() error{
 		func() error { return b.validateContainer(c.Config) },
 		func() error { return validateSecurity(c.Config.GetLinux().GetSecurityContext()) },
-		func() error { return b.validateResources(c.Config.GetLinux().GetResources()) },
+		func() error { return b.validateResources(sandbox.Resources(p, c)) },
 		func() error { return reasons.Mounts(c.Config.GetMounts(), nil) },
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
@@ -144,7 +145,7 @@ func exclusiveCPUs(res *runtimeapi.LinuxContainerResources) bool {
 func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) error {
 	const field = "linux.resources."
 	switch {
-	case res.GetMemoryLimitInBytes() < 0:
+	case res.GetMemoryLimitInBytes() < -1:
 		return fields.Invalid(field+"memory_limit_in_bytes", "%d is negative", res.GetMemoryLimitInBytes())
 	case exclusiveCPUs(res) && (b.cfg.Workers != WorkerPerPod || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
 		return fields.Unsupported(field+"cpuset_cpus", "components share their worker's CPUs; for exclusive CPUs set wasm.worker = \"pod\" and use the cgroupfs driver")

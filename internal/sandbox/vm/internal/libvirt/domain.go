@@ -181,7 +181,7 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 		},
 		Channels:   []libvirtxml.DomainChannel{channel(wire.PortName), channel(qgaPort)},
 		Videos:     []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "none"}}},
-		MemBalloon: &libvirtxml.DomainMemBalloon{Model: "virtio", AutoDeflate: "on", FreePageReporting: "on"},
+		MemBalloon: &libvirtxml.DomainMemBalloon{Model: "virtio", FreePageReporting: "on"},
 		RNGs:       []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}}}},
 		Panics:     []libvirtxml.DomainPanic{{Model: "isa"}},
 	}

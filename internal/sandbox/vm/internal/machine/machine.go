@@ -244,6 +244,11 @@ type Driver interface {
 	Destroy(ctx context.Context, name string) error
 	// State returns the machine's state, or errdefs.ErrNotFound if the machine is not defined.
 	State(ctx context.Context, name string) (State, error)
+	// Balloon changes the memory that the guest of a running machine may use, at most Definition.Memory, and returns
+	// once the guest has released or taken the difference. If the guest does not react, because it has no driver for
+	// the balloon, Balloon returns errdefs.ErrNotImplemented. If the guest releases too little, because it uses the
+	// memory, Balloon returns errdefs.ErrFailedPrecondition. In both cases the guest gets its earlier memory back.
+	Balloon(ctx context.Context, name string, memory uint64) error
 	// Stats returns statistics of a running machine.
 	Stats(ctx context.Context, name string) (Stats, error)
 	// Firmware returns what the machine's firmware has written to its debug port since the last call. Only the last

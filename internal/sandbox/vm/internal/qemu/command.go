@@ -142,7 +142,7 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 	}
 	c.add("-device", "pvpanic", "-device", "pvpanic-pci",
 		"-device", "virtio-rng-pci",
-		"-device", "virtio-balloon-pci,id=balloon,deflate-on-oom=on,free-page-reporting=on")
+		"-device", "virtio-balloon-pci,id=balloon,free-page-reporting=on")
 }
 
 // consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard

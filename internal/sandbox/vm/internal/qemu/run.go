@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -226,13 +225,17 @@ func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats,
 			}
 		}
 	}
-	var balloon struct {
-		Actual json.Number `json:"actual"`
-	}
-	if err := r.execute(ctx, "query-balloon", &balloon); err == nil { // it fails if the guest has no balloon driver
-		if n, err := balloon.Actual.Int64(); err == nil && n > 0 {
-			s.BalloonActual = uint64(n)
-		}
+	if actual, err := r.balloon(ctx); err == nil {
+		s.BalloonActual = actual
 	}
 	return s, nil
+}
+
+// balloon returns the memory that the balloon leaves to the guest, in bytes.
+func (r *run) balloon(ctx context.Context) (uint64, error) {
+	var balloon struct {
+		Actual uint64 `json:"actual"`
+	}
+	err := r.execute(ctx, "query-balloon", &balloon)
+	return balloon.Actual, err
 }

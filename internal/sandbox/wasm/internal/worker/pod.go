@@ -213,6 +213,10 @@ func (p *pod) update(u workerapi.Update) error {
 		if r.MemoryBytes < 0 || r.CPUQuota < 0 || r.CPUPeriod < 0 {
 			return fmt.Errorf("pod %s: negative resources: %w", p.spec.ID, errdefs.ErrInvalidArgument)
 		}
+		if used := p.account.Memory(); r.MemoryBytes > 0 && used > uint64(r.MemoryBytes) {
+			return fmt.Errorf("memory limit of %d bytes: the component's instances use %d; wait until they use less, or stop them: %w",
+				r.MemoryBytes, used, errdefs.ErrFailedPrecondition)
+		}
 		p.account.SetMemory(uint64(r.MemoryBytes))
 		setCPU(p.account, *r)
 	}

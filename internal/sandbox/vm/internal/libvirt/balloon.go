@@ -1,0 +1,29 @@
+package libvirt
+
+import (
+	"context"
+
+	golibvirt "github.com/digitalocean/go-libvirt"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// Balloon implements machine.Driver.
+func (d *Driver) Balloon(ctx context.Context, name string, memory uint64) error {
+	domain, _, err := d.running(name)
+	if err != nil {
+		return err
+	}
+	return machine.Balloon{
+		Set: func(ctx context.Context, memory uint64) error {
+			_, err := ask(ctx, d.link, "set the memory of domain "+domain.Name, func(c *golibvirt.Libvirt) (struct{}, error) {
+				return struct{}{}, c.DomainSetMemoryFlags(domain, memory>>10, uint32(golibvirt.DomainMemLive))
+			})
+			return err
+		},
+		Actual: func(ctx context.Context) (uint64, error) {
+			figures, err := d.Stats(ctx, name)
+			return figures.BalloonActual, err
+		},
+	}.Move(ctx, memory)
+}
