@@ -15,6 +15,7 @@ packages=(
   qemu-system-common                    # virtiofsd, which shares directories with machines
   # what the tests run
   docker-registry skopeo                # the registry on loopback, and the tool that fills it
+  gpg gpg-agent                         # skopeo's signatures of images
   libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts its own
   mosquitto mosquitto-clients           # an independent MQTT broker and clients; the service stays off, tests start their own
   gcc libc6-dev                         # for tripod-wasm, whose engine is a C library, and go test -race

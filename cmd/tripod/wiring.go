@@ -177,8 +177,8 @@ func openImages(ctx context.Context, c *config.Config, log *slog.Logger) (*image
 	return image.Open(ctx, image.Config{
 		Root: imageDir(c), HostsDir: c.Image.HostsDirs, PinnedImages: c.Image.Pinned,
 		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
-		DockerConfig: c.Image.DockerConfig, Translation: image.Translation{Prefix: c.VM.ImagePrefix, Dir: c.VM.TranslationsDir},
-		Logger: log.With("part", "image"),
+		DockerConfig: c.Image.DockerConfig, SignaturePolicy: c.Image.SignaturePolicy, RegistriesDir: c.Image.RegistriesDir,
+		Translation: image.Translation{Prefix: c.VM.ImagePrefix, Dir: c.VM.TranslationsDir}, Logger: log.With("part", "image"),
 	})
 }
 

@@ -62,6 +62,8 @@ type Image struct {
 	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads"`
 	PullProgressTimeout    Duration `toml:"pull_progress_timeout"`
 	DockerConfig           string   `toml:"docker_config"`
+	SignaturePolicy        string   `toml:"signature_policy"`
+	RegistriesDir          string   `toml:"registries_dir"`
 }
 
 // Network configures CNI.

@@ -82,6 +82,8 @@ func (c *Config) validatePaths(v *validator) {
 	}
 	v.directories("image.hosts_dirs", c.Image.HostsDirs)
 	v.optional("image.docker_config", c.Image.DockerConfig)
+	v.optional("image.signature_policy", c.Image.SignaturePolicy)
+	v.absolute("image.registries_dir", c.Image.RegistriesDir)
 }
 
 func (c *Config) validateNetwork(v *validator) {

@@ -27,9 +27,12 @@ func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest
 	return &runtimeapi.PullImageResponse{ImageRef: img.ID}, nil
 }
 
-// pullError adds to err the name by which the kubelet recognises an unreachable registry, unless the caller cancelled
-// the pull or the local store failed.
+// pullError adds to err the name by which the kubelet recognises a refused signature or an unreachable registry, unless
+// the caller cancelled the pull or the local store failed.
 func pullError(ctx context.Context, err error) error {
+	if errors.Is(err, image.ErrSignature) {
+		return fmt.Errorf("%w: %w", crierrors.ErrSignatureValidationFailed, err)
+	}
 	if ctx.Err() == nil && errdefs.IsUnavailable(err) && !errors.Is(err, image.ErrNotOpen) {
 		return fmt.Errorf("%w: %w", crierrors.ErrRegistryUnavailable, err)
 	}

@@ -31,6 +31,11 @@ type Config struct {
 	ResumeWindow time.Duration
 	// DockerConfig is the path of a docker config.json whose "auths" apply to pulls without a login of their own.
 	DockerConfig string
+	// SignaturePolicy is the path of a policy.json (containers-policy.json(5)) that every pulled image must meet. It is
+	// read at each pull; a missing or invalid file refuses every pull. Empty means that no signature is checked.
+	SignaturePolicy string
+	// RegistriesDir is the directory of containers-registries.d(5), which says where the signatures of "signedBy" are.
+	RegistriesDir string
 	// Translation maps names to disks that are downloaded by HTTP(S).
 	Translation Translation
 	// Platform ("linux/arm64") selects the entry of a multi-platform image's index; empty means the host's platform.

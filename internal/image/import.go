@@ -20,7 +20,8 @@ func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 // Import stores a local artifact under a name, as a pull of that name would: it does not write intact content again,
 // and it takes the name away from any other image. Remove deletes the artifact.
 //
-// Errors: errdefs.ErrInvalidArgument for a malformed reference or an invalid artifact, ErrResourceExhausted if the disk
+// Errors: errdefs.ErrInvalidArgument for a malformed reference or an invalid artifact, ErrSignature if the signature policy
+// does not accept unsigned images of this name, ErrResourceExhausted if the disk
 // is full.
 func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...Blob) (_ Image, err error) {
 	if err := s.ready(); err != nil {
@@ -36,6 +37,9 @@ func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...
 			err = classify(ctx, fmt.Sprintf("import image %q", named), err)
 		}
 	}()
+	if err := s.admitUnsigned(named); err != nil {
+		return Image{}, err
+	}
 	target := strip(manifest.Descriptor)
 	if img, ok := s.current(ctx, named, target); ok {
 		return img, nil

@@ -201,9 +201,6 @@ func overlayDirs(m mount.Mount) (upper string, lower []string) {
 // compressionOf returns the compression of a layer's media type: "", "gzip", "zstd", or "unknown" if only the content
 // shows it. ok is false if the type is not a layer's.
 func compressionOf(mediaType string) (compression string, ok bool) {
-	if strings.Contains(mediaType, "+encrypted") {
-		return "", false
-	}
 	compression, err := images.DiffCompression(context.Background(), mediaType)
 	return compression, err == nil
 }

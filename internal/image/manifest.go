@@ -58,6 +58,9 @@ func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	return nil
 }
 
+// encrypted is part of the media types of encrypted layers (containers/ocicrypt).
+const encrypted = "+encrypted"
+
 // parseManifest parses and checks the manifest that desc describes.
 func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*details, error) {
 	var m struct {
@@ -83,6 +86,9 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 	}
 	d := &details{manifest: strip(desc), config: strip(m.Config), size: desc.Size + m.Config.Size, annotations: m.Annotations}
 	for _, layer := range m.Layers {
+		if strings.Contains(layer.MediaType, encrypted) {
+			return nil, invalidf("layer %s is encrypted (type %q), and this node decrypts no images", layer.Digest, layer.MediaType)
+		}
 		if err := checkDescriptor("layer", layer, limits.UnpackedBytes); err != nil {
 			return nil, err
 		}

@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/policy"
 )
 
 // authSeed seeds the hashes of logins, which are part of the keys of flights.
@@ -24,7 +26,7 @@ var authSeed = maphash.MakeSeed()
 // A failed pull's content is kept for ResumeWindow.
 //
 // Errors: errdefs.ErrInvalidArgument for a malformed reference and for an image that violates the specification or a
-// limit; ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered; ErrUnavailable if the
+// limit; ErrSignature if the signature policy refuses the image; ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered; ErrUnavailable if the
 // registry is unreachable or stalls; ErrDataLoss if the registry's content does not match the digest;
 // ErrResourceExhausted if the disk is full.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
@@ -61,9 +63,12 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 
 type puller struct {
 	*Store
-	named   reference.Named
-	fetcher remotes.Fetcher
-	tracker *tracker
+	named    reference.Named
+	requires *policy.Requirements // nil without a signature policy
+	remote   remotes.Resolver
+	registry remotes.Fetcher // fetches without progress
+	fetcher  remotes.Fetcher
+	tracker  *tracker
 }
 
 func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *tracker) (img Image, err error) {
@@ -79,11 +84,17 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	}()
 
 	p := &puller{Store: s, named: named, tracker: t}
+	if p.requires, err = s.requirements(named); err != nil {
+		return Image{}, err
+	}
 	target, err := p.resolve(ctx, auth)
 	if err != nil {
 		return Image{}, err
 	}
 	if img, ok := s.current(ctx, named, target); ok {
+		if err := p.admit(ctx, target.Digest, img.Manifest); err != nil {
+			return Image{}, err
+		}
 		return img, nil
 	}
 	start := time.Now()
@@ -109,19 +120,18 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 // resolve asks the registry for the reference's current target.
 func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, error) {
 	defer p.tracker.busy()()
-	resolver, err := p.resolver(ctx, p.named, auth)
+	var err error
+	if p.remote, err = p.resolver(ctx, p.named, auth); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	name, target, err := p.remote.Resolve(ctx, p.named.String())
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	name, target, err := resolver.Resolve(ctx, p.named.String())
-	if err != nil {
+	if p.registry, err = p.remote.Fetcher(ctx, name); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	fetcher, err := resolver.Fetcher(ctx, name)
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	p.fetcher = trackedFetcher{fetcher, p.tracker}
+	p.fetcher = trackedFetcher{p.registry, p.tracker}
 	if !images.IsManifestType(target.MediaType) && !images.IsIndexType(target.MediaType) {
 		return ocispec.Descriptor{}, invalidf("the registry answered with the type %q, not a manifest or an index", target.MediaType)
 	}
@@ -182,6 +192,9 @@ func (s *Store) intactIn(ctx context.Context, d *details, dirs snapshotDirs) boo
 func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*details, error) {
 	d, err := p.manifest(ctx, target, 0)
 	if err != nil {
+		return nil, err
+	}
+	if err := p.admit(ctx, target.Digest, d.manifest.Digest); err != nil {
 		return nil, err
 	}
 	p.tracker.begin(d.config.Size + sizes(d.layers))

@@ -28,6 +28,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/boltfile"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/image/policy"
 )
 
 // Names in the metadata.
@@ -153,6 +154,11 @@ func (s *Store) open(ctx context.Context) (err error) {
 	s.index.reset()
 	if err := s.load(ctx); err != nil {
 		return err
+	}
+	if s.cfg.SignaturePolicy != "" {
+		if _, err := policy.Load(s.cfg.SignaturePolicy); err != nil {
+			s.cfg.Logger.ErrorContext(ctx, "no image can be pulled", "err", err)
+		}
 	}
 	s.wg.Go(guard.Func(s.cfg.Logger, "image check", s.verifyAtStart))
 	s.wg.Go(guard.Loop(s.cfg.Logger, "image collector", s.collectLoop))

@@ -64,6 +64,9 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 			err = classify(ctx, what, downloadError(err))
 		}
 	}()
+	if err := s.admitUnsigned(named); err != nil {
+		return Image{}, err
+	}
 	want := digest.Digest("")
 	if digested, ok := named.(reference.Digested); ok {
 		if want = digested.Digest(); want.Algorithm() != digest.SHA256 {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -36,7 +37,8 @@ http: {addr: %q}
 
 // Start serves the storage directory on addr and returns when the registry answers. Port 0 selects a free port. The
 // configuration and the log are beside the directory, as DIR.yml and DIR.log.
-func Start(ctx context.Context, dir, addr string) (*Server, error) {
+// Further settings, such as "auth:", are in YAML.
+func Start(ctx context.Context, dir, addr string, settings ...string) (*Server, error) {
 	addr, err := resolve(addr)
 	if err != nil {
 		return nil, err
@@ -46,7 +48,7 @@ func Start(ctx context.Context, dir, addr string) (*Server, error) {
 		return nil, err
 	}
 	config := dir + ".yml"
-	if err := os.WriteFile(config, fmt.Appendf(nil, configuration, dir, addr), 0o644); err != nil {
+	if err := os.WriteFile(config, []byte(fmt.Sprintf(configuration, dir, addr)+strings.Join(settings, "\n")), 0o644); err != nil {
 		return nil, err
 	}
 	log, err := os.Create(dir + ".log")
