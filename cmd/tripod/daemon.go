@@ -139,7 +139,7 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	var calls calls
 	server := grpc.NewServer(slices.Concat(p.serverOptions(), cri.ServerOptions(), []grpc.ServerOption{
 		grpc.ChainStreamInterceptor(endWith(draining)), grpc.ChainUnaryInterceptor(calls.count),
-	})...)
+	}, p.server.Interceptors())...)
 	p.server.Register(server)
 
 	failed := make(chan error, 2)

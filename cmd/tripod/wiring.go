@@ -158,7 +158,27 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 		Node: p.node, Images: images, Streams: p.streams, Version: version,
 		CgroupDriver: cgroupDriver(c), Health: p.health, Logger: log.With("part", "cri"),
 	})
+	if len(c.Delegates) == 0 {
+		return nil
+	}
+	stop, err := p.server.Delegate(delegates(c), nc.Store)
+	if err != nil {
+		return err
+	}
+	p.opened(stop)
 	return nil
+}
+
+// delegates returns the CRI endpoints behind this node.
+func delegates(c *config.Config) []cri.Delegate {
+	var all []cri.Delegate
+	for _, d := range c.Delegates {
+		all = append(all, cri.Delegate{
+			Name: d.Name, Runtime: d.Endpoint, Images: d.ImageEndpoint, Handlers: d.Handlers, Annotations: d.Annotations,
+			ImagePrefixes: d.ImagePrefixes, Timeout: time.Duration(d.Timeout), SnapshotMaxAge: time.Duration(d.SnapshotMaxAge),
+		})
+	}
+	return all
 }
 
 func (p *parts) opened(closer func() error) { p.closers = append(p.closers, closer) }

@@ -21,23 +21,25 @@ var defaults []byte
 
 // Config is the whole configuration. default.toml explains each key.
 type Config struct {
-	Root     string   `toml:"root"`
-	State    string   `toml:"state"`
-	GRPC     GRPC     `toml:"grpc"`
-	Log      Log      `toml:"log"`
-	Image    Image    `toml:"image"`
-	Network  Network  `toml:"network"`
-	Linux    Linux    `toml:"linux"`
-	Wasm     Wasm     `toml:"wasm"`
-	VM       VM       `toml:"vm"`
-	Node     Node     `toml:"node"`
-	Backends Backends `toml:"backends"`
-	Route    Route    `toml:"route"`
-	Metrics  Metrics  `toml:"metrics"`
-	Tracing  Tracing  `toml:"tracing"`
-	Debug    Debug    `toml:"debug"`
-	Edge     Edge     `toml:"edge"`
-	Broker   Broker   `toml:"broker"`
+	Root    string  `toml:"root"`
+	State   string  `toml:"state"`
+	GRPC    GRPC    `toml:"grpc"`
+	Log     Log     `toml:"log"`
+	Image   Image   `toml:"image"`
+	Network Network `toml:"network"`
+	Linux   Linux   `toml:"linux"`
+	Wasm    Wasm    `toml:"wasm"`
+	VM      VM      `toml:"vm"`
+	Node    Node    `toml:"node"`
+	// Delegates are the other CRI endpoints, in the order in which annotations and image prefixes are compared.
+	Delegates []Delegate `toml:"delegate"`
+	Backends  Backends   `toml:"backends"`
+	Route     Route      `toml:"route"`
+	Metrics   Metrics    `toml:"metrics"`
+	Tracing   Tracing    `toml:"tracing"`
+	Debug     Debug      `toml:"debug"`
+	Edge      Edge       `toml:"edge"`
+	Broker    Broker     `toml:"broker"`
 
 	Orchestrator Orchestrator `toml:"orchestrator"`
 	Connections  Connections  `toml:"connections"`

@@ -34,6 +34,7 @@ func (c *Config) Complete() error {
 	c.GRPC.Socket = cmp.Or(c.GRPC.Socket, filepath.Join(c.State, "tripod.sock"))
 	c.Network.NetnsDir = cmp.Or(c.Network.NetnsDir, filepath.Join(c.State, "netns"))
 	c.Orchestrator.Root = cmp.Or(c.Orchestrator.Root, filepath.Join(filepath.Dir(c.Root), filepath.Base(c.Root)+"-orchestrator"))
+	c.completeDelegates()
 	v := &validator{}
 	c.validatePaths(v)
 	c.validateNetwork(v)
@@ -49,6 +50,7 @@ func (c *Config) Complete() error {
 	c.validateVM(v)
 	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
 	c.validateAliases(v)
+	c.validateDelegates(v)
 	v.notEmpty("node.component_label_prefix", c.Node.ComponentLabelPrefix)
 	v.check(c.Image.MaxConcurrentDownloads >= 1, "image.max_concurrent_downloads", "%d is not at least 1", c.Image.MaxConcurrentDownloads)
 	v.positive("image.pull_progress_timeout", c.Image.PullProgressTimeout)

@@ -44,6 +44,9 @@ type door struct {
 	backend *fake.Backend
 	socket  string
 	log     *syncBuffer
+	record  *store.Store
+	// options are further options of the gRPC server.
+	options []grpc.ServerOption
 }
 
 // open starts a server. The default handler "linux" has pods with many containers, "unit" has unit pods.
@@ -63,6 +66,7 @@ func (d *door) newServer(t testing.TB) *Server {
 	record, err := store.Open(filepath.Join(dir, "node.db"))
 	must(t, err)
 	t.Cleanup(func() { must(t, record.Close()) })
+	d.record = record
 	backends := map[string]sandbox.Backend{}
 	for handler, can := range map[string]sandbox.Capabilities{
 		"linux": {HostNetwork: true, RecursiveReadOnlyMounts: true, SupplementalGroupsPolicy: true},
@@ -97,7 +101,7 @@ func (d *door) serve(t testing.TB) {
 	d.socket = filepath.Join(dir, "s")
 	l, err := net.Listen("unix", d.socket)
 	must(t, err)
-	g := grpc.NewServer(ServerOptions()...)
+	g := grpc.NewServer(slices.Concat(ServerOptions(), d.options, d.server.Interceptors())...)
 	d.server.Register(g)
 	var served sync.WaitGroup
 	served.Go(func() { _ = g.Serve(l) })

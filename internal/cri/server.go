@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cri/delegate"
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
@@ -64,6 +65,7 @@ type Server struct {
 	health       *health.Board
 	cgroupDriver runtimeapi.CgroupDriver
 	log          *slog.Logger
+	router       *delegate.Router // nil without delegates
 
 	podWire       wireMemo[node.Pod]
 	containerWire wireMemo[node.Container]

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -31,6 +32,16 @@ func (n *Node) selectHandler(handler string, config *runtimeapi.PodSandboxConfig
 		}
 	}
 	return ""
+}
+
+// RoutesPod reports whether an annotation assigns a pod to a handler of this node.
+func (n *Node) RoutesPod(annotations map[string]string) bool {
+	return n.selectHandler("", &runtimeapi.PodSandboxConfig{Annotations: annotations}) != ""
+}
+
+// RoutesImage reports whether an image is reserved for a handler of this node.
+func (n *Node) RoutesImage(name string) bool {
+	return slices.ContainsFunc(n.Routes, func(r Route) bool { return r.ImagePrefix != "" && strings.HasPrefix(name, r.ImagePrefix) })
 }
 
 // checkImage rejects an image that only another handler can run.

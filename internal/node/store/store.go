@@ -218,6 +218,27 @@ func (s *Store) Delete(kind, key string) error {
 	})
 }
 
+// Update writes and removes several records of one kind in one transaction. It returns once they are on disk.
+func (s *Store) Update(kind string, put map[string][]byte, remove []string) error {
+	return s.submit(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte(kind))
+		if err != nil {
+			return err
+		}
+		for key, value := range put {
+			if err := b.Put([]byte(key), value); err != nil {
+				return err
+			}
+		}
+		for _, key := range remove {
+			if err := b.Delete([]byte(key)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // Next returns the next number of the named sequence: 0, 1, 2 … No number repeats during the life of the file.
 func (s *Store) Next(name string) (uint64, error) {
 	var n uint64
