@@ -99,7 +99,7 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"tty":                                   {func(_ *pod, c *ctr) { c.Tty = true }, errdefs.IsNotImplemented},
 		"working_dir":                           {func(_ *pod, c *ctr) { c.WorkingDir = "/srv" }, errdefs.IsNotImplemented},
 		"envs":                                  {func(_ *pod, c *ctr) { c.Envs[0].Key = "A=B" }, errdefs.IsInvalidArgument},
-		"linux.resources.memory_limit_in_bytes": {func(_ *pod, c *ctr) { c.Linux.Resources.MemoryLimitInBytes = -1 }, errdefs.IsInvalidArgument},
+		"linux.resources.memory_limit_in_bytes": {func(_ *pod, c *ctr) { c.Linux.Resources.MemoryLimitInBytes = -2 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpu_quota":             {func(_ *pod, c *ctr) { c.Linux.Resources.CpuQuota = 7 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpu_period":            {func(_ *pod, c *ctr) { c.Linux.Resources.CpuPeriod = 7 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpuset_cpus":           {func(_ *pod, c *ctr) { c.Linux.Resources.CpusetCpus, c.Linux.Resources.CpuQuota = "0", -1 }, errdefs.IsNotImplemented},
