@@ -13,6 +13,11 @@ func TerminationMessagePath(config *runtimeapi.ContainerConfig) string {
 	return path.Clean(cmp.Or(config.GetAnnotations()["io.kubernetes.container.terminationMessagePath"], "/dev/termination-log"))
 }
 
+// FromKubelet reports whether a kubelet made the request, judging by the label that a kubelet sets on every container.
+func FromKubelet(config *runtimeapi.ContainerConfig) bool {
+	return config.GetLabels()["io.kubernetes.container.name"] != ""
+}
+
 // kubeletUnified lists the cgroup v2 files that kubelet 1.37 sets in linux.resources.unified on its own. It always sets
 // memory.min, memory.low and memory.swap.max. It sets memory.oom.group and memory.high depending on its configuration.
 var kubeletUnified = []string{"memory.high", "memory.low", "memory.min", "memory.oom.group", "memory.swap.max"}

@@ -307,6 +307,18 @@ func TestPathsOfTheRoot(t *testing.T) {
 			t.Errorf("masked and read-only paths: got %q, want 0 and refused", got)
 		}
 	})
+	t.Run("a kubelet's empty lists mean procMount: Unmasked", func(t *testing.T) {
+		p := d.RunPod(t, harness.PodConfig(t, "p"))
+		defer p.Remove()
+		c := p.Create(harness.ContainerConfig("c", harness.Busybox, harness.Shell("grep -c ' /proc/' /proc/self/mounts"), func(c *runtimeapi.ContainerConfig) {
+			c.Labels = map[string]string{"io.kubernetes.container.name": "c"}
+		}))
+		c.Start()
+		c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
+		if got := strings.TrimSpace(harness.Text(c.Logs(), "")); got != "0" {
+			t.Errorf("mounts below /proc: got %q, want none", got)
+		}
+	})
 	t.Run("C6 a working directory below /proc is refused", func(t *testing.T) {
 		p := d.RunPod(t, harness.PodConfig(t, "p"))
 		defer p.Remove()

@@ -134,6 +134,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	host.AppArmorProfile = loadDefaultProfile(ctx, host, s.Logger)
 	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
 	conmon, err := findMonitor(ctx, cfg)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/health"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
 // Doctor tests whether this host has what the backend needs. It leaves no changes behind.
@@ -36,6 +37,9 @@ func Doctor(ctx context.Context, cfg Config) []health.Finding {
 			Remedy: "apt-get install catatonit"})
 	} else {
 		add(health.Finding{Subject: "catatonit", OK: true, Detail: path})
+	}
+	if host, err := spec.Probe(); err == nil {
+		add(appArmorFinding(host))
 	}
 	add(pidfdFinding())
 	return findings

@@ -163,7 +163,7 @@ func (b *builder) devices() error {
 func (b *builder) security() (err error) {
 	sc := b.in.Container.Config.GetLinux().GetSecurityContext()
 	linux := b.spec.Linux
-	linux.MaskedPaths, linux.ReadonlyPaths = maskedPaths(sc)
+	linux.MaskedPaths, linux.ReadonlyPaths = maskedPaths(b.in.Container.Config)
 	if !sc.GetPrivileged() {
 		deprecated := sc.GetApparmorProfile() //nolint:staticcheck // older kubelets send the string
 		if b.spec.Process.ApparmorProfile, err = checkAppArmor(sc.GetApparmor(), deprecated, b.h); err != nil {

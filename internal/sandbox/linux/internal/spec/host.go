@@ -31,6 +31,8 @@ type Host struct {
 	Seccomp bool
 	// AppArmor and SELinux mean that the security module is enabled.
 	AppArmor, SELinux bool
+	// AppArmorProfile is the loaded default profile. It is "" if there is none. Probe leaves it empty.
+	AppArmorProfile string
 	// OwnOOMScore is the lowest oom_score_adj that we may set: -1000 with CAP_SYS_RESOURCE, otherwise our own.
 	OwnOOMScore int
 	// Caps are the full names of the capabilities in our bounding set. Containers can get only these.

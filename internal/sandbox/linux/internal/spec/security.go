@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/apparmor"
 )
 
 // maxProfile limits the size of a seccomp profile on the node, in bytes. Common profiles have about 10 kB.
@@ -124,27 +125,37 @@ func readProfile(name string) (*specs.LinuxSeccomp, error) {
 	return &filter, nil
 }
 
-// checkAppArmor returns the AppArmor profile to apply, or "" if none applies. The backend has no default profile. A
-// localhost profile must be loaded on the node.
+// checkAppArmor returns the AppArmor profile to apply, or "" if none applies. A container that asks for nothing gets the
+// default profile, if there is one. A localhost profile must be loaded on the node.
 func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (string, error) {
 	const field = "linux.security_context.apparmor"
+	if p == nil && deprecated == "" {
+		return h.AppArmorProfile, nil
+	}
 	p, err := profile(field, p, deprecated)
-	if err != nil || p.GetProfileType() != runtimeapi.SecurityProfile_Localhost {
+	if err != nil {
 		return "", err
 	}
 	name := p.GetLocalhostRef()
-	switch {
-	case name == "":
+	switch kind := p.GetProfileType(); {
+	case kind == runtimeapi.SecurityProfile_Localhost && name == "":
 		return "", invalid(field, "localhost_ref must name a profile")
-	case !h.AppArmor:
+	case kind == runtimeapi.SecurityProfile_Localhost && !h.AppArmor:
 		return "", unsupported(field, "profile %q: AppArmor is not enabled on this node", name)
+	case !h.AppArmor:
+		return "", nil
+	case kind == runtimeapi.SecurityProfile_Unconfined:
+		return profileUnconfined, nil
+	case kind == runtimeapi.SecurityProfile_RuntimeDefault && h.AppArmorProfile == "":
+		return "", unsupported(field, "the default profile could not be loaded on this node (see `tripod check`)")
+	case kind == runtimeapi.SecurityProfile_RuntimeDefault:
+		return h.AppArmorProfile, nil
 	}
-	loaded, err := os.ReadFile(h.path("sys/kernel/security/apparmor/profiles"))
+	loaded, err := apparmor.Loaded(h.root, name)
 	if err != nil {
-		return "", invalid(field, "profile %q: the loaded profiles cannot be listed: %v", name, err)
+		return "", invalid(field, "profile %q: %v", name, err)
 	}
-	isLoaded := func(line string) bool { return strings.HasPrefix(line, name+" (") }
-	if !slices.ContainsFunc(strings.Split(string(loaded), "\n"), isLoaded) {
+	if !loaded {
 		return "", invalid(field, "profile %q is not loaded on this node", name)
 	}
 	return name, nil
@@ -158,14 +169,18 @@ func checkSELinux(o *runtimeapi.SELinuxOption) error {
 	return unsupported("linux.security_context.selinux_options", "SELinux labels are not available on this node")
 }
 
-// maskedPaths returns the hidden and the read-only paths of /proc and /sys. If a list in the request is empty, the
-// default list applies, because the CRI cannot distinguish an empty list from a missing one. A privileged container has
-// no hidden or read-only paths.
-func maskedPaths(sc *runtimeapi.LinuxContainerSecurityContext) (masked, readonly []string) {
+// maskedPaths returns the hidden and the read-only paths of /proc and /sys. The CRI cannot distinguish an empty list from
+// a missing one. A kubelet sends both lists with every container, and leaves them empty only for procMount: Unmasked.
+// For other clients, an empty list means the default list. A privileged container has no hidden or read-only paths.
+func maskedPaths(c *runtimeapi.ContainerConfig) (masked, readonly []string) {
+	sc := c.GetLinux().GetSecurityContext()
 	if sc.GetPrivileged() {
 		return nil, nil
 	}
 	masked, readonly = sc.GetMaskedPaths(), sc.GetReadonlyPaths()
+	if sandbox.FromKubelet(c) {
+		return slices.Clone(masked), slices.Clone(readonly)
+	}
 	if len(masked) == 0 {
 		masked = defaultMaskedPaths
 	}

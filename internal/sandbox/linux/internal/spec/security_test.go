@@ -153,24 +153,51 @@ func TestAppArmor(t *testing.T) {
 	_, err = checkAppArmor(localhostProfile(""), "", h)
 	requireRefused(t, err, errInvalid, "must name a profile")
 
-	in := testInput(t)
-	in.Container.Config.Linux.SecurityContext.Apparmor = localhostProfile("mine")
-	s, _ := build(t, in, h)
-	assert.Equal(t, "mine", s.Process.ApparmorProfile)
+	_, err = checkAppArmor(&runtimeapi.SecurityProfile{}, "", h)
+	requireRefused(t, err, errUnsupported, "default profile could not be loaded")
+	got, err = checkAppArmor(nil, "", h)
+	require.NoError(t, err)
+	assert.Empty(t, got, "a container that asks for nothing, without a default profile")
+
+	h.AppArmorProfile = "tripod-default"
+	unconfined := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
+	for want, request := range map[string]struct {
+		profile    *runtimeapi.SecurityProfile
+		deprecated string
+	}{
+		"tripod-default": {}, "unconfined": {unconfined, "localhost/mine"}, "mine": {localhostProfile("mine"), "unconfined"},
+	} {
+		in := testInput(t)
+		sc := in.Container.Config.Linux.SecurityContext
+		sc.Apparmor, sc.ApparmorProfile = request.profile, request.deprecated //nolint:staticcheck // the new field wins
+		s, _ := build(t, in, h)
+		assert.Equal(t, want, s.Process.ApparmorProfile)
+		exec, err := Process(ExecInput{Spec: s, Cmd: []string{"true"}})
+		require.NoError(t, err)
+		assert.Equal(t, want, exec.ApparmorProfile, "exec")
+		sc.Privileged, in.Pod.Config.Linux.SecurityContext = true, &runtimeapi.LinuxSandboxSecurityContext{Privileged: true}
+		s, _ = build(t, in, h)
+		assert.Empty(t, s.Process.ApparmorProfile, "privileged")
+	}
 }
 
 func TestMaskedPaths(t *testing.T) {
 	sc := &runtimeapi.LinuxContainerSecurityContext{}
-	masked, readonly := maskedPaths(sc)
+	c := &runtimeapi.ContainerConfig{Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: sc}}
+	masked, readonly := maskedPaths(c)
 	assert.Equal(t, defaultMaskedPaths, masked)
 	assert.Equal(t, defaultReadonlyPaths, readonly)
+	c.Labels = map[string]string{"io.kubernetes.container.name": "c"}
+	masked, readonly = maskedPaths(c)
+	assert.Empty(t, masked, "procMount: Unmasked")
+	assert.Empty(t, readonly, "procMount: Unmasked")
 	sc.MaskedPaths, sc.ReadonlyPaths = []string{"/bin"}, []string{"/tmp"}
 	require.NoError(t, checkMaskedPaths(sc))
-	masked, readonly = maskedPaths(sc)
+	masked, readonly = maskedPaths(c)
 	assert.Equal(t, []string{"/bin"}, masked)
 	assert.Equal(t, []string{"/tmp"}, readonly)
 	sc.Privileged = true
-	masked, readonly = maskedPaths(sc)
+	masked, readonly = maskedPaths(c)
 	assert.Empty(t, masked)
 	assert.Empty(t, readonly)
 	requireRefused(t, checkMaskedPaths(&runtimeapi.LinuxContainerSecurityContext{MaskedPaths: []string{"bin"}}), errInvalid, "masked_paths")

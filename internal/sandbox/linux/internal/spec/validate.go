@@ -17,7 +17,7 @@ var Harmless = map[string]string{
 	"linux.resources.hugepage_limits of 0":                     "sent for every page size; without a hugetlb controller there is nothing to limit",
 	"linux.resources.cpu_period without cpu_quota":             "has no meaning without a quota",
 	"linux.resources.oom_score_adj below ours":                 "raised to ours without CAP_SYS_RESOURCE, which only makes the container a likelier victim",
-	"linux.security_context.apparmor RuntimeDefault":           "this runtime's default is no profile",
+	"linux.security_context.apparmor RuntimeDefault":           "without AppArmor in the kernel there is no default profile",
 	"linux.security_context.selinux_options of level s0":       "the level of every process if no label is applied",
 	"linux.security_context.* of a privileged container":       "the CRI says that capabilities, seccomp, AppArmor and SELinux may have no effect",
 	"pod linux.resources, linux.overhead":                      "informational sums; the kubelet limits the pod's cgroup itself",
