@@ -81,7 +81,7 @@ test-daemon: build images ## run the end-to-end and crash tests against real dae
 .PHONY: test-all
 test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real kubelet with its node specs, soak, short fuzzing, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-connect test-kubelet test-e2e-node fuzz debian
+	$(MAKE) test-attack test-connect test-kubelet test-e2e-node test-release fuzz debian
 	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-attack
@@ -174,21 +174,36 @@ install: build ## install the programs and the systemd units below DESTDIR and P
 	install -D -m 0755 $(WORKER) $(DESTDIR)$(PREFIX)/bin/tripod-wasm
 	install -D -m 0755 $(VMWRAP) $(DESTDIR)$(PREFIX)/bin/tripod-vmwrap
 	install -D -m 0755 $(AGENT) $(DESTDIR)$(PREFIX)/bin/tripod-agent
-	install -D -m 0644 -t $(DESTDIR)$(UNITDIR) dist/tripod.service dist/tripod-orchestrator.service
+	install -d $(DESTDIR)$(UNITDIR)
+	for unit in tripod tripod-orchestrator; do \
+	  sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/$$unit.service >$(DESTDIR)$(UNITDIR)/$$unit.service; done
+
+.PHONY: deb
+deb: ## build/release: a Debian package of VERSION
+	@hack/setup.sh release
+	@VERSION='$(VERSION)' hack/deb.sh
 
 .PHONY: release-notes
 release-notes: ## what CHANGELOG.md says of VERSION; without one what is not released yet
 	@hack/notes.sh '$(VERSION)'
 
-# The notes come first: a version that the changelog does not know is not built.
 .PHONY: release
-release: ## build/release: an archive of the programs and units of VERSION, and its notes
-	rm -rf build/release && mkdir -p build/release
-	hack/notes.sh '$(VERSION)' >build/release/NOTES.md
-	$(MAKE) install BUILDFLAGS=-trimpath DESTDIR=build/release/root
-	install -m 0644 LICENSE CHANGELOG.md build/release/root
-	tar -C build/release/root --sort=name --owner=0 --group=0 -czf 'build/release/tripod-$(VERSION)-linux-$(shell go env GOARCH).tar.gz' .
-	rm -rf build/release/root
+release: ## build/release: VERSION as an archive and a Debian package, with notes, licenses, SBOM and checksums; two clones of a commit give the same bytes
+	@hack/setup.sh release
+	@VERSION='$(VERSION)' hack/release.sh
+
+.PHONY: test-release
+test-release: images ## build a release in two clones and compare the bytes, and install, upgrade and purge the Debian package (5 min)
+	@hack/release_test.sh
+	$(GOTEST) ./test/deb
+
+.PHONY: vuln
+vuln: build/tools/govulncheck ## look for known vulnerabilities in what the programs call (needs the Go vulnerability database, or GOVULNDB)
+	CGO_ENABLED=1 build/tools/govulncheck ./cmd/...
+
+build/tools/syft build/tools/govulncheck: hack/release/go.mod hack/release/go.sum
+	go build -C hack/release -ldflags '-s -w' -o $(CURDIR)/$@ $(filter %/$(notdir $@),github.com/anchore/syft/cmd/syft golang.org/x/vuln/cmd/govulncheck)
+	@touch $@
 
 .PHONY: clean
 clean: ## remove build/

@@ -1,9 +1,9 @@
 #!/bin/bash
-# setup.sh [bench | debian | kubelet]: install, as root, what building, testing and running Tripod needs on Debian 12. It is safe
+# setup.sh [bench | debian | kubelet | release]: install, as root, what building, testing and running Tripod needs on Debian 12. It is safe
 # to repeat, and quick if everything is installed. It starts no service and changes no setting of the host.
 #
 # Additionally: "bench" installs what `make bench` compares with, "debian" what hack/images/debian.sh needs for its image, and
-# "kubelet" what a cluster needs beside the programs that hack/kube.sh builds.
+# "kubelet" what a cluster needs beside the programs that hack/kube.sh builds, "release" what builds the Debian package.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,6 +26,7 @@ packages=(
 bench_packages=(containerd)
 kubelet_packages=(etcd-server)
 debian_packages=(mmdebstrap e2fsprogs)
+release_packages=(dpkg-dev)
 # The tests of internal/sandbox/linux run the host's busybox, from either of Debian's two packages.
 [ -x /bin/busybox ] || packages+=(busybox)
 
@@ -36,7 +37,8 @@ case ${1-} in
   bench) packages+=("${bench_packages[@]}") ;;
   debian) packages+=("${debian_packages[@]}") ;;
   kubelet) packages+=("${kubelet_packages[@]}") ;;
-  *) die "unknown argument $1; usage: hack/setup.sh [bench | debian | kubelet]" ;;
+  release) packages+=("${release_packages[@]}") ;;
+  *) die "unknown argument $1; usage: hack/setup.sh [bench | debian | kubelet | release]" ;;
 esac
 
 # missing prints the packages that are not installed.
