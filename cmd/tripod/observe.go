@@ -8,7 +8,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/metrics"
-	"github.com/tripod-run/tripod/internal/node"
 )
 
 // observers holds the node's metrics and tracing. Each is nil if disabled.
@@ -50,11 +49,11 @@ func (o *observers) serverOptions() []grpc.ServerOption {
 }
 
 // openMetrics serves metrics, if configured. Call it after opening the node.
-func (p *parts) openMetrics(ctx context.Context, c *config.Config, pods func() []*node.Pod, log *slog.Logger) error {
+func (p *parts) openMetrics(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	if c.Metrics.Address == "" {
 		return nil
 	}
-	m := metrics.New(metrics.Config{Version: version, Pods: pods, Logger: log.With("part", "metrics")})
+	m := metrics.New(metrics.Config{Version: version, Pods: p.node.Pods, Samples: p.node.Samples, Logger: log.With("part", "metrics")})
 	if p.tracing != nil {
 		m.Register(p.tracing.Dropped())
 	}

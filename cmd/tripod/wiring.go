@@ -103,7 +103,8 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	if err := p.openNode(ctx, c, node.Config{
 		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Aliases: aliases(c, backends), Routes: vmRoutes(c), Network: networks, Images: images,
 		ComponentPrefix: c.Node.ComponentLabelPrefix, OperationTimeout: time.Duration(c.Node.OperationTimeout),
-		Logger: log.With("part", "node"),
+		StatsInterval: time.Duration(c.Node.StatsInterval),
+		Logger:        log.With("part", "node"),
 	}, images, log); err != nil {
 		return p, err
 	}
@@ -139,7 +140,7 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 		return fmt.Errorf("recover the node: %w", err)
 	}
 	p.opened(p.node.Close)
-	if err := p.openMetrics(ctx, c, p.node.Pods, log); err != nil {
+	if err := p.openMetrics(ctx, c, log); err != nil {
 		return err
 	}
 	if err := p.openRouter(ctx, c, log); err != nil {

@@ -134,6 +134,7 @@ type Node struct {
 	DefaultHandler       string            `toml:"default_handler"`
 	HandlerAliases       map[string]string `toml:"handler_aliases,inline"`
 	OperationTimeout     Duration          `toml:"operation_timeout"`
+	StatsInterval        Duration          `toml:"stats_interval"`
 	ComponentLabelPrefix string            `toml:"component_label_prefix"`
 }
 

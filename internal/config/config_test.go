@@ -139,7 +139,7 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 	c.Image.MaxConcurrentDownloads = 0
 	c.Network.BinDirs = nil
 	c.Network.Default = DefaultNetwork{Bridge: "much-too-long-for-a-bridge", SubnetV4: "10.0.0.1/8", SubnetV6: "10.1.0.0/16", MTU: 12}
-	c.Node.OperationTimeout = 0
+	c.Node.OperationTimeout, c.Node.StatsInterval = 0, -1
 	c.Linux.CgroupDriver = "cgroups"
 	c.Metrics.Address = "9464"
 	c.Route = Route{Address: "everywhere", CleartextAddress: "8080", Certificate: "relative.pem", ClientCA: "/ca.pem"}
@@ -148,7 +148,7 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 	err := c.Complete()
 	for _, key := range []string{"root:", "grpc.socket:", "grpc.streaming_address:", "log.level:", "log.format:",
 		"image.max_concurrent_downloads:", "network.bin_dirs:", "network.default.bridge:", "network.default.subnet_v4:",
-		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "linux.cgroup_driver:", "metrics.address:",
+		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "node.stats_interval:", "linux.cgroup_driver:", "metrics.address:",
 		"route.address:", "route.cleartext_address:", "route.certificate:", "route.key:", "tracing.endpoint:", "vm.driver:", "vm.accel:",
 		"vm.emulator:", "vm.virtiofsd:", "vm.uid_base:", "vm.uid_count:", "vm.default_memory:", "vm.default_cpus:", "vm.memory_overhead:", "vm.console_buffer:", "vm.boot_timeout:", "vm.image_prefix:",
 		"vm.translations_dir:"} {

@@ -26,6 +26,8 @@ const (
 	minConnections = 16
 	minHeader      = 4 << 10
 	maxHeader      = 1 << 20
+	// maxStatsInterval keeps statistics recent enough for a client that computes rates from two lists.
+	maxStatsInterval = 10 * time.Second
 )
 
 // Complete sets the paths that are derived from other paths, and validates the configuration. The error names every
@@ -56,6 +58,8 @@ func (c *Config) Complete() error {
 	v.positive("image.pull_progress_timeout", c.Image.PullProgressTimeout)
 	v.positive("network.plugin_timeout", c.Network.PluginTimeout)
 	v.positive("node.operation_timeout", c.Node.OperationTimeout)
+	v.check(c.Node.StatsInterval >= 0 && time.Duration(c.Node.StatsInterval) <= maxStatsInterval, "node.stats_interval", "%q is not between 0s and %s",
+		c.Node.StatsInterval.String(), maxStatsInterval)
 	c.validateRoute(v)
 	v.address("metrics.address", c.Metrics.Address)
 	v.endpoint("tracing.endpoint", c.Tracing.Endpoint)

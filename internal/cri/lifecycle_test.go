@@ -334,20 +334,6 @@ func TestWhatIsNotThereYetSaysSo(t *testing.T) {
 		}},
 		"CheckpointPod": {"checkpoint", func() error { _, err := d.CheckpointPod(ctx, &runtimeapi.CheckpointPodRequest{}); return err }},
 		"RestorePod":    {"restore", func() error { _, err := d.RestorePod(ctx, &runtimeapi.RestorePodRequest{}); return err }},
-		"ListMetricDescriptors": {"metrics", func() error {
-			_, err := d.ListMetricDescriptors(ctx, &runtimeapi.ListMetricDescriptorsRequest{})
-			return err
-		}},
-		"ListPodSandboxMetrics": {"metrics", func() error {
-			_, err := d.ListPodSandboxMetrics(ctx, &runtimeapi.ListPodSandboxMetricsRequest{})
-			return err
-		}},
-		"StreamPodSandboxMetrics": {"metrics", func() error {
-			s, err := d.StreamPodSandboxMetrics(ctx, &runtimeapi.StreamPodSandboxMetricsRequest{})
-			must(t, err)
-			_, err = s.Recv()
-			return err
-		}},
 	} {
 		t.Run(call, func(t *testing.T) { wantCode(t, c.call(), codes.Unimplemented, c.words) })
 	}

@@ -27,8 +27,10 @@ type Config struct {
 	// Version is the program's version.
 	Version string
 	// Pods lists the node's pods.
-	Pods   func() []*node.Pod
-	Logger *slog.Logger
+	Pods func() []*node.Pod
+	// Samples measures the node's pods.
+	Samples func(context.Context) []node.PodSamples
+	Logger  *slog.Logger
 }
 
 // Metrics collects the node's metrics.
@@ -87,12 +89,14 @@ func (m *Metrics) Interceptor() grpc.UnaryServerInterceptor {
 	}
 }
 
-// Handler serves GET /metrics.
+// Handler serves GET /metrics, with the node's own metrics, and GET /metrics/cadvisor, with those of its containers.
 func (m *Metrics) Handler() http.Handler {
+	containers := prometheus.NewRegistry()
+	containers.MustRegister(guarded{m.config.Logger, &samples{m.config.Samples}})
+	options := promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorHandling: promhttp.ContinueOnError}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
-		EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorHandling: promhttp.ContinueOnError,
-	}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, options))
+	mux.Handle("GET /metrics/cadvisor", promhttp.HandlerFor(containers, options))
 	return guard.Handler(m.config.Logger, "metrics", mux)
 }
 

@@ -68,7 +68,9 @@ type Config struct {
 	ComponentPrefix string
 	// OperationTimeout bounds one order, even after its caller has gone away; the default is 5 minutes.
 	OperationTimeout time.Duration
-	Logger           *slog.Logger
+	// StatsInterval is how long lists of statistics share a measurement; 0 means that each list measures for itself.
+	StatsInterval time.Duration
+	Logger        *slog.Logger
 }
 
 // Node is the pod pool and its record. Its methods are safe for concurrent use.
@@ -83,7 +85,8 @@ type Node struct {
 	handlerErrors handlerErrors
 	leftovers     leftovers
 	// silent holds the IDs of pods and containers whose last request for statistics is still unanswered.
-	silent sync.Map
+	silent  sync.Map
+	figures *figures
 
 	inflight *inflight
 	stop     context.CancelFunc

@@ -39,6 +39,7 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	n := &Node{
 		Config: config, log: config.Logger, store: config.Store, pool: newPool(), index: newIndex(), events: newHub(), inflight: newInflight(ctx),
 		kick: make(chan struct{}, 1), leftovers: leftovers{all: map[string]*leftover{}, tried: make(chan struct{})},
+		figures: newFigures(config.StatsInterval),
 	}
 	if err := n.load(); err != nil {
 		return nil, err

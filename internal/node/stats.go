@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 const (
@@ -27,17 +28,18 @@ func (n *Node) ContainerStats(ctx context.Context, id string) (*runtimeapi.Conta
 	if err != nil {
 		return nil, err
 	}
-	return n.containerStats(ctx, p, c)
+	return n.containerStats(ctx, p, c, now)
 }
 
-// ContainersStats returns the statistics of many containers. It omits containers that cannot be measured.
+// ContainersStats returns the statistics of many containers, which may be as old as Config.StatsInterval. It omits
+// containers that cannot be measured.
 func (n *Node) ContainersStats(ctx context.Context, containers []*Container) []*runtimeapi.ContainerStats {
 	return measure(ctx, n, containers, func(c *Container) string { return c.ID }, func(ctx context.Context, c *Container) (*runtimeapi.ContainerStats, error) {
 		p, err := n.Pod(c.PodID)
 		if err != nil {
 			return nil, err
 		}
-		return n.containerStats(ctx, p, c)
+		return n.containerStats(ctx, p, c, recent)
 	})
 }
 
@@ -47,13 +49,17 @@ func (n *Node) PodStats(ctx context.Context, id string) (*runtimeapi.PodSandboxS
 	if err != nil {
 		return nil, err
 	}
-	return n.podStats(ctx, p)
+	return n.podStats(ctx, p, now)
 }
 
-// PodsStats returns the statistics of many pods. It omits pods that cannot be measured.
+// PodsStats is like ContainersStats, for pods.
 func (n *Node) PodsStats(ctx context.Context, pods []*Pod) []*runtimeapi.PodSandboxStats {
-	return measure(ctx, n, pods, func(p *Pod) string { return p.ID }, n.podStats)
+	return measure(ctx, n, pods, podID, func(ctx context.Context, p *Pod) (*runtimeapi.PodSandboxStats, error) {
+		return n.podStats(ctx, p, recent)
+	})
 }
+
+func podID(p *Pod) string { return p.ID }
 
 // measure calls the function for many pods or containers, a few at a time, and returns the results of the calls that
 // succeed. It waits at most statsTimeout for each call, so that a call that hangs (a process in uninterruptible sleep,
@@ -119,42 +125,96 @@ func withStatsTimeout[Out any](ctx context.Context, n *Node, id string, work fun
 	return none, context.Cause(ctx)
 }
 
-func (n *Node) containerStats(ctx context.Context, p *Pod, c *Container) (*runtimeapi.ContainerStats, error) {
-	provider, err := n.provider(p)
-	if err != nil {
-		return nil, err
-	}
-	stats := &runtimeapi.ContainerStats{}
-	if p.previous(c.ID) == nil { // the backend knows only the newest attempt
-		if stats, err = provider.ContainerStats(ctx, p.sandboxPod(), c.sandboxContainer()); err != nil {
-			return nil, err
-		}
-	}
-	stats.Attributes = &runtimeapi.ContainerAttributes{
-		Id: c.ID, Metadata: c.Config.GetMetadata(), Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(),
-	}
-	return stats, nil
+// figures holds the measurements that lists share.
+type figures struct {
+	containers shared[containerFigures]
+	pods       shared[*runtimeapi.LinuxPodSandboxStats]
+	networks   shared[[]network.InterfaceStats]
 }
 
-func (n *Node) podStats(ctx context.Context, p *Pod) (*runtimeapi.PodSandboxStats, error) {
+func newFigures(fresh time.Duration) *figures {
+	f := &figures{}
+	f.containers.fresh, f.pods.fresh, f.networks.fresh = fresh, fresh, fresh
+	return f
+}
+
+// containerFigures are the statistics of a container and, if they were asked for, its samples.
+type containerFigures struct {
+	stats   *runtimeapi.ContainerStats
+	samples stats.Samples
+	sampled bool
+	at      time.Time
+}
+
+// demand says how recent and how detailed figures must be.
+type demand int
+
+const (
+	// now: measured for this call.
+	now demand = iota
+	// recent: measured within Config.StatsInterval.
+	recent
+	// recentSamples: like recent, with samples.
+	recentSamples
+)
+
+func (n *Node) containerStats(ctx context.Context, p *Pod, c *Container, want demand) (*runtimeapi.ContainerStats, error) {
+	f, err := n.containerFigures(ctx, p, c, want)
+	return f.stats, err
+}
+
+func (n *Node) containerFigures(ctx context.Context, p *Pod, c *Container, want demand) (containerFigures, error) {
+	enough := func(f containerFigures) bool { return want == recent || want == recentSamples && f.sampled }
+	return n.figures.containers.get(ctx, measured{c.ID, c.State, c.StartedAt.UnixNano()}, enough, func() (containerFigures, error) {
+		return n.measureContainer(ctx, p, c, want == recentSamples)
+	})
+}
+
+func (n *Node) measureContainer(ctx context.Context, p *Pod, c *Container, samples bool) (f containerFigures, err error) {
+	provider, err := n.provider(p)
+	if err != nil {
+		return f, err
+	}
+	f = containerFigures{stats: &runtimeapi.ContainerStats{}, sampled: samples, at: time.Now()}
+	switch {
+	case p.previous(c.ID) != nil: // the backend knows only the newest attempt
+	case samples:
+		f.stats, f.samples, err = provider.ContainerSamples(ctx, p.sandboxPod(), c.sandboxContainer())
+	default:
+		f.stats, err = provider.ContainerStats(ctx, p.sandboxPod(), c.sandboxContainer())
+	}
+	if err != nil {
+		return f, err
+	}
+	f.stats.Attributes = &runtimeapi.ContainerAttributes{
+		Id: c.ID, Metadata: c.Config.GetMetadata(), Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(),
+	}
+	return f, nil
+}
+
+func (n *Node) podStats(ctx context.Context, p *Pod, want demand) (*runtimeapi.PodSandboxStats, error) {
 	provider, err := n.provider(p)
 	if err != nil {
 		return nil, err
 	}
-	figures, err := provider.PodStats(ctx, p.sandboxPod())
+	whole, err := n.figures.pods.get(ctx, p.measured(), func(*runtimeapi.LinuxPodSandboxStats) bool { return want != now },
+		func() (*runtimeapi.LinuxPodSandboxStats, error) { return provider.PodStats(ctx, p.sandboxPod()) })
 	if err != nil {
 		return nil, err
 	}
+	figures := &runtimeapi.LinuxPodSandboxStats{Cpu: whole.Cpu, Memory: whole.Memory, Io: whole.Io, Process: whole.Process}
 	if p.Ready() && p.Netns != "" {
-		if figures.Network, err = n.networkUsage(p.Netns); err != nil {
+		interfaces, err := n.interfaces(ctx, p, want)
+		if err != nil {
 			return nil, err
 		}
+		figures.Network = networkUsage(interfaces)
 	}
 	for _, c := range p.Containers {
 		if c.State != Running {
 			continue
 		}
-		if stats, err := n.containerStats(ctx, p, c); err == nil {
+		if stats, err := n.containerStats(ctx, p, c, want); err == nil {
 			figures.Containers = append(figures.Containers, stats)
 		}
 	}
@@ -165,6 +225,14 @@ func (n *Node) podStats(ctx context.Context, p *Pod) (*runtimeapi.PodSandboxStat
 		Linux: figures,
 	}, nil
 }
+
+// interfaces returns the traffic of a pod's interfaces.
+func (n *Node) interfaces(ctx context.Context, p *Pod, want demand) ([]network.InterfaceStats, error) {
+	return n.figures.networks.get(ctx, p.measured(), func([]network.InterfaceStats) bool { return want != now },
+		func() ([]network.InterfaceStats, error) { return n.Network.Stats(p.Netns) })
+}
+
+func (p *Pod) measured() measured { return measured{id: p.ID, state: p.State} }
 
 func (n *Node) provider(p *Pod) (sandbox.StatsProvider, error) {
 	provider, ok := n.Backends[p.Handler].(sandbox.StatsProvider)
@@ -177,12 +245,8 @@ func (n *Node) provider(p *Pod) (sandbox.StatsProvider, error) {
 	return provider, nil
 }
 
-// networkUsage reads the traffic of a pod's interfaces; eth0 is the default interface.
-func (n *Node) networkUsage(netns string) (*runtimeapi.NetworkUsage, error) {
-	interfaces, err := n.Network.Stats(netns)
-	if err != nil {
-		return nil, err
-	}
+// networkUsage converts the traffic of a pod's interfaces; eth0 is the default interface.
+func networkUsage(interfaces []network.InterfaceStats) *runtimeapi.NetworkUsage {
 	usage := &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano()}
 	for _, s := range interfaces {
 		switch s.Name {
@@ -193,7 +257,7 @@ func (n *Node) networkUsage(netns string) (*runtimeapi.NetworkUsage, error) {
 			usage.Interfaces = append(usage.Interfaces, interfaceUsage(s))
 		}
 	}
-	return usage, nil
+	return usage
 }
 
 func interfaceUsage(s network.InterfaceStats) *runtimeapi.NetworkInterfaceUsage {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // Pod describes a pod to a backend: its identity, configuration and network, but never its state. It is immutable.
@@ -284,6 +286,9 @@ type StatsProvider interface {
 	// ContainerStats returns a container's statistics (cpu, memory, swap, writable layer …). The caller adds the
 	// container's attributes.
 	ContainerStats(ctx context.Context, p *Pod, c *Container) (*runtimeapi.ContainerStats, error)
+	// ContainerSamples is like ContainerStats. If the container runs, it also returns a sample of each metric that the
+	// backend knows, except those of the network and those that follow from the container's configuration.
+	ContainerSamples(ctx context.Context, p *Pod, c *Container) (*runtimeapi.ContainerStats, stats.Samples, error)
 	// PodStats returns the cpu, memory, io and process statistics of the whole pod.
 	PodStats(ctx context.Context, p *Pod) (*runtimeapi.LinuxPodSandboxStats, error)
 }

@@ -11,12 +11,14 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 )
 
-// Root is the location of the cgroup hierarchies. Tests use a directory of plain files.
+// Root is the location of the cgroup hierarchies. Tests use directories of plain files.
 type Root struct {
 	// Mount is the mount point of the v2 hierarchy. On v1, it is the directory that contains the hierarchies: a
 	// directory named after each controller, and "unified" for an additional v2 hierarchy.
 	Mount string
 	V2    bool
+	// HugePages are the sizes of the host's huge pages, as in the names of the hugetlb controller's files: 2MB, 1GB.
+	HugePages []string
 }
 
 // Read reads the figures of a cgroup of this host, such as /kubepods/pod1/abc. It returns errdefs.ErrNotFound if the
@@ -41,7 +43,7 @@ func OOMKills(name string) (uint64, error) {
 
 func host() (Root, error) {
 	v2, err := cgroup.IsV2()
-	return Root{Mount: cgroup.Mount, V2: v2}, err
+	return Root{Mount: cgroup.Mount, V2: v2, HugePages: hugePages()}, err
 }
 
 // part describes how to read the figures that are in one hierarchy.
@@ -51,40 +53,59 @@ type part struct {
 	// optional means that it is not an error if the cgroup does not exist in the hierarchy; the figures then stay zero.
 	optional bool
 	read     func(*dir, *Figures)
+	// more reads what only ReadAll returns; nil if there is no more. It is called after read.
+	more func(Root, *dir, *Figures, *Samples)
 }
 
 var (
-	partsV1 = []part{{"cpuacct", false, cpuV1}, {"memory", false, memoryV1}, {"pids", true, processes}, {"unified", true, pressure}}
-	partsV2 = []part{{"", false, allV2}}
+	partsV1 = []part{
+		{"cpuacct", false, cpuV1, cpuTimesV1}, {"memory", false, memoryV1, memoryMoreV1}, {"pids", true, processes, threads},
+		{"unified", true, pressure, nil}, {"cpu", true, nil, throttlingV1}, {"blkio", true, nil, blockIOV1}, {"hugetlb", true, nil, hugePagesV1},
+	}
+	partsV2 = []part{{"", false, allV2, moreV2}}
 )
 
 // Read is like the function Read, for a cgroup in this root.
 func (r Root) Read(name string) (Figures, error) {
+	f, _, err := r.read(name, false)
+	return f, err
+}
+
+// read reads the figures of a cgroup, and also the samples that only ReadAll returns, if all is true.
+func (r Root) read(name string, all bool) (f Figures, more Samples, err error) {
 	if err := checkName(name); err != nil {
-		return Figures{}, err
+		return f, nil, err
 	}
 	buf := buffers.Get().(*buffer)
 	defer buffers.Put(buf)
-	f := Figures{Time: time.Now(), Memory: Memory{Limit: Unlimited}}
+	f = Figures{Time: time.Now(), Memory: Memory{Limit: Unlimited}}
 	parts := partsV1
 	if r.V2 {
 		parts = partsV2
 	}
 	for _, p := range parts {
+		if p.read == nil && !all {
+			continue
+		}
 		d, err := r.open(p.controller, name, buf)
 		switch {
 		case err == nil:
-			p.read(d, &f)
+			if p.read != nil {
+				p.read(d, &f)
+			}
+			if p.more != nil && all {
+				p.more(r, d, &f, &more)
+			}
 			err = d.err
 			d.close()
 		case p.optional || errors.Is(err, errNotMounted):
 			err = nil
 		}
 		if err != nil {
-			return Figures{}, err
+			return Figures{}, nil, err
 		}
 	}
-	return f, nil
+	return f, more, nil
 }
 
 // OOMKills is like the function OOMKills, for a cgroup in this root.

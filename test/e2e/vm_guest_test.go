@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,6 +36,10 @@ func TestVMNeighbours(t *testing.T) {
 	}
 	if out := b.Must("sh", "-c", "echo $GREETING; cat /proc/cmdline"); !strings.Contains(out, `it's $me "quoted"`) || !strings.Contains(out, "tripod.noshell") {
 		t.Errorf("environment and command line: got %q, want the pod's variable and tripod.noshell", out)
+	}
+	metrics := checkMetrics(t, d, a, slices.DeleteFunc(slices.Clone(knownMetrics), func(name string) bool { return name == "container_spec_cpu_quota" }), cgroupMetrics, diskMetrics)
+	if metrics["container_fs_reads_bytes_total,device=cidata"] == 0 {
+		t.Errorf("metrics: got %v, want the bytes that the guest has read from its disk cidata", metrics)
 	}
 	stats, err := d.CRI().ContainerStats(t.Context(), &runtimeapi.ContainerStatsRequest{ContainerId: a.ID})
 	if err != nil || stats.Stats.GetMemory().GetAvailableBytes().GetValue() == 0 || stats.Stats.GetMemory().GetAvailableBytes().GetValue() > 128<<20 ||

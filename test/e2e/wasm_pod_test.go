@@ -359,6 +359,7 @@ func TestWasmStats(t *testing.T) {
 		}
 		return st.GetCpu().GetUsageCoreNanoSeconds().GetValue()
 	}
+	checkMetrics(t, d, c, slices.DeleteFunc(slices.Clone(knownMetrics), func(name string) bool { return name == "container_spec_cpu_quota" }))
 	before := cpu()
 	s.call(faults+"/Spin", `{"milliseconds":1000}`)
 	// The range is wide, because a guest that computes for long has a lower priority.

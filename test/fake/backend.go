@@ -17,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // annotationPrefix is the prefix of the annotations that set how a fake pod or container behaves.
@@ -251,6 +252,15 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 		Cpu:    &runtimeapi.CpuUsage{Timestamp: at, UsageCoreNanoSeconds: &runtimeapi.UInt64Value{Value: 1}},
 		Memory: &runtimeapi.MemoryUsage{Timestamp: at, WorkingSetBytes: &runtimeapi.UInt64Value{Value: 1}},
 	}, nil
+}
+
+// ContainerSamples returns the figures of ContainerStats and their samples.
+func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+	figures, err := b.ContainerStats(ctx, p, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	return figures, stats.Samples{{Family: stats.CPUUsage, Value: 1.5, Labels: []string{"total"}}, {Family: stats.MemoryWorkingSet, Value: 1}}, nil
 }
 
 // PodStats returns the same figures for every pod.

@@ -13,24 +13,43 @@ import (
 
 // ContainerStats implements sandbox.StatsProvider. For a stopped container it reports only the writable layer.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
+	result, _, err := b.measure(ctx, p, c, func(dir string, _ int) (stats.Figures, stats.Samples, error) {
+		f, err := stats.Read(dir)
+		return f, nil, err
+	})
+	return result, err
+}
+
+// ContainerSamples implements sandbox.StatsProvider.
+func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+	result, samples, err := b.measure(ctx, p, c, stats.ReadAll)
+	if samples != nil {
+		samples.Filesystem(b.cfg.Root, result.WritableLayer.GetUsedBytes())
+	}
+	return result, samples, err
+}
+
+// measure returns a container's statistics. The given function reads its cgroup.
+func (b *Backend) measure(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
+	read func(dir string, pid int) (stats.Figures, stats.Samples, error)) (*runtimeapi.ContainerStats, stats.Samples, error) {
 	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	result := &runtimeapi.ContainerStats{WritableLayer: b.writableLayer(ctx, h)}
 	s, l := h.Snapshot()
 	if l == nil {
-		return result, nil
+		return result, nil, nil
 	}
-	f, err := stats.Read(s.Cgroup)
+	f, samples, err := read(s.Cgroup, s.Init.Pid)
 	if errdefs.IsNotFound(err) {
-		return result, nil // the container has just ended
+		return result, nil, nil // the container has just ended
 	}
 	if err != nil {
-		return nil, fmt.Errorf("container %s: %w", c.ID, err)
+		return nil, nil, fmt.Errorf("container %s: %w", c.ID, err)
 	}
 	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(h.ID, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
-	return result, nil
+	return result, samples, nil
 }
 
 func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -21,13 +22,9 @@ const askTime = time.Second
 // machine, ContainerStats reports only the root disk.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
-	h, err := b.ledger.Find(p.ID, c.ID)
-	if h == nil {
-		return result, err
-	}
-	s, l := h.Snapshot()
+	s, l, err := b.runningIn(p.ID, c.ID)
 	if l == nil {
-		return result, nil
+		return result, err
 	}
 	f, err := stats.Read(s.Definition.Cgroup)
 	if errdefs.IsNotFound(err) {
@@ -36,11 +33,74 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if err != nil {
 		return nil, err
 	}
-	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(h.ID, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
-	if guest := l.guestFigures(ctx); guest != nil {
+	b.fill(result, c.ID, f, l.guestFigures(ctx))
+	return result, nil
+}
+
+// ContainerSamples implements sandbox.StatsProvider. CPU, memory and processes are those of the machine's cgroup. The
+// file systems are the guest's if an agent answers, otherwise the one with the root disk's overlay. Reads and writes are
+// those that the guest requested from its disks, if the hypervisor answers.
+func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
+	s, l, err := b.runningIn(p.ID, c.ID)
+	if l == nil {
+		return result, nil, err
+	}
+	f, samples, err := stats.ReadAll(s.Definition.Cgroup, s.Pid)
+	if errdefs.IsNotFound(err) {
+		return result, nil, nil // the machine has just ended
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	guest := l.guestFigures(ctx)
+	b.fill(result, c.ID, f, guest)
+	if guest != nil && len(guest.Filesystems) > 0 {
+		samples.Replace(guestFilesystems(guest))
+	} else {
+		samples.Filesystem(b.cfg.Root, result.WritableLayer.GetUsedBytes())
+	}
+	asking, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	if machine, err := b.cfg.Driver.Stats(asking, c.ID); err == nil {
+		samples.Replace(diskSamples(machine.Blocks))
+	}
+	return result, samples, nil
+}
+
+func guestFilesystems(guest *agent.Stats) (s stats.Samples) {
+	for _, f := range guest.Filesystems {
+		s.Add(stats.FSUsage, float64(f.Total-min(f.Free, f.Total)), f.Source)
+		s.Disk(f.Source, f.Total, f.Inodes, f.InodesFree)
+	}
+	return s
+}
+
+func diskSamples(disks map[string]machine.BlockStats) (s stats.Samples) {
+	for id, d := range disks {
+		s.Add(stats.FSReads, float64(d.ReadOps), id)
+		s.Add(stats.FSReadBytes, float64(d.ReadBytes), id)
+		s.Add(stats.FSWrites, float64(d.WriteOps), id)
+		s.Add(stats.FSWriteBytes, float64(d.WriteBytes), id)
+	}
+	return s
+}
+
+// runningIn returns the state and the life of a container. The life is nil if the container does not run.
+func (b *Backend) runningIn(pod, id string) (s state, l *life, err error) {
+	h, err := b.ledger.Find(pod, id)
+	if h != nil {
+		s, l = h.Snapshot()
+	}
+	return s, l, err
+}
+
+// fill adds the figures of a machine's cgroup and, if an agent answered, of its guest.
+func (b *Backend) fill(result *runtimeapi.ContainerStats, id string, f stats.Figures, guest *agent.Stats) {
+	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(id, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
+	if guest != nil {
 		result.Memory.AvailableBytes = &runtimeapi.UInt64Value{Value: guest.MemoryAvailable}
 	}
-	return result, nil
 }
 
 // guestFigures returns the guest's statistics from its agent, or nil if no agent answers.

@@ -84,7 +84,8 @@ const shareOfWorker = 32 << 10
 
 // asCgroup converts a container's statistics to the form of a cgroup's statistics. The memory is the guests' memory
 // plus shareOfWorker. There is no page cache.
-func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
+func (l *life) asCgroup(s workerapi.Stats) stats.Figures {
+	limit := l.memory.Load()
 	f := stats.Figures{Time: s.Time}
 	f.CPU = s.CPUNanos
 	used := s.MemoryBytes + shareOfWorker
@@ -97,13 +98,53 @@ func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 
 // ContainerStats implements sandbox.StatsProvider. The result is empty if the container is not running.
 func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
-	result := &runtimeapi.ContainerStats{}
-	f, err := b.cgroupFigures(ctx, c.ID)
-	if err != nil || f == nil {
-		return result, err
+	result, _, _, err := b.containerStats(ctx, c.ID)
+	return result, err
+}
+
+// ContainerSamples implements sandbox.StatsProvider. The samples are the worker's figures about the pod. If the pod has
+// a worker of its own, the rest comes from the worker's cgroup; a shared worker cannot tell the pods' shares apart.
+func (b *Backend) ContainerSamples(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+	result, figures, l, err := b.containerStats(ctx, c.ID)
+	if l == nil {
+		return result, nil, err
 	}
-	result.Cpu, result.Memory = b.sampler.CPUUsage(c.ID, *f), f.MemoryUsage()
-	return result, nil
+	var samples stats.Samples
+	if w := l.worker; isOwn(w.scope) && w.cgroup != "" {
+		if _, all, err := stats.ReadAll(w.cgroup, w.proc.Pid); err == nil {
+			samples = all
+		}
+	}
+	samples.Replace(guestSamples(figures))
+	return result, samples, nil
+}
+
+// containerStats returns a container's statistics, the worker's figures that they are from, and the container's life.
+// The life is nil if the container is not running.
+func (b *Backend) containerStats(ctx context.Context, id string) (*runtimeapi.ContainerStats, workerapi.Stats, *life, error) {
+	result := &runtimeapi.ContainerStats{}
+	s, l, err := b.runFigures(ctx, id)
+	if l == nil {
+		return result, s, nil, err
+	}
+	f := l.asCgroup(s)
+	result.Cpu, result.Memory = b.sampler.CPUUsage(id, f), f.MemoryUsage()
+	return result, s, l, nil
+}
+
+// guestSamples returns what a worker knows about one of its pods.
+func guestSamples(w workerapi.Stats) (s stats.Samples) {
+	used := float64(w.MemoryBytes + shareOfWorker)
+	s.Add(stats.CPUUsage, float64(w.CPUNanos)/float64(time.Second), "total")
+	s.Add(stats.CFSThrottledTime, float64(w.ThrottledNanos)/float64(time.Second))
+	s.Add(stats.MemoryUsage, used)
+	s.Add(stats.MemoryWorkingSet, used)
+	s.Add(stats.MemoryRSS, used)
+	s.Add(stats.MemoryMaxUsage, max(used, float64(w.PeakBytes+shareOfWorker)))
+	s.Add(stats.OOMEvents, float64(w.OutOfMemory))
+	s.Add(stats.FileDescriptors, float64(w.Holdings.Files)+float64(w.Connections))
+	s.Add(stats.Sockets, float64(w.Connections))
+	return s
 }
 
 // PodStats implements sandbox.StatsProvider. It measures the pod's own worker if there is one, otherwise the container.
@@ -115,29 +156,25 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 			return result, nil
 		}
 	}
-	f, err := b.cgroupFigures(ctx, p.ID)
-	if err != nil || f == nil {
-		return result, err
-	}
-	result.Cpu, result.Memory = b.sampler.CPUUsage(p.ID, *f), f.MemoryUsage()
-	return result, nil
+	container, _, _, err := b.containerStats(ctx, p.ID)
+	result.Cpu, result.Memory = container.Cpu, container.Memory
+	return result, err
 }
 
-// cgroupFigures returns the statistics of a container, or nil if the container is not running.
-func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures, error) {
+// runFigures returns a container's figures and its life, which is nil if the container is not running.
+func (b *Backend) runFigures(ctx context.Context, id string) (s workerapi.Stats, _ *life, err error) {
 	_, l, err := b.ledger.FindRun(id, id)
 	if l == nil {
-		return nil, err
+		return s, nil, err
 	}
-	s, err := b.figuresOf(ctx, l, id)
+	s, err = b.figuresOf(ctx, l, id)
 	if errdefs.IsFailedPrecondition(err) {
-		return nil, nil // the container has just ended
+		return s, nil, nil // the container has just ended
 	}
 	if err != nil {
-		return nil, err
+		return s, nil, err
 	}
-	f := asCgroup(s, l.memory.Load())
-	return &f, nil
+	return s, l, nil
 }
 
 // Inspect implements sandbox.Inspector.
