@@ -109,7 +109,27 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		return p, err
 	}
 	p.watchHealth(record, images, log)
+	if err := p.openMirror(ctx, c, images); err != nil {
+		return p, err
+	}
 	return p, p.openEdge(c, images, log)
+}
+
+// openMirror serves images to peers, if configured.
+func (p *parts) openMirror(ctx context.Context, c *config.Config, images *image.Store) error {
+	m := c.Image.Mirror
+	if m.Address == "" {
+		return nil
+	}
+	mirror, err := images.ServeMirror(ctx, image.MirrorConfig{
+		Address: m.Address, Certificate: m.Certificate, Key: m.Key, ClientCA: m.ClientCA, Repositories: m.Repositories, Private: m.Private,
+		Transfers: m.MaxTransfers, BytesPerSecond: m.BytesPerSecond, Limiter: p.connections.Limiter("image mirror", limits(c.Connections)),
+	})
+	if err != nil {
+		return err
+	}
+	p.opened(mirror.Close)
+	return nil
 }
 
 // openEdge opens the MQTT front door, if it is enabled.
@@ -197,8 +217,9 @@ func (p *parts) close() error {
 func openImages(ctx context.Context, c *config.Config, log *slog.Logger) (*image.Store, error) {
 	return image.Open(ctx, image.Config{
 		Root: imageDir(c), HostsDir: c.Image.HostsDirs, PinnedImages: c.Image.Pinned,
-		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
+		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, RangesPerBlob: c.Image.RangesPerBlob, ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
 		DockerConfig: c.Image.DockerConfig, SignaturePolicy: c.Image.SignaturePolicy, RegistriesDir: c.Image.RegistriesDir,
+		Peers:       image.Peers(c.Image.Peers),
 		Translation: image.Translation{Prefix: c.VM.ImagePrefix, Dir: c.VM.TranslationsDir}, Logger: log.With("part", "image"),
 	})
 }

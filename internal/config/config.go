@@ -62,10 +62,36 @@ type Image struct {
 	HostsDirs              []string `toml:"hosts_dirs"`
 	Pinned                 []string `toml:"pinned"`
 	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads"`
+	RangesPerBlob          int      `toml:"ranges_per_blob"`
 	PullProgressTimeout    Duration `toml:"pull_progress_timeout"`
 	DockerConfig           string   `toml:"docker_config"`
 	SignaturePolicy        string   `toml:"signature_policy"`
 	RegistriesDir          string   `toml:"registries_dir"`
+
+	Peers  ImagePeers  `toml:"peers"`
+	Mirror ImageMirror `toml:"mirror"`
+}
+
+// ImagePeers configures from which other nodes pulls take images.
+type ImagePeers struct {
+	Hosts       []string `toml:"hosts"`
+	First       bool     `toml:"first"`
+	Tags        bool     `toml:"tags"`
+	CA          string   `toml:"ca"`
+	Certificate string   `toml:"certificate"`
+	Key         string   `toml:"key"`
+}
+
+// ImageMirror configures the server from which other nodes take images.
+type ImageMirror struct {
+	Address        string   `toml:"address"`
+	Certificate    string   `toml:"certificate"`
+	Key            string   `toml:"key"`
+	ClientCA       string   `toml:"client_ca"`
+	Repositories   []string `toml:"repositories"`
+	Private        bool     `toml:"private"`
+	MaxTransfers   int      `toml:"max_transfers"`
+	BytesPerSecond int      `toml:"bytes_per_second"`
 }
 
 // Network configures CNI.

@@ -30,6 +30,9 @@ const (
 	maxStatsInterval = 10 * time.Second
 )
 
+// maxRanges limits the memory of a pull: each range of a blob has a buffer of 4 MiB.
+const maxRanges = 64
+
 // Complete sets the paths that are derived from other paths, and validates the configuration. The error names every
 // invalid key.
 func (c *Config) Complete() error {
@@ -55,11 +58,13 @@ func (c *Config) Complete() error {
 	c.validateDelegates(v)
 	v.notEmpty("node.component_label_prefix", c.Node.ComponentLabelPrefix)
 	v.check(c.Image.MaxConcurrentDownloads >= 1, "image.max_concurrent_downloads", "%d is not at least 1", c.Image.MaxConcurrentDownloads)
+	v.check(c.Image.RangesPerBlob >= 1 && c.Image.RangesPerBlob <= maxRanges, "image.ranges_per_blob", "%d is not between 1 and %d", c.Image.RangesPerBlob, maxRanges)
 	v.positive("image.pull_progress_timeout", c.Image.PullProgressTimeout)
 	v.positive("network.plugin_timeout", c.Network.PluginTimeout)
 	v.positive("node.operation_timeout", c.Node.OperationTimeout)
 	v.check(c.Node.StatsInterval >= 0 && time.Duration(c.Node.StatsInterval) <= maxStatsInterval, "node.stats_interval", "%q is not between 0s and %s",
 		c.Node.StatsInterval.String(), maxStatsInterval)
+	c.validatePeers(v)
 	c.validateRoute(v)
 	v.address("metrics.address", c.Metrics.Address)
 	v.endpoint("tracing.endpoint", c.Tracing.Endpoint)
@@ -90,6 +95,20 @@ func (c *Config) validatePaths(v *validator) {
 	v.optional("image.docker_config", c.Image.DockerConfig)
 	v.optional("image.signature_policy", c.Image.SignaturePolicy)
 	v.absolute("image.registries_dir", c.Image.RegistriesDir)
+}
+
+func (c *Config) validatePeers(v *validator) {
+	p, m := c.Image.Peers, c.Image.Mirror
+	for _, host := range p.Hosts {
+		v.check(host != "", "image.peers.hosts", "has an empty entry")
+		v.endpoint("image.peers.hosts", host)
+	}
+	v.credentials("image.peers", "", p.CA, p.Certificate, p.Key)
+	v.address("image.mirror.address", m.Address)
+	v.credentials("image.mirror", "", m.ClientCA, m.Certificate, m.Key)
+	v.check(m.ClientCA == "" || m.Certificate != "", "image.mirror.client_ca", "needs certificate and key")
+	v.check(m.MaxTransfers >= 1, "image.mirror.max_transfers", "%d is not at least 1", m.MaxTransfers)
+	v.check(m.BytesPerSecond >= 0, "image.mirror.bytes_per_second", "%d is negative", m.BytesPerSecond)
 }
 
 func (c *Config) validateNetwork(v *validator) {

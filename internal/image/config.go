@@ -23,6 +23,9 @@ type Config struct {
 	PinnedImages []string
 	// MaxConcurrentDownloads limits the blobs that one pull fetches at a time; 0 means 3.
 	MaxConcurrentDownloads int
+	// RangesPerBlob limits the simultaneous requests for one large blob; 0 means 1. A registry that ignores ranges gets one
+	// request.
+	RangesPerBlob int
 	// PullTimeout limits the duration of a pull, regardless of its progress; 0 means six hours.
 	PullTimeout time.Duration
 	// ProgressTimeout ends a pull in which no byte has arrived or been unpacked for this long; 0 means one minute.
@@ -36,6 +39,8 @@ type Config struct {
 	SignaturePolicy string
 	// RegistriesDir is the directory of containers-registries.d(5), which says where the signatures of "signedBy" are.
 	RegistriesDir string
+	// Peers are other nodes from which pulls may take images.
+	Peers Peers
 	// Translation maps names to disks that are downloaded by HTTP(S).
 	Translation Translation
 	// Platform ("linux/arm64") selects the entry of a multi-platform image's index; empty means the host's platform.
@@ -65,6 +70,7 @@ type Limits struct {
 
 func (c *Config) setDefaults() {
 	setDefault(&c.MaxConcurrentDownloads, 3)
+	setDefault(&c.RangesPerBlob, 1)
 	setDefault(&c.PullTimeout, 6*time.Hour)
 	setDefault(&c.ProgressTimeout, time.Minute)
 	setDefault(&c.ResumeWindow, 24*time.Hour)
@@ -85,7 +91,7 @@ func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {
 		return nil, nil, fmt.Errorf("image store: root %q is not an absolute path: %w", c.Root, errdefs.ErrInvalidArgument)
 	}
 	for name, value := range map[string]int64{
-		"max concurrent downloads": int64(c.MaxConcurrentDownloads), "pull timeout": int64(c.PullTimeout),
+		"max concurrent downloads": int64(c.MaxConcurrentDownloads), "ranges per blob": int64(c.RangesPerBlob), "pull timeout": int64(c.PullTimeout),
 		"progress timeout": int64(c.ProgressTimeout), "resume window": int64(c.ResumeWindow),
 		"document bytes": c.Limits.DocumentBytes, "component bytes": c.Limits.ComponentBytes,
 		"index depth": int64(c.Limits.IndexDepth), "layers": int64(c.Limits.Layers),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 
 	"github.com/containerd/errdefs"
 )
@@ -31,6 +32,14 @@ type logins struct {
 	// requestHosts are the hosts that may receive the request's login.
 	requestHosts map[string]bool
 	file         map[string]login
+	// used is set once a host has received a login.
+	used atomic.Bool
+}
+
+func (l *logins) use(login bool) {
+	if login {
+		l.used.Store(true)
+	}
 }
 
 // newLogins prepares the logins for a pull from registry, which is the host in the reference.

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,15 +32,35 @@ func (s *Store) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock f
 	return func() { s.locks.Unlock(key) }, nil
 }
 
-// fetch downloads a blob, or adds the stored one to the pull's lease. The caller holds the blob's lock.
+// fetch downloads a blob from the first source that has it, or adds the stored one to the pull's lease. The caller holds
+// the blob's lock.
 func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 	if err := p.dropDamaged(ctx, desc); err != nil {
 		return err
 	}
 	defer p.tracker.busy()()
+	var first error
+	for _, fetcher := range p.fetchers(desc.Size) {
+		if fetcher == nil {
+			continue
+		}
+		err := p.fetchFrom(ctx, fetcher, desc)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		first = cmp.Or(first, err)
+	}
+	if peer := p.lastResort(first); peer != nil && p.fetchFrom(ctx, peer, desc) == nil {
+		return nil
+	}
+	return first
+}
+
+// fetchFrom downloads a blob from one source. A broken transfer resumes.
+func (p *puller) fetchFrom(ctx context.Context, fetcher remotes.Fetcher, desc ocispec.Descriptor) error {
 	for idle := 0; ; idle++ {
 		before := p.tracker.position(desc.Digest)
-		err := remotes.Fetch(ctx, p.content, p.fetcher, desc)
+		err := remotes.Fetch(ctx, p.content, trackedFetcher{fetcher, p.tracker}, desc)
 		switch {
 		case err == nil:
 			return nil

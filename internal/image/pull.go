@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -65,10 +64,8 @@ type puller struct {
 	*Store
 	named    reference.Named
 	requires *policy.Requirements // nil without a signature policy
-	remote   remotes.Resolver
-	registry remotes.Fetcher // fetches without progress
-	fetcher  remotes.Fetcher
-	tracker  *tracker
+	sources
+	tracker *tracker
 }
 
 func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *tracker) (img Image, err error) {
@@ -91,14 +88,14 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	if err != nil {
 		return Image{}, err
 	}
+	names := p.names(target)
 	if img, ok := s.current(ctx, named, target); ok {
 		if err := p.admit(ctx, target.Digest, img.Manifest); err != nil {
 			return Image{}, err
 		}
-		return img, nil
+		return img, p.relabel(ctx, names, target)
 	}
 	start := time.Now()
-	names := p.names(target)
 	ctx, release, err := s.lease(ctx, names)
 	if err != nil {
 		return Image{}, err
@@ -109,33 +106,12 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	if err != nil {
 		return Image{}, err
 	}
-	img, err = s.record(ctx, d, target, names, nil)
+	img, err = s.record(ctx, d, target, names, p.labels())
 	if err == nil {
 		t.finish()
 		s.cfg.Logger.InfoContext(ctx, "image pulled", "image", named.String(), "id", img.ID, "bytes", img.Size, "took", time.Since(start))
 	}
 	return img, err
-}
-
-// resolve asks the registry for the reference's current target.
-func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, error) {
-	defer p.tracker.busy()()
-	var err error
-	if p.remote, err = p.resolver(ctx, p.named, auth); err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	name, target, err := p.remote.Resolve(ctx, p.named.String())
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	if p.registry, err = p.remote.Fetcher(ctx, name); err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	p.fetcher = trackedFetcher{p.registry, p.tracker}
-	if !images.IsManifestType(target.MediaType) && !images.IsIndexType(target.MediaType) {
-		return ocispec.Descriptor{}, invalidf("the registry answered with the type %q, not a manifest or an index", target.MediaType)
-	}
-	return strip(target), checkDescriptor("manifest", target, p.cfg.Limits.DocumentBytes)
 }
 
 // names returns the references to record for target: the requested reference and name@digest.

@@ -54,7 +54,7 @@ func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest B
 			err = classify(ctx, fmt.Sprintf("push %q to %s", named, reference.Domain(named)), err)
 		}
 	}()
-	resolver, err := r.resolver(ctx, named, auth)
+	resolver, _, err := r.resolver(ctx, named, auth)
 	if err != nil {
 		return "", err
 	}

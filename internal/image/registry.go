@@ -31,16 +31,13 @@ type Registries struct {
 	PlainHTTP bool
 }
 
-func (s *Store) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, error) {
-	return Registries{HostsDir: s.cfg.HostsDir, DockerConfig: s.cfg.DockerConfig}.resolver(ctx, named, auth)
-}
-
-// resolver makes the resolver for one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only.
-func (r Registries) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, error) {
+// resolver makes the resolver for one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only. The
+// returned function reports whether a host has received a login so far.
+func (r Registries) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, func() bool, error) {
 	registry := reference.Domain(named)
 	logins, err := newLogins(auth, r.DockerConfig, registry)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	scheme := ""
 	if r.PlainHTTP {
@@ -51,6 +48,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 		DefaultScheme: scheme,
 		Credentials: func(host string) (string, string, error) {
 			l := logins.find(host)
+			logins.use(l != login{})
 			return l.username, l.secret, nil
 		},
 		UpdateClient: func(c *http.Client) error {
@@ -69,6 +67,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 		// The last host is the registry itself, or the "server" of hosts.toml; the others are mirrors.
 		logins.trust(namespace, hosts[len(hosts)-1].Host, auth)
 		for i := range hosts {
+			logins.use(hasOwnLogin(hosts[i]))
 			if bearer := logins.find(hosts[i].Host).bearer; bearer != "" {
 				hosts[i].Header = hosts[i].Header.Clone()
 				if hosts[i].Header == nil {
@@ -76,11 +75,19 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 				}
 				hosts[i].Header.Set("Authorization", "Bearer "+bearer)
 				hosts[i].Authorizer = nil
+				logins.use(true)
 			}
 		}
 		return hosts, nil
 	}
-	return docker.NewResolver(docker.ResolverOptions{Hosts: hosts, Headers: http.Header{"User-Agent": {"tripod"}}}), nil
+	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: hosts, Headers: http.Header{"User-Agent": {"tripod"}}})
+	return resolver, logins.used.Load, nil
+}
+
+// hasOwnLogin reports whether hosts.toml gives a host a header or a certificate of this node.
+func hasOwnLogin(host docker.RegistryHost) bool {
+	transport, ok := host.Client.Transport.(*http.Transport)
+	return len(host.Header) > 0 || ok && transport.TLSClientConfig != nil && len(transport.TLSClientConfig.Certificates) > 0
 }
 
 // hostDir finds the directory with a registry host's hosts.toml.

@@ -74,6 +74,7 @@ type Store struct {
 
 	// machines caches Machine's results by image ID; images are immutable.
 	machines  sync.Map
+	peers     *peers
 	translate Translation // with the prefix in the form of full references
 	boot      string      // boot ID of the kernel
 	verified  verified
@@ -108,6 +109,9 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	s.usage.byKey, s.usage.work = map[string]*usageEntry{}, make(chan string, 4096)
 	s.pulls.inUse = map[string]int{}
 	if s.platform, s.pinned, err = cfg.check(); err != nil {
+		return nil, err
+	}
+	if s.peers, err = newPeers(cfg.Peers); err != nil {
 		return nil, err
 	}
 	s.translate.Dir = cfg.Translation.Dir

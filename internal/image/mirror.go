@@ -1,0 +1,305 @@
+package image
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/time/rate"
+
+	"github.com/tripod-run/tripod/internal/connlimit"
+)
+
+// labelPublic is a label on the record of a name. It says that the name's last pull needed no login.
+const labelPublic = "tripod.run/public"
+
+const (
+	// mirrorChunk is the number of bytes that a transfer to a peer sends at a time.
+	mirrorChunk = 64 << 10
+	// mirrorStall ends a transfer to a peer that reads nothing for this long.
+	mirrorStall = 30 * time.Second
+)
+
+// MirrorConfig configures the mirror, which serves the store's images to peers.
+type MirrorConfig struct {
+	// Address is HOST:PORT.
+	Address string
+	// Certificate and Key are files in PEM for HTTPS. They are read at each handshake. Without them the mirror serves
+	// HTTP.
+	Certificate, Key string
+	// ClientCA is a file with authorities in PEM. If it is set, every peer must show a certificate from one of them.
+	ClientCA string
+	// Repositories are the prefixes of the images to serve, such as "registry.example.com/team"; empty means all.
+	Repositories []string
+	// Private also serves images that were pulled with a login.
+	Private bool
+	// Transfers limits the simultaneous transfers of blobs, and BytesPerSecond their rate together; 0 means no limit of
+	// the rate.
+	Transfers      int
+	BytesPerSecond int
+	// Limiter limits the connections.
+	Limiter *connlimit.Limiter
+}
+
+// Mirror serves the read part of the OCI distribution API from a store, for the peers of this node.
+//
+//	GET /v2/NAME/manifests/TAG-or-DIGEST?ns=REGISTRY     GET /v2/NAME/blobs/DIGEST?ns=REGISTRY
+//
+// A request must name the registry, as containerd's mirrors expect it. Content is served only under the names of images
+// that the configuration allows: a digest alone opens nothing.
+type Mirror struct {
+	store     *Store
+	cfg       MirrorConfig
+	transfers chan struct{}
+	rate      *rate.Limiter
+	server    *http.Server
+}
+
+// ServeMirror starts a mirror. Close ends it.
+func (s *Store) ServeMirror(ctx context.Context, cfg MirrorConfig) (*Mirror, error) {
+	m := &Mirror{store: s, cfg: cfg, transfers: make(chan struct{}, cfg.Transfers)}
+	if cfg.BytesPerSecond > 0 {
+		m.rate = rate.NewLimiter(rate.Limit(cfg.BytesPerSecond), max(cfg.BytesPerSecond, mirrorChunk))
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Address)
+	if err != nil {
+		return nil, fmt.Errorf("image mirror: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	m.cfg.Address = l.Addr().String()
+	m.server = cfg.Limiter.HTTPServer(m)
+	m.server.ErrorLog = slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug)
+	serve := m.server.Serve
+	if cfg.Certificate != "" {
+		if m.server.TLSConfig, err = cfg.tls(); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		serve = func(l net.Listener) error { return m.server.ServeTLS(l, "", "") }
+	}
+	go func() {
+		if err := serve(cfg.Limiter.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
+			s.cfg.Logger.Error("the image mirror failed", "err", err)
+		}
+	}()
+	s.cfg.Logger.Info("serving images to peers", "address", m.cfg.Address)
+	return m, nil
+}
+
+// Close ends all transfers.
+func (m *Mirror) Close() error { return m.server.Close() }
+
+func (c MirrorConfig) tls() (*tls.Config, error) {
+	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		cert, err := tls.LoadX509KeyPair(c.Certificate, c.Key)
+		return &cert, err
+	}
+	if _, err := load(nil); err != nil {
+		return nil, fmt.Errorf("image mirror: certificate: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: load}
+	if c.ClientCA != "" {
+		pool, err := readPool(c.ClientCA)
+		if err != nil {
+			return nil, fmt.Errorf("image mirror: %w", err)
+		}
+		config.ClientCAs, config.ClientAuth = pool, tls.RequireAndVerifyClientCert
+	}
+	return config, nil
+}
+
+// readPool reads a file of certificate authorities.
+func readPool(path string) (*x509.CertPool, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("authorities: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(data) {
+		return nil, fmt.Errorf("authorities: %s has no certificate in PEM: %w", path, errdefs.ErrFailedPrecondition)
+	}
+	return pool, nil
+}
+
+// ServeHTTP answers one request. Everything that the mirror does not have or does not serve is "not found".
+func (m *Mirror) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	rest, ok := strings.CutPrefix(r.URL.Path, "/v2/")
+	if ok && rest == "" {
+		return
+	}
+	desc, err := m.find(m.store.withNamespace(r.Context()), r.URL.Query().Get("ns"), rest)
+	if err == nil {
+		err = m.send(w, r, desc)
+	}
+	switch {
+	case err == nil:
+	case errdefs.IsResourceExhausted(err):
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusServiceUnavailable)
+	default:
+		m.store.cfg.Logger.DebugContext(r.Context(), "a peer asked for content that is not served", "path", r.URL.Path, "err", err)
+		w.WriteHeader(http.StatusNotFound)
+	}
+}
+
+// find returns the content that a path names.
+func (m *Mirror) find(ctx context.Context, registry, path string) (ocispec.Descriptor, error) {
+	for _, kind := range []string{"/manifests/", "/blobs/"} {
+		at := strings.LastIndex(path, kind)
+		if at < 0 {
+			continue
+		}
+		repository, err := reference.WithName(registry + "/" + path[:at])
+		if err != nil {
+			return ocispec.Descriptor{}, invalidf("repository: %v", err)
+		}
+		if !m.allows(repository.Name()) {
+			return ocispec.Descriptor{}, fmt.Errorf("%s is not configured to be served: %w", repository, errdefs.ErrNotFound)
+		}
+		what := path[at+len(kind):]
+		for _, c := range m.served(ctx, repository) {
+			if desc, ok := c.find(kind == "/blobs/", what); ok {
+				return desc, nil
+			}
+		}
+	}
+	return ocispec.Descriptor{}, errdefs.ErrNotFound
+}
+
+// allows reports whether the configuration allows to serve a repository.
+func (m *Mirror) allows(repository string) bool {
+	return len(m.cfg.Repositories) == 0 || slices.ContainsFunc(m.cfg.Repositories, func(prefix string) bool {
+		rest, ok := strings.CutPrefix(repository, strings.TrimSuffix(prefix, "/"))
+		return ok && (rest == "" || rest[0] == '/')
+	})
+}
+
+// servedImage is an image under one of its names.
+type servedImage struct {
+	tag     string // "" for a digest
+	target  ocispec.Descriptor
+	details *details
+}
+
+// find returns the content of the image that a tag or a digest names.
+func (i servedImage) find(blob bool, what string) (ocispec.Descriptor, bool) {
+	candidates := []ocispec.Descriptor{i.target, i.details.manifest}
+	if blob {
+		candidates = append(slices.Clone(i.details.layers), i.details.config)
+	} else if what == i.tag {
+		return i.target, true
+	}
+	for _, desc := range candidates {
+		if desc.Digest.String() == what {
+			return desc, true
+		}
+	}
+	return ocispec.Descriptor{}, false
+}
+
+// served returns the images that peers may read in a repository.
+func (m *Mirror) served(ctx context.Context, repository reference.Named) []servedImage {
+	var all []servedImage
+	for name, d := range m.store.index.in(repository.Name()) {
+		record, err := m.store.records.Get(ctx, name)
+		if err != nil || record.Labels[labelPublic] == "" && !m.cfg.Private {
+			continue
+		}
+		tag, _ := strings.CutPrefix(strings.TrimPrefix(name, repository.Name()), ":")
+		all = append(all, servedImage{tag, record.Target, d})
+	}
+	return all
+}
+
+// in returns the names in a repository and their images.
+func (x *index) in(repository string) map[string]*details {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	found := map[string]*details{}
+	for name, id := range x.names {
+		rest, ok := strings.CutPrefix(name, repository)
+		if ok && rest != "" && (rest[0] == ':' || rest[0] == '@') {
+			found[name] = x.byID[id].details
+		}
+	}
+	return found
+}
+
+// send sends content with its digest as the validator, so that ranges work. The receiver checks the digest.
+func (m *Mirror) send(w http.ResponseWriter, r *http.Request, desc ocispec.Descriptor) error {
+	if err := m.store.ready(); err != nil {
+		return err
+	}
+	if state, err := m.store.checkBlob(m.store.withNamespace(r.Context()), desc); err != nil || state != blobWhole {
+		return fmt.Errorf("content %s is not stored: %w", desc.Digest, errdefs.ErrNotFound)
+	}
+	select {
+	case m.transfers <- struct{}{}:
+		defer func() { <-m.transfers }()
+	default:
+		return fmt.Errorf("%d transfers are under way: %w", cap(m.transfers), errdefs.ErrResourceExhausted)
+	}
+	file, err := os.Open(m.store.blobPath(desc.Digest))
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	h := w.Header()
+	h.Set("Content-Type", desc.MediaType)
+	h.Set("Docker-Content-Digest", desc.Digest.String())
+	h.Set("ETag", strconv.Quote(desc.Digest.String()))
+	http.ServeContent(&pacedWriter{w, r.Context(), m.rate}, r, "", time.Time{}, file)
+	return nil
+}
+
+// pacedWriter limits the rate of a transfer, and ends it if the peer reads nothing.
+type pacedWriter struct {
+	http.ResponseWriter
+	ctx  context.Context
+	rate *rate.Limiter
+}
+
+func (w *pacedWriter) Write(p []byte) (written int, err error) {
+	for len(p) > 0 {
+		n := min(len(p), mirrorChunk)
+		if w.rate != nil {
+			if err := w.rate.WaitN(w.ctx, n); err != nil {
+				return written, err
+			}
+		}
+		if err := http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(mirrorStall)); err != nil {
+			return written, err
+		}
+		n, err := w.ResponseWriter.Write(p[:n])
+		written += n
+		if err != nil {
+			return written, err
+		}
+		p = p[n:]
+	}
+	return written, nil
+}
+
+// digestIn returns the digest in a reference, or "".
+func digestIn(named reference.Named) digest.Digest {
+	if digested, ok := named.(reference.Digested); ok {
+		return digested.Digest()
+	}
+	return ""
+}

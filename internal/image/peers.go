@@ -1,0 +1,154 @@
+package image
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/errdefs"
+)
+
+// Peers configures from which other nodes a pull may take images (see Mirror).
+type Peers struct {
+	// Hosts are the URLs of mirrors, http://HOST:PORT or https://HOST:PORT. A name stands for all of its addresses.
+	Hosts []string
+	// First asks peers before the registry for everything that is named by a digest. Otherwise peers are asked only if
+	// the registry is unavailable.
+	First bool
+	// Tags lets peers say what a tag refers to while the registry is unavailable. Their answer can be old.
+	Tags bool
+	// CA is a file with the authorities of the peers' certificates; empty means those of the system.
+	CA string
+	// Certificate and Key are files in PEM that are shown to peers; empty means none.
+	Certificate, Key string
+}
+
+const (
+	// peerTimeout limits a connection to a peer, and the look-up of its name. A peer that is slower is not used.
+	peerTimeout = 2 * time.Second
+	// peerAnswer limits the time until a peer begins to answer.
+	peerAnswer = 10 * time.Second
+	// maxPeers limits the peers that one pull uses.
+	maxPeers = 16
+)
+
+// peers are the nodes from which a pull may take images.
+type peers struct {
+	Peers
+	hosts []peerHost
+}
+
+type peerHost struct {
+	url    *url.URL
+	client *http.Client
+}
+
+func newPeers(cfg Peers) (*peers, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if cfg.CA != "" {
+		var err error
+		if config.RootCAs, err = readPool(cfg.CA); err != nil {
+			return nil, fmt.Errorf("image peers: %w", err)
+		}
+	}
+	if cfg.Certificate != "" {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			cert, err := tls.LoadX509KeyPair(cfg.Certificate, cfg.Key)
+			return &cert, err
+		}
+	}
+	p := &peers{Peers: cfg}
+	for _, address := range cfg.Hosts {
+		u, err := url.Parse(address)
+		if err != nil || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return nil, fmt.Errorf("image peers: %q is not http://HOST:PORT or https://HOST:PORT: %w", address, errdefs.ErrInvalidArgument)
+		}
+		config := config.Clone()
+		config.ServerName = u.Hostname()
+		p.hosts = append(p.hosts, peerHost{u, &http.Client{
+			Transport: &http.Transport{
+				DialContext: (&net.Dialer{Timeout: peerTimeout}).DialContext, TLSHandshakeTimeout: peerTimeout,
+				ResponseHeaderTimeout: peerAnswer, TLSClientConfig: config, IdleConnTimeout: peerAnswer,
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return errRedirect },
+		}})
+	}
+	return p, nil
+}
+
+// resolver returns a resolver for the peers that answer now, or nil if none does.
+func (p *peers) resolver(ctx context.Context) remotes.Resolver {
+	ctx, cancel := context.WithTimeout(ctx, peerTimeout)
+	defer cancel()
+	var candidates []docker.RegistryHost
+	for _, host := range p.hosts {
+		candidates = append(candidates, host.addresses(ctx)...)
+	}
+	rand.Shuffle(len(candidates), func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] })
+	hosts := answering(ctx, candidates[:min(len(candidates), maxPeers)])
+	if len(hosts) == 0 {
+		return nil
+	}
+	return docker.NewResolver(docker.ResolverOptions{
+		Hosts:   func(string) ([]docker.RegistryHost, error) { return hosts, nil },
+		Headers: http.Header{"User-Agent": {"tripod"}},
+	})
+}
+
+// addresses returns the peers at all addresses of a name.
+func (h peerHost) addresses(ctx context.Context) []docker.RegistryHost {
+	found, err := net.DefaultResolver.LookupHost(ctx, h.url.Hostname())
+	if err != nil {
+		return nil // the name of a headless Service without pods has no address
+	}
+	all := make([]docker.RegistryHost, len(found))
+	for i, address := range found {
+		all[i] = docker.RegistryHost{
+			Client: h.client, Scheme: h.url.Scheme, Host: net.JoinHostPort(address, h.url.Port()), Path: "/v2",
+			Capabilities: docker.HostCapabilityPull | docker.HostCapabilityResolve,
+		}
+	}
+	return all
+}
+
+// answering returns the peers that answer, the fastest first.
+func answering(ctx context.Context, candidates []docker.RegistryHost) []docker.RegistryHost {
+	answers := make(chan *docker.RegistryHost, len(candidates))
+	for i := range candidates {
+		go func() {
+			if isMirror(ctx, candidates[i]) {
+				answers <- &candidates[i]
+				return
+			}
+			answers <- nil
+		}()
+	}
+	var hosts []docker.RegistryHost
+	for range candidates {
+		if host := <-answers; host != nil {
+			hosts = append(hosts, *host)
+		}
+	}
+	return hosts
+}
+
+// isMirror reports whether a host answers as the distribution API asks.
+func isMirror(ctx context.Context, host docker.RegistryHost) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, host.Scheme+"://"+host.Host+host.Path+"/", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := host.Client.Do(req)
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
