@@ -26,7 +26,7 @@ const (
 	delegateSnapshotMaxAge = Duration(5 * time.Minute)
 )
 
-// completeDelegates sets the defaults of each [[delegate]].
+// completeDelegates sets the defaults of each [[delegate]]. Its handlers are no aliases of this node's handlers.
 func (c *Config) completeDelegates() {
 	for i := range c.Delegates {
 		d := &c.Delegates[i]
@@ -34,6 +34,9 @@ func (c *Config) completeDelegates() {
 		d.ImageEndpoint = cmp.Or(strings.TrimPrefix(d.ImageEndpoint, "unix://"), d.Endpoint)
 		d.Timeout = cmp.Or(d.Timeout, delegateTimeout)
 		d.SnapshotMaxAge = cmp.Or(d.SnapshotMaxAge, delegateSnapshotMaxAge)
+		for _, h := range d.Handlers {
+			delete(c.Node.HandlerAliases, h)
+		}
 	}
 }
 
@@ -64,14 +67,11 @@ func (c *Config) validateDelegates(v *validator) {
 
 // validateDelegated checks a handler of a delegate; "" is the default handler.
 func (c *Config) validateDelegated(v *validator, key, handler, other string) {
-	alias, aliased := c.Node.HandlerAliases[handler]
 	switch {
 	case other != "":
 		v.check(false, key, "%q is already a handler of delegate %q", handler, other)
 	case slices.Contains(handlers, handler):
 		v.check(false, key, "%q is a handler of this node", handler)
-	case aliased:
-		v.check(false, key, "%q is an alias of this node's handler %q: take it out of node.handler_aliases", handler, alias)
 	case handler != "":
 		v.check(handlerName.MatchString(handler), key, "%q is not a DNS label, as the handler of a RuntimeClass must be", handler)
 	}

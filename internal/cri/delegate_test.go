@@ -493,13 +493,17 @@ func TestDelegateHandlersInStatus(t *testing.T) {
 func TestDelegateLargeLists(t *testing.T) {
 	p := openPair(t, func(d *Delegate) { d.Timeout = time.Minute })
 	for i := range 14 {
-		p.back.pod(t, fmt.Sprintf("p%d", i), func(c *runtimeapi.PodSandboxConfig) { c.Annotations = map[string]string{"a": strings.Repeat("x", 1<<20)} })
+		p.back.pod(t, fmt.Sprintf("p%d", i), func(c *runtimeapi.PodSandboxConfig) {
+			c.Annotations = map[string]string{"a": strings.Repeat("x", 1<<20)}
+		})
 	}
 	all, err := p.pods(t)
 	must(t, err)
 	wantEqual(t, "pods", len(all), 14)
 	for i := range 4 {
-		p.front.pod(t, fmt.Sprintf("own%d", i), func(c *runtimeapi.PodSandboxConfig) { c.Annotations = map[string]string{"a": strings.Repeat("x", 1<<20)} })
+		p.front.pod(t, fmt.Sprintf("own%d", i), func(c *runtimeapi.PodSandboxConfig) {
+			c.Annotations = map[string]string{"a": strings.Repeat("x", 1<<20)}
+		})
 	}
 	_, err = p.pods(t)
 	wantCode(t, err, codes.ResourceExhausted, "StreamPodSandboxes")

@@ -46,6 +46,8 @@ type Daemon struct {
 	program string
 	fake    bool
 	before  Resources
+	// containerd runs the pods of the default handler, if EnvDelegate is set.
+	containerd *Containerd
 
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when cmd has ended
@@ -118,10 +120,13 @@ func NewDaemon(t testing.TB, opts ...Option) *Daemon {
 	for _, o := range opts {
 		o(d)
 	}
+	d.before = Snapshot(nil)
+	if programs := os.Getenv(EnvDelegate); programs != "" && !d.fake {
+		d.delegateDefault(programs)
+	}
 	if err := errors.Join(os.MkdirAll(filepath.Join(d.Dir, "net.d"), 0o755), d.writeConfig()); err != nil {
 		t.Fatal(err)
 	}
-	d.before = Snapshot(nil)
 	t.Cleanup(d.cleanUp)
 	return d
 }
@@ -337,6 +342,9 @@ func (d *Daemon) cleanUp() {
 	}
 	d.Stop()
 	removeBridge(d.Bridge)
+	if d.containerd != nil {
+		d.containerd.cleanUp()
+	}
 	if err := until.Poll(5*time.Second, func() error { return d.before.Leaks(Snapshot(d)) }); err != nil {
 		d.t.Errorf("left behind:\n%v", err)
 	}

@@ -108,6 +108,9 @@ func (d *Daemon) RunPodWith(t testing.TB, config *runtimeapi.PodSandboxConfig, h
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	if d.containerd != nil && config.GetLinux().GetCgroupParent() == "" {
+		config.Linux.CgroupParent = d.CgroupParent // containerd has no default below the test's cgroup
+	}
 	id, err := d.Runtime().RunPodSandbox(context.Background(), config, handler)
 	if err != nil {
 		t.Fatalf("RunPodSandbox %s: %v", config.GetMetadata().GetName(), err)
