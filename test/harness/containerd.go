@@ -77,7 +77,7 @@ func StartContainerd(t testing.TB, programs, name, bridge, subnet string) *Conta
 	return c
 }
 
-// Start starts the process, and waits until it answers.
+// Start starts the process with the programs in a directory, and waits until it answers.
 func (c *Containerd) Start(programs string) {
 	c.t.Helper()
 	log, err := os.OpenFile(filepath.Join(c.dir, "containerd.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -151,5 +151,13 @@ func (c *Containerd) cleanUp() {
 func (d *Daemon) delegateDefault(programs string) {
 	d.t.Helper()
 	d.containerd = StartContainerd(d.t, programs, filepath.Base(d.Dir)+"-containerd", d.Bridge, d.config["network"].(map[string]any)["default"].(map[string]any)["subnet_v4"].(string))
-	set(d.config, "delegate", []map[string]any{{"name": "containerd", "endpoint": d.containerd.Socket, "handlers": []string{""}}})
+	Delegate(d.containerd.Socket, "")(d)
 }
+
+// Delegate configures one CRI endpoint with handlers.
+func Delegate(socket string, handlers ...string) Option {
+	return Set("delegate", []map[string]any{{"name": "containerd", "endpoint": socket, "handlers": handlers}})
+}
+
+// Containerd returns the daemon's containerd; nil unless EnvDelegate is set.
+func (d *Daemon) Containerd() *Containerd { return d.containerd }

@@ -139,6 +139,17 @@ func StartDaemon(t testing.TB, opts ...Option) *Daemon {
 	return d
 }
 
+// Reconfigure changes the settings for later starts.
+func (d *Daemon) Reconfigure(opts ...Option) {
+	d.t.Helper()
+	for _, o := range opts {
+		o(d)
+	}
+	if err := d.writeConfig(); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
 // ConfigPath returns the path of the daemon's configuration file.
 func (d *Daemon) ConfigPath() string { return filepath.Join(d.Dir, "config.toml") }
 
