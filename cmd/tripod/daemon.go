@@ -103,7 +103,11 @@ func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (r
 		}
 	}
 	for _, dir := range []string{c.Root, c.State} {
-		err := privateDir(dir, log)
+		mode := rootMode
+		if dir == c.State {
+			mode = stateMode
+		}
+		err := privateDir(dir, mode, log)
 		if err == nil && dir == c.State { // no other daemon is here: the root directory is locked
 			err = mountRunDir(dir, log)
 		}
@@ -125,7 +129,7 @@ func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (r
 }
 
 func holdDirectory(ctx context.Context, dir string, log *slog.Logger) (*os.File, error) {
-	if err := privateDir(dir, log); err != nil {
+	if err := privateDir(dir, rootMode, log); err != nil {
 		return nil, err
 	}
 	return lockDir(ctx, dir)

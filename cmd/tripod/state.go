@@ -17,9 +17,16 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// privateDir creates dir with mode 0700, or checks an existing directory (fault C7). It corrects a mode that is too
-// open, and rejects a directory that belongs to another user, who could have planted its content.
-func privateDir(dir string, log *slog.Logger) error {
+// The modes of the daemon's directories. The root users of pods' user namespaces pass through the state directory to
+// their pods' files, so others can enter that directory, but not read it. Everything else in it is closed to others.
+const (
+	rootMode  fs.FileMode = 0o700
+	stateMode fs.FileMode = 0o711
+)
+
+// privateDir creates dir with the given mode, or checks an existing directory (fault C7). It corrects another mode, and
+// rejects a directory that belongs to another user, who could have planted its content.
+func privateDir(dir string, want fs.FileMode, log *slog.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
 	}
@@ -39,13 +46,17 @@ func privateDir(dir string, log *slog.Logger) error {
 		return fmt.Errorf("%s belongs to uid %d, but this program runs as uid %d; check its content and run `chown -R %d %s`, or choose another directory",
 			dir, st.Uid, os.Geteuid(), os.Geteuid(), dir)
 	}
-	if mode := st.Mode & 0o777; mode&0o077 != 0 {
+	mode := fs.FileMode(st.Mode & 0o777)
+	if mode == want {
+		return nil
+	}
+	if mode&^want&0o077 != 0 {
 		log.Warn("the directory was open to others; closing it", "dir", dir, "mode", fmt.Sprintf("%#o", mode))
-		if err := unix.Fchmod(fd, 0o700); errors.Is(err, unix.EROFS) {
-			log.Error("the directory stays open to others until its file system is writable", "dir", dir, "err", err)
-		} else if err != nil {
-			return fmt.Errorf("%s is open to others (mode %#o), and its mode cannot be changed: %w; run `chmod 700 %s`", dir, mode, err, dir)
-		}
+	}
+	if err := unix.Fchmod(fd, uint32(want)); errors.Is(err, unix.EROFS) {
+		log.Error("the directory keeps its mode until its file system is writable", "dir", dir, "mode", fmt.Sprintf("%#o", mode), "err", err)
+	} else if err != nil {
+		return fmt.Errorf("%s has mode %#o, which cannot be changed: %w; run `chmod %o %s`", dir, mode, err, want, dir)
 	}
 	return nil
 }
@@ -69,7 +80,7 @@ func mountRunDir(dir string, log *slog.Logger) error {
 		log.Warn("the directory has no file system of its own until the next reboot", "dir", dir)
 		return nil
 	}
-	if err := unix.Mount("tripod", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700,size=20%,nr_inodes=800k"); err != nil {
+	if err := unix.Mount("tripod", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=%o,size=20%%,nr_inodes=800k", stateMode)); err != nil {
 		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
 	}
 	return nil

@@ -22,29 +22,31 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func TestPrivateDirC7(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
-	if err := privateDir(dir, quiet); err != nil {
+	if err := privateDir(dir, rootMode, quiet); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := privateDir(dir, quiet); err != nil {
-		t.Fatal(err)
-	}
-	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("mode %v, %v; want it closed", info.Mode(), err)
+	for _, c := range []struct{ is, want os.FileMode }{{0o755, rootMode}, {0o700, stateMode}, {0o777, stateMode}} {
+		if err := os.Chmod(dir, c.is); err != nil {
+			t.Fatal(err)
+		}
+		if err := privateDir(dir, c.want, quiet); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != c.want {
+			t.Errorf("mode %v became %v, %v; want %v", c.is, info.Mode(), err, c.want)
+		}
 	}
 	if err := os.Chown(dir, 65534, 65534); err != nil {
 		t.Fatal(err)
 	}
-	if err := privateDir(dir, quiet); err == nil || !strings.Contains(err.Error(), "chown") {
+	if err := privateDir(dir, rootMode, quiet); err == nil || !strings.Contains(err.Error(), "chown") {
 		t.Errorf("a directory of somebody else: %v; want a refusal with its remedy", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := privateDir(file, quiet); err == nil {
+	if err := privateDir(file, rootMode, quiet); err == nil {
 		t.Error("a file was taken for a directory")
 	}
 }
@@ -263,8 +265,8 @@ func TestFaultC10RunDirectoryOfItsOwn(t *testing.T) {
 		}
 	}
 	info, err := os.Stat(empty)
-	if err != nil || device(empty) == device(base) || info.Mode().Perm() != 0o700 {
-		t.Errorf("want a directory of mode 0700 on a file system of its own, got %v (%v), on its parent's: %t", info, err, device(empty) == device(base))
+	if err != nil || device(empty) == device(base) || info.Mode().Perm() != stateMode {
+		t.Errorf("want a directory of mode 0711 on a file system of its own, got %v (%v), on its parent's: %t", info, err, device(empty) == device(base))
 	}
 	if device(used) != device(base) {
 		t.Error("mounted over what is in use")

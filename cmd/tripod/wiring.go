@@ -104,6 +104,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Aliases: aliases(c, backends), Routes: vmRoutes(c), Network: networks, Images: images,
 		ComponentPrefix: c.Node.ComponentLabelPrefix, OperationTimeout: time.Duration(c.Node.OperationTimeout),
 		StatsInterval: time.Duration(c.Node.StatsInterval),
+		UserRange:     sandbox.IDRange{First: c.Userns.Range.First, Length: c.Userns.Range.Count},
 		Logger:        log.With("part", "node"),
 	}, images, log); err != nil {
 		return p, err
@@ -139,7 +140,7 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 	}
 	s := edge.Services{
 		Connections: p.connections, Limits: limits(c.Connections), Logger: log, Node: p.node, Health: p.health,
-		PrivateDir: func(dir string) error { return privateDir(dir, log) },
+		PrivateDir: func(dir string) error { return privateDir(dir, rootMode, log) },
 	}
 	if p.wasm != nil {
 		s.Images = wasm.Images{Store: images}

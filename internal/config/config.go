@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,6 +32,7 @@ type Config struct {
 	Wasm    Wasm    `toml:"wasm"`
 	VM      VM      `toml:"vm"`
 	Node    Node    `toml:"node"`
+	Userns  Userns  `toml:"userns"`
 	// Delegates are the other CRI endpoints, in the order in which annotations and image prefixes are compared.
 	Delegates []Delegate `toml:"delegate"`
 	Backends  Backends   `toml:"backends"`
@@ -164,6 +166,12 @@ type Node struct {
 	ComponentLabelPrefix string            `toml:"component_label_prefix"`
 }
 
+// Userns configures the user namespaces of pods.
+type Userns struct {
+	// Range is for pods whose callers ask for a user namespace but choose no range, unlike the kubelet.
+	Range IDRange `toml:"range"`
+}
+
 type Backends struct {
 	Linux bool `toml:"linux"`
 	Wasm  bool `toml:"wasm"`
@@ -206,6 +214,24 @@ type Debug struct {
 
 // Duration is a time.Duration. TOML files write it as a string, such as "1m30s".
 type Duration time.Duration
+
+// IDRange is a range of user and group IDs, written as in subuid(5): first:count.
+type IDRange struct{ First, Count uint32 }
+
+func (r *IDRange) UnmarshalText(text []byte) error {
+	first, count, ok := strings.Cut(string(text), ":")
+	from, err1 := strconv.ParseUint(first, 10, 32)
+	n, err2 := strconv.ParseUint(count, 10, 32)
+	if !ok || err1 != nil || err2 != nil {
+		return fmt.Errorf("%q is not a range of IDs such as \"1879048192:268304384\" (first:count)", text)
+	}
+	*r = IDRange{uint32(from), uint32(n)}
+	return nil
+}
+
+func (r IDRange) MarshalText() ([]byte, error) {
+	return fmt.Appendf(nil, "%d:%d", r.First, r.Count), nil
+}
 
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding"
 	"maps"
 	"os"
 	"path/filepath"
@@ -32,7 +33,7 @@ func keys(t reflect.Type, section string) []string {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("toml"), ",")
-		if f.Type.Kind() == reflect.Struct {
+		if f.Type.Kind() == reflect.Struct && !f.Type.Implements(reflect.TypeFor[encoding.TextMarshaler]()) {
 			all = append(all, keys(f.Type, strings.TrimPrefix(section+"."+name, "."))...)
 		} else {
 			all = append(all, section+" "+name)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"net/url"
@@ -32,6 +33,9 @@ const (
 
 // maxRanges limits the memory of a pull: each range of a blob has a buffer of 4 MiB.
 const maxRanges = 64
+
+// podIDs is the number of IDs in a pod's user namespace. The first ones of the node are its own.
+const podIDs = 1 << 16
 
 // Complete sets the paths that are derived from other paths, and validates the configuration. The error names every
 // invalid key.
@@ -64,6 +68,8 @@ func (c *Config) Complete() error {
 	v.positive("node.operation_timeout", c.Node.OperationTimeout)
 	v.check(c.Node.StatsInterval >= 0 && time.Duration(c.Node.StatsInterval) <= maxStatsInterval, "node.stats_interval", "%q is not between 0s and %s",
 		c.Node.StatsInterval.String(), maxStatsInterval)
+	v.check(c.Userns.Range.First >= podIDs && c.Userns.Range.Count >= podIDs && uint64(c.Userns.Range.First)+uint64(c.Userns.Range.Count) < math.MaxUint32,
+		"userns.range", "%d:%d does not lie between %d and %d, or has fewer than %[3]d IDs", c.Userns.Range.First, c.Userns.Range.Count, podIDs, uint32(math.MaxUint32)-1)
 	c.validatePeers(v)
 	c.validateRoute(v)
 	v.address("metrics.address", c.Metrics.Address)

@@ -31,6 +31,7 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 			// The API has only one answer for the whole runtime, so give the default handler's.
 			resp.Features.SupplementalGroupsPolicy = h.Capabilities.SupplementalGroupsPolicy
 			resp.Features.MountOptions = h.Capabilities.MountOptions
+			resp.Features.UserNamespacesHostNetwork = h.Capabilities.HostNetwork && h.Capabilities.MapsIDs
 			resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler("", h))
 		}
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler(h.Name, h))

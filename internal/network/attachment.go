@@ -26,6 +26,9 @@ type Attachment struct {
 	CgroupParent string
 	// Annotations are the pod's annotations (capability "io.kubernetes.cri.pod-annotations").
 	Annotations map[string]string
+	// MakeNetns makes the pod's network namespace and pins it on the given file. If it is nil, the namespace belongs to
+	// the node's user namespace.
+	MakeNetns func(pin string) error
 }
 
 // PortMapping maps a port of the node to a port of the pod.

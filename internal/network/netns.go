@@ -40,7 +40,7 @@ func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 	defer unlock()
 	path := m.netnsPath(key)
 	if !isNetns(path) {
-		if err := createNetns(path); err != nil {
+		if err := createNetns(path, nil); err != nil {
 			return "", err
 		}
 	}
@@ -64,9 +64,9 @@ func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
 	return nil
 }
 
-// createNetns makes a network namespace and pins it at path. A crash leaves an empty file or the mounted namespace;
-// removeNetns handles both.
-func createNetns(path string) error {
+// createNetns makes a network namespace, pins it at path and sets its loopback interface up. If makeNetns is not nil, it
+// makes and pins the namespace. A crash leaves an empty file or the mounted namespace; removeNetns handles both.
+func createNetns(path string, makeNetns func(pin string) error) error {
 	if err := removeNetns(path); err != nil {
 		return err
 	}
@@ -76,10 +76,14 @@ func createNetns(path string) error {
 	}
 	_ = file.Close()
 
-	netthread.Run(func() bool { // the thread ends inside the new namespace, which the mount keeps alive
-		err = unshareAndPin(path)
-		return false
-	})
+	if makeNetns == nil {
+		netthread.Run(func() bool { // the thread ends inside the new namespace, which the mount keeps alive
+			err = unshareAndPin(path)
+			return false
+		})
+	} else if err = makeNetns(path); err == nil {
+		err = loopbackUpIn(path)
+	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("make network namespace %s: %w", path, err), removeNetns(path))
 	}
@@ -90,6 +94,26 @@ func unshareAndPin(path string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("unshare: %w", err)
 	}
+	if err := loopbackUp(); err != nil {
+		return err
+	}
+	if err := unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind mount: %w", err)
+	}
+	return nil
+}
+
+func loopbackUpIn(path string) error {
+	netns, err := netthread.Open(path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(netns)
+	return netthread.In(netns, loopbackUp)
+}
+
+// loopbackUp sets lo up in the calling thread's network namespace.
+func loopbackUp() error {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
@@ -98,9 +122,6 @@ func unshareAndPin(path string) error {
 	lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo", Index: loopbackIndex}}
 	if err := handle.LinkSetUp(lo); err != nil {
 		return fmt.Errorf("set lo up: %w", err)
-	}
-	if err := unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("bind mount: %w", err)
 	}
 	return nil
 }

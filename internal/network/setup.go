@@ -55,7 +55,7 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 	if err := m.masquerading.ensure(ctx, c.masqueraded); err != nil {
 		return nil, fmt.Errorf("network of pod %s: %w", a.ID, err)
 	}
-	result, err := m.attach(ctx, rec)
+	result, err := m.attach(ctx, rec, a.MakeNetns)
 	if err != nil {
 		return nil, fmt.Errorf("network of pod %s with %s: %w", a.ID, c.source, m.rollback(ctx, rec, err))
 	}
@@ -102,12 +102,13 @@ func (m *Manager) CNIResult(id string) (json.RawMessage, error) {
 	return result.Raw, nil
 }
 
-// attach does the work of Setup. It writes the record and makes the namespace in parallel; ADD needs both.
-func (m *Manager) attach(ctx context.Context, rec *record) (*Result, error) {
+// attach does the work of Setup. It writes the record and makes the namespace in parallel; ADD needs both. If makeNetns
+// is not nil, it makes the namespace.
+func (m *Manager) attach(ctx context.Context, rec *record, makeNetns func(pin string) error) (*Result, error) {
 	m.claims.Store(rec.key, true)
 	var both errgroup.Group
 	both.Go(func() error { return m.records.put(rec) })
-	both.Go(func() error { return createNetns(m.netnsPath(rec.key)) })
+	both.Go(func() error { return createNetns(m.netnsPath(rec.key), makeNetns) })
 	if err := both.Wait(); err != nil {
 		return nil, err
 	}

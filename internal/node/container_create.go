@@ -51,6 +51,7 @@ func (n *Node) CreateContainer(ctx context.Context, podID string, config *runtim
 // createContainer implements CreateContainer inside the container's slot.
 func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.ContainerConfig) (string, error) {
 	rec := p.rec.Load()
+	config = rec.withMappings(config)
 	existing := rec.existing(config.Metadata)
 	if err := rec.rejectSecond(existing, config.Metadata); err != nil {
 		return "", err

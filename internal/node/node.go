@@ -64,6 +64,8 @@ type Config struct {
 	Routes  []Route
 	Network Network
 	Images  Images
+	// UserRange holds the ranges for user namespaces of pods whose callers send none.
+	UserRange sandbox.IDRange
 	// ComponentPrefix is the prefix of the labels that name a component; the default is "vimana.host/".
 	ComponentPrefix string
 	// OperationTimeout bounds one order, even after its caller has gone away; the default is 5 minutes.

@@ -50,17 +50,21 @@ type livePod struct {
 	unwritten bool
 }
 
-// reserve returns the pod with the given key. If there is none, it adds and returns the pod that newPod makes.
-func (p *pool) reserve(key string, newPod func() *livePod) *livePod {
+// reserve returns the pod with the given key. If there is none, it adds and returns the pod that newPod makes. While
+// newPod runs, no other pod is added.
+func (p *pool) reserve(key string, newPod func() (*livePod, error)) (*livePod, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if existing := p.names[key]; existing != nil {
-		return existing
+		return existing, nil
 	}
-	pod := newPod()
+	pod, err := newPod()
+	if err != nil {
+		return nil, err
+	}
 	p.names[key] = pod
 	p.insert(pod)
-	return pod
+	return pod, nil
 }
 
 // sort puts the pods into order of creation, because the store returns them in order of ID.

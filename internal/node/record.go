@@ -25,7 +25,10 @@ type Pod struct {
 	Component string
 	// Config is the request, with the resources and the overhead that were last requested.
 	Config *runtimeapi.PodSandboxConfig
-	State  State
+	// NodeIDs means that the node chose the range of the pod's user namespace, which Config contains. The callers of
+	// such a pod do not know the range.
+	NodeIDs bool
+	State   State
 	// Netns is the path of the pod's network namespace; empty on the host network.
 	Netns     string
 	IPs       []netip.Addr
@@ -267,6 +270,7 @@ type podRecord struct {
 	Component  string            `json:"component,omitempty"`
 	Unit       bool              `json:"unit,omitempty"`
 	Config     []byte            `json:"config"`
+	NodeIDs    bool              `json:"nodeIDs,omitempty"`
 	State      State             `json:"state"`
 	Netns      string            `json:"netns,omitempty"`
 	IPs        []netip.Addr      `json:"ips,omitempty"`
@@ -306,7 +310,7 @@ func encodePod(p *Pod) ([]byte, error) {
 		return nil, fmt.Errorf("encode pod %s: %w", p.ID, err)
 	}
 	r := podRecord{
-		Version: recordVersion, ID: p.ID, Handler: p.Handler, Alias: p.Alias, Component: p.Component, Unit: p.unit, Config: config,
+		Version: recordVersion, ID: p.ID, Handler: p.Handler, Alias: p.Alias, Component: p.Component, Unit: p.unit, Config: config, NodeIDs: p.NodeIDs,
 		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent, Resizing: p.Resizing, Attempts: p.Attempts,
 	}
 	if r.Containers, err = encodeContainers(p.Containers); err != nil {
@@ -366,7 +370,7 @@ func decodePod(raw []byte) (*Pod, error) {
 	}
 	p := &Pod{
 		ID: r.ID, Handler: r.Handler, Alias: r.Alias, Component: r.Component, unit: r.Unit, Config: &runtimeapi.PodSandboxConfig{},
-		State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent, Resizing: r.Resizing, Attempts: r.Attempts,
+		NodeIDs: r.NodeIDs, State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent, Resizing: r.Resizing, Attempts: r.Attempts,
 	}
 	err := proto.Unmarshal(r.Config, p.Config)
 	if err == nil {

@@ -10,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -74,7 +75,12 @@ func (n *Node) reserve(config *runtimeapi.PodSandboxConfig, handler, alias strin
 		}
 		pod.Component, pod.ID = component.String(), component.Instance(number)
 	}
-	return n.pool.reserve(key, func() *livePod { return n.newLivePod(pod, backend) }), nil
+	return n.pool.reserve(key, func() (*livePod, error) {
+		if err := n.assignIDs(pod, backend.Capabilities()); err != nil {
+			return nil, err
+		}
+		return n.newLivePod(pod, backend), nil
+	})
 }
 
 // newLivePod returns the pool's entry for a record.
@@ -125,7 +131,7 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	}
 	made := p.rec.Load().clone()
 	if !hostNetwork(made.Config) {
-		result, err := p.node.Network.Setup(ctx, attachment(made))
+		result, err := p.node.Network.Setup(ctx, p.attachment(made))
 		if err != nil {
 			return fmt.Errorf("set up the pod's network: %w", err)
 		}
@@ -165,6 +171,15 @@ func (p *livePod) rollBackSandbox(ctx context.Context) error {
 		}
 	}
 	return p.forget()
+}
+
+// attachment describes the pod to the network, which makes the pod's network namespace unless the backend does.
+func (p *livePod) attachment(rec *Pod) network.Attachment {
+	a, pod := attachment(rec), rec.sandboxPod()
+	if maker, ok := p.backend.(sandbox.NetnsMaker); ok && pod.IDMap() != nil {
+		a.MakeNetns = func(pin string) error { return maker.MakeNetns(pod, pin) }
+	}
+	return a
 }
 
 // releaseNetwork detaches the pod from the network and frees its addresses.

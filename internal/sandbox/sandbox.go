@@ -105,6 +105,9 @@ type Capabilities struct {
 	MountOptions             bool
 	UserNamespaces           bool
 	SupplementalGroupsPolicy bool
+	// MapsIDs means that a pod with a user namespace needs a range of the node's user and group IDs for itself. It is
+	// false for backends whose pods have no users of the node, and so accept user namespaces without effect.
+	MapsIDs bool
 }
 
 // Unit reports whether the backend's pods are unit pods.
@@ -229,6 +232,14 @@ type AttachRequest struct {
 }
 
 type TermSize struct{ Width, Height uint16 }
+
+// NetnsMaker is for backends that make the network namespace of a pod with an IDMap themselves, because the pod's user
+// namespace must own it. The node calls MakeNetns before CreateSandbox, unless the pod is on the host network. MakeNetns
+// pins the network namespace on the given file. The caller removes this pin, and RemoveSandbox everything else that
+// MakeNetns has made.
+type NetnsMaker interface {
+	MakeNetns(p *Pod, pin string) error
+}
 
 // Execer runs additional programs in the backend's containers. Exec returns the program's exit code, even if it is not
 // 0; an error means that the program could not be run or watched. Exec kills the program when ctx ends. If one of the
