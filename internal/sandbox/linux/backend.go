@@ -101,6 +101,7 @@ var (
 	_ sandbox.PodUpdater    = (*Backend)(nil)
 	_ sandbox.StatsProvider = (*Backend)(nil)
 	_ sandbox.Inspector     = (*Backend)(nil)
+	_ sandbox.NetnsMaker    = (*Backend)(nil)
 	_ ImageStore            = (*image.Store)(nil)
 )
 
@@ -136,6 +137,9 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	}
 	host.AppArmorProfile = loadDefaultProfile(ctx, host, s.Logger)
 	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
+	if host.UserNamespaces = rt.userNamespaces; host.UserNamespaces != nil {
+		s.Logger.Warn("pods cannot have user namespaces", "err", host.UserNamespaces)
+	}
 	conmon, err := findMonitor(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -149,7 +153,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 			"reason", "overlays cannot be mounted with \"volatile\" (Linux 5.10)")
 	}
 	s.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
-		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly)
+		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly, "user_namespaces", host.UserNamespaces == nil)
 	return &Backend{
 		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
 		sampler: stats.NewSampler(8192), volatile: noVolatile == nil,
@@ -206,6 +210,8 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 		RecursiveReadOnlyMounts:  b.host.RecursiveReadOnly,
 		MountOptions:             true,
 		SupplementalGroupsPolicy: true,
+		UserNamespaces:           b.host.UserNamespaces == nil,
+		MapsIDs:                  b.host.UserNamespaces == nil,
 	}
 }
 

@@ -113,7 +113,7 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if err != nil {
 		return nil, sandbox.Resolved{}, fmt.Errorf("image %s: %w", c.ImageID, err)
 	}
-	volumes, err := b.mountAll(ctx, p, c)
+	volumes, copied, err := b.mountAll(ctx, p, c)
 	if err != nil {
 		return nil, sandbox.Resolved{}, err
 	}
@@ -130,7 +130,7 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	}
 	config, answer, err := spec.Build(spec.Input{
 		Pod: p, Container: c, Image: img.Config.Config, Rootfs: rootfsDir(bundle),
-		Net: at.net, IPC: at.ipc, UTS: at.uts, PID: pid,
+		Net: at.net, IPC: at.ipc, UTS: at.uts, PID: pid, User: at.user,
 		CgroupsPath: oci, ShmPath: files.shm,
 		ResolvConf: files.resolvConf, Hosts: files.hosts, HostnameFile: files.hostname,
 		ImageVolumes: dirs,
@@ -140,43 +140,52 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 			m.Image.ImageRef = v.imageID
 		}
 	}
+	if err == nil && p.IDMap() != nil {
+		err = b.expose(p, c.ID, config)
+	}
+	if err == nil && copied {
+		config.Annotations[annotationCopied] = "true"
+	}
 	return config, answer, err
 }
+
+// annotationCopied marks a container whose image could not be mapped to the pod's user namespace.
+const annotationCopied = "io.tripod.image-copied"
 
 // volume is an image mounted for a container: its path on the host and the image's ID.
 type volume struct{ dir, imageID string }
 
 // mountAll mounts the root file system and the image volumes unless they are mounted already. It returns the volumes,
-// keyed by their path in the container.
-func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]volume, error) {
+// keyed by their path in the container. See mountLayer about copied.
+func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (volumes map[string]volume, copied bool, err error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	mounts, err := b.images.Mounts(ctx, snapshotPrefix+c.ID)
 	if err != nil {
-		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
+		return nil, false, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
-	if err := b.mountLayer(mounts, rootfsDir(bundle)); err != nil {
-		return nil, err
+	if copied, err = b.mountLayer(p, mounts, rootfsDir(bundle)); err != nil {
+		return nil, false, err
 	}
-	volumes := map[string]volume{}
+	volumes = map[string]volume{}
 	for n, m := range c.Config.GetMounts() {
 		if m.GetImage().GetImage() == "" {
 			continue
 		}
-		v, err := b.mountVolume(ctx, c.ID, bundle, n, m)
+		v, err := b.mountVolume(ctx, p, c.ID, n, m)
 		if err != nil {
-			return nil, fmt.Errorf("%w: mounts[%d], image %s: %w", crierrors.ErrImageVolumeMountFailed, n, m.Image.Image, err)
+			return nil, false, fmt.Errorf("%w: mounts[%d], image %s: %w", crierrors.ErrImageVolumeMountFailed, n, m.Image.Image, err)
 		}
 		volumes[m.ContainerPath] = v
 	}
-	return volumes, nil
+	return volumes, copied, nil
 }
 
-func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *runtimeapi.Mount) (volume, error) {
+func (b *Backend) mountVolume(ctx context.Context, p *sandbox.Pod, id string, n int, m *runtimeapi.Mount) (volume, error) {
 	img, err := b.images.Get(ctx, m.Image.Image)
 	if err != nil {
 		return volume{}, err
 	}
-	dir := volumeDir(bundle, n)
+	dir := volumeDir(b.cfg.bundle(p.ID, id), n)
 	if err := os.MkdirAll(dir, 0o700); err != nil { // make it before the snapshot, because removal finds the snapshot by this directory
 		return volume{}, err
 	}
@@ -184,11 +193,24 @@ func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *
 	if err != nil {
 		return volume{}, err
 	}
-	if err := mountOn(mounts, dir); err != nil {
+	if err := b.mountView(p, mounts, dir); err != nil {
 		return volume{}, err
 	}
 	dir, err = spec.ResolveSubPath(dir, m.ImageSubPath)
 	return volume{dir, img.ID}, err
+}
+
+// mountView mounts an image volume unless it is mounted already.
+func (b *Backend) mountView(p *sandbox.Pod, mounts []mount.Mount, dir string) error {
+	if p.IDMap() == nil {
+		return mountOn(mounts, dir)
+	}
+	users, err := openUsers(p, b.cfg.podRunDir(p.ID))
+	if err != nil {
+		return err
+	}
+	defer users.Close()
+	return mountMappedView(mounts, users, dir)
 }
 
 // mountOn mounts a snapshot on a directory unless it is a mount point already.
@@ -220,10 +242,12 @@ func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 		config, err = b.renewLayer(ctx, p, c, h)
 	case readErr != nil:
 		config, _, err = b.build(ctx, p, c)
-	case mountedOn(rootfsDir(b.bundleOf(h))):
+	case mountedOn(rootfsDir(b.bundleOf(h))) && b.exposed(p, c.ID):
 		return nil
+	case p.IDMap() != nil:
+		config, _, err = b.build(ctx, p, c)
 	default:
-		_, err := b.mountAll(ctx, p, c)
+		_, _, err := b.mountAll(ctx, p, c)
 		return err
 	}
 	if err != nil {
@@ -256,9 +280,11 @@ func volumesIn(bundle string) (names []string, err error) {
 	return names, err
 }
 
-func unmountAll(bundle string) error {
+// unmountAll unmounts a container's file systems.
+func (b *Backend) unmountAll(podID, id string) error {
+	bundle := b.cfg.bundle(podID, id)
 	volumes, err := volumesIn(bundle)
-	err = errors.Join(err, unmount(rootfsDir(bundle)))
+	err = errors.Join(err, unexpose(b.cfg.podRunDir(podID), id), unmount(rootfsDir(bundle)))
 	for _, name := range volumes {
 		err = errors.Join(err, unmount(filepath.Join(volumesDir(bundle), name)))
 	}

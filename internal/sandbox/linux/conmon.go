@@ -52,6 +52,8 @@ type launch struct {
 	stdin      bool
 	stdinOnce  bool
 	tty        bool
+	// foreign means that the container's root is not the node's (see runtimeArgs).
+	foreign bool
 }
 
 // Files that conmon and the OCI runtime write into the bundle.
@@ -63,7 +65,6 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	args := []string{
 		"--api-version", "1",
 		"--cid", l.id, "--cuuid", l.id,
-		"--runtime", rt.path,
 		"--bundle", l.bundle,
 		"--container-pidfile", initPidFile(l.bundle),
 		"--conmon-pidfile", conmonPidFile(l.bundle),
@@ -72,7 +73,9 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 		"--no-sync-log",
 		"--log-level", "error",
 	}
-	for _, global := range rt.globals() {
+	runtime, globals := l.runtimeArgs(rt)
+	args = append(args, "--runtime", runtime)
+	for _, global := range globals {
 		args = append(args, "--runtime-arg", global)
 	}
 	if l.logPath == "" {
@@ -93,6 +96,24 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 		}
 	}
 	return args
+}
+
+// runtimeArgs returns the program that conmon runs as the OCI runtime, and its first arguments. conmon's child has the
+// node's /dev/null as stdin and, with a terminal, as stdout. crun makes the container's root the owner of both, and a root
+// that is not the node's could then close /dev/null to everyone. For such a container, a shell gives the runtime an empty
+// pipe (a here-document) and conmon's pipe for errors instead.
+func (l launch) runtimeArgs(rt ociRuntime) (program string, args []string) {
+	if !l.foreign {
+		return rt.path, rt.globals()
+	}
+	script := `exec "$0" "$@"`
+	switch empty := " <<E\nE\n"; {
+	case l.tty:
+		script += " >&2" + empty
+	case !l.stdin:
+		script += empty
+	}
+	return "/bin/sh", append([]string{"-c", script, rt.path}, rt.globals()...)
 }
 
 // execCommand returns the command of a conmon that runs an additional program in a container. conmon exits with the

@@ -23,59 +23,67 @@ import (
 // change the mode of its descriptors from inside, as root.
 func TestC9NoInodeOfTheHost(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
-		null := ownNull(t)
-		check := func(what string, pids ...int) {
-			t.Helper()
-			for _, pid := range pids {
-				inspect(t, what, pid)
-			}
-			if now := statOf(t, "/dev/null"); now != null {
-				t.Errorf("%s: the node's /dev/null changed from %+v to %+v", what, null, now)
-				null = now
-			}
-		}
-		r.restart()
-		check("the probe of the OCI runtime")
-		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
-			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
-		})
-		r.Backend.mu.Lock()
-		pause := r.pauses[p.ID]
-		r.Backend.mu.Unlock()
-		check("the pod's init process", pause.Pid)
-
-		const chmod = "/bin/busybox chmod 667 /proc/self/fd/* 2>/dev/null; "
-		for name, change := range map[string]func(*runtimeapi.ContainerConfig){
-			"without stdin": func(*runtimeapi.ContainerConfig) {},
-			"stdin":         func(c *runtimeapi.ContainerConfig) { c.Stdin = true },
-			"terminal":      func(c *runtimeapi.ContainerConfig) { c.Tty = true },
-			"another user": func(c *runtimeapi.ContainerConfig) {
-				c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 4321}
-			},
+		for name, change := range map[string]func(*runtimeapi.PodSandboxConfig){
+			"node's users": func(*runtimeapi.PodSandboxConfig) {}, "user namespace": mapped,
 		} {
-			c := p.container(chmod+forever, change).start()
-			check("a container "+name, initPid(t, r, p, c))
-			for i, req := range []sandbox.ExecRequest{
-				{},
-				{Stdout: &safeBuffer{}, Stderr: &safeBuffer{}},
-				{Stdin: strings.NewReader("in"), Stdout: &safeBuffer{}},
-				{TTY: true, Stdout: &safeBuffer{}},
-			} {
-				mark := strconv.Itoa(70000 + i)
-				req.Cmd = []string{"/bin/sh", "-c", chmod + "sleep " + mark}
-				ctx, end := context.WithCancel(t.Context())
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					_, _ = r.Exec(ctx, p.Pod, c.Container, req)
-				}()
-				check(fmt.Sprintf("exec %d in a container %s", i, name), waitProcess(t, mark))
-				end()
-				<-done
-			}
-			c.stop(0)
+			t.Run(name, func(t *testing.T) { testNoInodeOfTheHost(t, r, change) })
 		}
 	})
+}
+
+func testNoInodeOfTheHost(t *testing.T, r *rig, change func(*runtimeapi.PodSandboxConfig)) {
+	null := ownNull(t)
+	check := func(what string, pids ...int) {
+		t.Helper()
+		for _, pid := range pids {
+			inspect(t, what, pid)
+		}
+		if now := statOf(t, "/dev/null"); now != null {
+			t.Errorf("%s: the node's /dev/null changed from %+v to %+v", what, null, now)
+			null = now
+		}
+	}
+	r.restart()
+	check("the probe of the OCI runtime")
+	p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
+	}, change)
+	r.Backend.mu.Lock()
+	pause := r.pauses[p.ID]
+	r.Backend.mu.Unlock()
+	check("the pod's init process", pause.Pid)
+
+	const chmod = "/bin/busybox chmod 667 /proc/self/fd/* 2>/dev/null; "
+	for name, change := range map[string]func(*runtimeapi.ContainerConfig){
+		"without stdin": func(*runtimeapi.ContainerConfig) {},
+		"stdin":         func(c *runtimeapi.ContainerConfig) { c.Stdin = true },
+		"terminal":      func(c *runtimeapi.ContainerConfig) { c.Tty = true },
+		"another user": func(c *runtimeapi.ContainerConfig) {
+			c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 4321}
+		},
+	} {
+		c := p.container(chmod+forever, change).start()
+		check("a container "+name, initPid(t, r, p, c))
+		for i, req := range []sandbox.ExecRequest{
+			{},
+			{Stdout: &safeBuffer{}, Stderr: &safeBuffer{}},
+			{Stdin: strings.NewReader("in"), Stdout: &safeBuffer{}},
+			{TTY: true, Stdout: &safeBuffer{}},
+		} {
+			mark := strconv.Itoa(70000 + i)
+			req.Cmd = []string{"/bin/sh", "-c", chmod + "sleep " + mark}
+			ctx, end := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_, _ = r.Exec(ctx, p.Pod, c.Container, req)
+			}()
+			check(fmt.Sprintf("exec %d in a container %s", i, name), waitProcess(t, mark))
+			end()
+			<-done
+		}
+		c.stop(0)
+	}
 }
 
 // owner is what a container could change about an inode.

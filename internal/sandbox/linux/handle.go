@@ -110,6 +110,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	got, err := b.conmon.start(ctx, launch{
 		id: h.ID, bundle: b.bundleOf(h), logPath: s.LogPath,
 		stdin: c.Config.GetStdin(), stdinOnce: c.Config.GetStdinOnce(), tty: c.Config.GetTty(),
+		foreign: p.IDMap() != nil,
 	}, b.cfg, b.runtime)
 	if err == nil {
 		err = fpCreated.Hit(ctx)
@@ -305,7 +306,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 		return err
 	}
 	bundle := b.cfg.bundle(podID, id)
-	if err := errors.Join(unmountAll(bundle), removeMountPoint(b.targetPin(podID, id))); err != nil {
+	if err := errors.Join(b.unmountAll(podID, id), removeMountPoint(b.targetPin(podID, id))); err != nil {
 		return err
 	}
 	if err := fpUnmounted.Hit(ctx); err != nil {

@@ -109,7 +109,7 @@ func makeRootfs(dir string) error {
 	if err := copyFile(program, filepath.Join(dir, program)); err != nil {
 		return fmt.Errorf("apt-get install busybox: %w", err)
 	}
-	for _, applet := range strings.Fields("sh sleep cat echo ls id hostname kill env dd stat mkdir rm tr wc yes head test true setsid ps stty printf grep touch ipcs ipcmk") {
+	for _, applet := range strings.Fields("sh sleep cat echo ls id hostname kill env dd stat mkdir rm tr wc yes head test true setsid ps stty printf grep touch ipcs ipcmk tail ping chmod chown readlink cut nc") {
 		if err := os.Link(filepath.Join(dir, program), filepath.Join(dir, "bin", applet)); err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ import (
 
 // pins are the paths of the files on which a pod's namespaces are bind-mounted. A pin keeps its namespace alive without
 // a process. The path is "" for a namespace that the pod shares with the node.
-type pins struct{ net, ipc, uts, pid string }
+type pins struct{ net, ipc, uts, pid, user string }
 
 // podPins derives the pins of a pod from its configuration.
 func podPins(p *sandbox.Pod, runDir string) pins {
@@ -35,6 +35,9 @@ func podPins(p *sandbox.Pod, runDir string) pins {
 	if modes.PID == runtimeapi.NamespaceMode_POD {
 		at.pid = filepath.Join(dir, "pid")
 	}
+	if p.IDMap() != nil {
+		at.user = filepath.Join(dir, "user")
+	}
 	return at
 }
 
@@ -49,6 +52,12 @@ func makeNamespaces(p *sandbox.Pod, at pins) error {
 		return err
 	}
 	defaults := spec.DefaultSysctls(p, sysctls)
+	if at.user != "" {
+		if err := completeUserNamespace(p, at); err != nil {
+			return err
+		}
+		return onNewThread(func() error { return setUpNamespaces(p, at, sysctls, defaults) })
+	}
 	if at.ipc == "" && at.uts == "" && len(sysctls)+len(defaults) == 0 {
 		return nil
 	}
@@ -78,18 +87,17 @@ func makePin(pin string) error {
 	return f.Close()
 }
 
-// setUpNamespaces creates, configures and pins the namespaces. It leaves the calling thread in them.
+// setUpNamespaces creates, configures and pins the namespaces. Those of a pod with a user namespace exist already. It
+// leaves the calling thread in them.
 func setUpNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
-	if at.net != "" {
-		netns, err := unix.Open(at.net, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("network namespace %s: %w: %w", at.net, err, errdefs.ErrFailedPrecondition)
+	if err := enter(at.net, unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	if at.user != "" {
+		if err := errors.Join(enter(at.ipc, unix.CLONE_NEWIPC), enter(at.uts, unix.CLONE_NEWUTS)); err != nil {
+			return err
 		}
-		err = unix.Setns(netns, unix.CLONE_NEWNET)
-		unix.Close(netns)
-		if err != nil {
-			return fmt.Errorf("enter network namespace %s: %w: %w", at.net, err, errdefs.ErrFailedPrecondition)
-		}
+		return configureNamespaces(p, at, sysctls, defaults)
 	}
 	flags := 0
 	if at.ipc != "" {
@@ -101,20 +109,8 @@ func setUpNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]strin
 	if err := unix.Unshare(flags); err != nil {
 		return fmt.Errorf("make ipc and uts namespaces: %w", err)
 	}
-	if name := p.Config.GetHostname(); at.uts != "" && name != "" {
-		if err := unix.Sethostname([]byte(name)); err != nil {
-			return fmt.Errorf("set host name %q: %w: %w", name, err, errdefs.ErrInvalidArgument)
-		}
-	}
-	for key, value := range defaults {
-		if err := setSysctl(key, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	for key, value := range sysctls {
-		if err := setSysctl(key, value); err != nil {
-			return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
-		}
+	if err := configureNamespaces(p, at, sysctls, defaults); err != nil {
+		return err
 	}
 	for kind, pin := range map[string]string{"ipc": at.ipc, "uts": at.uts} {
 		if pin == "" {
@@ -127,12 +123,90 @@ func setUpNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]strin
 	return nil
 }
 
-// setSysctl sets a kernel parameter in the calling thread's namespaces.
-func setSysctl(key, value string) error {
-	if err := os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0); err != nil {
+// enter moves the calling thread to the namespace that is pinned on a file; "" means to stay.
+func enter(pin string, kind int) error {
+	if pin == "" {
+		return nil
+	}
+	ns, err := unix.Open(pin, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("namespace %s: %w: %w", pin, err, errdefs.ErrFailedPrecondition)
+	}
+	defer unix.Close(ns)
+	if err := unix.Setns(ns, kind); err != nil {
+		return fmt.Errorf("enter namespace %s: %w: %w", pin, err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// configureNamespaces sets the host name and kernel parameters in the calling thread's namespaces.
+func configureNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
+	if name := p.Config.GetHostname(); at.uts != "" && name != "" {
+		if err := unix.Sethostname([]byte(name)); err != nil {
+			return fmt.Errorf("set host name %q: %w: %w", name, err, errdefs.ErrInvalidArgument)
+		}
+	}
+	if ids := p.IDMap(); ids != nil {
+		for _, set := range []map[string]string{defaults, sysctls} {
+			if value, ok := set[pingGroups]; ok {
+				set[pingGroups] = groupsOfNode(value, ids.Groups)
+			}
+		}
+	}
+	for key, value := range defaults {
+		if err := setSysctl(key, value, p.IDMap()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for key, value := range sysctls {
+		if err := setSysctl(key, value, p.IDMap()); err != nil {
+			return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		}
+	}
+	return nil
+}
+
+// pingGroups is the only parameter of a pod's namespaces that contains IDs: the groups that can ping.
+const pingGroups = "net/ipv4/ping_group_range"
+
+// groupsOfNode translates the first and the last of a pod's groups to the node's, because the writer of a parameter
+// determines the user namespace of its IDs. It leaves a bad value for the kernel to refuse.
+func groupsOfNode(value string, r sandbox.IDRange) string {
+	var first, last uint32
+	if n, err := fmt.Sscan(value, &first, &last); n != 2 || err != nil || first >= r.Length {
+		return value
+	}
+	return fmt.Sprintf("%d %d", r.First+first, r.First+min(last, r.Length-1))
+}
+
+// setSysctl sets a kernel parameter in the calling thread's namespaces. Since Linux 6.9, those of an IPC namespace belong
+// to the root of its user namespace, and not even the node's root can set them.
+func setSysctl(key, value string, ids *sandbox.IDMap) error {
+	write := func() error { return os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0) }
+	err := write()
+	if ids != nil && errors.Is(err, fs.ErrPermission) {
+		err = asPodRoot(*ids, write)
+	}
+	if err != nil {
 		return fmt.Errorf("set kernel parameter %s=%s: %w", key, value, err)
 	}
 	return nil
+}
+
+// asPodRoot runs fn with a pod's root as the effective user of the calling thread, which must be locked.
+func asPodRoot(ids sandbox.IDMap, fn func() error) error {
+	const same = ^uintptr(0)
+	setEffective := func(uid uint32) error {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(uid), same); errno != 0 {
+			return errno
+		}
+		return nil
+	}
+	if err := setEffective(ids.Users.First); err != nil {
+		return err
+	}
+	err := fn()
+	return errors.Join(err, setEffective(0))
 }
 
 // pinNamespace bind-mounts a namespace on the given file.

@@ -57,18 +57,22 @@ func probeVolatile(dir string) (err error) {
 }
 
 // mountLayer mounts a container's root file system unless it is mounted already. It first removes the kernel's mark.
-// This is safe because the machine has not crashed since the layer was last mounted (see layerLost).
-func (b *Backend) mountLayer(mounts []mount.Mount, dir string) error {
+// This is safe because the machine has not crashed since the layer was last mounted (see layerLost). The result reports
+// whether the image's files were copied for the pod's user namespace (see mountMappedLayer).
+func (b *Backend) mountLayer(p *sandbox.Pod, mounts []mount.Mount, dir string) (copied bool, err error) {
 	if mountedOn(dir) {
-		return nil
+		return false, nil
 	}
 	if err := os.RemoveAll(markOf(mounts)); err != nil {
-		return fmt.Errorf("remove the mark of an earlier mount: %w", err)
+		return false, fmt.Errorf("remove the mark of an earlier mount: %w", err)
 	}
 	if b.volatile {
 		mounts = asVolatile(mounts)
 	}
-	return mountOn(mounts, dir)
+	if p.IDMap() != nil {
+		return b.mountMappedLayer(p, mounts, dir)
+	}
+	return false, mountOn(mounts, dir)
 }
 
 // asVolatile returns the mounts with the option "volatile" added to each overlay.
@@ -122,7 +126,7 @@ func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
 // specification. The caller records the boot ID.
 func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (*specs.Spec, error) {
 	b.log.Warn("the container's layer was not synced before the node went down; starting from the image", "container", c.ID)
-	if err := unmountAll(b.bundleOf(h)); err != nil {
+	if err := b.unmountAll(p.ID, c.ID); err != nil {
 		return nil, err
 	}
 	if err := b.images.Release(ctx, snapshotPrefix+c.ID); err != nil && !errdefs.IsNotFound(err) {

@@ -85,7 +85,7 @@ func TestVolatileLayerAfterReboot(t *testing.T) {
 			c.exec("echo torn >/half-written")
 			c.stop(0)
 			h, _ := r.ledger.Find(p.ID, c.ID)
-			if err := unmountAll(r.bundleOf(h)); err != nil {
+			if err := r.unmountAll(h.PodID, h.ID); err != nil {
 				t.Fatal(err)
 			}
 			if err := h.Set(func(s *state) { s.BootID = "another" }); err != nil {

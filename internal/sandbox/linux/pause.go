@@ -39,21 +39,21 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 	bundle := filepath.Join(b.cfg.podRunDir(p.ID), "pause")
 	rootfs := filepath.Join(bundle, "rootfs")
 	// This directory is the root of the pod's init process, which is unprivileged. So the directory's mode must not
-	// depend on our umask.
-	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(rootfs, 0o755)); err != nil {
+	// depend on our umask. In a user namespace, the OCI runtime makes mount points in it as the pod's root.
+	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(bundle, 0o755), os.Chmod(rootfs, 0o755), chownToPod(p, rootfs)); err != nil {
 		return nil, err
 	}
 	oci, _ := b.cgroups.container(p, p.ID)
 	config := spec.Pause(spec.PauseInput{
 		Pod: p, Host: b.host, Rootfs: rootfs, Binary: b.cfg.catatonit(), Args: []string{"-P"},
-		Net: at.net, IPC: at.ipc, UTS: at.uts, CgroupsPath: oci,
+		Net: at.net, IPC: at.ipc, UTS: at.uts, User: at.user, CgroupsPath: oci,
 	})
 	if err := ledger.WriteJSON(filepath.Join(bundle, "config.json"), config); err != nil {
 		return nil, err
 	}
 	pidFile := filepath.Join(bundle, "pid")
 	log := filepath.Join(bundle, "log")
-	if err := b.runtime.command(ctx, log, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, p.ID).Run(); err != nil {
+	if err := b.runtime.run(ctx, log, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, p.ID); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}

@@ -26,10 +26,11 @@ var (
 // CreateSandbox implements sandbox.Backend. It also completes a partly created pod.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	run := b.cfg.podRunDir(p.ID)
-	for _, dir := range []string{run, b.cfg.podDir(p.ID)} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("make the pod's directory: %w", err)
-		}
+	if err := makeRunDir(p, run); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
+		return fmt.Errorf("make the pod's directory: %w", err)
 	}
 	state := podState{BootID: bootID()}
 	if dir, ours := b.cgroups.pod(p); ours {
@@ -50,7 +51,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	if spec.PodModes(p).IPC != runtimeapi.NamespaceMode_NODE {
-		if err := mountTmpfs(files.shm, fmt.Sprintf("mode=1777,size=%d", shmSize)); err != nil {
+		if err := mountTmpfs(files.shm, fmt.Sprintf("mode=1777,size=%d%s", shmSize, ownerOptions(p))); err != nil {
 			return fmt.Errorf("the pod's /dev/shm: %w", err)
 		}
 	}
@@ -114,6 +115,9 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	if err := fpUnpinned.Hit(ctx); err != nil {
 		return err
 	}
+	if err := unexposeAll(run); err != nil {
+		return err
+	}
 	for _, dir := range []string{"shm", "etc"} {
 		if err := removeMountPoint(filepath.Join(run, dir)); err != nil {
 			return err
@@ -144,7 +148,7 @@ func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 		return false
 	}
 	at := podPins(p, run)
-	for _, pin := range []string{at.ipc, at.uts, at.pid} {
+	for _, pin := range []string{at.ipc, at.uts, at.pid, at.user} {
 		if pin != "" && !pinned(pin) {
 			return false
 		}

@@ -63,6 +63,9 @@ type rig struct {
 
 func newRig(tb testing.TB, runtime string) *rig {
 	dir := tb.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil { // roots of user namespaces must reach the run directory
+		tb.Fatal(err)
+	}
 	r := &rig{tb: tb, images: newFakeImages(tb, filepath.Join(dir, "images")), wake: make(chan struct{})}
 	r.cfg = Config{
 		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Runtime: runtime,
@@ -245,7 +248,7 @@ func (r *rig) pod(change ...func(*runtimeapi.PodSandboxConfig)) *testPod {
 	}
 	p := &testPod{r: r, logs: logs, Pod: &sandbox.Pod{ID: id, Handler: "linux", Config: config}}
 	if config.Linux.SecurityContext.NamespaceOptions.Network == runtimeapi.NamespaceMode_POD {
-		p.Netns = makeNetns(r.tb)
+		p.Netns = r.makeNetns(p.Pod)
 	}
 	if err := r.Validate(p.Pod, nil); err != nil {
 		r.tb.Fatal(err)
@@ -261,10 +264,19 @@ func (r *rig) pod(change ...func(*runtimeapi.PodSandboxConfig)) *testPod {
 	return p
 }
 
-func makeNetns(tb testing.TB) string {
+// makeNetns makes a pod's network namespace, as the network does.
+func (r *rig) makeNetns(p *sandbox.Pod) string {
+	tb := r.tb
 	name := filepath.Join(tb.TempDir(), "netns")
 	if err := os.WriteFile(name, nil, 0o600); err != nil {
 		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = unmount(name) })
+	if p.IDMap() != nil {
+		if err := r.MakeNetns(p, name); err != nil {
+			tb.Fatal(err)
+		}
+		return name
 	}
 	err := onNewThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -275,7 +287,6 @@ func makeNetns(tb testing.TB) string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = unmount(name) })
 	return name
 }
 

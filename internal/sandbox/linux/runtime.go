@@ -17,8 +17,10 @@ import (
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
@@ -33,7 +35,9 @@ type ociRuntime struct {
 	systemd       bool
 	// recursiveReadOnly means that the runtime supports the mount option "rro".
 	recursiveReadOnly bool
-	cli               *runc.Runc
+	// userNamespaces is the reason why the runtime cannot run pods in user namespaces on this host; nil if it can.
+	userNamespaces error
+	cli            *runc.Runc
 }
 
 // findRuntime returns the configured runtime, or the first of crun and runc that works.
@@ -78,7 +82,16 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 	rt := ociRuntime{path: found, version: version, root: cfg.ociDir(), systemd: systemd, cli: &runc.Runc{
 		Command: found, Root: cfg.ociDir(), SystemdCgroup: systemd, Setpgid: true,
 	}}
-	if rt.recursiveReadOnly, err = rt.probe(ctx, cfg, g); err != nil {
+	var both errgroup.Group
+	both.Go(func() (err error) {
+		rt.recursiveReadOnly, err = rt.probe(ctx, cfg, g)
+		return err
+	})
+	both.Go(func() error {
+		rt.userNamespaces = rt.probeUserNamespace(ctx, cfg, g)
+		return nil
+	})
+	if err := both.Wait(); err != nil {
 		return ociRuntime{}, fmt.Errorf("%s (%s) does not work on this host: %w", found, version, err)
 	}
 	return rt, nil
@@ -92,23 +105,62 @@ func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive
 		return false, err
 	}
 	defer os.RemoveAll(dir)
+	err = r.tryBundle(ctx, dir, g, probeSpec(), func(pidFile string) { recursive = readOnlyBelow(pidFile, "/rro") })
+	return recursive, err
+}
+
+// probeUserNamespace creates and deletes a container in a user namespace of its own.
+func (r ociRuntime) probeUserNamespace(ctx context.Context, cfg Config, g cgroups) error {
+	if err := cfg.openRunDirs(); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(cfg.RunDir, "probe-users-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return err
+	}
+	ids := sandbox.IDRange{First: 1 << 30, Length: sandbox.IDMapLength}
+	at := pins{user: filepath.Join(dir, "ns-user"), ipc: filepath.Join(dir, "ns-ipc"), uts: filepath.Join(dir, "ns-uts"), net: filepath.Join(dir, "ns-net")}
+	if err := makePin(at.net); err != nil {
+		return err
+	}
+	if err := makeUserNamespace(&sandbox.IDMap{Users: ids, Groups: ids}, at); err != nil {
+		return err
+	}
+	defer func() {
+		for _, pin := range []string{at.user, at.ipc, at.uts, at.net} {
+			_ = removeMountPoint(pin)
+		}
+	}()
+	if err := probeMappedMounts(at.user, cfg.Root, "/", cfg.RunDir); err != nil {
+		return err
+	}
+	return r.tryBundle(ctx, dir, g, usersProbeSpec(at, ids), func(string) {})
+}
+
+// tryBundle creates and deletes a container in a directory. In between, it calls check with the name of the file that
+// contains the PID.
+func (r ociRuntime) tryBundle(ctx context.Context, dir string, g cgroups, config *specs.Spec, check func(pidFile string)) error {
 	id := filepath.Base(dir) + "-" + strconv.Itoa(os.Getpid())
-	if err := writeProbeBundle(dir, id, g); err != nil {
-		return false, err
+	if err := writeProbeBundle(dir, id, g, config); err != nil {
+		return err
 	}
 	log, pidFile := filepath.Join(dir, "log"), filepath.Join(dir, "pid")
-	err = r.command(ctx, log, "create", "--bundle", dir, "--pid-file", pidFile, id).Run()
+	err := r.run(ctx, log, "create", "--bundle", dir, "--pid-file", pidFile, id)
 	if err == nil {
-		recursive = readOnlyBelow(pidFile, "/rro")
+		check(pidFile)
 	}
 	defer func() { _ = g.Remove(ctx, filepath.Join(g.Parent, cgroup.Mark+id)) }()
 	if delErr := r.delete(context.WithoutCancel(ctx), id); delErr != nil && err == nil {
-		return false, delErr
+		return delErr
 	}
 	if err != nil {
-		return false, fmt.Errorf("create a container: %w: %s", err, lastMessage(log))
+		return fmt.Errorf("create a container: %w: %s", err, lastMessage(log))
 	}
-	return recursive, nil
+	return nil
 }
 
 // readOnlyBelow reports whether a mount and every mount below it are read-only for the process whose PID is in the
@@ -135,7 +187,7 @@ func readOnlyBelow(pidFile, dir string) bool {
 	return found
 }
 
-func writeProbeBundle(dir, id string, g cgroups) error {
+func writeProbeBundle(dir, id string, g cgroups, config *specs.Spec) error {
 	for _, sub := range []string{"rootfs/proc", "rootfs/dev", "rootfs/sys", "rootfs/rro"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return err
@@ -149,9 +201,14 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 	if g.Driver == cgroup.DriverSystemd {
 		path = filepath.Base(g.Parent) + ":tripod:" + id
 	}
-	config := specs.Spec{
+	config.Root.Path, config.Linux.CgroupsPath = filepath.Join(dir, "rootfs"), path
+	return ledger.WriteJSON(filepath.Join(dir, "config.json"), config)
+}
+
+func probeSpec() *specs.Spec {
+	return &specs.Spec{
 		Version: "1.0.2",
-		Root:    &specs.Root{Path: "rootfs"},
+		Root:    &specs.Root{},
 		Process: &specs.Process{Args: []string{"/probe"}, Cwd: "/", NoNewPrivileges: true},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},
@@ -159,13 +216,27 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 			{Destination: "/rro", Type: "bind", Source: "/dev", Options: []string{"rbind", "rprivate", "rro"}},
 		},
 		Linux: &specs.Linux{
-			CgroupsPath: path,
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
 			},
 		},
 	}
-	return ledger.WriteJSON(filepath.Join(dir, "config.json"), config)
+}
+
+// usersProbeSpec is the specification of a trial container in a user namespace. It mounts the file systems that only the
+// owner of the other namespaces can mount.
+func usersProbeSpec(at pins, ids sandbox.IDRange) *specs.Spec {
+	s := probeSpec()
+	s.Mounts = append(s.Mounts[:2],
+		specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		specs.Mount{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue"})
+	s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: ids.First, Size: ids.Length}}
+	s.Linux.GIDMappings = s.Linux.UIDMappings
+	s.Linux.Namespaces = []specs.LinuxNamespace{
+		{Type: specs.UserNamespace, Path: at.user}, {Type: specs.NetworkNamespace, Path: at.net}, {Type: specs.IPCNamespace, Path: at.ipc},
+		{Type: specs.UTSNamespace, Path: at.uts}, {Type: specs.PIDNamespace}, {Type: specs.MountNamespace},
+	}
+	return s
 }
 
 // globals returns the options that precede the command.
@@ -177,14 +248,21 @@ func (r ociRuntime) globals() []string {
 	return args
 }
 
-// command returns the command for a call that go-runc does not support. The runtime logs to a file (see lastMessage)
-// rather than to stderr, because the container's init inherits the runtime's stdio, which must be neither pipes nor
-// files of ours.
-func (r ociRuntime) command(ctx context.Context, log string, args ...string) *exec.Cmd {
+// run makes a call that go-runc does not support. The runtime logs to a file (see lastMessage) rather than to stderr,
+// because the container's init inherits the runtime's stdio. This is the two ends of a pipe of its own: it must not be
+// the node's /dev/null, because crun makes the container's root the owner of that file.
+func (r ociRuntime) run(ctx context.Context, log string, args ...string) error {
+	in, out, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	defer out.Close()
 	args = slices.Concat(r.globals(), []string{"--log", log, "--log-format", "json"}, args)
 	cmd := exec.CommandContext(ctx, r.path, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	return cmd
+	return cmd.Run()
 }
 
 // lastMessage returns a runtime's last message in a log file, or "" if there is none.

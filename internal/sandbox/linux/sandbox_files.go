@@ -67,7 +67,7 @@ func makeEtc(p *sandbox.Pod, f podFiles) error {
 		}
 	}
 	size := len(resolv) + len(hosts) + etcSpare
-	if err := mountTmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d", size, etcInodes)); err != nil {
+	if err := mountTmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s", size, etcInodes, ownerOptions(p))); err != nil {
 		return fmt.Errorf("the pod's files for /etc: %w", err)
 	}
 	for _, file := range []struct {
@@ -77,8 +77,29 @@ func makeEtc(p *sandbox.Pod, f podFiles) error {
 		if err := ledger.ReplaceFile(file.path, file.content, 0o644); err != nil {
 			return err
 		}
+		if err := chownToPod(p, file.path); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// ownerOptions returns the options of a tmpfs that belongs to the root of the pod's user namespace.
+func ownerOptions(p *sandbox.Pod) string {
+	ids := p.IDMap()
+	if ids == nil {
+		return ""
+	}
+	return fmt.Sprintf(",uid=%d,gid=%d", ids.Users.First, ids.Groups.First)
+}
+
+// chownToPod gives a file to the root of the pod's user namespace.
+func chownToPod(p *sandbox.Pod, name string) error {
+	ids := p.IDMap()
+	if ids == nil {
+		return nil
+	}
+	return os.Chown(name, int(ids.Users.First), int(ids.Groups.First))
 }
 
 // mountTmpfs mounts a new tmpfs on a directory and replaces any existing mount.

@@ -94,10 +94,17 @@ func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Containe
 		return nil, err
 	}
 	s, _ := h.Snapshot()
-	return map[string]any{
+	facts := map[string]any{
 		"sandboxID": p.ID, "pid": s.Status().Pid, "bundle": b.bundleOf(h), "cgroup": s.Cgroup, "logPath": s.LogPath,
 		"conmonPid": s.Conmon.Pid, "runtime": b.runtime.path, "runtimeVersion": b.runtime.version, "runtimeSpec": config,
-	}, nil
+	}
+	if p.IDMap() != nil {
+		facts["imageOwners"] = "mapped"
+		if config.Annotations[annotationCopied] != "" {
+			facts["imageOwners"] = "copied"
+		}
+	}
+	return facts, nil
 }
 
 func (b *Backend) inspectPod(p *sandbox.Pod) map[string]any {
@@ -110,7 +117,7 @@ func (b *Backend) inspectPod(p *sandbox.Pod) map[string]any {
 	}
 	return map[string]any{
 		"sandboxID": p.ID, "pid": pid, "runDir": run, "cgroup": cgroup, "shm": files.shm,
-		"namespaces": map[string]string{"net": at.net, "ipc": at.ipc, "uts": at.uts, "pid": at.pid},
+		"namespaces": map[string]string{"net": at.net, "ipc": at.ipc, "uts": at.uts, "pid": at.pid, "user": at.user},
 		"runtime":    b.runtime.path, "runtimeVersion": b.runtime.version,
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"path"
 	"slices"
 
-	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -44,6 +43,9 @@ type Input struct {
 	// ContainerModes). If UTS is "", a container that is not on the host network gets a new UTS namespace with the
 	// pod's host name.
 	Net, IPC, UTS, PID string
+	// User is the path of the pod's user namespace, if the pod has one (sandbox.Pod.IDMap). OCI runtimes do not have to
+	// support mapped mounts: the caller makes those that the result marks (specs.Mount.UIDMappings), and the root.
+	User string
 	// CgroupsPath is the specification's cgroupsPath, in the form /parent/id (cgroupfs) or slice:prefix:name (systemd).
 	CgroupsPath string
 	// ShmPath is the pod's /dev/shm. It is not used if the container has the host's IPC namespace or one of its own.
@@ -71,6 +73,7 @@ func Build(in Input, h Host) (*specs.Spec, sandbox.Resolved, error) {
 		Annotations: annotations(in.Pod, in.Container),
 		Linux:       &specs.Linux{CgroupsPath: in.CgroupsPath},
 	}}
+	b.spec.Linux.UIDMappings, b.spec.Linux.GIDMappings = mappings(in.Pod.IDMap())
 	if b.modes.UTS() && in.UTS == "" {
 		b.spec.Hostname = in.Pod.Config.GetHostname()
 	}
@@ -112,6 +115,9 @@ func (b *builder) process() (err error) {
 		return err
 	}
 	if p.User, err = user(sc, image.User, b.in.Rootfs); err != nil {
+		return err
+	}
+	if err := checkMapped(p.User, b.in.Pod.IDMap()); err != nil {
 		return err
 	}
 	if p.Capabilities, err = capabilities(sc, b.h); err != nil {
@@ -180,7 +186,7 @@ func (b *builder) imageVolumes() error {
 		if err := checkDestination("image Volumes", name); err != nil {
 			return err
 		}
-		if err := pathrs.MkdirAll(b.in.Rootfs, path.Clean(name), 0o755); err != nil {
+		if err := makeDirectory(b.in.Rootfs, path.Clean(name), b.in.Pod.IDMap()); err != nil {
 			return classifyFileError("image Volumes", fmt.Errorf("%s cannot be made in the image: %w", name, err))
 		}
 	}

@@ -40,6 +40,9 @@ type Host struct {
 	// RecursiveReadOnly means that the kernel can make a tree of mounts read-only (mount_setattr, Linux 5.12). The
 	// backend clears it if the OCI runtime lacks the option "rro".
 	RecursiveReadOnly bool
+	// UserNamespaces is the reason why pods cannot have user namespaces; nil if they can. The backend sets it after a
+	// trial, because the answer also depends on the OCI runtime.
+	UserNamespaces error
 	// Name is the node's host name, which containers on the host network see.
 	Name string
 

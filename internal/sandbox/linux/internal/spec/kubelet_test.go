@@ -16,5 +16,8 @@ func TestWhatAKubeletSends(t *testing.T) {
 		host.CgroupV2 = len(p.Container.GetLinux().GetResources().GetUnified()) > 0
 		pod := &sandbox.Pod{ID: "0123456789abcdef", Config: p.Sandbox}
 		assert.NoError(t, Validate(pod, &sandbox.Container{ID: "fedcba9876543210", Config: p.Container}, host), p.Name)
+		p = p.InUserNamespace()
+		assert.NoError(t, Validate(pod, nil, host), p.Name)
+		assert.NoError(t, Validate(pod, &sandbox.Container{ID: "fedcba9876543210", Config: p.Container}, host), p.Name)
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // mountOptions are the valid values of a request's mount_options.
@@ -44,7 +46,7 @@ func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		shm,
-		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", kernel}},
+		sysfs(in, m, kernel),
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", kernel}},
 	}
 	access := "rw"
@@ -61,6 +63,16 @@ func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 		}
 	}
 	return mounts, nil
+}
+
+// sysfs returns the mount of /sys. Only the user namespace that owns a network namespace can mount a sysfs for it, so a
+// pod with a user namespace on the host network gets the node's mount.
+func sysfs(in Input, m Modes, access string) specs.Mount {
+	mount := specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
+	if in.Pod.IDMap() != nil && m.Network == runtimeapi.NamespaceMode_NODE {
+		mount.Type, mount.Source, mount.Options = "bind", "/sys", append([]string{"bind", "rprivate"}, mount.Options...)
+	}
+	return mount
 }
 
 // sharedMemory returns the mount of /dev/shm. Containers that share an IPC namespace also share /dev/shm.
@@ -80,7 +92,7 @@ func sharedMemory(in Input, m Modes) (specs.Mount, error) {
 }
 
 // checkMounts rejects invalid mounts without reading the host's files.
-func checkMounts(mounts []*runtimeapi.Mount, h Host) error {
+func checkMounts(mounts []*runtimeapi.Mount, ids *sandbox.IDMap, h Host) error {
 	seen := map[string]bool{}
 	for i, m := range mounts {
 		field := fmt.Sprintf("mounts[%d]", i)
@@ -96,6 +108,9 @@ func checkMounts(mounts []*runtimeapi.Mount, h Host) error {
 			return err
 		}
 		if err := checkMountMode(field, m, h); err != nil {
+			return err
+		}
+		if err := checkMountOwners(field, m, ids); err != nil {
 			return err
 		}
 	}
@@ -150,9 +165,6 @@ func checkMountMode(field string, m *runtimeapi.Mount, h Host) error {
 			return unsupported(field+".recursive_read_only", "needs Linux 5.12 and an OCI runtime that knows the mount option rro")
 		}
 	}
-	if len(m.GetUidMappings())+len(m.GetGidMappings()) > 0 {
-		return unsupported(field+".uidMappings", "ID-mapped mounts come with user namespaces, which are not available on this node")
-	}
 	for _, option := range m.GetMountOptions() {
 		if !slices.Contains(mountOptions, option) {
 			return invalid(field+".mount_options", "%q is not one of %s", option, strings.Join(mountOptions, ", "))
@@ -160,6 +172,22 @@ func checkMountMode(field string, m *runtimeapi.Mount, h Host) error {
 	}
 	return nil
 }
+
+// checkMountOwners checks what depends on the pod's user namespace. A mount with the pod's mappings shows the node's
+// files with the owners that they have on the node; without mappings, the owners are unknown in the pod.
+func checkMountOwners(field string, m *runtimeapi.Mount, ids *sandbox.IDMap) error {
+	switch mapped := mapsOwners(m); {
+	case mapped && ids == nil:
+		return invalid(field+".uidMappings", "the pod has no user namespace")
+	case mapped && !ids.SameMappings(m.GetUidMappings(), m.GetGidMappings()):
+		return invalid(field+".uidMappings", "the mappings of users and groups must be those of the pod's user namespace")
+	case ids != nil && m.GetPropagation() == runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+		return unsupported(field+".propagation", "mounts made in a user namespace do not reach the node; use PROPAGATION_HOST_TO_CONTAINER")
+	}
+	return nil
+}
+
+func mapsOwners(m *runtimeapi.Mount) bool { return len(m.GetUidMappings())+len(m.GetGidMappings()) > 0 }
 
 // requestedMounts returns the request's mounts, the propagation that the root file system needs for them, and the
 // mounts as ContainerStatus reports them. selinux_relabel has no effect on a host without SELinux.
@@ -186,10 +214,14 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		if propagation == "rshared" || propagation == "rslave" && rootfs == "" {
 			rootfs = propagation
 		}
-		mounts = append(mounts, specs.Mount{
+		mount := specs.Mount{
 			Destination: dest, Type: "bind", Source: source,
 			Options: slices.Concat([]string{"rbind", propagation, access(m)}, bindOptions(m)),
-		})
+		}
+		if m.GetImage().GetImage() == "" && mapsOwners(m) {
+			mount.UIDMappings, mount.GIDMappings = mappings(in.Pod.IDMap())
+		}
+		mounts = append(mounts, mount)
 		reported = append(reported, proto.CloneOf(m))
 	}
 	return mounts, reported, rootfs, nil

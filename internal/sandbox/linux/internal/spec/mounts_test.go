@@ -47,8 +47,8 @@ func TestMountsRefused(t *testing.T) {
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true, Propagation: slave}, errInvalid, "recursive_read_only"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true, Propagation: bidirect}, errInvalid, "recursive_read_only"},
 		{noRRO, &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true}, errUnsupported, "recursive_read_only"},
-		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", UidMappings: mapping}, errUnsupported, "uidMappings"},
-		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", GidMappings: mapping}, errUnsupported, "uidMappings"},
+		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", UidMappings: mapping}, errInvalid, "uidMappings"},
+		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", GidMappings: mapping}, errInvalid, "uidMappings"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", MountOptions: []string{"exec"}}, errInvalid, "mount_options"},
 	} {
 		container := testContainer()
@@ -57,9 +57,9 @@ func TestMountsRefused(t *testing.T) {
 		requireRefused(t, Validate(testPod(), container, c.host), c.class, "mounts[0]")
 	}
 	twice := []*runtimeapi.Mount{{HostPath: "/tmp", ContainerPath: "/a"}, {HostPath: "/tmp", ContainerPath: "/b/../a/"}}
-	requireRefused(t, checkMounts(twice, fullHost()), errInvalid, "mounts[1]")
+	requireRefused(t, checkMounts(twice, nil, fullHost()), errInvalid, "mounts[1]")
 	lxcfs := []*runtimeapi.Mount{{HostPath: "/tmp", ContainerPath: "/proc/meminfo"}}
-	assert.NoError(t, checkMounts(lxcfs, fullHost()))
+	assert.NoError(t, checkMounts(lxcfs, nil, fullHost()))
 }
 
 // TestMountLeadsIntoProc tests fault I3: a symlink of the image in a mount's path.

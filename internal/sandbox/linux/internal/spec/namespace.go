@@ -43,13 +43,35 @@ func modesOf(o *runtimeapi.NamespaceOption) Modes {
 	return Modes{Network: o.GetNetwork(), PID: o.GetPid(), IPC: o.GetIpc(), Target: o.GetTargetId()}
 }
 
-func checkPodNamespaces(o *runtimeapi.NamespaceOption) error {
+func checkPodNamespaces(o *runtimeapi.NamespaceOption, h Host) error {
 	const field = "linux.security_context.namespace_options"
 	if err := checkModes(field, o); err != nil {
 		return err
 	}
 	if o.GetPid() == runtimeapi.NamespaceMode_TARGET {
 		return invalid(field+".pid", "a pod cannot TARGET a container")
+	}
+	return checkPodUsers(field, o, h)
+}
+
+// checkPodUsers checks a pod's user namespace. Only the user namespace that owns the node's PID and IPC namespaces can
+// mount /proc and /dev/mqueue for them.
+func checkPodUsers(field string, o *runtimeapi.NamespaceOption, h Host) error {
+	users := o.GetUsernsOptions()
+	m, err := sandbox.ParseIDMap(users)
+	switch {
+	case err != nil:
+		return err
+	case !sandbox.WantsUserNamespace(users):
+		return nil
+	case h.UserNamespaces != nil:
+		return unsupported(field+".userns_options", "user namespaces are not available on this node (%v); set hostUsers: true", h.UserNamespaces)
+	case m == nil:
+		return invalid(field+".userns_options", "the mappings are missing")
+	case o.GetPid() == runtimeapi.NamespaceMode_NODE:
+		return invalid(field+".pid", "must not be NODE in a pod with a user namespace")
+	case o.GetIpc() == runtimeapi.NamespaceMode_NODE:
+		return invalid(field+".ipc", "must not be NODE in a pod with a user namespace")
 	}
 	return nil
 }
@@ -70,11 +92,31 @@ func checkContainerNamespaces(p *sandbox.Pod, o *runtimeapi.NamespaceOption) err
 			return invalid(field+"."+mode.name, "must not be NODE in a pod with %s", mode.pods)
 		}
 	}
+	if err := checkContainerUsers(p, field+".userns_options", o.GetUsernsOptions()); err != nil {
+		return err
+	}
 	switch target := o.GetPid() == runtimeapi.NamespaceMode_TARGET; {
 	case target && o.GetTargetId() == "":
 		return invalid(field+".target_id", "must be set with pid: TARGET")
 	case !target && o.GetTargetId() != "":
 		return invalid(field+".target_id", "must not be set without pid: TARGET")
+	}
+	return nil
+}
+
+// checkContainerUsers rejects a user namespace other than the pod's. A container that requests none gets the pod's.
+func checkContainerUsers(p *sandbox.Pod, field string, o *runtimeapi.UserNamespace) error {
+	mine, err := sandbox.ParseIDMap(o)
+	pods := p.IDMap()
+	switch {
+	case err != nil || o == nil:
+		return err
+	case pods == nil && sandbox.WantsUserNamespace(o):
+		return invalid(field, "the pod has no user namespace")
+	case pods != nil && !sandbox.WantsUserNamespace(o):
+		return invalid(field+".mode", "must not be NODE in a pod with a user namespace")
+	case mine != nil && *mine != *pods:
+		return invalid(field, "the mappings differ from the pod's")
 	}
 	return nil
 }
@@ -91,9 +133,6 @@ func checkModes(field string, o *runtimeapi.NamespaceOption) error {
 	if o.GetNetwork() == runtimeapi.NamespaceMode_CONTAINER {
 		return unsupported(field+".network", "a container cannot have its own network namespace; use POD or NODE")
 	}
-	if u := o.GetUsernsOptions(); u != nil && u.GetMode() != runtimeapi.NamespaceMode_NODE {
-		return unsupported(field+".userns_options", "user namespaces are not available on this node; set hostUsers: true")
-	}
 	return nil
 }
 
@@ -101,6 +140,9 @@ func checkModes(field string, o *runtimeapi.NamespaceOption) error {
 // container shares every other kind of namespace with the node.
 func namespaces(in Input, m Modes, h Host) ([]specs.LinuxNamespace, error) {
 	list := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+	if in.Pod.IDMap() != nil {
+		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: in.User})
+	}
 	for _, ns := range []struct {
 		kind specs.LinuxNamespaceType
 		mode runtimeapi.NamespaceMode

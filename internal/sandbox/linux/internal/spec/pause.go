@@ -29,7 +29,9 @@ type PauseInput struct {
 	Args   []string
 	// Net, IPC and UTS are the pod's namespaces; empty means the host's.
 	Net, IPC, UTS string
-	CgroupsPath   string
+	// User is the pod's user namespace, if the pod has one (sandbox.Pod.IDMap).
+	User        string
+	CgroupsPath string
 }
 
 // Pause returns the specification of a container that only holds the pod's PID namespace. The container has no
@@ -61,7 +63,9 @@ func Pause(in PauseInput) *specs.Spec {
 			Resources:     &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}},
 		},
 	}
+	s.Linux.UIDMappings, s.Linux.GIDMappings = mappings(in.Pod.IDMap())
 	for _, ns := range []specs.LinuxNamespace{
+		{Type: specs.UserNamespace, Path: in.User},
 		{Type: specs.NetworkNamespace, Path: in.Net}, {Type: specs.IPCNamespace, Path: in.IPC}, {Type: specs.UTSNamespace, Path: in.UTS},
 	} {
 		if ns.Path != "" {

@@ -60,7 +60,7 @@ func validatePod(p *sandbox.Pod, h Host) error {
 	if parent := cfg.GetLinux().GetCgroupParent(); strings.Contains(parent, "\x00") || parent != "" && !filepath.IsLocal(strings.TrimLeft(parent, "/")) && parent != "/" {
 		return invalid("linux.cgroup_parent", "%q is not the path of a cgroup", parent)
 	}
-	if err := checkPodNamespaces(sc.GetNamespaceOptions()); err != nil {
+	if err := checkPodNamespaces(sc.GetNamespaceOptions(), h); err != nil {
 		return err
 	}
 	if _, err := checkSeccomp(sc.GetSeccomp(), sc.GetSeccompProfilePath(), h); err != nil { //nolint:staticcheck // older kubelets send the path
@@ -94,7 +94,7 @@ func validateContainer(p *sandbox.Pod, cfg *runtimeapi.ContainerConfig, h Host) 
 		func() error { return checkWorkingDir("working_dir", cfg.GetWorkingDir()) },
 		func() error { return checkStopSignal(cfg.GetStopSignal()) },
 		func() error { return checkAnnotations(cfg.GetAnnotations()) },
-		func() error { return checkMounts(cfg.GetMounts(), h) },
+		func() error { return checkMounts(cfg.GetMounts(), p.IDMap(), h) },
 		func() error { return checkDevices(cfg.GetDevices()) },
 		func() error { return validateSecurity(p, cfg.GetLinux().GetSecurityContext(), h) },
 		func() error { _, err := Resources(cfg.GetLinux().GetResources(), h); return err },

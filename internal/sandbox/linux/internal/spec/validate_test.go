@@ -40,7 +40,7 @@ func TestValidatePodRefused(t *testing.T) {
 		{options(&runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: "x"}), errInvalid, "pid"},
 		{options(&runtimeapi.NamespaceOption{Ipc: runtimeapi.NamespaceMode_TARGET}), errInvalid, "ipc"},
 		{options(&runtimeapi.NamespaceOption{Pid: 9}), errInvalid, "pid"},
-		{options(&runtimeapi.NamespaceOption{UsernsOptions: &runtimeapi.UserNamespace{}}), errUnsupported, "user namespaces"},
+		{options(&runtimeapi.NamespaceOption{UsernsOptions: &runtimeapi.UserNamespace{}}), errInvalid, "userns_options"},
 	} {
 		p := testPod()
 		c.change(p.Config.Linux)

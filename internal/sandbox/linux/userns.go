@@ -1,0 +1,120 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/pkg/sys"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// A pod with a user namespace (sandbox.Pod.IDMap) owns all its namespaces: they are made together, by a process that
+// enters the new user namespace and never runs a program. The pod's root must reach its files, so these lie below a
+// directory of the pod that its group can enter; all directories above can be entered, but not read, by everyone.
+// See docs/adr/0040.
+
+var fpPinned = failpoint.New("linux.make-netns.pinned")
+
+// MakeNetns implements sandbox.NetnsMaker.
+func (b *Backend) MakeNetns(p *sandbox.Pod, pin string) error {
+	run := b.cfg.podRunDir(p.ID)
+	if err := makeRunDir(p, run); err != nil {
+		return err
+	}
+	at := podPins(p, run)
+	at.net = pin
+	if err := makeUserNamespace(p.IDMap(), at); err != nil {
+		return err
+	}
+	return fpPinned.Hit(context.Background())
+}
+
+// makeRunDir creates a pod's run-time directory. The root of the pod's user namespace can enter it.
+func makeRunDir(p *sandbox.Pod, run string) error {
+	if err := os.MkdirAll(run, 0o700); err != nil {
+		return fmt.Errorf("make the pod's directory: %w", err)
+	}
+	ids := p.IDMap()
+	if ids == nil {
+		return nil
+	}
+	if err := errors.Join(os.Chown(run, 0, int(ids.Groups.First)), os.Chmod(run, 0o710)); err != nil {
+		return fmt.Errorf("open the pod's directory to the pod's root: %w", err)
+	}
+	return nil
+}
+
+// makeUserNamespace makes and pins a user namespace, and the network, ipc and uts namespaces that have a pin. The pin of
+// the network namespace must exist.
+func makeUserNamespace(ids *sandbox.IDMap, at pins) error {
+	var flags uintptr
+	wanted := map[string]string{"user": at.user}
+	for _, ns := range []struct {
+		kind, pin string
+		flag      uintptr
+	}{{"net", at.net, unix.CLONE_NEWNET}, {"ipc", at.ipc, unix.CLONE_NEWIPC}, {"uts", at.uts, unix.CLONE_NEWUTS}} {
+		if ns.pin != "" {
+			flags |= ns.flag
+			wanted[ns.kind] = ns.pin
+		}
+	}
+	for kind, pin := range wanted {
+		if kind == "net" {
+			continue
+		}
+		if err := makePin(pin); err != nil {
+			return err
+		}
+	}
+	err := sys.UnshareAfterEnterUserns(mapping(ids.Users), mapping(ids.Groups), flags, func(pid int) error {
+		for kind, pin := range wanted {
+			if err := pinNamespace(fmt.Sprintf("/proc/%d/ns/%s", pid, kind), pin); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("make the pod's user namespace: %w", err)
+		for _, pin := range wanted {
+			err = errors.Join(err, unmount(pin))
+		}
+	}
+	return err
+}
+
+// mapping returns a range in the notation of containerd: first ID in the namespace, first ID of the node, length.
+func mapping(r sandbox.IDRange) string { return fmt.Sprintf("0:%d:%d", r.First, r.Length) }
+
+// completeUserNamespace makes the namespaces of a pod with a user namespace, unless MakeNetns has made them.
+func completeUserNamespace(p *sandbox.Pod, at pins) error {
+	if pinned(at.user) {
+		return nil
+	}
+	if at.net != "" {
+		return fmt.Errorf("the user namespace that owns %s is missing: %w", at.net, errdefs.ErrFailedPrecondition)
+	}
+	return makeUserNamespace(p.IDMap(), at)
+}
+
+// openUsers opens a pod's user namespace.
+func openUsers(p *sandbox.Pod, runDir string) (*os.File, error) {
+	f, err := os.Open(podPins(p, runDir).user)
+	if err != nil {
+		return nil, fmt.Errorf("the pod's user namespace: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return f, nil
+}
+
+// openRunDirs lets the roots of user namespaces pass through the backend's directory to those of their pods.
+func (c Config) openRunDirs() error {
+	pods := filepath.Join(c.RunDir, "pods")
+	return errors.Join(os.MkdirAll(pods, 0o711), os.Chmod(pods, 0o711), os.Chmod(c.RunDir, 0o711))
+}
