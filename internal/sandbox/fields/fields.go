@@ -33,11 +33,10 @@ type Reasons struct {
 	// SELinux labels.
 	Profile, Label string
 	// PID is the reason for refusing to share the PID namespace of the node or of another container. IPC is the reason
-	// for refusing to share the node's IPC namespace, and Users the reason for refusing user namespaces.
-	PID, IPC, Users string
-	// ImageVolume is the reason for refusing mounts of images, Propagation the reason for refusing mount propagation,
-	// and MountOwners the reason for refusing mounts with ID mappings.
-	ImageVolume, Propagation, MountOwners string
+	// for refusing to share the node's IPC namespace.
+	PID, IPC string
+	// ImageVolume is the reason for refusing mounts of images, and Propagation the reason for refusing mount propagation.
+	ImageVolume, Propagation string
 }
 
 // Profiles checks the security profiles. It accepts all profiles that are no stricter than the pods' own isolation.
@@ -53,7 +52,8 @@ func (r Reasons) Profiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux
 	return nil
 }
 
-// Namespaces checks the namespace options, except for the network namespace.
+// Namespaces checks the namespace options, except for the network namespace. It accepts user namespaces: no user of the
+// pod is one of the node's, so there is nothing to map.
 func (r Reasons) Namespaces(o *runtimeapi.NamespaceOption) error {
 	const field = "linux.security_context.namespace_options."
 	switch {
@@ -61,8 +61,6 @@ func (r Reasons) Namespaces(o *runtimeapi.NamespaceOption) error {
 		return Unsupported(field+"pid", "%s (%s)", r.PID, o.GetPid())
 	case o.GetIpc() == runtimeapi.NamespaceMode_NODE:
 		return Unsupported(field+"ipc", "%s", r.IPC)
-	case o.GetUsernsOptions() != nil && o.GetUsernsOptions().GetMode() == runtimeapi.NamespaceMode_POD:
-		return Unsupported(field+"userns_options", "%s", r.Users)
 	}
 	return nil
 }
@@ -83,8 +81,6 @@ func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *
 			return Unsupported(field+".image", "%s", r.ImageVolume)
 		case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
 			return Unsupported(field+".propagation", "%s: %s", m.GetPropagation(), r.Propagation)
-		case len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0:
-			return Unsupported(field+".uidMappings", "%s", r.MountOwners)
 		}
 		if check != nil {
 			if err := check(field, m); err != nil {

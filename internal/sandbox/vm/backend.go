@@ -159,7 +159,9 @@ func (c Config) machineDir(id string) string    { return filepath.Join(c.podDir(
 func (c Config) socket(id, name string) string  { return filepath.Join(c.machineDir(id), name) }
 
 // Capabilities implements sandbox.Backend.
-func (b *Backend) Capabilities() sandbox.Capabilities { return sandbox.Capabilities{MaxContainers: 1} }
+func (b *Backend) Capabilities() sandbox.Capabilities {
+	return sandbox.Capabilities{MaxContainers: 1, UserNamespaces: true}
+}
 
 // Ready implements sandbox.Readier.
 func (b *Backend) Ready() error {

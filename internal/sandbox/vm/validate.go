@@ -27,6 +27,7 @@ var Harmless = map[string]string{
 	"linux.resources.unified memory.high, low, min, swap.max": "a kubelet on cgroup v2 sets them for every container. They throttle or protect a part of a guest's memory, and a throttled guest would stand still",
 	"linux.security_context.capabilities.drop":                "the hypervisor process has no capabilities; the guest's are the guest's own",
 	"linux.security_context.masked_paths, readonly_paths":     "a guest does not see the node's /proc",
+	"linux.security_context.namespace_options.userns_options": "users in the guest are never users of the node, so there is nothing to map: neither here nor in the mappings of mounts",
 	"linux.security_context.no_new_privs":                     "always set for the hypervisor process; the guest's processes are the guest's own",
 	"linux.security_context.run_as_user, groups, fsGroup":     "users in the guest are the guest's own; each hypervisor process has its own user on the node",
 	"linux.security_context.selinux_options of level s0":      "every process has this level if no label is applied",
@@ -47,10 +48,8 @@ var reasons = fields.Reasons{
 	Label:       "processes in a guest have the guest's labels",
 	PID:         "a guest sees only its own processes",
 	IPC:         "a guest has only its own System V IPC",
-	Users:       "users in a guest are not users of the node anyway",
 	ImageVolume: "a machine cannot have image volumes",
 	Propagation: "mounts do not propagate into or out of a guest",
-	MountOwners: "users in a guest are not mapped",
 }
 
 // Validate implements sandbox.Backend.

@@ -68,6 +68,11 @@ func TestWhatAKubeletSends(t *testing.T) {
 		if got, want := len(v.mounts), len(c.Container.GetMounts())-1; got != want {
 			t.Errorf("%s: the guest gets %d mounts, want %d: %v", c.Name, got, want, v.mounts)
 		}
+		p.Config = c.InUserNamespace().Sandbox
+		mapped := errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container}))
+		if (mapped != nil) != (err != nil) {
+			t.Errorf("%s in a user namespace: error = %v, want the same as without: %v", c.Name, mapped, err)
+		}
 	}
 }
 
@@ -91,12 +96,9 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) {
 			c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0:c1"}
 		}, errdefs.IsNotImplemented},
-		"namespace_options.network": {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Network = node }, errdefs.IsNotImplemented},
-		"namespace_options.pid":     {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = node }, errdefs.IsNotImplemented},
-		"namespace_options.ipc":     {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = node }, errdefs.IsNotImplemented},
-		"namespace_options.userns_options": {func(p *pod, _ *ctr) {
-			p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{}
-		}, errdefs.IsNotImplemented},
+		"namespace_options.network":             {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Network = node }, errdefs.IsNotImplemented},
+		"namespace_options.pid":                 {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = node }, errdefs.IsNotImplemented},
+		"namespace_options.ipc":                 {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = node }, errdefs.IsNotImplemented},
 		"linux.sysctls":                         {func(p *pod, _ *ctr) { p.Linux.Sysctls["net.core.somaxconn"] = "1" }, errdefs.IsNotImplemented},
 		"windows":                               {func(p *pod, _ *ctr) { p.Windows = &runtimeapi.WindowsPodSandboxConfig{} }, errdefs.IsInvalidArgument},
 		"CDI_devices":                           {func(_ *pod, c *ctr) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "x"}} }, errdefs.IsNotImplemented},
@@ -111,7 +113,6 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"mounts[0].image":                       {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} }, errdefs.IsNotImplemented},
 		"mounts[1].propagation":                 {func(_ *pod, c *ctr) { c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL }, errdefs.IsNotImplemented},
 		"mounts[2].container_path":              {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},
-		"mounts[0].uidMappings":                 {func(_ *pod, c *ctr) { c.Mounts[0].UidMappings = []*runtimeapi.IDMapping{{}} }, errdefs.IsNotImplemented},
 		"mounts[0].mount_options":               {func(_ *pod, c *ctr) { c.Mounts[0].MountOptions = []string{"noexec"} }, errdefs.IsNotImplemented},
 		"mounts[0].host_path": {func(_ *pod, c *ctr) {
 			c.Mounts[0].HostPath = "/var/lib/kubelet/pods/x/volumes/virtlet~flexvolume_driver/data"

@@ -242,7 +242,7 @@ func (c setup) check() error {
 
 // Capabilities implements sandbox.Backend.
 func (b *Backend) Capabilities() sandbox.Capabilities {
-	return sandbox.Capabilities{MaxContainers: 1, Components: true, HostNetwork: true}
+	return sandbox.Capabilities{MaxContainers: 1, Components: true, HostNetwork: true, UserNamespaces: true}
 }
 
 // CreateSandbox implements sandbox.Backend. If the pod needs a shared worker that is not running, CreateSandbox also

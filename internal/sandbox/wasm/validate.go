@@ -28,6 +28,7 @@ var Harmless = map[string]string{
 	"linux.security_context.run_as_user, groups, fsGroup":     "a guest has no user. Its files are opened as the worker's user, which has no account, even if root (0) is requested: the kubelet requests root if neither the pod nor the image names a user",
 	"linux.security_context.capabilities.drop":                "a guest has no capabilities",
 	"linux.security_context.readonly_rootfs":                  "a guest has no root file system, only mounts",
+	"linux.security_context.namespace_options.userns_options": "a component has no users that could be the node's, so there is nothing to map: neither here nor in the mappings of mounts",
 	"linux.security_context.no_new_privs":                     "always in effect",
 	"linux.security_context.selinux_options of level s0":      "every process without a label has this level",
 	"linux.security_context.seccomp, apparmor, not a file":    "the worker's own filter is stricter than RuntimeDefault",
@@ -49,10 +50,8 @@ var reasons = fields.Reasons{
 	Label:       "a component has no process to label",
 	PID:         "a component sees no processes",
 	IPC:         "a component has no System V IPC",
-	Users:       "a component has no users to map",
 	ImageVolume: "components cannot have image volumes",
 	Propagation: "a component gets a directory, not a mount",
-	MountOwners: "a component has no users to map",
 }
 
 // Validate implements sandbox.Backend.

@@ -65,6 +65,10 @@ func TestWhatAKubeletSends(t *testing.T) {
 			if err = errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container}), err); err != nil {
 				t.Errorf("Validate of %s with a worker per %s = %v", c.Name, workers, err)
 			}
+			p.Config = c.InUserNamespace().Sandbox
+			if err := errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container})); err != nil {
+				t.Errorf("Validate of %s in a user namespace = %v", c.Name, err)
+			}
 		}
 	}
 }
@@ -87,11 +91,8 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) {
 			c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0:c1"}
 		}, errdefs.IsNotImplemented},
-		"namespace_options.pid": {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
-		"namespace_options.ipc": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
-		"namespace_options.userns_options": {func(p *pod, _ *ctr) {
-			p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{}
-		}, errdefs.IsNotImplemented},
+		"namespace_options.pid":                 {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
+		"namespace_options.ipc":                 {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
 		"linux.sysctls":                         {func(p *pod, _ *ctr) { p.Linux.Sysctls["net.core.somaxconn"] = "1" }, errdefs.IsNotImplemented},
 		"windows":                               {func(p *pod, _ *ctr) { p.Windows = &runtimeapi.WindowsPodSandboxConfig{} }, errdefs.IsInvalidArgument},
 		"devices":                               {func(_ *pod, c *ctr) { c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kvm"}} }, errdefs.IsNotImplemented},
@@ -107,7 +108,6 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"mounts[0].image":                       {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} }, errdefs.IsNotImplemented},
 		"mounts[1].propagation":                 {func(_ *pod, c *ctr) { c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL }, errdefs.IsNotImplemented},
 		"mounts[2].container_path":              {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},
-		"mounts[0].uidMappings":                 {func(_ *pod, c *ctr) { c.Mounts[0].UidMappings = []*runtimeapi.IDMapping{{}} }, errdefs.IsNotImplemented},
 		"log_path":                              {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
 		"annotation vimana.host/port":           {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/port": "http"} }, errdefs.IsInvalidArgument},
 		"annotation vimana.host/tls: the container has no mount": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/tls": "/tls"} }, errdefs.IsInvalidArgument},

@@ -60,6 +60,23 @@ func read(t testing.TB, name string) Pod {
 	return p
 }
 
+// InUserNamespace changes the requests to those for a pod with hostUsers: false. The kubelet then adds the mapping that
+// it has chosen to the pod, to the container and to each mount.
+func (p Pod) InUserNamespace() Pod {
+	mapping := func() []*runtimeapi.IDMapping {
+		return []*runtimeapi.IDMapping{{HostId: 3 << 16, Length: 1 << 16}}
+	}
+	for _, o := range []*runtimeapi.NamespaceOption{
+		p.Sandbox.GetLinux().GetSecurityContext().GetNamespaceOptions(), p.Container.GetLinux().GetSecurityContext().GetNamespaceOptions(),
+	} {
+		o.UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapping(), Gids: mapping()}
+	}
+	for _, m := range p.Container.GetMounts() {
+		m.UidMappings, m.GidMappings = mapping(), mapping()
+	}
+	return p
+}
+
 // MoveBelow moves the host paths of the pod's mounts below the given directory and creates them: empty files where the
 // kubelet creates files, otherwise directories.
 func (p Pod) MoveBelow(t testing.TB, dir string) {
