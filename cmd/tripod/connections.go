@@ -30,7 +30,7 @@ var (
 )
 
 // connectionFigures exports connection counts to Prometheus.
-type connectionFigures struct{ *connlimit.Group }
+type connectionFigures struct{ stats func() []connlimit.Stats }
 
 func (connectionFigures) Describe(to chan<- *prometheus.Desc) {
 	to <- openConnections
@@ -38,7 +38,7 @@ func (connectionFigures) Describe(to chan<- *prometheus.Desc) {
 }
 
 func (c connectionFigures) Collect(to chan<- prometheus.Metric) {
-	for _, s := range c.Stats() {
+	for _, s := range c.stats() {
 		to <- prometheus.MustNewConstMetric(openConnections, prometheus.GaugeValue, float64(s.Open), s.Name)
 		for reason, n := range s.Rejected {
 			to <- prometheus.MustNewConstMetric(rejectedConnections, prometheus.CounterValue, float64(n), s.Name, reason)

@@ -57,7 +57,7 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, log *slog.Log
 	if p.tracing != nil {
 		m.Register(p.tracing.Dropped())
 	}
-	m.Register(connectionFigures{p.connections})
+	m.Register(connectionFigures{p.connectionStats})
 	if p.wasm != nil {
 		m.Register(p.wasm.Collector(p.node.Components()))
 	}

@@ -78,7 +78,7 @@ func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) er
 	}
 	defer lock.Close()
 	connections := connlimit.NewGroup(log)
-	o, err := edge.OpenOrchestrator(ctx, c, edge.Services{Connections: connections, Limits: limits(c.Connections), Logger: log}, connectionFigures{connections})
+	o, err := edge.OpenOrchestrator(ctx, c, edge.Services{Connections: connections, Limits: limits(c.Connections), Logger: log}, connectionFigures{connections.Stats})
 	if err != nil {
 		return err
 	}

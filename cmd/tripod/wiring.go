@@ -46,7 +46,7 @@ func podTraces(c *config.Config) []string {
 // parts holds the parts of a running node.
 type parts struct {
 	node    *node.Node
-	streams *stream.Server
+	streams *stream.Dispatcher
 	server  *cri.Server
 	wasm    *wasm.Backend // nil without the handler "wasm"
 	health  *health.Board
@@ -167,15 +167,9 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	if err := p.openRouter(ctx, c, log); err != nil {
 		return err
 	}
-	streaming := limits(c.Connections)
-	streaming.Files = stream.FilesPerSession
-	p.streams, err = stream.New(stream.Config{
-		Address: c.GRPC.StreamingAddress, Connections: p.connections.Limiter("streaming", streaming), Runtime: cri.StreamRuntime(p.node), Logger: log.With("part", "stream"),
-	})
-	if err != nil {
+	if err := p.openStreams(ctx, c, log); err != nil {
 		return err
 	}
-	p.opened(p.streams.Close)
 	p.server = cri.New(cri.Config{
 		Node: p.node, Images: images, Streams: p.streams, Version: version,
 		CgroupDriver: cgroupDriver(c), Health: p.health, Logger: log.With("part", "cri"),

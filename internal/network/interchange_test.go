@@ -250,7 +250,7 @@ func (n *node) snapshot(r *Result) string {
 // describe writes one interface: its attributes, addresses, routes and sysctls.
 func (n *node) describe(b *strings.Builder, netns, name string) {
 	n.t.Helper()
-	err := n.inNetns(netns, func() error {
+	err := inNetns(netns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
@@ -272,7 +272,7 @@ func (n *node) describe(b *strings.Builder, netns, name string) {
 		return writeAddresses(b, h, link)
 	})
 	if err == nil {
-		err = n.inNetns(netns, func() error { return writeSysctls(b, name) })
+		err = inNetns(netns, func() error { return writeSysctls(b, name) })
 	}
 	if err != nil {
 		n.t.Fatal(err)

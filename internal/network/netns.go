@@ -128,7 +128,7 @@ func loopbackUp() error {
 
 // inNetns runs fn on a thread inside the network namespace at path; "" means the host's namespace. fn should only open
 // sockets, because a socket stays in the namespace even after the thread has left it.
-func (m *Manager) inNetns(path string, fn func() error) error {
+func inNetns(path string, fn func() error) error {
 	if path == "" {
 		return fn()
 	}

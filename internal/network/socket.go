@@ -19,14 +19,14 @@ import (
 // udp. The address is "host:port", where host is an IP address or "localhost". For "localhost", Dial tries 127.0.0.1
 // and then ::1. Dial resolves no other names, because this process does not use the pod's resolver. Dial needs a thread
 // inside the namespace only to make the socket, so a slow peer does not occupy a thread.
-func (m *Manager) Dial(ctx context.Context, netnsPath, network, addr string) (net.Conn, error) {
+func Dial(ctx context.Context, netnsPath, network, addr string) (net.Conn, error) {
 	targets, err := socketAddrs(network, addr)
 	if err != nil {
 		return nil, err
 	}
 	var failures []error
 	for _, target := range targets {
-		conn, err := m.dial(ctx, netnsPath, target)
+		conn, err := dial(ctx, netnsPath, target)
 		if err == nil {
 			return conn, nil
 		}
@@ -38,8 +38,13 @@ func (m *Manager) Dial(ctx context.Context, netnsPath, network, addr string) (ne
 	return nil, errors.Join(failures...)
 }
 
-func (m *Manager) dial(ctx context.Context, netnsPath string, target socketAddr) (net.Conn, error) {
-	file, err := m.socket(netnsPath, target)
+// Dial calls the function Dial.
+func (m *Manager) Dial(ctx context.Context, netnsPath, network, addr string) (net.Conn, error) {
+	return Dial(ctx, netnsPath, network, addr)
+}
+
+func dial(ctx context.Context, netnsPath string, target socketAddr) (net.Conn, error) {
+	file, err := socket(netnsPath, target)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +64,7 @@ func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*o
 		return nil, err
 	}
 	target := targets[0]
-	file, err := m.socket(netnsPath, target)
+	file, err := socket(netnsPath, target)
 	if err != nil {
 		return nil, err
 	}
@@ -125,9 +130,9 @@ func socketAddrs(network, addr string) ([]socketAddr, error) {
 }
 
 // socket opens a non-blocking socket inside the namespace. The returned file uses the Go runtime's poller.
-func (m *Manager) socket(netnsPath string, target socketAddr) (*os.File, error) {
+func socket(netnsPath string, target socketAddr) (*os.File, error) {
 	var fd int
-	err := m.inNetns(netnsPath, func() (err error) {
+	err := inNetns(netnsPath, func() (err error) {
 		fd, err = unix.Socket(target.family(), target.kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		return err
 	})

@@ -48,7 +48,7 @@ func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 // links lists the interfaces of a namespace. Only opening the netlink socket needs a thread inside the namespace.
 func (m *Manager) links(netnsPath string) ([]netlink.Link, error) {
 	var handle *netlink.Handle
-	err := m.inNetns(netnsPath, func() (err error) {
+	err := inNetns(netnsPath, func() (err error) {
 		handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	})

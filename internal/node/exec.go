@@ -3,9 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 
@@ -24,9 +22,6 @@ func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (in
 	return execer.Exec(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
 }
 
-// errDetached ends an attach session whose client has closed its input.
-var errDetached = errors.New("the client has closed its input")
-
 // Attach connects the client to the stdio of a running container. It returns when the container exits or the client
 // disconnects. When the client closes its input, Attach also returns, with one exception: if the end of the input
 // closes the container's stdin (stdin_once without a terminal), the client keeps receiving output. The errors are those
@@ -36,35 +31,17 @@ func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest)
 	if err != nil {
 		return err
 	}
-	attached, detach := context.WithCancelCause(ctx)
-	defer detach(nil)
-	if cfg := c.sandboxContainer().Config; req.Stdin != nil && (!cfg.GetStdinOnce() || cfg.GetTty()) {
-		req.Stdin = endReader{req.Stdin, func() { detach(errDetached) }}
+	attach := func(ctx context.Context, req sandbox.AttachRequest) error {
+		return attacher.Attach(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
 	}
-	err = attacher.Attach(attached, rec.sandboxPod(), c.sandboxContainer(), req)
-	if ctx.Err() == nil && errors.Is(context.Cause(attached), errDetached) {
-		return nil
+	if !detachesAtEOF(c) {
+		return attach(ctx, req)
 	}
-	return err
+	return sandbox.AttachUntilEOF(ctx, req, attach)
 }
 
-// endReader calls the function end when the input has ended. By then the backend has forwarded all of the input,
-// because every backend forwards the data from one read before it begins the next read.
-type endReader struct {
-	io.Reader
-	end func()
-}
-
-func (r endReader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	if n == 0 && err != nil {
-		r.end()
-	}
-	if n > 0 {
-		return n, nil // the next Read returns the error
-	}
-	return n, err
-}
+// detachesAtEOF reports whether the end of a client's input ends the client's attach session.
+func detachesAtEOF(c *Container) bool { return !c.Config.GetStdinOnce() || c.Config.GetTty() }
 
 // Channels returns two things for a running container: a connection for the container's channels (sandbox.Channeler),
 // and the name of the container's group. Containers in one group deliver messages to each other directly. The errors
@@ -103,13 +80,17 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	if err := n.handlerErrors.get(p.Handler); err != nil {
 		return nil, notReady(p.Handler, err)
 	}
-	var running *sandbox.Container
+	return dialer.Dial(ctx, p.sandboxPod(), p.running(), network, address)
+}
+
+// running returns the pod's last running container, or nil.
+func (p *Pod) running() (running *sandbox.Container) {
 	for _, c := range p.Containers {
 		if c.State == Running {
 			running = c.sandboxContainer()
 		}
 	}
-	return dialer.Dial(ctx, p.sandboxPod(), running, network, address)
+	return running
 }
 
 // Inspect returns details of a sandbox or container that have no fields in the CRI. They come from the node and the

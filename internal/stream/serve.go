@@ -34,7 +34,7 @@ func (s *Server) routes() http.Handler {
 // handle returns a handler that redeems a token and serves its session.
 func (s *Server) handle(kind string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		req, ok := s.tokens.redeem(kind, r.PathValue("token"))
+		req, rt, ok := s.redeem(kind, r.PathValue("token"))
 		if !ok {
 			http.Error(w, fmt.Sprintf("no such %s session: its URL works once, within %s", kind, s.config.TokenTTL), http.StatusNotFound)
 			return
@@ -43,14 +43,15 @@ func (s *Server) handle(kind string) http.HandlerFunc {
 			http.Error(w, errServerClosed.Error(), http.StatusServiceUnavailable)
 			return
 		}
+		defer s.open.Add(-1)
 		start := time.Now()
 		switch req := req.(type) {
 		case *runtimeapi.ExecRequest:
-			s.serveStdio(w, r, stdioSession{req: req, run: execution(s.config.Runtime, req)})
+			s.serveStdio(w, r, stdioSession{req: req, run: execution(rt, req)})
 		case *runtimeapi.AttachRequest:
-			s.serveStdio(w, r, stdioSession{req: req, run: attachment(s.config.Runtime, req), attach: true})
+			s.serveStdio(w, r, stdioSession{req: req, run: attachment(rt, req), attach: true})
 		case *runtimeapi.PortForwardRequest:
-			s.servePortForward(w, r, req)
+			s.servePortForward(w, r, rt, req)
 		}
 		s.log.Debug("session ended", "kind", kind, "after", time.Since(start))
 	}
@@ -215,7 +216,7 @@ func termSizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-ch
 }
 
 // servePortForward serves a port-forward session, which can have any number of connections.
-func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *runtimeapi.PortForwardRequest) {
+func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, rt Runtime, req *runtimeapi.PortForwardRequest) {
 	ss, r := s.begin(w, r, 0)
 	defer ss.end()
 	opts, err := portforward.BuildV4Options(req.GetPort())
@@ -226,7 +227,7 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *r
 	if ss.start() != nil {
 		return
 	}
-	portforward.ServePortForward(ss, r, &forwarder{s.config.Runtime, ss, req}, req.GetPodSandboxId(), "", opts,
+	portforward.ServePortForward(ss, r, &forwarder{rt, ss, req}, req.GetPodSandboxId(), "", opts,
 		s.config.IdleTimeout, s.config.CreationTimeout, portforward.SupportedProtocols)
 }
 

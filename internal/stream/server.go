@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -68,7 +69,8 @@ const FilesPerSession = 8
 type Server struct {
 	config   Config
 	log      *slog.Logger
-	tokens   *tokens
+	tokens   *tokens // issued by this process; nil in a carrier
+	redeem   redeemer
 	listener net.Listener
 	http     *http.Server
 	ctx      context.Context // the parent of all sessions' contexts
@@ -76,7 +78,13 @@ type Server struct {
 
 	mu       sync.Mutex // held to start a session and to cancel ctx, so that no session starts after the cancellation
 	sessions sync.WaitGroup
+	open     atomic.Int64 // sessions that have not ended
+	draining atomic.Bool  // Drain was called
 }
+
+// redeemer returns the request that a token was issued for, and the runtime that serves it. It returns false if the
+// token is unknown, used, expired, or of another kind.
+type redeemer func(kind, token string) (req any, rt Runtime, ok bool)
 
 var errServerClosed = errors.New("the streaming server was closed")
 
@@ -89,31 +97,50 @@ func New(config Config) (*Server, error) {
 	config.CreationTimeout = cmp.Or(config.CreationTimeout, DefaultCreationTimeout)
 	config.TokenTTL = cmp.Or(config.TokenTTL, DefaultTokenTTL)
 	config.MaxTokens = cmp.Or(config.MaxTokens, DefaultMaxTokens)
-	if config.Connections == nil {
-		config.Connections = connlimit.NewGroup(config.Logger).Limiter("streaming", connlimit.Config{Files: FilesPerSession})
-	}
 	if config.Runtime == nil {
 		return nil, fmt.Errorf("streaming server without a Runtime: %w", errdefs.ErrInvalidArgument)
 	}
-	if err := checkLoopback(config.Address); err != nil {
+	listener, err := listen(config.Address)
+	if err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("tcp", config.Address)
-	if err != nil {
-		return nil, fmt.Errorf("streaming server on %s: %w", config.Address, err)
+	tokens := newTokens(config.TokenTTL, config.MaxTokens)
+	s := newServer(config, listener, func(kind, token string) (any, Runtime, bool) {
+		req, ok := tokens.redeem(kind, token)
+		return req, config.Runtime, ok
+	})
+	s.tokens = tokens
+	return s, nil
+}
+
+func newServer(config Config, listener net.Listener, redeem redeemer) *Server {
+	if config.Connections == nil {
+		config.Connections = connlimit.NewGroup(config.Logger).Limiter("streaming", connlimit.Config{Files: FilesPerSession})
 	}
 	routeKlog(config.Logger)
 	s := &Server{
 		config:   config,
 		log:      config.Logger.With("component", "stream"),
-		tokens:   newTokens(config.TokenTTL, config.MaxTokens),
+		redeem:   redeem,
 		listener: config.Connections.Listener(listener),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.http = config.Connections.HTTPServer(s.routes())
 	s.http.BaseContext = func(net.Listener) context.Context { return s.ctx }
 	s.http.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
-	return s, nil
+	return s
+}
+
+// listen listens on a loopback address.
+func listen(address string) (*net.TCPListener, error) {
+	if err := checkLoopback(address); err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("streaming server on %s: %w", address, err)
+	}
+	return listener.(*net.TCPListener), nil
 }
 
 func checkLoopback(address string) error {
@@ -138,7 +165,17 @@ func (s *Server) Serve(ctx context.Context) error {
 	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
 		return errors.Join(fmt.Errorf("streaming server on %s: %w", s.Addr(), err), s.Close())
 	}
+	if s.draining.Load() {
+		s.sessions.Wait()
+	}
 	return s.Close()
+}
+
+// Drain stops listening. Serve then returns as soon as all sessions have ended.
+func (s *Server) Drain() {
+	s.draining.Store(true)
+	// Shutdown closes the listener at once. Its wait is for connections whose request has not arrived yet.
+	go func() { _ = s.http.Shutdown(s.ctx) }()
 }
 
 // Close stops listening and ends all sessions. It waits up to closeWait for the sessions to end, and no longer, because
@@ -175,23 +212,18 @@ func (s *Server) enter() bool {
 		return false
 	}
 	s.sessions.Add(1)
+	s.open.Add(1)
 	return true
 }
 
 // GetExec checks the request and returns a URL for the session. It returns errdefs.ErrInvalidArgument for an invalid
 // request, and ErrResourceExhausted if too many URLs are unused.
 func (s *Server) GetExec(req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
-	if err := checkContainer("exec", req); err != nil {
+	if err := checkExec(req); err != nil {
 		return nil, err
-	}
-	if len(req.GetCmd()) == 0 {
-		return nil, invalid("exec: cmd is empty: name a program")
 	}
 	url, err := s.url(kindExec, req)
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.ExecResponse{Url: url}, nil
+	return &runtimeapi.ExecResponse{Url: url}, err
 }
 
 // GetAttach is like GetExec, for attach.
@@ -200,27 +232,16 @@ func (s *Server) GetAttach(req *runtimeapi.AttachRequest) (*runtimeapi.AttachRes
 		return nil, err
 	}
 	url, err := s.url(kindAttach, req)
-	if err != nil {
-		return nil, err
-	}
-	return &runtimeapi.AttachResponse{Url: url}, nil
+	return &runtimeapi.AttachResponse{Url: url}, err
 }
 
 // GetPortForward is like GetExec, for port-forward. Ports may be empty: SPDY clients name a port for each connection.
 func (s *Server) GetPortForward(req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
-	if req.GetPodSandboxId() == "" {
-		return nil, invalid("port-forward: pod_sandbox_id is empty")
-	}
-	for _, port := range req.GetPort() {
-		if !validPort(port) {
-			return nil, invalid("port-forward: port %d is not between 1 and 65535", port)
-		}
-	}
-	url, err := s.url(kindPortForward, req)
-	if err != nil {
+	if err := checkPortForward(req); err != nil {
 		return nil, err
 	}
-	return &runtimeapi.PortForwardResponse{Url: url}, nil
+	url, err := s.url(kindPortForward, req)
+	return &runtimeapi.PortForwardResponse{Url: url}, err
 }
 
 func (s *Server) url(kind string, req any) (string, error) {
@@ -228,7 +249,33 @@ func (s *Server) url(kind string, req any) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("http://%s/%s/%s", s.Addr(), kind, token), nil
+	return sessionURL(s.Addr(), kind, token), nil
+}
+
+func sessionURL(server net.Addr, kind, token string) string {
+	return fmt.Sprintf("http://%s/%s/%s", server, kind, token)
+}
+
+func checkExec(req *runtimeapi.ExecRequest) error {
+	if err := checkContainer("exec", req); err != nil {
+		return err
+	}
+	if len(req.GetCmd()) == 0 {
+		return invalid("exec: cmd is empty: name a program")
+	}
+	return nil
+}
+
+func checkPortForward(req *runtimeapi.PortForwardRequest) error {
+	if req.GetPodSandboxId() == "" {
+		return invalid("port-forward: pod_sandbox_id is empty")
+	}
+	for _, port := range req.GetPort() {
+		if !validPort(port) {
+			return invalid("port-forward: port %d is not between 1 and 65535", port)
+		}
+	}
+	return nil
 }
 
 // stdioRequest has the common methods of exec and attach requests.

@@ -352,6 +352,7 @@ func (d *Daemon) cleanUp() {
 		}
 	}
 	d.Stop()
+	d.endCarriers()
 	removeBridge(d.Bridge)
 	if d.containerd != nil {
 		d.containerd.cleanUp()

@@ -55,6 +55,15 @@ func Snapshot(d *Daemon) Resources {
 			maps.DeleteFunc(r.Processes, func(name string, _ int) bool { return strings.HasPrefix(name, strconv.Itoa(d.Pid())+"@") })
 			r.Files, r.Snapshots = openFiles(d.Pid()), snapshots(d.Root)
 		}
+		// Like the daemon, a session carrier may run as long as the node does. Its files count as the daemon's.
+		for _, pid := range d.Carriers() {
+			if r.Files != nil {
+				for kind, n := range openFiles(pid) {
+					r.Files[kind] += n
+				}
+			}
+			maps.DeleteFunc(r.Processes, func(name string, _ int) bool { return strings.HasPrefix(name, strconv.Itoa(pid)+"@") })
+		}
 		// The state directory and its netns directory are mounts while the node is up, so they are not leaks.
 		maps.DeleteFunc(r.Mounts, func(name string, _ int) bool {
 			return strings.HasPrefix(name, d.State+" ") || strings.HasPrefix(name, d.State+"/netns ")

@@ -3,7 +3,9 @@ package linux
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -20,15 +22,20 @@ const (
 	disconnectTime = time.Second
 )
 
-// Attach implements sandbox.Attacher. A client that does not read its output cannot block the container: once the
-// client's backlog reaches stream.MaxBacklog, the client is disconnected with errdefs.ErrResourceExhausted. After
-// Attach returns, a read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
+// Attach implements sandbox.Attacher.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
-	h, l, err := b.ledger.GetRun(p.ID, c.ID)
+	plan, err := b.plan(p, c)
 	if err != nil {
 		return err
 	}
-	hub, client, err := l.join(b.bundleOf(h), c)
+	return b.sessions.attach(ctx, plan, req)
+}
+
+// attach connects a client to a container's stdio. A client that does not read its output cannot block the container:
+// once the client's backlog reaches stream.MaxBacklog, the client is disconnected with errdefs.ErrResourceExhausted.
+// After attach returns, a read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
+func (s *Sessions) attach(ctx context.Context, p sessionPlan, req sandbox.AttachRequest) error {
+	hub, client, err := s.join(p)
 	if err != nil {
 		return err
 	}
@@ -37,11 +44,11 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	defer cancel()
 	go followSize(req.Resize, ctx.Done(), func(size sandbox.TermSize) {
 		line := fmt.Sprintf("1 %d %d\n", min(size.Height, maxSide), min(size.Width, maxSide))
-		if err := control(b.bundleOf(h), line); err != nil {
-			b.log.Debug("resize an attached terminal", "container", h.ID, "err", err)
+		if err := control(p.Bundle, line); err != nil {
+			s.log.Debug("resize an attached terminal", "container", p.ID, "err", err)
 		}
 	})
-	if req.Stdin != nil && c.Config.GetStdin() {
+	if req.Stdin != nil && p.Stdin {
 		if hub.stdinOnce {
 			defer hub.endInput()
 		}
@@ -55,25 +62,32 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 }
 
 // join adds a client to the run's hub, or to a new hub if no hub accepts clients.
-func (l *life) join(bundle string, c *sandbox.Container) (*hub, *stream.OutputQueue, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (s *Sessions) join(p sessionPlan) (*hub, *stream.OutputQueue, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	previous := make(chan struct{})
-	if l.hub == nil {
+	if old := s.hubs[p.Init]; old == nil {
 		close(previous)
 	} else {
-		if client := l.hub.add(); client != nil {
-			return l.hub, client, nil
+		if client := old.add(); client != nil {
+			return old, client, nil
 		}
-		previous = l.hub.disconnected
+		previous = old.disconnected
 	}
-	conn, err := dialAttach(bundle)
+	conn, err := dialAttach(p.Bundle)
 	if err != nil {
 		return nil, nil, err
 	}
-	once := endsStdin(c.Config.GetStdinOnce(), c.Config.GetTty())
-	hub, client := newHub(conn, c.Config.GetStdin(), once, previous)
-	l.hub = hub
+	hub, client := newHub(conn, p.Stdin, endsStdin(p.StdinOnce, p.TTY), previous)
+	s.hubs[p.Init] = hub
+	go func() {
+		<-hub.disconnected
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.hubs[p.Init] == hub {
+			delete(s.hubs, p.Init)
+		}
+	}()
 	return hub, client, nil
 }
 
@@ -98,8 +112,11 @@ func dialAttach(bundle string) (*net.UnixConn, error) {
 }
 
 // disconnectAll disconnects all hubs and waits at most disconnectTime for them.
-func (b *Backend) disconnectAll() {
-	limit, hubs := time.After(disconnectTime), b.hubs()
+func (s *Sessions) disconnectAll() {
+	s.mu.Lock()
+	hubs := slices.Collect(maps.Values(s.hubs))
+	s.mu.Unlock()
+	limit := time.After(disconnectTime)
 	for _, hub := range hubs {
 		go hub.disconnect()
 	}
@@ -110,17 +127,4 @@ func (b *Backend) disconnectAll() {
 			return
 		}
 	}
-}
-
-func (b *Backend) hubs() (found []*hub) {
-	for _, h := range b.ledger.All() {
-		if _, l := h.Snapshot(); l != nil {
-			l.mu.Lock()
-			if l.hub != nil {
-				found = append(found, l.hub)
-			}
-			l.mu.Unlock()
-		}
-	}
-	return found
 }

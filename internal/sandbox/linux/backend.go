@@ -87,6 +87,8 @@ type Backend struct {
 	volatile bool
 
 	ledger *ledger.Ledger[state, life]
+	// sessions serves the sessions in the daemon: calls of ExecSync, and what another process cannot serve.
+	sessions *Sessions
 
 	mu     sync.Mutex
 	pauses map[string]*process.Process
@@ -103,6 +105,10 @@ var (
 	_ sandbox.Inspector     = (*Backend)(nil)
 	_ sandbox.NetnsMaker    = (*Backend)(nil)
 	_ ImageStore            = (*image.Store)(nil)
+
+	_ sandbox.SessionPlanner = (*Backend)(nil)
+	_ sandbox.SessionReaper  = (*Backend)(nil)
+	_ sandbox.SessionServer  = (*Sessions)(nil)
 )
 
 // Open finds the helper programs, checks the OCI runtime with a trial container, and creates the directories. Its error
@@ -157,15 +163,14 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	return &Backend{
 		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
 		sampler: stats.NewSampler(8192), volatile: noVolatile == nil,
-		ledger: ledger.New[state, life](format, cfg.stateFile, s.Logger), pauses: map[string]*process.Process{},
+		ledger:   ledger.New[state, life](format, cfg.stateFile, s.Logger),
+		sessions: &Sessions{log: s.Logger, spawner: conmon.spawner, hubs: map[process.ID]*hub{}}, pauses: map[string]*process.Process{},
 	}, nil
 }
 
 // Close releases what Open acquired. Containers keep running; the backend must not be used afterwards.
 func (b *Backend) Close() error {
-	b.disconnectAll()
-	b.conmon.spawner.close()
-	return nil
+	return b.sessions.Close()
 }
 
 func (c Config) withDefaults() Config {

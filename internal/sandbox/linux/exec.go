@@ -30,32 +30,46 @@ const (
 	killPause = 5 * time.Millisecond
 )
 
-// Exec implements sandbox.Execer. The program's parent is a conmon that only waits for it. The program's stdio is
+// Exec implements sandbox.Execer.
+func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
+	plan, err := b.plan(p, c)
+	if err != nil {
+		return 0, err
+	}
+	return b.sessions.exec(ctx, plan, req)
+}
+
+// exec runs a program in a container. The program's parent is a conmon that only waits for it. The program's stdio is
 // connected to our pipes, or to a terminal whose other end we receive. Without conmon, runc would wait for any child
 // that holds the program's output, which would delay the exit code. And no process would reap the remains of a failed
 // exec.
-func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
-	h, l, err := b.ledger.GetRun(p.ID, c.ID)
+func (s *Sessions) exec(ctx context.Context, p sessionPlan, req sandbox.ExecRequest) (int32, error) {
+	m, rt, err := s.tools(p)
 	if err != nil {
 		return 0, err
 	}
-	config, err := readConfig(b.bundleOf(h))
+	config, err := readConfig(p.Bundle)
 	if err != nil {
 		return 0, err
 	}
-	process, err := spec.Process(spec.ExecInput{Spec: config, Cmd: req.Cmd, TTY: req.TTY})
+	program, err := spec.Process(spec.ExecInput{Spec: config, Cmd: req.Cmd, TTY: req.TTY})
 	if err != nil {
 		return 0, err
 	}
-	dir, err := os.MkdirTemp(b.cfg.execDir(), "")
+	init, err := p.init()
 	if err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(dir)
-	if err := ledger.WriteJSON(filepath.Join(dir, "process.json"), process); err != nil {
+	defer init.Close()
+	dir, err := makeExecDir(p.ExecDir)
+	if err != nil {
 		return 0, err
 	}
-	x := &execution{dir: dir, container: l}
+	defer dir.remove()
+	if err := ledger.WriteJSON(filepath.Join(dir.path, "process.json"), program); err != nil {
+		return 0, err
+	}
+	x := &execution{dir: dir.path, init: init}
 	defer x.close()
 	var options []string
 	if req.TTY {
@@ -66,13 +80,13 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if err != nil {
 		return 0, err
 	}
-	return x.run(ctx, b.conmon, b.conmon.execCommand(h.ID, dir, b.runtime, options))
+	return x.run(ctx, m, m.execCommand(p.ID, dir.path, rt, options))
 }
 
 // execution is one program run by exec.
 type execution struct {
-	dir       string
-	container *life
+	dir  string
+	init *process.Process // the container's
 
 	stdin, stdout, stderr *os.File       // the program's ends of the pipes (with a terminal, the runtime's); closed after the start
 	onStart               []func()       // run as goroutines after the start
@@ -235,7 +249,7 @@ func (x *execution) result(err error) (int32, error) {
 		switch {
 		// When a container ends, the kernel kills the program, or the runtime that is starting it, before we see that
 		// the container has ended.
-		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
+		case message == "" && x.init.WaitFor(execKill), x.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
 			return 0, fmt.Errorf("failed to exec: %s: %w", message, classifyMessage(message))

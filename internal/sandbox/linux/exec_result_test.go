@@ -43,7 +43,7 @@ func TestExecInDyingContainer(t *testing.T) {
 			if c.init == soon {
 				time.AfterFunc(50*time.Millisecond, func() { close(soon.Dead) })
 			}
-			x := &execution{dir: dir, container: &life{launched: launched{init: c.init}}}
+			x := &execution{dir: dir, init: c.init}
 			if _, err := x.result(errors.New("exit status 1")); !errdefs.IsFailedPrecondition(err) {
 				t.Errorf("result: got error %v, want ErrFailedPrecondition", err)
 			}
@@ -68,7 +68,7 @@ func TestExecInLivingContainer(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "log"), []byte(c.log), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		x := &execution{dir: dir, container: &life{launched: launched{init: &process.Process{ID: process.ID{Pid: os.Getpid()}, Dead: make(chan struct{})}}}}
+		x := &execution{dir: dir, init: &process.Process{ID: process.ID{Pid: os.Getpid()}, Dead: make(chan struct{})}}
 		if _, err := x.result(errors.New("exit status 1")); !c.is(err) {
 			t.Errorf("result after the message %q: error %v has the wrong class", c.log, err)
 		}

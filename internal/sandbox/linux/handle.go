@@ -48,7 +48,6 @@ type life struct {
 	signalled bool        // the stop signal was sent
 	deadline  time.Time   // when kill fires
 	kill      *time.Timer // kills the container
-	hub       *hub        // the connection of attach clients; nil until the first client
 }
 
 func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }

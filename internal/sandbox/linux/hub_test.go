@@ -44,9 +44,10 @@ func (c *testContainer) hub(t *testing.T) *hub {
 	if l == nil {
 		t.Fatal("the container is not running")
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.hub
+	s := c.pod.r.Backend.sessions
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hubs[l.init.ID]
 }
 
 func await(t *testing.T, what string, done <-chan struct{}) {

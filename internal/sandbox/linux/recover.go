@@ -236,7 +236,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 			errs = append(errs, b.removeSandbox(ctx, pod, ""))
 		}
 	}
-	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.releaseOrphans(ctx, keep), emptyDir(b.cfg.execDir()))
+	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.releaseOrphans(ctx, keep), reapExecs(b.cfg.execDir()))
 	return errors.Join(errs...)
 }
 
@@ -278,12 +278,4 @@ func idsIn(dir string) (ids []string) {
 		}
 	}
 	return ids
-}
-
-func emptyDir(dir string) error {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
-	}
-	return err
 }

@@ -114,13 +114,13 @@ func (b *Backend) abandon() {
 		if _, l := h.Snapshot(); l != nil {
 			l.init.Close()
 			l.conmon.Close()
-			l.mu.Lock()
-			if l.hub != nil {
-				_ = l.hub.conn.Close()
-			}
-			l.mu.Unlock()
 		}
 	}
+	b.sessions.mu.Lock()
+	for _, hub := range b.sessions.hubs {
+		_ = hub.conn.Close()
+	}
+	b.sessions.mu.Unlock()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for id, p := range b.pauses {

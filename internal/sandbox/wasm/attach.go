@@ -17,11 +17,15 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	if err != nil {
 		return err
 	}
+	return attach(ctx, l.worker.conn(), c.ID, c.Config.GetStdin(), req)
+}
+
+func attach(ctx context.Context, worker *workerapi.Client, id string, stdin bool, req sandbox.AttachRequest) error {
 	io := workerapi.AttachIO{Stdout: req.Stdout, Stderr: req.Stderr}
-	if c.Config.GetStdin() {
+	if stdin {
 		io.Stdin = req.Stdin
 	}
-	return asNotRunning(l.worker.conn().Attach(ctx, c.ID, io), c.ID)
+	return asNotRunning(worker.Attach(ctx, id, io), id)
 }
 
 // ReopenLog implements sandbox.LogReopener.

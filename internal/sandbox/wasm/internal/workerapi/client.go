@@ -36,10 +36,19 @@ type Client struct {
 // conn even if NewClient fails. The error is errdefs.ErrFailedPrecondition if the worker has another protocol version,
 // and ErrUnavailable if the connection ends.
 func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
+	return newClient(ctx, conn, true)
+}
+
+// NewSessionClient is like NewClient, for a process that only attaches: the connection delivers no events.
+func NewSessionClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
+	return newClient(ctx, conn, false)
+}
+
+func newClient(ctx context.Context, conn *net.UnixConn, events bool) (*Client, error) {
 	c := &Client{conn: conn, waiting: map[uint64]chan message{}, events: newEventQueue()}
 	c.ctx, c.end = context.WithCancelCause(context.Background())
 	go c.read()
-	if err := c.call(ctx, opHello, helloRequest{Version: Version, Events: true}, &c.hello); err != nil {
+	if err := c.call(ctx, opHello, helloRequest{Version: Version, Events: events}, &c.hello); err != nil {
 		c.Close()
 		return nil, err
 	}
