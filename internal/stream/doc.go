@@ -19,10 +19,20 @@
 //   - WebSocket protocol v5, which lets the client close stdin.
 //   - Tokens have 130 random bits.
 //
+// In the daemon, a Dispatcher issues the URLs. The sessions run in a carrier, a process of their own that outlives the
+// daemon (Carry), so a restart of the daemon does not end them:
+//
+//	daemon:  internal/cri ──► Dispatcher.GetExec ──► Planner (the node): where does the session lead?
+//	                              ├──► a ticket file: request and plan
+//	                              └──► starts the carrier, if none runs, with the TCP listener
+//	carrier: client ──► Server ──► redeems the ticket ──► sandbox.SessionServer of the kind ──► container
+//
+// The Dispatcher serves a session in the daemon only if the backend cannot plan it.
+//
 // ExecSync runs a program and collects as much output as fits into a CRI message. PortForwardTCP connects a stream to a
 // TCP port of a pod, through a dial function for the pod's network. OpenLogFile opens container logs for writing, and
 // ReadLogs reads them across rotations, in the CRI's format (internal/crilog).
 //
-// The package knows containers and pods only by their IDs; the node implements Runtime.
-// See docs/adr/0007-streaming-by-cri-streaming.md.
+// The package knows containers and pods only by their IDs; the node implements Runtime and Planner.
+// See docs/adr/0007-streaming-by-cri-streaming.md and docs/adr/0047-sessions-outlive-the-daemon.md.
 package stream
