@@ -10,6 +10,9 @@
 //	│ interceptors: panic → Internal, error →    │   errors.go, the only place with gRPC codes
 //	│ code, log the node's own faults            │
 //	├────────────────────────────────────────────┤
+//	│ delegates: other CRI endpoints get calls   │   delegate, only if configured
+//	│ about their pods                           │
+//	├────────────────────────────────────────────┤
 //	│ validation: the request alone              │   validate*.go
 //	├────────────────────────────────────────────┤
 //	│ one file per RPC                           │   sandbox_*.go container_*.go image_*.go …

@@ -149,6 +149,7 @@ func (k *kubelet) status(p *kubePod) *podStatus {
 	k.t.Helper()
 	ctx, byUID := context.Background(), map[string]string{"io.kubernetes.pod.uid": p.uid}
 	s := &podStatus{}
+	strict := os.Getenv(harness.EnvDelegate) == "" // containerd gives no timestamp, and another name for the image in lists
 	sandboxes, err := k.runtime.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: byUID})
 	k.must(err)
 	for _, item := range sandboxes {
@@ -157,7 +158,7 @@ func (k *kubelet) status(p *kubePod) *podStatus {
 			continue
 		}
 		k.must(err)
-		if resp.Timestamp == 0 || resp.Status.Metadata.Uid != p.uid || item.CreatedAt != resp.Status.CreatedAt {
+		if strict && resp.Timestamp == 0 || resp.Status.Metadata.Uid != p.uid || item.CreatedAt != resp.Status.CreatedAt {
 			k.t.Errorf("status of sandbox %v: got %v, want the same metadata and times", item, resp)
 		}
 		s.sandboxes = append(s.sandboxes, resp.Status)
@@ -171,7 +172,7 @@ func (k *kubelet) status(p *kubePod) *podStatus {
 		}
 		k.must(err)
 		c := resp.Status
-		if item.ImageId == "" || item.ImageId != c.ImageId || item.Image.GetImage() != c.Image.GetImage() || c.State < item.State {
+		if item.ImageId == "" || item.ImageId != c.ImageId || strict && item.Image.GetImage() != c.Image.GetImage() || c.State < item.State {
 			k.t.Errorf("status of container %v: got %v, want the same image and no earlier state", item, c)
 		}
 		s.containers = append(s.containers, c)
