@@ -81,8 +81,14 @@ test-daemon: build images ## run the end-to-end and crash tests against real dae
 .PHONY: test-all
 test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real kubelet with its node specs, soak, short fuzzing, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-connect test-kubelet test-e2e-node test-release fuzz debian
+	$(MAKE) test-attack test-delegate test-connect test-kubelet test-e2e-node test-release fuzz debian
 	TRIPOD_SOAK=10000x $(MAKE) soak
+
+.PHONY: test-delegate
+test-delegate: build images ## run the end-to-end tests of Linux pods through a Tripod that delegates them to containerd (15 min); again with Debian's containerd the migration
+	hack/delegate.sh
+	@hack/setup.sh bench
+	TRIPOD_TEST_DELEGATE=/usr/bin $(GOTEST) -v -run '^TestMigrateFromContainerd$$' ./test/e2e
 
 .PHONY: test-attack
 test-attack: build images ## run hostile containers, components, machines, images, registries and clients (10 min)

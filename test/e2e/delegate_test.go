@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/test/harness"
 )
 
@@ -85,6 +87,42 @@ func pause(t *testing.T, d *harness.Daemon, s syscall.Signal) {
 	t.Helper()
 	if err := syscall.Kill(d.Pid(), s); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// killedAt kills the front at a fail point in the life of a pod, and checks that the next start knows what the delegate
+// has.
+func (n delegation) killedAt(t *testing.T, point string, container *runtimeapi.ContainerConfig) {
+	t.Helper()
+	ctx := context.Background()
+	n.front.Restart(failpoint.Variable + "=" + point + "=kill")
+	config := harness.PodConfig(t, "victim", func(c *runtimeapi.PodSandboxConfig) { c.Labels["victim"] = point })
+	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pod, err := n.front.CRI().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "runc"})
+	if err == nil {
+		_, err = n.front.CRI().CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod.GetPodSandboxId(), Config: container, SandboxConfig: config})
+	}
+	if err == nil {
+		_, err = n.front.CRI().RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.GetPodSandboxId()})
+	}
+	if err == nil {
+		t.Fatalf("%s: no call met the fail point", point)
+	}
+	n.front.WaitExit(waitLimit)
+	n.front.Start()
+	theirs := listedPods(t, n.back, nil)
+	for _, id := range theirs {
+		if !slices.Contains(listedPods(t, n.front, nil), id) {
+			t.Errorf("%s: the pod %s is at the delegate, and not listed", point, id)
+		}
+	}
+	victims := listedPods(t, n.front, &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"victim": point}})
+	for _, id := range victims {
+		if _, err := n.front.CRI().RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
+			t.Errorf("%s: %v", point, err)
+		}
 	}
 }
 
@@ -167,6 +205,13 @@ func TestDelegate(t *testing.T) {
 		if err != nil || resp.GetStatus().GetStartedAt() != started {
 			t.Errorf("the first container: got %v, error %v; want it running since %d", resp.GetStatus(), err, started)
 		}
+	})
+
+	t.Run("the node is killed in the middle of a call", func(t *testing.T) {
+		for _, point := range []string{"run-sandbox.intent", "run-sandbox.forwarded", "create-container.forwarded", "remove.forwarded"} {
+			n.killedAt(t, "delegate."+point, c.Config)
+		}
+		n.mustList(t, old, own, through)
 	})
 
 	t.Run("the pods end through the node", func(t *testing.T) {

@@ -11,6 +11,15 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+var (
+	failRunIntent       = failpoint.New("delegate.run-sandbox.intent")
+	failRunForwarded    = failpoint.New("delegate.run-sandbox.forwarded")
+	failCreateForwarded = failpoint.New("delegate.create-container.forwarded")
+	failRemoveForwarded = failpoint.New("delegate.remove.forwarded")
 )
 
 // reads are the calls with an ID that change nothing. They have the endpoint's timeout; all others have the caller's.
@@ -43,6 +52,9 @@ func (r *Router) byID(ctx context.Context, c *call, id string) (proto.Message, e
 	}
 	switch c.req.(type) {
 	case *runtimeapi.RemovePodSandboxRequest, *runtimeapi.RemoveContainerRequest:
+		if err := failRemoveForwarded.Hit(ctx); err != nil {
+			return nil, err
+		}
 		r.owners.remove(full)
 	}
 	return resp, nil
@@ -128,7 +140,7 @@ func (r *Router) runSandbox(ctx context.Context, c *call, handler string, config
 	if err := r.beginSandbox(e); err != nil {
 		return nil, err
 	}
-	resp, err := e.order(ctx, c.method, c.req)
+	resp, err := r.forwardRun(ctx, e, c)
 	var since uint64
 	e.mu.Lock()
 	e.running--
@@ -143,6 +155,17 @@ func (r *Router) runSandbox(ctx context.Context, c *call, handler string, config
 	r.owners.add(map[string]*owner{id: {endpoint: e, UID: config.GetMetadata().GetUid(), since: since}})
 	e.kick()
 	return resp, nil
+}
+
+func (r *Router) forwardRun(ctx context.Context, e *endpoint, c *call) (proto.Message, error) {
+	if err := failRunIntent.Hit(ctx); err != nil {
+		return nil, err
+	}
+	resp, err := e.order(ctx, c.method, c.req)
+	if err != nil {
+		return nil, err
+	}
+	return resp, failRunForwarded.Hit(ctx)
 }
 
 // beginSandbox records that the endpoint has pods before it gets one. So a daemon that is killed meanwhile knows that a
@@ -180,6 +203,9 @@ func (r *Router) createContainer(ctx context.Context, c *call, req *runtimeapi.C
 	resp, err := e.order(ctx, c.method, c.req)
 	if err != nil {
 		r.missing.note(ctx, r, e, req.GetConfig().GetImage(), err)
+		return nil, err
+	}
+	if err := failCreateForwarded.Hit(ctx); err != nil {
 		return nil, err
 	}
 	e.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -233,5 +234,35 @@ func BenchmarkPut(b *testing.B) {
 				}
 			})
 		})
+	}
+}
+
+func TestUpdate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.db")
+	s, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, update := range []struct {
+		put    map[string][]byte
+		remove []string
+	}{{put: map[string][]byte{"a": []byte("1"), "b": []byte("2")}}, {put: map[string][]byte{"c": []byte("3")}, remove: []string{"a", "none"}}} {
+		if err := s.Update("k", update.put, update.remove); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = Open(path); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var got []string
+	if err := s.All("k", func(key string, value []byte) error { got = append(got, key+string(value)); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got, []string{"b2", "c3"}) {
+		t.Errorf("records: got %v, want b2 and c3", got)
 	}
 }
