@@ -175,11 +175,16 @@ examples: ## rebuild the .wasm files of examples/ (installs clang-14, wasi-libc 
 	@examples/edge/build.sh
 
 .PHONY: install
-install: build ## install the programs and the systemd units below DESTDIR and PREFIX
+install: build ## install the programs, manual pages, completions and systemd units below DESTDIR and PREFIX
 	install -D -m 0755 $(BIN) $(DESTDIR)$(PREFIX)/bin/tripod
 	install -D -m 0755 $(WORKER) $(DESTDIR)$(PREFIX)/bin/tripod-wasm
 	install -D -m 0755 $(VMWRAP) $(DESTDIR)$(PREFIX)/bin/tripod-vmwrap
 	install -D -m 0755 $(AGENT) $(DESTDIR)$(PREFIX)/bin/tripod-agent
+	rm -rf build/man && $(BIN) man build/man && install -D -m 0644 -t $(DESTDIR)$(PREFIX)/share/man/man1 build/man/*
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d)
+	$(BIN) completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/tripod
+	$(BIN) completion zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_tripod
+	$(BIN) completion fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tripod.fish
 	install -d $(DESTDIR)$(UNITDIR)
 	for unit in tripod tripod-orchestrator; do \
 	  sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/$$unit.service >$(DESTDIR)$(UNITDIR)/$$unit.service; done

@@ -52,7 +52,7 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		&cobra.Group{ID: groupWasm, Title: "Wasm components:"},
 		&cobra.Group{ID: groupEdge, Title: "Modules, over MQTT:"})
 	for _, c := range append([]*cobra.Command{
-		daemonCommand(), sessionsCommand(), checkCommand(), configCommand(), diagCommand(), versionCommand(), benchCommand(),
+		daemonCommand(), sessionsCommand(), checkCommand(), configCommand(), diagCommand(), versionCommand(), benchCommand(), manCommand(),
 	}, testCommands()...) {
 		c.GroupID = groupNode
 		root.AddCommand(c)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"log"
 	"log/slog"
 	"os"
@@ -154,4 +155,26 @@ func TestLogger(t *testing.T) {
 	if !strings.Contains(out.String(), `level=INFO msg="of the standard library"`) {
 		t.Errorf("logged %s", out.String())
 	}
+}
+
+// TestManualPages: each visible command has a page.
+func TestManualPages(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, stderr := program("man", dir); code != 0 {
+		t.Fatalf("man: %d, %s", code, stderr)
+	}
+	var check func(*cobra.Command)
+	check = func(c *cobra.Command) {
+		page := strings.ReplaceAll(c.CommandPath(), " ", "-") + ".1"
+		text, err := os.ReadFile(filepath.Join(dir, page))
+		if err != nil || !bytes.Contains(text, []byte(".SH SYNOPSIS")) {
+			t.Errorf("page %s: got %d bytes, %v", page, len(text), err)
+		}
+		for _, sub := range c.Commands() {
+			if sub.IsAvailableCommand() {
+				check(sub)
+			}
+		}
+	}
+	check(newRoot(nil, io.Discard, io.Discard))
 }

@@ -71,11 +71,8 @@ func (a *App) listPods(ctx context.Context, client *Client, filter *runtimeapi.P
 }
 
 func podRow(ctx context.Context, client *Client, p *runtimeapi.PodSandbox, wide bool) []string {
-	state := "NotReady"
-	if p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
-		state = "Ready"
-	}
-	row := []string{shortID(p.GetId()), age(p.GetCreatedAt()), state, p.GetMetadata().GetName(),
+	ready := p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY
+	row := []string{shortID(p.GetId()), age(p.GetCreatedAt()), podStateWord(ready), p.GetMetadata().GetName(),
 		p.GetMetadata().GetNamespace(), strconv.Itoa(int(p.GetMetadata().GetAttempt())), cmp.Or(p.GetRuntimeHandler(), "(default)")}
 	if !wide {
 		return row
@@ -88,6 +85,13 @@ func podRow(ctx context.Context, client *Client, p *runtimeapi.PodSandbox, wide 
 		}
 	}
 	return append(row, ips, p.GetMetadata().GetUid(), pairs(p.GetLabels()))
+}
+
+func podStateWord(ready bool) string {
+	if ready {
+		return "Ready"
+	}
+	return "NotReady"
 }
 
 func (a *App) stoppCommand() *cobra.Command {

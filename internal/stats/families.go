@@ -104,6 +104,9 @@ var (
 	SpecMemoryReservation = gauge("container_spec_memory_reservation_limit_bytes", "Memory that is protected from reclaim; 0 means none.")
 	SpecSwapLimit         = gauge("container_spec_memory_swap_limit_bytes", "Limit on memory and swap together; 0 means no limit.")
 
+	// Requests is the only family that is ours.
+	Requests = counter("container_requests_total", "Requests that the node has served for the container; only WebAssembly components have them.")
+
 	PressureCPUWaiting    = counter("container_pressure_cpu_waiting_seconds_total", "Time in which at least one task waited for the CPU, in seconds.")
 	PressureCPUStalled    = counter("container_pressure_cpu_stalled_seconds_total", "Time in which all tasks waited for the CPU, in seconds.")
 	PressureMemoryWaiting = counter("container_pressure_memory_waiting_seconds_total", "Time in which at least one task waited for memory, in seconds.")

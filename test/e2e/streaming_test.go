@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -348,16 +347,7 @@ func TestAttach(t *testing.T) {
 	t.Run("tripod attach -it on a terminal: Ctrl-P Ctrl-Q leaves", func(t *testing.T) {
 		c := start(t, true, false)
 		attach := tripod(t, d, "attach", "-it", c.ID)
-		command := exec.Command("script", "-qec", strings.Join(attach.Args, " "), "/dev/null") // from Debian's bsdutils: a pty
-		keys, err := command.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var screen buffer
-		command.Stdout, command.Stderr = &screen, &screen
-		if err := command.Start(); err != nil {
-			t.Fatal(err)
-		}
+		command, keys, screen := onTerminal(t, attach)
 		harness.Eventually(t, waitLimit, func() error { // input before the terminal is raw is echoed twice
 			if _, err := io.WriteString(keys, "hello\r"); err != nil {
 				t.Fatal(err)
@@ -370,17 +360,7 @@ func TestAttach(t *testing.T) {
 		if _, err := io.WriteString(keys, "\x10\x11"); err != nil {
 			t.Fatal(err)
 		}
-		ended := make(chan error, 1)
-		go func() { ended <- command.Wait() }()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Errorf("detach: got error %v, screen %q; want success", err, screen.String())
-			}
-		case <-time.After(waitLimit):
-			_ = command.Process.Kill()
-			t.Errorf("tripod attach did not end within %v; screen %q", waitLimit, screen.String())
-		}
+		waitSuccess(t, command, screen)
 		if s := c.Status(); s.State != running {
 			t.Errorf("state of the container: got %v, want running", s.State)
 		}

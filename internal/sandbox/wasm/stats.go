@@ -144,6 +144,7 @@ func guestSamples(w workerapi.Stats) (s stats.Samples) {
 	s.Add(stats.OOMEvents, float64(w.OutOfMemory))
 	s.Add(stats.FileDescriptors, float64(w.Holdings.Files)+float64(w.Connections))
 	s.Add(stats.Sockets, float64(w.Connections))
+	s.Add(stats.Requests, float64(w.Requests))
 	return s
 }
 
