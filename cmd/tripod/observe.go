@@ -58,6 +58,9 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, log *slog.Log
 		m.Register(p.tracing.Dropped())
 	}
 	m.Register(connectionFigures{p.connectionStats})
+	if p.linux != nil {
+		m.Register(p.linux.Collector())
+	}
 	if p.wasm != nil {
 		m.Register(p.wasm.Collector(p.node.Components()))
 	}

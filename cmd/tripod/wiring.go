@@ -48,7 +48,8 @@ type parts struct {
 	node    *node.Node
 	streams *stream.Dispatcher
 	server  *cri.Server
-	wasm    *wasm.Backend // nil without the handler "wasm"
+	linux   *linux.Backend // nil without the handler "linux"
+	wasm    *wasm.Backend  // nil without the handler "wasm"
 	health  *health.Board
 	closers []func() error // in order of opening
 	// connections limits the connections to addresses that users other than root can reach.
@@ -232,6 +233,7 @@ func linuxConfig(c *config.Config) linux.Config {
 	return linux.Config{
 		Root: linuxRoot(c), RunDir: linuxRunDir(c), Runtime: c.Linux.Runtime, Conmon: c.Linux.Conmon, Catatonit: c.Linux.Catatonit,
 		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LogSizeMax: c.Log.ContainerSizeMax,
+		Annotations: c.Handlers.Linux.AllowedAnnotations,
 	}
 }
 
@@ -239,7 +241,8 @@ func wasmConfig(c *config.Config) wasm.Config {
 	return wasm.Config{
 		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: c.Wasm.Program, Workers: wasm.WorkerMode(c.Wasm.Worker),
 		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LabelPrefix: c.Node.ComponentLabelPrefix,
-		LogSizeMax: c.Log.ContainerSizeMax, Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
+		Annotations: c.Handlers.Wasm.AllowedAnnotations,
+		LogSizeMax:  c.Log.ContainerSizeMax, Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
 		Connections:    limits(c.Connections),
 		Holdings:       wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
@@ -295,7 +298,7 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 			return nil, fmt.Errorf("%w (see `tripod check`)", err)
 		}
 		p.opened(l.Close)
-		backends["linux"] = l
+		p.linux, backends["linux"] = l, l
 	}
 	if c.Backends.Wasm {
 		w, err := p.openWasm(ctx, c, images, networks, log)

@@ -22,17 +22,18 @@ var defaults []byte
 
 // Config is the whole configuration. default.toml explains each key.
 type Config struct {
-	Root    string  `toml:"root"`
-	State   string  `toml:"state"`
-	GRPC    GRPC    `toml:"grpc"`
-	Log     Log     `toml:"log"`
-	Image   Image   `toml:"image"`
-	Network Network `toml:"network"`
-	Linux   Linux   `toml:"linux"`
-	Wasm    Wasm    `toml:"wasm"`
-	VM      VM      `toml:"vm"`
-	Node    Node    `toml:"node"`
-	Userns  Userns  `toml:"userns"`
+	Root     string   `toml:"root"`
+	State    string   `toml:"state"`
+	GRPC     GRPC     `toml:"grpc"`
+	Log      Log      `toml:"log"`
+	Image    Image    `toml:"image"`
+	Network  Network  `toml:"network"`
+	Linux    Linux    `toml:"linux"`
+	Wasm     Wasm     `toml:"wasm"`
+	VM       VM       `toml:"vm"`
+	Handlers Handlers `toml:"handlers"`
+	Node     Node     `toml:"node"`
+	Userns   Userns   `toml:"userns"`
 	// Delegates are the other CRI endpoints, in the order in which annotations and image prefixes are compared.
 	Delegates []Delegate `toml:"delegate"`
 	Backends  Backends   `toml:"backends"`
@@ -155,6 +156,18 @@ type VM struct {
 	ConsoleBuffer   uint64   `toml:"console_buffer"`
 	ImagePrefix     string   `toml:"image_prefix"`
 	TranslationsDir string   `toml:"translations_dir"`
+}
+
+// Handlers configures what all kinds of pods have in common.
+type Handlers struct {
+	Linux Handler `toml:"linux"`
+	Wasm  Handler `toml:"wasm"`
+	VM    Handler `toml:"vm"`
+}
+
+// Handler configures one kind of pods.
+type Handler struct {
+	AllowedAnnotations []string `toml:"allowed_annotations"`
 }
 
 // Node configures the pod pool.

@@ -150,6 +150,9 @@ const (
 	ReasonGuestPanic = "GuestPanic"
 	// ReasonNoBootableDevice: the virtual machine's firmware found nothing to boot.
 	ReasonNoBootableDevice = "NoBootableDevice"
+	// ReasonSeccomp: the container made a system call that its seccomp profile forbids, and was stopped for it. CRI-O uses
+	// the same words.
+	ReasonSeccomp = "seccomp killed"
 	// ReasonUnknown: the exit was not observed (the node rebooted, a helper was killed).
 	ReasonUnknown = "Unknown"
 )

@@ -2,6 +2,9 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -364,7 +367,8 @@ func TestPathsOfTheRoot(t *testing.T) {
 const denyHostname = `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["sethostname"],"action":"SCMP_ACT_ERRNO"}]}`
 
 func TestSeccomp(t *testing.T) {
-	d := harness.StartDaemon(t)
+	figures := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	d := harness.StartDaemon(t, harness.Set("handlers.linux.allowed_annotations", []string{"io.kubernetes.cri-o.*"}), harness.Set("metrics.address", figures))
 	d.Pull(t, harness.Busybox)
 	profile := filepath.Join(harness.Dir(), "deny-hostname.json")
 	if err := os.WriteFile(profile, []byte(denyHostname), 0o644); err != nil {
@@ -405,6 +409,42 @@ func TestSeccomp(t *testing.T) {
 		got := printed(t, d, pod, harness.Busybox, rename, func(s *security) { s.Privileged, s.Seccomp = true, local })
 		if got != "changed" {
 			t.Errorf("host name: got %q, want changed", got)
+		}
+	})
+	t.Run("the notifier stops a container, or only reports it, if the node allows the annotation", func(t *testing.T) {
+		const key = "io.kubernetes.cri-o.seccompNotifierAction"
+		for action, want := range map[string]struct {
+			code   int32
+			reason string
+		}{"log": {0, "Completed"}, "stop": {137, "seccomp killed"}} {
+			p := d.RunPod(t, harness.PodConfig(t, action, func(c *runtimeapi.PodSandboxConfig) { c.Annotations = map[string]string{key: action} }))
+			c := p.Create(harness.ContainerConfig("c", harness.Busybox, harness.Shell("hostname changed; swapoff /etc/hosts; echo on"), harness.Security(func(s *security) {
+				s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+			})))
+			c.Start()
+			s := c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
+			if s.ExitCode != want.code || s.Reason != want.reason {
+				t.Errorf("%s: end %d, %s (%s), want %d, %s", action, s.ExitCode, s.Reason, s.Message, want.code, want.reason)
+			}
+			if output := harness.Text(c.Logs(), ""); strings.HasSuffix(output, "on\n") != (action == "log") {
+				t.Errorf("%s: output %q", action, output)
+			}
+			p.Remove()
+		}
+		resp, err := http.Get("http://" + figures + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if text, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(text), `tripod_seccomp_forbidden_calls_total{syscall="sethostname"} 2`) {
+			t.Errorf("the metrics do not count two calls of sethostname, error %v", err)
+		}
+		p := d.RunPod(t, harness.PodConfig(t, "p"))
+		defer p.Remove()
+		config := harness.ContainerConfig("c", harness.Busybox, harness.Shell("true"))
+		config.Annotations = map[string]string{key: "log"}
+		if why := refused(t, d, p, config); !strings.Contains(why, "needs a seccomp profile") {
+			t.Errorf("an unconfined container with a notifier: %s", why)
 		}
 	})
 	t.Run("a profile that is not there is refused", func(t *testing.T) {

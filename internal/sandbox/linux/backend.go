@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/notifier"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 	"github.com/tripod-run/tripod/internal/stats"
 )
@@ -42,6 +44,8 @@ type Config struct {
 	CgroupParent string
 	// LogSizeMax is the size limit of a container's log file in bytes; 0 means no limit.
 	LogSizeMax int64
+	// Annotations are those that pods may use.
+	Annotations sandbox.AllowList
 }
 
 // Services are the parts of the node that the backend uses.
@@ -85,6 +89,11 @@ type Backend struct {
 	sampler *stats.Sampler
 	// volatile means that containers' layers are mounted with the option "volatile".
 	volatile bool
+	// notifier reports the calls that containers' seccomp profiles forbid. forbidden holds the name of the call for which
+	// a container is being stopped, by the container's ID, and forbiddenCalls counts all calls.
+	notifier       *notifier.Listener
+	forbidden      sync.Map
+	forbiddenCalls *prometheus.CounterVec
 
 	ledger *ledger.Ledger[state, life]
 	// sessions serves the sessions in the daemon: calls of ExecSync, and what another process cannot serve.
@@ -160,16 +169,24 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	}
 	s.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
 		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly, "user_namespaces", host.UserNamespaces == nil)
-	return &Backend{
+	b := &Backend{
 		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
 		sampler: stats.NewSampler(8192), volatile: noVolatile == nil,
 		ledger:   ledger.New[state, life](format, cfg.stateFile, s.Logger),
 		sessions: &Sessions{log: s.Logger, spawner: conmon.spawner, hubs: map[process.ID]*hub{}}, pauses: map[string]*process.Process{},
-	}, nil
+		forbiddenCalls: newForbiddenCalls(),
+	}
+	if b.notifier, err = notifier.Listen(cfg.notifierSocket(), b.reportForbidden, s.Logger); err != nil {
+		s.Logger.Warn("containers cannot have a seccomp notifier", "err", err)
+	}
+	return b, nil
 }
 
 // Close releases what Open acquired. Containers keep running; the backend must not be used afterwards.
 func (b *Backend) Close() error {
+	if b.notifier != nil {
+		_ = b.notifier.Close()
+	}
 	return b.sessions.Close()
 }
 
@@ -191,6 +208,8 @@ func (c Config) check() error {
 }
 
 // All paths derive from the configuration and the IDs.
+
+func (c Config) notifierSocket() string { return filepath.Join(c.RunDir, "seccomp.sock") }
 
 func (c Config) exitDir() string { return filepath.Join(c.RunDir, "exits") }
 func (c Config) ociDir() string  { return filepath.Join(c.RunDir, "oci") }
@@ -225,6 +244,9 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
 	if err := spec.Validate(p, c, b.host); err != nil {
+		return err
+	}
+	if err := errors.Join(b.cfg.Annotations.Check(p.Config.GetAnnotations()), b.validateNotifier(p, c)); err != nil {
 		return err
 	}
 	if c == nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/notifier"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -135,6 +136,9 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		ResolvConf: files.resolvConf, Hosts: files.hosts, HostnameFile: files.hostname,
 		ImageVolumes: dirs,
 	}, b.host)
+	if action := b.notifierAction(p, c); action != "" && err == nil {
+		err = notifier.Apply(config.Linux.Seccomp, b.cfg.notifierSocket(), notifierMetadata(p.ID, c.ID, action))
+	}
 	for _, m := range answer.Mounts {
 		if v, ok := volumes[m.ContainerPath]; ok {
 			m.Image.ImageRef = v.imageID

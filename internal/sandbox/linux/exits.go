@@ -35,7 +35,7 @@ func (b *Backend) watch(h *handle, l *life) {
 	case <-l.conmon.Dead:
 	}
 	b.settle(h, l)
-	status := b.record(h, l, b.findEnd(h))
+	status := b.record(h, l, b.asForbidden(h.ID, b.findEnd(h)))
 	b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 }
 

@@ -165,6 +165,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 // clearEarlierRun removes what the OCI runtime and conmon keep from an earlier run.
 func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 	s, _ := h.Snapshot()
+	b.forbidden.Delete(h.ID)
 	if err := b.deleteRuntimeState(ctx, h.ID, s.Cgroup, s.Phase == ledger.Starting); err != nil {
 		return err
 	}

@@ -34,6 +34,10 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 				return found, fmt.Errorf("container %s: %w", c.ID, err)
 			}
 			found.Add(c.ID, status)
+			if action := b.notifierAction(k.Pod, c); action != "" && status.State == sandbox.StateRunning {
+				b.log.Warn("nobody is notified any more about a container's forbidden system calls, which now fail with ENOSYS, "+
+					"because the daemon was restarted", "pod", k.Pod.ID, "container", c.ID, "action", action)
+			}
 		}
 	}
 	if err := b.removeOrphans(ctx, keep, conmons); err != nil {

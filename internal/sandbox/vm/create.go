@@ -86,7 +86,7 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if o.sandbox, err = b.sandbox(p.ID); err != nil {
 		return nil, fmt.Errorf("the sandbox is missing: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
-	if o.options, _, err = annotations.Parse(p.Config.GetAnnotations()); err != nil {
+	if o.options, _, err = b.options(p); err != nil {
 		return nil, err
 	}
 	img, err := b.cfg.Images.Machine(ctx, c.ImageID)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/libvirt"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
@@ -34,6 +35,8 @@ type Config struct {
 	Owner string
 	// CgroupParent is the parent cgroup of pods that do not name one; "" means the default for CgroupDriver.
 	CgroupDriver, CgroupParent string
+	// Annotations are those that pods may use.
+	Annotations sandbox.AllowList
 	// LogSizeMax is the maximum size of a container's log file in bytes; 0 means no limit.
 	LogSizeMax int64
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
@@ -44,7 +43,7 @@ func (p *pod) closeResponder() {
 
 // CreateSandbox implements sandbox.Backend. It makes the pod's user, cgroup and taps, and starts the responder.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
-	_, warnings, err := annotations.Parse(p.Config.GetAnnotations())
+	_, warnings, err := b.options(p)
 	if err != nil {
 		return err
 	}

@@ -402,7 +402,7 @@ func newRig(t testing.TB, change ...func(*settings)) *rig {
 	section := config.Default().VM
 	section.UIDBase, section.UIDCount, section.BootTimeout = 300_000, 3, 0
 	r.config = settings{
-		Config: Config{VM: section, Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")},
+		Config: Config{VM: section, Annotations: sandbox.AllowList{"*"}, Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")},
 		Driver: r.driver, Images: r.images, Network: r.wires, Cgroup: tree,
 		Virtiofs: func(context.Context) error { return errdefs.ErrNotFound },
 		Logger:   slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),

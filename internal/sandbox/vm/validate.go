@@ -57,7 +57,10 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if !hexID.MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
-	if _, _, err := annotations.Parse(p.Config.GetAnnotations()); err != nil {
+	if err := b.cfg.Annotations.Check(p.Config.GetAnnotations()); err != nil {
+		return err
+	}
+	if _, _, err := b.options(p); err != nil {
 		return err
 	}
 	if c == nil {
@@ -75,6 +78,11 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		}
 	}
 	return nil
+}
+
+// options returns the settings in those of the pod's annotations that the node allows, and warnings.
+func (b *Backend) options(p *sandbox.Pod) (annotations.Options, []string, error) {
+	return annotations.Parse(b.cfg.Annotations.Pick(p.Config.GetAnnotations()))
 }
 
 func validatePod(config *runtimeapi.PodSandboxConfig) error {

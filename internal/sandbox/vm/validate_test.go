@@ -56,7 +56,7 @@ func acceptedPod() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 // TestWhatAKubeletSends: every request in the corpus is accepted, except for the node's network. Machines do not get
 // the kubelet's termination message file.
 func TestWhatAKubeletSends(t *testing.T) {
-	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM}}}
+	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM, Annotations: sandbox.AllowList{"*"}}}}
 	for _, c := range corpus.Pods(t) {
 		c.MoveBelow(t, t.TempDir())
 		p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
@@ -79,7 +79,7 @@ func TestWhatAKubeletSends(t *testing.T) {
 // TestEnforcedOrRefused: fields that machines do not support are refused, and the error names the field (rule 6 of the
 // lifecycle).
 func TestEnforcedOrRefused(t *testing.T) {
-	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM}}}
+	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM, Annotations: sandbox.AllowList{"*"}}}}
 	type pod = runtimeapi.PodSandboxConfig
 	type ctr = runtimeapi.ContainerConfig
 	localhost := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "x"}

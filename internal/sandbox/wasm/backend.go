@@ -44,6 +44,8 @@ type Config struct {
 	CgroupDriver, CgroupParent string
 	// LabelPrefix is the prefix of the labels that name a component, and of the annotations that parseOptions reads.
 	LabelPrefix string
+	// Annotations are those that pods may use.
+	Annotations sandbox.AllowList
 	// LogSizeMax bounds the log file of a container, in bytes; 0 means no limit.
 	LogSizeMax int64
 	// Instances is the size of a worker's pool of guest instances. MaxMemory bounds the size of each linear memory, in

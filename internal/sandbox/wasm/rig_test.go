@@ -199,7 +199,8 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 		events: make(chan sandbox.Event, 100_000), known: map[string]sandbox.Known{},
 	}
 	r.config = Config{
-		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Program: program, UID: 65529, GID: 65529,
+		Annotations: sandbox.AllowList{"*"},
+		Root:        filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Program: program, UID: 65529, GID: 65529,
 		CgroupParent: testCgroup,
 	}
 	r.services = Services{Images: r.shelf, Network: r.ports, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}

@@ -57,7 +57,7 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 // pod.
 func TestWhatAKubeletSends(t *testing.T) {
 	for _, workers := range []WorkerMode{WorkerPerNode, WorkerPerPod} {
-		b := &Backend{cfg: setup{Config: Config{Workers: workers}.withDefaults()}}
+		b := &Backend{cfg: setup{Config: Config{Workers: workers, Annotations: sandbox.AllowList{"*"}}.withDefaults()}}
 		for _, c := range corpus.Pods(t) {
 			c.MoveBelow(t, t.TempDir())
 			p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
@@ -76,7 +76,7 @@ func TestWhatAKubeletSends(t *testing.T) {
 // TestEnforcedOrRefused checks that unsupported fields are refused, and that the error names the field (rule 6 of the
 // lifecycle).
 func TestEnforcedOrRefused(t *testing.T) {
-	b := &Backend{cfg: setup{Config: Config{}.withDefaults()}}
+	b := &Backend{cfg: setup{Config: Config{Annotations: sandbox.AllowList{"*"}}.withDefaults()}}
 	type pod = runtimeapi.PodSandboxConfig
 	type ctr = runtimeapi.ContainerConfig
 	localhost := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "x"}
@@ -136,7 +136,7 @@ func TestEnforcedOrRefused(t *testing.T) {
 
 // TestConcurrencyIsBounded checks that a pod cannot set a higher concurrency than wasm.max_concurrency.
 func TestConcurrencyIsBounded(t *testing.T) {
-	b := &Backend{cfg: setup{Config: Config{Concurrency: 10}.withDefaults()}}
+	b := &Backend{cfg: setup{Config: Config{Concurrency: 10, Annotations: sandbox.AllowList{"*"}}.withDefaults()}}
 	for value, wrong := range map[string]bool{"10": false, "11": true} {
 		pod, _ := kubelets()
 		pod = proto.CloneOf(pod)

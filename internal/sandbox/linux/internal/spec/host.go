@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"github.com/containerd/containerd/v2/pkg/cap"
 	"golang.org/x/sys/unix"
@@ -29,6 +30,8 @@ type Host struct {
 	CPUQuota bool
 	// Seccomp means that the kernel can filter system calls.
 	Seccomp bool
+	// SeccompNotify means that the kernel can ask the daemon about system calls.
+	SeccompNotify bool
 	// AppArmor and SELinux mean that the security module is enabled.
 	AppArmor, SELinux bool
 	// AppArmorProfile is the loaded default profile. It is "" if there is none. Probe leaves it empty.
@@ -75,6 +78,7 @@ func ProbeAt(root string) (Host, error) {
 	}
 	h.AppArmor = strings.HasPrefix(h.line("sys/module/apparmor/parameters/enabled"), "Y")
 	h.SELinux = h.exists("sys/fs/selinux/enforce")
+	h.SeccompNotify = canNotify()
 	h.Name = h.line("proc/sys/kernel/hostname")
 	h.RecursiveReadOnly = !errors.Is(unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{}), unix.ENOSYS)
 	return h, nil
@@ -193,4 +197,11 @@ func (h *Host) line(name string) string {
 	text, _ := os.ReadFile(h.path(name))
 	first, _, _ := strings.Cut(string(text), "\n")
 	return first
+}
+
+// canNotify reports whether the kernel has the action SECCOMP_RET_USER_NOTIF (Linux 5.0).
+func canNotify() bool {
+	action := uint32(unix.SECCOMP_RET_USER_NOTIF)
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action)))
+	return errno == 0
 }

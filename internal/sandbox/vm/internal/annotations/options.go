@@ -135,7 +135,10 @@ func Parse(all map[string]string) (Options, []string, error) {
 	if !o.SSHKeySource.IsZero() && o.SSHKeySource.Key == "" {
 		o.SSHKeySource.Key = "authorized_keys"
 	}
-	warnings := unknown(all)
+	warnings, err := unknown(all)
+	if err != nil {
+		return Options{}, nil, err
+	}
 	more, err := o.checkCombinations(given)
 	if err != nil {
 		return Options{}, nil, err
@@ -218,8 +221,8 @@ func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 // maxUnknown is the maximum number of warnings about unknown keys. A request may have any number of unknown keys.
 const maxUnknown = 20
 
-// unknown returns a warning for each unknown key with one of our prefixes.
-func unknown(all map[string]string) []string {
+// unknown returns a warning for each unknown key of Virtlet, and errdefs.ErrInvalidArgument for an unknown key of ours.
+func unknown(all map[string]string) (warnings []string, err error) {
 	names := map[string]bool{}
 	for _, a := range Known {
 		names[a.Key()], names[a.Virtlet] = true, true
@@ -227,14 +230,16 @@ func unknown(all map[string]string) []string {
 	unknown := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(key string) bool {
 		return names[key] || !strings.HasPrefix(key, VirtletPrefix) && !strings.HasPrefix(key, Prefix)
 	})
-	var warnings []string
 	for i, key := range unknown {
+		if strings.HasPrefix(key, Prefix) {
+			return nil, fmt.Errorf("annotation %q is unknown; did you mean %s?: %w", key, nearest(key), errdefs.ErrInvalidArgument)
+		}
 		if i == maxUnknown {
-			return append(warnings, fmt.Sprintf("%d more annotations are unknown", len(unknown)-i))
+			return append(warnings, fmt.Sprintf("%d more annotations are unknown", len(unknown)-i)), nil
 		}
 		warnings = append(warnings, fmt.Sprintf("annotation %q is unknown; did you mean %s?", key, nearest(key)))
 	}
-	return warnings
+	return warnings, nil
 }
 
 // shown returns the form in which messages show a value. Long values are not shown, because they may be confidential

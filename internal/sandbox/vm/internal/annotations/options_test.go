@@ -264,12 +264,10 @@ func TestWarnings(t *testing.T) {
 		want []string
 	}{
 		"unknown keys": {
-			map[string]string{"VirtletVCPUcount": "2", "tripod.dev/vm.vcpu-cound": "2", "tripod.dev/vm.disk_driver": "x", "VirtletSSHKey": ""},
+			map[string]string{"VirtletVCPUcount": "2", "VirtletSSHKey": ""},
 			[]string{
 				`annotation "VirtletSSHKey" is unknown; did you mean VirtletSSHKeys?`,
 				`annotation "VirtletVCPUcount" is unknown; did you mean VirtletVCPUCount?`,
-				`annotation "tripod.dev/vm.disk_driver" is unknown; did you mean tripod.dev/vm.disk-driver?`,
-				`annotation "tripod.dev/vm.vcpu-cound" is unknown; did you mean tripod.dev/vm.vcpu-count?`,
 			},
 		},
 		"a script and more": {
@@ -303,10 +301,16 @@ func TestWarnings(t *testing.T) {
 	}
 	many := map[string]string{}
 	for i := range 1000 {
-		many[fmt.Sprintf("%s%03d%s", Prefix, i, strings.Repeat("x", 10_000))] = "x"
+		many[fmt.Sprintf("%s%03d%s", VirtletPrefix, i, strings.Repeat("x", 10_000))] = "x"
 	}
 	if _, warnings, err := Parse(many); err != nil || len(warnings) != maxUnknown+1 || warnings[maxUnknown] != "980 more annotations are unknown" {
 		t.Errorf("a thousand unknown keys give %d warnings, %v; want %d", len(warnings), err, maxUnknown+1)
+	}
+	for key, meant := range map[string]string{"vcpu-cound": "vcpu-count", "disk_driver": "disk-driver"} {
+		_, _, err := Parse(map[string]string{Prefix + key: "2"})
+		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "did you mean "+Prefix+meant) {
+			t.Errorf("Parse of %s = %v, want ErrInvalidArgument that suggests %s", key, err, meant)
+		}
 	}
 }
 
