@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -64,12 +65,25 @@ type mergedEvents struct {
 	grpc.ServerStream
 	ctx context.Context
 	mu  sync.Mutex
+	// began means that the header has been sent, by itself or before the first event.
+	began bool
 }
 
 func (m *mergedEvents) Context() context.Context { return m.ctx }
 
+func (m *mergedEvents) SendHeader(header metadata.MD) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.began {
+		return nil
+	}
+	m.began = true
+	return m.ServerStream.SendHeader(header)
+}
+
 func (m *mergedEvents) SendMsg(msg any) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.began = true
 	return m.ServerStream.SendMsg(msg)
 }
