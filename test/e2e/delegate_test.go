@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/test/harness"
 )
 
@@ -95,7 +94,7 @@ func pause(t *testing.T, d *harness.Daemon, s syscall.Signal) {
 func (n delegation) killedAt(t *testing.T, point string, container *runtimeapi.ContainerConfig) {
 	t.Helper()
 	ctx := context.Background()
-	n.front.Restart(failpoint.Variable + "=" + point + "=kill")
+	n.front.Restart("TRIPOD_FAILPOINTS=" + point + "=kill")
 	config := harness.PodConfig(t, "victim", func(c *runtimeapi.PodSandboxConfig) { c.Labels["victim"] = point })
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
 		t.Fatal(err)
