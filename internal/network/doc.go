@@ -19,8 +19,8 @@
 // In the diagram, · marks a fail point. KEY is the pod ID if CNI allows that ID as a container ID, otherwise a hash of
 // the ID (keyOf). All state on disk can be found from the pod ID, so a roll-back needs no state in memory: Teardown
 // undoes a Setup even if the process that ran it was killed, and GC does the same for pods that no longer exist. If DEL
-// fails during a roll-back, the Manager retries in the background until it succeeds. If DEL fails during a Teardown,
-// the caller retries.
+// fails during a roll-back, the Manager retries in the background until it succeeds. A Teardown whose chain runs in this
+// process is background work as a whole; if another chain's DEL fails during a Teardown, the caller retries.
 //
 // The chain is the configuration in ConfDir whose file name sorts first. If ConfDir has none, the chain is the embedded
 // default: bridge and host-local, plus portmap and bandwidth for pods that ask for them. Plugins are standard CNI

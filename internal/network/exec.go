@@ -109,6 +109,9 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 	timedOut := fmt.Errorf("killed after the plugin timeout of %s: %w", e.timeout, context.DeadlineExceeded)
 	ctx, cancel := context.WithTimeoutCause(ctx, e.timeout, timedOut)
 	defer cancel()
+	if rehearsal, ok := ctx.Value(rehearsalKey{}).(*rehearsal); ok {
+		return nil, rehearsal.note(e.plan(path, stdin, environ))
+	}
 	free, err := e.lockContainer(ctx, cniVariable(environ, "CNI_CONTAINERID"))
 	if err != nil {
 		return nil, err

@@ -115,16 +115,33 @@ func (n *node) setup(a Attachment) *Result {
 	return r
 }
 
+// teardown calls Teardown and waits until the release is complete.
 func (n *node) teardown(a Attachment) {
 	n.t.Helper()
 	if err := n.Teardown(n.t.Context(), a); err != nil {
 		n.t.Fatal(err)
 	}
+	n.awaitReleased(keyOf(a.ID))
 }
 
-// assertClean fails the test if anything of any pod is left.
+func (n *node) awaitReleased(key string) {
+	n.t.Helper()
+	until.Holds(n.t, "the release of "+key, func() bool {
+		rec, err := n.records.get(key)
+		return err == nil && rec == nil
+	})
+}
+
+// assertClean fails the test if anything of any pod is left once the releases under way are complete.
 func (n *node) assertClean() {
 	n.t.Helper()
+	keys, err := n.records.keys()
+	if err != nil {
+		n.t.Error(err)
+	}
+	for _, key := range keys {
+		n.awaitReleased(key)
+	}
 	if left := n.leases(); len(left) > 0 {
 		n.t.Errorf("leases left: %v", left)
 	}

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -22,6 +23,26 @@ func planBuiltin(plugins *builtin.Plugins) func(string, []byte, []string) (inPro
 		}
 		return call, nil
 	}
+}
+
+// rehearsal counts the plugins of a chain that would run in this process. libcni runs a chain with a rehearsal in its
+// context (rehearsalKey) without any effect, because libcni alone knows what it gives to each plugin.
+type rehearsal struct{ plugins int } // plugins that are left
+
+type rehearsalKey struct{}
+
+var errRehearsed = errors.New("rehearsed")
+
+// note takes the result of planning one plugin. It ends the rehearsal with an error at the first executable, and at the
+// end of the chain, before libcni removes the cached result of ADD.
+func (r *rehearsal) note(_ inProcessCall, why error) error {
+	if why != nil {
+		return why
+	}
+	if r.plugins--; r.plugins == 0 {
+		return errRehearsed
+	}
+	return nil
 }
 
 // runInProcess runs the call and waits until it returns or ctx ends. It calls free when the call returns, even if ctx

@@ -69,7 +69,9 @@ func daemon(config string) int {
 		var m *Manager
 		if m, err = New(cfg); err == nil {
 			_, err = m.Setup(context.Background(), Attachment{ID: "pod"})
-			err = errors.Join(err, m.Teardown(context.Background(), Attachment{ID: "pod"}))
+			for range 2 { // the second Teardown waits for the background work of the first
+				err = errors.Join(err, m.Teardown(context.Background(), Attachment{ID: "pod"}))
+			}
 		}
 	}
 	if err != nil {

@@ -84,13 +84,16 @@ func (m *Manager) Close() error {
 	return nil
 }
 
-// inBackground runs fn in a goroutine, unless m.life has ended. fn must return soon after m.life ends.
-func (m *Manager) inBackground(fn func()) {
+// inBackground runs fn in a goroutine, unless m.life has ended. fn must return soon after m.life ends. inBackground
+// reports whether fn runs.
+func (m *Manager) inBackground(fn func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.life.Err() == nil {
-		m.background.Go(fn)
+	if m.life.Err() != nil {
+		return false
 	}
+	m.background.Go(fn)
+	return true
 }
 
 // lockPod locks the pod with this ID and returns the pod's key. The returned function unlocks the pod.

@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -347,6 +349,38 @@ func TestStats(t *testing.T) {
 	if _, err := n.Stats(r.Netns); !errdefs.IsNotFound(err) {
 		t.Errorf("Stats after Teardown = %v, want not found", err)
 	}
+}
+
+// TestTeardownInBackground: Teardown of a chain that runs in this process returns before the release is complete. Until
+// then nobody else gets the address, and another daemon can complete the release.
+func TestTeardownInBackground(t *testing.T) {
+	n := newNode(t, nil)
+	first := n.setup(Attachment{ID: "first"})
+	lock, err := os.Open(filepath.Join(n.leasesDir(), defaultNetworkName, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil { // holds up the release
+		t.Fatal(err)
+	}
+	if err := n.Teardown(t.Context(), Attachment{ID: "first"}); err != nil {
+		t.Fatal(err)
+	}
+	if rec, err := n.records.get("first"); rec == nil || err != nil {
+		t.Errorf("the record of an incomplete release = %v, %v; want it to stay", rec, err)
+	}
+	if leases := n.leases(); !slices.Equal(leases, []string{first.IPs[0].String()}) {
+		t.Errorf("leases during the release: %v, want %s", leases, first.IPs[0])
+	}
+	n.restart()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.GC(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	n.assertClean()
 }
 
 func TestNetnsStaysOffTheProcess(t *testing.T) {

@@ -18,16 +18,45 @@ var teardownDel = failpoint.New("network.teardown.del")
 // Teardown releases everything that Setup took. It can be called repeatedly and in any state, even after an interrupted
 // Setup or a reboot. For an unknown pod it does nothing. It uses only the ID in the attachment, because Setup has
 // recorded the chain and the arguments. After an error, call Teardown again.
+//
+// If the whole chain runs in this process, Teardown returns at once and the release continues in the background, because
+// the kernel needs tens of milliseconds to delete an interface. The pod's record stays until the release is complete, so
+// a new process continues it (GC), and the pod's address is not leased again before its interface is gone. A chain with
+// an executable, as for host ports, has released everything when Teardown returns.
 func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	key, unlock, err := m.lockPod(ctx, a.ID)
 	if err != nil {
 		return err
+	}
+	rec, err := m.records.get(key)
+	if err == nil && rec != nil && m.delRunsInProcess(ctx, rec) && m.inBackground(func() { m.release(rec, unlock) }) {
+		return nil
 	}
 	defer unlock()
 	if err := m.detach(ctx, key); err != nil {
 		return fmt.Errorf("release the network of pod %s: %w", a.ID, err)
 	}
 	return nil
+}
+
+// release does the work of Teardown in the background, and then unlocks the pod.
+func (m *Manager) release(rec *record, unlock func()) {
+	err := m.detach(m.life, rec.key)
+	unlock()
+	if err != nil && m.life.Err() == nil {
+		m.cfg.Logger.Warn("release of a pod's network failed, will retry", "pod", rec.ID, "err", err)
+		m.retry(rec)
+	}
+}
+
+// delRunsInProcess reports whether DEL of the recorded chain needs no executable.
+func (m *Manager) delRunsInProcess(ctx context.Context, rec *record) bool {
+	if m.exec.plan == nil {
+		return false
+	}
+	rehearsal := &rehearsal{plugins: len(rec.list.Plugins)}
+	_ = m.cni.DelNetworkList(context.WithValue(ctx, rehearsalKey{}, rehearsal), rec.list, rec.runtimeConf(m.netnsPath(rec.key)))
+	return rehearsal.plugins == 0
 }
 
 // detach does the work of Teardown, with the pod's lock held: DEL first, then the namespace, then the record. In this

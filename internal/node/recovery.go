@@ -46,7 +46,9 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	}
 	var keep []string
 	for _, p := range n.pool.all() {
-		keep = append(keep, p.id)
+		if !p.rec.Load().networkReleased() {
+			keep = append(keep, p.id)
+		}
 	}
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop

@@ -128,6 +128,10 @@ func (p *livePod) finishStop(ctx context.Context) error {
 	return failStopSandboxCommit.Hit(ctx)
 }
 
+// networkReleased reports whether finishStop has released the pod's network. The release itself can still be under way
+// in the network's background, and a new process continues it.
+func (p *Pod) networkReleased() bool { return p.State == Killed && p.Intent != StopPodSandbox }
+
 // strongerIntent returns the existing intent if that is RemovePodSandbox, because removing a pod includes stopping it.
 // Otherwise it returns the wanted intent.
 func strongerIntent(have, want Call) Call {
