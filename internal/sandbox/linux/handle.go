@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -166,7 +165,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 	s, _ := h.Snapshot()
 	b.forbidden.Delete(h.ID)
-	if err := b.deleteRuntimeState(ctx, h.ID, s.Cgroup, s.Phase == ledger.Starting); err != nil {
+	if err := b.deleteRuntimeState(ctx, b.bundleOf(h), h.ID, s.Cgroup, s.Phase); err != nil {
 		return err
 	}
 	for _, name := range []string{
@@ -181,23 +180,38 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 
 // deleteRuntimeState removes a container's cgroup and its state in the OCI runtime. If the container's start may have
 // been interrupted, deleteRuntimeState first kills the processes in the cgroup. A runtime that was killed can leave a
-// state that it cannot read later. Such a state is removed without the runtime.
-func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, interrupted bool) error {
-	if interrupted && cgroup != "" {
+// state that it cannot read later. Such a state is removed without the runtime. So is the state of a container whose end
+// is recorded, because the runtime would do nothing else (see forgettable).
+func (b *Backend) deleteRuntimeState(ctx context.Context, bundle, id, cgroup string, phase ledger.Phase) error {
+	if phase == ledger.Starting && cgroup != "" {
 		if err := b.cgroups.Kill(ctx, cgroup); err != nil {
 			return err
 		}
+	}
+	if phase == ledger.Exited && b.forgettable(bundle) {
+		return errors.Join(b.runtime.forget(id), b.cgroups.Remove(ctx, cgroup))
 	}
 	if err := b.runtime.delete(ctx, id); err != nil {
 		if ctx.Err() != nil {
 			return err
 		}
 		b.log.Warn("the OCI runtime cannot delete a container; removing its state directly", "container", id, "err", err)
-		if err := os.RemoveAll(filepath.Join(b.cfg.ociDir(), id)); err != nil {
+		if err := b.runtime.forget(id); err != nil {
 			return err
 		}
 	}
 	return b.cgroups.Remove(ctx, cgroup)
+}
+
+// forgettable reports whether the OCI runtime has nothing to do for a container that has ended but to remove its own
+// state and the cgroup: systemd keeps no unit for it, and its specification has no hooks to run and no resource control
+// group to remove.
+func (b *Backend) forgettable(bundle string) bool {
+	if b.runtime.systemd {
+		return false
+	}
+	config, err := readConfig(bundle)
+	return err == nil && (config.Hooks == nil || len(config.Hooks.Poststop) == 0) && (config.Linux == nil || config.Linux.IntelRdt == nil)
 }
 
 // pinTarget pins the PID namespace of the target container, so that the container with the given ID can join the
@@ -285,7 +299,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	if err != nil {
 		return err
 	}
-	interrupted := true
+	phase := ledger.Starting // the worst, if nothing is known
 	if h != nil {
 		s, l := h.Snapshot()
 		if cgroup == "" {
@@ -297,15 +311,16 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 				return err
 			}
 		}
-		interrupted = s.Phase == ledger.Starting
+		s, _ = h.Snapshot() // the run may just have ended
+		phase = s.Phase
 	}
-	if err := b.deleteRuntimeState(ctx, id, cgroup, interrupted); err != nil {
+	bundle := b.cfg.bundle(podID, id)
+	if err := b.deleteRuntimeState(ctx, bundle, id, cgroup, phase); err != nil {
 		return err
 	}
 	if err := fpDeleted.Hit(ctx); err != nil {
 		return err
 	}
-	bundle := b.cfg.bundle(podID, id)
 	if err := errors.Join(b.unmountAll(podID, id), removeMountPoint(b.targetPin(podID, id))); err != nil {
 		return err
 	}

@@ -290,6 +290,9 @@ func (r ociRuntime) delete(ctx context.Context, id string) error {
 	return nil
 }
 
+// forget removes a container's state without the runtime.
+func (r ociRuntime) forget(id string) error { return os.RemoveAll(filepath.Join(r.root, id)) }
+
 // knows reports whether the runtime's state has a directory for a container. Both crun and runc create one.
 func (r ociRuntime) knows(id string) bool { return exists(filepath.Join(r.root, id)) }
 
