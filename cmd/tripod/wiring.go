@@ -84,6 +84,9 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	if err := record.Check(); err != nil {
 		return nil, fmt.Errorf("the record %s is damaged: %w; nothing was changed; `tripod diag` shows what is readable", recordFile(c), err)
 	}
+	if err := record.KeepDrafts(filepath.Join(c.State, "record")); err != nil {
+		return nil, err
+	}
 	images, err := openImages(ctx, c, log)
 	if err != nil {
 		return nil, err

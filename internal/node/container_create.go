@@ -147,7 +147,7 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 			return "", err
 		}
 	}
-	err := p.commit(func(next *Pod) error {
+	err := p.intend(func(next *Pod) error {
 		if err := next.acceptsWork(CreateContainer); err != nil {
 			return err
 		}

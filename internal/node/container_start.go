@@ -44,7 +44,7 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 		return refusal(rec.unit, id, state, StartContainer)
 	}
 	// The state Starting serves as the recorded intent.
-	err = p.commit(func(next *Pod) error {
+	err = p.intend(func(next *Pod) error {
 		if err := next.acceptsWork(StartContainer); err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (p *livePod) commitStopped(id string, status sandbox.Status) error {
 	return p.observe(func(next *Pod) error {
 		c := next.find(id)
 		if c == nil || (c.State != Starting && c.State != Running) {
-			return nil
+			return errUnchanged
 		}
 		delete(p.exits, id)
 		c.finish(status)
@@ -151,13 +151,13 @@ func (p *livePod) recordExit(id string, status sandbox.Status) {
 	err := p.observe(func(next *Pod) error {
 		c := next.find(id)
 		switch {
-		case c == nil:
-		case c.State == Starting:
-			p.exits[c.ID] = status // commitRunning commits Running first and then reads the exit
-		case c.State == Running:
+		case c != nil && c.State == Running:
 			c.finish(status)
+			return nil
+		case c != nil && c.State == Starting:
+			p.exits[c.ID] = status // commitRunning commits Running first and then reads the exit
 		}
-		return nil
+		return errUnchanged
 	})
 	if err != nil {
 		p.node.log.Error("cannot record a container's exit", "container", id, "err", err)

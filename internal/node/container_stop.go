@@ -171,7 +171,7 @@ func (p *livePod) removePrevious(id string) error {
 // removeStopped removes a container that is not running: it records the intent, removes the container from the backend
 // and commits. With intentRetain, the container's record stays as a previous attempt.
 func (p *livePod) removeStopped(ctx context.Context, id string, intent Call) error {
-	if err := p.commit(func(next *Pod) error { next.find(id).Intent = intent; return nil }); err != nil {
+	if err := p.intend(func(next *Pod) error { next.find(id).Intent = intent; return nil }); err != nil {
 		return err
 	}
 	if err := failRemoveIntent.Hit(ctx); err != nil {

@@ -58,6 +58,9 @@ func openConfig(dir string, change func(c *node.Config, fakes map[string]*fake.B
 	if b.store, err = store.Open(filepath.Join(dir, "node.db")); err != nil {
 		return nil, err
 	}
+	if err := b.store.KeepDrafts(filepath.Join(dir, "drafts")); err != nil {
+		return nil, err
+	}
 	backends := map[string]sandbox.Backend{}
 	for handler, caps := range map[string]sandbox.Capabilities{"linux": {HostNetwork: true}, "wasm": {MaxContainers: 1, Components: true}, "vm": {MaxContainers: 1}} {
 		f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: caps})
@@ -585,6 +588,7 @@ func openWith(t *testing.T, dir, handler string, caps sandbox.Capabilities, wrap
 	t.Helper()
 	records, err := store.Open(filepath.Join(dir, "node.db"))
 	must(t, err)
+	must(t, records.KeepDrafts(filepath.Join(dir, "drafts")))
 	f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: caps})
 	must(t, err)
 	b := &bench{dir: dir, store: records, network: &fake.Network{Dir: filepath.Join(dir, "network")}}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -237,9 +238,15 @@ func (p *livePod) slotOf(key string) *slot {
 }
 
 // commit makes a transition. It calls change with a copy of the record, then writes and publishes that copy. If change
-// or the write fails, the record stays as it was.
+// or the write fails, the record stays as it was. A change that returns errUnchanged writes nothing.
 func (p *livePod) commit(change func(next *Pod) error) error {
-	return p.transition(change, false)
+	return p.transition(change, p.node.store.Put, false)
+}
+
+// intend is like commit, for an intent: a daemon that is killed finds it, but it need not survive the machine, because
+// nothing that the intent announces goes on after a reboot.
+func (p *livePod) intend(change func(next *Pod) error) error {
+	return p.transition(change, p.node.store.Draft, false)
 }
 
 // observe is like commit, but publishes the record even if it cannot write it. It is for events that have already
@@ -247,22 +254,32 @@ func (p *livePod) commit(change func(next *Pod) error) error {
 // record later; after a restart the backends report the same events again. observe returns errors from change, but not
 // from the write.
 func (p *livePod) observe(change func(next *Pod) error) error {
-	return p.transition(change, true)
+	return p.transition(change, p.node.store.Put, true)
 }
 
-func (p *livePod) transition(change func(next *Pod) error, happened bool) error {
+// announce is intend for stops: it publishes the record even if it cannot write it.
+func (p *livePod) announce(change func(next *Pod) error) error {
+	return p.transition(change, p.node.store.Draft, true)
+}
+
+// errUnchanged is what the change of a transition returns if there is nothing to change.
+var errUnchanged = errors.New("unchanged")
+
+func (p *livePod) transition(change func(next *Pod) error, write func(kind, key string, value []byte) error, happened bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.gone {
 		return notFound("pod", p.id)
 	}
 	next := p.rec.Load().clone()
-	if err := change(next); err != nil {
+	if err := change(next); errors.Is(err, errUnchanged) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	raw, err := encodePod(next)
 	if err == nil {
-		err = p.node.store.Put(kindPod, p.id, raw)
+		err = write(kindPod, p.id, raw)
 	}
 	if err != nil && !happened {
 		return err

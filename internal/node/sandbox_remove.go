@@ -46,7 +46,7 @@ func (p *livePod) removeSandbox(ctx context.Context) error {
 
 // removeKilled removes a Killed pod with its containers and its record.
 func (p *livePod) removeKilled(ctx context.Context) error {
-	if err := p.commit(func(next *Pod) error { next.Intent = RemovePodSandbox; return nil }); err != nil {
+	if err := p.intend(func(next *Pod) error { next.Intent = RemovePodSandbox; return nil }); err != nil {
 		return err
 	}
 	if err := failRemoveSandboxIntent.Hit(ctx); err != nil {

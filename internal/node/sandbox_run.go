@@ -123,7 +123,7 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	if err := p.node.store.Reserve(); err != nil {
 		return err
 	}
-	if err := p.commit(func(next *Pod) error { next.CreatedAt = time.Now(); return nil }); err != nil {
+	if err := p.intend(func(next *Pod) error { next.CreatedAt = time.Now(); return nil }); err != nil {
 		return err
 	}
 	if err := failRunIntent.Hit(ctx); err != nil {

@@ -69,7 +69,7 @@ func (p *livePod) stopSandbox(ctx context.Context) error {
 
 // kill takes the pod from Initiated to Killed: it refuses new orders, cancels those under way and kills the containers.
 func (p *livePod) kill(ctx context.Context) error {
-	if err := p.observe(func(next *Pod) error { next.Intent = strongerIntent(next.Intent, StopPodSandbox); return nil }); err != nil {
+	if err := p.announce(func(next *Pod) error { next.Intent = strongerIntent(next.Intent, StopPodSandbox); return nil }); err != nil {
 		return err
 	}
 	if err := failStopSandboxIntent.Hit(ctx); err != nil {
@@ -89,7 +89,7 @@ func (p *livePod) kill(ctx context.Context) error {
 	if err := p.backend.StopSandbox(ctx, p.rec.Load().sandboxPod()); err != nil {
 		return err
 	}
-	if err := p.observe(func(next *Pod) error { next.State = Killed; return nil }); err != nil {
+	if err := p.announce(func(next *Pod) error { next.State = Killed; return nil }); err != nil {
 		return err
 	}
 	return failStopSandboxKilled.Hit(ctx)

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -36,6 +37,8 @@ type Store struct {
 	mu       sync.RWMutex
 	db       *bbolt.DB
 	readOnly bool
+
+	drafts drafts
 
 	queue  chan request
 	closed chan struct{}
@@ -189,7 +192,10 @@ func (s *Store) Fresh() bool { return s.fresh }
 
 // Close closes the store once the writes under way have ended. Later writes fail with errdefs.ErrUnavailable.
 func (s *Store) Close() error {
-	s.once.Do(func() { close(s.closed) })
+	s.once.Do(func() {
+		s.settleDrafts()
+		close(s.closed)
+	})
 	s.wg.Wait()
 	if s.db == nil {
 		return nil
@@ -199,23 +205,35 @@ func (s *Store) Close() error {
 
 // Put writes value under key. It returns once the value is on disk.
 func (s *Store) Put(kind, key string, value []byte) error {
-	return s.submit(func(tx *bbolt.Tx) error {
+	err := s.submit(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists([]byte(kind))
 		if err != nil {
 			return err
 		}
 		return b.Put([]byte(key), value)
 	})
+	if err == nil {
+		s.drafts.remove(kind, key)
+	}
+	return err
 }
 
 // Delete removes key. It succeeds if the key is missing.
 func (s *Store) Delete(kind, key string) error {
-	return s.submit(func(tx *bbolt.Tx) error {
+	if hash, err := s.hash(kind, key); err == nil && hash == hashOf(nil) {
+		s.drafts.remove(kind, key) // it was never more than a draft
+		return nil
+	}
+	err := s.submit(func(tx *bbolt.Tx) error {
 		if b := tx.Bucket([]byte(kind)); b != nil {
 			return b.Delete([]byte(key))
 		}
 		return nil
 	})
+	if err == nil {
+		s.drafts.remove(kind, key)
+	}
+	return err
 }
 
 // Update writes and removes several records of one kind in one transaction. It returns once they are on disk.
@@ -253,15 +271,44 @@ func (s *Store) Next(name string) (uint64, error) {
 	return n, err
 }
 
-// All calls the function with every record of the kind, in key order. The function can keep the slices.
+// All calls the function with every record of the kind. The function can keep the slices.
 func (s *Store) All(kind string, each func(key string, value []byte) error) error {
-	return s.view(func(tx *bbolt.Tx) error {
+	all, err := s.drafts.list(s.id)
+	if err != nil {
+		return err
+	}
+	pending := map[string]draft{}
+	for _, d := range all {
+		if d.kind == kind {
+			pending[d.key] = d
+		}
+	}
+	err = s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(kind))
 		if b == nil {
 			return nil
 		}
-		return b.ForEach(func(k, v []byte) error { return each(string(k), append([]byte(nil), v...)) })
+		return b.ForEach(func(k, v []byte) error {
+			d, drafted := pending[string(k)]
+			delete(pending, string(k))
+			if drafted && d.base == hashOf(v) {
+				return each(string(k), d.value)
+			}
+			return each(string(k), bytes.Clone(v))
+		})
 	})
+	if err != nil {
+		return err
+	}
+	for key, d := range pending {
+		if d.base != hashOf(nil) {
+			continue // its record was deleted
+		}
+		if err := each(key, d.value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Check verifies the whole file.
