@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
@@ -44,6 +45,8 @@ type Manager struct {
 	life       context.Context // cancelled by Close
 	end        context.CancelFunc
 	background sync.WaitGroup
+	// releases is held for reading by each release in the background.
+	releases sync.RWMutex
 }
 
 // New prepares the directories and loads the CNI configuration. An invalid CNI configuration is not an error, because
@@ -75,8 +78,14 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends the background work and waits for it. Pods keep their network.
+// closePatience limits how long Close waits for releases under way, which take milliseconds.
+const closePatience = 3 * time.Second
+
+// Close ends the background work and waits for it. Releases under way can first be completed. Pods keep their network.
 func (m *Manager) Close() error {
+	cut := time.AfterFunc(closePatience, m.end)
+	m.releases.Lock() // never unlocked: no release begins any more
+	cut.Stop()
 	m.mu.Lock()
 	m.end()
 	m.mu.Unlock()

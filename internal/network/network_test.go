@@ -373,7 +373,7 @@ func TestTeardownInBackground(t *testing.T) {
 	if leases := n.leases(); !slices.Equal(leases, []string{first.IPs[0].String()}) {
 		t.Errorf("leases during the release: %v, want %s", leases, first.IPs[0])
 	}
-	n.restart()
+	n.restart() // gives the release up after closePatience
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 		return err
 	}
 	rec, err := m.records.get(key)
-	if err == nil && rec != nil && m.delRunsInProcess(ctx, rec) && m.inBackground(func() { m.release(rec, unlock) }) {
+	if err == nil && rec != nil && m.delRunsInProcess(ctx, rec) && m.releaseInBackground(rec, unlock) {
 		return nil
 	}
 	defer unlock()
@@ -39,14 +39,25 @@ func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// release does the work of Teardown in the background, and then unlocks the pod.
-func (m *Manager) release(rec *record, unlock func()) {
-	err := m.detach(m.life, rec.key)
-	unlock()
-	if err != nil && m.life.Err() == nil {
-		m.cfg.Logger.Warn("release of a pod's network failed, will retry", "pod", rec.ID, "err", err)
-		m.retry(rec)
+// releaseInBackground does the work of Teardown in the background, and then unlocks the pod. It returns false, and does
+// nothing, if the Manager is closed.
+func (m *Manager) releaseInBackground(rec *record, unlock func()) bool {
+	if !m.releases.TryRLock() {
+		return false
 	}
+	started := m.inBackground(func() {
+		defer m.releases.RUnlock()
+		err := m.detach(m.life, rec.key)
+		unlock()
+		if err != nil && m.life.Err() == nil {
+			m.cfg.Logger.Warn("release of a pod's network failed, will retry", "pod", rec.ID, "err", err)
+			m.retry(rec)
+		}
+	})
+	if !started {
+		m.releases.RUnlock()
+	}
+	return started
 }
 
 // delRunsInProcess reports whether DEL of the recorded chain needs no executable.
