@@ -115,7 +115,7 @@ func (s *Store) holdDisk(ctx context.Context, key, imageID string) (string, erro
 	}
 	switch e.details.kind {
 	case KindRootfs:
-		_, err := s.makeSnapshot(ctx, diskPrefix+key, e.image.ID, ownerDisk, nil, s.snaps.View)
+		_, err := s.makeSnapshot(ctx, diskPrefix+key, e.image.ID, ownerDisk, s.snaps.View)
 		return e.image.ID, err
 	case KindDisk:
 	default:

@@ -201,12 +201,16 @@ func sameOwner(dir, below string) error {
 	return os.Lchown(dir, int(stat.Uid), int(stat.Gid))
 }
 
-// dependents maps each layer to the keys of the containers' snapshots that depend on it.
+// dependents maps each layer to the keys of the containers' layers and views that depend on it.
 func (s *Store) dependents(ctx context.Context) (map[string][]string, error) {
 	parents, keys := map[string]string{}, []string(nil)
+	for key, info := range s.layerList() {
+		parents[key] = info.Chain
+		keys = append(keys, key)
+	}
 	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		parents[info.Name] = info.Parent
-		if owner := info.Labels[labelOwner]; owner != "" {
+		if owner := info.Labels[labelOwner]; owner != "" && owner != ownerFoundation {
 			keys = append(keys, info.Name)
 		}
 		return nil

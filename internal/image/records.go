@@ -95,8 +95,13 @@ func (s *Store) deleteImage(ctx context.Context, id string) error {
 		}
 		return nil
 	})
-	if err == nil {
-		s.index.drop(id)
+	if err != nil {
+		return err
 	}
-	return err
+	e, err := s.index.find(id)
+	s.index.drop(id)
+	if err != nil || e.image.ChainID == "" {
+		return nil // nobody has unpacked it
+	}
+	return s.dropFoundation(ctx, e.image.ChainID)
 }

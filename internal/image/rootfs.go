@@ -2,7 +2,10 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,27 +14,43 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// labelOwner is a label on snapshots that says what they are for. Prepare, View and OpenDisk set it.
+// labelOwner is a label on snapshots that says what they are for. View, OpenDisk and foundation set it, as did Prepare in
+// versions before foundations.
 const labelOwner = "tripod.run/owner"
 
 // labelRoot makes a snapshot a root for the collector: the snapshot and all layers below it stay until Release.
 const labelRoot = "containerd.io/gc.root"
 
 const (
-	ownerWritable = "rootfs"
-	ownerReadOnly = "view"
-	ownerDisk     = "disk" // see OpenDisk
+	ownerWritable   = "rootfs" // of earlier versions; see writableLayers
+	ownerReadOnly   = "view"
+	ownerDisk       = "disk"       // see OpenDisk
+	ownerFoundation = "foundation" // see writableLayers
 )
 
+// ownLabels returns the labels of a snapshot that the collector keeps.
+func ownLabels(owner string) map[string]string {
+	return map[string]string{labelOwner: owner, labelRoot: time.Now().UTC().Format(time.RFC3339)}
+}
+
 // Prepare makes a writable layer over an image's root filesystem and returns its mounts for the caller to mount. The
-// layer and those below it stay until Release(key), even if the image is removed. The labels are stored with the layer
-// and must not begin with "containerd.io/" or "tripod.run/". A repeated call for the same image returns the same
-// mounts; if the key belongs to another image, the error is errdefs.ErrAlreadyExists.
+// layer and those below it stay until Release(key), even if the image is removed. The labels are stored with the layer,
+// for people. A repeated call for the same image returns the same mounts; if the key belongs to another image, the error
+// is errdefs.ErrAlreadyExists.
 func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error) {
 	if err := s.readyFor(key); err != nil {
 		return nil, err
 	}
-	return s.makeSnapshot(ctx, key, imageID, ownerWritable, labels, s.snaps.Prepare)
+	return s.makeRootfs(ctx, key, imageID, func(ctx context.Context, e *entry) ([]mount.Mount, error) {
+		mounts, err := s.makeLayer(ctx, key, layerInfo{Image: e.image.ID, Chain: e.image.ChainID, Labels: labels})
+		if errors.Is(err, errSnapshot) {
+			return s.existingMounts(ctx, key, e.image.ChainID, ownerWritable)
+		}
+		if err == nil {
+			s.usage.add(key)
+		}
+		return mounts, err
+	})
 }
 
 // View is like Prepare, but the root filesystem is read-only. Image volumes use it.
@@ -39,12 +58,37 @@ func (s *Store) View(ctx context.Context, key, imageID string) ([]mount.Mount, e
 	if err := s.readyFor(key); err != nil {
 		return nil, err
 	}
-	return s.makeSnapshot(ctx, key, imageID, ownerReadOnly, nil, s.snaps.View)
+	return s.makeSnapshot(ctx, key, imageID, ownerReadOnly, s.snaps.View)
 }
 
 type snapshotFunc func(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error)
 
-func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, labels map[string]string, snapshot snapshotFunc) ([]mount.Mount, error) {
+// makeSnapshot makes a snapshot of an image's layers, or returns the mounts of the one that exists.
+func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, snapshot snapshotFunc) ([]mount.Mount, error) {
+	return s.makeRootfs(ctx, key, imageID, func(ctx context.Context, e *entry) ([]mount.Mount, error) {
+		if _, known := s.layerList()[key]; known {
+			return nil, fmt.Errorf("it already exists, as a container's layer: %w", errdefs.ErrAlreadyExists)
+		}
+		own := ownLabels(owner)
+		if owner == ownerDisk {
+			own[labelImage] = e.image.ID
+		}
+		mounts, err := snapshot(ctx, key, e.image.ChainID, snapshots.WithLabels(own))
+		if errdefs.IsAlreadyExists(err) {
+			return s.existingMounts(ctx, key, e.image.ChainID, owner)
+		}
+		if err == nil && !present(mounts) {
+			if err = s.snaps.Remove(ctx, key); err == nil {
+				err = errdefs.ErrNotFound
+			}
+		}
+		return mounts, err
+	})
+}
+
+// makeRootfs calls make for an image that has a root filesystem. If the image's layers are missing, make returns
+// errdefs.ErrNotFound.
+func (s *Store) makeRootfs(ctx context.Context, key, imageID string, make func(context.Context, *entry) ([]mount.Mount, error)) ([]mount.Mount, error) {
 	e, err := s.index.find(imageID)
 	if err != nil {
 		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
@@ -52,33 +96,13 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	if e.details.kind != KindRootfs {
 		return nil, invalidf("root filesystem %q: image %s is a %s and has none", key, e.image.ID, e.details.kind)
 	}
-	own := map[string]string{labelOwner: owner, labelRoot: time.Now().UTC().Format(time.RFC3339)}
-	if owner == ownerDisk {
-		own[labelImage] = e.image.ID
-	}
-	for label, value := range labels {
-		if strings.HasPrefix(label, "containerd.io/") || strings.HasPrefix(label, "tripod.run/") {
-			return nil, invalidf("root filesystem %q: the label %q is reserved", key, label)
-		}
-		own[label] = value
-	}
 	if err := s.reserve(); err != nil {
 		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
 	}
 	ctx = s.withNamespace(ctx)
-	mounts, err := snapshot(ctx, key, e.image.ChainID, snapshots.WithLabels(own))
-	if err == nil && !present(mounts) {
-		if err = s.snaps.Remove(ctx, key); err == nil {
-			err = errdefs.ErrNotFound
-		}
-	}
-	switch {
-	case errdefs.IsAlreadyExists(err):
-		mounts, err = s.existingMounts(ctx, key, e.image.ChainID, owner)
-	case errdefs.IsNotFound(err), isGone(err):
+	mounts, err := make(ctx, e)
+	if errdefs.IsNotFound(err) || isGone(err) {
 		err = s.lostLayers(ctx, e)
-	case err == nil && owner == ownerWritable:
-		s.usage.add(key)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("root filesystem %q of image %s: %w", key, e.image.ID, withClass(err))
@@ -118,7 +142,12 @@ func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	if err := s.readyFor(key); err != nil {
 		return nil, err
 	}
-	return s.snaps.Mounts(s.withNamespace(ctx), key)
+	ctx = s.withNamespace(ctx)
+	mounts, known, err := s.layerMounts(ctx, key)
+	if known {
+		return mounts, err
+	}
+	return s.snaps.Mounts(ctx, key)
 }
 
 // Release removes a snapshot that Prepare or View made. The caller must have unmounted it. Release succeeds if the
@@ -127,11 +156,18 @@ func (s *Store) Release(ctx context.Context, key string) error {
 	if err := s.readyFor(key); err != nil {
 		return err
 	}
-	if err := s.snaps.Remove(s.withNamespace(ctx), key); err != nil && !errdefs.IsNotFound(err) {
+	ctx = s.withNamespace(ctx)
+	known, err := s.releaseLayer(ctx, key)
+	if !known {
+		if err = s.snaps.Remove(ctx, key); errdefs.IsNotFound(err) {
+			err = nil
+		}
+		s.Kick()
+	}
+	if err != nil {
 		return fmt.Errorf("release root filesystem %q: %w", key, err)
 	}
 	s.usage.forget(key)
-	s.Kick()
 	return nil
 }
 
@@ -140,9 +176,9 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
 	}
-	var keys []string
+	keys := slices.Collect(maps.Keys(s.layerList()))
 	err := s.snaps.Walk(s.withNamespace(ctx), func(_ context.Context, info snapshots.Info) error {
-		if owner := info.Labels[labelOwner]; owner != "" && owner != ownerDisk {
+		if owner := info.Labels[labelOwner]; owner == ownerWritable || owner == ownerReadOnly {
 			keys = append(keys, info.Name)
 		}
 		return nil
@@ -159,7 +195,7 @@ func (s *Store) readyFor(key string) error {
 	if err := s.ready(); err != nil {
 		return err
 	}
-	if key == "" || strings.HasPrefix(key, "sha256:") || strings.HasPrefix(key, "extract-") || strings.HasPrefix(key, diskPrefix) {
+	if key == "" || slices.ContainsFunc([]string{"sha256:", "extract-", diskPrefix, foundationPrefix, "."}, func(p string) bool { return strings.HasPrefix(key, p) }) {
 		return invalidf("root filesystem key %q is empty or reserved", key)
 	}
 	return nil

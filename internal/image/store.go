@@ -70,6 +70,7 @@ type Store struct {
 	locks   keyedMutex
 	pulls   pullLeases
 	usage   usageCache
+	layers  writableLayers
 	fs      fsCache
 
 	// machines caches Machine's results by image ID; images are immutable.
@@ -156,7 +157,13 @@ func (s *Store) open(ctx context.Context) (err error) {
 		return fmt.Errorf("metadata: %w", err)
 	}
 	s.index.reset()
+	if err := s.openLayers(ctx); err != nil {
+		return fmt.Errorf("layers of containers: %w", err)
+	}
 	if err := s.load(ctx); err != nil {
+		return err
+	}
+	if err := s.dropFoundations(ctx); err != nil {
 		return err
 	}
 	if s.cfg.SignaturePolicy != "" {

@@ -90,7 +90,7 @@ func (s *Store) usageLoop() {
 		case <-s.base.Done():
 			return
 		case key := <-s.usage.work:
-			u, err := s.snaps.Usage(s.base, key)
+			u, err := s.layerUsage(s.base, key)
 			s.usage.set(key, Usage{Bytes: uint64(u.Size), Inodes: uint64(u.Inodes), Timestamp: time.Now()}, err)
 		}
 	}
@@ -104,6 +104,9 @@ func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
 	}
 	if u := s.usage.get(key); !u.Timestamp.IsZero() {
 		return u, nil
+	}
+	if _, known := s.layerList()[key]; known {
+		return Usage{}, nil
 	}
 	if _, err := s.snaps.Stat(s.withNamespace(ctx), key); err != nil {
 		s.usage.forget(key)
@@ -171,11 +174,17 @@ func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err er
 		err = s.measureFiles(&images)
 		return images, containers, err
 	}
+	writable := func(key string) {
+		u := s.usage.get(key)
+		containers.UsedBytes += u.Bytes
+		containers.InodesUsed += u.Inodes
+	}
+	for key := range s.layerList() {
+		writable(key)
+	}
 	err = s.snaps.Walk(ctx, func(ctx context.Context, info snapshots.Info) error {
 		if info.Labels[labelOwner] == ownerWritable {
-			u := s.usage.get(info.Name)
-			containers.UsedBytes += u.Bytes
-			containers.InodesUsed += u.Inodes
+			writable(info.Name)
 			return nil
 		}
 		if info.Kind != snapshots.KindCommitted {
@@ -196,9 +205,9 @@ func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err er
 }
 
 func (s *Store) measureFiles(into *FsUsage) error {
-	skip := filepath.Join(s.cfg.Root, "snapshots", "snapshots")
+	layers, writable := filepath.Join(s.cfg.Root, "snapshots", "snapshots"), filepath.Join(s.cfg.Root, containersDir)
 	return filepath.WalkDir(s.cfg.Root, func(path string, d fs.DirEntry, err error) error {
-		if path == skip {
+		if path == layers || path == writable {
 			return filepath.SkipDir
 		}
 		var info fs.FileInfo

@@ -313,18 +313,25 @@ func (v *verifier) checkRecords(ctx context.Context) error {
 
 // checkContainers checks that the directories of containers' file systems exist.
 func (v *verifier) checkContainers(ctx context.Context) error {
-	err := v.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		if info.Labels[labelOwner] == "" {
-			return nil
-		}
-		dir := v.dirs[info.Name]
+	check := func(key, dir string) error {
 		if dir != "" {
 			if _, err := os.Lstat(filepath.Join(dir, "fs")); !isGone(err) {
 				return err
 			}
 		}
-		v.found = append(v.found, Damage{Kind: "container", ID: info.Name, Detail: "the directory of its file system is missing; remove the container"})
+		v.found = append(v.found, Damage{Kind: "container", ID: key, Detail: "the directory of its file system is missing; remove the container"})
 		return nil
+	}
+	for key := range v.layerList() {
+		if err := check(key, v.layerDir(key)); err != nil {
+			return err
+		}
+	}
+	err := v.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		if owner := info.Labels[labelOwner]; owner == "" || owner == ownerFoundation {
+			return nil
+		}
+		return check(info.Name, v.dirs[info.Name])
 	})
 	if err != nil {
 		return fmt.Errorf("walk snapshots: %w", err)

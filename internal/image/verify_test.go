@@ -196,7 +196,7 @@ func TestVerifyReportsContainers(t *testing.T) {
 	img := pull(t, s, reg.push(t, "app:1", oneFileImage(t, "text")))
 	_, err := s.Prepare(t.Context(), "runs", img.ID, nil)
 	check(t, err)
-	check(t, os.RemoveAll(filepath.Dir(layerDir(t, s, "runs"))))
+	check(t, os.RemoveAll(s.layerDir("runs")))
 	check(t, os.RemoveAll(layerDir(t, s, img.ChainID)))
 	found := verify(t, s, false)
 	if !hasDamage(found, "container", "runs") || !hasDamage(found, "layer", img.ChainID) {
