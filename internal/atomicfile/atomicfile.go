@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/synced"
 )
 
 // Replace replaces the file at path. The file gets exactly the given mode, regardless of the umask. Replace does not
@@ -28,6 +30,7 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
+	synced.Add(2)
 	return errors.Join(dir.Sync(), dir.Close())
 }
 

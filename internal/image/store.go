@@ -29,6 +29,7 @@ import (
 	"github.com/tripod-run/tripod/internal/boltfile"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image/policy"
+	"github.com/tripod-run/tripod/internal/synced"
 )
 
 // Names in the metadata.
@@ -72,6 +73,9 @@ type Store struct {
 	usage   usageCache
 	layers  writableLayers
 	fs      fsCache
+
+	// unwatch ends the counts of synced writes in the open files.
+	unwatch []func()
 
 	// machines caches Machine's results by image ID; images are immutable.
 	machines  sync.Map
@@ -248,12 +252,27 @@ func (s *Store) openParts() (err error) {
 	if s.overlay, err = overlay.NewSnapshotter(filepath.Join(root, "snapshots"), overlay.AsynchronousRemove, overlay.WithMetaStore(s.meta)); err != nil {
 		return fmt.Errorf("overlayfs snapshots: %w", err)
 	}
+	s.unwatch = []func(){synced.Watch(synced.Transactions(s.bolt)), synced.Watch(s.snapshotTransactions)}
 	s.db = metadata.NewDB(s.bolt, s.blobs, map[string]snapshots.Snapshotter{snapshotter: s.overlay})
 	s.content = s.db.ContentStore()
 	s.snaps = s.db.Snapshotter(snapshotter)
 	s.records = metadata.NewImageStore(s.db)
 	s.leases = metadata.NewLeaseManager(s.db)
 	return nil
+}
+
+// snapshotTransactions returns the ID of the last transaction in the snapshotter's own metadata.
+func (s *Store) snapshotTransactions() (int, error) {
+	_, tx, err := s.meta.TransactionContext(context.Background(), false)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = tx.Rollback() }()
+	bolt, ok := tx.(*bolt.Tx)
+	if !ok {
+		return 0, fmt.Errorf("a transaction of type %T: %w", tx, errdefs.ErrNotImplemented)
+	}
+	return bolt.ID(), nil
 }
 
 // metadataFile contains the image records, leases and references. snapshotsFile is the snapshotter's own file; it maps
@@ -364,6 +383,9 @@ func (s *Store) Close() error {
 }
 
 func (s *Store) closeFiles() error {
+	for _, unwatch := range s.unwatch {
+		unwatch()
+	}
 	var errs []error
 	if s.overlay != nil {
 		errs = append(errs, s.overlay.Close())
@@ -373,7 +395,7 @@ func (s *Store) closeFiles() error {
 	if s.bolt != nil {
 		errs = append(errs, s.bolt.Close())
 	}
-	s.overlay, s.meta, s.bolt = nil, nil, nil
+	s.overlay, s.meta, s.bolt, s.unwatch = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/synced"
 )
 
 // Config configures a Metrics.
@@ -66,7 +67,10 @@ func New(c Config) *Metrics {
 	panics := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "tripod_recovered_panics_total", Help: "Panics in a request or task that the process survived; each is a defect.",
 	}, func() float64 { return float64(guard.Total()) })
-	m.registry.MustRegister(m.calls, m.results, build, panics, collectors.NewGoCollector(),
+	synced := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "tripod_synced_writes_total", Help: "Writes that waited for the disk: of the node's record, networks' records and the metadata of images.",
+	}, func() float64 { return float64(synced.Total()) })
+	m.registry.MustRegister(m.calls, m.results, build, panics, synced, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.Register(&pods{list: c.Pods})
 	return m

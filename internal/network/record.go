@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/synced"
 )
 
 const (
@@ -190,5 +192,6 @@ func writeDurably(path string, data []byte) (err error) {
 	if err != nil {
 		return errors.Join(err, os.Remove(file.Name()))
 	}
+	synced.Add(2)
 	return errors.Join(file.Sync(), dir.Sync())
 }

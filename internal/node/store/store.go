@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/boltfile"
+	"github.com/tripod-run/tripod/internal/synced"
 )
 
 // Format is the file format that this program writes.
@@ -39,6 +40,8 @@ type Store struct {
 	readOnly bool
 
 	drafts drafts
+	// unwatch ends the count of synced writes; nil without a file.
+	unwatch func()
 
 	queue  chan request
 	closed chan struct{}
@@ -88,6 +91,7 @@ func (s *Store) open(readOnly bool) error {
 		return errors.Join(fmt.Errorf("%s: %w", s.path, err), db.Close())
 	}
 	s.db, s.readOnly, s.fresh = db, readOnly, s.fresh || fresh
+	s.unwatch = synced.Watch(synced.Transactions(db))
 	return nil
 }
 
@@ -164,6 +168,7 @@ func (s *Store) makeWritable() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.db != nil {
+		s.unwatch()
 		if err := s.db.Close(); err != nil {
 			return err
 		}
@@ -200,6 +205,7 @@ func (s *Store) Close() error {
 	if s.db == nil {
 		return nil
 	}
+	s.unwatch()
 	return s.db.Close()
 }
 
