@@ -113,6 +113,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	s.locks.byKey = map[string]*keyedLock{}
 	s.usage.byKey, s.usage.work = map[string]*usageEntry{}, make(chan string, 4096)
 	s.pulls.inUse = map[string]int{}
+	s.layers.sweep = make(chan struct{}, 1)
 	if s.platform, s.pinned, err = cfg.check(); err != nil {
 		return nil, err
 	}
@@ -178,6 +179,7 @@ func (s *Store) open(ctx context.Context) (err error) {
 	s.wg.Go(guard.Func(s.cfg.Logger, "image check", s.verifyAtStart))
 	s.wg.Go(guard.Loop(s.cfg.Logger, "image collector", s.collectLoop))
 	s.wg.Go(guard.Loop(s.cfg.Logger, "image usage", s.usageLoop))
+	s.wg.Go(guard.Loop(s.cfg.Logger, "removal of containers' layers", s.sweepLoop))
 	s.Kick()
 	return nil
 }

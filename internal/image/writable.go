@@ -12,13 +12,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	confs "github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
-
-	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // The writable layers of containers are directories of our own. They live as long as a container, need not survive a power
@@ -47,6 +46,8 @@ type writableLayers struct {
 	byKey map[string]layerInfo
 	// foundations caches the mounts of foundations by the chain ID of the image.
 	foundations map[string][]mount.Mount
+	// sweep wakes sweepLoop.
+	sweep chan struct{}
 }
 
 // layerInfo is the content of layerFile.
@@ -74,8 +75,12 @@ func (s *Store) openLayers(ctx context.Context) error {
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if strings.HasPrefix(e.Name(), beingMade) || strings.HasPrefix(e.Name(), beingRemoved) {
-			s.wg.Go(guard.Func(s.cfg.Logger, "removal of a layer", func() { s.removeTree(path) }))
+		if strings.HasPrefix(e.Name(), beingMade) { // it is small
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
+		}
+		if strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
 		key, err := url.PathUnescape(e.Name())
@@ -239,16 +244,52 @@ func (s *Store) releaseLayer(ctx context.Context, key string) (known bool, err e
 	if !known || err != nil {
 		return known, err
 	}
-	if s.base.Err() == nil {
-		s.wg.Go(guard.Func(s.cfg.Logger, "removal of a layer", func() { s.removeTree(gone) }))
-	}
+	s.sweepLayers()
 	return true, s.dropFoundation(ctx, info.Chain)
 }
 
-func (s *Store) removeTree(path string) {
-	if err := os.RemoveAll(path); err != nil {
-		s.cfg.Logger.Warn("cannot remove a container's layer; the next start tries again", "dir", path, "err", err)
+// sweepLayers makes sweepLoop remove the files of released layers. It never blocks.
+func (s *Store) sweepLayers() {
+	select {
+	case s.layers.sweep <- struct{}{}:
+	default:
 	}
+}
+
+// sweepPause is the time between two attempts to remove files that could not be removed.
+const sweepPause = time.Second
+
+// sweepLoop removes the files of released layers, and those that an earlier process left, until the store is closed.
+func (s *Store) sweepLoop() {
+	for failing := false; ; {
+		err := s.removeReleased()
+		if err != nil && !failing {
+			s.cfg.Logger.Warn("cannot remove the files of containers' layers, will retry", "err", err)
+		}
+		failing = err != nil
+		var retry <-chan time.Time
+		if failing {
+			retry = time.After(sweepPause)
+		}
+		select {
+		case <-s.layers.sweep:
+		case <-retry:
+		case <-s.base.Done():
+			_ = s.removeReleased() // what was released last
+			return
+		}
+	}
+}
+
+func (s *Store) removeReleased() error {
+	dir := filepath.Join(s.cfg.Root, containersDir)
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), beingRemoved) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
 }
 
 // dropFoundation removes a foundation unless an image or a layer needs it.

@@ -30,6 +30,18 @@ func limitFiles(t *testing.T, pid int, files uint64) (before uint64) {
 	return before
 }
 
+// freeFiles lists numbers of descriptors that a process does not use, from the lowest. A limit of number N leaves the
+// process as many descriptors as there are smaller numbers in the list.
+func freeFiles(t *testing.T, pid int) (free []uint64) {
+	t.Helper()
+	for n := range uint64(1000) {
+		if _, err := os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", pid, n)); os.IsNotExist(err) {
+			free = append(free, n)
+		}
+	}
+	return free
+}
+
 // TestN10DescriptorsRunOut: a daemon that cannot open more files answers the calls that need none, and refuses the
 // others with ResourceExhausted or Unavailable. Its containers keep running. Once it can open files, it works again.
 func TestN10DescriptorsRunOut(t *testing.T) {
@@ -58,14 +70,11 @@ func TestN10DescriptorsRunOut(t *testing.T) {
 			return second(d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: created.ID}))
 		},
 	}
-	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := freeFiles(t, d.Pid())
 	refused := map[string]int{}
 	// With each number of remaining files, another operation is the first to fail.
 	for left := range 12 {
-		old := limitFiles(t, d.Pid(), uint64(len(open)+left))
+		old := limitFiles(t, d.Pid(), free[left])
 		for name, call := range calls {
 			err := call()
 			switch status.Code(err) {
