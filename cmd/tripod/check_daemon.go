@@ -51,7 +51,10 @@ func checkDaemon(ctx context.Context, c *config.Config) []health.Finding {
 		f.OK, f.Detail, f.Remedy = false, "does not report its status: "+cli.Explain(err), "read the daemon's log"
 		return []health.Finding{f}
 	}
-	var info struct{ RecoveredPanics map[string]uint64 }
+	var info struct {
+		RecoveredPanics map[string]uint64
+		NodePlugins     []string
+	}
 	if err := json.Unmarshal([]byte(resp.GetInfo()["config"]), &info); err != nil {
 		f.OK, f.Detail, f.Remedy = false, "its status cannot be read: "+err.Error(), "if the daemon is older than this program, restart it"
 		return []health.Finding{f}
@@ -65,6 +68,9 @@ func checkDaemon(ctx context.Context, c *config.Config) []health.Finding {
 		f.Remedy = `report the stacks in its log, at "recovered a panic"`
 	}
 	findings := []health.Finding{f}
+	if len(info.NodePlugins) > 0 {
+		findings = append(findings, health.Finding{Subject: "node plugins", OK: true, Detail: "connected by NRI: " + strings.Join(info.NodePlugins, ", ")})
+	}
 	for _, c := range resp.GetStatus().GetConditions() {
 		if !c.GetStatus() {
 			findings = append(findings, health.Finding{

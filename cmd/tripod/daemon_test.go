@@ -36,6 +36,7 @@ func fakeNode(t *testing.T) *config.Config {
 	c.Root, c.State = filepath.Join(dir, "root"), filepath.Join(dir, "state")
 	c.Backends.Linux, c.Backends.Fake, c.Node.DefaultHandler = false, true, "fake"
 	c.Network.ConfDir = filepath.Join(dir, "net.d")
+	c.NRI.Socket = filepath.Join(c.State, "nri.sock")
 	c.Image.HostsDirs = []string{serveImage(t, dir)}
 	if err := c.Complete(); err != nil {
 		t.Fatal(err)

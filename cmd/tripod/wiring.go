@@ -21,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/internal/nri"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
@@ -78,7 +79,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		return nil, err
 	}
 	p.opened(record.Close)
-	if err := claimDirectories(record, recordFile(c), c.Root, c.State); err != nil {
+	if err := record.Claim(c.Root, c.State); err != nil {
 		return nil, err
 	}
 	if err := record.Check(); err != nil {
@@ -161,10 +162,18 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 }
 
 func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, images *image.Store, log *slog.Logger) (err error) {
+	plugins := nri.New(nriConfig(c, log))
+	if c.NRI.Enabled {
+		nc.Hooks = plugins
+	}
 	if p.node, err = node.Open(ctx, nc); err != nil {
 		return fmt.Errorf("recover the node: %w", err)
 	}
 	p.opened(p.node.Close)
+	if c.NRI.Enabled { // without plugins, the node still serves
+		p.health.Report("node plugins", health.NRIReady, "NRINotReady", plugins.Start(p.node))
+		p.opened(plugins.Close)
+	}
 	if err := p.openMetrics(ctx, c, log); err != nil {
 		return err
 	}
@@ -176,7 +185,7 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	}
 	p.server = cri.New(cri.Config{
 		Node: p.node, Images: images, Streams: p.streams, Version: version,
-		CgroupDriver: cgroupDriver(c), Health: p.health, Logger: log.With("part", "cri"),
+		CgroupDriver: cgroupDriver(c), Plugins: plugins.Names, Health: p.health, Logger: log.With("part", "cri"),
 	})
 	if len(c.Delegates) == 0 {
 		return nil
@@ -229,6 +238,18 @@ func networkConfig(c *config.Config, log *slog.Logger) network.Config {
 		ConfDir: c.Network.ConfDir, BinDirs: c.Network.BinDirs, CacheDir: networkDir(c), NetnsDir: c.Network.NetnsDir,
 		Default:       network.DefaultNetwork{Off: !d.Enabled, Bridge: d.Bridge, SubnetV4: d.SubnetV4, SubnetV6: d.SubnetV6, MTU: d.MTU},
 		PluginTimeout: time.Duration(c.Network.PluginTimeout), Executables: !c.Network.InProcess, IsBackendLink: vm.IsTap, Logger: log.With("part", "network"),
+	}
+}
+
+func nriConfig(c *config.Config, log *slog.Logger) nri.Config {
+	socket := c.NRI.Socket
+	if c.NRI.DisableConnections {
+		socket = ""
+	}
+	return nri.Config{
+		Socket: socket, PluginPath: c.NRI.PluginPath, ConfigPath: c.NRI.PluginConfigPath, Version: version,
+		RegistrationTimeout: time.Duration(c.NRI.RegistrationTimeout), RequestTimeout: time.Duration(c.NRI.RequestTimeout),
+		Logger: log.With("part", "nri"),
 	}
 }
 

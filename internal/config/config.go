@@ -31,6 +31,7 @@ type Config struct {
 	Linux    Linux    `toml:"linux"`
 	Wasm     Wasm     `toml:"wasm"`
 	VM       VM       `toml:"vm"`
+	NRI      NRI      `toml:"nri"`
 	Handlers Handlers `toml:"handlers"`
 	Node     Node     `toml:"node"`
 	Userns   Userns   `toml:"userns"`
@@ -168,6 +169,17 @@ type Handlers struct {
 // Handler configures one kind of pods.
 type Handler struct {
 	AllowedAnnotations []string `toml:"allowed_annotations"`
+}
+
+// NRI configures the plugins of the node.
+type NRI struct {
+	Enabled             bool     `toml:"enabled"`
+	Socket              string   `toml:"socket"`
+	DisableConnections  bool     `toml:"disable_connections"`
+	PluginPath          string   `toml:"plugin_path"`
+	PluginConfigPath    string   `toml:"plugin_config_path"`
+	RegistrationTimeout Duration `toml:"registration_timeout"`
+	RequestTimeout      Duration `toml:"request_timeout"`
 }
 
 // Node configures the pod pool.

@@ -57,6 +57,7 @@ func (c *Config) Complete() error {
 	v.optional("linux.catatonit", c.Linux.Catatonit)
 	c.validateWasm(v)
 	c.validateVM(v)
+	c.validateNRI(v)
 	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
 	c.validateAliases(v)
 	c.validateDelegates(v)
@@ -86,6 +87,14 @@ func (c *Config) validateConnections(v *validator) {
 	v.positive("connections.header_timeout", n.HeaderTimeout)
 	v.positive("connections.idle_timeout", n.IdleTimeout)
 	v.check(n.MaxHeader >= minHeader && n.MaxHeader <= maxHeader, "connections.max_header", "%d is not between %d and %d bytes", n.MaxHeader, minHeader, maxHeader)
+}
+
+func (c *Config) validateNRI(v *validator) {
+	v.socket("nri.socket", c.NRI.Socket)
+	v.absolute("nri.plugin_path", c.NRI.PluginPath)
+	v.absolute("nri.plugin_config_path", c.NRI.PluginConfigPath)
+	v.positive("nri.registration_timeout", c.NRI.RegistrationTimeout)
+	v.positive("nri.request_timeout", c.NRI.RequestTimeout)
 }
 
 func (c *Config) validatePaths(v *validator) {

@@ -35,7 +35,7 @@ type Streams interface {
 	GetPortForward(*runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error)
 }
 
-// Config configures a Server. Health and Logger are optional.
+// Config configures a Server. Plugins, Health and Logger are optional.
 type Config struct {
 	Node    *node.Node
 	Images  Images
@@ -44,6 +44,8 @@ type Config struct {
 	Version string
 	// CgroupDriver is "cgroupfs" or "systemd". A kubelet asks for the driver only when the kubelet starts.
 	CgroupDriver string
+	// Plugins lists the connected node plugins; nil if there cannot be any.
+	Plugins func() []string
 	// Health reports problems of the node; nil reports none.
 	Health *health.Board
 	// Logger receives the node's own faults; nil discards them.
@@ -62,6 +64,7 @@ type Server struct {
 	images       Images
 	streams      Streams
 	version      string
+	plugins      func() []string
 	health       *health.Board
 	cgroupDriver runtimeapi.CgroupDriver
 	log          *slog.Logger
@@ -78,7 +81,7 @@ var (
 
 func New(c Config) *Server {
 	s := &Server{
-		node: c.Node, images: c.Images, streams: c.Streams, version: c.Version, health: c.Health,
+		node: c.Node, images: c.Images, streams: c.Streams, version: c.Version, plugins: c.Plugins, health: c.Health,
 		cgroupDriver: runtimeapi.CgroupDriver_CGROUPFS, log: c.Logger,
 	}
 	if c.CgroupDriver == "systemd" {

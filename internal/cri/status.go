@@ -127,8 +127,13 @@ func (s *Server) runtimeInfo(handlers []node.HandlerInfo) (map[string]string, er
 		}
 		infos = append(infos, info)
 	}
+	plugins := []string{}
+	if s.plugins != nil {
+		plugins = append(plugins, s.plugins()...)
+	}
 	config, err := json.Marshal(map[string]any{
 		"version": s.version, "cgroupDriver": s.cgroupDriver.String(), "handlers": infos, "recoveredPanics": guard.Counts(),
+		"nodePlugins": plugins,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode the runtime's configuration: %w", err)

@@ -13,6 +13,8 @@ const (
 	RuntimeReady = "RuntimeReady"
 	NetworkReady = "NetworkReady"
 	EdgeReady    = "EdgeReady"
+	// NRIReady is false if node plugins cannot connect or could not be started.
+	NRIReady = "NRIReady"
 	// Clean is false while leftovers cannot be removed. The node still works.
 	Clean = "Clean"
 )

@@ -66,7 +66,7 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	replaced := rec.replacedBy(config.Metadata, state)
 	switch verdict := Decide(rec.unit, state, CreateContainer); {
 	case replaced != nil:
-	case verdict == Idempotent && sameParameters(existing.Config, config):
+	case verdict == Idempotent && sameParameters(existing.requested(), config):
 		return existing.ID, nil
 	case verdict == Idempotent:
 		return "", fmt.Errorf("CreateContainer: container %s of pod %s exists with other parameters: %w", existing.ID, p.id, errdefs.ErrAlreadyExists)
@@ -166,11 +166,16 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 		defer cancel()
 		return "", errors.Join(err, p.rollBackContainer(ctx, c))
 	}
+	p.tell(ctx, c.ID, p.node.Hooks.CreatedContainer)
 	return c.ID, failCreateCommit.Hit(ctx)
 }
 
 func (p *livePod) prepare(ctx context.Context, c *Container) error {
 	if err := failCreateIntent.Hit(ctx); err != nil {
+		return err
+	}
+	c = new(*c) // the record is immutable
+	if err := p.adjustContainer(ctx, c); err != nil {
 		return err
 	}
 	resolved, err := p.backend.CreateContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
@@ -182,7 +187,7 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 	}
 	return p.commit(func(next *Pod) error {
 		made := next.find(c.ID)
-		made.State, made.Resolved = Created, resolved
+		made.State, made.Resolved, made.Config, made.Request, made.Adjustment = Created, resolved, c.Config, c.Request, c.Adjustment
 		return nil
 	})
 }
@@ -190,6 +195,7 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 // rollBackContainer undoes a partial CreateContainer. If the rollback fails, the record stays, hidden from lists, so
 // that the janitor can retry.
 func (p *livePod) rollBackContainer(ctx context.Context, c *Container) error {
+	p.node.Hooks.RemoveContainer(ctx, p.rec.Load(), c)
 	if err := p.backend.RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer()); err != nil {
 		p.node.wakeJanitor()
 		return fmt.Errorf("roll back container %s, to be retried: %w", c.ID, err)

@@ -62,6 +62,9 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 	}
 	err = failStartIntent.Hit(ctx)
 	if err == nil {
+		err = p.node.Hooks.StartContainer(ctx, rec, c)
+	}
+	if err == nil {
 		err = p.backend.StartContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
 	}
 	if err == nil {
@@ -74,6 +77,7 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 	if err := p.commitRunning(ctx, rec, c); err != nil {
 		return err
 	}
+	p.tell(ctx, c.ID, p.node.Hooks.StartedContainer)
 	return failStartCommit.Hit(ctx)
 }
 

@@ -96,6 +96,7 @@ func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, gra
 	if err := p.commitStopped(c.ID, status); err != nil {
 		return err
 	}
+	p.tell(ctx, c.ID, p.node.Hooks.StopContainer)
 	return failStopCommit.Hit(ctx)
 }
 
@@ -211,6 +212,7 @@ func (p *livePod) finishRemove(ctx context.Context, id string) error {
 	if c == nil {
 		return nil
 	}
+	p.node.Hooks.RemoveContainer(ctx, rec, c)
 	if err := p.backend.RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}

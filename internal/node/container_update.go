@@ -22,6 +22,15 @@ var (
 // UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources). Unset fields
 // keep their values. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, or the backend's own errors.
 func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
+	return n.updateResources(ctx, id, res, n.Hooks)
+}
+
+// UpdateForPlugin is UpdateContainer for a plugin: it calls no plugins.
+func (n *Node) UpdateForPlugin(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
+	return n.updateResources(ctx, id, res, noHooks{})
+}
+
+func (n *Node) updateResources(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources, hooks Hooks) error {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
 		return err
@@ -31,27 +40,30 @@ func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.L
 		return fmt.Errorf("resources of a %q container cannot be changed in place: %w", p.rec.Load().Handler, errdefs.ErrNotImplemented)
 	}
 	return p.slotOf(p.keyOf(id)).run(ctx, n.order(intentUpdate), func(ctx context.Context) error {
-		return p.updateContainer(ctx, updater, id, res)
+		return p.updateContainer(ctx, updater, id, res, hooks)
 	})
 }
 
 // updateContainer records the new resources and applies them. If the backend cannot apply all of them, updateContainer
 // restores the old resources.
-func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, res *runtimeapi.LinuxContainerResources) error {
-	_, old, state, err := p.containerState(id)
+func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, res *runtimeapi.LinuxContainerResources, hooks Hooks) error {
+	rec, old, state, err := p.containerState(id)
 	if err != nil {
 		return err
 	}
 	if state != Created && state != Running {
 		return fmt.Errorf("%s: container %s is %s; only created and running ones can be changed: %w", intentUpdate, id, state, errdefs.ErrFailedPrecondition)
 	}
+	if res, err = hooks.UpdateContainer(ctx, rec, old, res); err != nil {
+		return err
+	}
 	config := proto.CloneOf(old.Config)
 	if config.Linux == nil {
 		config.Linux = &runtimeapi.LinuxContainerConfig{}
 	}
-	config.Linux.Resources = mergeResources(config.Linux.Resources, res)
-	wanted := &Container{ID: id, Config: config, ImageID: old.ImageID}
-	if err := p.backend.Validate(p.rec.Load().sandboxPod(), wanted.sandboxContainer()); err != nil {
+	config.Linux.Resources = MergeResources(config.Linux.Resources, res)
+	wanted := &Container{ID: id, Config: config, ImageID: old.ImageID, Adjustment: old.Adjustment}
+	if err := p.backend.Validate(rec.sandboxPod(), wanted.sandboxContainer()); err != nil {
 		return err
 	}
 	err = p.commit(func(next *Pod) error { c := next.find(id); c.Config, c.Intent = config, intentUpdate; return nil })
@@ -63,6 +75,7 @@ func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, 
 		err = p.applyUpdate(ctx, updater, id)
 	}
 	if err == nil {
+		p.tell(ctx, id, hooks.UpdatedContainer)
 		return nil
 	}
 	overridden := errors.Is(context.Cause(ctx), errOverridden)
@@ -97,9 +110,9 @@ func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id s
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
-// mergeResources returns the old resources, overwritten by all non-zero fields of the change. (In the CRI, a zero or
+// MergeResources returns the old resources, overwritten by all non-zero fields of the change. (In the CRI, a zero or
 // empty field means no change.) Unified limits are merged by key, and huge page limits by page size.
-func mergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+func MergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	merged := &runtimeapi.LinuxContainerResources{}
 	proto.Merge(merged, old)
 	for _, limit := range change.GetHugepageLimits() {

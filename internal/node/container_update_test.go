@@ -31,7 +31,7 @@ func TestMergeResources(t *testing.T) {
 		"nothing changes": {old, nil, before},
 		"nothing was set": {nil, one, one},
 	} {
-		if got := mergeResources(c.old, c.change); !proto.Equal(got, c.want) {
+		if got := MergeResources(c.old, c.change); !proto.Equal(got, c.want) {
 			t.Errorf("%s: mergeResources = %v, want %v", what, got, c.want)
 		}
 	}

@@ -52,7 +52,7 @@ type Images interface {
 	Get(ctx context.Context, ref string) (image.Image, error)
 }
 
-// Config configures a Node. Logger, ComponentPrefix and OperationTimeout are optional.
+// Config configures a Node. Hooks, Logger, ComponentPrefix and OperationTimeout are optional.
 type Config struct {
 	Store *store.Store
 	// Backends maps RuntimeClass handlers to backends. Pods that name no handler get DefaultHandler.
@@ -72,7 +72,9 @@ type Config struct {
 	OperationTimeout time.Duration
 	// StatsInterval is how long lists of statistics share a measurement; 0 means that each list measures for itself.
 	StatsInterval time.Duration
-	Logger        *slog.Logger
+	// Hooks are the plugins that follow and change the life of pods; nil for none.
+	Hooks  Hooks
+	Logger *slog.Logger
 }
 
 // Node is the pod pool and its record. Its methods are safe for concurrent use.
@@ -111,6 +113,9 @@ func (c *Config) setDefaults() error {
 	c.OperationTimeout = cmp.Or(c.OperationTimeout, 5*time.Minute)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Hooks == nil {
+		c.Hooks = noHooks{}
 	}
 	if c.Backends[c.DefaultHandler] == nil {
 		return fmt.Errorf("the default handler %q has no backend: %w", c.DefaultHandler, errdefs.ErrInvalidArgument)

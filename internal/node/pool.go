@@ -320,6 +320,7 @@ func (p *livePod) publish(next *Pod) {
 	view := viewOf(next)
 	p.view.Store(view)
 	p.node.events.emit(oldView, view)
+	p.announceStops(old, next)
 }
 
 // viewOf returns the record as control planes see it, with only the containers that exist. It returns nil for a pod

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -52,10 +53,15 @@ type Pod struct {
 // Container is the record of one container. Its State is one of Created to Removed, or empty while CreateContainer is
 // under way.
 type Container struct {
-	ID      string
-	PodID   string
-	Config  *runtimeapi.ContainerConfig
-	ImageID string
+	ID    string
+	PodID string
+	// Config is the effective configuration: the request, with what plugins and updates changed.
+	Config *runtimeapi.ContainerConfig
+	// Request is the configuration from the CreateContainer request if plugins changed it, otherwise nil.
+	Request *runtimeapi.ContainerConfig
+	// Adjustment is what plugins changed beyond Config; nil if there is nothing.
+	Adjustment *nri.ContainerAdjustment
+	ImageID    string
 	// ImageRef is a repository digest of the image, or its ID if the image has no digest.
 	ImageRef   string
 	State      State
@@ -221,7 +227,7 @@ func (p *Pod) sandboxPod() *sandbox.Pod {
 
 // sandboxContainer describes the container to a backend.
 func (c *Container) sandboxContainer() *sandbox.Container {
-	return &sandbox.Container{ID: c.backendID(), Config: c.Config, ImageID: c.ImageID}
+	return &sandbox.Container{ID: c.backendID(), Config: c.Config, ImageID: c.ImageID, Adjustment: c.Adjustment}
 }
 
 // backendID returns the container's ID in its backend. There, all attempts of a unit pod are one object with the pod's
@@ -285,6 +291,8 @@ type podRecord struct {
 type containerRecord struct {
 	ID          string    `json:"id"`
 	Config      []byte    `json:"config"`
+	Request     []byte    `json:"request,omitempty"`
+	Adjustment  []byte    `json:"adjustment,omitempty"`
 	ImageID     string    `json:"imageID,omitempty"`
 	ImageRef    string    `json:"imageRef,omitempty"`
 	State       State     `json:"state"`
@@ -343,6 +351,14 @@ func encodeContainer(c *Container) (containerRecord, error) {
 	}
 	var err error
 	if r.Config, err = proto.Marshal(c.Config); err != nil {
+		return r, err
+	}
+	if c.Request != nil {
+		if r.Request, err = proto.Marshal(c.Request); err != nil {
+			return r, err
+		}
+	}
+	if r.Adjustment, err = encodeAdjustment(c.Adjustment); err != nil {
 		return r, err
 	}
 	if c.Resolved.User != nil {
@@ -418,6 +434,16 @@ func decodeContainer(r containerRecord) (*Container, error) {
 		Resolved: sandbox.Resolved{StopSignal: runtimeapi.Signal(r.StopSignal), SwapLimited: r.SwapLimited, Component: r.Component},
 	}
 	if err := proto.Unmarshal(r.Config, c.Config); err != nil {
+		return nil, err
+	}
+	if r.Request != nil {
+		c.Request = &runtimeapi.ContainerConfig{}
+		if err := proto.Unmarshal(r.Request, c.Request); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	if c.Adjustment, err = decodeAdjustment(r.Adjustment); err != nil {
 		return nil, err
 	}
 	if r.User != nil {

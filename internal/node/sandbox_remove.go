@@ -55,6 +55,7 @@ func (p *livePod) removeKilled(ctx context.Context) error {
 	rec := p.rec.Load()
 	if err := p.eachContainer(func(c *Container) error {
 		return p.slotOf(c.key()).run(ctx, p.node.order(RemoveContainer), func(ctx context.Context) error {
+			p.node.Hooks.RemoveContainer(ctx, rec, c)
 			return p.backend.RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
 		})
 	}); err != nil {
@@ -63,6 +64,7 @@ func (p *livePod) removeKilled(ctx context.Context) error {
 	if err := failRemoveSandboxContainers.Hit(ctx); err != nil {
 		return err
 	}
+	p.node.Hooks.RemovePod(ctx, rec)
 	if err := p.backend.RemoveSandbox(ctx, rec.sandboxPod()); err != nil {
 		return err
 	}

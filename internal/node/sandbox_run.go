@@ -143,6 +143,9 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	if err := p.backend.CreateSandbox(ctx, made.sandboxPod()); err != nil {
 		return err
 	}
+	if err := p.node.Hooks.RunPod(ctx, made); err != nil {
+		return err
+	}
 	if err := failRunBackend.Hit(ctx); err != nil {
 		return err
 	}
@@ -164,6 +167,7 @@ func (p *livePod) rollBackSandbox(ctx context.Context) error {
 		return nil // the sandbox was made; the failure came after the commit
 	}
 	if !rec.CreatedAt.IsZero() {
+		p.node.Hooks.RemovePod(ctx, rec)
 		if err := errors.Join(p.backend.RemoveSandbox(ctx, rec.sandboxPod()), p.releaseNetwork(ctx, rec)); err != nil {
 			p.node.pool.release(p)
 			p.node.wakeJanitor()

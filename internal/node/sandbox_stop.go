@@ -83,6 +83,7 @@ func (p *livePod) kill(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("stop the containers of pod %s: %w", p.id, err)
 	}
+	p.node.Hooks.StopPod(ctx, p.rec.Load())
 	if err := failStopSandboxContainers.Hit(ctx); err != nil {
 		return err
 	}
@@ -105,6 +106,7 @@ func (p *livePod) ensureKilled(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stop the containers of pod %s: %w", p.id, err)
 	}
+	p.node.Hooks.StopPod(ctx, rec)
 	return p.backend.StopSandbox(ctx, rec.sandboxPod())
 }
 

@@ -46,9 +46,12 @@ func (p *livePod) updateSandbox(ctx context.Context, res, overhead *runtimeapi.L
 	if config.Linux == nil {
 		config.Linux = &runtimeapi.LinuxPodSandboxConfig{}
 	}
-	config.Linux.Resources = mergeResources(config.Linux.Resources, res)
-	config.Linux.Overhead = mergeResources(config.Linux.Overhead, overhead)
+	config.Linux.Resources = MergeResources(config.Linux.Resources, res)
+	config.Linux.Overhead = MergeResources(config.Linux.Overhead, overhead)
 	if err := p.validateResize(rec, config); err != nil {
+		return err
+	}
+	if err := p.node.Hooks.UpdatePod(ctx, rec, config.Linux.Overhead, config.Linux.Resources); err != nil {
 		return err
 	}
 	err := p.commit(func(next *Pod) error {
@@ -63,6 +66,7 @@ func (p *livePod) updateSandbox(ctx context.Context, res, overhead *runtimeapi.L
 		err = p.applyResize(ctx)
 	}
 	if err == nil {
+		p.node.Hooks.UpdatedPod(ctx, p.rec.Load())
 		return nil
 	}
 	overridden := errors.Is(context.Cause(ctx), errOverridden)

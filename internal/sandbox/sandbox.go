@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"time"
 
+	nri "github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/stats"
@@ -38,6 +40,9 @@ type Container struct {
 	Config *runtimeapi.ContainerConfig
 	// ImageID is the image that Config.Image referred to when the container was created (Image.id of the CRI).
 	ImageID string
+	// Adjustment is what plugins of the node changed beyond Config; nil if there is nothing. Only a Specifier gets
+	// adjustments that have an effect.
+	Adjustment *nri.ContainerAdjustment
 }
 
 // Backend makes, runs and removes the pods of one kind of isolation. Implementations: internal/sandbox/linux,
@@ -293,6 +298,15 @@ type Updater interface {
 // instead calls UpdateContainer.
 type PodUpdater interface {
 	UpdateSandbox(ctx context.Context, p *Pod) error
+}
+
+// Specifier is for backends whose containers have an OCI specification. They honour Container.Adjustment.
+//
+// For a container that was not created yet, Spec makes all that the specification depends on (the root filesystem, for
+// the names of users) and returns the specification as CreateContainer would write it. CreateContainer or
+// RemoveContainer must follow.
+type Specifier interface {
+	Spec(ctx context.Context, p *Pod, c *Container) (*specs.Spec, error)
 }
 
 // StatsProvider measures containers and pods. The node adds the identity and the network statistics.

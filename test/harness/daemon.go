@@ -117,6 +117,9 @@ func NewDaemon(t testing.TB, opts ...Option) *Daemon {
 	set(d.config, "network.default.bridge", d.Bridge)
 	set(d.config, "network.default.subnet_v4", fmt.Sprintf("10.%d.%d.0/24", 64+n/256%64, n%256))
 	set(d.config, "linux.cgroup_parent", d.CgroupParent)
+	set(d.config, "nri.socket", d.NRISocket())
+	set(d.config, "nri.plugin_path", filepath.Join(d.Dir, "plugins"))
+	set(d.config, "nri.plugin_config_path", filepath.Join(d.Dir, "plugins.d"))
 	for _, o := range opts {
 		o(d)
 	}
@@ -152,6 +155,9 @@ func (d *Daemon) Reconfigure(opts ...Option) {
 
 // ConfigPath returns the path of the daemon's configuration file.
 func (d *Daemon) ConfigPath() string { return filepath.Join(d.Dir, "config.toml") }
+
+// NRISocket returns the path of the socket to which plugins of the node connect.
+func (d *Daemon) NRISocket() string { return filepath.Join(d.State, "nri.sock") }
 
 // LogPath returns the path of the daemon's log, to which every start appends its standard error.
 func (d *Daemon) LogPath() string { return filepath.Join(d.Dir, "daemon.log") }

@@ -99,6 +99,9 @@ type Backend struct {
 	// sessions serves the sessions in the daemon: calls of ExecSync, and what another process cannot serve.
 	sessions *Sessions
 
+	// specified holds the IDs of containers that Spec has made and CreateContainer has not.
+	specified sync.Map
+
 	mu     sync.Mutex
 	pauses map[string]*process.Process
 }
@@ -110,6 +113,7 @@ var (
 	_ sandbox.LogReopener   = (*Backend)(nil)
 	_ sandbox.Updater       = (*Backend)(nil)
 	_ sandbox.PodUpdater    = (*Backend)(nil)
+	_ sandbox.Specifier     = (*Backend)(nil)
 	_ sandbox.StatsProvider = (*Backend)(nil)
 	_ sandbox.Inspector     = (*Backend)(nil)
 	_ sandbox.NetnsMaker    = (*Backend)(nil)

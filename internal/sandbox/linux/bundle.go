@@ -62,32 +62,11 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		r := s.Resolved
 		return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}, nil
 	}
-	bundle := b.cfg.bundle(p.ID, c.ID)
-	if exists(bundle) {
-		if err := b.RemoveContainer(ctx, p, c); err != nil {
-			return sandbox.Resolved{}, fmt.Errorf("remove the remains of an earlier attempt: %w", err)
-		}
-	}
-	if err := b.prepareLayer(ctx, p, c); err != nil {
-		return sandbox.Resolved{}, err
-	}
-	if err := fpSnapshot.Hit(ctx); err != nil {
-		return sandbox.Resolved{}, err
-	}
-	if err := os.MkdirAll(bundle, 0o700); err != nil {
-		return sandbox.Resolved{}, fmt.Errorf("make the bundle: %w", err)
-	}
-	if err := fpBundle.Hit(ctx); err != nil {
-		return sandbox.Resolved{}, err
-	}
-	config, answer, err := b.build(ctx, p, c)
+	config, answer, err := b.specify(ctx, p, c)
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
-	if err := fpMounted.Hit(ctx); err != nil {
-		return sandbox.Resolved{}, err
-	}
-	if err := ledger.WriteJSON(configFile(bundle), config); err != nil {
+	if err := ledger.WriteJSON(configFile(b.cfg.bundle(p.ID, c.ID)), config); err != nil {
 		return sandbox.Resolved{}, err
 	}
 	_, cgroup := b.cgroups.container(p, c.ID)
@@ -95,6 +74,50 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		Record: ledger.Record{Phase: ledger.Created}, BootID: bootID(), OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
 		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal, SwapLimited: answer.SwapLimited},
 	})
+}
+
+// Spec implements sandbox.Specifier.
+func (b *Backend) Spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error) {
+	h, err := b.ledger.Find(p.ID, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	if h != nil {
+		return readConfig(b.bundleOf(h))
+	}
+	config, _, err := b.specify(ctx, p, c)
+	if err == nil {
+		b.specified.Store(c.ID, true)
+	}
+	return config, err
+}
+
+// specify makes the container's layer and bundle, mounts its file systems and builds its OCI specification. It removes
+// the remains of a failed attempt, but uses what Spec has just made.
+func (b *Backend) specify(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, sandbox.Resolved, error) {
+	bundle := b.cfg.bundle(p.ID, c.ID)
+	if _, made := b.specified.LoadAndDelete(c.ID); !made && exists(bundle) {
+		if err := b.RemoveContainer(ctx, p, c); err != nil {
+			return nil, sandbox.Resolved{}, fmt.Errorf("remove the remains of an earlier attempt: %w", err)
+		}
+	}
+	if err := b.prepareLayer(ctx, p, c); err != nil {
+		return nil, sandbox.Resolved{}, err
+	}
+	if err := fpSnapshot.Hit(ctx); err != nil {
+		return nil, sandbox.Resolved{}, err
+	}
+	if err := os.MkdirAll(bundle, 0o700); err != nil {
+		return nil, sandbox.Resolved{}, fmt.Errorf("make the bundle: %w", err)
+	}
+	if err := fpBundle.Hit(ctx); err != nil {
+		return nil, sandbox.Resolved{}, err
+	}
+	config, answer, err := b.build(ctx, p, c)
+	if err != nil {
+		return nil, sandbox.Resolved{}, err
+	}
+	return config, answer, fpMounted.Hit(ctx)
 }
 
 // ownPID reports whether the container gets its own PID namespace.
@@ -143,6 +166,9 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		if v, ok := volumes[m.ContainerPath]; ok {
 			m.Image.ImageRef = v.imageID
 		}
+	}
+	if err == nil {
+		err = spec.Adjust(config, c.Adjustment)
 	}
 	if err == nil && p.IDMap() != nil {
 		err = b.expose(p, c.ID, config)

@@ -336,6 +336,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	if err := b.ledger.Remove(podID, id); err != nil {
 		return err
 	}
+	b.specified.Delete(id)
 	b.sampler.Forget(id)
 	return errors.Join(ledger.RemoveFile(b.exitFile(id)), removeBundle(bundle))
 }

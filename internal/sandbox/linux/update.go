@@ -23,6 +23,9 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err != nil {
 		return err
 	}
+	if err := spec.AdjustResources(res, c.Adjustment.GetLinux().GetResources()); err != nil {
+		return err
+	}
 	config, err := readConfig(b.bundleOf(h))
 	if err != nil {
 		return err
