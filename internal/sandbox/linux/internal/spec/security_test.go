@@ -169,7 +169,7 @@ func TestAppArmor(t *testing.T) {
 	} {
 		in := testInput(t)
 		sc := in.Container.Config.Linux.SecurityContext
-		sc.Apparmor, sc.ApparmorProfile = request.profile, request.deprecated //nolint:staticcheck // the new field wins
+		sc.Apparmor, sc.ApparmorProfile = request.profile, request.deprecated
 		s, _ := build(t, in, h)
 		assert.Equal(t, want, s.Process.ApparmorProfile)
 		exec, err := Process(ExecInput{Spec: s, Cmd: []string{"true"}})
