@@ -23,7 +23,7 @@ BUILDFLAGS  ?=
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 
 # Unit tests and the backends' suites, all inside testns, because some make namespaces as root.
-UNIT        := ./cmd/... ./internal/... ./test/sandboxtest/... ./test/edgetest/...
+UNIT        := ./cmd/... ./hack/observe ./internal/... ./test/sandboxtest/... ./test/edgetest/...
 # Tests with real daemons, one package at a time: two cores are too few for the deadlines of two nodes.
 DAEMON      := $(patsubst %,./%/...,$(wildcard test/e2e test/crash))
 GOTEST      := go test -count=1 -timeout 40m

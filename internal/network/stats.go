@@ -1,13 +1,6 @@
 package network
 
-import (
-	"errors"
-	"fmt"
-	"net"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-)
+import "net"
 
 // InterfaceStats holds the counters of a network interface, as seen inside its namespace.
 type InterfaceStats struct {
@@ -43,25 +36,4 @@ func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 		}
 	}
 	return all, nil
-}
-
-// links lists the interfaces of a namespace. Only opening the netlink socket needs a thread inside the namespace.
-func (m *Manager) links(netnsPath string) ([]netlink.Link, error) {
-	var handle *netlink.Handle
-	err := inNetns(netnsPath, func() (err error) {
-		handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer handle.Close()
-	links, err := handle.LinkList()
-	if errors.Is(err, netlink.ErrDumpInterrupted) { // an interface was added or removed during the dump
-		links, err = handle.LinkList()
-	}
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("list interfaces of %s: %w", netnsPath, err)
-	}
-	return links, nil
 }

@@ -5,6 +5,8 @@
 //	                                  │
 //	                                  └──────► Sampler: the rate between two samples ──► UsageNanoCores
 //
+//	ReadAll("/kubepods/pod1/abc") ──► Samples: a value for each Family that the kernel counts, by cAdvisor's names
+//
 // The package keeps no descriptors, caches or goroutines. Only a Sampler keeps state, of limited size. Figures that the
 // kernel does not offer are nil or zero, never estimated. Figures include child cgroups. They have the same definitions
 // as cAdvisor's figures, because the kubelet compares the two.
