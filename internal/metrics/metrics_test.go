@@ -25,15 +25,21 @@ import (
 
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // scrape returns the endpoint's values by series.
 func scrape(t *testing.T, m *Metrics) map[string]string {
 	t.Helper()
+	return scrapePath(t, m, "/metrics")
+}
+
+func scrapePath(t *testing.T, m *Metrics, path string) map[string]string {
+	t.Helper()
 	w := httptest.NewRecorder()
-	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 	if w.Code != http.StatusOK {
-		t.Fatalf("GET /metrics: status %d: %s", w.Code, w.Body)
+		t.Fatalf("GET %s: status %d: %s", path, w.Code, w.Body)
 	}
 	series := map[string]string{}
 	for line := range strings.Lines(w.Body.String()) {
@@ -76,6 +82,27 @@ func TestPodsAndCalls(t *testing.T) {
 		`tripod_cri_calls_total{code="NotFound",method="PodSandboxStatus"}`: "1",
 		`tripod_cri_call_duration_seconds_count{method="PodSandboxStatus"}`: "3",
 		`tripod_build_info{version="1.2.3"}`:                                "1",
+	})
+}
+
+func TestSamples(t *testing.T) {
+	at := time.UnixMilli(1_700_000_000_123)
+	m := New(Config{Samples: func(context.Context) []node.PodSamples {
+		return []node.PodSamples{{
+			ObjectSamples: node.ObjectSamples{
+				Owner: stats.Owner{Pod: "p", Namespace: "n", ID: "1"}, Time: at,
+				Samples: stats.Samples{{Family: stats.NetworkRxBytes, Value: 5, Labels: []string{"eth0"}}},
+			},
+			Containers: []node.ObjectSamples{{
+				Owner: stats.Owner{Pod: "p", Namespace: "n", Container: "c", ID: "2", Image: "i"}, Time: at,
+				Samples: stats.Samples{{Family: stats.CPUUsage, Value: 1.5, Labels: []string{"total"}}, {Family: stats.MemoryRSS, Value: 4096}},
+			}},
+		}}
+	}})
+	wantSeries(t, scrapePath(t, m, "/metrics/cadvisor"), map[string]string{
+		`container_network_receive_bytes_total{container="",id="1",image="",interface="eth0",name="1",namespace="n",pod="p"}`: "5 1700000000123",
+		`container_cpu_usage_seconds_total{container="c",cpu="total",id="2",image="i",name="2",namespace="n",pod="p"}`:        "1.5 1700000000123",
+		`container_memory_rss{container="c",id="2",image="i",name="2",namespace="n",pod="p"}`:                                 "4096 1700000000123",
 	})
 }
 

@@ -55,26 +55,36 @@ func (f *figures) forget(w *worker) {
 // figuresOf returns the statistics of a running container. If the worker does not know about the container, the
 // container has just ended, and figuresOf returns errdefs.ErrFailedPrecondition.
 func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.Stats, error) {
-	a := b.figures.answerOf(l.worker)
+	pods, err := b.figures.ask(ctx, l.worker, id)
+	if err != nil {
+		return workerapi.Stats{}, err
+	}
+	s, there := pods[id]
+	if !there {
+		return s, &notRunning{id}
+	}
+	return s, nil
+}
+
+// ask returns a worker's statistics by pod. They are at most freshFor old, and have the given pod if the worker knows it.
+// An empty ID stands for any pod.
+func (f *figures) ask(ctx context.Context, w *worker, id string) (map[string]workerapi.Stats, error) {
+	a := f.answerOf(w)
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
 	case <-ctx.Done():
-		return workerapi.Stats{}, fmt.Errorf("wait for the statistics of worker %s: %w", l.worker.name, context.Cause(ctx))
+		return nil, fmt.Errorf("wait for the statistics of worker %s: %w", w.name, context.Cause(ctx))
 	}
-	s, there := a.pods[id]
-	if there && time.Since(a.at) <= freshFor {
-		return s, nil
+	if _, there := a.pods[id]; (there || id == "") && time.Since(a.at) <= freshFor {
+		return a.pods, nil
 	}
-	list, err := l.worker.conn().Stats(ctx)
+	list, err := w.conn().Stats(ctx)
 	if err != nil {
-		return s, err
+		return nil, err
 	}
 	a.at, a.pods = time.Now(), byID(list)
-	if s, there = a.pods[id]; !there {
-		return s, &notRunning{id}
-	}
-	return s, nil
+	return a.pods, nil
 }
 
 // shareOfWorker is the memory, in bytes, that a worker needs for a pod besides the guests' memory: sockets, a server
@@ -236,11 +246,10 @@ func (b *Backend) metrics(ctx context.Context) []collector.Workload {
 }
 
 func (b *Backend) withFigures(ctx context.Context, w *worker, counters []workerapi.Metrics) []collector.Workload {
-	list, err := w.conn().Stats(ctx)
+	stats, err := b.figures.ask(ctx, w, "")
 	if err != nil {
 		b.log.Debug("get worker statistics failed", "worker", w.name, "err", err)
 	}
-	stats := byID(list)
 	all := make([]collector.Workload, 0, len(counters))
 	for _, m := range counters {
 		all = append(all, collector.Workload{Metrics: m, Stats: stats[m.ID]})
