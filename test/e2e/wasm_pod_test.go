@@ -348,6 +348,16 @@ func imageBytes(t *testing.T, d *harness.Daemon) uint64 {
 	return info.ImageFilesystems[0].GetUsedBytes().GetValue()
 }
 
+// TestWasmOwnWorkerMetrics: a pod with a worker of its own also has the metrics of the worker's cgroup.
+func TestWasmOwnWorkerMetrics(t *testing.T) {
+	d := harness.StartDaemon(t, harness.Wasm(t, "pod"))
+	c, _ := startComponent(t, d, harness.FaultsC, faults)
+	values := checkMetrics(t, d, c, cgroupMetrics)
+	if values["container_processes"] != 1 || values["container_threads"] < 2 {
+		t.Errorf("metrics: got %v, want one process with several threads", values)
+	}
+}
+
 // TestWasmStats checks the stats of a pod's guests.
 func TestWasmStats(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
