@@ -18,6 +18,8 @@ const (
 	// KindComponent is an artifact with a WebAssembly module or component. (The entrypoint of a rootfs can also be a
 	// module or component.)
 	KindComponent Kind = "component"
+	// KindArtifact is any other artifact: files for image volumes. (Those of the other kinds can be volumes, too.)
+	KindArtifact Kind = "artifact"
 )
 
 // Image describes an image of the store. Its slices and maps are shared and must not be changed.

@@ -26,6 +26,8 @@ type details struct {
 	component *Component
 	// disk is the disk of a disk artifact.
 	disk *diskLayer
+	// files are the names of the layers in a volume; nil for a rootfs.
+	files []string
 	// chain holds the chain IDs of the layers, lowest first; nil unless the image is a rootfs.
 	chain []digest.Digest
 }
@@ -102,6 +104,9 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 	if d.kind, err = kindOf(m.Manifest); err != nil {
 		return nil, err
 	}
+	if d.kind != KindRootfs {
+		d.files = fileNames(m.Layers)
+	}
 	switch d.kind {
 	case KindComponent:
 		d.component, err = componentOf(m.Manifest, limits)
@@ -121,8 +126,12 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 	case anyLayer(isDisk):
 		return KindDisk, nil
 	case !images.IsConfigType(m.Config.MediaType):
-		return "", invalidf("config type %q and layer type %q are not those of a container image, a disk or a Wasm component",
-			m.Config.MediaType, m.Layers[0].MediaType)
+		for _, l := range m.Layers {
+			if format, suffix, _ := strings.Cut(l.MediaType, "+"); diskFormats[format] != "" {
+				return "", invalidf("layer %s is a disk with the unknown compression %q", l.Digest, suffix)
+			}
+		}
+		return KindArtifact, nil
 	}
 	for _, l := range m.Layers {
 		if _, ok := compressionOf(l.MediaType); !ok {

@@ -53,10 +53,14 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[str
 	})
 }
 
-// View is like Prepare, but the root filesystem is read-only. Image volumes use it.
+// View is like Prepare, but the root filesystem is read-only. Image volumes use it. An artifact's root is a directory with
+// its blobs as files.
 func (s *Store) View(ctx context.Context, key, imageID string) ([]mount.Mount, error) {
 	if err := s.readyFor(key); err != nil {
 		return nil, err
+	}
+	if e, err := s.index.find(imageID); err == nil && e.details.kind != KindRootfs {
+		return s.viewArtifact(ctx, key, e)
 	}
 	return s.makeSnapshot(ctx, key, imageID, ownerReadOnly, s.snaps.View)
 }

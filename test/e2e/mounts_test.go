@@ -8,6 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -174,6 +180,29 @@ func TestReadOnlyMounts(t *testing.T) {
 	})
 }
 
+// pushFiles pushes an artifact with a file of each title, as ORAS does, and returns its name.
+func pushFiles(t *testing.T, repository string, files map[string]string) string {
+	t.Helper()
+	image := harness.Registry(t).Addr + "/" + repository + ":1"
+	ref, err := name.ParseReference(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	artifact := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), "application/vnd.example.model.config.v1+json")
+	for title, text := range files {
+		artifact, err = mutate.Append(artifact, mutate.Addendum{
+			Layer: static.NewLayer([]byte(text), "application/vnd.example.model"), Annotations: map[string]string{"org.opencontainers.image.title": title},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := remote.Write(ref, artifact); err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
 func TestImageVolume(t *testing.T) {
 	d := harness.StartDaemon(t)
 	id := d.Pull(t, harness.Layers)
@@ -216,6 +245,27 @@ func TestImageVolume(t *testing.T) {
 		if msg := refused(t, d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, mounts(volume("no/such/path")))); !strings.Contains(msg, crierrors.ErrImageVolumeMountFailed.Error()) {
 			t.Errorf("refusal: got %q, want %v", msg, crierrors.ErrImageVolumeMountFailed)
 		}
+	})
+	t.Run("an artifact is a volume of its files", func(t *testing.T) {
+		model := pushFiles(t, "models/one", map[string]string{"weights.bin": "weights", "config/params.json": "params"})
+		id := d.Pull(t, model)
+		artifact := func(path, sub string) *runtimeapi.Mount {
+			return &runtimeapi.Mount{ContainerPath: path, Image: &runtimeapi.ImageSpec{Image: model}, ImageSubPath: sub, Readonly: true}
+		}
+		c := sleeper(t, d, mounts(artifact("/model", ""), artifact("/config", "config"), artifact("/weights", "weights.bin")))
+		if got := c.Must("cat", "/model/weights.bin", "/model/config/params.json", "/config/params.json", "/weights"); got != "weightsparamsparamsweights" {
+			t.Errorf("files of the artifact: got %q", got)
+		}
+		for _, script := range []string{"echo x >/model/weights.bin", "echo x >/weights", "rm /config/params.json"} {
+			if _, stderr, code := c.ExecSync("sh", "-c", script); code == 0 || !strings.Contains(stderr, "Read-only") {
+				t.Errorf("%s: got code %d, stderr %s; want \"Read-only\"", script, code, stderr)
+			}
+		}
+		if got := c.Status().Mounts[0].Image.GetImageRef(); got != id {
+			t.Errorf("image_ref: got %q, want %q", got, id)
+		}
+		_, err := create(d, startPod(t, d), harness.ContainerConfig("c", model))
+		wantCode(t, err, codes.InvalidArgument)
 	})
 	t.Run("a sub path that leads out of the image is refused", func(t *testing.T) {
 		d.Pull(t, harness.Symlinks)
