@@ -14,13 +14,18 @@ import (
 
 // PullImage pulls an image and returns its ID, which other calls accept as the image's name.
 func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+	return s.pullImage(ctx, req, nil)
+}
+
+// pullImage reports its progress to a function that may be nil.
+func (s *Server) pullImage(ctx context.Context, req *runtimeapi.PullImageRequest, report func(image.Progress)) (*runtimeapi.PullImageResponse, error) {
 	if err := validateImageSpec("image", req.GetImage()); err != nil {
 		return nil, err
 	}
 	if err := s.checkHandler("image.runtime_handler", req.GetImage().GetRuntimeHandler()); err != nil {
 		return nil, err
 	}
-	img, err := s.images.Pull(ctx, req.GetImage().GetImage(), image.PullOptions{Auth: login(req.GetAuth())})
+	img, err := s.images.Pull(ctx, req.GetImage().GetImage(), image.PullOptions{Auth: login(req.GetAuth()), OnProgress: report})
 	if err != nil {
 		return nil, pullError(ctx, err)
 	}

@@ -93,10 +93,11 @@ func New(c Config) *Server {
 	return s
 }
 
-// Register adds both services to a gRPC server made with ServerOptions.
+// Register adds both services, and the one for the progress of pulls, to a gRPC server made with ServerOptions.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	runtimeapi.RegisterRuntimeServiceServer(r, s)
 	runtimeapi.RegisterImageServiceServer(r, s)
+	r.RegisterService(&progressService, s)
 }
 
 // ServerOptions returns the gRPC server's required options: the interceptors, which convert errors, and the message

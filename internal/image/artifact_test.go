@@ -102,3 +102,24 @@ func TestArtifactWithBadTitles(t *testing.T) {
 		t.Error("a title led out of the volume")
 	}
 }
+
+// The usage that a kubelet compares with its thresholds counts images of all kinds, by no less than their size.
+func TestFsInfoCountsAllKinds(t *testing.T) {
+	reg := newRegistry(t)
+	disk, _ := largeDisk(t)
+	for name, img := range map[string]*rawImage{
+		"disk": disk, "component": artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasmOf("text")), "files": filesOf(t, "a"),
+		"rootfs": raw(t, tarOf(t, file("a", strings.Repeat("text", 1<<18)))),
+	} {
+		empty := open(t, Config{})
+		before, err := empty.FsInfo(t.Context())
+		check(t, err)
+		s := open(t, Config{})
+		got := pull(t, s, img.push(t, reg, name))
+		after, err := s.FsInfo(t.Context())
+		check(t, err)
+		if got.Size == 0 || after.UsedBytes < before.UsedBytes+got.Size/2 {
+			t.Errorf("%s: the image has %d bytes, and the usage is %d, with an empty store %d", name, got.Size, after.UsedBytes, before.UsedBytes)
+		}
+	}
+}

@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -17,8 +19,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
@@ -242,6 +247,41 @@ func TestImages(t *testing.T) {
 		if got := c.Must("sh", "-c", "cd /layers && cat replaced link && ls opaque && stat -c %a becomes-dir setuid && test a -ef b && echo linked"); got != "high\nlow\nnew\n750\n4755\nlinked\n" {
 			t.Errorf("content, modes and links in /layers: got %q", got)
 		}
+	})
+	t.Run("a pull reports its progress", func(t *testing.T) {
+		conn, err := grpc.NewClient("unix://"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		pull := func(name string) (messages []map[string]any, err error) {
+			stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/tripod.image.v1.Images/PullWithProgress")
+			if err != nil {
+				return nil, err
+			}
+			if err := errors.Join(stream.SendMsg(&runtimeapi.PullImageRequest{Image: spec(name)}), stream.CloseSend()); err != nil {
+				return nil, err
+			}
+			for {
+				message := &structpb.Struct{}
+				if err := stream.RecvMsg(message); err == io.EOF {
+					return messages, nil
+				} else if err != nil {
+					return messages, err
+				}
+				messages = append(messages, message.AsMap())
+			}
+		}
+		messages, err := pull(harness.Nginx)
+		if err != nil || len(messages) < 2 {
+			t.Fatalf("got messages %v, error %v; want progress and a result", messages, err)
+		}
+		last, before := messages[len(messages)-1], messages[len(messages)-2]
+		if last["image_ref"] != imageOf(t, d, harness.Nginx).GetId() || before["total"] == 0.0 || before["done"] != before["total"] {
+			t.Errorf("got %v and at the end %v; want all bytes, and the image's ID", before, last)
+		}
+		_, err = pull("images.test/no/such/repository:1")
+		wantCode(t, err, codes.NotFound)
 	})
 	t.Run("pinned images say so", func(t *testing.T) {
 		d.Pull(t, harness.Pause)
