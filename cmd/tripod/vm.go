@@ -25,7 +25,7 @@ func vmConfig(c *config.Config) vm.Config {
 	return vm.Config{
 		VM: c.VM, Root: filepath.Join(c.Root, "vm"), RunDir: vmRunDir(c), LibvirtDir: c.State + "-libvirt", Owner: c.Root,
 		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LogSizeMax: c.Log.ContainerSizeMax,
-		Annotations: c.Handlers.VM.AllowedAnnotations,
+		Annotations: c.Handlers.VM.AllowedAnnotations, CDIDirs: c.CDI.SpecDirs,
 	}
 }
 

@@ -257,7 +257,7 @@ func linuxConfig(c *config.Config) linux.Config {
 	return linux.Config{
 		Root: linuxRoot(c), RunDir: linuxRunDir(c), Runtime: c.Linux.Runtime, Conmon: c.Linux.Conmon, Catatonit: c.Linux.Catatonit,
 		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LogSizeMax: c.Log.ContainerSizeMax,
-		Annotations: c.Handlers.Linux.AllowedAnnotations,
+		Annotations: c.Handlers.Linux.AllowedAnnotations, CDIDirs: c.CDI.SpecDirs,
 	}
 }
 

@@ -32,6 +32,7 @@ type Config struct {
 	Wasm     Wasm     `toml:"wasm"`
 	VM       VM       `toml:"vm"`
 	NRI      NRI      `toml:"nri"`
+	CDI      CDI      `toml:"cdi"`
 	Handlers Handlers `toml:"handlers"`
 	Node     Node     `toml:"node"`
 	Userns   Userns   `toml:"userns"`
@@ -169,6 +170,11 @@ type Handlers struct {
 // Handler configures one kind of pods.
 type Handler struct {
 	AllowedAnnotations []string `toml:"allowed_annotations"`
+}
+
+// CDI configures devices that are requested by their names of the Container Device Interface.
+type CDI struct {
+	SpecDirs []string `toml:"spec_dirs"`
 }
 
 // NRI configures the plugins of the node.

@@ -58,6 +58,7 @@ func (c *Config) Complete() error {
 	c.validateWasm(v)
 	c.validateVM(v)
 	c.validateNRI(v)
+	v.directories("cdi.spec_dirs", c.CDI.SpecDirs)
 	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
 	c.validateAliases(v)
 	c.validateDelegates(v)

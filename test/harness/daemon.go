@@ -117,6 +117,7 @@ func NewDaemon(t testing.TB, opts ...Option) *Daemon {
 	set(d.config, "network.default.bridge", d.Bridge)
 	set(d.config, "network.default.subnet_v4", fmt.Sprintf("10.%d.%d.0/24", 64+n/256%64, n%256))
 	set(d.config, "linux.cgroup_parent", d.CgroupParent)
+	set(d.config, "cdi.spec_dirs", []string{filepath.Join(d.Dir, "cdi")})
 	set(d.config, "nri.socket", d.NRISocket())
 	set(d.config, "nri.plugin_path", filepath.Join(d.Dir, "plugins"))
 	set(d.config, "nri.plugin_config_path", filepath.Join(d.Dir, "plugins.d"))

@@ -44,6 +44,8 @@ type Config struct {
 	CgroupParent string
 	// LogSizeMax is the size limit of a container's log file in bytes; 0 means no limit.
 	LogSizeMax int64
+	// CDIDirs are the directories of the files that describe CDI devices.
+	CDIDirs []string
 	// Annotations are those that pods may use.
 	Annotations sandbox.AllowList
 }

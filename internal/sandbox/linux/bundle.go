@@ -16,6 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
+	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -168,6 +169,9 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		}
 	}
 	if err == nil {
+		err = b.injectDevices(config, c)
+	}
+	if err == nil {
 		err = spec.Adjust(config, c.Adjustment)
 	}
 	if err == nil && p.IDMap() != nil {
@@ -177,6 +181,15 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		config.Annotations[annotationCopied] = "true"
 	}
 	return config, answer, err
+}
+
+// injectDevices adds the CDI devices that a container requests to its specification.
+func (b *Backend) injectDevices(config *specs.Spec, c *sandbox.Container) error {
+	names, err := cdi.Names(c.Config)
+	if err != nil {
+		return err
+	}
+	return cdi.New(b.cfg.CDIDirs).Inject(config, names)
 }
 
 // annotationCopied marks a container whose image could not be mapped to the pod's user namespace.

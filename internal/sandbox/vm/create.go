@@ -98,7 +98,11 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return nil, err
 	}
 	o.warnings = append(o.warnings, flexWarnings(c.Config.GetMounts())...)
-	if o.volumes, err = volumesOf(c.Config, driver); err != nil {
+	config, err := b.withCDIDevices(c.Config)
+	if err != nil {
+		return nil, err
+	}
+	if o.volumes, err = volumesOf(config, driver); err != nil {
 		return nil, err
 	}
 	if why != "" && len(o.volumes.guestMounts) > 0 {

@@ -35,6 +35,8 @@ type Config struct {
 	Owner string
 	// CgroupParent is the parent cgroup of pods that do not name one; "" means the default for CgroupDriver.
 	CgroupDriver, CgroupParent string
+	// CDIDirs are the directories of the files that describe CDI devices.
+	CDIDirs []string
 	// Annotations are those that pods may use.
 	Annotations sandbox.AllowList
 	// LogSizeMax is the maximum size of a container's log file in bytes; 0 means no limit.

@@ -110,8 +110,6 @@ func validateContainer(config *runtimeapi.ContainerConfig) error {
 		return fields.Invalid("windows", "this is a Linux node")
 	case len(config.GetCommand()) > 0:
 		return fields.Unsupported("command", "%q: a machine boots the system on its disk; have cloud-init run the command (annotation VirtletCloudInitUserData)", config.GetCommand())
-	case len(config.GetCDIDevices()) > 0:
-		return fields.Unsupported("CDI_devices", "a machine can have only block devices")
 	case config.GetWorkingDir() != "" && path.Clean(config.GetWorkingDir()) != "/":
 		return fields.Unsupported("working_dir", "%q: a machine has no working directory", config.GetWorkingDir())
 	}

@@ -101,7 +101,6 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"namespace_options.ipc":                 {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = node }, errdefs.IsNotImplemented},
 		"linux.sysctls":                         {func(p *pod, _ *ctr) { p.Linux.Sysctls["net.core.somaxconn"] = "1" }, errdefs.IsNotImplemented},
 		"windows":                               {func(p *pod, _ *ctr) { p.Windows = &runtimeapi.WindowsPodSandboxConfig{} }, errdefs.IsInvalidArgument},
-		"CDI_devices":                           {func(_ *pod, c *ctr) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "x"}} }, errdefs.IsNotImplemented},
 		"command":                               {func(_ *pod, c *ctr) { c.Command = []string{"sh"} }, errdefs.IsNotImplemented},
 		"args[0]":                               {func(_ *pod, c *ctr) { c.Args = []string{"a\nb"} }, errdefs.IsInvalidArgument},
 		"working_dir":                           {func(_ *pod, c *ctr) { c.WorkingDir = "/srv" }, errdefs.IsNotImplemented},

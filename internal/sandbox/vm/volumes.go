@@ -9,8 +9,10 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
@@ -56,6 +58,21 @@ func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.Shar
 	default:
 		return machine.Share9p, fmt.Sprintf("directories are shared by 9p, without owners, and Secrets and ConfigMaps are copied once, because there is no virtio-fs: %v", err), nil
 	}
+}
+
+// withCDIDevices returns a container's configuration with its CDI devices as block devices.
+func (b *Backend) withCDIDevices(config *runtimeapi.ContainerConfig) (*runtimeapi.ContainerConfig, error) {
+	names, err := cdi.Names(config)
+	if err != nil || len(names) == 0 {
+		return config, err
+	}
+	blocks, err := cdi.New(b.cfg.CDIDirs).Blocks(names)
+	if err != nil {
+		return nil, err
+	}
+	config = proto.CloneOf(config)
+	config.Devices = append(config.Devices, blocks...)
+	return config, nil
 }
 
 // volumesOf converts a container's mounts and devices to volumes.

@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
@@ -118,6 +120,9 @@ func (b *Backend) validateContainer(config *runtimeapi.ContainerConfig) error {
 		return fields.Unsupported("tty", "WASI has no terminals; use stdin without tty")
 	case config.GetWorkingDir() != "" && path.Clean(config.GetWorkingDir()) != "/":
 		return fields.Unsupported("working_dir", "%q: WASI has no working directory; a component starts in /", config.GetWorkingDir())
+	}
+	if names, err := cdi.Names(config); err != nil || len(names) > 0 {
+		return errors.Join(err, fields.Unsupported("annotations", "CDI devices %v: a component cannot reach devices", names))
 	}
 	return fields.Env(config.GetEnvs())
 }

@@ -83,8 +83,6 @@ func validateContainer(p *sandbox.Pod, cfg *runtimeapi.ContainerConfig, h Host) 
 	switch {
 	case cfg.GetWindows() != nil:
 		return invalid("windows", "this is a Linux node")
-	case len(cfg.GetCDIDevices()) > 0:
-		return unsupported("CDI_devices", "devices by CDI name are not available on this node; use devices")
 	case cfg.GetLogPath() != "" && !filepath.IsLocal(cfg.GetLogPath()):
 		return invalid("log_path", "%q is not below the pod's log directory", cfg.GetLogPath())
 	}

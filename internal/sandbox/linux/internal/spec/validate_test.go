@@ -68,9 +68,6 @@ func TestValidateContainerRefused(t *testing.T) {
 		field  string
 	}{
 		{func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }, errInvalid, "windows"},
-		{func(c *runtimeapi.ContainerConfig) {
-			c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "vendor.com/gpu=0"}}
-		}, errUnsupported, "CDI_devices"},
 		{func(c *runtimeapi.ContainerConfig) { c.LogPath = "../other/0.log" }, errInvalid, "log_path"},
 		{func(c *runtimeapi.ContainerConfig) { c.Command = []string{"a\x00"} }, errInvalid, "command"},
 		{func(c *runtimeapi.ContainerConfig) { c.Args = []string{"a\x00"} }, errInvalid, "args"},
