@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
+	"github.com/tripod-run/tripod/internal/sandbox/vm"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 	"github.com/tripod-run/tripod/internal/stream"
 )
@@ -56,7 +57,7 @@ func sessionsCommand() *cobra.Command {
 			linux := linux.NewSessions(log)
 			defer linux.Close()
 			return stream.Carry(ctx, args[0], stream.Carriage{
-				Servers: map[string]sandbox.SessionServer{"linux": linux, "wasm": wasm.Sessions{}},
+				Servers: map[string]sandbox.SessionServer{"linux": linux, "vm": vm.NewSessions(log), "wasm": wasm.Sessions{}},
 				Dial:    network.Dial, Logger: log,
 			})
 		},

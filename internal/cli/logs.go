@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/stream"
@@ -67,19 +69,23 @@ func (a *App) logs(ctx context.Context, client *Client, arg string, o stream.Log
 	return err
 }
 
-// waitForEnd returns once the container writes no more output.
+// waitForEnd returns once the container writes no more output. While the daemon is away, for example because it restarts,
+// the container can still write.
 func waitForEnd(ctx context.Context, client *Client, id string) {
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	for {
 		resp, err := client.ContainerStatus(ctx, id, false)
-		if err != nil {
-			return // the container or the node is gone
+		away := status.Code(err) == codes.Unavailable || status.Code(err) == codes.DeadlineExceeded
+		if err != nil && !away {
+			return // the container is gone
 		}
 		switch resp.GetStatus().GetState() {
 		case runtimeapi.ContainerState_CONTAINER_CREATED, runtimeapi.ContainerState_CONTAINER_RUNNING:
 		default:
-			return
+			if !away {
+				return
+			}
 		}
 		select {
 		case <-tick.C:

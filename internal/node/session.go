@@ -11,12 +11,12 @@ import (
 
 // ContainerSession returns what another process needs to serve exec and attach sessions of a running container. The
 // errors are those of Exec; ErrNotImplemented means that only the daemon can serve these sessions.
-func (n *Node) ContainerSession(ctx context.Context, id string) (sandbox.Session, error) {
+func (n *Node) ContainerSession(ctx context.Context, id string, kind sandbox.SessionKind) (sandbox.Session, error) {
 	planner, rec, c, err := runningContainer[sandbox.SessionPlanner](n, id, "sessions that outlive the daemon")
 	if err != nil {
 		return sandbox.Session{}, err
 	}
-	plan, err := planner.PlanSession(ctx, rec.sandboxPod(), c.sandboxContainer())
+	plan, err := planner.PlanSession(ctx, rec.sandboxPod(), c.sandboxContainer(), kind)
 	return sandbox.Session{Handler: rec.Handler, Pod: rec.ID, Container: c.ID, DetachAtEOF: detachesAtEOF(c), Plan: plan}, err
 }
 
@@ -41,7 +41,7 @@ func (n *Node) PodSession(ctx context.Context, id string) (sandbox.Session, erro
 	if err := n.handlerErrors.get(p.Handler); err != nil {
 		return s, notReady(p.Handler, err)
 	}
-	s.Plan, err = planner.PlanSession(ctx, p.sandboxPod(), p.running())
+	s.Plan, err = planner.PlanSession(ctx, p.sandboxPod(), p.running(), sandbox.SessionPortForward)
 	return s, err
 }
 

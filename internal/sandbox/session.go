@@ -25,12 +25,21 @@ type Session struct {
 	Plan json.RawMessage `json:"plan,omitempty"`
 }
 
+// SessionKind is what a session does.
+type SessionKind string
+
+const (
+	SessionExec        SessionKind = "exec"
+	SessionAttach      SessionKind = "attach"
+	SessionPortForward SessionKind = "portforward"
+)
+
 // SessionPlanner is for backends whose sessions a SessionServer in another process can serve. PlanSession returns what
 // the SessionServer of the same backend needs for a running container; c is nil if a port-forward goes to a pod without
 // a running container. Errors: ErrNotImplemented if only the daemon can serve this container, for example because an
 // earlier release started it.
 type SessionPlanner interface {
-	PlanSession(ctx context.Context, p *Pod, c *Container) (json.RawMessage, error)
+	PlanSession(ctx context.Context, p *Pod, c *Container, kind SessionKind) (json.RawMessage, error)
 }
 
 // SessionReaper is for backends whose sessions leave something behind when the process that serves them is killed.

@@ -46,7 +46,7 @@ var errClosed = fmt.Errorf("%w: %w", errServerClosed, errdefs.ErrUnavailable)
 // Planner finds out where sessions lead. The node implements it. ErrNotImplemented means that only the daemon can serve
 // the session.
 type Planner interface {
-	ContainerSession(ctx context.Context, containerID string) (sandbox.Session, error)
+	ContainerSession(ctx context.Context, containerID string, kind sandbox.SessionKind) (sandbox.Session, error)
 	PodSession(ctx context.Context, podID string) (sandbox.Session, error)
 	// ReapSessions removes what the sessions of a killed carrier have left behind.
 	ReapSessions(ctx context.Context)
@@ -385,7 +385,7 @@ func (d *Dispatcher) GetExec(req *runtimeapi.ExecRequest) (*runtimeapi.ExecRespo
 	if err := checkExec(req); err != nil {
 		return nil, err
 	}
-	url, err := d.url(kindExec, req, d.config.Planner.ContainerSession, req.GetContainerId())
+	url, err := d.containerURL(kindExec, req, req.GetContainerId())
 	return &runtimeapi.ExecResponse{Url: url}, err
 }
 
@@ -394,7 +394,7 @@ func (d *Dispatcher) GetAttach(req *runtimeapi.AttachRequest) (*runtimeapi.Attac
 	if err := checkContainer("attach", req); err != nil {
 		return nil, err
 	}
-	url, err := d.url(kindAttach, req, d.config.Planner.ContainerSession, req.GetContainerId())
+	url, err := d.containerURL(kindAttach, req, req.GetContainerId())
 	return &runtimeapi.AttachResponse{Url: url}, err
 }
 
@@ -405,6 +405,13 @@ func (d *Dispatcher) GetPortForward(req *runtimeapi.PortForwardRequest) (*runtim
 	}
 	url, err := d.url(kindPortForward, req, d.config.Planner.PodSession, req.GetPodSandboxId())
 	return &runtimeapi.PortForwardResponse{Url: url}, err
+}
+
+func (d *Dispatcher) containerURL(kind string, req proto.Message, id string) (string, error) {
+	plan := func(ctx context.Context, id string) (sandbox.Session, error) {
+		return d.config.Planner.ContainerSession(ctx, id, sandbox.SessionKind(kind))
+	}
+	return d.url(kind, req, plan, id)
 }
 
 // url plans a session and returns its URL, at a carrier or in this process.

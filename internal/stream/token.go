@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // The kinds of session. The kind is the first element of a URL's path.
 const (
-	kindExec        = "exec"
-	kindAttach      = "attach"
-	kindPortForward = "portforward"
+	kindExec        = string(sandbox.SessionExec)
+	kindAttach      = string(sandbox.SessionAttach)
+	kindPortForward = string(sandbox.SessionPortForward)
 )
 
 // tokens holds checked requests until a client redeems their tokens. A token can be used only once, and only within its

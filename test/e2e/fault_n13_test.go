@@ -20,8 +20,9 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// transferred is the number of bytes that the tests of N13 send each way.
-const transferred = 100 << 20
+// transferred is the number of bytes that a test of N13 sends each way; through a guest's serial port, which is slower,
+// it is guestTransferred.
+const transferred, guestTransferred = 100 << 20, 6 << 20
 
 // gate passes bytes until it has passed limit of them. It then waits until open is closed.
 type gate struct {
@@ -60,11 +61,11 @@ type transfer struct {
 }
 
 // run starts the transfer: a function that sends what it reads and returns what it receives.
-func (tr *transfer) run(carry func(in io.Reader, out io.Writer) error) {
-	source := io.LimitReader(rand.NewChaCha8([32]byte{13}), transferred)
+func (tr *transfer) run(size int, carry func(in io.Reader, out io.Writer) error) {
+	source := io.LimitReader(rand.NewChaCha8([32]byte{13}), int64(size))
 	sent, got := sha256.New(), sha256.New()
-	tr.gates[0] = newGate(io.TeeReader(source, sent), transferred/3)
-	tr.gates[1] = newGate(tr.gates[0], 2*transferred/3)
+	tr.gates[0] = newGate(io.TeeReader(source, sent), size/3)
+	tr.gates[1] = newGate(tr.gates[0], 2*size/3)
 	tr.done = make(chan struct{})
 	go func() {
 		defer close(tr.done)
@@ -82,14 +83,14 @@ func (tr *transfer) wait(t *testing.T) {
 		t.Fatal("the transfer did not end within 2 minutes")
 	}
 	if tr.err != nil || tr.got != tr.sent {
-		t.Errorf("transfer of %d bytes: got error %v, checksum %x; want %x", transferred, tr.err, tr.got, tr.sent)
+		t.Errorf("transfer: got error %v, checksum %x; want %x", tr.err, tr.got, tr.sent)
 	}
 }
 
 // execTransfer transfers through `cat` in a container.
-func execTransfer(t *testing.T, p harness.Protocol, c *harness.Container, d *harness.Daemon) *transfer {
+func execTransfer(t *testing.T, p harness.Protocol, c *harness.Container, d *harness.Daemon, size int) *transfer {
 	url, tr := execURL(t, d, c, false, "cat"), &transfer{}
-	tr.run(func(in io.Reader, out io.Writer) error {
+	tr.run(size, func(in io.Reader, out io.Writer) error {
 		code, err := harness.Stream(context.Background(), p, url, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: io.Discard})
 		if err == nil && code != 0 {
 			err = fmt.Errorf("exit code %d", code)
@@ -103,7 +104,7 @@ func execTransfer(t *testing.T, p harness.Protocol, c *harness.Container, d *har
 func forwardTransfer(t *testing.T, address string) *transfer {
 	conn := dialForwarded(t, address)
 	tr := &transfer{}
-	tr.run(func(in io.Reader, out io.Writer) error {
+	tr.run(transferred, func(in io.Reader, out io.Writer) error {
 		go func() {
 			_, _ = io.Copy(conn, in)
 			_ = conn.CloseWrite()
@@ -169,7 +170,7 @@ func TestFaultN13SessionsOutliveTheDaemon(t *testing.T) {
 
 	var transfers []*transfer
 	for _, protocol := range harness.HalfClosing {
-		transfers = append(transfers, execTransfer(t, protocol, shell, d))
+		transfers = append(transfers, execTransfer(t, protocol, shell, d, transferred))
 	}
 	var terminals, counters []*session
 	for _, protocol := range harness.Protocols {
@@ -329,4 +330,48 @@ func TestFaultN13CarrierIsKilled(t *testing.T) {
 	if got := c.Exec(harness.SPDY, bytes.NewReader([]byte("again")), false, "cat"); got.Stdout != "again" {
 		t.Errorf("exec afterwards: got %+v, want the output %q", got, "again")
 	}
+}
+
+// TestFaultN13SessionsWithAMachine: sessions with a machine outlive the daemon too: its agent's and its console's.
+func TestFaultN13SessionsWithAMachine(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest, Container: []harness.ContainerOption{terminal}})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	serial := startSession(t, harness.SPDY, c.AttachURL(true, true), true)
+	shell := startSession(t, harness.WebSocketV5, execURL(t, d, c, true, "sh"), true)
+	tr := execTransfer(t, harness.SPDY, c, d, guestTransferred)
+	forwarded := c.Pod.Forward(t, 80)
+	carrier := d.Carrier()
+	progress := func(step int) {
+		t.Helper()
+		shell.sizes <- &remotecommand.TerminalSize{Width: 100, Height: uint16(50 + step)}
+		shell.send(fmt.Sprintf("until [ \"$(stty size)\" = '%d 100' ]; do sleep 0.1; done; echo size-$((50+%d))\n", 50+step, step))
+		shell.stdout.wait(t, fmt.Sprintf("size-%d", 50+step))
+		serial.send(fmt.Sprintf("echo serial-$((%d+%d))\n", 70, step))
+		serial.stdout.wait(t, fmt.Sprintf("serial-%d", 70+step))
+		if page := get(t, "http://"+forwarded); !strings.Contains(page, "hello from") {
+			t.Errorf("page of the guest: got %q, want hello", page)
+		}
+	}
+	progress(0)
+	<-tr.gates[0].reached
+	d.Kill()
+	progress(1)
+	close(tr.gates[0].open)
+	<-tr.gates[1].reached
+	d.Start()
+	progress(2)
+	if got := c.Must("echo", "beside"); got != "beside\n" { // the daemon's own port
+		t.Errorf("ExecSync beside sessions: got %q", got)
+	}
+	close(tr.gates[1].open)
+	tr.wait(t)
+	shell.send("exit 7\n")
+	shell.wait(7)
+	if now := d.Carrier(); now != carrier {
+		t.Errorf("session carrier: got process %d, want %d", now, carrier)
+	}
+	c.Stop(0)
+	serial.wait(0) // the end of the machine is the end of the session
 }

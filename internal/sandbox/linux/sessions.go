@@ -69,7 +69,7 @@ func (b *Backend) plan(p *sandbox.Pod, c *sandbox.Container) (sessionPlan, error
 }
 
 // PlanSession implements sandbox.SessionPlanner.
-func (b *Backend) PlanSession(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (json.RawMessage, error) {
+func (b *Backend) PlanSession(_ context.Context, p *sandbox.Pod, c *sandbox.Container, _ sandbox.SessionKind) (json.RawMessage, error) {
 	plan, err := b.plan(p, c)
 	if err != nil {
 		return nil, err

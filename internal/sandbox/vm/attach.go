@@ -27,10 +27,7 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if err != nil {
 		return 0, err
 	}
-	command := agent.Command{ExecRequest: req}
-	for _, e := range c.Config.GetEnvs() {
-		command.Env = append(command.Env, e.GetKey()+"="+string(e.GetValue()))
-	}
+	command := agent.Command{ExecRequest: req, Env: environment(c)}
 	if a := l.agent.Load(); a != nil {
 		waiting, cancel := context.WithTimeout(ctx, agentTime)
 		err := a.Wait(waiting)
@@ -44,6 +41,14 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	}
 	return 0, fmt.Errorf("no agent answers in the guest: it has not booted yet, or has no agent. Images with cloud-init start tripod-agent from the disk "+
 		"labelled TRIPODAGENT, which every machine has; other images must start it themselves, or run qemu-guest-agent (for commands without a terminal): %w", errdefs.ErrNotImplemented)
+}
+
+// environment returns the container's own variables.
+func environment(c *sandbox.Container) (env []string) {
+	for _, e := range c.Config.GetEnvs() {
+		env = append(env, e.GetKey()+"="+string(e.GetValue()))
+	}
+	return env
 }
 
 // Attach implements sandbox.Attacher. It attaches to the serial console.
@@ -87,8 +92,13 @@ func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if a := l.agent.Load(); a != nil && a.Ready() && network == "tcp" {
 		return a.DialTCP(ctx, at.Port())
 	}
+	return dialPod(ctx, network, at, p.IPs)
+}
+
+// dialPod connects to a port of the guest's localhost without an agent: at the pod's addresses of the same family.
+func dialPod(ctx context.Context, network string, at netip.AddrPort, ips []netip.Addr) (net.Conn, error) {
 	failed := fmt.Errorf("the guest has no agent to connect to port %d on its localhost: %w", at.Port(), errdefs.ErrUnavailable)
-	for _, ip := range p.IPs {
+	for _, ip := range ips {
 		if ip.Is4() != at.Addr().Is4() {
 			continue
 		}

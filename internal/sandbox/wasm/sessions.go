@@ -27,7 +27,7 @@ type sessionPlan struct {
 }
 
 // PlanSession implements sandbox.SessionPlanner.
-func (b *Backend) PlanSession(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (json.RawMessage, error) {
+func (b *Backend) PlanSession(_ context.Context, p *sandbox.Pod, c *sandbox.Container, _ sandbox.SessionKind) (json.RawMessage, error) {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return nil, err

@@ -240,12 +240,16 @@ func (j *job) setTerminal(f *os.File) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.terminal = f
+	if f != nil && j.columns|j.rows != 0 {
+		setSize(f, j.columns, j.rows)
+	}
 }
 
-// resize sets the size of the job's terminal, if the job has one.
+// resize sets the size of the job's terminal. A client's first size usually arrives before there is a terminal.
 func (j *job) resize(columns, rows uint16) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.columns, j.rows = columns, rows
 	if j.terminal != nil {
 		setSize(j.terminal, columns, rows)
 	}

@@ -15,6 +15,8 @@ type job struct {
 
 	mu       sync.Mutex
 	terminal *os.File // the terminal of a running program; may be nil
+	// columns and rows are the terminal's last size; 0 until the host sends one.
+	columns, rows uint16
 }
 
 func (j *job) run(op wire.Op, request []byte, version string) wire.Result {

@@ -15,6 +15,8 @@ const (
 	// portPoll is the interval between searches for a missing port. The port's driver may be loaded after the agent has
 	// started.
 	portPoll = 250 * time.Millisecond
+	// lateMax is how many searches after the first port has appeared the other ports can be missing.
+	lateMax = 20
 	// If two reads within flapTime find that no host is connected, the second read pauses for flapTime.
 	flapTime = 50 * time.Millisecond
 )
@@ -47,10 +49,12 @@ func exists(path string) bool {
 	return err == nil
 }
 
+func portPath(name string) string { return findPort(name, "/dev", "/sys/class/virtio-ports") }
+
 // waitPort waits for the named port and opens it.
 func waitPort(name string) (*port, error) {
 	for {
-		if path := findPort(name, "/dev", "/sys/class/virtio-ports"); path != "" {
+		if path := portPath(name); path != "" {
 			fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
 			if err == nil {
 				return &port{fd: fd}, nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,8 +19,35 @@ func Run(version string) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGPIPE)
 	_, _ = unix.Setsid() // fails for a process group leader, which does not need a new session
 	_ = os.Chdir("/")
+	for _, name := range wire.SessionPortNames {
+		go func() {
+			if appears(name, wire.PortName) {
+				runPort(name, version)
+			}
+		}()
+	}
+	runPort(wire.PortName, version)
+}
+
+// appears waits for a port, and reports whether it appears. A host makes all ports together, so the port is missing if
+// it does not appear soon after the other port.
+func appears(name, other string) bool {
+	for late := 0; late < lateMax; {
+		if portPath(name) != "" {
+			return true
+		}
+		if portPath(other) != "" {
+			late++
+		}
+		time.Sleep(portPoll) // pacing: devtmpfs and sysfs have no inotify events
+	}
+	return false
+}
+
+// runPort serves a port until the port cannot be used.
+func runPort(name, version string) {
 	for {
-		port, err := waitPort(wire.PortName)
+		port, err := waitPort(name)
 		if err == nil {
 			err = Serve(port, version)
 			_ = port.Close()

@@ -37,6 +37,7 @@ type Agent struct {
 
 	mu      sync.Mutex
 	mux     *wire.Mux     // the session that the guest has welcomed; nil if there is none
+	version uint64        // the protocol's, of the last session
 	refused error         // why an agent that answers cannot be used
 	changed chan struct{} // closed when mux or refused changes
 }
@@ -62,6 +63,13 @@ func (a *Agent) Ready() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mux != nil
+}
+
+// ServesSessions reports whether the guest's agent answers and serves the session ports too. It does not wait.
+func (a *Agent) ServesSessions() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mux != nil && a.version >= wire.SessionsVersion
 }
 
 // Wait waits until the agent answers. It returns errdefs.ErrUnavailable if ctx ends first.
@@ -209,6 +217,9 @@ func (l *link) welcome(f wire.Frame) error {
 		return nil
 	}
 	go l.mux.Write(l.out)
+	l.agent.mu.Lock()
+	l.agent.version = w.Version
+	l.agent.mu.Unlock()
 	l.agent.setSession(l.mux, nil)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 
 	"github.com/containerd/errdefs"
 
@@ -48,7 +49,6 @@ func Open(cfg Config) (*Console, error) {
 	if err != nil {
 		return nil, fmt.Errorf("console: %w", errors.Join(err, r.release()))
 	}
-	r.clientOffset = h.clientOffset
 	r.start()
 	return &Console{relay: r, hub: h}, nil
 }
@@ -57,18 +57,30 @@ func Open(cfg Config) (*Console, error) {
 // does not read its output is detached with errdefs.ErrResourceExhausted. A serial console has no size, so req.Resize
 // is discarded. After Attach has returned, a read from req.Stdin or a write to req.Stdout may still be under way.
 func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
-	client := c.hub.add()
-	if client == nil {
-		return fmt.Errorf("attach: the machine has ended: %w", errdefs.ErrFailedPrecondition)
+	return c.hub.attach(ctx, req)
+}
+
+// Attach is like Console.Attach, but in another process than the one with the machine's Console: it neither logs nor
+// frees the output. The channel ended must be closed when the machine has ended. It uses only the fields SerialLog,
+// Input and Logger of the configuration.
+func Attach(ctx context.Context, cfg Config, ended <-chan struct{}, req sandbox.AttachRequest) error {
+	h, err := openHub(cfg)
+	if err != nil {
+		return fmt.Errorf("attach: the machine has ended: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
-	defer c.hub.drop(client)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go discardSizes(req.Resize, ctx.Done())
-	if req.Stdin != nil {
-		go c.hub.readClient(ctx, req.Stdin)
-	}
-	return client.Serve(ctx, req.Stdout, nil)
+	closeOnce := sync.OnceFunc(h.close)
+	defer closeOnce()
+	attached, leave := context.WithCancel(ctx)
+	defer leave()
+	go func() {
+		select {
+		case <-ended:
+			h.flush()
+			closeOnce() // sends the client what is queued, and ends its session
+		case <-attached.Done():
+		}
+	}()
+	return h.attach(ctx, req)
 }
 
 // ReopenLog calls Config.OpenLog again, after the log was rotated, and continues in the new file.

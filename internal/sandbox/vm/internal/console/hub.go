@@ -4,14 +4,18 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/stream"
 )
@@ -80,11 +84,14 @@ func (h *hub) add() *stream.OutputQueue {
 		return nil
 	}
 	if len(h.clients) == 0 {
+		h.offset = 0
+		h.keep()
 		info, err := h.serial.Stat()
 		if err != nil {
 			return nil
 		}
 		h.offset = info.Size()
+		h.keep()
 	} else {
 		h.deliver() // the new client must not get this output
 	}
@@ -96,19 +103,34 @@ func (h *hub) add() *stream.OutputQueue {
 func (h *hub) drop(c *stream.OutputQueue) {
 	h.mu.Lock()
 	delete(h.clients, c)
+	if len(h.clients) == 0 && !h.closed {
+		_ = lockFrom(h.serial, unix.F_UNLCK, 0)
+	}
 	h.mu.Unlock()
 	c.Discard()
 }
 
-// clientOffset returns the offset of the clients' next output in the serial log, or the largest offset if there are no
-// clients.
-func (h *hub) clientOffset() int64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.clients) == 0 {
-		return math.MaxInt64
+// keep keeps the relay, which can be in another process, from freeing output that the clients have not received.
+func (h *hub) keep() {
+	if err := lockFrom(h.serial, unix.F_RDLCK, h.offset); err != nil {
+		h.log.Warn("cannot lock the serial log; attached clients can miss output", "path", h.path, "err", err)
 	}
-	return h.offset
+}
+
+// attach attaches a client until ctx ends, the client leaves, or the hub is closed.
+func (h *hub) attach(ctx context.Context, req sandbox.AttachRequest) error {
+	client := h.add()
+	if client == nil {
+		return fmt.Errorf("attach: the machine has ended: %w", errdefs.ErrFailedPrecondition)
+	}
+	defer h.drop(client)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go discardSizes(req.Resize, ctx.Done())
+	if req.Stdin != nil {
+		go h.readClient(ctx, req.Stdin)
+	}
+	return client.Serve(ctx, req.Stdout, nil)
 }
 
 // follow sends new output to the clients until close is called.
@@ -136,6 +158,9 @@ func (h *hub) flush() {
 }
 
 func (h *hub) deliver() {
+	if len(h.clients) > 0 {
+		defer h.keep()
+	}
 	for len(h.clients) > 0 {
 		buf := make([]byte, hubBuffer)
 		n, err := h.serial.ReadAt(buf, h.offset)

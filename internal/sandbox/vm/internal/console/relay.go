@@ -43,8 +43,6 @@ type relay struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	poll   bool // inotify does not work
-	// clientOffset returns where in the serial log the hub will read next.
-	clientOffset func() int64
 
 	mu         sync.Mutex
 	serial     *os.File
@@ -290,7 +288,7 @@ func (r *relay) warnFull(full bool) {
 // punch frees the part of the serial log that is no longer needed, if the part has at least punchSize bytes or last is
 // true.
 func (r *relay) punch(last bool) {
-	end := min(r.committed.offset, r.clientOffset()) / punchAlign * punchAlign
+	end := min(r.committed.offset, lockedFrom(r.serial)) / punchAlign * punchAlign
 	if r.punched < 0 || end <= r.punched || !last && end-r.punched < punchSize {
 		return
 	}

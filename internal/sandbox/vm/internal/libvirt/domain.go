@@ -185,6 +185,11 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 		RNGs:       []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}}}},
 		Panics:     []libvirtxml.DomainPanic{{Model: "isa"}},
 	}
+	if def.SessionPorts {
+		for _, name := range wire.SessionPortNames {
+			list.Channels = append(list.Channels, channel(name))
+		}
+	}
 	if def.VNC {
 		list.Videos[0].Model = libvirtxml.DomainVideoModel{Type: "vga"}
 		list.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{Socket: d.layout.placeholder(def.Name, vncName) + "/vnc.sock"}}}

@@ -198,12 +198,16 @@ func (l *launch) openConsoles(_ context.Context, _ *Driver, def machine.Definiti
 	}
 	l.grant.Serial.Input = l.add(input)
 	l.grant.Rings = []vmwrap.Ring{{ID: firmwareRing, Size: firmware.RingSize}}
-	for _, c := range []struct{ id, socket string }{{"charchannel0", machine.AgentSocket}, {"charchannel1", machine.QGASocket}} {
-		socket, err := machine.Listen(filepath.Join(def.Dir, c.socket))
+	sockets := []string{machine.AgentSocket, machine.QGASocket}
+	if def.SessionPorts {
+		sockets = append(sockets, machine.SessionSockets[:]...)
+	}
+	for i, name := range sockets {
+		socket, err := machine.Listen(filepath.Join(def.Dir, name))
 		if err != nil {
 			return err
 		}
-		l.grant.Chardevs = append(l.grant.Chardevs, vmwrap.Chardev{ID: c.id, Socket: l.add(socket)})
+		l.grant.Chardevs = append(l.grant.Chardevs, vmwrap.Chardev{ID: fmt.Sprintf("charchannel%d", i), Socket: l.add(socket)})
 	}
 	return nil
 }

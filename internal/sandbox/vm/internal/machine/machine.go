@@ -50,6 +50,8 @@ type Definition struct {
 
 	// LibvirtCPU is XML for the <cpu> element of a libvirt domain. Other drivers refuse it.
 	LibvirtCPU string `json:"libvirtCPU,omitempty"`
+	// SessionPorts adds the virtio-serial ports wire.SessionPortNames. Definitions by earlier releases lack them.
+	SessionPorts bool `json:"sessionPorts,omitempty"`
 	// VNC asks for a VNC server on the unix socket vnc/vnc.sock in Dir.
 	VNC bool `json:"vnc,omitempty"`
 }
@@ -145,6 +147,13 @@ const (
 	// QGASocket is the socket of the QEMU guest agent's virtio-serial port, org.qemu.guest_agent.0.
 	QGASocket = "qga.sock"
 )
+
+// SessionSockets are the sockets of the virtio-serial ports wire.SessionPortNames. A client locks a socket's lock file
+// before it connects; see LockFile.
+var SessionSockets = [2]string{"sessions0.sock", "sessions1.sock"}
+
+// LockFile returns the path of a socket's lock file.
+func LockFile(socket string) string { return socket + ".lock" }
 
 // Phase is the phase of a machine.
 type Phase string

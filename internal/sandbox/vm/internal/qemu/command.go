@@ -164,6 +164,13 @@ func (c *command) consoles(d machine.Definition) {
 	c.add("-device", "virtserialport,bus=ports.0,chardev=agent,name="+wire.PortName)
 	socket("qga", machine.QGASocket)
 	c.add("-device", "virtserialport,bus=ports.0,chardev=qga,name=org.qemu.guest_agent.0")
+	if d.SessionPorts {
+		for i, name := range machine.SessionSockets {
+			id := fmt.Sprintf("sessions%d", i)
+			socket(id, name)
+			c.add("-device", fmt.Sprintf("virtserialport,bus=ports.0,chardev=%s,name=%s", id, wire.SessionPortNames[i]))
+		}
+	}
 }
 
 // disk adds a disk as QEMU block nodes. The format and the overlay's base come from the definition, never from the

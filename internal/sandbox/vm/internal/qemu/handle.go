@@ -130,7 +130,11 @@ func removeSockets(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	for _, name := range []string{monitorSocket, machine.SerialInput, machine.AgentSocket, machine.QGASocket, virtiofsd.SocketName} {
+	names := []string{monitorSocket, machine.SerialInput, machine.AgentSocket, machine.QGASocket, virtiofsd.SocketName}
+	for _, socket := range machine.SessionSockets {
+		names = append(names, socket, machine.LockFile(socket))
+	}
+	for _, name := range names {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !isNotExist(err) {
 			return err
 		}

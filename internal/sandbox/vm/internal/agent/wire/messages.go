@@ -5,10 +5,16 @@ import "math"
 // PortName is the name of the virtio-serial port in the guest: /dev/virtio-ports/<PortName>.
 const PortName = "dev.tripod.agent.0"
 
-// The oldest and the newest supported version of the protocol.
+// SessionPortNames are the names of further ports, for the exec and port-forward sessions that outlive the daemon. There
+// are two, because an earlier build can still serve sessions on one. Machines that an earlier release defined lack them.
+var SessionPortNames = [2]string{"dev.tripod.sessions.0", "dev.tripod.sessions.1"}
+
+// The oldest and the newest supported version of the protocol. An agent of version SessionsVersion or later also serves
+// the ports SessionPortNames.
 const (
-	MinVersion = 1
-	MaxVersion = 1
+	MinVersion      = 1
+	MaxVersion      = 2
+	SessionsVersion = 2
 )
 
 // The channels of a stream.
