@@ -62,7 +62,9 @@ func TestSharedMeasuresAgain(t *testing.T) {
 			t.Errorf("%+v shared the measurement of %+v", other, key)
 		}
 	}
-	if off := (&shared[int]{}); get(off, key, good) == get(off, key, good) {
+	off := &shared[int]{}
+	first = get(off, key, good)
+	if second := get(off, key, good); second == first {
 		t.Error("a measurement was shared, although sharing is off")
 	}
 }
