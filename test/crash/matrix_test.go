@@ -36,10 +36,10 @@ func points(t *testing.T, prefixes ...string) []string {
 
 // Prefixes of fail points that not every script passes.
 const (
-	retainPoint  = "node.retain-attempt." // only unit pods with a second attempt; the tests of internal/node visit them
-	noBootPoints = "vm.no-boot."          // only machines that cannot boot; the tests of internal/sandbox/vm visit them
-	tapPoints    = "network.tap."         // only machines
-	usersPoints  = "linux.make-netns."    // only pods with user namespaces
+	retainPoint  = "node.retain-attempt."       // only unit pods with a second attempt; the tests of internal/node visit them
+	noBootPoints = "vm.no-boot."                // only machines that cannot boot; the tests of internal/sandbox/vm visit them
+	tapPoints    = "network.tap."               // only machines
+	usersPoint   = "linux.create-sandbox.users" // only pods with a user namespace
 )
 
 // without returns the names that do not have the prefix.
@@ -172,11 +172,8 @@ func visitAll(t *testing.T, runtime string) {
 	for _, point := range names {
 		t.Run(point, func(t *testing.T) {
 			pod, container := victim(t)
-			if strings.HasPrefix(point, usersPoints) {
-				ids := []*runtimeapi.IDMapping{{HostId: 1 << 20, Length: 1 << 16}}
-				users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: ids, Gids: ids}
-				pod.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users
-				container.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users
+			if point == usersPoint {
+				pod.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{}
 			}
 			c := crash{d: d, handler: "linux", pod: pod, container: container, bystander: bystander.ID, before: before}
 			c.at(t, point, func() error { return errors.Join(recordIsTrue(d), stillTicking(clock)) })

@@ -66,9 +66,16 @@ func TestN1CrashMatrix(t *testing.T) {
 			continue
 		}
 		t.Run(point, func(t *testing.T) {
-			for _, known := range []bool{true, false} {
-				r := newRig(t, "crun")
+			for _, c := range []struct{ known, users bool }{{true, false}, {false, false}, {true, true}, {false, true}} {
+				if point == "linux.create-sandbox.users" && !c.users {
+					continue
+				}
+				known, r := c.known, newRig(t, "crun")
 				v := r.victim()
+				if c.users {
+					mapped(v.Pod)
+					mappedVolume(t.TempDir(), "/dir")(v.Container)
+				}
 				r.die(v, point)
 				if !known {
 					r.restart()

@@ -74,12 +74,12 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []heal
 		}()
 	}
 	works := false
-	var vulnerabilities []health.Finding // of the runtimes that work
+	var more []health.Finding // about the runtimes that work
 	for _, name := range cfg.runtimes() {
 		f := health.Finding{Subject: "OCI runtime " + name}
 		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
 			f.OK, f.Detail, works = true, rt.path+": "+rt.version, true
-			vulnerabilities = append(vulnerabilities, advisoryFinding(rt.version, packageOf(ctx, rt.path)))
+			more = append(more, advisoryFinding(rt.version, packageOf(ctx, rt.path)), usersFinding(name, rt))
 		} else {
 			f.Detail, f.Remedy = err.Error(), runtimeRemedy(name, err)
 		}
@@ -88,7 +88,16 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []heal
 	for i := range findings {
 		findings[i].Required = !works // one working runtime is enough
 	}
-	return append(findings, vulnerabilities...)
+	return append(findings, more...)
+}
+
+func usersFinding(name string, rt ociRuntime) health.Finding {
+	f := health.Finding{Subject: "user namespaces with " + name, OK: rt.userNamespaces == nil, Detail: "a trial container works"}
+	if !f.OK {
+		f.Detail = rt.userNamespaces.Error() + ": pods with hostUsers: false are refused"
+		f.Remedy = "use Linux 5.19 or newer, set user.max_user_namespaces above 0, and let others pass through the parents of the state directory (chmod o+x)"
+	}
+	return f
 }
 
 func runtimeRemedy(name string, err error) string {

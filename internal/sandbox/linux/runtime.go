@@ -14,10 +14,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd/containerd/v2/pkg/sys"
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -123,22 +125,14 @@ func (r ociRuntime) probeUserNamespace(ctx context.Context, cfg Config, g cgroup
 		return err
 	}
 	ids := sandbox.IDRange{First: 1 << 30, Length: sandbox.IDMapLength}
-	at := pins{user: filepath.Join(dir, "ns-user"), ipc: filepath.Join(dir, "ns-ipc"), uts: filepath.Join(dir, "ns-uts"), net: filepath.Join(dir, "ns-net")}
-	if err := makePin(at.net); err != nil {
-		return err
-	}
-	if err := makeUserNamespace(&sandbox.IDMap{Users: ids, Groups: ids}, at); err != nil {
-		return err
-	}
-	defer func() {
-		for _, pin := range []string{at.user, at.ipc, at.uts, at.net} {
-			_ = removeMountPoint(pin)
+	const flags = unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	return sys.UnshareAfterEnterUserns(mapping(ids), mapping(ids), flags, func(pid int) error {
+		ns := fmt.Sprintf("/proc/%d/ns/", pid)
+		if err := probeMappedMounts(ns+"user", cfg.Root, "/", cfg.RunDir); err != nil {
+			return err
 		}
-	}()
-	if err := probeMappedMounts(at.user, cfg.Root, "/", cfg.RunDir); err != nil {
-		return err
-	}
-	return r.tryBundle(ctx, dir, g, usersProbeSpec(at, ids), func(string) {})
+		return r.tryBundle(ctx, dir, g, usersProbeSpec(ns, ids), func(string) {})
+	})
 }
 
 // tryBundle creates and deletes a container in a directory. In between, it calls check with the name of the file that
@@ -223,9 +217,9 @@ func probeSpec() *specs.Spec {
 	}
 }
 
-// usersProbeSpec is the specification of a trial container in a user namespace. It mounts the file systems that only the
-// owner of the other namespaces can mount.
-func usersProbeSpec(at pins, ids sandbox.IDRange) *specs.Spec {
+// usersProbeSpec is the specification of a trial container in the user namespace among the namespaces in a directory. It
+// mounts the file systems that only the owner of the other namespaces can mount.
+func usersProbeSpec(ns string, ids sandbox.IDRange) *specs.Spec {
 	s := probeSpec()
 	s.Mounts = append(s.Mounts[:2],
 		specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
@@ -233,8 +227,8 @@ func usersProbeSpec(at pins, ids sandbox.IDRange) *specs.Spec {
 	s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: ids.First, Size: ids.Length}}
 	s.Linux.GIDMappings = s.Linux.UIDMappings
 	s.Linux.Namespaces = []specs.LinuxNamespace{
-		{Type: specs.UserNamespace, Path: at.user}, {Type: specs.NetworkNamespace, Path: at.net}, {Type: specs.IPCNamespace, Path: at.ipc},
-		{Type: specs.UTSNamespace, Path: at.uts}, {Type: specs.PIDNamespace}, {Type: specs.MountNamespace},
+		{Type: specs.UserNamespace, Path: ns + "user"}, {Type: specs.NetworkNamespace, Path: ns + "net"}, {Type: specs.IPCNamespace, Path: ns + "ipc"},
+		{Type: specs.UTSNamespace, Path: ns + "uts"}, {Type: specs.PIDNamespace}, {Type: specs.MountNamespace},
 	}
 	return s
 }

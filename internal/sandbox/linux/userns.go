@@ -20,7 +20,7 @@ import (
 // directory of the pod that its group can enter; all directories above can be entered, but not read, by everyone.
 // See docs/adr/0040.
 
-var fpPinned = failpoint.New("linux.make-netns.pinned")
+var fpUsers = failpoint.New("linux.create-sandbox.users")
 
 // MakeNetns implements sandbox.NetnsMaker.
 func (b *Backend) MakeNetns(p *sandbox.Pod, pin string) error {
@@ -30,10 +30,7 @@ func (b *Backend) MakeNetns(p *sandbox.Pod, pin string) error {
 	}
 	at := podPins(p, run)
 	at.net = pin
-	if err := makeUserNamespace(p.IDMap(), at); err != nil {
-		return err
-	}
-	return fpPinned.Hit(context.Background())
+	return makeUserNamespace(p.IDMap(), at)
 }
 
 // makeRunDir creates a pod's run-time directory. The root of the pod's user namespace can enter it.
@@ -79,7 +76,7 @@ func makeUserNamespace(ids *sandbox.IDMap, at pins) error {
 				return err
 			}
 		}
-		return nil
+		return fpUsers.Hit(context.Background())
 	})
 	if err != nil {
 		err = fmt.Errorf("make the pod's user namespace: %w", err)

@@ -9,10 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // firstID is the first of the node's IDs in the tests' user namespaces.
@@ -29,7 +32,7 @@ func testIDs() sandbox.IDMap {
 	return sandbox.IDMap{Users: r, Groups: r}
 }
 
-// volume mounts a host path, with the pod's mappings.
+// mappedVolume mounts a host path, with the pod's mappings.
 func mappedVolume(host, path string, change ...func(*runtimeapi.Mount)) func(*runtimeapi.ContainerConfig) {
 	return func(c *runtimeapi.ContainerConfig) {
 		m := &runtimeapi.Mount{HostPath: host, ContainerPath: path}
@@ -81,4 +84,108 @@ func TestUserNamespace(t *testing.T) {
 			t.Errorf("the container's process belongs to user %d, %v", st.Uid, err)
 		}
 	})
+}
+
+// TestImageIsCopied: if the file system of an image's layers cannot map owners, as an overlay cannot, the image's files
+// are copied. Their owners, modes and capabilities are those that they have in the image.
+func TestImageIsCopied(t *testing.T) {
+	r := newRig(t, "crun")
+	base := r.images.base
+	capable := filepath.Join(base, "bin", "capable")
+	for _, err := range []error{
+		os.WriteFile(filepath.Join(base, "of-user"), nil, 0o640), os.Chown(filepath.Join(base, "of-user"), 1000, 2000),
+		os.WriteFile(filepath.Join(base, "setuid"), nil, 0o600), os.Chmod(filepath.Join(base, "setuid"), 0o755|os.ModeSetuid),
+		os.Symlink("/etc/passwd", filepath.Join(base, "link")), copyFile("/bin/busybox", capable),
+		unix.Setxattr(capable, capabilityAttr, []byte("\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0), // cap_net_bind_service
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	unmapable(t, base)
+	p := r.pod(mapped)
+	c := p.container("echo up; " + forever).start()
+	c.waitLog("up")
+	for script, want := range map[string]string{
+		"stat -c %u:%g:%a /of-user /setuid /etc/passwd": "1000:2000:640 0:0:4755 0:0:644",
+		"stat -c %u / /bin/sh /link":                    "0 0 0",
+		"touch /root/new && stat -c %u /root/new":       "0",
+	} {
+		if got := strings.Join(strings.Fields(c.exec(script)), " "); got != want {
+			t.Errorf("%s: %q, want %q", script, got, want)
+		}
+	}
+	attr := make([]byte, 64)
+	n, err := unix.Getxattr(filepath.Join(rootfsDir(r.cfg.bundle(p.ID, c.ID)), "bin/capable"), capabilityAttr, attr)
+	if err != nil || n != 24 || attr[3] != 3 || attr[23] != byte(firstID>>24) {
+		t.Errorf("capabilities of a copied program: %x, %v; want version 3 with the pod's root", attr[:max(n, 0)], err)
+	}
+	facts, err := r.Inspect(t.Context(), p.Pod, c.Container)
+	if err != nil || facts["imageOwners"] != "copied" {
+		t.Errorf("imageOwners = %v, %v; want copied", facts["imageOwners"], err)
+	}
+	c.stop(0)
+	r.restart(p.known(c))
+	c.start().exec("stat /root/new")
+
+	volume := filepath.Join(t.TempDir(), "volume")
+	if err := os.Mkdir(volume, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	unmapable(t, volume)
+	id := newID()
+	refused := &sandbox.Container{ID: id, Config: proto.CloneOf(c.Config), ImageID: busybox}
+	mappedVolume(volume, "/volume")(refused.Config)
+	_, err = r.CreateContainer(t.Context(), p.Pod, refused)
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "/volume") {
+		t.Errorf("a volume whose owners cannot be mapped: error = %v, want FailedPrecondition", err)
+	}
+	if err := r.RemoveContainer(t.Context(), p.Pod, refused); err != nil {
+		t.Error(err)
+	}
+}
+
+// unmapable mounts an overlay, which cannot be mapped, over a directory with the same content.
+func unmapable(t *testing.T, dir string) {
+	t.Helper()
+	scratch := t.TempDir()
+	for _, name := range []string{"upper", "work"} {
+		if err := os.Mkdir(filepath.Join(scratch, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%[2]s/upper,workdir=%[2]s/work", dir, scratch)
+	if err := unix.Mount("overlay", dir, "overlay", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unmount(dir); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestGroupsOfNode(t *testing.T) {
+	for value, want := range map[string]string{
+		"0 2147483647": fmt.Sprintf("%d %d", firstID, firstID+65535), "5 7": fmt.Sprintf("%d %d", firstID+5, firstID+7),
+		"1 0": fmt.Sprintf("%d %d", firstID+1, firstID), "70000 70001": "70000 70001", "all": "all",
+	} {
+		if got := groupsOfNode(value, testIDs().Groups); got != want {
+			t.Errorf("groupsOfNode(%q) = %q, want %q", value, got, want)
+		}
+	}
+}
+
+// TestDoctorTriesUserNamespaces: tripod check reports whether pods can have user namespaces.
+func TestDoctorTriesUserNamespaces(t *testing.T) {
+	findings := Doctor(t.Context(), Config{Runtime: "crun", CgroupParent: os.Getenv(testns.EnvCgroup) + "/doctor-users"})
+	for _, f := range findings {
+		if f.Subject == "user namespaces with crun" {
+			if !f.OK {
+				t.Errorf("%+v", f)
+			}
+			return
+		}
+	}
+	t.Errorf("no finding about user namespaces in %+v", findings)
 }
