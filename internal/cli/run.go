@@ -90,6 +90,7 @@ func (a *App) ensureImage(ctx context.Context, client *Client, ref string) error
 type runOptions struct {
 	name, handler string
 	hostNetwork   bool
+	userns        bool
 	command       bool
 	tty, stdin    bool
 	env, publish  []string
@@ -128,6 +129,7 @@ fails, it removes the pod again. It prints the container's ID.
 	f.StringVar(&o.name, "name", "", "name of pod and container; default: from the image")
 	f.StringVarP(&o.handler, "runtime", "r", "", "RuntimeClass handler; empty: the node's default")
 	f.BoolVar(&o.hostNetwork, "host-network", false, "use the node's network")
+	f.BoolVar(&o.userns, "userns", false, "give the pod a user namespace: its root is no user of the node")
 	f.BoolVar(&o.command, "command", false, "the words after -- replace the image's entrypoint, not only its arguments")
 	f.BoolVarP(&o.tty, "tty", "t", false, "give the container a terminal")
 	f.BoolVarP(&o.stdin, "interactive", "i", false, "keep the container's standard input for attach")
@@ -166,6 +168,9 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 		network = runtimeapi.NamespaceMode_NODE
 	}
 	spaces := &runtimeapi.NamespaceOption{Network: network, Pid: runtimeapi.NamespaceMode_CONTAINER}
+	if o.userns {
+		spaces.UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD}
+	}
 	pod := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: uid},
 		LogDirectory: path.Join(o.logDir, "default_"+name+"_"+uid),
