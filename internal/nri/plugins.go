@@ -80,7 +80,7 @@ func New(c Config) *Plugins {
 // Start launches the installed plugins, synchronises them with the node's pods, and lets other plugins connect. If it
 // returns an error, the node works without the plugins that the error is about.
 func (x *Plugins) Start(n Node) error {
-	nrilog.Set(logger{x.log})
+	useLog(x.log)
 	adaptation.SetPluginRegistrationTimeout(x.cfg.RegistrationTimeout)
 	adaptation.SetPluginRequestTimeout(x.cfg.RequestTimeout)
 	options := []adaptation.Option{
@@ -220,18 +220,32 @@ func (ps *peers) names() []string {
 	return names
 }
 
-// logger passes the library's messages on.
-type logger struct{ *slog.Logger }
+// libraryLog is the log to which the NRI library writes. The library has one for the whole process, and reads it even after
+// the plugins of a node have been closed, so it is set once and passes lines on.
+var libraryLog atomic.Pointer[slog.Logger]
 
-func (l logger) Debugf(ctx context.Context, format string, args ...any) {
-	l.DebugContext(ctx, fmt.Sprintf(format, args...))
+var setLibraryLog = sync.OnceFunc(func() { nrilog.Set(logger{}) })
+
+func useLog(l *slog.Logger) {
+	libraryLog.Store(l)
+	setLibraryLog()
 }
-func (l logger) Infof(ctx context.Context, format string, args ...any) {
-	l.InfoContext(ctx, fmt.Sprintf(format, args...))
+
+// logger implements the NRI library's interface.
+type logger struct{}
+
+func (logger) Debugf(ctx context.Context, format string, args ...any) {
+	libraryLog.Load().DebugContext(ctx, fmt.Sprintf(format, args...))
 }
-func (l logger) Warnf(ctx context.Context, format string, args ...any) {
-	l.WarnContext(ctx, fmt.Sprintf(format, args...))
+
+func (logger) Infof(ctx context.Context, format string, args ...any) {
+	libraryLog.Load().InfoContext(ctx, fmt.Sprintf(format, args...))
 }
-func (l logger) Errorf(ctx context.Context, format string, args ...any) {
-	l.ErrorContext(ctx, fmt.Sprintf(format, args...))
+
+func (logger) Warnf(ctx context.Context, format string, args ...any) {
+	libraryLog.Load().WarnContext(ctx, fmt.Sprintf(format, args...))
+}
+
+func (logger) Errorf(ctx context.Context, format string, args ...any) {
+	libraryLog.Load().ErrorContext(ctx, fmt.Sprintf(format, args...))
 }
