@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // withFault configures the default network with the plugin "fault" last, so that the address and the interface already
@@ -321,9 +322,11 @@ func TestSetupWaitsForItsTurn(t *testing.T) {
 	n.teardown(Attachment{ID: "pod"})
 	n.teardown(Attachment{ID: "other"})
 	n.assertClean()
-	if len(n.locks.held) != 0 {
-		t.Errorf("locks left: %v", n.locks.held)
-	}
+	until.Holds(t, "no lock is left", func() bool {
+		n.locks.mu.Lock()
+		defer n.locks.mu.Unlock()
+		return len(n.locks.held) == 0
+	})
 }
 
 // TestFaultN5DiskFull checks that Setup on a full disk leaves nothing behind, that a daemon with a full disk starts and

@@ -51,6 +51,7 @@ func testNoInodeOfTheHost(t *testing.T, r *rig, change func(*runtimeapi.PodSandb
 	r.Backend.mu.Lock()
 	pause := r.pauses[p.ID]
 	r.Backend.mu.Unlock()
+	waitProgram(t, pause.Pid, "/pause")
 	check("the pod's init process", pause.Pid)
 
 	const chmod = "/bin/busybox chmod 667 /proc/self/fd/* 2>/dev/null; "
@@ -158,11 +159,18 @@ func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the container's program", func() bool {
-		raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", l.init.Pid))
-		return strings.HasPrefix(string(raw), c.Config.Command[0]+"\x00")
-	})
+	waitProgram(t, l.init.Pid, c.Config.Command[0])
 	return l.init.Pid
+}
+
+// waitProgram waits until a process has executed the named program: the OCI runtime reports a start before that.
+func waitProgram(t *testing.T, pid int, name string) {
+	t.Helper()
+	waitFor(t, "the program "+name, func() bool {
+		raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		program, _, _ := strings.Cut(string(raw), "\x00")
+		return program == name
+	})
 }
 
 // waitFor polls a condition that no event reports.
