@@ -56,7 +56,7 @@ func classOf(err error) error {
 		return class
 	}
 	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return errdefs.ErrResourceExhausted
 	case hasClass(err):
 		return nil

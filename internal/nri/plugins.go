@@ -105,6 +105,11 @@ func (x *Plugins) Start(n Node) error {
 	if err := a.Start(); err != nil {
 		return errors.Join(taken, fmt.Errorf("node plugins (NRI): %w", err))
 	}
+	if x.cfg.Socket != "" && taken == nil {
+		if err := os.Chmod(x.cfg.Socket, 0o600); err != nil {
+			return fmt.Errorf("node plugins (NRI): %w", err)
+		}
+	}
 	return taken
 }
 

@@ -37,6 +37,8 @@ func newDelegation(t *testing.T) delegation {
 		}
 		front.Stop()
 		back.Stop()
+		front.EndCarriers()
+		back.EndCarriers()
 	})
 	return delegation{front, back}
 }

@@ -162,9 +162,8 @@ func TestNRI(t *testing.T) {
 		if got := listedPods(t, d, nil); len(got) != 0 {
 			t.Errorf("pods: got %v, want none", got)
 		}
-		if err := before.Leaks(harness.Snapshot(d)); err != nil {
-			t.Error(err)
-		}
+		// The pod's network is released in the background.
+		harness.Eventually(t, waitLimit, func() error { return before.Leaks(harness.Snapshot(d)) })
 		refused := plugin.events[0].pod
 		early.waitCalls(t, refused, podCalls...)
 		p := d.RunPod(t, config)

@@ -38,8 +38,8 @@ func (d *Daemon) Carrier() int {
 	return pids[0]
 }
 
-// endCarriers ends the session carriers, which otherwise stay for a while without sessions.
-func (d *Daemon) endCarriers() {
+// EndCarriers ends the session carriers, which otherwise stay for a while without sessions.
+func (d *Daemon) EndCarriers() {
 	for _, pid := range d.Carriers() {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 	}

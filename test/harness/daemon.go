@@ -359,7 +359,7 @@ func (d *Daemon) cleanUp() {
 		}
 	}
 	d.Stop()
-	d.endCarriers()
+	d.EndCarriers()
 	removeBridge(d.Bridge)
 	if d.containerd != nil {
 		d.containerd.cleanUp()

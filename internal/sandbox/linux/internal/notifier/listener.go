@@ -48,6 +48,9 @@ func Listen(path string, handle func(Event), log *slog.Logger) (*Listener, error
 	if err != nil {
 		return nil, fmt.Errorf("listen for seccomp notifications: %w", err)
 	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for seccomp notifications: %w", err), socket.Close())
+	}
 	l := &Listener{socket: socket, handle: handle, log: log}
 	go guard.Func(log, "seccomp notifications", l.accept)()
 	return l, nil
