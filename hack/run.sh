@@ -87,6 +87,7 @@ end_all() {
     kill "$pid" 2>/dev/null || true
     wait "$pid" 2>/dev/null || true
   done
+  end_carriers
 }
 
 # ---------------------------------------------------------------------------------------------- small helpers
@@ -375,7 +376,17 @@ demo_remove() {
   kill "$daemon_pid"
   wait "$daemon_pid" || fail "the daemon failed: $(tail -n 3 "$dir/daemon.log")"
   daemon_pid=''
+  end_carriers
   nothing_left
+}
+
+# The session carrier of exec, attach and port-forward outlives the daemon for some minutes, for the next one.
+end_carriers() {
+  local pid
+  for pid in $(pgrep -f '^tripod sessions '); do
+    kill "$pid"
+    await "the session carrier has ended" gone "$pid"
+  done
 }
 
 refuses() { ! connects "$@"; }

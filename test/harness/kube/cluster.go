@@ -189,7 +189,7 @@ func (c *Cluster) Stop() error {
 			errs = append(errs, fmt.Errorf("%s\n%s", end, p.Tail(30)))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, harness.EndCarriers("/run/tripod"))...)
 }
 
 // Leaks returns an error that names what a stopped cluster has left in the world.
