@@ -2,6 +2,7 @@ package cri
 
 import (
 	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cri/delegate"
 )
@@ -27,5 +28,13 @@ func (s *Server) Interceptors() []grpc.ServerOption {
 	if s.router == nil {
 		return nil
 	}
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.router.Unary), grpc.ChainStreamInterceptor(s.router.Stream)}
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.router.Unary), grpc.ChainStreamInterceptor(s.forwardStream)}
+}
+
+// forwardStream passes streams to the delegates. The remembered events are this node's only, and end.
+func (s *Server) forwardStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if info.FullMethod == runtimeapi.RuntimeService_GetContainerEvents_FullMethodName && wantsEvents(stream.Context(), HeaderEventsRecent) {
+		return handler(srv, stream)
+	}
+	return s.router.Stream(srv, stream, info, handler)
 }

@@ -1,19 +1,38 @@
 package cri
 
 import (
+	"context"
+	"slices"
+
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/node"
 )
 
+// The node remembers its latest events while the daemon runs. A client of GetContainerEvents that sends the header
+// HeaderEvents gets them first. With HeaderEventsRecent, the stream then ends, without events of delegates. With
+// HeaderEventsAll, it continues with new events. With HeaderEventsRecent the answer has the same header, so that the client
+// can recognize a runtime that remembers nothing.
+const (
+	HeaderEvents       = "tripod-events"
+	HeaderEventsRecent = "recent"
+	HeaderEventsAll    = "all"
+)
+
 // GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). If the
 // client falls behind, the stream ends, so that no event is lost unnoticed. The client must then subscribe again and
 // list all pods again.
 func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
-	sub := s.node.Subscribe()
+	if wantsEvents(stream.Context(), HeaderEventsRecent) {
+		return s.recentEvents(stream)
+	}
+	subscribe := s.node.Subscribe
+	if wantsEvents(stream.Context(), HeaderEventsAll) {
+		subscribe = s.node.SubscribeRecent
+	}
+	sub := subscribe()
 	defer sub.Close()
-	all := listsAll(stream.Context())
 	// The header tells the client that from now on the stream carries every event.
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
@@ -26,14 +45,38 @@ func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runti
 			if !ok {
 				return sub.Err()
 			}
-			if !all && event.Pod != nil && isModule(event.Pod) {
-				continue
-			}
-			if err := stream.Send(eventMessage(event)); err != nil {
+			if err := sendEvent(stream, event); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// recentEvents sends the events that the node remembers.
+func (s *Server) recentEvents(stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
+	if err := stream.SendHeader(metadata.Pairs(HeaderEvents, HeaderEventsRecent)); err != nil {
+		return err
+	}
+	for _, event := range s.node.RecentEvents() {
+		if err := sendEvent(stream, event); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendEvent sends an event, unless it is one of an edge module and the client did not ask for these.
+func sendEvent(stream runtimeapi.RuntimeService_GetContainerEventsServer, event node.Event) error {
+	if event.Pod != nil && isModule(event.Pod) && !listsAll(stream.Context()) {
+		return nil
+	}
+	return stream.Send(eventMessage(event))
+}
+
+// wantsEvents reports whether the client sent the header HeaderEvents with this value.
+func wantsEvents(ctx context.Context, value string) bool {
+	md, _ := metadata.FromIncomingContext(ctx)
+	return slices.Contains(md.Get(HeaderEvents), value)
 }
 
 // eventMessage describes an event and the statuses immediately after it.

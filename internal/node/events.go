@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +13,9 @@ import (
 
 // eventBuffer is how many events a subscriber can lag behind before its subscription ends.
 const eventBuffer = 4096
+
+// recentEvents is how many events the node remembers.
+const recentEvents = 512
 
 // Event reports a transition that has an event in CRI v1. An event of the sandbox itself has the sandbox's ID in both
 // ID fields.
@@ -24,10 +28,11 @@ type Event struct {
 	Pod *Pod
 }
 
-// hub sends every event to every subscriber, in the order of the transitions.
+// hub sends every event to every subscriber, in the order of the transitions, and remembers the latest.
 type hub struct {
 	mu     sync.Mutex
 	subs   map[*Subscription]struct{}
+	recent []Event
 	closed bool
 }
 
@@ -53,16 +58,28 @@ func (s *Subscription) Close() { s.hub.end(s, nil) }
 
 func newHub() *hub { return &hub{subs: map[*Subscription]struct{}{}} }
 
-func (h *hub) subscribe() *Subscription {
+// subscribe returns a subscription, which begins with the recent events if they are wanted.
+func (h *hub) subscribe(recent bool) *Subscription {
 	s := &Subscription{hub: h, events: make(chan Event, eventBuffer)}
 	h.mu.Lock()
+	defer h.mu.Unlock()
+	if recent {
+		for _, e := range h.recent {
+			s.events <- e
+		}
+	}
 	h.subs[s] = struct{}{}
-	closed := h.closed
-	h.mu.Unlock()
-	if closed {
-		h.end(s, errNodeClosed)
+	if h.closed {
+		h.endLocked(s, errNodeClosed)
 	}
 	return s
+}
+
+// latest returns the recent events.
+func (h *hub) latest() []Event {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.recent)
 }
 
 func (h *hub) end(s *Subscription, why error) {
@@ -98,6 +115,10 @@ func (h *hub) emit(old, next *Pod) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.recent = append(h.recent, events...)
+	if excess := len(h.recent) - recentEvents; excess > 0 {
+		h.recent = slices.Delete(h.recent, 0, excess)
+	}
 	for s := range h.subs {
 		for _, e := range events {
 			select {

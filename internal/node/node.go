@@ -161,7 +161,13 @@ func (n *Node) SetPodCIDR(cidr string) error { return n.Network.UpdatePodCIDR(ci
 func (n *Node) Components() *Index { return n.index }
 
 // Subscribe returns a subscription to all events from now on.
-func (n *Node) Subscribe() *Subscription { return n.events.subscribe() }
+func (n *Node) Subscribe() *Subscription { return n.events.subscribe(false) }
+
+// SubscribeRecent returns a subscription that begins with the latest events since the start of the daemon, at most 512.
+func (n *Node) SubscribeRecent() *Subscription { return n.events.subscribe(true) }
+
+// RecentEvents returns the events that SubscribeRecent begins with, the latest last.
+func (n *Node) RecentEvents() []Event { return n.events.latest() }
 
 // Pods lists the pods in order of creation.
 func (n *Node) Pods() []*Pod {
