@@ -164,7 +164,7 @@ func leb(n uint64) []byte {
 
 // push sends the artifact to the registry at addr.
 func (c component) push(ctx context.Context, addr string) error {
-	_, err := imagestore.Registries{PlainHTTP: true}.Push(ctx, addr+"/"+c.name, nil, c.Manifest, c.Blobs...)
+	_, err := imagestore.Registries{PlainHTTP: true}.Push(ctx, addr+"/"+c.name, nil, nil, c.Manifest, c.Blobs...)
 	return err
 }
 

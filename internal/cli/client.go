@@ -13,8 +13,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	criclient "k8s.io/cri-client/pkg"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/tripod-run/tripod/internal/cri"
 )
 
 // Client combines both services of one CRI endpoint.
@@ -22,6 +28,8 @@ type Client struct {
 	criapi.RuntimeService
 	Images   criapi.ImageManagerService
 	Endpoint string
+
+	conn *grpc.ClientConn // for what cri-client does not offer: headers, and calls of ours
 }
 
 // Connect connects to the endpoint, a path or a URL, and queries its version. The timeout applies to each later call.
@@ -46,7 +54,14 @@ func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Clie
 		_ = runtime.Close(ctx)
 		return nil, fmt.Errorf("no CRI v1 image service at %s: %w", endpoint, err)
 	}
-	return &Client{RuntimeService: runtime, Images: images, Endpoint: endpoint}, nil
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cri.MaxMessageSize)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}, MinConnectTimeout: timeout}))
+	if err != nil {
+		_, _ = runtime.Close(ctx), images.Close(ctx)
+		return nil, err
+	}
+	return &Client{RuntimeService: runtime, Images: images, Endpoint: endpoint, conn: conn}, nil
 }
 
 // reachable detects the two most common problems, a missing socket and missing permission, before gRPC hides them in
@@ -71,6 +86,38 @@ func reachable(endpoint string) error {
 func (c *Client) Close(ctx context.Context) {
 	_ = c.RuntimeService.Close(ctx)
 	_ = c.Images.Close(ctx)
+	_ = c.conn.Close()
+}
+
+// Pull pulls an image and returns its ID. It reports progress if the runtime does; the total is 0 until it is known.
+func (c *Client) Pull(ctx context.Context, req *runtimeapi.PullImageRequest, report func(done, total int64)) (string, error) {
+	id, err := c.pullWithProgress(ctx, req, report)
+	if status.Code(err) == codes.Unimplemented { // by other runtimes
+		return c.Images.PullImage(ctx, req.GetImage(), req.GetAuth(), nil)
+	}
+	return id, err
+}
+
+func (c *Client) pullWithProgress(ctx context.Context, req *runtimeapi.PullImageRequest, report func(done, total int64)) (string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, cri.PullWithProgressMethod)
+	if err != nil {
+		return "", err
+	}
+	// An error of SendMsg is the end of the stream, whose reason RecvMsg returns.
+	_, _ = stream.SendMsg(req), stream.CloseSend()
+	for {
+		message := &structpb.Struct{}
+		if err := stream.RecvMsg(message); err != nil {
+			return "", err
+		}
+		fields := message.GetFields()
+		if id := fields[cri.ProgressImageRef].GetStringValue(); id != "" {
+			return id, nil
+		}
+		report(int64(fields[cri.ProgressDone].GetNumberValue()), int64(fields[cri.ProgressTotal].GetNumberValue()))
+	}
 }
 
 // ImageStatus returns nil if the image does not exist.

@@ -1,8 +1,9 @@
 // Package cli implements the commands that talk to a running node: a small crictl over the CRI socket, for tripod and
 // for any other CRI runtime (--endpoint).
 //
-// It sees a node exactly as a kubelet does, through k8s.io/cri-client, which also checks the answers. It must not know
-// how a node works inside: it must not import internal/node or a backend. Each group of commands is one file; App holds
+// It sees a node exactly as a kubelet does, through k8s.io/cri-client, which also checks the answers; only the progress of
+// pulls and the events that the node remembers need calls and headers of ours. It must not know how a node works inside: it
+// must not import internal/node or a backend. Each group of commands is one file; App holds
 // their shared streams and flags.
 //
 // Some commands need no node: wit and push, which take a WebAssembly component from its .proto file to a registry;

@@ -6,10 +6,8 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -136,48 +134,12 @@ func parseCreds(creds string) (*runtimeapi.AuthConfig, error) {
 	return &runtimeapi.AuthConfig{Username: user, Password: password}, nil
 }
 
-// pull pulls an image. On a terminal it shows the elapsed time and the growth of the image file system, because the CRI
-// reports no progress.
+// pull pulls an image and shows the progress.
 func (a *App) pull(ctx context.Context, client *Client, ref string, auth *runtimeapi.AuthConfig) (string, error) {
-	f, ok := a.Stderr.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return client.Images.PullImage(ctx, &runtimeapi.ImageSpec{Image: ref}, auth, nil)
-	}
-	ctx, stop := context.WithCancel(ctx)
-	shown := make(chan struct{})
-	go func() {
-		defer close(shown)
-		a.showPull(ctx, client, ref)
-	}()
-	defer func() { stop(); <-shown }()
-	return client.Images.PullImage(ctx, &runtimeapi.ImageSpec{Image: ref}, auth, nil)
-}
-
-func (a *App) showPull(ctx context.Context, client *Client, ref string) {
-	started, before := time.Now(), imageBytes(ctx, client)
-	tick := time.NewTicker(500 * time.Millisecond)
-	defer tick.Stop()
-	defer fmt.Fprint(a.Stderr, "\r\x1b[K")
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			grown := max(imageBytes(ctx, client), before) - before
-			fmt.Fprintf(a.Stderr, "\r\x1b[Kpulling %s: %.1f s, %s stored", ref, time.Since(started).Seconds(), size(grown))
-		}
-	}
-}
-
-func imageBytes(ctx context.Context, client *Client) (total uint64) {
-	info, err := client.Images.ImageFsInfo(ctx)
-	if err != nil {
-		return 0
-	}
-	for _, fs := range info.GetImageFilesystems() {
-		total += fs.GetUsedBytes().GetValue()
-	}
-	return total
+	p := a.newProgress("pulling " + ref)
+	id, err := client.Pull(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: ref}, Auth: auth}, p.set)
+	p.end(err)
+	return id, err
 }
 
 func (a *App) rmiCommand() *cobra.Command {

@@ -25,7 +25,7 @@ import (
 
 // PushCommand returns `tripod push`, which needs no node.
 func (a *App) PushCommand() *cobra.Command {
-	var p push
+	p := push{app: a}
 	c := &cobra.Command{
 		Use:   "push FILE REFERENCE",
 		Short: "Push a WebAssembly component or a VM's disk to a registry as an OCI artifact",
@@ -78,6 +78,7 @@ func dockerConfig() string {
 }
 
 type push struct {
+	app                       *App
 	protos, imports, services []string
 	descriptors               string
 	component, prefix         string
@@ -176,7 +177,10 @@ func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, bl
 	if creds != nil {
 		auth = &image.Auth{Username: creds.GetUsername(), Password: creds.GetPassword()}
 	}
-	return p.registries.Push(ctx, ref, auth, manifest, blobs...)
+	shown := p.app.newProgress("pushing " + ref)
+	name, err := p.registries.Push(ctx, ref, auth, func(sent image.Progress) { shown.set(sent.Done, sent.Total) }, manifest, blobs...)
+	shown.end(err)
+	return name, err
 }
 
 // manifestAnnotations returns the annotations of the manifest.

@@ -271,8 +271,13 @@ func TestPush(t *testing.T) {
 	manifest := NewBlob(ocispec.MediaTypeImageManifest, document)
 	blobs := []Blob{NewBlob(MediaTypeWasmConfig, art.blobs[0]), wasm}
 	ref := reg.ref("some/app:1")
-	name, err := registries.Push(t.Context(), ref, nil, manifest, blobs...)
+	var sent []Progress
+	name, err := registries.Push(t.Context(), ref, nil, func(p Progress) { sent = append(sent, p) }, manifest, blobs...)
 	check(t, err)
+	total := manifest.Size + blobs[0].Size + blobs[1].Size
+	if last := sent[len(sent)-1]; len(sent) < 2*len(blobs) || last.Done != total || sent[0].Total != total || last.Current != manifest.Digest {
+		t.Errorf("progress of the push: got %+v, want %d bytes at the end, the last of %s", sent, total, manifest.Digest)
+	}
 	if want := reg.ref("some/app@") + manifest.Digest.String(); name != want {
 		t.Errorf("Push() = %s, want %s", name, want)
 	}
@@ -281,29 +286,29 @@ func TestPush(t *testing.T) {
 		t.Errorf("pulled image: got %+v, want manifest %s", img, manifest.Digest)
 	}
 	reg.forget()
-	_, err = registries.Push(t.Context(), ref, nil, manifest, blobs...)
+	_, err = registries.Push(t.Context(), ref, nil, nil, manifest, blobs...)
 	check(t, err)
 	if n := reg.count("PUT") + reg.count("POST") + reg.count("PATCH"); n != 0 {
 		t.Errorf("second push of the same image: got %d writes, want 0", n)
 	}
-	_, err = registries.Push(t.Context(), reg.ref("some/app@")+wasm.Digest.String(), nil, manifest, blobs...)
+	_, err = registries.Push(t.Context(), reg.ref("some/app@")+wasm.Digest.String(), nil, nil, manifest, blobs...)
 	wantError(t, err, errdefs.IsInvalidArgument, manifest.Digest.String())
 
 	reg.guard("me", "secret")
-	_, err = registries.Push(t.Context(), ref, nil, manifest, blobs...)
+	_, err = registries.Push(t.Context(), ref, nil, nil, manifest, blobs...)
 	wantError(t, err, errdefs.IsUnauthorized, "some/app:1", "push")
-	_, err = registries.Push(t.Context(), reg.ref("some/app:2"), &Auth{Username: "me", Password: "secret"}, manifest, blobs...)
+	_, err = registries.Push(t.Context(), reg.ref("some/app:2"), &Auth{Username: "me", Password: "secret"}, nil, manifest, blobs...)
 	check(t, err)
 	reg.setHook(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return true
 	})
-	_, err = registries.Push(t.Context(), ref, nil, manifest, blobs...)
+	_, err = registries.Push(t.Context(), ref, nil, nil, manifest, blobs...)
 	wantError(t, err, errdefs.IsUnavailable, ref)
 	// Pushes go to the hosts in hosts.toml, too.
 	reg.setHook(nil)
 	elsewhere := Registries{HostsDir: []string{hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n", reg.URL))}}
-	_, err = elsewhere.Push(t.Context(), "registry.example/some/app:3", nil, manifest, blobs...)
+	_, err = elsewhere.Push(t.Context(), "registry.example/some/app:3", nil, nil, manifest, blobs...)
 	check(t, err)
 	pull(t, s, reg.ref("some/app:3"))
 }

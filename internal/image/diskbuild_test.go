@@ -24,7 +24,7 @@ func TestBuildDisk(t *testing.T) {
 		manifest, blobs, err := BuildDisk(file, map[string]string{"note": name})
 		check(t, err)
 		ref := reg.ref("disks/" + name + ":1")
-		_, err = Registries{}.Push(t.Context(), ref, nil, manifest, blobs...)
+		_, err = Registries{}.Push(t.Context(), ref, nil, nil, manifest, blobs...)
 		check(t, err)
 		img := pull(t, s, ref)
 		f, text := openAndRead(t, s, name, img.ID)

@@ -40,8 +40,9 @@ func DigestReference(ref string, manifest digest.Digest) (string, error) {
 }
 
 // Push uploads blobs and then the manifest that refers to them, under the tag of ref. It skips blobs that the registry
-// already has, and returns name@digest. auth may be nil. The errors are those of Store.Pull.
-func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest Blob, blobs ...Blob) (name string, err error) {
+// already has, and returns name@digest. auth may be nil. Push calls report, if it is not nil, while it sends; blobs that the
+// registry has count as sent. The errors are those of Store.Pull.
+func (r Registries) Push(ctx context.Context, ref string, auth *Auth, report func(Progress), manifest Blob, blobs ...Blob) (name string, err error) {
 	if name, err = DigestReference(ref, manifest.Digest); err != nil {
 		return "", err
 	}
@@ -67,15 +68,31 @@ func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest B
 	if err != nil {
 		return "", err
 	}
-	for _, blob := range append(blobs[:len(blobs):len(blobs)], manifest) {
-		if err := push(ctx, pusher, blob); err != nil {
+	all := append(blobs[:len(blobs):len(blobs)], manifest)
+	if report == nil {
+		report = func(Progress) {}
+	}
+	var sent Progress
+	for _, blob := range all {
+		sent.Total += blob.Size
+	}
+	for _, blob := range all {
+		begin := sent.Done
+		err := push(ctx, pusher, blob, func(n int64) {
+			sent.Done, sent.Current = begin+n, blob.Digest
+			report(sent)
+		})
+		if err != nil {
 			return "", fmt.Errorf("%s %s: %w", blob.MediaType, blob.Digest, err)
 		}
+		sent.Done, sent.Current = begin+blob.Size, blob.Digest
+		report(sent)
 	}
 	return name, nil
 }
 
-func push(ctx context.Context, pusher remotes.Pusher, blob Blob) error {
+// push uploads one blob unless the registry has it. It calls report with the number of bytes sent.
+func push(ctx context.Context, pusher remotes.Pusher, blob Blob, report func(int64)) error {
 	writer, err := pusher.Push(ctx, blob.Descriptor)
 	if errdefs.IsAlreadyExists(err) {
 		return nil
@@ -83,7 +100,7 @@ func push(ctx context.Context, pusher remotes.Pusher, blob Blob) error {
 		return err
 	}
 	defer writer.Close()
-	var reader io.Reader = bytes.NewReader(blob.Data)
+	var reader io.ReadSeeker = bytes.NewReader(blob.Data)
 	if blob.Data == nil {
 		file, err := os.Open(blob.Path)
 		if err != nil {
@@ -92,9 +109,31 @@ func push(ctx context.Context, pusher remotes.Pusher, blob Blob) error {
 		defer file.Close()
 		reader = file
 	}
-	err = content.Copy(ctx, writer, reader, blob.Size, blob.Digest)
+	err = content.Copy(ctx, writer, &meter{ReadSeeker: reader, report: report}, blob.Size, blob.Digest)
 	if errdefs.IsAlreadyExists(err) {
 		return nil
 	}
 	return err
+}
+
+// meter reports how far its reader has been read. An upload that begins again seeks back.
+type meter struct {
+	io.ReadSeeker
+	at     int64
+	report func(at int64)
+}
+
+func (m *meter) Read(p []byte) (int, error) {
+	n, err := m.ReadSeeker.Read(p)
+	m.at += int64(n)
+	m.report(m.at)
+	return n, err
+}
+
+func (m *meter) Seek(offset int64, whence int) (int64, error) {
+	at, err := m.ReadSeeker.Seek(offset, whence)
+	if err == nil {
+		m.at = at
+	}
+	return at, err
 }

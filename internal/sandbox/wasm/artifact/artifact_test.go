@@ -40,7 +40,7 @@ func newRig(t *testing.T) *rig {
 // pull pushes an artifact, pulls it and opens it.
 func (r *rig) pull(name string, manifest image.Blob, blobs ...image.Blob) *Artifact {
 	r.Helper()
-	_, err := image.Registries{}.Push(r.Context(), r.host+"/"+name, nil, manifest, blobs...)
+	_, err := image.Registries{}.Push(r.Context(), r.host+"/"+name, nil, nil, manifest, blobs...)
 	r.must(err)
 	img, err := r.store.Pull(r.Context(), r.host+"/"+name, image.PullOptions{})
 	r.must(err)
