@@ -1,9 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/tripod-run/tripod/internal/cli"
@@ -14,16 +11,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
 
-func checkCommand() *cobra.Command {
+func checkCommand(app *cli.App) *cobra.Command {
 	var s settings
-	var format string
 	var images bool
 	c := &cobra.Command{
 		Use: "check", Short: "Check what this host can do and how to fix what it cannot (exit code 1: it cannot run pods)", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if format != "table" && format != "json" {
-				return fmt.Errorf("output format %q is neither table nor json", format)
-			}
 			cfg, err := s.load()
 			if err != nil {
 				return err
@@ -41,13 +34,7 @@ func checkCommand() *cobra.Command {
 			if images {
 				findings = append(findings, checkImages(c.Context(), cfg)...)
 			}
-			if format == "json" {
-				out := json.NewEncoder(c.OutOrStdout())
-				out.SetIndent("", "  ")
-				err = out.Encode(findings)
-			} else {
-				err = check.Print(c.OutOrStdout(), findings)
-			}
+			err = app.Print(findings, func(bool) error { return check.Print(app.Stdout, findings) })
 			if err == nil && check.Errors(findings) > 0 {
 				err = &cli.ExitError{Code: 1}
 			}
@@ -56,6 +43,6 @@ func checkCommand() *cobra.Command {
 	}
 	s.flags(c)
 	c.Flags().BoolVar(&images, "images", false, "have the daemon read all images and check their digests, as `tripod images verify` does")
-	c.Flags().StringVarP(&format, "output", "o", "table", "table or json")
+	app.OutputFlag(c)
 	return c
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"net/http/httptest"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
@@ -163,6 +165,7 @@ func TestCommandsAgainstADaemon(t *testing.T) {
 		t.Errorf("exec over WebSocket: %d, %q", code, out)
 	}
 	testReading(t, c, container, pod)
+	testCompletion(t, c, pod)
 	testRemoval(t, c)
 	if err := stop(); err != nil {
 		t.Errorf("the daemon ended with %v", err)
@@ -191,10 +194,38 @@ func testReading(t *testing.T, c *config.Config, container, pod string) {
 	must(t, c, "inspectp", "one", "-o", "yaml")
 	must(t, c, "stats")
 	must(t, c, "stats", "--pods", "-o", "json")
+	if out := must(t, c, "events"); !strings.HasPrefix(out, "TIME") || !strings.Contains(out, "started  default/one") {
+		t.Errorf("events: %s", out)
+	}
+	if out := must(t, c, "events", "-o", "wide"); !strings.Contains(out, pod) || !strings.Contains(out, container) {
+		t.Errorf("events -o wide: %s", out)
+	}
+	if out := must(t, c, "pull", testImage, "-o", "yaml"); !strings.Contains(out, "repoDigests:\n- registry.example.com/demo/random@sha256:") {
+		t.Errorf("pull -o yaml: %s", out)
+	}
+	if out := must(t, c, "pull", testImage, "-o", "wide"); !strings.Contains(out, "registry.example.com/demo/random   1 ") {
+		t.Errorf("pull -o wide: %s", out)
+	}
 	fails(t, c, 1, `no container has the ID or the name "two"`, "inspect", "two")
 	fails(t, c, 1, "is not created, running", "ps", "--state", "happy")
 	fails(t, c, 1, "output format", "ps", "-o", "xml")
 	fails(t, c, 1, "unknown flag", "ps", "--no-such-flag")
+}
+
+// testCompletion completes arguments and flags with what is on the node.
+func testCompletion(t *testing.T, c *config.Config, pod string) {
+	t.Helper()
+	t.Setenv(cli.EndpointVariable, c.GRPC.Socket)
+	for _, test := range []struct{ want, args string }{
+		{testImage, "rmi"}, {testImage, "run"}, {testImage, "inspecti"}, {testImage, "ps --image"},
+		{"default", "pods --namespace"}, {pod[:13], "ps --pod"}, {pod[:13], "stopp"}, {"fake", "run -r"}, {"wide", "pull -o"},
+	} {
+		var out bytes.Buffer
+		args := append([]string{"__complete"}, append(strings.Fields(test.args), "")...)
+		if code := run(args, strings.NewReader(""), &out, io.Discard); code != 0 || !strings.Contains(out.String(), test.want) {
+			t.Errorf("completion of %s: exit code %d, got %q, want %s", test.args, code, out.String(), test.want)
+		}
+	}
 }
 
 func testRemoval(t *testing.T, c *config.Config) {

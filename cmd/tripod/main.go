@@ -51,13 +51,13 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		&cobra.Group{ID: cli.Group, Title: "Pods, containers and images, over the CRI socket:"},
 		&cobra.Group{ID: groupWasm, Title: "Wasm components:"},
 		&cobra.Group{ID: groupEdge, Title: "Modules, over MQTT:"})
+	app := &cli.App{Stdin: stdin, Stdout: stdout, Stderr: stderr}
 	for _, c := range append([]*cobra.Command{
-		daemonCommand(), sessionsCommand(), checkCommand(), configCommand(), diagCommand(), versionCommand(), benchCommand(), manCommand(),
+		daemonCommand(), sessionsCommand(), checkCommand(app), configCommand(), diagCommand(), versionCommand(app), benchCommand(), manCommand(),
 	}, testCommands()...) {
 		c.GroupID = groupNode
 		root.AddCommand(c)
 	}
-	app := &cli.App{Stdin: stdin, Stdout: stdout, Stderr: stderr}
 	for _, c := range app.Commands() {
 		interruptible(c)
 		root.AddCommand(c)

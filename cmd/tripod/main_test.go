@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"io"
 	"log"
 	"log/slog"
@@ -51,6 +52,13 @@ func TestConfigCommands(t *testing.T) {
 func TestVersion(t *testing.T) {
 	if code, out, _ := program("version"); code != 0 || !strings.HasPrefix(out, "tripod "+version) {
 		t.Errorf("version: %d, %s", code, out)
+	}
+	var info versionInfo
+	if code, out, _ := program("version", "-o", "json"); code != 0 || json.Unmarshal([]byte(out), &info) != nil || info.Version != version || info.CRI != "v1" {
+		t.Errorf("version -o json: %d, %s", code, out)
+	}
+	if code, out, _ := program("version", "-o", "yaml"); code != 0 || !strings.Contains(out, "cri: v1\n") {
+		t.Errorf("version -o yaml: %d, %s", code, out)
 	}
 }
 

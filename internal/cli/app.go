@@ -72,7 +72,7 @@ func (a *App) endpointFlag(c *cobra.Command) {
 }
 
 func (a *App) formatFlags(c *cobra.Command, quiet string) {
-	c.Flags().StringVarP(&a.format, "output", "o", "table", "table, wide, json or yaml")
+	a.OutputFlag(c)
 	if quiet != "" {
 		c.Flags().BoolVarP(&a.quiet, "quiet", "q", false, quiet)
 	}

@@ -2,14 +2,18 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -79,7 +83,7 @@ func TestPrintFormats(t *testing.T) {
 	for format, want := range map[string]string{"json": `"id": "sha256:1"`, "yaml": "- id: sha256:1", "table": "people false", "wide": "people true"} {
 		var out bytes.Buffer
 		a := &App{Stdout: &out, format: format}
-		err := a.print(msg, func(wide bool) error { _, err := fmt.Fprint(&out, "people ", wide); return err })
+		err := a.Print(msg, func(wide bool) error { _, err := fmt.Fprint(&out, "people ", wide); return err })
 		if format == "yaml" {
 			want = "id: sha256:1"
 		}
@@ -87,9 +91,56 @@ func TestPrintFormats(t *testing.T) {
 			t.Errorf("print as %s: got %s, %v; want %s", format, out.String(), err, want)
 		}
 	}
-	if err := (&App{format: "xml"}).print(msg, nil); err == nil {
-		t.Error("print as xml succeeded, want an error")
+	var out bytes.Buffer
+	if err := (&App{Stdout: &out}).Print(msg, nil); err != nil || !strings.HasPrefix(out.String(), "{") {
+		t.Errorf("Print without a table: got %s, %v; want JSON", out.String(), err)
 	}
+	for format, want := range map[string]string{"json": "{\"a\":\"<&\"}\n{\"a\":\"<&\"}\n", "yaml": "---\na: <&\n---\na: <&\n"} {
+		out.Reset()
+		a := &App{Stdout: &out, format: format}
+		for range 2 {
+			if err := a.printItem(map[string]string{"a": "<&"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if out.String() != want {
+			t.Errorf("stream as %s: got %q, want %q", format, out.String(), want)
+		}
+	}
+}
+
+// TestOutputFlag: a wrong format is an error before the command runs, and the shell completes the right ones.
+func TestOutputFlag(t *testing.T) {
+	for _, command := range []string{"pods", "events", "inspect", "pull"} {
+		_, err := runCommand(t, command, "x", "-o", "xml")
+		if !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s -o xml: got error %v, want invalid argument", command, err)
+		}
+		out, err := runCommand(t, "__complete", command, "-o", "")
+		if err != nil || !strings.Contains(out, "yaml\n") {
+			t.Errorf("completion of %s -o: got error %v and\n%s\nwant yaml", command, err, out)
+		}
+	}
+}
+
+// runCommand runs a command of the package and returns its output.
+func runCommand(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	err := runCommandIn(t.Context(), &out, args...)
+	return out.String(), err
+}
+
+// runCommandIn runs a command of the package, whose two outputs are one.
+func runCommandIn(ctx context.Context, out *bytes.Buffer, args ...string) error {
+	app := &App{Stdout: out, Stderr: out}
+	root := &cobra.Command{Use: "tripod", SilenceErrors: true, SilenceUsage: true}
+	root.AddGroup(&cobra.Group{ID: Group})
+	root.AddCommand(app.Commands()...)
+	root.SetOut(out)
+	root.SetErr(io.Discard)
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
 }
 
 // TestStatusInOrder checks that verbose answers begin with the status and that info, JSON in strings, is expanded.

@@ -27,7 +27,7 @@ func (a *App) consoleCommand() *cobra.Command {
 		Long: `Console connects the terminal to the console of a pod's only container, a virtual machine. It shows what the machine
 writes from now on (tripod logs shows earlier output). It passes on all keys, including Ctrl-C, except Ctrl-], which
 disconnects. The machine does not notice. The console of a container that was created without stdin is read-only.`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completePods,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completion(podWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.onlyContainer(ctx, args[0])

@@ -32,6 +32,8 @@ func (a *App) psCommand() *cobra.Command {
 	c.Flags().StringVarP(&o.state, "state", "s", "", "only containers that are created, running, exited or unknown")
 	c.Flags().StringVar(&o.image, "image", "", "only containers whose image contains this")
 	c.Flags().StringToStringVarP(&o.labels, "label", "l", nil, "only containers with these labels, key=value")
+	a.completeFlag(c, "pod", podWords)
+	a.completeFlag(c, "image", imageWords)
 	a.formatFlags(c, "print only IDs")
 	return c
 }
@@ -80,7 +82,7 @@ func (a *App) listContainers(ctx context.Context, client *Client, o psOptions) e
 		}
 		return nil
 	}
-	return a.print(list, func(wide bool) error { return a.containerTable(ctx, client, list.Containers, wide) })
+	return a.Print(list, func(wide bool) error { return a.containerTable(ctx, client, list.Containers, wide) })
 }
 
 func (a *App) containerTable(ctx context.Context, client *Client, containers []*runtimeapi.Container, wide bool) error {
@@ -132,7 +134,7 @@ func stateWord(s runtimeapi.ContainerState) string {
 
 func (a *App) startCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "start CONTAINER...", Short: "Start created containers", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeContainers,
+		Use: "start CONTAINER...", Short: "Start created containers", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,
@@ -146,7 +148,7 @@ func (a *App) startCommand() *cobra.Command {
 func (a *App) stopCommand() *cobra.Command {
 	var grace int64
 	c := &cobra.Command{
-		Use: "stop CONTAINER...", Short: "Stop running containers", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeContainers,
+		Use: "stop CONTAINER...", Short: "Stop running containers", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,
@@ -162,7 +164,7 @@ func (a *App) stopCommand() *cobra.Command {
 func (a *App) rmCommand() *cobra.Command {
 	var force, all bool
 	c := &cobra.Command{
-		Use: "rm [-f] CONTAINER...", Short: "Remove stopped containers (-f: running ones too)", ValidArgsFunction: a.completeContainers,
+		Use: "rm [-f] CONTAINER...", Short: "Remove stopped containers (-f: running ones too)", ValidArgsFunction: a.completion(containerWords),
 		Args: needArgsOr(&all),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {

@@ -35,7 +35,6 @@ type edgeOptions struct {
 	user, passwordFile   string
 	ca, cert, key        string
 	timeout              time.Duration
-	format               string
 }
 
 // EdgeCommand returns `tripod edge`, a client of the edge protocol. The command needs no node. EdgeCommand calls wrap
@@ -58,7 +57,7 @@ broker; commands that list something ask the orchestrator's REST interface.`,
 	f.StringVar(&o.cert, "cert", "", "file with a client certificate (PEM); see --key")
 	f.StringVar(&o.key, "key", "", "file with the key of --cert")
 	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "how long to wait for an answer")
-	f.StringVarP(&o.format, "output", "o", "table", "table, json or yaml")
+	a.outputFlag(c, f, formatTable, formatWide, formatJSON, formatYAML)
 	for _, sub := range []*cobra.Command{
 		a.edgeRun(o), a.edgePs(o), a.edgeRuntimes(o), a.edgeLogs(o), a.edgeStop(o), a.edgePub(o), a.edgeSub(o),
 	} {

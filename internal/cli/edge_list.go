@@ -26,7 +26,7 @@ func (a *App) edgePs(o *edgeOptions) *cobra.Command {
 				}
 				return nil
 			}
-			return a.printRecords(o.format, modules, func() error { return a.modulesTable(modules) })
+			return a.printRecords(modules, func(wide bool) error { return a.modulesTable(modules, wide) })
 		},
 	}
 	c.Flags().BoolVarP(&all, "all", "a", false, "dead modules too, with how they ended")
@@ -52,11 +52,19 @@ func (o *edgeOptions) modules(ctx context.Context, args []string, dead bool) ([]
 	return modules, nil
 }
 
-func (a *App) modulesTable(modules []edgeRecord) error {
-	t := newTable(a.Stdout, "MODULE", "NAME", "STATE", "RUNTIME", "PROGRAM", "ENDED")
+func (a *App) modulesTable(modules []edgeRecord, wide bool) error {
+	header := []string{"MODULE", "NAME", "STATE", "RUNTIME", "PROGRAM", "ENDED"}
+	if wide {
+		header = append(header, "SINCE", "APIS")
+	}
+	t := newTable(a.Stdout, header...)
 	for i := range modules {
 		m := &modules[i]
-		t.row(m.UUID, m.Name, m.state(), m.parent(), m.program(), m.ended())
+		row := []string{m.UUID, m.Name, m.state(), m.parent(), m.program(), m.ended()}
+		if wide {
+			row = append(row, m.since(), strings.Join(m.APIs, ","))
+		}
+		t.row(row...)
 	}
 	return t.flush()
 }
@@ -123,11 +131,19 @@ func (a *App) edgeRuntimes(o *edgeOptions) *cobra.Command {
 					used[modules[i].parent()]++
 				}
 			}
-			return a.printRecords(o.format, runtimes, func() error {
-				t := newTable(a.Stdout, "RUNTIME", "NAME", "STATE", "TYPE", "MODULES", "APIS")
+			return a.printRecords(runtimes, func(wide bool) error {
+				header := []string{"RUNTIME", "NAME", "STATE", "TYPE", "MODULES", "APIS"}
+				if wide {
+					header = append(header, "SINCE", "MANAGER")
+				}
+				t := newTable(a.Stdout, header...)
 				for i := range runtimes {
 					r := &runtimes[i]
-					t.row(r.UUID, r.Name, r.state(), r.Runtime, fmt.Sprintf("%d/%d", used[r.UUID], r.MaxModules), strings.Join(r.APIs, ","))
+					row := []string{r.UUID, r.Name, r.state(), r.Runtime, fmt.Sprintf("%d/%d", used[r.UUID], r.MaxModules), strings.Join(r.APIs, ",")}
+					if wide {
+						row = append(row, r.since(), r.parent())
+					}
+					t.row(row...)
 				}
 				return t.flush()
 			})

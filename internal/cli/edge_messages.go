@@ -3,7 +3,6 @@ package cli
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"time"
@@ -94,7 +93,7 @@ func (a *App) edgeSub(o *edgeOptions) *cobra.Command {
 			if err := client.subscribe(c.Context(), byte(qos), args...); err != nil {
 				return err
 			}
-			return a.printMessages(c.Context(), client, o.format, verbose, count)
+			return a.printMessages(c.Context(), client, verbose, count)
 		},
 	}
 	c.Flags().IntVarP(&qos, "qos", "q", 0, "quality of service to ask for: 0, 1 or 2")
@@ -104,11 +103,11 @@ func (a *App) edgeSub(o *edgeOptions) *cobra.Command {
 }
 
 // printMessages prints messages until ctx ends or the given number of messages has been printed.
-func (a *App) printMessages(ctx context.Context, client *edgeClient, format string, verbose bool, count int) error {
+func (a *App) printMessages(ctx context.Context, client *edgeClient, verbose bool, count int) error {
 	for n := 1; ; n++ {
 		select {
 		case m := <-client.messages:
-			if err := a.printMessage(m, format, verbose); err != nil {
+			if err := a.printMessage(m, verbose); err != nil {
 				return err
 			}
 			if n == count {
@@ -130,19 +129,15 @@ type messageJSON struct {
 	Base64  []byte    `json:"payload_base64,omitempty"`
 }
 
-func (a *App) printMessage(m mqtt.Message, format string, verbose bool) error {
-	if format == "json" {
+func (a *App) printMessage(m mqtt.Message, verbose bool) error {
+	if !a.asTable() {
 		j := messageJSON{Time: time.Now(), Topic: m.Topic, QoS: m.QoS, Retain: m.Retain}
 		if text := string(m.Payload); utf8.ValidString(text) {
 			j.Payload = &text
 		} else {
 			j.Base64 = m.Payload
 		}
-		line, err := json.Marshal(j)
-		if err == nil {
-			_, err = fmt.Fprintf(a.Stdout, "%s\n", line)
-		}
-		return err
+		return a.printItem(j)
 	}
 	line := append([]byte(nil), m.Payload...)
 	if verbose {

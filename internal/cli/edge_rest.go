@@ -10,9 +10,9 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
-	"sigs.k8s.io/yaml"
 )
 
 // edgeRecord is the orchestrator's record of a runtime or a module. raw is the whole record; the other fields are for
@@ -33,6 +33,7 @@ type edgeRecord struct {
 	File       string          `json:"file"`
 	Image      string          `json:"image"`
 	Exit       json.RawMessage `json:"exit"`
+	Since      json.RawMessage `json:"since"`
 }
 
 // UnmarshalJSON keeps a copy of the record in raw.
@@ -61,6 +62,15 @@ func (r *edgeRecord) parent() string {
 	}
 	_ = json.Unmarshal(r.Parent, &record) // if it is neither, the cell stays empty
 	return record.UUID
+}
+
+// since returns how long the record has been in its state. Only our orchestrator says it.
+func (r *edgeRecord) since() string {
+	var at time.Time
+	if json.Unmarshal(r.Since, &at) != nil || at.IsZero() {
+		return "-"
+	}
+	return age(at.UnixNano())
 }
 
 // edgeStates maps the states of records to words.
@@ -128,29 +138,10 @@ func (o *edgeOptions) get(ctx context.Context, path string, into any) error {
 }
 
 // printRecords prints whole records as JSON or YAML if requested; otherwise it calls printTable.
-func (a *App) printRecords(format string, records []edgeRecord, printTable func() error) error {
+func (a *App) printRecords(records []edgeRecord, printTable func(wide bool) error) error {
 	raw := make([]json.RawMessage, len(records))
 	for i := range records {
 		raw[i] = records[i].raw
 	}
-	return a.printDocument(format, raw, printTable)
-}
-
-func (a *App) printDocument(format string, document any, printTable func() error) error {
-	switch format {
-	case "table", "":
-		return printTable()
-	case "json":
-		out := json.NewEncoder(a.Stdout)
-		out.SetEscapeHTML(false)
-		out.SetIndent("", "  ")
-		return out.Encode(document)
-	case "yaml":
-		text, err := yaml.Marshal(document)
-		if err == nil {
-			_, err = a.Stdout.Write(text)
-		}
-		return err
-	}
-	return fmt.Errorf("output format %q is not table, json or yaml: %w", format, errdefs.ErrInvalidArgument)
+	return a.Print(raw, printTable)
 }

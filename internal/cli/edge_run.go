@@ -205,11 +205,10 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 			return err
 		}
 	}
-	if o.format == "table" {
-		_, err = fmt.Fprintln(a.Stdout, data.UUID())
+	return a.Print(json.RawMessage(data.Bytes()), func(bool) error {
+		_, err := fmt.Fprintln(a.Stdout, data.UUID())
 		return err
-	}
-	return a.printDocument(o.format, json.RawMessage(data.Bytes()), nil)
+	})
 }
 
 // statePoll is the interval between two requests to the orchestrator about a module. These requests are necessary

@@ -157,7 +157,7 @@ func TestUnreachableServers(t *testing.T) {
 
 func TestEdgeLists(t *testing.T) {
 	modules := []string{
-		`{"type":"module","uuid":"m-1","name":"a","parent":"rt-1","status":"A","filename":"/srv/a.wasm","extra":1.0}`,
+		`{"type":"module","uuid":"m-1","name":"a","parent":"rt-1","status":"A","filename":"/srv/a.wasm","extra":1.0,"apis":["wasi","aot"],"since":"2026-01-31T12:00:00Z"}`,
 		`{"type":"module","uuid":"m-2","name":"b","parent":{"uuid":"rt-1"},"status":"Q","image":"reg/b@sha256:0"}`,
 		`{"type":"module","uuid":"m-3","name":"c","parent":"rt-1","status":"D","file":"/srv/c.wasm","exit":{"status":{"code":134,"reason":"trap","message":"unreachable"}}}`,
 	}
@@ -170,7 +170,7 @@ func TestEdgeLists(t *testing.T) {
 	})
 	mux.HandleFunc("GET /api/modules/c/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, modules[2]) })
 	mux.HandleFunc("GET /api/runtimes/{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, `{"count":1,"start":0,"results":[{"uuid":"rt-1","name":"wasm","status":"A","runtime_type":"tripod/wasm","apis":["wasi"],"max_nmodules":128}]}`)
+		fmt.Fprint(w, `{"count":1,"start":0,"results":[{"uuid":"rt-1","name":"wasm","status":"A","runtime_type":"tripod/wasm","parent":"mgr-1","since":5,"apis":["wasi"],"max_nmodules":128}]}`)
 	})
 	server := httptest.NewServer(mux)
 	defer server.Close()
@@ -196,6 +196,14 @@ func TestEdgeLists(t *testing.T) {
 	out, err = edge(t, "runtimes", "--orchestrator", server.URL)
 	if err != nil || !strings.Contains(out, "tripod/wasm") || !strings.Contains(out, "1/128") {
 		t.Errorf("runtimes: got error %v and\n%s\nwant tripod/wasm with 1/128", err, out)
+	}
+	out, err = edge(t, "ps", "-o", "wide", "--orchestrator", server.URL)
+	if err != nil || !strings.Contains(out, "SINCE") || !strings.Contains(out, "wasi,aot") {
+		t.Errorf("ps -o wide: got error %v and\n%s\nwant the APIs", err, out)
+	}
+	out, err = edge(t, "runtimes", "-o", "wide", "--orchestrator", server.URL)
+	if err != nil || !strings.Contains(out, "mgr-1") {
+		t.Errorf("runtimes -o wide: got error %v and\n%s\nwant the manager", err, out)
 	}
 	if _, err = edge(t, "ps", "-o", "xml", "--orchestrator", server.URL); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("ps -o xml: got error %v, want invalid argument", err)

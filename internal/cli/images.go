@@ -13,7 +13,7 @@ import (
 
 func (a *App) imagesCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "images [REFERENCE]", Short: "List images", Args: cobra.MaximumNArgs(1),
+		Use: "images [REFERENCE]", Short: "List images", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completion(imageWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				filter := &runtimeapi.ImageFilter{}
@@ -41,24 +41,26 @@ func (a *App) listImages(images []*runtimeapi.Image) error {
 		}
 		return nil
 	}
-	return a.print(&runtimeapi.ListImagesResponse{Images: images}, func(wide bool) error {
-		header := []string{"IMAGE", "TAG", "IMAGE ID", "SIZE"}
-		if wide {
-			header = append(header, "PINNED", "USER", "DIGESTS")
-		}
-		t := newTable(a.Stdout, header...)
-		for _, i := range images {
-			for _, tag := range namesOf(i) {
-				name, label := splitTag(tag)
-				row := []string{name, label, shortID(i.GetId()), size(i.GetSize())}
-				if wide {
-					row = append(row, fmt.Sprint(i.GetPinned()), userOf(i), strings.Join(i.GetRepoDigests(), ","))
-				}
-				t.row(row...)
+	return a.Print(&runtimeapi.ListImagesResponse{Images: images}, func(wide bool) error { return a.imageTable(images, wide) })
+}
+
+func (a *App) imageTable(images []*runtimeapi.Image, wide bool) error {
+	header := []string{"IMAGE", "TAG", "IMAGE ID", "SIZE"}
+	if wide {
+		header = append(header, "PINNED", "USER", "DIGESTS")
+	}
+	t := newTable(a.Stdout, header...)
+	for _, i := range images {
+		for _, tag := range namesOf(i) {
+			name, label := splitTag(tag)
+			row := []string{name, label, shortID(i.GetId()), size(i.GetSize())}
+			if wide {
+				row = append(row, fmt.Sprint(i.GetPinned()), userOf(i), strings.Join(i.GetRepoDigests(), ","))
 			}
+			t.row(row...)
 		}
-		return t.flush()
-	})
+	}
+	return t.flush()
 }
 
 func namesOf(i *runtimeapi.Image) []string {
@@ -107,13 +109,29 @@ func (a *App) pullCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				fmt.Fprintln(a.Stdout, id)
-				return nil
+				return a.printPulled(ctx, client, id)
 			})
 		},
 	}
+	a.OutputFlag(c)
 	c.Flags().StringVar(&creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
 	return c
+}
+
+// printPulled prints the image's ID, or in other formats the image with its names and digests.
+func (a *App) printPulled(ctx context.Context, client *Client, id string) error {
+	if a.asTable() && a.format != formatWide {
+		_, err := fmt.Fprintln(a.Stdout, id)
+		return err
+	}
+	image, err := client.ImageStatus(ctx, id)
+	if err == nil && image == nil {
+		err = fmt.Errorf("image %s was removed again", shortID(id))
+	}
+	if err != nil {
+		return err
+	}
+	return a.Print(image, func(wide bool) error { return a.imageTable([]*runtimeapi.Image{image}, wide) })
 }
 
 func parseCreds(creds string) (*runtimeapi.AuthConfig, error) {
@@ -144,7 +162,7 @@ func (a *App) pull(ctx context.Context, client *Client, ref string, auth *runtim
 
 func (a *App) rmiCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "rmi IMAGE...", Short: "Remove images", Args: cobra.MinimumNArgs(1),
+		Use: "rmi IMAGE...", Short: "Remove images", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completion(imageWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,

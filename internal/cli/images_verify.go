@@ -30,11 +30,7 @@ then finds only missing, empty and truncated files, as the daemon does at each s
 			if err != nil {
 				return err
 			}
-			if a.format == "json" || a.format == "yaml" {
-				err = a.printJSON(raw)
-			} else {
-				err = a.listDamages(found)
-			}
+			err = a.Print(json.RawMessage(raw), func(bool) error { return a.listDamages(found) })
 			if err == nil && len(found) > 0 {
 				err = &ExitError{Code: 1}
 			}
@@ -43,7 +39,7 @@ then finds only missing, empty and truncated files, as the daemon does at each s
 	}
 	a.endpointFlag(c)
 	c.Flags().BoolVar(&quick, "quick", false, "check only that files exist, without reading them")
-	c.Flags().StringVarP(&a.format, "output", "o", "table", "table, json or yaml")
+	a.OutputFlag(c)
 	return c
 }
 

@@ -11,7 +11,7 @@ import (
 
 func (a *App) inspectCommands() []*cobra.Command {
 	return []*cobra.Command{
-		a.inspectCommand("inspect CONTAINER...", "Show all details of containers", a.completeContainers,
+		a.inspectCommand("inspect CONTAINER...", "Show all details of containers", a.completion(containerWords),
 			func(ctx context.Context, client *Client, arg string) (proto.Message, error) {
 				id, err := client.Container(ctx, arg)
 				if err != nil {
@@ -19,7 +19,7 @@ func (a *App) inspectCommands() []*cobra.Command {
 				}
 				return client.ContainerStatus(ctx, id, true)
 			}),
-		a.inspectCommand("inspectp POD...", "Show all details of pods", a.completePods,
+		a.inspectCommand("inspectp POD...", "Show all details of pods", a.completion(podWords),
 			func(ctx context.Context, client *Client, arg string) (proto.Message, error) {
 				id, err := client.Pod(ctx, arg)
 				if err != nil {
@@ -27,7 +27,7 @@ func (a *App) inspectCommands() []*cobra.Command {
 				}
 				return client.PodSandboxStatus(ctx, id, true)
 			}),
-		a.inspectCommand("inspecti IMAGE...", "Show all details of images", nil,
+		a.inspectCommand("inspecti IMAGE...", "Show all details of images", a.completion(imageWords),
 			func(ctx context.Context, client *Client, arg string) (proto.Message, error) {
 				ref, err := client.Image(ctx, arg)
 				if err != nil {
@@ -43,25 +43,16 @@ func (a *App) inspectCommands() []*cobra.Command {
 }
 
 func (a *App) inspectCommand(use, short string, complete cobra.CompletionFunc, get func(context.Context, *Client, string) (proto.Message, error)) *cobra.Command {
-	var format string
 	c := &cobra.Command{
 		Use: use, Short: short, Args: cobra.MinimumNArgs(1), ValidArgsFunction: complete,
 		RunE: func(c *cobra.Command, args []string) error {
-			if format != "json" && format != "yaml" {
-				return fmt.Errorf("output format %q is neither json nor yaml", format)
-			}
-			a.format = format
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				for _, arg := range args {
 					msg, err := get(ctx, client, arg)
 					if err != nil {
 						return err
 					}
-					document, err := jsonOf(msg)
-					if err != nil {
-						return err
-					}
-					if err := a.printJSON(document); err != nil {
+					if err := a.Print(msg, nil); err != nil {
 						return err
 					}
 				}
@@ -69,6 +60,6 @@ func (a *App) inspectCommand(use, short string, complete cobra.CompletionFunc, g
 			})
 		},
 	}
-	c.Flags().StringVarP(&format, "output", "o", "json", "json or yaml")
+	a.outputFlag(c, c.Flags(), formatJSON, formatYAML)
 	return c
 }

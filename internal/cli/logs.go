@@ -21,7 +21,7 @@ func (a *App) logsCommand() *cobra.Command {
 	var tail int
 	var since string
 	c := &cobra.Command{
-		Use: "logs [-f] CONTAINER", Short: "Print a container's log", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContainers,
+		Use: "logs [-f] CONTAINER", Short: "Print a container's log", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			from, err := parseSince(since, time.Now())
 			if err != nil {

@@ -3,14 +3,10 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -23,7 +19,7 @@ func (a *App) infoCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if err := a.print(resp, func(bool) error { return a.infoTable(ctx, client, resp) }); err != nil {
+				if err := a.Print(resp, func(bool) error { return a.infoTable(ctx, client, resp) }); err != nil {
 					return err
 				}
 				for _, condition := range resp.GetStatus().GetConditions() {
@@ -60,57 +56,4 @@ func (a *App) infoTable(ctx context.Context, client *Client, resp *runtimeapi.St
 		t.row(cmp.Or(h.GetName(), "(default)"), fmt.Sprint(h.GetFeatures().GetRecursiveReadOnlyMounts()), fmt.Sprint(h.GetFeatures().GetUserNamespaces()))
 	}
 	return t.flush()
-}
-
-func (a *App) eventsCommand() *cobra.Command {
-	c := &cobra.Command{
-		Use: "events", Short: "Print events of pods and containers until interrupted", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			return a.withClient(c, func(ctx context.Context, client *Client) error { return a.events(ctx, client) })
-		},
-	}
-	c.Flags().StringVarP(&a.format, "output", "o", "table", "table or json (one object per line)")
-	return c
-}
-
-func (a *App) events(ctx context.Context, client *Client) error {
-	if a.format != "table" && a.format != "json" {
-		return fmt.Errorf("output format %q is neither table nor json", a.format)
-	}
-	events, failed := make(chan *runtimeapi.ContainerEventResponse), make(chan error, 1)
-	go func() { failed <- client.GetContainerEvents(ctx, events, nil) }()
-	for {
-		select {
-		case e := <-events:
-			if err := a.printEvent(e); err != nil {
-				return err
-			}
-		case err := <-failed:
-			if errors.Is(err, io.EOF) {
-				return errors.New("the node closed the stream of events")
-			}
-			return err
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-func (a *App) printEvent(e *runtimeapi.ContainerEventResponse) error {
-	if a.format == "json" {
-		document, err := protojson.Marshal(e)
-		if err == nil {
-			_, err = fmt.Fprintf(a.Stdout, "%s\n", document)
-		}
-		return err
-	}
-	pod := e.GetPodSandboxStatus()
-	what := "pod " + shortID(pod.GetId())
-	if e.GetContainerId() != pod.GetId() {
-		what = "container " + shortID(e.GetContainerId())
-	}
-	_, err := fmt.Fprintf(a.Stdout, "%s  %-8s %s  (%s/%s)\n", time.Unix(0, e.GetCreatedAt()).Format(time.RFC3339Nano),
-		strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(e.GetContainerEventType().String(), "CONTAINER_"), "_EVENT")),
-		what, pod.GetMetadata().GetNamespace(), pod.GetMetadata().GetName())
-	return err
 }

@@ -12,11 +12,59 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/yaml"
 )
+
+// The values of the flag -o.
+const (
+	formatTable = "table"
+	formatWide  = "wide"
+	formatJSON  = "json"
+	formatYAML  = "yaml"
+)
+
+// OutputFlag adds the flag -o to a command that prints with Print.
+func (a *App) OutputFlag(c *cobra.Command) {
+	a.outputFlag(c, c.Flags(), formatTable, formatWide, formatJSON, formatYAML)
+}
+
+// outputFlag adds the flag -o with the given formats, of which the first is the default.
+func (a *App) outputFlag(c *cobra.Command, flags *pflag.FlagSet, formats ...string) {
+	last := len(formats) - 1
+	words := strings.Join(formats[:last], ", ") + " or " + formats[last]
+	flags.VarP(outputFormat{&a.format, formats}, "output", "o", words)
+	// The only error is a flag that does not exist.
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// outputFormat is the value of the flag -o. A wrong one is an error before the command does anything.
+type outputFormat struct {
+	value   *string
+	formats []string
+}
+
+func (f outputFormat) String() string {
+	if f.value == nil { // pflag compares defaults with the zero value
+		return ""
+	}
+	return cmp.Or(*f.value, f.formats[0])
+}
+
+func (f outputFormat) Type() string { return "string" }
+
+func (f outputFormat) Set(value string) error {
+	if !slices.Contains(f.formats, value) {
+		return fmt.Errorf("the output format is one of %s: %w", strings.Join(f.formats, ", "), errdefs.ErrInvalidArgument)
+	}
+	*f.value = value
+	return nil
+}
 
 // table writes aligned columns.
 type table struct{ w *tabwriter.Writer }
@@ -29,57 +77,86 @@ func newTable(out io.Writer, header ...string) *table {
 
 func (t *table) row(cells ...string) {
 	for i, c := range cells {
-		// Names come from users and can contain a tab or a line break, which would break the table.
-		cells[i] = strings.Map(func(r rune) rune {
-			if r < ' ' || r == 0x7f {
-				return '?'
-			}
-			return r
-		}, c)
+		cells[i] = printable(c)
 	}
 	fmt.Fprintln(t.w, strings.Join(cells, "\t"))
 }
 
-func (t *table) flush() error { return t.w.Flush() }
-
-// print writes msg as JSON or YAML if the user asked for one of these; otherwise it calls printTable.
-func (a *App) print(msg proto.Message, printTable func(wide bool) error) error {
-	switch a.format {
-	case "table", "":
-		return printTable(false)
-	case "wide":
-		return printTable(true)
-	case "json", "yaml":
-		document, err := jsonOf(msg)
-		if err != nil {
-			return err
+// printable replaces control characters. Names come from users and can contain a tab or a line break, which would break a
+// table.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return '?'
 		}
-		return a.printJSON(document)
-	default:
-		return fmt.Errorf("output format %q is not table, wide, json or yaml", a.format)
-	}
+		return r
+	}, s)
 }
 
-// printJSON writes a document in the requested format, yaml or json.
-func (a *App) printJSON(document []byte) error {
-	if a.format == "yaml" {
-		text, err := yaml.JSONToYAML(document)
-		if err == nil {
-			_, err = a.Stdout.Write(text)
-		}
+func (t *table) flush() error { return t.w.Flush() }
+
+// Print writes the document as JSON or YAML if the user asked for one of these; otherwise it calls printTable. Without
+// printTable, JSON is the default.
+func (a *App) Print(document any, printTable func(wide bool) error) error {
+	if printTable != nil && a.asTable() {
+		return printTable(a.format == formatWide)
+	}
+	text, err := jsonOf(document)
+	if err != nil {
 		return err
 	}
 	var out bytes.Buffer
-	if err := json.Indent(&out, document, "", "  "); err != nil {
-		return err
+	if a.format == formatYAML {
+		text, err = yaml.JSONToYAML(text)
+		out.Write(text)
+	} else if err = json.Indent(&out, text, "", "  "); err == nil {
+		out.WriteByte('\n')
 	}
-	out.WriteByte('\n')
-	_, err := out.WriteTo(a.Stdout)
+	if err == nil {
+		_, err = out.WriteTo(a.Stdout)
+	}
 	return err
 }
 
-// jsonOf converts a message to JSON and expands info maps, whose values are JSON in strings.
-func jsonOf(msg proto.Message) ([]byte, error) {
+// printItem writes one document of a stream: a line of JSON, or a YAML document. The caller prints tables.
+func (a *App) printItem(document any) error {
+	text, err := jsonOf(document)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if a.format == formatYAML {
+		text, err = yaml.JSONToYAML(text)
+		out.WriteString("---\n")
+		out.Write(text)
+	} else if err = json.Compact(&out, text); err == nil {
+		out.WriteByte('\n')
+	}
+	if err == nil {
+		_, err = out.WriteTo(a.Stdout)
+	}
+	return err
+}
+
+// asTable reports whether the user wants a table.
+func (a *App) asTable() bool {
+	return a.format == "" || a.format == formatTable || a.format == formatWide
+}
+
+// jsonOf converts a document to JSON.
+func jsonOf(document any) ([]byte, error) {
+	if msg, ok := document.(proto.Message); ok {
+		return protoJSON(msg)
+	}
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(document)
+	return out.Bytes(), err
+}
+
+// protoJSON converts a message to JSON and expands info maps, whose values are JSON in strings.
+func protoJSON(msg proto.Message) ([]byte, error) {
 	document, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(msg)
 	if err != nil {
 		return nil, err

@@ -36,6 +36,7 @@ func (a *App) podsCommand() *cobra.Command {
 	c.Flags().StringVar(&namespace, "namespace", "", "only pods of this namespace")
 	c.Flags().StringVarP(&state, "state", "s", "", "only ready or notready pods")
 	c.Flags().StringToStringVarP(&labels, "label", "l", nil, "only pods with these labels, key=value")
+	a.completeFlag(c, "namespace", namespaceWords)
 	a.formatFlags(c, "print only IDs")
 	return c
 }
@@ -57,7 +58,7 @@ func (a *App) listPods(ctx context.Context, client *Client, filter *runtimeapi.P
 		}
 		return nil
 	}
-	return a.print(list, func(wide bool) error {
+	return a.Print(list, func(wide bool) error {
 		header := []string{"POD ID", "CREATED", "STATE", "NAME", "NAMESPACE", "ATTEMPT", "RUNTIME"}
 		if wide {
 			header = append(header, "IP", "UID", "LABELS")
@@ -96,7 +97,7 @@ func podStateWord(ready bool) string {
 
 func (a *App) stoppCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "stopp POD...", Short: "Stop pods and the containers in them", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completePods,
+		Use: "stopp POD...", Short: "Stop pods and the containers in them", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completion(podWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,
@@ -110,7 +111,7 @@ func (a *App) stoppCommand() *cobra.Command {
 func (a *App) rmpCommand() *cobra.Command {
 	var force, all bool
 	c := &cobra.Command{
-		Use: "rmp [-f] POD...", Short: "Remove stopped pods (-f: running ones too)", ValidArgsFunction: a.completePods,
+		Use: "rmp [-f] POD...", Short: "Remove stopped pods (-f: running ones too)", ValidArgsFunction: a.completion(podWords),
 		Args: needArgsOr(&all),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {

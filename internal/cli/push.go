@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -61,7 +60,7 @@ func (a *App) PushCommand() *cobra.Command {
 	f.StringVar(&p.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
 	f.BoolVar(&p.dryRun, "dry-run", false, "check the files without pushing")
 	f.DurationVar(&p.timeout, "timeout", 10*time.Minute, "timeout")
-	f.StringVarP(&a.format, "output", "o", "table", "table (the digest reference), json or yaml")
+	a.OutputFlag(c)
 	return c
 }
 
@@ -266,20 +265,20 @@ func exported(schema *protowit.Schema) (interfaces, services []string) {
 	return slices.Compact(interfaces), slices.Compact(services)
 }
 
+// printPushed prints the digest reference, or a table of the blobs.
 func (a *App) printPushed(p *pushed) error {
-	switch a.format {
-	case "json", "yaml":
-		document, err := json.Marshal(p)
-		if err != nil {
-			return err
-		}
-		return a.printJSON(document)
-	case "table":
+	return a.Print(p, func(wide bool) error {
 		for _, w := range p.Warnings {
 			fmt.Fprintln(a.Stderr, "tripod push: warning:", w)
 		}
-		_, err := fmt.Fprintln(a.Stdout, p.Reference)
-		return err
-	}
-	return fmt.Errorf("output format %q is not table, json or yaml: %w", a.format, errdefs.ErrInvalidArgument)
+		if !wide {
+			_, err := fmt.Fprintln(a.Stdout, p.Reference)
+			return err
+		}
+		t := newTable(a.Stdout, "REFERENCE", "MEDIA TYPE", "DIGEST", "SIZE")
+		for _, l := range p.Layers {
+			t.row(p.Reference, l.MediaType, l.Digest, size(uint64(l.Size)))
+		}
+		return t.flush()
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -110,29 +109,4 @@ func (a *App) each(args []string, resolve func(string) (string, error), do func(
 		return &ExitError{Code: 1, Err: fmt.Errorf("%d of %d failed", failed, len(args))}
 	}
 	return nil
-}
-
-// completePods and completeContainers complete arguments for the shell.
-func (a *App) completePods(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	var words []string
-	_ = a.withClient(c, func(ctx context.Context, client *Client) error {
-		pods, err := client.ListPodSandbox(ctx, nil)
-		for _, p := range pods {
-			words = append(words, shortID(p.GetId())+"\t"+p.GetMetadata().GetName())
-		}
-		return err
-	})
-	return words, cobra.ShellCompDirectiveNoFileComp
-}
-
-func (a *App) completeContainers(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	var words []string
-	_ = a.withClient(c, func(ctx context.Context, client *Client) error {
-		containers, err := client.ListContainers(ctx, nil)
-		for _, k := range containers {
-			words = append(words, shortID(k.GetId())+"\t"+k.GetMetadata().GetName())
-		}
-		return err
-	})
-	return words, cobra.ShellCompDirectiveNoFileComp
 }

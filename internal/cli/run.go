@@ -34,6 +34,7 @@ func (a *App) runpCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&handler, "runtime", "r", "", "RuntimeClass handler; empty: the node's default")
+	a.completeFlag(c, "runtime", handlerWords)
 	return c
 }
 
@@ -110,7 +111,7 @@ fails, it removes the pod again. It prints the container's ID.
   tripod run --name hello docker.io/library/busybox:1 -- sh -c 'echo hello; sleep 60'
   tripod run -r vm -i --annotation tripod.dev/vm.vcpu-count=2 registry.example/disk:1
   tripod run container.json pod.json`,
-		Args: cobra.MinimumNArgs(1),
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeRun,
 		RunE: func(c *cobra.Command, args []string) error {
 			container, pod, err := o.configs(args, c.ArgsLenAtDash())
 			if err != nil {
@@ -128,6 +129,7 @@ fails, it removes the pod again. It prints the container's ID.
 	f := c.Flags()
 	f.StringVar(&o.name, "name", "", "name of pod and container; default: from the image")
 	f.StringVarP(&o.handler, "runtime", "r", "", "RuntimeClass handler; empty: the node's default")
+	a.completeFlag(c, "runtime", handlerWords)
 	f.BoolVar(&o.hostNetwork, "host-network", false, "use the node's network")
 	f.BoolVar(&o.userns, "userns", false, "give the pod a user namespace: its root is no user of the node")
 	f.BoolVar(&o.command, "command", false, "the words after -- replace the image's entrypoint, not only its arguments")

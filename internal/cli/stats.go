@@ -15,7 +15,7 @@ func (a *App) statsCommand() *cobra.Command {
 	var pods bool
 	var interval time.Duration
 	c := &cobra.Command{
-		Use: "stats [ID]", Short: "Show the resource use of containers (with --pods: of pods)", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeContainers,
+		Use: "stats [ID]", Short: "Show the resource use of containers (with --pods: of pods)", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				if pods {
@@ -45,7 +45,7 @@ func (a *App) containerStats(ctx context.Context, client *Client, args []string,
 	if err != nil {
 		return err
 	}
-	return a.print(&runtimeapi.ListContainerStatsResponse{Stats: all}, func(bool) error {
+	return a.Print(&runtimeapi.ListContainerStatsResponse{Stats: all}, func(bool) error {
 		rates, err := measure(ctx, all, list, interval,
 			func(s *runtimeapi.ContainerStats) (string, *runtimeapi.CpuUsage) {
 				return s.GetAttributes().GetId(), s.GetCpu()
@@ -80,7 +80,7 @@ func (a *App) podStats(ctx context.Context, client *Client, args []string, inter
 	if err != nil {
 		return err
 	}
-	return a.print(&runtimeapi.ListPodSandboxStatsResponse{Stats: all}, func(bool) error {
+	return a.Print(&runtimeapi.ListPodSandboxStatsResponse{Stats: all}, func(bool) error {
 		rates, err := measure(ctx, all, list, interval,
 			func(s *runtimeapi.PodSandboxStats) (string, *runtimeapi.CpuUsage) {
 				return s.GetAttributes().GetId(), s.GetLinux().GetCpu()

@@ -42,7 +42,7 @@ func (a *App) execCommand() *cobra.Command {
 	var sync bool
 	c := &cobra.Command{
 		Use: "exec [-it] CONTAINER [--] COMMAND...", Short: "Run a command in a running container and exit with its exit code",
-		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeContainers,
+		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.Container(ctx, args[0])
@@ -82,7 +82,7 @@ func (a *App) attachCommand() *cobra.Command {
 	var o streamOptions
 	c := &cobra.Command{
 		Use: "attach [-it] CONTAINER", Short: "Connect to the standard streams of a running container; with -it, Ctrl-P Ctrl-Q disconnects",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContainers,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.Container(ctx, args[0])
@@ -249,7 +249,7 @@ func (a *App) portForwardCommand() *cobra.Command {
 	var address []string
 	c := &cobra.Command{
 		Use: "port-forward POD [LOCAL:]REMOTE...", Short: "Forward local TCP ports to ports inside a pod, until interrupted",
-		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completePods,
+		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completion(podWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.Pod(ctx, args[0])
