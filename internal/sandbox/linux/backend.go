@@ -24,6 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/notifier"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 	"github.com/tripod-run/tripod/internal/stats"
 )
@@ -91,6 +92,8 @@ type Backend struct {
 	sampler *stats.Sampler
 	// volatile means that containers' layers are mounted with the option "volatile".
 	volatile bool
+	// labels assigns SELinux labels. It is nil if the node has no SELinux.
+	labels *selinux.Pool
 	// notifier reports the calls that containers' seccomp profiles forbid. forbidden holds the name of the call for which
 	// a container is being stopped, by the container's ID, and forbiddenCalls counts all calls.
 	notifier       *notifier.Listener
@@ -157,6 +160,8 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 		return nil, err
 	}
 	host.AppArmorProfile = loadDefaultProfile(ctx, host, s.Logger)
+	labels := openLabels(s.Logger)
+	host.SELinux = labels != nil
 	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
 	if host.UserNamespaces = rt.userNamespaces; host.UserNamespaces != nil {
 		s.Logger.Warn("pods cannot have user namespaces", "err", host.UserNamespaces)
@@ -177,7 +182,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly, "user_namespaces", host.UserNamespaces == nil)
 	b := &Backend{
 		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
-		sampler: stats.NewSampler(8192), volatile: noVolatile == nil,
+		sampler: stats.NewSampler(8192), volatile: noVolatile == nil, labels: labels,
 		ledger:   ledger.New[state, life](format, cfg.stateFile, s.Logger),
 		sessions: &Sessions{log: s.Logger, spawner: conmon.spawner, hubs: map[process.ID]*hub{}}, pauses: map[string]*process.Process{},
 		forbiddenCalls: newForbiddenCalls(),

@@ -138,7 +138,11 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if err != nil {
 		return nil, sandbox.Resolved{}, fmt.Errorf("image %s: %w", c.ImageID, err)
 	}
-	volumes, copied, err := b.mountAll(ctx, p, c)
+	labels, err := b.labelContainer(p, c)
+	if err != nil {
+		return nil, sandbox.Resolved{}, err
+	}
+	volumes, copied, err := b.mountAll(ctx, p, c, labels.Mount)
 	if err != nil {
 		return nil, sandbox.Resolved{}, err
 	}
@@ -158,7 +162,7 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		Net: at.net, IPC: at.ipc, UTS: at.uts, PID: pid, User: at.user,
 		CgroupsPath: oci, ShmPath: files.shm,
 		ResolvConf: files.resolvConf, Hosts: files.hosts, HostnameFile: files.hostname,
-		ImageVolumes: dirs,
+		ImageVolumes: dirs, Labels: labels,
 	}, b.host)
 	if action := b.notifierAction(p, c); action != "" && err == nil {
 		err = notifier.Apply(config.Linux.Seccomp, b.cfg.notifierSocket(), notifierMetadata(p.ID, c.ID, action))
@@ -199,11 +203,14 @@ const annotationCopied = "io.tripod.image-copied"
 type volume struct{ dir, imageID string }
 
 // mountAll mounts the root file system and the image volumes unless they are mounted already. It returns the volumes,
-// keyed by their path in the container. See mountLayer about copied.
-func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (volumes map[string]volume, copied bool, err error) {
+// keyed by their path in the container. All files get the SELinux label, if it is not "". See mountLayer about copied.
+func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, label string) (volumes map[string]volume, copied bool, err error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	mounts, err := b.images.Mounts(ctx, snapshotPrefix+c.ID)
 	if err != nil {
+		return nil, false, fmt.Errorf("root file system of container %s: %w", c.ID, err)
+	}
+	if mounts, err = b.labelledLayer(mounts, label); err != nil {
 		return nil, false, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
 	if copied, err = b.mountLayer(p, mounts, rootfsDir(bundle)); err != nil {
@@ -214,7 +221,7 @@ func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 		if m.GetImage().GetImage() == "" {
 			continue
 		}
-		v, err := b.mountVolume(ctx, p, c.ID, n, m)
+		v, err := b.mountVolume(ctx, p, c.ID, n, m, label)
 		if err != nil {
 			return nil, false, fmt.Errorf("%w: mounts[%d], image %s: %w", crierrors.ErrImageVolumeMountFailed, n, m.Image.Image, err)
 		}
@@ -223,17 +230,21 @@ func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 	return volumes, copied, nil
 }
 
-func (b *Backend) mountVolume(ctx context.Context, p *sandbox.Pod, id string, n int, m *runtimeapi.Mount) (volume, error) {
+func (b *Backend) mountVolume(ctx context.Context, p *sandbox.Pod, id string, n int, m *runtimeapi.Mount, label string) (volume, error) {
 	img, err := b.images.Get(ctx, m.Image.Image)
 	if err != nil {
 		return volume{}, err
 	}
-	dir := volumeDir(b.cfg.bundle(p.ID, id), n)
+	bundle := b.cfg.bundle(p.ID, id)
+	dir := volumeDir(bundle, n)
 	if err := os.MkdirAll(dir, 0o700); err != nil { // make it before the snapshot, because removal finds the snapshot by this directory
 		return volume{}, err
 	}
 	mounts, err := b.images.View(ctx, volumeKey(id, n), img.ID)
 	if err != nil {
+		return volume{}, err
+	}
+	if mounts, err = b.labelledView(mounts, label, bundle); err != nil {
 		return volume{}, err
 	}
 	if err := b.mountView(p, mounts, dir); err != nil {
@@ -278,8 +289,7 @@ func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	if err != nil {
 		return err
 	}
-	_, readErr := readConfig(b.bundleOf(h))
-	var config *specs.Spec
+	config, readErr := readConfig(b.bundleOf(h))
 	switch {
 	case lost:
 		config, err = b.renewLayer(ctx, p, c, h)
@@ -290,7 +300,7 @@ func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	case p.IDMap() != nil:
 		config, _, err = b.build(ctx, p, c)
 	default:
-		_, _, err := b.mountAll(ctx, p, c)
+		_, _, err := b.mountAll(ctx, p, c, config.Linux.MountLabel)
 		return err
 	}
 	if err != nil {

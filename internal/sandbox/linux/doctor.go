@@ -41,6 +41,7 @@ func Doctor(ctx context.Context, cfg Config) []health.Finding {
 	if host, err := spec.Probe(); err == nil {
 		add(appArmorFinding(host))
 	}
+	add(selinuxFinding())
 	add(pidfdFinding())
 	return findings
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -32,7 +33,7 @@ func (c Config) catatonit() string {
 }
 
 // startPause runs the pod's init process and pins its PID namespace. It first stops the process of an earlier attempt.
-func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*process.Process, error) {
+func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins, labels selinux.Labels) (*process.Process, error) {
 	if err := b.stopPause(ctx, p.ID); err != nil {
 		return nil, err
 	}
@@ -43,10 +44,15 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(bundle, 0o755), os.Chmod(rootfs, 0o755), chownToPod(p, rootfs)); err != nil {
 		return nil, err
 	}
+	if labels.Mount != "" {
+		if err := selinux.Relabel(rootfs, labels.Mount); err != nil {
+			return nil, err
+		}
+	}
 	oci, _ := b.cgroups.container(p, p.ID)
 	config := spec.Pause(spec.PauseInput{
 		Pod: p, Host: b.host, Rootfs: rootfs, Binary: b.cfg.catatonit(), Args: []string{"-P"},
-		Net: at.net, IPC: at.ipc, UTS: at.uts, User: at.user, CgroupsPath: oci,
+		Net: at.net, IPC: at.ipc, UTS: at.uts, User: at.user, CgroupsPath: oci, Labels: labels,
 	})
 	if err := ledger.WriteJSON(filepath.Join(bundle, "config.json"), config); err != nil {
 		return nil, err

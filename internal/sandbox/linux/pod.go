@@ -32,6 +32,10 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
 		return fmt.Errorf("make the pod's directory: %w", err)
 	}
+	labels, err := b.labelPod(p)
+	if err != nil {
+		return err
+	}
 	state := podState{BootID: bootID()}
 	if dir, ours := b.cgroups.pod(p); ours {
 		state.Cgroup = dir
@@ -47,11 +51,11 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	files := filesOf(p, run)
-	if err := makeEtc(p, files); err != nil {
+	if err := b.makeEtc(p, files, labels.Mount); err != nil {
 		return err
 	}
 	if spec.PodModes(p).IPC != runtimeapi.NamespaceMode_NODE {
-		if err := mountTmpfs(files.shm, fmt.Sprintf("mode=1777,size=%d%s", shmSize, ownerOptions(p))); err != nil {
+		if err := mountTmpfs(files.shm, fmt.Sprintf("mode=1777,size=%d%s%s", shmSize, ownerOptions(p), b.contextOption(labels.Mount))); err != nil {
 			return fmt.Errorf("the pod's /dev/shm: %w", err)
 		}
 	}
@@ -67,7 +71,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if !sharesPID(p) {
 		return nil
 	}
-	init, err := b.startPause(ctx, p, at)
+	init, err := b.startPause(ctx, p, at, labels)
 	if err != nil {
 		return err
 	}
@@ -127,7 +131,11 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 		return err
 	}
 	b.sampler.Forget(podID)
-	return errors.Join(os.RemoveAll(run), ledger.RemoveFile(b.cfg.podDir(podID)))
+	if err := errors.Join(os.RemoveAll(run), ledger.RemoveFile(b.cfg.labelsFile(podID)), ledger.RemoveFile(b.cfg.podDir(podID))); err != nil {
+		return err
+	}
+	b.labels.Release(podID)
+	return nil
 }
 
 // removeMountPoint unmounts and removes a directory or a pin. It never deletes files inside a mount, because the

@@ -24,6 +24,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	keep := map[string]bool{}
 	for _, k := range known {
 		keep[k.Pod.ID] = true
+		b.recoverLabels(k)
 		if b.recoverPod(k.Pod) {
 			found.Sandboxes[k.Pod.ID] = true
 		}
@@ -53,7 +54,11 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 		return false
 	}
 	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mountedOn(files.etc) { // after an upgrade from a version that kept the files elsewhere
-		if err := makeEtc(p, files); err != nil {
+		labels, err := b.cfg.readLabels(p.ID)
+		if err == nil {
+			err = b.makeEtc(p, files, labels.Mount)
+		}
+		if err != nil {
 			b.log.Error("recreate a pod's files for /etc", "pod", p.ID, "err", err)
 			return false
 		}

@@ -21,6 +21,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
@@ -54,6 +55,7 @@ type rig struct {
 	cfg    Config
 	images *fakeImages
 	log    *slog.Logger
+	policy selinux.Policy // a fake kernel's, for tests of SELinux
 	*Backend
 
 	mu     sync.Mutex
@@ -78,7 +80,12 @@ func newRig(tb testing.TB, runtime string) *rig {
 }
 
 func (r *rig) open() (*Backend, error) {
-	return Open(context.Background(), r.cfg, Services{Images: r.images, Logger: r.log})
+	b, err := Open(context.Background(), r.cfg, Services{Images: r.images, Logger: r.log})
+	if err == nil && r.policy != nil {
+		b.host.SELinux = true
+		b.labels, err = selinux.NewPool(r.policy)
+	}
+	return b, err
 }
 
 type testWriter struct{ testing.TB }

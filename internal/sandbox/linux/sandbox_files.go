@@ -50,8 +50,8 @@ func filesOf(p *sandbox.Pod, runDir string) podFiles {
 	return f
 }
 
-// makeEtc writes the files for /etc on a new tmpfs. It replaces an existing mount.
-func makeEtc(p *sandbox.Pod, f podFiles) error {
+// makeEtc writes the files for /etc on a new tmpfs with the given SELinux label. It replaces an existing mount.
+func (b *Backend) makeEtc(p *sandbox.Pod, f podFiles, label string) error {
 	resolv, err := resolvConf(p.Config.GetDnsConfig())
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func makeEtc(p *sandbox.Pod, f podFiles) error {
 		}
 	}
 	size := len(resolv) + len(hosts) + etcSpare
-	if err := mountTmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s", size, etcInodes, ownerOptions(p))); err != nil {
+	if err := mountTmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s%s", size, etcInodes, ownerOptions(p), b.contextOption(label))); err != nil {
 		return fmt.Errorf("the pod's files for /etc: %w", err)
 	}
 	for _, file := range []struct {

@@ -10,6 +10,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 )
 
 // ociVersion is the version of the specification that we write; runc 1.1 accepts nothing newer.
@@ -56,6 +57,8 @@ type Input struct {
 	// ImageVolumes maps the container_path of each image mount in the request to the host path of the mounted image.
 	// That path already includes image_sub_path (see ResolveSubPath).
 	ImageVolumes map[string]string
+	// Labels are the container's SELinux labels. Mounts that ask for it get the label of files.
+	Labels selinux.Labels
 }
 
 // Build returns the runtime specification of a container. If it rejects a field, the error is
@@ -169,6 +172,7 @@ func (b *builder) devices() error {
 func (b *builder) security() (err error) {
 	sc := b.in.Container.Config.GetLinux().GetSecurityContext()
 	linux := b.spec.Linux
+	applyLabels(b.spec, b.in.Labels, sc.GetPrivileged())
 	linux.MaskedPaths, linux.ReadonlyPaths = maskedPaths(b.in.Container.Config)
 	if !sc.GetPrivileged() {
 		deprecated := sc.GetApparmorProfile() //nolint:staticcheck // older kubelets send the string

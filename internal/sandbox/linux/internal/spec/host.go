@@ -32,7 +32,8 @@ type Host struct {
 	Seccomp bool
 	// SeccompNotify means that the kernel can ask the daemon about system calls.
 	SeccompNotify bool
-	// AppArmor and SELinux mean that the security module is enabled.
+	// AppArmor and SELinux mean that the security module is enabled. The backend clears SELinux if the policy has no labels
+	// for containers.
 	AppArmor, SELinux bool
 	// AppArmorProfile is the loaded default profile. It is "" if there is none. Probe leaves it empty.
 	AppArmorProfile string

@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 )
 
 // mountOptions are the valid values of a request's mount_options.
@@ -190,7 +191,8 @@ func checkMountOwners(field string, m *runtimeapi.Mount, ids *sandbox.IDMap) err
 func mapsOwners(m *runtimeapi.Mount) bool { return len(m.GetUidMappings())+len(m.GetGidMappings()) > 0 }
 
 // requestedMounts returns the request's mounts, the propagation that the root file system needs for them, and the
-// mounts as ContainerStatus reports them. selinux_relabel has no effect on a host without SELinux.
+// mounts as ContainerStatus reports them. selinux_relabel has no effect on a host without SELinux, and none on images, which
+// are mounted with a label.
 func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mount, rootfs string, err error) {
 	for i, m := range in.Container.Config.GetMounts() {
 		field := fmt.Sprintf("mounts[%d]", i)
@@ -205,6 +207,11 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		source, err := mountSource(field, in, m)
 		if err != nil {
 			return nil, nil, "", err
+		}
+		if m.GetSelinuxRelabel() && m.GetImage().GetImage() == "" && in.Labels.Mount != "" {
+			if err := selinux.Relabel(source, in.Labels.Mount); err != nil {
+				return nil, nil, "", classifyFileError(field+".selinux_relabel", err)
+			}
 		}
 		propagation, err := propagation(field, source, m.GetPropagation())
 		if err != nil {

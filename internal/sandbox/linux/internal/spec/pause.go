@@ -6,6 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 )
 
 const (
@@ -32,6 +33,8 @@ type PauseInput struct {
 	// User is the pod's user namespace, if the pod has one (sandbox.Pod.IDMap).
 	User        string
 	CgroupsPath string
+	// Labels are the pod's SELinux labels.
+	Labels selinux.Labels
 }
 
 // Pause returns the specification of a container that only holds the pod's PID namespace. The container has no
@@ -72,6 +75,7 @@ func Pause(in PauseInput) *specs.Spec {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, ns)
 		}
 	}
+	applyLabels(s, in.Labels, in.Pod.Config.GetLinux().GetSecurityContext().GetPrivileged())
 	if in.Host.Seccomp {
 		s.Linux.Seccomp = seccomp.DefaultProfile(s)
 	}

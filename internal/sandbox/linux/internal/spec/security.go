@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/apparmor"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 )
 
 // maxProfile limits the size of a seccomp profile on the node, in bytes. Common profiles have about 10 kB.
@@ -161,12 +163,43 @@ func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (st
 	return name, nil
 }
 
-// checkSELinux rejects labels, because the backend does not apply them.
-func checkSELinux(o *runtimeapi.SELinuxOption) error {
-	if !sandbox.DemandsLabel(o) {
+var (
+	// labelName matches users, roles and types of a policy.
+	labelName = regexp.MustCompile(`^[A-Za-z0-9_.-]*$`)
+	// labelLevel matches a level or a range of levels, such as s0, s0:c1,c7 and s0-s3:c0.c1023.
+	labelLevel = regexp.MustCompile(`^(` + oneLevel + `(-` + oneLevel + `)?)?$`)
+)
+
+const oneLevel = `s[0-9]{1,2}(:c[0-9]{1,4}([.,]c[0-9]{1,4})*)?`
+
+// checkSELinux checks the form of the options. Whether the policy allows them is known once the label is complete; see
+// selinux.Pool.
+func checkSELinux(o *runtimeapi.SELinuxOption, h Host) error {
+	const field = "linux.security_context.selinux_options"
+	if !h.SELinux {
+		if sandbox.DemandsLabel(o) {
+			return unsupported(field, "SELinux labels are not available on this node (see `tripod check`)")
+		}
 		return nil
 	}
-	return unsupported("linux.security_context.selinux_options", "SELinux labels are not available on this node")
+	for name, value := range map[string]string{"user": o.GetUser(), "role": o.GetRole(), "type": o.GetType()} {
+		if !labelName.MatchString(value) {
+			return invalid(field+"."+name, "%q is not a name of an SELinux policy", value)
+		}
+	}
+	if !labelLevel.MatchString(o.GetLevel()) {
+		return invalid(field+".level", "%q is not a level such as s0:c1,c2", o.GetLevel())
+	}
+	return nil
+}
+
+// applyLabels adds labels to a specification. The OCI runtime also applies them to the mounts that it makes, and to the
+// session keyring. A privileged process has no label of its own: the policy gives it an unconfined type.
+func applyLabels(s *specs.Spec, l selinux.Labels, privileged bool) {
+	s.Linux.MountLabel = l.Mount
+	if !privileged {
+		s.Process.SelinuxLabel = l.Process
+	}
 }
 
 // maskedPaths returns the hidden and the read-only paths of /proc and /sys. The CRI cannot distinguish an empty list from

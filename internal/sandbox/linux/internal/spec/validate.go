@@ -69,7 +69,7 @@ func validatePod(p *sandbox.Pod, h Host) error {
 	if _, err := checkAppArmor(sc.GetApparmor(), "", h); err != nil {
 		return err
 	}
-	if err := checkSELinux(sc.GetSelinuxOptions()); err != nil {
+	if err := checkSELinux(sc.GetSelinuxOptions(), h); err != nil {
 		return err
 	}
 	if err := checkAnnotations(cfg.GetAnnotations()); err != nil {
@@ -118,6 +118,9 @@ func validateSecurity(p *sandbox.Pod, sc *runtimeapi.LinuxContainerSecurityConte
 		if !p.Config.GetLinux().GetSecurityContext().GetPrivileged() {
 			return invalid("linux.security_context.privileged", "the pod's sandbox is not privileged")
 		}
+		if h.SELinux { // its files have a label although its processes have none
+			return checkSELinux(sc.GetSelinuxOptions(), h)
+		}
 		return nil
 	}
 	if _, err := capabilities(sc, h); err != nil {
@@ -129,7 +132,7 @@ func validateSecurity(p *sandbox.Pod, sc *runtimeapi.LinuxContainerSecurityConte
 	if _, err := checkAppArmor(sc.GetApparmor(), sc.GetApparmorProfile(), h); err != nil { //nolint:staticcheck // older kubelets send the string
 		return err
 	}
-	return checkSELinux(sc.GetSelinuxOptions())
+	return checkSELinux(sc.GetSelinuxOptions(), h)
 }
 
 func checkCommand(cfg *runtimeapi.ContainerConfig) error {
