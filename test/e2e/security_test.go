@@ -278,6 +278,29 @@ func TestPrivileged(t *testing.T) {
 	})
 }
 
+func TestSELinuxIsRefusedByName(t *testing.T) {
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err == nil {
+		t.Skip("the kernel has SELinux, so labels are not refused")
+	}
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	pod := harness.PodConfig(t, "labelled")
+	pod.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Type: "container_t"}
+	_, err := d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: pod})
+	wantCode(t, err, codes.Unimplemented)
+	p := d.RunPod(t, harness.PodConfig(t, "p"))
+	defer p.Remove()
+	for _, o := range []*runtimeapi.SELinuxOption{{Type: "container_t"}, {Level: "s0:c1,c2"}, {Level: "s0,c1,c2"}} {
+		message := refused(t, d, p, harness.ContainerConfig("c", harness.Busybox, harness.Security(func(s *security) { s.SelinuxOptions = o })))
+		if !strings.Contains(message, "selinux_options") {
+			t.Errorf("options %v: got %q, want an error that names the field", o, message)
+		}
+	}
+	p.Create(harness.ContainerConfig("level", harness.Busybox, harness.Shell("sleep 60"), harness.Security(func(s *security) {
+		s.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0"}
+	}))).Start()
+}
+
 func TestPathsOfTheRoot(t *testing.T) {
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Busybox)
