@@ -127,6 +127,18 @@ func TestSELinuxLabelsSurviveARestart(t *testing.T) {
 	require.Error(t, goselinux.CheckLabel(recorded.Process))
 }
 
+func TestSELinuxLabelsOfAnUnknownPodAreReleased(t *testing.T) {
+	r, _ := newSELinuxRig(t)
+	p := r.pod()
+	label, err := r.cfg.readLabels(p.ID)
+	require.NoError(t, err)
+	require.NotZero(t, label)
+	goselinux.ClearLabels()
+	r.restart()
+	assert.NoDirExists(t, r.cfg.podDir(p.ID))
+	require.NoError(t, goselinux.CheckLabel(label.Process))
+}
+
 func TestPodOfEarlierVersionHasNoLabel(t *testing.T) {
 	goselinux.ClearLabels()
 	r := newRig(t, "crun")

@@ -176,13 +176,22 @@ func Relabel(path, label string) error {
 // options returns a request in the library's form.
 func options(o *runtimeapi.SELinuxOption) (list []string) {
 	for _, field := range []struct{ name, value string }{
-		{"user", o.GetUser()}, {"role", o.GetRole()}, {"type", o.GetType()}, {"level", o.GetLevel()},
+		{"user", o.GetUser()}, {"role", o.GetRole()}, {"type", o.GetType()}, {"level", canonical(o.GetLevel())},
 	} {
 		if field.value != "" {
 			list = append(list, field.name+":"+field.value)
 		}
 	}
 	return list
+}
+
+// canonical returns a level with its categories in order, as the library draws and compares them. It leaves an invalid
+// level to Policy.Check.
+func canonical(level string) string {
+	if ordered, err := selinux.CalculateGlbLub(level, level); err == nil {
+		return ordered
+	}
+	return level
 }
 
 func levelOf(label string) string {

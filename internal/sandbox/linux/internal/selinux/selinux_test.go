@@ -57,7 +57,7 @@ func TestSharedLevelStaysReserved(t *testing.T) {
 	pool := newPool(t)
 	first, err := pool.Pod("first", nil)
 	require.NoError(t, err)
-	second, err := pool.Pod("second", &runtimeapi.SELinuxOption{Level: "s0:c0,c1", Type: "svirt_lxc_net_t"})
+	second, err := pool.Pod("second", &runtimeapi.SELinuxOption{Level: "s0:c1,c0", Type: "svirt_lxc_net_t"})
 	require.NoError(t, err)
 	require.Contains(t, first.Process, "s0:c0,c1", "the test needs two pods with the same level")
 	assert.Equal(t, "system_u:system_r:svirt_lxc_net_t:s0:c0,c1", second.Process)
@@ -92,6 +92,7 @@ func TestContainerLabels(t *testing.T) {
 		"none":  {nil, pod},
 		"empty": {&runtimeapi.SELinuxOption{}, pod},
 		"level": {&runtimeapi.SELinuxOption{Level: "s0"}, selinux.Labels{Process: "system_u:system_r:container_t:s0", Mount: "system_u:object_r:container_file_t:s0"}},
+		"range": {&runtimeapi.SELinuxOption{Level: "s0-s0:c0.c1023"}, selinux.Labels{Process: "system_u:system_r:container_t:s0-s0:c0.c1023", Mount: "system_u:object_r:container_file_t:s0-s0:c0.c1023"}},
 		"type":  {&runtimeapi.SELinuxOption{Type: "svirt_lxc_net_t"}, selinux.Labels{Process: "system_u:system_r:svirt_lxc_net_t:s0:c0,c1", Mount: pod.Mount}},
 		"all": {
 			&runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "svirt_lxc_net_t", Level: "s0:c4,c5"},
