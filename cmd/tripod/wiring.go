@@ -224,7 +224,7 @@ func (p *parts) close() error {
 
 func openImages(ctx context.Context, c *config.Config, log *slog.Logger) (*image.Store, error) {
 	return image.Open(ctx, image.Config{
-		Root: imageDir(c), HostsDir: c.Image.HostsDirs, PinnedImages: c.Image.Pinned,
+		Root: imageDir(c), ContainersDir: c.Image.ContainersDir, HostsDir: c.Image.HostsDirs, PinnedImages: c.Image.Pinned,
 		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, RangesPerBlob: c.Image.RangesPerBlob, ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
 		DockerConfig: c.Image.DockerConfig, SignaturePolicy: c.Image.SignaturePolicy, RegistriesDir: c.Image.RegistriesDir,
 		Peers:       image.Peers(c.Image.Peers),

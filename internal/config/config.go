@@ -64,6 +64,7 @@ type Log struct {
 
 // Image configures the content store and pulls.
 type Image struct {
+	ContainersDir          string   `toml:"containers_dir"`
 	HostsDirs              []string `toml:"hosts_dirs"`
 	Pinned                 []string `toml:"pinned"`
 	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads"`

@@ -107,6 +107,7 @@ func (c *Config) validatePaths(v *validator) {
 	if c.Debug.Socket != "" {
 		v.socket("debug.socket", c.Debug.Socket)
 	}
+	v.optional("image.containers_dir", c.Image.ContainersDir)
 	v.directories("image.hosts_dirs", c.Image.HostsDirs)
 	v.optional("image.docker_config", c.Image.DockerConfig)
 	v.optional("image.signature_policy", c.Image.SignaturePolicy)

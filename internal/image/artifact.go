@@ -65,7 +65,7 @@ func (s *Store) viewArtifact(ctx context.Context, key string, e *entry) ([]mount
 
 // artifactDir makes an empty snapshot for an artifact's files, or finds the one that exists.
 func (s *Store) artifactDir(ctx context.Context, key string, e *entry) ([]mount.Mount, error) {
-	if _, known := s.layerList()[key]; known {
+	if _, known := s.layer(key); known {
 		return nil, fmt.Errorf("it already exists, as a container's layer: %w", errdefs.ErrAlreadyExists)
 	}
 	if err := s.reserve(); err != nil {

@@ -16,6 +16,9 @@ import (
 type Config struct {
 	// Root is the directory of the store, <state root>/image. It is created with mode 0700.
 	Root string
+	// ContainersDir is a directory on another file system than Root, for the containers' writable layers. Empty: they are
+	// below Root.
+	ContainersDir string
 	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first directory with an entry
 	// for a host applies.
 	HostsDir []string
@@ -89,6 +92,9 @@ func setDefault[T comparable](field *T, value T) { *field = cmp.Or(*field, value
 func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {
 	if !filepath.IsAbs(c.Root) {
 		return nil, nil, fmt.Errorf("image store: root %q is not an absolute path: %w", c.Root, errdefs.ErrInvalidArgument)
+	}
+	if c.ContainersDir != "" && !filepath.IsAbs(c.ContainersDir) {
+		return nil, nil, fmt.Errorf("image store: containers directory %q is not an absolute path: %w", c.ContainersDir, errdefs.ErrInvalidArgument)
 	}
 	for name, value := range map[string]int64{
 		"max concurrent downloads": int64(c.MaxConcurrentDownloads), "ranges per blob": int64(c.RangesPerBlob), "pull timeout": int64(c.PullTimeout),

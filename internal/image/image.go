@@ -86,7 +86,7 @@ type Progress struct {
 
 // FsUsage is the disk usage of a part of the store.
 type FsUsage struct {
-	// Mountpoint is the directory of the store, which identifies the file system.
+	// Mountpoint is a directory, which identifies the file system: Config.Root, or Config.ContainersDir.
 	Mountpoint string
 	UsedBytes  uint64
 	InodesUsed uint64
@@ -97,6 +97,8 @@ type FsUsage struct {
 // Usage is the disk usage of one writable layer.
 type Usage struct {
 	Bytes, Inodes uint64
+	// Mountpoint is the Config.ContainersDir that has the layer; empty if the layer is below Config.Root.
+	Mountpoint string
 	// Timestamp is the time of the measurement; zero before the first measurement.
 	Timestamp time.Time
 }

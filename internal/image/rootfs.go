@@ -42,7 +42,7 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[str
 		return nil, err
 	}
 	return s.makeRootfs(ctx, key, imageID, func(ctx context.Context, e *entry) ([]mount.Mount, error) {
-		mounts, err := s.makeLayer(ctx, key, layerInfo{Image: e.image.ID, Chain: e.image.ChainID, Labels: labels})
+		mounts, err := s.makeLayer(ctx, key, layerInfo{Image: e.image.ID, Chain: e.image.ChainID, Labels: labels, Dir: s.cfg.ContainersDir})
 		if errors.Is(err, errSnapshot) {
 			return s.existingMounts(ctx, key, e.image.ChainID, ownerWritable)
 		}
@@ -70,7 +70,7 @@ type snapshotFunc func(ctx context.Context, key, parent string, opts ...snapshot
 // makeSnapshot makes a snapshot of an image's layers, or returns the mounts of the one that exists.
 func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, snapshot snapshotFunc) ([]mount.Mount, error) {
 	return s.makeRootfs(ctx, key, imageID, func(ctx context.Context, e *entry) ([]mount.Mount, error) {
-		if _, known := s.layerList()[key]; known {
+		if _, known := s.layer(key); known {
 			return nil, fmt.Errorf("it already exists, as a container's layer: %w", errdefs.ErrAlreadyExists)
 		}
 		own := ownLabels(owner)

@@ -1,11 +1,13 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -102,11 +104,10 @@ func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
 	if err := s.readyFor(key); err != nil {
 		return Usage{}, err
 	}
-	if u := s.usage.get(key); !u.Timestamp.IsZero() {
+	info, known := s.layer(key)
+	if u := s.usage.get(key); known || !u.Timestamp.IsZero() {
+		u.Mountpoint = info.Dir
 		return u, nil
-	}
-	if _, known := s.layerList()[key]; known {
-		return Usage{}, nil
 	}
 	if _, err := s.snaps.Stat(s.withNamespace(ctx), key); err != nil {
 		s.usage.forget(key)
@@ -170,6 +171,7 @@ func (s *Store) renewFsInfo() {
 func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err error) {
 	images = FsUsage{Mountpoint: s.cfg.Root, Timestamp: time.Now()}
 	containers = images
+	containers.Mountpoint = cmp.Or(s.cfg.ContainersDir, s.cfg.Root)
 	if s.Err() != nil {
 		err = s.measureFiles(&images)
 		return images, containers, err
@@ -205,9 +207,9 @@ func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err er
 }
 
 func (s *Store) measureFiles(into *FsUsage) error {
-	layers, writable := filepath.Join(s.cfg.Root, "snapshots", "snapshots"), filepath.Join(s.cfg.Root, containersDir)
+	elsewhere := []string{filepath.Join(s.cfg.Root, "snapshots", "snapshots"), s.place(""), s.place(s.cfg.ContainersDir)}
 	return filepath.WalkDir(s.cfg.Root, func(path string, d fs.DirEntry, err error) error {
-		if path == layers || path == writable {
+		if slices.Contains(elsewhere, path) {
 			return filepath.SkipDir
 		}
 		var info fs.FileInfo

@@ -322,8 +322,8 @@ func (v *verifier) checkContainers(ctx context.Context) error {
 		v.found = append(v.found, Damage{Kind: "container", ID: key, Detail: "the directory of its file system is missing; remove the container"})
 		return nil
 	}
-	for key := range v.layerList() {
-		if err := check(key, v.layerDir(key)); err != nil {
+	for key, info := range v.layerList() {
+		if err := check(key, v.filesOf(key, info)); err != nil {
 			return err
 		}
 	}

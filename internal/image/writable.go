@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -28,6 +29,8 @@ import (
 //	                       /layer.json   the image and its layers (layerFile)
 //	                 /.new-…, .gone-…    being made, being removed
 //
+// With Config.ContainersDir, fs and work are on another file system (places.go).
+//
 // containerd's metadata knows one snapshot for each image with containers, the image's foundation, whose key begins with
 // foundationPrefix. It keeps the layers below from the collector while the image or a container of it exists, and has the
 // options to mount them. Layers of versions before this one are snapshots themselves; they are served until they are
@@ -46,6 +49,8 @@ type writableLayers struct {
 	byKey map[string]layerInfo
 	// foundations caches the mounts of foundations by the chain ID of the image.
 	foundations map[string][]mount.Mount
+	// places are the directories with files of layers, the store's own last. Only openLayers changes them.
+	places []string
 	// sweep wakes sweepLoop.
 	sweep chan struct{}
 }
@@ -55,26 +60,39 @@ type layerInfo struct {
 	Image  string            `json:"image"`
 	Chain  string            `json:"chain"`
 	Labels map[string]string `json:"labels,omitempty"`
+	// Dir is the Config.ContainersDir that the layer was made with, so that a container keeps its layer after a change of
+	// the configuration.
+	Dir string `json:"dir,omitempty"`
 }
 
-func (s *Store) layerDir(key string) string {
-	return filepath.Join(s.cfg.Root, containersDir, url.PathEscape(key))
+// readLayer reads the file of a layer in this directory.
+func readLayer(dir string) (info layerInfo, err error) {
+	raw, err := os.ReadFile(filepath.Join(dir, layerFile))
+	if err != nil {
+		return info, err
+	}
+	return info, json.Unmarshal(raw, &info)
 }
 
 // openLayers reads the layers that exist, and removes what earlier processes left half-made or half-removed. A layer
 // whose file a power failure damaged stays listed, so that its container can release it, but has no mounts.
 func (s *Store) openLayers(ctx context.Context) error {
-	dir := filepath.Join(s.cfg.Root, containersDir)
+	own, configured := s.place(""), s.place(s.cfg.ContainersDir)
 	s.layers.byKey, s.layers.foundations = map[string]layerInfo{}, map[string][]mount.Mount{}
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return os.Mkdir(dir, 0o700)
+	for _, dir := range []string{own, configured} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
 	}
+	entries, err := os.ReadDir(own)
 	if err != nil {
 		return err
 	}
+	places := map[string]bool{configured: true}
 	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
+		path := filepath.Join(own, e.Name())
+		info, damage := readLayer(path)
+		places[s.place(info.Dir)] = true
 		if strings.HasPrefix(e.Name(), beingMade) { // it is small
 			if err := os.RemoveAll(path); err != nil {
 				return err
@@ -87,16 +105,14 @@ func (s *Store) openLayers(ctx context.Context) error {
 		if err != nil {
 			continue // not ours
 		}
-		var info layerInfo
-		raw, err := os.ReadFile(filepath.Join(path, layerFile))
-		if err == nil {
-			err = json.Unmarshal(raw, &info)
-		}
-		if err != nil {
-			s.cfg.Logger.WarnContext(ctx, "a container's layer is damaged", "key", key, "err", err)
+		if damage != nil {
+			s.cfg.Logger.WarnContext(ctx, "a container's layer is damaged", "key", key, "err", damage)
 		}
 		s.layers.byKey[key] = info
 	}
+	delete(places, own)
+	s.layers.places = append(slices.Sorted(maps.Keys(places)), own)
+	s.discardStrays(ctx)
 	return nil
 }
 
@@ -125,45 +141,58 @@ func (s *Store) makeLayer(ctx context.Context, key string, info layerInfo) ([]mo
 	}
 	below, err := s.foundation(ctx, info.Chain)
 	if err != nil || exists {
-		return over(below, s.layerDir(key)), err
+		return over(below, s.filesOf(key, old)), err
 	}
 	if _, err := s.snaps.Stat(ctx, key); err == nil {
 		return nil, errSnapshot
 	}
-	draft := filepath.Join(s.cfg.Root, containersDir, beingMade+url.PathEscape(key))
-	err = s.fillLayer(draft, below, info)
+	draft := filepath.Join(s.place(""), beingMade+url.PathEscape(key))
+	files := draft
+	if info.Dir != "" {
+		files = s.filesOf(key, info)
+	}
+	err = fillLayer(draft, files, below, info)
 	if err == nil {
 		err = os.Rename(draft, s.layerDir(key))
 	}
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(draft))
+		return nil, errors.Join(err, os.RemoveAll(draft), os.RemoveAll(files))
 	}
 	s.layers.byKey[key] = info
-	return over(below, s.layerDir(key)), nil
+	return over(below, s.filesOf(key, info)), nil
 }
 
 // errSnapshot says that a key belongs to a snapshot: a view, or a layer of an earlier version.
 var errSnapshot = errors.New("a snapshot has this key")
 
-func (s *Store) fillLayer(dir string, below []mount.Mount, info layerInfo) error {
-	if err := os.RemoveAll(dir); err != nil { // left by a failed attempt
+// fillLayer makes the two parts of a layer, which may be the same directory. The layer's file is written first: after
+// an interruption it names the place of the others.
+func fillLayer(dir, files string, below []mount.Mount, info layerInfo) error {
+	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(files)); err != nil { // left by a failed attempt
 		return err
-	}
-	for path, mode := range map[string]fs.FileMode{"": 0o700, "fs": 0o755, "work": 0o711} {
-		if err := os.MkdirAll(filepath.Join(dir, path), mode); err != nil {
-			return err
-		}
-	}
-	if _, lower := overlayDirs(below[0]); below[0].Type == "overlay" {
-		if err := sameOwner(filepath.Join(dir, "fs"), lower[0]); err != nil {
-			return err
-		}
 	}
 	raw, err := json.Marshal(info)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, layerFile), raw, 0o600)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, layerFile), raw, 0o600); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(files, 0o700); err != nil {
+		return err
+	}
+	for name, mode := range map[string]fs.FileMode{"fs": 0o755, "work": 0o711} {
+		if err := os.Mkdir(filepath.Join(files, name), mode); err != nil {
+			return err
+		}
+	}
+	if _, lower := overlayDirs(below[0]); below[0].Type == "overlay" {
+		return sameOwner(filepath.Join(files, "fs"), lower[0])
+	}
+	return nil
 }
 
 // foundation returns the mounts of an image's foundation, and makes it if it does not exist. Its layers must be present.
@@ -225,19 +254,21 @@ func (s *Store) layerMounts(ctx context.Context, key string) (mounts []mount.Mou
 	if info.Chain == "" {
 		return nil, true, fmt.Errorf("%s is damaged: %w", layerFile, errdefs.ErrNotFound)
 	}
+	files := s.filesOf(key, info)
+	if _, err := os.Lstat(filepath.Join(files, "fs")); isGone(err) { // by a power failure
+		return nil, true, fmt.Errorf("the layer's files in %s are missing: %w", files, errdefs.ErrNotFound)
+	}
 	below, err := s.foundation(ctx, info.Chain)
-	return over(below, s.layerDir(key)), true, err
+	return over(below, files), true, err
 }
 
 // releaseLayer removes a layer. Its files go in the background. The layer is not ours if known is false.
 func (s *Store) releaseLayer(ctx context.Context, key string) (known bool, err error) {
-	gone := filepath.Join(s.cfg.Root, containersDir, beingRemoved+url.PathEscape(key))
 	s.layers.mu.Lock()
 	info, known := s.layers.byKey[key]
 	if known {
-		if err = os.Rename(s.layerDir(key), gone); err == nil || isGone(err) {
+		if err = s.discardLayer(key); err == nil {
 			delete(s.layers.byKey, key)
-			err = nil
 		}
 	}
 	s.layers.mu.Unlock()
@@ -281,17 +312,6 @@ func (s *Store) sweepLoop() {
 	}
 }
 
-func (s *Store) removeReleased() error {
-	dir := filepath.Join(s.cfg.Root, containersDir)
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), beingRemoved) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
-		}
-	}
-	return err
-}
-
 // dropFoundation removes a foundation unless an image or a layer needs it.
 func (s *Store) dropFoundation(ctx context.Context, chain string) error {
 	s.layers.mu.Lock()
@@ -317,23 +337,28 @@ func (s *Store) dropFoundation(ctx context.Context, chain string) error {
 	return nil
 }
 
+// layer returns a layer. It is not ours if known is false.
+func (s *Store) layer(key string) (info layerInfo, known bool) {
+	s.layers.mu.Lock()
+	defer s.layers.mu.Unlock()
+	info, known = s.layers.byKey[key]
+	return info, known
+}
+
 // layerList returns the layers by key.
 func (s *Store) layerList() map[string]layerInfo {
 	s.layers.mu.Lock()
 	defer s.layers.mu.Unlock()
-	all := make(map[string]layerInfo, len(s.layers.byKey))
-	for key, info := range s.layers.byKey {
-		all[key] = info
-	}
-	return all
+	return maps.Clone(s.layers.byKey)
 }
 
 // layerUsage walks the files of a writable layer.
 func (s *Store) layerUsage(ctx context.Context, key string) (snapshots.Usage, error) {
-	if _, known := s.layerList()[key]; !known {
+	info, known := s.layer(key)
+	if !known {
 		return s.snaps.Usage(ctx, key)
 	}
-	u, err := confs.DiskUsage(ctx, filepath.Join(s.layerDir(key), "fs"))
+	u, err := confs.DiskUsage(ctx, filepath.Join(s.filesOf(key, info), "fs"))
 	if isGone(err) {
 		err = fmt.Errorf("layer %q: %w", key, errdefs.ErrNotFound)
 	}

@@ -343,6 +343,59 @@ func TestImageFsInfo(t *testing.T) {
 	})
 }
 
+// TestSplitImageFileSystem has the containers' writable layers on a file system of their own.
+func TestSplitImageFileSystem(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "containers")
+	mountTmpfs(t, dir, "")
+	d := harness.StartDaemon(t, harness.Set("image.containers_dir", dir))
+	c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+	c.Must("sh", "-c", "dd if=/dev/zero of=/written bs=1M count=3 2>/dev/null")
+	info, err := d.Images().ImageFsInfo(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, containers := info.ImageFilesystems[0], info.ContainerFilesystems[0]
+	if images.FsId.GetMountpoint() != filepath.Join(d.Root, "image") || containers.FsId.GetMountpoint() != dir {
+		t.Errorf("got file systems %v and %v, want those of the root and of %s", images.FsId, containers.FsId, dir)
+	}
+	layers := func() []string {
+		t.Helper()
+		found, err := filepath.Glob(filepath.Join(dir, "tripod-layers", "*", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	if found := layers(); len(found) != 1 {
+		t.Fatalf("layers below %s: got %v, want one", dir, found)
+	}
+	if info, err := os.Stat(filepath.Join(layers()[0], "fs", "written")); err != nil || info.Size() != 3<<20 {
+		t.Errorf("the container's file is not in its layer: %v", err)
+	}
+	harness.Eventually(t, 30*time.Second, func() error {
+		stats, err := d.Runtime().ContainerStats(context.Background(), c.ID)
+		if err != nil {
+			return err
+		}
+		if used := stats.GetWritableLayer(); used.GetUsedBytes().GetValue() < 3<<20 || used.GetFsId().GetMountpoint() != dir {
+			return fmt.Errorf("writable layer: got %v, want 3 MiB on %s", used, dir)
+		}
+		return nil
+	})
+	d.Kill()
+	d.Start()
+	if got := c.Must("stat", "-c", "%s", "/written"); got != "3145728\n" {
+		t.Errorf("size of the file after a restart of the daemon: got %q", got)
+	}
+	c.Remove()
+	harness.Eventually(t, 10*time.Second, func() error {
+		if left := layers(); len(left) > 0 {
+			return fmt.Errorf("layers after the removal: got %v, want none", left)
+		}
+		return nil
+	})
+}
+
 // unruly is a set of registries that misbehave or are unusual, each with its own host name.
 type unruly struct {
 	dir      string

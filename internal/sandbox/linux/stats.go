@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -74,7 +75,7 @@ func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.File
 	}
 	return &runtimeapi.FilesystemUsage{
 		Timestamp:  u.Timestamp.UnixNano(),
-		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: b.cfg.Root},
+		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: cmp.Or(u.Mountpoint, b.cfg.Root)},
 		UsedBytes:  &runtimeapi.UInt64Value{Value: u.Bytes},
 		InodesUsed: &runtimeapi.UInt64Value{Value: u.Inodes},
 	}
