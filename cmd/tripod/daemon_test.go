@@ -258,7 +258,7 @@ func TestStopEndsEventStreams(t *testing.T) {
 	followed, seen := make(chan string, 1), &signalWriter{written: make(chan struct{})}
 	go func() {
 		var errs bytes.Buffer
-		code := run([]string{"events", "--endpoint=" + c.GRPC.Socket}, strings.NewReader(""), seen, &errs)
+		code := run([]string{"events", "-w", "--endpoint=" + c.GRPC.Socket}, strings.NewReader(""), seen, &errs)
 		followed <- fmt.Sprint(code, " ", errs.String())
 	}()
 	// Events before the subscription are not delivered, so make pods until one is.
@@ -267,6 +267,8 @@ func TestStopEndsEventStreams(t *testing.T) {
 		select {
 		case <-seen.written:
 			heard = true
+		case end := <-followed:
+			t.Fatalf("events ended before the daemon stopped: %s", end)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
