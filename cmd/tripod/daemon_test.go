@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +20,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/config"
@@ -255,20 +259,29 @@ func testRemoval(t *testing.T, c *config.Config) {
 func TestStopEndsEventStreams(t *testing.T) {
 	c := fakeNode(t)
 	stop := start(t, c)
-	followed, seen := make(chan string, 1), &signalWriter{written: make(chan struct{})}
+	conn, err := grpc.NewClient("unix://"+c.GRPC.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	events, err := runtimeapi.NewRuntimeServiceClient(conn).GetContainerEvents(t.Context(), &runtimeapi.GetEventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	heard, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
-		var errs bytes.Buffer
-		code := run([]string{"events", "-w", "--endpoint=" + c.GRPC.Socket}, strings.NewReader(""), seen, &errs)
-		followed <- fmt.Sprint(code, " ", errs.String())
+		_, err := events.Recv()
+		close(heard)
+		for ; err == nil; _, err = events.Recv() {
+		}
+		ended <- err
 	}()
 	// Events before the subscription are not delivered, so make pods until one is.
-	for i, heard := 0, false; !heard; i++ {
+	for i, waiting := 0, true; waiting; i++ {
 		must(t, c, "run", testImage, "--host-network", "--name", fmt.Sprint("pod-", i), "--log-dir", t.TempDir())
 		select {
-		case <-seen.written:
-			heard = true
-		case end := <-followed:
-			t.Fatalf("events ended before the daemon stopped: %s", end)
+		case <-heard:
+			waiting = false
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -276,8 +289,8 @@ func TestStopEndsEventStreams(t *testing.T) {
 	if err := stop(); err != nil || time.Since(began) > drainTime/2 {
 		t.Errorf("the daemon ended with %v after %s", err, time.Since(began))
 	}
-	if end := <-followed; !strings.HasPrefix(end, "1 ") || !strings.Contains(end, "the daemon is stopping") {
-		t.Errorf("events ended with %s", end)
+	if err := <-ended; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the daemon is stopping") {
+		t.Errorf("the stream of events ended with %v", err)
 	}
 	stop = start(t, c)
 	if out := must(t, c, "ps"); !strings.Contains(out, "pod-0") {
@@ -291,17 +304,6 @@ func TestStopEndsEventStreams(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-}
-
-// signalWriter signals the first write.
-type signalWriter struct {
-	once    sync.Once
-	written chan struct{}
-}
-
-func (w *signalWriter) Write(p []byte) (int, error) {
-	w.once.Do(func() { close(w.written) })
-	return len(p), nil
 }
 
 // TestLostRecordN7 removes the root directory, as if its disk were not mounted.
