@@ -125,7 +125,7 @@ func (e *endpoint) ask(ctx context.Context, read func(context.Context) error) er
 	case ctx.Err() != nil:
 		return err // the caller gave up
 	case patient && (limited.Err() != nil || status.Code(err) == codes.DeadlineExceeded):
-		return e.setAway(fmt.Errorf("no answer within %s", e.Timeout))
+		return e.setAway(e.silence())
 	case status.Code(err) == codes.Unavailable:
 		return e.setAway(errors.New(status.Convert(err).Message()))
 	}
@@ -204,6 +204,11 @@ func (e *endpoint) unavailable(reason error) error {
 	return fmt.Errorf("delegate %s: %w: %w", e.Name, reason, errdefs.ErrUnavailable)
 }
 
+// silence is the reason of an endpoint that let a call run into the endpoint's timeout.
+func (e *endpoint) silence() error {
+	return fmt.Errorf("no answer within %s", e.Timeout)
+}
+
 // setAway records that the endpoint does not answer, and has it probed at once. It returns the error for the call.
 func (e *endpoint) setAway(reason error) error {
 	e.markAway(reason)
@@ -259,7 +264,11 @@ func (e *endpoint) probe(ctx context.Context) error {
 	reply := &runtimeapi.VersionResponse{}
 	err := e.runtime.Invoke(limited, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, reply, grpc.WaitForReady(true))
 	if err != nil {
-		e.markAway(errors.New(status.Convert(err).Message()))
+		reason := errors.New(status.Convert(err).Message())
+		if status.Code(err) == codes.DeadlineExceeded {
+			reason = e.silence()
+		}
+		e.markAway(reason)
 		return err
 	}
 	e.mu.Lock()
