@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // addGateway adds the gateway of a new IPv4 subnet to the embedded default's bridge, as the bridge's first address. The
@@ -25,7 +27,7 @@ func addGateway(bridge string, subnet netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("find bridge %s: %w", bridge, err)
 	}
-	have, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	have, err := netthread.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("addresses of bridge %s: %w", bridge, err)
 	}

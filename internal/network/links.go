@@ -2,15 +2,20 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // links lists the interfaces of a namespace; "" means the host's. Only opening the netlink socket needs a thread inside
@@ -21,7 +26,7 @@ import (
 func (m *Manager) links(netnsPath string) ([]netlink.Link, error) {
 	var fd int
 	err := inNetns(netnsPath, func() (err error) {
-		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+		fd, err = routeSocket(netthread.AnswerTime)
 		return err
 	})
 	if err != nil {
@@ -41,20 +46,43 @@ func (m *Manager) links(netnsPath string) ([]netlink.Link, error) {
 // dumpBuffers holds buffers for a message of a dump, whose size the kernel limits to 32 KiB.
 var dumpBuffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
 
+// routeSocket opens a netlink socket whose reads fail with EAGAIN if the kernel does not answer in time.
+func routeSocket(timeout time.Duration) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return -1, err
+	}
+	limit := unix.NsecToTimeval(timeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
 // dumpLinks requests all interfaces from a netlink socket. If the list changed during the dump, it returns what it got
-// and netlink.ErrDumpInterrupted.
-func dumpLinks(fd int) (links []netlink.Link, err error) {
+// and netlink.ErrDumpInterrupted, and the socket can be used for another dump.
+func dumpLinks(fd int) ([]netlink.Link, error) {
 	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	if err := unix.Sendto(fd, request.Serialize(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, err
 	}
+	return receiveLinks(fd)
+}
+
+// receiveLinks reads a dump to its end, even if it was interrupted, because the kernel refuses a second dump while the
+// first goes on.
+func receiveLinks(fd int) (links []netlink.Link, err error) {
 	buf := dumpBuffers.Get().(*[32 << 10]byte)
 	defer dumpBuffers.Put(buf)
+	var interrupted error
 	for {
 		n, _, err := unix.Recvfrom(fd, buf[:], 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
+		}
+		if errors.Is(err, unix.EAGAIN) {
+			return nil, fmt.Errorf("no answer from the kernel: %w", os.ErrDeadlineExceeded)
 		}
 		if err != nil {
 			return nil, err
@@ -65,8 +93,11 @@ func dumpLinks(fd int) (links []netlink.Link, err error) {
 		}
 		more, done, err := parseLinks(messages)
 		links = append(links, more...)
+		if errors.Is(err, netlink.ErrDumpInterrupted) {
+			interrupted, err = err, nil
+		}
 		if done || err != nil {
-			return links, err
+			return links, cmp.Or(err, interrupted)
 		}
 	}
 }

@@ -114,7 +114,7 @@ func loopbackUpIn(path string) error {
 
 // loopbackUp sets lo up in the calling thread's network namespace.
 func loopbackUp() error {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := netthread.Handle()
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package builtin
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 
@@ -31,26 +30,16 @@ func inNetns(netns int, fn func(*netlink.Handle) error) error {
 
 // withHandle runs fn with a new netlink handle. Handles are not shared, because a handle serialises its requests.
 func withHandle(fn func(*netlink.Handle) error) error {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := netthread.Handle()
 	if err != nil {
-		return fmt.Errorf("open netlink socket: %w", err)
+		return err
 	}
 	defer handle.Close()
 	return fn(handle)
 }
 
-// retryDump repeats a netlink dump that a concurrent change interrupted.
-func retryDump[T any](dump func() (T, error)) (T, error) {
-	for range 10 {
-		if found, err := dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return found, err
-		}
-	}
-	return dump()
-}
-
 func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netlink.Addr, error) {
-	return retryDump(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
+	return netthread.Dump(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
 }
 
 func notFound(err error) bool {

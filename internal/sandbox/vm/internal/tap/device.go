@@ -132,7 +132,7 @@ func inNetns(ctx context.Context, netns string, fn func(h *netlink.Handle) error
 	}
 	defer unix.Close(target)
 	return netthread.In(target, func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		h, err := netthread.Handle()
 		if err != nil {
 			return err
 		}

@@ -10,6 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // match selects frames that are not forwarded. They have the given protocol and match all keys. Offsets start at the
@@ -122,7 +124,7 @@ func ensureFilters(h *netlink.Handle, in, out netlink.Link, exceptions []match) 
 
 // isForwarding reports whether the filter that forwards frames from the first link to the second exists.
 func isForwarding(h *netlink.Handle, in, out netlink.Link, parent uint32) (bool, error) {
-	have, err := list(func() ([]netlink.Filter, error) { return h.FilterList(in, parent) })
+	have, err := netthread.Dump(func() ([]netlink.Filter, error) { return h.FilterList(in, parent) })
 	if err != nil {
 		return false, fmt.Errorf("list filters of %s: %w", in.Attrs().Name, err)
 	}

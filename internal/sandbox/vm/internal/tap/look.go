@@ -2,7 +2,6 @@ package tap
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // primary is the name of the interface that Kubernetes regards as the pod's.
@@ -20,7 +21,7 @@ const defaultMetric6 = 1024
 
 // readNetwork returns the interfaces of the calling thread's namespace that a guest can take over.
 func readNetwork(h *netlink.Handle) ([]wiring, error) {
-	links, err := list(h.LinkList)
+	links, err := netthread.Dump(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
@@ -108,7 +109,7 @@ func readInterface(h *netlink.Handle, link netlink.Link, routes []netlink.Route)
 
 // addresses returns the link's addresses of a family, oldest first, except IPv6 link-local ones.
 func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netip.Prefix, error) {
-	have, err := list(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
+	have, err := netthread.Dump(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of %s: %w", link.Attrs().Name, err)
 	}
@@ -130,7 +131,7 @@ func mainRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 	var all []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, Type: unix.RTN_UNICAST}
-		some, err := list(func() ([]netlink.Route, error) {
+		some, err := netthread.Dump(func() ([]netlink.Route, error) {
 			return h.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 		})
 		if err != nil {
@@ -193,17 +194,4 @@ func prefixOf(n *net.IPNet) netip.Prefix {
 
 func netOf(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
-// list returns the result of fn. If a concurrent change interrupted fn's dump, list calls fn again and accepts the
-// second result, even if the second dump was interrupted too.
-func list[T any](fn func() ([]T, error)) ([]T, error) {
-	all, err := fn()
-	if errors.Is(err, netlink.ErrDumpInterrupted) {
-		all, err = fn()
-	}
-	if errors.Is(err, netlink.ErrDumpInterrupted) {
-		err = nil
-	}
-	return all, err
 }

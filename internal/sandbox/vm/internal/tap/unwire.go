@@ -9,6 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // Unwire undoes Wire. It removes the taps, even if a hypervisor has them open, and restores the addresses, because CNI
@@ -33,7 +35,7 @@ func Unwire(ctx context.Context, netns, path string) error {
 }
 
 func (r *record) undo(ctx context.Context, h *netlink.Handle) error {
-	links, err := list(h.LinkList)
+	links, err := netthread.Dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list interfaces: %w", err)
 	}

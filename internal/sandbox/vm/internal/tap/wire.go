@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // Fail points between the steps of Wire and Unwire.
@@ -122,7 +123,7 @@ func removeAddresses(h *netlink.Handle, link netlink.Link) error {
 	if err := setDisableIPv6(name, "1"); err != nil {
 		return fmt.Errorf("remove its IPv6 addresses: %w", err)
 	}
-	have, err := list(func() ([]netlink.Addr, error) { return h.AddrList(link, unix.AF_INET) })
+	have, err := netthread.Dump(func() ([]netlink.Addr, error) { return h.AddrList(link, unix.AF_INET) })
 	if err != nil {
 		return fmt.Errorf("list its addresses: %w", err)
 	}
