@@ -5,14 +5,15 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 const (
@@ -35,7 +36,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 // once the client's backlog reaches stream.MaxBacklog, the client is disconnected with errdefs.ErrResourceExhausted.
 // After attach returns, a read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
 func (s *Sessions) attach(ctx context.Context, p sessionPlan, req sandbox.AttachRequest) error {
-	hub, client, err := s.join(p)
+	hub, client, err := s.join(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,7 @@ func (s *Sessions) attach(ctx context.Context, p sessionPlan, req sandbox.Attach
 }
 
 // join adds a client to the run's hub, or to a new hub if no hub accepts clients.
-func (s *Sessions) join(p sessionPlan) (*hub, *stream.OutputQueue, error) {
+func (s *Sessions) join(ctx context.Context, p sessionPlan) (*hub, *stream.OutputQueue, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	previous := make(chan struct{})
@@ -74,7 +75,7 @@ func (s *Sessions) join(p sessionPlan) (*hub, *stream.OutputQueue, error) {
 		}
 		previous = old.disconnected
 	}
-	conn, err := dialAttach(p.Bundle)
+	conn, err := dialAttach(ctx, p.Bundle)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -95,18 +96,11 @@ func (s *Sessions) join(p sessionPlan) (*hub, *stream.OutputQueue, error) {
 // the next client, because its users can end input with Ctrl-D.
 func endsStdin(once, tty bool) bool { return once && !tty }
 
-// dialAttach connects to conmon's attach socket. The socket's path is too long for a socket address, so the address
-// goes through a descriptor of the bundle's directory.
-func dialAttach(bundle string) (*net.UnixConn, error) {
-	dir, err := unix.Open(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// dialAttach connects to conmon's attach socket.
+func dialAttach(ctx context.Context, bundle string) (*net.UnixConn, error) {
+	conn, err := unixsocket.DialPacket(ctx, filepath.Join(bundle, "attach"))
 	if err != nil {
-		return nil, fmt.Errorf("attach: %w", err)
-	}
-	defer unix.Close(dir)
-	name := fmt.Sprintf("/proc/self/fd/%d/attach", dir)
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: name, Net: "unixpacket"})
-	if err != nil {
-		return nil, fmt.Errorf("connect to conmon's attach socket: %w: %w", err, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("attach: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	return conn, nil
 }

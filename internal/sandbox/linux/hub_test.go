@@ -157,7 +157,7 @@ func TestEndOfInputBeforeClose(t *testing.T) {
 	for _, sent := range []bool{true, false} {
 		c := p.container("until test -e /go; do sleep 0.01; done; exec yes", func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }).start()
 		h := c.handle(t)
-		conn, err := dialAttach(r.bundleOf(h))
+		conn, err := dialAttach(t.Context(), r.bundleOf(h))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestEndOfInputBeforeClose(t *testing.T) {
 		s, _ := h.Snapshot()
 		waitBlocked(t, s.Conmon.Pid)
 		conn.Close()
-		if again, err := dialAttach(r.bundleOf(h)); err == nil {
+		if again, err := dialAttach(t.Context(), r.bundleOf(h)); err == nil {
 			for n := 0; n < 2000 && err == nil; n++ {
 				_, err = again.Read(make([]byte, attachPacket))
 			}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // Sessions serves attach sessions in a carrier. It implements sandbox.SessionServer.
@@ -48,7 +50,7 @@ func (Sessions) Attach(ctx context.Context, plan []byte, req sandbox.AttachReque
 	}
 	dialing, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
-	conn, err := dialWorker(dialing, p.WorkerDir, controlSocket)
+	conn, err := unixsocket.Dial(dialing, filepath.Join(p.WorkerDir, controlSocket))
 	if err != nil {
 		return fmt.Errorf("attach: the worker does not answer: %w: %w", err, errdefs.ErrUnavailable)
 	}

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,8 +20,8 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/process"
-	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 var (
@@ -102,7 +101,7 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 		}
 	}()
 	for _, name := range []string{controlSocket, dataSocket} {
-		f, err := listenUnix(w.dir, name)
+		f, err := unixsocket.Listen(filepath.Join(w.dir, name))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -151,29 +150,6 @@ func (k *keeper) undoSpawn(w *worker) error {
 		c.Close()
 	}
 	return errors.Join(k.removeCgroup(w.cgroup), os.RemoveAll(w.dir))
-}
-
-// listenUnix opens a listening socket in a directory. It addresses the socket through a descriptor of the directory,
-// because the path can be too long for a socket address.
-func listenUnix(dir, name string) (*os.File, error) {
-	if err := ledger.RemoveFile(filepath.Join(dir, name)); err != nil {
-		return nil, err
-	}
-	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(at)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/%s", at, name), Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	defer l.Close()
-	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(filepath.Join(dir, name), 0o600); err != nil {
-		return nil, err
-	}
-	return l.File()
 }
 
 // limitProcess sets a worker's resource limits. It disables core files, which would contain guests' data. A limit that

@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 const (
@@ -77,28 +78,13 @@ func newWorker(name, scope, dir string, log *slog.Logger) *worker {
 	}
 }
 
-// dial connects to one of the worker's sockets. It uses a descriptor of the worker's directory, because the socket's
-// path can be too long for a socket address.
+// dial connects to one of the worker's sockets.
 func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
-	conn, err := dialWorker(ctx, w.dir, socket)
+	conn, err := unixsocket.Dial(ctx, filepath.Join(w.dir, socket))
 	if err != nil {
 		return nil, fmt.Errorf("wasm worker %s: %w: %w", w.name, err, errdefs.ErrUnavailable)
 	}
 	return conn, nil
-}
-
-func dialWorker(ctx context.Context, workerDir, socket string) (*net.UnixConn, error) {
-	dir, err := unix.Open(workerDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(dir)
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir, socket))
-	if err != nil {
-		return nil, err
-	}
-	return conn.(*net.UnixConn), nil
 }
 
 // connect opens the connection for orders and events.

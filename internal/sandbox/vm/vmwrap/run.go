@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/fdpass"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // askTimeout bounds the wait for the daemon's answer. The daemon answers soon, because it opened the files before it
@@ -50,7 +50,7 @@ func prepare(ctx context.Context, args, env []string) (emulator string, argv, en
 	})
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	conn, err := machine.Dial(ctx, socket)
+	conn, err := unixsocket.Dial(ctx, socket)
 	if err != nil {
 		return "", nil, nil, fmt.Errorf("connect to the daemon: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 const (
@@ -119,7 +119,7 @@ func (a *Agent) run(ctx context.Context) {
 	defer close(a.done)
 	pause := redial
 	for ctx.Err() == nil {
-		conn, err := machine.Dial(ctx, a.socket)
+		conn, err := unixsocket.Dial(ctx, a.socket)
 		if err == nil {
 			pause = redial
 			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })

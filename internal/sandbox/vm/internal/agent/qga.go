@@ -16,7 +16,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 const (
@@ -141,7 +141,7 @@ func (q *QGA) connect(ctx context.Context) (*qgaConn, error) {
 		return nil, context.Cause(ctx)
 	}
 	c := &qgaConn{agent: q}
-	conn, err := machine.Dial(ctx, q.socket)
+	conn, err := unixsocket.Dial(ctx, q.socket)
 	if err != nil {
 		<-q.busy
 		return nil, err

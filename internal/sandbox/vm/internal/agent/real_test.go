@@ -25,6 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 func TestMain(m *testing.M) { machinetest.Main(m) }
@@ -268,7 +269,7 @@ func realHostRestart(t *testing.T, a *agent.Agent, socket string) {
 		t.Errorf("Exec of a closed agent: error = %v, want ErrUnavailable", err)
 	}
 	for _, rest := range []string{"\x05half a frame", "\x00\x01\x02\x03\x00", strings.Repeat("x", 100_000)} {
-		c, err := machine.Dial(t.Context(), socket)
+		c, err := unixsocket.Dial(t.Context(), socket)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // TestNoAgent: without an agent in the guest, or without a machine, operations fail immediately, and the error says
@@ -68,7 +68,7 @@ func TestHostsInTurn(t *testing.T) {
 		if err := <-failed; !errdefs.IsUnavailable(err) {
 			t.Errorf("Exec of a closed agent: error = %v, want ErrUnavailable", err)
 		}
-		c, err := machine.Dial(t.Context(), path)
+		c, err := unixsocket.Dial(t.Context(), path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
 	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // vncDir is a directory in Definition.Dir that belongs to QEMU's user, because QEMU creates the VNC socket itself.
@@ -203,7 +204,7 @@ func (l *launch) openConsoles(_ context.Context, _ *Driver, def machine.Definiti
 		sockets = append(sockets, machine.SessionSockets[:]...)
 	}
 	for i, name := range sockets {
-		socket, err := machine.Listen(filepath.Join(def.Dir, name))
+		socket, err := unixsocket.Listen(filepath.Join(def.Dir, name))
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // layout is the content of Config.Dir. Root owns it, and every user can enter its directories:
@@ -92,7 +93,7 @@ func (l layout) socket() string { return filepath.Join(l.dir, "tap.sock") }
 
 // listen makes the socket of the tap service. Every user can connect; grant checks each request.
 func (l layout) listen() (*net.UnixListener, error) {
-	file, err := machine.Listen(l.socket())
+	file, err := unixsocket.Listen(l.socket())
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // TestLibvirtdIsAway: without libvirtd, machines run and can be killed. Their ends are reported once it is back.
@@ -163,7 +164,7 @@ func TestShares(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(d.Shares[1].Path, "new"))
 	console.Type("%s", machinetest.MapOwners("mapped"))
 	machinetest.CheckMapped(t, d, mapped)
-	conn, err := machine.Dial(t.Context(), filepath.Join(d.Dir, "vnc", "vnc.sock"))
+	conn, err := unixsocket.Dial(t.Context(), filepath.Join(d.Dir, "vnc", "vnc.sock"))
 	require.NoError(t, err)
 	hello := make([]byte, 12)
 	_, err = conn.Read(hello)

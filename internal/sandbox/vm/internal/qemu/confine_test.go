@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // TestConfined: QEMU has no privileges, cannot gain any, and has only the descriptors that it was given.
@@ -82,7 +83,7 @@ func TestConfined(t *testing.T) {
 			t.Errorf("QEMU has descriptor %s, %s, want none besides its own files", fd.Name(), target)
 		}
 	}
-	vnc, err := machine.Dial(t.Context(), filepath.Join(d.Dir, vncDir, "vnc.sock"))
+	vnc, err := unixsocket.Dial(t.Context(), filepath.Join(d.Dir, vncDir, "vnc.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // haltedMachine returns a machine whose boot sector only halts. It ignores the power button.
@@ -82,7 +83,7 @@ func TestV1MonitorSilent(t *testing.T) {
 	l, d := s.Begin(t), haltedMachine(t, s)
 	start(t, l, d)
 	l.Close()
-	other, err := machine.Dial(t.Context(), filepath.Join(d.Dir, monitorSocket))
+	other, err := unixsocket.Dial(t.Context(), filepath.Join(d.Dir, monitorSocket))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 const vhostNet = "/dev/vhost-net"
@@ -48,7 +49,7 @@ func openAll(ctx context.Context, d machine.Definition, files []inherited, from 
 func openOne(ctx context.Context, d machine.Definition, f inherited, from openers) (*os.File, error) {
 	switch f.Kind {
 	case kindSocket:
-		return machine.Listen(f.Path)
+		return unixsocket.Listen(f.Path)
 	case kindPipe:
 		return machine.MakePipe(f.Path)
 	case kindRead, kindWrite:

@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 const killSignal = unix.SIGKILL
@@ -137,7 +138,7 @@ func (r *run) whileAlive(parent context.Context) (context.Context, context.Cance
 
 // connect dials the monitor and negotiates capabilities.
 func (r *run) connect(ctx context.Context) error {
-	conn, err := machine.Dial(ctx, r.socket)
+	conn, err := unixsocket.Dial(ctx, r.socket)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/confine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // ProgramName is the file name of virtiofsd.
@@ -175,11 +176,11 @@ func fileLimit() uint64 {
 // will accept.
 func (o Options) connection(ctx context.Context) (listener, conn *os.File, err error) {
 	path := filepath.Join(o.Dir, SocketName)
-	if listener, err = machine.Listen(path); err != nil {
+	if listener, err = unixsocket.Listen(path); err != nil {
 		return nil, nil, err
 	}
 	var dialled *net.UnixConn
-	if dialled, err = machine.Dial(ctx, path); err == nil {
+	if dialled, err = unixsocket.Dial(ctx, path); err == nil {
 		conn, err = dialled.File()
 		dialled.Close()
 	}

@@ -1,4 +1,4 @@
-package machine_test
+package unixsocket_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // TestSocketsOfLongPaths: Listen and Dial work for a path that does not fit in an address. Listen replaces a socket.
@@ -19,13 +19,13 @@ func TestSocketsOfLongPaths(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, machine.AgentSocket)
+	path := filepath.Join(dir, "agent.sock")
 	for range 2 {
-		f, err := machine.Listen(path)
+		f, err := unixsocket.Listen(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := machine.Dial(context.Background(), path)
+		c, err := unixsocket.Dial(context.Background(), path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,13 +42,13 @@ func TestSocketsOfLongPaths(t *testing.T) {
 		l.Close()
 		f.Close()
 	}
-	if _, err := machine.Dial(context.Background(), path); !errdefs.IsUnavailable(err) {
+	if _, err := unixsocket.Dial(context.Background(), path); !errdefs.IsUnavailable(err) {
 		t.Errorf("Dial of a closed socket: got error %v, want ErrUnavailable", err)
 	}
-	if _, err := machine.Dial(context.Background(), filepath.Join(dir, "none")); !errdefs.IsUnavailable(err) {
+	if _, err := unixsocket.Dial(context.Background(), filepath.Join(dir, "none")); !errdefs.IsUnavailable(err) {
 		t.Errorf("Dial of a missing socket: got error %v, want ErrUnavailable", err)
 	}
-	if _, err := machine.Dial(context.Background(), filepath.Join(dir, "none", "none")); !errdefs.IsUnavailable(err) {
+	if _, err := unixsocket.Dial(context.Background(), filepath.Join(dir, "none", "none")); !errdefs.IsUnavailable(err) {
 		t.Errorf("Dial in a missing directory: got error %v, want ErrUnavailable", err)
 	}
 }
