@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -19,7 +18,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -27,6 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 const (
@@ -188,38 +187,26 @@ func (d *Dispatcher) command() []string {
 func (d *Dispatcher) order(ctx context.Context, order string, answer any) ([]*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, orderTime)
 	defer cancel()
-	var files []*os.File
-	err := d.atSocket(func(path string) error {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-		if err != nil {
-			return err
-		}
-		files, err = fdpass.Call(ctx, conn.(*net.UnixConn), carrierOrder{order}, answer)
-		return err
-	})
-	return files, err
+	conn, err := unixsocket.Dial(ctx, d.controlSocket())
+	if err != nil {
+		return nil, err
+	}
+	return fdpass.Call(ctx, conn, carrierOrder{order}, answer)
 }
 
-// atSocket calls f with a path to the control socket that fits into a socket address.
-func (d *Dispatcher) atSocket(f func(path string) error) error {
-	dir, err := unix.Open(d.config.Dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(dir)
-	return f(fmt.Sprintf("/proc/self/fd/%d/carrier.sock", dir))
-}
+func (d *Dispatcher) controlSocket() string { return filepath.Join(d.config.Dir, "carrier.sock") }
 
 // Serve watches the carriers until ctx ends. It replaces a carrier that died, so that unused URLs stay valid.
 func (d *Dispatcher) Serve(ctx context.Context) error {
 	d.replace(ctx)
 	for {
 		d.mu.Lock()
-		var dead chan struct{}
-		if d.carrier != nil {
-			dead = d.carrier.Dead
-		}
+		watched := d.carrier
 		d.mu.Unlock()
+		var dead chan struct{}
+		if watched != nil {
+			dead = watched.Dead
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -227,15 +214,22 @@ func (d *Dispatcher) Serve(ctx context.Context) error {
 			continue
 		case <-dead:
 		}
-		d.mu.Lock()
-		d.carrier = nil
-		d.mu.Unlock()
+		d.forget(watched)
 		d.config.Planner.ReapSessions(ctx)
 		select {
 		case <-time.After(restartPause):
 			d.replace(ctx)
 		case <-ctx.Done():
 		}
+	}
+}
+
+// forget forgets a dead carrier, unless a new URL has already started another one.
+func (d *Dispatcher) forget(dead *process.Process) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.carrier == dead {
+		d.carrier = nil
 	}
 }
 
@@ -305,7 +299,7 @@ func (d *Dispatcher) start(ctx context.Context) (*process.Process, error) {
 		return nil, err
 	}
 	defer listener.Close()
-	control, err := d.listenControl()
+	control, err := unixsocket.Listen(d.controlSocket()) // a draining carrier, whose socket it replaces, needs no orders
 	if err != nil {
 		return nil, err
 	}
@@ -329,10 +323,10 @@ func (d *Dispatcher) start(ctx context.Context) (*process.Process, error) {
 	}
 	p, err := process.Open(cmd.Process.Pid)
 	go func() { _ = cmd.Wait() }() // reaps it
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = awaitReady(ctx, ready)
 	}
-	if err := awaitReady(ctx, ready); err != nil {
+	if err != nil {
 		_ = cmd.Process.Kill()
 		return nil, err
 	}
@@ -349,27 +343,6 @@ func awaitReady(ctx context.Context, ready *os.File) error {
 		return fmt.Errorf("it ended before it was ready, its log says why: %w", cmp.Or(context.Cause(ctx), err))
 	}
 	return nil
-}
-
-// listenControl replaces the control socket. A draining carrier needs no orders.
-func (d *Dispatcher) listenControl() (file *os.File, err error) {
-	err = d.atSocket(func(path string) error {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		if err != nil {
-			return err
-		}
-		defer l.Close()
-		l.SetUnlinkOnClose(false)
-		if err := os.Chmod(path, 0o600); err != nil {
-			return err
-		}
-		file, err = l.File()
-		return err
-	})
-	return file, err
 }
 
 // carrierEnv returns the daemon's environment without the variables by which service managers address the daemon.

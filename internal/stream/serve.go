@@ -34,16 +34,17 @@ func (s *Server) routes() http.Handler {
 // handle returns a handler that redeems a token and serves its session.
 func (s *Server) handle(kind string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		req, rt, ok := s.redeem(kind, r.PathValue("token"))
-		if !ok {
-			http.Error(w, fmt.Sprintf("no such %s session: its URL works once, within %s", kind, s.config.TokenTTL), http.StatusNotFound)
-			return
-		}
-		if !s.enter() {
+		if !s.enter() { // before the token is redeemed: it stays valid for another carrier
 			http.Error(w, errServerClosed.Error(), http.StatusServiceUnavailable)
 			return
 		}
 		defer s.open.Add(-1)
+		req, rt, ok := s.redeem(kind, r.PathValue("token"))
+		if !ok {
+			s.sessions.Done()
+			http.Error(w, fmt.Sprintf("no such %s session: its URL works once, within %s", kind, s.config.TokenTTL), http.StatusNotFound)
+			return
+		}
 		start := time.Now()
 		switch req := req.(type) {
 		case *runtimeapi.ExecRequest:

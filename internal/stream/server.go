@@ -78,8 +78,9 @@ type Server struct {
 
 	mu       sync.Mutex // held to start a session and to cancel ctx, so that no session starts after the cancellation
 	sessions sync.WaitGroup
-	open     atomic.Int64 // sessions that have not ended
-	draining atomic.Bool  // Drain was called
+	open     atomic.Int64  // sessions that have not ended
+	draining atomic.Bool   // Drain was called
+	drained  chan struct{} // closed by Drain when no more sessions can begin
 }
 
 // redeemer returns the request that a token was issued for, and the runtime that serves it. It returns false if the
@@ -123,6 +124,7 @@ func newServer(config Config, listener net.Listener, redeem redeemer) *Server {
 		log:      config.Logger.With("component", "stream"),
 		redeem:   redeem,
 		listener: config.Connections.Listener(listener),
+		drained:  make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.http = config.Connections.HTTPServer(s.routes())
@@ -166,6 +168,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("streaming server on %s: %w", s.Addr(), err), s.Close())
 	}
 	if s.draining.Load() {
+		<-s.drained
 		s.sessions.Wait()
 	}
 	return s.Close()
@@ -173,9 +176,14 @@ func (s *Server) Serve(ctx context.Context) error {
 
 // Drain stops listening. Serve then returns as soon as all sessions have ended.
 func (s *Server) Drain() {
-	s.draining.Store(true)
-	// Shutdown closes the listener at once. Its wait is for connections whose request has not arrived yet.
-	go func() { _ = s.http.Shutdown(s.ctx) }()
+	if s.draining.Swap(true) {
+		return
+	}
+	go func() {
+		defer close(s.drained)
+		// Shutdown closes the listener at once. Its wait is for connections whose request has not arrived yet.
+		_ = s.http.Shutdown(s.ctx)
+	}()
 }
 
 // Close stops listening and ends all sessions. It waits up to closeWait for the sessions to end, and no longer, because
