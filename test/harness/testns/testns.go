@@ -209,11 +209,15 @@ func exitCode(ws syscall.WaitStatus) int {
 
 // remove removes the cgroups and the directory. All processes of the run must have ended before.
 func (w *world) remove() error {
+	return errors.Join(RemoveCgroup(w.cgroup), os.RemoveAll(w.dir), w.lock.Close())
+}
+
+// RemoveCgroup removes a cgroup and its descendants in every hierarchy. Their processes must have ended before.
+func RemoveCgroup(path string) error {
 	var errs []error
 	for _, root := range CgroupRoots() {
-		errs = append(errs, removeCgroup(filepath.Join(root, w.cgroup)))
+		errs = append(errs, removeCgroup(filepath.Join(root, path)))
 	}
-	errs = append(errs, os.RemoveAll(w.dir), w.lock.Close())
 	return errors.Join(errs...)
 }
 

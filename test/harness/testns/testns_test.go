@@ -3,6 +3,7 @@ package testns
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestMain makes this test binary act as testns: if runEnv is set, it runs its arguments in a new world.
@@ -153,4 +156,52 @@ func startAndReadLine(t *testing.T, c *exec.Cmd) string {
 		t.Fatal(err)
 	}
 	return strings.TrimSpace(line)
+}
+
+// TestNested checks that nested namespaces have their own processes, mounts, network and name, and that Kill ends them.
+func TestNested(t *testing.T) {
+	if !Inside() {
+		c := exec.Command("/proc/self/exe", "/proc/self/exe", "-test.run=^TestNested$")
+		c.Env = append(os.Environ(), runEnv+"=strict")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	n, err := Nest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first *exec.Cmd
+	err = n.Do(func() error {
+		first = exec.Command("sleep", "1000")
+		if err := errors.Join(unix.Sethostname([]byte("nested")), os.WriteFile("/run/nested", nil, 0o600), first.Start()); err != nil {
+			return err
+		}
+		out, err := exec.Command("sh", "-c", "hostname; ls /run; ps -o comm= -e; ip -o link | wc -l").CombinedOutput()
+		if got, want := strings.Join(strings.Fields(string(out)), " "), "nested nested exe sleep sleep sh ps 1"; got != want {
+			t.Errorf("hostname, /run, processes and links: got %s, want %s", got, want)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name, _ := os.Hostname(); name == "nested" {
+		t.Error("the nested namespaces' name is the world's as well")
+	}
+	if _, err := os.Stat("/run/nested"); err == nil {
+		t.Error("the nested namespaces' /run is the world's as well")
+	}
+	ended := make(chan error)
+	go func() { ended <- first.Wait() }()
+	if err := n.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil || err.Error() != "signal: killed" {
+		t.Errorf("process in killed namespaces: got %v, want signal: killed", err)
+	}
+	if err := n.Do(func() error { return nil }); err == nil {
+		t.Error("Do in killed namespaces: got no error")
+	}
 }
