@@ -6,4 +6,4 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-func TestMain(m *testing.M) { kube.Main(m) }
+func TestMain(m *testing.M) { kube.Main(m, 1) }

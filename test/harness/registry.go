@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -72,13 +73,23 @@ func startRegistry() (*RegistryServer, error) {
 	if err := os.CopyFS(storage, os.DirFS(filepath.Join(Root(), "build", "images", "registry"))); err != nil {
 		return nil, err
 	}
-	s, err := registry.Start(context.Background(), storage, "127.0.0.1:0")
+	s, err := registry.Start(context.Background(), storage, "0.0.0.0:0")
 	if err != nil {
 		return nil, err
 	}
-	r := &RegistryServer{Addr: s.Addr, HostsDir: filepath.Join(Dir(), "certs.d"), server: s}
-	return r, registry.WriteHosts(r.HostsDir, r.Addr)
+	r := &RegistryServer{HostsDir: filepath.Join(Dir(), "certs.d"), server: s}
+	r.Addr = r.at("127.0.0.1")
+	return r, r.WriteHosts(r.HostsDir, "127.0.0.1")
 }
+
+func (r *RegistryServer) at(ip string) string {
+	_, port, _ := net.SplitHostPort(r.server.Addr)
+	return net.JoinHostPort(ip, port)
+}
+
+// WriteHosts writes a directory with a hosts.toml that makes the registry, at one of the world's addresses, the mirror
+// of every registry.
+func (r *RegistryServer) WriteHosts(dir, ip string) error { return registry.WriteHosts(dir, r.at(ip)) }
 
 // CloseRegistry stops the registry. Main and Enter call it.
 func CloseRegistry() {

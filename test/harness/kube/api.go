@@ -5,15 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os/exec"
 	"strings"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
 )
@@ -55,23 +52,6 @@ func (c *Cluster) Get(path string, into any) error {
 	return json.Unmarshal(body, into)
 }
 
-// NodeReady returns nil if the node is ready and has no taints.
-func (c *Cluster) NodeReady() error {
-	var node corev1.Node
-	if err := c.Get("/api/v1/nodes/"+NodeName, &node); err != nil {
-		return err
-	}
-	if len(node.Spec.Taints) > 0 {
-		return fmt.Errorf("the node has taints: %v", node.Spec.Taints)
-	}
-	for _, cond := range node.Status.Conditions {
-		if cond.Type == corev1.NodeReady && cond.Status == corev1.ConditionTrue {
-			return nil
-		}
-	}
-	return fmt.Errorf("the node is not ready: %v", node.Status.Conditions)
-}
-
 // KubectlCommand returns a command, not started yet, that runs kubectl as the administrator.
 func (c *Cluster) KubectlCommand(args ...string) *exec.Cmd {
 	return exec.Command(c.programs+"/kubectl", append([]string{"--kubeconfig", c.Kubeconfig()}, args...)...)
@@ -87,28 +67,19 @@ func (c *Cluster) Kubectl(stdin string, args ...string) (string, error) {
 	return output(k)
 }
 
-// Tripod runs the tripod command against the node's daemon.
-func (c *Cluster) Tripod(args ...string) (string, error) {
-	bin, err := harness.Binary()
-	if err != nil {
-		return "", err
-	}
-	return output(exec.Command(bin, args...))
-}
-
-// sandbox is a pod as Tripod lists it.
-type sandbox struct {
+// Sandbox is a pod as Tripod lists it.
+type Sandbox struct {
 	Metadata struct{ Name, Namespace string }
 	State    string
 }
 
-// sandboxes returns Tripod's pods.
-func (c *Cluster) sandboxes() ([]sandbox, error) {
-	out, err := c.Tripod("pods", "-o", "json")
+// Sandboxes returns the pods of the node's daemon, including those that have ended.
+func (n *Node) Sandboxes() ([]Sandbox, error) {
+	out, err := n.Tripod("pods", "-o", "json")
 	if err != nil {
 		return nil, err
 	}
-	var list struct{ Items []sandbox }
+	var list struct{ Items []Sandbox }
 	err = json.Unmarshal([]byte(out), &list)
 	return list.Items, err
 }
@@ -131,9 +102,4 @@ func (c *Cluster) applyRuntimeClasses() error {
 	}
 	_, err = c.Kubectl(strings.Join(classes, "---\n"), "apply", "-f", "-")
 	return err
-}
-
-// RestartKubelet stops the kubelet and starts it with its original configuration and the given changes.
-func (c *Cluster) RestartKubelet(change ...map[string]any) error {
-	return errors.Join(c.Kubelet.Stop(), c.writeKubeletConfig(change...), c.Kubelet.Start())
 }

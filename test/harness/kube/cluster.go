@@ -4,28 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/tripod-run/tripod/test/harness"
-
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// Name and addresses of the node. 192.0.2.0/24 is reserved for documentation, so it is not in use.
+// Names and addresses. 192.0.2.0/24 is reserved for documentation, so it is not in use. NodeName and NodeIP are those
+// of the first node, on which the programs run that control the cluster.
 const (
 	NodeName = "node1"
 	NodeIP   = "192.0.2.10"
 
 	PodCIDR      = "10.244.0.0/16"
 	ServiceCIDR  = "10.96.0.0/16"
-	apiServiceIP = "10.96.0.1" // the address of the Service kubernetes
+	apiServiceIP = "10.96.0.1"  // the address of the Service kubernetes
+	dnsServiceIP = "10.96.0.10" // the address of the Service kube-dns
 
 	serverURL = "https://" + NodeIP + ":6443"
 	etcdURL   = "http://127.0.0.1:2379"
@@ -36,22 +37,23 @@ var gateway = net.IPv4(192, 0, 2, 1)
 // readyTimeout bounds the start of a program or the node on a busy host.
 const readyTimeout = 2 * time.Minute
 
-// Cluster is a cluster of one node.
+// Cluster is a cluster of one or more nodes.
 type Cluster struct {
-	// Dir is the directory of the cluster's files.
-	Dir string
-	// Programs of the cluster, in the order of their start.
-	Etcd, APIServer, ControllerManager, Scheduler, Daemon, Kubelet, Proxy *Process
+	// Node is the first node. The directory of its files is also the cluster's.
+	*Node
+	// Nodes are all nodes.
+	Nodes []*Node
+	// Programs of the cluster, which run on the first node, in the order of their start.
+	Etcd, APIServer, ControllerManager, Scheduler *Process
 
 	programs string // the directory of Kubernetes' programs
+	addons   string // the directory of the programs of a cluster with several nodes
 	identity identity
 	api      *http.Client
-	kubelet  map[string]any // the kubelet's configuration
-	before   harness.Resources
 }
 
 // Programs returns the directory of Kubernetes' programs. It returns an error if a program is missing. If the set "e2e"
-// of hack/kube.sh is given, the programs of that set must exist too.
+// of hack/kube.sh is given, the programs of that set must exist too; for "cluster" it returns the directory of that set.
 func Programs(set ...string) (string, error) {
 	c := exec.Command(filepath.Join(harness.Root(), "hack", "kube.sh"), append([]string{"check"}, set...)...)
 	out, err := c.CombinedOutput()
@@ -61,16 +63,32 @@ func Programs(set ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Start starts the cluster and returns when its node is ready. A world can have only one cluster. On error, nothing is
-// left running.
-func Start() (*Cluster, error) {
+// Start starts a cluster with the given number of nodes and returns when they are ready. A world can have only one
+// cluster. On error, nothing is left running.
+func Start(nodes int) (*Cluster, error) {
 	programs, err := Programs()
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Dir: filepath.Join(harness.Dir(), "cluster"), programs: programs}
+	c := &Cluster{programs: programs}
+	if nodes > 1 {
+		if c.addons, err = Programs("cluster"); err != nil {
+			return nil, err
+		}
+	}
+	for i := range nodes {
+		n := &Node{
+			Name: fmt.Sprint("node", i+1), IP: fmt.Sprint("192.0.2.", 10+i),
+			Dir: filepath.Join(harness.Dir(), "cluster"), cluster: c,
+		}
+		if i > 0 {
+			n.Dir = filepath.Join(n.Dir, n.Name)
+		}
+		c.Nodes = append(c.Nodes, n)
+	}
+	c.Node = c.Nodes[0]
 	if err := c.prepare(); err != nil {
-		return nil, fmt.Errorf("prepare the node: %w", err)
+		return nil, errors.Join(fmt.Errorf("prepare the nodes: %w", err), c.end())
 	}
 	if err := c.start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("start the cluster: %w", err), c.Stop())
@@ -79,111 +97,118 @@ func Start() (*Cluster, error) {
 }
 
 // prepare sets up the files and kernel objects that the programs need.
-func (c *Cluster) prepare() error {
-	if err := os.Mkdir(c.Dir, 0o755); err != nil {
-		return err
-	}
-	registry, err := harness.OpenRegistry()
-	if err != nil {
-		return err
-	}
-	if c.identity, err = newIdentity(c.path("pki")); err != nil {
+func (c *Cluster) prepare() (err error) {
+	if c.identity, err = newIdentity(c.path("pki"), c.Nodes); err != nil {
 		return err
 	}
 	c.api = c.identity.client()
-	tripod, err := harness.Binary()
-	if err != nil {
-		return err
+	c.defineControlPlane()
+	for i, n := range c.Nodes {
+		if i > 0 {
+			if err := n.nest(); err != nil {
+				return err
+			}
+		}
+		if err := n.prepare(); err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
 	}
-	c.defineProcesses(tripod)
-	err = errors.Join(prepareNode(c.Dir), c.writeDaemonConfig(registry.HostsDir), c.writeKubeletConfig())
-	c.before = harness.Snapshot(nil)
-	return err
+	for _, n := range c.Nodes {
+		if n.before, err = n.snapshot(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (c *Cluster) path(name string) string { return filepath.Join(c.Dir, name) }
+// runsElsewhere reports whether a process, "PID@STARTTIME COMMAND" in the first node's namespaces, runs in the PID
+// namespace of another node, which is nested in the first node's.
+func (c *Cluster) runsElsewhere(process string, _ int) bool {
+	pid, _, _ := strings.Cut(process, "@")
+	space, _ := os.Readlink("/proc/" + pid + "/ns/pid")
+	return slices.ContainsFunc(c.Nodes, func(n *Node) bool {
+		if n.own == nil {
+			return false
+		}
+		nested, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.own.Pid()))
+		return err == nil && nested == space
+	})
+}
+
+// registryHosts returns the directory that makes the tests' registry the mirror of all registries, for every node.
+func (c *Cluster) registryHosts() (string, error) {
+	r, err := harness.OpenRegistry()
+	if err != nil {
+		return "", err
+	}
+	dir := c.path("certs.d")
+	return dir, r.WriteHosts(dir, NodeIP)
+}
 
 func (c *Cluster) start() error {
-	if err := c.Etcd.Start(); err != nil {
-		return err
-	}
-	// The API server retries until etcd runs; the daemon needs neither.
-	if err := errors.Join(c.APIServer.Start(), c.Daemon.Start()); err != nil {
+	// The API server retries until etcd runs.
+	if err := errors.Join(c.Etcd.Start(), c.APIServer.Start()); err != nil {
 		return err
 	}
 	serverReady := func() error { _, err := c.read(context.Background(), "/readyz"); return err }
 	if err := c.await(c.APIServer, "answers readyz", serverReady); err != nil {
 		return err
 	}
-	for _, p := range []*Process{c.ControllerManager, c.Scheduler, c.Kubelet, c.Proxy} {
-		if err := p.Start(); err != nil {
+	if err := errors.Join(c.ControllerManager.Start(), c.Scheduler.Start(), c.applyRuntimeClasses()); err != nil {
+		return err
+	}
+	if c.flannel() {
+		if err := c.applyAddons(); err != nil {
 			return err
 		}
 	}
-	if err := c.applyRuntimeClasses(); err != nil {
-		return err
+	var errs []error
+	for _, n := range c.Nodes {
+		errs = append(errs, n.start())
 	}
-	if err := c.await(c.Kubelet, "has a ready node", c.NodeReady); err != nil {
-		return err
-	}
-	return c.await(c.Kubelet, "passes the pod CIDR to the runtime", c.podCIDRPassed)
-}
-
-// podCIDRPassed returns nil if the kubelet has passed the pod CIDR to the runtime. Until then, pods would get addresses
-// from the runtime's own range.
-func (c *Cluster) podCIDRPassed() error {
-	if c.Kubelet.Grep("newPodCIDR=", 1) == "" {
-		return errors.New("its log does not mention newPodCIDR")
-	}
-	return nil
-}
-
-// await waits for a condition of a program. It fails early if the program has ended.
-func (c *Cluster) await(p *Process, what string, cond func() error) error {
-	err := until.Poll(readyTimeout, func() error {
-		if failures := p.failures(); len(failures) > 0 {
-			return nil
+	for _, n := range c.Nodes {
+		if err := errors.Join(errs...); err != nil {
+			return err
 		}
-		return cond()
-	})
-	if failures := p.failures(); len(failures) > 0 {
-		err = errors.New(strings.Join(failures, "; "))
+		errs = append(errs, n.awaitReady())
 	}
-	if err != nil {
-		return fmt.Errorf("%[1]s %[3]s: not within %[2]v: %[4]w\n%[5]s", p.Name, readyTimeout, what, err, p.Tail(30))
+	if c.flannel() {
+		errs = append(errs, c.awaitDNS())
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// WaitRuntime waits until the daemon answers, for example after a restart.
-func (c *Cluster) WaitRuntime() error {
-	return c.await(c.Daemon, "answers", func() error {
-		_, err := c.Tripod("info")
-		return err
-	})
-}
+// flannel reports whether flannel connects the nodes. The only node of a cluster uses the network that the daemon has
+// built in.
+func (c *Cluster) flannel() bool { return len(c.Nodes) > 1 }
 
-// Drain waits until the kubelet, which cleans up once a minute, has removed the last pod and its logs from the node.
+// Drain waits until the kubelets, which clean up once a minute, have removed the last pod and its logs from the nodes.
 // The pods must already be deleted.
 func (c *Cluster) Drain() error {
-	return until.Poll(readyTimeout, func() error {
-		pods, err := c.sandboxes()
-		if err == nil && len(pods) > 0 {
-			err = fmt.Errorf("%d pods are still on the node: %+v", len(pods), pods)
-		}
-		logs, _ := filepath.Glob("/var/log/pods/*")
-		if len(logs) > 0 {
-			err = errors.Join(err, fmt.Errorf("logs are still on the node: %v", logs))
-		}
-		return err
-	})
+	var errs []error
+	if c.flannel() {
+		errs = append(errs, c.deleteAddons())
+	}
+	for _, n := range c.Nodes {
+		errs = append(errs, until.Poll(readyTimeout, n.drained))
+	}
+	return errors.Join(errs...)
 }
 
 // Stop stops the cluster, clients before servers. Its error names programs that had already ended, or did not end in
 // time.
-func (c *Cluster) Stop() error {
+func (c *Cluster) Stop() error { return errors.Join(c.stopPrograms(), c.end()) }
+
+func (c *Cluster) stopPrograms() error {
+	var clients, daemons []*Process
+	for _, n := range c.Nodes {
+		clients, daemons = append(clients, n.Proxy, n.Kubelet), append(daemons, n.Daemon)
+		if n.Flannel != nil {
+			clients = append(clients, n.Flannel)
+		}
+	}
 	var errs []error
-	for _, p := range []*Process{c.Proxy, c.Kubelet, c.Scheduler, c.ControllerManager, c.Daemon, c.APIServer, c.Etcd} {
+	for _, p := range slices.Concat(clients, []*Process{c.Scheduler, c.ControllerManager}, daemons, []*Process{c.APIServer, c.Etcd}) {
 		errs = append(errs, p.Stop())
 		for _, end := range p.failures() {
 			errs = append(errs, fmt.Errorf("%s\n%s", end, p.Tail(30)))
@@ -192,14 +217,24 @@ func (c *Cluster) Stop() error {
 	return errors.Join(append(errs, harness.EndCarriers("/run/tripod"))...)
 }
 
-// Leaks returns an error that names what a stopped cluster has left in the world.
+// end removes the namespaces of the nodes that have their own.
+func (c *Cluster) end() error {
+	var errs []error
+	for _, n := range c.Nodes {
+		if n.own != nil {
+			errs = append(errs, n.own.Kill())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Leaks returns an error that names what the nodes of a stopped cluster have left.
 func (c *Cluster) Leaks() error {
-	return until.Poll(5*time.Second, func() error {
-		after := harness.Snapshot(nil)
-		maps.DeleteFunc(after.Mounts, func(name string, _ int) bool {
-			// These mounts of the daemon exist while the node is up, so they are not leaks.
-			return strings.HasPrefix(name, "/run/tripod ") || strings.HasPrefix(name, "/run/tripod/netns ")
-		})
-		return c.before.Leaks(after)
-	})
+	var errs []error
+	for _, n := range c.Nodes {
+		if err := n.leaks(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", n.Name, err))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -15,27 +15,63 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// prepareNode sets up what a kubelet expects on a node: an address with a default route, the node's name, a directory
+// bridgeName is the bridge that connects the nodes. It has the first node's address. Without other nodes it has no
+// ports, so it sends no packets.
+const bridgeName = "node0"
+
+// prepareHost sets up what a kubelet expects on a node: an address with a default route, the nodes' names, a directory
 // for logs, a cgroup, and kernel settings.
-func prepareNode(dir string) error {
-	return errors.Join(addAddress(), mountFiles(dir), overlaySysctls(dir), makeCgroups(kubeCgroup()))
+func (n *Node) prepareHost() error {
+	sysctls := func() error { return overlaySysctls(n.Dir) }
+	return errors.Join(n.addLink(), n.mountFiles(), n.do(sysctls), makeCgroups(n.kubeCgroup()))
 }
 
-// addAddress adds a bridge with the node's address and the default route. The bridge has no ports, so it sends no
-// packets.
-func addAddress() error {
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "node0"}}
-	addr, err := netlink.ParseAddr(NodeIP + "/24")
+// addLink adds the network interface of the node, with its address and the default route.
+func (n *Node) addLink() error {
+	if n.own != nil {
+		return errors.Join(n.plugIn(), n.own.Do(func() error {
+			link, err := netlink.LinkByName(n.Name)
+			if err != nil {
+				return err
+			}
+			return errors.Join(unix.Sethostname([]byte(n.Name)), n.setUp(link))
+		}))
+	}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeName}}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("add bridge %s: %w", bridgeName, err)
+	}
+	return n.setUp(bridge)
+}
+
+// plugIn connects the node's own namespaces to the bridge by a pair of interfaces that are both named after the node.
+func (n *Node) plugIn() error {
+	bridge, err := netlink.LinkByName(bridgeName)
 	if err != nil {
 		return err
 	}
-	if err := netlink.LinkAdd(bridge); err != nil {
-		return fmt.Errorf("add bridge node0: %w", err)
+	if old, err := netlink.LinkByName(n.Name); err == nil { // of the killed node, whose namespaces the kernel is removing
+		_ = netlink.LinkDel(old)
 	}
-	if err := errors.Join(netlink.AddrAdd(bridge, addr), netlink.LinkSetUp(bridge)); err != nil {
-		return fmt.Errorf("give the node its address: %w", err)
+	pair := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: n.Name, MasterIndex: bridge.Attrs().Index},
+		PeerName:  n.Name, PeerNamespace: netlink.NsPid(n.own.Pid()),
 	}
-	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: bridge.Index, Gw: gateway}); err != nil {
+	if err := errors.Join(netlink.LinkAdd(pair), netlink.LinkSetUp(pair)); err != nil {
+		return fmt.Errorf("connect %s to the bridge: %w", n.Name, err)
+	}
+	return nil
+}
+
+func (n *Node) setUp(link netlink.Link) error {
+	addr, err := netlink.ParseAddr(n.IP + "/24")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(netlink.AddrAdd(link, addr), netlink.LinkSetUp(link)); err != nil {
+		return fmt.Errorf("give %s its address: %w", n.Name, err)
+	}
+	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway}); err != nil {
 		return fmt.Errorf("add the default route: %w", err)
 	}
 	// Packets between two pods on a bridge must pass iptables, because answers from a Service need address translation.
@@ -46,17 +82,21 @@ func addAddress() error {
 	return nil
 }
 
-// mountFiles mounts the node's own /etc/hosts and /var/log over the host's.
-func mountFiles(dir string) error {
-	hosts, logs := filepath.Join(dir, "hosts"), filepath.Join(dir, "log")
-	err := errors.Join(
-		os.WriteFile(hosts, []byte("127.0.0.1 localhost\n"+NodeIP+" "+NodeName+"\n"), 0o644),
-		os.Mkdir(logs, 0o755),
-	)
+// mountFiles mounts the node's own /etc/hosts, /var/log and /var/lib/cni over the host's. They outlive the node's
+// namespaces, as on a disk.
+func (n *Node) mountFiles() error {
+	hosts, logs, leases := n.path("hosts"), n.path("log"), n.path("cni")
+	text := "127.0.0.1 localhost\n"
+	for _, other := range n.cluster.Nodes {
+		text += other.IP + " " + other.Name + "\n"
+	}
+	err := errors.Join(os.WriteFile(hosts, []byte(text), 0o644), os.MkdirAll(logs, 0o755), os.MkdirAll(leases, 0o755))
 	if err != nil {
 		return err
 	}
-	return errors.Join(bind(hosts, "/etc/hosts"), bind(logs, "/var/log"))
+	return n.do(func() error {
+		return errors.Join(bind(hosts, "/etc/hosts"), bind(logs, "/var/log"), os.MkdirAll("/var/lib/cni", 0o755), bind(leases, "/var/lib/cni"))
+	})
 }
 
 func bind(source, target string) error {
@@ -85,9 +125,16 @@ func overlaySysctls(dir string) error {
 	return nil
 }
 
-// kubeCgroup returns the path of the cgroup that contains all of the kubelet's cgroups. The path is the same in every
-// hierarchy.
-func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
+// cgroup returns the path of the cgroup that contains the node's. The path is the same in every hierarchy.
+func (n *Node) cgroup() string {
+	if n.own == nil {
+		return harness.CgroupParent()
+	}
+	return harness.CgroupParent() + "/" + n.Name
+}
+
+// kubeCgroup returns the path of the cgroup that contains all of the kubelet's cgroups.
+func (n *Node) kubeCgroup() string { return n.cgroup() + "/kube" }
 
 // podShares is the CPU weight of all pods together. It is high, so that machines boot even while a compiler runs. A
 // process in no cgroup has the weight 1024.

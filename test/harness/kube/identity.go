@@ -25,13 +25,19 @@ type identity struct {
 	pool *x509.CertPool
 }
 
-// clients maps the API server's clients to their groups. A client's token is the client's name.
-var clients = map[string]string{
-	"admin":                          "system:masters",
-	"system:kube-controller-manager": "",
-	"system:kube-scheduler":          "",
-	"system:kube-proxy":              "",
-	"system:node:" + NodeName:        "system:nodes",
+// clients returns the API server's clients and their groups. A client's token is the client's name.
+func clients(nodes []*Node) map[string]string {
+	all := map[string]string{
+		"admin":                          "system:masters",
+		"system:kube-controller-manager": "",
+		"system:kube-scheduler":          "",
+		"system:kube-proxy":              "",
+		"flannel":                        "",
+	}
+	for _, n := range nodes {
+		all["system:node:"+n.Name] = "system:nodes"
+	}
+	return all
 }
 
 func (i identity) path(name string) string { return filepath.Join(i.dir, name) }
@@ -42,12 +48,12 @@ func (i identity) kubeconfig(client string) string {
 }
 
 // newIdentity creates all credentials in dir.
-func newIdentity(dir string) (identity, error) {
+func newIdentity(dir string, nodes []*Node) (identity, error) {
 	i := identity{dir: dir, pool: x509.NewCertPool()}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return i, err
 	}
-	return i, errors.Join(i.writeCertificates(), i.writeClients())
+	return i, errors.Join(i.writeCertificates(), i.writeClients(clients(nodes)))
 }
 
 func (i identity) writeCertificates() error {
@@ -94,7 +100,7 @@ contexts: [{name: tripod, context: {cluster: tripod, user: user}}]
 current-context: tripod
 `
 
-func (i identity) writeClients() error {
+func (i identity) writeClients(clients map[string]string) error {
 	var tokens strings.Builder
 	for name, group := range clients {
 		fmt.Fprintf(&tokens, "%s,%s,%s,%q\n", name, name, name, group)

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,7 +15,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/tripod-run/tripod/test/harness/testns"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -276,7 +273,7 @@ func (n *Namespace) cleanUp() {
 		n.Kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
 	}
 	if err := until.Poll(30*time.Second, func() error { return n.nodeLeaks(uids) }); err != nil {
-		n.t.Errorf("left on the node: %v", err)
+		n.t.Errorf("left on a node: %v", err)
 	}
 }
 
@@ -321,33 +318,12 @@ func (n *Namespace) podUIDs() []string {
 	return slices.Compact(uids)
 }
 
-// nodeLeaks returns an error that names what the namespace's pods have left on the node: running sandboxes, cgroups,
-// volumes and mounts. Stopped sandboxes and logs may remain for up to a minute, the kubelet's cleanup interval.
+// nodeLeaks returns an error that names what the namespace's pods have left on the nodes.
 func (n *Namespace) nodeLeaks(uids []string) error {
-	pods, err := n.Cluster.sandboxes()
-	errs := []error{err}
-	for _, p := range pods {
-		if p.Metadata.Namespace == n.Name && p.State == "SANDBOX_READY" {
-			errs = append(errs, fmt.Errorf("pod %s is still running", p.Metadata.Name))
-		}
-	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	errs = append(errs, err)
-	for _, uid := range uids {
-		for line := range strings.Lines(string(mounts)) {
-			if strings.Contains(line, uid) {
-				errs = append(errs, fmt.Errorf("mount: %s", strings.TrimSpace(line)))
-			}
-		}
-		patterns := []string{n.Cluster.path("kubelet/pods/" + uid)}
-		for _, root := range testns.CgroupRoots() {
-			patterns = append(patterns, root+kubeCgroup()+"/kubepods/pod"+uid, root+kubeCgroup()+"/kubepods/*/pod"+uid)
-		}
-		for _, pattern := range patterns {
-			found, _ := filepath.Glob(pattern)
-			for _, path := range found {
-				errs = append(errs, errors.New(path))
-			}
+	var errs []error
+	for _, node := range n.Cluster.Nodes {
+		if err := node.podLeaks(n.Name, uids); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", node.Name, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -370,11 +346,13 @@ func (n *Namespace) explain() {
 			}
 		}
 	}
-	for _, list := range []string{"pods", "ps"} {
-		out, err := n.Cluster.Tripod(list)
-		n.t.Logf("tripod %s: %v\n%s", list, err, out)
-	}
-	for _, p := range []*Process{n.Cluster.Kubelet, n.Cluster.Daemon} {
-		n.t.Logf("lines in the log of %s with %s:\n%s", p.Name, n.Name, p.Grep(n.Name, 40))
+	for _, node := range n.Cluster.Nodes {
+		for _, list := range []string{"pods", "ps"} {
+			out, err := node.Tripod(list)
+			n.t.Logf("tripod %s on %s: %v\n%s", list, node.Name, err, out)
+		}
+		for _, p := range []*Process{node.Kubelet, node.Daemon} {
+			n.t.Logf("lines in the log of %s on %s with %s:\n%s", p.Name, node.Name, n.Name, p.Grep(n.Name, 40))
+		}
 	}
 }

@@ -21,7 +21,9 @@ type Process struct {
 	// Name is the program's name. LogPath is the log, to which every start appends.
 	Name, LogPath string
 
-	argv []string
+	argv, env []string // env is in addition to the test's environment
+	// start starts the command in the namespaces of the program's node.
+	start func(*exec.Cmd) error
 	// supervised is set if the program is restarted when it ends unexpectedly.
 	supervised bool
 
@@ -50,8 +52,8 @@ func (p *Process) spawn() error {
 	}
 	defer log.Close()
 	c := exec.Command(p.argv[0], p.argv[1:]...)
-	c.Stdout, c.Stderr, c.Dir = log, log, "/"
-	if err := c.Start(); err != nil {
+	c.Stdout, c.Stderr, c.Dir, c.Env = log, log, "/", append(os.Environ(), p.env...)
+	if err := p.start(c); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
 	exited := make(chan struct{})
@@ -99,9 +101,16 @@ func (p *Process) Kill() error { return p.end(syscall.SIGKILL) }
 // Stop stops the program with SIGTERM. It is not restarted until Start.
 func (p *Process) Stop() error { return p.end(syscall.SIGTERM) }
 
-func (p *Process) end(sig syscall.Signal) error {
+// expectEnd makes the program's end expected.
+func (p *Process) expectEnd() {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.shouldRun = false
+}
+
+func (p *Process) end(sig syscall.Signal) error {
+	p.expectEnd()
+	p.mu.Lock()
 	c, exited := p.cmd, p.exited
 	p.mu.Unlock()
 	if c == nil {

@@ -4,20 +4,28 @@ import (
 	"encoding/json"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 
 	"github.com/pelletier/go-toml/v2"
-
-	"github.com/tripod-run/tripod/test/harness"
 )
 
-// defineProcesses sets the command line of each program and the kubelet's configuration.
-func (c *Cluster) defineProcesses(tripod string) {
-	program := func(name string, args ...string) *Process {
-		return &Process{Name: name, LogPath: c.path(name + ".log"), argv: append([]string{filepath.Join(c.programs, name)}, args...)}
+// program returns a program of the cluster that runs on the node.
+func (n *Node) program(name string, args ...string) *Process {
+	return &Process{
+		Name: name, LogPath: n.path(name + ".log"), argv: append([]string{filepath.Join(n.cluster.programs, name)}, args...),
+		start: func(cmd *exec.Cmd) error { return n.do(cmd.Start) },
 	}
-	config := func(user string) string { return "--kubeconfig=" + c.identity.kubeconfig(user) }
+}
 
+// config returns the argument that makes a program the given client of the API server.
+func (c *Cluster) config(client string) string {
+	return "--kubeconfig=" + c.identity.kubeconfig(client)
+}
+
+// defineControlPlane sets the command lines of the programs on the first node that control the cluster.
+func (c *Cluster) defineControlPlane() {
+	program, config := c.program, c.config
 	c.Etcd = program("etcd", "--data-dir="+c.path("etcd"), "--unsafe-no-fsync", "--log-level=warn",
 		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL, "--listen-peer-urls=http://127.0.0.1:2380")
 	c.Etcd.argv[0] = "etcd"
@@ -32,26 +40,36 @@ func (c *Cluster) defineProcesses(tripod string) {
 		"--use-service-account-credentials=true", "--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+ServiceCIDR,
 		"--root-ca-file="+c.identity.path("ca.crt"), "--service-account-private-key-file="+c.identity.path("accounts.key"),
 		"--cert-dir="+c.path("pki"), "--kube-api-qps=500", "--kube-api-burst=500")
+	if c.flannel() {
+		// Notice within seconds that a node is away. The only node of a cluster may be busy.
+		c.ControllerManager.argv = append(c.ControllerManager.argv, "--node-monitor-grace-period=20s", "--node-monitor-period=2s")
+	}
 	c.Scheduler = program("kube-scheduler", config("system:kube-scheduler"), "--leader-elect=false", "--cert-dir="+c.path("pki"),
 		"--kube-api-qps=500", "--kube-api-burst=500")
-	c.Daemon = &Process{Name: "tripod", LogPath: c.path("tripod.log"), argv: []string{tripod, "daemon", "--config", c.path("tripod.toml")}}
-	c.Kubelet = program("kubelet", config("system:node:"+NodeName), "--config="+c.path("kubelet.json"),
-		"--node-ip="+NodeIP, "--hostname-override="+NodeName, "--root-dir="+c.path("kubelet"), "--cert-dir="+c.path("kubelet-pki"), "--v=2")
-	c.Kubelet.supervised = true
-	c.Proxy = program("kube-proxy", config("system:kube-proxy"), "--hostname-override="+NodeName, "--proxy-mode=iptables",
+}
+
+// defineProcesses sets the command line of each program of the node and the kubelet's configuration.
+func (n *Node) defineProcesses(tripod string) {
+	config := n.cluster.config
+	n.Daemon = n.program("tripod", "daemon", "--config", n.path("tripod.toml"))
+	n.Daemon.argv[0] = tripod
+	n.Kubelet = n.program("kubelet", config("system:node:"+n.Name), "--config="+n.path("kubelet.json"),
+		"--node-ip="+n.IP, "--hostname-override="+n.Name, "--root-dir="+n.path("kubelet"), "--cert-dir="+n.path("kubelet-pki"), "--v=2")
+	n.Kubelet.supervised = true
+	n.Proxy = n.program("kube-proxy", config("system:kube-proxy"), "--hostname-override="+n.Name, "--proxy-mode=iptables",
 		"--cluster-cidr="+PodCIDR,
 		// The limits of connection tracking apply to the whole host, so leave them unchanged.
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 
-	c.kubelet = map[string]any{
+	n.kubelet = map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"containerRuntimeEndpoint": "unix:///run/tripod/tripod.sock",
-		"staticPodPath":            c.path("manifests"),
-		"resolvConf":               c.path("resolv.conf"),
-		"clusterDNS":               []string{"10.96.0.10"}, // not in use, but without an address, each pod gets a warning
+		"staticPodPath":            n.path("manifests"),
+		"resolvConf":               n.path("resolv.conf"),
+		"clusterDNS":               []string{dnsServiceIP}, // not in use on the only node, but without an address, each pod gets a warning
 		"clusterDomain":            "cluster.local",
 		"cgroupDriver":             "cgroupfs",
-		"cgroupRoot":               kubeCgroup(),
+		"cgroupRoot":               n.kubeCgroup(),
 		"cgroupsPerQOS":            true,
 		"enforceNodeAllocatable":   []string{},
 		"failCgroupV1":             false,
@@ -72,8 +90,8 @@ func (c *Cluster) defineProcesses(tripod string) {
 }
 
 // writeKubeletConfig writes the kubelet's configuration. Each change replaces top-level keys.
-func (c *Cluster) writeKubeletConfig(change ...map[string]any) error {
-	config := maps.Clone(c.kubelet)
+func (n *Node) writeKubeletConfig(change ...map[string]any) error {
+	config := maps.Clone(n.kubelet)
 	for _, ch := range change {
 		maps.Copy(config, ch)
 	}
@@ -81,29 +99,32 @@ func (c *Cluster) writeKubeletConfig(change ...map[string]any) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(c.path("manifests"), 0o755); err != nil {
+	if err := os.MkdirAll(n.path("manifests"), 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(c.path("resolv.conf"), []byte("nameserver "+NodeIP+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(n.path("resolv.conf"), []byte("nameserver "+n.IP+"\n"), 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(c.path("kubelet.json"), data, 0o600)
+	return os.WriteFile(n.path("kubelet.json"), data, 0o600)
 }
 
 // writeDaemonConfig writes Tripod's configuration, for all kinds of pods, with small emulated machines.
-func (c *Cluster) writeDaemonConfig(hostsDir string) error {
+func (n *Node) writeDaemonConfig(hostsDir string) error {
 	text, err := toml.Marshal(map[string]any{
-		"root": c.path("tripod"),
+		"root": n.path("tripod"),
 		"log":  map[string]any{"level": "debug"},
 		// These are the default aliases, and the handler name that Kubernetes' own RuntimeClass tests use.
-		"node":    map[string]any{"handler_aliases": map[string]string{"runc": "linux", "crun": "linux", "test-handler": "linux"}},
-		"image":   map[string]any{"hosts_dirs": []string{hostsDir}},
-		"network": map[string]any{"conf_dir": c.path("net.d"), "bin_dirs": []string{"/usr/lib/cni"}},
-		"linux":   map[string]any{"cgroup_parent": harness.CgroupParent() + "/pods"},
-		"vm":      map[string]any{"accel": "tcg", "default_memory": 128 << 20},
+		"node":  map[string]any{"handler_aliases": map[string]string{"runc": "linux", "crun": "linux", "test-handler": "linux"}},
+		"image": map[string]any{"hosts_dirs": []string{hostsDir}},
+		"network": map[string]any{
+			"conf_dir": n.path("net.d"), "bin_dirs": []string{"/usr/lib/cni"},
+			"default": map[string]any{"enabled": !n.cluster.flannel()},
+		},
+		"linux": map[string]any{"cgroup_parent": n.cgroup() + "/pods"},
+		"vm":    map[string]any{"accel": "tcg", "default_memory": 128 << 20},
 	})
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(c.path("tripod.toml"), text, 0o600)
+	return os.WriteFile(n.path("tripod.toml"), text, 0o600)
 }
