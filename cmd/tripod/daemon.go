@@ -78,7 +78,7 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	listener, err := listenPrivate(ctx, c.GRPC.Socket, log)
+	listener, err := listenKept(ctx, c.GRPC.Socket, systemd, log)
 	if err != nil {
 		return errors.Join(err, p.close())
 	}

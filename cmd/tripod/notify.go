@@ -8,9 +8,12 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"os"
+	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -24,12 +27,13 @@ type notifier struct {
 	log      *slog.Logger
 	socket   string
 	interval time.Duration // between watchdog notifications that systemd expects; 0 means that systemd expects none
+	kept     []*os.File    // what systemd passed to this process, until take
 }
 
 // newNotifier reads systemd's variables and removes them from the environment, because runc would pass NOTIFY_SOCKET to
 // containers.
 func newNotifier(log *slog.Logger) *notifier {
-	n := &notifier{log: log, socket: os.Getenv("NOTIFY_SOCKET")}
+	n := &notifier{log: log, socket: os.Getenv("NOTIFY_SOCKET"), kept: activation.Files(true)}
 	var err error
 	if n.interval, err = daemon.SdWatchdogEnabled(true); err != nil {
 		log.Warn("the watchdog is misconfigured", "err", err)
@@ -38,18 +42,43 @@ func newNotifier(log *slog.Logger) *notifier {
 	return n
 }
 
-func (n *notifier) send(state string) {
+func (n *notifier) send(state string, files ...int) {
 	if n.socket == "" {
 		return
 	}
-	c, err := net.Dial("unixgram", n.socket)
+	// Not by package net, which passes no files over a connected datagram socket.
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
-		_, err = c.Write([]byte(state))
-		_ = c.Close()
+		err = errors.Join(unix.Sendmsg(fd, []byte(state), unix.UnixRights(files...), &unix.SockaddrUnix{Name: n.socket}, 0), unix.Close(fd))
 	}
 	if err != nil {
 		n.log.Warn("cannot notify systemd", "err", err)
 	}
+}
+
+// store lets systemd keep a descriptor for the next daemon (FileDescriptorStoreMax in systemd.service(5)). It returns
+// false without systemd. If systemd refuses, only systemd's log says so.
+func (n *notifier) store(c syscall.Conn) (bool, error) {
+	raw, err := c.SyscallConn()
+	if err != nil || n.socket == "" {
+		return false, err
+	}
+	// Not by a copy from File, whose Fd would make the original blocking.
+	return true, raw.Control(func(fd uintptr) { n.send("FDSTORE=1\nFDNAME=tripod", int(fd)) })
+}
+
+// take returns the kept file for which want is true, or nil. Systemd drops the others.
+func (n *notifier) take(want func(*os.File) bool) (taken *os.File) {
+	for _, f := range n.kept {
+		if taken == nil && want(f) {
+			taken = f
+			continue
+		}
+		n.send("FDSTOREREMOVE=1\nFDNAME=" + f.Name())
+		_ = f.Close()
+	}
+	n.kept = nil
+	return taken
 }
 
 func (n *notifier) ready(status string) { n.send(daemon.SdNotifyReady + "\nSTATUS=" + status) }

@@ -14,11 +14,63 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// siocUnixFile opens the file to which a socket is bound (SIOCUNIXFILE, linux/un.h), which golang.org/x/sys does not
+// have.
+const siocUnixFile = 0x89E0
+
+// listenKept is like listenPrivate, with a socket that systemd keeps open until the next daemon: clients that connect
+// while no daemon runs wait for it. It takes over such a socket if it is the one at the path.
+func listenKept(ctx context.Context, path string, systemd *notifier, log *slog.Logger) (*privateListener, error) {
+	l, err := keptListener(path, systemd, log)
+	if l == nil && err == nil {
+		l, err = listenPrivate(ctx, path, log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	stored, err := systemd.store(l)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	if stored {
+		l.SetUnlinkOnClose(false)
+	}
+	return l, nil
+}
+
+// keptListener returns the socket at the path if systemd has kept it, otherwise nil.
+func keptListener(path string, systemd *notifier, log *slog.Logger) (*privateListener, error) {
+	file := systemd.take(func(f *os.File) bool { return isBound(f, path) })
+	if file == nil {
+		return nil, nil
+	}
+	defer file.Close()
+	l, err := net.FileListener(file)
+	if err != nil {
+		return nil, fmt.Errorf("the socket %s that systemd kept: %w; stop the service instead of restarting it, and start it", path, err)
+	}
+	log.Info("taking over the socket that systemd kept", "socket", path)
+	return &privateListener{l.(*net.UnixListener), log}, nil
+}
+
+// isBound reports whether a file is a socket that is bound to the path, and not to a file that was there before.
+func isBound(socket *os.File, path string) bool {
+	fd, err := unix.IoctlRetInt(int(socket.Fd()), siocUnixFile)
+	if err != nil {
+		return false
+	}
+	file := os.NewFile(uintptr(fd), path)
+	defer file.Close()
+	bound, err1 := file.Stat()
+	there, err2 := os.Lstat(path)
+	return errors.Join(err1, err2) == nil && os.SameFile(bound, there)
+}
+
 // listenPrivate listens on a unix socket that only root and our own user may use. The file has mode 0600. Each peer's
 // credentials are checked as well, because a descriptor can be passed to another process. The caller must hold the
 // daemon's lock, so an existing socket is a leftover and is removed. If a program still answers on that socket,
 // listenPrivate fails.
-func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
+func listenPrivate(ctx context.Context, path string, log *slog.Logger) (*privateListener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}

@@ -123,7 +123,7 @@ func TestListenPrivate(t *testing.T) {
 	if _, err := listenPrivate(t.Context(), path, quiet); err == nil || !strings.Contains(err.Error(), "another program") {
 		t.Errorf("a socket in use: %v", err)
 	}
-	l.(*privateListener).SetUnlinkOnClose(false)
+	l.SetUnlinkOnClose(false)
 	_ = l.Close()
 	l, err = listenPrivate(t.Context(), path, quiet)
 	if err != nil {

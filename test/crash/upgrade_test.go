@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,44 +20,6 @@ import (
 
 // previous is the commit from which the test upgrades. Its records have no ID yet (ADR 25).
 const previous = "93d106f"
-
-// previousPrograms builds the programs of the commit previous, once, and returns the path of its tripod. tripod-wasm is
-// in the same directory.
-func previousPrograms(t *testing.T) string {
-	t.Helper()
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if os.Getenv("TRIPOD_TEST_FULL") == "" {
-		t.Skip("building another commit takes minutes: make test-all does it (TRIPOD_TEST_FULL=1)")
-	}
-	if err := exec.Command("git", "-C", root, "cat-file", "-e", previous+"^{commit}").Run(); err != nil {
-		t.Skipf("this repository does not have the commit %s: %v", previous, err)
-	}
-	bin := filepath.Join(root, "build", "previous", previous)
-	if _, err := os.Stat(filepath.Join(bin, "tripod")); err == nil {
-		return filepath.Join(bin, "tripod")
-	}
-	source := filepath.Join(harness.Dir(), "previous")
-	t.Cleanup(func() { os.RemoveAll(source) })
-	draft := bin + ".new"
-	for _, command := range [][]string{
-		{"sh", "-c", "mkdir -p " + source + " && git -C " + root + " archive " + previous + " | tar -x -C " + source},
-		{"go", "build", "-C", source, "-o", draft + "/tripod-wasm", "./cmd/tripod-wasm"},
-		{"env", "CGO_ENABLED=0", "go", "build", "-C", source, "-o", draft + "/tripod", "./cmd/tripod"},
-	} {
-		c := exec.Command(command[0], command[1:]...)
-		c.Env = append(os.Environ(), "CGO_ENABLED=1")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", command, err, out)
-		}
-	}
-	if err := errors.Join(os.RemoveAll(bin), os.Rename(draft, bin)); err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(bin, "tripod")
-}
 
 // ticker returns a container that logs ten lines a second.
 func ticker(name string) *runtimeapi.ContainerConfig {
@@ -83,8 +44,8 @@ func wantTicking(t *testing.T, c *harness.Container) {
 // TestN9UpgradeWithRunningPods: the pods of an earlier tripod keep running after an upgrade, and this tripod takes
 // orders for them. After that, the earlier tripod refuses the record and changes nothing.
 func TestN9UpgradeWithRunningPods(t *testing.T) {
-	earlier := previousPrograms(t)
-	d := harness.NewDaemon(t)
+	earlier := harness.Earlier(t, previous)
+	d := harness.NewDaemon(t, harness.Unset("cdi"), harness.Unset("nri"))
 	d.Program(earlier)
 	d.Start()
 	stops, stays := d.RunPod(t, harness.PodConfig(t, "stops")), d.RunPod(t, harness.PodConfig(t, "stays"))

@@ -101,10 +101,10 @@ func execTransfer(t *testing.T, p harness.Protocol, c *harness.Container, d *har
 }
 
 // forwardTransfer transfers through an echo server, over a forwarded port.
-func forwardTransfer(t *testing.T, address string) *transfer {
+func forwardTransfer(t *testing.T, address string, size int) *transfer {
 	conn := dialForwarded(t, address)
 	tr := &transfer{}
-	tr.run(transferred, func(in io.Reader, out io.Writer) error {
+	tr.run(size, func(in io.Reader, out io.Writer) error {
 		go func() {
 			_, _ = io.Copy(conn, in)
 			_ = conn.CloseWrite()
@@ -199,7 +199,7 @@ func TestFaultN13SessionsOutliveTheDaemon(t *testing.T) {
 	}
 	hears("before")
 	forwarded := p.Forward(t, 8080)
-	transfers = append(transfers, forwardTransfer(t, forwarded))
+	transfers = append(transfers, forwardTransfer(t, forwarded, transferred))
 	carrier := d.Carrier()
 
 	// progress checks that all sessions go on.

@@ -48,6 +48,8 @@ type Daemon struct {
 	before  Resources
 	// containerd runs the pods of the default handler, if EnvDelegate is set.
 	containerd *Containerd
+	// systemd keeps the daemon's socket, with the option Systemd.
+	systemd *serviceManager
 
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when cmd has ended
@@ -60,6 +62,11 @@ type Option func(*Daemon)
 // Set sets a key of the configuration file, such as "linux.runtime".
 func Set(key string, value any) Option {
 	return func(d *Daemon) { set(d.config, key, value) }
+}
+
+// Unset removes a table of the configuration file, for a daemon that does not know it.
+func Unset(table string) Option {
+	return func(d *Daemon) { delete(d.config, table) }
 }
 
 // Env adds variables (NAME=VALUE) to the daemon's environment at every start. If TRIPOD_FAILPOINTS is set, here or in
@@ -224,6 +231,9 @@ func (d *Daemon) spawn(env []string) error {
 	c.Env = append(append(os.Environ(), d.env...), env...)
 	c.Stdout, c.Stderr = log, log
 	c.Dir = "/"
+	if d.systemd != nil {
+		d.systemd.prepare(c)
+	}
 	if err := c.Start(); err != nil {
 		return err
 	}
