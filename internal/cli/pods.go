@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/play"
 )
 
 func (a *App) podsCommand() *cobra.Command {
@@ -52,6 +54,10 @@ func (a *App) listPods(ctx context.Context, client *Client, filter *runtimeapi.P
 			list.Items = append(list.Items, p)
 		}
 	}
+	return a.printPods(ctx, client, list)
+}
+
+func (a *App) printPods(ctx context.Context, client *Client, list *runtimeapi.ListPodSandboxResponse) error {
 	if a.quiet {
 		for _, p := range list.Items {
 			fmt.Fprintln(a.Stdout, p.GetId())
@@ -110,6 +116,7 @@ func (a *App) stoppCommand() *cobra.Command {
 
 func (a *App) rmpCommand() *cobra.Command {
 	var force, all bool
+	var volumeDir string
 	c := &cobra.Command{
 		Use: "rmp [-f] POD...", Short: "Remove stopped pods (-f: running ones too)", ValidArgsFunction: a.completion(podWords),
 		Args: needArgsOr(&all),
@@ -119,19 +126,26 @@ func (a *App) rmpCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				ready := map[string]bool{}
+				ready, uids := map[string]bool{}, map[string]string{}
 				for _, p := range pods {
 					ready[p.GetId()] = p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY
+					uids[p.GetId()] = p.GetMetadata().GetUid()
 					if all {
 						args = append(args, p.GetId())
 					}
 				}
 				return a.each(args,
 					func(arg string) (string, error) { return client.Pod(ctx, arg) },
-					func(id string) error { return removePod(ctx, client, id, ready[id], force) })
+					func(id string) error {
+						if err := removePod(ctx, client, id, ready[id], force); err != nil {
+							return err
+						}
+						return play.RemoveVolumes(volumeDir, uids[id])
+					})
 			})
 		},
 	}
+	c.Flags().StringVar(&volumeDir, "volume-dir", DefaultVolumeDir, "parent of the volumes of `run -f`, which are removed with their pods")
 	c.Flags().BoolVarP(&force, "force", "f", false, "stop running pods first")
 	c.Flags().BoolVarP(&all, "all", "a", false, "all pods")
 	return c

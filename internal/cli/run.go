@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -101,28 +102,43 @@ type runOptions struct {
 
 func (a *App) runCommand() *cobra.Command {
 	var o runOptions
+	var m manifestOptions
 	c := &cobra.Command{
-		Use:   "run {IMAGE [-- ARGUMENT...] | CONTAINER-FILE POD-FILE}",
-		Short: "Run a container in its own pod, from an image or from two files",
+		Use:   "run {IMAGE [-- ARGUMENT...] | CONTAINER-FILE POD-FILE | -f MANIFEST}",
+		Short: "Run a container in its own pod, from an image or from two files, or the pods of a Kubernetes manifest",
 		Long: `Run pulls the image if it is missing, starts a pod, and creates and starts one container in it. If a step
 fails, it removes the pod again. It prints the container's ID.
+
+With -f it runs the Pods of a file of Kubernetes manifests ("-": standard input) with their init containers, sidecars and
+volumes, and prints the pods' IDs. ConfigMaps and Secrets that the Pods use are in the same file. A field that has no effect
+without a cluster is refused by its path before anything is made. If a step fails, run removes all of these pods. Nothing
+restarts their containers. Remove the pods and their volumes with "tripod rmp".
 
   tripod run docker.io/library/nginx:1 -p 8080:80
   tripod run --name hello docker.io/library/busybox:1 -- sh -c 'echo hello; sleep 60'
   tripod run -r vm -i --annotation tripod.dev/vm.vcpu-count=2 registry.example/disk:1
-  tripod run container.json pod.json`,
-		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeRun,
+  tripod run container.json pod.json
+  tripod run -f pod.yaml
+  tripod run --rm -f - <job.yaml`,
+		Args: cobra.ArbitraryArgs, ValidArgsFunction: a.completeRun,
 		RunE: func(c *cobra.Command, args []string) error {
+			if m.file != "" {
+				m.logDir = o.logDir
+				return a.runFile(c, args, m)
+			}
+			if m.wait || m.remove {
+				return fmt.Errorf("--wait and --rm need -f: %w", errdefs.ErrInvalidArgument)
+			}
 			container, pod, err := o.configs(args, c.ArgsLenAtDash())
 			if err != nil {
 				return err
 			}
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := a.run(ctx, client, container, pod, o.handler)
-				if err == nil {
-					fmt.Fprintln(a.Stdout, id)
+				if err != nil {
+					return err
 				}
-				return err
+				return a.printRun(ctx, client, id)
 			})
 		},
 	}
@@ -139,6 +155,7 @@ fails, it removes the pod again. It prints the container's ID.
 	f.StringArrayVar(&o.annotations, "annotation", nil, "annotation KEY=VALUE of the pod")
 	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "parent of the pod's log directory, which stays when the pod is removed")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "host port [ADDRESS:]HOST:CONTAINER[/udp]")
+	a.manifestFlags(c, &m)
 	return c
 }
 
@@ -218,6 +235,19 @@ func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.Con
 		return "", fmt.Errorf("%w; and pod %s could not be removed: %s", err, shortID(podID), Explain(undo))
 	}
 	return "", err
+}
+
+// printRun prints the container's ID, or the container in another format.
+func (a *App) printRun(ctx context.Context, client *Client, id string) error {
+	if a.asTable() && a.format != formatWide {
+		_, err := fmt.Fprintln(a.Stdout, id)
+		return err
+	}
+	found, err := client.ListContainers(ctx, &runtimeapi.ContainerFilter{Id: id})
+	if err != nil {
+		return err
+	}
+	return a.Print(&runtimeapi.ListContainersResponse{Containers: found}, func(wide bool) error { return a.containerTable(ctx, client, found, wide) })
 }
 
 func isConfigFile(arg string) bool {
