@@ -18,7 +18,7 @@ import (
 const askTime = time.Second
 
 // ContainerStats implements sandbox.StatsProvider. The statistics come from the cgroup, with two exceptions: the root
-// disk's size is that of the overlay file on the node, and the available memory comes from the guest. For a stopped
+// disk's size is that of the overlay file on the node, and the memory is the guest's if an agent answers. For a stopped
 // machine, ContainerStats reports only the root disk.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
@@ -33,7 +33,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if err != nil {
 		return nil, err
 	}
-	b.fill(result, c.ID, f, l.guestFigures(ctx))
+	b.fill(result, p, c, f, l.guestFigures(ctx))
 	return result, nil
 }
 
@@ -54,7 +54,10 @@ func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandb
 		return nil, nil, err
 	}
 	guest := l.guestFigures(ctx)
-	b.fill(result, c.ID, f, guest)
+	b.fill(result, p, c, f, guest)
+	if guest != nil {
+		samples.Replace(guestMemory(result.Memory))
+	}
 	if guest != nil && len(guest.Filesystems) > 0 {
 		samples.Replace(guestFilesystems(guest))
 	} else {
@@ -66,6 +69,12 @@ func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandb
 		samples.Replace(diskSamples(machine.Blocks))
 	}
 	return result, samples, nil
+}
+
+func guestMemory(m *runtimeapi.MemoryUsage) (s stats.Samples) {
+	s.Add(stats.MemoryUsage, float64(m.UsageBytes.Value))
+	s.Add(stats.MemoryWorkingSet, float64(m.WorkingSetBytes.Value))
+	return s
 }
 
 func guestFilesystems(guest *agent.Stats) (s stats.Samples) {
@@ -95,12 +104,19 @@ func (b *Backend) runningIn(pod, id string) (s state, l *life, err error) {
 	return s, l, err
 }
 
-// fill adds the figures of a machine's cgroup and, if an agent answered, of its guest.
-func (b *Backend) fill(result *runtimeapi.ContainerStats, id string, f stats.Figures, guest *agent.Stats) {
-	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(id, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
-	if guest != nil {
-		result.Memory.AvailableBytes = &runtimeapi.UInt64Value{Value: guest.MemoryAvailable}
+// fill adds the figures of a machine's cgroup and, if an agent answered, of its guest. The container's limit is the guest's
+// memory, so its usage is what the guest cannot give up. A kubelet compares the two before it shrinks a container. What
+// QEMU holds, which includes the guest's caches, is in the pod's figures.
+func (b *Backend) fill(result *runtimeapi.ContainerStats, p *sandbox.Pod, c *sandbox.Container, f stats.Figures, guest *agent.Stats) {
+	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(c.ID, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
+	if guest == nil {
+		return
 	}
+	size := b.memory(sandbox.Resources(p, c))
+	available := min(guest.MemoryAvailable, size)
+	result.Memory.AvailableBytes = &runtimeapi.UInt64Value{Value: available}
+	result.Memory.UsageBytes = &runtimeapi.UInt64Value{Value: size - available}
+	result.Memory.WorkingSetBytes = &runtimeapi.UInt64Value{Value: size - available}
 }
 
 // guestFigures returns the guest's statistics from its agent, or nil if no agent answers.
