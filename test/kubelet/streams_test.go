@@ -186,32 +186,3 @@ func TestPortForward(t *testing.T) {
 		forward.stop()
 	})
 }
-
-// TestFigures: the kubelet's summary has the CPU and memory usage of each container, which `kubectl top` shows.
-func TestFigures(t *testing.T) {
-	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
-		n.Apply(k.deployment(1))
-		pod := n.WaitPods("app=web", 1, k.boots)[0]
-		n.Await("the figures of "+pod.Name, kube.Timeout, func() error {
-			var summary struct {
-				Pods []struct {
-					PodRef     struct{ Name string }
-					Containers []struct {
-						Name   string
-						CPU    struct{ UsageCoreNanoSeconds uint64 }
-						Memory struct{ WorkingSetBytes uint64 }
-					}
-				}
-			}
-			if err := n.Cluster.Get("/api/v1/nodes/"+kube.NodeName+"/proxy/stats/summary", &summary); err != nil {
-				return err
-			}
-			for _, p := range summary.Pods {
-				if p.PodRef.Name == pod.Name && len(p.Containers) == 1 && p.Containers[0].CPU.UsageCoreNanoSeconds > 0 && p.Containers[0].Memory.WorkingSetBytes > 0 {
-					return nil
-				}
-			}
-			return fmt.Errorf("summary: got %+v, want CPU and memory of the pod", summary)
-		})
-	})
-}

@@ -122,6 +122,18 @@ func overlaySysctls(dir string) error {
 			return err
 		}
 	}
+	return mountWholeProc(filepath.Join(dir, "proc"))
+}
+
+// mountWholeProc mounts /proc a second time, without the files over its settings. In a user namespace, the kernel mounts
+// /proc only if the mount namespace has one in which nothing is covered.
+func mountWholeProc(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("proc", dir, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount proc on %s: %w", dir, err)
+	}
 	return nil
 }
 

@@ -86,6 +86,8 @@ func (n *Node) defineProcesses(tripod string) {
 		// The kubelet passes the pod CIDR to the runtime after its second status report.
 		"nodeStatusUpdateFrequency": "2s",
 		"serializeImagePulls":       false,
+		// The kubelet takes every figure of pods from the runtime, as docs/kubernetes.md recommends.
+		"featureGates": map[string]bool{"PodAndContainerStatsFromCRI": true},
 	}
 }
 
