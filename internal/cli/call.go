@@ -4,10 +4,8 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tripod-run/tripod/internal/cli/call"
+	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
 // CallCommand returns `tripod call`, which needs no node.
@@ -158,22 +157,10 @@ func (o *callOptions) tlsConfig() (*tls.Config, error) {
 		}
 		return nil, nil
 	}
-	config := &tls.Config{ServerName: o.name, InsecureSkipVerify: o.insecure}
-	if o.ca != "" {
-		pem, err := os.ReadFile(o.ca)
-		if err != nil {
-			return nil, err
-		}
-		if config.RootCAs = x509.NewCertPool(); !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s has no certificate: %w", o.ca, errdefs.ErrInvalidArgument)
-		}
+	config, err := tlsfile.Pair{Certificate: o.cert, Key: o.key}.Client(o.ca)
+	if err != nil {
+		return nil, err
 	}
-	if o.cert != "" || o.key != "" {
-		pair, err := tls.LoadX509KeyPair(o.cert, o.key)
-		if err != nil {
-			return nil, fmt.Errorf("client certificate: %w: %w", err, errdefs.ErrInvalidArgument)
-		}
-		config.Certificates = []tls.Certificate{pair}
-	}
+	config.ServerName, config.InsecureSkipVerify = o.name, o.insecure
 	return config, nil
 }

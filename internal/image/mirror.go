@@ -2,8 +2,6 @@ package image
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,6 +20,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/tripod-run/tripod/internal/connlimit"
+	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
 // labelPublic is a label on the record of a name. It says that the name's last pull needed no login.
@@ -84,8 +83,8 @@ func (s *Store) ServeMirror(ctx context.Context, cfg MirrorConfig) (*Mirror, err
 	m.server.ErrorLog = slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug)
 	serve := m.server.Serve
 	if cfg.Certificate != "" {
-		if m.server.TLSConfig, err = cfg.tls(); err != nil {
-			return nil, errors.Join(err, l.Close())
+		if m.server.TLSConfig, err = (tlsfile.Pair{Certificate: cfg.Certificate, Key: cfg.Key}).Server(cfg.ClientCA); err != nil {
+			return nil, errors.Join(fmt.Errorf("image mirror: %w", err), l.Close())
 		}
 		serve = func(l net.Listener) error { return m.server.ServeTLS(l, "", "") }
 	}
@@ -100,38 +99,6 @@ func (s *Store) ServeMirror(ctx context.Context, cfg MirrorConfig) (*Mirror, err
 
 // Close ends all transfers.
 func (m *Mirror) Close() error { return m.server.Close() }
-
-func (c MirrorConfig) tls() (*tls.Config, error) {
-	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := tls.LoadX509KeyPair(c.Certificate, c.Key)
-		return &cert, err
-	}
-	if _, err := load(nil); err != nil {
-		return nil, fmt.Errorf("image mirror: certificate: %w: %w", err, errdefs.ErrFailedPrecondition)
-	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: load}
-	if c.ClientCA != "" {
-		pool, err := readPool(c.ClientCA)
-		if err != nil {
-			return nil, fmt.Errorf("image mirror: %w", err)
-		}
-		config.ClientCAs, config.ClientAuth = pool, tls.RequireAndVerifyClientCert
-	}
-	return config, nil
-}
-
-// readPool reads a file of certificate authorities.
-func readPool(path string) (*x509.CertPool, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("authorities: %w: %w", err, errdefs.ErrFailedPrecondition)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(data) {
-		return nil, fmt.Errorf("authorities: %s has no certificate in PEM: %w", path, errdefs.ErrFailedPrecondition)
-	}
-	return pool, nil
-}
 
 // ServeHTTP answers one request. Everything that the mirror does not have or does not serve is "not found".
 func (m *Mirror) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -265,6 +232,11 @@ func (m *Mirror) send(w http.ResponseWriter, r *http.Request, desc ocispec.Descr
 	h.Set("Docker-Content-Digest", desc.Digest.String())
 	h.Set("ETag", strconv.Quote(desc.Digest.String()))
 	http.ServeContent(&pacedWriter{w, r.Context(), m.rate}, r, "", time.Time{}, file)
+	// The deadline of this transfer must not end the next one on the same connection. What is still buffered goes first.
+	rest := http.NewResponseController(w)
+	if rest.Flush() == nil {
+		_ = rest.SetWriteDeadline(time.Time{})
+	}
 	return nil
 }
 

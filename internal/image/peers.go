@@ -2,7 +2,6 @@ package image
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -13,6 +12,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
 // Peers configures from which other nodes a pull may take images (see Mirror).
@@ -33,6 +34,8 @@ type Peers struct {
 const (
 	// peerTimeout limits a connection to a peer, and the look-up of its name. A peer that is slower is not used.
 	peerTimeout = 2 * time.Second
+	// peerGrace is how much slower than the fastest peer another one can answer, so that dead peers do not delay pulls.
+	peerGrace = 100 * time.Millisecond
 	// peerAnswer limits the time until a peer begins to answer.
 	peerAnswer = 10 * time.Second
 	// maxPeers limits the peers that one pull uses.
@@ -51,18 +54,9 @@ type peerHost struct {
 }
 
 func newPeers(cfg Peers) (*peers, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	if cfg.CA != "" {
-		var err error
-		if config.RootCAs, err = readPool(cfg.CA); err != nil {
-			return nil, fmt.Errorf("image peers: %w", err)
-		}
-	}
-	if cfg.Certificate != "" {
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			cert, err := tls.LoadX509KeyPair(cfg.Certificate, cfg.Key)
-			return &cert, err
-		}
+	config, err := tlsfile.Pair{Certificate: cfg.Certificate, Key: cfg.Key}.Client(cfg.CA)
+	if err != nil {
+		return nil, fmt.Errorf("image peers: %w", err)
 	}
 	p := &peers{Peers: cfg}
 	for _, address := range cfg.Hosts {
@@ -87,12 +81,14 @@ func newPeers(cfg Peers) (*peers, error) {
 func (p *peers) resolver(ctx context.Context) remotes.Resolver {
 	ctx, cancel := context.WithTimeout(ctx, peerTimeout)
 	defer cancel()
-	var candidates []docker.RegistryHost
-	for _, host := range p.hosts {
-		candidates = append(candidates, host.addresses(ctx)...)
-	}
+	candidates := gather(p.hosts, func(h peerHost) []docker.RegistryHost { return h.addresses(ctx) })
 	rand.Shuffle(len(candidates), func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] })
-	hosts := answering(ctx, candidates[:min(len(candidates), maxPeers)])
+	hosts := gather(candidates[:min(len(candidates), maxPeers)], func(h docker.RegistryHost) []docker.RegistryHost {
+		if !isMirror(ctx, h) {
+			return nil
+		}
+		return []docker.RegistryHost{h}
+	})
 	if len(hosts) == 0 {
 		return nil
 	}
@@ -118,25 +114,26 @@ func (h peerHost) addresses(ctx context.Context) []docker.RegistryHost {
 	return all
 }
 
-// answering returns the peers that answer, the fastest first.
-func answering(ctx context.Context, candidates []docker.RegistryHost) []docker.RegistryHost {
-	answers := make(chan *docker.RegistryHost, len(candidates))
-	for i := range candidates {
-		go func() {
-			if isMirror(ctx, candidates[i]) {
-				answers <- &candidates[i]
-				return
-			}
-			answers <- nil
-		}()
+// gather asks about all candidates at the same time, and returns what it found until peerGrace after the first result,
+// the fastest first.
+func gather[C, R any](candidates []C, ask func(C) []R) (all []R) {
+	answers := make(chan []R, len(candidates))
+	for _, c := range candidates {
+		go func() { answers <- ask(c) }()
 	}
-	var hosts []docker.RegistryHost
+	var late <-chan time.Time
 	for range candidates {
-		if host := <-answers; host != nil {
-			hosts = append(hosts, *host)
+		select {
+		case found := <-answers:
+			all = append(all, found...)
+		case <-late:
+			return all
+		}
+		if late == nil && len(all) > 0 {
+			late = time.After(peerGrace)
 		}
 	}
-	return hosts
+	return all
 }
 
 // isMirror reports whether a host answers as the distribution API asks.

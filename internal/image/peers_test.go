@@ -327,6 +327,67 @@ func TestPeersConfiguration(t *testing.T) {
 		_, err := Open(t.Context(), Config{Root: t.TempDir(), Peers: peers})
 		wantError(t, err, errdefs.IsInvalidArgument, peers.Hosts[0])
 	}
-	_, err := Open(t.Context(), Config{Root: t.TempDir(), Peers: Peers{CA: "/does/not/exist"}})
-	wantError(t, err, errdefs.IsFailedPrecondition, "/does/not/exist")
+	for _, peers := range []Peers{{CA: "/does/not/exist"}, {Certificate: "/does/not/exist", Key: "/does/not/exist"}} {
+		_, err := Open(t.Context(), Config{Root: t.TempDir(), Peers: peers})
+		wantError(t, err, errdefs.IsFailedPrecondition, "/does/not/exist")
+	}
+}
+
+// A peer that does not answer delays a pull from the others only for peerGrace.
+func TestPeerThatDoesNotAnswer(t *testing.T) {
+	dead := make(chan struct{})
+	defer close(dead)
+	got := gather([]string{"dead", "none", "alive", "alive"}, func(peer string) []string {
+		switch peer {
+		case "dead":
+			<-dead
+		case "none":
+			return nil
+		}
+		return []string{peer}
+	})
+	if strings.Join(got, " ") != "alive alive" {
+		t.Errorf("got peers %q, want those that are alive", got)
+	}
+}
+
+// A node goes on serving a public image that it pulls again, from a peer, while the registry is away.
+func TestPublicImageStaysPublic(t *testing.T) {
+	reg, first := newRegistry(t), open(t, Config{})
+	ref := reg.push(t, "app:1", oneFileImage(t, "text"))
+	pull(t, first, ref)
+	s := open(t, Config{Peers: Peers{Hosts: []string{mirrorOf(t, first)}, Tags: true}})
+	pull(t, s, ref)
+	reg.away()
+	pull(t, s, ref)
+	resp, err := http.Get(mirrorOf(t, s) + "/v2/app/manifests/1?ns=" + reg.host)
+	check(t, err)
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("got status %d, want that the image is served", resp.StatusCode)
+	}
+}
+
+// deadlines is a response that records its write deadline.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	writes int // deadlines set for writes
+	last   time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(at time.Time) error {
+	d.writes, d.last = d.writes+1, at
+	return nil
+}
+
+// The deadline of one transfer must not end the next transfer on the same connection.
+func TestMirrorResetsDeadline(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	img := pull(t, s, reg.push(t, "app:1", oneFileImage(t, "text")))
+	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	m := &Mirror{store: s, transfers: make(chan struct{}, 1)}
+	m.ServeHTTP(w, httptest.NewRequest(http.MethodGet, fmt.Sprintf("/v2/app/blobs/%s?ns=%s", img.ID, reg.host), nil))
+	if w.Code != http.StatusOK || w.Body.Len() == 0 || w.writes < 2 || !w.last.IsZero() {
+		t.Errorf("got status %d, %d bytes, %d deadlines, the last %v; want that the last is none", w.Code, w.Body.Len(), w.writes, w.last)
+	}
 }

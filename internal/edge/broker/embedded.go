@@ -3,11 +3,9 @@ package broker
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 	mochi "github.com/mochi-mqtt/server/v2"
 	"github.com/mochi-mqtt/server/v2/packets"
+
+	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
 // receiveMaximum bounds the unacknowledged messages with QoS 1 and 2 from one client.
@@ -117,9 +117,9 @@ func (b *embedded) listen(cfg Config, open *[]net.Listener) error {
 	if cfg.TLSAddress == "" {
 		return nil
 	}
-	conf, err := serverTLS(cfg)
+	conf, err := tlsfile.Pair{Certificate: cfg.Certificate, Key: cfg.Key}.Server(cfg.ClientCA)
 	if err != nil {
-		return err
+		return fmt.Errorf("broker: %w", err)
 	}
 	return add("tls", "mqtts", cfg.TLSAddress, func(l net.Listener) net.Listener { return tls.NewListener(l, conf) })
 }
@@ -131,33 +131,6 @@ func reachable(a net.Addr) string {
 		host = "127.0.0.1"
 	}
 	return net.JoinHostPort(host, port)
-}
-
-// serverTLS reads all files to find errors early. Each connection reads the certificate again.
-func serverTLS(cfg Config) (*tls.Config, error) {
-	get := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		pair, err := tls.LoadX509KeyPair(cfg.Certificate, cfg.Key)
-		if err != nil {
-			return nil, fmt.Errorf("broker: certificate %q with key %q: %w", cfg.Certificate, cfg.Key, err)
-		}
-		return &pair, nil
-	}
-	if _, err := get(nil); err != nil {
-		return nil, err
-	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: get}
-	if cfg.ClientCA == "" {
-		return conf, nil
-	}
-	pem, err := os.ReadFile(cfg.ClientCA)
-	if err != nil {
-		return nil, fmt.Errorf("broker: client CA: %w", err)
-	}
-	conf.ClientCAs, conf.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-	if !conf.ClientCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("broker: client CA: %s has no PEM certificate: %w", cfg.ClientCA, errdefs.ErrInvalidArgument)
-	}
-	return conf, nil
 }
 
 func (b *embedded) URL() string { return b.url }

@@ -4,18 +4,18 @@ import (
 	"cmp"
 	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
 // maxPacketLimit is the largest remaining length that MQTT can encode (MQTT 5.0 §1.5.5), in bytes.
@@ -81,27 +81,11 @@ func (c Config) address() (hostport string, secure bool, err error) {
 // config returns the TLS configuration. It is called at each connect, so renewed certificates take effect without a
 // restart.
 func (t TLS) config(host string) (*tls.Config, error) {
-	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
-	if conf.ServerName == "" {
-		conf.ServerName = host
+	conf, err := tlsfile.Pair{Certificate: t.Cert, Key: t.Key}.Client(t.CA)
+	if err != nil {
+		return nil, fmt.Errorf("mqtt: %w", err)
 	}
-	if t.CA != "" {
-		pem, err := os.ReadFile(t.CA)
-		if err != nil {
-			return nil, fmt.Errorf("mqtt: certificate authority: %w", err)
-		}
-		conf.RootCAs = x509.NewCertPool()
-		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("mqtt: certificate authority: %s has no PEM certificate: %w", t.CA, errdefs.ErrInvalidArgument)
-		}
-	}
-	if t.Cert != "" || t.Key != "" {
-		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-		if err != nil {
-			return nil, fmt.Errorf("mqtt: client certificate %s with key %s: %w", t.Cert, t.Key, err)
-		}
-		conf.Certificates = []tls.Certificate{pair}
-	}
+	conf.ServerName = cmp.Or(t.ServerName, host)
 	return conf, nil
 }
 
