@@ -3,20 +3,22 @@
 //
 //	                    Pull                 Get · List · Remove            Prepare · Mounts · View · Release
 //	                      │                          │                                    │
-//	   flights: one per ref and credentials    index: in memory,                 rootfs: one snapshot
+//	   flights: one per ref and credentials    index: in memory,             rootfs: one writable layer
 //	                      │                    rebuilt at Open                     per container ID
 //	   puller: resolve → manifest → blobs            │                                    │
 //	      │         │          │  unpack             │                                    │
-//	  registry   manifest   layer applier            │                                    │
+//	registry, peers  manifest  layer applier         │                                    │
 //	  (hosts,     (limits,  (limits, digests)        │                                    │
 //	   logins)     kind)       │                     │                                    │
 //	      ▼                    ▼                     ▼                                    ▼
-//	┌──────────────────────── metadata.db: image records, leases, references ──────────────────────────┐
-//	│       containerd core/metadata (bbolt); collect marks and sweeps what nothing refers to          │
-//	├────────────────────────────────────────┬─────────────────────────────────────────────────────────┤
-//	│ content/  blobs by digest, and ingests │ snapshots/  one directory per layer and per container,  │
-//	│ that resume (plugins/content/local)    │ overlayfs (plugins/snapshots/overlay)                   │
-//	└────────────────────────────────────────┴─────────────────────────────────────────────────────────┘
+//	┌────────────── metadata.db: image records, leases, references ───────────────┐ ┌──────────────────┐
+//	│  containerd core/metadata (bbolt); collect marks and sweeps what nothing    │ │ containers/  one │
+//	│  refers to                                                                  │ │ directory per    │
+//	├────────────────────────────────────────┬────────────────────────────────────┤ │ container, in no │
+//	│ content/  blobs by digest, and ingests │ snapshots/  one directory per      │ │ database         │
+//	│ that resume (plugins/content/local)    │ layer, and one foundation per      │◄┤ (writable.go,    │
+//	│                                        │ image with containers; overlayfs   │ │ places.go)       │
+//	└────────────────────────────────────────┴────────────────────────────────────┘ └──────────────────┘
 //
 // # Names
 //
@@ -69,5 +71,5 @@
 // names, or to the "server" that hosts.toml puts in the place of that registry. A mirror gets the login only if the
 // login's ServerAddress names that mirror. A host that a registry redirects to never gets the login.
 //
-// The package must not know about pods or the CRI, and keeps no state of containers beyond their snapshots.
+// The package must not know about pods or the CRI, and keeps no state of containers beyond their layers.
 package image

@@ -3,10 +3,13 @@ package image
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/containerd/errdefs"
 )
 
 // layersName is the name of the directory below Config.ContainersDir that contains one directory for each store.
@@ -18,6 +21,22 @@ const layersName = "tripod-layers"
 //	<root>/containers/<key>/layer.json                             names ContainersDir
 //	<ContainersDir>/tripod-layers/<root, escaped>/<key>/fs, work
 //	                                             /.gone-…          being removed
+
+// checkContainersDir checks that Config.ContainersDir exists. It is not made: if its file system is not mounted yet, the
+// layers would fill the file system below.
+func (s *Store) checkContainersDir() error {
+	if s.cfg.ContainersDir == "" {
+		return nil
+	}
+	info, err := os.Stat(s.cfg.ContainersDir)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a directory", s.cfg.ContainersDir)
+	}
+	if err != nil {
+		return fmt.Errorf("containers_dir: %w; mount its file system, or make it: %w", err, errdefs.ErrUnavailable)
+	}
+	return nil
+}
 
 // place returns the directory with the files of layers that were made with this Config.ContainersDir. Everything in it
 // belongs to this store.
@@ -75,7 +94,7 @@ func discard(place, name string) error {
 	return err
 }
 
-// removeReleased removes the files of discarded layers.
+// removeReleased removes the files of discarded layers, until the store is closed.
 func (s *Store) removeReleased() error {
 	var errs []error
 	for _, place := range s.layers.places {
@@ -84,7 +103,7 @@ func (s *Store) removeReleased() error {
 			errs = append(errs, err)
 		}
 		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), beingRemoved) {
+			if strings.HasPrefix(e.Name(), beingRemoved) && s.base.Err() == nil {
 				errs = append(errs, os.RemoveAll(filepath.Join(place, e.Name())))
 			}
 		}

@@ -167,3 +167,35 @@ func TestContainersDirIsAbsolute(t *testing.T) {
 		t.Error("Open accepts a relative containers directory")
 	}
 }
+
+// A containers directory that is missing, because its file system is not mounted, is not made: the store waits for it.
+func TestContainersDirThatIsMissing(t *testing.T) {
+	reg, containers := newRegistry(t), filepath.Join(t.TempDir(), "mount", "point")
+	s := open(t, Config{ContainersDir: containers})
+	wantError(t, s.Err(), errdefs.IsUnavailable, containers)
+	if _, err := os.Stat(containers); !os.IsNotExist(err) {
+		t.Errorf("the directory exists: %v", err)
+	}
+	check(t, os.MkdirAll(containers, 0o700))
+	eventually(t, s.Err)
+	img := pull(t, s, reg.push(t, "app:1", oneFileImage(t, "text")))
+	check(t, os.RemoveAll(containers)) // unmounted while the store is open
+	if _, err := s.Prepare(t.Context(), "c", img.ID, nil); err == nil {
+		t.Error("Prepare makes a layer in a directory that is missing")
+	}
+	if _, err := os.Stat(containers); !os.IsNotExist(err) {
+		t.Errorf("the directory was made: %v", err)
+	}
+}
+
+// A stop does not wait for the removal of released layers. The next process removes them.
+func TestCloseLeavesReleasedLayers(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "image")
+	s := open(t, Config{Root: root})
+	check(t, s.Close())
+	own := s.place("")
+	check(t, os.Mkdir(filepath.Join(own, beingRemoved+"c"), 0o700))
+	check(t, s.removeReleased())
+	wantNames(t, own, beingRemoved+"c")
+	wantNames(t, open(t, Config{Root: root}).place(""))
+}

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
@@ -33,9 +35,13 @@ const (
 
 // Limits of what a registry can make a pull read to check signatures.
 const (
-	maxSignatures       = 64
-	maxSignaturePayload = 1 << 20
+	maxSignatures = 64
+	// maxSignatureBytes limits a manifest, and all payloads together.
+	maxSignatureBytes = 1 << 20
 )
+
+// lookasideClient reads signatures from lookaside stores.
+var lookasideClient = &http.Client{Timeout: 30 * time.Second, CheckRedirect: checkRedirect}
 
 // requirements returns the signature policy's requirements for an image, or nil without a policy. It reads the policy
 // from its file, so that a change applies to the next pull. An image without a chance is refused here.
@@ -81,7 +87,7 @@ func (p *puller) admit(ctx context.Context, subjects ...digest.Digest) error {
 	var found policy.Signatures
 	var err error
 	if p.requires.NeedsSimple() {
-		found.Simple, err = policy.Lookaside(ctx, http.DefaultClient, p.cfg.RegistriesDir, p.named, subjects)
+		found.Simple, err = policy.Lookaside(ctx, lookasideClient, p.cfg.RegistriesDir, p.named, subjects)
 	}
 	if err == nil && p.requires.NeedsSigstore() {
 		found.Sigstore, err = p.sigstoreSignatures(ctx, subjects)
@@ -92,23 +98,37 @@ func (p *puller) admit(ctx context.Context, subjects ...digest.Digest) error {
 	return refusal(p.requires.Check(subjects, found))
 }
 
-// sigstoreSignatures fetches cosign's signatures of an image: those of the tag sha256-….sig, and referrers.
+// sigstoreSignatures fetches cosign's signatures of an image: those of the tag sha256-….sig, and referrers. It refuses
+// too many before it fetches them.
 func (p *puller) sigstoreSignatures(ctx context.Context, subjects []digest.Digest) ([]policy.Sigstore, error) {
-	var all []policy.Sigstore
+	var manifests, payloads []ocispec.Descriptor
 	for _, subject := range subjects {
-		manifests, err := p.signatureManifests(ctx, subject)
+		found, err := p.signatureManifests(ctx, subject)
 		if err != nil {
 			return nil, err
 		}
-		for _, desc := range manifests {
-			found, err := p.signaturesOf(ctx, desc)
-			if err != nil {
-				return nil, err
-			}
-			if all = append(all, found...); len(all) > maxSignatures {
-				return nil, invalidf("the image has more than %d signatures", maxSignatures)
-			}
+		manifests = append(manifests, found...)
+	}
+	if len(manifests) > maxSignatures {
+		return nil, invalidf("the image has more than %d manifests of signatures", maxSignatures)
+	}
+	for _, desc := range manifests {
+		found, err := p.signaturesIn(ctx, desc)
+		if err != nil {
+			return nil, err
 		}
+		payloads = append(payloads, found...)
+	}
+	if len(payloads) > maxSignatures || sizes(payloads) > maxSignatureBytes {
+		return nil, invalidf("the image has more than %d signatures, or more than %d bytes of them", maxSignatures, maxSignatureBytes)
+	}
+	all := make([]policy.Sigstore, len(payloads))
+	for i, desc := range payloads {
+		payload, err := p.smallBlob(ctx, desc)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = policy.Sigstore{Payload: payload, Signature: signatureIn(desc)}
 	}
 	return all, nil
 }
@@ -133,8 +153,8 @@ func (p *puller) signatureManifests(ctx context.Context, subject digest.Digest) 
 	return append(found, referrers...), nil
 }
 
-// signaturesOf fetches the signatures in one manifest of cosign.
-func (p *puller) signaturesOf(ctx context.Context, desc ocispec.Descriptor) ([]policy.Sigstore, error) {
+// signaturesIn returns the payloads of the signatures in one manifest of cosign.
+func (p *puller) signaturesIn(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 	if !images.IsManifestType(desc.MediaType) {
 		return nil, nil
 	}
@@ -146,28 +166,30 @@ func (p *puller) signaturesOf(ctx context.Context, desc ocispec.Descriptor) ([]p
 	if err := json.Unmarshal(document, &m); err != nil {
 		return nil, invalidf("manifest %s of signatures: %v", desc.Digest, err)
 	}
-	if len(m.Layers) > maxSignatures {
-		return nil, invalidf("manifest %s has more than %d signatures", desc.Digest, maxSignatures)
-	}
-	var all []policy.Sigstore
-	for _, layer := range m.Layers {
-		signature, err := base64.StdEncoding.DecodeString(layer.Annotations[cosignAnnotation])
-		if err != nil || len(signature) == 0 || layer.MediaType != cosignPayloadType {
-			continue // not a signature
-		}
-		payload, err := p.smallBlob(ctx, layer)
-		if err != nil {
+	payloads := slices.DeleteFunc(m.Layers, func(l ocispec.Descriptor) bool {
+		return l.MediaType != cosignPayloadType || len(signatureIn(l)) == 0
+	})
+	for _, payload := range payloads {
+		if err := checkDescriptor("signature", payload, maxSignatureBytes); err != nil {
 			return nil, err
 		}
-		all = append(all, policy.Sigstore{Payload: payload, Signature: signature})
 	}
-	return all, nil
+	return payloads, nil
+}
+
+// signatureIn returns the signature of a payload, or nil.
+func signatureIn(payload ocispec.Descriptor) []byte {
+	signature, err := base64.StdEncoding.DecodeString(payload.Annotations[cosignAnnotation])
+	if err != nil {
+		return nil
+	}
+	return signature
 }
 
 // smallBlob reads a blob from the registry without storing it.
 func (p *puller) smallBlob(ctx context.Context, desc ocispec.Descriptor) ([]byte, error) {
 	desc = strip(desc)
-	if err := checkDescriptor("signature", desc, maxSignaturePayload); err != nil {
+	if err := checkDescriptor("signature", desc, maxSignatureBytes); err != nil {
 		return nil, err
 	}
 	rc, err := p.registry.Fetch(ctx, desc)

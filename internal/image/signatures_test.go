@@ -201,3 +201,76 @@ func TestEncryptedLayersAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// What a registry offers too much of is refused before it is fetched.
+func TestTooManySignatures(t *testing.T) {
+	reg, key := newRegistry(t), newSigner(t)
+	s := open(t, Config{SignaturePolicy: policyFile(t, reg.host, key.requirement())})
+	app := oneFileImage(t, "signed")
+	many, payload := make([]ocispec.Descriptor, maxSignatures+1), []byte("payload")
+	for i := range many {
+		many[i] = ocispec.Descriptor{
+			MediaType: cosignPayloadType, Digest: digest.FromBytes(payload), Size: int64(len(payload)), Annotations: map[string]string{cosignAnnotation: "c2ln"},
+		}
+	}
+	large := many[:2:2]
+	manifests := make([]ocispec.Descriptor, maxSignatures+1)
+	for i := range manifests {
+		manifests[i] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, ArtifactType: cosignArtifactType, Digest: digest.FromString(fmt.Sprint(i)), Size: 2}
+	}
+	for name, push := range map[string]func(repo, tag string){
+		"signatures": func(repo, tag string) {
+			reg.pushRaw(t, repo, tag+".sig", ocispec.MediaTypeImageManifest, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Layers: many}, payload)
+		},
+		"bytes": func(repo, tag string) {
+			for i := range large {
+				large[i].Size = maxSignatureBytes
+			}
+			reg.pushRaw(t, repo, tag+".sig", ocispec.MediaTypeImageManifest, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Layers: large}, payload)
+		},
+		"manifests": func(_, _ string) {
+			reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+				if !strings.Contains(r.URL.Path, "/referrers/") {
+					return false
+				}
+				w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex)
+				check(t, json.NewEncoder(w).Encode(ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests}))
+				return true
+			})
+		},
+	} {
+		ref, subject := reg.push(t, name+":1", app), manifestDigest(t, app)
+		push(name, strings.Replace(string(subject), ":", "-", 1))
+		reg.forget()
+		_, err := s.Pull(t.Context(), ref, PullOptions{})
+		reg.setHook(nil)
+		wantError(t, err, errdefs.IsInvalidArgument, "more than 64")
+		for _, forbidden := range []digest.Digest{digest.FromBytes(payload), manifests[0].Digest} {
+			if n := reg.count("GET", string(forbidden)); n != 0 {
+				t.Errorf("%s: got %d requests for %s, want none", name, n, forbidden)
+			}
+		}
+	}
+}
+
+// Peers have no signatures, so the registry resolves an image that needs them, also by digest.
+func TestSignedImageWithPeersFirst(t *testing.T) {
+	reg, key := newRegistry(t), newSigner(t)
+	app, first := oneFileImage(t, "signed"), open(t, Config{})
+	key.sign(reg, "app", manifestDigest(t, app), false)
+	have := pull(t, first, reg.push(t, "app:1", app))
+	s := open(t, Config{
+		SignaturePolicy: policyFile(t, reg.host, key.requirement()), Peers: Peers{Hosts: []string{mirrorOf(t, first)}, First: true, Tags: true},
+	})
+	byDigest := reg.ref("app@" + string(have.Manifest))
+	reg.forget()
+	pull(t, s, byDigest)
+	if n := reg.count("GET", have.Layers[0].Digest.String()); n != 0 {
+		t.Errorf("got %d requests for the layer at the registry, want none", n)
+	}
+	reg.away()
+	for _, ref := range []string{byDigest, reg.ref("app:1")} {
+		_, err := s.Pull(t.Context(), ref, PullOptions{})
+		wantError(t, err, errdefs.IsUnavailable)
+	}
+}

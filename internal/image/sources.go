@@ -21,7 +21,7 @@ const rangeSize = 4 << 20
 //	a digest          peers, registry       registry, peers*       for a tag only with Peers.Tags
 //	the content       peers, registry       registry, peers*
 //
-// Peers never replace a registry that refuses: an image that was deleted, or that a login may not pull, stays out.
+// Peers do not have cosign's signatures, so an image that needs them is resolved by the registry. Peers never replace a registry that refuses: an image that was deleted, or that a login may not pull, stays out.
 type sources struct {
 	// remote resolved the reference, and registry fetches from the same place, which are peers if fromPeer is set.
 	remote   remotes.Resolver
@@ -48,7 +48,8 @@ func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, e
 	peers := sync.OnceValue(func() remotes.Resolver { return p.peers.resolver(ctx) })
 	p.peer = sync.OnceValue(func() remotes.Fetcher { return p.fetcherOf(ctx, peers()) })
 	digested := digestIn(p.named) != ""
-	if p.peers.First && digested {
+	signed := p.requires != nil && p.requires.NeedsSigstore()
+	if p.peers.First && digested && !signed {
 		if target, err := p.resolveAt(ctx, peers()); err == nil {
 			p.fromPeer, p.origin = true, p.fetcherOf(ctx, registry)
 			return target, nil
@@ -59,7 +60,7 @@ func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, e
 		parallel.SetOptions(transfer.WithMaxConcurrentDownloads(p.cfg.RangesPerBlob), transfer.WithConcurrentLayerFetchBuffer(rangeSize))
 		p.ranges = p.fetcherOf(ctx, registry)
 	}
-	if !unavailable(err) || !digested && !p.peers.Tags {
+	if !unavailable(err) || signed || !digested && !p.peers.Tags {
 		return target, err
 	}
 	if target, peerErr := p.resolveAt(ctx, peers()); peerErr == nil {
@@ -141,8 +142,12 @@ func (p *puller) labels() map[string]string {
 	return map[string]string{labelPublic: "true"}
 }
 
-// relabel updates the labels of a stored image's names after a pull that found nothing new.
+// relabel updates the labels of a stored image's names after a pull that found nothing new. Peers cannot say whether
+// the image needs a login, so what the registry said last remains.
 func (p *puller) relabel(ctx context.Context, names []string, target ocispec.Descriptor) error {
+	if p.fromPeer {
+		return nil
+	}
 	labels := p.labels()
 	for _, name := range names {
 		record, err := p.records.Get(ctx, name)

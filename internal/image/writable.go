@@ -77,6 +77,9 @@ func readLayer(dir string) (info layerInfo, err error) {
 // openLayers reads the layers that exist, and removes what earlier processes left half-made or half-removed. A layer
 // whose file a power failure damaged stays listed, so that its container can release it, but has no mounts.
 func (s *Store) openLayers(ctx context.Context) error {
+	if err := s.checkContainersDir(); err != nil {
+		return err
+	}
 	own, configured := s.place(""), s.place(s.cfg.ContainersDir)
 	s.layers.byKey, s.layers.foundations = map[string]layerInfo{}, map[string][]mount.Mount{}
 	for _, dir := range []string{own, configured} {
@@ -181,8 +184,11 @@ func fillLayer(dir, files string, below []mount.Mount, info layerInfo) error {
 	if err := os.WriteFile(filepath.Join(dir, layerFile), raw, 0o600); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(files, 0o700); err != nil {
-		return err
+	if files != dir {
+		// Not MkdirAll: if the other file system is not mounted, nothing may be written below its mount point.
+		if err := os.Mkdir(files, 0o700); err != nil {
+			return err
+		}
 	}
 	for name, mode := range map[string]fs.FileMode{"fs": 0o755, "work": 0o711} {
 		if err := os.Mkdir(filepath.Join(files, name), mode); err != nil {
@@ -291,6 +297,7 @@ func (s *Store) sweepLayers() {
 const sweepPause = time.Second
 
 // sweepLoop removes the files of released layers, and those that an earlier process left, until the store is closed.
+// The next process removes the rest.
 func (s *Store) sweepLoop() {
 	for failing := false; ; {
 		err := s.removeReleased()
@@ -306,7 +313,6 @@ func (s *Store) sweepLoop() {
 		case <-s.layers.sweep:
 		case <-retry:
 		case <-s.base.Done():
-			_ = s.removeReleased() // what was released last
 			return
 		}
 	}

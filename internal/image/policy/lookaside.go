@@ -22,8 +22,9 @@ import (
 const (
 	// defaultLookaside is the store that containers/image uses as root without an entry in registries.d.
 	defaultLookaside = "file:///var/lib/containers/sigstore"
-	// maxSignatures limits the signatures of one image.
+	// maxSignatures and maxBytes limit the signatures of one image.
 	maxSignatures = 64
+	maxBytes      = 1 << 20
 )
 
 // lookaside is an entry of containers-registries.d(5).
@@ -41,25 +42,29 @@ func (l lookaside) url() string {
 }
 
 // Lookaside returns the OpenPGP signatures of an image from the store that the files in registriesDir name for it. Its
-// error is errdefs.ErrUnavailable if the store cannot be read, and errdefs.ErrFailedPrecondition if the files are
-// invalid.
+// error is errdefs.ErrUnavailable if the store cannot be read, errdefs.ErrFailedPrecondition if the files are invalid, and
+// errdefs.ErrInvalidArgument if the store has too much.
 func Lookaside(ctx context.Context, client *http.Client, registriesDir string, named reference.Named, subjects []digest.Digest) ([][]byte, error) {
 	base, err := lookasideOf(registriesDir, named)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	var all [][]byte
+	room := int64(maxBytes)
 	for _, subject := range subjects {
-		for n := 1; n <= maxSignatures; n++ {
+		for n := 1; ; n++ {
 			u := base.JoinPath(fmt.Sprintf("%s@%s=%s", reference.Path(named), subject.Algorithm(), subject.Encoded()), fmt.Sprintf("signature-%d", n))
-			signature, err := read(ctx, client, u)
+			signature, err := read(ctx, client, u, room)
 			if errors.Is(err, fs.ErrNotExist) {
 				break
 			}
 			if err != nil {
 				return nil, fmt.Errorf("signature %s: %w: %w", u.Redacted(), err, errdefs.ErrUnavailable)
 			}
-			all = append(all, signature)
+			all, room = append(all, signature), room-int64(len(signature))
+			if len(all) > maxSignatures || room < 0 {
+				return nil, fmt.Errorf("%s has more than %d signatures, or more than %d bytes of them: %w", base.Redacted(), maxSignatures, maxBytes, errdefs.ErrInvalidArgument)
+			}
 		}
 	}
 	return all, nil
@@ -113,15 +118,16 @@ func parseLookaside(address string) (*url.URL, error) {
 	return nil, fmt.Errorf("lookaside %q: the scheme must be file, http or https", address)
 }
 
-// read reads one signature. The error for a missing one is fs.ErrNotExist.
-func read(ctx context.Context, client *http.Client, u *url.URL) ([]byte, error) {
+// read reads one signature, of which it returns at most one byte more than limit. The error for a missing one is
+// fs.ErrNotExist.
+func read(ctx context.Context, client *http.Client, u *url.URL, limit int64) ([]byte, error) {
 	if u.Scheme == "file" {
 		file, err := os.Open(path.Clean(u.Path))
 		if err != nil {
 			return nil, err
 		}
 		defer file.Close()
-		return readLimited(file)
+		return io.ReadAll(io.LimitReader(file, limit+1))
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
@@ -134,17 +140,9 @@ func read(ctx context.Context, client *http.Client, u *url.URL) ([]byte, error) 
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusOK:
-		return readLimited(resp.Body)
+		return io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	case http.StatusNotFound:
 		return nil, fs.ErrNotExist
 	}
 	return nil, errors.New(strings.TrimSpace(resp.Status))
-}
-
-func readLimited(r io.Reader) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(r, maxSignature+1))
-	if err == nil && len(data) > maxSignature {
-		err = fmt.Errorf("it has more than %d bytes", maxSignature)
-	}
-	return data, err
 }

@@ -331,3 +331,26 @@ func FuzzVerifyMessage(f *testing.F) {
 		}
 	})
 }
+
+// TestLookasideIsLimited: all signatures of an image together are limited, and too many are refused.
+func TestLookasideIsLimited(t *testing.T) {
+	for name, c := range map[string]struct{ count, size int }{"signatures": {maxSignatures/2 + 1, 1}, "bytes": {1, maxBytes/2 + 1}} {
+		dir, files := t.TempDir(), t.TempDir()
+		check(t, os.WriteFile(filepath.Join(dir, "a.yaml"), fmt.Appendf(nil, "default-docker:\n  lookaside: file://%s\n", files), 0o600))
+		for _, d := range []digest.Digest{subject, other} {
+			path := filepath.Join(files, fmt.Sprintf("app@sha256=%s", d.Encoded()))
+			check(t, os.Mkdir(path, 0o700))
+			for n := range c.count {
+				check(t, os.WriteFile(filepath.Join(path, fmt.Sprintf("signature-%d", n+1)), make([]byte, c.size), 0o600))
+			}
+		}
+		look := func(subjects ...digest.Digest) error {
+			_, err := Lookaside(t.Context(), http.DefaultClient, dir, named(t, "r.example/app:1"), subjects)
+			return err
+		}
+		check(t, look(subject))
+		if err := look(subject, other); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: got error %v, want ErrInvalidArgument", name, err)
+		}
+	}
+}
