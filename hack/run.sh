@@ -22,6 +22,7 @@ pidfile=build/up.pid
 # ---------------------------------------------------------------------------------------------- inside the namespaces
 
 dir=${TRIPOD_TEST_DIR:-}
+state=/run/tripod
 daemon_pid='' registry_pid='' orchestrator_pid=''
 
 write_config() {
@@ -29,7 +30,7 @@ write_config() {
   build/bin/images hosts "$registry" "$dir/certs.d"
   cat >"$dir/config.toml" <<TOML
 root = "$dir/root"
-state = "/run/tripod"
+state = "$state"
 
 [image]
 hosts_dirs = ["$dir/certs.d"]
@@ -380,10 +381,11 @@ demo_remove() {
   nothing_left
 }
 
-# The session carrier of exec, attach and port-forward outlives the daemon for some minutes, for the next one.
+# The session carrier of exec, attach and port-forward outlives the daemon for some minutes, for the next one. Its command
+# line names its tickets, below the state directory of its daemon.
 end_carriers() {
   local pid
-  for pid in $(pgrep -f '^tripod sessions '); do
+  for pid in $(pgrep -f "^tripod sessions .*\"$state/sessions/"); do
     kill "$pid"
     await "the session carrier has ended" gone "$pid"
   done
@@ -398,8 +400,8 @@ nothing_left() {
 leftovers() {
   local name
   for name in conmon crun runc nginx tripod-wasm qemu-system; do pgrep -l "$name" || true; done
-  grep -E " ($dir/root|/run/tripod)/[^ ]+/" /proc/self/mountinfo || true
-  ls -A "$dir/root/linux" /run/tripod/linux/pods /run/tripod/wasm/pods /run/tripod/vm/pods /run/tripod/netns "$dir/root/vm/pods" | grep -Ev ':$|^$' || true
+  grep -E " ($dir/root|$state)/[^ ]+/" /proc/self/mountinfo || true
+  ls -A "$dir/root/linux" "$state"/{linux,wasm,vm}/pods "$state/netns" "$dir/root/vm/pods" | grep -Ev ':$|^$' || true
   find /sys/fs/cgroup \( -fstype cgroup -o -fstype cgroup2 \) -path "*$TRIPOD_TEST_CGROUP/tripod-*" \
     ! -name tripod-conmon -type d 2>/dev/null || true # the conmons' cgroup belongs to the node, not to a pod
   find "$dir/root/network/leases" -name '[0-9]*.*' || true
