@@ -28,6 +28,7 @@ type otherRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	runtimeapi.UnimplementedImageServiceServer
 	streams atomic.Int64 // of events, so far
+	metrics atomic.Int64 // requests for metrics, which it lacks
 }
 
 func (*otherRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
@@ -36,6 +37,20 @@ func (*otherRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runt
 
 func (*otherRuntime) ListContainers(context.Context, *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	return &runtimeapi.ListContainersResponse{}, nil
+}
+
+func (*otherRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	pod := &runtimeapi.PodSandbox{Id: "p", Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Namespace: "shop"}}
+	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{pod}}, nil
+}
+
+func (*otherRuntime) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	return &runtimeapi.ListPodSandboxStatsResponse{}, nil
+}
+
+func (o *otherRuntime) ListPodSandboxMetrics(ctx context.Context, req *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+	o.metrics.Add(1)
+	return o.UnimplementedRuntimeServiceServer.ListPodSandboxMetrics(ctx, req)
 }
 
 func (*otherRuntime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {

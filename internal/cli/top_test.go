@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -120,5 +121,32 @@ func TestTopView(t *testing.T) {
 		t.Error("q: got no command, want the end")
 	} else if _, ok := cmd().(tea.QuitMsg); !ok {
 		t.Errorf("q: got %T, want the end", cmd())
+	}
+}
+
+// TestTopWithoutMetrics: a runtime without metrics has no requests per second, and is seldom asked for them.
+func TestTopWithoutMetrics(t *testing.T) {
+	o := &otherRuntime{}
+	serveRuntime(t, o)
+	if out, err := runCommand(t, "top", "--once", "--interval", "100ms"); err != nil || !strings.Contains(out, "web") {
+		t.Fatalf("top: got %q, error %v; want the pod", out, err)
+	}
+	client, err := Connect(t.Context(), os.Getenv(EndpointVariable), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(t.Context())
+	o.metrics.Store(0)
+	s := &sampler{client: client}
+	for range 1 + askAgain {
+		if _, err := s.sample(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := o.metrics.Load(); n != 1 {
+		t.Errorf("got %d requests for metrics, want one", n)
+	}
+	if _, err := s.sample(t.Context()); err != nil || o.metrics.Load() != 2 {
+		t.Errorf("got %d requests for metrics, error %v; want that the runtime is asked again", o.metrics.Load(), err)
 	}
 }
