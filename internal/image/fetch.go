@@ -1,7 +1,6 @@
 package image
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,27 +32,25 @@ func (s *Store) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock f
 }
 
 // fetch downloads a blob from the first source that has it, or adds the stored one to the pull's lease. The caller holds
-// the blob's lock.
+// the blob's lock. If no source has it, the error is that of the last one, which is the registry unless it is unavailable.
 func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 	if err := p.dropDamaged(ctx, desc); err != nil {
 		return err
 	}
 	defer p.tracker.busy()()
-	var first error
+	var last error
 	for _, fetcher := range p.fetchers(desc.Size) {
 		if fetcher == nil {
 			continue
 		}
-		err := p.fetchFrom(ctx, fetcher, desc)
-		if err == nil || ctx.Err() != nil {
-			return err
+		if last = p.fetchFrom(ctx, fetcher, desc); last == nil || ctx.Err() != nil {
+			return last
 		}
-		first = cmp.Or(first, err)
 	}
-	if peer := p.lastResort(first); peer != nil && p.fetchFrom(ctx, peer, desc) == nil {
+	if peer := p.lastResort(last); peer != nil && p.fetchFrom(ctx, peer, desc) == nil {
 		return nil
 	}
-	return first
+	return last
 }
 
 // fetchFrom downloads a blob from one source. A broken transfer resumes.

@@ -391,3 +391,18 @@ func TestMirrorResetsDeadline(t *testing.T) {
 		t.Errorf("got status %d, %d bytes, %d deadlines, the last %v; want that the last is none", w.Code, w.Body.Len(), w.writes, w.last)
 	}
 }
+
+// If no source has a blob, the registry's answer decides what the caller learns, although peers were asked first.
+func TestPeersFirstAndTheRegistryFails(t *testing.T) {
+	reg, first := newRegistry(t), open(t, Config{})
+	pull(t, first, reg.push(t, "other:1", oneFileImage(t, "other")))
+	ref := reg.push(t, "app:1", oneFileImage(t, "text"))
+	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodGet {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		return r.Method == http.MethodGet && r.URL.Path != "/v2/"
+	})
+	_, err := open(t, Config{Peers: Peers{Hosts: []string{mirrorOf(t, first)}, First: true}}).Pull(t.Context(), ref, PullOptions{})
+	wantError(t, err, errdefs.IsUnavailable)
+}

@@ -25,9 +25,9 @@ var authSeed = maphash.MakeSeed()
 // A failed pull's content is kept for ResumeWindow.
 //
 // Errors: errdefs.ErrInvalidArgument for a malformed reference and for an image that violates the specification or a
-// limit; ErrSignature if the signature policy refuses the image; ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered; ErrUnavailable if the
-// registry is unreachable or stalls; ErrDataLoss if the registry's content does not match the digest;
-// ErrResourceExhausted if the disk is full.
+// limit; ErrSignature if the signature policy refuses the image; ErrNotFound, ErrUnauthenticated and ErrPermissionDenied
+// as the registry answered; ErrUnavailable if the registry is unreachable or stalls; ErrDataLoss if the registry's
+// content does not match the digest; ErrResourceExhausted if the disk is full.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
 	if err := s.ready(); err != nil {
 		return Image{}, err

@@ -111,7 +111,7 @@ func (p *puller) fetcherOf(ctx context.Context, at remotes.Resolver) remotes.Fet
 	return fetcher
 }
 
-// fetchers returns the sources of a blob in order. It does not ask peers.
+// fetchers returns the sources of a blob in order; nil ones do not answer.
 func (p *puller) fetchers(size int64) []remotes.Fetcher {
 	var all []remotes.Fetcher
 	if p.peers.First && !p.fromPeer {
