@@ -1,5 +1,5 @@
 // Package fdpass passes open files between processes over a Unix socket (SCM_RIGHTS, unix(7)). It defines frames, and a
-// service with one request and one reply per connection.
+// service with one request and one reply per connection. Stream receives files that others send without frames.
 //
 //	tripod-vmwrap ──{request}──▶ Server ──Handler──▶ the libvirt driver: taps, disks, sockets of one machine
 //	              ◀──{reply}+files──

@@ -41,25 +41,18 @@ func CloseFiles(files []*os.File) {
 	}
 }
 
-// Conn is a byte stream with files: a *net.UnixConn, or a fake in tests.
-type Conn interface {
-	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
-}
-
 // Reader splits a stream into frames. Files arrive in order, and no later than the first byte of their frame. So each
 // frame takes the oldest files that have arrived, as many as its header says.
 type Reader struct {
-	conn Conn
-	max  int
-	buf  []byte // read, not yet consumed
-	tmp  []byte
-	oob  []byte
-	fds  []int
+	stream *Stream
+	max    int
+	buf    []byte // read, not yet consumed
+	tmp    []byte
 }
 
 // NewReader makes a reader for messages of at most maxMessage bytes. The caller must Close it.
 func NewReader(conn Conn, maxMessage int) *Reader {
-	return &Reader{conn: conn, max: maxMessage, tmp: make([]byte, 64<<10), oob: make([]byte, unix.CmsgSpace(4*MaxFiles))}
+	return &Reader{stream: NewStream(conn), max: maxMessage, tmp: make([]byte, 64<<10)}
 }
 
 // Next returns the next frame. It returns io.EOF if the stream ends between frames.
@@ -77,14 +70,14 @@ func (r *Reader) Next() (Frame, error) {
 		}
 		return Frame{}, err
 	}
-	if int(count) > len(r.fds) {
-		return Frame{}, fmt.Errorf("%w: it announces %d files and has %d", ErrFrame, count, len(r.fds))
+	if int(count) > len(r.stream.fds) {
+		return Frame{}, fmt.Errorf("%w: it announces %d files and has %d", ErrFrame, count, len(r.stream.fds))
 	}
 	f := Frame{Payload: append([]byte(nil), r.buf[headerSize:headerSize+int(length)]...)}
-	for _, fd := range r.fds[:count] {
+	for _, fd := range r.stream.fds[:count] {
 		f.Files = append(f.Files, os.NewFile(uintptr(fd), "passed"))
 	}
-	r.fds = append(r.fds[:0], r.fds[count:]...)
+	r.stream.fds = append(r.stream.fds[:0], r.stream.fds[count:]...)
 	r.buf = append(r.buf[:0], r.buf[headerSize+int(length):]...)
 	return f, nil
 }
@@ -92,54 +85,20 @@ func (r *Reader) Next() (Frame, error) {
 // fill reads until the buffer has n bytes. It allocates memory only as data arrives, whatever the header announces.
 func (r *Reader) fill(n int) error {
 	for len(r.buf) < n {
-		got, oobn, flags, _, err := r.conn.ReadMsgUnix(r.tmp, r.oob)
-		if oobErr := r.keepFiles(r.oob[:oobn]); err == nil {
-			err = oobErr
-		}
+		got, err := r.stream.Read(r.tmp)
 		switch {
-		case err != nil && !errors.Is(err, io.EOF):
-			return err
-		case flags&unix.MSG_CTRUNC != 0:
-			return fmt.Errorf("%w: files were lost in transit (out of file descriptors?)", ErrFrame)
-		case got == 0 && len(r.buf) == 0:
-			return io.EOF
-		case got == 0:
+		case errors.Is(err, io.EOF) && len(r.buf) > 0:
 			return io.ErrUnexpectedEOF
+		case err != nil:
+			return err
 		}
 		r.buf = append(r.buf, r.tmp[:got]...)
 	}
 	return nil
 }
 
-// keepFiles stores the descriptors of a control message until the next frames take them.
-func (r *Reader) keepFiles(oob []byte) error {
-	if len(oob) == 0 {
-		return nil
-	}
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrFrame, err)
-	}
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue // not descriptors, but credentials or timestamps
-		}
-		r.fds = append(r.fds, fds...)
-	}
-	if len(r.fds) > 4*MaxFiles {
-		return fmt.Errorf("%w: %d files arrived without a frame", ErrFrame, len(r.fds))
-	}
-	return nil
-}
-
 // Close closes received files that belong to no frame yet. It does not close the connection.
-func (r *Reader) Close() {
-	for _, fd := range r.fds {
-		unix.Close(fd)
-	}
-	r.fds = nil
-}
+func (r *Reader) Close() { r.stream.Close() }
 
 // Write sends a frame with a payload of at most maxMessage bytes. It does not close the files. Calls for the same
 // connection must not overlap.

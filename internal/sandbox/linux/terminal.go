@@ -3,7 +3,6 @@ package linux
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/fdpass"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -53,30 +53,12 @@ func (c *console) receive() (*os.File, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := conn.ReadMsgUnix(name, oob)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
+	stream := fdpass.NewStream(conn)
+	defer stream.Close()
+	if _, err := stream.Read(make([]byte, 4096)); err != nil { // the terminal's name, which comes with the descriptor
+		return nil, fmt.Errorf("the OCI runtime passed no terminal: %w", err)
 	}
-	messages, err := unix.ParseSocketControlMessage(oob[:n])
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range messages {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil || len(fds) == 0 {
-			continue
-		}
-		for _, extra := range fds[1:] {
-			unix.Close(extra)
-		}
-		if err := unix.SetNonblock(fds[0], true); err != nil {
-			unix.Close(fds[0])
-			return nil, err
-		}
-		return os.NewFile(uintptr(fds[0]), "terminal"), nil
-	}
-	return nil, errors.New("the OCI runtime passed no terminal")
+	return stream.TakeOne("terminal")
 }
 
 // setSize sets the size of a terminal. The terminal's processes get SIGWINCH.

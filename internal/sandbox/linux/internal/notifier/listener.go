@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/fdpass"
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
@@ -32,10 +34,12 @@ type Listener struct {
 	log    *slog.Logger
 }
 
-// receiveTime bounds the wait for an OCI runtime's message, and maxState its size.
+// receiveTime bounds the wait for an OCI runtime's message, and maxState its size. acceptPause is the time between two
+// attempts to accept a connection.
 const (
 	receiveTime = 10 * time.Second
 	maxState    = 1 << 20
+	acceptPause = 100 * time.Millisecond
 )
 
 // Listen makes the socket and replaces that of an earlier daemon. The directory must be private. The handler is called
@@ -62,8 +66,13 @@ func (l *Listener) Close() error { return l.socket.Close() }
 func (l *Listener) accept() {
 	for {
 		conn, err := l.socket.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
 		if err != nil {
-			return // closed
+			l.log.Error("accept a container's seccomp notifier", "err", err)
+			time.Sleep(acceptPause) // pacing: nothing signals that a descriptor is free
+			continue
 		}
 		go guard.Func(l.log, "seccomp notifications of a container", func() {
 			defer conn.Close()
@@ -81,42 +90,18 @@ func (l *Listener) accept() {
 	}
 }
 
-// receive reads the message of an OCI runtime: its state in JSON, with one descriptor.
+// receive reads the message of an OCI runtime: its state in JSON, with one descriptor. A long state arrives in pieces.
 func receive(conn *net.UnixConn) (state specs.ContainerProcessState, file *os.File, err error) {
 	if err := conn.SetDeadline(time.Now().Add(receiveTime)); err != nil {
 		return state, nil, err
 	}
-	text, rights := make([]byte, maxState), make([]byte, unix.CmsgSpace(4*4))
-	n, rn, _, _, err := conn.ReadMsgUnix(text, rights)
-	if err != nil {
+	stream := fdpass.NewStream(conn)
+	defer stream.Close()
+	if err := json.NewDecoder(io.LimitReader(stream, maxState)).Decode(&state); err != nil {
 		return state, nil, err
 	}
-	var fds []int
-	messages, err := unix.ParseSocketControlMessage(rights[:rn])
-	for _, m := range messages {
-		got, parseErr := unix.ParseUnixRights(&m)
-		fds, err = append(fds, got...), errors.Join(err, parseErr)
-	}
-	if err == nil {
-		err = json.Unmarshal(text[:n], &state)
-	}
-	if err == nil && len(fds) != 1 {
-		err = fmt.Errorf("got %d descriptors instead of one", len(fds))
-	}
-	for _, fd := range fds {
-		unix.CloseOnExec(fd)
-		if err != nil {
-			_ = unix.Close(fd)
-		}
-	}
-	if err != nil {
-		return state, nil, err
-	}
-	if err := unix.SetNonblock(fds[0], true); err != nil {
-		_ = unix.Close(fds[0])
-		return state, nil, err
-	}
-	return state, os.NewFile(uintptr(fds[0]), "seccomp notifier"), nil
+	file, err = stream.TakeOne("seccomp notifier")
+	return state, file, err
 }
 
 // notification and response are struct seccomp_notif and struct seccomp_notif_resp of the kernel.

@@ -3,18 +3,23 @@ package notifier
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/contrib/seccomp"
 	"github.com/containerd/errdefs"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
@@ -63,6 +68,73 @@ func TestApply(t *testing.T) {
 	open := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActErrno}}}
 	if err := Apply(open, "/run/socket", ""); err != nil || len(open.Syscalls) != 1 || open.Syscalls[0].Action != specs.ActNotify {
 		t.Errorf("Apply to a list of forbidden calls = %v, %+v, want a notification of mount only", err, open.Syscalls)
+	}
+}
+
+// TestAcceptGoesOn: a failed accept, as without a free descriptor, does not end the listener.
+func TestAcceptGoesOn(t *testing.T) {
+	l, err := Listen(filepath.Join(t.TempDir(), "socket"), func(Event) {}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := l.socket.SetDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * acceptPause) // pacing: let it fail
+	if err := l.socket.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.DialUnix("unix", nil, l.socket.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := errors.Join(conn.CloseWrite(), conn.SetDeadline(time.Now().Add(30*time.Second))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) { // the listener closes the connection
+		t.Errorf("read: %v, want the end of the connection", err)
+	}
+}
+
+// TestReceiveLongState: a state that arrives in pieces is read whole.
+func TestReceiveLongState(t *testing.T) {
+	socket, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "socket"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	raw, err := json.Marshal(specs.ContainerProcessState{Metadata: "pod/c", State: specs.State{ID: strings.Repeat("long", 100_000)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := make(chan error, 1)
+	go func() {
+		conn, err := net.DialUnix("unix", nil, socket.Addr().(*net.UnixAddr))
+		if err != nil {
+			sent <- err
+			return
+		}
+		defer conn.Close()
+		n, _, err := conn.WriteMsgUnix(raw, unix.UnixRights(0), nil)
+		if err == nil {
+			_, err = conn.Write(raw[n:])
+		}
+		sent <- err
+	}()
+	conn, err := socket.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	state, file, err := receive(conn)
+	if err := errors.Join(err, <-sent); err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if state.Metadata != "pod/c" || len(state.State.ID) != 400_000 {
+		t.Errorf("metadata %q, ID of %d bytes; want those that were sent", state.Metadata, len(state.State.ID))
 	}
 }
 
