@@ -1,14 +1,14 @@
 package spec
 
 import (
-	"errors"
+	"fmt"
 	"os"
-	"runtime"
 
 	"github.com/cyphar/filepath-securejoin/pathrs-lite"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -59,18 +59,37 @@ func mkdirAll(dir *os.File, name string) error {
 	return made.Close()
 }
 
-// asRoot runs fn with the file-system identity of a map's root.
+// asRoot runs fn with the file-system identity of a map's root. fn keeps the node's right to override permissions: a
+// directory of the image may belong to another user.
 func asRoot(m sandbox.IDMap, fn func() error) error {
-	runtime.LockOSThread() // the identity is the thread's
-	defer runtime.UnlockOSThread()
-	if _, err := unix.SetfsgidRetGid(int(m.Groups.First)); err != nil {
-		return err
+	done := make(chan error, 1)
+	go process.OnOwnThread(func() { // the identity is the thread's, which ends with it
+		done <- func() error {
+			if _, err := unix.SetfsgidRetGid(int(m.Groups.First)); err != nil {
+				return err
+			}
+			if _, err := unix.SetfsuidRetUid(int(m.Users.First)); err != nil {
+				return err
+			}
+			if err := raise(unix.CAP_DAC_OVERRIDE); err != nil {
+				return err
+			}
+			return fn()
+		}()
+	})
+	return <-done
+}
+
+// raise makes a permitted capability of the thread effective. setfsuid(2) drops some for other users than 0.
+func raise(capability int) error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return fmt.Errorf("read the capabilities: %w", err)
 	}
-	if _, err := unix.SetfsuidRetUid(int(m.Users.First)); err != nil {
-		return err
+	sets[capability/32].Effective |= 1 << (capability % 32)
+	if err := unix.Capset(&header, &sets[0]); err != nil {
+		return fmt.Errorf("raise capability %d: %w", capability, err)
 	}
-	err := fn()
-	_, uidErr := unix.SetfsuidRetUid(os.Geteuid())
-	_, gidErr := unix.SetfsgidRetGid(os.Getegid())
-	return errors.Join(err, uidErr, gidErr)
+	return nil
 }

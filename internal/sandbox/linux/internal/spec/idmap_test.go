@@ -123,6 +123,21 @@ func TestBuildInUserNamespace(t *testing.T) {
 	requireRefused(t, err, errInvalid, "run_as_user")
 }
 
+// TestVolumeInAnotherUsersDirectory: the node makes the directories of volumes whoever owns their parents.
+func TestVolumeInAnotherUsersDirectory(t *testing.T) {
+	in := testInput(t)
+	in.Pod, in.User = podInUsers(), "/run/user"
+	in.Image.Volumes = map[string]struct{}{"/srv/data": {}}
+	parent := filepath.Join(in.Rootfs, "srv")
+	require.NoError(t, os.Mkdir(parent, 0o755))
+	require.NoError(t, os.Chown(parent, 1<<20+1000, 1<<20+1000))
+	_, _, err := Build(in, fullHost())
+	require.NoError(t, err)
+	info, err := os.Stat(filepath.Join(parent, "data"))
+	require.NoError(t, err)
+	assert.Equal(t, uint32(1<<20), info.Sys().(*syscall.Stat_t).Uid)
+}
+
 // TestSysfsOfTheNode: a pod with a user namespace on the host network cannot mount a sysfs of its own.
 func TestSysfsOfTheNode(t *testing.T) {
 	in := testInput(t)
