@@ -3,11 +3,15 @@ package linux
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/apparmor"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
+
+// parserDeadline limits how long the parser can take. It takes well below a second on an idle node.
+const parserDeadline = 20 * time.Second
 
 // loadDefaultProfile loads the default AppArmor profile and returns its name. It returns "" if the kernel has no
 // AppArmor, or if the profile cannot be loaded: containers that ask for the default profile are then refused.
@@ -15,6 +19,8 @@ func loadDefaultProfile(ctx context.Context, host spec.Host, log *slog.Logger) s
 	if !host.AppArmor {
 		return ""
 	}
+	ctx, cancel := context.WithTimeout(ctx, parserDeadline)
+	defer cancel()
 	parser, err := apparmor.FindParser()
 	if err == nil {
 		err = apparmor.LoadDefault(ctx, "/", parser)

@@ -14,11 +14,11 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -94,11 +94,11 @@ type Backend struct {
 	volatile bool
 	// labels assigns SELinux labels. It is nil if the node has no SELinux.
 	labels *selinux.Pool
-	// notifier reports the calls that containers' seccomp profiles forbid. forbidden holds the name of the call for which
-	// a container is being stopped, by the container's ID, and forbiddenCalls counts all calls.
-	notifier       *notifier.Listener
-	forbidden      sync.Map
-	forbiddenCalls *prometheus.CounterVec
+	// notifier reports the calls that containers' seccomp profiles forbid.
+	notifier  *notifier.Listener
+	forbidden *forbiddenCalls
+	// users repeats the trial of user namespaces.
+	users *usersProbe
 
 	ledger *ledger.Ledger[state, life]
 	// sessions serves the sessions in the daemon: calls of ExecSync, and what another process cannot serve.
@@ -148,24 +148,24 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.exitDir(), cfg.ociDir(), cfg.execDir()} {
-		if err := os.MkdirAll(dir, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // existing containers work even on a read-only disk
-			return nil, fmt.Errorf("linux backend: %w", err)
-		}
+	if err := cfg.makeDirs(); err != nil {
+		return nil, fmt.Errorf("linux backend: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	profile := make(chan string, 1)
+	go guard.Func(s.Logger, "the default AppArmor profile", func() {
+		defer close(profile)
+		profile <- loadDefaultProfile(ctx, host, s.Logger)
+	})()
 	rt, err := findRuntime(ctx, cfg, groups)
+	host.AppArmorProfile = <-profile
 	if err != nil {
 		return nil, err
 	}
-	host.AppArmorProfile = loadDefaultProfile(ctx, host, s.Logger)
 	labels := openLabels(s.Logger)
 	host.SELinux = labels != nil
 	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
-	if host.UserNamespaces = rt.userNamespaces; host.UserNamespaces != nil {
-		s.Logger.Warn("pods cannot have user namespaces", "err", host.UserNamespaces)
-	}
 	conmon, err := findMonitor(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -179,22 +179,24 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 			"reason", "overlays cannot be mounted with \"volatile\" (Linux 5.10)")
 	}
 	s.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
-		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly, "user_namespaces", host.UserNamespaces == nil)
+		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly, "user_namespaces", rt.userNamespaces == nil)
 	b := &Backend{
 		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
 		sampler: stats.NewSampler(8192), volatile: noVolatile == nil, labels: labels,
 		ledger:   ledger.New[state, life](format, cfg.stateFile, s.Logger),
 		sessions: &Sessions{log: s.Logger, spawner: conmon.spawner, hubs: map[process.ID]*hub{}}, pauses: map[string]*process.Process{},
-		forbiddenCalls: newForbiddenCalls(),
+		forbidden: newForbiddenCalls(), users: newUsersProbe(rt.userNamespaces),
 	}
 	if b.notifier, err = notifier.Listen(cfg.notifierSocket(), b.reportForbidden, s.Logger); err != nil {
 		s.Logger.Warn("containers cannot have a seccomp notifier", "err", err)
 	}
+	b.users.begin(s.Logger, func(ctx context.Context) error { return rt.probeUserNamespace(ctx, cfg, groups) })
 	return b, nil
 }
 
 // Close releases what Open acquired. Containers keep running; the backend must not be used afterwards.
 func (b *Backend) Close() error {
+	b.users.end()
 	if b.notifier != nil {
 		_ = b.notifier.Close()
 	}
@@ -218,16 +220,29 @@ func (c Config) check() error {
 	return nil
 }
 
+// makeDirs makes the backend's directories. The roots of user namespaces pass through some of them to those of their
+// pods, but cannot read them.
+func (c Config) makeDirs() error {
+	for _, dir := range []string{c.Root, c.RunDir, c.podsDir(), c.exitDir(), c.ociDir(), c.execDir(), filepath.Dir(c.notifierSocket())} {
+		if err := os.MkdirAll(dir, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // existing containers work even on a read-only disk
+			return err
+		}
+	}
+	return errors.Join(os.Chmod(c.RunDir, 0o711), os.Chmod(c.podsDir(), 0o711))
+}
+
 // All paths derive from the configuration and the IDs.
 
-func (c Config) notifierSocket() string { return filepath.Join(c.RunDir, "seccomp.sock") }
+// notifierSocket is in a directory of its own, because others can enter RunDir (see makeDirs).
+func (c Config) notifierSocket() string { return filepath.Join(c.RunDir, "seccomp", "notify.sock") }
 
 func (c Config) exitDir() string { return filepath.Join(c.RunDir, "exits") }
 func (c Config) ociDir() string  { return filepath.Join(c.RunDir, "oci") }
 func (c Config) execDir() string { return filepath.Join(c.RunDir, "exec") }
+func (c Config) podsDir() string { return filepath.Join(c.RunDir, "pods") }
 
 func (c Config) podDir(pod string) string            { return filepath.Join(c.Root, pod) }
-func (c Config) podRunDir(pod string) string         { return filepath.Join(c.RunDir, "pods", pod) }
+func (c Config) podRunDir(pod string) string         { return filepath.Join(c.podsDir(), pod) }
 func (c Config) bundle(pod, container string) string { return filepath.Join(c.Root, pod, container) }
 func (c Config) stateFile(pod, container string) string {
 	return filepath.Join(c.bundle(pod, container), "state.json")
@@ -245,16 +260,23 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 		RecursiveReadOnlyMounts:  b.host.RecursiveReadOnly,
 		MountOptions:             true,
 		SupplementalGroupsPolicy: true,
-		UserNamespaces:           b.host.UserNamespaces == nil,
-		MapsIDs:                  b.host.UserNamespaces == nil,
+		UserNamespaces:           b.users.reason() == nil,
+		MapsIDs:                  true,
 	}
+}
+
+// hostNow returns what the host can do, as far as that changes.
+func (b *Backend) hostNow() spec.Host {
+	host := b.host
+	host.UserNamespaces = b.users.reason()
+	return host
 }
 
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if !idPattern.MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
-	if err := spec.Validate(p, c, b.host); err != nil {
+	if err := spec.Validate(p, c, b.hostNow()); err != nil {
 		return err
 	}
 	if err := errors.Join(b.cfg.Annotations.Check(p.Config.GetAnnotations()), b.validateNotifier(p, c)); err != nil {

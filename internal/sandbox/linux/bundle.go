@@ -67,17 +67,19 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
-	if err := ledger.WriteJSON(configFile(b.cfg.bundle(p.ID, c.ID)), config); err != nil {
+	if err := b.install(p, c, config); err != nil {
 		return sandbox.Resolved{}, err
 	}
 	_, cgroup := b.cgroups.container(p, c.ID)
 	return answer, b.ledger.Create(p.ID, c.ID, state{
-		Record: ledger.Record{Phase: ledger.Created}, BootID: bootID(), OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
+		Record: ledger.Record{Phase: ledger.Created}, BootID: bootID(), OwnPID: ownPID(config), Forgettable: forgettable(config),
+		Cgroup: cgroup, TTY: c.Config.GetTty(),
 		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal, SwapLimited: answer.SwapLimited},
 	})
 }
 
-// Spec implements sandbox.Specifier.
+// Spec implements sandbox.Specifier. It mounts and unpacks what CreateContainer needs too, but leaves the pod's volumes
+// alone.
 func (b *Backend) Spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if err != nil {
@@ -142,7 +144,7 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if err != nil {
 		return nil, sandbox.Resolved{}, err
 	}
-	volumes, copied, err := b.mountAll(ctx, p, c, labels.Mount)
+	volumes, err := b.mountAll(ctx, p, c, labels.Mount)
 	if err != nil {
 		return nil, sandbox.Resolved{}, err
 	}
@@ -163,28 +165,31 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		CgroupsPath: oci, ShmPath: files.shm,
 		ResolvConf: files.resolvConf, Hosts: files.hosts, HostnameFile: files.hostname,
 		ImageVolumes: dirs, Labels: labels,
-	}, b.host)
-	if action := b.notifierAction(p, c); action != "" && err == nil {
-		err = notifier.Apply(config.Linux.Seccomp, b.cfg.notifierSocket(), notifierMetadata(p.ID, c.ID, action))
+	}, b.hostNow())
+	if err != nil {
+		return nil, sandbox.Resolved{}, err
 	}
 	for _, m := range answer.Mounts {
 		if v, ok := volumes[m.ContainerPath]; ok {
 			m.Image.ImageRef = v.imageID
 		}
 	}
-	if err == nil {
-		err = b.injectDevices(config, c)
+	return config, answer, b.complete(p, c, config)
+}
+
+// complete adds to a specification what does not come from the request's fields. The notifier comes last, because a
+// plugin of the node can replace the seccomp profile.
+func (b *Backend) complete(p *sandbox.Pod, c *sandbox.Container, config *specs.Spec) error {
+	if err := b.injectDevices(config, c); err != nil {
+		return err
 	}
-	if err == nil {
-		err = spec.Adjust(config, c.Adjustment)
+	if err := spec.Adjust(config, c.Adjustment); err != nil {
+		return err
 	}
-	if err == nil && p.IDMap() != nil {
-		err = b.expose(p, c.ID, config)
+	if action := b.notifierAction(p, c); action != "" {
+		return notifier.Apply(config.Linux.Seccomp, b.cfg.notifierSocket(), notifierMetadata(p.ID, c.ID, action))
 	}
-	if err == nil && copied {
-		config.Annotations[annotationCopied] = "true"
-	}
-	return config, answer, err
+	return nil
 }
 
 // injectDevices adds the CDI devices that a container requests to its specification.
@@ -196,38 +201,35 @@ func (b *Backend) injectDevices(config *specs.Spec, c *sandbox.Container) error 
 	return cdi.New(b.cfg.CDIDirs).Inject(config, names)
 }
 
-// annotationCopied marks a container whose image could not be mapped to the pod's user namespace.
-const annotationCopied = "io.tripod.image-copied"
-
 // volume is an image mounted for a container: its path on the host and the image's ID.
 type volume struct{ dir, imageID string }
 
 // mountAll mounts the root file system and the image volumes unless they are mounted already. It returns the volumes,
-// keyed by their path in the container. All files get the SELinux label, if it is not "". See mountLayer about copied.
-func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, label string) (volumes map[string]volume, copied bool, err error) {
+// keyed by their path in the container. All files get the SELinux label, if it is not "".
+func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, label string) (map[string]volume, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	mounts, err := b.images.Mounts(ctx, snapshotPrefix+c.ID)
 	if err != nil {
-		return nil, false, fmt.Errorf("root file system of container %s: %w", c.ID, err)
+		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
 	if mounts, err = b.labelledLayer(mounts, label); err != nil {
-		return nil, false, fmt.Errorf("root file system of container %s: %w", c.ID, err)
+		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
-	if copied, err = b.mountLayer(p, mounts, rootfsDir(bundle)); err != nil {
-		return nil, false, err
+	if err := b.mountLayer(p, mounts, bundle); err != nil {
+		return nil, err
 	}
-	volumes = map[string]volume{}
+	volumes := map[string]volume{}
 	for n, m := range c.Config.GetMounts() {
 		if m.GetImage().GetImage() == "" {
 			continue
 		}
 		v, err := b.mountVolume(ctx, p, c.ID, n, m, label)
 		if err != nil {
-			return nil, false, fmt.Errorf("%w: mounts[%d], image %s: %w", crierrors.ErrImageVolumeMountFailed, n, m.Image.Image, err)
+			return nil, fmt.Errorf("%w: mounts[%d], image %s: %w", crierrors.ErrImageVolumeMountFailed, n, m.Image.Image, err)
 		}
 		volumes[m.ContainerPath] = v
 	}
-	return volumes, copied, nil
+	return volumes, nil
 }
 
 func (b *Backend) mountVolume(ctx context.Context, p *sandbox.Pod, id string, n int, m *runtimeapi.Mount, label string) (volume, error) {
@@ -300,13 +302,26 @@ func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	case p.IDMap() != nil:
 		config, _, err = b.build(ctx, p, c)
 	default:
-		_, _, err := b.mountAll(ctx, p, c, config.Linux.MountLabel)
+		_, err := b.mountAll(ctx, p, c, config.Linux.MountLabel)
 		return err
 	}
 	if err != nil {
 		return err
 	}
-	return ledger.WriteJSON(configFile(b.bundleOf(h)), config)
+	return b.install(p, c, config)
+}
+
+// install makes what a new specification needs outside the bundle, and writes the specification.
+func (b *Backend) install(p *sandbox.Pod, c *sandbox.Container, config *specs.Spec) error {
+	if err := spec.Relabel(c.Config, config.Linux.MountLabel); err != nil {
+		return err
+	}
+	if p.IDMap() != nil {
+		if err := b.expose(p, c.ID, config); err != nil {
+			return err
+		}
+	}
+	return ledger.WriteJSON(configFile(b.cfg.bundle(p.ID, c.ID)), config)
 }
 
 func readConfig(bundle string) (*specs.Spec, error) {

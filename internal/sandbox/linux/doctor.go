@@ -66,6 +66,9 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []heal
 		return []health.Finding{{Subject: "temporary directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
 	}
 	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o711); err != nil { // as Open makes it, for the trial of user namespaces
+		return []health.Finding{{Subject: "temporary directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
+	}
 	cfg.RunDir = dir
 	if g.Driver == cgroup.DriverCgroupfs {
 		defer func() {

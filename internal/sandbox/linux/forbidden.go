@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -54,46 +55,103 @@ func (b *Backend) validateNotifier(p *sandbox.Pod, c *sandbox.Container) error {
 // notifierMetadata is the text that comes back with each forbidden call of a container.
 func notifierMetadata(podID, id, action string) string { return podID + " " + id + " " + action }
 
+// forbidden is what is known about the forbidden calls of one container.
+type forbidden struct {
+	logged map[string]bool // names of calls
+	// killed is the call for which the container was killed, or is to be killed; killing means that one caller does it.
+	killed  string
+	killing bool
+}
+
+// forbiddenCalls holds the forbidden calls of containers, by the container's ID. A container's entry is removed with it.
+type forbiddenCalls struct {
+	mu   sync.Mutex
+	of   map[string]*forbidden
+	made *prometheus.CounterVec
+}
+
+func newForbiddenCalls() *forbiddenCalls {
+	return &forbiddenCalls{of: map[string]*forbidden{}, made: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "tripod_seccomp_forbidden_calls_total",
+		Help: "System calls that seccomp profiles of containers with a notifier have failed.",
+	}, []string{"syscall"})}
+}
+
+// note counts a call. It reports whether the call is the container's first with this name, and whether the caller shall
+// kill the container; the caller then calls tried.
+func (f *forbiddenCalls) note(id, name string, stop bool) (first, kill bool) {
+	f.made.WithLabelValues(name).Inc()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e := f.of[id]
+	if e == nil {
+		e = &forbidden{logged: map[string]bool{}}
+		f.of[id] = e
+	}
+	first = !e.logged[name]
+	e.logged[name] = true
+	if !stop || e.killing {
+		return first, false
+	}
+	e.killed, e.killing = cmp.Or(e.killed, name), true
+	return first, true
+}
+
+// tried records the result of a kill. After a failure, the container's next forbidden call kills it.
+func (f *forbiddenCalls) tried(id string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if e := f.of[id]; e != nil && err != nil {
+		e.killing = false
+	}
+}
+
+// forget removes a container's entry, and returns the call for which the container was killed, or "".
+func (f *forbiddenCalls) forget(id string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e := f.of[id]
+	delete(f.of, id)
+	if e == nil {
+		return ""
+	}
+	return e.killed
+}
+
 // reportForbidden logs and counts a call that a container's profile has failed, and kills the container if its pod asks
-// for that.
+// for that. A program can make such calls without end, so only the first of each name is logged.
 func (b *Backend) reportForbidden(e notifier.Event) {
 	podID, rest, _ := strings.Cut(e.Metadata, " ")
 	id, action, _ := strings.Cut(rest, " ")
-	b.forbiddenCalls.WithLabelValues(e.Syscall).Inc()
-	b.log.Warn("a container made a system call that its seccomp profile forbids", "pod", podID, "container", id, "syscall", e.Syscall, "pid", e.PID, "action", action)
-	if action != notifierStop {
-		return
-	}
 	h, err := b.ledger.Find(podID, id)
 	if h == nil {
-		b.log.Error("find the container of a forbidden system call", "container", id, "err", err)
+		b.log.Error("find the container of a forbidden system call", "container", id, "syscall", e.Syscall, "err", err)
 		return
 	}
-	if _, before := b.forbidden.LoadOrStore(id, e.Syscall); before {
+	first, kill := b.forbidden.note(id, e.Syscall, action == notifierStop)
+	if first {
+		b.log.Warn("a container made a system call that its seccomp profile forbids", "pod", podID, "container", id, "syscall", e.Syscall, "pid", e.PID, "action", action)
+	}
+	if !kill {
 		return
 	}
 	s, _ := h.Snapshot() // the container may be starting, so kill it by its cgroup
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
-	if err := b.cgroups.Kill(ctx, s.Cgroup); err != nil {
+	err = b.cgroups.Kill(ctx, s.Cgroup)
+	b.forbidden.tried(id, err)
+	if err != nil {
 		b.log.Error("kill a container that made a forbidden system call", "container", id, "err", err)
 	}
 }
 
 // asForbidden returns how a container ended if it was killed for a forbidden system call, otherwise e.
 func (b *Backend) asForbidden(id string, e end) end {
-	if name, killed := b.forbidden.LoadAndDelete(id); killed {
+	if name := b.forbidden.forget(id); name != "" {
 		e.reason, e.message = sandbox.ReasonSeccomp, fmt.Sprintf("used a system call that its seccomp profile forbids: %s", name)
 	}
 	return e
 }
 
-func newForbiddenCalls() *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "tripod_seccomp_forbidden_calls_total",
-		Help: "System calls that seccomp profiles of containers with a notifier have failed.",
-	}, []string{"syscall"})
-}
-
 // Collector returns the backend's own metrics.
-func (b *Backend) Collector() prometheus.Collector { return b.forbiddenCalls }
+func (b *Backend) Collector() prometheus.Collector { return b.forbidden.made }

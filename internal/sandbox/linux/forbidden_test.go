@@ -1,9 +1,12 @@
 package linux
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	nri "github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -39,5 +42,53 @@ func TestNotifierAnnotation(t *testing.T) {
 		if got := b.notifierAction(p, container); got != c.want || (err != nil) != (c.is != nil) || err != nil && !c.is(err) {
 			t.Errorf("%s: action %q, error %v, want %q", what, got, err, c.want)
 		}
+	}
+}
+
+// TestNotifierOfAnAdjustedProfile: a plugin of the node that replaces the seccomp profile does not disable the notifier.
+func TestNotifierOfAnAdjustedProfile(t *testing.T) {
+	b := &Backend{cfg: Config{RunDir: "/run/linux", Annotations: sandbox.AllowList{annotationNotifier}}}
+	p := &sandbox.Pod{ID: "p", Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{annotationNotifier: notifierLog}}}
+	c := &sandbox.Container{ID: "c", Config: &runtimeapi.ContainerConfig{}, Adjustment: &nri.ContainerAdjustment{}}
+	c.Adjustment.SetLinuxSeccompPolicy(&nri.LinuxSeccomp{DefaultAction: "SCMP_ACT_ALLOW", Syscalls: []*nri.LinuxSyscall{
+		{Names: []string{"mount"}, Action: "SCMP_ACT_ERRNO"},
+	}})
+	config := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{Seccomp: &specs.LinuxSeccomp{DefaultAction: specs.ActErrno}}}
+	if err := b.complete(p, c, config); err != nil {
+		t.Fatal(err)
+	}
+	got := config.Linux.Seccomp
+	if got.ListenerPath != b.cfg.notifierSocket() || got.ListenerMetadata != "p c log" || len(got.Syscalls) != 1 || got.Syscalls[0].Action != specs.ActNotify {
+		t.Errorf("profile = %+v, want the plugin's with the node's listener", got)
+	}
+}
+
+// TestForbiddenCalls: each name is logged once per container, a failed kill is repeated at the next call, and a
+// container's entry goes with it.
+func TestForbiddenCalls(t *testing.T) {
+	f := newForbiddenCalls()
+	for i, c := range []struct {
+		id, name    string
+		stop        bool
+		result      error
+		first, kill bool
+	}{
+		{"a", "mount", false, nil, true, false},
+		{"a", "mount", false, nil, false, false},
+		{"a", "swapon", false, nil, true, false},
+		{"b", "mount", true, errors.New("the freezer is busy"), true, true},
+		{"b", "swapon", true, nil, true, true},
+		{"b", "mount", true, nil, false, false},
+	} {
+		first, kill := f.note(c.id, c.name, c.stop)
+		if first != c.first || kill != c.kill {
+			t.Errorf("call %d: first %v, kill %v; want %v, %v", i, first, kill, c.first, c.kill)
+		}
+		if kill {
+			f.tried(c.id, c.result)
+		}
+	}
+	if a, b := f.forget("a"), f.forget("b"); a != "" || b != "mount" || len(f.of) != 0 {
+		t.Errorf("killed for %q and %q, %d entries left; want nothing, mount and none", a, b, len(f.of))
 	}
 }

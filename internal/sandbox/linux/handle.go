@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -93,7 +95,7 @@ func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 		return err
 	}
 	return h.Set(func(s *state) {
-		*s = state{Record: ledger.Record{Phase: ledger.Starting}, BootID: bootID(), OwnPID: s.OwnPID, Cgroup: s.Cgroup, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
+		*s = state{Record: ledger.Record{Phase: ledger.Starting}, BootID: bootID(), OwnPID: s.OwnPID, Forgettable: s.Forgettable, Cgroup: s.Cgroup, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
 	})
 }
 
@@ -164,8 +166,8 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 // clearEarlierRun removes what the OCI runtime and conmon keep from an earlier run.
 func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 	s, _ := h.Snapshot()
-	b.forbidden.Delete(h.ID)
-	if err := b.deleteRuntimeState(ctx, b.bundleOf(h), h.ID, s.Cgroup, s.Phase); err != nil {
+	b.forbidden.forget(h.ID)
+	if err := b.deleteRuntimeState(ctx, h.ID, s); err != nil {
 		return err
 	}
 	for _, name := range []string{
@@ -181,15 +183,15 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 // deleteRuntimeState removes a container's cgroup and its state in the OCI runtime. If the container's start may have
 // been interrupted, deleteRuntimeState first kills the processes in the cgroup. A runtime that was killed can leave a
 // state that it cannot read later. Such a state is removed without the runtime. So is the state of a container whose end
-// is recorded, because the runtime would do nothing else (see forgettable).
-func (b *Backend) deleteRuntimeState(ctx context.Context, bundle, id, cgroup string, phase ledger.Phase) error {
-	if phase == ledger.Starting && cgroup != "" {
-		if err := b.cgroups.Kill(ctx, cgroup); err != nil {
+// is recorded, because the runtime would do nothing else (see state.Forgettable).
+func (b *Backend) deleteRuntimeState(ctx context.Context, id string, s state) error {
+	if s.Phase == ledger.Starting && s.Cgroup != "" {
+		if err := b.cgroups.Kill(ctx, s.Cgroup); err != nil {
 			return err
 		}
 	}
-	if phase == ledger.Exited && b.forgettable(bundle) {
-		return errors.Join(b.runtime.forget(id), b.cgroups.Remove(ctx, cgroup))
+	if s.Phase == ledger.Exited && s.Forgettable && !b.runtime.systemd {
+		return errors.Join(b.runtime.forget(id), b.cgroups.Remove(ctx, s.Cgroup))
 	}
 	if err := b.runtime.delete(ctx, id); err != nil {
 		if ctx.Err() != nil {
@@ -200,18 +202,13 @@ func (b *Backend) deleteRuntimeState(ctx context.Context, bundle, id, cgroup str
 			return err
 		}
 	}
-	return b.cgroups.Remove(ctx, cgroup)
+	return b.cgroups.Remove(ctx, s.Cgroup)
 }
 
-// forgettable reports whether the OCI runtime has nothing to do for a container that has ended but to remove its own
-// state and the cgroup: systemd keeps no unit for it, and its specification has no hooks to run and no resource control
+// forgettable reports whether a specification has neither hooks to run after the container's end nor a resource control
 // group to remove.
-func (b *Backend) forgettable(bundle string) bool {
-	if b.runtime.systemd {
-		return false
-	}
-	config, err := readConfig(bundle)
-	return err == nil && (config.Hooks == nil || len(config.Hooks.Poststop) == 0) && (config.Linux == nil || config.Linux.IntelRdt == nil)
+func forgettable(config *specs.Spec) bool {
+	return (config.Hooks == nil || len(config.Hooks.Poststop) == 0) && (config.Linux == nil || config.Linux.IntelRdt == nil)
 }
 
 // pinTarget pins the PID namespace of the target container, so that the container with the given ID can join the
@@ -299,23 +296,19 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	if err != nil {
 		return err
 	}
-	phase := ledger.Starting // the worst, if nothing is known
+	s := state{Record: ledger.Record{Phase: ledger.Starting}} // the worst, if nothing is known
 	if h != nil {
-		s, l := h.Snapshot()
-		if cgroup == "" {
-			cgroup = s.Cgroup
-		}
-		if l != nil {
+		if _, l := h.Snapshot(); l != nil {
 			b.killLife(h, l)
 			if err := l.wait(ctx, id); err != nil {
 				return err
 			}
 		}
-		s, _ = h.Snapshot() // the run may just have ended
-		phase = s.Phase
+		s, _ = h.Snapshot()
 	}
+	s.Cgroup = cmp.Or(cgroup, s.Cgroup)
 	bundle := b.cfg.bundle(podID, id)
-	if err := b.deleteRuntimeState(ctx, bundle, id, cgroup, phase); err != nil {
+	if err := b.deleteRuntimeState(ctx, id, s); err != nil {
 		return err
 	}
 	if err := fpDeleted.Hit(ctx); err != nil {
@@ -337,6 +330,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 		return err
 	}
 	b.specified.Delete(id)
+	b.forbidden.forget(id)
 	b.sampler.Forget(id)
 	return errors.Join(ledger.RemoveFile(b.exitFile(id)), removeBundle(bundle))
 }

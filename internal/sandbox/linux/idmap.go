@@ -83,32 +83,39 @@ func cannotMap(err error) bool {
 	return slices.ContainsFunc([]error{unix.EINVAL, unix.EPERM, unix.EOPNOTSUPP, unix.ENOSYS}, func(e error) bool { return errors.Is(err, e) })
 }
 
+// copiedFile marks a container whose image could not be mapped to the pod's user namespace.
+func copiedFile(bundle string) string { return filepath.Join(bundle, "copied") }
+
 // mountMappedLayer mounts a container's writable layer for a pod with a user namespace. If the layers below cannot be
-// mapped, it changes the owners of all files instead, which copies them to the container's layer. It reports whether it
-// did.
-func (b *Backend) mountMappedLayer(p *sandbox.Pod, mounts []mount.Mount, dir string) (copied bool, err error) {
+// mapped, it changes the owners of all files instead, which copies them to the container's layer, and marks the bundle.
+func (b *Backend) mountMappedLayer(p *sandbox.Pod, mounts []mount.Mount, bundle string) error {
 	users, err := openUsers(p, b.cfg.podRunDir(p.ID))
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer users.Close()
+	dir := rootfsDir(bundle)
 	if upper := optionOf(mounts, "upperdir"); upper != "" {
 		if err := shiftOwner(upper, *p.IDMap()); err != nil {
-			return false, err
+			return err
 		}
 		err := mountMapped(mounts[0].Options, users, dir)
 		if err == nil || !cannotMap(err) {
-			return false, err
+			return err
 		}
 		b.log.Warn("the image's layers cannot be mapped to the pod's users; copying all files to the container's layer", "pod", p.ID, "err", err)
 	}
 	if err := mountOn(mounts, dir); err != nil {
-		return false, err
+		return err
 	}
-	if err := shiftOwners(dir, *p.IDMap()); err != nil {
-		return false, errors.Join(err, unmount(dir))
+	err = shiftOwners(dir, *p.IDMap())
+	if err == nil {
+		err = os.WriteFile(copiedFile(bundle), nil, 0o600)
 	}
-	return true, nil
+	if err != nil {
+		return errors.Join(err, unmount(dir))
+	}
+	return nil
 }
 
 // mountMappedView mounts an image's read-only file system for a pod with a user namespace.

@@ -57,22 +57,22 @@ func probeVolatile(dir string) (err error) {
 }
 
 // mountLayer mounts a container's root file system unless it is mounted already. It first removes the kernel's mark.
-// This is safe because the machine has not crashed since the layer was last mounted (see layerLost). The result reports
-// whether the image's files were copied for the pod's user namespace (see mountMappedLayer).
-func (b *Backend) mountLayer(p *sandbox.Pod, mounts []mount.Mount, dir string) (copied bool, err error) {
+// This is safe because the machine has not crashed since the layer was last mounted (see layerLost).
+func (b *Backend) mountLayer(p *sandbox.Pod, mounts []mount.Mount, bundle string) error {
+	dir := rootfsDir(bundle)
 	if mountedOn(dir) {
-		return false, nil
+		return nil
 	}
 	if err := os.RemoveAll(markOf(mounts)); err != nil {
-		return false, fmt.Errorf("remove the mark of an earlier mount: %w", err)
+		return fmt.Errorf("remove the mark of an earlier mount: %w", err)
 	}
 	if b.volatile {
 		mounts = asVolatile(mounts)
 	}
 	if p.IDMap() != nil {
-		return b.mountMappedLayer(p, mounts, dir)
+		return b.mountMappedLayer(p, mounts, bundle)
 	}
-	return false, mountOn(mounts, dir)
+	return mountOn(mounts, dir)
 }
 
 // asVolatile returns the mounts with the option "volatile" added to each overlay.

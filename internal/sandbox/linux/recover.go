@@ -236,7 +236,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 			errs = append(errs, b.runtime.delete(ctx, id), ledger.RemoveFile(b.exitFile(id)))
 		}
 	}
-	for _, pod := range idsIn(filepath.Join(b.cfg.RunDir, "pods")) {
+	for _, pod := range idsIn(b.cfg.podsDir()) {
 		pods[pod] = true
 	}
 	for pod := range pods {

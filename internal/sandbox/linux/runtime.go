@@ -113,9 +113,6 @@ func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive
 
 // probeUserNamespace creates and deletes a container in a user namespace of its own.
 func (r ociRuntime) probeUserNamespace(ctx context.Context, cfg Config, g cgroups) error {
-	if err := cfg.openRunDirs(); err != nil {
-		return err
-	}
 	dir, err := os.MkdirTemp(cfg.RunDir, "probe-users-")
 	if err != nil {
 		return err

@@ -23,6 +23,9 @@ type state struct {
 	Conmon process.ID `json:"conmon,omitzero"`
 	// OwnPID means that the container has its own PID namespace, which ends with its first process.
 	OwnPID bool `json:"ownPID"`
+	// Forgettable means that the OCI runtime has nothing to do after the container's end but to remove its own state and
+	// the cgroup. Earlier versions did not record it, so false is safe. It does not hold with systemd, which has a unit.
+	Forgettable bool `json:"forgettable,omitempty"`
 	// Cgroup is the container's cgroup, relative to the hierarchies' roots.
 	Cgroup string `json:"cgroup"`
 	// LogPath is the path of the CRI log file. It is empty if the container has none.

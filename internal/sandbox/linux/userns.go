@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
-	"path/filepath"
+	"sync/atomic"
+	"time"
 
 	"github.com/containerd/containerd/v2/pkg/sys"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -110,8 +113,72 @@ func openUsers(p *sandbox.Pod, runDir string) (*os.File, error) {
 	return f, nil
 }
 
-// openRunDirs lets the roots of user namespaces pass through the backend's directory to those of their pods.
-func (c Config) openRunDirs() error {
-	pods := filepath.Join(c.RunDir, "pods")
-	return errors.Join(os.MkdirAll(pods, 0o711), os.Chmod(pods, 0o711), os.Chmod(c.RunDir, 0o711))
+// The trial of user namespaces is repeated after usersFirstPause, and after longer and longer pauses up to usersLastPause.
+const (
+	usersFirstPause = 5 * time.Second
+	usersLastPause  = 5 * time.Minute
+)
+
+// usersProbe knows whether pods can have user namespaces. A trial that failed is repeated until it succeeds: the node may
+// have been too busy, or an administrator may raise a limit (user.max_user_namespaces) or open a directory. The kubelet
+// asks again by itself (RuntimeHandlerFeatures). A success is final, because existing pods depend on it.
+type usersProbe struct {
+	err  atomic.Pointer[error]
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+func newUsersProbe(err error) *usersProbe {
+	u := &usersProbe{done: make(chan struct{})}
+	u.err.Store(&err)
+	return u
+}
+
+// reason returns why pods cannot have user namespaces, or nil if they can.
+func (u *usersProbe) reason() error { return *u.err.Load() }
+
+// begin repeats a failed trial in the background until end is called.
+func (u *usersProbe) begin(log *slog.Logger, try func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	u.stop = cancel
+	if u.reason() == nil {
+		close(u.done)
+		return
+	}
+	log.Warn("pods cannot have user namespaces", "err", u.reason())
+	go guard.Func(log, "trials of user namespaces", func() {
+		defer close(u.done)
+		for pause := usersFirstPause; u.reason() != nil && sleep(ctx, pause); pause = min(2*pause, usersLastPause) {
+			u.repeat(ctx, log, try)
+		}
+	})()
+}
+
+// repeat makes one trial.
+func (u *usersProbe) repeat(ctx context.Context, log *slog.Logger, try func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(ctx, probeDeadline)
+	defer cancel()
+	err := try(ctx)
+	if err == nil {
+		log.Info("pods can have user namespaces")
+	}
+	u.err.Store(&err)
+}
+
+// end ends the trials, and waits for one that is under way.
+func (u *usersProbe) end() {
+	u.stop()
+	<-u.done
+}
+
+// sleep reports whether the time passed before the context ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

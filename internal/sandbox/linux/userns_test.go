@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -104,6 +107,24 @@ func TestImageIsCopied(t *testing.T) {
 	}
 	unmapable(t, base)
 	p := r.pod(mapped)
+	early := &sandbox.Container{ID: newID(), Config: &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "early"}, Image: &runtimeapi.ImageSpec{Image: busybox}, Command: []string{"true"},
+	}, ImageID: busybox}
+	if _, err := r.Spec(t.Context(), p.Pod, early); err != nil {
+		t.Fatal(err)
+	}
+	if dir := exposeDir(r.cfg.podRunDir(p.ID), early.ID); exists(dir) {
+		t.Errorf("Spec mounted clones in %s", dir)
+	}
+	if _, err := r.CreateContainer(t.Context(), p.Pod, early); err != nil {
+		t.Fatal(err)
+	}
+	if facts, err := r.Inspect(t.Context(), p.Pod, early); err != nil || facts["imageOwners"] != "copied" {
+		t.Errorf("after Spec, imageOwners = %v, %v; want copied", facts["imageOwners"], err)
+	}
+	if err := r.RemoveContainer(t.Context(), p.Pod, early); err != nil {
+		t.Fatal(err)
+	}
 	c := p.container("echo up; " + forever).start()
 	c.waitLog("up")
 	for script, want := range map[string]string{
@@ -188,4 +209,35 @@ func TestDoctorTriesUserNamespaces(t *testing.T) {
 		}
 	}
 	t.Errorf("no finding about user namespaces in %+v", findings)
+}
+
+// TestFailedTrialIsRepeated: the node offers user namespaces once a trial succeeds, however often it failed before.
+func TestFailedTrialIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u, trials := newUsersProbe(errors.New("busy")), 0
+		u.begin(slog.New(slog.DiscardHandler), func(context.Context) error {
+			if trials++; trials < 10 {
+				return fmt.Errorf("trial %d", trials)
+			}
+			return nil
+		})
+		time.Sleep(usersFirstPause / 2) // pacing: the clock of the bubble
+		if err := u.reason(); err == nil || err.Error() != "busy" {
+			t.Errorf("before the second trial: %v", err)
+		}
+		time.Sleep(usersFirstPause) // pacing: the clock of the bubble
+		if err := u.reason(); err == nil || err.Error() != "trial 1" {
+			t.Errorf("after the second trial: %v", err)
+		}
+		time.Sleep(time.Hour) // pacing: the clock of the bubble
+		if err := u.reason(); err != nil || trials != 10 {
+			t.Errorf("after an hour: %v, %d trials; want a success in the tenth", err, trials)
+		}
+		u.end()
+
+		u = newUsersProbe(errors.New("never"))
+		u.begin(slog.New(slog.DiscardHandler), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		time.Sleep(usersFirstPause) // pacing: a trial begins
+		u.end()
+	})
 }

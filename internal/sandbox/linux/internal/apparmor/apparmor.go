@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/containerd/v2/contrib/apparmor"
 	"github.com/containerd/errdefs"
@@ -57,7 +58,7 @@ func LoadDefault(ctx context.Context, root, parser string) error {
 		return fmt.Errorf("generate AppArmor profile %s: %w", DefaultProfile, err)
 	}
 	cmd := exec.CommandContext(ctx, parser, "-Kr") // without the cache, replace; the profile comes from standard input
-	cmd.Stdin = strings.NewReader(text)
+	cmd.Stdin, cmd.WaitDelay = strings.NewReader(text), time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("load AppArmor profile %s: %s: %w: %s", DefaultProfile, parser, err, strings.TrimSpace(string(out)))
 	}

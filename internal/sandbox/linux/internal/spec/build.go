@@ -57,7 +57,7 @@ type Input struct {
 	// ImageVolumes maps the container_path of each image mount in the request to the host path of the mounted image.
 	// That path already includes image_sub_path (see ResolveSubPath).
 	ImageVolumes map[string]string
-	// Labels are the container's SELinux labels. Mounts that ask for it get the label of files.
+	// Labels are the container's SELinux labels. See Relabel about mounts.
 	Labels selinux.Labels
 }
 

@@ -191,8 +191,7 @@ func checkMountOwners(field string, m *runtimeapi.Mount, ids *sandbox.IDMap) err
 func mapsOwners(m *runtimeapi.Mount) bool { return len(m.GetUidMappings())+len(m.GetGidMappings()) > 0 }
 
 // requestedMounts returns the request's mounts, the propagation that the root file system needs for them, and the
-// mounts as ContainerStatus reports them. selinux_relabel has no effect on a host without SELinux, and none on images, which
-// are mounted with a label.
+// mounts as ContainerStatus reports them.
 func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mount, rootfs string, err error) {
 	for i, m := range in.Container.Config.GetMounts() {
 		field := fmt.Sprintf("mounts[%d]", i)
@@ -207,11 +206,6 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		source, err := mountSource(field, in, m)
 		if err != nil {
 			return nil, nil, "", err
-		}
-		if m.GetSelinuxRelabel() && m.GetImage().GetImage() == "" && in.Labels.Mount != "" {
-			if err := selinux.Relabel(source, in.Labels.Mount); err != nil {
-				return nil, nil, "", classifyFileError(field+".selinux_relabel", err)
-			}
 		}
 		propagation, err := propagation(field, source, m.GetPropagation())
 		if err != nil {
@@ -232,6 +226,25 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		reported = append(reported, proto.CloneOf(m))
 	}
 	return mounts, reported, rootfs, nil
+}
+
+// Relabel gives the label of files to the mounts that ask for it (selinux_relabel). It has no effect on a host without
+// SELinux, where the label is "", and none on images, which are mounted with a label. Build does not do it, because it
+// takes long, and because the specification of a container that is not yet made changes nothing.
+func Relabel(c *runtimeapi.ContainerConfig, label string) error {
+	for i, m := range c.GetMounts() {
+		if !m.GetSelinuxRelabel() || m.GetImage().GetImage() != "" || label == "" {
+			continue
+		}
+		source, err := filepath.EvalSymlinks(m.GetHostPath())
+		if err == nil {
+			err = selinux.Relabel(source, label)
+		}
+		if err != nil {
+			return classifyFileError(fmt.Sprintf("mounts[%d].selinux_relabel", i), err)
+		}
+	}
+	return nil
 }
 
 func access(m *runtimeapi.Mount) string {
