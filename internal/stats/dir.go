@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
@@ -26,6 +27,9 @@ type dir struct {
 	path string // the cgroup's path
 	buf  *buffer
 	err  error
+	// memo holds the content of files that pairs has read, so that it reads each only once. It is nil if each file is read
+	// only once anyway.
+	memo map[string][]byte
 }
 
 // errNotMounted means that the hierarchy of a controller is missing.
@@ -110,7 +114,17 @@ func (d *dir) lookup(name string) (uint64, bool) {
 }
 
 // pairs calls f for each "key number" line of a file.
-func (d *dir) pairs(name string, f func(key string, v uint64)) { parsePairs(d.file(name), f) }
+func (d *dir) pairs(name string, f func(key string, v uint64)) {
+	content, read := d.memo[name]
+	if !read {
+		content = d.file(name)
+		if d.memo != nil {
+			content = bytes.Clone(content)
+			d.memo[name] = content
+		}
+	}
+	parsePairs(content, f)
+}
 
 func openat(at int, name string, flags int) (int, error) {
 	for {

@@ -3,7 +3,6 @@ package stats
 import (
 	"bytes"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -256,19 +255,4 @@ func deviceCounters(content []byte, f func(device blockDevice, op string, v uint
 			f(device, string(fields[1]), v)
 		}
 	}
-}
-
-type blockDevice struct{ name, major, minor string }
-
-// findDevice returns the device with the given number, such as 8:0. If the device has gone, its name is the number.
-func findDevice(number string) (blockDevice, bool) {
-	major, minor, ok := strings.Cut(number, ":")
-	if !ok {
-		return blockDevice{}, false
-	}
-	name := number
-	if target, err := os.Readlink("/sys/dev/block/" + number); err == nil {
-		name = "/dev/" + strings.ReplaceAll(filepath.Base(target), "!", "/")
-	}
-	return blockDevice{name: name, major: major, minor: minor}, true
 }

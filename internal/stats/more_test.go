@@ -1,6 +1,7 @@
 package stats_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
@@ -144,6 +145,61 @@ func TestReadAll(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReadAllOpensEachFileOnce: a scrape reads a dozen files of every container, and memory.stat is long.
+func TestReadAllOpensEachFileOnce(t *testing.T) {
+	for name, root := range map[string]stats.Root{
+		"v1": {Mount: tree(t, merged(v1Tree, moreV1))},
+		"v2": {Mount: tree(t, merged(v2Tree, moreV2)), V2: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(watch)
+			dirs := map[int32]string{}
+			for _, controller := range []string{"", "cpuacct", "cpu", "memory", "pids"} {
+				dir := filepath.Join(root.Mount, controller, group)
+				if id, err := unix.InotifyAddWatch(watch, dir, unix.IN_OPEN); err == nil {
+					dirs[int32(id)] = controller
+				}
+			}
+			if _, _, err := root.ReadAll(group, 0); err != nil {
+				t.Fatal(err)
+			}
+			opened := openings(t, watch, dirs)
+			for file, n := range opened {
+				if n != 1 {
+					t.Errorf("%s was opened %d times", file, n)
+				}
+			}
+			if opened["memory/memory.stat"]+opened["/memory.stat"] != 1 {
+				t.Errorf("opened: %v, want memory.stat among them", opened)
+			}
+		})
+	}
+}
+
+// openings counts the openings of the files in watched directories.
+func openings(t *testing.T, watch int, dirs map[int32]string) map[string]int {
+	t.Helper()
+	events := make([]byte, 64<<10)
+	n, err := unix.Read(watch, events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := map[string]int{}
+	for events = events[:n]; len(events) > 0; {
+		id, length := int32(binary.NativeEndian.Uint32(events)), binary.NativeEndian.Uint32(events[12:])
+		name := strings.TrimRight(string(events[unix.SizeofInotifyEvent:unix.SizeofInotifyEvent+length]), "\x00")
+		if name != "" { // otherwise, the directory itself
+			opened[dirs[id]+"/"+name]++
+		}
+		events = events[unix.SizeofInotifyEvent+length:]
+	}
+	return opened
 }
 
 // TestReadAllOfAnOldKernel checks the maximum and the kernel's memory on a kernel that records neither, and that no

@@ -28,10 +28,10 @@ func processSamples(pids []int, first int, s *Samples) {
 	s.count(Processes, uint64(len(pids)))
 	files, sockets, known := uint64(0), uint64(0), true
 	for _, pid := range pids {
-		names := descriptors(pid)
-		files += uint64(len(names))
+		open, found := descriptors(pid, maxScan-min(files, maxScan))
+		files += open
 		if known = known && files <= maxScan; known {
-			sockets += countSockets(pid, names)
+			sockets += found
 		}
 	}
 	s.count(FileDescriptors, files)
@@ -55,31 +55,23 @@ func openFilesLimit(pid int) (uint64, bool) {
 	return parseUint(soft)
 }
 
-func fdDir(pid int) string { return "/proc/" + strconv.Itoa(pid) + "/fd" }
-
-// descriptors lists the names of a process's open descriptors.
-func descriptors(pid int) []string {
-	d, err := os.Open(fdDir(pid))
+// descriptors counts a process's open descriptors and, if there are no more than the given number, the sockets among them.
+func descriptors(pid int, most uint64) (open, sockets uint64) {
+	const socket = "socket:"
+	d, err := os.Open("/proc/" + strconv.Itoa(pid) + "/fd")
 	if err != nil {
-		return nil
+		return 0, 0
 	}
 	defer d.Close()
 	names, _ := d.Readdirnames(-1)
-	return names
-}
-
-func countSockets(pid int, names []string) (n uint64) {
-	const socket = "socket:"
-	dir, err := openat(unix.AT_FDCWD, fdDir(pid), unix.O_PATH|unix.O_DIRECTORY)
-	if err != nil {
-		return 0
+	if open = uint64(len(names)); open > most {
+		return open, 0
 	}
-	defer unix.Close(dir)
 	var target [len(socket)]byte
 	for _, name := range names {
-		if m, err := unix.Readlinkat(dir, name, target[:]); err == nil && string(target[:m]) == socket {
-			n++
+		if n, err := unix.Readlinkat(int(d.Fd()), name, target[:]); err == nil && string(target[:n]) == socket {
+			sockets++
 		}
 	}
-	return n
+	return open, sockets
 }

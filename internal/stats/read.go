@@ -90,6 +90,9 @@ func (r Root) read(name string, all bool) (f Figures, more Samples, err error) {
 		d, err := r.open(p.controller, name, buf)
 		switch {
 		case err == nil:
+			if all {
+				d.memo = map[string][]byte{}
+			}
 			if p.read != nil {
 				p.read(d, &f)
 			}
