@@ -31,12 +31,18 @@ func (l AllowList) Pick(annotations map[string]string) map[string]string {
 	return picked
 }
 
-// Check returns errdefs.ErrPermissionDenied for an annotation below AnnotationPrefix or another own prefix that the list
-// does not allow. Its author expects an effect. The annotations of other projects are not refused, because their authors
-// may not have meant this node. Those of the edge front door are not the pod's own.
-func (l AllowList) Check(annotations map[string]string, own ...string) error {
+// Check returns errdefs.ErrPermissionDenied for an annotation of the pod or of the container, which can be nil, that is
+// below AnnotationPrefix or another own prefix and that the list does not allow. Its author expects an effect. The
+// annotations of other projects are not refused, because their authors may not have meant this node. Those of the edge
+// front door are not the pod's own.
+func (l AllowList) Check(p *Pod, c *Container, own ...string) error {
 	own = append(own, AnnotationPrefix)
-	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+	keys := slices.Collect(maps.Keys(p.Config.GetAnnotations()))
+	if c != nil {
+		keys = slices.AppendSeq(keys, maps.Keys(c.Config.GetAnnotations()))
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
 		ours := slices.ContainsFunc(own, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 		if ours && !l.Allows(key) && !strings.HasPrefix(key, AnnotationEdge) {
 			return fmt.Errorf("annotation %s: not allowed for pods of this handler (allowed_annotations in the node's configuration: %s): %w",

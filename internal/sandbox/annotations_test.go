@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
@@ -21,8 +22,15 @@ func TestAllowList(t *testing.T) {
 	for key, refused := range map[string]bool{
 		"tripod.dev/vm.vnc": false, "tripod.dev/linux.x": true, "tripod.dev/edge.module": false, "example.com/other": false, "vimana.host/port": true, "Virtlet": false,
 	} {
-		if err := list.Check(map[string]string{key: ""}, "vimana.host/"); errdefs.IsPermissionDenied(err) != refused {
-			t.Errorf("Check of %s = %v, refused %v", key, err, refused)
+		with, without := map[string]string{key: ""}, &runtimeapi.PodSandboxConfig{}
+		pod := &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: with}}
+		container := &sandbox.Container{Config: &runtimeapi.ContainerConfig{Annotations: with}}
+		for what, err := range map[string]error{
+			"pod": list.Check(pod, nil, "vimana.host/"), "container": list.Check(&sandbox.Pod{Config: without}, container, "vimana.host/"),
+		} {
+			if errdefs.IsPermissionDenied(err) != refused {
+				t.Errorf("Check of a %s with %s = %v, refused %v", what, key, err, refused)
+			}
 		}
 	}
 	if got := (sandbox.AllowList{"*"}).Pick(annotations); len(got) != len(annotations) {

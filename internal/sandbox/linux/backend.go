@@ -279,7 +279,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if err := spec.Validate(p, c, b.hostNow()); err != nil {
 		return err
 	}
-	if err := errors.Join(b.cfg.Annotations.Check(p.Config.GetAnnotations()), b.validateNotifier(p, c)); err != nil {
+	if err := errors.Join(b.cfg.Annotations.Check(p, c), b.validateNotifier(p, c)); err != nil {
 		return err
 	}
 	if c == nil {

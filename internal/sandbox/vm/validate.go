@@ -57,7 +57,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if !hexID.MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
-	if err := b.cfg.Annotations.Check(p.Config.GetAnnotations()); err != nil {
+	if err := b.cfg.Annotations.Check(p, c); err != nil {
 		return err
 	}
 	if _, _, err := b.options(p); err != nil {

@@ -61,7 +61,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if !hexID.MatchString(p.ID) && !componentID.MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is neither 64 lower-case hex digits nor component#n: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
-	if err := b.cfg.Annotations.Check(p.Config.GetAnnotations(), b.cfg.LabelPrefix); err != nil {
+	if err := b.cfg.Annotations.Check(p, c, b.cfg.LabelPrefix); err != nil {
 		return err
 	}
 	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
