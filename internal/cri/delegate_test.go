@@ -2,6 +2,7 @@ package cri
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -357,10 +358,56 @@ func TestDelegateWithAnOlderCRI(t *testing.T) {
 	must(t, err)
 	_, err = p.front.UpdateRuntimeConfig(t.Context(), &runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: "10.88.0.0/16"}}})
 	must(t, err)
+}
+
+// The events of an endpoint that has none are the differences between lists.
+func TestDelegateWithoutEvents(t *testing.T) {
+	p := openPair(t)
+	p.gate.absent.Store(&[]string{"GetContainerEvents"})
+	gone := p.run(t, "gone")
+	c := p.back.running(t, gone, "c")
 	events, err := p.front.GetContainerEvents(t.Context(), &runtimeapi.GetEventsRequest{})
 	must(t, err)
-	_, err = events.Recv()
-	wantCode(t, err, codes.Unimplemented, "delegate back")
+	received := make(chan *runtimeapi.ContainerEventResponse, 100)
+	go func() {
+		for e, err := events.Recv(); err == nil; e, err = events.Recv() {
+			received <- e
+		}
+		close(received)
+	}()
+	next := func() (text string) {
+		select {
+		case e, ok := <-received:
+			if !ok {
+				return "the end"
+			}
+			return fmt.Sprint(e.GetContainerEventType(), e.GetContainerId(), e.GetPodSandboxStatus().GetMetadata().GetName(), len(e.GetContainersStatuses()))
+		case <-time.After(3 * time.Second):
+			return "nothing"
+		}
+	}
+	n := 0
+	until.NoError(t, 20*time.Second, func() error { // an endpoint does not say when its events begin
+		n++
+		p.run(t, fmt.Sprintf("first%d", n))
+		if got := next(); got == "nothing" {
+			return errors.New(got)
+		}
+		return nil
+	})
+	for next() != "nothing" { // of the same pods
+	}
+	id := p.run(t, "new")
+	wantEqual(t, "event", next(), fmt.Sprint(runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT, id, "new", 0))
+	wantEqual(t, "event", next(), fmt.Sprint(runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, id, "new", 0))
+	_, err = p.front.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: gone})
+	must(t, err)
+	wantEqual(t, "event", next(), fmt.Sprint(runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, c, "gone", 0))
+	wantEqual(t, "event", next(), fmt.Sprint(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, c, "gone", 0))
+	wantEqual(t, "event", next(), fmt.Sprint(runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, gone, "gone", 0))
+	wantEqual(t, "event", next(), fmt.Sprint(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, gone, "gone", 0))
+	p.gate.shut.Store(true)
+	wantEqual(t, "event while the endpoint is away", next(), "the end")
 }
 
 func TestDelegateEvents(t *testing.T) {

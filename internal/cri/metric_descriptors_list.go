@@ -12,11 +12,15 @@ import (
 // ListMetricDescriptors returns the names and labels of all metrics that ListPodSandboxMetrics can return. A kubelet asks
 // once, when it starts.
 func (s *Server) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: metricDescriptors()}, nil
+}
+
+func metricDescriptors() []*runtimeapi.MetricDescriptor {
 	descriptors := make([]*runtimeapi.MetricDescriptor, 0, len(stats.Families))
 	for _, f := range stats.Families {
 		descriptors = append(descriptors, &runtimeapi.MetricDescriptor{
 			Name: f.Name, Help: f.Help, LabelKeys: slices.Concat(stats.BaseLabels, f.Labels),
 		})
 	}
-	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: descriptors}, nil
+	return descriptors
 }

@@ -50,6 +50,7 @@ type endpoint struct {
 	created   map[*listing]uint64
 	snapshots map[*listing]snapshot
 	unary     map[*listing]bool // the endpoint lacks the list's streaming call
+	metrics   []*runtimeapi.MetricDescriptor
 }
 
 func newEndpoint(c Endpoint, maxSize int, log *slog.Logger) (*endpoint, error) {
@@ -276,6 +277,7 @@ func (e *endpoint) probe(ctx context.Context) error {
 	if e.away != nil {
 		e.log.Info("the endpoint answers again", "runtime", reply.GetRuntimeName(), "version", reply.GetRuntimeVersion())
 		clear(e.unary) // it may be a later version
+		e.metrics = nil
 	}
 	e.away = nil
 	return nil

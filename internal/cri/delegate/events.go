@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -34,7 +33,8 @@ func (r *Router) events(stream grpc.ServerStream, local func(grpc.ServerStream) 
 	return err
 }
 
-// eventsOf passes on an endpoint's events until they end, and returns why.
+// eventsOf passes on an endpoint's events until they end, and returns why. If the endpoint has none, they are found by
+// lists.
 func (r *Router) eventsOf(ctx context.Context, e *endpoint, to *mergedEvents) error {
 	method := runtimeapi.RuntimeService_GetContainerEvents_FullMethodName
 	if e.reason() != nil {
@@ -51,7 +51,7 @@ func (r *Router) eventsOf(ctx context.Context, e *endpoint, to *mergedEvents) er
 		}
 	}
 	if ctx.Err() == nil && status.Code(err) == codes.Unimplemented {
-		return fmt.Errorf("delegate %s has no events; list the pods instead: %w", e.Name, errdefs.ErrNotImplemented)
+		return r.eventsByLists(ctx, e, to)
 	}
 	if ctx.Err() == nil {
 		e.kick()

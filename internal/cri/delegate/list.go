@@ -165,6 +165,9 @@ func (r *Router) list(ctx context.Context, l *listing, c *call) (proto.Message, 
 		own := resp.(*runtimeapi.ListImagesResponse)
 		return r.fitting(&runtimeapi.ListImagesResponse{Images: mergeImages(own.GetImages(), items)}, l)
 	}
+	if l == podMetricsList {
+		resp, items = &runtimeapi.ListPodSandboxMetricsResponse{}, append(r.arrangeMetrics(ctx, nil, itemsOf(resp)), items...)
+	}
 	appendItems(resp, items)
 	return r.fitting(resp, l)
 }
@@ -194,7 +197,12 @@ func (r *Router) fanOut(ctx context.Context, l *listing, req proto.Message) (wai
 	items, errs := make([][]proto.Message, len(asked)), make([]error, len(asked))
 	var wg sync.WaitGroup
 	for i, e := range asked {
-		wg.Go(func() { items[i], errs[i] = r.listOf(ctx, e, l, req, filtered) })
+		wg.Go(func() {
+			items[i], errs[i] = r.listOf(ctx, e, l, req, filtered)
+			if l == podMetricsList {
+				items[i] = r.arrangeMetrics(ctx, e, items[i])
+			}
+		})
 	}
 	return func() ([]proto.Message, error) {
 		wg.Wait()
@@ -412,10 +420,13 @@ func (r *Router) streamList(l *listing, stream grpc.ServerStream, local func(grp
 	}
 	if l == imageList {
 		var own []*runtimeapi.Image
-		for _, m := range collected.sent {
-			own = append(own, m.(*runtimeapi.StreamImagesResponse).GetImages()...)
+		for _, m := range collected.items() {
+			own = append(own, m.(*runtimeapi.Image))
 		}
 		return sendChunks(stream, l, messages(mergeImages(own, items)))
+	}
+	if l == podMetricsList {
+		return sendChunks(stream, l, append(r.arrangeMetrics(stream.Context(), nil, collected.items()), items...))
 	}
 	for _, m := range collected.sent {
 		if err := stream.SendMsg(m); err != nil {
@@ -459,4 +470,13 @@ func (c *collector) RecvMsg(m any) error {
 func (c *collector) SendMsg(m any) error {
 	c.sent = append(c.sent, m.(proto.Message))
 	return nil
+}
+
+// items returns the items of the messages.
+func (c *collector) items() []proto.Message {
+	var all []proto.Message
+	for _, m := range c.sent {
+		all = append(all, itemsOf(m)...)
+	}
+	return all
 }

@@ -38,6 +38,8 @@ type Config struct {
 	Node      *node.Node
 	Images    node.Images
 	Record    Record
+	// Metrics describe this node's metrics.
+	Metrics []*runtimeapi.MetricDescriptor
 	// MaxMessageSize limits messages in both directions, in bytes.
 	MaxMessageSize int
 	Logger         *slog.Logger
@@ -49,6 +51,7 @@ type Router struct {
 	images    node.Images
 	endpoints []*endpoint
 	owners    *owners
+	metrics   []*runtimeapi.MetricDescriptor
 	missing   missingImages
 	maxSize   int
 	log       *slog.Logger
@@ -59,7 +62,7 @@ type Router struct {
 
 // New reads the record and begins to watch the endpoints. It does not wait for them.
 func New(c Config) (*Router, error) {
-	r := &Router{node: c.Node, images: c.Images, maxSize: c.MaxMessageSize, log: c.Logger}
+	r := &Router{node: c.Node, images: c.Images, metrics: c.Metrics, maxSize: c.MaxMessageSize, log: c.Logger}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
@@ -151,7 +154,7 @@ func (r *Router) answer(ctx context.Context, c *call) (proto.Message, error) {
 	case *runtimeapi.UpdateRuntimeConfigRequest:
 		return r.updateRuntimeConfig(ctx, c)
 	case *runtimeapi.ListMetricDescriptorsRequest:
-		return r.metricDescriptors(ctx, c)
+		return r.metricDescriptors(ctx)
 	case interface{ GetContainerId() string }:
 		return r.byID(ctx, c, req.GetContainerId())
 	case interface{ GetPodSandboxId() string }:

@@ -133,34 +133,6 @@ func (r *Router) updateRuntimeConfig(ctx context.Context, c *call) (proto.Messag
 	return own, nil
 }
 
-// metricDescriptors merges the descriptors by name. Endpoints that have none, or do not answer, are left out: a
-// descriptor is not a pod.
-func (r *Router) metricDescriptors(ctx context.Context, c *call) (proto.Message, error) {
-	replies, _ := r.askAll(ctx, c)
-	own, err := c.local(ctx)
-	if status.Code(err) == codes.Unimplemented || errdefs.IsNotImplemented(err) {
-		own, err = &runtimeapi.ListMetricDescriptorsResponse{}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	merged := slices.Clone(own.(*runtimeapi.ListMetricDescriptorsResponse).GetDescriptors())
-	known := map[string]bool{}
-	for _, d := range merged {
-		known[d.GetName()] = true
-	}
-	for _, reply := range replies {
-		theirs, _ := reply.(*runtimeapi.ListMetricDescriptorsResponse)
-		for _, d := range theirs.GetDescriptors() {
-			if !known[d.GetName()] {
-				known[d.GetName()] = true
-				merged = append(merged, d)
-			}
-		}
-	}
-	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: merged}, nil
-}
-
 // imageFsInfo joins the usage of images and of writable layers. Directories on one file system become one entry with the
 // sum of their usage, because the kubelet reads only the first entry, and compares it with the file system's capacity. A
 // directory that several report counts once.
