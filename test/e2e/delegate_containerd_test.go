@@ -21,6 +21,7 @@ type adoption struct {
 	own *harness.Pod
 	// pod and container ran before the daemon was there.
 	pod, container string
+	config         *runtimeapi.PodSandboxConfig
 	started        int64
 }
 
@@ -32,6 +33,7 @@ func TestMigrateFromContainerd(t *testing.T) {
 	a := &adoption{d: harness.NewDaemon(t)}
 	a.runAtContainerd(t)
 	t.Run("the node adopts containerd with its pods", a.adopt)
+	t.Run("containerd's containers have events", a.events)
 	t.Run("own pods and lists do not wait for a stopped containerd", a.stopped)
 	t.Run("containerd restarts", a.restarted)
 	t.Run("the default handler moves", a.moved)
@@ -52,6 +54,7 @@ func (a *adoption) runAtContainerd(t *testing.T) {
 	}
 	config := harness.PodConfig(t, "old")
 	config.Linux.CgroupParent = a.d.CgroupParent
+	a.config = config
 	pod, err := runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
 	if err != nil {
 		t.Fatal(err)
@@ -94,6 +97,39 @@ func (a *adoption) adopt(t *testing.T) {
 	a.own = a.d.RunPodWith(t, harness.PodConfig(t, "own"), "linux")
 	if got := a.own.Status().GetRuntimeHandler(); got != "linux" {
 		t.Errorf("handler of a new pod: got %q, want linux", got)
+	}
+}
+
+// events follows a container at containerd 1.6, which has no events, from its creation to its removal.
+func (a *adoption) events(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+	defer cancel()
+	stream, err := a.d.CRI().GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := a.d.CRI().CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+		PodSandboxId: a.pod, SandboxConfig: a.config, Config: harness.ContainerConfig("events", harness.Busybox, harness.Sleep()),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := made.GetContainerId()
+	time.Sleep(3 * time.Second) // pacing: of the lists, which are a second apart
+	if _, err := a.d.CRI().RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		e, err := stream.Recv()
+		if err != nil {
+			t.Fatalf("no event of the removal of %s: %v", id, err)
+		}
+		if e.GetContainerId() == id && e.GetContainerEventType() == runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT {
+			if got := e.GetPodSandboxStatus().GetId(); got != a.pod {
+				t.Errorf("the event is of pod %s, want %s", got, a.pod)
+			}
+			return
+		}
 	}
 }
 
