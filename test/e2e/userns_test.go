@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
@@ -43,7 +44,7 @@ func mappedBind(u *runtimeapi.UserNamespace, host, path string, change ...func(*
 
 // TestUserNamespaces has a subtest for each line of the conformance suite, and for what else a kubelet relies on.
 func TestUserNamespaces(t *testing.T) {
-	d := harness.StartDaemon(t)
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.VM(t))
 	d.Pull(t, harness.Busybox)
 	uidMap := func(t *testing.T, u *runtimeapi.UserNamespace) []string {
 		return strings.Fields(printed(t, d, harness.PodConfig(t, "p", inUsers(u)), harness.Busybox, "cat /proc/self/uid_map", nil))
@@ -115,6 +116,8 @@ func TestUserNamespaces(t *testing.T) {
 		}
 	})
 	t.Run("all calls", func(t *testing.T) { testUserNamespaceCalls(t, d) })
+	t.Run("terminals and resizes", func(t *testing.T) { testUserNamespaceTerminal(t, d) })
+	t.Run("tripod run --userns, with every handler", func(t *testing.T) { testRunInUserNamespace(t, d) })
 	t.Run("nothing else is open", func(t *testing.T) { checkOpenDirectories(t, d.State) })
 }
 
@@ -249,6 +252,67 @@ func testUserNamespaceCalls(t *testing.T, d *harness.Daemon) {
 	info, err := d.CRI().ContainerStatus(context.Background(), &runtimeapi.ContainerStatusRequest{ContainerId: second.ID, Verbose: true})
 	if err != nil || !regexp.MustCompile(`"imageOwners":\s*"mapped"`).MatchString(info.GetInfo()["info"]) {
 		t.Errorf("verbose status: %v, %v", info.GetInfo(), err)
+	}
+}
+
+// testUserNamespaceTerminal: the pod's root owns its terminal, which follows the client's size, also after the daemon was
+// killed; limits change in place.
+func testUserNamespaceTerminal(t *testing.T, d *harness.Daemon) {
+	u := usersOf(1 << 22)
+	p := d.RunPod(t, harness.PodConfig(t, "p", inUsers(u)))
+	defer p.Remove()
+	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Command("sh"), func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true },
+		harness.Security(func(s *security) { s.NamespaceOptions.UsernsOptions = u })))
+	for _, protocol := range harness.Protocols {
+		for what, url := range map[string]string{"attach": c.AttachURL(true, true), "exec": execURL(t, d, c, true, "sh")} {
+			s := startSession(t, protocol, url, true)
+			s.sizes <- &remotecommand.TerminalSize{Width: 77, Height: 33}
+			s.send("until [ \"$(stty size)\" = '33 77' ]; do usleep 10000; done; echo owner-$(stat -c %u $(tty))-" + what + "\n")
+			s.stdout.wait(t, "owner-0-"+what)
+			s.end()
+			<-s.done
+		}
+		d.Kill()
+		d.Start()
+	}
+	limit := &runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 48 << 20}}
+	if err := d.Runtime().UpdateContainerResources(t.Context(), c.ID, limit); err != nil {
+		t.Fatal(err)
+	}
+	if got := cgroupFile(t, c, "memory", "memory.limit_in_bytes"); got != fmt.Sprint(48<<20) {
+		t.Errorf("memory limit after a resize: got %s, want %d", got, 48<<20)
+	}
+}
+
+// testRunInUserNamespace: the command line asks for a user namespace, which means nothing for components and machines.
+func testRunInUserNamespace(t *testing.T, d *harness.Daemon) {
+	run := func(handler, image string, words ...string) (id string) {
+		t.Helper()
+		command := tripod(t, d, "run", "--userns", "--log-dir", t.TempDir(), "--name", "cli-"+handler, "-r", handler)
+		command.Args = append(append(command.Args, image), words...)
+		out, err := command.CombinedOutput()
+		if err != nil {
+			t.Fatalf("tripod run --userns -r %s: %v\n%s", handler, err, out)
+		}
+		id = lines(string(out))[len(lines(string(out)))-1]
+		t.Cleanup(func() {
+			if out, err := tripod(t, d, "rmp", "-f", "cli-"+handler).CombinedOutput(); err != nil {
+				t.Errorf("tripod rmp: %v\n%s", err, out)
+			}
+		})
+		return id
+	}
+	id := run("linux", harness.Busybox, "--command", "--", "sleep", "3600")
+	out, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"cat", "/proc/1/uid_map"}})
+	if cells := strings.Fields(string(out.GetStdout())); err != nil || len(cells) != 3 || cells[0] != "0" || cells[1] == "0" || cells[2] != "65536" {
+		t.Errorf("uid_map: got %v, error %v; want 65536 users of a range of the node", out, err)
+	}
+	for handler, image := range map[string]string{"wasm": harness.GreeterC, "vm": harness.TinyGuest} {
+		id := run(handler, image)
+		resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: id})
+		if err != nil || resp.Status.State != running {
+			t.Errorf("container of handler %s: got %v, error %v; want running", handler, resp.GetStatus(), err)
+		}
 	}
 }
 
