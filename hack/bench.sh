@@ -7,6 +7,8 @@
 #
 # bench.sh vm [BOOTS]: only machines, 10 boots by default; prints the table.
 #
+# bench.sh many [PODS]: only Tripod with many Linux pods of one sleeping process, 1000 by default; prints the table.
+#
 # bench.sh edge: only edge modules.
 #
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
@@ -193,7 +195,7 @@ measure_many() {
   start_tripod crun
   await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
   say "Tripod, crun: $many_pods pods of one sleeping process"
-  "$TRIPOD" bench lists --socket "unix://$socket" --title "Tripod, crun" --image "$image" --command 'sleep 1000000' --log-dir "$dir/logs" \
+  "$TRIPOD" bench lists --socket "unix://$socket" --title "Tripod, crun" --image "$image" --command sleep --command 1000000 --log-dir "$dir/logs" \
     --cgroup-parent "$TRIPOD_TEST_CGROUP/bench" --pods "$many_pods" --json "$dir/many.json" >"$dir/many.md"
   stop_runtime
 }
@@ -235,6 +237,12 @@ inside() {
     boots=${list_pods[0]:-$boots}
     measure_vm
     cat "$dir/vm.md"
+    return
+  fi
+  if [ "$pods" = many ]; then
+    many_pods=${list_pods[0]:-$many_pods}
+    measure_many
+    cat "$dir/many.md"
     return
   fi
   if [ "$pods" = edge ]; then
@@ -356,20 +364,25 @@ fi
 for program in "$TRIPOD" "$TRIPOD-wasm"; do
   [ -x "$program" ] || fail "$program is missing: run make build first"
 done
-[ "${1-}" = vm ] || [ "${1-}" = edge ] || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+# alone WHAT...: only one of these parts is measured.
+alone() { [[ " $* " == *" ${part:-all} "* ]]; }
+part=${1-}
+alone vm edge many || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running; two would disturb each other"
 hack/images.sh build
-if [ "${1-}" != vm ] && [ "${1-}" != edge ]; then
-  containerd=$(hack/containerd.sh)
+if ! alone vm edge; then
   crun=$(command -v crun) || fail "crun is not installed: run hack/setup.sh"
   cc -O2 -static -D CRUN="\"$crun\"" -o build/bin/crun hack/bench/crun.c
+fi
+if ! alone vm edge many; then
+  containerd=$(hack/containerd.sh)
   export containerd old_version new_version=${containerd##*/}
   old_version=$(containerd --version | awk '{print $3}') old_version=${old_version%%[~+]*}
 fi
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
-if [ "${1-}" = vm ] || [ "${1-}" = edge ] || [ "${1-}" = containers ]; then
+if alone vm edge many containers; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi
 new=$(mktemp)

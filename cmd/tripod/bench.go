@@ -42,6 +42,25 @@ func (s *benchSettings) flags(c *cobra.Command, pods int) {
 // measure connects to the runtime, calls the given function, and prints the report. With --json it also writes the
 // report to a file.
 func (s *benchSettings) measure(c *cobra.Command, do func(context.Context, *cli.Client) (*bench.Report, error)) error {
+	var report *bench.Report
+	err := s.connect(c, func(ctx context.Context, client *cli.Client) (err error) {
+		report, err = do(ctx, client)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if s.title != "" {
+		report.Runtime = s.title
+	}
+	if err := s.write(report); err != nil {
+		return err
+	}
+	return bench.Markdown(c.OutOrStdout(), []*bench.Report{report})
+}
+
+// connect connects to the runtime and calls the given function.
+func (s *benchSettings) connect(c *cobra.Command, do func(context.Context, *cli.Client) error) error {
 	if s.pods < 1 {
 		return fmt.Errorf("--pods %d is not at least 1", s.pods)
 	}
@@ -55,28 +74,24 @@ func (s *benchSettings) measure(c *cobra.Command, do func(context.Context, *cli.
 		return err
 	}
 	defer client.Close(context.WithoutCancel(ctx))
-	report, err := do(ctx, client)
+	return do(ctx, client)
+}
+
+// write writes a report to the file of --json.
+func (s *benchSettings) write(report any) error {
+	if s.out == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {
 		return err
 	}
-	if s.title != "" {
-		report.Runtime = s.title
-	}
-	if s.out != "" {
-		text, err := json.MarshalIndent(report, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(s.out, append(text, '\n'), 0o644); err != nil {
-			return err
-		}
-	}
-	return bench.Markdown(c.OutOrStdout(), []*bench.Report{report})
+	return os.WriteFile(s.out, append(text, '\n'), 0o644)
 }
 
 func benchCommand() *cobra.Command {
 	c := &cobra.Command{Use: "bench", Short: "Measure a CRI runtime: this one or any other"}
-	c.AddCommand(benchCRICommand(), benchListsCommand(), benchCompareCommand())
+	c.AddCommand(benchCRICommand(), benchListsCommand(), benchOverheadCommand(), benchCompareCommand())
 	return c
 }
 
@@ -109,6 +124,30 @@ func benchListsCommand() *cobra.Command {
 	}
 	s.flags(c, 200)
 	c.Flags().IntVar(&repeats, "repeats", 50, "repetitions of each call")
+	return c
+}
+
+func benchOverheadCommand() *cobra.Command {
+	var s benchSettings
+	var idle time.Duration
+	c := &cobra.Command{
+		Use: "overhead", Short: "Measure what an idle pod needs besides its containers, for a RuntimeClass", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return s.connect(c, func(ctx context.Context, client *cli.Client) error {
+				overhead, err := bench.MeasureOverhead(ctx, client, s.options, s.pods, idle)
+				if err == nil {
+					err = s.write(overhead)
+				}
+				if err != nil {
+					return err
+				}
+				return overhead.Print(c.OutOrStdout())
+			})
+		},
+	}
+	s.flags(c, 20)
+	c.Flags().Int64Var(&s.options.Memory, "memory", 0, "memory limit of each container in bytes; for machines, the guest's memory, which does not count")
+	c.Flags().DurationVar(&idle, "idle", 5*time.Second, "how long the pods are idle while their CPU time is measured")
 	return c
 }
 

@@ -112,3 +112,35 @@ func TestMarkdown(t *testing.T) {
 		}
 	}
 }
+
+func TestSumMappings(t *testing.T) {
+	smaps := `7f0000000000-7f0004000000 rw-s 00000000 00:01 5 /memfd:ram (deleted)
+Size:              65536 kB
+Rss:               20000 kB
+Pss:               20000 kB
+Pss_Dirty:         20000 kB
+7f0005000000-7f0005001000 r-xp 00000000 00:01 6 /usr/bin/qemu
+Size:                  4 kB
+Pss:                   2 kB
+VmFlags: rd ex
+`
+	for guest, want := range map[int64]int64{0: 20002 << 10, 64 << 20: 2 << 10, 4 << 10: 20000 << 10} {
+		if got := sumMappings(strings.NewReader(smaps), guest); got != want {
+			t.Errorf("PSS without a guest of %d bytes: got %d, want %d", guest, got, want)
+		}
+	}
+}
+
+// TestCPUTime: a process that computes has used CPU time, and one that does not exist has used none.
+func TestCPUTime(t *testing.T) {
+	until := time.Now().Add(time.Minute)
+	for cpuTime("/proc", []int{os.Getpid()}) == 0 && time.Now().Before(until) {
+		_ = strings.Repeat("x", 1<<20)
+	}
+	if got := cpuTime("/proc", []int{os.Getpid()}); got <= 0 {
+		t.Errorf("CPU time of this process: got %s, want more than 0", got)
+	}
+	if got := cpuTime("/proc", []int{1 << 30}); got != 0 {
+		t.Errorf("CPU time of a missing process: got %s, want 0", got)
+	}
+}

@@ -31,6 +31,8 @@ type Options struct {
 	// Annotations are the pods' annotations. In their values, {port} is replaced with a different port number for each
 	// pod.
 	Annotations map[string]string
+	// Memory is the memory limit of each container in bytes; 0 means none.
+	Memory int64
 	// LogDir is the parent of the pods' log directories.
 	LogDir string
 }
@@ -83,7 +85,10 @@ func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerC
 	container := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Labels: labels, LogPath: "main/0.log",
 		Image: &runtimeapi.ImageSpec{Image: d.o.Image}, Command: d.o.Command,
-		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: spaces}},
+		Linux: &runtimeapi.LinuxContainerConfig{
+			Resources:       &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: d.o.Memory},
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: spaces},
+		},
 	}
 	return sandbox, container
 }
@@ -134,10 +139,16 @@ func (d *driver) removePod(ctx context.Context, r *recorder, p *pod) error {
 	})
 }
 
+// sweepTimeout is the time to remove all pods, and sweepPerPod more for each of them.
+const (
+	sweepTimeout = 2 * time.Minute
+	sweepPerPod  = time.Second
+)
+
 // sweep removes every pod of this run, including failed ones, and the cgroups made for them. It has its own timeout,
 // because ctx may have ended.
 func (d *driver) sweep(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout+time.Duration(d.serial.Load())*sweepPerPod)
 	defer cancel()
 	pods, err := d.client.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{label: d.run}})
 	if err != nil {
