@@ -66,7 +66,7 @@ func TestN9UpgradeWithRunningPods(t *testing.T) {
 	d.Stop()
 
 	d.Program(earlier) // knows only version 1 of pods' records
-	if err := d.TryStart(); err == nil || !strings.Contains(d.DaemonLog(), "start the version of tripod that wrote it") {
+	if err := d.TryStart(); err == nil || !strings.Contains(d.DaemonLog(), "start the tripod that wrote it") {
 		t.Errorf("start of the earlier tripod on a later record: got error %v, want a refusal that names the remedy", err)
 	}
 	d.Program("")
