@@ -58,6 +58,7 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, log *slog.Log
 		m.Register(p.tracing.Dropped())
 	}
 	m.Register(connectionFigures{p.connectionStats})
+	m.Register(p.plugins.Collector())
 	if p.linux != nil {
 		m.Register(p.linux.Collector())
 	}

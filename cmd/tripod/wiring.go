@@ -51,6 +51,7 @@ type parts struct {
 	server  *cri.Server
 	linux   *linux.Backend // nil without the handler "linux"
 	wasm    *wasm.Backend  // nil without the handler "wasm"
+	plugins *nri.Plugins
 	health  *health.Board
 	closers []func() error // in order of opening
 	// connections limits the connections to addresses that users other than root can reach.
@@ -162,17 +163,17 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 }
 
 func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, images *image.Store, log *slog.Logger) (err error) {
-	plugins := nri.New(nriConfig(c, log))
+	p.plugins = nri.New(nriConfig(c, log))
 	if c.NRI.Enabled {
-		nc.Hooks = plugins
+		nc.Hooks = p.plugins
 	}
 	if p.node, err = node.Open(ctx, nc); err != nil {
 		return fmt.Errorf("recover the node: %w", err)
 	}
 	p.opened(p.node.Close)
 	if c.NRI.Enabled { // without plugins, the node still serves
-		p.health.Report("node plugins", health.NRIReady, "NRINotReady", plugins.Start(p.node))
-		p.opened(plugins.Close)
+		p.health.Report("node plugins", health.NRIReady, "NRINotReady", p.plugins.Start(p.node))
+		p.opened(p.plugins.Close)
 	}
 	if err := p.openMetrics(ctx, c, log); err != nil {
 		return err
@@ -185,7 +186,7 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	}
 	p.server = cri.New(cri.Config{
 		Node: p.node, Images: images, Streams: p.streams, Version: version,
-		CgroupDriver: cgroupDriver(c), Plugins: plugins.Names, Health: p.health, Logger: log.With("part", "cri"),
+		CgroupDriver: cgroupDriver(c), Plugins: p.plugins.Names, Health: p.health, Logger: log.With("part", "cri"),
 	})
 	if len(c.Delegates) == 0 {
 		return nil

@@ -3,6 +3,7 @@ package node_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // crashDir names the directory in which a child process of TestN1 runs its script.
@@ -31,7 +33,7 @@ func TestMain(m *testing.M) {
 // crashScript takes a pod with many containers and a unit pod through every lifecycle call, and so past every fail
 // point.
 func crashScript(ctx context.Context, dir string) error {
-	b, err := tryOpen(dir)
+	b, err := openConfig(dir, func(c *node.Config, _ map[string]*fake.Backend) { c.Hooks = &hooks{} })
 	if err != nil {
 		return err
 	}
@@ -44,6 +46,9 @@ func crashScript(ctx context.Context, dir string) error {
 		id, err := b.CreateContainer(ctx, pod, containerConfig("c"))
 		if err != nil {
 			return err
+		}
+		if same, err := b.CreateContainer(ctx, pod, containerConfig("c")); err != nil || same != id {
+			return fmt.Errorf("the same request after an adjustment: got %s, error %w; want %s", same, err, id)
 		}
 		again := containerConfig("c")
 		again.Metadata.Attempt = 1
@@ -118,6 +123,9 @@ func (b *bench) checkRecords(t *testing.T) {
 			t.Errorf("pod %s: got intent %q, resizing %v; want no order under way", p.ID, p.Intent, p.Resizing)
 		}
 		for _, c := range p.Visible() {
+			if c.Request == nil || adjustedBy(c.Config) != "plugin" || c.Adjustment.GetAnnotations()["by"] != "plugin" {
+				t.Errorf("container %s: got request %v and adjustment %v, want those of the plugin", c.ID, c.Request, c.Adjustment)
+			}
 			if c.State == node.Starting || c.Intent != "" {
 				t.Errorf("container %s: got state %s and intent %q, want no order under way", c.ID, c.State, c.Intent)
 			}

@@ -106,3 +106,14 @@ func TestSplit(t *testing.T) {
 		t.Errorf("split: got %v and %v, want nothing and %v", got, rest, pids)
 	}
 }
+
+// TestUpdateRefusesByName: an update cannot give devices to a container that exists, of whatever kind.
+func TestUpdateRefusesByName(t *testing.T) {
+	x := New(Config{})
+	err := x.updateOne(t.Context(), &api.ContainerUpdate{ContainerId: "c", Linux: &api.LinuxContainerUpdate{
+		Resources: &api.LinuxResources{Devices: []*api.LinuxDeviceCgroup{{Allow: true, Type: "b"}}},
+	}})
+	if !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "linux.resources.devices") {
+		t.Errorf("update with a device: got error %v, want ErrNotImplemented with its name", err)
+	}
+}

@@ -64,6 +64,7 @@ type Plugins struct {
 	known map[string]*subject
 
 	peers peers
+	calls calls
 }
 
 var (
@@ -74,7 +75,7 @@ var (
 
 // New returns the plugins' hooks for a node that is yet to be opened.
 func New(c Config) *Plugins {
-	return &Plugins{cfg: c, log: c.Logger, turn: make(chan struct{}, 1), known: map[string]*subject{}}
+	return &Plugins{cfg: c, log: c.Logger, turn: make(chan struct{}, 1), known: map[string]*subject{}, calls: newCalls()}
 }
 
 // Start launches the installed plugins, synchronises them with the node's pods, and lets other plugins connect. If it
@@ -144,24 +145,6 @@ func (x *Plugins) Names() []string { return x.peers.names() }
 // Active implements node.Hooks.
 func (x *Plugins) Active() bool {
 	return x.started.Load() && (x.connected.Load() > 0 || x.syncing.Load())
-}
-
-// UpdatePluginCount implements adaptation.Metrics.
-func (x *Plugins) UpdatePluginCount(count int) {
-	x.connected.Store(int64(count))
-	x.syncing.Store(false)
-}
-
-func (x *Plugins) RecordPluginInvocation(plugin, operation string, err error) {
-	if err != nil {
-		x.log.Warn("a plugin's call failed", "plugin", plugin, "call", operation, "err", err)
-	}
-}
-
-func (x *Plugins) RecordPluginLatency(string, string, time.Duration) {}
-
-func (x *Plugins) RecordPluginAdjustments(plugin, operation string, _ *api.ContainerAdjustment, updates, evictions int) {
-	x.log.Debug("a plugin answered", "plugin", plugin, "call", operation, "updates", updates, "evictions", evictions)
 }
 
 // peers knows the names of the connected plugins. The adaptation accepts one connection after the other, so a plugin

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -76,7 +78,8 @@ func failOnce(call string) func(context.Context, nriEvent) error {
 // TestNRI covers the specs of the CRI's validation suite about NRI, with the suite's names, and what goes beyond them.
 func TestNRI(t *testing.T) {
 	ctx := context.Background()
-	d := harness.StartDaemon(t, harness.Set("nri.request_timeout", "20s"))
+	figures := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	d := harness.StartDaemon(t, harness.Set("nri.request_timeout", "20s"), harness.Set("metrics.address", figures))
 	d.Pull(t, harness.Busybox)
 	sleep := func(name string) *runtimeapi.ContainerConfig {
 		return harness.ContainerConfig(name, harness.Busybox, harness.Sleep())
@@ -284,6 +287,44 @@ func TestNRI(t *testing.T) {
 			_, err := create(d, p, sleep("c"))
 			if code := status.Code(err); (code != codes.InvalidArgument && code != codes.Unimplemented) || !strings.Contains(err.Error(), want) {
 				t.Errorf("CreateContainer: got error %v, want InvalidArgument or Unimplemented for %s", err, want)
+			}
+		}
+	})
+	t.Run("should receive UpdatePodSandbox and PostUpdatePodSandbox, and can refuse", func(t *testing.T) {
+		plugin := connectPlugin(t, d, "00", "resizes", &nriPlugin{})
+		p := startPod(t, d)
+		resize := func(shares int64) error {
+			_, err := d.CRI().UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
+				PodSandboxId: p.ID, Resources: &runtimeapi.LinuxContainerResources{CpuShares: shares},
+			})
+			return err
+		}
+		if err := resize(300); err != nil {
+			t.Fatal(err)
+		}
+		plugin.waitCalls(t, p.ID, "RunPodSandbox", "UpdatePodSandbox", "PostUpdatePodSandbox")
+		refusing := connectPlugin(t, d, "10", "refuses", &nriPlugin{on: failOnce("UpdatePodSandbox")})
+		wantCode(t, resize(400), codes.FailedPrecondition)
+		plugin.waitCalls(t, p.ID, "RunPodSandbox", "UpdatePodSandbox", "PostUpdatePodSandbox", "UpdatePodSandbox")
+		if err := resize(500); err != nil {
+			t.Errorf("the retry: %v", err)
+		}
+		refusing.waitCalls(t, p.ID, "UpdatePodSandbox", "UpdatePodSandbox", "PostUpdatePodSandbox")
+	})
+	t.Run("calls are counted and timed", func(t *testing.T) {
+		resp, err := http.Get("http://" + figures + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		for _, want := range []string{
+			`tripod_nri_calls_total{event="UpdatePodSandbox",plugin="00-resizes",result="ok"} 3`,
+			`tripod_nri_calls_total{event="UpdatePodSandbox",plugin="10-refuses",result="error"} 1`,
+			`tripod_nri_call_duration_seconds_count{event="UpdatePodSandbox",plugin="10-refuses"} 2`,
+		} {
+			if err != nil || !strings.Contains(string(text), want) {
+				t.Errorf("the metrics lack %s, error %v", want, err)
 			}
 		}
 	})
