@@ -165,6 +165,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	}
 	labels := openLabels(s.Logger)
 	host.SELinux = labels != nil
+	host.Runtime = rt.features
 	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
 	conmon, err := findMonitor(ctx, cfg)
 	if err != nil {

@@ -183,7 +183,7 @@ func (b *Backend) complete(p *sandbox.Pod, c *sandbox.Container, config *specs.S
 	if err := b.injectDevices(config, c); err != nil {
 		return err
 	}
-	if err := spec.Adjust(config, c.Adjustment); err != nil {
+	if err := spec.Adjust(config, c.Adjustment, b.host); err != nil {
 		return err
 	}
 	if action := b.notifierAction(p, c); action != "" {

@@ -14,16 +14,19 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/Masterminds/semver/v3"
 	"github.com/containerd/containerd/v2/pkg/sys"
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
 // probeDeadline limits how long an OCI runtime can take to create and delete a trivial container.
@@ -39,7 +42,9 @@ type ociRuntime struct {
 	recursiveReadOnly bool
 	// userNamespaces is the reason why the runtime cannot run pods in user namespaces on this host; nil if it can.
 	userNamespaces error
-	cli            *runc.Runc
+	// features are the recent parts of a specification that the runtime knows.
+	features spec.Runtime
+	cli      *runc.Runc
 }
 
 // findRuntime returns the configured runtime, or the first of crun and runc that works.
@@ -84,6 +89,9 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 	rt := ociRuntime{path: found, version: version, root: cfg.ociDir(), systemd: systemd, cli: &runc.Runc{
 		Command: found, Root: cfg.ociDir(), SystemdCgroup: systemd, Setpgid: true,
 	}}
+	if out, err := exec.CommandContext(ctx, found, "features").Output(); err == nil { // crun 1.8 does not have the command
+		rt.features = parseFeatures(out)
+	}
 	var both errgroup.Group
 	both.Go(func() (err error) {
 		rt.recursiveReadOnly, err = rt.probe(ctx, cfg, g)
@@ -97,6 +105,21 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 		return ociRuntime{}, fmt.Errorf("%s (%s) does not work on this host: %w", found, version, err)
 	}
 	return rt, nil
+}
+
+// parseFeatures reads the answer of the runtime's command "features" (runtime-spec, features.md).
+func parseFeatures(answer []byte) (known spec.Runtime) {
+	var f features.Features
+	if json.Unmarshal(answer, &f) != nil {
+		return known
+	}
+	latest, err := semver.NewVersion(f.OCIVersionMax)
+	known.Processes = err == nil && !latest.LessThan(semver.New(1, 1, 0, "", ""))
+	if l := f.Linux; l != nil {
+		known.MemoryPolicy = l.MemoryPolicy != nil
+		known.NetDevice = l.NetDevices != nil && l.NetDevices.Enabled != nil && *l.NetDevices.Enabled
+	}
+	return known
 }
 
 // probe creates and deletes a container without starting it. This tests the host's cgroups, namespaces and mounts.

@@ -12,11 +12,11 @@ import (
 
 // Adjust applies what plugins of the node adjusted to a specification. If it refuses an adjustment, the error is
 // errdefs.ErrInvalidArgument or errdefs.ErrNotImplemented and names the field.
-func Adjust(s *specs.Spec, a *nri.ContainerAdjustment) error {
+func Adjust(s *specs.Spec, a *nri.ContainerAdjustment, h Host) error {
 	if a == nil {
 		return nil
 	}
-	if err := checkAdjustment(a); err != nil {
+	if err := errors.Join(checkAdjustment(a), checkRuntime(a.GetLinux(), h.Runtime)); err != nil {
 		return err
 	}
 	if err := apply(s, a); err != nil {
@@ -137,6 +137,28 @@ func checkAdjustment(a *nri.ContainerAdjustment) error {
 	for _, ns := range a.GetLinux().GetNamespaces() {
 		if kind := nri.ClearRemovalMarker(ns.GetType()); kind == "user" || kind == "mount" {
 			return unsupported(field+"linux.namespaces", "the %s namespace cannot be changed", kind)
+		}
+	}
+	return nil
+}
+
+// Runtime says which recent parts of a specification the OCI runtime knows. It ignores those that it does not know.
+type Runtime struct {
+	// Processes are the scheduler and the I/O priority of processes.
+	Processes               bool
+	MemoryPolicy, NetDevice bool
+}
+
+// checkRuntime refuses what the OCI runtime would ignore.
+func checkRuntime(l *nri.LinuxContainerAdjustment, known Runtime) error {
+	for field, missing := range map[string]bool{
+		"scheduler":     l.GetScheduler() != nil && !known.Processes,
+		"io_priority":   l.GetIoPriority() != nil && !known.Processes,
+		"memory_policy": l.GetMemoryPolicy() != nil && !known.MemoryPolicy,
+		"net_devices":   len(l.GetNetDevices()) > 0 && !known.NetDevice,
+	} {
+		if missing {
+			return unsupported("adjustment.linux."+field, "the OCI runtime does not say that it knows this (its command \"features\"); use a later one")
 		}
 	}
 	return nil

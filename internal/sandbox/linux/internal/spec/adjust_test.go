@@ -45,7 +45,7 @@ func TestAdjust(t *testing.T) {
 			Namespaces: []specs.LinuxNamespace{{Type: specs.NetworkNamespace}, {Type: specs.PIDNamespace}},
 		},
 	}
-	if err := Adjust(s, a); err != nil {
+	if err := Adjust(s, a, Host{Runtime: Runtime{Processes: true}}); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := json.Marshal(s)
@@ -84,9 +84,13 @@ func TestAdjustRefuses(t *testing.T) {
 		"adjustment.linux.cgroups_path":            linux(&nri.LinuxContainerAdjustment{CgroupsPath: "/x"}),
 		"adjustment.linux.namespaces: the user":    linux(&nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Type: "user"}}}),
 		"linux.namespaces: \"moon\"":               linux(&nri.LinuxContainerAdjustment{Namespaces: []*nri.LinuxNamespace{{Type: "moon"}}}),
+		"adjustment.linux.scheduler":               linux(&nri.LinuxContainerAdjustment{Scheduler: &nri.LinuxScheduler{}}),
+		"adjustment.linux.io_priority":             linux(&nri.LinuxContainerAdjustment{IoPriority: &nri.LinuxIOPriority{}}),
+		"adjustment.linux.memory_policy":           linux(&nri.LinuxContainerAdjustment{MemoryPolicy: &nri.LinuxMemoryPolicy{}}),
+		"adjustment.linux.net_devices":             linux(&nri.LinuxContainerAdjustment{NetDevices: map[string]*nri.LinuxNetDevice{"eth1": {}}}),
 		"adjustment.linux.resources.blockio_class": linux(&nri.LinuxContainerAdjustment{Resources: &nri.LinuxResources{BlockioClass: nri.String("x")}}),
 	} {
-		err := Adjust(&specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}, a)
+		err := Adjust(&specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}, a, Host{})
 		if (!errdefs.IsInvalidArgument(err) && !errdefs.IsNotImplemented(err)) || !strings.Contains(err.Error(), want) {
 			t.Errorf("adjustment %v: got error %v, want one for %s", a, err, want)
 		}

@@ -47,6 +47,8 @@ type Host struct {
 	// UserNamespaces is the reason why pods cannot have user namespaces; nil if they can. The backend sets it after a
 	// trial, because the answer also depends on the OCI runtime.
 	UserNamespaces error
+	// Runtime says what the OCI runtime knows. Probe leaves it empty.
+	Runtime Runtime
 	// Name is the node's host name, which containers on the host network see.
 	Name string
 
