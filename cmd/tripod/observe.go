@@ -39,13 +39,13 @@ func (o *observers) spans() func([]byte) {
 	return o.tracing.Forward
 }
 
-// serverOptions returns the interceptor that counts CRI calls. It must be the outermost interceptor, to see the calls'
-// final codes.
+// serverOptions returns the interceptors that count CRI calls. They must be the outermost ones, to see the calls' final
+// codes.
 func (o *observers) serverOptions() []grpc.ServerOption {
 	if o.metrics == nil {
 		return nil
 	}
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(o.metrics.Interceptor())}
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(o.metrics.Interceptor()), grpc.ChainStreamInterceptor(o.metrics.StreamInterceptor())}
 }
 
 // openMetrics serves metrics, if configured. Call it after opening the node.

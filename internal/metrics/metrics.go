@@ -86,11 +86,25 @@ func (m *Metrics) Interceptor() grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		begin := time.Now()
 		resp, err := handler(ctx, req)
-		method := path.Base(info.FullMethod)
-		m.calls.WithLabelValues(method).Observe(time.Since(begin).Seconds())
-		m.results.WithLabelValues(method, status.Code(err).String()).Inc()
+		m.count(info.FullMethod, begin, err)
 		return resp, err
 	}
+}
+
+// StreamInterceptor is like Interceptor, for calls that answer with a stream. It counts a call when the stream ends.
+func (m *Metrics) StreamInterceptor() grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		begin := time.Now()
+		err := handler(srv, stream)
+		m.count(info.FullMethod, begin, err)
+		return err
+	}
+}
+
+func (m *Metrics) count(fullMethod string, begin time.Time, err error) {
+	method := path.Base(fullMethod)
+	m.calls.WithLabelValues(method).Observe(time.Since(begin).Seconds())
+	m.results.WithLabelValues(method, status.Code(err).String()).Inc()
 }
 
 // Handler serves GET /metrics, with the node's own metrics, and GET /metrics/cadvisor, with those of its containers.

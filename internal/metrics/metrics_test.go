@@ -72,16 +72,26 @@ func TestPodsAndCalls(t *testing.T) {
 			t.Errorf("Interceptor returned %v, want the handler's error %v", got, err)
 		}
 	}
+	countStream := m.StreamInterceptor()
+	for _, err := range []error{nil, status.Error(codes.Unavailable, "ends")} {
+		got := countStream(nil, nil, &grpc.StreamServerInfo{FullMethod: "/runtime.v1.RuntimeService/StreamContainers"}, func(any, grpc.ServerStream) error { return err })
+		if !errors.Is(got, err) {
+			t.Errorf("StreamInterceptor returned %v, want the handler's error %v", got, err)
+		}
+	}
 	wantSeries(t, scrape(t, m), map[string]string{
-		`tripod_pods{handler="linux",state="Initiated"}`:                    "2",
-		`tripod_pods{handler="linux",state="Killed"}`:                       "1",
-		`tripod_containers{handler="linux",state="Running"}`:                "1",
-		`tripod_containers{handler="linux",state="Stopped"}`:                "1",
-		`tripod_containers{handler="linux",state="Removed"}`:                "",
-		`tripod_cri_calls_total{code="OK",method="PodSandboxStatus"}`:       "2",
-		`tripod_cri_calls_total{code="NotFound",method="PodSandboxStatus"}`: "1",
-		`tripod_cri_call_duration_seconds_count{method="PodSandboxStatus"}`: "3",
-		`tripod_build_info{version="1.2.3"}`:                                "1",
+		`tripod_pods{handler="linux",state="Initiated"}`:                       "2",
+		`tripod_pods{handler="linux",state="Killed"}`:                          "1",
+		`tripod_containers{handler="linux",state="Running"}`:                   "1",
+		`tripod_containers{handler="linux",state="Stopped"}`:                   "1",
+		`tripod_containers{handler="linux",state="Removed"}`:                   "",
+		`tripod_cri_calls_total{code="OK",method="PodSandboxStatus"}`:          "2",
+		`tripod_cri_calls_total{code="NotFound",method="PodSandboxStatus"}`:    "1",
+		`tripod_cri_call_duration_seconds_count{method="PodSandboxStatus"}`:    "3",
+		`tripod_cri_calls_total{code="OK",method="StreamContainers"}`:          "1",
+		`tripod_cri_calls_total{code="Unavailable",method="StreamContainers"}`: "1",
+		`tripod_cri_call_duration_seconds_count{method="StreamContainers"}`:    "2",
+		`tripod_build_info{version="1.2.3"}`:                                   "1",
 	})
 }
 
