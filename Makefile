@@ -104,6 +104,8 @@ build/tools/connectconformance: hack/connect/go.mod hack/connect/go.sum
 .PHONY: test-kubelet
 test-kubelet: build images kube ## test pods of each kind with a real kubelet in a one-node cluster
 	$(GOTEST) -timeout 2h -parallel 6 -v ./test/kubelet/...
+	@hack/kube.sh build kubeadm
+	$(GOTEST) -v ./test/kubeadm/...
 
 # The part of test-kubelet in `make test`. If Kubernetes is not built, it is skipped with a message, because the build takes long.
 .PHONY: test-smoke

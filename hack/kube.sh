@@ -8,7 +8,7 @@
 # kube.sh down              stop it and clean up
 #
 # A SET has more programs: e2e those of Kubernetes' end-to-end tests, cluster those of a cluster with several nodes
-# (flannel and CoreDNS, in a directory of their own, which check prints instead).
+# (flannel and CoreDNS, in a directory of their own, which check prints instead). The SET kubeadm is only kubeadm.
 #
 # The cache is TRIPOD_KUBE_CACHE (/var/cache/tripod/kube), with a directory per version. The cluster runs in its own namespaces
 # (hack/testns.sh) and leaves nothing behind.
@@ -162,6 +162,7 @@ case ${1-} in
     case ${2-} in
       e2e) programs+=("${e2e_programs[@]}") ;;
       cluster) programs+=("${cluster_programs[@]}") ;;
+      kubeadm) programs=(kubeadm) ;;
     esac
     "$@" ;;
   up) up ;;
