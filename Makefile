@@ -102,8 +102,10 @@ build/tools/connectconformance: hack/connect/go.mod hack/connect/go.sum
 	go build -C hack/connect -o $(CURDIR)/$@ connectrpc.com/conformance/cmd/connectconformance
 
 .PHONY: test-kubelet
-test-kubelet: build images kube ## test pods of each kind with a real kubelet in a one-node cluster
+test-kubelet: build images kube ## test pods of each kind with a real kubelet, in a cluster of one node and in one of two
 	$(GOTEST) -timeout 2h -parallel 6 -v ./test/kubelet/...
+	@hack/kube.sh build cluster
+	$(GOTEST) -timeout 30m -v ./test/cluster/...
 	@hack/kube.sh build kubeadm
 	$(GOTEST) -v ./test/kubeadm/...
 
@@ -120,8 +122,8 @@ test-e2e-node: build kube ## run Kubernetes' public node specs in a one-node clu
 	$(GOTEST) -timeout 2h -v ./test/e2enode/...
 
 .PHONY: kubelet-up kubelet-down kube
-kubelet-up: setup build kube ## start a one-node Kubernetes cluster to experiment with, with a registry and images
-	@hack/kube.sh up
+kubelet-up: setup build kube ## start a Kubernetes cluster to experiment with, with a registry, images and NODES (1) nodes
+	@NODES='$(NODES)' hack/kube.sh up
 kubelet-down: ## stop it and clean up
 	@hack/kube.sh down
 kube: # the programs of Kubernetes and etcd: a quarter of an hour, once

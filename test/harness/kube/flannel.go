@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -78,21 +79,22 @@ func (n *Node) writeNetwork() error {
 	}
 	mtu, err1 := strconv.Atoi(subnet["FLANNEL_MTU"])
 	masquerades, err2 := strconv.ParseBool(subnet["FLANNEL_IPMASQ"])
-	text, err3 := json.Marshal(map[string]any{
+	gateway, err3 := netip.ParsePrefix(subnet["FLANNEL_SUBNET"]) // the first address of the subnet
+	text, err4 := json.Marshal(map[string]any{
 		"cniVersion": "1.0.0", "name": "cbr0",
 		"plugins": []any{
 			map[string]any{
 				"type": "bridge", "mtu": mtu, "ipMasq": !masquerades, "isGateway": true, "isDefaultGateway": true, "hairpinMode": true,
 				"ipam": map[string]any{
 					"type":   "host-local",
-					"ranges": [][]any{{map[string]string{"subnet": subnet["FLANNEL_SUBNET"]}}},
+					"ranges": [][]any{{map[string]string{"subnet": gateway.Masked().String()}}},
 					"routes": []any{map[string]string{"dst": subnet["FLANNEL_NETWORK"]}},
 				},
 			},
 			map[string]any{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}},
 		},
 	})
-	if err := errors.Join(err1, err2, err3, os.MkdirAll(n.path("net.d"), 0o755)); err != nil {
+	if err := errors.Join(err1, err2, err3, err4, os.MkdirAll(n.path("net.d"), 0o755)); err != nil {
 		return err
 	}
 	return os.WriteFile(n.path("net.d/10-flannel.conflist"), text, 0o644)

@@ -145,15 +145,16 @@ func (n *Node) NodeReady() error {
 	if err := n.cluster.Get("/api/v1/nodes/"+n.Name, &node); err != nil {
 		return err
 	}
+	ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	if !ready {
+		return fmt.Errorf("the node is not ready: %+v", node.Status.Conditions)
+	}
 	if len(node.Spec.Taints) > 0 {
 		return fmt.Errorf("the node has taints: %v", node.Spec.Taints)
 	}
-	for _, cond := range node.Status.Conditions {
-		if cond.Type == corev1.NodeReady && cond.Status == corev1.ConditionTrue {
-			return nil
-		}
-	}
-	return fmt.Errorf("the node is not ready: %v", node.Status.Conditions)
+	return nil
 }
 
 // Tripod runs the tripod command against the node's daemon.
@@ -197,6 +198,12 @@ func (n *Node) Boot() error {
 	if err := errors.Join(os.RemoveAll(n.path("net.d")), testns.RemoveCgroup(n.cgroup()), n.nest(), n.prepareHost()); err != nil {
 		return fmt.Errorf("prepare %s: %w", n.Name, err)
 	}
+	// A process cannot outlive the node, but everything else that the killed one left still counts as a leak.
+	now, err := n.snapshot()
+	if err != nil {
+		return err
+	}
+	n.before.Processes = now.Processes
 	return errors.Join(n.start(), n.awaitReady())
 }
 
