@@ -150,7 +150,8 @@ func processes() map[string]int {
 
 func mounts() map[string]int {
 	found := map[string]int{}
-	data, _ := os.ReadFile("/proc/self/mountinfo")
+	// PID 1 is in the same namespaces as the calling thread, which may have entered another node's (testns.Nested).
+	data, _ := os.ReadFile("/proc/1/mountinfo")
 	for line := range strings.Lines(string(data)) {
 		before, after, _ := strings.Cut(line, " - ")
 		if b, a := strings.Fields(before), strings.Fields(after); len(b) > 4 && len(a) > 0 {

@@ -122,6 +122,7 @@ func setupMounts() error {
 		{"mount /proc", func() error {
 			return unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 		}, false},
+		{"unmount the world", detachWorld, os.Getenv(envInit) != nested},
 		{"mount /run", func() error {
 			return unix.Mount("tripod-test", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
 		}, false},

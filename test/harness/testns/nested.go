@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -26,12 +27,16 @@ var namespaces = []struct {
 	flag int
 }{{"net", unix.CLONE_NEWNET}, {"uts", unix.CLONE_NEWUTS}, {"ipc", unix.CLONE_NEWIPC}, {"pid", unix.CLONE_NEWPID}, {"mnt", unix.CLONE_NEWNS}}
 
-// Nest makes new namespaces inside this world, set up like a world's. They use the world's directory and cgroup.
+// nested is the mode of a PID 1 that Nest starts.
+const nested = "nested"
+
+// Nest makes new namespaces inside this world, set up like a world's. They use the world's directory and cgroup, but have
+// none of the mounts that programs of the world have made there and in /run.
 // Like Run, it starts this program as PID 1 (see Reenter).
 func Nest() (*Nested, error) {
 	c := exec.Command("/proc/self/exe", "sh", "-c", "echo; exec sleep infinity")
 	c.Stderr = os.Stderr
-	c.Env = append(os.Environ(), envInit+"=lenient")
+	c.Env = append(os.Environ(), envInit+"="+nested)
 	c.SysProcAttr = &syscall.SysProcAttr{}
 	for _, ns := range namespaces {
 		c.SysProcAttr.Cloneflags |= uintptr(ns.flag)
@@ -68,8 +73,14 @@ func (n *Nested) Kill() error {
 func (n *Nested) Do(call func() error) error {
 	result := make(chan error)
 	go func() {
-		// The thread cannot leave the namespaces, so it ends with this goroutine.
+		// The thread cannot leave the namespaces, so it ends with this goroutine. The process's first thread cannot end:
+		// occupy it until another one has made the call.
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			result <- n.Do(call)
+			return
+		}
 		err := n.join()
 		if err == nil {
 			err = call()
@@ -97,6 +108,25 @@ func (n *Nested) join() error {
 	for i, ns := range namespaces {
 		if err := unix.Setns(int(files[i].Fd()), ns.flag); err != nil {
 			return fmt.Errorf("join the %s namespace: %w", ns.name, err)
+		}
+	}
+	return nil
+}
+
+// detachWorld unmounts what programs of the world have mounted in its directory and in /run. Otherwise these namespaces
+// would keep the mounts in use after the programs have unmounted them.
+func detachWorld() error {
+	data, err := os.ReadFile("/proc/1/mountinfo")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(data)) {
+		path := strings.Fields(line)[4]
+		if strings.HasPrefix(path, "/run/") || strings.HasPrefix(path, os.Getenv(EnvDir)+"/") {
+			// A mount below one that is already detached is gone.
+			if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("unmount %s: %w", path, err)
+			}
 		}
 	}
 	return nil

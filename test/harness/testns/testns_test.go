@@ -168,6 +168,13 @@ func TestNested(t *testing.T) {
 		}
 		return
 	}
+	if err := unix.Mount("world", "/run", "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	world := filepath.Join(os.Getenv(EnvDir), "world")
+	if err := errors.Join(os.Mkdir(world, 0o700), unix.Mount("world", world, "tmpfs", 0, "")); err != nil {
+		t.Fatal(err)
+	}
 	n, err := Nest()
 	if err != nil {
 		t.Fatal(err)
@@ -178,11 +185,11 @@ func TestNested(t *testing.T) {
 		if err := errors.Join(unix.Sethostname([]byte("nested")), os.WriteFile("/run/nested", nil, 0o600), first.Start()); err != nil {
 			return err
 		}
-		out, err := exec.Command("sh", "-c", "hostname; ls /run; ps -o comm= -e; ip -o link | wc -l").CombinedOutput()
-		if got, want := strings.Join(strings.Fields(string(out)), " "), "nested nested exe sleep sleep sh ps 1"; got != want {
-			t.Errorf("hostname, /run, processes and links: got %s, want %s", got, want)
+		out, err := exec.Command("sh", "-c", "hostname; ls /run; ps -o comm= -e; ip -o link | wc -l; grep -c "+world+" /proc/self/mounts").CombinedOutput()
+		if got, want := strings.Join(strings.Fields(string(out)), " "), "nested nested exe sleep sleep sh ps 1 0"; got != want {
+			t.Errorf("hostname, /run, processes, links and mounts of the world: got %s, want %s (%v)", got, want, err)
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
