@@ -89,6 +89,7 @@ type Backend struct {
 	runtime ociRuntime
 	conmon  monitor
 	cgroups cgroups
+	joins   *joins
 	sampler *stats.Sampler
 	// volatile means that containers' layers are mounted with the option "volatile".
 	volatile bool
@@ -182,7 +183,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	s.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
 		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly, "user_namespaces", rt.userNamespaces == nil)
 	b := &Backend{
-		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
+		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups, joins: newJoins(groups),
 		sampler: stats.NewSampler(8192), volatile: noVolatile == nil, labels: labels,
 		ledger:   ledger.New[state, life](format, cfg.stateFile, s.Logger),
 		sessions: &Sessions{log: s.Logger, spawner: conmon.spawner, hubs: map[process.ID]*hub{}}, pauses: map[string]*process.Process{},
@@ -201,6 +202,7 @@ func (b *Backend) Close() error {
 	if b.notifier != nil {
 		_ = b.notifier.Close()
 	}
+	b.runtime.sealed.close()
 	return b.sessions.Close()
 }
 

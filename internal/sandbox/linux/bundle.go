@@ -63,6 +63,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		r := s.Resolved
 		return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}, nil
 	}
+	b.joins.expect() // in time for a start that follows
 	config, answer, err := b.specify(ctx, p, c)
 	if err != nil {
 		return sandbox.Resolved{}, err
@@ -284,12 +285,12 @@ func mountOn(mounts []mount.Mount, dir string) error {
 	return nil
 }
 
-// remount restores the mounts and the specification before a start. A reboot removes the mounts, and a power failure
+// remount restores the mounts and the specification before a start, and returns the latter. A reboot removes the mounts, and a power failure
 // can damage files that were written shortly before the failure, including the container's layer.
-func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
+func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (*specs.Spec, error) {
 	lost, err := b.layerLost(ctx, h)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	config, readErr := readConfig(b.bundleOf(h))
 	switch {
@@ -298,17 +299,17 @@ func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	case readErr != nil:
 		config, _, err = b.build(ctx, p, c)
 	case mountedOn(rootfsDir(b.bundleOf(h))) && b.exposed(p, c.ID):
-		return nil
+		return config, nil
 	case p.IDMap() != nil:
 		config, _, err = b.build(ctx, p, c)
 	default:
 		_, err := b.mountAll(ctx, p, c, config.Linux.MountLabel)
-		return err
+		return config, err
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return b.install(p, c, config)
+	return config, b.install(p, c, config)
 }
 
 // install makes what a new specification needs outside the bundle, and writes the specification.

@@ -104,7 +104,7 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 // pipe (a here-document) and conmon's pipe for errors instead.
 func (l launch) runtimeArgs(rt ociRuntime) (program string, args []string) {
 	if !l.foreign {
-		return rt.path, rt.globals()
+		return rt.creator(), rt.globals()
 	}
 	script := `exec "$0" "$@"`
 	switch empty := " <<E\nE\n"; {
@@ -113,7 +113,7 @@ func (l launch) runtimeArgs(rt ociRuntime) (program string, args []string) {
 	case !l.stdin:
 		script += empty
 	}
-	return "/bin/sh", append([]string{"-c", script, rt.path}, rt.globals()...)
+	return "/bin/sh", append([]string{"-c", script, rt.creator()}, rt.globals()...)
 }
 
 // execCommand returns the command of a conmon that runs an additional program in a container. conmon exits with the
@@ -244,7 +244,8 @@ func readPid(file string) (int, error) {
 // limits, and must not end with the daemon's service.
 //
 // On cgroup v1, moving a process takes an RCU grace period (over 1 ms) for each hierarchy. To avoid this, one thread
-// moves itself into the cgroup once and starts all conmons. On v2, clone3(2) starts a process directly in the cgroup.
+// moves itself into the cgroup once and starts all conmons. It keeps the daemon's share of CPU time: the conmons and the
+// OCI runtimes that they start would otherwise divide the share of one cgroup, however many containers start. On v2, clone3(2) starts a process directly in the cgroup.
 type spawner struct {
 	jobs chan func()
 	// dir is the cgroup's directory on v2; nil on v1.
@@ -276,7 +277,7 @@ func newSpawner(g cgroups) (*spawner, error) {
 		s.dir = f
 	}
 	ready := make(chan error)
-	go s.loop(func() error { return g.Enter(dir) }, ready)
+	go s.loop(func() error { return g.withoutCPU().Enter(dir) }, ready)
 	if err := <-ready; err != nil {
 		s.close()
 		return nil, fmt.Errorf("enter the monitors' cgroup: %w", err)

@@ -84,6 +84,7 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []heal
 		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
 			f.OK, f.Detail, works = true, rt.path+": "+rt.version, true
 			more = append(more, advisoryFinding(rt.version, packageOf(ctx, rt.path)), usersFinding(name, rt))
+			rt.sealed.close()
 		} else {
 			f.Detail, f.Remedy = err.Error(), runtimeRemedy(name, err)
 		}

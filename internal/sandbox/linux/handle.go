@@ -73,34 +73,37 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if h == nil {
 		return err
 	}
+	b.joins.expect()
 	if s, _ := h.Snapshot(); s.Phase != ledger.Created {
 		if err := b.clearEarlierRun(ctx, h); err != nil {
 			return err
 		}
 	}
-	if err := b.prepareStart(ctx, p, c, h); err != nil {
-		return err
-	}
-	return b.run(ctx, p, c, h)
-}
-
-// prepareStart restores the mounts, the specification and the log file, because all of these can be lost. Then it
-// records the start.
-func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
-	if err := b.remount(ctx, p, c, h); err != nil {
-		return err
-	}
-	log, err := openLog(p, c)
+	config, err := b.prepareStart(ctx, p, c, h)
 	if err != nil {
 		return err
 	}
-	return h.Set(func(s *state) {
+	return b.run(ctx, p, c, h, config)
+}
+
+// prepareStart restores the mounts, the specification and the log file, because all of these can be lost. Then it
+// records the start, and returns the specification.
+func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (*specs.Spec, error) {
+	config, err := b.remount(ctx, p, c, h)
+	if err != nil {
+		return nil, err
+	}
+	log, err := openLog(p, c)
+	if err != nil {
+		return nil, err
+	}
+	return config, h.Set(func(s *state) {
 		*s = state{Record: ledger.Record{Phase: ledger.Starting}, BootID: bootID(), OwnPID: s.OwnPID, Forgettable: s.Forgettable, Cgroup: s.Cgroup, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
 	})
 }
 
 // run starts conmon, which creates the container, and then starts the container's program.
-func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
+func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle, config *specs.Spec) error {
 	if target := spec.ContainerModes(p, c).Target; target != "" {
 		if err := b.pinTarget(p, target, h.ID); err != nil {
 			return err
@@ -117,7 +120,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	}
 	began := time.Now()
 	if err == nil {
-		err = b.runtime.start(ctx, h.ID)
+		err = b.runtime.start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0)
 	}
 	if err == nil {
 		err = fpStarted.Hit(ctx)

@@ -60,6 +60,19 @@ func cloneTree(source string, recursive, slave bool, users *os.File) (*os.File, 
 	return tree, nil
 }
 
+// cloneReadOnly returns a detached, read-only clone of the mount at source. If users is not nil, the clone is mapped.
+func cloneReadOnly(source string, users *os.File) (*os.File, error) {
+	tree, err := cloneTree(source, false, false, users)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.MountSetattr(int(tree.Fd()), "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		tree.Close()
+		return nil, fmt.Errorf("make the clone of %s read-only: %w", source, err)
+	}
+	return tree, nil
+}
+
 // fsType returns the magic number of a path's file system, as statfs(2) lists them.
 func fsType(path string) string {
 	var st unix.Statfs_t
@@ -126,13 +139,8 @@ func mountMappedView(mounts []mount.Mount, users *os.File, dir string) error {
 	if optionOf(mounts, "lowerdir") != "" {
 		return mountMapped(mounts[0].Options, users, dir)
 	}
-	tree, err := cloneTree(mounts[0].Source, false, false, users)
+	tree, err := cloneReadOnly(mounts[0].Source, users)
 	if err != nil {
-		return err
-	}
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
-	if err := unix.MountSetattr(int(tree.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		tree.Close()
 		return err
 	}
 	return attach(tree, dir)

@@ -188,7 +188,7 @@ func TestRecoverStarting(t *testing.T) {
 		p := r.pod()
 		c := p.container(forever)
 		h, _ := r.ledger.Find(p.ID, c.ID)
-		if err := r.prepareStart(t.Context(), p.Pod, c.Container, h); err != nil {
+		if _, err := r.prepareStart(t.Context(), p.Pod, c.Container, h); err != nil {
 			t.Fatal(err)
 		}
 		s, _ := h.Snapshot()

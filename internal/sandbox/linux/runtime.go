@@ -44,7 +44,11 @@ type ociRuntime struct {
 	userNamespaces error
 	// features are the recent parts of a specification that the runtime knows.
 	features spec.Runtime
-	cli      *runc.Runc
+	// releases means that the runtime's start only sends a byte (see release).
+	releases bool
+	// sealed is nil if the program is executed by its own path.
+	sealed *sealed
+	cli    *runc.Runc
 }
 
 // findRuntime returns the configured runtime, or the first of crun and runc that works.
@@ -86,25 +90,26 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 	}
 	version, _, _ := strings.Cut(string(out), "\n")
 	systemd := cfg.CgroupDriver == cgroup.DriverSystemd
-	rt := ociRuntime{path: found, version: version, root: cfg.ociDir(), systemd: systemd, cli: &runc.Runc{
+	rt := ociRuntime{path: found, version: version, root: cfg.ociDir(), systemd: systemd, sealed: seal(found, version), cli: &runc.Runc{
 		Command: found, Root: cfg.ociDir(), SystemdCgroup: systemd, Setpgid: true,
 	}}
 	if out, err := exec.CommandContext(ctx, found, "features").Output(); err == nil { // crun 1.8 does not have the command
 		rt.features = parseFeatures(out)
 	}
-	var both errgroup.Group
+	probed, both := rt, errgroup.Group{}
 	both.Go(func() (err error) {
-		rt.recursiveReadOnly, err = rt.probe(ctx, cfg, g)
+		probed.recursiveReadOnly, probed.releases, err = rt.probe(ctx, cfg, g)
 		return err
 	})
 	both.Go(func() error {
-		rt.userNamespaces = rt.probeUserNamespace(ctx, cfg, g)
+		probed.userNamespaces = rt.probeUserNamespace(ctx, cfg, g)
 		return nil
 	})
 	if err := both.Wait(); err != nil {
+		rt.sealed.close()
 		return ociRuntime{}, fmt.Errorf("%s (%s) does not work on this host: %w", found, version, err)
 	}
-	return rt, nil
+	return probed, nil
 }
 
 // parseFeatures reads the answer of the runtime's command "features" (runtime-spec, features.md).
@@ -123,15 +128,17 @@ func parseFeatures(answer []byte) (known spec.Runtime) {
 }
 
 // probe creates and deletes a container without starting it. This tests the host's cgroups, namespaces and mounts.
-// probe reports whether recursive read-only mounts work.
-func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive bool, err error) {
+// probe reports whether recursive read-only mounts work, and whether release does.
+func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive, releases bool, err error) {
 	dir, err := os.MkdirTemp(cfg.RunDir, "probe-")
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	defer os.RemoveAll(dir)
-	err = r.tryBundle(ctx, dir, g, probeSpec(), func(pidFile string) { recursive = readOnlyBelow(pidFile, "/rro") })
-	return recursive, err
+	err = r.tryBundle(ctx, dir, g, probeSpec(), func(id, pidFile string) {
+		recursive, releases = readOnlyBelow(pidFile, "/rro"), r.waitsForRelease(id)
+	})
+	return recursive, releases, err
 }
 
 // probeUserNamespace creates and deletes a container in a user namespace of its own.
@@ -151,13 +158,13 @@ func (r ociRuntime) probeUserNamespace(ctx context.Context, cfg Config, g cgroup
 		if err := probeMappedMounts(ns+"user", cfg.Root, "/", cfg.RunDir); err != nil {
 			return err
 		}
-		return r.tryBundle(ctx, dir, g, usersProbeSpec(ns, ids), func(string) {})
+		return r.tryBundle(ctx, dir, g, usersProbeSpec(ns, ids), func(_, _ string) {})
 	})
 }
 
-// tryBundle creates and deletes a container in a directory. In between, it calls check with the name of the file that
-// contains the PID.
-func (r ociRuntime) tryBundle(ctx context.Context, dir string, g cgroups, config *specs.Spec, check func(pidFile string)) error {
+// tryBundle creates and deletes a container in a directory. In between, it calls check with the container's ID and the
+// name of the file that contains the PID.
+func (r ociRuntime) tryBundle(ctx context.Context, dir string, g cgroups, config *specs.Spec, check func(id, pidFile string)) error {
 	id := filepath.Base(dir) + "-" + strconv.Itoa(os.Getpid())
 	if err := writeProbeBundle(dir, id, g, config); err != nil {
 		return err
@@ -165,7 +172,7 @@ func (r ociRuntime) tryBundle(ctx context.Context, dir string, g cgroups, config
 	log, pidFile := filepath.Join(dir, "log"), filepath.Join(dir, "pid")
 	err := r.run(ctx, log, "create", "--bundle", dir, "--pid-file", pidFile, id)
 	if err == nil {
-		check(pidFile)
+		check(id, pidFile)
 	}
 	defer func() { _ = g.Remove(ctx, filepath.Join(g.Parent, cgroup.Mark+id)) }()
 	if delErr := r.delete(context.WithoutCancel(ctx), id); delErr != nil && err == nil {
@@ -273,7 +280,7 @@ func (r ociRuntime) run(ctx context.Context, log string, args ...string) error {
 	defer in.Close()
 	defer out.Close()
 	args = slices.Concat(r.globals(), []string{"--log", log, "--log-format", "json"}, args)
-	cmd := exec.CommandContext(ctx, r.path, args...)
+	cmd := exec.CommandContext(ctx, r.creator(), args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return cmd.Run()
@@ -285,12 +292,52 @@ func lastMessage(log string) string {
 	return runtimeMessage(string(raw))
 }
 
-// start runs the program of a created container.
-func (r ociRuntime) start(ctx context.Context, id string) error {
+// creator returns the path by which the program is executed to create containers.
+func (r ociRuntime) creator() string {
+	if r.sealed == nil {
+		return r.path
+	}
+	return r.sealed.path()
+}
+
+// start runs the program of a created container, and its poststart hooks if it has any.
+func (r ociRuntime) start(ctx context.Context, id string, hooks bool) error {
+	if r.releases && !hooks && r.waitsForRelease(id) {
+		return r.release(id)
+	}
 	if err := r.cli.Start(ctx, id); err != nil {
 		return fmt.Errorf("%s start: %w", filepath.Base(r.path), err)
 	}
 	return nil
+}
+
+// fifo returns the path of the FIFO from which crun's init reads a byte before it executes the container's program.
+// Apart from hooks, "crun start" only sends this byte and removes the FIFO, and we save the execution of a program.
+func (r ociRuntime) fifo(id string) string { return filepath.Join(r.root, id, "exec.fifo") }
+
+// waitsForRelease reports whether a created container is one of crun, which waits for release. runc's FIFO works the
+// other way round.
+func (r ociRuntime) waitsForRelease(id string) bool {
+	name, _, _ := parseVersion(r.version)
+	st, err := os.Lstat(r.fifo(id))
+	return name == "crun" && err == nil && st.Mode().Type() == os.ModeNamedPipe
+}
+
+// release runs the program of a container that crun has created. The FIFO goes last: as long as it exists, crun and
+// recovery take the container for one that was not started, and recovery starts it afresh.
+func (r ociRuntime) release(id string) error {
+	f, err := os.OpenFile(r.fifo(id), os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.ENXIO) {
+		return errors.New("the container's first process ended before it was started")
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Write([]byte{0}); err != nil {
+		return err
+	}
+	return os.Remove(r.fifo(id))
 }
 
 // delete kills a container's processes and removes its state in the runtime. It succeeds for an unknown container.
