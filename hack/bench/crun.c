@@ -1,7 +1,7 @@
 // crun: run the crun of PATH on a bundle whose specification claims a newer OCI version than that crun knows.
 //
 // containerd 2.4 writes ociVersion 1.3.0, and crun 1.8, which Debian 12 has, refuses everything newer than 1.1. The
-// benchmark wants the same crun below containerd and Tripod, so both call this program, and both pay for it (0.3 ms). The
+// benchmark wants the same crun below containerd and Tripod, so containerd calls this program, which costs it 0.3 ms. The
 // version is replaced in place, with one of the same length. CRUN is the path of the real one.
 #include <fcntl.h>
 #include <string.h>
