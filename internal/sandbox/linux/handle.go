@@ -163,7 +163,11 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 			h.Set(func(s *state) { s.Phase = ledger.Created }))
 	}
 	err = errors.Join(err, h.Set(func(s *state) { s.FailStart(cause) }))
-	return errors.Join(fmt.Errorf("start container %s: %w: %w", h.ID, cause, errdefs.ErrFailedPrecondition), err)
+	classified := sandbox.DiskError(cause)
+	if !errdefs.IsResourceExhausted(classified) && !errdefs.IsUnavailable(classified) {
+		classified = fmt.Errorf("%w: %w", cause, errdefs.ErrFailedPrecondition)
+	}
+	return errors.Join(fmt.Errorf("start container %s: %w", h.ID, classified), err)
 }
 
 // clearEarlierRun removes what the OCI runtime and conmon keep from an earlier run.
