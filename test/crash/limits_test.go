@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // limitFiles sets the soft limit of a process's open files and returns the previous limit. It does not lower the hard
@@ -99,6 +101,11 @@ func TestN10DescriptorsRunOut(t *testing.T) {
 	c.Must("true")
 	wantPod(t, d)
 	wantReady(t, d)
+	until.Within(t, time.Minute, "the networks of refused pods are released", func() bool {
+		pods, err := d.CRI().ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+		records, readErr := filepath.Glob(filepath.Join(d.Dir, "root/network/attachments/*.json"))
+		return err == nil && readErr == nil && len(records) == len(pods.GetItems())
+	})
 	fresh, err := harness.Dial(d.Socket) // the daemon accepts connections again
 	if err != nil {
 		t.Fatal(err)
