@@ -285,8 +285,8 @@ func mountOn(mounts []mount.Mount, dir string) error {
 	return nil
 }
 
-// remount restores the mounts and the specification before a start, and returns the latter. A reboot removes the mounts, and a power failure
-// can damage files that were written shortly before the failure, including the container's layer.
+// remount restores the mounts and the specification before a start, and returns the latter. A reboot removes the mounts,
+// and a power failure can damage files that were written shortly before the failure, including the container's layer.
 func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (*specs.Spec, error) {
 	lost, err := b.layerLost(ctx, h)
 	if err != nil {
