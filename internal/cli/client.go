@@ -122,7 +122,12 @@ func (c *Client) pullWithProgress(ctx context.Context, req *runtimeapi.PullImage
 
 // ImageStatus returns nil if the image does not exist.
 func (c *Client) ImageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
-	resp, err := c.Images.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: ref}, false)
+	return c.imageStatus(ctx, &runtimeapi.ImageSpec{Image: ref})
+}
+
+// imageStatus is like ImageStatus, for the image of a pod with this handler: another CRI endpoint can own the handler.
+func (c *Client) imageStatus(ctx context.Context, image *runtimeapi.ImageSpec) (*runtimeapi.Image, error) {
+	resp, err := c.Images.ImageStatus(ctx, image, false)
 	if err != nil {
 		return nil, err
 	}

@@ -105,7 +105,7 @@ func (a *App) pullCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				id, err := a.pull(ctx, client, args[0], auth)
+				id, err := a.pull(ctx, client, &runtimeapi.ImageSpec{Image: args[0]}, auth)
 				if err != nil {
 					return err
 				}
@@ -153,9 +153,9 @@ func parseCreds(creds string) (*runtimeapi.AuthConfig, error) {
 }
 
 // pull pulls an image and shows the progress.
-func (a *App) pull(ctx context.Context, client *Client, ref string, auth *runtimeapi.AuthConfig) (string, error) {
-	p := a.newProgress("pulling " + ref)
-	id, err := client.Pull(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: ref}, Auth: auth}, p.set)
+func (a *App) pull(ctx context.Context, client *Client, image *runtimeapi.ImageSpec, auth *runtimeapi.AuthConfig) (string, error) {
+	p := a.newProgress("pulling " + image.GetImage())
+	id, err := client.Pull(ctx, &runtimeapi.PullImageRequest{Image: image, Auth: auth}, p.set)
 	p.end(err)
 	return id, err
 }

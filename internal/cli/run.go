@@ -54,7 +54,7 @@ func (a *App) createCommand() *cobra.Command {
 					return err
 				}
 				if pull {
-					if err := a.ensureImage(ctx, client, container.GetImage().GetImage()); err != nil {
+					if err := a.ensureImage(ctx, client, container.GetImage()); err != nil {
 						return err
 					}
 				}
@@ -79,12 +79,12 @@ func readConfigs(containerFile, podFile string) (*runtimeapi.ContainerConfig, *r
 }
 
 // ensureImage pulls the image if it is missing.
-func (a *App) ensureImage(ctx context.Context, client *Client, ref string) error {
-	image, err := client.ImageStatus(ctx, ref)
+func (a *App) ensureImage(ctx context.Context, client *Client, spec *runtimeapi.ImageSpec) error {
+	image, err := client.imageStatus(ctx, spec)
 	if err != nil || image != nil {
 		return err
 	}
-	_, err = a.pull(ctx, client, ref, nil)
+	_, err = a.pull(ctx, client, spec, nil)
 	return err
 }
 
@@ -215,7 +215,8 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 
 // run makes a pod and a container and removes both if a step fails.
 func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, handler string) (id string, err error) {
-	if err := a.ensureImage(ctx, client, container.GetImage().GetImage()); err != nil {
+	image := &runtimeapi.ImageSpec{Image: container.GetImage().GetImage(), RuntimeHandler: handler}
+	if err := a.ensureImage(ctx, client, image); err != nil {
 		return "", err
 	}
 	podID, err := client.RunPodSandbox(ctx, pod, handler)

@@ -125,7 +125,7 @@ func (a *App) startAll(ctx context.Context, client *Client, o manifestOptions, p
 	}
 	for _, p := range pods {
 		for _, c := range p.Containers {
-			image, err := a.playImage(ctx, client, c)
+			image, err := a.playImage(ctx, client, c, p.Handler)
 			if err != nil {
 				return fmt.Errorf("pod %s: image of container %s: %w", p.Name(), c.Name, err)
 			}
@@ -159,8 +159,9 @@ func checkNames(ctx context.Context, client *Client, o manifestOptions, pods []*
 }
 
 // playImage pulls the container's image by its policy and returns the image's ID.
-func (a *App) playImage(ctx context.Context, client *Client, c *play.Container) (string, error) {
-	image, err := client.ImageStatus(ctx, c.Image)
+func (a *App) playImage(ctx context.Context, client *Client, c *play.Container, handler string) (string, error) {
+	spec := &runtimeapi.ImageSpec{Image: c.Image, RuntimeHandler: handler}
+	image, err := client.imageStatus(ctx, spec)
 	if err != nil {
 		return "", err
 	}
@@ -168,10 +169,10 @@ func (a *App) playImage(ctx context.Context, client *Client, c *play.Container) 
 		return "", fmt.Errorf("%s is not on the node, and imagePullPolicy is Never: %w", c.Image, errdefs.ErrNotFound)
 	}
 	if image == nil || c.Pull == corev1.PullAlways {
-		if _, err := a.pull(ctx, client, c.Image, nil); err != nil {
+		if _, err := a.pull(ctx, client, spec, nil); err != nil {
 			return "", err
 		}
-		if image, err = client.ImageStatus(ctx, c.Image); err != nil {
+		if image, err = client.imageStatus(ctx, spec); err != nil {
 			return "", err
 		}
 	}

@@ -175,7 +175,7 @@ func (r manifestRun) failed() {
 	first := job("first", "true", "sleep 600") + "\n---\n"
 	for _, c := range []struct{ manifest, want, timeout string }{
 		{first + job("second", "exit 7", "true"), "pod default/second: init: the init container has failed: exit code 7", "1m"},
-		{first + job("second", "true", "true") + "  runtimeClassName: none\n", `pod default/second: RunPodSandbox: runtime_handler`, "1m"},
+		{first + job("second", "true", "true") + "  runtimeClassName: none\n", `runtime_handler: no runtime for handler "none"`, "1m"},
 		{first + strings.Replace(job("second", "true", "true"), "[sh, -c, \"true\"], volumeMounts: [{name: v, mountPath: /v}]}\n  containers", "[/none]}\n  containers", 1),
 			"pod default/second: init: StartContainer: ", "1m"},
 		{job("second", "sleep 600", "true"), "pod default/second: init: the init container has not ended after 100ms (--init-timeout)", "100ms"},
