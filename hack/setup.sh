@@ -24,7 +24,7 @@ packages=(
   make git                              # the build itself
 )
 bench_packages=(containerd)
-kubelet_packages=(etcd-server)
+kubelet_packages=(etcd-server dbus-daemon)
 debian_packages=(mmdebstrap e2fsprogs)
 release_packages=(dpkg-dev)
 # The tests of internal/sandbox/linux run the host's busybox, from either of Debian's two packages.

@@ -104,7 +104,7 @@ func checkContainerMetrics(n *kube.Namespace, pod *corev1.Pod) error {
 }
 
 // seriesPattern matches a line of Prometheus' text format: name, labels, value.
-var seriesPattern = regexp.MustCompile(`(?m)^(\w+)\{([^}]*)\} (\S+)`)
+var seriesPattern = regexp.MustCompile(`(?m)^(\w+)(?:\{([^}]*)\})? (\S+)`)
 
 // above returns an error unless a series with the name and the labels (name, value, ...) has a value above the limit.
 func above(text string, limit float64, name string, labels ...string) error {

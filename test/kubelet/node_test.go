@@ -222,3 +222,51 @@ spec:
 		return err
 	})
 }
+
+// TestMemoryPressure: a node that is short of memory evicts pods of each kind, and says how much memory they used.
+func TestMemoryPressure(t *testing.T) {
+	c := kube.Shared(t)
+	n := c.Namespace(t)
+	for _, k := range kinds {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: RUNTIME}
+spec:
+  runtimeClassName: RUNTIME
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: web, image: WEB, resources: {requests: {memory: 1Ki}, limits: {memory: 128Mi}}, readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}}
+`))
+	}
+	for _, k := range kinds {
+		n.WaitReady(k.name, k.boots)
+	}
+	if err := c.RestartKubelet(map[string]any{
+		// A soft threshold, because the kubelet takes a hard one off the memory that it gives to pods.
+		"evictionSoft":                     map[string]string{"memory.available": "99.9%"},
+		"evictionSoftGracePeriod":          map[string]string{"memory.available": "1s"},
+		"evictionPressureTransitionPeriod": "1s",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.RestartKubelet(); err != nil {
+			t.Fatal(err)
+		}
+		n.Await("the pressure is over", 2*kube.Timeout, c.NodeReady)
+	})
+	for _, k := range kinds {
+		waitEvent(n, k.name, "Container web was using")
+		n.WaitPod(k.name, "has ended", 2*kube.Timeout, ended)
+	}
+	if err := c.NodeReady(); err == nil || !strings.Contains(err.Error(), "memory-pressure") {
+		t.Errorf("node: got %v, want the taint memory-pressure", err)
+	}
+}
+
+// ended reports whether a pod and its container have ended. The kubelet ends a pod with the phase Failed, but changes it to
+// Succeeded if the container then ends with 0 before the API server knows the phase.
+func ended(p *corev1.Pod) bool {
+	return (p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded) && p.Status.ContainerStatuses[0].State.Terminated != nil
+}

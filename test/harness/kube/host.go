@@ -82,20 +82,25 @@ func (n *Node) setUp(link netlink.Link) error {
 	return nil
 }
 
-// mountFiles mounts the node's own /etc/hosts, /var/log and /var/lib/cni over the host's. They outlive the node's
-// namespaces, as on a disk.
+// pluginDir is where a kubelet listens for device plugins, whatever its root directory.
+const pluginDir = "/var/lib/kubelet/device-plugins"
+
+// mountFiles mounts the node's own /etc/hosts, /var/log, /var/lib/cni and pluginDir over the host's. They outlive the
+// node's namespaces, as on a disk.
 func (n *Node) mountFiles() error {
-	hosts, logs, leases := n.path("hosts"), n.path("log"), n.path("cni")
+	hosts, logs, leases, plugins := n.path("hosts"), n.path("log"), n.path("cni"), n.path("device-plugins")
 	text := "127.0.0.1 localhost\n"
 	for _, other := range n.cluster.Nodes {
 		text += other.IP + " " + other.Name + "\n"
 	}
-	err := errors.Join(os.WriteFile(hosts, []byte(text), 0o644), os.MkdirAll(logs, 0o755), os.MkdirAll(leases, 0o755))
+	err := errors.Join(os.WriteFile(hosts, []byte(text), 0o644), os.MkdirAll(logs, 0o755), os.MkdirAll(leases, 0o755),
+		os.MkdirAll(plugins, 0o755))
 	if err != nil {
 		return err
 	}
 	return n.do(func() error {
-		return errors.Join(bind(hosts, "/etc/hosts"), bind(logs, "/var/log"), os.MkdirAll("/var/lib/cni", 0o755), bind(leases, "/var/lib/cni"))
+		return errors.Join(bind(hosts, "/etc/hosts"), bind(logs, "/var/log"), os.MkdirAll("/var/lib/cni", 0o755), bind(leases, "/var/lib/cni"),
+			os.MkdirAll(pluginDir, 0o755), bind(plugins, pluginDir))
 	})
 }
 

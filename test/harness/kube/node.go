@@ -59,11 +59,7 @@ func (n *Node) prepare() error {
 			return err
 		}
 	}
-	hosts, err := n.cluster.registryHosts()
-	if err != nil {
-		return err
-	}
-	return errors.Join(n.prepareHost(), n.writeDaemonConfig(hosts), n.writeKubeletConfig())
+	return errors.Join(n.prepareHost(), n.writeDaemonConfig(), n.writeKubeletConfig())
 }
 
 // snapshot returns the resources in the node's namespaces.
@@ -178,6 +174,11 @@ func (n *Node) Run(program string, args ...string) (out string, err error) {
 // RestartKubelet stops the kubelet and starts it with its original configuration and the given changes.
 func (n *Node) RestartKubelet(change ...map[string]any) error {
 	return errors.Join(n.Kubelet.Stop(), n.writeKubeletConfig(change...), n.Kubelet.Start())
+}
+
+// RestartDaemon stops the daemon and starts it with its original configuration and the given changes to sections.
+func (n *Node) RestartDaemon(change ...map[string]map[string]any) error {
+	return errors.Join(n.Daemon.Stop(), n.writeDaemonConfig(change...), n.Daemon.Start(), n.WaitRuntime())
 }
 
 // Kill kills all processes of the node at once and removes its namespaces, as a loss of power would. Its files stay.

@@ -20,6 +20,8 @@ const (
 type Process struct {
 	// Name is the program's name. LogPath is the log, to which every start appends.
 	Name, LogPath string
+	// Extra are further arguments, from the next start.
+	Extra []string
 
 	argv, env []string // env is in addition to the test's environment
 	// start starts the command in the namespaces of the program's node.
@@ -51,7 +53,7 @@ func (p *Process) spawn() error {
 		return err
 	}
 	defer log.Close()
-	c := exec.Command(p.argv[0], p.argv[1:]...)
+	c := exec.Command(p.argv[0], slices.Concat(p.argv[1:], p.Extra)...)
 	c.Stdout, c.Stderr, c.Dir, c.Env = log, log, "/", append(os.Environ(), p.env...)
 	if err := p.start(c); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)

@@ -110,21 +110,37 @@ func (n *Node) writeKubeletConfig(change ...map[string]any) error {
 	return os.WriteFile(n.path("kubelet.json"), data, 0o600)
 }
 
-// writeDaemonConfig writes Tripod's configuration, for all kinds of pods, with small emulated machines.
-func (n *Node) writeDaemonConfig(hostsDir string) error {
-	text, err := toml.Marshal(map[string]any{
-		"root": n.path("tripod"),
-		"log":  map[string]any{"level": "debug"},
+// MetricsAddress is the address of the metrics of a node's daemon, on the node's loopback interface.
+const MetricsAddress = "127.0.0.1:9464"
+
+// writeDaemonConfig writes Tripod's configuration, for all kinds of pods, with small emulated machines. Each change replaces
+// keys of a section.
+func (n *Node) writeDaemonConfig(change ...map[string]map[string]any) error {
+	hosts, err := n.cluster.registryHosts()
+	if err != nil {
+		return err
+	}
+	config := map[string]map[string]any{
+		"log": {"level": "debug"},
 		// These are the default aliases, and the handler name that Kubernetes' own RuntimeClass tests use.
-		"node":  map[string]any{"handler_aliases": map[string]string{"runc": "linux", "crun": "linux", "test-handler": "linux"}},
-		"image": map[string]any{"hosts_dirs": []string{hostsDir}},
-		"network": map[string]any{
+		"node":  {"handler_aliases": map[string]string{"runc": "linux", "crun": "linux", "test-handler": "linux"}},
+		"image": {"hosts_dirs": []string{hosts}},
+		"network": {
 			"conf_dir": n.path("net.d"), "bin_dirs": []string{"/usr/lib/cni"},
 			"default": map[string]any{"enabled": !n.cluster.flannel()},
 		},
-		"linux": map[string]any{"cgroup_parent": n.cgroup() + "/pods"},
-		"vm":    map[string]any{"accel": "tcg", "default_memory": 128 << 20},
-	})
+		"linux":   {"cgroup_parent": n.cgroup() + "/pods"},
+		"vm":      {"accel": "tcg", "default_memory": 128 << 20},
+		"metrics": {"address": MetricsAddress},
+	}
+	all := map[string]any{"root": n.path("tripod")}
+	for section, keys := range config {
+		for _, ch := range change {
+			maps.Copy(keys, ch[section])
+		}
+		all[section] = keys
+	}
+	text, err := toml.Marshal(all)
 	if err != nil {
 		return err
 	}
