@@ -23,7 +23,7 @@ var accepted = []struct{ path, effect string }{
 	{"spec.resources.limits", "limits of the whole pod: CPU and memory"},
 	{"spec.resources.requests", "CPU shares of the whole pod; memory has no effect without a scheduler"},
 	{"spec.restartPolicy", "`Never`: nothing restarts a container. Other policies are refused"},
-	{"spec.terminationGracePeriodSeconds", "time to end, before containers are killed; default: 30"},
+	{"spec.terminationGracePeriodSeconds", "time that containers get to end when `--wait`, `--rm` or a failed step ends them; default: 30. `tripod rmp --force` kills them"},
 	{"spec.hostname", "the host name; default: the pod's name"},
 	{"spec.hostNetwork", "the node's network"},
 	{"spec.hostPID", "the node's processes"},

@@ -58,17 +58,18 @@ func MeasureOverhead(ctx context.Context, client *cli.Client, o Options, pods in
 	}
 	return &Overhead{
 		Handler: o.Handler, Pods: pods, Helpers: with.helpers,
-		Memory:   max(0, with.memory-without.memory) / int64(pods),
+		// A daemon whose heap has shrunk meanwhile does not make the helpers smaller.
+		Memory:   (with.helperMemory + max(0, with.daemonMemory-without.daemonMemory)) / int64(pods),
 		MilliCPU: max(0, with.milliCPU-without.milliCPU) / float64(pods),
 	}, nil
 }
 
 // observation is what the daemons and the helpers use at one time.
 type observation struct {
-	processes map[process]string
-	helpers   map[string]int
-	memory    int64
-	milliCPU  float64
+	processes                  map[process]string
+	helpers                    map[string]int
+	helperMemory, daemonMemory int64
+	milliCPU                   float64
 }
 
 // observe waits for the time idle and measures the daemons and those processes that did not exist before. With a nil map,
@@ -79,18 +80,19 @@ func (d *driver) observe(ctx context.Context, before map[process]string, idle ti
 		return nil, err
 	}
 	o := &observation{processes: now, helpers: map[string]int{}}
-	var observed []int
+	var observedHelpers, observedDaemons []int
 	for p, name := range now {
 		_, old := before[p]
 		daemon := slices.Contains(daemons, name) && p.pid != os.Getpid()
 		if before != nil && !old && !daemon && (!inContainer("/proc", p.pid) || isPause(name)) && pss("/proc", p.pid) > 0 {
 			o.helpers[name]++
-			observed = append(observed, p.pid)
+			observedHelpers = append(observedHelpers, p.pid)
 		}
 		if daemon {
-			observed = append(observed, p.pid)
+			observedDaemons = append(observedDaemons, p.pid)
 		}
 	}
+	observed := slices.Concat(observedHelpers, observedDaemons)
 	from := cpuTime("/proc", observed)
 	select {
 	case <-time.After(idle):
@@ -98,8 +100,11 @@ func (d *driver) observe(ctx context.Context, before map[process]string, idle ti
 		return nil, ctx.Err()
 	}
 	o.milliCPU = 1000 * (cpuTime("/proc", observed) - from).Seconds() / idle.Seconds()
-	for _, pid := range observed {
-		o.memory += pssWithout("/proc", pid, d.o.Memory)
+	for _, pid := range observedHelpers {
+		o.helperMemory += pssWithout("/proc", pid, d.o.Memory)
+	}
+	for _, pid := range observedDaemons {
+		o.daemonMemory += pssWithout("/proc", pid, 0)
 	}
 	return o, nil
 }
