@@ -63,16 +63,23 @@ func TestKubeletRestart(t *testing.T) {
 func TestDaemonKilled(t *testing.T) {
 	c := kube.Shared(t)
 	all, before := webs(t, c)
+	call := func(i int) error {
+		var service corev1.Service
+		if err := all[i].Get("services/web", &service); err != nil {
+			return err
+		}
+		answer, err := get("http://" + service.Spec.ClusterIP + ":8080/")
+		return contains(answer, err, kinds[i].greeting)
+	}
+	for i := range kinds {
+		// kube-proxy learns of a ready pod later than the API server.
+		all[i].Await("the Service answers", kube.Timeout, func() error { return call(i) })
+	}
 	if err := c.Daemon.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	for i, k := range kinds {
-		var service corev1.Service
-		if err := all[i].Get("services/web", &service); err != nil {
-			t.Fatal(err)
-		}
-		answer, err := get("http://" + service.Spec.ClusterIP + ":8080/")
-		if err := contains(answer, err, k.greeting); err != nil {
+		if err := call(i); err != nil {
 			t.Errorf("request to %s while the daemon is down: %v", k.name, err)
 		}
 	}
