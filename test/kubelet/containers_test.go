@@ -222,11 +222,12 @@ spec:
 // command.
 func TestHooksOfUnits(t *testing.T) {
 	postStart := map[string]string{"wasm": "httpGet: {port: 80, path: /started}", "vm": "exec: {command: [touch, /started]}"}
+	annotations := map[string]string{"vm": `tripod.dev/vm.wait-for-agent: "true"`}
 	forKinds(t, kinds[1:], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`
 apiVersion: v1
 kind: Pod
-metadata: {name: hooked, annotations: {tripod.dev/vm.wait-for-agent: "true"}}
+metadata: {name: hooked, annotations: {` + annotations[k.name] + `}}
 spec:
   runtimeClassName: RUNTIME
   terminationGracePeriodSeconds: 20

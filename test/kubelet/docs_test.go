@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestDocuments applies the objects in the guides unchanged. It only pushes the images that a reader would push.
+// TestDocuments applies the objects in the other guides unchanged. It only pushes the images that a reader would push.
 func TestDocuments(t *testing.T) {
 	c := kube.Shared(t)
 	t.Parallel()
@@ -22,17 +22,6 @@ func TestDocuments(t *testing.T) {
 		n := c.Namespace(t)
 		applyDocument(t, n, "wasm.md")
 		n.WaitPods("app=calc", 3, kube.Timeout)
-	})
-	t.Run("vm.md", func(t *testing.T) {
-		t.Parallel()
-		push(t, "debian:12", "build/images/vm/disk.qcow2")
-		n := c.Namespace(t)
-		applyDocument(t, n, "vm.md")
-		pod := n.WaitReady("debian", harness.GuestTimeout)
-		if pod.Spec.Overhead.Memory().IsZero() {
-			t.Errorf("overhead of the pod: got %v, want memory", pod.Spec.Overhead)
-		}
-		n.WaitLog("seed=nocloud", kube.Timeout, "debian")
 	})
 	t.Run("kubernetes.md", func(t *testing.T) {
 		t.Parallel()
@@ -50,6 +39,20 @@ func TestDocuments(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestDocumentOfMachines applies the objects in vm.md unchanged. Its machine requests two CPUs, which are all of the node's,
+// so it does not run in parallel.
+func TestDocumentOfMachines(t *testing.T) {
+	c := kube.Shared(t)
+	push(t, "debian:12", "build/images/vm/disk.qcow2")
+	n := c.Namespace(t)
+	applyDocument(t, n, "vm.md")
+	pod := n.WaitReady("debian", harness.GuestTimeout)
+	if pod.Spec.Overhead.Memory().IsZero() {
+		t.Errorf("overhead of the pod: got %v, want memory", pod.Spec.Overhead)
+	}
+	n.WaitLog("seed=nocloud", kube.Timeout, "debian")
 }
 
 // applyDocument applies the manifests in a document.

@@ -169,7 +169,12 @@ spec:
 				fmt.Sprintf(`{"spec": {"resources": {"limits": {"cpu": %q, "memory": %q}}}}`, to.cpu, to.memory))
 			n.WaitPod("sized", "has the size "+fmt.Sprint(to), kube.Timeout, func(p *corev1.Pod) bool {
 				r := p.Status.Resources
-				return r != nil && r.Limits.Cpu().String() == to.cpu && r.Limits.Memory().String() == to.memory && resizeCondition(p) == nil
+				if r == nil || resizeCondition(p) != nil {
+					return false
+				}
+				memory := resource.MustParse(to.memory)
+				memory.Add(*p.Spec.Overhead.Memory()) // the kubelet reports the limits of the pod's cgroup
+				return r.Limits.Cpu().String() == to.cpu && r.Limits.Memory().Cmp(memory) == 0
 			})
 			checkMemory(t, k, n, to)
 		}
