@@ -36,7 +36,7 @@ say()  { printf 'bench: %s\n' "$*" >&2; }
 await() {
   local what=$1 end=$((SECONDS + 30)); shift
   until "$@" >/dev/null 2>&1; do
-    [ $SECONDS -lt $end ] || fail "$what: not within 30 s ($*)"
+    [ $SECONDS -lt $end ] || { tail -n 20 "$dir"/*.log >&2; fail "$what: not within 30 s ($*)"; }
     read -rt 0.1 <> <(:) || true # a pause without a process
   done
 }
@@ -260,8 +260,8 @@ inside() {
   measure_wasm
   measure_edge
   measure_vm
+  measure_many # before a daemon with runc: its state would not be of the record of the daemon with crun
   measure_containers
-  measure_many
   write_report
 }
 
