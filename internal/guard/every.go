@@ -21,3 +21,15 @@ func Every(ctx context.Context, log *slog.Logger, where string, interval time.Du
 		}
 	})
 }
+
+// Sleep pauses for d. If ctx ends first, it returns ctx's cause.
+func Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

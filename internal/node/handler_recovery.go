@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -80,7 +81,7 @@ func (n *Node) recover(background context.Context, handler string) error {
 // retryRecovery tries to recover a backend whose dependency is missing, until an attempt succeeds or fails for another
 // reason.
 func (n *Node) retryRecovery(ctx context.Context, handler string) {
-	for pause := recoveryRetryMin; sleep(ctx, pause); pause = min(2*pause, recoveryRetryMax) {
+	for pause := recoveryRetryMin; guard.Sleep(ctx, pause) == nil; pause = min(2*pause, recoveryRetryMax) {
 		err := n.recover(ctx, handler)
 		switch {
 		case err == nil:

@@ -242,20 +242,8 @@ func (n *Node) collectNetworks(ctx context.Context, keep []string) {
 			return
 		}
 		n.log.Warn("release of abandoned networks failed and will be retried", "after", pause, "err", err)
-		if !sleep(ctx, pause) {
+		if guard.Sleep(ctx, pause) != nil {
 			return
 		}
-	}
-}
-
-// sleep pauses for d. It returns false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -115,21 +115,23 @@ func (a *adoption) events(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := made.GetContainerId()
-	time.Sleep(3 * time.Second) // pacing: of the lists, which are a second apart
+	await := func(what runtimeapi.ContainerEventType) *runtimeapi.ContainerEventResponse {
+		for {
+			e, err := stream.Recv()
+			if err != nil {
+				t.Fatalf("no %v of %s: %v", what, id, err)
+			}
+			if e.GetContainerId() == id && e.GetContainerEventType() == what {
+				return e
+			}
+		}
+	}
+	await(runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	if _, err := a.d.CRI().RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
 		t.Fatal(err)
 	}
-	for {
-		e, err := stream.Recv()
-		if err != nil {
-			t.Fatalf("no event of the removal of %s: %v", id, err)
-		}
-		if e.GetContainerId() == id && e.GetContainerEventType() == runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT {
-			if got := e.GetPodSandboxStatus().GetId(); got != a.pod {
-				t.Errorf("the event is of pod %s, want %s", got, a.pod)
-			}
-			return
-		}
+	if got := await(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT).GetPodSandboxStatus().GetId(); got != a.pod {
+		t.Errorf("the event is of pod %s, want %s", got, a.pod)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/godbus/dbus/v5"
@@ -22,7 +23,10 @@ const (
 const longestDelay = 10 * time.Minute
 
 // login is the part of logind that a kubelet uses: it lets programs delay a shutdown, and announces one.
-type login struct{}
+type login struct {
+	mu    sync.Mutex
+	locks []*os.File // our copies, which the answers send
+}
 
 // runLogind serves logind on a bus. A line "true" of the standard input announces a shutdown, "false" that it was
 // cancelled. It prints "delayed" when a program takes a lock, and "released" when the program closes it.
@@ -32,7 +36,8 @@ func runLogind(ctx context.Context, socket string) error {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.Export(login{}, loginPath, loginManager); err != nil {
+	l := &login{}
+	if err := conn.Export(l, loginPath, loginManager); err != nil {
 		return err
 	}
 	if _, err := prop.Export(conn, loginPath, prop.Map{
@@ -46,6 +51,7 @@ func runLogind(ctx context.Context, socket string) error {
 	fmt.Println("serving")
 	go func() {
 		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			l.drop()
 			if err := conn.Emit(loginPath, loginManager+".PrepareForShutdown", lines.Text() == "true"); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
@@ -56,20 +62,30 @@ func runLogind(ctx context.Context, socket string) error {
 }
 
 // Inhibit returns a lock: a file that delays a shutdown until its last copy is closed.
-func (login) Inhibit(what, who, why, mode string) (dbus.UnixFD, *dbus.Error) {
+func (l *login) Inhibit(what, who, why, mode string) (dbus.UnixFD, *dbus.Error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return -1, dbus.MakeFailedError(err)
 	}
 	fmt.Println("delayed", what, who, mode)
+	l.mu.Lock()
+	l.locks = append(l.locks, w) // the answer with the file is sent after Inhibit returns
+	l.mu.Unlock()
 	go func() {
 		defer r.Close()
-		// The answer with the file is sent after Inhibit returns. Nothing reports when, so our copy stays open for a while.
-		time.Sleep(time.Second)
-		w.Close()
 		if n, _ := r.Read(make([]byte, 1)); n == 0 {
 			fmt.Println("released", who)
 		}
 	}()
 	return dbus.UnixFD(w.Fd()), nil
+}
+
+// drop closes our copies of the locks, so that those of the programs are the last.
+func (l *login) drop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.locks {
+		w.Close()
+	}
+	l.locks = nil
 }

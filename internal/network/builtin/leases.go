@@ -13,6 +13,8 @@ import (
 
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // leases is a locked directory of host-local's leases (README of host-local, "Files"):
@@ -54,7 +56,7 @@ func openLeases(ctx context.Context, dir string) (*leases, error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			break
 		}
-		if err = pause(ctx, lockPause); err != nil {
+		if err = guard.Sleep(ctx, lockPause); err != nil {
 			break
 		}
 	}
@@ -166,16 +168,4 @@ func readAt(dir *os.File, name string) (string, error) {
 	var data [512]byte
 	n, err := unix.Read(fd, data[:])
 	return string(data[:max(n, 0)]), err
-}
-
-// pause sleeps for d. If ctx ends first, it returns ctx's cause.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

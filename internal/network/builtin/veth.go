@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
@@ -224,7 +225,7 @@ func await(ctx context.Context, patience time.Duration, holds func() (bool, erro
 		if ok, err := holds(); ok || err != nil {
 			return err
 		}
-		if err := pause(ctx, wait); err != nil {
+		if err := guard.Sleep(ctx, wait); err != nil {
 			return err
 		}
 	}

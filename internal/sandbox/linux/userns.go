@@ -148,7 +148,7 @@ func (u *usersProbe) begin(log *slog.Logger, try func(context.Context) error) {
 	log.Warn("pods cannot have user namespaces", "err", u.reason())
 	go guard.Func(log, "trials of user namespaces", func() {
 		defer close(u.done)
-		for pause := usersFirstPause; u.reason() != nil && sleep(ctx, pause); pause = min(2*pause, usersLastPause) {
+		for pause := usersFirstPause; u.reason() != nil && guard.Sleep(ctx, pause) == nil; pause = min(2*pause, usersLastPause) {
 			u.repeat(ctx, log, try)
 		}
 	})()
@@ -169,16 +169,4 @@ func (u *usersProbe) repeat(ctx context.Context, log *slog.Logger, try func(cont
 func (u *usersProbe) end() {
 	u.stop()
 	<-u.done
-}
-
-// sleep reports whether the time passed before the context ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
