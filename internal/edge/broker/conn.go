@@ -5,11 +5,13 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/mochi-mqtt/server/v2/listeners"
+	"github.com/mochi-mqtt/server/v2/packets"
 
 	"github.com/tripod-run/tripod/internal/guard"
 )
@@ -27,10 +29,13 @@ const maxPending = 64 << 10
 //
 //	mochi's WriteLoop ─ wait ─┐
 //	the connection's reader ──┼─ Write ─▶ pending ─ drain ─▶ client
-//	resume ──────────── wait ─┘             ▲
-//	                           buf ─ release┘   (acknowledgements: mochi writes them before their message is stored)
+//	resume ──────────── wait ─┘   │         ▲
+//	                   acknowledgements     │
+//	                              ▼         │
+//	               held ─ release ─▶ later ─┘   once what they acknowledge is on the disk
 type conn struct {
 	net.Conn
+	store          *store
 	timeout        time.Duration
 	gate           atomic.Pointer[gate] // nil before the session starts
 	unlockDelivery func()               // unlocks hooks.delivery; nil unless the connection's goroutine holds that lock
@@ -43,12 +48,22 @@ type conn struct {
 	draining      bool      // drain runs; never reset once closed is set
 	finalDeadline time.Time // for all writes together; if zero, each write has its own deadline
 	closed        bool
-	held          bool   // Write appends to buf instead of pending
-	buf           []byte // what was written while held was set
+	holding       bool     // acknowledgements are appended to held
+	held          []byte   // by hold, because mochi acknowledges a message before it passes the message on
+	later         []answer // acknowledgements that wait for the disk, in order
+
+	request  uint16 // the identifier that the client gave the packet that is being processed; for the reader only
+	released bool   // the packet is the PUBREL of a received message; for the reader only
 }
 
-func newConn(c net.Conn, timeout time.Duration) *conn {
-	n := &conn{Conn: c, timeout: timeout, ended: make(chan struct{})}
+// answer is one or more encoded acknowledgements.
+type answer struct {
+	packets []byte
+	batch   uint64 // they leave once the store has written this batch
+}
+
+func newConn(c net.Conn, st *store, timeout time.Duration) *conn {
+	n := &conn{Conn: c, store: st, timeout: timeout, ended: make(chan struct{})}
 	n.changed = sync.NewCond(&n.mu)
 	return n
 }
@@ -58,31 +73,89 @@ func (c *conn) Write(p []byte) (int, error) {
 	if g := c.gate.Load(); g != nil && g.take(p) {
 		return len(p), nil
 	}
+	switch p[0] >> 4 {
+	case packets.Puback, packets.Pubrec, packets.Pubrel, packets.Pubcomp, packets.Unsuback:
+		return c.acknowledge(p)
+	}
 	return c.pass(p)
 }
 
 func (c *conn) pass(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		return 0, net.ErrClosed
+	}
+	c.pending = append(c.pending, p...)
+	c.drainSoon()
+	return len(p), nil
+}
+
+// acknowledge sends p once the urgent changes to the store are on the disk.
+func (c *conn) acknowledge(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch {
 	case c.closed:
 		return 0, net.ErrClosed
-	case c.held:
-		c.buf = append(c.buf, p...)
+	case c.holding:
+		c.held = append(c.held, p...)
 	default:
-		c.pending = append(c.pending, p...)
-		c.drainSoon()
+		c.acknowledgeLocked(slices.Clone(p))
 	}
 	return len(p), nil
+}
+
+func (c *conn) acknowledgeLocked(p []byte) {
+	batch := c.store.needed()
+	switch last := len(c.later) - 1; {
+	case batch == 0 && last < 0:
+		c.pending = append(c.pending, p...)
+		c.drainSoon()
+	case last >= 0 && c.later[last].batch >= batch:
+		c.later[last].packets = append(c.later[last].packets, p...)
+	default:
+		c.later = append(c.later, answer{p, batch})
+		if last < 0 {
+			go c.sendLater()
+		}
+	}
+}
+
+// sendLater sends the acknowledgements in later, each once its batch is on the disk.
+func (c *conn) sendLater() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.later) > 0 {
+		batch := c.later[0].batch
+		c.mu.Unlock()
+		c.store.waitFor(batch)
+		c.mu.Lock()
+		if c.closed {
+			c.later = nil
+			return
+		}
+		c.pending = append(c.pending, c.later[0].packets...)
+		c.later = c.later[1:]
+		c.drainSoon()
+	}
 }
 
 // wait waits until at most maxPending bytes are pending, or the connection is closed.
 func (c *conn) wait() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for !c.closed && c.writing+len(c.pending)+len(c.buf) > maxPending {
+	for !c.closed && c.unsent() > maxPending {
 		c.changed.Wait()
 	}
+}
+
+func (c *conn) unsent() int {
+	n := c.writing + len(c.pending) + len(c.held)
+	for _, a := range c.later {
+		n += len(a.packets)
+	}
+	return n
 }
 
 func (c *conn) drainSoon() {
@@ -180,22 +253,21 @@ func (c *conn) endDelivery() {
 	}
 }
 
-// hold makes Write keep its data in buf until release.
+// hold keeps acknowledgements until release.
 func (c *conn) hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.held = true
+	c.holding = true
 }
 
 func (c *conn) release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.held = false
-	if len(c.buf) > 0 && !c.closed {
-		c.pending = append(c.pending, c.buf...)
-		c.drainSoon()
+	c.holding = false
+	if len(c.held) > 0 && !c.closed {
+		c.acknowledgeLocked(c.held)
 	}
-	c.buf = nil
+	c.held = nil
 }
 
 // commonName returns the common name in the client's verified certificate, or "".
@@ -217,6 +289,7 @@ func (c *conn) commonName() string {
 type listener struct {
 	net.Listener
 	id      string
+	store   *store
 	timeout time.Duration
 	// connectTimeout bounds the time from a connection's start to its CONNECT.
 	connectTimeout time.Duration
@@ -244,7 +317,7 @@ func (l *listener) Serve(establish listeners.EstablishFn) {
 		c, err := l.Accept()
 		switch {
 		case err == nil:
-			l.clients.Go(func() { l.serve(establish, newConn(c, l.timeout)) })
+			l.clients.Go(func() { l.serve(establish, newConn(c, l.store, l.timeout)) })
 		case errors.Is(err, net.ErrClosed):
 			return
 		default:

@@ -9,9 +9,17 @@
 // It serves MQTT 3.1.1 and 5.0, including the public peers of the edge protocol, which set the bridge bit of the
 // protocol level (0x84) and send the password flag with an empty password.
 //
-// A message with QoS 1 or 2 that is retained, or queued for the persistent session of a disconnected client, is
-// acknowledged once it is on the disk. So are subscriptions and sessions. A message for a connected client is sent
-// immediately and stored within 25 ms, unless the client acknowledges it earlier.
+// What the broker promises when it is killed:
+//
+//	QoS 0   nothing; a message reaches the clients that are connected and read
+//	QoS 1   a message that is retained, or queued for the persistent session of a disconnected client, is on the disk
+//	        before it is acknowledged. A message for a connected client is sent immediately and stored within 25 ms,
+//	        unless the client acknowledges it earlier
+//	QoS 2   in addition, a message for a persistent session is on the disk before it is sent and before it is
+//	        acknowledged, and so is each further step, so that the message arrives once
+//
+// Subscriptions and sessions are on the disk before they are acknowledged. received.go has the QoS 2 of messages from
+// clients, persist.go that of messages to clients.
 //
 // The package knows neither the topics of the edge protocol nor modules. Even the node's own manager uses the broker
 // over the network, like any other client.

@@ -71,7 +71,7 @@ func (b *embedded) start(cfg Config, who *users) error {
 		// send its next acknowledgement.
 		ClientNetWriteBufferSize: 1,
 	})
-	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*queueSizes{}}
+	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*queueSizes{}, received: map[string]map[uint16]struct{}{}}
 	b.hooks.seq.Store(firstNumber)
 	if err := b.server.AddHook(b.hooks, nil); err != nil {
 		return fmt.Errorf("broker: %w", err)
@@ -103,7 +103,7 @@ func (b *embedded) listen(cfg Config, open *[]net.Listener) error {
 		if b.url == "" {
 			b.url = scheme + "://" + reachable(l.Addr())
 		}
-		door := &listener{Listener: wrap(cfg.Connections.Listener(l)), id: id, timeout: cfg.WriteTimeout, connectTimeout: cfg.Connections.HeaderTimeout, log: cfg.Log, end: b.disconnect, abandon: b.abandon, clients: &b.server.Listeners.ClientsWg, closed: make(chan struct{}), served: make(chan struct{})}
+		door := &listener{Listener: wrap(cfg.Connections.Listener(l)), id: id, store: b.store, timeout: cfg.WriteTimeout, connectTimeout: cfg.Connections.HeaderTimeout, log: cfg.Log, end: b.disconnect, abandon: b.abandon, clients: &b.server.Listeners.ClientsWg, closed: make(chan struct{}), served: make(chan struct{})}
 		if err := b.server.AddListener(door); err != nil {
 			return fmt.Errorf("broker: %w", err)
 		}

@@ -75,6 +75,7 @@ func (g *gate) close() {
 
 // resume sends the kept packets as fast as the client acknowledges them, and then opens the gate for live messages.
 func (c *conn) resume(g *gate) {
+	c.store.wait() // a message with QoS 2 is sent only once it is on the disk
 	g.mu.Lock()
 	resend := g.resend
 	g.mu.Unlock()

@@ -98,7 +98,7 @@ func checkQueueBound(t *testing.T, limits broker.Config) {
 	for i := range 25 {
 		require.NoError(t, pub.Publish(ctx, "t", 1, false, fmt.Appendf(nil, "%0999dm%d", 0, i)))
 	}
-	require.Eventually(t, func() bool { return s.stats().Dropped == 15 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.stats().Dropped == 15 && pub.Stats().Queued == 0 }, patience, time.Millisecond)
 	s.stop(t)
 	s.start(t)
 	_, in := connect(t, s, cfg)

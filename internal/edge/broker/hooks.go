@@ -37,8 +37,9 @@ type hooks struct {
 	seq      atomic.Int64 // of messages, in Packet.Created
 	delivery sync.RWMutex // read-locked while a message goes to its receivers, locked while a session changes its connection
 	mu       sync.Mutex
-	stored   map[string]*queueSizes // by client
-	clients  map[string]struct{}    // sessions on the disk, while loading
+	stored   map[string]*queueSizes         // by client
+	received map[string]map[uint16]struct{} // messages with QoS 2 that were passed on and not yet released: their identifiers by client
+	clients  map[string]struct{}            // sessions on the disk, while loading
 }
 
 func (h *hooks) ID() string { return "tripod" }
@@ -52,8 +53,8 @@ func (h *hooks) Provides(b byte) bool {
 	}, b) >= 0
 }
 
-// OnPacketRead adapts the CONNECT of the public peers to what mochi accepts. It also makes room in the client's gate
-// when an acknowledgement arrives.
+// OnPacketRead adapts the CONNECT of the public peers to what mochi accepts, and hides the client's own packet
+// identifiers from mochi. When an acknowledgement arrives, it makes room in the client's gate.
 func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	switch pk.FixedHeader.Type {
 	case packets.Connect:
@@ -70,7 +71,15 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 		}
 		// Hide the receive maximum from mochi, for our gate. A will has no such property, so the field is free.
 		pk.Connect.WillProperties.ReceiveMaximum, pk.Properties.ReceiveMaximum = pk.Properties.ReceiveMaximum, 0
+	case packets.Publish, packets.Subscribe, packets.Unsubscribe:
+		hideID(cl, &pk)
+	case packets.Pubrel:
+		hideID(cl, &pk)
+		h.release(cl)
 	case packets.Puback, packets.Pubcomp, packets.Pubrec:
+		if pk.FixedHeader.Type == packets.Pubrec && pk.ReasonCode < 0x80 {
+			h.taken(cl, pk.PacketID)
+		}
 		if g := gateOf(cl); g != nil && (pk.FixedHeader.Type != packets.Pubrec || pk.ReasonCode >= 0x80) {
 			g.leave(pk.PacketID)
 		}
@@ -102,8 +111,9 @@ func gateOf(cl *mochi.Client) *gate {
 }
 
 // OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It also
-// delays a message until the client's window has room. OnPacketEncode may block, because mochi calls it in the client's
-// WriteLoop. The messages of mochi's resend, which have the DUP flag, are delayed by resume instead.
+// delays a message until the client's window has room and, with QoS 2, until the message is on the disk. OnPacketEncode
+// may block, because mochi calls it in the client's WriteLoop. The messages of mochi's resend, which have the DUP flag,
+// are delayed by resume instead.
 func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Packet {
 	switch pk.FixedHeader.Type {
 	case packets.Publish:
@@ -114,7 +124,12 @@ func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Pack
 		if g := c.gate.Load(); g != nil && pk.FixedHeader.Qos > 0 {
 			g.enter(pk.PacketID, true)
 		}
+		if pk.FixedHeader.Qos == 2 {
+			h.store.wait()
+		}
 		c.wait()
+	case packets.Puback, packets.Pubrec, packets.Pubcomp, packets.Suback, packets.Unsuback:
+		return restoreID(cl, pk)
 	case packets.Connack:
 		if pk.ReasonCode != 0 {
 			h.refused.Add(1)
@@ -172,23 +187,36 @@ func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 
 // OnPublish numbers a message, because mochi orders queued messages only by the second of their arrival. Until
 // OnPublished, the acknowledgement is held back. Until then, no session can change its connection either; otherwise
-// mochi could send the message to the old connection.
+// mochi could send the message to the old connection. A duplicate is only acknowledged.
 func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	pk.Created = h.seq.Add(1)
-	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
-		c.hold()
-		h.delivery.RLock()
-		c.unlockDelivery = h.delivery.RUnlock
+	c, ok := cl.Net.Conn.(*conn)
+	if !ok || pk.FixedHeader.Qos == 0 {
+		return pk, nil
+	}
+	if pk.FixedHeader.Qos == 2 && pk.FixedHeader.Dup && h.isReceived(cl.ID, c.request) {
+		// An error means that the connection is closed. ErrRejectPacket makes mochi ignore the packet.
+		_ = cl.WritePacket(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Pubrec}})
+		return pk, packets.ErrRejectPacket
+	}
+	c.hold()
+	h.delivery.RLock()
+	end := h.store.begin()
+	c.unlockDelivery = func() {
+		end()
+		h.delivery.RUnlock()
 	}
 	return pk, nil
 }
 
-// OnPublished sends the acknowledgement. If the message has to be stored, OnPublished first waits until it is on the
-// disk.
+// OnPublished sends the acknowledgement, once the message is on the disk if it has to be stored.
 func (h *hooks) OnPublished(cl *mochi.Client, pk packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
+		if pk.FixedHeader.Qos == 2 {
+			h.receive(cl, c.request)
+		}
 		c.endDelivery()
-		h.store.wait()
 		c.release()
+		h.store.throttle()
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	mochi "github.com/mochi-mqtt/server/v2"
 	"github.com/mochi-mqtt/server/v2/hooks/storage"
@@ -17,11 +18,14 @@ import (
 //
 //	c CLIENT                  storage.Client
 //	s CLIENT NUL FILTER       storage.Subscription
-//	m CLIENT NUL PACKET-ID    storage.Message, for this client
+//	m CLIENT NUL PACKET-ID    storage.Message, for this client; a PUBREL once the client has the message
+//	q CLIENT NUL PACKET-ID    nothing: a message with QoS 2 by this client that was passed on and not yet released
 //	r TOPIC                   storage.Message, retained
+//
+// Before the key q, the PUBREC of such a message was stored with the key m.
 const (
-	clientKey, subKey, messageKey, retainedKey = "c", "s", "m", "r"
-	nul                                        = "\x00"
+	clientKey, subKey, messageKey, receivedKey, retainedKey = "c", "s", "m", "q", "r"
+	nul                                                     = "\x00"
 )
 
 // firstNumber is the first sequence number. Messages made by mochi have a time in seconds in the same field, and
@@ -68,6 +72,9 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 		connlimit.Of(c.Conn).Begin() // the connection is busy until it ends
 		h.delivery.Lock()
 		c.unlockDelivery = h.delivery.Unlock
+	}
+	if !known || pk.Connect.Clean || !persistent(previous) {
+		h.forgetReceived(cl.ID)
 	}
 	if known {
 		h.renumber(previous)
@@ -116,18 +123,28 @@ func (h *hooks) OnSubscribed(cl *mochi.Client, pk packets.Packet, codes []byte) 
 // OnUnsubscribed removes subscriptions from the store.
 func (h *hooks) OnUnsubscribed(cl *mochi.Client, pk packets.Packet) {
 	for _, f := range pk.Filters {
-		h.store.del(subKey+cl.ID+nul+f.Filter, false)
+		h.store.del(subKey+cl.ID+nul+f.Filter, true)
 	}
 }
 
-// OnQosPublish stores a message with QoS 1 or 2 for a client. For a message from a client, it stores the PUBREC
-// instead, so that the message is not processed twice.
+// OnQosPublish stores a message with QoS 1 or 2 for a client. With QoS 2, the message has to be on the disk before the
+// client gets it: the client takes a later message with the same identifier for a duplicate, until it gets a PUBREL.
 func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int) {
-	if pk.FixedHeader.Type == packets.Publish && pk.Created < firstNumber { // a will
-		pk.Created = h.seq.Add(1)
-		cl.State.Inflight.Set(pk)
+	switch pk.FixedHeader.Type {
+	case packets.Puback:
+		return
+	case packets.Pubrec: // of a message from the client; see receive
+		cl.State.Inflight.Delete(pk.PacketID)
+		atomic.AddInt64(&h.server.Info.Inflight, -1)
+		return
+	case packets.Publish:
+		if pk.Created < firstNumber { // a will
+			pk.Created = h.seq.Add(1)
+			cl.State.Inflight.Set(pk)
+		}
 	}
-	if !persistent(cl) || pk.FixedHeader.Type == packets.Puback {
+	resent := pk.FixedHeader.Dup || pk.FixedHeader.Type == packets.Pubrel
+	if !persistent(cl) || resent && h.isStored(cl.ID, pk.PacketID) {
 		return
 	}
 	if !h.reserve(cl.ID, pk) {
@@ -137,7 +154,18 @@ func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int
 		h.dropped.Add(1)
 		return
 	}
-	h.save(inflightKey(cl.ID, pk.PacketID), message(pk), cl.Closed())
+	h.save(idKey(messageKey, cl.ID, pk.PacketID), message(pk), cl.Closed() || pk.FixedHeader.Qos == 2)
+}
+
+// taken stores a PUBREL in place of a message with QoS 2 that the client has received. The PUBREL has to be on the disk
+// before the client gets it: from then on, the client takes the same message for a new one.
+func (h *hooks) taken(cl *mochi.Client, id uint16) {
+	if !h.isStored(cl.ID, id) {
+		return
+	}
+	pk := packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Pubrel, Qos: 1}, PacketID: id, Created: h.seq.Add(1)}
+	h.reserve(cl.ID, pk)
+	h.save(idKey(messageKey, cl.ID, id), message(pk), true)
 }
 
 // queueSizes holds the sizes, in bytes, of the messages queued for a persistent session, by packet identifier.
@@ -165,8 +193,19 @@ func (h *hooks) reserve(client string, pk packets.Packet) bool {
 	return true
 }
 
-func inflightKey(client string, id uint16) string {
-	return messageKey + client + nul + strconv.FormatUint(uint64(id), 16)
+// isStored reports whether a message for a client was given to the store.
+func (h *hooks) isStored(client string, id uint16) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stored[client] == nil {
+		return false
+	}
+	_, ok := h.stored[client].sizes[id]
+	return ok
+}
+
+func idKey(kind, client string, id uint16) string {
+	return kind + client + nul + strconv.FormatUint(uint64(id), 16)
 }
 
 func message(pk packets.Packet) storage.Message {
@@ -198,7 +237,7 @@ func (h *hooks) forget(client string, id uint16) {
 	}
 	h.mu.Unlock()
 	if known {
-		h.store.del(inflightKey(client, id), false)
+		h.store.del(idKey(messageKey, client, id), false)
 	}
 }
 
@@ -228,6 +267,7 @@ func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 	}
 	if expire {
 		h.store.del(clientKey+cl.ID, false)
+		h.forgetReceived(cl.ID)
 		return
 	}
 	// mochi calls no hook when it drops a message for a slow client, so find the dropped messages here.
@@ -250,6 +290,7 @@ func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 func (h *hooks) OnClientExpired(cl *mochi.Client) {
 	h.server.UnsubscribeClient(cl)
 	cl.ClearInflights()
+	h.forgetReceived(cl.ID)
 	h.store.del(clientKey+cl.ID, false)
 	h.mu.Lock()
 	delete(h.stored, cl.ID)
@@ -280,13 +321,23 @@ func (h *hooks) StoredSubscriptions() (all []storage.Subscription, err error) {
 	return all, err
 }
 
-// StoredInflightMessages loads the queued messages, and removes those without a session.
+// StoredInflightMessages loads the queued messages and the identifiers of received ones, and removes those without a
+// session.
 func (h *hooks) StoredInflightMessages() (all []storage.Message, err error) {
+	if err := h.loadReceived(); err != nil {
+		return nil, err
+	}
 	err = h.store.each(messageKey, func(key string, value []byte) error {
 		var m storage.Message
 		client, _, _ := strings.Cut(key, nul)
 		if _, ok := h.clients[client]; !ok || json.Unmarshal(value, &m) != nil || m.PacketID == 0 {
 			h.store.del(messageKey+key, false)
+			return nil
+		}
+		if m.FixedHeader.Type == packets.Pubrec {
+			h.store.del(messageKey+key, false)
+			h.remember(client, m.PacketID)
+			h.store.put(idKey(receivedKey, client, m.PacketID), []byte{}, false)
 			return nil
 		}
 		m.Client = client

@@ -22,6 +22,8 @@ const (
 	batchDelay = 25 * time.Millisecond
 	// retryStore is the delay before a failed write is tried again.
 	retryStore = time.Second
+	// maxBatch is the number of bytes in a batch above which publishers wait until the batch is written.
+	maxBatch = 4 << 20
 )
 
 var bucket = []byte("mqtt/v1")
@@ -34,8 +36,11 @@ type store struct {
 	db  *bbolt.DB // nil: all methods do nothing
 	log *slog.Logger
 
+	group sync.RWMutex // read-locked during a group of changes, locked while a batch is cut off
+
 	mu      sync.Mutex
 	dirty   map[string][]byte // nil value: delete
+	size    int               // bytes of the values in dirty, including those that were replaced
 	disk    map[string]struct{}
 	batch   uint64 // number of the batch that is being gathered
 	done    uint64 // number of the last batch that was written, or whose write failed
@@ -89,6 +94,13 @@ func recognize(tx *bbolt.Tx) error {
 	return nil
 }
 
+// begin starts a group of changes. All changes between begin and the returned function reach the disk in one
+// transaction. The caller must not wait for the store in between.
+func (s *store) begin() (end func()) {
+	s.group.RLock()
+	return s.group.RUnlock
+}
+
 // put sets a key. If urgent is set, the next call to wait returns only when the change is on the disk.
 func (s *store) put(key string, value []byte, urgent bool) { s.set(key, value, urgent) }
 
@@ -107,6 +119,7 @@ func (s *store) set(key string, value []byte, urgent bool) {
 		return
 	}
 	s.dirty[key] = value
+	s.size += len(value)
 	if urgent {
 		s.urgent = s.batch
 	}
@@ -117,14 +130,35 @@ func (s *store) set(key string, value []byte, urgent bool) {
 }
 
 // wait waits until all urgent changes are on the disk, or writing them has failed.
-func (s *store) wait() {
-	if s.db == nil {
-		return
-	}
+func (s *store) wait() { s.waitFor(s.needed()) }
+
+// needed returns the number of the last batch with an urgent change, for waitFor. It returns 0 if there is nothing to
+// wait for.
+func (s *store) needed() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for want := s.urgent; s.done < want && !s.closed; {
+	if s.urgent <= s.done || s.closed {
+		return 0
+	}
+	return s.urgent
+}
+
+// waitFor waits until a batch is on the disk, or writing it has failed.
+func (s *store) waitFor(batch uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.done < batch && !s.closed {
 		s.written.Wait()
+	}
+}
+
+// throttle waits until the batch is written if it has become large.
+func (s *store) throttle() {
+	s.mu.Lock()
+	large, batch := s.size > maxBatch, s.batch
+	s.mu.Unlock()
+	if large {
+		s.waitFor(batch)
 	}
 }
 
@@ -173,15 +207,17 @@ func (s *store) linger() {
 
 // write writes all changes in one transaction.
 func (s *store) write() error {
+	s.group.Lock()
 	s.mu.Lock()
 	changes, number := s.dirty, s.batch
-	s.dirty, s.batch = map[string][]byte{}, s.batch+1
+	s.dirty, s.size, s.batch = map[string][]byte{}, 0, s.batch+1
 	for key, value := range changes { // set before the transaction, so that a del during the transaction reaches the disk
 		if value != nil {
 			s.disk[key] = struct{}{}
 		}
 	}
 	s.mu.Unlock()
+	s.group.Unlock()
 	var err error
 	if len(changes) > 0 {
 		err = s.db.Update(func(tx *bbolt.Tx) error {
@@ -203,6 +239,7 @@ func (s *store) write() error {
 	for key, value := range changes {
 		if _, newer := s.dirty[key]; err != nil && !newer {
 			s.dirty[key] = value // for the next attempt
+			s.size += len(value)
 		} else if err == nil && value == nil && !newer {
 			delete(s.disk, key)
 		}

@@ -171,7 +171,8 @@ type exit struct {
 	UUID    string `json:"uuid"`
 	Payload []byte `json:"payload"`
 
-	sent time.Time // when the exit was queued for the client; zero if it was not queued
+	sent    time.Time // when the exit was queued for the client; zero if it was not queued
+	dropped uint64    // Stats.Dropped of the client at that time
 }
 
 // exits holds the exits that the broker has not acknowledged.
@@ -212,7 +213,7 @@ func (x *exits) send(m *Manager, key string) {
 		x.mu.Unlock()
 		return
 	}
-	e.sent = time.Now()
+	e.sent, e.dropped = time.Now(), m.client.Stats().Dropped
 	x.all[key] = e
 	x.mu.Unlock()
 	h := m.host(e.Runtime)
@@ -250,31 +251,40 @@ func (x *exits) run(m *Manager) func() {
 			case <-m.ctx.Done():
 				return
 			}
-			for x.forget(m) > 0 && m.ctx.Err() == nil {
+			for x.settle(m) > 0 && m.ctx.Err() == nil {
 				pause(m.ctx, exitsPoll, nil)
 			}
 		}
 	}
 }
 
-// forget removes the exits that the broker has acknowledged. If the client's queue is empty, these are the exits sent
-// more than exitsPoll ago. Otherwise exits sent more than exitsKeep ago count as acknowledged. forget returns the
-// number of remaining exits.
-func (x *exits) forget(m *Manager) int {
-	now := time.Now()
-	stats := m.client.Stats()
-	idle := m.client.Connected() && stats.Queued == 0
+// settle removes the exits that the broker has acknowledged. If the client's queue is empty, these are the exits sent
+// more than exitsPoll ago. Otherwise exits sent more than exitsKeep ago count as acknowledged. If the client has dropped
+// messages since it got an exit, the exit may be one of them, and settle sends it again. settle returns the number of
+// remaining exits.
+func (x *exits) settle(m *Manager) int {
+	now, stats, connected := time.Now(), m.client.Stats(), m.client.Connected()
+	var acknowledged, dropped []string
 	x.mu.Lock()
-	var keys []string
 	for key, e := range x.all {
-		if !e.sent.IsZero() && now.Sub(e.sent) > exitsPoll && (idle || m.client.Connected() && now.Sub(e.sent) > exitsKeep) {
-			keys = append(keys, key)
+		idle, lost, age := stats.Queued == 0, stats.Dropped != e.dropped, now.Sub(e.sent)
+		switch {
+		case e.sent.IsZero() || !connected || age <= exitsPoll:
+		case idle && lost:
+			e.sent = time.Time{}
+			x.all[key] = e
+			dropped = append(dropped, key)
+		case idle, !lost && age > exitsKeep:
 			delete(x.all, key)
+			acknowledged = append(acknowledged, key)
 		}
 	}
 	left := len(x.all)
 	x.mu.Unlock()
-	for _, key := range keys {
+	for _, key := range dropped {
+		x.send(m, key)
+	}
+	for _, key := range acknowledged {
 		if exitAcked.Hit(m.ctx) != nil {
 			return left
 		}

@@ -52,6 +52,7 @@ type busClient struct {
 	closed  bool
 	end     context.CancelFunc
 	queued  []mqtt.Message
+	dropped uint64
 	inbox   chan mqtt.Message
 	wg      sync.WaitGroup
 }
@@ -193,7 +194,7 @@ func (c *busClient) WaitConnected(ctx context.Context) error {
 func (c *busClient) Stats() mqtt.Stats {
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
-	return mqtt.Stats{Queued: len(c.queued)}
+	return mqtt.Stats{Queued: len(c.queued), Dropped: c.dropped}
 }
 
 func (c *busClient) Close(context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -259,14 +260,21 @@ func TestRestart(t *testing.T) {
 	r.a.find(t, true, 2, wire.Create, 2)
 }
 
-// TestExitIsToldAgain: an exit that did not reach a broker is reported by the next daemon before it registers.
-func TestExitIsToldAgain(t *testing.T) {
+// exitWhileAway returns a rig whose module m has exited with code 4 while the broker is away.
+func exitWhileAway(t *testing.T) *rig {
+	t.Helper()
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
 	r.a.find(t, true, 0, wire.Create, 1)
 	r.client().disconnect()
 	r.set(func(b *bus) { b.away = true })
 	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 4, "reason": "exited"}}`)
+	return r
+}
+
+// TestExitIsToldAgain: an exit that did not reach a broker is reported by the next daemon before it registers.
+func TestExitIsToldAgain(t *testing.T) {
+	r := exitWhileAway(t)
 	r.m.hosts[0].wait(t.Context(), func() bool { return len(r.m.hosts[0].byUUID) == 0 })
 	r.client().forget()
 	r.close()
@@ -283,10 +291,34 @@ func TestExitIsToldAgain(t *testing.T) {
 	}
 }
 
-// forget drops the client's queue, like a SIGKILL.
+// TestDroppedExitIsSentAgain: an exit that the client had to drop while the broker was away is reported once the broker
+// is back.
+func TestDroppedExitIsSentAgain(t *testing.T) {
+	r := exitWhileAway(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	queued := func() bool {
+		c := r.client()
+		c.bus.mu.Lock()
+		defer c.bus.mu.Unlock()
+		return slices.ContainsFunc(c.queued, isExit("m"))
+	}
+	if err := poll(ctx, queued); err != nil {
+		t.Fatal(err)
+	}
+	r.client().forget()
+	r.client().connect()
+	if got := r.exitedOf(runtimeA, "m", 1)["status"].(map[string]any); got["code"] != 4.0 {
+		t.Errorf("the exit has the status %v, want code 4", got)
+	}
+	r.m.exits.waitEmpty(t)
+}
+
+// forget drops the client's queue.
 func (c *busClient) forget() {
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
+	c.dropped += uint64(len(c.queued))
 	c.queued = nil
 }
 

@@ -93,16 +93,20 @@ func (c *client) received(l *link, pk packets.Packet) error {
 		id := pk.PacketID
 		c.in.add(m, func() { _ = l.send(ack(packets.Puback, id, 0)) })
 	case 2:
-		return c.receivedQoS2(l, m, pk.PacketID)
+		return c.receivedQoS2(l, m, pk.PacketID, pk.FixedHeader.Dup)
 	}
 	return nil
 }
 
-// receivedQoS2 puts a message with QoS 2 into the inbox once, however often the broker sends it (MQTT 5.0 §4.3.3).
-func (c *client) receivedQoS2(l *link, m Message, id uint16) error {
+// receivedQoS2 puts a message with QoS 2 into the inbox once, however often the broker sends it (MQTT 5.0 §4.3.3). A
+// known identifier without the DUP flag belongs to a new message: the broker was killed and has forgotten the first one.
+func (c *client) receivedQoS2(l *link, m Message, id uint16, dup bool) error {
 	c.mu.Lock()
 	handled, known := c.qos2[id]
 	epoch := c.epoch
+	if !dup {
+		handled, known = false, false
+	}
 	if !known {
 		c.qos2[id] = false
 	}
