@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	"github.com/tripod-run/tripod/internal/config"
@@ -59,6 +60,9 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, log *slog.Log
 	}
 	m.Register(connectionFigures{p.connectionStats})
 	m.Register(p.plugins.Collector())
+	m.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "tripod_network_releases_pending", Help: "Networks of stopped pods whose release in the background is not complete.",
+	}, func() float64 { return float64(p.network.PendingReleases()) }))
 	if p.linux != nil {
 		m.Register(p.linux.Collector())
 	}

@@ -52,6 +52,7 @@ type parts struct {
 	linux   *linux.Backend // nil without the handler "linux"
 	wasm    *wasm.Backend  // nil without the handler "wasm"
 	plugins *nri.Plugins
+	network *network.Manager
 	health  *health.Board
 	closers []func() error // in order of opening
 	// connections limits the connections to addresses that users other than root can reach.
@@ -98,6 +99,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	if err != nil {
 		return nil, err
 	}
+	p.network = networks
 	p.opened(networks.Close)
 	if err := p.openTracing(ctx, c, log); err != nil {
 		return nil, err

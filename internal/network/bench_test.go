@@ -3,8 +3,10 @@ package network
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func quiet(c *Config) { c.Logger = slog.New(slog.DiscardHandler) }
@@ -98,5 +100,55 @@ func BenchmarkStatusAndPresent(b *testing.B) {
 		if n.Status(b.Context()) != nil || !n.Present("pod") {
 			b.Fatal("the network is not ready, or the pod is not present")
 		}
+	}
+}
+
+// BenchmarkBacklog stops many pods at once and then sets up pods one by one, while the networks of the many are
+// released. It reports the median time of a Setup meanwhile, and the time of the release for each pod of the many.
+func BenchmarkBacklog(b *testing.B) {
+	const many = 300
+	for name, chain := range map[string]string{
+		"default": "",
+		"ipMasq":  masqueradedByPlugin,
+	} {
+		b.Run(name, func(b *testing.B) {
+			n := newNode(b, quiet)
+			if chain != "" {
+				n.configure("10.conflist", fmt.Sprintf(chain, b.TempDir()))
+			}
+			var setups []time.Duration
+			var releasing time.Duration
+			for range b.N {
+				for i := range many {
+					n.setup(Attachment{ID: fmt.Sprintf("many-%d", i)})
+				}
+				begin := time.Now()
+				for i := range many {
+					if err := n.Teardown(b.Context(), Attachment{ID: fmt.Sprintf("many-%d", i)}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				for i := 0; ; i++ {
+					keys, err := n.records.keys()
+					if err != nil {
+						b.Fatal(err)
+					}
+					if len(keys) <= i {
+						break
+					}
+					at := time.Now()
+					n.setup(Attachment{ID: fmt.Sprintf("pod-%d", i)})
+					setups = append(setups, time.Since(at))
+				}
+				releasing += time.Since(begin)
+				for i := range setups {
+					n.teardown(Attachment{ID: fmt.Sprintf("pod-%d", i)})
+				}
+			}
+			slices.Sort(setups)
+			b.ReportMetric(float64(setups[len(setups)/2].Microseconds())/1000, "ms/setup")
+			b.ReportMetric(float64(setups[len(setups)*95/100].Microseconds())/1000, "ms/setup-p95")
+			b.ReportMetric(float64(releasing.Microseconds())/1000/many/float64(b.N), "ms/release")
+		})
 	}
 }

@@ -245,7 +245,7 @@ func TestFaultN1DaemonKilled(t *testing.T) {
 	failpoint.Needed(t)
 	for _, point := range []string{
 		"network.setup.netns", "network.setup.add", "network.bridge.add.leased", "network.bridge.add.paired",
-		"network.bridge.add.configured", "network.bridge.del.unlinked", "network.teardown.del",
+		"network.bridge.add.configured", "network.bridge.del.marked", "network.bridge.del.unlinked", "network.teardown.del",
 	} {
 		t.Run(point, func(t *testing.T) {
 			n := newNode(t, nil)

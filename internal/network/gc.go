@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// gcParallel limits how many pods' networks GC deletes in parallel, because each deletion starts plugin processes.
+// gcParallel limits how many pods' networks GC releases in parallel with executables.
 const gcParallel = 4
 
 // GC cleans up after the pods of earlier processes. It runs DEL for each such pod and unmounts the pod's namespace. It
@@ -29,13 +29,12 @@ func (m *Manager) GC(ctx context.Context, keep []string) error {
 		return err
 	}
 	var group errgroup.Group
-	group.SetLimit(gcParallel)
+	executables := make(chan struct{}, gcParallel)
 	failures := make([]error, len(keys))
 	for i, key := range keys {
-		if keepKeys[key] {
-			continue
+		if !keepKeys[key] {
+			group.Go(func() error { failures[i] = m.collect(ctx, key, executables); return nil })
 		}
-		group.Go(func() error { failures[i] = m.collect(ctx, key); return nil })
 	}
 	_ = group.Wait()
 	return errors.Join(append(failures, m.runGCVerb(ctx))...)
@@ -76,16 +75,31 @@ func (m *Manager) madeHere(e os.DirEntry) bool {
 	return err == nil && info.Mode().IsRegular() && info.Size() == 0
 }
 
-func (m *Manager) collect(ctx context.Context, key string) error {
+// collect releases the network of a pod, unless this process has set it up.
+func (m *Manager) collect(ctx context.Context, key string, executables chan struct{}) error {
 	unlock, err := m.locks.lock(ctx, key)
 	if err != nil {
 		return err
 	}
-	defer unlock()
 	if _, ours := m.claims.Load(key); ours {
+		unlock()
 		return nil
 	}
-	if err := m.detach(ctx, key); err != nil {
+	released := make(chan error, 1)
+	rec, err := m.records.get(key)
+	if err != nil || rec == nil || !m.delRunsInProcess(ctx, rec) ||
+		!m.releaseInBackground(release{rec, func(err error) { unlock(); released <- err }}) {
+		executables <- struct{}{}
+		released <- m.detach(ctx, key)
+		unlock()
+		<-executables
+	}
+	select {
+	case err = <-released:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("release the network of removed pod %s: %w", key, err)
 	}
 	m.cfg.Logger.Info("released the network of a removed pod", "pod", key)

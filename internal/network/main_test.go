@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 // asDaemon is an environment variable that holds a Config. It turns the test program into a daemon that sets up and
-// tears down one pod.
+// tears down pods.
 const asDaemon = "TRIPOD_NETWORK_TEST_DAEMON"
 
 // runDaemon starts a daemon on the test host with the node's directories and the given fail points.
@@ -69,6 +69,7 @@ func daemon(config string) int {
 		var m *Manager
 		if m, err = New(cfg); err == nil {
 			_, err = m.Setup(context.Background(), Attachment{ID: "pod"})
+			err = errors.Join(err, releaseTwo(m))
 			for range 2 { // the second Teardown waits for the background work of the first
 				err = errors.Join(err, m.Teardown(context.Background(), Attachment{ID: "pod"}))
 			}
@@ -79,6 +80,17 @@ func daemon(config string) int {
 		return 1
 	}
 	return 0
+}
+
+// releaseTwo sets up two pods and releases their networks in one batch.
+func releaseTwo(m *Manager) (err error) {
+	m.backlog.working = true // so that the first release waits for the second
+	for _, id := range []string{"first", "second"} {
+		_, failed := m.Setup(context.Background(), Attachment{ID: id})
+		err = errors.Join(err, failed, m.Teardown(context.Background(), Attachment{ID: id}))
+	}
+	m.workOffBacklog()
+	return err
 }
 
 func rerun() int {

@@ -45,8 +45,8 @@ type Manager struct {
 	life       context.Context // cancelled by Close
 	end        context.CancelFunc
 	background sync.WaitGroup
-	// releases is held for reading by each release in the background.
-	releases sync.RWMutex
+	backlog    backlog
+	setups     tally // Setups under way, to which the backlog gives way
 }
 
 // New prepares the directories and loads the CNI configuration. An invalid CNI configuration is not an error, because
@@ -84,7 +84,7 @@ const closePatience = 3 * time.Second
 // Close ends the background work and waits for it. Releases under way can first be completed. Pods keep their network.
 func (m *Manager) Close() error {
 	cut := time.AfterFunc(closePatience, m.end)
-	m.releases.Lock() // never unlocked: no release begins any more
+	m.backlog.open.Lock() // never unlocked: no release begins any more
 	cut.Stop()
 	m.mu.Lock()
 	m.end()

@@ -79,13 +79,11 @@ func masquerade(ctx context.Context, subnet netip.Prefix) error {
 		return nil
 	}
 	err := iptables.Restore(ctx, family,
-		"*nat",
 		":"+chain+" - [0:0]", // creates or empties the chain
 		"-A "+chain+" -d "+subnet.String()+" -j RETURN",
 		"-A "+chain+" -d "+multicast+" -j RETURN",
 		"-A "+chain+" -j MASQUERADE",
 		"-A "+jump,
-		"COMMIT",
 	)
 	if err != nil {
 		return fmt.Errorf("masquerade the pods of %s: %w", subnet, err)

@@ -36,6 +36,7 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 		return nil, err
 	}
 	defer unlock()
+	defer m.setups.begin()()
 
 	c, err := m.currentChain()
 	if err != nil {

@@ -29,7 +29,7 @@ func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 		return err
 	}
 	rec, err := m.records.get(key)
-	if err == nil && rec != nil && m.delRunsInProcess(ctx, rec) && m.releaseInBackground(rec, unlock) {
+	if err == nil && rec != nil && m.delRunsInProcess(ctx, rec) && m.releaseInBackground(release{rec, m.retryAfter(rec, unlock)}) {
 		return nil
 	}
 	defer unlock()
@@ -39,25 +39,15 @@ func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// releaseInBackground does the work of Teardown in the background, and then unlocks the pod. It returns false, and does
-// nothing, if the Manager is closed.
-func (m *Manager) releaseInBackground(rec *record, unlock func()) bool {
-	if !m.releases.TryRLock() {
-		return false
-	}
-	started := m.inBackground(func() {
-		defer m.releases.RUnlock()
-		err := m.detach(m.life, rec.key)
+// retryAfter ends a release in the background: it unlocks the pod and retries if the release has failed.
+func (m *Manager) retryAfter(rec *record, unlock func()) func(error) {
+	return func(err error) {
 		unlock()
 		if err != nil && m.life.Err() == nil {
 			m.cfg.Logger.Warn("release of a pod's network failed, will retry", "pod", rec.ID, "err", err)
 			m.retry(rec)
 		}
-	})
-	if !started {
-		m.releases.RUnlock()
 	}
-	return started
 }
 
 // delRunsInProcess reports whether DEL of the recorded chain needs no executable.
@@ -84,9 +74,14 @@ func (m *Manager) detach(ctx context.Context, key string) error {
 		if err := m.del(ctx, rec); err != nil {
 			return err
 		}
-		if err := teardownDel.Hit(ctx); err != nil {
-			return err
-		}
+	}
+	return m.forget(ctx, key)
+}
+
+// forget does the work of detach after DEL.
+func (m *Manager) forget(ctx context.Context, key string) error {
+	if err := teardownDel.Hit(ctx); err != nil {
+		return err
 	}
 	if err := removeNetns(m.netnsPath(key)); err != nil {
 		return err

@@ -8,11 +8,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -22,7 +20,6 @@ var (
 	addLeased   = failpoint.New("network.bridge.add.leased")
 	addPaired   = failpoint.New("network.bridge.add.paired")
 	addPodReady = failpoint.New("network.bridge.add.configured")
-	delUnlinked = failpoint.New("network.bridge.del.unlinked")
 )
 
 // addBridge connects the pod to the bridge:
@@ -40,7 +37,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, c.free(context.WithoutCancel(ctx)))
+			err = errors.Join(err, c.free(context.WithoutCancel(ctx), hosts(podAddresses(result))))
 		}
 	}()
 	if err := addLeased.Hit(ctx); err != nil {
@@ -106,6 +103,14 @@ func podAddresses(result *types100.Result) []net.IPNet {
 		all = append(all, address.Address)
 	}
 	return all
+}
+
+func hosts(networks []net.IPNet) []net.IP {
+	ips := make([]net.IP, len(networks))
+	for i, n := range networks {
+		ips[i] = n.IP
+	}
+	return ips
 }
 
 // podInterface is the index of the pod's interface in Result.Interfaces.
@@ -223,56 +228,4 @@ func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Lin
 	// Setting the hardware address, even to its present value, keeps the bridge from adopting the lowest hardware
 	// address among its ports, which come and go.
 	return host.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
-}
-
-// delBridge deletes the pod's interface and the masquerading rules for the pod's addresses. Then it frees the
-// addresses. The host's end of the veth pair disappears with the pod's interface. The interface and the rules are
-// deleted in parallel, because both deletions mostly wait for grace periods of the kernel.
-func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
-	var both errgroup.Group
-	both.Go(c.delPair)
-	if conf.IPMasq {
-		both.Go(func() (err error) {
-			defer recoverTo(&err)
-			return c.delMasquerade(ctx, conf)
-		})
-	}
-	if err := both.Wait(); err != nil {
-		return err
-	}
-	if err := delUnlinked.Hit(ctx); err != nil {
-		return err
-	}
-	return c.free(ctx)
-}
-
-// delMasquerade removes the masquerading rules for the pod's addresses. It finds the addresses by their leases, because
-// the namespace may be gone. A rule that remained would apply to the next pod with the same address.
-func (c *Call) delMasquerade(ctx context.Context, conf *bridgeConfig) error {
-	addresses, err := c.leased(ctx)
-	if err != nil {
-		return err
-	}
-	return newMasquerade(conf.Name, c.container).remove(ctx, addresses)
-}
-
-// delPair deletes the pod's interface. A missing interface or namespace is not an error.
-func (c *Call) delPair() error {
-	if c.netns == "" {
-		return nil
-	}
-	err := inPod(c.netns, func(h *netlink.Handle) error {
-		link, err := h.LinkByName(c.ifName)
-		if err == nil {
-			err = h.LinkDel(link)
-		}
-		if err != nil && !notFound(err) {
-			return fmt.Errorf("delete %s: %w", c.ifName, err)
-		}
-		return nil
-	})
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

@@ -50,14 +50,14 @@ func (c *Call) leased(ctx context.Context) ([]net.IP, error) {
 	return addresses, nil
 }
 
-// free releases the addresses that an earlier call of allocate has leased.
-func (c *Call) free(ctx context.Context) error {
+// free releases addresses that the container's interface has leased.
+func (c *Call) free(ctx context.Context, addresses []net.IP) error {
 	_, store, err := c.openLeases(ctx)
 	if err != nil {
 		return err
 	}
 	defer store.release()
-	if err := store.ReleaseByID(c.container, c.ifName); err != nil {
+	if err := store.remove(addresses); err != nil {
 		return fmt.Errorf("host-local: %w", err)
 	}
 	return nil

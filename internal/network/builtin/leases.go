@@ -122,7 +122,12 @@ func (l *leases) GetByID(id, ifName string) []net.IP {
 // ReleaseByID removes the leases of the container's interface.
 func (l *leases) ReleaseByID(id, ifName string) error {
 	found, err := l.find(id, ifName)
-	for _, ip := range found {
+	return errors.Join(err, l.remove(found))
+}
+
+// remove removes the leases of addresses. A missing lease is not an error.
+func (l *leases) remove(addresses []net.IP) (err error) {
+	for _, ip := range addresses {
 		if failed := os.Remove(filepath.Join(l.dir, ip.String())); !errors.Is(failed, fs.ErrNotExist) {
 			err = errors.Join(err, failed)
 		}

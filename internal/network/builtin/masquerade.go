@@ -39,7 +39,7 @@ func (m masquerade) add(ctx context.Context, addresses []net.IPNet) error {
 		if family == iptables.V6 {
 			multicast = "ff00::/8"
 		}
-		rules := []string{"*nat", ":" + m.chain + " - [0:0]"} // creates or empties the chain
+		rules := []string{":" + m.chain + " - [0:0]"} // creates or empties the chain
 		for i, a := range own {
 			rules = append(rules, fmt.Sprintf("-A %s -d %s -j ACCEPT %s", m.chain, &a, m.comment))
 			if i == 0 {
@@ -49,7 +49,7 @@ func (m masquerade) add(ctx context.Context, addresses []net.IPNet) error {
 		for _, a := range own {
 			rules = append(rules, fmt.Sprintf("-A POSTROUTING -s %s -j %s %s", a.IP, m.chain, m.comment))
 		}
-		if err := iptables.Restore(ctx, family, append(rules, "COMMIT")...); err != nil {
+		if err := iptables.Restore(ctx, family, rules...); err != nil {
 			return fmt.Errorf("masquerade the pod: %w", err)
 		}
 	}
@@ -75,8 +75,8 @@ func (m masquerade) remove(ctx context.Context, addresses []net.IP) error {
 }
 
 func (m masquerade) removeRules(ctx context.Context, family iptables.Family, jumps []string) error {
-	rules := append([]string{"*nat", ":" + m.chain + " - [0:0]"}, jumps...)
-	return iptables.Restore(ctx, family, append(rules, "-X "+m.chain, "COMMIT")...)
+	rules := append([]string{":" + m.chain + " - [0:0]"}, jumps...)
+	return iptables.Restore(ctx, family, append(rules, "-X "+m.chain)...)
 }
 
 func (m masquerade) removeLeftovers(ctx context.Context, family iptables.Family) error {

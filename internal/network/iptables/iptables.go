@@ -37,14 +37,6 @@ func (f Family) program() string {
 	return "iptables"
 }
 
-// Restore applies rules, in the format of iptables-save, and keeps the existing rules. If Restore fails, no rule has
-// been applied. It returns ErrFailedPrecondition if the programs are not installed, ctx's cause if ctx ends, and
-// otherwise ErrUnavailable.
-func Restore(ctx context.Context, family Family, rules ...string) error {
-	_, err := run(ctx, family.program()+"-restore", strings.Join(rules, "\n")+"\n", "--wait", "--noflush")
-	return err
-}
-
 // List returns the rules of a chain in table nat, as printed by iptables -S. A missing chain is an error.
 func List(ctx context.Context, family Family, chain string) ([]string, error) {
 	output, err := run(ctx, family.program(), "", "--wait", "-t", "nat", "-S", chain)
