@@ -17,7 +17,11 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	encodingproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/tripod-run/tripod/internal/cri"
@@ -118,6 +122,21 @@ func (c *Client) pullWithProgress(ctx context.Context, req *runtimeapi.PullImage
 		}
 		report(int64(fields[cri.ProgressDone].GetNumberValue()), int64(fields[cri.ProgressTotal].GetNumberValue()))
 	}
+}
+
+// AnswerSize makes a unary call and returns the size of the answer, in bytes, without decoding it.
+func (c *Client) AnswerSize(ctx context.Context, method string, request proto.Message) (int, error) {
+	var size int
+	err := c.conn.Invoke(ctx, method, request, &size, grpc.ForceCodecV2(sizeCodec{encoding.GetCodecV2(encodingproto.Name)}))
+	return size, err
+}
+
+// sizeCodec decodes a message to its size in bytes, an int.
+type sizeCodec struct{ encoding.CodecV2 }
+
+func (sizeCodec) Unmarshal(data mem.BufferSlice, size any) error {
+	*size.(*int) = data.Len()
+	return nil
 }
 
 // ImageStatus returns nil if the image does not exist.

@@ -120,7 +120,7 @@ func (a *App) pullCommand() *cobra.Command {
 
 // printPulled prints the image's ID, or in other formats the image with its names and digests.
 func (a *App) printPulled(ctx context.Context, client *Client, id string) error {
-	if a.asTable() && a.format != formatWide {
+	if a.asID() {
 		_, err := fmt.Fprintln(a.Stdout, id)
 		return err
 	}

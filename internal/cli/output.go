@@ -101,25 +101,16 @@ func (a *App) Print(document any, printTable func(wide bool) error) error {
 	if printTable != nil && a.asTable() {
 		return printTable(a.format == formatWide)
 	}
-	text, err := jsonOf(document)
-	if err != nil {
-		return err
-	}
-	var out bytes.Buffer
-	if a.format == formatYAML {
-		text, err = yaml.JSONToYAML(text)
-		out.Write(text)
-	} else if err = json.Indent(&out, text, "", "  "); err == nil {
-		out.WriteByte('\n')
-	}
-	if err == nil {
-		_, err = out.WriteTo(a.Stdout)
-	}
-	return err
+	return a.printDocument(document, "", func(out *bytes.Buffer, text []byte) error { return json.Indent(out, text, "", "  ") })
 }
 
 // printItem writes one document of a stream: a line of JSON, or a YAML document. The caller prints tables.
 func (a *App) printItem(document any) error {
+	return a.printDocument(document, "---\n", json.Compact)
+}
+
+// printDocument writes the document as YAML after a separator, or as JSON in the given layout.
+func (a *App) printDocument(document any, separator string, layout func(*bytes.Buffer, []byte) error) error {
 	text, err := jsonOf(document)
 	if err != nil {
 		return err
@@ -127,9 +118,9 @@ func (a *App) printItem(document any) error {
 	var out bytes.Buffer
 	if a.format == formatYAML {
 		text, err = yaml.JSONToYAML(text)
-		out.WriteString("---\n")
+		out.WriteString(separator)
 		out.Write(text)
-	} else if err = json.Compact(&out, text); err == nil {
+	} else if err = layout(&out, text); err == nil {
 		out.WriteByte('\n')
 	}
 	if err == nil {
@@ -142,6 +133,9 @@ func (a *App) printItem(document any) error {
 func (a *App) asTable() bool {
 	return a.format == "" || a.format == formatTable || a.format == formatWide
 }
+
+// asID reports whether the user wants only the ID of what a command made: the narrow format of such a command.
+func (a *App) asID() bool { return a.asTable() && a.format != formatWide }
 
 // jsonOf converts a document to JSON.
 func jsonOf(document any) ([]byte, error) {

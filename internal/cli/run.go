@@ -240,7 +240,7 @@ func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.Con
 
 // printRun prints the container's ID, or the container in another format.
 func (a *App) printRun(ctx context.Context, client *Client, id string) error {
-	if a.asTable() && a.format != formatWide {
+	if a.asID() {
 		_, err := fmt.Fprintln(a.Stdout, id)
 		return err
 	}

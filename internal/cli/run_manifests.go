@@ -380,7 +380,7 @@ func (p *played) remove(ctx context.Context, client *Client, o manifestOptions) 
 // printPlayed prints the IDs of the pods, or the pods in another format.
 func (a *App) printPlayed(ctx context.Context, client *Client, pods []*played) error {
 	list := &runtimeapi.ListPodSandboxResponse{}
-	a.quiet = a.quiet || a.asTable() && a.format != formatWide
+	a.quiet = a.quiet || a.asID()
 	for _, p := range pods {
 		found, err := client.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{Id: p.id})
 		if err != nil {

@@ -35,12 +35,11 @@ func (s *Server) containersOf(ctx context.Context, f *runtimeapi.ContainerFilter
 	if err := validateEnum("filter.state", f.GetState().GetState(), runtimeapi.ContainerState_name); err != nil {
 		return nil, err
 	}
-	containers, err := s.selectContainers(ctx, f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector(), func(c *node.Container) bool {
-		return f.GetState() == nil || containerState(c) == f.GetState().GetState()
-	})
-	if err != nil {
-		return nil, err
+	selected := func() ([]*node.Container, error) {
+		return s.selectContainers(ctx, f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector(), func(c *node.Container) bool {
+			return f.GetState() == nil || containerState(c) == f.GetState().GetState()
+		})
 	}
-	whole := f.GetId() == "" && f.GetPodSandboxId() == "" && f.GetState() == nil && len(f.GetLabelSelector()) == 0
-	return s.containerWire.items(containers, whole, containerItem)
+	full := f.GetId() == "" && f.GetPodSandboxId() == "" && f.GetState() == nil && len(f.GetLabelSelector()) == 0
+	return wireItems(ctx, s, &s.containerWire, full, selected, containerItem)
 }

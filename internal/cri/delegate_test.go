@@ -566,3 +566,36 @@ func TestDelegateLargeLists(t *testing.T) {
 	}
 	wantEqual(t, "streamed pods", n, 18)
 }
+
+// TestDelegateMetrics: the list and the stream have the metrics of both nodes, with the labels of the one descriptor.
+func TestDelegateMetrics(t *testing.T) {
+	p := openPair(t)
+	own, theirs := p.front.pod(t, "own"), p.run(t, "theirs")
+	for _, pod := range []string{own, theirs} {
+		p.front.running(t, pod, "c")
+	}
+	descriptors, err := p.front.ListMetricDescriptors(t.Context(), &runtimeapi.ListMetricDescriptorsRequest{})
+	must(t, err)
+	labels := map[string]int{}
+	for _, d := range descriptors.GetDescriptors() {
+		labels[d.GetName()] = len(d.GetLabelKeys())
+	}
+	list, err := p.front.ListPodSandboxMetrics(t.Context(), &runtimeapi.ListPodSandboxMetricsRequest{})
+	must(t, err)
+	for _, pods := range [][]*runtimeapi.PodSandboxMetrics{list.GetPodMetrics(), streamedMetrics(t, p.front)} {
+		if len(pods) != 2 || pods[0].GetPodSandboxId() != own || pods[1].GetPodSandboxId() != theirs {
+			t.Fatalf("got the metrics of %v, want those of %s and %s", pods, own, theirs)
+		}
+		for _, pod := range pods {
+			metrics := pod.GetContainerMetrics()[0].GetMetrics()
+			if len(metrics) == 0 {
+				t.Errorf("pod %s has no metrics", pod.GetPodSandboxId())
+			}
+			for _, m := range metrics {
+				if n, known := labels[m.GetName()]; !known || n != len(m.GetLabelValues()) {
+					t.Errorf("got %v, want a metric with %d labels", m, n)
+				}
+			}
+		}
+	}
+}

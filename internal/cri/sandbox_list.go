@@ -35,12 +35,11 @@ func (s *Server) podsOf(ctx context.Context, f *runtimeapi.PodSandboxFilter) ([]
 	if err := validateEnum("filter.state", f.GetState().GetState(), runtimeapi.PodSandboxState_name); err != nil {
 		return nil, err
 	}
-	pods, err := s.selectPods(ctx, f.GetId(), f.GetLabelSelector(), func(p *node.Pod) bool {
-		return f.GetState() == nil || sandboxState(p) == f.GetState().GetState()
-	})
-	if err != nil {
-		return nil, err
+	selected := func() ([]*node.Pod, error) {
+		return s.selectPods(ctx, f.GetId(), f.GetLabelSelector(), func(p *node.Pod) bool {
+			return f.GetState() == nil || sandboxState(p) == f.GetState().GetState()
+		})
 	}
-	whole := f.GetId() == "" && f.GetState() == nil && len(f.GetLabelSelector()) == 0
-	return s.podWire.items(pods, whole, sandboxItem)
+	full := f.GetId() == "" && f.GetState() == nil && len(f.GetLabelSelector()) == 0
+	return wireItems(ctx, s, &s.podWire, full, selected, sandboxItem)
 }

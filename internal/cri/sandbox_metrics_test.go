@@ -44,16 +44,19 @@ func TestPodMetrics(t *testing.T) {
 			t.Errorf("labels = %v, want %s at %d, as in %v", cpu.LabelValues, want, i, keys[cpu.Name])
 		}
 	}
+	wantEqual(t, "pods in the stream", len(streamedMetrics(t, d)), 1)
+}
+
+func streamedMetrics(t *testing.T, d *door) (pods []*runtimeapi.PodSandboxMetrics) {
+	t.Helper()
 	stream, err := d.StreamPodSandboxMetrics(t.Context(), &runtimeapi.StreamPodSandboxMetricsRequest{})
 	must(t, err)
-	n := 0
 	for {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			break
+			return pods
 		}
 		must(t, err)
-		n += len(m.PodSandboxMetrics)
+		pods = append(pods, m.PodSandboxMetrics...)
 	}
-	wantEqual(t, "pods in the stream", n, 1)
 }

@@ -1,17 +1,21 @@
 package cri
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/tripod-run/tripod/internal/node"
 )
 
 // Clients list pods and containers every second, and in that time few of a thousand items change. Nearly the whole cost
 // of such a call is the encoding of labels and annotations. Therefore each snapshot is encoded once, and a list is
-// assembled from the encoded items.
+// assembled from the encoded items. A full list is selected only if a pod has changed since the last one.
 //
 // This needs no codec of our own, because protobuf writes a message's unknown fields unchanged. The encoded items
 // become an unknown field with the number 1. Every list response, unary or streamed, holds its items in a field with
@@ -23,43 +27,82 @@ const itemsField = 1
 // wireItem is one encoded item of a response: tag, length, message.
 type wireItem []byte
 
-// wireMemo caches the encoded snapshots of the last full list, and no other snapshots. It takes no lock.
+// wireMemo caches the last full list with its encoded snapshots, and no other snapshots. It takes no lock.
 type wireMemo[S any] struct {
-	last atomic.Pointer[map[*S]wireItem]
+	last atomic.Pointer[wireList[S]]
 }
 
-// items returns the encoded snapshots, from the cache where possible. The list is cached only if whole is set, which
-// means that the list is complete.
-func (m *wireMemo[S]) items(snapshots []*S, whole bool, message func(*S) proto.Message) ([]wireItem, error) {
+// wireList is a full list.
+type wireList[S any] struct {
+	source wireSource
+	items  []wireItem
+	known  map[*S]wireItem // the items by their snapshots
+}
+
+// wireSource is what a full list is made of: the node's pods at a time, all or without those of edge modules.
+type wireSource struct {
+	pods []*node.Pod
+	all  bool
+}
+
+// unchanged returns the last full list if the same source would give the same list again. Then nothing but the pods'
+// identity needs to be looked at.
+func (m *wireMemo[S]) unchanged(source wireSource) ([]wireItem, bool) {
+	last := m.last.Load()
+	if last == nil || last.source.all != source.all || !slices.Equal(last.source.pods, source.pods) {
+		return nil, false
+	}
+	return last.items, true
+}
+
+// items returns the encoded snapshots, from the cache where possible.
+func (m *wireMemo[S]) items(snapshots []*S, message func(*S) proto.Message) ([]wireItem, error) {
 	var known map[*S]wireItem
 	if last := m.last.Load(); last != nil {
-		known = *last
+		known = last.known
 	}
-	items, hits := make([]wireItem, len(snapshots)), 0
+	items := make([]wireItem, len(snapshots))
 	for i, s := range snapshots {
-		if item, ok := known[s]; ok {
-			items[i] = item
-			hits++
-			continue
-		}
-		item, err := encodeItem(message(s))
-		if err != nil {
-			return nil, err
+		item, ok := known[s]
+		if !ok {
+			var err error
+			if item, err = encodeItem(message(s)); err != nil {
+				return nil, err
+			}
 		}
 		items[i] = item
-	}
-	if whole && (hits < len(snapshots) || len(known) > len(snapshots)) {
-		m.remember(snapshots, items)
 	}
 	return items, nil
 }
 
-func (m *wireMemo[S]) remember(snapshots []*S, items []wireItem) {
-	next := make(map[*S]wireItem, len(snapshots))
+// remember caches a full list. The source must have been taken before the snapshots, so that the list is not older.
+func (m *wireMemo[S]) remember(source wireSource, snapshots []*S, items []wireItem) {
+	next := &wireList[S]{source: source, items: items, known: make(map[*S]wireItem, len(snapshots))}
 	for i, s := range snapshots {
-		next[s] = items[i]
+		next.known[s] = items[i]
 	}
-	m.last.Store(&next)
+	m.last.Store(next)
+}
+
+// wireItems returns the encoded items of a list. The function selected returns the snapshots of the list, which is full if
+// the request has no filter.
+func wireItems[S any](ctx context.Context, s *Server, memo *wireMemo[S], full bool, selected func() ([]*S, error), message func(*S) proto.Message) ([]wireItem, error) {
+	source := wireSource{all: listsAll(ctx)}
+	if full {
+		source.pods = s.node.Pods()
+		if items, ok := memo.unchanged(source); ok {
+			return items, nil
+		}
+	}
+	snapshots, err := selected()
+	if err != nil {
+		return nil, err
+	}
+	items, err := memo.items(snapshots, message)
+	if err == nil && full {
+		memo.remember(source, snapshots, items)
+	}
+	return items, err
 }
 
 // encodeItem encodes a message as an element of field 1.

@@ -49,12 +49,12 @@ func TestListsAreCurrentAfterEveryChange(t *testing.T) {
 	_, err = d.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: a})
 	must(t, err)
 	check("its pod is removed")
-	wantEqual(t, "pods remembered", len(*d.server.podWire.last.Load()), 1)
+	wantEqual(t, "pods remembered", len(d.server.podWire.last.Load().items), 1)
 	_, err = d.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: b})
 	must(t, err)
 	check("all is removed")
-	wantEqual(t, "pods remembered", len(*d.server.podWire.last.Load()), 0)
-	wantEqual(t, "containers remembered", len(*d.server.containerWire.last.Load()), 0)
+	wantEqual(t, "pods remembered", len(d.server.podWire.last.Load().items), 0)
+	wantEqual(t, "containers remembered", len(d.server.containerWire.last.Load().items), 0)
 }
 
 func wantMessages[M proto.Message](t *testing.T, what string, got []M, want []proto.Message) {
@@ -83,7 +83,7 @@ func TestFilteredListsDoNotChangeTheCache(t *testing.T) {
 	list(&runtimeapi.PodSandboxFilter{Id: pod})
 	list(&runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"app": "a"}})
 	list(&runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{}})
-	wantEqual(t, "pods remembered", len(*d.server.podWire.last.Load()), 2)
+	wantEqual(t, "pods remembered", len(d.server.podWire.last.Load().items), 2)
 }
 
 // Concurrent lists while pods change (go test -race).

@@ -49,8 +49,8 @@ type endpoint struct {
 	clock     uint64
 	created   map[*listing]uint64
 	snapshots map[*listing]snapshot
-	unary     map[*listing]bool // the endpoint lacks the list's streaming call
-	metrics   []*runtimeapi.MetricDescriptor
+	unary     map[*listing]bool              // the endpoint lacks the list's streaming call
+	metrics   []*runtimeapi.MetricDescriptor // nil until the endpoint was asked
 }
 
 func newEndpoint(c Endpoint, maxSize int, log *slog.Logger) (*endpoint, error) {

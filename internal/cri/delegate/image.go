@@ -33,12 +33,10 @@ func isNamed(i *runtimeapi.Image, name string) bool {
 }
 
 // mergeImages merges this node's images with those of the endpoints. An image that several have is one image.
-func mergeImages(own []*runtimeapi.Image, others []proto.Message) []*runtimeapi.Image {
-	merged, at := slices.Clone(own), map[string]int{}
-	for i, image := range own {
-		at[image.GetId()] = i
-	}
-	for _, m := range others {
+func mergeImages(_ context.Context, _ *Router, parts []part) []proto.Message {
+	var merged []proto.Message
+	at := map[string]int{}
+	for _, m := range itemsOfAll(parts) {
 		image := m.(*runtimeapi.Image)
 		i, known := at[image.GetId()]
 		if !known {
@@ -46,7 +44,7 @@ func mergeImages(own []*runtimeapi.Image, others []proto.Message) []*runtimeapi.
 			merged = append(merged, image)
 			continue
 		}
-		both := proto.CloneOf(merged[i])
+		both := proto.CloneOf(merged[i].(*runtimeapi.Image))
 		both.RepoTags = union(both.RepoTags, image.GetRepoTags())
 		both.RepoDigests = union(both.RepoDigests, image.GetRepoDigests())
 		both.Pinned = both.Pinned || image.GetPinned()
@@ -62,14 +60,6 @@ func union(a, b []string) []string {
 		}
 	}
 	return a
-}
-
-func messages[M proto.Message](items []M) []proto.Message {
-	all := make([]proto.Message, len(items))
-	for i, item := range items {
-		all[i] = item
-	}
-	return all
 }
 
 // pullImage pulls an image where its pod will run. A pull that says nothing about that is for the default handler.

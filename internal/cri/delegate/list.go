@@ -27,6 +27,15 @@ type listing struct {
 	selects func(req proto.Message) (ids []string, filtered bool)
 	// keep is the filter of the request. It applies only to snapshots, because an endpoint filters its own answer.
 	keep func(o *owners, req, item proto.Message) bool
+	// merge joins the parts of an answer, this node's first. If it is nil, the endpoints' items follow this node's, which
+	// may be encoded already.
+	merge func(ctx context.Context, r *Router, parts []part) []proto.Message
+}
+
+// part is what one endpoint contributes to a list. The endpoint of this node's part is nil.
+type part struct {
+	endpoint *endpoint
+	items    []proto.Message
 }
 
 // snapshot is an endpoint's last whole list.
@@ -80,6 +89,7 @@ var (
 		keep: func(_ *owners, req, item proto.Message) bool {
 			return imageOf(req) == "" || isNamed(item.(*runtimeapi.Image), imageOf(req))
 		},
+		merge: mergeImages,
 	}
 	podStatsList = &listing{
 		unary: runtimeapi.RuntimeService_ListPodSandboxStats_FullMethodName, stream: runtimeapi.RuntimeService_StreamPodSandboxStats_FullMethodName,
@@ -119,6 +129,7 @@ var (
 		request: func() proto.Message { return &runtimeapi.ListPodSandboxMetricsRequest{} },
 		selects: func(proto.Message) ([]string, bool) { return nil, false },
 		keep:    func(_ *owners, _, _ proto.Message) bool { return true },
+		merge:   mergeMetrics,
 	}
 	listings = []*listing{podList, containerList, imageList, podStatsList, containerStatsList, podMetricsList}
 )
@@ -157,18 +168,18 @@ func matches(selector, labels map[string]string) bool {
 func (r *Router) list(ctx context.Context, l *listing, c *call) (proto.Message, error) {
 	wait := r.fanOut(ctx, l, c.req)
 	resp, err := c.local(ctx)
-	items, delegateErr := wait()
+	parts, delegateErr := wait()
 	if err := firstError(err, delegateErr); err != nil {
 		return nil, err
 	}
-	if l == imageList {
-		own := resp.(*runtimeapi.ListImagesResponse)
-		return r.fitting(&runtimeapi.ListImagesResponse{Images: mergeImages(own.GetImages(), items)}, l)
+	if l.merge != nil {
+		merged := l.merge(ctx, r, append([]part{{items: itemsOf(resp)}}, parts...))
+		if resp, err = newReply(l.unary); err != nil {
+			return nil, err
+		}
+		parts = []part{{items: merged}}
 	}
-	if l == podMetricsList {
-		resp, items = &runtimeapi.ListPodSandboxMetricsResponse{}, append(r.arrangeMetrics(ctx, nil, itemsOf(resp)), items...)
-	}
-	appendItems(resp, items)
+	appendItems(resp, itemsOfAll(parts))
 	return r.fitting(resp, l)
 }
 
@@ -190,27 +201,21 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-// fanOut asks the endpoints that the request concerns, and returns a function that waits for their items.
-func (r *Router) fanOut(ctx context.Context, l *listing, req proto.Message) (wait func() ([]proto.Message, error)) {
+// fanOut asks the endpoints that the request concerns, and returns a function that waits for their parts.
+func (r *Router) fanOut(ctx context.Context, l *listing, req proto.Message) (wait func() ([]part, error)) {
 	selected, filtered := l.selects(req)
 	asked := r.holders(selected)
-	items, errs := make([][]proto.Message, len(asked)), make([]error, len(asked))
+	parts, errs := make([]part, len(asked)), make([]error, len(asked))
 	var wg sync.WaitGroup
 	for i, e := range asked {
 		wg.Go(func() {
-			items[i], errs[i] = r.listOf(ctx, e, l, req, filtered)
-			if l == podMetricsList {
-				items[i] = r.arrangeMetrics(ctx, e, items[i])
-			}
+			parts[i].endpoint = e
+			parts[i].items, errs[i] = r.listOf(ctx, e, l, req, filtered)
 		})
 	}
-	return func() ([]proto.Message, error) {
+	return func() ([]part, error) {
 		wg.Wait()
-		var all []proto.Message
-		for _, some := range items {
-			all = append(all, some...)
-		}
-		return all, firstError(errs...)
+		return parts, firstError(errs...)
 	}
 }
 
@@ -388,6 +393,14 @@ func itemsOf(reply proto.Message) []proto.Message {
 	return items
 }
 
+func itemsOfAll(parts []part) []proto.Message {
+	var all []proto.Message
+	for _, p := range parts {
+		all = append(all, p.items...)
+	}
+	return all
+}
+
 // appendItems adds items to a response. It leaves the response's own slice unchanged, which others may share.
 func appendItems(reply proto.Message, items []proto.Message) {
 	m := reply.ProtoReflect()
@@ -414,26 +427,19 @@ func (r *Router) streamList(l *listing, stream grpc.ServerStream, local func(grp
 	wait := r.fanOut(stream.Context(), l, req)
 	collected := &collector{ServerStream: stream, req: req}
 	err = local(collected)
-	items, delegateErr := wait()
+	parts, delegateErr := wait()
 	if err := firstError(err, delegateErr); err != nil {
 		return err
 	}
-	if l == imageList {
-		var own []*runtimeapi.Image
-		for _, m := range collected.items() {
-			own = append(own, m.(*runtimeapi.Image))
-		}
-		return sendChunks(stream, l, messages(mergeImages(own, items)))
-	}
-	if l == podMetricsList {
-		return sendChunks(stream, l, append(r.arrangeMetrics(stream.Context(), nil, collected.items()), items...))
+	if l.merge != nil {
+		return sendChunks(stream, l, l.merge(stream.Context(), r, append([]part{{items: collected.items()}}, parts...)))
 	}
 	for _, m := range collected.sent {
 		if err := stream.SendMsg(m); err != nil {
 			return err
 		}
 	}
-	return sendChunks(stream, l, items)
+	return sendChunks(stream, l, itemsOfAll(parts))
 }
 
 func sendChunks(stream grpc.ServerStream, l *listing, items []proto.Message) error {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -27,45 +29,52 @@ func keysOf(descriptors []*runtimeapi.MetricDescriptor) labelKeys {
 
 // metricDescriptors answers ListMetricDescriptors.
 func (r *Router) metricDescriptors(ctx context.Context) (proto.Message, error) {
-	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: r.joinDescriptors(ctx)}, nil
+	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: r.joinDescriptors(r.describeMetrics(ctx))}, nil
 }
 
-// joinDescriptors joins this node's descriptors with those of the endpoints. Endpoints that have none, or that have not
-// answered yet, are left out: a descriptor is not a pod.
-func (r *Router) joinDescriptors(ctx context.Context) []*runtimeapi.MetricDescriptor {
+// described are the metric descriptors of each endpoint, and under nil this node's.
+type described map[*endpoint][]*runtimeapi.MetricDescriptor
+
+// describeMetrics collects all descriptors. Endpoints that have not answered yet are left out: a descriptor is not a
+// pod.
+func (r *Router) describeMetrics(ctx context.Context) described {
 	theirs := make([][]*runtimeapi.MetricDescriptor, len(r.endpoints))
 	var wg sync.WaitGroup
 	for i, e := range r.endpoints {
 		wg.Go(func() { theirs[i] = e.metricDescriptors(ctx) })
 	}
 	wg.Wait()
-	joined := slices.Clone(r.metrics)
+	d := described{nil: r.metrics}
+	for i, e := range r.endpoints {
+		d[e] = theirs[i]
+	}
+	return d
+}
+
+// joinDescriptors returns one descriptor per metric.
+func (r *Router) joinDescriptors(from described) []*runtimeapi.MetricDescriptor {
+	joined := slices.Clone(from[nil])
 	at := map[string]int{}
 	for i, d := range joined {
 		at[d.GetName()] = i
 	}
-	for _, descriptors := range theirs {
-		for _, d := range descriptors {
+	for _, e := range r.endpoints {
+		for _, d := range from[e] {
 			i, known := at[d.GetName()]
 			if !known {
 				at[d.GetName()] = len(joined)
 				joined = append(joined, d)
 				continue
 			}
-			keys := slices.Clone(joined[i].GetLabelKeys())
-			for _, key := range d.GetLabelKeys() {
-				if !slices.Contains(keys, key) {
-					keys = append(keys, key)
-				}
-			}
+			keys := union(slices.Clone(joined[i].GetLabelKeys()), d.GetLabelKeys())
 			joined[i] = &runtimeapi.MetricDescriptor{Name: joined[i].GetName(), Help: joined[i].GetHelp(), LabelKeys: keys}
 		}
 	}
 	return joined
 }
 
-// metricDescriptors returns the endpoint's descriptors. It asks once, and again after the endpoint was away, because it may
-// then be another version.
+// metricDescriptors returns the endpoint's descriptors. It asks once, also if there are none, and again after the
+// endpoint was away, because it may then be another version.
 func (e *endpoint) metricDescriptors(ctx context.Context) []*runtimeapi.MetricDescriptor {
 	e.mu.Lock()
 	known := e.metrics
@@ -73,29 +82,32 @@ func (e *endpoint) metricDescriptors(ctx context.Context) []*runtimeapi.MetricDe
 	if known != nil {
 		return known
 	}
+	known = []*runtimeapi.MetricDescriptor{}
 	reply, err := e.read(ctx, runtimeapi.RuntimeService_ListMetricDescriptors_FullMethodName, &runtimeapi.ListMetricDescriptorsRequest{})
-	if err != nil {
+	switch {
+	case err == nil:
+		known = append(known, reply.(*runtimeapi.ListMetricDescriptorsResponse).GetDescriptors()...)
+	case status.Code(err) != codes.Unimplemented:
 		return nil
 	}
-	known = reply.(*runtimeapi.ListMetricDescriptorsResponse).GetDescriptors()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.metrics = known
 	return known
 }
 
-// arrangeMetrics arranges the values of an endpoint's pods, or of this node's if e is nil, for the joined descriptors.
-func (r *Router) arrangeMetrics(ctx context.Context, e *endpoint, pods []proto.Message) []proto.Message {
-	from := r.metrics
-	if e != nil {
-		from = e.metricDescriptors(ctx)
+// mergeMetrics arranges the values of all pods for the joined descriptors.
+func mergeMetrics(ctx context.Context, r *Router, parts []part) []proto.Message {
+	from := r.describeMetrics(ctx)
+	wanted := keysOf(r.joinDescriptors(from))
+	var merged []proto.Message
+	for _, p := range parts {
+		o := newOrder(keysOf(from[p.endpoint]), wanted)
+		for _, m := range p.items {
+			merged = append(merged, o.pod(m.(*runtimeapi.PodSandboxMetrics)))
+		}
 	}
-	order := newOrder(keysOf(from), keysOf(r.joinDescriptors(ctx)))
-	arranged := make([]proto.Message, len(pods))
-	for i, m := range pods {
-		arranged[i] = order.pod(m.(*runtimeapi.PodSandboxMetrics))
-	}
-	return arranged
+	return merged
 }
 
 // order says for each metric which of the given labels is each of the wanted ones; -1 if there is no such label.
