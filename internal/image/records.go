@@ -16,8 +16,9 @@ import (
 
 // Points at which the crash tests kill the program.
 var (
-	failRecord = failpoint.New("image.pull.record")
-	failRemove = failpoint.New("image.remove.records")
+	failRecord     = failpoint.New("image.pull.record")
+	failRemove     = failpoint.New("image.remove.records")
+	failFoundation = failpoint.New("image.remove.foundation")
 )
 
 // isID reports whether the name of a record is an image's ID rather than a reference.
@@ -103,5 +104,6 @@ func (s *Store) deleteImage(ctx context.Context, id string) error {
 	if err != nil || e.image.ChainID == "" {
 		return nil // nobody has unpacked it
 	}
-	return s.dropFoundation(ctx, e.image.ChainID)
+	s.releaseFoundation(ctx, e.image.ChainID)
+	return nil
 }

@@ -46,10 +46,12 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[str
 		if errors.Is(err, errSnapshot) {
 			return s.existingMounts(ctx, key, e.image.ChainID, ownerWritable)
 		}
-		if err == nil {
-			s.usage.add(key)
+		if err != nil {
+			s.releaseFoundation(ctx, e.image.ChainID) // if the image was removed in the meantime
+			return nil, err
 		}
-		return mounts, err
+		s.usage.add(key)
+		return mounts, nil
 	})
 }
 

@@ -21,7 +21,8 @@ const rangeSize = 4 << 20
 //	a digest          peers, registry       registry, peers*       for a tag only with Peers.Tags
 //	the content       peers, registry       registry, peers*
 //
-// Peers do not have cosign's signatures, so an image that needs them is resolved by the registry. Peers never replace a registry that refuses: an image that was deleted, or that a login may not pull, stays out.
+// Peers do not have cosign's signatures, so an image that needs them is resolved by the registry. Peers never replace a
+// registry that refuses: an image that was deleted, or that a login may not pull, stays out.
 type sources struct {
 	// remote resolved the reference, and registry fetches from the same place, which are peers if fromPeer is set.
 	remote   remotes.Resolver

@@ -49,6 +49,8 @@ type writableLayers struct {
 	byKey map[string]layerInfo
 	// foundations caches the mounts of foundations by the chain ID of the image.
 	foundations map[string][]mount.Mount
+	// unneeded are the chain IDs of foundations whose removal failed. sweepLoop repeats it.
+	unneeded map[string]bool
 	// places are the directories with files of layers, the store's own last. Only openLayers changes them.
 	places []string
 	// sweep wakes sweepLoop.
@@ -81,7 +83,7 @@ func (s *Store) openLayers(ctx context.Context) error {
 		return err
 	}
 	own, configured := s.place(""), s.place(s.cfg.ContainersDir)
-	s.layers.byKey, s.layers.foundations = map[string]layerInfo{}, map[string][]mount.Mount{}
+	s.layers.byKey, s.layers.foundations, s.layers.unneeded = map[string]layerInfo{}, map[string][]mount.Mount{}, map[string]bool{}
 	for _, dir := range []string{own, configured} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
@@ -282,7 +284,8 @@ func (s *Store) releaseLayer(ctx context.Context, key string) (known bool, err e
 		return known, err
 	}
 	s.sweepLayers()
-	return true, s.dropFoundation(ctx, info.Chain)
+	s.releaseFoundation(ctx, info.Chain)
+	return true, nil
 }
 
 // sweepLayers makes sweepLoop remove the files of released layers. It never blocks.
@@ -296,13 +299,13 @@ func (s *Store) sweepLayers() {
 // sweepPause is the time between two attempts to remove files that could not be removed.
 const sweepPause = time.Second
 
-// sweepLoop removes the files of released layers, and those that an earlier process left, until the store is closed.
-// The next process removes the rest.
+// sweepLoop removes the files of released layers, those that an earlier process left, and foundations whose removal
+// failed, until the store is closed. The next process removes the rest.
 func (s *Store) sweepLoop() {
 	for failing := false; ; {
-		err := s.removeReleased()
+		err := errors.Join(s.removeReleased(), s.removeUnneeded())
 		if err != nil && !failing {
-			s.cfg.Logger.Warn("cannot remove the files of containers' layers, will retry", "err", err)
+			s.cfg.Logger.Warn("cannot remove released layers, will retry", "err", err)
 		}
 		failing = err != nil
 		var retry <-chan time.Time
@@ -316,6 +319,36 @@ func (s *Store) sweepLoop() {
 			return
 		}
 	}
+}
+
+// releaseFoundation removes a foundation unless an image or a layer needs it. The caller's change has been made, and a
+// repeat would not come here again, so a failure is left to sweepLoop.
+func (s *Store) releaseFoundation(ctx context.Context, chain string) {
+	if s.dropFoundation(ctx, chain) == nil {
+		return
+	}
+	s.layers.mu.Lock()
+	s.layers.unneeded[chain] = true
+	s.layers.mu.Unlock()
+	s.sweepLayers()
+}
+
+// removeUnneeded repeats the removals of foundations that failed.
+func (s *Store) removeUnneeded() error {
+	s.layers.mu.Lock()
+	chains := slices.Collect(maps.Keys(s.layers.unneeded))
+	s.layers.mu.Unlock()
+	var errs []error
+	for _, chain := range chains {
+		err := s.dropFoundation(s.withNamespace(s.base), chain)
+		errs = append(errs, err)
+		if err == nil {
+			s.layers.mu.Lock()
+			delete(s.layers.unneeded, chain)
+			s.layers.mu.Unlock()
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // dropFoundation removes a foundation unless an image or a layer needs it.
@@ -333,6 +366,9 @@ func (s *Store) dropFoundation(ctx context.Context, chain string) error {
 		}
 	}
 	delete(s.layers.foundations, chain)
+	if err := failFoundation.Hit(ctx); err != nil {
+		return err
+	}
 	if err := s.snaps.Remove(ctx, foundationPrefix+chain); err != nil {
 		if errdefs.IsNotFound(err) {
 			return nil

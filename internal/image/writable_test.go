@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -51,6 +52,33 @@ func TestFoundations(t *testing.T) {
 	want("after the image", img.ChainID)
 	check(t, s.Release(t.Context(), "c3"))
 	want("after both")
+	check(t, s.Collect(t.Context()))
+	wantEmpty(t, s)
+}
+
+// TestFoundationsGo: a foundation goes although its removal, with the image or the last container, failed at first.
+func TestFoundationsGo(t *testing.T) {
+	failpoint.Needed(t)
+	reg, s := newRegistry(t), open(t, Config{})
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
+	const point = "image.remove.foundation"
+	for _, imageFirst := range []bool{false, true} {
+		img := pull(t, s, ref)
+		_, err := s.Prepare(t.Context(), "c", img.ID, nil)
+		check(t, err)
+		steps := []func() error{
+			func() error { return s.Release(t.Context(), "c") },
+			func() error { return s.Remove(t.Context(), img.ID) },
+		}
+		if imageFirst {
+			slices.Reverse(steps)
+		}
+		check(t, steps[0]())
+		check(t, failpoint.Arm(point, "1*error(no)"))
+		check(t, steps[1]())
+		until.Holds(t, "the removal of the foundation", func() bool { return len(foundations(t, s)) == 0 })
+		check(t, failpoint.Arm(point, ""))
+	}
 	check(t, s.Collect(t.Context()))
 	wantEmpty(t, s)
 }

@@ -22,15 +22,16 @@ var (
 // UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources). Unset fields
 // keep their values. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, or the backend's own errors.
 func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
-	return n.updateResources(ctx, id, res, n.Hooks)
+	return n.updateResources(ctx, id, res, false)
 }
 
-// UpdateForPlugin is UpdateContainer for a plugin: it calls no plugins.
+// UpdateForPlugin is UpdateContainer for a plugin: it calls no plugins, and a repeated CreateContainer need not know the
+// change.
 func (n *Node) UpdateForPlugin(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
-	return n.updateResources(ctx, id, res, noHooks{})
+	return n.updateResources(ctx, id, res, true)
 }
 
-func (n *Node) updateResources(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources, hooks Hooks) error {
+func (n *Node) updateResources(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources, byPlugin bool) error {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
 		return err
@@ -40,13 +41,13 @@ func (n *Node) updateResources(ctx context.Context, id string, res *runtimeapi.L
 		return fmt.Errorf("resources of a %q container cannot be changed in place: %w", p.rec.Load().Handler, errdefs.ErrNotImplemented)
 	}
 	return p.slotOf(p.keyOf(id)).run(ctx, n.order(intentUpdate), func(ctx context.Context) error {
-		return p.updateContainer(ctx, updater, id, res, hooks)
+		return p.updateContainer(ctx, updater, id, res, byPlugin)
 	})
 }
 
 // updateContainer records the new resources and applies them. If the backend cannot apply all of them, updateContainer
 // restores the old resources.
-func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, res *runtimeapi.LinuxContainerResources, hooks Hooks) error {
+func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, asked *runtimeapi.LinuxContainerResources, byPlugin bool) error {
 	rec, old, state, err := p.containerState(id)
 	if err != nil {
 		return err
@@ -54,19 +55,30 @@ func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, 
 	if state != Created && state != Running {
 		return fmt.Errorf("%s: container %s is %s; only created and running ones can be changed: %w", intentUpdate, id, state, errdefs.ErrFailedPrecondition)
 	}
-	if res, err = hooks.UpdateContainer(ctx, rec, old, res); err != nil {
+	hooks := p.node.Hooks
+	if byPlugin {
+		hooks = noHooks{}
+	}
+	res, err := hooks.UpdateContainer(ctx, rec, old, asked)
+	if err != nil {
 		return err
 	}
-	config := proto.CloneOf(old.Config)
-	if config.Linux == nil {
-		config.Linux = &runtimeapi.LinuxContainerConfig{}
+	config, request := withResources(old.Config, res), old.requested()
+	if !byPlugin {
+		request = withResources(request, asked)
 	}
-	config.Linux.Resources = MergeResources(config.Linux.Resources, res)
+	if proto.Equal(request, config) {
+		request = nil
+	}
 	wanted := &Container{ID: id, Config: config, ImageID: old.ImageID, Adjustment: old.Adjustment}
 	if err := p.backend.Validate(rec.sandboxPod(), wanted.sandboxContainer()); err != nil {
 		return err
 	}
-	err = p.commit(func(next *Pod) error { c := next.find(id); c.Config, c.Intent = config, intentUpdate; return nil })
+	err = p.commit(func(next *Pod) error {
+		c := next.find(id)
+		c.Config, c.Request, c.Intent = config, request, intentUpdate
+		return nil
+	})
 	if err != nil {
 		return err
 	}
@@ -79,7 +91,12 @@ func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, 
 		return nil
 	}
 	overridden := errors.Is(context.Cause(ctx), errOverridden)
-	if undone := p.commit(func(next *Pod) error { next.find(id).Config = old.Config; return nil }); undone != nil {
+	undone := p.commit(func(next *Pod) error {
+		c := next.find(id)
+		c.Config, c.Request = old.Config, old.Request
+		return nil
+	})
+	if undone != nil {
 		return errors.Join(err, undone)
 	}
 	if !overridden { // some of the new limits may be in force
@@ -108,6 +125,16 @@ func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id s
 		return err
 	}
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
+}
+
+// withResources returns a copy of the configuration with changed resources.
+func withResources(config *runtimeapi.ContainerConfig, change *runtimeapi.LinuxContainerResources) *runtimeapi.ContainerConfig {
+	config = proto.CloneOf(config)
+	if config.Linux == nil {
+		config.Linux = &runtimeapi.LinuxContainerConfig{}
+	}
+	config.Linux.Resources = MergeResources(config.Linux.Resources, change)
+	return config
 }
 
 // MergeResources returns the old resources, overwritten by all non-zero fields of the change. (In the CRI, a zero or

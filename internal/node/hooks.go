@@ -111,7 +111,7 @@ func (p *livePod) tell(ctx context.Context, id string, hook func(context.Context
 	}
 }
 
-// requested returns the configuration from the CreateContainer request.
+// requested returns the configuration that clients asked for.
 func (c *Container) requested() *runtimeapi.ContainerConfig {
 	if c.Request != nil {
 		return c.Request

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -134,6 +135,32 @@ func TestHooksInOrder(t *testing.T) {
 			got := strings.Fields(h.take())
 			if first := slices.Compact(slices.DeleteFunc(got, func(s string) bool { return s == "Stop" })); !slices.Equal(first, []string{"StopPod", "Remove", "RemovePod"}) {
 				t.Errorf("hooks of the removal: got %q, want StopPod, Remove and RemovePod, besides Stop", first)
+			}
+		})
+	}
+}
+
+// TestCreateContainerRepeatsAfterUpdates: a repeated CreateContainer must have the resources that clients asked for last,
+// whatever plugins made of them or changed by themselves.
+func TestCreateContainerRepeatsAfterUpdates(t *testing.T) {
+	adjusted, _ := openHooked(t)
+	for name, b := range map[string]*bench{"with plugins": adjusted, "without plugins": open(t, t.TempDir())} {
+		t.Run(name, func(t *testing.T) {
+			pod := b.run(t, "linux", podConfig("p"))
+			id := b.create(t, pod, containerConfig("c"))
+			must(t, b.UpdateForPlugin(t.Context(), id, &runtimeapi.LinuxContainerResources{CpuShares: 9}))
+			if again := b.create(t, pod, containerConfig("c")); again != id {
+				t.Errorf("after a plugin's change: got container %s, want %s", again, id)
+			}
+			asked := &runtimeapi.LinuxContainerResources{CpuShares: 5}
+			must(t, b.UpdateContainer(t.Context(), id, asked))
+			if _, err := b.CreateContainer(t.Context(), pod, containerConfig("c")); !errdefs.IsAlreadyExists(err) {
+				t.Errorf("the first request, after a client's change: got error %v, want already exists", err)
+			}
+			config := containerConfig("c")
+			config.Linux = &runtimeapi.LinuxContainerConfig{Resources: asked}
+			if again := b.create(t, pod, config); again != id {
+				t.Errorf("a request with the change: got container %s, want %s", again, id)
 			}
 		})
 	}

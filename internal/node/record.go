@@ -57,7 +57,8 @@ type Container struct {
 	PodID string
 	// Config is the effective configuration: the request, with what plugins and updates changed.
 	Config *runtimeapi.ContainerConfig
-	// Request is the configuration from the CreateContainer request if plugins changed it, otherwise nil.
+	// Request is the configuration that clients asked for, by CreateContainer and UpdateContainerResources, if plugins
+	// changed it, otherwise nil.
 	Request *runtimeapi.ContainerConfig
 	// Adjustment is what plugins changed beyond Config; nil if there is nothing.
 	Adjustment *nri.ContainerAdjustment

@@ -29,8 +29,8 @@ type drafts struct{ dir, boot string }
 
 const draftFormat = "tripod-draft 1"
 
-// KeepDrafts makes Draft keep its values in dir, which should be on a tmpfs. Call it once, before the first Draft. A
-// store without such a directory syncs drafts like other values.
+// KeepDrafts makes Draft keep its values in dir, which should be on a tmpfs, and removes the drafts there that no longer
+// count. Call it once, before the first Draft. A store without such a directory syncs drafts like other values.
 func (s *Store) KeepDrafts(dir string) error {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -40,6 +40,27 @@ func (s *Store) KeepDrafts(dir string) error {
 		return fmt.Errorf("drafts of the record: %w", err)
 	}
 	s.drafts = drafts{dir: dir, boot: strings.TrimSpace(string(boot))}
+	return s.removeVoid()
+}
+
+// removeVoid removes what a killed process left behind: drafts that no longer count, and those that were never completed.
+func (s *Store) removeVoid() error {
+	incomplete, err := filepath.Glob(filepath.Join(s.drafts.dir, "*.new"))
+	if err != nil {
+		return fmt.Errorf("drafts of the record: %w", err)
+	}
+	for _, path := range incomplete {
+		_ = os.Remove(path)
+	}
+	all, err := s.drafts.list(s.id)
+	if err != nil {
+		return err
+	}
+	for _, d := range all {
+		if base, err := s.hash(d.kind, d.key); err == nil && base != d.base {
+			s.drafts.remove(d.kind, d.key)
+		}
+	}
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -98,6 +99,38 @@ func TestStaleDraftsAreVoid(t *testing.T) {
 	must(t, s.Delete("pod", "p"))
 	must(t, os.WriteFile(file, raw, 0o600))
 	wantAll(t, s, nil)
+	must(t, s.Close())
+}
+
+// TestVoidDraftsAreRemoved: what a killed process left behind is gone after the next start, and drafts that count are not.
+func TestVoidDraftsAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	s := drafting(t, dir)
+	counts := s.drafts.path("pod", "counts")
+	deleted, replaced := s.drafts.path("pod", "deleted"), s.drafts.path("pod", "replaced")
+	for _, key := range []string{"deleted", "replaced", "counts"} {
+		must(t, s.Put("pod", key, []byte("created")))
+		must(t, s.Draft("pod", key, []byte("starting")))
+	}
+	left := map[string][]byte{counts + ".new": []byte("incompl")}
+	for _, path := range []string{deleted, replaced} {
+		raw, err := os.ReadFile(path)
+		must(t, err)
+		left[path] = raw
+	}
+	must(t, s.Delete("pod", "deleted"))
+	must(t, s.Put("pod", "replaced", []byte("running")))
+	for path, raw := range left {
+		must(t, os.WriteFile(path, raw, 0o600))
+	}
+	kill(t, s)
+	s = drafting(t, dir)
+	files, err := filepath.Glob(filepath.Join(dir, "drafts", "*"))
+	must(t, err)
+	if want := []string{counts}; !slices.Equal(files, want) {
+		t.Errorf("drafts after the next start: got %v, want %v", files, want)
+	}
+	wantAll(t, s, map[string]string{"counts": "starting", "replaced": "running"})
 	must(t, s.Close())
 }
 

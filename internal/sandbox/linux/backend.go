@@ -168,11 +168,9 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	host.SELinux = labels != nil
 	host.Runtime = rt.features
 	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
-	conmon, err := findMonitor(ctx, cfg)
+	conmon, err := openMonitor(ctx, cfg, groups)
 	if err != nil {
-		return nil, err
-	}
-	if conmon.spawner, err = newSpawner(groups); err != nil {
+		rt.sealed.close()
 		return nil, err
 	}
 	noVolatile := probeVolatile(cfg.Root)

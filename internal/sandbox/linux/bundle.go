@@ -216,7 +216,7 @@ func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 	if mounts, err = b.labelledLayer(mounts, label); err != nil {
 		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
-	if err := b.mountLayer(p, mounts, bundle); err != nil {
+	if err := b.mountLayer(ctx, p, mounts, bundle); err != nil {
 		return nil, err
 	}
 	volumes := map[string]volume{}

@@ -32,6 +32,15 @@ type monitor struct {
 	spawner       *spawner
 }
 
+// openMonitor finds conmon and prepares to start it.
+func openMonitor(ctx context.Context, cfg Config, g cgroups) (monitor, error) {
+	m, err := findMonitor(ctx, cfg)
+	if err == nil {
+		m.spawner, err = newSpawner(g)
+	}
+	return m, err
+}
+
 func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
 	found, err := exec.LookPath(cmp.Or(cfg.Conmon, "conmon"))
 	if err != nil {
@@ -245,9 +254,12 @@ func readPid(file string) (int, error) {
 //
 // On cgroup v1, moving a process takes an RCU grace period (over 1 ms) for each hierarchy. To avoid this, one thread
 // moves itself into the cgroup once and starts all conmons. It keeps the daemon's share of CPU time: the conmons and the
-// OCI runtimes that they start would otherwise divide the share of one cgroup, however many containers start. On v2, clone3(2) starts a process directly in the cgroup.
+// OCI runtimes that they start would otherwise divide the share of one cgroup, however many containers start. On v2,
+// clone3(2) starts a process directly in the cgroup.
 type spawner struct {
 	jobs chan func()
+	// closed ends the thread.
+	closed chan struct{}
 	// dir is the cgroup's directory on v2; nil on v1.
 	dir *os.File
 }
@@ -265,7 +277,7 @@ func newSpawner(g cgroups) (*spawner, error) {
 		}
 		dir = filepath.Join(own, conmonCgroup)
 	}
-	s := &spawner{jobs: make(chan func())}
+	s := &spawner{jobs: make(chan func()), closed: make(chan struct{})}
 	if err := g.Create(dir); err != nil {
 		return nil, fmt.Errorf("the monitors: %w", err)
 	}
@@ -316,27 +328,36 @@ func (s *spawner) loop(enter func() error, ready chan<- error) {
 		return
 	}
 	ready <- enter()
-	for job := range s.jobs {
-		job()
+	for {
+		select {
+		case job := <-s.jobs:
+			job()
+		case <-s.closed:
+			return
+		}
 	}
 }
 
 func (s *spawner) close() {
-	close(s.jobs)
+	close(s.closed)
 	if s.dir != nil {
 		_ = s.dir.Close()
 	}
 }
 
-// start starts cmd in the cgroup.
+// start starts cmd in the cgroup. Calls whose clients have gone can still be here when the daemon ends.
 func (s *spawner) start(cmd *exec.Cmd) error {
 	if s.dir != nil {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(s.dir.Fd())
 		return cmd.Start()
 	}
 	done := make(chan error, 1)
-	s.jobs <- func() { done <- cmd.Start() }
-	return <-done
+	select {
+	case s.jobs <- func() { done <- cmd.Start() }:
+		return <-done
+	case <-s.closed:
+		return fmt.Errorf("the daemon is stopping: %w", errdefs.ErrUnavailable)
+	}
 }
 
 // monitors finds the conmons of our bundles by their command lines and returns them by container ID. It reads all of

@@ -98,7 +98,7 @@ func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 		return nil, err
 	}
 	return config, h.Set(func(s *state) {
-		*s = state{Record: ledger.Record{Phase: ledger.Starting}, BootID: bootID(), OwnPID: s.OwnPID, Forgettable: s.Forgettable, Cgroup: s.Cgroup, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
+		*s = state{Record: ledger.Record{Phase: ledger.Starting}, BootID: bootID(), OwnPID: ownPID(config), Forgettable: forgettable(config), Cgroup: s.Cgroup, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
 	})
 }
 

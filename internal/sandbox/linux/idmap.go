@@ -1,6 +1,8 @@
 package linux
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -96,17 +98,22 @@ func cannotMap(err error) bool {
 	return slices.ContainsFunc([]error{unix.EINVAL, unix.EPERM, unix.EOPNOTSUPP, unix.ENOSYS}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// copiedFile marks a container whose image could not be mapped to the pod's user namespace.
-func copiedFile(bundle string) string { return filepath.Join(bundle, "copied") }
+// copiedFile marks a container whose image could not be mapped to the pod's user namespace, and copyingFile one whose
+// image's files are still being copied.
+func copiedFile(bundle string) string  { return filepath.Join(bundle, "copied") }
+func copyingFile(bundle string) string { return filepath.Join(bundle, "copying") }
 
 // mountMappedLayer mounts a container's writable layer for a pod with a user namespace. If the layers below cannot be
 // mapped, it changes the owners of all files instead, which copies them to the container's layer, and marks the bundle.
-func (b *Backend) mountMappedLayer(p *sandbox.Pod, mounts []mount.Mount, bundle string) error {
+func (b *Backend) mountMappedLayer(ctx context.Context, p *sandbox.Pod, mounts []mount.Mount, bundle string) error {
 	users, err := openUsers(p, b.cfg.podRunDir(p.ID))
 	if err != nil {
 		return err
 	}
 	defer users.Close()
+	if err := ledger.RemoveFile(copyingFile(bundle)); err != nil { // of an interrupted attempt
+		return err
+	}
 	dir := rootfsDir(bundle)
 	if upper := optionOf(mounts, "upperdir"); upper != "" {
 		if err := shiftOwner(upper, *p.IDMap()); err != nil {
@@ -118,17 +125,27 @@ func (b *Backend) mountMappedLayer(p *sandbox.Pod, mounts []mount.Mount, bundle 
 		}
 		b.log.Warn("the image's layers cannot be mapped to the pod's users; copying all files to the container's layer", "pod", p.ID, "err", err)
 	}
+	if err := os.WriteFile(copyingFile(bundle), nil, 0o600); err != nil {
+		return err
+	}
 	if err := mountOn(mounts, dir); err != nil {
 		return err
 	}
-	err = shiftOwners(dir, *p.IDMap())
-	if err == nil {
-		err = os.WriteFile(copiedFile(bundle), nil, 0o600)
-	}
-	if err != nil {
+	if err := continueCopy(ctx, p, bundle); err != nil {
 		return errors.Join(err, unmount(dir))
 	}
 	return nil
+}
+
+// continueCopy copies the files of a mounted image if that has begun and has not ended.
+func continueCopy(ctx context.Context, p *sandbox.Pod, bundle string) error {
+	if !exists(copyingFile(bundle)) {
+		return nil
+	}
+	if err := shiftOwners(ctx, rootfsDir(bundle), *p.IDMap()); err != nil {
+		return err
+	}
+	return os.Rename(copyingFile(bundle), copiedFile(bundle))
 }
 
 // mountMappedView mounts an image's read-only file system for a pod with a user namespace.
@@ -245,9 +262,9 @@ func mapLayers(options []string, users *os.File) ([]string, error) {
 
 // shiftOwners changes the owners of all files below root from the node's users, beginning with 0, to a map's. It can be
 // repeated.
-func shiftOwners(root string, ids sandbox.IDMap) error {
+func shiftOwners(ctx context.Context, root string, ids sandbox.IDMap) error {
 	err := filepath.WalkDir(root, func(name string, _ fs.DirEntry, err error) error {
-		if err != nil {
+		if err = cmp.Or(err, ctx.Err()); err != nil {
 			return err
 		}
 		return shiftOwner(name, ids)

@@ -58,10 +58,10 @@ func probeVolatile(dir string) (err error) {
 
 // mountLayer mounts a container's root file system unless it is mounted already. It first removes the kernel's mark.
 // This is safe because the machine has not crashed since the layer was last mounted (see layerLost).
-func (b *Backend) mountLayer(p *sandbox.Pod, mounts []mount.Mount, bundle string) error {
+func (b *Backend) mountLayer(ctx context.Context, p *sandbox.Pod, mounts []mount.Mount, bundle string) error {
 	dir := rootfsDir(bundle)
 	if mountedOn(dir) {
-		return nil
+		return continueCopy(ctx, p, bundle)
 	}
 	if err := os.RemoveAll(markOf(mounts)); err != nil {
 		return fmt.Errorf("remove the mark of an earlier mount: %w", err)
@@ -70,7 +70,7 @@ func (b *Backend) mountLayer(p *sandbox.Pod, mounts []mount.Mount, bundle string
 		mounts = asVolatile(mounts)
 	}
 	if p.IDMap() != nil {
-		return b.mountMappedLayer(p, mounts, bundle)
+		return b.mountMappedLayer(ctx, p, mounts, bundle)
 	}
 	return mountOn(mounts, dir)
 }

@@ -85,9 +85,10 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 }
 
 // StopSandbox implements sandbox.Backend. The containers have already ended, so StopSandbox only has to stop the pod's
-// init process, which holds the network namespace. RemoveSandbox removes the rest.
+// init process, which holds the network namespace, and to release the volumes: the caller unmounts them and detaches
+// their devices before it removes the containers. RemoveSandbox removes the rest.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
-	return b.stopPause(ctx, p.ID)
+	return errors.Join(b.stopPause(ctx, p.ID), unexposeAll(b.cfg.podRunDir(p.ID)))
 }
 
 func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {

@@ -187,15 +187,7 @@ func TestRecoverStarting(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
 		c := p.container(forever)
-		h, _ := r.ledger.Find(p.ID, c.ID)
-		if _, err := r.prepareStart(t.Context(), p.Pod, c.Container, h); err != nil {
-			t.Fatal(err)
-		}
-		s, _ := h.Snapshot()
-		got, err := r.conmon.start(t.Context(), launch{id: c.ID, bundle: r.bundleOf(h), logPath: s.LogPath}, r.Backend.cfg, r.runtime)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := c.launch()
 		found := r.restart(p.known(c)) // interrupted between create and start
 		if s := found.Containers[c.ID]; s.State != sandbox.StateCreated {
 			t.Errorf("status after an interrupted creation: got %+v, want created", s)
@@ -204,7 +196,7 @@ func TestRecoverStarting(t *testing.T) {
 			t.Error("processes of the interrupted start still run")
 		}
 		c.start().waitLog("up")
-		h, _ = r.ledger.Find(p.ID, c.ID)
+		h, _ := r.ledger.Find(p.ID, c.ID)
 		if err := h.Set(func(s *state) { s.Phase, s.Init, s.Conmon = ledger.Starting, process.ID{}, process.ID{} }); err != nil {
 			t.Fatal(err)
 		}

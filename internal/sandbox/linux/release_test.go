@@ -21,15 +21,7 @@ func TestRelease(t *testing.T) {
 	create := func() (id string, got launched) {
 		t.Helper()
 		c := p.container(forever)
-		h, _ := r.ledger.Find(p.ID, c.ID)
-		if _, err := r.prepareStart(t.Context(), p.Pod, c.Container, h); err != nil {
-			t.Fatal(err)
-		}
-		s, _ := h.Snapshot()
-		got, err := r.conmon.start(t.Context(), launch{id: c.ID, bundle: r.bundleOf(h), logPath: s.LogPath}, r.Backend.cfg, r.runtime)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got = c.launch()
 		t.Cleanup(func() {
 			_ = got.init.Signal(unix.SIGKILL)
 			<-got.conmon.Dead
@@ -57,24 +49,32 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestPoststartHooks: a container with poststart hooks is started by the runtime, which runs them.
-func TestPoststartHooks(t *testing.T) {
+// TestHooks: the runtime runs the hooks of a container after its start and after its end, whatever we do for it otherwise.
+func TestHooks(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
-		c, marker := p.container(forever), filepath.Join(t.TempDir(), "ran")
+		c, dir := p.container(forever), t.TempDir()
+		started, stopped := filepath.Join(dir, "started"), filepath.Join(dir, "stopped")
 		bundle := r.cfg.bundle(p.ID, c.ID)
 		config, err := readConfig(bundle)
 		if err != nil {
 			t.Fatal(err)
 		}
 		// The hook reads its input, because crun dies of SIGPIPE if the hook ends first.
-		config.Hooks = &specs.Hooks{Poststart: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", "cat >" + marker}}}}
+		hook := func(marker string) []specs.Hook {
+			return []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", "cat >" + marker}}}
+		}
+		config.Hooks = &specs.Hooks{Poststart: hook(started), Poststop: hook(stopped)}
 		if err := ledger.WriteJSON(configFile(bundle), config); err != nil {
 			t.Fatal(err)
 		}
 		c.start()
-		if !exists(marker) {
-			t.Error("the hook did not run")
+		if !exists(started) || exists(stopped) {
+			t.Errorf("after the start: got hooks run %v and %v, want the first", exists(started), exists(stopped))
+		}
+		c.stop(0)
+		if err := r.RemoveContainer(t.Context(), p.Pod, c.Container); err != nil || !exists(stopped) {
+			t.Errorf("after the removal: got hook run %v, error %v; want it run", exists(stopped), err)
 		}
 	})
 }

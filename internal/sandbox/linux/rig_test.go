@@ -346,6 +346,22 @@ func (c *testContainer) start() *testContainer {
 	return c
 }
 
+// launch makes the first half of a start: conmon has created the container, whose program does not run yet.
+func (c *testContainer) launch() launched {
+	r, ctx := c.pod.r, context.Background()
+	r.tb.Helper()
+	h, _ := r.ledger.Find(c.pod.ID, c.ID)
+	if _, err := r.prepareStart(ctx, c.pod.Pod, c.Container, h); err != nil {
+		r.tb.Fatal(err)
+	}
+	s, _ := h.Snapshot()
+	got, err := r.conmon.start(ctx, launch{id: c.ID, bundle: r.bundleOf(h), logPath: s.LogPath}, r.Backend.cfg, r.runtime)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	return got
+}
+
 func (c *testContainer) stop(grace time.Duration) {
 	c.pod.r.tb.Helper()
 	if err := c.pod.r.StopContainer(context.Background(), c.pod.Pod, c.Container, grace); err != nil {

@@ -45,7 +45,8 @@ func (c *console) Close() error { return errors.Join(c.UnixListener.Close(), uni
 
 // receive waits for the terminal. If the returned file is closed, a read that is under way ends.
 func (c *console) receive() (*os.File, error) {
-	if err := c.SetDeadline(time.Now().Add(consoleTime)); err != nil {
+	limit := time.Now().Add(consoleTime)
+	if err := c.SetDeadline(limit); err != nil {
 		return nil, err
 	}
 	conn, err := c.AcceptUnix()
@@ -53,6 +54,9 @@ func (c *console) receive() (*os.File, error) {
 		return nil, err
 	}
 	defer conn.Close()
+	if err := conn.SetDeadline(limit); err != nil {
+		return nil, err
+	}
 	stream := fdpass.NewStream(conn)
 	defer stream.Close()
 	if _, err := stream.Read(make([]byte, 4096)); err != nil { // the terminal's name, which comes with the descriptor

@@ -89,6 +89,35 @@ func TestUserNamespace(t *testing.T) {
 	})
 }
 
+// TestStoppedSandboxReleasesVolumes: once a sandbox is stopped, nothing keeps the file systems of its volumes mounted,
+// although its containers still exist. Otherwise the device of a volume would be busy when it is detached.
+func TestStoppedSandboxReleasesVolumes(t *testing.T) {
+	r := newRig(t, "crun")
+	p := r.pod(mapped)
+	dir := t.TempDir()
+	if err := unix.Mount("volume-of-"+p.ID, dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	c := p.container("echo up; "+forever, mappedVolume(dir, "/volume")).start()
+	c.waitLog("up")
+	c.stop(0)
+	if err := errors.Join(r.StopSandbox(t.Context(), p.Pod), unix.Unmount(dir, 0)); err != nil {
+		t.Fatal(err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, "volume-of-"+p.ID) {
+			t.Errorf("the volume is still mounted: %s", line)
+		}
+	}
+	if err := r.RemoveContainer(t.Context(), p.Pod, c.Container); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestImageIsCopied: if the file system of an image's layers cannot map owners, as an overlay cannot, the image's files
 // are copied. Their owners, modes and capabilities are those that they have in the image.
 func TestImageIsCopied(t *testing.T) {
@@ -148,6 +177,22 @@ func TestImageIsCopied(t *testing.T) {
 	c.stop(0)
 	r.restart(p.known(c))
 	c.start().exec("stat /root/new")
+	c.stop(0)
+
+	// As if the daemon had been killed while it copied the files after a reboot.
+	bundle := r.cfg.bundle(p.ID, c.ID)
+	for _, err := range []error{
+		unexpose(r.cfg.podRunDir(p.ID), c.ID), os.Rename(copiedFile(bundle), copyingFile(bundle)),
+		os.Chown(filepath.Join(rootfsDir(bundle), "of-user"), 1000, 2000),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.restart(p.known(c))
+	if got := c.start().exec("stat -c %u:%g /of-user"); got != "1000:2000" || !exists(copiedFile(bundle)) {
+		t.Errorf("after an interrupted copy: got owner %s and mark %v, want 1000:2000 and a mark", got, exists(copiedFile(bundle)))
+	}
 
 	volume := filepath.Join(t.TempDir(), "volume")
 	if err := os.Mkdir(volume, 0o755); err != nil {

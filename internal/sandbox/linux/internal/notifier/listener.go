@@ -64,13 +64,15 @@ func Listen(path string, handle func(Event), log *slog.Logger) (*Listener, error
 func (l *Listener) Close() error { return l.socket.Close() }
 
 func (l *Listener) accept() {
-	for {
+	for failing := false; ; {
 		conn, err := l.socket.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil {
-			l.log.Error("accept a container's seccomp notifier", "err", err)
+		if err != nil && !failing {
+			l.log.Error("cannot accept containers' seccomp notifiers, will retry", "err", err)
+		}
+		if failing = err != nil; failing {
 			time.Sleep(acceptPause) // pacing: nothing signals that a descriptor is free
 			continue
 		}

@@ -196,8 +196,8 @@ func TestLinkScript(t *testing.T) {
 	}
 }
 
-// TestAgentIsStarted runs the vendor-data with fake system directories. It finds the disk by its content and mounts it, and a shell
-// or systemd starts the agent again when it ends.
+// TestAgentIsStarted runs the vendor-data with fake system directories. It finds the disk by its content and mounts it,
+// and a shell or systemd starts the agent again when it ends.
 func TestAgentIsStarted(t *testing.T) {
 	for _, systemd := range []bool{false, true} {
 		dir := t.TempDir()
