@@ -8,7 +8,8 @@
 # kube.sh down              stop it and clean up
 #
 # A SET has more programs: e2e those of Kubernetes' end-to-end tests, cluster those of a cluster with several nodes
-# (flannel and CoreDNS, in a directory of their own, which check prints instead). The SET kubeadm is only kubeadm.
+# (flannel and CoreDNS), metrics metrics-server. The last two are in directories of their own, which check prints instead.
+# The SET kubeadm is only kubeadm.
 #
 # The cache is TRIPOD_KUBE_CACHE (/var/cache/tripod/kube), with a directory per version. The cluster runs in its own namespaces
 # (hack/testns.sh) and leaves nothing behind.
@@ -23,6 +24,8 @@ version=$(pinned k8s.io/kubernetes kube)
 cache=${TRIPOD_KUBE_CACHE:-/var/cache/tripod/kube}/$version
 network=flannel-$(pinned github.com/flannel-io/flannel kube/network)-coredns-$(pinned github.com/coredns/coredns kube/network)
 cluster_programs=("$network/flanneld" "$network/coredns")
+metrics=metrics-server-$(pinned sigs.k8s.io/metrics-server kube/metrics)
+metrics_programs=("$metrics/metrics-server")
 pidfile=build/kube.pid
 log=build/kube.log
 
@@ -54,6 +57,7 @@ compile() {
     # One of flannel's backends that host-gw does not need is in C.
     */flanneld) module=kube/network package=github.com/flannel-io/flannel cgo=1 ;;
     */coredns) module=kube/network package=./coredns ;;
+    */metrics-server) module=kube/metrics package=sigs.k8s.io/metrics-server/cmd/metrics-server ;;
     e2e.test) command=(go test -c -vet off) package=k8s.io/kubernetes/test/e2e ;;
     ginkgo) package=github.com/onsi/ginkgo/v2/ginkgo ;;
     agnhost) package=k8s.io/kubernetes/test/images/agnhost ;;
@@ -81,7 +85,11 @@ check() {
   mapfile -t want < <(missing)
   [ ${#want[@]} = 0 ] || fail "$cache lacks ${want[*]}: run hack/kube.sh build${1:+ $1} (once, about 15 minutes)"
   command -v etcd >/dev/null || fail "etcd is missing: run hack/setup.sh kubelet"
-  if [ "${1-}" = cluster ]; then echo "$cache/$network"; else echo "$cache"; fi
+  case ${1-} in
+    cluster) echo "$cache/$network" ;;
+    metrics) echo "$cache/$metrics" ;;
+    *) echo "$cache" ;;
+  esac
 }
 
 # ---------------------------------------------------------------------------------------------- a cluster that stays
@@ -162,6 +170,7 @@ case ${1-} in
     case ${2-} in
       e2e) programs+=("${e2e_programs[@]}") ;;
       cluster) programs+=("${cluster_programs[@]}") ;;
+      metrics) programs+=("${metrics_programs[@]}") ;;
       kubeadm) programs=(kubeadm) ;;
     esac
     "$@" ;;
@@ -170,5 +179,5 @@ case ${1-} in
   sh) shift; if [ $# = 0 ]; then set -- bash; fi; enter_or_fail "$@" ;;
   node) shift; [ $# -gt 1 ] || fail "usage: kube.sh node N COMMAND..."; node "$@" ;;
   down) down ;;
-  *) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -86,22 +85,8 @@ func open(t *testing.T, opts ...harness.Option) *ground {
 func getter(url string) func(context.Context) error {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConns: 1}}
 	return func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			return err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-			return err
-		}
-		if resp.StatusCode != http.StatusOK {
-			return errors.New(resp.Status)
-		}
-		return nil
+		_, err := harness.Fetch(ctx, client, url)
+		return err
 	}
 }
 
@@ -203,13 +188,18 @@ func (g *ground) attack(name string, try func(t *testing.T)) {
 	})
 }
 
-// probe runs a new pod of each kind.
+// probe runs a new pod of each kind with each image, and a session. The first container of an image leaves a snapshot
+// that stays as long as the image, and the first session a carrier.
 func (g *ground) probe(t *testing.T) {
 	t.Helper()
 	web := g.d.RunPod(t, harness.PodConfig(t, "probe"))
 	web.Run(harness.ContainerConfig("c", harness.Nginx))
 	if page := web.Get("/"); !strings.Contains(page, "nginx") {
 		t.Errorf("page of a new container: got %q, want nginx's", page)
+	}
+	shell := web.Run(harness.ContainerConfig("shell", harness.Busybox, harness.Sleep()))
+	if r := shell.Exec(harness.SPDY, nil, false, "true"); r.Code != 0 {
+		t.Errorf("exec in a new container: got exit code %d: %s", r.Code, r.Stderr)
 	}
 	web.Remove()
 	component := g.d.RunPodWith(t, harness.PodConfig(t, "probe-wasm"), "wasm")

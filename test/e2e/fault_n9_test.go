@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -132,7 +130,11 @@ func (u *upgraded) beginLoad(borne []codes.Code) {
 	u.t.Cleanup(func() { u.requests.wg.Wait(); u.kubelets.wg.Wait() })
 	for name, pod := range map[string]*harness.Pod{"page of a Linux pod": u.web.Pod, "page of a machine": u.machine.Pod} {
 		pod.Get("/") // until it serves
-		u.requests.add(name, requestPage("http://"+pod.IP()))
+		url := "http://" + pod.IP()
+		u.requests.add(name, func(ctx context.Context) error {
+			_, err := harness.Fetch(ctx, harness.Reconnecting, url)
+			return err
+		})
 	}
 	u.service.until(greeter+"/SayHello", `{"name":"Ada"}`)
 	u.requests.add("call of a component", func(ctx context.Context) error {
@@ -176,26 +178,6 @@ func (u *upgraded) beginLoad(borne []codes.Code) {
 		}, borne...)
 	}
 	u.goOn()
-}
-
-// requestPage requests a page over a new connection.
-func requestPage(url string) func(context.Context) error {
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	return func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			return err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if _, err = io.Copy(io.Discard, resp.Body); err == nil && resp.StatusCode != http.StatusOK {
-			err = errors.New(resp.Status)
-		}
-		return err
-	}
 }
 
 // goOn checks that all calls go on, and that none has failed.

@@ -2,8 +2,6 @@ package e2e
 
 import (
 	"context"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -60,16 +58,12 @@ func wantCode(t *testing.T, err error, want codes.Code) {
 // get returns the body of a URL. It repeats the request until the status is 200.
 func get(t *testing.T, url string) string {
 	t.Helper()
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	var body string
 	harness.Eventually(t, 30*time.Second, func() error {
-		resp, err := client.Get(url)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		data, err := io.ReadAll(resp.Body)
-		body = string(data)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		var err error
+		body, err = harness.Fetch(ctx, harness.Reconnecting, url)
 		return err
 	})
 	return body

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// onTerminal starts a command on a terminal. It returns the process, the keyboard and the screen, which has everything that the
-// command has written.
+// onTerminal starts a command on a terminal. It returns the process, the keyboard and the screen, which has everything
+// that the command has written.
 func onTerminal(t *testing.T, c *exec.Cmd) (*exec.Cmd, io.WriteCloser, *buffer) {
 	t.Helper()
 	command := exec.Command("script", "-qec", "stty cols 120 rows 30; exec "+strings.Join(c.Args, " "), "/dev/null") // from Debian's bsdutils

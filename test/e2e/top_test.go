@@ -9,8 +9,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestTop: one table has pods of two kinds and what they use. On a terminal the view follows the node, also over a restart of the
-// daemon, sorts by key, and ends with q.
+// TestTop: one table has pods of two kinds and what they use. On a terminal the view follows the node, also over a
+// restart of the daemon, sorts by key, and ends with q.
 func TestTop(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	busy := d.RunPod(t, harness.PodConfig(t, "busy"))

@@ -26,7 +26,7 @@ const (
 // features are the values of the specs' label Feature that this node supports; docs/conformance.md lists the others.
 var features = []string{
 	"ContainerStopSignals", "EnvFiles", "Example", "HostAccess", "InPlacePodVerticalScaling", "PodLevelResources",
-	"PodLogsQuerySplitStreams", "RuntimeHandler", "SupplementalGroupsPolicy",
+	"PodLogsQuerySplitStreams", "RuntimeHandler", "SupplementalGroupsPolicy", "UserNamespacesSupport",
 }
 
 // filter is ginkgo's filter for the labels of the specs, and skip is a pattern for the names of specs to skip.

@@ -40,7 +40,7 @@ type Resources struct {
 	Paths map[string]int
 	// Files are the daemon's open files, counted by kind. Snapshots are the directories of its snapshotter. Files and
 	// Snapshots are nil unless the daemon is running. Compare them only between two Resources of the same daemon, both
-	// taken after the daemon has pulled its images.
+	// taken after the daemon has pulled its images and run a Linux container of each.
 	Files, Snapshots map[string]int
 }
 
@@ -248,12 +248,26 @@ func openFiles(pid int) map[string]int {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if target, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
-			kind, _, _ := strings.Cut(target, ":[")
-			found[kind]++
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue
 		}
+		kind := target
+		switch {
+		case !strings.HasPrefix(target, "anon_inode:"):
+			kind, _, _ = strings.Cut(target, ":[") // without the inode
+		case strings.Contains(target, "pidfd") && ended(pid, e.Name()):
+			kind += " of an ended process"
+		}
+		found[kind]++
 	}
 	return found
+}
+
+// ended reports whether a process's pidfd is of a process that has ended (proc_pid_fdinfo(5)).
+func ended(pid int, fd string) bool {
+	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd))
+	return err == nil && strings.Contains(string(info), "\nPid:\t-1\n")
 }
 
 // snapshots returns the numbered directories in every directory named "snapshots".

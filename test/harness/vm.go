@@ -3,9 +3,7 @@ package harness
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,19 +116,8 @@ func (p *Pod) Get(path string) string {
 	Eventually(p.t, 30*time.Second, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(p.IP(), "80")+path, nil)
-		if err != nil {
-			return err
-		}
-		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		data, err := io.ReadAll(resp.Body)
-		if body = string(data); err == nil && resp.StatusCode != http.StatusOK {
-			err = fmt.Errorf("%s: %s", resp.Status, body)
-		}
+		var err error
+		body, err = Fetch(ctx, Reconnecting, "http://"+net.JoinHostPort(p.IP(), "80")+path)
 		return err
 	})
 	return body

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,16 +14,20 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestFigures: the kubelet serves the figures of each kind of pod where the users of a cluster look for them. With the
-// feature gate PodAndContainerStatsFromCRI, all of them come from the runtime.
+// TestFigures: the kubelet and metrics-server serve the figures of each kind of pod where the users of a cluster look for
+// them. With the feature gate PodAndContainerStatsFromCRI, all of them come from the runtime.
 func TestFigures(t *testing.T) {
+	startMetricsServer := sync.OnceValue(func() error { return kube.Shared(t).StartMetricsServer(t) })
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.deployment(1))
+		if err := startMetricsServer(); err != nil {
+			t.Fatal(err)
+		}
 		pod := n.WaitPods("app=web", 1, k.boots)[0]
 		for _, source := range []struct {
 			name  string
 			check func(*kube.Namespace, *corev1.Pod) error
-		}{{"summary", checkSummary}, {"resource metrics", checkResourceMetrics}, {"cAdvisor's metrics", checkContainerMetrics}} {
+		}{{"summary", checkSummary}, {"resource metrics", checkResourceMetrics}, {"cAdvisor's metrics", checkContainerMetrics}, {"metrics-server", checkTop}} {
 			n.Await(source.name+" of "+pod.Name, kube.Timeout, func() error { return source.check(n, &pod) })
 		}
 	})
@@ -101,6 +106,31 @@ func checkContainerMetrics(n *kube.Namespace, pod *corev1.Pod) error {
 		above(text, 0, "container_network_receive_bytes_total", append(of, "interface", "eth0")...),
 		above(text, 0, "container_network_transmit_bytes_total", append(of, "interface", "eth0")...),
 	)
+}
+
+// checkTop returns an error unless metrics-server has CPU and memory of the node, the pod and its container, and
+// `kubectl top` shows them.
+func checkTop(n *kube.Namespace, pod *corev1.Pod) error {
+	var node struct{ Usage corev1.ResourceList }
+	if err := n.Cluster.Get("/apis/metrics.k8s.io/v1beta1/nodes/"+kube.NodeName, &node); err != nil {
+		return err
+	}
+	var figures struct {
+		Containers []struct {
+			Name  string
+			Usage corev1.ResourceList
+		}
+	}
+	if err := n.Get("apis/metrics.k8s.io/v1beta1:pods/"+pod.Name, &figures); err != nil {
+		return err
+	}
+	used := func(r corev1.ResourceList) bool { return r.Cpu().Sign() > 0 && r.Memory().Sign() > 0 }
+	if c := figures.Containers; !used(node.Usage) || len(c) != 1 || c[0].Name != "web" || !used(c[0].Usage) {
+		return fmt.Errorf("got %+v for the node and %+v for the pod, want CPU and memory of the node and of the container web", node, figures)
+	}
+	nodes, err1 := n.TryKubectl("top", "node", kube.NodeName)
+	pods, err2 := n.TryKubectl("top", "pod", "--containers")
+	return errors.Join(contains(nodes, err1, kube.NodeName), contains(pods, err2, pod.Name+"   web "))
 }
 
 // seriesPattern matches a line of Prometheus' text format: name, labels, value.

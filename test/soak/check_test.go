@@ -289,8 +289,9 @@ func (s *soak) checkRecordSize() {
 // takeBase records the resources without pods.
 func (s *soak) takeBase() {
 	s.base, s.basePid, s.goroutines, s.resident = s.snapshot(), s.d.Pid(), s.countGoroutines(), s.residentKiB()
-	// The daemon has one more descriptor of a component worker that it has started itself, to wait for the process.
-	s.base.Files["anon_inode"]++
+	// The daemon has one more descriptor of a component worker and of a session carrier that it has started itself, to
+	// wait for the process.
+	s.base.Files["anon_inode:[pidfd]"] += 2
 }
 
 // moreKiB is the allowed growth of the daemon's memory between two moments without pods, because Go returns memory

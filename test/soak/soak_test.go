@@ -155,6 +155,14 @@ func newSoak(t *testing.T, backend string, seed uint64) *soak {
 	s.conn, s.cri, s.img = conn, runtimeapi.NewRuntimeServiceClient(conn), runtimeapi.NewImageServiceClient(conn)
 	s.points = s.failpoints()
 	s.d.Pull(t, harness.Busybox)
+	if s.linux { // the first container of an image leaves a snapshot as long as the image, and the first session a carrier
+		pod := s.d.RunPod(t, harness.PodConfig(t, "first"))
+		c := pod.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+		if r := c.Exec(harness.SPDY, nil, false, "true"); r.Code != 0 {
+			t.Fatalf("exec in the first container: got exit code %d: %s", r.Code, r.Stderr)
+		}
+		pod.Remove()
+	}
 	for i := range sharedPods {
 		s.shared = append(s.shared, s.newPod(fmt.Sprintf("shared-%d", i), true, s.rng))
 	}

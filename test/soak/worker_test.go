@@ -150,8 +150,11 @@ func (w *worker) create(p *pod) {
 	p.add(c)
 	w.expect(c, created)
 	if w.rng.IntN(8) == 0 {
-		again := c.id
-		if w.do("CreateContainer again", gone, func(ctx context.Context) error {
+		again, allowed := c.id, gone
+		if p.shared {
+			allowed = append(gone, codes.AlreadyExists) // another worker has changed its resources
+		}
+		if w.do("CreateContainer again", allowed, func(ctx context.Context) error {
 			resp, err := w.cri.CreateContainer(ctx, request)
 			again = resp.GetContainerId()
 			return err

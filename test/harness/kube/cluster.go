@@ -53,8 +53,8 @@ type Cluster struct {
 }
 
 // Programs returns the directory of Kubernetes' programs. It returns an error if a program is missing. If the set "e2e"
-// of hack/kube.sh is given, the programs of that set must exist too; for "cluster" it returns the directory of that set.
-// For "kubeadm", only kubeadm must exist.
+// of hack/kube.sh is given, the programs of that set must exist too; for "cluster" and "metrics" it returns the directory
+// of that set. For "kubeadm", only kubeadm must exist.
 func Programs(set ...string) (string, error) {
 	c := exec.Command(filepath.Join(harness.Root(), "hack", "kube.sh"), append([]string{"check"}, set...)...)
 	out, err := c.CombinedOutput()

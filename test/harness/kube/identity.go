@@ -17,8 +17,11 @@ import (
 	"time"
 )
 
-// identity holds the credentials of the programs: a certificate authority, the API server's certificate, the key of
-// service accounts, and a token and kubeconfig for each client.
+// frontProxy is the API server as the client of the servers of other APIs, to which it names the user of each request.
+const frontProxy = "front-proxy"
+
+// identity holds the credentials of the programs: a certificate authority, the certificates of the servers and of the API
+// server as their client, the key of service accounts, and a token and kubeconfig for each client.
 type identity struct {
 	dir string
 	// pool contains the certificate authority.
@@ -33,6 +36,7 @@ func clients(nodes []*Node) map[string]string {
 		"system:kube-scheduler":          "",
 		"system:kube-proxy":              "",
 		"flannel":                        "",
+		metricsServer:                    "",
 	}
 	for _, n := range nodes {
 		all["system:node:"+n.Name] = "system:nodes"
@@ -57,38 +61,80 @@ func newIdentity(dir string, nodes []*Node) (identity, error) {
 }
 
 func (i identity) writeCertificates() error {
-	authorityKey, err1 := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	serverKey, err2 := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	accountKey, err3 := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	a, err := newAuthority()
+	if err != nil {
 		return err
 	}
-	begin, end := time.Now().Add(-time.Hour), time.Now().AddDate(1, 0, 0)
-	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "tripod-test"}, NotBefore: begin, NotAfter: end,
+	accountKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	i.pool.AddCert(a.certificate)
+	server, client := []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	return errors.Join(
+		i.writePEM("ca.crt", "CERTIFICATE", a.certificate.Raw),
+		i.writeKey("accounts.key", accountKey),
+		i.issue(a, "apiserver", &x509.Certificate{
+			SerialNumber: big.NewInt(2), ExtKeyUsage: server,
+			DNSNames:    []string{NodeName, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
+			IPAddresses: []net.IP{net.ParseIP(NodeIP), net.ParseIP(apiServiceIP), net.IPv4(127, 0, 0, 1)},
+		}),
+		i.issue(a, frontProxy, &x509.Certificate{SerialNumber: big.NewInt(3), ExtKeyUsage: client}),
+		i.issue(a, metricsServer, &x509.Certificate{
+			SerialNumber: big.NewInt(4), ExtKeyUsage: server,
+			DNSNames: []string{metricsServer + ".kube-system.svc"}, IPAddresses: []net.IP{net.ParseIP(NodeIP)},
+		}),
+	)
+}
+
+// authority is the certificate authority of a cluster.
+type authority struct {
+	certificate *x509.Certificate
+	key         *ecdsa.PrivateKey
+}
+
+func newAuthority() (a authority, err error) {
+	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return a, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "tripod-test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(1, 0, 0),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
-	server := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"}, NotBefore: begin, NotAfter: end,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames:    []string{NodeName, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
-		IPAddresses: []net.IP{net.ParseIP(NodeIP), net.ParseIP(apiServiceIP), net.IPv4(127, 0, 0, 1)},
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
+	if err != nil {
+		return a, err
 	}
-	authorityDER, err1 := x509.CreateCertificate(rand.Reader, authority, authority, &authorityKey.PublicKey, authorityKey)
-	serverDER, err2 := x509.CreateCertificate(rand.Reader, server, authority, &serverKey.PublicKey, authorityKey)
-	serverKeyDER, err3 := x509.MarshalECPrivateKey(serverKey)
-	accountKeyDER, err4 := x509.MarshalECPrivateKey(accountKey)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	a.certificate, err = x509.ParseCertificate(der)
+	return a, err
+}
+
+// issue writes a certificate for a name, and its key. It is valid for as long as the authority's.
+func (i identity) issue(a authority, name string, template *x509.Certificate) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
 		return err
 	}
-	authorityPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: authorityDER})
-	i.pool.AppendCertsFromPEM(authorityPEM)
-	return errors.Join(
-		os.WriteFile(i.path("ca.crt"), authorityPEM, 0o600),
-		os.WriteFile(i.path("apiserver.crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: serverDER}), 0o600),
-		os.WriteFile(i.path("apiserver.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: serverKeyDER}), 0o600),
-		os.WriteFile(i.path("accounts.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: accountKeyDER}), 0o600),
-	)
+	template.Subject, template.KeyUsage = pkix.Name{CommonName: name}, x509.KeyUsageDigitalSignature
+	template.NotBefore, template.NotAfter = a.certificate.NotBefore, a.certificate.NotAfter
+	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, &key.PublicKey, a.key)
+	if err != nil {
+		return err
+	}
+	return errors.Join(i.writePEM(name+".crt", "CERTIFICATE", der), i.writeKey(name+".key", key))
+}
+
+func (i identity) writeKey(name string, key *ecdsa.PrivateKey) error {
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return err
+	}
+	return i.writePEM(name, "EC PRIVATE KEY", der)
+}
+
+func (i identity) writePEM(name, kind string, der []byte) error {
+	return os.WriteFile(i.path(name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
 }
 
 // kubeconfig is the template of a kubeconfig, to fill in with the authority's file, the server's URL and the token.

@@ -23,6 +23,9 @@ func (c *Cluster) config(client string) string {
 	return "--kubeconfig=" + c.identity.kubeconfig(client)
 }
 
+// hostNetworkUsers allows pods with a user namespace on the node's network.
+const hostNetworkUsers = "--feature-gates=UserNamespacesHostNetworkSupport=true"
+
 // defineControlPlane sets the command lines of the programs on the first node that control the cluster.
 func (c *Cluster) defineControlPlane() {
 	program, config := c.program, c.config
@@ -35,7 +38,11 @@ func (c *Cluster) defineControlPlane() {
 		"--token-auth-file="+c.identity.path("tokens.csv"), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.identity.path("accounts.key"),
 		"--service-account-signing-key-file="+c.identity.path("accounts.key"),
-		"--kubelet-preferred-address-types=InternalIP", "--allow-privileged=true")
+		"--kubelet-preferred-address-types=InternalIP", "--allow-privileged=true", hostNetworkUsers,
+		"--requestheader-client-ca-file="+c.identity.path("ca.crt"), "--requestheader-allowed-names="+frontProxy,
+		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file="+c.identity.path(frontProxy+".crt"), "--proxy-client-key-file="+c.identity.path(frontProxy+".key"))
 	c.ControllerManager = program("kube-controller-manager", config("system:kube-controller-manager"), "--leader-elect=false",
 		"--use-service-account-credentials=true", "--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+ServiceCIDR,
 		"--root-ca-file="+c.identity.path("ca.crt"), "--service-account-private-key-file="+c.identity.path("accounts.key"),
@@ -45,7 +52,7 @@ func (c *Cluster) defineControlPlane() {
 		c.ControllerManager.argv = append(c.ControllerManager.argv, "--node-monitor-grace-period=20s", "--node-monitor-period=2s")
 	}
 	c.Scheduler = program("kube-scheduler", config("system:kube-scheduler"), "--leader-elect=false", "--cert-dir="+c.path("pki"),
-		"--kube-api-qps=500", "--kube-api-burst=500")
+		"--kube-api-qps=500", "--kube-api-burst=500", hostNetworkUsers)
 }
 
 // defineProcesses sets the command line of each program of the node and the kubelet's configuration.
@@ -86,8 +93,10 @@ func (n *Node) defineProcesses(tripod string) {
 		// The kubelet passes the pod CIDR to the runtime after its second status report.
 		"nodeStatusUpdateFrequency": "2s",
 		"serializeImagePulls":       false,
-		// The kubelet takes every figure of pods from the runtime, as docs/kubernetes.md recommends.
-		"featureGates": map[string]bool{"PodAndContainerStatsFromCRI": true},
+		"featureGates": map[string]bool{
+			"PodAndContainerStatsFromCRI":      true, // the kubelet takes every figure of pods from the runtime, as docs/kubernetes.md recommends
+			"UserNamespacesHostNetworkSupport": true, // see hostNetworkUsers
+		},
 	}
 }
 
