@@ -103,6 +103,7 @@ build/tools/connectconformance: hack/connect/go.mod hack/connect/go.sum
 
 .PHONY: test-kubelet
 test-kubelet: build images kube ## test pods of each kind with a real kubelet, in a cluster of one node and in one of two
+	@hack/kube.sh build metrics
 	$(GOTEST) -timeout 2h -parallel 6 -v ./test/kubelet/...
 	@hack/kube.sh build cluster
 	$(GOTEST) -timeout 30m -v ./test/cluster/...
