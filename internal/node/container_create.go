@@ -83,7 +83,11 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	if err != nil {
 		return "", fmt.Errorf("image of container %q: %w", config.Metadata.Name, err)
 	}
-	return p.makeContainer(ctx, newContainer(rec, config, img), replaced)
+	c := newContainer(rec, config, img)
+	if c.Handler, err = p.node.componentHandler(rec, config, img); err != nil {
+		return "", err
+	}
+	return p.makeContainer(ctx, c, replaced)
 }
 
 // If the request is for a newer attempt of a unit pod's container, replacedBy returns the old container, which the new
@@ -132,7 +136,7 @@ func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *
 // replaces another one, makeContainer removes the old container only after the backend has accepted the new container.
 func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (string, error) {
 	pod := p.rec.Load().sandboxPod()
-	if err := p.backend.Validate(pod, c.sandboxContainer()); err != nil {
+	if err := p.backendOf(c).Validate(pod, c.sandboxContainer()); err != nil {
 		return "", err
 	}
 	if err := p.node.store.Reserve(); err != nil {
@@ -178,7 +182,7 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 	if err := p.adjustContainer(ctx, c); err != nil {
 		return err
 	}
-	resolved, err := p.backend.CreateContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
+	resolved, err := p.backendOf(c).CreateContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
 	if err != nil {
 		return err
 	}
@@ -196,7 +200,7 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 // that the janitor can retry.
 func (p *livePod) rollBackContainer(ctx context.Context, c *Container) error {
 	p.node.Hooks.RemoveContainer(ctx, p.rec.Load(), c)
-	if err := p.backend.RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer()); err != nil {
+	if err := p.backendOf(c).RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer()); err != nil {
 		p.node.wakeJanitor()
 		return fmt.Errorf("roll back container %s, to be retried: %w", c.ID, err)
 	}

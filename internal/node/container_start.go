@@ -65,7 +65,7 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 		err = p.node.Hooks.StartContainer(ctx, rec, c)
 	}
 	if err == nil {
-		err = p.backend.StartContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
+		err = p.backendOf(c).StartContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
 	}
 	if err == nil {
 		err = failStartEffect.Hit(ctx)
@@ -83,7 +83,7 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 
 // commitRunning commits Running, and then Stopped if the container has ended in the meantime.
 func (p *livePod) commitRunning(ctx context.Context, rec *Pod, c *Container) error {
-	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
+	status, err := p.backendOf(c).Status(ctx, rec.sandboxPod(), c.sandboxContainer())
 	if err != nil {
 		p.node.log.Warn("cannot query a container that has just started", "container", c.ID, "err", err)
 	}
@@ -115,10 +115,10 @@ func (p *livePod) commitRunning(ctx context.Context, rec *Pod, c *Container) err
 func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause error) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
-	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
+	if err := p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
 		p.node.log.Warn("stop of a container that failed to start returned an error", "container", c.ID, "err", err)
 	}
-	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
+	status, err := p.backendOf(c).Status(ctx, rec.sandboxPod(), c.sandboxContainer())
 	if err == nil && status.State == sandbox.StateRunning {
 		p.node.log.Error("cannot stop a container that failed to start", "container", c.ID, "err", cause)
 		if err := p.commitRunning(ctx, rec, c); err != nil {

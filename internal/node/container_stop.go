@@ -77,13 +77,13 @@ func (p *livePod) endContainer(ctx context.Context, id string, grace time.Durati
 
 // stopAndCommit makes the backend stop the container and commits Stopped.
 func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, grace time.Duration) error {
-	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace); err != nil {
+	if err := p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace); err != nil {
 		return fmt.Errorf("stop container %s: %w", c.ID, err)
 	}
 	if err := failStopEffect.Hit(ctx); err != nil {
 		return err
 	}
-	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
+	status, err := p.backendOf(c).Status(ctx, rec.sandboxPod(), c.sandboxContainer())
 	if err != nil {
 		return fmt.Errorf("status of container %s after its stop: %w", c.ID, err)
 	}
@@ -213,7 +213,7 @@ func (p *livePod) finishRemove(ctx context.Context, id string) error {
 		return nil
 	}
 	p.node.Hooks.RemoveContainer(ctx, rec, c)
-	if err := p.backend.RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
+	if err := p.backendOf(c).RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
 	done := failRemoveEffect

@@ -36,24 +36,24 @@ func (n *Node) updateResources(ctx context.Context, id string, res *runtimeapi.L
 	if err != nil {
 		return err
 	}
-	updater, ok := p.backend.(sandbox.Updater)
-	if !ok {
-		return fmt.Errorf("resources of a %q container cannot be changed in place: %w", p.rec.Load().Handler, errdefs.ErrNotImplemented)
-	}
 	return p.slotOf(p.keyOf(id)).run(ctx, n.order(intentUpdate), func(ctx context.Context) error {
-		return p.updateContainer(ctx, updater, id, res, byPlugin)
+		return p.updateContainer(ctx, id, res, byPlugin)
 	})
 }
 
 // updateContainer records the new resources and applies them. If the backend cannot apply all of them, updateContainer
 // restores the old resources.
-func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, asked *runtimeapi.LinuxContainerResources, byPlugin bool) error {
+func (p *livePod) updateContainer(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources, byPlugin bool) error {
 	rec, old, state, err := p.containerState(id)
 	if err != nil {
 		return err
 	}
 	if state != Created && state != Running {
 		return fmt.Errorf("%s: container %s is %s; only created and running ones can be changed: %w", intentUpdate, id, state, errdefs.ErrFailedPrecondition)
+	}
+	updater, ok := p.backendOf(old).(sandbox.Updater)
+	if !ok {
+		return fmt.Errorf("resources of a %q container cannot be changed in place: %w", rec.handlerOf(old), errdefs.ErrNotImplemented)
 	}
 	hooks := p.node.Hooks
 	if byPlugin {
@@ -71,7 +71,7 @@ func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, 
 		request = nil
 	}
 	wanted := &Container{ID: id, Config: config, ImageID: old.ImageID, Adjustment: old.Adjustment}
-	if err := p.backend.Validate(rec.sandboxPod(), wanted.sandboxContainer()); err != nil {
+	if err := p.backendOf(old).Validate(rec.sandboxPod(), wanted.sandboxContainer()); err != nil {
 		return err
 	}
 	err = p.commit(func(next *Pod) error {

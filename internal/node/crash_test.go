@@ -58,6 +58,12 @@ func crashScript(ctx context.Context, dir string) error {
 		} else {
 			err = errors.Join(err, createErr)
 		}
+		if handler == "linux" {
+			id, createErr := b.CreateContainer(ctx, pod, componentConfig("component"))
+			if err = errors.Join(err, createErr); createErr == nil {
+				err = errors.Join(err, b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil))
+			}
+		}
 		if err := errors.Join(err, b.StopSandbox(ctx, pod), b.RemoveSandbox(ctx, pod)); err != nil {
 			return err
 		}

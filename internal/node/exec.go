@@ -103,6 +103,7 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 	}
 	rec := p.rec.Load()
 	var c *sandbox.Container
+	handler := rec.Handler
 	about := map[string]any{
 		"sandboxID": rec.ID, "handler": rec.Handler, "state": rec.UnitState(), "component": rec.Component, "intent": rec.Intent,
 		"netns": rec.Netns, "config": rec.Config,
@@ -112,8 +113,8 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 		if record == nil {
 			return nil, notFound("container", containerID)
 		}
-		c = record.sandboxContainer()
-		about = map[string]any{"sandboxID": rec.ID, "handler": rec.Handler, "state": record.State, "pid": record.Pid, "imageID": record.ImageID, "intent": record.Intent, "config": record.Config}
+		c, handler = record.sandboxContainer(), rec.handlerOf(record)
+		about = map[string]any{"sandboxID": rec.ID, "handler": handler, "state": record.State, "pid": record.Pid, "imageID": record.ImageID, "intent": record.Intent, "config": record.Config}
 	}
 	if containerID == "" && rec.Netns != "" {
 		result, err := n.Network.CNIResult(rec.ID)
@@ -122,7 +123,7 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 		}
 		about["cniResult"] = result
 	}
-	inspector, ok := p.backend.(sandbox.Inspector)
+	inspector, ok := n.Backends[handler].(sandbox.Inspector)
 	if ok && rec.previous(containerID) == nil { // the backend knows only the newest attempt
 		more, err := inspector.Inspect(ctx, rec.sandboxPod(), c)
 		if err != nil {
@@ -151,13 +152,13 @@ func runningContainer[B any](n *Node, id, what string) (backend B, rec *Pod, c *
 	if c.State != Running {
 		return backend, nil, nil, fmt.Errorf("%s: container %s is %s, not %s: %w", what, id, c.State, Running, errdefs.ErrFailedPrecondition)
 	}
-	backend, ok := p.backend.(B)
+	backend, ok := p.backendOf(c).(B)
 	if !ok {
-		return backend, nil, nil, unsupported(rec, what)
+		return backend, nil, nil, unsupported(rec.handlerOf(c), what)
 	}
 	return backend, rec, c, nil
 }
 
-func unsupported(p *Pod, what string) error {
-	return fmt.Errorf("pods of runtime handler %q have no %s: %w", p.Handler, what, errdefs.ErrNotImplemented)
+func unsupported(handler, what string) error {
+	return fmt.Errorf("pods of runtime handler %q have no %s: %w", handler, what, errdefs.ErrNotImplemented)
 }

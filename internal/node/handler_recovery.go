@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -51,8 +52,8 @@ func notReady(handler string, why error) error {
 	return fmt.Errorf("runtime handler %q is not ready (%v): %w", handler, why, errdefs.ErrUnavailable)
 }
 
-// recover compares a backend's pods with their records and corrects the records. The pods then accept orders; an order
-// for a pod with pending work waits for that work.
+// recover compares a backend's pods and foreign containers with their records and corrects the records. A pod accepts orders once
+// the backends of all its containers have recovered; an order for a pod with pending work waits for that work.
 func (n *Node) recover(background context.Context, handler string) error {
 	ctx, cancel := context.WithTimeout(background, recoverTimeout)
 	defer cancel()
@@ -61,21 +62,32 @@ func (n *Node) recover(background context.Context, handler string) error {
 		n.handlerErrors.set(handler, err)
 		return err
 	}
+	for p, finish := range n.reconcile(background, handler, found) {
+		n.inBackground(p, finish)
+	}
+	return nil
+}
+
+// reconcile compares a handler's pods and foreign containers with what its backend has found, and lets the handler accept orders. It
+// returns the pods with pending work and the functions that complete the work. The backend that recovers last settles a
+// pod with foreign containers.
+func (n *Node) reconcile(background context.Context, handler string, found sandbox.Found) map[*livePod]func() error {
+	n.recovering.Lock()
+	defer n.recovering.Unlock()
 	finish := map[*livePod]func() error{}
 	for _, p := range n.pool.all() {
-		if p.rec.Load().Handler != handler {
+		handlers := p.rec.Load().handlers()
+		if !slices.Contains(handlers, handler) {
 			continue
 		}
-		p.reconcile(found)
-		if p.pending() {
+		p.reconcile(handler, found)
+		others := slices.DeleteFunc(handlers, func(h string) bool { return h == handler || n.handlerErrors.get(h) == nil })
+		if len(others) == 0 && p.pending() {
 			finish[p] = p.settle(background)
 		}
 	}
 	n.handlerErrors.set(handler, nil)
-	for p, finish := range finish {
-		n.inBackground(p, finish)
-	}
-	return nil
+	return finish
 }
 
 // retryRecovery tries to recover a backend whose dependency is missing, until an attempt succeeds or fails for another

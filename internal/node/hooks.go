@@ -81,7 +81,7 @@ func (n *Node) Records() []*Pod {
 
 // Spec returns a container's OCI specification, or nil if its backend has none.
 func (n *Node) Spec(ctx context.Context, p *Pod, c *Container) (*specs.Spec, error) {
-	if s, ok := n.Backends[p.Handler].(sandbox.Specifier); ok {
+	if s, ok := n.Backends[p.handlerOf(c)].(sandbox.Specifier); ok {
 		return s.Spec(ctx, p.sandboxPod(), c.sandboxContainer())
 	}
 	return nil, nil
@@ -91,7 +91,7 @@ func (n *Node) Spec(ctx context.Context, p *Pod, c *Container) (*specs.Spec, err
 // so that a repeated CreateContainer finds the container.
 func (p *livePod) adjustContainer(ctx context.Context, c *Container) error {
 	requested := c.Config
-	_, specified := p.backend.(sandbox.Specifier)
+	_, specified := p.backendOf(c).(sandbox.Specifier)
 	rec := p.rec.Load()
 	if err := p.node.Hooks.CreateContainer(ctx, rec, c, specified); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (p *livePod) adjustContainer(ctx context.Context, c *Container) error {
 		return nil
 	}
 	c.Request = requested
-	return p.backend.Validate(rec.sandboxPod(), c.sandboxContainer())
+	return p.backendOf(c).Validate(rec.sandboxPod(), c.sandboxContainer())
 }
 
 // tell calls a hook that only reports, with the current records of the pod and the container.

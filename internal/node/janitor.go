@@ -224,7 +224,7 @@ func (n *Node) sweep(ctx context.Context, outcomes chan<- retryResult) (pause ti
 // retryPending makes one attempt to complete a pod's pending work.
 func (p *livePod) retryPending(ctx context.Context) error {
 	err := p.write()
-	if p.backend == nil || p.node.handlerErrors.get(p.rec.Load().Handler) != nil {
+	if p.node.acceptsOrders(p) != nil {
 		return err
 	}
 	return errors.Join(err, p.settle(ctx)())

@@ -60,6 +60,9 @@ type Config struct {
 	DefaultHandler string
 	// Aliases maps further names to handlers.
 	Aliases map[string]string
+	// ComponentHandler is the handler whose backend runs containers in other handlers' pods if their image is a component;
+	// empty if there is none.
+	ComponentHandler string
 	// Routes assign pods to handlers by annotation, and reserve images for handlers.
 	Routes  []Route
 	Network Network
@@ -87,7 +90,9 @@ type Node struct {
 	events *hub
 
 	handlerErrors handlerErrors
-	leftovers     leftovers
+	// recovering is held while the pods of one handler are compared with what its backend has found.
+	recovering sync.Mutex
+	leftovers  leftovers
 	// silent holds the IDs of pods and containers whose last request for statistics is still unanswered.
 	silent  sync.Map
 	figures *figures
@@ -119,6 +124,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.Backends[c.DefaultHandler] == nil {
 		return fmt.Errorf("the default handler %q has no backend: %w", c.DefaultHandler, errdefs.ErrInvalidArgument)
+	}
+	if b := c.Backends[c.ComponentHandler]; c.ComponentHandler != "" && (b == nil || !b.Capabilities().ForeignPods) {
+		return fmt.Errorf("the handler %q has no backend for containers in other handlers' pods: %w", c.ComponentHandler, errdefs.ErrInvalidArgument)
 	}
 	for alias, handler := range c.Aliases {
 		if c.Backends[handler] == nil || c.Backends[alias] != nil {
@@ -257,9 +265,10 @@ func (n *Node) orderContainer(id string) (*livePod, string, error) {
 }
 
 func (n *Node) acceptsOrders(p *livePod) error {
-	handler := p.rec.Load().Handler
-	if err := n.handlerErrors.get(handler); err != nil {
-		return notReady(handler, err)
+	for _, handler := range p.rec.Load().handlers() {
+		if err := n.handlerErrors.get(handler); err != nil {
+			return notReady(handler, err)
+		}
 	}
 	return nil
 }

@@ -28,7 +28,8 @@ type bench struct {
 	network *fake.Network
 }
 
-// open starts a node on dir: handler "linux" has pods with many containers, "wasm" has unit pods that run components.
+// open starts a node on dir: handler "linux" has pods with many containers, "wasm" has unit pods that run components, and
+// foreign containers in the pods of "linux".
 func open(t testing.TB, dir string) *bench {
 	t.Helper()
 	b, err := tryOpen(dir)
@@ -62,7 +63,7 @@ func openConfig(dir string, change func(c *node.Config, fakes map[string]*fake.B
 		return nil, err
 	}
 	backends := map[string]sandbox.Backend{}
-	for handler, caps := range map[string]sandbox.Capabilities{"linux": {HostNetwork: true}, "wasm": {MaxContainers: 1, Components: true}, "vm": {MaxContainers: 1}} {
+	for handler, caps := range map[string]sandbox.Capabilities{"linux": {HostNetwork: true}, "wasm": {MaxContainers: 1, Components: true, ForeignPods: true}, "vm": {MaxContainers: 1}} {
 		f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: caps})
 		if err != nil {
 			return nil, err
@@ -71,7 +72,7 @@ func openConfig(dir string, change func(c *node.Config, fakes map[string]*fake.B
 	}
 	backends["vm"] = dialed{b.backend["vm"]}
 	config := node.Config{
-		Store: b.store, Backends: backends, DefaultHandler: "linux", Network: b.network, Images: fake.Images{},
+		Store: b.store, Backends: backends, DefaultHandler: "linux", ComponentHandler: "wasm", Network: b.network, Images: fake.Images{},
 		Routes: []node.Route{
 			{Annotation: "kubernetes.io/target-runtime", Value: "virtlet.cloud", ImagePrefix: "virtlet.cloud/", Handler: "vm"},
 			{Annotation: "kubernetes.io/target-runtime", Value: "nowhere", Handler: "nowhere"},

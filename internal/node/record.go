@@ -55,6 +55,9 @@ type Pod struct {
 type Container struct {
 	ID    string
 	PodID string
+	// Handler is the handler whose backend runs the container. It is empty if that is the pod's handler, and otherwise
+	// the container is a foreign container (foreign.go).
+	Handler string
 	// Config is the effective configuration: the request, with what plugins and updates changed.
 	Config *runtimeapi.ContainerConfig
 	// Request is the configuration that clients asked for, by CreateContainer and UpdateContainerResources, if plugins
@@ -265,7 +268,13 @@ func (c *Container) finish(s sandbox.Status) {
 //
 //	1  the container of a unit pod has the pod's ID
 //	2  each attempt has an ID of its own
-const recordVersion = 2
+//	3  a container can have another handler than its pod
+//
+// A record without such a container is of version 2, so that an earlier release can read it.
+const (
+	recordVersion      = 3
+	recordVersionPlain = 2
+)
 
 // podRecord is the stored form of a Pod: JSON, with CRI messages in protobuf encoding, which preserves fields that this
 // program does not know.
@@ -291,6 +300,7 @@ type podRecord struct {
 
 type containerRecord struct {
 	ID          string    `json:"id"`
+	Handler     string    `json:"handler,omitempty"`
 	Config      []byte    `json:"config"`
 	Request     []byte    `json:"request,omitempty"`
 	Adjustment  []byte    `json:"adjustment,omitempty"`
@@ -313,13 +323,20 @@ type containerRecord struct {
 	Intent      Call      `json:"intent,omitempty"`
 }
 
+func versionOf(p *Pod) int {
+	if len(p.handlers()) > 1 {
+		return recordVersion
+	}
+	return recordVersionPlain
+}
+
 func encodePod(p *Pod) ([]byte, error) {
 	config, err := proto.Marshal(p.Config)
 	if err != nil {
 		return nil, fmt.Errorf("encode pod %s: %w", p.ID, err)
 	}
 	r := podRecord{
-		Version: recordVersion, ID: p.ID, Handler: p.Handler, Alias: p.Alias, Component: p.Component, Unit: p.unit, Config: config, NodeIDs: p.NodeIDs,
+		Version: versionOf(p), ID: p.ID, Handler: p.Handler, Alias: p.Alias, Component: p.Component, Unit: p.unit, Config: config, NodeIDs: p.NodeIDs,
 		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent, Resizing: p.Resizing, Attempts: p.Attempts,
 	}
 	if r.Containers, err = encodeContainers(p.Containers); err != nil {
@@ -345,7 +362,7 @@ func encodeContainers(containers []*Container) ([]containerRecord, error) {
 
 func encodeContainer(c *Container) (containerRecord, error) {
 	r := containerRecord{
-		ID: c.ID, ImageID: c.ImageID, ImageRef: c.ImageRef, State: c.State, StopSignal: int32(c.Resolved.StopSignal),
+		ID: c.ID, Handler: c.Handler, ImageID: c.ImageID, ImageRef: c.ImageRef, State: c.State, StopSignal: int32(c.Resolved.StopSignal),
 		SwapLimited: c.Resolved.SwapLimited,
 		CreatedAt:   c.CreatedAt, StartedAt: c.StartedAt, FinishedAt: c.FinishedAt, ExitCode: c.ExitCode,
 		Reason: c.Reason, Message: c.Message, Pid: c.Pid, Component: c.Resolved.Component, Unlisted: c.Unlisted, Intent: c.Intent,
@@ -429,7 +446,7 @@ func decodeContainers(p *Pod, records []containerRecord) ([]*Container, error) {
 
 func decodeContainer(r containerRecord) (*Container, error) {
 	c := &Container{
-		ID: r.ID, Config: &runtimeapi.ContainerConfig{}, ImageID: r.ImageID, ImageRef: r.ImageRef,
+		ID: r.ID, Handler: r.Handler, Config: &runtimeapi.ContainerConfig{}, ImageID: r.ImageID, ImageRef: r.ImageRef,
 		State: r.State, CreatedAt: r.CreatedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, ExitCode: r.ExitCode,
 		Reason: r.Reason, Message: r.Message, Pid: r.Pid, Unlisted: r.Unlisted, Intent: r.Intent,
 		Resolved: sandbox.Resolved{StopSignal: runtimeapi.Signal(r.StopSignal), SwapLimited: r.SwapLimited, Component: r.Component},

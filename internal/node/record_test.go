@@ -70,6 +70,25 @@ func TestRecordsRoundTrip(t *testing.T) {
 	}
 }
 
+// TestRecordsOfForeignContainers: only a pod with a foreign container has the version that earlier releases refuse.
+func TestRecordsOfForeignContainers(t *testing.T) {
+	for handler, want := range map[string]int{"": 2, "wasm": 3} {
+		p := &Pod{ID: newID(), Handler: "linux", Config: &runtimeapi.PodSandboxConfig{}}
+		p.Containers = []*Container{{ID: newID(), Config: &runtimeapi.ContainerConfig{}}, {ID: newID(), Config: &runtimeapi.ContainerConfig{}, Handler: handler}}
+		raw, err := encodePod(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var head struct{ Version int }
+		if err := json.Unmarshal(raw, &head); err != nil || head.Version != want {
+			t.Errorf("version of a record with a container of handler %q: got %d, error %v; want %d", handler, head.Version, err, want)
+		}
+		if got, err := decodePod(raw); err != nil || got.Containers[1].Handler != handler {
+			t.Errorf("decoded pod: got %+v, error %v; want a container of handler %q", got, err, handler)
+		}
+	}
+}
+
 // TestUnitPodOfVersion1GetsAnAttemptID: its container had the pod's ID, which remains its ID in the backend.
 func TestUnitPodOfVersion1GetsAnAttemptID(t *testing.T) {
 	for _, unit := range []bool{true, false} {

@@ -81,10 +81,12 @@ func (n *Node) load() error {
 	}
 	n.pool.sort()
 	for _, p := range n.pool.all() {
-		if p.backend == nil {
-			n.handlerErrors.set(p.rec.Load().Handler, fmt.Errorf("no backend has this name: %w", errdefs.ErrUnavailable))
-		}
 		rec := p.rec.Load()
+		for _, handler := range rec.handlers() {
+			if n.Backends[handler] == nil {
+				n.handlerErrors.set(handler, fmt.Errorf("no backend has this name: %w", errdefs.ErrUnavailable))
+			}
+		}
 		n.pool.update(p, nil, rec)
 		n.index.update(nil, rec)
 		p.view.Store(viewOf(rec))
@@ -125,19 +127,20 @@ func (n *Node) adopt(ctx context.Context) {
 	}
 }
 
-// known returns the records of a handler's pods in the form that Backend.Recover expects.
+// known returns the records of a handler's pods and foreign containers in the form that Backend.Recover expects.
 func (n *Node) known(handler string) []sandbox.Known {
 	var known []sandbox.Known
 	for _, p := range n.pool.all() {
 		rec := p.rec.Load()
-		if rec.Handler != handler {
-			continue
-		}
 		k := sandbox.Known{Pod: rec.sandboxPod()}
 		for _, c := range rec.Containers {
-			k.Containers = append(k.Containers, c.sandboxContainer())
+			if rec.handlerOf(c) == handler {
+				k.Containers = append(k.Containers, c.sandboxContainer())
+			}
 		}
-		known = append(known, k)
+		if rec.Handler == handler || len(k.Containers) > 0 {
+			known = append(known, k)
+		}
 	}
 	return known
 }
@@ -158,19 +161,21 @@ func (n *Node) record(e sandbox.Event) {
 	p.recordExit(e.ContainerID, e.Status)
 }
 
-// reconcile updates the pod's record to the state that the backend found after a restart of the daemon.
-func (p *livePod) reconcile(found sandbox.Found) {
+// reconcile updates the pod's record to the state that a handler's backend found after a restart of the daemon.
+func (p *livePod) reconcile(handler string, found sandbox.Found) {
 	rec := p.rec.Load()
 	err := p.observe(func(next *Pod) error {
 		for _, c := range next.Containers {
-			adoptContainer(c, found.Containers[c.backendID()])
+			if next.handlerOf(c) == handler {
+				adoptContainer(c, found.Containers[c.backendID()])
+			}
 		}
 		return nil
 	})
 	if err != nil {
 		p.node.log.Error("cannot record a recovered pod", "pod", p.id, "err", err)
 	}
-	if rec.State == Initiated && rec.Intent == "" {
+	if rec.Handler == handler && rec.State == Initiated && rec.Intent == "" {
 		switch {
 		case !found.Sandboxes[p.id]:
 			p.sandboxLost("its backend does not know it")
@@ -283,7 +288,7 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 	case c.Intent == RemoveContainer, c.Intent == intentRetain:
 		return p.finishRemove(ctx, id)
 	case c.Intent == intentUpdate:
-		updater, ok := p.backend.(sandbox.Updater)
+		updater, ok := p.backendOf(c).(sandbox.Updater)
 		if !ok {
 			return nil
 		}
@@ -307,7 +312,7 @@ func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id 
 
 // rollBackStart stops a container whose start was interrupted and sets its state back to Created.
 func (p *livePod) rollBackStart(ctx context.Context, rec *Pod, c *Container) error {
-	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
+	if err := p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
 		return err
 	}
 	return p.commit(func(next *Pod) error {

@@ -56,7 +56,7 @@ func (p *livePod) removeKilled(ctx context.Context) error {
 	if err := p.eachContainer(func(c *Container) error {
 		return p.slotOf(c.key()).run(ctx, p.node.order(RemoveContainer), func(ctx context.Context) error {
 			p.node.Hooks.RemoveContainer(ctx, rec, c)
-			return p.backend.RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
+			return p.backendOf(c).RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
 		})
 	}); err != nil {
 		return fmt.Errorf("remove the containers of pod %s: %w", p.id, err)

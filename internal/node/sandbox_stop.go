@@ -101,7 +101,7 @@ func (p *livePod) kill(ctx context.Context) error {
 func (p *livePod) ensureKilled(ctx context.Context) error {
 	rec := p.rec.Load()
 	err := p.eachContainer(func(c *Container) error {
-		return p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0)
+		return p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0)
 	})
 	if err != nil {
 		return fmt.Errorf("stop the containers of pod %s: %w", p.id, err)

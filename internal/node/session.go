@@ -17,7 +17,7 @@ func (n *Node) ContainerSession(ctx context.Context, id string, kind sandbox.Ses
 		return sandbox.Session{}, err
 	}
 	plan, err := planner.PlanSession(ctx, rec.sandboxPod(), c.sandboxContainer(), kind)
-	return sandbox.Session{Handler: rec.Handler, Pod: rec.ID, Container: c.ID, DetachAtEOF: detachesAtEOF(c), Plan: plan}, err
+	return sandbox.Session{Handler: rec.handlerOf(c), Pod: rec.ID, Container: c.ID, DetachAtEOF: detachesAtEOF(c), Plan: plan}, err
 }
 
 // PodSession returns what another process needs to serve port-forward sessions of a pod. The errors are those of
@@ -36,7 +36,7 @@ func (n *Node) PodSession(ctx context.Context, id string) (sandbox.Session, erro
 	}
 	planner, ok := n.Backends[p.Handler].(sandbox.SessionPlanner)
 	if !ok {
-		return s, unsupported(p, "sessions that outlive the daemon")
+		return s, unsupported(p.Handler, "sessions that outlive the daemon")
 	}
 	if err := n.handlerErrors.get(p.Handler); err != nil {
 		return s, notReady(p.Handler, err)

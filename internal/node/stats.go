@@ -171,7 +171,7 @@ func (n *Node) containerFigures(ctx context.Context, p *Pod, c *Container, want 
 }
 
 func (n *Node) measureContainer(ctx context.Context, p *Pod, c *Container, samples bool) (f containerFigures, err error) {
-	provider, err := n.provider(p)
+	provider, err := n.provider(p.handlerOf(c))
 	if err != nil {
 		return f, err
 	}
@@ -193,7 +193,7 @@ func (n *Node) measureContainer(ctx context.Context, p *Pod, c *Container, sampl
 }
 
 func (n *Node) podStats(ctx context.Context, p *Pod, want demand) (*runtimeapi.PodSandboxStats, error) {
-	provider, err := n.provider(p)
+	provider, err := n.provider(p.Handler)
 	if err != nil {
 		return nil, err
 	}
@@ -234,13 +234,13 @@ func (n *Node) interfaces(ctx context.Context, p *Pod, want demand) ([]network.I
 
 func (p *Pod) measured() measured { return measured{id: p.ID, state: p.State} }
 
-func (n *Node) provider(p *Pod) (sandbox.StatsProvider, error) {
-	provider, ok := n.Backends[p.Handler].(sandbox.StatsProvider)
+func (n *Node) provider(handler string) (sandbox.StatsProvider, error) {
+	provider, ok := n.Backends[handler].(sandbox.StatsProvider)
 	if !ok {
-		return nil, unsupported(p, "statistics")
+		return nil, unsupported(handler, "statistics")
 	}
-	if err := n.handlerErrors.get(p.Handler); err != nil {
-		return nil, notReady(p.Handler, err)
+	if err := n.handlerErrors.get(handler); err != nil {
+		return nil, notReady(handler, err)
 	}
 	return provider, nil
 }

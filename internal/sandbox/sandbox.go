@@ -102,6 +102,10 @@ type Capabilities struct {
 	MaxContainers int
 	// Components means that a pod's labels can name the component to run. Such a pod has an ID of the form component#n.
 	Components bool
+	// ForeignPods means that a backend with unit pods can also run single containers in the pods of other backends. The
+	// ID of such a container is not the pod's, and the backend gets no orders for the sandbox. The container uses the
+	// pod's network namespace and cgroup; when StopContainer returns, no process of the container is left in them.
+	ForeignPods bool
 	// HostNetwork means that pods may use the node's network namespace.
 	HostNetwork bool
 	// RecursiveReadOnlyMounts, MountOptions (noexec, nodev, nosuid), UserNamespaces and SupplementalGroupsPolicy mean

@@ -214,7 +214,7 @@ func TestC10VMFiles(t *testing.T) {
 	d := tinyVM(t, harness.Set("vm.console_buffer", room))
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
 	c.WaitConsole("tick 00001")
-	dir := fmt.Sprintf("/proc/%d/fd", vmPid(t, d, c))
+	dir := fmt.Sprintf("/proc/%d/fd", mainPid(t, d, c))
 	fds, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)

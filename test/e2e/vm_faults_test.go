@@ -25,8 +25,8 @@ func tinyVM(t *testing.T, opts ...harness.Option) *harness.Daemon {
 	return harness.StartDaemon(t, append([]harness.Option{harness.VM(t), harness.Set("vm.default_memory", 32<<20)}, opts...)...)
 }
 
-// vmPid returns the PID of a container's machine.
-func vmPid(t *testing.T, d *harness.Daemon, c *harness.Container) int {
+// mainPid returns the PID of a container's first process, machine or worker.
+func mainPid(t *testing.T, d *harness.Daemon, c *harness.Container) int {
 	t.Helper()
 	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
 	if err != nil {
@@ -60,7 +60,7 @@ func wantTicks(t *testing.T, c *harness.Container) int {
 func TestN1VMLogsOverKill(t *testing.T) {
 	d := tinyVM(t)
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
-	pid := vmPid(t, d, c)
+	pid := mainPid(t, d, c)
 	for round := range 3 {
 		c.WaitConsole(fmt.Sprintf("tick %05d", 4*(round+1)+wantTicks(t, c)))
 		d.Kill()
@@ -68,7 +68,7 @@ func TestN1VMLogsOverKill(t *testing.T) {
 	}
 	c.WaitConsole(fmt.Sprintf("tick %05d", wantTicks(t, c)+4))
 	wantTicks(t, c)
-	if now := vmPid(t, d, c); now != pid {
+	if now := mainPid(t, d, c); now != pid {
 		t.Errorf("PID of the machine: got %d, want %d", now, pid)
 	}
 	c.Stop(30 * time.Second)
@@ -83,7 +83,7 @@ func TestV1Killed(t *testing.T) {
 	d := tinyVM(t)
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
 	c.WaitConsole("tick 00001")
-	if err := syscall.Kill(vmPid(t, d, c), syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(mainPid(t, d, c), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	if s := c.WaitExit(137); s.Reason != "Error" || s.Message == "" {
@@ -99,7 +99,7 @@ func TestV1EndedWhileAway(t *testing.T) {
 	off := d.RunVM(t, &harness.PodSpec{Name: "off", Image: harness.TinyEnds})
 	off.WaitExit(0)
 	killed := d.RunVM(t, &harness.PodSpec{Name: "killed", Image: harness.TinyGuest})
-	pid := vmPid(t, d, killed)
+	pid := mainPid(t, d, killed)
 	d.Kill()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestV1Hung(t *testing.T) {
 	d := tinyVM(t)
 	healthy := d.RunVM(t, &harness.PodSpec{Name: "healthy", Image: harness.TinyGuest})
 	hung := d.RunVM(t, &harness.PodSpec{Name: "hung", Image: harness.TinyGuest})
-	if err := syscall.Kill(vmPid(t, d, hung), syscall.SIGSTOP); err != nil {
+	if err := syscall.Kill(mainPid(t, d, hung), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	begin := time.Now()
@@ -210,7 +210,7 @@ func annotated(key, value string) harness.PodOption {
 func TestV3VMReboot(t *testing.T) {
 	d := tinyVM(t)
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
-	pid, netns := vmPid(t, d, c), filepath.Join(d.State, "netns", c.Pod.ID)
+	pid, netns := mainPid(t, d, c), filepath.Join(d.State, "netns", c.Pod.ID)
 	d.Kill()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)

@@ -60,7 +60,7 @@ func TestVMLibvirtAway(t *testing.T) {
 	runs.WaitConsole("tick 00002")
 	ends := d.RunVM(t, &harness.PodSpec{Name: "ends", Image: harness.TinyGuest})
 	ends.WaitConsole("tick 00002")
-	pid := vmPid(t, d, ends)
+	pid := mainPid(t, d, ends)
 	lv.Kill()
 	d.Kill()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {

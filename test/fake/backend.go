@@ -215,11 +215,19 @@ func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		delete(b.exits, c.ID)
 		b.mu.Unlock()
 		err := os.Remove(b.containerFile(p.ID, c.ID))
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
-		return err
+		if b.config.Capabilities.ForeignPods && sandbox.IsForeign(p, c) && !b.hasContainers(p.ID) { // no RemoveSandbox follows
+			return os.RemoveAll(b.podDir(p.ID))
+		}
+		return nil
 	})
+}
+
+func (b *Backend) hasContainers(podID string) bool {
+	entries, err := os.ReadDir(filepath.Dir(b.containerFile(podID, "c")))
+	return err == nil && len(entries) > 0
 }
 
 // UpdateContainer does nothing. It returns errdefs.ErrNotFound if the container does not exist.

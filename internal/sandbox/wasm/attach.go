@@ -66,12 +66,11 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		if err := b.updateOwn(l.worker, p, c); err != nil {
 			return err
 		}
-		limits := sandbox.Resources(p, c)
-		resources := resourcesOf(limits)
+		resources := resourcesOf(p, c)
 		if err := asNotRunning(l.worker.conn().Update(ctx, workerapi.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
 			return err
 		}
-		l.memory.Store(limits.GetMemoryLimitInBytes())
+		l.memory.Store(memoryLimit(p, c))
 	}
 	return fpUpdated.Hit(ctx)
 }

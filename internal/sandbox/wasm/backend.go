@@ -244,7 +244,7 @@ func (c setup) check() error {
 
 // Capabilities implements sandbox.Backend.
 func (b *Backend) Capabilities() sandbox.Capabilities {
-	return sandbox.Capabilities{MaxContainers: 1, Components: true, HostNetwork: true, UserNamespaces: true}
+	return sandbox.Capabilities{MaxContainers: 1, Components: true, ForeignPods: true, HostNetwork: true, UserNamespaces: true}
 }
 
 // CreateSandbox implements sandbox.Backend. If the pod needs a shared worker that is not running, CreateSandbox also
@@ -274,8 +274,12 @@ func (b *Backend) setPod(s podState) error {
 	return nil
 }
 
-// scopeOf returns the scope of the worker that will run a pod's container.
-func (b *Backend) scopeOf(p *sandbox.Pod) string {
+// scopeOf returns the scope of the worker that will run a pod's container. A foreign container has a worker
+// of its own.
+func (b *Backend) scopeOf(p *sandbox.Pod, c *sandbox.Container) string {
+	if sandbox.IsForeign(p, c) {
+		return ownScope(c.ID)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if scope := b.sandboxes[p.ID].Scope; isOwn(scope) {
@@ -293,7 +297,7 @@ func (b *Backend) assignOwnWorker(p *sandbox.Pod, why string) error {
 // StopSandbox implements sandbox.Backend. It ends the sandbox's own worker, if it has one, because a kubelet is about
 // to remove the cgroup that contains the worker.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
-	if scope := b.scopeOf(p); isOwn(scope) {
+	if scope := b.scopeOf(p, nil); isOwn(scope) {
 		return b.endWorkers(ctx, scope)
 	}
 	return nil

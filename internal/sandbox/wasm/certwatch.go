@@ -130,7 +130,7 @@ func (w *certWatcher) report(dir string) {
 
 // followCertificate watches the certificate of a container if the certificate is from a mount.
 func (b *Backend) followCertificate(id string, l *life) {
-	o, err := parseOptions(l.pod.Config, b.cfg.LabelPrefix)
+	o, err := b.optionsOf(l.pod, l.container)
 	if err != nil || o.tls == tlsGenerated || o.tls == tlsOff {
 		return
 	}

@@ -36,11 +36,16 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
-	if err := b.prepare(ctx, p, comp); err != nil {
+	if err := b.prepare(ctx, p, c, comp); err != nil {
 		return sandbox.Resolved{}, err
 	}
 	if err := fpPrepared.Hit(ctx); err != nil {
 		return sandbox.Resolved{}, err
+	}
+	if sandbox.IsForeign(p, c) { // no CreateSandbox has made the directory
+		if err := os.MkdirAll(b.cfg.podDir(c.ID), 0o700); err != nil {
+			return sandbox.Resolved{}, sandbox.DiskError(fmt.Errorf("wasm container: %w", err))
+		}
 	}
 	err = b.ledger.Create(p.ID, c.ID, state{
 		Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Artifact: comp.artifact, Component: name, Description: comp.digest,
@@ -56,14 +61,15 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 }
 
 // nameOf returns the component's name. It takes the name from the pod's labels, otherwise from the image's annotations,
-// otherwise from an image reference. The second result is false if the name is from the labels.
+// otherwise from an image reference. The second result is false if the name is from the labels. The labels of the pod
+// do not name a foreign container.
 func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, a *artifact.Artifact) (name string, derived bool, err error) {
 	img, err := b.cfg.Images.Get(ctx, c.ImageID)
 	if err != nil {
 		return "", false, err
 	}
 	refs := references(c.Config.GetImage(), img.RepoTags, img.RepoDigests)
-	if wanted := nameFrom(p.Config.GetLabels(), b.cfg.LabelPrefix); wanted != (componentName{}) {
+	if wanted := nameFrom(p.Config.GetLabels(), b.cfg.LabelPrefix); wanted != (componentName{}) && !sandbox.IsForeign(p, c) {
 		return wanted.String(), false, checkImage(wanted, a.Annotations, b.cfg.LabelPrefix, refs)
 	}
 	if says := nameFrom(a.Annotations, b.cfg.LabelPrefix); says.domain != "" && says.server != "" && says.version != "" {
@@ -74,8 +80,8 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 
 // prepare compiles the component. If the pod's worker is shared, prepare also loads the component, without running a
 // guest. If the component must not run in a shared worker, prepare gives the pod its own worker.
-func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) error {
-	scope := b.scopeOf(p)
+func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, comp *component) error {
+	scope := b.scopeOf(p, c)
 	if isOwn(scope) {
 		code, err := b.cache.open(ctx, comp.artifact.Wasm.Digest.String(), b.source(comp.artifact))
 		if err != nil {

@@ -3,12 +3,14 @@ package wasm
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -41,7 +43,7 @@ type life struct {
 
 func newLife(w *worker, p *sandbox.Pod, c *sandbox.Container) *life {
 	l := &life{worker: w, pod: p, container: c, ended: make(chan struct{})}
-	l.memory.Store(sandbox.Resources(p, c).GetMemoryLimitInBytes())
+	l.memory.Store(memoryLimit(p, c))
 	return l
 }
 
@@ -72,8 +74,23 @@ func (b *Backend) record(h *handle, l *life, end workerapi.Status) (sandbox.Stat
 	if ok {
 		b.watcher.forget(h.ID)
 		close(l.ended)
+		if sandbox.IsForeign(l.pod, l.container) {
+			b.endForeignWorker(h.ID)
+		}
 	}
 	return status, ok
+}
+
+// endForeignWorker ends the worker of a foreign container in the background. The worker ends with the container, because
+// its memory counts for the pod, whose other containers continue.
+func (b *Backend) endForeignWorker(id string) {
+	go guard.Func(b.log, "end of a worker", func() {
+		ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+		defer cancel()
+		if err := b.endWorkers(ctx, ownScope(id)); err != nil {
+			b.log.Warn("end worker failed", "container", id, "err", err)
+		}
+	})()
 }
 
 // podExited handles the event that a worker's pod has exited.
@@ -120,10 +137,13 @@ func (b *Backend) exitOf(w *worker, at time.Time) workerapi.Status {
 // StopContainer implements sandbox.Backend.
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
 	h, l, err := b.ledger.FindRun(p.ID, c.ID)
-	if l == nil {
-		return err
+	if l != nil {
+		err = b.endLife(ctx, h, l, max(grace, 0))
 	}
-	if err := b.endLife(ctx, h, l, max(grace, 0)); err != nil {
+	if err == nil && sandbox.IsForeign(p, c) {
+		err = b.endWorkers(ctx, ownScope(c.ID))
+	}
+	if l == nil || err != nil {
 		return err
 	}
 	return fpStopped.Hit(ctx)
@@ -160,8 +180,14 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 const retryPause = 20 * time.Millisecond
 
 // RemoveContainer implements sandbox.Backend.
-func (b *Backend) RemoveContainer(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) error {
-	return b.removeContainer(ctx, c.ID)
+func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	if err := b.removeContainer(ctx, c.ID); err != nil || !sandbox.IsForeign(p, c) {
+		return err
+	}
+	if err := b.endWorkers(ctx, ownScope(c.ID)); err != nil {
+		return err
+	}
+	return os.RemoveAll(b.cfg.podDir(c.ID))
 }
 
 // removeContainer removes a container from its worker and the ledger. If the container is unknown, removeContainer

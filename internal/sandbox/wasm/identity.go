@@ -130,7 +130,7 @@ func (b *Backend) renew(ctx context.Context, h *handle) error {
 	if l == nil {
 		return nil
 	}
-	o, err := parseOptions(l.pod.Config, b.cfg.LabelPrefix)
+	o, err := b.optionsOf(l.pod, l.container)
 	if err != nil {
 		return err
 	}

@@ -10,11 +10,13 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// The annotations of a pod that configure how its component is served, without the prefix of component labels. The key
-// "port" can also be a label, for compatibility with Vimana.
+// The annotations of a pod that configure how its component is served, without the prefix of component labels. A key
+// with a container's name (port.greeter) is for that container only; one without is for all of the pod's components. The
+// key "port" can also be a label, for compatibility with Vimana.
 const (
 	keyPort           = "port"              // TCP (HTTP/2 over TLS) and UDP (HTTP/3); default 443
 	keyCleartextPort  = "cleartext-port"    // TCP without TLS; default 80, or "off"
@@ -50,9 +52,19 @@ type options struct {
 	limits        workerapi.Limits
 }
 
-// parseOptions reads the options of a pod. An error names the invalid annotation and its valid values.
-func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, error) {
-	r := optionReader{config: config, prefix: prefix}
+// optionsOf reads the options of a container; c is nil for a unit pod's.
+func (b *Backend) optionsOf(p *sandbox.Pod, c *sandbox.Container) (options, error) {
+	name := ""
+	if c != nil {
+		name = c.Config.GetMetadata().GetName()
+	}
+	return parseOptions(p.Config, name, b.cfg.LabelPrefix)
+}
+
+// parseOptions reads the options of a pod's container with the given name. An error names the invalid annotation and its
+// valid values.
+func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string) (options, error) {
+	r := optionReader{config: config, container: container, prefix: prefix}
 	o := options{tls: r.tls()}
 	o.requireClient = r.choice(keyClientAuth, "", "require") == "require"
 	if o.tls != tlsOff {
@@ -84,12 +96,15 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, 
 
 // optionReader reads annotations and keeps the first error.
 type optionReader struct {
-	config *runtimeapi.PodSandboxConfig
-	prefix string
-	err    error
+	config            *runtimeapi.PodSandboxConfig
+	container, prefix string
+	err               error
 }
 
 func (r *optionReader) text(key string) string {
+	if v, ok := r.config.GetAnnotations()[r.prefix+key+"."+r.container]; ok {
+		return v
+	}
 	if v, ok := r.config.GetAnnotations()[r.prefix+key]; ok {
 		return v
 	}

@@ -15,6 +15,14 @@ import (
 // workerOverhead is the memory, in bytes, that a pod's own worker needs besides the guest's memory.
 const workerOverhead = 64 << 20
 
+// workerReserve is the part of a foreign container's memory limit, in bytes, that is kept for its worker, and
+// foreignMinimum is the smallest such limit. The worker gets nothing beyond the limit, because the limit of the pod is the
+// sum of its containers' limits. An idle worker uses 8 MiB (TestComponentsInLinuxPods).
+const (
+	workerReserve  = 16 << 20
+	foreignMinimum = workerReserve + 8<<20
+)
+
 // place is the cgroup that a worker starts in. If dir is empty, the worker starts in the daemon's cgroup. With the
 // systemd driver, dir is always empty, because only systemd creates cgroups. Workers in the cgroup of the daemon's
 // service are not killed when the service stops.
@@ -22,6 +30,8 @@ type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
+	// oomScore is the oom_score_adj of the worker; nil means the daemon's.
+	oomScore *int64
 }
 
 // cgroupName returns the name of a cgroup of this backend. Without the prefix, other backends could take it for the
@@ -45,8 +55,8 @@ func (k *keeper) shared() place {
 	return place{tree: k.cgroups, dir: k.cgroups.Parent}
 }
 
-// own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, with those of
-// the container's limits that the kernel can enforce on a process.
+// own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, or below
+// the pod's cgroup if the container is foreign, with those of the container's limits that the kernel can enforce on a process.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}
@@ -55,12 +65,37 @@ func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if parent == "" {
 		parent = k.cgroups.Parent
 	}
-	return place{tree: k.cgroups, dir: parent, limits: limitsOf(k.cgroups, sandbox.Resources(p, c))}
+	if sandbox.IsForeign(p, c) {
+		parent, _ = k.cgroups.Pod(parent, p.ID)
+	}
+	in := place{tree: k.cgroups, dir: parent, limits: limitsOf(k.cgroups, p, c)}
+	if sandbox.IsForeign(p, c) {
+		in.oomScore = new(c.Config.GetLinux().GetResources().GetOomScoreAdj())
+	}
+	return in
 }
 
 // limitsOf returns the cgroup files to write for a container's resources.
-func limitsOf(tree cgroup.Tree, res *runtimeapi.LinuxContainerResources) []cgroup.Write {
-	return append(tree.Limits(res, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: workerOverhead}), cgroup.CPUSet(res)...)
+func limitsOf(tree cgroup.Tree, p *sandbox.Pod, c *sandbox.Container) []cgroup.Write {
+	res := sandbox.Resources(p, c)
+	return append(tree.Limits(res, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: overheadOf(p, c)}), cgroup.CPUSet(res)...)
+}
+
+// overheadOf returns how far the memory limit of a pod's own worker exceeds the container's, in bytes.
+func overheadOf(p *sandbox.Pod, c *sandbox.Container) int64 {
+	if sandbox.IsForeign(p, c) {
+		return 0
+	}
+	return workerOverhead
+}
+
+// memoryLimit returns the limit on a container's linear memory in bytes; 0 or less means no limit.
+func memoryLimit(p *sandbox.Pod, c *sandbox.Container) int64 {
+	limit := sandbox.Resources(p, c).GetMemoryLimitInBytes()
+	if limit > 0 && sandbox.IsForeign(p, c) {
+		return limit - workerReserve
+	}
+	return limit
 }
 
 // start creates the cgroup, sets its limits and starts cmd in it.
@@ -92,13 +127,12 @@ func (b *Backend) updateOwn(w *worker, p *sandbox.Pod, c *sandbox.Container) err
 	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil
 	}
-	res := sandbox.Resources(p, c)
-	if limit := res.GetMemoryLimitInBytes(); limit > 0 {
-		if err := stats.CheckShrink(w.cgroup, limit+workerOverhead); err != nil {
+	if limit := sandbox.Resources(p, c).GetMemoryLimitInBytes(); limit > 0 {
+		if err := stats.CheckShrink(w.cgroup, limit+overheadOf(p, c)); err != nil {
 			return err
 		}
 	}
-	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, res))
+	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, p, c))
 }
 
 // ownFigures returns the statistics of a pod's own worker, or nil if the worker is shared or has no cgroup.

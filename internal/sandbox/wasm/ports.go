@@ -17,7 +17,7 @@ import (
 )
 
 // listen opens the pod's sockets in its network namespace, which can be the node's.
-func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports []workerapi.Port, err error) {
+func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options) (ports []workerapi.Port, err error) {
 	wanted := []struct {
 		kind, network string
 		port          uint16
@@ -33,7 +33,7 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 			for _, opened := range ports {
 				opened.Socket.Close()
 			}
-			return nil, b.portError(p, want.network, want.port, err)
+			return nil, b.portError(p, c, want.network, want.port, err)
 		}
 		if want.network == "udp" {
 			growBuffers(socket)
@@ -80,7 +80,7 @@ func (b *Backend) socket(ctx context.Context, netns, network string, port uint16
 
 // portError wraps the error of a port that cannot be opened. If the port is in use, the error says how to choose
 // another.
-func (b *Backend) portError(p *sandbox.Pod, network string, port uint16, err error) error {
+func (b *Backend) portError(p *sandbox.Pod, c *sandbox.Container, network string, port uint16, err error) error {
 	if !errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("open port %d/%s of the pod: %w", port, network, err)
 	}
@@ -88,6 +88,10 @@ func (b *Backend) portError(p *sandbox.Pod, network string, port uint16, err err
 	if p.Netns == "" {
 		where = "on the node, whose network this pod shares"
 	}
+	only := ""
+	if sandbox.IsForeign(p, c) { // other components of the pod can have the same annotations
+		only = "." + c.Config.GetMetadata().GetName()
+	}
 	return fmt.Errorf("port %d/%s is already in use %s; choose another with the annotations %s%s and %s%s: %w: %w", port, network, where,
-		b.cfg.LabelPrefix, keyPort, b.cfg.LabelPrefix, keyCleartextPort, err, errdefs.ErrFailedPrecondition)
+		b.cfg.LabelPrefix, keyPort+only, b.cfg.LabelPrefix, keyCleartextPort+only, err, errdefs.ErrFailedPrecondition)
 }

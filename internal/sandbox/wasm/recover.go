@@ -33,6 +33,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 			found.Sandboxes[k.Pod.ID] = true
 		}
 		for _, c := range k.Containers {
+			keep[c.ID] = true
 			status, err := b.recoverContainer(k.Pod, c, in)
 			if err != nil {
 				return found, fmt.Errorf("container %s: %w", c.ID, err)

@@ -19,6 +19,7 @@ type Sessions struct{}
 var (
 	_ sandbox.SessionPlanner = (*Backend)(nil)
 	_ sandbox.SessionServer  = Sessions{}
+	_ sandbox.Execer         = (*Backend)(nil)
 )
 
 // sessionPlan says which worker runs a container.
@@ -26,6 +27,7 @@ type sessionPlan struct {
 	ID        string `json:"id"`
 	WorkerDir string `json:"workerDir"`
 	Stdin     bool   `json:"stdin,omitempty"`
+	Foreign   bool   `json:"foreign,omitempty"`
 }
 
 // PlanSession implements sandbox.SessionPlanner.
@@ -34,12 +36,30 @@ func (b *Backend) PlanSession(_ context.Context, p *sandbox.Pod, c *sandbox.Cont
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(sessionPlan{ID: c.ID, WorkerDir: l.worker.dir, Stdin: c.Config.GetStdin()})
+	return json.Marshal(sessionPlan{ID: c.ID, WorkerDir: l.worker.dir, Stdin: c.Config.GetStdin(), Foreign: sandbox.IsForeign(p, c)})
 }
 
-// Exec implements sandbox.SessionServer.
-func (Sessions) Exec(context.Context, []byte, sandbox.ExecRequest) (int32, error) {
-	return 0, fmt.Errorf("pods of runtime handler \"wasm\" have no exec: %w", errdefs.ErrNotImplemented)
+// Exec implements sandbox.SessionServer. It returns errdefs.ErrNotImplemented.
+func (Sessions) Exec(_ context.Context, plan []byte, _ sandbox.ExecRequest) (int32, error) {
+	var p sessionPlan
+	if err := json.Unmarshal(plan, &p); err != nil {
+		return 0, err
+	}
+	return 0, noExec(p.Foreign)
+}
+
+// Exec implements sandbox.Execer. It returns errdefs.ErrNotImplemented.
+func (b *Backend) Exec(_ context.Context, p *sandbox.Pod, c *sandbox.Container, _ sandbox.ExecRequest) (int32, error) {
+	return 0, noExec(sandbox.IsForeign(p, c))
+}
+
+// noExec returns the error of a program that is to run in a component. It says what can be done instead.
+func noExec(foreign bool) error {
+	instead := "see its output with logs or attach, reach its ports with port-forward, and inspect it with `tripod inspect`"
+	if foreign {
+		instead += "; `kubectl debug` adds a container with a shell to this pod"
+	}
+	return fmt.Errorf("components have no exec, because they have no shell and no other programs: %s: %w", instead, errdefs.ErrNotImplemented)
 }
 
 // Attach implements sandbox.SessionServer. The session has its own connection to the worker.

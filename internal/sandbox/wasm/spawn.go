@@ -79,7 +79,7 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	if err := w.writeState(); err != nil {
 		return err
 	}
-	if err := errors.Join(limitProcess(w.proc.Pid), fpSpawned.Hit(ctx)); err != nil {
+	if err := errors.Join(limitProcess(w.proc.Pid), in.setOOMScore(w.proc.Pid), fpSpawned.Hit(ctx)); err != nil {
 		return err
 	}
 	if err := awaitReady(ctx, ready); err != nil {
@@ -164,6 +164,18 @@ func limitProcess(pid int) error {
 		if err := unix.Prlimit(pid, resource, &limit, nil); err != nil && !errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("limits of worker %d: %w", pid, err)
 		}
+	}
+	return nil
+}
+
+// setOOMScore sets a worker's oom_score_adj. A value that the daemon may not set without CAP_SYS_RESOURCE is left out.
+func (p place) setOOMScore(pid int) error {
+	if p.oomScore == nil {
+		return nil
+	}
+	err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(strconv.FormatInt(*p.oomScore, 10)), 0)
+	if err != nil && !errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("oom_score_adj of worker %d: %w", pid, err)
 	}
 	return nil
 }

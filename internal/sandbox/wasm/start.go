@@ -42,7 +42,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 		err = b.run(ctx, p, c, h) // the worker died or was ended as idle
 	}
 	if err != nil {
-		return b.failStart(ctx, h, err)
+		return b.failStart(ctx, p, c, h, err)
 	}
 	return fpStarted.Hit(ctx)
 }
@@ -105,7 +105,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 
 // workerFor returns the worker for a container, and starts the worker if needed.
 func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*worker, error) {
-	scope := b.scopeOf(p)
+	scope := b.scopeOf(p, c)
 	if !isOwn(scope) {
 		return b.keeper.get(ctx, scope, nil)
 	}
@@ -128,9 +128,12 @@ func undoBegin(h *handle, l *life) {
 }
 
 // failStart records a failed start as the container's exit. If ctx has ended, the container stays created instead, and
-// is removed from its worker.
-func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
+// is removed from its worker. The worker of a foreign container ends.
+func (b *Backend) failStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle, cause error) error {
 	s, _ := h.Snapshot()
+	if sandbox.IsForeign(p, c) {
+		defer b.endForeignWorker(c.ID)
+	}
 	if ctx.Err() != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 		defer cancel()
@@ -144,14 +147,14 @@ func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
 // spec returns the pod's specification for the worker. The specification contains open files, which the caller must
 // close even if spec returns an error.
 func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
-	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
+	o, err := b.optionsOf(p, c)
 	if err != nil {
 		return spec, renewAt, err
 	}
 	spec = workerapi.PodSpec{
 		ID: c.ID, Component: s.Component, Digest: loaded.Digest,
 		Args: s.Artifact.Argv(c.Config.GetCommand(), c.Config.GetArgs()), Env: environment(s.Artifact, c.Config.GetEnvs()),
-		Resources: resourcesOf(sandbox.Resources(p, c)), Limits: o.limits, Holdings: b.cfg.Holdings,
+		Resources: resourcesOf(p, c), Limits: o.limits, Holdings: b.cfg.Holdings,
 		Stdin: c.Config.GetStdin(), StdinOnce: c.Config.GetStdinOnce(),
 	}
 	if spec.Log.File, err = stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()); err != nil {
@@ -166,7 +169,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if loaded.World == wit.WorldCommand {
 		return spec, renewAt, nil
 	}
-	if spec.Ports, err = b.listen(ctx, p, o); err != nil {
+	if spec.Ports, err = b.listen(ctx, p, c, o); err != nil {
 		return spec, renewAt, err
 	}
 	spec.TLS, renewAt, err = b.identityOf(ctx, p, c, o, s.Component)
@@ -220,9 +223,9 @@ func lastWins(env []string) []string {
 	return kept
 }
 
-func resourcesOf(res *runtimeapi.LinuxContainerResources) workerapi.Resources {
-	r := workerapi.Resources{MemoryBytes: max(res.GetMemoryLimitInBytes(), 0)}
-	if res.GetCpuQuota() > 0 {
+func resourcesOf(p *sandbox.Pod, c *sandbox.Container) workerapi.Resources {
+	r := workerapi.Resources{MemoryBytes: max(memoryLimit(p, c), 0)}
+	if res := sandbox.Resources(p, c); res.GetCpuQuota() > 0 {
 		r.CPUQuota, r.CPUPeriod = res.GetCpuQuota(), res.GetCpuPeriod()
 	}
 	return r

@@ -113,7 +113,8 @@ func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox
 }
 
 // ContainerSamples implements sandbox.StatsProvider. The samples are the worker's figures about the pod. If the pod has
-// a worker of its own, the rest comes from the worker's cgroup; a shared worker cannot tell the pods' shares apart.
+// a worker of its own, the rest comes from the worker's cgroup; a shared worker cannot tell the pods' shares apart. For a
+// foreign container, all that the cgroup measures comes from there.
 func (b *Backend) ContainerSamples(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
 	result, figures, l, err := b.containerStats(ctx, c.ID)
 	if l == nil {
@@ -125,7 +126,11 @@ func (b *Backend) ContainerSamples(ctx context.Context, _ *sandbox.Pod, c *sandb
 			samples = all
 		}
 	}
-	samples.Replace(guestSamples(figures))
+	if own := b.foreignFigures(l); own != nil {
+		samples.Replace(requestSamples(figures))
+	} else {
+		samples.Replace(guestSamples(figures))
+	}
 	return result, samples, nil
 }
 
@@ -138,6 +143,9 @@ func (b *Backend) containerStats(ctx context.Context, id string) (*runtimeapi.Co
 		return result, s, nil, err
 	}
 	f := l.asCgroup(s)
+	if own := b.foreignFigures(l); own != nil {
+		f = *own
+	}
 	result.Cpu, result.Memory = b.sampler.CPUUsage(id, f), f.MemoryUsage()
 	return result, s, l, nil
 }
@@ -152,10 +160,24 @@ func guestSamples(w workerapi.Stats) (s stats.Samples) {
 	s.Add(stats.MemoryRSS, used)
 	s.Add(stats.MemoryMaxUsage, max(used, float64(w.PeakBytes+shareOfWorker)))
 	s.Add(stats.OOMEvents, float64(w.OutOfMemory))
+	return append(s, requestSamples(w)...)
+}
+
+// requestSamples returns what no cgroup measures.
+func requestSamples(w workerapi.Stats) (s stats.Samples) {
 	s.Add(stats.FileDescriptors, float64(w.Holdings.Files)+float64(w.Connections))
 	s.Add(stats.Sockets, float64(w.Connections))
 	s.Add(stats.Requests, float64(w.Requests))
 	return s
+}
+
+// foreignFigures returns the statistics of a foreign container's cgroup, whose limits are the container's. It returns nil
+// if the container is not foreign or has no cgroup.
+func (b *Backend) foreignFigures(l *life) *stats.Figures {
+	if !sandbox.IsForeign(l.pod, l.container) {
+		return nil
+	}
+	return b.ownFigures(l.worker)
 }
 
 // PodStats implements sandbox.StatsProvider. It measures the pod's own worker if there is one, otherwise the container.
@@ -191,7 +213,7 @@ func (b *Backend) runFigures(ctx context.Context, id string) (s workerapi.Stats,
 // Inspect implements sandbox.Inspector.
 func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	v := map[string]any{"sandboxID": p.ID, "runDir": b.cfg.podDir(p.ID), "authority": b.tls.certFile()}
-	if o, err := parseOptions(p.Config, b.cfg.LabelPrefix); err == nil {
+	if o, err := b.optionsOf(p, c); err == nil {
 		v["ports"] = map[string]any{"tls": o.port, "quic": o.port, "cleartext": o.cleartext, "certificate": o.tls}
 	}
 	b.mu.Lock()
@@ -199,6 +221,9 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 		v["apart"] = why
 	}
 	b.mu.Unlock()
+	if sandbox.IsForeign(p, c) {
+		v["apart"], v["runDir"] = "it belongs to a pod with other containers", b.cfg.podDir(c.ID)
+	}
 	if c != nil {
 		if err := b.inspectContainer(ctx, c.ID, v); err != nil {
 			return nil, err

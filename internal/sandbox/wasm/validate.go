@@ -20,7 +20,7 @@ import (
 // guests are restricted further anyway. All other fields are enforced or refused.
 var Harmless = map[string]string{
 	"linux.resources.cpu_shares":                              "in a shared worker, guests compete for the CPU by request, not by shares. With a worker per pod, shares are enforced",
-	"linux.resources.oom_score_adj":                           "a guest has no process of its own that the kernel could kill",
+	"linux.resources.oom_score_adj":                           "in a shared worker, a guest has no process of its own that the kernel could kill. Beside other containers, it is enforced",
 	"linux.resources.hugepage_limits":                         "guests cannot use huge pages",
 	"linux.resources.cpu_period without cpu_quota":            "a period has no meaning without a quota",
 	"linux.resources.cpuset_cpus, cpuset_mems":                "the CPU and memory managers allow these CPUs and memory nodes to all pods, and the CPU limit still applies. With a worker per pod, they are enforced. Otherwise, exclusive CPUs (`cpu_quota: -1`) are refused",
@@ -64,7 +64,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if err := b.cfg.Annotations.Check(p, c, b.cfg.LabelPrefix); err != nil {
 		return err
 	}
-	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
+	o, err := b.optionsOf(p, c)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	for _, check := range []func() error{
 		func() error { return b.validateContainer(c.Config) },
 		func() error { return validateSecurity(c.Config.GetLinux().GetSecurityContext()) },
-		func() error { return b.validateResources(sandbox.Resources(p, c)) },
+		func() error { return b.validateResources(sandbox.Resources(p, c), sandbox.IsForeign(p, c)) },
 		func() error { return reasons.Mounts(c.Config.GetMounts(), nil) },
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
@@ -149,12 +149,17 @@ func exclusiveCPUs(res *runtimeapi.LinuxContainerResources) bool {
 }
 
 // validateResources refuses limits that the kernel can enforce only on a separate process.
-func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) error {
+func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources, foreign bool) error {
 	const field = "linux.resources."
 	switch {
 	case res.GetMemoryLimitInBytes() < -1:
 		return fields.Invalid(field+"memory_limit_in_bytes", "%d is negative", res.GetMemoryLimitInBytes())
-	case exclusiveCPUs(res) && (b.cfg.Workers != WorkerPerPod || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
+	case foreign && res.GetMemoryLimitInBytes() > 0 && res.GetMemoryLimitInBytes() < foreignMinimum:
+		return fields.Invalid(field+"memory_limit_in_bytes", "%d is less than %d, of which a component's process needs %d beside other containers",
+			res.GetMemoryLimitInBytes(), foreignMinimum, workerReserve)
+	case foreign && (res.GetOomScoreAdj() < -1000 || res.GetOomScoreAdj() > 1000): // proc_pid_oom_score_adj(5)
+		return fields.Invalid(field+"oom_score_adj", "%d is not between -1000 and 1000", res.GetOomScoreAdj())
+	case exclusiveCPUs(res) && (b.cfg.Workers != WorkerPerPod && !foreign || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
 		return fields.Unsupported(field+"cpuset_cpus", "components share their worker's CPUs; for exclusive CPUs set wasm.worker = \"pod\" and use the cgroupfs driver")
 	}
 	if demanded := sandbox.DemandedUnified(res); demanded != nil {

@@ -170,13 +170,13 @@ func TestOptions(t *testing.T) {
 		for k, v := range c.annotations {
 			annotations["vimana.host/"+k] = v
 		}
-		got, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: annotations}, "vimana.host/")
+		got, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: annotations}, "c", "vimana.host/")
 		if err != nil || got != c.want {
 			t.Errorf("%s: parseOptions = %+v, %v; want %+v", name, got, err, c.want)
 		}
 	}
 	label := &runtimeapi.PodSandboxConfig{Labels: map[string]string{"p/port": "9"}}
-	if got, err := parseOptions(label, "p/"); err != nil || got.port != 9 {
+	if got, err := parseOptions(label, "c", "p/"); err != nil || got.port != 9 {
 		t.Errorf("parseOptions with a port label = %+v, %v; want port 9", got, err)
 	}
 	for key, values := range map[string][]string{
@@ -184,14 +184,14 @@ func TestOptions(t *testing.T) {
 		"concurrency": {"0", "many"}, "request-timeout": {"0s", "5", "48h"}, "max-message-bytes": {"0", "1.5"}, "reuse": {"yes"},
 	} {
 		for _, v := range values {
-			_, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/" + key: v}}, "p/")
+			_, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/" + key: v}}, "c", "p/")
 			if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/") {
 				t.Errorf("parseOptions with %s=%s = %v, want ErrInvalidArgument", key, v, err)
 			}
 		}
 	}
 	dark := map[string]string{"p/tls": "off", "p/cleartext-port": "off"}
-	if _, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: dark}, "p/"); !errdefs.IsInvalidArgument(err) {
+	if _, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: dark}, "c", "p/"); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("parseOptions without ports = %v, want ErrInvalidArgument", err)
 	}
 }

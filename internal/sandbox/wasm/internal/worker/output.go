@@ -1,8 +1,11 @@
 package worker
 
 import (
+	"context"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -111,6 +114,20 @@ func (o *output) end() {
 	o.ended = true
 	for c := range o.clients {
 		c.end()
+	}
+}
+
+// drain waits until the clients of an ended pod have read its output, or until ctx ends.
+func (o *output) drain(ctx context.Context) {
+	o.mu.Lock()
+	clients := slices.Collect(maps.Keys(o.clients))
+	o.mu.Unlock()
+	for _, c := range clients {
+		select {
+		case <-c.gone:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -166,6 +166,16 @@ func (p *pod) release() {
 	p.spec.CloseFiles()
 }
 
+// drain waits until the clients of an ended pod have read its output, or until ctx ends.
+func (p *pod) drain(ctx context.Context) {
+	p.lifecycle.Lock()
+	output := p.output
+	p.lifecycle.Unlock()
+	if output != nil {
+		output.drain(ctx)
+	}
+}
+
 // stop stops the program, and kills it when the grace period expires. A later call can only shorten the grace period.
 func (p *pod) stop(grace time.Duration) {
 	p.mu.Lock()

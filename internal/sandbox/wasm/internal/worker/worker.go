@@ -325,15 +325,24 @@ func (w *Worker) Update(_ context.Context, u workerapi.Update) error {
 	return p.update(u)
 }
 
-// Close kills all pods and waits for them to exit.
+// closeDrain bounds how long Close waits for attached clients, which must be shorter than the daemon's patience with a
+// worker that ends.
+const closeDrain = 2 * time.Second
+
+// Close kills all pods, waits for them to exit, and lets attached clients read the last output.
 func (w *Worker) Close() {
 	w.mu.Lock()
 	w.closed = true
-	ids := slices.Collect(maps.Keys(w.pods))
+	pods := maps.Clone(w.pods)
 	w.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), closeDrain)
+	defer cancel()
 	var all sync.WaitGroup
-	for _, id := range ids {
-		all.Go(func() { _ = w.Kill(context.Background(), id) })
+	for id, p := range pods {
+		all.Go(func() {
+			_ = w.Kill(context.Background(), id)
+			p.drain(ctx)
+		})
 	}
 	all.Wait()
 	w.spans.close()
