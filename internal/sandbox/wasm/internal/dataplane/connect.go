@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -53,9 +54,63 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 	default:
 		return connect.NewUnaryHandler(e.Procedure, func(ctx context.Context, r *connect.Request[frame]) (*connect.Response[frame], error) {
 			c := &connectCall{request: r.Header(), peer: r.Peer(), receive: once(r.Msg), stats: e.stats}
-			return h.runConnectOne(ctx, e, c)
+			response, err := h.runConnectOne(ctx, e, c)
+			if r.HTTPMethod() != http.MethodGet {
+				return response, err
+			}
+			if err == nil && isCurrent(r.Header(), c.header) {
+				return nil, connect.NewNotModifiedError(nil) // c.header is sent as well
+			}
+			if err != nil { // what the component says of its response does not hold for an error
+				c.header.Del("Etag")
+				c.header.Set("Cache-Control", "no-store")
+			}
+			return response, err
 		}, options...)
 	}
+}
+
+// isCurrent reports whether the client of a GET request already has the response, by its entity tag (RFC 9110, 13.1.2).
+func isCurrent(request, response http.Header) bool {
+	tag := strings.TrimPrefix(response.Get("Etag"), "W/")
+	if tag == "" {
+		return false
+	}
+	for known := range strings.SplitSeq(strings.Join(request.Values("If-None-Match"), ","), ",") {
+		if known = strings.TrimSpace(known); known == "*" || strings.TrimPrefix(known, "W/") == tag {
+			return true
+		}
+	}
+	return false
+}
+
+// serveConnect serves a request over gRPC-Web or Connect, or a JSON request over gRPC.
+func (h *grpcHandler) serveConnect(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	if err := checkQuery(r); err != nil {
+		_ = connect.NewErrorWriter().Write(w, r, err) // the client is gone if this fails
+		return
+	}
+	w, half := HalfDuplex(w, r, h.MaxMessageBytes, h.ReceiveTimeout)
+	if half != r {
+		half.ProtoMajor = 2 // connect-go refuses streams in both directions over HTTP/1.1
+	}
+	next.ServeHTTP(w, half)
+}
+
+// checkQuery checks the base64 of a GET request's message, because connect-go takes a mistake in it for one of the
+// server.
+func checkQuery(r *http.Request) error {
+	if r.Method != http.MethodGet {
+		return nil
+	}
+	query := r.URL.Query()
+	if query.Get("base64") != "1" {
+		return nil
+	}
+	if _, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(query.Get("message"), "=")); err != nil {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("query parameter message: %w", err))
+	}
+	return nil
 }
 
 // idempotency converts a method's idempotency_level option.

@@ -5,13 +5,17 @@
 //	TCP socket ──► TLS ──► h2, h1 ──┼──► Server ──► NewGRPC ──► framing, deadline, limits, health, reflection ──► Invoker
 //	TCP socket ──► h2c, h1 ─────────┘         └───► NewHTTP ──► limits ──► the component's handler
 //
+// WithCORS answers for either of them to the browsers of web pages.
+//
 // The package owns everything between a socket and a component: protocols, TLS, framing, compression, deadlines,
 // limits, draining, counters and spans. It does not interpret messages: it passes the bytes of protobuf messages to an
 // Invoker, which package worker implements with a component. The package must not import the engine.
 //
 // The package implements the framing of gRPC itself, because connect-go takes three times as long (BenchmarkHandler)
 // and most clients of pods use gRPC. connect-go serves gRPC-Web, Connect, and gRPC with JSON, through the same Invoker.
-// The package has its own health service, which supports Watch. Reflection is from connectrpc.com/grpcreflect.
+// Two conversions come before connect-go: webText makes gRPC-Web's text format binary, and HalfDuplex reads the rest of
+// a request over HTTP/1.1 before the response begins. The package has its own health service, which supports Watch.
+// Reflection is from connectrpc.com/grpcreflect.
 //
 // An idle Server uses its sockets, three goroutines and about 25 KiB of memory. It allocates the state for QUIC and
 // HTTP/2 when the first client connects (TestIdleServerMemory).
@@ -29,6 +33,9 @@
 //	                                                                                                 pooled at the end
 //	grpcCall.out                  within Send                  to ResponseWriter.Write, until it     by the next Send;
 //	                                                           returns                               pooled at the end
+//	webTextWriter: rest, out      within Write, Flush          to ResponseWriter.Write, until it     by the next Write
+//	                                                           returns
+//	halfDuplexBody.ahead          until it is read             never; Read copies                    never
 //	gzip readers, writers         within gunzip, gzipTo        never; Reset drops the last buffer    after each message
 //	worker: buffer.args, .result  within Invoke                to engine.Call, until it returns (a   after Invoke
 //	                                                           guest that can outlive the call gets

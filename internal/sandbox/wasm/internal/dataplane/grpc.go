@@ -20,8 +20,11 @@ const (
 
 // isGRPC reports whether contentType is application/grpc, with or without +codec and parameters. It returns false for
 // gRPC-Web.
-func isGRPC(contentType string) bool {
-	rest, ok := strings.CutPrefix(contentType, grpcContentType)
+func isGRPC(contentType string) bool { return isOf(contentType, grpcContentType) }
+
+// isOf reports whether contentType is the given type, with or without +codec and parameters.
+func isOf(contentType, given string) bool {
+	rest, ok := strings.CutPrefix(contentType, given)
 	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
 }
 

@@ -110,10 +110,15 @@ func (h *grpcHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "gRPC needs HTTP/2 or HTTP/3; gRPC-Web and Connect are served over HTTP/1.1", http.StatusHTTPVersionNotSupported)
 		return
 	}
+	if isOf(contentType, webTextContentType) {
+		text, decoded := webText(w, r)
+		defer text.finish()
+		w, r, contentType = text, decoded, decoded.Header.Get("Content-Type")
+	}
 	e := h.endpoints[r.URL.Path]
 	switch {
 	case e == nil && h.Files != nil && strings.HasPrefix(r.URL.Path, reflectionPrefix):
-		h.reflection().ServeHTTP(w, r)
+		h.serveConnect(w, r, h.reflection())
 	case e == nil:
 		h.unknownMethod(w, r, contentType)
 	case grpc && !isJSON(contentType):
@@ -124,7 +129,7 @@ func (h *grpcHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			defer cancel()
 			r = r.WithContext(ctx)
 		}
-		e.connect().ServeHTTP(w, r)
+		h.serveConnect(w, r, e.connect())
 	}
 }
 

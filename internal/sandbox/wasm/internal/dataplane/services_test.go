@@ -1,9 +1,13 @@
 package dataplane
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"io"
 	"net/http"
+	"net/url"
 	"os/exec"
 	"slices"
 	"strings"
@@ -263,8 +267,9 @@ func TestHTTP(t *testing.T) {
 	})
 }
 
-// TestConnectGet checks that GET is allowed only for methods that the .proto declares free of side effects.
-func TestConnectGet(t *testing.T) {
+// startCacheable serves TestService with a UnaryCall that the .proto declares free of side effects.
+func startCacheable(t *testing.T, invoker Invoker, change ...func(*GRPCOptions, *Config, *Material)) *testServer {
+	t.Helper()
 	file := protodesc.ToFileDescriptorProto(pb.File_grpc_testing_test_proto)
 	for _, s := range file.Service {
 		for _, m := range s.Method {
@@ -277,19 +282,106 @@ func TestConnectGet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) {
+	return startServer(t, invoker, append(change, func(o *GRPCOptions, _ *Config, _ *Material) {
 		o.Methods = Methods(declared.Services().ByName("TestService"))
-	})
-	for method, want := range map[string]int{"UnaryCall": http.StatusOK, "EmptyCall": http.StatusMethodNotAllowed} {
-		for way, c := range s.httpClients(t) {
-			response, err := c.Get(c.base + testPath + method + "?connect=v1&encoding=json&message=%7B%7D")
-			if err != nil {
-				t.Fatal(err)
+	})...)
+}
+
+// TestConnectGet checks GET: only for methods that the .proto declares free of side effects, with the message as text,
+// base64 or gzip, and within the limits of a URL and of a message.
+func TestConnectGet(t *testing.T) {
+	s := startCacheable(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) { o.MaxMessageBytes = 100_000 })
+	clients := s.httpClients(t)
+	clients["http1"] = s.http1(t)
+	compress := func(b []byte) string {
+		var out bytes.Buffer
+		z := gzip.NewWriter(&out)
+		_, _ = z.Write(b)
+		_ = z.Close()
+		return base64.RawURLEncoding.EncodeToString(out.Bytes())
+	}
+	binary, err := proto.Marshal(&pb.SimpleRequest{Payload: &pb.Payload{Body: []byte("hello")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := `{"payload":{"body":"aGVsbG8="}}`
+	for name, test := range map[string]struct {
+		method, query string
+		want          int
+		contains      string
+	}{
+		"JSON":            {"UnaryCall", "connect=v1&encoding=json&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
+		"no version":      {"UnaryCall", "encoding=json&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
+		"base64":          {"UnaryCall", "connect=v1&encoding=proto&base64=1&message=" + base64.RawURLEncoding.EncodeToString(binary), http.StatusOK, "hello"},
+		"padded base64":   {"UnaryCall", "connect=v1&encoding=proto&base64=1&message=" + url.QueryEscape(base64.URLEncoding.EncodeToString(binary)), http.StatusOK, "hello"},
+		"gzip":            {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=gzip&message=" + compress([]byte(plain)), http.StatusOK, `"aGVsbG8="`},
+		"bomb":            {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=gzip&message=" + compress(make([]byte, 10<<20)), http.StatusTooManyRequests, "resource_exhausted"},
+		"unknown gzip":    {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=zip&message=AAAA", http.StatusNotImplemented, "unimplemented"},
+		"no message":      {"UnaryCall", "connect=v1&encoding=json", http.StatusBadRequest, "invalid_argument"},
+		"no encoding":     {"UnaryCall", "connect=v1&message=%7B%7D", http.StatusUnsupportedMediaType, ""},
+		"unknown version": {"UnaryCall", "connect=v2&encoding=json&message=%7B%7D", http.StatusBadRequest, "invalid_argument"},
+		"invalid base64":  {"UnaryCall", "connect=v1&encoding=json&base64=1&message=!!", http.StatusBadRequest, "invalid_argument"},
+		"invalid JSON":    {"UnaryCall", "connect=v1&encoding=json&message=%7B", http.StatusBadRequest, "invalid_argument"},
+		"side effects":    {"EmptyCall", "connect=v1&encoding=json&message=%7B%7D", http.StatusMethodNotAllowed, ""},
+		"stream":          {"StreamingOutputCall", "connect=v1&encoding=json&message=%7B%7D", http.StatusMethodNotAllowed, ""},
+	} {
+		for way, c := range clients {
+			response, body := c.send(t, http.MethodGet, testPath+test.method+"?"+test.query, "")
+			if response.StatusCode != test.want || !strings.Contains(body, test.contains) {
+				t.Errorf("GET, %s over %s = %s %q, want %d with %q", name, way, response.Status, body, test.want, test.contains)
 			}
+			if test.want == http.StatusMethodNotAllowed && response.Header.Get("Allow") != http.MethodPost {
+				t.Errorf("GET, %s over %s: Allow = %q, want POST", name, way, response.Header.Get("Allow"))
+			}
+			if test.want == http.StatusOK && !slices.Contains(list(response.Header, "Vary"), "accept-encoding") {
+				t.Errorf("GET, %s over %s: Vary = %v, want Accept-Encoding", name, way, response.Header["Vary"])
+			}
+		}
+	}
+	for way, c := range clients { // a URL beyond the limit for headers, 64 KiB
+		response, err := c.Get(c.base + testPath + "UnaryCall?encoding=json&message=" + strings.Repeat("a", 100_000))
+		if err == nil {
 			response.Body.Close()
-			if response.StatusCode != want {
-				t.Errorf("GET of %s over %s = %s, want %d", method, way, response.Status, want)
+		}
+		if err == nil && response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+			t.Errorf("GET with a long URL over %s = %s, want 431 or a closed stream", way, response.Status)
+		}
+	}
+}
+
+// TestConnectCache checks that a component controls the caches by its metadata: a client with the current entity tag
+// gets 304 and no body.
+func TestConnectCache(t *testing.T) {
+	s := startCacheable(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		for key, value := range map[string]string{"etag": `W/"7"`, "cache-control": "max-age=60"} {
+			if err := SetMetadata(c.ResponseHeader(), key, []byte(value)); err != nil {
+				return err
 			}
+		}
+		if c.RequestHeader().Get("Fail") != "" {
+			return Errorf(codes.NotFound, "none")
+		}
+		return send(c, &pb.SimpleResponse{Username: "ada"})
+	}))
+	clients := s.httpClients(t)
+	clients["http1"] = s.http1(t)
+	for way, c := range clients {
+		for fields, want := range map[string]int{
+			"": 200, `If-None-Match: W/"7"`: 304, `If-None-Match: "6", "7"`: 304, "If-None-Match: *": 304, `If-None-Match: "77"`: 200, `If-None-Match: "7`: 200,
+		} {
+			path := testPath + "UnaryCall?encoding=json&message=%7B%7D"
+			response, body := c.send(t, http.MethodGet, path, "", fields)
+			h := response.Header
+			if response.StatusCode != want || h.Get("Etag") != `W/"7"` || h.Get("Cache-Control") != "max-age=60" || (body == "") != (want == 304) {
+				t.Errorf("GET with %q over %s = %s %v %q, want %d", fields, way, response.Status, h, body, want)
+			}
+		}
+		if response, _ := c.send(t, http.MethodPost, testPath+"UnaryCall", "{}", "Content-Type: application/json", `If-None-Match: "7"`); response.StatusCode != http.StatusOK {
+			t.Errorf("POST over %s = %s, want 200", way, response.Status)
+		}
+		response, _ := c.send(t, http.MethodGet, testPath+"UnaryCall?encoding=json&message=%7B%7D", "", "Fail: 1", `If-None-Match: "7"`)
+		if h := response.Header; response.StatusCode != http.StatusNotFound || h.Get("Cache-Control") != "no-store" || h.Get("Etag") != "" {
+			t.Errorf("failed GET over %s = %s %v, want 404 that no cache keeps", way, response.Status, h)
 		}
 	}
 }

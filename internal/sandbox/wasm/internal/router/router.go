@@ -16,11 +16,18 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // HeaderComponent is the request header that names the requested component.
 const HeaderComponent = "Component"
+
+// Limits for the request bytes that follow the beginning of a response over HTTP/1.1 (dataplane.HalfDuplex).
+const (
+	maxAhead  = 4 << 20
+	aheadTime = 30 * time.Second
+)
 
 // Components is the node's component map. *node.Index implements it.
 type Components interface {
@@ -100,6 +107,7 @@ func (r *Router) serve(w http.ResponseWriter, req *http.Request) {
 		refuse(w, req, err)
 		return
 	}
+	w, req = dataplane.HalfDuplex(w, req, maxAhead, aheadTime)
 	r.proxy.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), targetKey{}, t)))
 }
 

@@ -2,9 +2,11 @@ package router
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -39,6 +41,8 @@ const (
 	named = "example.com:foo.Bar@1.2.3"
 	// testComponent serves grpc.testing.TestService, according to its name.
 	testComponent = "example.com:grpc.testing.TestService@1.0.0"
+	// page is the origin of the web page that can call the components.
+	page = "https://app.example"
 )
 
 // node is the component map of a fake node, and the Invoker of all containers in its only worker.
@@ -135,6 +139,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	handler = dataplane.WithCORS(dataplane.CORS{Origins: []string{page}}, handler)
 	worker, err := dataplane.NewServer(dataplane.Config{Handler: handler})
 	if err != nil {
 		t.Fatal(err)
@@ -478,5 +483,59 @@ func TestSentOnce(t *testing.T) {
 	_, err = r.client(t).UnaryCall(t.Context(), &pb.SimpleRequest{Payload: &pb.Payload{Body: make([]byte, 1000)}})
 	if status.Code(err) != codes.Unavailable || taken.Load() != 1 {
 		t.Errorf("UnaryCall = %v, and the request was sent %d times; want Unavailable and once", err, taken.Load())
+	}
+}
+
+// TestPages checks that a page can call a component through the node: preflight requests are routed by their path, and
+// the response has the fields of CORS once.
+func TestPages(t *testing.T) {
+	r := newRig(t)
+	r.run(testComponent, testComponent+"#5")
+	url := "http://" + r.clearAddess + "/grpc.testing.TestService/UnaryCall"
+	for origin, want := range map[string][]string{page: {page}, "https://evil.example": nil} {
+		for _, method := range []string{http.MethodOptions, http.MethodPost} {
+			request, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Header.Set("Origin", origin)
+			if method == http.MethodPost {
+				request.Header.Set("Content-Type", "application/json")
+			} else {
+				request.Header.Set("Access-Control-Request-Method", "POST")
+			}
+			response, err := http.DefaultClient.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if got := response.Header.Values("Access-Control-Allow-Origin"); !slices.Equal(got, want) {
+				t.Errorf("%s from %s = %s %v, want the origin %v", method, origin, response.Status, response.Header, want)
+			}
+		}
+	}
+}
+
+// TestHalfDuplex checks that a bidirectional stream over HTTP/1.1 passes the node complete, although the container
+// replies before the request ends.
+func TestHalfDuplex(t *testing.T) {
+	r := newRig(t)
+	r.run(testComponent, testComponent+"#5")
+	request := &pb.StreamingOutputCallRequest{Payload: &pb.Payload{Body: make([]byte, 30_000)}}
+	b, err := proto.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 30
+	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
+	response, err := http.Post("http://"+r.clearAddess+"/grpc.testing.TestService/FullDuplexCall", "application/connect+proto",
+		io.MultiReader(bytes.NewReader(bytes.Repeat(message, n))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil || len(answer) < n*len(message) || !bytes.Contains(answer, []byte("data_loss")) {
+		t.Errorf("answer = %s, %d bytes, %v; want %d messages and the status", response.Status, len(answer), err, n)
 	}
 }
