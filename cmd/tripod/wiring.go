@@ -272,7 +272,7 @@ func wasmConfig(c *config.Config) wasm.Config {
 		LogSizeMax:  c.Log.ContainerSizeMax, Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
 		Connections:    limits(c.Connections),
 		Holdings:       wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes},
-		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
+		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory, Origins: c.Wasm.CORSOrigins,
 		LogLevel: c.Log.Level,
 	}
 }

@@ -141,6 +141,7 @@ type Wasm struct {
 	MaxHostBytes   int64    `toml:"max_host_bytes"`
 	CompileTimeout Duration `toml:"compile_timeout"`
 	CompileMemory  int64    `toml:"compile_memory"`
+	CORSOrigins    []string `toml:"cors_origins"`
 }
 
 // VM configures the backend for virtual machines.

@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tripod-run/tripod/internal/origin"
 )
 
 // maxSocketPath is the size of sun_path in unix(7) without the final zero byte.
@@ -175,6 +177,10 @@ func (c *Config) validateWasm(v *validator) {
 	v.check(w.MaxHostBytes >= 1, "wasm.max_host_bytes", "%d is not at least 1", w.MaxHostBytes)
 	v.check(w.CompileMemory >= minCompileMemory, "wasm.compile_memory", "%d bytes are less than %d", w.CompileMemory, minCompileMemory)
 	v.positive("wasm.compile_timeout", w.CompileTimeout)
+	for _, o := range w.CORSOrigins {
+		err := origin.Check(o)
+		v.check(err == nil, "wasm.cors_origins", "%v", err)
+	}
 }
 
 const (

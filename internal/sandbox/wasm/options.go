@@ -5,11 +5,13 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/origin"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -26,6 +28,8 @@ const (
 	keyRequestTimeout = "request-timeout"   // "30s"
 	keyMaxMessage     = "max-message-bytes" // maximum size of a client message
 	keyReuse          = "reuse"             // "true" lets an instance serve more than one request
+	keyOrigins        = "cors-origins"      // patterns of package origin, separated by commas, or "off"
+	keyCredentials    = "cors-credentials"  // "true" allows cookies and client certificates
 )
 
 const (
@@ -34,6 +38,7 @@ const (
 	maxRequestTimeout    = 24 * time.Hour
 	maxMaxMessage        = 1 << 30
 	maxConcurrency       = 100_000
+	maxOrigins           = 100
 )
 
 // Values of keyTLS other than a mount's path.
@@ -50,6 +55,8 @@ type options struct {
 	tls           string
 	requireClient bool
 	limits        workerapi.Limits
+	// cors has no Origins if the annotation is missing, and empty ones if it is "off".
+	cors workerapi.CORS
 }
 
 // optionsOf reads the options of a container; c is nil for a unit pod's.
@@ -82,6 +89,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 		RequestTimeout:  r.duration(keyRequestTimeout),
 		Reuse:           r.choice(keyReuse, "false", "true") == "true",
 	}
+	o.cors = workerapi.CORS{Origins: r.origins(), Credentials: r.choice(keyCredentials, "false", "true") == "true"}
 	switch {
 	case r.err != nil:
 	case o.port == 0 && o.cleartext == 0:
@@ -90,6 +98,8 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 		r.fail(keyCleartextPort, "%d is also the port for TLS", o.cleartext)
 	case o.requireClient && (o.tls == tlsOff || o.tls == tlsGenerated):
 		r.fail(keyClientAuth, "client certificates are verified with the ca.crt of a mount; set %s to the mount's path", prefix+keyTLS)
+	case o.cors.Credentials && (len(o.cors.Origins) == 0 || slices.Contains(o.cors.Origins, origin.Any)):
+		r.fail(keyCredentials, "browsers send credentials only to named origins; list them in %s, without *", prefix+keyOrigins)
 	}
 	return o, r.err
 }
@@ -145,6 +155,29 @@ func (r *optionReader) choice(key string, allowed ...string) string {
 		r.fail(key, "%q is not %q", v, allowed[len(allowed)-1])
 	}
 	return v
+}
+
+// origins returns the list of origins, nil if there is no such annotation, or an empty list for "off".
+func (r *optionReader) origins() []string {
+	v := r.text(keyOrigins)
+	if v == "" {
+		return nil
+	}
+	list := []string{}
+	if v == "off" {
+		return list
+	}
+	for o := range strings.SplitSeq(v, ",") {
+		o = strings.TrimSpace(o)
+		if err := origin.Check(o); err != nil {
+			r.fail(keyOrigins, "%v", err)
+		}
+		list = append(list, o)
+	}
+	if len(list) > maxOrigins {
+		r.fail(keyOrigins, "%d origins are more than %d", len(list), maxOrigins)
+	}
+	return list
 }
 
 func (r *optionReader) port(key string, fallback uint16) uint16 {

@@ -169,6 +169,9 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if loaded.World == wit.WorldCommand {
 		return spec, renewAt, nil
 	}
+	if spec.CORS = o.cors; spec.CORS.Origins == nil {
+		spec.CORS.Origins = b.cfg.Origins
+	}
 	if spec.Ports, err = b.listen(ctx, p, c, o); err != nil {
 		return spec, renewAt, err
 	}

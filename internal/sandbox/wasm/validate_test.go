@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -155,15 +156,17 @@ func TestOptions(t *testing.T) {
 	}{
 		"nothing said": {nil, options{port: 443, cleartext: 80, tls: tlsGenerated}},
 		"all said": {
-			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true"},
+			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true",
+				"cors-origins": "https://app.example, https://*.example.com", "cors-credentials": "true"},
 			options{port: 8443, cleartext: 8080, tls: tlsGenerated, limits: workerapi.Limits{
 				Concurrency: 7, RequestTimeout: 2 * time.Second, MaxMessageBytes: 1024, Reuse: true,
-			}},
+			}, cors: workerapi.CORS{Origins: []string{"https://app.example", "https://*.example.com"}, Credentials: true}},
 		},
 		"no TLS":            {map[string]string{"tls": "off"}, options{cleartext: 80, tls: tlsOff}},
 		"no cleartext":      {map[string]string{"cleartext-port": "off"}, options{port: 443, tls: tlsGenerated}},
 		"clients named":     {map[string]string{"tls": "/tls/", "client-auth": "require"}, options{port: 443, tls: "/tls", requireClient: true}},
 		"clients and plain": {map[string]string{"tls": "/tls", "client-auth": "require", "cleartext-port": "81"}, options{port: 443, cleartext: 81, tls: "/tls", requireClient: true}},
+		"no pages":          {map[string]string{"cors-origins": "off"}, options{port: 443, cleartext: 80, tls: tlsGenerated, cors: workerapi.CORS{Origins: []string{}}}},
 		"others' keys":      {map[string]string{"something": "else"}, options{port: 443, cleartext: 80, tls: tlsGenerated}},
 	} {
 		annotations := map[string]string{}
@@ -171,7 +174,7 @@ func TestOptions(t *testing.T) {
 			annotations["vimana.host/"+k] = v
 		}
 		got, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: annotations}, "c", "vimana.host/")
-		if err != nil || got != c.want {
+		if err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: parseOptions = %+v, %v; want %+v", name, got, err, c.want)
 		}
 	}
@@ -182,6 +185,7 @@ func TestOptions(t *testing.T) {
 	for key, values := range map[string][]string{
 		"port": {"0", "65536", "-1", "80"}, "cleartext-port": {"on", "443"}, "tls": {"on", "relative/path"}, "client-auth": {"maybe", "require"},
 		"concurrency": {"0", "many"}, "request-timeout": {"0s", "5", "48h"}, "max-message-bytes": {"0", "1.5"}, "reuse": {"yes"},
+		"cors-origins": {"app.example", "https://app.example/", "null", "https://a.example,", strings.Repeat("https://a.example,", maxOrigins) + "*"}, "cors-credentials": {"yes", "true"},
 	} {
 		for _, v := range values {
 			_, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/" + key: v}}, "c", "p/")
@@ -189,6 +193,10 @@ func TestOptions(t *testing.T) {
 				t.Errorf("parseOptions with %s=%s = %v, want ErrInvalidArgument", key, v, err)
 			}
 		}
+	}
+	open := map[string]string{"p/cors-origins": "*", "p/cors-credentials": "true"}
+	if _, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: open}, "c", "p/"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("parseOptions with credentials for every origin = %v, want ErrInvalidArgument", err)
 	}
 	dark := map[string]string{"p/tls": "off", "p/cleartext-port": "off"}
 	if _, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: dark}, "c", "p/"); !errdefs.IsInvalidArgument(err) {

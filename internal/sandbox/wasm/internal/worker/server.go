@@ -148,6 +148,7 @@ func (s *server) updateLimits(l workerapi.Limits) error {
 	if err != nil {
 		return err
 	}
+	handler = dataplane.WithCORS(dataplane.CORS(s.pod.spec.CORS), handler)
 	s.limits.Store(&l)
 	s.handler.Store(&handler)
 	return nil

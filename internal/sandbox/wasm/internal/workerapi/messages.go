@@ -116,6 +116,7 @@ type PodSpec struct {
 
 	Ports []Port `json:"ports,omitempty"` // a server's sockets; a command has none
 	TLS   *TLS   `json:"tls,omitempty"`   // required for a TLS or QUIC port
+	CORS  CORS   `json:"cors,omitzero"`
 
 	Log File `json:"log"` // the container's log, opened for appending; nil for no log
 	// Stdin connects the guest's standard input to attached clients; otherwise the guest reads end of file. StdinOnce
@@ -193,6 +194,14 @@ type Limits struct {
 	Concurrency int `json:"concurrency,omitempty"`
 	// Reuse lets an instance serve more than one request, one at a time.
 	Reuse bool `json:"reuse,omitempty"`
+}
+
+// CORS says which web pages can call a server from a browser; without Origins none can.
+type CORS struct {
+	// Origins are patterns of package origin.
+	Origins []string `json:"origins,omitempty"`
+	// Credentials allows requests with cookies, HTTP authentication and client certificates.
+	Credentials bool `json:"credentials,omitempty"`
 }
 
 // Defaults of Limits.
