@@ -27,29 +27,46 @@ func wasmVictim(t *testing.T) (*runtimeapi.PodSandboxConfig, *runtimeapi.Contain
 	return pod, harness.ContainerConfig("c", harness.GreeterC)
 }
 
+// sandboxPoints are the prefixes of fail points that only pods of the handler wasm pass.
+var sandboxPoints = []string{"wasm.create-sandbox.", "wasm.remove-sandbox."}
+
 // TestN1WasmKilledAtEveryFailPoint is TestN1KilledAtEveryFailPoint for components: a crash interrupts the handling of
-// compilations, workers and pods in workers, while a bystander in another worker answers.
+// compilations, workers and pods in workers, while a bystander in another worker answers. With the handler linux, the
+// components are containers in pods of Linux containers.
 func TestN1WasmKilledAtEveryFailPoint(t *testing.T) {
+	for _, handler := range []string{"wasm", "linux"} {
+		t.Run(handler, func(t *testing.T) {
+			names := points(t, "wasm.")
+			if handler == "linux" {
+				for _, prefix := range sandboxPoints {
+					names = without(names, prefix)
+				}
+			}
+			visitWasm(t, handler, names)
+		})
+	}
+}
+
+func visitWasm(t *testing.T, handler string, names []string) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "namespace"))
 	for _, image := range []string{harness.GreeterC, harness.HelloHTTP} {
 		d.Pull(t, image)
 	}
-	bystander := d.RunPodWith(t, harness.PodConfig(t, "bystander"), "wasm")
+	bystander := d.RunPodWith(t, harness.PodConfig(t, "bystander"), handler)
 	served := bystander.Run(harness.ContainerConfig("hello", harness.HelloHTTP))
 	began, address := served.Status().StartedAt, bystander.Status().Network.Ip
 	pod, container := wasmVictim(t)
-	if err := script(d, "wasm", pod, container); err != nil {
+	if err := script(d, handler, pod, container); err != nil {
 		t.Fatalf("the script without a crash: %v", err)
 	}
 	before := resources(d)
-	names := points(t, "wasm.")
 	for _, point := range names {
 		t.Run(point, func(t *testing.T) {
 			d.Stop()
 			removeMade(t, d, point)
 			d.Start(failpoint.Variable + "=" + point + "=kill")
 			pod, container := wasmVictim(t)
-			err := script(d, "wasm", pod, container)
+			err := script(d, handler, pod, container)
 			state := d.WaitExit(10 * time.Second)
 			if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
 				t.Fatalf("the daemon ended with %v, the script with error %v; want SIGKILL at the fail point", state, err)
@@ -66,7 +83,7 @@ func TestN1WasmKilledAtEveryFailPoint(t *testing.T) {
 			}
 			removeVictims(t, d, bystander.ID)
 			harness.Eventually(t, 10*time.Second, func() error { return before.Leaks(resources(d)) })
-			if err := script(d, "wasm", pod, container); err != nil {
+			if err := script(d, handler, pod, container); err != nil {
 				t.Errorf("the same calls after the crash: %v", err)
 			}
 			if err := greets(address); err != nil {

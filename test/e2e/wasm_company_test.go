@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -140,6 +141,8 @@ func TestComponentsInLinuxPods(t *testing.T) {
 		"images":    testForeignImages,
 		"resize":    testForeignResize,
 		"node":      testForeignOnTheNode,
+		"users":     testForeignUsers,
+		"plugins":   testForeignPlugins,
 		"two names": testTwoComponents,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, d) })
@@ -315,4 +318,38 @@ func testTwoComponents(t *testing.T, d *harness.Daemon) {
 		p.Run(harness.ContainerConfig(name, harness.HelloHTTP))
 		get(t, "http://"+net.JoinHostPort(p.IP(), port)+"/")
 	}
+}
+
+// testForeignUsers: in a pod with a user namespace, a component serves in the pod's network, and shares files that
+// everybody can read.
+func testForeignUsers(t *testing.T, d *harness.Daemon) {
+	u := usersOf(1 << 22)
+	p := companyPod(t, d, inUsers(u))
+	shared := emptyDir(t, "/shared")
+	p.Run(harness.ContainerConfig("write", harness.CommandGo, mappedBind(u, shared.HostPath, "/shared"), args("write", "/shared/a", "from wasm"))).WaitExit(0)
+	sidecar := p.Run(harness.ContainerConfig("sidecar", harness.Busybox, mappedBind(u, shared.HostPath, "/shared"), harness.Sleep()))
+	if got := sidecar.Must("cat", "/shared/a"); got != "from wasm\n" {
+		t.Errorf("file of the component: got %q", got)
+	}
+	p.Run(harness.ContainerConfig("web", harness.HelloHTTP))
+	if got := sidecar.Must("wget", "-q", "-O", "-", "http://127.0.0.1/x"); !strings.Contains(got, "hello from") {
+		t.Errorf("answer: got %q", got)
+	}
+}
+
+// testForeignPlugins: plugins of the node follow a component, and adjust what the CRI can express.
+func testForeignPlugins(t *testing.T, d *harness.Daemon) {
+	adjustment := &api.ContainerAdjustment{}
+	adjustment.AddEnv("BY", "plugin")
+	plugin := connectPlugin(t, d, "00", "company", &nriPlugin{onCreate: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate) {
+		return adjustment, nil
+	}})
+	c := companyPod(t, d).Run(harness.ContainerConfig("env", harness.CommandGo, args("env")))
+	c.WaitExit(0)
+	if !strings.Contains(harness.Text(c.Logs(), "stdout"), "BY=plugin\n") {
+		t.Errorf("environment: got %q, want the plugin's variable", harness.Text(c.Logs(), "stdout"))
+	}
+	plugin.waitCalls(t, c.ID, containerCalls[:5]...)
+	c.Pod.Remove()
+	plugin.waitCalls(t, c.ID, containerCalls...)
 }

@@ -88,6 +88,43 @@ spec:
 	})
 }
 
+// TestComponentBesideContainers: in a pod of Linux containers, components are init containers and servers. A sidecar and a
+// container for debugging reach them on the pod's loopback.
+func TestComponentBesideContainers(t *testing.T) {
+	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: mixed, annotations: {vimana.host/cleartext-port.web: "8080", vimana.host/tls: "off"}}
+spec:
+  terminationGracePeriodSeconds: 5
+  initContainers:
+  - {name: write, image: ` + harness.CommandGo + `, args: [write, /shared/a, component], volumeMounts: [{name: shared, mountPath: /shared}]}
+  - name: sidecar
+    image: BUSYBOX
+    restartPolicy: Always
+    command: [sh, -c, "cat /shared/a; trap exit TERM; while :; do wget -q -O - http://127.0.0.1:8080/x; sleep 1; done"]
+    resources: {limits: {cpu: 200m, memory: 32Mi}}
+    volumeMounts: [{name: shared, mountPath: /shared}]
+  containers:
+  - name: web
+    image: ` + harness.HelloHTTP + `
+    readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}
+    livenessProbe: {httpGet: {port: 8080}, periodSeconds: 1}
+    resources: {limits: {cpu: 500m, memory: 64Mi}}
+  volumes: [{name: shared, emptyDir: {}}]
+`))
+		n.WaitReady("mixed", k.boots)
+		n.WaitLog("component", kube.Timeout, "mixed", "-c", "sidecar")
+		n.WaitLog("hello from", kube.Timeout, "mixed", "-c", "sidecar")
+		if out, err := n.TryKubectl("exec", "mixed", "-c", "web", "--", "sh"); err == nil || !strings.Contains(err.Error(), "kubectl debug") {
+			t.Errorf("exec: got output %q, error %v; want one that says what can be done", out, err)
+		}
+		n.Kubectl("debug", "mixed", "--image", harness.Busybox, "--container", "debugger", "--attach=false", "--", "wget", "-q", "-O", "-", "http://127.0.0.1:8080/debug")
+		n.WaitLog("hello from", kube.Timeout, "mixed", "-c", "debugger")
+	})
+}
+
 func TestEphemeralContainer(t *testing.T) {
 	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(client)
