@@ -60,8 +60,8 @@ var rules = []rule{
 
 // standalone maps a package to the only other packages of the module that it and its subpackages may depend on.
 var standalone = map[string][]string{
-	"internal/component": nil, // a library that other projects could use
-	"internal/play":      nil, // manifests in, messages out
+	"internal/component": {"sdk/wit"}, // a library that other projects could use
+	"internal/play":      nil,         // manifests in, messages out
 	guestProtocol:        nil,
 	guestAgent:           {guestProtocol}, // copied into guests
 }

@@ -35,6 +35,7 @@ type World = wit.World
 // The worlds.
 const (
 	WorldGRPC    = wit.WorldGRPC
+	WorldRaw     = wit.WorldRaw
 	WorldHTTP    = wit.WorldHTTP
 	WorldCommand = wit.WorldCommand
 )
@@ -45,6 +46,9 @@ type CompileOptions struct {
 	// return false for WASI 0.2 and preview 1, because the engine provides them. nil means that there are no other
 	// interfaces.
 	Provided func(iface string) bool
+	// ProvidedToModule is the same for a core module that is a server (see Engine.Compile). nil means that it gets
+	// preview 1 only.
+	ProvidedToModule func(iface string) bool
 	// If Both is set, the guest is compiled for both paths, so that the paths can be compared. Otherwise the image
 	// contains only the fastest path that the guest allows.
 	Both bool

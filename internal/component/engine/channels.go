@@ -106,11 +106,38 @@ func (i *Instance) openStdio(o *C.tw_opts) error {
 	return nil
 }
 
+// OpenChannel gives the guest a descriptor of preview 1 for a channel, with which it can wait in poll_oneoff. The
+// function open gets the wake function of the channel (see Channels.Open). The channel is closed when the guest closes
+// the descriptor, but not when the instance ends. If too many descriptors are open, or the guest has no preview 1, the
+// error is errdefs.ErrResourceExhausted or ErrFailedPrecondition.
+func (c *HostCall) OpenChannel(open func(wake func()) Channel) (uint32, error) {
+	i := c.inst
+	if i.link.module == nil || !i.code.img.CoreWASI {
+		return 0, fmt.Errorf("only guests of preview 1 have descriptors: %w", errdefs.ErrFailedPrecondition)
+	}
+	n, err := i.addChannel(open(i.wake))
+	if err != nil {
+		return 0, err
+	}
+	number, d := C.uint32_t(0), C.tw_fd{kind: C.TW_FD_CHANNEL, modes: C.TW_READ | C.TW_WRITE, flags: C.TW_NONBLOCK, n: C.uint32_t(n)}
+	if !C.tw_fd_new(c.c, d, &number) {
+		i.channels[n].Close()
+		i.channels[n] = nil
+		return 0, fmt.Errorf("the guest has too many open descriptors: %w", errdefs.ErrResourceExhausted)
+	}
+	return uint32(number), nil
+}
+
 func (i *Instance) openChannel(name string, read, write bool) (int, error) {
 	ch, err := i.opts.Channels.Open(name, read, write, i.wake)
 	if err != nil || !read && !write {
 		return 0, err
 	}
+	return i.addChannel(ch)
+}
+
+// addChannel returns the number of a channel for the C half. On an error, it closes the channel.
+func (i *Instance) addChannel(ch Channel) (int, error) {
 	for n, d := range i.channels {
 		if d == nil {
 			i.channels[n] = &descriptor{Channel: ch}

@@ -138,9 +138,10 @@ func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 	C.wasmtime_pooling_allocation_strategy_set(c, p)
 }
 
-// Compile makes the code image of a component, or of a core module with _start. The error is errdefs.ErrInvalidArgument
-// if the guest is not valid WebAssembly, needs an import that nothing provides, declares memory or tables beyond the
-// limits, or exports nothing that can be served. Compile takes CPU and memory in proportion to the guest (10 s and 600
+// Compile makes the code image of a component, or of a core module: a command with _start, or a server that exports
+// tripod:grpc/handler by the canonical ABI. The error is errdefs.ErrInvalidArgument if the guest is not valid
+// WebAssembly, needs an import that nothing provides, declares memory or tables beyond the limits, or exports nothing
+// that can be served. Compile takes CPU and memory in proportion to the guest (10 s and 600
 // MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
 func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) ([]byte, error) {
 	bin, err := wasmbin.Parse(wasm)
@@ -155,10 +156,13 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 		img.MinMemory += minMemory(m)
 		img.Memories += len(m.Memories)
 	}
-	if bin.Component {
+	switch {
+	case bin.Component:
 		err = e.compileComponent(ctx, wasm, bin, opts, img)
-	} else {
+	case bin.Modules[0].HasExport("_start", wasmbin.Func):
 		err = e.compileCommand(ctx, bin, img)
+	default:
+		err = e.compileServer(ctx, bin, opts, img)
 	}
 	if err != nil {
 		return nil, err
@@ -169,28 +173,39 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 // compileCommand compiles a core module, which must be a preview 1 command.
 func (e *Engine) compileCommand(ctx context.Context, bin *wasmbin.Binary, img *image) error {
 	m := bin.Modules[0]
-	if m.Exports["_start"] != wasmbin.Func || !hasKey(m.Exports, "_start") {
-		return invalid("the core module exports no _start: it is neither a component nor a WASI preview 1 command")
-	}
 	for _, i := range m.Imports {
 		if i.Module != preview1 {
-			return invalid("import %s.%s: nothing provides it (a core module gets %s only)", i.Module, i.Name, preview1)
+			return invalid("import %s.%s: nothing provides it (a command that is a core module gets %s only)", i.Module, i.Name, preview1)
 		}
 	}
-	img.describeCore(m)
-	img.World = WorldCommand
-	for name, kind := range m.Exports {
-		if kind == wasmbin.Func {
-			img.Exports = append(img.Exports, Item{Name: name})
-		}
-	}
-	for _, i := range m.Imports {
-		img.Imports = append(img.Imports, Item{Interface: i.Module, Name: i.Name})
-	}
+	img.describeModule(m, WorldCommand)
 	if err := e.compileModule(ctx, m.Code, img); err != nil {
 		return err
 	}
 	return e.tryLink(img)
+}
+
+// compileServer compiles a core module whose exports and imports follow the canonical ABI, as if it were the main module
+// of a component. There is no component around it that could give types to its functions: [Code.Func] and Load check
+// only their core types.
+func (e *Engine) compileServer(ctx context.Context, bin *wasmbin.Binary, opts CompileOptions, img *image) error {
+	m := bin.Modules[0]
+	img.describeModule(m, WorldRaw)
+	if worldOf(img.Exports) != WorldRaw {
+		return invalid("the core module exports neither _start nor %s.0: it is neither a component nor a WASI preview 1 command nor a gRPC server", rawHandler)
+	}
+	for _, i := range m.Imports {
+		switch {
+		case i.Kind != wasmbin.Func:
+			return invalid("import %s.%s: a core module can import functions only", i.Module, i.Name)
+		case i.Module != preview1 && (opts.ProvidedToModule == nil || !opts.ProvidedToModule(i.Module)):
+			return invalid("import %s.%s: not supported in a core module", i.Module, i.Name)
+		}
+	}
+	if !m.HasExport("memory", wasmbin.Memory) || !m.HasExport("cabi_realloc", wasmbin.Func) {
+		return invalid("the core module does not export its memory and cabi_realloc, which the canonical ABI needs")
+	}
+	return e.compileModule(ctx, m.Code, img)
 }
 
 func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (err error) {
@@ -258,6 +273,8 @@ func worldOf(exports []Item) (w World) {
 		switch compatName(i.Interface) {
 		case httpHandler:
 			return WorldHTTP
+		case rawHandler:
+			return WorldRaw
 		case cliRun:
 			w = WorldCommand
 		default:

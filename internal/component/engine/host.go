@@ -71,14 +71,16 @@ func (h *hostTable) provides(iface string) bool { return h.ifaces[compatName(ifa
 func (h *hostTable) bind(c *Code, item Item) error {
 	n, ok := h.names[[2]string{compatName(item.Interface), item.Name}]
 	if !ok {
-		if !c.img.Component || (engineProvides(item.Interface) && !h.provides(item.Interface)) {
+		if item.Interface == preview1 || c.img.Component && engineProvides(item.Interface) && !h.provides(item.Interface) {
 			return nil // the engine provides the import, or refuses it while linking
 		}
 		return invalid("import %v: nothing provides it", item)
 	}
 	params, result := normalizedTypes(h.funcs[n].Params, h.funcs[n].Result)
-	if err := sameTypes(item, params, result); err != nil {
-		return invalid("import %v", err)
+	if c.img.Component { // for a core module, the linker checks the core types
+		if err := sameTypes(item, params, result); err != nil {
+			return invalid("import %v", err)
+		}
 	}
 	prog, err := h.program(item, params, result)
 	if err != nil {

@@ -20,6 +20,7 @@ const (
 	preview1    = "wasi_snapshot_preview1"
 	httpHandler = "wasi:http/incoming-handler@0.2"
 	cliRun      = "wasi:cli/run@0.2"
+	rawHandler  = "tripod:grpc/handler@0.1"
 	rootModule  = "$root" // a core module imports functions without an interface from this module
 )
 
@@ -95,6 +96,25 @@ func stale(why string) error {
 // waitingFuncs are the functions of preview 1 in which a guest can wait where no tick reaches it.
 var waitingFuncs = []string{"poll_oneoff", "fd_read", "fd_pread", "sock_accept", "sock_recv"}
 
+// describeModule describes a guest that is a core module. An export named INTERFACE#NAME is a function of that interface.
+func (i *inspection) describeModule(m wasmbin.Module, world World) {
+	i.describeCore(m)
+	i.World = world
+	for name, kind := range m.Exports {
+		if kind != wasmbin.Func || strings.HasPrefix(name, "cabi_post_") {
+			continue
+		}
+		item := Item{Name: name}
+		if iface, function, ok := strings.Cut(name, "#"); ok {
+			item = Item{Interface: iface, Name: function}
+		}
+		i.Exports = append(i.Exports, item)
+	}
+	for _, imp := range m.Imports {
+		i.Imports = append(i.Imports, Item{Interface: imp.Module, Name: imp.Name})
+	}
+}
+
 func (i *inspection) describeCore(m wasmbin.Module) {
 	for _, imp := range m.Imports {
 		if imp.Module == preview1 {
@@ -156,11 +176,11 @@ func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	if len(bin.Foreign) > 0 {
 		return fmt.Sprintf("the function %s does not belong to the first core module", bin.Foreign[0])
 	}
-	if kind, ok := m.Exports["memory"]; !ok || kind != wasmbin.Memory {
+	if !m.HasExport("memory", wasmbin.Memory) {
 		return "the core module exports no memory"
 	}
 	for _, item := range i.Exports {
-		if kind, ok := m.Exports[item.String()]; !ok || kind != wasmbin.Func || !bin.Lifted[item.String()] {
+		if !m.HasExport(item.String(), wasmbin.Func) || !bin.Lifted[item.String()] {
 			return fmt.Sprintf("the core module does not export %v", item)
 		}
 	}

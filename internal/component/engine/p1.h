@@ -16,9 +16,9 @@ enum { ENDED = -1 }; // the guest's call has ended; why is set
 enum { MAX_ENTRIES = 1024, MAX_PIECE = 1 << 20 };
 
 // Kinds of tw_fd, its modes, and the one flag that matters.
-enum { FD_NONE, FD_STREAM, FD_ROOM, FD_CHANNEL, FD_PASSED };
+enum { FD_NONE, FD_STREAM, FD_ROOM, FD_CHANNEL = TW_FD_CHANNEL, FD_PASSED };
 enum { CAN_READ = TW_READ, CAN_WRITE = TW_WRITE };
-enum { NONBLOCK = 4 };
+enum { NONBLOCK = TW_NONBLOCK };
 
 // Rights that are checked, and types of files.
 enum { RIGHT_READ = 1 << 1, RIGHT_WRITE = 1 << 6, RIGHT_OPEN = 1 << 13, RIGHT_POLL = 1 << 27 };

@@ -123,6 +123,7 @@ typedef struct {
 } tw_fd;
 
 enum { TW_READ = 1, TW_WRITE = 2 };
+enum { TW_FD_CHANNEL = 3, TW_NONBLOCK = 4 }; // a kind and a flag that Go sets
 
 // tw_passing holds the linker and the module with which guests that have directories call wasmtime's preview 1
 // (p1pass.c).

@@ -47,50 +47,6 @@ var (
 func listOf(t *wit.Type) *wit.Type   { return &wit.Type{Kind: wit.List, Elem: t} }
 func optionOf(t *wit.Type) *wit.Type { return &wit.Type{Kind: wit.Option, Elem: t} }
 
-// HostWIT is the text of the host package.
-const HostWIT = `package tripod:grpc@0.1.0;
-
-/// The context and the status of a call.
-interface types {
-  /// One metadata value. A key that occurs twice is two entries. Keys are lower case; the value of a key that ends
-  /// in "-bin" is the decoded bytes, any other is printable ASCII.
-  record entry {
-    key: string,
-    value: list<u8>,
-  }
-
-  record context {
-    /// "/greet.v1.Greeter/SayHello"
-    method: string,
-    /// Address and port of the client.
-    peer: string,
-    /// Nanoseconds until the client's deadline, counted from the start of the call.
-    timeout: option<u64>,
-    metadata: list<entry>,
-  }
-
-  /// How a call failed.
-  record status {
-    /// A gRPC status code that is not 0 (OK): 3 INVALID_ARGUMENT, 5 NOT_FOUND, ...
-    code: u32,
-    message: string,
-    /// Each is a serialized google.protobuf.Any.
-    details: list<list<u8>>,
-  }
-}
-
-/// Metadata of the response to the current call.
-interface response {
-  use types.{entry};
-
-  /// Adds to the header, which is sent with the first message. Entries added later are sent with the trailer.
-  set-header: func(e: entry);
-
-  /// Adds to the trailer.
-  set-trailer: func(e: entry);
-}
-`
-
 // Entry is one metadata value.
 type Entry struct {
 	Key   string

@@ -111,11 +111,34 @@ func Compile(set *descriptorpb.FileDescriptorSet, services ...string) (*Schema, 
 
 // Parse is like [Compile], but takes a serialized FileDescriptorSet, as written by protoc --descriptor_set_out.
 func Parse(set []byte, services ...string) (*Schema, error) {
+	fds, err := unmarshalSet(set)
+	if err != nil {
+		return nil, err
+	}
+	return Compile(fds, services...)
+}
+
+// ParseServices links a serialized FileDescriptorSet and returns its files and the services that [Parse] would choose,
+// without preparing a conversion. Its errors are those of Parse.
+func ParseServices(set []byte, services ...string) (*protoregistry.Files, []protoreflect.ServiceDescriptor, error) {
+	fds, err := unmarshalSet(set)
+	if err != nil {
+		return nil, nil, err
+	}
+	files, err := link(fds)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, err := findServices(fds, files, services)
+	return files, found, err
+}
+
+func unmarshalSet(set []byte) (*descriptorpb.FileDescriptorSet, error) {
 	var fds descriptorpb.FileDescriptorSet
 	if err := proto.Unmarshal(set, &fds); err != nil {
 		return nil, fmt.Errorf("descriptors: not a FileDescriptorSet: %v: %w", err, errdefs.ErrInvalidArgument)
 	}
-	return Compile(&fds, services...)
+	return &fds, nil
 }
 
 // link resolves the files. It adds well-known files that are imported but missing.

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
+	witfiles "github.com/tripod-run/tripod/sdk/wit"
 )
 
 // File is a file of a component's WIT directory, in the form that WebAssembly tools expect.
@@ -20,7 +21,7 @@ type File struct {
 // are several packages, the root file is a package "tripod:component". Its world "server" includes the worlds of all
 // packages.
 func (s *Schema) WIT() []File {
-	files := []File{{"deps/tripod-grpc/grpc.wit", HostWIT}}
+	files := []File{{"deps/tripod-grpc/grpc.wit", witfiles.Host}}
 	if len(s.packages) == 1 {
 		p := s.packages[0]
 		return append(files, File{p.file() + ".wit", p.render()})

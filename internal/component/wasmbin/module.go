@@ -13,6 +13,12 @@ type Module struct {
 	Memories, Tables []Limits
 }
 
+// HasExport reports whether the module has an export of that name and kind.
+func (m *Module) HasExport(name string, kind Kind) bool {
+	got, ok := m.Exports[name]
+	return ok && got == kind
+}
+
 // Import is an import of a core module.
 type Import struct {
 	Module, Name string

@@ -7,6 +7,9 @@ type World string
 const (
 	// WorldGRPC means that the guest exports functions of its own interfaces.
 	WorldGRPC World = "grpc"
+	// WorldRaw means that the guest exports tripod:grpc/handler@0.1: gRPC services whose messages it gets as protobuf
+	// bytes.
+	WorldRaw World = "grpc-raw"
 	// WorldHTTP means that the guest exports wasi:http/incoming-handler@0.2.
 	WorldHTTP World = "http"
 	// WorldCommand means that the guest exports wasi:cli/run@0.2, or is a core module with _start (WASI preview 1).

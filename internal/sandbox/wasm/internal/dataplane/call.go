@@ -43,9 +43,14 @@ type Call interface {
 	// Send sends a message, and blocks while the client does not read. If the method is not server-streaming, call Send
 	// exactly once. Send does not retain the message, even if Send fails.
 	Send(message []byte) error
+	// SendHeader sends ResponseHeader before the first message, where the protocol can. It does nothing if the header
+	// has been sent.
+	SendHeader() error
+	// Interrupt makes a Receive in progress and all later ones fail soon.
+	Interrupt()
 	// RequestHeader returns the unmodified request header, which Metadata converts to gRPC metadata.
 	RequestHeader() http.Header
-	// The first Send sends ResponseHeader. ResponseTrailer is sent after Invoke has returned. Use SetMetadata to add to
+	// The first Send or SendHeader sends ResponseHeader. ResponseTrailer is sent after Invoke has returned. Use SetMetadata to add to
 	// either.
 	ResponseHeader() http.Header
 	ResponseTrailer() http.Header

@@ -33,7 +33,7 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 		return connect.NewBidiStreamHandler(e.Procedure, func(ctx context.Context, s *connect.BidiStream[frame, frame]) error {
 			c := &connectCall{
 				request: s.RequestHeader(), header: s.ResponseHeader(), trailer: s.ResponseTrailer(), peer: s.Peer(),
-				receive: s.Receive, send: s.Send, stats: e.stats,
+				receive: s.Receive, send: s.Send, stats: e.stats, streams: true,
 			}
 			return h.runConnect(ctx, e, c)
 		}, options...)
@@ -47,7 +47,7 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 		return connect.NewServerStreamHandler(e.Procedure, func(ctx context.Context, r *connect.Request[frame], s *connect.ServerStream[frame]) error {
 			c := &connectCall{
 				request: r.Header(), header: s.ResponseHeader(), trailer: s.ResponseTrailer(), peer: r.Peer(),
-				receive: once(r.Msg), send: s.Send, stats: e.stats,
+				receive: once(r.Msg), send: s.Send, stats: e.stats, streams: true,
 			}
 			return h.runConnect(ctx, e, c)
 		}, options...)
@@ -94,7 +94,7 @@ func (h *grpcHandler) serveConnect(w http.ResponseWriter, r *http.Request, next 
 	if half != r {
 		half.ProtoMajor = 2 // connect-go refuses streams in both directions over HTTP/1.1
 	}
-	next.ServeHTTP(w, half)
+	next.ServeHTTP(w, half.WithContext(context.WithValue(half.Context(), writerKey{}, w)))
 }
 
 // checkQuery checks the base64 of a GET request's message, because connect-go takes a mistake in it for one of the
@@ -127,6 +127,7 @@ func idempotency(m protoreflect.MethodDescriptor) connect.IdempotencyLevel {
 
 // runConnect runs a call that streams its responses.
 func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCall) error {
+	c.writer = ctx.Value(writerKey{}).(http.ResponseWriter)
 	if status := h.run(ctx, e, c, c.peer.Protocol); status != nil {
 		return status.connectError()
 	}
@@ -138,6 +139,7 @@ func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCal
 func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connectCall) (*connect.Response[frame], error) {
 	info, _ := connect.CallInfoForHandlerContext(ctx)
 	c.header, c.trailer = info.ResponseHeader(), info.ResponseTrailer()
+	c.writer = ctx.Value(writerKey{}).(http.ResponseWriter)
 	var response *frame
 	c.send = func(f *frame) error {
 		if response != nil {
@@ -162,7 +164,13 @@ type connectCall struct {
 	receive                  func() (*frame, error)
 	send                     func(*frame) error
 	stats                    *methodMetrics
+	streams                  bool // send(nil) sends the header
+	sent                     bool
+	writer                   http.ResponseWriter
 }
+
+// writerKey is the key of a request's http.ResponseWriter in its context, which connect-go does not pass to handlers.
+type writerKey struct{}
 
 func (c *connectCall) RequestHeader() http.Header   { return c.request }
 func (c *connectCall) ResponseHeader() http.Header  { return c.header }
@@ -181,7 +189,23 @@ func (c *connectCall) Receive() ([]byte, error) {
 	return f.bytes, nil
 }
 
+// SendHeader implements Call. Methods with one response send the header with the response.
+func (c *connectCall) SendHeader() error {
+	if !c.streams || c.sent {
+		return nil
+	}
+	c.sent = true
+	if err := c.send(nil); err != nil {
+		return fromConnect(err)
+	}
+	return nil
+}
+
+// Interrupt implements Call.
+func (c *connectCall) Interrupt() { interrupt(c.writer) }
+
 func (c *connectCall) Send(message []byte) error {
+	c.sent = true
 	if err := c.send(&frame{bytes: message}); err != nil {
 		return fromConnect(err)
 	}

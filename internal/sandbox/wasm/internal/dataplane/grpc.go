@@ -50,7 +50,7 @@ func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpo
 	if status == nil {
 		status = h.runWithDeadline(r, e, c)
 	}
-	if status == nil && !c.serverStreams && !c.sent {
+	if status == nil && !c.serverStreams && !c.answered {
 		status = h.noResponse(r.Context(), e)
 	}
 	c.finish(status)

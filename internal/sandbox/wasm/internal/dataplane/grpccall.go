@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 )
@@ -26,6 +27,7 @@ type grpcCall struct {
 	out      *buffer // the message being sent, with its prefix
 	received bool
 	sent     bool // the response header has been sent
+	answered bool // a message has been sent
 }
 
 const (
@@ -177,13 +179,13 @@ func isTimeout(err error) bool {
 
 // Send implements Call.
 func (c *grpcCall) Send(message []byte) error {
-	if c.sent && !c.serverStreams {
+	if c.answered && !c.serverStreams {
 		return errSecondResponse()
 	}
 	if c.out == nil {
 		c.out = getBuffer()
 	}
-	c.sent = true
+	c.sent, c.answered = true, true
 	if err := c.write(message); err != nil {
 		return streamError(err)
 	}
@@ -195,6 +197,26 @@ func (c *grpcCall) Send(message []byte) error {
 		return streamError(err)
 	}
 	return nil
+}
+
+// SendHeader implements Call.
+func (c *grpcCall) SendHeader() error {
+	if c.sent {
+		return nil
+	}
+	c.sent = true
+	if err := http.NewResponseController(c.writer).Flush(); err != nil {
+		return streamError(err)
+	}
+	return nil
+}
+
+// Interrupt implements Call.
+func (c *grpcCall) Interrupt() { interrupt(c.writer) }
+
+// interrupt ends the reads of a request.
+func interrupt(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // per stream in both HTTP/2 and HTTP/3
 }
 
 func errSecondResponse() error {

@@ -32,6 +32,8 @@ func (c *oneCall) Send(m []byte) error {
 	c.reply = append(c.reply[:0], m...)
 	return nil
 }
+func (c *oneCall) SendHeader() error            { return nil }
+func (c *oneCall) Interrupt()                   {}
 func (c *oneCall) RequestHeader() http.Header   { return http.Header{"User-Agent": {"bench"}} }
 func (c *oneCall) ResponseHeader() http.Header  { return c.header }
 func (c *oneCall) ResponseTrailer() http.Header { return c.trailer }
@@ -42,9 +44,15 @@ func newServing(tb testing.TB, example, file string, limits workerapi.Limits) *s
 	tb.Helper()
 	e, err := engine.New(engine.Config{Instances: 16})
 	require.NoError(tb, err)
-	wasm, err := os.ReadFile(examples + example + "/" + example + ".wasm")
+	return newServingOn(tb, e, examples+example+"/"+example+".wasm", file, workerapi.PodSpec{Limits: limits})
+}
+
+// newServingOn starts a pod of a binary with the services of a .proto file.
+func newServingOn(tb testing.TB, e *engine.Engine, binary, file string, spec workerapi.PodSpec) *server {
+	tb.Helper()
+	wasm, err := os.ReadFile(binary)
 	require.NoError(tb, err)
-	image, err := e.Compile(context.Background(), wasm, engine.CompileOptions{Provided: Provided})
+	image, err := e.Compile(context.Background(), wasm, engine.CompileOptions{Provided: Provided, ProvidedToModule: ProvidedToModule})
 	require.NoError(tb, err)
 	path := filepath.Join(tb.TempDir(), "code")
 	require.NoError(tb, os.WriteFile(path, image, 0o600))
@@ -58,7 +66,8 @@ func newServing(tb testing.TB, example, file string, limits workerapi.Limits) *s
 	tb.Cleanup(w.Close)
 	_, err = w.Load(context.Background(), workerapi.Code{Digest: "d", Image: workerapi.File{File: code}, Descriptors: set})
 	require.NoError(tb, err)
-	_, err = w.Start(context.Background(), workerapi.PodSpec{ID: "pod", Digest: "d", Limits: limits})
+	spec.ID, spec.Digest = "pod", "d"
+	_, err = w.Start(context.Background(), spec)
 	require.NoError(tb, err)
 	p, err := w.pod("pod")
 	require.NoError(tb, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/component/protowit"
@@ -23,11 +24,13 @@ type code struct {
 	engine *engine.Code
 	refs   int // one for Worker.codes and one per pod; guarded by Worker.mu
 
-	// In the gRPC world:
-	schema  *protowit.Schema
+	// In the gRPC worlds:
+	files   *protoregistry.Files
 	methods []*dataplane.Method
-	bound   map[*dataplane.Method]*boundMethod
-	// In the HTTP world:
+	// In the gRPC world of typed functions:
+	schema *protowit.Schema
+	bound  map[*dataplane.Method]*boundMethod
+	// In the HTTP world and the raw gRPC world:
 	handle *engine.Func
 }
 
@@ -43,6 +46,11 @@ type boundMethod struct {
 func Provided(iface string) bool {
 	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
 		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
+}
+
+// ProvidedToModule reports whether the worker provides an interface to a server that is a core module.
+func ProvidedToModule(iface string) bool {
+	return iface == protowit.RawInterface || iface == protowit.ResponseInterface
 }
 
 // loadCode loads a component from its compiled code, and checks the component against its descriptors.
@@ -63,7 +71,13 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 		if loaded.schema, err = parseSchema(c); err != nil {
 			return nil, err
 		}
+		loaded.files = loaded.schema.Files
 		host = grpcHost(loaded.schema)
+	case engine.WorldRaw:
+		if err = loaded.parseServices(c); err != nil {
+			return nil, err
+		}
+		host = rawHost()
 	case engine.WorldHTTP:
 		host = wasihttp.Host()
 	case engine.WorldCommand:
@@ -95,6 +109,25 @@ func parseSchema(c workerapi.Code) (*protowit.Schema, error) {
 	return nil, fmt.Errorf("the component exports gRPC services, but its image has no protobuf descriptors: %w", errdefs.ErrInvalidArgument)
 }
 
+// parseServices sets the methods of a component in the raw world.
+func (c *code) parseServices(from workerapi.Code) error {
+	if len(from.Descriptors) == 0 {
+		return fmt.Errorf("the component exports %s, but its image has no protobuf descriptors: %w", protowit.HandlerInterface, errdefs.ErrInvalidArgument)
+	}
+	files, services, err := protowit.ParseServices(from.Descriptors, from.Services...)
+	if err != nil {
+		return err
+	}
+	c.files = files
+	for _, s := range services {
+		for _, m := range dataplane.Methods(s) {
+			c.methods = append(c.methods, m)
+			c.Procedures = append(c.Procedures, m.Procedure)
+		}
+	}
+	return nil
+}
+
 // mapImage maps a code file into memory for loading, to keep large files off the Go heap.
 func mapImage(file *os.File) ([]byte, error) {
 	if file == nil {
@@ -119,6 +152,8 @@ func (c *code) bind() (err error) {
 	switch c.World {
 	case engine.WorldHTTP:
 		c.handle, err = c.engine.Func(wasihttp.Signature())
+	case engine.WorldRaw:
+		c.handle, err = c.engine.Func(rawSignature())
 	case engine.WorldGRPC:
 		c.bound = make(map[*dataplane.Method]*boundMethod, len(c.schema.Methods))
 		for _, m := range c.schema.Methods {

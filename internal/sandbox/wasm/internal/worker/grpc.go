@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/component/protowit"
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
@@ -47,6 +48,9 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 	method, limits := s.pod.code.bound[m], *s.limits.Load()
 	b := buffers.Get().(*buffer)
 	defer b.free()
+	if s.pod.code.World == engine.WorldRaw {
+		return s.invokeRaw(ctx, m, c, limits, b)
+	}
 	var err error
 	if b.args, err = arguments(ctx, b.args[:0], method, c); err != nil {
 		return err
@@ -63,15 +67,7 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 
 // arguments appends the parameters of a call to dst, in the flat encoding.
 func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call) ([]byte, error) {
-	about := protowit.Context{Method: m.Procedure, Peer: c.Peer()}
-	if deadline, ok := ctx.Deadline(); ok {
-		left := uint64(max(time.Until(deadline), 0))
-		about.Timeout = &left
-	}
-	for key, v := range dataplane.Metadata(c.RequestHeader()) {
-		about.Metadata = append(about.Metadata, protowit.Entry{Key: key, Value: v})
-	}
-	dst = protowit.AppendContext(dst, &about)
+	dst = appendContext(ctx, dst, m.Procedure, c)
 	if m.Reader != nil {
 		dst = wit.AppendU32(dst, readerRep)
 	} else {
@@ -91,6 +87,19 @@ func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call
 	return dst, nil
 }
 
+// appendContext appends the parameter context of a call to dst, in the flat encoding.
+func appendContext(ctx context.Context, dst []byte, procedure string, c dataplane.Call) []byte {
+	about := protowit.Context{Method: procedure, Peer: c.Peer()}
+	if deadline, ok := ctx.Deadline(); ok {
+		left := uint64(max(time.Until(deadline), 0))
+		about.Timeout = &left
+	}
+	for key, v := range dataplane.Metadata(c.RequestHeader()) {
+		about.Metadata = append(about.Metadata, protowit.Entry{Key: key, Value: v})
+	}
+	return protowit.AppendContext(dst, &about)
+}
+
 // badMessage returns the status for a request that is not valid protobuf or is too large when decoded. The error
 // includes the path of the field.
 func badMessage(err error) *dataplane.Status {
@@ -104,21 +113,26 @@ func badMessage(err error) *dataplane.Status {
 func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, limits workerapi.Limits, b *buffer) error {
 	g, err := s.get(ctx, limits)
 	if err != nil {
-		return s.failed(ctx, m, err)
+		return s.failed(ctx, m.Procedure, err)
 	}
 	defer func() { s.put(g, limits) }()
 	g.call.begin(c)
 	defer g.call.end()
 	if b.result, err = g.Call(ctx, m.call, b.args, b.result[:0]); err != nil {
-		return s.failed(ctx, m, err)
+		return s.failed(ctx, m.Procedure, err)
 	}
-	if g.call.status != nil { // overrides the guest's result
-		if s.pod.alive.Err() != nil { // the end of the grace period broke the streams
-			return failedStopping.status(nil)
-		}
-		return g.call.status
+	if st := s.overriding(g); st != nil {
+		return st
 	}
 	return s.answer(m, c, b)
+}
+
+// overriding returns the status that overrides the guest's result because a stream failed, or nil.
+func (s *server) overriding(g *guest) *dataplane.Status {
+	if g.call.status != nil && s.pod.alive.Err() != nil { // the end of the grace period broke the streams
+		return failedStopping.status(nil)
+	}
+	return g.call.status
 }
 
 // answer returns the status in the guest's result, or sends the message in the result. If the method streams its
@@ -128,7 +142,7 @@ func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
 	if r.Case(2) == resultErr {
 		st := protowit.ReadStatus(r)
 		if r.Err() != nil {
-			return s.invalid(m, r.Err())
+			return s.invalid(m.Procedure, r.Err())
 		}
 		return guestStatus(st)
 	}
@@ -137,7 +151,7 @@ func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
 	}
 	message, err := m.Response.Encode(b.message[:0], r.Rest())
 	if err != nil {
-		return s.invalid(m, err)
+		return s.invalid(m.Procedure, err)
 	}
 	b.message = message
 	return c.Send(message)
@@ -156,13 +170,13 @@ func guestStatus(st protowit.Status) *dataplane.Status {
 }
 
 // failed counts and logs a call whose guest failed, and returns the status for the client.
-func (s *server) failed(ctx context.Context, m *boundMethod, err error) *dataplane.Status {
-	return s.pod.count(ctx, m.Procedure, err).status(err)
+func (s *server) failed(ctx context.Context, procedure string, err error) *dataplane.Status {
+	return s.pod.count(ctx, procedure, err).status(err)
 }
 
 // invalid logs that a response cannot be encoded as protobuf, and returns the status for the client.
-func (s *server) invalid(m *boundMethod, err error) *dataplane.Status {
-	s.pod.output.logLine(fmt.Sprintf("tripod: %s: response: %v", m.Procedure, err))
+func (s *server) invalid(procedure string, err error) *dataplane.Status {
+	s.pod.output.logLine(fmt.Sprintf("tripod: %s: response: %v", procedure, err))
 	return dataplane.Errorf(codes.Internal, "the component's response is not valid")
 }
 

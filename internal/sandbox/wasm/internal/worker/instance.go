@@ -25,9 +25,9 @@ const (
 type guest struct {
 	*engine.Instance
 	stdio stdio
-	call  *grpcCall         // in the gRPC world
+	call  *grpcCall         // in the gRPC worlds
 	http  *wasihttp.Session // in the HTTP world
-	state *wasi.State       // in the gRPC and command worlds
+	state *wasi.State       // in the gRPC worlds and the command world
 }
 
 // stdio is an instance's standard output and standard error.
@@ -64,7 +64,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 		options.Stdin, options.Preopens = nil, nil
 	}
 	switch p.code.World {
-	case engine.WorldGRPC:
+	case engine.WorldGRPC, engine.WorldRaw:
 		g.state = wasi.NewState(own)
 		g.call = &grpcCall{state: g.state}
 		options.Host = g.call

@@ -163,7 +163,7 @@ func (s *server) makeHandler(options dataplane.Options, l workerapi.Limits) (htt
 	}
 	return dataplane.NewGRPC(dataplane.GRPCOptions{
 		Options: options, Methods: s.pod.code.methods, Invoker: s, MaxMessageBytes: int(l.MaxMessageBytes),
-		Health: s.health, Files: s.pod.code.schema.Files,
+		Health: s.health, Files: s.pod.code.files,
 	})
 }
 

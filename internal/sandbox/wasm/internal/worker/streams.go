@@ -48,6 +48,7 @@ type grpcCall struct {
 	metadata   int  // bytes of metadata that the guest has set
 	// status is the first error from receiving, decoding or sending a message. It overrides the guest's result.
 	status *dataplane.Status
+	raw    rawCall // in the raw world
 }
 
 func (c *grpcCall) begin(call dataplane.Call) {
@@ -59,9 +60,8 @@ func (c *grpcCall) WASI() *wasi.State { return c.state }
 
 func (c *grpcCall) end() { c.call = nil }
 
-// grpcHost returns the host functions that components with the given schema can import: WASI, response metadata, and
-// the streams of the schema's methods.
-func grpcHost(s *protowit.Schema) engine.Host {
+// responseHost returns WASI and the functions for response metadata.
+func responseHost() engine.Host {
 	host := wasihttp.WASI()
 	host.Funcs = append(host.Funcs,
 		metadataFunc(protowit.SetHeader, func(c *grpcCall) http.Header {
@@ -72,6 +72,13 @@ func grpcHost(s *protowit.Schema) engine.Host {
 		}),
 		metadataFunc(protowit.SetTrailer, func(c *grpcCall) http.Header { return c.call.ResponseTrailer() }),
 	)
+	return host
+}
+
+// grpcHost returns the host functions that components with the given schema can import: WASI, response metadata, and
+// the streams of the schema's methods.
+func grpcHost(s *protowit.Schema) engine.Host {
+	host := responseHost()
 	known := map[*protowit.Stream]bool{nil: true}
 	for _, m := range s.Methods {
 		if !known[m.Reader] {

@@ -1,0 +1,297 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc/codes"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// Guests in the raw world exchange protobuf bytes with the worker, which converts nothing (sdk/wit/tripod-grpc-raw.wit).
+
+// rawGrace is how long a guest may go on after its call has ended by its deadline or its client. In this time it can
+// notice that its context has ended and return, and so an instance that is reused survives.
+const rawGrace = 100 * time.Millisecond
+
+// rawCall is the part of a grpcCall that only guests in the raw world have.
+type rawCall struct {
+	ctx   context.Context // of the request, without rawGrace
+	inbox *inbox
+	stop  func() bool // ends the wake-up of the guest at the end of ctx; nil before the guest asked for its events
+}
+
+// inbox holds what the client sends next. A guest that does not want to block has its message received by a goroutine.
+type inbox struct {
+	mu       sync.Mutex
+	arriving chan struct{} // closed when the Receive in progress returns; nil if there is none
+	wake     func()        // wakes the guest if it waits for its events; nil before it asked for them
+	full     bool          // message or err is what the guest sees next
+	message  []byte
+	err      error
+}
+
+// rawHost returns the host functions of the raw world.
+func rawHost() engine.Host {
+	host := responseHost()
+	for name, f := range map[string]struct {
+		params []*wit.Type
+		result *wit.Type
+		call   func(*engine.HostCall, *grpcCall, *wit.Reader) ([]byte, error)
+	}{
+		protowit.RawReceive:    {[]*wit.Type{protowit.BoolType}, protowit.ReceivedType, rawReceive},
+		protowit.RawTake:       {nil, protowit.BytesType, rawTake},
+		protowit.RawSend:       {[]*wit.Type{protowit.BytesType}, protowit.DoneType, rawSend},
+		protowit.RawSendHeader: {nil, protowit.DoneType, rawSendHeader},
+		protowit.RawEnded:      {nil, protowit.EndedType, rawEnded},
+		protowit.RawEvents:     {nil, protowit.U32Type, rawEvents},
+	} {
+		host.Funcs = append(host.Funcs, engine.HostFunc{
+			Interface: protowit.RawInterface, Name: name, Params: f.params, Result: f.result,
+			Call: func(hc *engine.HostCall, args []byte) ([]byte, error) {
+				c, ok := hc.Host().(*grpcCall)
+				if !ok || c.call == nil {
+					return nil, errNoCall
+				}
+				return f.call(hc, c, wit.NewReader(args))
+			},
+		})
+	}
+	return host
+}
+
+func rawSignature() engine.Signature {
+	return engine.Signature{
+		Interface: protowit.HandlerInterface, Name: protowit.Handle,
+		Params: []*wit.Type{protowit.ContextType}, Result: protowit.DoneType,
+	}
+}
+
+// invokeRaw runs one call of a guest in the raw world.
+func (s *server) invokeRaw(ctx context.Context, m *dataplane.Method, c dataplane.Call, limits workerapi.Limits, b *buffer) error {
+	b.args = appendContext(ctx, b.args[:0], m.Procedure, c)
+	if _, ok := ctx.Deadline(); !ok && !m.Desc.IsStreamingClient() && !m.Desc.IsStreamingServer() {
+		var cancel context.CancelFunc // set after the context is encoded, as for typed functions
+		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
+		defer cancel()
+	}
+	g, err := s.get(ctx, limits)
+	if err != nil {
+		return s.failed(ctx, m.Procedure, err)
+	}
+	defer func() { s.put(g, limits) }()
+	g.call.begin(c)
+	g.call.raw = rawCall{ctx: ctx, inbox: new(inbox)}
+	defer g.call.endRaw()
+	within, cancel := withGrace(ctx, rawGrace)
+	defer cancel()
+	if b.result, err = g.Call(within, s.pod.code.handle, b.args, b.result[:0]); err != nil {
+		return s.failed(ctx, m.Procedure, err)
+	}
+	if st := s.overriding(g); st != nil {
+		return st
+	}
+	r := wit.NewReader(b.result)
+	if r.Case(2) == resultOK {
+		return nil
+	}
+	st := protowit.ReadStatus(r)
+	if r.Err() != nil {
+		return s.invalid(m.Procedure, r.Err())
+	}
+	return guestStatus(st)
+}
+
+// withGrace returns a context that ends some time after ctx, with the same cause.
+func withGrace(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	within, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(grace, func() { cancel(context.Cause(ctx)) })
+		context.AfterFunc(within, func() { timer.Stop() })
+	})
+	return within, func() {
+		stop()
+		cancel(context.Canceled)
+	}
+}
+
+// endRaw ends the call. It waits for the goroutine that receives, because the dataplane's Call is not valid afterwards.
+func (c *grpcCall) endRaw() {
+	if c.raw.stop != nil {
+		c.raw.stop()
+	}
+	in := c.raw.inbox
+	in.mu.Lock()
+	arriving := in.arriving
+	in.mu.Unlock()
+	if arriving != nil {
+		c.call.Interrupt()
+		<-arriving
+	}
+	c.end()
+}
+
+// rawReceive implements receive: func(wait: bool) -> result<received, status>.
+func rawReceive(hc *engine.HostCall, c *grpcCall, args *wit.Reader) ([]byte, error) {
+	wait, in := args.Bool(), c.raw.inbox
+	if wait {
+		if err := in.wait(hc.Context(), c.call); err != nil {
+			return nil, err
+		}
+	} else if !in.start(c.call) {
+		return wit.AppendCase(wit.AppendCase(c.reply[:0], resultOK), protowit.ReceivedPending), nil
+	}
+	if in.err == io.EOF {
+		return wit.AppendCase(wit.AppendCase(c.reply[:0], resultOK), protowit.ReceivedEnd), nil
+	}
+	if in.err != nil {
+		return c.fail(in.err), nil
+	}
+	return wit.AppendU32(wit.AppendCase(wit.AppendCase(c.reply[:0], resultOK), protowit.ReceivedMessage), uint32(len(in.message))), nil
+}
+
+// wait waits until the inbox is full, on the guest's thread.
+func (in *inbox) wait(ctx context.Context, call dataplane.Call) error {
+	in.mu.Lock()
+	arriving, full := in.arriving, in.full
+	in.mu.Unlock()
+	switch {
+	case full:
+	case arriving == nil: // no goroutine is needed
+		in.message, in.err = call.Receive()
+		in.full = true
+	default:
+		select {
+		case <-arriving:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// start reports whether the inbox is full. If not, it starts a goroutine that fills it and wakes the guest.
+func (in *inbox) start(call dataplane.Call) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.full || in.arriving != nil {
+		return in.full
+	}
+	arriving := make(chan struct{})
+	in.arriving = arriving
+	go func() {
+		message, err := call.Receive()
+		in.mu.Lock()
+		in.message, in.err, in.full, in.arriving = message, err, true, nil
+		wake := in.wake
+		in.mu.Unlock()
+		close(arriving)
+		if wake != nil {
+			wake()
+		}
+	}()
+	return false
+}
+
+// rawTake implements take: func() -> list<u8>.
+func rawTake(hc *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
+	hc.Renew() // each message gets a new budget
+	in := c.raw.inbox
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if !in.full || in.err != nil {
+		return nil, errors.New("take was called without a message that receive announced")
+	}
+	c.reply = wit.AppendBytes(c.reply[:0], in.message)
+	in.message, in.full = nil, false
+	return c.reply, nil
+}
+
+// rawSend implements send: func(message: list<u8>) -> result<_, status>.
+func rawSend(hc *engine.HostCall, c *grpcCall, args *wit.Reader) ([]byte, error) {
+	hc.Renew()
+	c.sent = true
+	return c.done(c.call.Send(args.Bytes())), nil
+}
+
+// rawSendHeader implements send-header: func() -> result<_, status>.
+func rawSendHeader(_ *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
+	c.sent = true
+	return c.done(c.call.SendHeader()), nil
+}
+
+// done returns the encoded result of sending.
+func (c *grpcCall) done(err error) []byte {
+	if err != nil {
+		return c.fail(err)
+	}
+	return wit.AppendCase(c.reply[:0], resultOK)
+}
+
+// rawEnded implements ended: func() -> option<status>.
+func rawEnded(_ *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
+	status := protowit.Status{Code: uint32(codes.Canceled), Message: "the client no longer waits"}
+	switch c.raw.ctx.Err() {
+	case nil:
+		return wit.AppendOption(c.reply[:0], false), nil
+	case context.DeadlineExceeded:
+		status = protowit.Status{Code: uint32(codes.DeadlineExceeded), Message: "the request's deadline has passed"}
+	}
+	return protowit.AppendStatus(wit.AppendOption(c.reply[:0], true), &status), nil
+}
+
+// rawEvents implements events: func() -> u32.
+func rawEvents(hc *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
+	number, err := hc.OpenChannel(func(wake func()) engine.Channel {
+		in := c.raw.inbox
+		in.mu.Lock()
+		in.wake = wake
+		in.mu.Unlock()
+		if c.raw.stop == nil {
+			c.raw.stop = context.AfterFunc(c.raw.ctx, wake)
+		}
+		return &rawReadiness{c, c.call}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return wit.AppendU32(c.reply[:0], number), nil
+}
+
+// rawReadiness is the descriptor that events returns. It transfers nothing; a guest waits for it in poll_oneoff.
+type rawReadiness struct {
+	guest *grpcCall
+	call  dataplane.Call // the descriptor's; a later call of the instance has another one
+}
+
+var errReadiness = fmt.Errorf("the descriptor is for poll_oneoff only: %w", errdefs.ErrInvalidArgument)
+
+// Ready implements engine.Channel.
+func (r *rawReadiness) Ready(write bool) bool {
+	c := r.guest
+	if c.call != r.call || c.raw.ctx.Err() != nil {
+		return true
+	}
+	return !write && c.raw.inbox.start(c.call)
+}
+
+// Send implements engine.Channel.
+func (r *rawReadiness) Send([]byte) error { return errReadiness }
+
+// Receive implements engine.Channel.
+func (r *rawReadiness) Receive() ([]byte, error) { return nil, errReadiness }
+
+// Close implements engine.Channel.
+func (r *rawReadiness) Close() {}
+
+var _ engine.Channel = (*rawReadiness)(nil)

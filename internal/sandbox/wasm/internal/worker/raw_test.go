@@ -1,0 +1,161 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+const sumProto = examples + "raw-c/sum.proto"
+
+// rawServer starts a pod with a guest of the raw world and the services of sum.proto.
+func rawServer(tb testing.TB, binary string, limits workerapi.Limits, memory int64) *server {
+	tb.Helper()
+	return newServingOn(tb, channelEngine(), binary, sumProto, workerapi.PodSpec{Limits: limits, Resources: workerapi.Resources{MemoryBytes: memory}})
+}
+
+// faulty returns the method of testdata/raw-faults.c with a fault. Endless ones are streaming methods, whose only limit
+// in time is the compute budget.
+func faulty(tb testing.TB, s *server, fault string) *dataplane.Method {
+	like := "/sum.v1.Sums/Add"
+	if strings.HasPrefix(fault, "endless-") {
+		like = "/sum.v1.Sums/Running"
+	}
+	return &dataplane.Method{Procedure: "/f/" + fault, Desc: s.methodOf(tb, like).Desc}
+}
+
+// codeOf returns the status that a client gets for an error of Invoke.
+func codeOf(err error) (codes.Code, string) {
+	if err == nil {
+		return codes.OK, ""
+	}
+	if st, ok := errors.AsType[*dataplane.Status](err); ok {
+		return st.Code, st.Message
+	}
+	return codes.Unknown, err.Error()
+}
+
+// TestRawMalformedAnswers: a guest of the raw world that breaks the contract fails its own call with a clear status, and
+// the next call succeeds.
+func TestRawMalformedAnswers(t *testing.T) {
+	s := rawServer(t, "testdata/raw-faults.wasm", workerapi.Limits{RequestTimeout: 2 * time.Second}, 64<<20)
+	for fault, want := range map[string]struct {
+		code codes.Code
+		text string
+	}{
+		"result-out-of-bounds":  {codes.Internal, "trapped: canonical ABI"},
+		"result-not-aligned":    {codes.Internal, "trapped: canonical ABI"},
+		"unknown-case":          {codes.Internal, "trapped: canonical ABI"},
+		"status-ok":             {codes.Unknown, "invalid status code 0: all is well"},
+		"status-99":             {codes.Unknown, "invalid status code 99: what is this"},
+		"message-out-of-bounds": {codes.Internal, "trapped: canonical ABI"},
+		"message-not-utf8":      {codes.Internal, "trapped: canonical ABI"},
+		"endless-details":       {codes.Internal, "trapped: canonical ABI"},
+		"details-not-any":       {codes.NotFound, "x"}, // passed on as they are, like any server's
+		"two-answers":           {codes.Internal, "already sent"},
+		"send-out-of-bounds":    {codes.Internal, "trapped: canonical ABI"},
+		"send-100-mib":          {codes.Internal, "trapped: canonical ABI"}, // its memory is smaller
+		"take-without-message":  {codes.Internal, "trapped: host function failed"},
+		"take-twice":            {codes.Internal, "trapped: host function failed"},
+		"endless-events":        {codes.ResourceExhausted, "limits"},
+		"endless-receive":       {codes.DeadlineExceeded, ""},
+		"endless-loop":          {codes.DeadlineExceeded, ""},
+		"endless-header":        {codes.ResourceExhausted, "limits"},
+		"header-reserved":       {codes.Internal, "trapped: host function failed"},
+		"trap":                  {codes.Internal, "trapped: unreachable"},
+		"exit":                  {codes.Internal, "exited"},
+		"memory":                {codes.ResourceExhausted, "memory"},
+	} {
+		t.Run(fault, func(t *testing.T) {
+			c := &streamCall{messages: [][]byte{nil}, one: true}
+			code, text := codeOf(s.Invoke(t.Context(), faulty(t, s, fault), c))
+			if code != want.code || !strings.Contains(text, want.text) {
+				t.Errorf("status = %v %q; want %v with %q", code, text, want.code, want.text)
+			}
+			require.NoError(t, s.Invoke(t.Context(), faulty(t, s, "good"), &streamCall{one: true}))
+		})
+	}
+	c := &streamCall{one: true}
+	require.NoError(t, s.Invoke(t.Context(), faulty(t, s, "no-answer"), c)) // the dataplane makes INTERNAL of it
+	require.Empty(t, c.sent)
+	require.Zero(t, s.pod.account.Instances(), "instances that remain")
+}
+
+// TestRawNoticesItsEnd: a guest has a moment after the end of its call to return by itself, and then its instance can be
+// reused. A guest that does not return is killed.
+func TestRawNoticesItsEnd(t *testing.T) {
+	s := rawServer(t, "testdata/raw-faults.wasm", workerapi.Limits{RequestTimeout: time.Minute, Reuse: true}, 0)
+	for fault, kept := range map[string]int{"until-ended": 1, "endless-loop": 0} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		begin := time.Now()
+		code, text := codeOf(s.Invoke(ctx, faulty(t, s, fault), &streamCall{one: true}))
+		cancel()
+		if took := time.Since(begin); took > soon {
+			t.Errorf("%s: the call ended after %v", fault, took)
+		}
+		if want := map[int]codes.Code{1: codes.Canceled, 0: codes.DeadlineExceeded}[kept]; code != want {
+			t.Errorf("%s: status = %v %q; want %v", fault, code, text, want)
+		}
+		if n := len(s.pool.idle); n != kept {
+			t.Errorf("%s: %d instances are kept; want %d", fault, n, kept)
+		}
+	}
+}
+
+// TestRawC: the example in C serves unary and streaming methods without conversion of messages.
+func TestRawC(t *testing.T) {
+	s := rawServer(t, examples+"raw-c/raw-c.wasm", workerapi.Limits{}, 0)
+	c := &streamCall{messages: [][]byte{{0x0a, 3, 1, 2, 0x7f}}, one: true}
+	require.NoError(t, s.Invoke(t.Context(), s.methodOf(t, "/sum.v1.Sums/Add"), c))
+	require.Equal(t, [][]byte{{8, 0x82, 1}}, c.sent)
+	c = &streamCall{messages: [][]byte{{8, 1}, {8, 2, 8, 3}, {}}}
+	require.NoError(t, s.Invoke(t.Context(), s.methodOf(t, "/sum.v1.Sums/Running"), c))
+	require.Equal(t, [][]byte{{8, 1}, {8, 6}, {8, 6}}, c.sent)
+	for name, bad := range map[string][]byte{"cut off": {0x0a, 9, 1}, "empty": {}, "group": {0x0b}} {
+		code, _ := codeOf(s.Invoke(t.Context(), s.methodOf(t, "/sum.v1.Sums/Add"), &streamCall{messages: [][]byte{bad}, one: true}))
+		require.Equal(t, codes.InvalidArgument, code, name)
+	}
+}
+
+// streamCall is a call without a network.
+type streamCall struct {
+	oneCall
+	messages [][]byte
+	sent     [][]byte
+	one      bool // the method sends one message
+}
+
+func (c *streamCall) Receive() ([]byte, error) {
+	if len(c.messages) == 0 {
+		return nil, io.EOF
+	}
+	m := c.messages[0]
+	c.messages = c.messages[1:]
+	return m, nil
+}
+
+func (c *streamCall) Send(m []byte) error {
+	if c.one && len(c.sent) > 0 {
+		return dataplane.Errorf(codes.Internal, "the method sends one message and has already sent it")
+	}
+	c.sent = append(c.sent, bytes.Clone(m))
+	return nil
+}
+
+func (c *streamCall) ResponseHeader() http.Header {
+	if c.header == nil {
+		c.header = http.Header{}
+	}
+	return c.header
+}

@@ -1,0 +1,48 @@
+// A server on tripod:grpc/raw that breaks the contract in the way that the method's name says.
+#include "../../../../../../examples/wasm/include/raw.h"
+
+static DONE result;
+
+static void answer(const char *text, uint32_t len) {
+  DONE done;
+  raw_send(text, len, &done);
+}
+
+HANDLE {
+  str fault = {method, method_len}, message;
+  received r;
+  result = (DONE){0};
+  if (eq(fault, STR("/f/result-out-of-bounds"))) return (void *)0xfffffff0;
+  if (eq(fault, STR("/f/result-not-aligned"))) return (char *)&result + 1;
+  if (eq(fault, STR("/f/unknown-case"))) result.failed = 7;
+  if (eq(fault, STR("/f/status-ok"))) result = (DONE){1, {0, STR("all is well"), {NULL, 0}}};
+  if (eq(fault, STR("/f/status-99"))) result = (DONE){1, {99, STR("what is this"), {NULL, 0}}};
+  if (eq(fault, STR("/f/message-out-of-bounds"))) result = (DONE){1, {5, {(char *)0x7fffffff, 100}, {NULL, 0}}};
+  if (eq(fault, STR("/f/message-not-utf8"))) result = (DONE){1, {5, {"\xff\xfe", 2}, {NULL, 0}}};
+  if (eq(fault, STR("/f/endless-details"))) result = (DONE){1, {5, STR("x"), {(void *)8, 0x20000000}}};
+  if (eq(fault, STR("/f/details-not-any"))) {
+    static str details[] = {STR("\xff\xff\xff")};
+    result = (DONE){1, {5, STR("x"), {details, 1}}};
+  }
+  if (eq(fault, STR("/f/no-answer"))) return &result;
+  if (eq(fault, STR("/f/two-answers"))) answer("", 0), answer("", 0);
+  if (eq(fault, STR("/f/send-out-of-bounds"))) answer((char *)0x7fffffff, 1000);
+  if (eq(fault, STR("/f/send-100-mib"))) answer(NULL, 100 << 20);
+  if (eq(fault, STR("/f/take-without-message"))) raw_take(&message);
+  if (eq(fault, STR("/f/take-twice"))) raw_receive(1, &r), raw_take(&message), raw_take(&message);
+  if (eq(fault, STR("/f/endless-events"))) for (;;) raw_events();
+  if (eq(fault, STR("/f/endless-receive"))) for (;;) raw_receive(0, &r);
+  if (eq(fault, STR("/f/endless-loop"))) for (volatile int on = 1; on;) {}
+  if (eq(fault, STR("/f/endless-header")))
+    for (;;) grpc_set_header(FLAT(STR("x-key")), FLAT(STR("0123456789012345678901234567890123456789")));
+  if (eq(fault, STR("/f/header-reserved"))) grpc_set_header(FLAT(STR("grpc-status")), FLAT(STR("0")));
+  if (eq(fault, STR("/f/trap"))) __builtin_trap();
+  if (eq(fault, STR("/f/exit"))) _Exit(3);
+  if (eq(fault, STR("/f/memory"))) for (;;) *(volatile char *)allocate(1 << 20) = 1;
+  if (eq(fault, STR("/f/until-ended"))) {
+    for (DONE ended = {0}; !ended.failed;) raw_ended(&ended);
+    result = (DONE){1, {1, STR("noticed"), {NULL, 0}}};
+  }
+  if (eq(fault, STR("/f/good"))) answer("", 0);
+  return &result;
+}
