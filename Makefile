@@ -73,6 +73,7 @@ test-unit: images ## run the unit tests with the race detector, and check the im
 	CGO_ENABLED=1 hack/testns.sh -strict go test -tags failpoints -race -timeout 15m $(UNIT)
 	$(GOTEST) ./test/deps/... ./test/harness/...
 	$(GOTEST) -run TestNoAllocations ./internal/component/protowit
+	cd sdk/go && CGO_ENABLED=1 $(GOTEST) -race ./...
 
 .PHONY: test-daemon
 test-daemon: build images ## run the end-to-end and crash tests against real daemons
@@ -156,13 +157,18 @@ lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lin
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 go vet -tags failpoints ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
+	@for dir in $(MODULES); do (cd $$dir && go mod tidy -diff && go vet ./... && GOOS=wasip1 GOARCH=wasm go vet ./...) || exit 1; done
+	cd sdk/go && ../../build/tools/golangci-lint run && GOOS=wasip1 GOARCH=wasm ../../build/tools/golangci-lint run
 # What no program and no test calls, and what no program calls but tests do.
 	@dead=$$(export CGO_ENABLED=1; build/tools/deadcode -test -tags failpoints ./... && build/tools/deadcode ./cmd/...) && \
 	  { ! grep -vEf <(sed '/^#/d; /^$$/d' hack/deadcode.allow) <<<"$$dead" || { echo 'remove these functions, or move them to the tests' >&2; exit 1; }; }
 	go mod tidy -diff
-	@test -z "$$(gofmt -l cmd examples hack internal test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
+	@test -z "$$(gofmt -l cmd examples hack internal sdk test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
 	@go test ./test/prose
 	@for f in hack/*.sh hack/images/*.sh examples/*/build.sh .ci/run; do bash -n "$$f"; done
+
+# Modules of their own: the SDK, and guests that are built with it.
+MODULES := sdk/go examples/wasm/greeter-go
 
 # Pinned in a separate module, to keep their 200 dependencies out of the product's. Takes about a minute, once.
 LINTERS := github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/tools/cmd/deadcode

@@ -65,6 +65,9 @@ if ! cmp -s <(sha256sum conformance-js/* tools/*) <(grep -E '  (conformance-js|t
     --wit "$work/conformance-js.wit" --world example:conformance/app --js conformance.js --output conformance-js.wasm >/dev/null)
   node "$tools/borrows.mjs" conformance-js/conformance-js.wasm
 fi
+# A core module without a component around it.
+clang-14 --target=wasm32-wasi -O2 -mexec-model=reactor -Wl,--strip-all -Wall -Wextra -Werror -Wno-unused-parameter \
+  -Wno-unused-function -o raw-c/raw-c.wasm raw-c/raw-c.c
 GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 GOFLAGS= \
   go build -C "$root" -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$PWD/command-go/command-go.wasm" ./examples/wasm/command-go
 chmod 644 ./*/*.wasm

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/tripod-run/tripod/internal/component/protowit"
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/image"
@@ -99,7 +100,16 @@ const (
 	exportHTTP    = "wasi:http/incoming-handler"
 	exportCommand = "wasi:cli/run"
 	exportStart   = "_start"
+	exportRaw     = protowit.HandlerInterface // of a core module with the suffix #handle
 )
+
+// IsRaw reports whether a binary exports tripod:grpc/handler, so that it keeps its own protobuf code.
+func IsRaw(o *wasmbin.Outline) bool {
+	if o.Component {
+		return o.HasExport(exportRaw)
+	}
+	return o.HasExport(exportRaw + "#" + protowit.Handle)
+}
 
 // wasiPackages are the packages of WASI 0.2. The version alone does not identify them, because drafts of other packages
 // also had version 0.2 ("wasi:keyvalue/store@0.2.0-draft").
@@ -120,10 +130,16 @@ func release(name string) (base string, ok bool) {
 // Check checks whether a node can run a binary, and returns the binary's world. It judges only by the names of the
 // binary's imports and exports. If no node can run the binary, the error is errdefs.ErrInvalidArgument and says what is
 // missing or unsupported. The given services are the interfaces that the component must export according to its
-// descriptors ("proto:greet-v1/greeter"). Without descriptors, there are none.
+// descriptors ("proto:greet-v1/greeter"). Without descriptors, there are none. A binary of the raw world (IsRaw) exports
+// none of them.
 func Check(o *wasmbin.Outline, services []string) (World, error) {
-	if !o.Component {
+	switch {
+	case !o.Component && IsRaw(o):
+		return checkRawModule(o)
+	case !o.Component:
 		return checkModule(o, services)
+	case IsRaw(o):
+		services = nil
 	}
 	for _, name := range services {
 		if !o.HasExport(name) {
@@ -131,7 +147,7 @@ func Check(o *wasmbin.Outline, services []string) (World, error) {
 				name, list(o.Exports), errdefs.ErrInvalidArgument)
 		}
 	}
-	if len(services) == 0 && slices.Contains(o.Custom, SectionDescriptors) {
+	if len(services) == 0 && !IsRaw(o) && slices.Contains(o.Custom, SectionDescriptors) {
 		return wit.WorldGRPC, nil // the caller has not read the section
 	}
 	world := worldOf(o, services)
@@ -157,6 +173,8 @@ func worldOf(o *wasmbin.Outline, services []string) World {
 	switch {
 	case len(services) > 0:
 		return wit.WorldGRPC
+	case IsRaw(o):
+		return wit.WorldRaw
 	case has(exportHTTP):
 		return wit.WorldHTTP
 	case has(exportCommand):
@@ -172,12 +190,29 @@ func checkModule(o *wasmbin.Outline, services []string) (World, error) {
 	case !o.HasExport(exportStart):
 		return "", fmt.Errorf("the core module does not export _start, so it is not a command; if it exports interfaces, convert it to a component: %w", errdefs.ErrInvalidArgument)
 	}
-	for _, name := range o.Imports {
-		if module, _, _ := strings.Cut(name, " "); module != "wasi_snapshot_preview1" {
-			return "", fmt.Errorf("the module imports %q from %q, which no node provides: %w", name[len(module)+1:], module, errdefs.ErrInvalidArgument)
+	return checkModuleImports(o, wit.WorldCommand, preview1)
+}
+
+const preview1 = "wasi_snapshot_preview1"
+
+// checkRawModule checks a core module of the raw world.
+func checkRawModule(o *wasmbin.Outline) (World, error) {
+	for _, name := range []string{"memory", "cabi_realloc"} {
+		if !o.HasExport(name) {
+			return "", fmt.Errorf("the core module exports %s, but not %s, which the canonical ABI needs: %w", exportRaw, name, errdefs.ErrInvalidArgument)
 		}
 	}
-	return wit.WorldCommand, nil
+	return checkModuleImports(o, wit.WorldRaw, preview1, protowit.RawInterface, protowit.ResponseInterface)
+}
+
+// checkModuleImports returns the world of a core module that imports only from the given modules.
+func checkModuleImports(o *wasmbin.Outline, world World, provided ...string) (World, error) {
+	for _, name := range o.Imports {
+		if module, _, _ := strings.Cut(name, " "); !slices.Contains(provided, module) {
+			return "", fmt.Errorf("the module imports %q from %q, which no node provides to a core module: %w", name[len(module)+1:], module, errdefs.ErrInvalidArgument)
+		}
+	}
+	return world, nil
 }
 
 // provided reports whether nodes provide the named import of a component. Nodes provide WASI 0.2, the package

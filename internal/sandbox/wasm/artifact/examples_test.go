@@ -83,6 +83,7 @@ func TestExamplesCanBePushed(t *testing.T) {
 		"faults-c":     {wit.WorldGRPC, []string{"proto:faults-v1/faults"}},
 		"hello-http-c": {wit.WorldHTTP, nil},
 		"command-go":   {wit.WorldCommand, nil},
+		"raw-c":        {wit.WorldRaw, nil},
 	} {
 		data := example(t, name)
 		o, err := wasmbin.Read(bytes.NewReader(data), int64(len(data)))
