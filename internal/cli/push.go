@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -15,8 +17,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/tripod-run/tripod/internal/component/describe"
 	"github.com/tripod-run/tripod/internal/component/protowit"
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
@@ -26,14 +30,17 @@ import (
 func (a *App) PushCommand() *cobra.Command {
 	p := push{app: a}
 	c := &cobra.Command{
-		Use:   "push FILE REFERENCE",
+		Use:   "push FILE|DIRECTORY REFERENCE",
 		Short: "Push a WebAssembly component or a VM's disk to a registry as an OCI artifact",
 		Long: "Push a WebAssembly component, or a command for WASI preview 1, to a registry as an OCI artifact (the CNCF's\n" +
 			"Wasm layout). Invalid components are rejected before the push. The same files make the same artifact;\n" +
 			"content that the registry has is not sent again.\n\n" +
+			"A DIRECTORY is the package of a gRPC server in Go that uses github.com/tripod-run/tripod/sdk/go. It is built with\n" +
+			"the Go toolchain in PATH, and the descriptors are taken from the program.\n\n" +
 			"A qcow2 image or a raw disk (.raw, .img), optionally compressed (.gz, .xz, .zst), is pushed as the disk of a VM.",
 		Example: "  tripod push app.wasm registry.example/greeter:1 --proto greeter.proto\n" +
 			"  tripod push app.wasm registry.example/greeter:1 --descriptors greeter.pb --component example.com:greet.Greeter@1.0.0\n" +
+			"  tripod push ./cmd/server registry.example/greeter:1\n" +
 			"  tripod push debian.qcow2 registry.example/debian:12",
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -106,39 +113,34 @@ type pushedLayer struct {
 }
 
 func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
-	if disk, err := image.IsDiskFile(file); err != nil {
-		return nil, err
-	} else if disk {
+	binary, err := p.binary(ctx, file)
+	if errors.Is(err, errDisk) {
 		return p.runDisk(ctx, file, ref)
 	}
-	binary, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
+	}
+	outline, err := wasmbin.Read(bytes.NewReader(binary), int64(len(binary)))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	spec := artifact.Spec{Wasm: binary}
 	if spec.Annotations, err = p.manifestAnnotations(); err != nil {
 		return nil, err
 	}
-	schema, err := p.describe(ctx, &spec)
+	served, err := p.describe(ctx, &spec, outline)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	built, err := artifact.Build(spec)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	interfaces, services := exported(schema)
-	result := &pushed{Digest: built.Manifest.Digest.String(), Services: services, Annotations: spec.Annotations}
-	if result.World, err = artifact.Check(built.Outline, interfaces); err != nil {
+	result := &pushed{Digest: built.Manifest.Digest.String(), Services: served.services, Annotations: spec.Annotations}
+	if result.World, err = artifact.Check(built.Outline, served.interfaces); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	if schema != nil {
-		var methods []protoreflect.MethodDescriptor
-		for _, m := range schema.Methods {
-			methods = append(methods, m.Desc)
-		}
-		result.Warnings = artifact.Warnings(binary, methods)
-	}
+	result.Warnings = artifact.Warnings(binary, served.methods)
 	return result, p.send(ctx, result, ref, built.Manifest, built.Blobs)
 }
 
@@ -199,70 +201,107 @@ func (p *push) manifestAnnotations() (map[string]string, error) {
 	return annotations, nil
 }
 
-// describe sets the component's descriptors in spec and returns its schema, or nil if the component has no services.
-func (p *push) describe(ctx context.Context, spec *artifact.Spec) (*protowit.Schema, error) {
+// served is what a component serves. The interfaces are those that it exports for this; a component of the raw world has
+// none. All are sorted.
+type served struct {
+	interfaces, services []string
+	methods              []protoreflect.MethodDescriptor
+}
+
+// describe sets the component's descriptors in spec and returns what it serves, which is nothing for a component without
+// services.
+func (p *push) describe(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) (served, error) {
 	services := p.services
 	var err error
 	switch {
 	case len(p.protos) > 0 && p.descriptors != "":
-		return nil, fmt.Errorf("use either --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
+		return served{}, fmt.Errorf("use either --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
 	case len(p.protos) > 0:
 		source, err := protosource.Compile(ctx, p.protos, p.imports)
 		if err != nil {
-			return nil, err
+			return served{}, err
 		}
 		if len(services) == 0 {
 			services = source.Services
 		}
 		if spec.Descriptors, err = (proto.MarshalOptions{Deterministic: true}).Marshal(source.Set); err != nil {
-			return nil, err
+			return served{}, err
 		}
 	case p.descriptors != "":
 		if spec.Descriptors, err = os.ReadFile(p.descriptors); err != nil {
-			return nil, err
+			return served{}, err
+		}
+	case len(services) > 0:
+		return served{}, fmt.Errorf("--service needs --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
+	case artifact.IsRaw(outline):
+		if services, err = describeItself(ctx, spec, outline); err != nil {
+			return served{}, err
 		}
 	default:
-		if len(services) > 0 {
-			return nil, fmt.Errorf("--service needs --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
-		}
-		return nil, nil
+		return served{}, nil
 	}
-	return p.schema(spec, services)
+	return serves(spec, services, artifact.IsRaw(outline))
 }
 
-// schema compiles the descriptors as a node does. It adds the services to the annotations if a node would choose
-// different services by itself.
-func (p *push) schema(spec *artifact.Spec, services []string) (*protowit.Schema, error) {
-	schema, err := protowit.Parse(spec.Descriptors, services...)
+// describeItself takes the descriptors from a guest of the raw world, and returns its services.
+func describeItself(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) ([]string, error) {
+	if outline.Component {
+		return nil, fmt.Errorf("a component that exports %s needs --proto or --descriptors: %w", protowit.HandlerInterface, errdefs.ErrInvalidArgument)
+	}
+	d, err := describe.Run(ctx, spec.Wasm)
+	if errors.Is(err, describe.ErrNoExport) {
+		return nil, fmt.Errorf("%w; use --proto or --descriptors", err)
+	}
 	if err != nil {
 		return nil, err
 	}
-	chosen, err := protowit.Parse(spec.Descriptors)
-	_, want := exported(schema)
-	if err == nil {
-		if _, got := exported(chosen); slices.Equal(got, want) {
-			return schema, nil
+	spec.Descriptors = d.Files
+	return d.Services, nil
+}
+
+// serves reads the descriptors as a node does. It adds the services to the annotations if a node would choose different
+// services by itself.
+func serves(spec *artifact.Spec, names []string, raw bool) (served, error) {
+	_, services, err := protowit.ParseServices(spec.Descriptors, names...)
+	if err != nil {
+		return served{}, err
+	}
+	s := served{services: serviceNames(services)}
+	for _, sd := range services {
+		for k := range sd.Methods().Len() {
+			s.methods = append(s.methods, sd.Methods().Get(k))
 		}
+	}
+	if !raw {
+		schema, err := protowit.Parse(spec.Descriptors, names...)
+		if err != nil {
+			return served{}, err
+		}
+		for _, m := range schema.Methods {
+			s.interfaces = append(s.interfaces, m.Interface)
+		}
+		slices.Sort(s.interfaces)
+		s.interfaces = slices.Compact(s.interfaces)
+	}
+	if _, chosen, err := protowit.ParseServices(spec.Descriptors); err == nil && slices.Equal(serviceNames(chosen), s.services) {
+		return s, nil
 	}
 	if spec.Annotations == nil {
 		spec.Annotations = map[string]string{}
 	}
-	spec.Annotations[artifact.AnnotationServices] = strings.Join(want, ",")
-	return schema, nil
+	spec.Annotations[artifact.AnnotationServices] = strings.Join(s.services, ",")
+	return s, nil
 }
 
-// exported returns the interfaces that a component with this schema exports, and the services behind them, both sorted.
-func exported(schema *protowit.Schema) (interfaces, services []string) {
-	if schema == nil {
-		return nil, nil
+// serviceNames returns the full names of services that have methods, sorted.
+func serviceNames(services []protoreflect.ServiceDescriptor) (names []string) {
+	for _, s := range services {
+		if s.Methods().Len() > 0 {
+			names = append(names, string(s.FullName()))
+		}
 	}
-	for _, m := range schema.Methods {
-		interfaces = append(interfaces, m.Interface)
-		services = append(services, string(m.Desc.Parent().FullName()))
-	}
-	slices.Sort(interfaces)
-	slices.Sort(services)
-	return slices.Compact(interfaces), slices.Compact(services)
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // printPushed prints the digest reference, or a table of the blobs.

@@ -15,8 +15,22 @@ import (
 // WITCommand returns `tripod wit`, which needs no node.
 func (a *App) WITCommand() *cobra.Command {
 	c := &cobra.Command{Use: "wit", Short: "Component interfaces (WIT) of gRPC services"}
-	c.AddCommand(a.witGenCommand())
+	c.AddCommand(a.witGenCommand(), a.witRawCommand())
 	return c
+}
+
+func (a *App) witRawCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "raw",
+		Short: "Print the WIT world for servers that keep their own protobuf code",
+		Long: "Print the WIT world for servers that keep their own protobuf code: they get and send serialized messages, for\n" +
+			"any service. The SDK for Go (github.com/tripod-run/tripod/sdk/go) implements it.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprint(a.Stdout, protowit.RawDocument())
+			return err
+		},
+	}
 }
 
 type witGen struct {

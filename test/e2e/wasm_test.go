@@ -67,27 +67,33 @@ func TestWasmServesGRPC(t *testing.T) {
 			if apart := strings.Contains(info.GetInfo()["info"], `"apart":`); err != nil || apart != (image == harness.GreeterJS) {
 				t.Errorf("verbose status: got own worker %v, error %v, information %v; want an own worker only for JavaScript", apart, err, info.GetInfo()["info"])
 			}
-			const hello, want = `{"name":"Ada"}`, `{"message":"Hello, Ada!","servedBy":"pod-1"}`
-			if got := s.call(greeter+"/SayHello", hello); got != want {
-				t.Errorf("call over h2c: got %s, want %s", got, want)
-			}
-			if got := s.callQUIC(greeter+"/SayHello", hello); got != want {
-				t.Errorf("call over HTTP/3: got %s, want %s", got, want)
-			}
-			overTLS := dialWith(t, net.JoinHostPort(s.ip, "443"), credentials.NewTLS(anyCertificate))
-			overTLS.reflected = s.reflected
-			if got := overTLS.call(greeter+"/SayHello", hello); got != want {
-				t.Errorf("call over TLS: got %s, want %s", got, want)
-			}
-			resp, err := s.connect(s.h3, "https://"+net.JoinHostPort(s.ip, "443"), greeter+"/SayHello", connect.WithProtoJSON()).
-				CallUnary(s.context(), connect.NewRequest(s.message(s.method(t, greeter+"/SayHello").Input(), hello)))
-			if err != nil || text(resp.Msg) != want {
-				t.Errorf("call in Connect with JSON: got %v, error %v; want %s", resp, err, want)
-			}
-			s.arities()
-			s.arity4OverQUIC()
+			s.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-1"}`)
 		})
 	}
+}
+
+// everyProtocol calls a greeter in all supported ways. The reply to Ada is known.
+func (s *served) everyProtocol(want string) {
+	s.Helper()
+	const hello = `{"name":"Ada"}`
+	if got := s.call(greeter+"/SayHello", hello); got != want {
+		s.Errorf("call over h2c: got %s, want %s", got, want)
+	}
+	if got := s.callQUIC(greeter+"/SayHello", hello); got != want {
+		s.Errorf("call over HTTP/3: got %s, want %s", got, want)
+	}
+	overTLS := dialWith(s.T, net.JoinHostPort(s.ip, "443"), credentials.NewTLS(anyCertificate))
+	overTLS.reflected = s.reflected
+	if got := overTLS.call(greeter+"/SayHello", hello); got != want {
+		s.Errorf("call over TLS: got %s, want %s", got, want)
+	}
+	resp, err := s.connect(s.h3, "https://"+net.JoinHostPort(s.ip, "443"), greeter+"/SayHello", connect.WithProtoJSON()).
+		CallUnary(s.context(), connect.NewRequest(s.message(s.method(s.T, greeter+"/SayHello").Input(), hello)))
+	if err != nil || text(resp.Msg) != want {
+		s.Errorf("call in Connect with JSON: got %v, error %v; want %s", resp, err, want)
+	}
+	s.arities()
+	s.arity4OverQUIC()
 }
 
 // arities tests the three kinds of streams.

@@ -1,0 +1,94 @@
+package e2e
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// pushWasm runs `tripod push` with an example and returns the name of the image.
+func pushWasm(t *testing.T, example, name string, more ...string) string {
+	t.Helper()
+	tripod, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(t.Context(), tripod, append([]string{"push", "--plain-http", example, harness.Registry(t).Addr + "/" + name}, more...)...)
+	c.Dir = filepath.Join(harness.Root(), "examples", "wasm")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v\n%s", c.Args, err, out)
+	}
+	return harness.ImagePrefix + name
+}
+
+// TestWasmGoServer: `tripod push` builds an ordinary gRPC server in Go, and the pod serves it like any component.
+func TestWasmGoServer(t *testing.T) {
+	image := pushWasm(t, "greeter-go", "pushed/greeter-go:1")
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	c, s := startComponent(t, d, image, greeter, env("POD_NAME", "pod-1"))
+	s.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-1"}`)
+
+	var header, trailer metadata.MD
+	ctx := metadata.AppendToOutgoingContext(s.context(), "x-request-id", "1", "x-request-id", "2", "x-trace-bin", "\x00\xff")
+	_, err := s.try(ctx, greeter+"/SayHello", `{"name":"Ada"}`, grpc.Header(&header), grpc.Trailer(&trailer))
+	if err != nil || !slices.Equal(header.Get("x-request-id"), []string{"1", "2"}) || !slices.Equal(trailer.Get("x-trace-bin"), []string{"\x00\xff"}) {
+		t.Errorf("metadata: got header %v, trailer %v, error %v", header, trailer, err)
+	}
+	_, err = s.try(s.context(), greeter+"/SayHello", `{}`)
+	details := status.Convert(err).Details()
+	if status.Code(err) != codes.InvalidArgument || len(details) != 1 || details[0].(*wrapperspb.StringValue).Value != "name" {
+		t.Errorf("status: got %v with details %v, want InvalidArgument and the field", err, details)
+	}
+
+	// The context of the handler ends at the deadline of its client. The client also cancels then, and may be first.
+	ctx, cancel := context.WithTimeout(s.context(), 300*time.Millisecond)
+	defer cancel()
+	stream, method := s.stream(ctx, greeter+"/Countdown")
+	if err := stream.SendMsg(s.message(method.Input(), `{"from":1000,"intervalMs":20}`)); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for err = nil; err == nil; n++ {
+		err = stream.RecvMsg(dynamicpb.NewMessage(method.Output()))
+	}
+	if status.Code(err) != codes.DeadlineExceeded || n < 2 {
+		t.Errorf("stream with a deadline: got %d messages and %v, want a few and DeadlineExceeded", n-1, err)
+	}
+	for end := time.Now().Add(waitLimit); !strings.Contains(harness.Text(c.Logs(), "stderr"), "Countdown: context "); time.Sleep(20 * time.Millisecond) { // pacing of a poll
+		if time.Now().After(end) {
+			t.Fatalf("log: got %q, want the handler's own notice of the deadline", harness.Text(c.Logs(), "stderr"))
+		}
+	}
+}
+
+// TestWasmRawC: a core module in C on tripod:grpc/raw serves with the descriptors of a .proto, also for clients that
+// send JSON.
+func TestWasmRawC(t *testing.T) {
+	image := pushWasm(t, "raw-c/raw-c.wasm", "pushed/raw-c:1", "--proto", "raw-c/sum.proto")
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	_, s := startComponent(t, d, image, "sum.v1.Sums")
+	if got := s.call("sum.v1.Sums/Add", `{"numbers":["1","2","300"]}`); got != `{"total":"303"}` {
+		t.Errorf("Add: got %s, want 303", got)
+	}
+	if got := s.callQUIC("sum.v1.Sums/Add", `{"numbers":["1","2","300"]}`); got != `{"total":"303"}` {
+		t.Errorf("Add over HTTP/3: got %s, want 303", got)
+	}
+	_, err := s.try(s.context(), "sum.v1.Sums/Add", `{}`)
+	wantCode(t, err, codes.InvalidArgument)
+	if got, err := s.exchange("sum.v1.Sums/Running", `{"numbers":["1"]}`, `{"numbers":["5","6"]}`); err != nil || !slices.Equal(got, []string{`{"total":"1"}`, `{"total":"12"}`}) {
+		t.Errorf("Running: got %v, error %v; want 1 and 12", got, err)
+	}
+}
