@@ -13,12 +13,13 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestN12PanicEndsItsRequest: a pull, a start and a stop panic in the same daemon. Each returns Internal, the daemon
+// TestN12PanicEndsItsRequest: a pull, a start of each kind and a stop panic in the same daemon. Each returns Internal, the daemon
 // keeps running, and a second try succeeds. The metrics, `tripod check` and `tripod diag` report the panics.
 func TestN12PanicEndsItsRequest(t *testing.T) {
 	address := harness.FreeAddress(t)
-	d := harness.StartDaemon(t, harness.Set("metrics.address", address), harness.Env(
-		"TRIPOD_FAILPOINTS=image.pull.record=1*panic,linux.start-container.conmon=1*panic,node.stop-sandbox.intent=1*panic"))
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.VM(t), harness.Set("metrics.address", address), harness.Env(
+		"TRIPOD_FAILPOINTS=image.pull.record=1*panic,linux.start-container.conmon=1*panic,wasm.start-container.intent=1*panic,"+
+			"vm.start-container.booted=1*panic,node.stop-sandbox.intent=1*panic"))
 	pid := d.Pid()
 	ctx := context.Background()
 	internal := func(what string, err error) {
@@ -31,19 +32,30 @@ func TestN12PanicEndsItsRequest(t *testing.T) {
 	internal("the pull", err)
 	d.Pull(t, harness.Busybox)
 
-	p := d.RunPod(t, harness.PodConfig(t, "p"))
-	c := p.Create(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
-	_, err = d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ID})
-	internal("the start", err)
-	c.Remove()
-	p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep())).Must("true")
+	var p *harness.Pod
+	for handler, config := range map[string]*runtimeapi.ContainerConfig{
+		"linux": harness.ContainerConfig("c", harness.Busybox, harness.Sleep()),
+		"wasm":  harness.ContainerConfig("c", harness.FaultsC),
+		"vm":    harness.ContainerConfig("c", harness.Guest),
+	} {
+		d.Pull(t, config.Image.Image)
+		pod := d.RunPodWith(t, harness.PodConfig(t, handler), handler)
+		if t.Cleanup(pod.Remove); handler == "linux" {
+			p = pod
+		}
+		c := pod.Create(config)
+		_, err = d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ID})
+		internal("the start of a container of handler "+handler, err)
+		c.Remove()
+		pod.Run(config)
+	}
 
 	_, err = d.CRI().StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.ID})
 	internal("the stop", err)
 	p.Remove()
 
-	if text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, "tripod_recovered_panics_total 3") {
-		t.Error("metrics: want tripod_recovered_panics_total 3")
+	if text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, "tripod_recovered_panics_total 5") {
+		t.Error("metrics: want tripod_recovered_panics_total 5")
 	}
 	tripod, err := harness.Binary()
 	if err != nil {
@@ -51,8 +63,8 @@ func TestN12PanicEndsItsRequest(t *testing.T) {
 	}
 	for _, command := range []string{"check", "diag"} {
 		out, _ := exec.Command(tripod, command, "--config", d.ConfigPath()).CombinedOutput() // fails if the test machine has other problems
-		if !strings.Contains(string(out), "has recovered panics: StartContainer (1), StopPodSandbox (1), image pull (1)") {
-			t.Errorf("tripod %s: want the three panics in\n%s", command, out)
+		if !strings.Contains(string(out), "has recovered panics: StartContainer (3), StopPodSandbox (1), image pull (1)") {
+			t.Errorf("tripod %s: want the five panics in\n%s", command, out)
 		}
 	}
 	if !strings.Contains(d.DaemonLog(), "recovered a panic") || d.Pid() != pid {

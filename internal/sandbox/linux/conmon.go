@@ -361,7 +361,7 @@ func (s *spawner) start(cmd *exec.Cmd) error {
 }
 
 // monitors finds the conmons of our bundles by their command lines and returns them by container ID. It reads all of
-// /proc, so only recovery and failed starts use it, because they cannot rely on the PID files.
+// /proc, so only recovery and what follows a failed start use it, because they cannot rely on the PID files.
 func monitors(root string) map[string]process.ID {
 	found := map[string]process.ID{}
 	entries, _ := os.ReadDir("/proc")

@@ -102,7 +102,8 @@ func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 	})
 }
 
-// run starts conmon, which creates the container, and then starts the container's program.
+// run starts conmon, which creates the container, and then starts the container's program. A panic is undone like any
+// other failure.
 func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle, config *specs.Spec) error {
 	if target := spec.ContainerModes(p, c).Target; target != "" {
 		if err := b.pinTarget(p, target, h.ID); err != nil {
@@ -110,21 +111,26 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		}
 	}
 	s, _ := h.Snapshot()
-	got, err := b.conmon.start(ctx, launch{
-		id: h.ID, bundle: b.bundleOf(h), logPath: s.LogPath,
-		stdin: c.Config.GetStdin(), stdinOnce: c.Config.GetStdinOnce(), tty: c.Config.GetTty(),
-		foreign: p.IDMap() != nil,
-	}, b.cfg, b.runtime)
-	if err == nil {
-		err = fpCreated.Hit(ctx)
-	}
-	began := time.Now()
-	if err == nil {
-		err = b.runtime.start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0)
-	}
-	if err == nil {
-		err = fpStarted.Hit(ctx)
-	}
+	var got launched
+	var began time.Time
+	err := guard.Call(b.log, "StartContainer", func() (err error) {
+		got, err = b.conmon.start(ctx, launch{
+			id: h.ID, bundle: b.bundleOf(h), logPath: s.LogPath,
+			stdin: c.Config.GetStdin(), stdinOnce: c.Config.GetStdinOnce(), tty: c.Config.GetTty(),
+			foreign: p.IDMap() != nil,
+		}, b.cfg, b.runtime)
+		if err != nil {
+			return err
+		}
+		if err := fpCreated.Hit(ctx); err != nil {
+			return err
+		}
+		began = time.Now()
+		if err := b.runtime.start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0); err != nil {
+			return err
+		}
+		return fpStarted.Hit(ctx)
+	})
 	if err != nil {
 		return b.failStart(ctx, h, got, err)
 	}
@@ -150,8 +156,6 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 	if got.conmon != nil { // conmon is killed before init, so that it writes no exit file
 		_ = got.conmon.KillGroup()
 		got.conmon.WaitFor(cleanupTime)
-	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.ID]); err != nil {
-		b.log.Error("stop conmon after a failed start", "container", h.ID, "err", err)
 	}
 	if got.init != nil {
 		_ = got.init.Signal(unix.SIGKILL)
@@ -164,7 +168,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 	}
 	err = errors.Join(err, h.Set(func(s *state) { s.FailStart(cause) }))
 	classified := sandbox.DiskError(cause)
-	if !errdefs.IsResourceExhausted(classified) && !errdefs.IsUnavailable(classified) {
+	if !errdefs.IsResourceExhausted(classified) && !errdefs.IsUnavailable(classified) && !errdefs.IsInternal(classified) {
 		classified = fmt.Errorf("%w: %w", cause, errdefs.ErrFailedPrecondition)
 	}
 	return errors.Join(fmt.Errorf("start container %s: %w", h.ID, classified), err)
@@ -188,13 +192,19 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 }
 
 // deleteRuntimeState removes a container's cgroup and its state in the OCI runtime. If the container's start may have
-// been interrupted, deleteRuntimeState first kills the processes in the cgroup. A runtime that was killed can leave a
-// state that it cannot read later. Such a state is removed without the runtime. So is the state of a container whose end
-// is recorded, because the runtime would do nothing else (see state.Forgettable).
+// been interrupted, deleteRuntimeState first kills the conmon that may still create the container, and the processes in
+// the cgroup. A runtime that was killed can leave a state that it cannot read later. Such a state is removed without the
+// runtime. So is the state of a container whose end is recorded, because the runtime would do nothing else (see
+// state.Forgettable).
 func (b *Backend) deleteRuntimeState(ctx context.Context, id string, s state) error {
-	if s.Phase == ledger.Starting && s.Cgroup != "" {
-		if err := b.cgroups.Kill(ctx, s.Cgroup); err != nil {
-			return err
+	if s.Phase == ledger.Starting {
+		if err := b.killMonitor(ctx, monitors(b.cfg.Root)[id]); err != nil {
+			return fmt.Errorf("stop conmon after an interrupted start: %w", err)
+		}
+		if s.Cgroup != "" {
+			if err := b.cgroups.Kill(ctx, s.Cgroup); err != nil {
+				return err
+			}
 		}
 	}
 	if s.Phase == ledger.Exited && s.Forgettable && !b.runtime.systemd {

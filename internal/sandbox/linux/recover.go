@@ -147,9 +147,6 @@ func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process
 		if done, err := b.adoptStarted(ctx, h, conmon); done || err != nil {
 			return err
 		}
-		if err := b.killMonitor(ctx, conmon); err != nil {
-			return err
-		}
 	}
 	if err := b.clearEarlierRun(ctx, h); err != nil {
 		return err

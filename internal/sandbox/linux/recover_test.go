@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -249,4 +250,34 @@ func TestHalfMade(t *testing.T) {
 	if err := r.RemoveContainer(t.Context(), p.Pod, c); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestPanicInAStart: a start that panics leaves its conmon creating the container. The container can be removed, and
+// started, as if nothing had been started.
+func TestPanicInAStart(t *testing.T) {
+	failpoint.Needed(t)
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		start := func(c *testContainer) {
+			t.Helper()
+			if err := failpoint.Arm("linux.start-container.conmon", "1*panic"); err != nil {
+				t.Fatal(err)
+			}
+			err := r.StartContainer(t.Context(), p.Pod, c.Container)
+			if !errdefs.IsInternal(err) {
+				t.Fatalf("got %v, want a panic", err)
+			}
+		}
+		removed := p.container(forever)
+		start(removed)
+		if err := r.RemoveContainer(t.Context(), p.Pod, removed.Container); err != nil {
+			t.Fatal(err)
+		}
+		if left := monitors(r.cfg.Root)[removed.ID]; left.Pid != 0 || exists(filepath.Join(r.cfg.ociDir(), removed.ID)) {
+			t.Errorf("after the removal: got conmon %d and the runtime's state, want neither", left.Pid)
+		}
+		started := p.container("echo up; " + forever)
+		start(started)
+		started.start().waitLog("up")
+	})
 }

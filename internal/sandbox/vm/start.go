@@ -43,7 +43,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if err != nil {
 		return b.refuseStart(ctx, h, err)
 	}
-	if err := b.run(ctx, h, l); err != nil {
+	if err := guard.Call(b.log, "StartContainer", func() error { return b.run(ctx, h, l) }); err != nil {
 		return b.failStart(ctx, h, l, err)
 	}
 	return fpStarted.Hit(ctx)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
@@ -83,17 +84,22 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err != nil {
 		return fmt.Errorf("container %s: %w", h.ID, err)
 	}
-	if err := fpIntent.Hit(ctx); err != nil {
-		undoBegin(h, l)
-		return err
-	}
-	status, err := w.conn().Start(ctx, spec)
-	if errdefs.IsNotFound(err) { // the worker has unloaded the code
-		w.forgetCode(spec.Digest)
-		if _, err = b.load(ctx, w, s.Artifact, s.Description); err == nil {
-			status, err = w.conn().Start(ctx, spec)
+	var status workerapi.Status
+	err = guard.Call(b.log, "StartContainer", func() (err error) {
+		if err := fpIntent.Hit(ctx); err != nil {
+			return err
 		}
-	}
+		status, err = w.conn().Start(ctx, spec)
+		if !errdefs.IsNotFound(err) {
+			return err
+		}
+		w.forgetCode(spec.Digest) // the worker has unloaded the code
+		if _, err := b.load(ctx, w, s.Artifact, s.Description); err != nil {
+			return err
+		}
+		status, err = w.conn().Start(ctx, spec)
+		return err
+	})
 	if err != nil {
 		undoBegin(h, l)
 		return err
@@ -127,20 +133,19 @@ func undoBegin(h *handle, l *life) {
 	h.End(l, func(s *state) { s.Phase, s.StartedAt, s.RenewAt = ledger.Created, time.Time{}, time.Time{} })
 }
 
-// failStart records a failed start as the container's exit. If ctx has ended, the container stays created instead, and
-// is removed from its worker. The worker of a foreign container ends.
+// failStart records a failed start as the container's exit, and removes the container from its worker, which may have
+// received the order. If ctx has ended, the container stays created instead. The worker of a foreign container ends.
 func (b *Backend) failStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle, cause error) error {
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
 	s, _ := h.Snapshot()
 	if sandbox.IsForeign(p, c) {
 		defer b.endForeignWorker(c.ID)
 	}
-	if ctx.Err() != nil {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-		defer cancel()
-		err := b.removeFromWorker(undo, s.Worker, h.ID)
-		return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
+	err := b.removeFromWorker(undo, s.Worker, h.ID)
+	if ctx.Err() == nil {
+		err = errors.Join(err, h.Set(func(s *state) { s.FailStart(cause) }))
 	}
-	err := h.Set(func(s *state) { s.FailStart(cause) })
 	return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
 }
 
