@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 )
 
@@ -511,23 +512,21 @@ func (g Tree) Start(cmd *exec.Cmd, dir string, prepare func() error) error {
 		defer at.Close()
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(at.Fd())
 	}
-	done := make(chan error, 1)
-	go process.OnOwnThread(func() {
-		done <- func() error {
-			if dir != "" {
-				if err := g.Enter(dir); err != nil {
-					return fmt.Errorf("enter the cgroup: %w (%w)", err, errdefs.ErrFailedPrecondition)
-				}
+	run, wait := guard.Part(func() error {
+		if dir != "" {
+			if err := g.Enter(dir); err != nil {
+				return fmt.Errorf("enter the cgroup: %w (%w)", err, errdefs.ErrFailedPrecondition)
 			}
-			if prepare != nil {
-				if err := prepare(); err != nil {
-					return err
-				}
+		}
+		if prepare != nil {
+			if err := prepare(); err != nil {
+				return err
 			}
-			return cmd.Start()
-		}()
+		}
+		return cmd.Start()
 	})
-	return <-done
+	go process.OnOwnThread(run)
+	return wait()
 }
 
 // Enter moves the calling thread into an existing cgroup, in all v1 hierarchies, so that its children start there. The

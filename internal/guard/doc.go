@@ -6,6 +6,7 @@
 //
 //	a request          Call(log, "place", f)      the panic is the request's error
 //	an HTTP handler    Handler(log, "place", h)   the response breaks off
+//	a request's part   Part(f), Group             the panic goes on in the request
 //	a goroutine        Func(log, "place", f)      the goroutine ends
 //	a loop             Loop(log, "place", f)      the loop restarts
 //	your own recover() Report(log, "place", p)    you decide

@@ -59,7 +59,11 @@ func Report(log *slog.Logger, where string, value any) *Panic {
 	mu.Lock()
 	counts[where]++
 	mu.Unlock()
-	log.Error("recovered a panic", "place", where, "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
+	stack := debug.Stack()
+	if e, ok := value.(*elsewhere); ok {
+		value, stack = e.value, e.stack
+	}
+	log.Error("recovered a panic", "place", where, "panic", fmt.Sprint(value), "stack", string(stack))
 	return &Panic{Where: where, Value: value}
 }
 

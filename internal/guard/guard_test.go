@@ -65,3 +65,31 @@ func TestHandler(t *testing.T) {
 		t.Errorf("counted %d panics, want 1: http.ErrAbortHandler does not count", n)
 	}
 }
+
+// TestPart: a panic of a part goes on where the request waits, with the stack of the part, after all parts have ended.
+func TestPart(t *testing.T) {
+	log, out := logger()
+	ended := false
+	err := Call(log, "request", func() error {
+		var parts Group
+		release := make(chan struct{})
+		parts.Go(func() error { defer close(release); panicInAPart(); return nil })
+		parts.Go(func() error { <-release; ended = true; return errors.New("failed") })
+		return parts.Wait()
+	})
+	if !errdefs.IsInternal(err) || !strings.Contains(err.Error(), "in a part") {
+		t.Errorf("got error %v, want the panic", err)
+	}
+	if !ended || !strings.Contains(out.String(), "panicInAPart") {
+		t.Errorf("got second part ended %v and log %s, want true and the stack of the first part", ended, out)
+	}
+
+	var parts Group
+	parts.Go(func() error { return nil })
+	parts.Go(func() error { return errors.New("failed") })
+	if err := parts.Wait(); err == nil || err.Error() != "failed" {
+		t.Errorf("got error %v, want that of the second part", err)
+	}
+}
+
+func panicInAPart() { panic("in a part") }

@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // rootView is a temporary view of an unpacked image.
@@ -49,12 +51,12 @@ type imageRoot struct {
 // withRoot calls fn with the root of an unpacked image. It mounts the image in the mount namespace of a thread that
 // ends afterwards, so nothing needs to be unmounted, even after a crash. Files that fn opened stay open.
 func (s *Store) withRoot(mounts []mount.Mount, fn func(*imageRoot) error) error {
-	result := make(chan error)
-	go func() {
+	run, wait := guard.Part(func() error {
 		runtime.LockOSThread() // never unlocked: the runtime ends the thread with the goroutine
-		result <- s.inNamespace(mounts, fn)
-	}()
-	return <-result
+		return s.inNamespace(mounts, fn)
+	})
+	go run()
+	return wait()
 }
 
 func (s *Store) inNamespace(mounts []mount.Mount, fn func(*imageRoot) error) error {

@@ -9,7 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	"golang.org/x/sync/errgroup"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // gcParallel limits how many pods' networks GC releases in parallel with executables.
@@ -28,7 +29,7 @@ func (m *Manager) GC(ctx context.Context, keep []string) error {
 	if err != nil {
 		return err
 	}
-	var group errgroup.Group
+	var group guard.Group
 	executables := make(chan struct{}, gcParallel)
 	failures := make([]error, len(keys))
 	for i, key := range keys {
@@ -36,7 +37,7 @@ func (m *Manager) GC(ctx context.Context, keep []string) error {
 			group.Go(func() error { failures[i] = m.collect(ctx, key, executables); return nil })
 		}
 	}
-	_ = group.Wait()
+	_ = group.Wait() // the parts return nil
 	return errors.Join(append(failures, m.runGCVerb(ctx))...)
 }
 

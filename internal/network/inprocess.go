@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/network/builtin"
 )
 
@@ -56,7 +57,11 @@ func (e *pluginExec) runInProcess(ctx context.Context, call inProcessCall, path 
 	done := make(chan outcome, 1)
 	start := time.Now()
 	go func() {
-		output, err := call.Run(ctx) // recovers from panics
+		var output []byte
+		err := guard.Call(e.log, "CNI plugin", func() (err error) {
+			output, err = call.Run(ctx)
+			return err
+		})
 		free()
 		e.log.Debug("CNI plugin ran in this process", "plugin", path, "command", command, "took", time.Since(start), "err", err)
 		done <- outcome{output, err}

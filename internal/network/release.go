@@ -113,10 +113,13 @@ func (m *Manager) releaseTogether(batch []release) {
 	}
 	// The namespaces go after all DELs, because their end takes the kernel's lock as well.
 	failures := make([]error, len(batch))
-	together(batch, func(i int, r release) { failures[i] = m.del(m.life, r.rec) })
+	confined := func(work func() error) error { return guard.Call(m.cfg.Logger, "release of a network", work) }
+	together(batch, func(i int, r release) {
+		failures[i] = confined(func() error { return m.del(m.life, r.rec) })
+	})
 	together(batch, func(i int, r release) {
 		if failures[i] == nil {
-			failures[i] = m.forget(m.life, r.rec.key)
+			failures[i] = confined(func() error { return m.forget(m.life, r.rec.key) })
 		}
 		m.backlog.completed()
 		r.done(failures[i])

@@ -9,7 +9,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"golang.org/x/sync/errgroup"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // rollbackTimeout limits how long a failed Setup works on its roll-back before it returns. The roll-back continues even
@@ -107,7 +107,7 @@ func (m *Manager) CNIResult(id string) (json.RawMessage, error) {
 // is not nil, it makes the namespace.
 func (m *Manager) attach(ctx context.Context, rec *record, makeNetns func(pin string) error) (*Result, error) {
 	m.claims.Store(rec.key, true)
-	var both errgroup.Group
+	var both guard.Group
 	both.Go(func() error { return m.records.put(rec) })
 	both.Go(func() error { return createNetns(m.netnsPath(rec.key), makeNetns) })
 	if err := both.Wait(); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
@@ -13,6 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 var (
@@ -84,11 +84,11 @@ func (r *Router) ownerOf(ctx context.Context, id string) (*endpoint, string, err
 		return entry.endpoint, full, nil
 	}
 	found, errs := make([]string, len(r.endpoints)), make([]error, len(r.endpoints))
-	var wg sync.WaitGroup
+	var all guard.Group
 	for i, e := range r.endpoints {
-		wg.Go(func() { found[i], errs[i] = r.search(ctx, e, id) })
+		all.Go(func() error { found[i], errs[i] = r.search(ctx, e, id); return nil })
 	}
-	wg.Wait()
+	_ = all.Wait() // the parts return nil
 	for i, e := range r.endpoints {
 		if found[i] != "" {
 			return e, found[i], nil

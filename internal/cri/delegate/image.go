@@ -10,6 +10,8 @@ import (
 	"github.com/distribution/reference"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // imageOf returns the image that a list's filter names, or "".
@@ -104,11 +106,11 @@ func (r *Router) imageStatus(ctx context.Context, c *call, req *runtimeapi.Image
 		}
 	}
 	replies, errs := make([]proto.Message, len(candidates)), make([]error, len(candidates))
-	var wg sync.WaitGroup
+	var all guard.Group
 	for i, e := range candidates {
-		wg.Go(func() { replies[i], errs[i] = r.imageStatusAt(ctx, e, c) })
+		all.Go(func() error { replies[i], errs[i] = r.imageStatusAt(ctx, e, c); return nil })
 	}
-	wg.Wait()
+	_ = all.Wait() // the parts return nil
 	for _, reply := range replies {
 		if reply != nil && reply.(*runtimeapi.ImageStatusResponse).GetImage() != nil {
 			return reply, nil
@@ -142,12 +144,12 @@ func (r *Router) imageStatusAt(ctx context.Context, e *endpoint, c *call) (proto
 // have the image.
 func (r *Router) removeImage(ctx context.Context, c *call) (proto.Message, error) {
 	errs := make([]error, len(r.endpoints))
-	var wg sync.WaitGroup
+	var all guard.Group
 	for i, e := range r.endpoints {
-		wg.Go(func() { errs[i] = r.removeImageAt(ctx, e, c) })
+		all.Go(func() error { errs[i] = r.removeImageAt(ctx, e, c); return nil })
 	}
 	resp, err := c.local(ctx)
-	wg.Wait()
+	_ = all.Wait() // the parts return nil
 	if err := firstError(append([]error{err}, errs...)...); err != nil {
 		return nil, err
 	}

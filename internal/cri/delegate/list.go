@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -16,6 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // listing is one list of the API, which has a unary and a streaming call.
@@ -206,15 +207,16 @@ func (r *Router) fanOut(ctx context.Context, l *listing, req proto.Message) (wai
 	selected, filtered := l.selects(req)
 	asked := r.holders(selected)
 	parts, errs := make([]part, len(asked)), make([]error, len(asked))
-	var wg sync.WaitGroup
+	var all guard.Group
 	for i, e := range asked {
-		wg.Go(func() {
+		all.Go(func() error {
 			parts[i].endpoint = e
 			parts[i].items, errs[i] = r.listOf(ctx, e, l, req, filtered)
+			return nil
 		})
 	}
 	return func() ([]part, error) {
-		wg.Wait()
+		_ = all.Wait() // the parts return nil
 		return parts, firstError(errs...)
 	}
 }

@@ -3,12 +3,13 @@ package delegate
 import (
 	"context"
 	"slices"
-	"sync"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // A metric's values have the values of labels, but not their names: these are in the metric's descriptor, for which a
@@ -39,11 +40,11 @@ type described map[*endpoint][]*runtimeapi.MetricDescriptor
 // pod.
 func (r *Router) describeMetrics(ctx context.Context) described {
 	theirs := make([][]*runtimeapi.MetricDescriptor, len(r.endpoints))
-	var wg sync.WaitGroup
+	var all guard.Group
 	for i, e := range r.endpoints {
-		wg.Go(func() { theirs[i] = e.metricDescriptors(ctx) })
+		all.Go(func() error { theirs[i] = e.metricDescriptors(ctx); return nil })
 	}
-	wg.Wait()
+	_ = all.Wait() // the parts return nil
 	d := described{nil: r.metrics}
 	for i, e := range r.endpoints {
 		d[e] = theirs[i]

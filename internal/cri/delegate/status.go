@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -13,6 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // ConditionPrefix is the prefix of the type of an endpoint's own condition in Status; its name follows.
@@ -24,11 +25,11 @@ const reasonNotReady = "DelegateNotReady"
 // askAll forwards a read to all endpoints in parallel.
 func (r *Router) askAll(ctx context.Context, c *call) (replies []proto.Message, errs []error) {
 	replies, errs = make([]proto.Message, len(r.endpoints)), make([]error, len(r.endpoints))
-	var wg sync.WaitGroup
+	var all guard.Group
 	for i, e := range r.endpoints {
-		wg.Go(func() { replies[i], errs[i] = e.read(ctx, c.method, c.req) })
+		all.Go(func() error { replies[i], errs[i] = e.read(ctx, c.method, c.req); return nil })
 	}
-	wg.Wait()
+	_ = all.Wait() // the parts return nil
 	return replies, errs
 }
 

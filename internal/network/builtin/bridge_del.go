@@ -10,10 +10,10 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 var (
@@ -26,10 +26,9 @@ var (
 // deleted in parallel, because both deletions mostly wait for grace periods of the kernel.
 func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 	var addresses []net.IP
-	var both errgroup.Group
+	var both guard.Group
 	both.Go(c.delPair)
 	both.Go(func() (err error) {
-		defer recoverTo(&err)
 		// The leases know the addresses even if the namespace is gone.
 		if addresses, err = c.leased(ctx); err != nil || !conf.IPMasq {
 			return err

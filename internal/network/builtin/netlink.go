@@ -22,10 +22,7 @@ func inPod(path string, fn func(*netlink.Handle) error) error {
 }
 
 func inNetns(netns int, fn func(*netlink.Handle) error) error {
-	return netthread.In(netns, func() (err error) {
-		defer recoverTo(&err) // Call.Run cannot recover panics here, because netthread uses another goroutine
-		return withHandle(fn)
-	})
+	return netthread.In(netns, func() error { return withHandle(fn) })
 }
 
 // withHandle runs fn with a new netlink handle. Handles are not shared, because a handle serialises its requests.

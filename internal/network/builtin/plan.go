@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -62,15 +61,7 @@ func (p *Plugins) Plan(path string, stdin []byte, environ []string) (*Call, erro
 
 // Run executes the call. For ADD, it returns the result that the plugin would print.
 func (c *Call) Run(ctx context.Context) (output []byte, err error) {
-	defer recoverTo(&err)
 	return c.run(ctx)
-}
-
-// recoverTo stores a panic in *err, so that the panic ends only this call and not the process. It must be deferred.
-func recoverTo(err *error) {
-	if r := recover(); r != nil {
-		*err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
-	}
 }
 
 func cniEnvironment(environ []string) map[string]string {

@@ -2,14 +2,17 @@ package builtin
 
 import (
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
@@ -168,10 +171,12 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// TestPanic checks that a panic on the namespace's thread becomes an error.
+// TestPanic checks that a panic on the namespace's thread goes on in the call.
 func TestPanic(t *testing.T) {
-	err := inNetnsOfTest(func() { panic("on its thread") })
-	if err == nil || !strings.Contains(err.Error(), "on its thread") {
+	err := guard.Call(slog.New(slog.DiscardHandler), "plugin", func() error {
+		return inNetnsOfTest(func() { panic("on its thread") })
+	})
+	if !errdefs.IsInternal(err) || !strings.Contains(err.Error(), "on its thread") {
 		t.Errorf("inNetns = %v, want an error with the panic's text", err)
 	}
 }

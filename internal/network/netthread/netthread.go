@@ -8,28 +8,30 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // Run runs fn on an OS thread that no other goroutine uses at the same time. If fn reports that it restored the
-// thread's state, the thread is reused; otherwise the thread ends.
+// thread's state, the thread is reused; otherwise the thread ends. If fn panics, the thread ends and Run panics.
 //
 // Run never uses the main thread. That thread cannot end, so it could hold a namespace forever, and /proc/PID/ns/net
 // shows its namespace as the process's.
 func Run(fn func() (restored bool)) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	run, wait := guard.Part(func() error {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
 			Run(fn) // runs fn on another thread, because this goroutine holds the main thread
-			runtime.UnlockOSThread()
-			return
+			return nil
 		}
 		if fn() {
 			runtime.UnlockOSThread()
 		}
-	}()
-	<-done
+		return nil
+	})
+	go run()
+	_ = wait()
 }
 
 // Open opens the network namespace at path. It returns ErrNotFound if path does not exist.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
@@ -242,19 +243,18 @@ func pinned(pin string) bool {
 
 // onNewThread runs fn on a new thread. The thread then ends, because fn leaves it in other namespaces.
 func onNewThread(fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
+	run, wait := guard.Part(func() error {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			// The main thread cannot end. While this goroutine occupies the main thread, the next goroutine gets
 			// another thread.
-			done <- onNewThread(fn)
-			runtime.UnlockOSThread()
-			return
+			defer runtime.UnlockOSThread()
+			return onNewThread(fn)
 		}
-		done <- fn() // no unlock: the thread ends with the goroutine
-	}()
-	return <-done
+		return fn() // no unlock: the thread ends with the goroutine
+	})
+	go run()
+	return wait()
 }
 
 // unmount removes all mounts on a path. It detaches mounts that are busy. It succeeds if the path has no mount or is

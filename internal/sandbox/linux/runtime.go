@@ -20,10 +20,10 @@ import (
 	runc "github.com/containerd/go-runc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
@@ -96,7 +96,7 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 	if out, err := exec.CommandContext(ctx, found, "features").Output(); err == nil { // crun 1.8 does not have the command
 		rt.features = parseFeatures(out)
 	}
-	probed, both := rt, errgroup.Group{}
+	probed, both := rt, guard.Group{}
 	both.Go(func() (err error) {
 		probed.recursiveReadOnly, probed.releases, err = rt.probe(ctx, cfg, g)
 		return err

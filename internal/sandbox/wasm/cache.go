@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
@@ -103,7 +104,10 @@ func (c *cache) join(ctx context.Context, digest, engine string, component sourc
 		c.flights[digest] = f
 		go func() {
 			defer close(f.done)
-			f.code, f.err = c.make(ctx, digest, engine, component)
+			f.err = guard.Call(c.log, "compilation", func() (err error) {
+				f.code, err = c.make(ctx, digest, engine, component)
+				return err
+			})
 		}()
 	}
 	f.waiting++

@@ -8,6 +8,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
@@ -62,22 +63,20 @@ func mkdirAll(dir *os.File, name string) error {
 // asRoot runs fn with the file-system identity of a map's root. fn keeps the node's right to override permissions: a
 // directory of the image may belong to another user.
 func asRoot(m sandbox.IDMap, fn func() error) error {
-	done := make(chan error, 1)
-	go process.OnOwnThread(func() { // the identity is the thread's, which ends with it
-		done <- func() error {
-			if _, err := unix.SetfsgidRetGid(int(m.Groups.First)); err != nil {
-				return err
-			}
-			if _, err := unix.SetfsuidRetUid(int(m.Users.First)); err != nil {
-				return err
-			}
-			if err := raise(unix.CAP_DAC_OVERRIDE); err != nil {
-				return err
-			}
-			return fn()
-		}()
+	run, wait := guard.Part(func() error {
+		if _, err := unix.SetfsgidRetGid(int(m.Groups.First)); err != nil {
+			return err
+		}
+		if _, err := unix.SetfsuidRetUid(int(m.Users.First)); err != nil {
+			return err
+		}
+		if err := raise(unix.CAP_DAC_OVERRIDE); err != nil {
+			return err
+		}
+		return fn()
 	})
-	return <-done
+	go process.OnOwnThread(run) // the identity is the thread's, which ends with it
+	return wait()
 }
 
 // raise makes a permitted capability of the thread effective. setfsuid(2) drops some for other users than 0.
