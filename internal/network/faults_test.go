@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -236,6 +237,26 @@ func TestFailPoints(t *testing.T) {
 		arm(name, "1*error(made to fail)")
 		n.teardown(Attachment{ID: "pod"}) // fails in the background, and is retried there
 		n.assertClean()
+	}
+}
+
+// TestFirstSetupFails: the bridge of a first Setup that failed has lost its only port, and with it its hardware address.
+// The next Setup succeeds nevertheless, and later ports do not change the address.
+func TestFirstSetupFails(t *testing.T) {
+	failpoint.Needed(t)
+	n := newNode(t, nil)
+	if err := failpoint.Arm("network.bridge.add.configured", "1*error(made to fail)"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Setup(t.Context(), Attachment{ID: "first"}); err == nil || !strings.Contains(err.Error(), "made to fail") {
+		t.Fatalf("Setup = %v, want the fail point's error", err)
+	}
+	var before string
+	for _, id := range []string{"second", "third"} {
+		now := n.setup(Attachment{ID: id}).Interfaces[0].MAC
+		if before = cmp.Or(before, now); now == "" || now != before {
+			t.Errorf("hardware address of the bridge with pod %s: got %q, want %q", id, now, before)
+		}
 	}
 }
 

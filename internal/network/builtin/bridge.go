@@ -2,6 +2,7 @@ package builtin
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -226,6 +227,18 @@ func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Lin
 		return err
 	}
 	// Setting the hardware address, even to its present value, keeps the bridge from adopting the lowest hardware
-	// address among its ports, which come and go.
-	return host.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
+	// address among its ports, which come and go. A bridge that has lost its last port has none.
+	mac := bridge.Attrs().HardwareAddr
+	if !slices.ContainsFunc(mac, func(b byte) bool { return b != 0 }) {
+		mac = randomMAC()
+	}
+	return host.LinkSetHardwareAddr(bridge, mac)
+}
+
+// randomMAC returns a hardware address of the kind that its owner assigns (IEEE 802, locally administered, unicast).
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = rand.Read(mac) // never fails
+	mac[0] = mac[0]&^1 | 2
+	return mac
 }
