@@ -165,7 +165,7 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 	if err != nil {
 		return "", err
 	}
-	if err := p.prepare(ctx, c); err != nil {
+	if err := p.node.attempt(CreateContainer, func() error { return p.prepare(ctx, c) }); err != nil {
 		ctx, cancel := rollbackContext(ctx)
 		defer cancel()
 		return "", errors.Join(err, p.rollBackContainer(ctx, c))
@@ -199,8 +199,11 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 // rollBackContainer undoes a partial CreateContainer. If the rollback fails, the record stays, hidden from lists, so
 // that the janitor can retry.
 func (p *livePod) rollBackContainer(ctx context.Context, c *Container) error {
-	p.node.Hooks.RemoveContainer(ctx, p.rec.Load(), c)
-	if err := p.backendOf(c).RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer()); err != nil {
+	err := p.node.attempt(CreateContainer, func() error {
+		p.node.Hooks.RemoveContainer(ctx, p.rec.Load(), c)
+		return p.backendOf(c).RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
+	})
+	if err != nil {
 		p.node.wakeJanitor()
 		return fmt.Errorf("roll back container %s, to be retried: %w", c.ID, err)
 	}

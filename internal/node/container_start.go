@@ -60,16 +60,18 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	err = failStartIntent.Hit(ctx)
-	if err == nil {
-		err = p.node.Hooks.StartContainer(ctx, rec, c)
-	}
-	if err == nil {
-		err = p.backendOf(c).StartContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
-	}
-	if err == nil {
-		err = failStartEffect.Hit(ctx)
-	}
+	err = p.node.attempt(StartContainer, func() error {
+		if err := failStartIntent.Hit(ctx); err != nil {
+			return err
+		}
+		if err := p.node.Hooks.StartContainer(ctx, rec, c); err != nil {
+			return err
+		}
+		if err := p.backendOf(c).StartContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
+			return err
+		}
+		return failStartEffect.Hit(ctx)
+	})
 	if err != nil {
 		p.startFailed(ctx, rec, c, err)
 		return err
@@ -177,9 +179,11 @@ func (p *livePod) containerState(id string) (*Pod, *Container, State, error) {
 	}
 	c := rec.find(id)
 	switch {
+	case c != nil && c.State == "": // incomplete, and hidden
+		return nil, nil, "", notFound("container", id)
 	case rec.unit && rec.State != "":
 		return rec, c, rec.UnitState(), nil
-	case c == nil || c.State == "":
+	case c == nil:
 		return nil, nil, "", notFound("container", id)
 	case rec.State == Killed:
 		return rec, c, Killed, nil

@@ -82,10 +82,12 @@ func (p *livePod) updateContainer(ctx context.Context, id string, asked *runtime
 	if err != nil {
 		return err
 	}
-	err = failUpdateIntent.Hit(ctx)
-	if err == nil {
-		err = p.applyUpdate(ctx, updater, id)
-	}
+	err = p.node.attempt(intentUpdate, func() error {
+		if err := failUpdateIntent.Hit(ctx); err != nil {
+			return err
+		}
+		return p.applyUpdate(ctx, updater, id)
+	})
 	if err == nil {
 		p.tell(ctx, id, hooks.UpdatedContainer)
 		return nil

@@ -105,7 +105,7 @@ func (p *livePod) runSandbox(ctx context.Context) error {
 	case rec.State != "":
 		return fmt.Errorf("RunPodSandbox: sandbox %s has the same metadata and is stopping or stopped; remove it first: %w", p.id, errdefs.ErrAlreadyExists)
 	}
-	err := p.makeSandbox(ctx)
+	err := p.node.attempt(RunPodSandbox, func() error { return p.makeSandbox(ctx) })
 	if err == nil {
 		return nil
 	}
@@ -167,8 +167,11 @@ func (p *livePod) rollBackSandbox(ctx context.Context) error {
 		return nil // the sandbox was made; the failure came after the commit
 	}
 	if !rec.CreatedAt.IsZero() {
-		p.node.Hooks.RemovePod(ctx, rec)
-		if err := errors.Join(p.backend.RemoveSandbox(ctx, rec.sandboxPod()), p.releaseNetwork(ctx, rec)); err != nil {
+		err := p.node.attempt(RunPodSandbox, func() error {
+			p.node.Hooks.RemovePod(ctx, rec)
+			return errors.Join(p.backend.RemoveSandbox(ctx, rec.sandboxPod()), p.releaseNetwork(ctx, rec))
+		})
+		if err != nil {
 			p.node.pool.release(p)
 			p.node.wakeJanitor()
 			return fmt.Errorf("roll back sandbox %s, to be retried: %w", p.id, err)

@@ -61,10 +61,12 @@ func (p *livePod) updateSandbox(ctx context.Context, res, overhead *runtimeapi.L
 	if err != nil {
 		return err
 	}
-	err = failResizeIntent.Hit(ctx)
-	if err == nil {
-		err = p.applyResize(ctx)
-	}
+	err = p.node.attempt(intentResize, func() error {
+		if err := failResizeIntent.Hit(ctx); err != nil {
+			return err
+		}
+		return p.applyResize(ctx)
+	})
 	if err == nil {
 		p.node.Hooks.UpdatedPod(ctx, p.rec.Load())
 		return nil

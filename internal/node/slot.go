@@ -135,6 +135,11 @@ func (s *slot) perform(ctx context.Context, op *operation, work func(context.Con
 	op.err = withCause(ctx, guard.Call(op.order.log, string(op.call), func() error { return work(ctx) }))
 }
 
+// attempt runs the part of a call that can be undone. A panic is its error, so that it is undone like any other failure.
+func (n *Node) attempt(call Call, part func() error) error {
+	return guard.Call(n.log, string(call), part)
+}
+
 // withCause returns err with the reason why ctx ended.
 func withCause(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/unixsocket"
@@ -46,12 +47,16 @@ func maxFiles() uint64 {
 }
 
 // spawn starts the process of w and connects to it. If spawn fails, it removes what it has created.
-func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, k.undoSpawn(w))
-		}
-	}()
+func (k *keeper) spawn(ctx context.Context, w *worker, in place) error {
+	err := guard.Call(k.log, "wasm worker", func() error { return k.launch(ctx, w, in) })
+	if err != nil {
+		err = errors.Join(err, k.undoSpawn(w))
+	}
+	return err
+}
+
+// launch is spawn without the roll-back.
+func (k *keeper) launch(ctx context.Context, w *worker, in place) (err error) {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return fmt.Errorf("wasm worker: %w", err)
 	}
