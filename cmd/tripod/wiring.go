@@ -270,8 +270,9 @@ func wasmConfig(c *config.Config) wasm.Config {
 		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LabelPrefix: c.Node.ComponentLabelPrefix,
 		Annotations: c.Handlers.Wasm.AllowedAnnotations,
 		LogSizeMax:  c.Log.ContainerSizeMax, Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
-		Connections:    limits(c.Connections),
-		Holdings:       wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes},
+		Connections: limits(c.Connections),
+		Holdings: wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes,
+			Sockets: c.Wasm.MaxSockets},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory, Origins: c.Wasm.CORSOrigins,
 		LogLevel: c.Log.Level,
 	}

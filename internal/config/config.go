@@ -139,6 +139,7 @@ type Wasm struct {
 	MaxFiles       int64    `toml:"max_files"`
 	MaxHandles     int64    `toml:"max_handles"`
 	MaxHostBytes   int64    `toml:"max_host_bytes"`
+	MaxSockets     int64    `toml:"max_sockets"`
 	CompileTimeout Duration `toml:"compile_timeout"`
 	CompileMemory  int64    `toml:"compile_memory"`
 	CORSOrigins    []string `toml:"cors_origins"`

@@ -174,6 +174,7 @@ func (c *Config) validateWasm(v *validator) {
 	v.check(w.MaxConcurrency >= 1, "wasm.max_concurrency", "%d is not at least 1", w.MaxConcurrency)
 	v.check(w.MaxFiles >= 1, "wasm.max_files", "%d is not at least 1", w.MaxFiles)
 	v.check(w.MaxHandles >= 1, "wasm.max_handles", "%d is not at least 1", w.MaxHandles)
+	v.check(w.MaxSockets >= 1, "wasm.max_sockets", "%d is not at least 1", w.MaxSockets)
 	v.check(w.MaxHostBytes >= 1, "wasm.max_host_bytes", "%d is not at least 1", w.MaxHostBytes)
 	v.check(w.CompileMemory >= minCompileMemory, "wasm.compile_memory", "%d bytes are less than %d", w.CompileMemory, minCompileMemory)
 	v.positive("wasm.compile_timeout", w.CompileTimeout)

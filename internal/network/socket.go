@@ -8,11 +8,10 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"syscall"
-	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // Dial connects to addr from inside the namespace at netnsPath; "" means the host's namespace. The network is tcp or
@@ -49,7 +48,7 @@ func dial(ctx context.Context, netnsPath string, target socketAddr) (net.Conn, e
 		return nil, err
 	}
 	defer file.Close() // net.FileConn makes a copy
-	if err := connect(ctx, file, target.sockaddr()); err != nil {
+	if err := netthread.Connect(ctx, file, target.AddrPort); err != nil {
 		return nil, err
 	}
 	return net.FileConn(file)
@@ -74,7 +73,7 @@ func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*o
 				return err
 			}
 		}
-		if err := unix.Bind(fd, target.sockaddr()); err != nil {
+		if err := unix.Bind(fd, netthread.Sockaddr(target.AddrPort)); err != nil {
 			return err
 		}
 		if target.kind != unix.SOCK_STREAM {
@@ -93,20 +92,6 @@ func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*o
 type socketAddr struct {
 	netip.AddrPort
 	kind int // unix.SOCK_STREAM or SOCK_DGRAM
-}
-
-func (a socketAddr) family() int {
-	if a.Addr().Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-func (a socketAddr) sockaddr() unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
 func socketAddrs(network, addr string) ([]socketAddr, error) {
@@ -129,63 +114,13 @@ func socketAddrs(network, addr string) ([]socketAddr, error) {
 	return all, nil
 }
 
-// socket opens a non-blocking socket inside the namespace. The returned file uses the Go runtime's poller.
-func socket(netnsPath string, target socketAddr) (*os.File, error) {
-	var fd int
-	err := inNetns(netnsPath, func() (err error) {
-		fd, err = unix.Socket(target.family(), target.kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+// socket opens a non-blocking socket inside the namespace.
+func socket(netnsPath string, target socketAddr) (file *os.File, err error) {
+	err = inNetns(netnsPath, func() (err error) {
+		file, err = netthread.Socket(target.kind, target.AddrPort)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), target.String()), nil
-}
-
-// connect connects the socket to an address. It waits in the poller until the socket is connected or ctx ends.
-func connect(ctx context.Context, file *os.File, to unix.Sockaddr) error {
-	stop := context.AfterFunc(ctx, func() { _ = file.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	started := false
-	var outcome error
-	err = raw.Write(func(fd uintptr) (done bool) {
-		if !started {
-			started = true
-			outcome = unix.Connect(int(fd), to)
-			return !errors.Is(outcome, unix.EINPROGRESS)
-		}
-		outcome = connected(int(fd))
-		return !errors.Is(outcome, unix.EINPROGRESS)
-	})
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err == nil {
-		err = outcome
-	}
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%w (nothing listens there): %w", err, errdefs.ErrUnavailable)
-	}
-	return err
-}
-
-// connected returns the result of a connection attempt, or EINPROGRESS while the attempt is in progress.
-func connected(fd int) error {
-	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-	if err != nil {
-		return err
-	}
-	if code != 0 {
-		return unix.Errno(code)
-	}
-	if _, err := unix.Getpeername(fd); errors.Is(err, unix.ENOTCONN) {
-		return unix.EINPROGRESS // the poller woke up too early
-	}
-	return nil
+	return file, err
 }
 
 func control(file *os.File, fn func(fd int) error) error {

@@ -24,7 +24,7 @@ import (
 // starts and ends with the pod.
 func wasmVictim(t *testing.T) (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	pod := harness.PodConfig(t, "victim", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "victims" })
-	return pod, harness.ContainerConfig("c", harness.GreeterC)
+	return pod, harness.ContainerConfig("c", harness.FetchC)
 }
 
 // sandboxPoints are the prefixes of fail points that only pods of the handler wasm pass.
@@ -49,7 +49,7 @@ func TestN1WasmKilledAtEveryFailPoint(t *testing.T) {
 
 func visitWasm(t *testing.T, handler string, names []string) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "namespace"))
-	for _, image := range []string{harness.GreeterC, harness.HelloHTTP} {
+	for _, image := range []string{harness.FetchC, harness.HelloHTTP} {
 		d.Pull(t, image)
 	}
 	bystander := d.RunPodWith(t, harness.PodConfig(t, "bystander"), handler)

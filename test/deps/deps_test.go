@@ -47,7 +47,7 @@ var rules = []rule{
 	{from: []string{"cmd", "internal"}, except: []string{"internal/sandbox/vm/internal/test"}, deny: []string{"test", "internal/sandbox/vm/internal/test"}, why: "the product does not contain its tests"},
 	{from: []string{"test"}, except: []string{"test/fake", "test/sandboxtest", "test/edgetest"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
 	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/metrics"}, why: "the metrics are collected from them"},
-	{from: workers, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network", "internal/config", "internal/sandbox$", "internal/sandbox/wasm$"}, why: "the daemon sends the worker all that it needs"},
+	{from: workers, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network$", "internal/network/builtin", "internal/config", "internal/sandbox$", "internal/sandbox/wasm$"}, why: "the daemon sends the worker and the dialer all that they need"},
 	{from: []string{"internal/channel"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "channels know neither a front door nor a kind"},
 	// encoding/json, fmt and net would double the size of the guest's program.
 	{from: []string{guestAgent, guestProtocol, "cmd/tripod-agent"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net"}, why: "the guest's program is small"},

@@ -124,6 +124,15 @@ func (r *Reader) Release(interrupt func()) {
 	r.err = io.ErrClosedPipe
 }
 
+// Background returns an Input that reads only in the background. A guest's thread that the Reader blocks would not
+// notice when the guest's call ends.
+func (r *Reader) Background() Input { return background{r} }
+
+// background is a Reader that never blocks the guest's thread.
+type background struct{ *Reader }
+
+func (b background) Fill() { b.Begin() }
+
 // Empty is the Input of a stream that is at its end.
 type Empty struct{}
 

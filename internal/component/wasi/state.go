@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -20,6 +21,8 @@ type Options struct {
 	// Files and Bytes limit what several instances hold together. Files counts open files and directories. Bytes counts
 	// the bytes that the host stores for resources. If one of them is nil, only the instance's own limit applies.
 	Files, Bytes Quota
+	// HTTP sends the guest's requests (package wasihttp). If it is nil, each request is denied.
+	HTTP http.RoundTripper
 }
 
 // Quota limits how much of something several instances hold. Take adds n, or returns false if the sum would exceed the
@@ -47,6 +50,8 @@ type State struct {
 	open    int // files and directories
 	held    int // see Hold
 	stdin   *Reader
+	alive   context.Context // ends with Close; nil until Alive is called
+	end     context.CancelFunc
 }
 
 // maxHeld limits the host memory of all resources of an instance, in bytes. The window of each stream does not count.
@@ -93,8 +98,22 @@ func NewState(o Options) *State {
 	return &State{options: o, wake: make(chan struct{}, 1)}
 }
 
+// Alive returns a context that ends when the State is closed.
+func (s *State) Alive() context.Context {
+	if s.alive == nil {
+		s.alive, s.end = context.WithCancel(context.Background())
+	}
+	return s.alive
+}
+
+// HTTP returns Options.HTTP.
+func (s *State) HTTP() http.RoundTripper { return s.options.HTTP }
+
 // Close releases what the guest has left open.
 func (s *State) Close() {
+	if s.end != nil {
+		s.end()
+	}
 	for rep := range s.slots {
 		s.Drop(uint32(rep))
 	}

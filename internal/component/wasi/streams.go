@@ -305,17 +305,11 @@ func stdin(c *Call) error {
 		if c.State.stdin == nil {
 			c.State.stdin = NewReader(from, c.Wake)
 		}
-		s.Input = background{c.State.stdin}
+		s.Input = c.State.stdin.Background()
 	}
 	c.Own(s)
 	return nil
 }
-
-// background is a Reader that never blocks the guest's thread. A blocked thread would not notice when the guest's call
-// is ended.
-type background struct{ *Reader }
-
-func (b background) Fill() { b.Begin() }
 
 // Discard reads a stream to its end or its first error. It ignores an error of the stream, and returns only an error
 // that ends the guest's call.
@@ -327,4 +321,11 @@ func (c *Call) Discard(in Input) error {
 			return nil
 		}
 	}
+}
+
+// Drain sends what was written to an output, and waits until that is done. It ignores an error of the output, and
+// returns only an error that ends the guest's call.
+func (c *Call) Drain(out Output) error {
+	out.Flush()
+	return c.wait(c, When(out.Idle))
 }

@@ -196,6 +196,32 @@ func (w *Writer) Close() error {
 	return err
 }
 
+// Background returns an Output that writes only in the background. A guest's thread that the Writer blocks would not
+// notice when the guest's call ends.
+func (w *Writer) Background() Output { return &backgroundOutput{Writer: w} }
+
+type backgroundOutput struct {
+	*Writer
+	begun bool // Through has passed its bytes to the Writer
+}
+
+// Through implements Output. It returns false until the background work has written the bytes.
+func (b *backgroundOutput) Through(p []byte) (bool, error) {
+	if !b.begun {
+		if err := b.Write(p); err != nil {
+			return true, err
+		}
+		b.begun = true
+		b.Flush()
+	}
+	_, err := b.Room()
+	if !b.Idle() && err == nil {
+		return false, nil
+	}
+	b.begun = false
+	return true, err
+}
+
 // direct is the Output for an io.Writer whose writes never block for long, such as a log or a file.
 type direct struct{ io.Writer }
 

@@ -138,10 +138,10 @@ func (f *fields) get(name string) []string {
 	return values
 }
 
-// copyTo adds the fields to an http.Header. It puts the given prefix before each name; the names of trailers need a
+// copyTo adds fields to an http.Header. It puts the given prefix before each name; the names of trailers need a
 // prefix.
-func (f *fields) copyTo(header http.Header, prefix string) {
-	for _, x := range f.list {
+func copyTo(list []field, header http.Header, prefix string) {
+	for _, x := range list {
 		name := prefix + textproto.CanonicalMIMEHeaderKey(x.name)
 		header[name] = append(header[name], x.value)
 	}

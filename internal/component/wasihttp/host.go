@@ -15,14 +15,10 @@ import (
 // from Host or WASI.
 type Guest interface{ WASI() *wasi.State }
 
-// Host returns the host functions for guests of the world wasi:http: those of WASI and those of wasi:http. Pass them to
-// engine.Engine.Load. For wasi:http, the Guest must be a *Session.
-func Host() engine.Host { return hostOf(interfaces()) }
-
-// WASI returns the host functions for guests of other worlds: those of internal/component/wasi.
-func WASI() engine.Host { return hostOf(wasi.Interfaces()) }
-
-func hostOf(all []*wasi.Interface, bound []wasi.Bound) engine.Host {
+// Host returns the host functions of WASI and of wasi:http. Pass them to engine.Engine.Load. Guests of all worlds can send
+// requests. To answer them, the Guest must be a *Session.
+func Host() engine.Host {
+	all, bound := interfaces()
 	var h engine.Host
 	for _, i := range all {
 		for _, name := range i.Resources {

@@ -44,7 +44,7 @@ var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
 		maps.Copy(types, funcs)
 	}
 	all, bound := slices.Clone(known), slices.Clone(bound)
-	for name, do := range map[string]map[string]wasi.Func{typesInterface: types, outgoingInterface: {"handle": deny}} {
+	for name, do := range map[string]map[string]wasi.Func{typesInterface: types, outgoingInterface: {"handle": send}} {
 		funcs, err := wasi.Bind(declaration(name), do)
 		if err != nil {
 			panic(fmt.Errorf("http.wit: %w", err)) // impossible: a test binds all functions

@@ -20,7 +20,7 @@ const (
 // guest plays a guest: it calls host functions with flat values, and checks these against the types. An error of a host
 // function ends it, like a trap.
 type guest struct {
-	t   *testing.T
+	t   testing.TB
 	ctx context.Context
 	*Session
 }

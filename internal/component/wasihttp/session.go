@@ -58,21 +58,6 @@ var (
 	ErrUnfinished = fmt.Errorf("the guest did not finish its response: %w", errdefs.ErrInternal)
 )
 
-// CodeError is an error-code that the guest has set instead of a response.
-type CodeError struct {
-	// Code is the name of the case, such as "HTTP-request-denied".
-	Code string
-	// Message is the payload of internal-error, if any.
-	Message string
-}
-
-func (e *CodeError) Error() string {
-	if e.Message == "" {
-		return "the guest answered with the error " + e.Code
-	}
-	return "the guest answered with the error " + e.Code + ": " + e.Message
-}
-
 // statuses maps error-codes to HTTP statuses. An error-code that is not listed counts as an internal error.
 var statuses = map[string]int{
 	"HTTP-request-denied": http.StatusForbidden, "HTTP-request-length-required": http.StatusLengthRequired,

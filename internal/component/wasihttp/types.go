@@ -18,11 +18,11 @@ type (
 		consumed bool
 	}
 	incomingBody struct {
-		*exchange
+		bodySource
 		streamed bool
 	}
 	futureTrailers struct {
-		*exchange
+		bodySource
 		given bool
 	}
 	outparam         struct{ *exchange }
@@ -35,6 +35,18 @@ type (
 
 // Close releases the headers. It does not release the body, which is a separate resource.
 func (o *outgoingResponse) Close() error { return o.headers.Close() }
+
+// Close is called when the guest drops the body. A future-trailers takes over its source.
+func (b *incomingBody) Close() error {
+	b.release()
+	return nil
+}
+
+// Close is called when the guest drops the future.
+func (t *futureTrailers) Close() error {
+	t.release()
+	return nil
+}
 
 // on makes a method of a resource from the given function.
 func on[T any](do func(c *wasi.Call, self T) error) wasi.Func {
@@ -105,17 +117,17 @@ var requestFuncs = map[string]wasi.Func{
 		return ownFields(c, fieldsOf(q.r.Header), true)
 	}),
 	"[method]incoming-request.consume": on(func(c *wasi.Call, q *incomingRequest) error {
-		return once(c, &q.consumed, func() any { return &incomingBody{exchange: q.exchange} })
+		return once(c, &q.consumed, func() any { return &incomingBody{bodySource: q.exchange} })
 	}),
 	"[method]incoming-body.stream": on(func(c *wasi.Call, b *incomingBody) error {
-		return once(c, &b.streamed, func() any { return &wasi.InputStream{Input: b.requestBody()} })
+		return once(c, &b.streamed, func() any { return &wasi.InputStream{Input: b.input()} })
 	}),
 	"[static]incoming-body.finish": func(c *wasi.Call) error {
 		b, err := wasi.Take[*incomingBody](c.State, c.In.U32())
 		if err != nil {
 			return err
 		}
-		c.Own(&futureTrailers{exchange: b.exchange})
+		c.Own(&futureTrailers{bodySource: b.bodySource})
 		return nil
 	},
 	// Trailers arrive at the end of the body. The pollable is always ready, because future-trailers.get itself waits
@@ -135,14 +147,19 @@ func trailersGet(c *wasi.Call, t *futureTrailers) error {
 		return nil
 	}
 	t.given = true
-	if err := c.Discard(t.requestBody()); err != nil {
+	if err := c.Discard(t.input()); err != nil {
 		return err
 	}
+	trailers, err := t.trailers()
 	c.OK()
+	if err != nil {
+		failedWithCode(c, codeOf(err))
+		return nil
+	}
 	c.OK()
-	c.Out = wit.AppendOption(c.Out, len(t.r.Trailer) > 0)
-	if len(t.r.Trailer) > 0 {
-		return ownFields(c, fieldsOf(t.r.Trailer), true)
+	c.Out = wit.AppendOption(c.Out, len(trailers) > 0)
+	if len(trailers) > 0 {
+		return ownFields(c, fieldsOf(trailers), true)
 	}
 	return nil
 }
@@ -180,7 +197,7 @@ var responseFuncs = map[string]wasi.Func{
 	"[method]outgoing-body.write": on(func(c *wasi.Call, b *outBody) error {
 		return once(c, &b.taken, func() any {
 			if b.stream != nil {
-				return &wasi.OutputStream{Output: b.stream}
+				return &wasi.OutputStream{Output: b.output()}
 			}
 			b.early = &earlyOutput{state: c.State}
 			return &wasi.OutputStream{Output: b.early}
@@ -194,10 +211,13 @@ var responseFuncs = map[string]wasi.Func{
 		if err != nil {
 			return err
 		}
-		length := errors.Is(e.Cause, errTooLong)
-		c.Out = wit.AppendOption(c.Out, length)
-		if length {
-			c.Out = wit.AppendOption(wit.AppendCase(c.Out, caseOf("HTTP-response-body-size")), false)
+		code, ok := errors.AsType[*CodeError](e.Cause)
+		if errors.Is(e.Cause, errTooLong) {
+			code, ok = &CodeError{Code: "HTTP-response-body-size"}, true
+		}
+		c.Out = wit.AppendOption(c.Out, ok)
+		if ok {
+			c.Out = appendCode(c.Out, code)
 		}
 		return nil
 	},
@@ -208,19 +228,24 @@ func bodyFinish(c *wasi.Call) error {
 	if err != nil {
 		return err
 	}
-	var trailers *fields
+	var trailers []field
 	if c.In.Option() {
-		if trailers, err = wasi.Take[*fields](c.State, c.In.U32()); err != nil {
+		given, err := wasi.Take[*fields](c.State, c.In.U32())
+		if err != nil {
 			return err
 		}
-		defer trailers.Close()
+		defer given.Close()
+		trailers = given.list
 	}
-	if err := b.finish(trailers); err != nil {
+	if err := b.finish(c, trailers); err != nil {
 		if cause := context.Cause(c); cause != nil {
 			return cause
 		}
-		c.Failed()
-		c.Out = wit.AppendOption(wit.AppendCase(c.Out, caseOf("HTTP-response-body-size")), false)
+		code, ok := errors.AsType[*CodeError](err)
+		if !ok {
+			code = &CodeError{Code: "HTTP-response-body-size"}
+		}
+		failedWithCode(c, code)
 		return nil
 	}
 	c.OK()
@@ -248,17 +273,6 @@ func outparamSet(c *wasi.Call) error {
 	return response.Close()
 }
 
-// readCode reads an error-code. It ignores payloads, except the payload of internal-error.
-func readCode(in *wit.Reader) *CodeError {
-	i := in.Case(len(errorCodes().Cases))
-	e := &CodeError{Code: errorCodes().Cases[i].Name}
-	if e.Code == "internal-error" && in.Option() {
-		e.Message = in.String()
-	}
-	in.Raw(len(in.Rest()))
-	return e
-}
-
 // sendInformational sends a 1xx response before the final one (early hints, RFC 8297).
 func sendInformational(c *wasi.Call, p *outparam) error {
 	if p.ended {
@@ -275,7 +289,7 @@ func sendInformational(c *wasi.Call, p *outparam) error {
 		return nil
 	}
 	servers := p.w.Header().Clone()
-	headers.copyTo(p.w.Header(), "")
+	copyTo(headers.list, p.w.Header(), "")
 	p.w.WriteHeader(status)
 	clear(p.w.Header())
 	maps.Copy(p.w.Header(), servers)

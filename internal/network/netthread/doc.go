@@ -4,5 +4,5 @@
 //	goroutine ──► Run / In ──► goroutine locked to its thread ──► setns ──► fn ──► setns back ──► thread reused
 //	                                                                                  └─ fails ──► thread ends
 //
-// It also opens netlink handles there. It knows nothing about interfaces, plugins or pods.
+// It also opens netlink handles and sockets there. It knows nothing about interfaces, plugins or pods.
 package netthread

@@ -128,6 +128,7 @@ type Backend struct {
 	log      *slog.Logger
 	cache    *cache
 	keeper   *keeper
+	dialers  *dialers
 	catalog  *catalog
 	tls      *authority
 	watcher  *certWatcher
@@ -177,7 +178,7 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.podsDir(), cfg.workersDir()} {
+	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.podsDir(), cfg.workersDir(), cfg.dialersDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil && !sandbox.ReadOnlyDisk(err) {
 			return nil, fmt.Errorf("wasm backend: %w", err)
 		}
@@ -193,26 +194,28 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	}
 	compiler := newCompiler(cfg.Config)
 	b := &Backend{
-		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, catalog: newCatalog(cfg.Images),
+		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, dialers: newDialers(keeper), catalog: newCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
 	}
 	b.keeper.exited, b.keeper.died, b.keeper.reconnected, b.keeper.hasPods = b.podExited, b.workerDied, b.resync, b.hasPods
-	b.watcher.changed = b.certificateChanged
+	b.watcher.changed, b.dialers.died = b.certificateChanged, b.dialerDied
 	ctx, stop := context.WithCancel(context.Background())
 	b.stop = stop
 	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(ctx) }))
 	return b, nil
 }
 
-// Close ends the workers that have no pods. The other workers continue to run.
+// Close ends the workers and dialers that have no pods. The others continue to run.
 func (b *Backend) Close() error {
 	b.stop()
 	b.sweeping.Wait()
 	b.watcher.close()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*endTime)
 	defer cancel()
-	return b.keeper.close(ctx, b.busy)
+	err := b.keeper.close(ctx, b.busy)
+	b.dialers.close(b.usesDialer)
+	return err
 }
 
 func (c Config) withDefaults() Config {

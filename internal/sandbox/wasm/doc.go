@@ -9,6 +9,7 @@
 //	           │ StartContainer                          <RunDir>/                     gone after a reboot
 //	           │   sockets in the pod's netns               pods/<key>/{pod,container}.json
 //	           │   log file · mounts · certificate          workers/<name>/{control,data}.sock  log  worker.json
+//	           │   dialer: the way out                      dialers/<name>/control.sock  log  worker.json
 //	           ▼   one message, with descriptors
 //	         keeper ──control.sock──▶ tripod-wasm worker    outlives the daemon; owns sockets, streams, guests
 //	           │ a pidfd and the connection show when a worker has ended
@@ -38,6 +39,8 @@
 //	internal/workerapi    the protocol between daemon and worker
 //	internal/worker       the pods of a worker; runs guests with internal/component
 //	internal/dataplane    requests: gRPC, gRPC-Web, Connect and HTTP, over HTTP/1.1 to HTTP/3
+//	internal/egress       which connections a guest can open, and the protocol between worker and dialer
+//	internal/dialer       opens these connections in the pods' network namespaces; a process of its own
 //	internal/lockdown     drops a worker's privileges
 //	internal/router       requests at addresses of the node
 //	internal/collector    metrics of components for Prometheus

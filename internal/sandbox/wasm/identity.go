@@ -149,6 +149,16 @@ func (b *Backend) renew(ctx context.Context, h *handle) error {
 // Secret's files are links to the current version, but it resolves the links as if dir were the root directory, so that
 // no link leads out of dir.
 func readBelow(dir, name string, limit int64) ([]byte, error) {
+	f, err := openBelow(dir, name, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// openBelow opens a file for readBelow.
+func openBelow(dir, name string, limit int64) (*os.File, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: dir, Err: err}
@@ -161,13 +171,13 @@ func readBelow(dir, name string, limit int64) ([]byte, error) {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), name)
-	defer f.Close()
 	info, err := f.Stat()
+	if err == nil && (!info.Mode().IsRegular() || info.Size() > limit) {
+		err = fmt.Errorf("%s is not a regular file of at most %d bytes", name, limit)
+	}
 	if err != nil {
+		f.Close()
 		return nil, err
 	}
-	if !info.Mode().IsRegular() || info.Size() > limit {
-		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", name, limit)
-	}
-	return io.ReadAll(io.LimitReader(f, limit))
+	return f, nil
 }

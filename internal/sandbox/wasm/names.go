@@ -34,4 +34,5 @@ func shortName(digest string) string {
 func (c Config) cacheDir() string        { return filepath.Join(c.Root, "cache") }
 func (c Config) podsDir() string         { return filepath.Join(c.RunDir, "pods") }
 func (c Config) workersDir() string      { return filepath.Join(c.RunDir, "workers") }
+func (c Config) dialersDir() string      { return filepath.Join(c.RunDir, "dialers") }
 func (c Config) podDir(id string) string { return filepath.Join(c.podsDir(), keyOf(id)) }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/origin"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -30,6 +31,8 @@ const (
 	keyReuse          = "reuse"             // "true" lets an instance serve more than one request
 	keyOrigins        = "cors-origins"      // patterns of package origin, separated by commas, or "off"
 	keyCredentials    = "cors-credentials"  // "true" allows cookies and client certificates
+	keyEgress         = "egress"            // which connections guests can open; see package egress
+	keyEgressCA       = "egress-ca"         // a PEM file in a mount, with the authorities that guests trust
 )
 
 const (
@@ -57,6 +60,9 @@ type options struct {
 	limits        workerapi.Limits
 	// cors has no Origins if the annotation is missing, and empty ones if it is "off".
 	cors workerapi.CORS
+	// egress are the rules for connections that guests open, or "" for the default. egressCA is the container path of a
+	// file, or "" for the node's authorities.
+	egress, egressCA string
 }
 
 // optionsOf reads the options of a container; c is nil for a unit pod's.
@@ -83,6 +89,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 	default:
 		o.cleartext = r.port(keyCleartextPort, defaultCleartextPort)
 	}
+	o.egress, o.egressCA = r.egress(), r.file(keyEgressCA)
 	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),
@@ -111,11 +118,17 @@ type optionReader struct {
 	err               error
 }
 
-func (r *optionReader) text(key string) string {
+// find returns the value of an annotation, and false if there is none.
+func (r *optionReader) find(key string) (value string, found bool) {
 	if v, ok := r.config.GetAnnotations()[r.prefix+key+"."+r.container]; ok {
-		return v
+		return v, true
 	}
-	if v, ok := r.config.GetAnnotations()[r.prefix+key]; ok {
+	value, found = r.config.GetAnnotations()[r.prefix+key]
+	return value, found
+}
+
+func (r *optionReader) text(key string) string {
+	if v, ok := r.find(key); ok {
 		return v
 	}
 	if key == keyPort {
@@ -142,6 +155,30 @@ func (r *optionReader) tls() string {
 		r.fail(keyTLS, "%q is not generated, off, or the absolute container path of a mount with tls.crt and tls.key", v)
 		return v
 	}
+}
+
+// egress returns the rules for connections that guests open, or "" if there is no annotation.
+func (r *optionReader) egress() string {
+	v, found := r.find(keyEgress)
+	if !found {
+		return ""
+	}
+	if _, err := egress.ParseRules(v); err != nil {
+		r.fail(keyEgress, "%v", err)
+	}
+	return v
+}
+
+// file returns the path of a file in a container, or "".
+func (r *optionReader) file(key string) string {
+	v := r.text(key)
+	if v == "" {
+		return ""
+	}
+	if !path.IsAbs(v) {
+		r.fail(key, "%q is not the absolute container path of a file in a mount", v)
+	}
+	return path.Clean(v)
 }
 
 // choice returns the value of the given annotation, which must be one of the allowed values. The first of them is the

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -26,6 +27,8 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dialer"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -38,6 +41,7 @@ import (
 //	invalid, limit, crash, slow       makes the compiler fail or hang
 //	mismatch                          does not match its descriptors
 //	apart=why                         must not share a worker
+//	import=name connect=address       imports an interface, and connects to an address when its log is reopened
 
 // program is the path of a copy of the test binary that all users can execute.
 var program string
@@ -52,6 +56,8 @@ func TestMain(m *testing.M) {
 			os.Exit(fakeCompile())
 		case "worker":
 			os.Exit(fakeWorker(os.Args[2]))
+		case "dialer":
+			os.Exit(realDialer(os.Args[2]))
 		}
 	}
 	os.Exit(testMain(m))
@@ -156,6 +162,32 @@ func fakeCompile() int {
 	return workerapi.CompileOK
 }
 
+// realDialer runs the dialer, but without the lockdown, which is in another package.
+func realDialer(argument string) int {
+	var config workerapi.DialerConfig
+	if err := json.Unmarshal([]byte(argument), &config); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	l, err := net.FileListener(os.NewFile(workerapi.FDControl, "control"))
+	if err != nil || os.Getuid() == 0 {
+		fmt.Fprintln(os.Stderr, "the dialer runs as root, or has no socket:", err)
+		return 2
+	}
+	server := dialer.New(l.(*net.UnixListener), config.Idle, slog.New(slog.NewJSONHandler(os.Stderr, nil)))
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM)
+	go func() { <-stop; server.Drain() }()
+	ready := os.NewFile(workerapi.FDDialerReady, "ready")
+	fmt.Fprintln(ready, "ready")
+	ready.Close()
+	if err := server.Serve(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
 // fakeWorker runs the worker process.
 func fakeWorker(argument string) int {
 	var config workerapi.WorkerConfig
@@ -228,7 +260,8 @@ func (h *fakeHandler) Load(_ context.Context, code workerapi.Code) (workerapi.Lo
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.code[code.Digest] = words
-	return workerapi.Loaded{Digest: code.Digest, World: wit.World(value(words, "world", string(wit.WorldGRPC))), OwnWorkerReason: value(words, "apart", "")}, nil
+	return workerapi.Loaded{Digest: code.Digest, World: wit.World(value(words, "world", string(wit.WorldGRPC))), OwnWorkerReason: value(words, "apart", ""),
+		Imports: []string{value(words, "import", "")}}, nil
 }
 
 func (h *fakeHandler) Unload(_ context.Context, digest string) error {
@@ -414,7 +447,34 @@ func (h *fakeHandler) ReopenLog(_ context.Context, id string, file *os.File) err
 	if _, err := h.pod(id); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(file, "%s stdout F reopened\n", time.Now().Format(time.RFC3339Nano))
+	if _, err := fmt.Fprintf(file, "%s stdout F reopened\n", time.Now().Format(time.RFC3339Nano)); err != nil {
+		return err
+	}
+	return h.callOut(id, file)
+}
+
+// callOut connects to the address of the word connect=, if the pod may call out, and writes the result to the log.
+func (h *fakeHandler) callOut(id string, log *os.File) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.pods[id]
+	to, err := netip.ParseAddrPort(value(p.words, "connect", ""))
+	if p.spec.Egress == nil || err != nil {
+		return nil
+	}
+	conn, err := net.FileConn(p.spec.Egress.Dialer.File)
+	if err != nil {
+		return err
+	}
+	client := egress.NewClient(conn.(*net.UnixConn)) // of a copy of the socket
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	out, err := client.Connect(ctx, "tcp", to.Addr().String(), to.Port())
+	if err == nil {
+		out.Close()
+	}
+	_, err = fmt.Fprintf(log, "%s stdout F connect: %v\n", time.Now().Format(time.RFC3339Nano), err)
 	return err
 }
 
@@ -426,6 +486,19 @@ func (h *fakeHandler) UpdateTLS(_ context.Context, id string, t workerapi.TLS) e
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p.tls = t
+	return nil
+}
+
+func (h *fakeHandler) UpdateDialer(_ context.Context, id string, dialer *os.File) error {
+	p, err := h.pod(id)
+	if err != nil {
+		dialer.Close()
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p.spec.Egress.Dialer.Close()
+	p.spec.Egress.Dialer.File = dialer
 	return nil
 }
 

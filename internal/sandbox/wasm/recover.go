@@ -22,6 +22,9 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	if err := b.keeper.recover(ctx); err != nil {
 		b.log.Error("recover workers failed", "err", err)
 	}
+	if err := b.dialers.recover(); err != nil {
+		b.log.Error("recover dialers failed", "err", err)
+	}
 	in, err := b.inventory(ctx)
 	if err != nil {
 		return found, err
@@ -42,6 +45,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		}
 	}
 	b.keeper.followAll()
+	b.reconnectAll()
 	if err := b.removeOrphans(ctx, keep, in); err != nil {
 		// Orphans do not affect the known pods, so Recover does not fail.
 		b.log.Error("remove orphans failed", "err", err)

@@ -246,6 +246,8 @@ func (r *rig) killDaemon() {
 		close(w.detached)
 	}
 	r.keeper.tasks.Wait()
+	r.dialers.stop()
+	r.dialers.tasks.Wait()
 	r.watcher.close()
 }
 
@@ -265,7 +267,7 @@ func (r *rig) must(err error) {
 // checkCleanedUp checks that no workers and no files of pods are left.
 func (r *rig) checkCleanedUp() {
 	r.Helper()
-	for _, dir := range []string{r.config.podsDir(), r.config.workersDir()} {
+	for _, dir := range []string{r.config.podsDir(), r.config.workersDir(), r.config.dialersDir()} {
 		entries, err := os.ReadDir(dir)
 		if err != nil || len(entries) > 0 {
 			r.Errorf("ReadDir(%s) = %v, %v; want nothing", dir, entries, err)
@@ -276,13 +278,13 @@ func (r *rig) checkCleanedUp() {
 	}
 }
 
-// workerPids finds the workers by their command line.
+// workerPids finds the workers and dialers by their command line.
 func workerPids(program string) (pids []string) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
 		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
 		stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
-		if strings.HasPrefix(string(cmdline), program+"\x00worker") && !strings.Contains(string(stat), ") Z ") {
+		if (strings.HasPrefix(string(cmdline), program+"\x00worker") || strings.HasPrefix(string(cmdline), program+"\x00dialer")) && !strings.Contains(string(stat), ") Z ") {
 			pids = append(pids, filepath.Base(dir))
 		}
 	}

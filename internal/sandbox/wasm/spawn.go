@@ -69,13 +69,8 @@ func (k *keeper) launch(ctx context.Context, w *worker, in place) (err error) {
 		return err
 	}
 	defer ready.Close()
-	err = in.start(cmd)
-	closeAll(cmd.ExtraFiles)
-	if log, ok := cmd.Stderr.(*os.File); ok {
-		log.Close()
-	}
-	if err != nil {
-		return fmt.Errorf("start %s: %w", cmd.Path, err)
+	if err := in.run(cmd); err != nil {
+		return err
 	}
 	w.child = cmd
 	if w.proc, err = process.Open(cmd.Process.Pid); err != nil {
@@ -99,14 +94,24 @@ func (k *keeper) launch(ctx context.Context, w *worker, in place) (err error) {
 
 // prepare creates the worker's sockets, its log and the command that inherits them.
 func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *exec.Cmd, err error) {
+	config := workerapi.WorkerConfig{
+		Name: w.name, UID: k.cfg.UID, GID: k.cfg.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory, Connections: k.cfg.Connections,
+		LogLevel: k.cfg.LogLevel, LogSizeMax: k.cfg.LogSizeMax, Spans: k.cfg.Spans != nil, Isolated: true,
+	}
+	return k.cfg.command(ctx, w.dir, []string{controlSocket, dataSocket}, "worker", config)
+}
+
+// command creates sockets and a log in a directory, and the command of a process that inherits them and outlives the
+// daemon: the sockets from workerapi.FDControl on, and then the pipe where it reports that it is ready.
+func (c setup) command(ctx context.Context, dir string, sockets []string, mode string, config any) (ready *os.File, cmd *exec.Cmd, err error) {
 	var files []*os.File
 	defer func() {
 		if err != nil {
 			closeAll(files)
 		}
 	}()
-	for _, name := range []string{controlSocket, dataSocket} {
-		f, err := unixsocket.Listen(filepath.Join(w.dir, name))
+	for _, name := range sockets {
+		f, err := unixsocket.Listen(filepath.Join(dir, name))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -115,7 +120,11 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 	if err := fpListening.Hit(ctx); err != nil {
 		return nil, nil, err
 	}
-	log, err := os.OpenFile(filepath.Join(w.dir, workerLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	text, err := json.Marshal(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	log, err := os.OpenFile(filepath.Join(dir, workerLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -124,18 +133,8 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 		log.Close()
 		return nil, nil, err
 	}
-	files = append(files, writer)
-	config, err := json.Marshal(workerapi.WorkerConfig{
-		Name: w.name, UID: k.cfg.UID, GID: k.cfg.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory, Connections: k.cfg.Connections,
-		LogLevel: k.cfg.LogLevel, LogSizeMax: k.cfg.LogSizeMax, Spans: k.cfg.Spans != nil, Isolated: true,
-	})
-	if err != nil {
-		log.Close()
-		reader.Close()
-		return nil, nil, err
-	}
-	cmd = exec.Command(k.cfg.Program, "worker", string(config)) // without a context, because the worker outlives the daemon
-	cmd.ExtraFiles = files                                      // workerapi.FDControl, FDData, FDReady
+	cmd = exec.Command(c.Program, mode, string(text)) // without a context, because the process outlives the daemon
+	cmd.ExtraFiles = append(files, writer)
 	cmd.Stderr = log
 	cmd.Env, cmd.Dir = programEnv(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -143,6 +142,19 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 		Cloneflags: workerapi.Namespaces,
 	}
 	return reader, cmd, nil
+}
+
+// run starts a command of setup.command, and closes the files that it inherits.
+func (p place) run(cmd *exec.Cmd) error {
+	err := p.start(cmd)
+	closeAll(cmd.ExtraFiles)
+	if log, ok := cmd.Stderr.(*os.File); ok {
+		log.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	return nil
 }
 
 // undoSpawn removes the process, the cgroup and the files of a failed start.

@@ -73,13 +73,17 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err != nil {
 		return err
 	}
+	dialer, err := b.openEgress(ctx, p, c, loaded, &spec)
+	if err != nil {
+		return err
+	}
 	if err := fpOpened.Hit(ctx); err != nil {
 		return err
 	}
 	l := newLife(w, p, c)
 	err = h.Begin(l, func(s *state) {
 		s.Start()
-		s.Services, s.RenewAt, s.Worker, s.Process = servicesOf(loaded), renewAt, w.name, w.proc.ID
+		s.Services, s.RenewAt, s.Worker, s.Process, s.Dialer = servicesOf(loaded), renewAt, w.name, w.proc.ID, dialer
 	})
 	if err != nil {
 		return fmt.Errorf("container %s: %w", h.ID, err)

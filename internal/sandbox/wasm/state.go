@@ -26,6 +26,8 @@ type state struct {
 	// Worker is the name of the worker that ran the container last, and Process is that worker's process.
 	Worker  string     `json:"worker,omitempty"`
 	Process process.ID `json:"process,omitzero"`
+	// Dialer is the name of the dialer that the container's worker was connected to at its last start, or "".
+	Dialer string `json:"dialer,omitempty"`
 	// RenewAt is the time at which a generated certificate must be renewed; zero means never.
 	RenewAt time.Time `json:"renewAt,omitzero"`
 	// Previous is the start time of the last run that has ended. It serves to recognize repeated reports of that run's

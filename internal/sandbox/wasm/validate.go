@@ -40,8 +40,8 @@ var Harmless = map[string]string{
 	"mounts.mount_options":                                    "nothing in a mount is executed, and device files and set-user-ID bits never have an effect",
 	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel and no mount to propagate",
 	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "the daemon opens the ports, and can open any port",
-	"stop_signal":          "WASI has no signals: a server completes its requests, and a command gets end of file on standard input",
-	"hostname, dns_config": "WASI has neither",
+	"stop_signal": "WASI has no signals: a server completes its requests, and a command gets end of file on standard input",
+	"hostname":    "WASI has none",
 	"pod linux.resources except memory_limit, cpu_quota": "the kubelet limits the pod's cgroup; they are recorded and reported",
 	"pod linux.overhead": "recorded and reported; a component has no overhead of its own",
 }
@@ -81,6 +81,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		func() error { return b.validateResources(sandbox.Resources(p, c), sandbox.IsForeign(p, c)) },
 		func() error { return reasons.Mounts(c.Config.GetMounts(), nil) },
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
+		func() error { return validateEgressCA(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
 	} {
@@ -177,4 +178,12 @@ func validateTLSMount(o options, mounts []*runtimeapi.Mount, prefix string) erro
 		return nil
 	}
 	return fmt.Errorf("annotation %s: the container has no mount at %q: %w", prefix+keyTLS, o.tls, errdefs.ErrInvalidArgument)
+}
+
+// validateEgressCA checks that the file that the annotation names is in a mount of the container.
+func validateEgressCA(o options, mounts []*runtimeapi.Mount, prefix string) error {
+	if o.egressCA == "" || mountOf(mounts, o.egressCA) != nil {
+		return nil
+	}
+	return fmt.Errorf("annotation %s: the container has no mount with the file %q: %w", prefix+keyEgressCA, o.egressCA, errdefs.ErrInvalidArgument)
 }

@@ -1,5 +1,5 @@
 // Package program implements the program tripod-wasm. Depending on the arguments, the program drops its privileges and
-// runs a worker, or it compiles one component.
+// runs a worker or the node's dialer, or it compiles one component.
 package program
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-const usage = "usage: tripod-wasm worker CONFIG | compile CONFIG | fingerprint | version (the daemon starts it)"
+const usage = "usage: tripod-wasm worker CONFIG | dialer CONFIG | compile CONFIG | fingerprint | version (the daemon starts it)"
 
 // exitUsage is the exit code for wrong arguments (EX_USAGE in sysexits.h).
 const exitUsage = 64
@@ -28,6 +28,14 @@ func Main(version string, args []string) int {
 			return complain(err, exitUsage)
 		}
 		if err := runWorker(config, version); err != nil {
+			return complain(err, 1)
+		}
+	case len(args) == 2 && args[0] == "dialer":
+		var config workerapi.DialerConfig
+		if err := parse(args[1], &config); err != nil {
+			return complain(err, exitUsage)
+		}
+		if err := runDialer(config, version); err != nil {
 			return complain(err, 1)
 		}
 	case len(args) == 2 && args[0] == "compile":

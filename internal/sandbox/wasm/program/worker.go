@@ -42,7 +42,7 @@ func runWorker(config workerapi.WorkerConfig, version string) error {
 	debug.SetMaxThreads(cmp.Or(config.Instances, defaultInstances) + overflow + threadReserve)
 	// The worker must survive the daemon, so a closed log pipe or terminal must not end the worker.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
-	logger, err := newLogger(config)
+	logger, err := newLogger(config.Name, config.LogLevel)
 	if err != nil {
 		return err
 	}
@@ -65,20 +65,21 @@ func runWorker(config workerapi.WorkerConfig, version string) error {
 	if err != nil {
 		return err
 	}
-	if err := lockdown.Restrict(); err != nil {
+	if err := lockdown.Restrict(lockdown.WorkerPolicy()); err != nil {
 		return err
 	}
 	return serve(config, version, e, logger, controlSocket, dataSocket, ready, pid)
 }
 
-func newLogger(config workerapi.WorkerConfig) (*slog.Logger, error) {
+// newLogger makes the logger of a process with a name.
+func newLogger(name, levelName string) (*slog.Logger, error) {
 	level := slog.LevelInfo
-	if config.LogLevel != "" {
-		if err := level.UnmarshalText([]byte(config.LogLevel)); err != nil {
+	if levelName != "" {
+		if err := level.UnmarshalText([]byte(levelName)); err != nil {
 			return nil, fmt.Errorf("logLevel: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
-	logger := slog.New(slog.NewJSONHandler(&boundedLog{file: os.Stderr, limit: maxLog}, &slog.HandlerOptions{Level: level})).With("worker", config.Name)
+	logger := slog.New(slog.NewJSONHandler(&boundedLog{file: os.Stderr, limit: maxLog}, &slog.HandlerOptions{Level: level})).With("worker", name)
 	slog.SetDefault(logger)
 	return logger, nil
 }
@@ -87,17 +88,23 @@ func newLogger(config workerapi.WorkerConfig) (*slog.Logger, error) {
 func inheritedSockets() (controlSocket, data *net.UnixListener, err error) {
 	listeners := make([]*net.UnixListener, 2)
 	for i, fd := range []uintptr{workerapi.FDControl, workerapi.FDData} {
-		file := os.NewFile(fd, "socket")
-		l, err := net.FileListener(file)
-		file.Close()
-		listener, ok := l.(*net.UnixListener)
-		if err != nil || !ok {
-			return nil, nil, fmt.Errorf("descriptor %d is not a listening unix socket: %v: %w", fd, err, errdefs.ErrInvalidArgument)
+		if listeners[i], err = inheritedSocket(fd); err != nil {
+			return nil, nil, err
 		}
-		listener.SetUnlinkOnClose(false) // the daemon owns the path
-		listeners[i] = listener
 	}
 	return listeners[0], listeners[1], nil
+}
+
+func inheritedSocket(fd uintptr) (*net.UnixListener, error) {
+	file := os.NewFile(fd, "socket")
+	l, err := net.FileListener(file)
+	file.Close()
+	listener, ok := l.(*net.UnixListener)
+	if err != nil || !ok {
+		return nil, fmt.Errorf("descriptor %d is not a listening unix socket: %v: %w", fd, err, errdefs.ErrInvalidArgument)
+	}
+	listener.SetUnlinkOnClose(false) // the daemon owns the path
+	return listener, nil
 }
 
 // outerPID returns the process ID in the daemon's PID namespace. Call it before Isolate, which replaces the daemon's

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Isolate gives the process a root directory that contains only /proc, and unmounts everything else. It needs root. It
-// returns errdefs.ErrFailedPrecondition if the process shares its mount namespace with its parent, because all
+// Isolate gives the process a root directory that contains only /proc, and unmounts everything else. It needs
+// CAP_SYS_ADMIN. It returns errdefs.ErrFailedPrecondition if the process shares its mount namespace with its parent, because all
 // processes in that namespace would lose their files.
 func Isolate() error {
 	if err := ownMountNamespace(); err != nil {
@@ -25,7 +25,7 @@ func Isolate() error {
 	}{
 		{"make mounts private", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
 		{"mount an empty root", func() error {
-			return unix.Mount("tripod-wasm", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755,size=64k,nr_inodes=16")
+			return unix.Mount("tripod-wasm", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("mode=0755,size=64k,nr_inodes=16,uid=%d,gid=%d", os.Getuid(), os.Getgid()))
 		}},
 		{"make /proc", func() error { return os.Mkdir(root+"/proc", 0o555) }},
 		{"mount /proc", func() error { return mountProc(root + "/proc") }},

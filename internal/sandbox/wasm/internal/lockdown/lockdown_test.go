@@ -69,7 +69,7 @@ func lockedDown() (map[string]string, error) {
 		}
 	}()
 	before.Wait()
-	if err := errors.Join(Isolate(), Drop(nobody, nobody), Restrict()); err != nil {
+	if err := errors.Join(Isolate(), Drop(nobody, nobody), Restrict(WorkerPolicy())); err != nil {
 		return nil, err
 	}
 	report := map[string]string{}
@@ -233,7 +233,7 @@ func TestLockdown(t *testing.T) {
 // reachOut reports what a locked-down process can do to the victim. The victim itself waits for the end of its standard
 // input.
 func reachOut() (map[string]string, error) {
-	if err := errors.Join(Isolate(), Drop(nobody, nobody), Restrict()); err != nil {
+	if err := errors.Join(Isolate(), Drop(nobody, nobody), Restrict(WorkerPolicy())); err != nil {
 		return nil, err
 	}
 	report := map[string]string{}

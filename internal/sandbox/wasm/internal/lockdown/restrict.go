@@ -9,26 +9,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Restrict limits the process irrevocably to the system calls of Policy, and sets no_new_privs.
-func Restrict() error {
+// Restrict limits the process irrevocably to the system calls of a policy, and sets no_new_privs.
+func Restrict(policy seccomp.Policy) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	filter := seccomp.Filter{NoNewPrivs: true, Flag: seccomp.FilterFlagTSync, Policy: Policy()}
+	filter := seccomp.Filter{NoNewPrivs: true, Flag: seccomp.FilterFlagTSync, Policy: policy}
 	if err := seccomp.LoadFilter(filter); err != nil {
 		return fmt.Errorf("restrict system calls: %w", err)
 	}
 	return nil
 }
 
-// Policy returns the allow-list. Other system calls fail with EPERM, among them: execve, fork (clone makes only
+// WorkerPolicy returns the allow-list of a worker. Other system calls fail with EPERM, among them: execve, fork (clone makes only
 // threads), ptrace, process_vm_*, the mount calls, socket and connect (the daemon passes sockets), bpf, keyctl,
 // io_uring, userfaultfd, setns, unshare, kill, the setuid calls, chmod and chown.
-func Policy() seccomp.Policy {
+func WorkerPolicy() seccomp.Policy {
+	return policy(slices.Concat(sockets, scheduling, memory, files, signals, process), conditional())
+}
+
+// DialerPolicy returns the allow-list of the dialer: that of a worker, but without the calls that change files, and with
+// those that open connections in the network namespaces of pods. setns can enter network namespaces only.
+func DialerPolicy() seccomp.Policy {
+	reading := []string{"openat", "fstat", "newfstatat", "readlinkat", "fcntl", "lseek", "pread64", "dup3"}
+	setns := seccomp.NameWithConditions{Name: "setns", Conditions: seccomp.ArgumentConditions{
+		{Argument: 1, Operation: seccomp.Equal, Value: unix.CLONE_NEWNET},
+	}}
+	names := slices.Concat(sockets, []string{"socket", "connect"}, scheduling, memory, reading, signals, process)
+	return policy(names, append(conditional(), setns))
+}
+
+func policy(names []string, conditions []seccomp.NameWithConditions) seccomp.Policy {
 	return seccomp.Policy{
 		DefaultAction: seccomp.ActionErrno,
 		Syscalls: []seccomp.SyscallGroup{
-			{Action: seccomp.ActionAllow, Names: slices.Concat(sockets, scheduling, memory, files, signals, process)},
-			{Action: seccomp.ActionAllow, NamesWithCondtions: conditional()},
+			{Action: seccomp.ActionAllow, Names: names},
+			{Action: seccomp.ActionAllow, NamesWithCondtions: conditions},
 			// clone3 fails with ENOSYS, so that glibc falls back to clone, whose flags are an integer argument that a
 			// filter can check.
 			{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},

@@ -103,7 +103,7 @@ var channelHost = sync.OnceValue(func() engine.Host {
 		panic(err) // the text is embedded; the tests parse it
 	}
 	i := interfaces[0]
-	h := wasihttp.WASI()
+	h := wasihttp.Host()
 	h.Resources = append(h.Resources, engine.HostResource{Interface: i.Name, Name: i.Resources[0], Drop: func(host any, rep uint32) {
 		host.(*channelGuest).state.Drop(rep)
 	}})

@@ -125,6 +125,9 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}}
+	if p.wayOut != nil {
+		own.HTTP = p.wayOut
+	}
 	for _, d := range o.Preopens {
 		own.Preopens = append(own.Preopens, wasi.Preopen(d))
 	}

@@ -58,6 +58,7 @@ type pod struct {
 	code     *code
 	output   *output
 	stdin    *stdin    // nil without standard input
+	wayOut   *wayOut   // nil if guests may not call out
 	channels *channels // nil without channels
 	account  *engine.Account
 	program  program
@@ -119,7 +120,11 @@ func (p *pod) start() error {
 	if p.spec.Stdin {
 		p.stdin = newStdin(p.spec.StdinOnce)
 	}
-	if err := p.program.start(); err != nil {
+	err := p.openWayOut()
+	if err == nil {
+		err = p.program.start()
+	}
+	if err != nil {
 		p.kill(errStopping)
 		p.release()
 		p.mu.Lock()
@@ -155,6 +160,9 @@ func (p *pod) watch() {
 func (p *pod) release() {
 	if p.stdin != nil {
 		p.stdin.end()
+	}
+	if p.wayOut != nil {
+		p.wayOut.close()
 	}
 	if p.channels != nil {
 		p.channels.close()
@@ -252,6 +260,7 @@ func (p *pod) stats() workerapi.Stats {
 		LogDropped: p.logDropped(),
 		Holdings: workerapi.Holdings{
 			Files: p.account.Held(engine.HeldFiles), Handles: p.account.Held(engine.HeldResources), HostBytes: p.account.Held(engine.HeldBytes),
+			Sockets: p.wayOut.sockets(),
 		},
 	}
 	s.Connections, s.Rejected = p.connections()

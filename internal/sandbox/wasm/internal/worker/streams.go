@@ -62,7 +62,7 @@ func (c *grpcCall) end() { c.call = nil }
 
 // responseHost returns WASI and the functions for response metadata.
 func responseHost() engine.Host {
-	host := wasihttp.WASI()
+	host := wasihttp.Host()
 	host.Funcs = append(host.Funcs,
 		metadataFunc(protowit.SetHeader, func(c *grpcCall) http.Header {
 			if c.sent {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -50,6 +51,8 @@ type Worker struct {
 	router      *channel.Router
 	connections *connlimit.Group
 	account     *engine.Account
+	sockets     atomic.Int64 // that guests have opened
+	roots       rootCache
 
 	loading sync.Mutex // serializes Load
 
@@ -150,7 +153,7 @@ func validate(s *workerapi.PodSpec) error {
 	switch {
 	case s.ID == "":
 		return fmt.Errorf("start: no pod ID: %w", errdefs.ErrInvalidArgument)
-	case s.Holdings.Files < 0 || s.Holdings.Handles < 0 || s.Holdings.HostBytes < 0:
+	case s.Holdings.Files < 0 || s.Holdings.Handles < 0 || s.Holdings.HostBytes < 0 || s.Holdings.Sockets < 0:
 		return fmt.Errorf("pod %s: negative holdings: %w", s.ID, errdefs.ErrInvalidArgument)
 	case s.Resources.MemoryBytes < 0 || s.Resources.CPUQuota < 0 || s.Resources.CPUPeriod < 0:
 		return fmt.Errorf("pod %s: negative resources: %w", s.ID, errdefs.ErrInvalidArgument)
@@ -314,6 +317,19 @@ func (w *Worker) UpdateTLS(_ context.Context, id string, t workerapi.TLS) error 
 		return err
 	}
 	return p.program.updateTLS(t)
+}
+
+// UpdateDialer implements workerapi.Handler.
+func (w *Worker) UpdateDialer(_ context.Context, id string, dialer *os.File) error {
+	p, err := w.pod(id)
+	if err == nil && p.wayOut == nil {
+		err = fmt.Errorf("pod %s may not call out: %w", id, errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		dialer.Close()
+		return err
+	}
+	return p.wayOut.connect(dialer)
 }
 
 // Update implements workerapi.Handler.

@@ -145,6 +145,11 @@ func (c *Client) UpdateTLS(ctx context.Context, id string, t TLS) error {
 	return c.call(ctx, opUpdateTLS, tlsRequest{ID: id, TLS: t}, nil)
 }
 
+// UpdateDialer gives the pod a new connection to the node's dialer. Connections that guests have opened stay open.
+func (c *Client) UpdateDialer(ctx context.Context, id string, dialer *os.File) error {
+	return c.call(ctx, opDialer, &fileRequest{ID: id, File: File{File: dialer}}, nil)
+}
+
 // Update changes the limits of a running pod. Request limits apply to new requests. Memory and CPU limits apply
 // immediately.
 func (c *Client) Update(ctx context.Context, u Update) error {

@@ -72,6 +72,12 @@ func (h *handler) Kill(context.Context, string) error           { return h.answe
 func (h *handler) Remove(context.Context, string) error         { return h.answer() }
 func (h *handler) UpdateTLS(context.Context, string, TLS) error { return h.answer() }
 func (h *handler) Update(context.Context, Update) error         { return h.answer() }
+func (h *handler) UpdateDialer(_ context.Context, _ string, dialer *os.File) error {
+	if dialer != nil {
+		dialer.Close()
+	}
+	return h.answer()
+}
 func (h *handler) List(context.Context) ([]Status, error) {
 	return []Status{{ID: "a"}, {ID: "b"}}, h.answer()
 }

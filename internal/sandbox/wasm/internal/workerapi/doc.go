@@ -35,6 +35,9 @@
 // worker ends without writing this line, its start has failed, and standard error says why. SIGTERM kills all pods
 // immediately and then ends the worker.
 //
+// `tripod-wasm dialer CONFIG` opens the connections of the pods of all workers (package dialer). The daemon starts it in
+// the same namespaces as a worker, as the workers' user, with CAP_SYS_ADMIN.
+//
 // The daemon compiles a component with
 //
 //	tripod-wasm compile CONFIG <component.wasm >code        CONFIG is CompileConfig as JSON

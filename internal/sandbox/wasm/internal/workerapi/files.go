@@ -20,6 +20,9 @@ func (s *PodSpec) files() []*File {
 	for i := range s.Ports {
 		all = append(all, &s.Ports[i].Socket)
 	}
+	if s.Egress != nil {
+		all = append(all, &s.Egress.Dialer, &s.Egress.Roots)
+	}
 	return all
 }
 
@@ -31,6 +34,10 @@ func (r *channelsRequest) files() []*File { return []*File{&r.Conn} }
 // clone returns a copy of the spec, so that pack can set File.Index without changing the caller's spec.
 func (s PodSpec) clone() *PodSpec {
 	s.Mounts, s.Ports = slices.Clone(s.Mounts), slices.Clone(s.Ports)
+	if s.Egress != nil {
+		e := *s.Egress
+		s.Egress = &e
+	}
 	return &s
 }
 

@@ -18,6 +18,7 @@ func FuzzRequests(f *testing.F) {
 		{opLoad, `{"digest":"d","image":{"fd":0}}`},
 		{opStart, `{"id":"x","log":{"fd":1},"mounts":[{"dir":{"fd":0}}],"ports":[{"socket":{"fd":0}}]}`},
 		{opStart, `{"log":{"fd":-1}}`}, {opStart, `{"limits":{"requestTimeout":1e99}}`},
+		{opDialer, `{"id":"x","file":{"fd":0}}`}, {opStart, `{"id":"x","egress":{"dialer":{"fd":1},"roots":{"fd":0}}}`},
 		{opReopenLog, `{"id":"x","file":{"fd":0}}`}, {opAttach, `{"id":"x","conn":{"fd":0}}`},
 		{opChannels, `{"id":"x","conn":{"fd":0}}`}, {opUpdate, `null`}, {opList, ``}, {"?", `[]`},
 	} {

@@ -46,6 +46,7 @@ const (
 	opAttach    = "attach"
 	opReopenLog = "reopen-log"
 	opUpdateTLS = "update-tls"
+	opDialer    = "dialer"
 	opUpdate    = "update"
 	opMetrics   = "metrics"
 	opChannels  = "channels"
@@ -118,6 +119,8 @@ type PodSpec struct {
 	TLS   *TLS   `json:"tls,omitempty"`   // required for a TLS or QUIC port
 	CORS  CORS   `json:"cors,omitzero"`
 
+	Egress *Egress `json:"egress,omitempty"` // nil for a guest that may not call out
+
 	Log File `json:"log"` // the container's log, opened for appending; nil for no log
 	// Stdin connects the guest's standard input to attached clients; otherwise the guest reads end of file. StdinOnce
 	// ends the guest's input when the first client has ended its input. TTY merges stderr into stdout.
@@ -159,6 +162,14 @@ type Port struct {
 	Socket File   `json:"socket"`
 }
 
+// Egress is the way out of a pod.
+type Egress struct {
+	// Dialer is the pod's connection to the node's dialer (package egress), and Roots a PEM file with the authorities
+	// that guests trust.
+	Dialer File `json:"dialer"`
+	Roots  File `json:"roots"`
+}
+
 // Resources are the limits of a whole pod; 0 means unlimited.
 type Resources struct {
 	// MemoryBytes bounds the total size of the linear memories and tables of all instances of the pod.
@@ -180,6 +191,8 @@ type Holdings struct {
 	Handles int64 `json:"handles,omitempty"`
 	// HostBytes limits the memory, in bytes, that the worker uses for handles: headers, paths, unsent responses.
 	HostBytes int64 `json:"hostBytes,omitempty"`
+	// Sockets limits the connections that guests have opened, including idle ones. A further connection fails.
+	Sockets int64 `json:"sockets,omitempty"`
 }
 
 // Limits apply to each request of a pod; 0 means the default.

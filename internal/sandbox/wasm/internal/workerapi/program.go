@@ -42,6 +42,21 @@ type WorkerConfig struct {
 	Spans bool `json:"spans,omitempty"`
 }
 
+// DialerConfig is the argument of `tripod-wasm dialer`. The dialer inherits its listening socket as FDControl, and
+// reports at FDDialerReady.
+type DialerConfig struct {
+	Name string `json:"name"`
+	// LogLevel is a slog level.
+	LogLevel string `json:"logLevel,omitempty"`
+	// Isolated says that the dialer has its own mount namespace; see WorkerConfig.
+	Isolated bool `json:"isolated,omitempty"`
+	// Idle is how long the dialer runs without pods.
+	Idle time.Duration `json:"idle"`
+}
+
+// FDDialerReady is where the dialer writes the line "ready".
+const FDDialerReady = 4
+
 // CompileConfig is the argument of `tripod-wasm compile`. Zero values mean the defaults.
 type CompileConfig struct {
 	// MaxInput bounds the size of the component, in bytes; default 256 MiB. MaxMemory bounds the compiler's memory, in

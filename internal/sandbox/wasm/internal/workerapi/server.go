@@ -37,6 +37,8 @@ type Handler interface {
 	Channels(ctx context.Context, id string, conn net.Conn) error
 	ReopenLog(ctx context.Context, id string, file *os.File) error
 	UpdateTLS(ctx context.Context, id string, t TLS) error
+	// UpdateDialer gives the pod a new connection to the node's dialer. The handler owns the file.
+	UpdateDialer(ctx context.Context, id string, dialer *os.File) error
 	Update(ctx context.Context, u Update) error
 }
 
@@ -404,6 +406,8 @@ func (c *serverConn) dispatch(m message, f *fdpass.Frame) (any, error) {
 		return done(m, f, func(r *fileRequest) error { return h.ReopenLog(ctx, r.ID, r.File.File) })
 	case opUpdateTLS:
 		return done(m, f, func(r *tlsRequest) error { return h.UpdateTLS(ctx, r.ID, r.TLS) })
+	case opDialer:
+		return done(m, f, func(r *fileRequest) error { return h.UpdateDialer(ctx, r.ID, r.File.File) })
 	case opUpdate:
 		return done(m, f, func(r *Update) error { return h.Update(ctx, *r) })
 	}

@@ -1,0 +1,216 @@
+package wasm
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// nodeRoots are where distributions keep the authorities that they trust: Debian and Alpine, Fedora, openSUSE.
+var nodeRoots = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"}
+
+// resolvConf is the node's resolver configuration.
+const resolvConf = "/etc/resolv.conf"
+
+// rulesOf returns the egress rules of a container. Pods may call out unless an annotation says otherwise, because that is
+// what Kubernetes promises, and NetworkPolicies apply. Modules of the edge front door may not unless an annotation
+// allows it.
+func rulesOf(o options, c *runtimeapi.ContainerConfig) string {
+	if isModule(c) {
+		return cmp.Or(o.egress, egress.None)
+	}
+	return cmp.Or(o.egress, egress.Any)
+}
+
+// callsOut reports whether a component imports an interface that can open connections.
+func callsOut(loaded workerapi.Loaded) bool {
+	return slices.ContainsFunc(loaded.Imports, func(name string) bool { return strings.HasPrefix(name, "wasi:http/outgoing-handler@") })
+}
+
+// openEgress gives a pod its way out, and returns the name of its dialer. The name is "" if the component does not import
+// one, or if its rules allow nothing.
+func (b *Backend) openEgress(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, loaded workerapi.Loaded, spec *workerapi.PodSpec) (dialer string, err error) {
+	o, err := b.optionsOf(p, c)
+	if err != nil || !callsOut(loaded) {
+		return "", err
+	}
+	rules, err := egress.ParseRules(rulesOf(o, c.Config))
+	if err != nil || rules.Empty() {
+		return "", err
+	}
+	spec.Egress = &workerapi.Egress{}
+	if spec.Egress.Roots.File, err = openRoots(o, c.Config.GetMounts()); err != nil {
+		return "", fmt.Errorf("annotation %s%s: %w: %w", b.cfg.LabelPrefix, keyEgressCA, err, errdefs.ErrInvalidArgument)
+	}
+	spec.Egress.Dialer.File, dialer, err = b.openDialer(ctx, p, c, o)
+	return dialer, err
+}
+
+// openDialer connects a pod to the node's dialer.
+func (b *Backend) openDialer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options) (*os.File, string, error) {
+	netns, err := openNetns(p.Netns)
+	if err != nil {
+		return nil, "", err
+	}
+	defer netns.Close()
+	dns, err := dnsOf(p.Config)
+	if err != nil {
+		return nil, "", err
+	}
+	return b.dialers.open(ctx, egress.Order{Pod: p.ID, Rules: rulesOf(o, c.Config), DNS: dns}, netns)
+}
+
+// openNetns opens a pod's network namespace, or the node's if the path is "".
+func openNetns(at string) (*os.File, error) {
+	fd, err := netthread.Home()
+	if at != "" && err == nil {
+		_ = os.NewFile(uintptr(fd), "").Close()
+		fd, err = netthread.Open(at)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), at), nil
+}
+
+// dnsOf returns the resolver configuration of a pod: what the kubelet says or, if it says nothing, the node's.
+func dnsOf(config *runtimeapi.PodSandboxConfig) (egress.DNS, error) {
+	if d := config.GetDnsConfig(); len(d.GetServers()) > 0 {
+		return egress.DNS{Servers: d.GetServers(), Searches: d.GetSearches(), Options: d.GetOptions()}, nil
+	}
+	file, err := os.Open(resolvConf)
+	if errors.Is(err, fs.ErrNotExist) {
+		return egress.DNS{}, nil
+	}
+	if err != nil {
+		return egress.DNS{}, fmt.Errorf("the node's resolver configuration: %w", err)
+	}
+	defer file.Close()
+	return parseResolvConf(file)
+}
+
+// parseResolvConf reads the directives of resolv.conf(5) that matter.
+func parseResolvConf(file io.Reader) (d egress.DNS, err error) {
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		words := strings.Fields(lines.Text())
+		if len(words) < 2 {
+			continue
+		}
+		switch words[0] {
+		case "nameserver":
+			d.Servers = append(d.Servers, words[1])
+		case "search", "domain":
+			d.Searches = words[1:] // the last directive counts
+		case "options":
+			d.Options = append(d.Options, words[1:]...)
+		}
+	}
+	return d, lines.Err()
+}
+
+// mountOf returns the mount that a file in a container is in, or nil.
+func mountOf(mounts []*runtimeapi.Mount, file string) (found *runtimeapi.Mount) {
+	for _, m := range mounts {
+		at := path.Clean(m.GetContainerPath())
+		if strings.HasPrefix(file, strings.TrimSuffix(at, "/")+"/") && (found == nil || len(at) > len(path.Clean(found.GetContainerPath()))) {
+			found = m
+		}
+	}
+	return found
+}
+
+// openRoots opens the file with the authorities that guests trust: the one that the pod names, or the node's. It returns
+// nil if the node has none; then guests trust no server.
+func openRoots(o options, mounts []*runtimeapi.Mount) (*os.File, error) {
+	if o.egressCA == "" {
+		for _, name := range nodeRoots {
+			file, err := os.Open(name)
+			if err == nil || !errors.Is(err, fs.ErrNotExist) {
+				return file, err
+			}
+		}
+		return nil, nil
+	}
+	m := mountOf(mounts, o.egressCA)
+	if m == nil {
+		return nil, fmt.Errorf("the container has no mount with the file %q", o.egressCA)
+	}
+	name := strings.TrimPrefix(o.egressCA, strings.TrimSuffix(path.Clean(m.GetContainerPath()), "/")+"/")
+	text, err := readBelow(m.GetHostPath(), name, maxPEM)
+	if err != nil {
+		return nil, err
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s has no certificate", o.egressCA)
+	}
+	return openBelow(m.GetHostPath(), name, maxPEM)
+}
+
+// usesDialer reports whether a running container is connected to a dialer.
+func (b *Backend) usesDialer(name string) bool {
+	return slices.ContainsFunc(b.ledger.All(), func(h *handle) bool {
+		s, l := h.Snapshot()
+		return l != nil && s.Phase == ledger.Started && s.Dialer == name
+	})
+}
+
+// dialerDied connects the pods of a dialer that has ended to another one.
+func (b *Backend) dialerDied(name string) {
+	b.reconnect(func(dialer string) bool { return dialer == name })
+}
+
+// reconnectAll connects the pods whose dialer ended while no daemon was running.
+func (b *Backend) reconnectAll() {
+	b.reconnect(func(dialer string) bool { return !b.dialers.alive(dialer) })
+}
+
+// reconnect connects the running pods whose dialer is lost to another one.
+func (b *Backend) reconnect(lost func(dialer string) bool) {
+	for _, h := range b.ledger.All() {
+		s, l := h.Snapshot()
+		if l == nil || l.worker == nil || s.Phase != ledger.Started || s.Dialer == "" || !lost(s.Dialer) {
+			continue
+		}
+		if err := b.reconnectPod(h, l); err != nil {
+			b.log.Error("the pod cannot call out: connect it to a new dialer failed", "pod", l.pod.ID, "err", err)
+		}
+	}
+}
+
+func (b *Backend) reconnectPod(h *handle, l *life) error {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+	defer cancel()
+	o, err := b.optionsOf(l.pod, l.container)
+	if err != nil {
+		return err
+	}
+	conn, name, err := b.openDialer(ctx, l.pod, l.container, o)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := l.worker.conn().UpdateDialer(ctx, h.ID, conn); err != nil {
+		return err
+	}
+	_, err = h.Update(l, func(s *state) { s.Dialer = name })
+	return err
+}

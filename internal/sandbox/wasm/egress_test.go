@@ -1,0 +1,166 @@
+package wasm
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+)
+
+const importsHTTP = "import=wasi:http/outgoing-handler@0.2.3#handle"
+
+// onHostNetwork puts a pod on the node's network, and gives it egress rules.
+func onHostNetwork(r *rig, name, rules string) *sandbox.Pod {
+	p := r.podConfig(name, func(c *runtimeapi.PodSandboxConfig) {
+		if rules != "" {
+			c.Annotations["vimana.host/egress"] = rules
+		}
+	})
+	p.Netns = ""
+	r.must(r.Validate(p, nil))
+	r.known[p.ID] = sandbox.Known{Pod: p}
+	r.must(r.CreateSandbox(r.ctx(), p))
+	return p
+}
+
+// dialers returns the directories of the dialers.
+func (r *rig) dialersLeft() []string {
+	dirs, err := filepath.Glob(filepath.Join(r.config.dialersDir(), "*"))
+	r.must(err)
+	return dirs
+}
+
+// connects lets a container call out and returns the result.
+func (r *rig) connects(p *sandbox.Pod, c *sandbox.Container) string {
+	r.Helper()
+	log := filepath.Join(p.Config.GetLogDirectory(), c.Config.GetLogPath())
+	r.must(os.Remove(log))
+	r.must(r.ReopenLog(r.ctx(), p, c))
+	raw, err := os.ReadFile(log)
+	r.must(err)
+	_, result, _ := strings.Cut(string(raw), "connect: ")
+	return strings.TrimSpace(result)
+}
+
+// TestEgress: a pod that imports outgoing HTTP gets a connection to the dialer, which outlives the daemon. When the
+// dialer dies, the pod gets another one, also if no daemon was running then.
+func TestEgress(t *testing.T) {
+	r := newRig(t)
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	r.must(err)
+	defer server.Close()
+	words := importsHTTP + " connect=" + server.Addr().String()
+
+	p := onHostNetwork(r, "caller", "127.0.0.1")
+	c := r.create(p, words)
+	r.must(r.StartContainer(r.ctx(), p, c))
+	if got := r.connects(p, c); got != "<nil>" {
+		t.Fatalf("connect = %s", got)
+	}
+	byDefault := onHostNetwork(r, "default", "")
+	c2 := r.create(byDefault, words)
+	r.must(r.StartContainer(r.ctx(), byDefault, c2))
+	if got := r.connects(byDefault, c2); !strings.Contains(got, "do not allow") {
+		t.Errorf("connect to the node's loopback without an annotation = %s", got)
+	}
+	if dirs := r.dialersLeft(); len(dirs) != 1 {
+		t.Fatalf("dialers: %v, want one for all pods", dirs)
+	}
+	kill := func() {
+		t.Helper()
+		proc, _, err := recordedProcess(r.dialersLeft()[0])
+		r.must(err)
+		r.must(proc.Signal(9))
+		<-proc.Dead
+	}
+	r.restartDaemon()
+	if got := r.connects(p, c); got != "<nil>" {
+		t.Errorf("connect after a restart of the daemon = %s", got)
+	}
+	kill()
+	r.eventually("the pod gets another dialer", func() bool { return r.connects(p, c) == "<nil>" })
+	r.killDaemon()
+	kill()
+	r.open()
+	r.eventually("the pod gets another dialer from the next daemon", func() bool { return r.connects(p, c) == "<nil>" })
+}
+
+// TestEgressNeedsAnImportAndRules: no dialer runs for pods that cannot use it.
+func TestEgressNeedsAnImportAndRules(t *testing.T) {
+	r := newRig(t)
+	for name, rules := range map[string]string{"no import": "*", "no rules": egress.None} {
+		p := onHostNetwork(r, name, rules)
+		words := importsHTTP
+		if name == "no import" {
+			words = "world=grpc"
+		}
+		r.must(r.StartContainer(r.ctx(), p, r.create(p, words)))
+	}
+	module := onHostNetwork(r, "module", "")
+	c := r.container(module, importsHTTP+" world=command")
+	c.Config.Annotations = map[string]string{sandbox.AnnotationChannels: `[]`}
+	r.must(r.Validate(module, c))
+	_, err := r.CreateContainer(r.ctx(), module, c)
+	r.must(err)
+	r.known[module.ID] = sandbox.Known{Pod: module, Containers: []*sandbox.Container{c}}
+	r.must(r.StartContainer(r.ctx(), module, c))
+	if dirs := r.dialersLeft(); len(dirs) > 0 {
+		t.Errorf("dialers: %v, want none", dirs)
+	}
+}
+
+func TestEgressAnnotations(t *testing.T) {
+	r := newRig(t)
+	for _, c := range []struct{ key, value, want string }{
+		{"egress", "10.0.0.0/33", `annotation vimana.host/egress: "10.0.0.0/33": `},
+		{"egress", "", `annotation vimana.host/egress: "": `},
+		{"egress-ca", "ca.pem", "annotation vimana.host/egress-ca: "},
+		{"egress-ca", "/etc/ca.pem", "the container has no mount with the file"},
+	} {
+		p := r.podConfig("invalid", func(config *runtimeapi.PodSandboxConfig) { config.Annotations["vimana.host/"+c.key] = c.value })
+		err := r.Validate(p, r.container(p, "x"))
+		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %q: Validate = %v, want %q", c.key, c.value, err, c.want)
+		}
+	}
+}
+
+// TestEgressCA: the file is opened below its mount, and checked.
+func TestEgressCA(t *testing.T) {
+	dir := t.TempDir()
+	mounts := []*runtimeapi.Mount{{ContainerPath: "/a", HostPath: "/nonexistent"}, {ContainerPath: "/a/b/", HostPath: dir}}
+	o := options{egressCA: "/a/b/ca.pem"}
+	if _, err := openRoots(o, mounts); err == nil {
+		t.Error("openRoots opened a missing file")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), []byte("junk"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openRoots(o, mounts); err == nil || !strings.Contains(err.Error(), "no certificate") {
+		t.Errorf("openRoots(junk) = %v", err)
+	}
+	a := newAuthority(dir)
+	if err := a.create(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	o.egressCA = "/a/b/ca.crt"
+	file, err := openRoots(o, mounts)
+	if err != nil || file == nil {
+		t.Fatalf("openRoots = %v", err)
+	}
+	file.Close()
+}
+
+func TestResolvConf(t *testing.T) {
+	d, err := parseResolvConf(strings.NewReader("# c\nnameserver 10.0.0.1\nsearch a b\nnameserver ::1\noptions ndots:5 timeout:1\ndomain c\nnameserver\n"))
+	if err != nil || strings.Join(d.Servers, ",") != "10.0.0.1,::1" || strings.Join(d.Searches, ",") != "c" || len(d.Options) != 2 {
+		t.Errorf("parseResolvConf = %+v, %v", d, err)
+	}
+}

@@ -1,0 +1,259 @@
+package dialer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+)
+
+// rig is a dialer in the test's process, whose pods are in the test's network namespace.
+type rig struct {
+	t      testing.TB
+	path   string
+	server *Server
+	served chan error
+}
+
+func newRig(t testing.TB, idle time.Duration) *rig {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root, because a dialer takes orders only from root and enters network namespaces")
+	}
+	r := &rig{t: t, path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1)}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.server = New(l, idle, slog.New(slog.DiscardHandler))
+	go func() { r.served <- r.server.Serve() }()
+	return r
+}
+
+func (r *rig) order(o egress.Order, files ...*os.File) error {
+	r.t.Helper()
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.path})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	defer cancel()
+	return o.Send(ctx, conn, files[0], files[1])
+}
+
+// pod orders a pod and returns the worker's end of its connection.
+func (r *rig) pod(rules string, dns egress.DNS) *net.UnixConn {
+	r.t.Helper()
+	netns, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer netns.Close()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), ""), os.NewFile(uintptr(fds[1]), "")
+	defer ours.Close()
+	defer theirs.Close()
+	if err := r.order(egress.Order{Pod: "p", Rules: rules, DNS: dns}, netns, theirs); err != nil {
+		r.t.Fatal(err)
+	}
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { conn.Close() })
+	return conn.(*net.UnixConn)
+}
+
+func TestIdleDialerEnds(t *testing.T) {
+	r := newRig(t, 100*time.Millisecond)
+	conn := r.pod("*", egress.DNS{})
+	select {
+	case err := <-r.served:
+		t.Fatalf("the dialer ended although it has a pod: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	conn.Close()
+	if err := <-r.served; err != nil {
+		t.Errorf("Serve = %v", err)
+	}
+	if err := r.order(egress.Order{}, os.Stdin, os.Stdin); err == nil {
+		t.Error("an ended dialer took an order")
+	}
+}
+
+func TestDrain(t *testing.T) {
+	r := newRig(t, time.Hour)
+	conn := r.pod("*", egress.DNS{})
+	r.server.Drain()
+	client := egress.NewClient(conn)
+	if _, err := client.Resolve(t.Context(), "127.0.0.1"); err == nil {
+		t.Error("loopback is allowed")
+	}
+	client.Close()
+	if err := <-r.served; err != nil {
+		t.Errorf("Serve = %v", err)
+	}
+}
+
+func TestInvalidOrders(t *testing.T) {
+	r := newRig(t, time.Hour)
+	for _, o := range []egress.Order{{Rules: "bad rule"}, {Rules: "*"}} { // a regular file is no connection
+		if err := r.order(o, os.Stdin, os.Stdin); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("order %+v = %v, want ErrInvalidArgument", o, err)
+		}
+	}
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := fdpass.Write(conn, egress.MaxOrder, []byte("junk"), nil); err != nil {
+		t.Fatal(err)
+	}
+	frames := fdpass.NewReader(conn, egress.MaxOrder)
+	defer frames.Close()
+	f, err := frames.Next()
+	var reply egress.OrderReply
+	if err != nil || json.Unmarshal(f.Payload, &reply) != nil || reply.Error == nil {
+		t.Errorf("reply to junk: %s, %v", f.Payload, err)
+	}
+}
+
+// TestJunkClosesTheWayOut: a worker that sends something else than requests loses the connection.
+func TestJunkClosesTheWayOut(t *testing.T) {
+	r := newRig(t, time.Hour)
+	conn := r.pod("*", egress.DNS{})
+	if err := fdpass.Write(conn, egress.MaxMessage, []byte("junk"), nil); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if n, err := conn.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Read = %d, %v; want the end", n, err)
+	}
+}
+
+// TestRequestsAreBounded: a worker that sends requests without waiting gets refusals, and cancels work.
+func TestRequestsAreBounded(t *testing.T) {
+	r := newRig(t, time.Hour)
+	silent, err := net.ListenPacket("udp", "127.0.0.1:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	conn := r.pod("*", egress.DNS{Servers: []string{"127.0.0.1"}})
+	send := func(q egress.Request) {
+		t.Helper()
+		payload, err := json.Marshal(q)
+		if err == nil {
+			err = fdpass.Write(conn, egress.MaxMessage, payload, nil)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const extra = 5
+	for id := range uint64(egress.MaxPending + extra) {
+		send(egress.Request{ID: id, Op: egress.OpResolve, Host: "slow.example"})
+	}
+	frames := fdpass.NewReader(conn, egress.MaxMessage)
+	defer frames.Close()
+	next := func() (reply egress.Reply) {
+		t.Helper()
+		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		f, err := frames.Next()
+		if err == nil {
+			err = json.Unmarshal(f.Payload, &reply)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply
+	}
+	for range extra {
+		if reply := next(); reply.Error == nil || reply.Error.Code != egress.CodeLimit {
+			t.Errorf("reply %+v, want %s", reply, egress.CodeLimit)
+		}
+	}
+	send(egress.Request{ID: 3, Op: egress.OpCancel})
+	if reply := next(); reply.ID != 3 || reply.Error == nil {
+		t.Errorf("reply %+v to a cancelled request", reply)
+	}
+}
+
+// TestLookupsAreLimited: a guest that resolves names in a loop is slowed down, and its neighbour is not.
+func TestLookupsAreLimited(t *testing.T) {
+	r := newRig(t, time.Hour)
+	dns := egress.DNS{} // without servers, lookups fail at once, but count
+	loop, neighbour := egress.NewClient(r.pod("*", dns)), egress.NewClient(r.pod("*", dns))
+	defer loop.Close()
+	defer neighbour.Close()
+	var n atomic.Int64
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := loop.Resolve(ctx, fmt.Sprintf("n%d.example", n.Load())); ctx.Err() == nil && err != nil {
+					n.Add(1)
+				}
+			}
+		})
+	}
+	began := time.Now()
+	if _, err := neighbour.Resolve(t.Context(), "x.example"); err == nil || time.Since(began) > 500*time.Millisecond {
+		t.Errorf("the neighbour waited %s: %v", time.Since(began), err)
+	}
+	all.Wait()
+	if most := int64(lookupBurst + 2*lookupRate); n.Load() > most || n.Load() < lookupBurst {
+		t.Errorf("%d lookups in a second, want at most %d", n.Load(), most)
+	}
+}
+
+func TestCandidates(t *testing.T) {
+	r := newResolver(egress.DNS{Servers: []string{"10.0.0.1", "junk", "::1"}, Searches: []string{"a.test.", "b.test"}, Options: []string{"ndots:2", "timeout:99", "attempts:x"}}, nil)
+	if len(r.servers) != 2 || r.timeout != maxTimeout || r.attempts != defaultAttempts {
+		t.Errorf("newResolver = %+v", r)
+	}
+	for host, want := range map[string]string{"db": "[db.a.test db.b.test db]", "x.y.z": "[x.y.z x.y.z.a.test x.y.z.b.test]"} {
+		if got, err := r.candidates(host); fmt.Sprint(got) != want || err != nil {
+			t.Errorf("candidates(%s) = %v, %v; want %s", host, got, err, want)
+		}
+	}
+	if _, err := r.candidates(""); err == nil {
+		t.Error("candidates of no name")
+	}
+	if !isLocalhost("localhost") || !isLocalhost("a.localhost") || isLocalhost("mylocalhost") {
+		t.Error("isLocalhost is wrong")
+	}
+}
+
+func TestConnectErrors(t *testing.T) {
+	to := netip.MustParseAddrPort("192.0.2.1:1")
+	for err, want := range map[error]egress.Code{
+		errdefs.ErrUnavailable: egress.CodeRefused, unix.EHOSTUNREACH: egress.CodeUnroutable,
+		context.DeadlineExceeded: egress.CodeTimeout, unix.EPERM: egress.CodeProhibited, unix.EMFILE: egress.CodeLimit,
+	} {
+		if got := connectError(to, fmt.Errorf("x: %w", err)).Code; got != want {
+			t.Errorf("connectError(%v) = %s, want %s", err, got, want)
+		}
+	}
+}

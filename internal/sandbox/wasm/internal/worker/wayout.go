@@ -1,0 +1,278 @@
+package worker
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/component/wasihttp"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+)
+
+// Limits of a pod's connections to HTTP servers. Idle connections count as open sockets.
+const (
+	maxIdleConns   = 64
+	maxIdlePerHost = 32
+	idleConnTime   = 30 * time.Second
+	handshakeTime  = 30 * time.Second
+	continueTime   = time.Second
+	// maxAnswerHeader bounds the header of a response, in bytes.
+	maxAnswerHeader = 1 << 20
+	// connBuffer is the size of each of a connection's two buffers. With HTTP/2, a server can send streamWindow bytes of
+	// a stream, and connWindow bytes of all streams of a connection, that the guest has not read.
+	connBuffer   = 32 << 10
+	streamWindow = 512 << 10
+	connWindow   = 4 << 20
+	// maxRoots bounds the size of a file with authorities, in bytes.
+	maxRoots = 8 << 20
+)
+
+// wayOut opens the connections of a pod, and sends its HTTP requests. The pod's instances share its idle connections;
+// pods do not.
+type wayOut struct {
+	pod    *pod
+	limit  int64 // open sockets; 0 means unlimited
+	open   atomic.Int64
+	client atomic.Pointer[egress.Client]
+	plain  *http.Transport
+
+	opening sync.Mutex
+	secure  atomic.Pointer[http.Transport] // nil until the first request needs the authorities
+}
+
+// openWayOut makes the pod's wayOut, if the pod may call out.
+func (p *pod) openWayOut() error {
+	e := p.spec.Egress
+	if e == nil {
+		return nil
+	}
+	o := &wayOut{pod: p, limit: p.spec.Holdings.Sockets}
+	if err := o.connect(e.Dialer.File); err != nil {
+		return fmt.Errorf("pod %s: %w", p.spec.ID, err)
+	}
+	e.Dialer.File = nil
+	o.plain = o.transport(nil)
+	p.wayOut = o
+	return nil
+}
+
+// secureTransport returns the transport for https. It reads the pod's authorities first.
+func (o *wayOut) secureTransport() (*http.Transport, error) {
+	o.opening.Lock()
+	defer o.opening.Unlock()
+	if t := o.secure.Load(); t != nil {
+		return t, nil
+	}
+	roots, err := o.pod.worker.roots.read(o.pod.spec.Egress.Roots.File)
+	if err != nil {
+		o.pod.output.logLine(fmt.Sprintf("tripod: the authorities for outgoing requests: %v", err))
+		return nil, &wasihttp.CodeError{Code: "TLS-certificate-error"}
+	}
+	t := o.transport(&tls.Config{RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(maxIdlePerHost)})
+	o.secure.Store(t)
+	return t, nil
+}
+
+// connect makes the wayOut use a connection to the dialer, and closes the file and the previous connection.
+func (o *wayOut) connect(dialer *os.File) error {
+	if dialer == nil {
+		return fmt.Errorf("no connection to the dialer was passed: %w", errdefs.ErrInvalidArgument)
+	}
+	defer dialer.Close()
+	conn, err := net.FileConn(dialer) // makes a copy
+	if err != nil {
+		return fmt.Errorf("the connection to the dialer: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	unix, ok := conn.(*net.UnixConn)
+	if !ok {
+		conn.Close()
+		return fmt.Errorf("the connection to the dialer is not a unix socket: %w", errdefs.ErrInvalidArgument)
+	}
+	if previous := o.client.Swap(egress.NewClient(unix)); previous != nil {
+		previous.Close()
+	}
+	return nil
+}
+
+// close ends the wayOut. The guests' requests have ended by then.
+func (o *wayOut) close() {
+	o.client.Load().Close()
+	o.closeIdle()
+}
+
+// sockets returns the number of open connections. A nil wayOut has none.
+func (o *wayOut) sockets() int64 {
+	if o == nil {
+		return 0
+	}
+	return o.open.Load()
+}
+
+func (o *wayOut) transport(config *tls.Config) *http.Transport {
+	return &http.Transport{
+		DialContext: o.dial, TLSClientConfig: config, ForceAttemptHTTP2: true, DisableCompression: true,
+		MaxIdleConns: maxIdleConns, MaxIdleConnsPerHost: maxIdlePerHost, IdleConnTimeout: idleConnTime,
+		TLSHandshakeTimeout: handshakeTime, ExpectContinueTimeout: continueTime,
+		MaxResponseHeaderBytes: maxAnswerHeader, ReadBufferSize: connBuffer, WriteBufferSize: connBuffer,
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: streamWindow, MaxReceiveBufferPerConnection: connWindow},
+	}
+}
+
+// RoundTrip implements http.RoundTripper. Errors that only the dialer knows are *wasihttp.CodeError.
+func (o *wayOut) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Scheme != "https" {
+		return o.plain.RoundTrip(r)
+	}
+	secure, err := o.secureTransport()
+	if err != nil {
+		return nil, err
+	}
+	return secure.RoundTrip(r)
+}
+
+// dial opens a TCP connection for a transport. The transports call it for each new connection, so each is compared with
+// the pod's rules, wherever a redirect or a name leads.
+func (o *wayOut) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	host, text, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, &wasihttp.CodeError{Code: "HTTP-request-URI-invalid"}
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return nil, &wasihttp.CodeError{Code: "HTTP-request-URI-invalid"}
+	}
+	if !o.take() {
+		o.closeIdle()
+		if !o.take() {
+			return nil, &wasihttp.CodeError{Code: "connection-limit-reached"}
+		}
+	}
+	conn, err := o.client.Load().Connect(ctx, "tcp", host, uint16(port))
+	if err != nil {
+		o.give()
+		return nil, httpCode(err)
+	}
+	return &countedConn{Conn: conn, give: sync.OnceFunc(o.give)}, nil
+}
+
+// closeIdle closes the connections that no request uses.
+func (o *wayOut) closeIdle() {
+	o.plain.CloseIdleConnections()
+	if secure := o.secure.Load(); secure != nil {
+		secure.CloseIdleConnections()
+	}
+}
+
+// take counts a socket. It returns false at the limit of the pod or of the worker.
+func (o *wayOut) take() bool {
+	if n := o.open.Add(1); o.limit > 0 && n > o.limit {
+		o.open.Add(-1)
+		return false
+	}
+	if o.pod.worker.sockets.Add(1) > maxSockets() {
+		o.give()
+		return false
+	}
+	return true
+}
+
+func (o *wayOut) give() {
+	o.open.Add(-1)
+	o.pod.worker.sockets.Add(-1)
+}
+
+// maxSockets returns how many sockets the guests of a worker can open: a quarter of RLIMIT_NOFILE. Half belongs to files
+// (boundFiles), and the last quarter to the connections of clients.
+func maxSockets() int64 {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return math.MaxInt64
+	}
+	return int64(min(limit.Cur, math.MaxInt64) / 4)
+}
+
+// countedConn is a connection that counts as an open socket until it is closed.
+type countedConn struct {
+	net.Conn
+	give func()
+}
+
+func (c *countedConn) Close() error {
+	c.give()
+	return c.Conn.Close()
+}
+
+// httpCodes maps the codes of the dialer to error-codes of wasi:http.
+var httpCodes = map[egress.Code]string{
+	egress.CodeDenied: "HTTP-request-denied", egress.CodeProhibited: "destination-IP-prohibited",
+	egress.CodeNotFound: "DNS-error", egress.CodeNameFailure: "DNS-error", egress.CodeNameTimeout: "DNS-timeout",
+	egress.CodeRefused: "connection-refused", egress.CodeTimeout: "connection-timeout",
+	egress.CodeUnroutable: "destination-IP-unroutable", egress.CodeLimit: "connection-limit-reached",
+	egress.CodeInvalid: "HTTP-request-URI-invalid", egress.CodeUnavailable: "destination-unavailable",
+}
+
+// rcodes are the payloads of DNS-error (RFC 1035, 4.1.1).
+var rcodes = map[egress.Code]string{egress.CodeNotFound: "NXDOMAIN", egress.CodeNameFailure: "SERVFAIL"}
+
+func httpCode(err error) error {
+	e, ok := errors.AsType[*egress.Error](err)
+	if !ok {
+		return err
+	}
+	return &wasihttp.CodeError{Code: httpCodes[e.Code], Message: rcodes[e.Code]}
+}
+
+// rootCache shares the authorities of pods that have the same ones.
+type rootCache struct {
+	mu    sync.Mutex
+	pools map[[sha256.Size]byte]weak.Pointer[x509.CertPool]
+}
+
+// read reads a PEM file with authorities.
+func (c *rootCache) read(file *os.File) (*x509.CertPool, error) {
+	if file == nil {
+		return nil, fmt.Errorf("the node has none: %w", errdefs.ErrNotFound)
+	}
+	text, err := io.ReadAll(io.NewSectionReader(file, 0, maxRoots))
+	if err != nil {
+		return nil, err
+	}
+	digest := sha256.Sum256(text)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if pool := c.pools[digest].Value(); pool != nil {
+		return pool, nil
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("the file has no certificate: %w", errdefs.ErrInvalidArgument)
+	}
+	if c.pools == nil {
+		c.pools = map[[sha256.Size]byte]weak.Pointer[x509.CertPool]{}
+	}
+	for old, p := range c.pools {
+		if p.Value() == nil {
+			delete(c.pools, old)
+		}
+	}
+	c.pools[digest] = weak.Make(pool)
+	return pool, nil
+}
+
+var _ http.RoundTripper = (*wayOut)(nil)
