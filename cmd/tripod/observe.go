@@ -67,7 +67,9 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, log *slog.Log
 		m.Register(p.linux.Collector())
 	}
 	if p.wasm != nil {
-		m.Register(p.wasm.Collector(p.node.Components()))
+		for _, c := range p.wasm.Collectors(p.node.Components()) {
+			m.Register(c)
+		}
 	}
 	if _, err := m.Listen(ctx, c.Metrics.Address, p.connections.Limiter("metrics", limits(c.Connections))); err != nil {
 		return err

@@ -186,10 +186,14 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	if err := p.openStreams(ctx, c, log); err != nil {
 		return err
 	}
-	p.server = cri.New(cri.Config{
+	front := cri.Config{
 		Node: p.node, Images: images, Streams: p.streams, Version: version,
 		CgroupDriver: cgroupDriver(c), Plugins: p.plugins.Names, Health: p.health, Logger: log.With("part", "cri"),
-	})
+	}
+	if p.wasm != nil {
+		front.Compilation = p.wasm.Compilation
+	}
+	p.server = cri.New(front)
 	if len(c.Delegates) == 0 {
 		return nil
 	}
@@ -230,7 +234,7 @@ func openImages(ctx context.Context, c *config.Config, log *slog.Logger) (*image
 		Root: imageDir(c), ContainersDir: c.Image.ContainersDir, HostsDir: c.Image.HostsDirs, PinnedImages: c.Image.Pinned,
 		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, RangesPerBlob: c.Image.RangesPerBlob, ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
 		DockerConfig: c.Image.DockerConfig, SignaturePolicy: c.Image.SignaturePolicy, RegistriesDir: c.Image.RegistriesDir,
-		Peers:       image.Peers(c.Image.Peers),
+		Peers: image.Peers(c.Image.Peers), DerivedDirs: []string{wasm.CodeDir(wasmRoot(c))},
 		Translation: image.Translation{Prefix: c.VM.ImagePrefix, Dir: c.VM.TranslationsDir}, Logger: log.With("part", "image"),
 	})
 }
@@ -274,7 +278,8 @@ func wasmConfig(c *config.Config) wasm.Config {
 		Holdings: wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes,
 			Sockets: c.Wasm.MaxSockets},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory, Origins: c.Wasm.CORSOrigins,
-		LogLevel: c.Log.Level,
+		CompileParallel: c.Wasm.CompileParallel,
+		LogLevel:        c.Log.Level,
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-const usage = "usage: wasmbench [FLAGS] calls | many N | echo NETNS"
+const usage = "usage: wasmbench [FLAGS] calls | many N | first | echo NETNS"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -27,7 +27,7 @@ func main() {
 func run(ctx context.Context) error {
 	n := &node{}
 	socket := flag.String("socket", "/run/tripod/tripod.sock", "CRI socket of the node")
-	flag.StringVar(&n.image, "image", "", "image of examples/wasm/faults-c")
+	flag.StringVar(&n.image, "image", "", "image of examples/wasm/faults-c; for first, any component, which is removed and pulled again")
 	flag.StringVar(&n.logs, "log-dir", "/var/log/pods", "where the pods' logs are written")
 	flag.StringVar(&n.netns, "netns-dir", "/run/tripod/netns", "where the node pins network namespaces")
 	seconds := flag.Int("seconds", 3, "how long each measurement of calls takes")
@@ -54,6 +54,8 @@ func run(ctx context.Context) error {
 			return fmt.Errorf("%q is not a number of pods", flag.Arg(1))
 		}
 		return n.many(ctx, pods)
+	case flag.Arg(0) == "first" && flag.NArg() == 1:
+		return n.first(ctx)
 	default:
 		return errors.New(usage)
 	}

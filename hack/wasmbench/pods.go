@@ -23,7 +23,11 @@ type node struct {
 }
 
 // pod is a running pod of the component.
-type pod struct{ id, container, ip string }
+type pod struct {
+	id, container, ip string
+	// took is the duration of CreateContainer and StartContainer.
+	took time.Duration
+}
 
 // start runs a pod and gets its address.
 func (n *node) start(ctx context.Context, name string) (*pod, error) {
@@ -40,12 +44,14 @@ func (n *node) start(ctx context.Context, name string) (*pod, error) {
 	if p.id, err = n.client.RunPodSandbox(ctx, sandbox, "wasm"); err != nil {
 		return nil, fmt.Errorf("RunPodSandbox: %w", err)
 	}
+	began := time.Now()
 	if p.container, err = n.client.CreateContainer(ctx, p.id, container, sandbox); err == nil {
 		err = n.client.StartContainer(ctx, p.container)
 	}
 	if err != nil {
 		return p, fmt.Errorf("container of pod %s: %w", p.id, err)
 	}
+	p.took = time.Since(began)
 	status, err := n.client.PodSandboxStatus(ctx, p.id, false)
 	if err != nil {
 		return p, err

@@ -31,8 +31,9 @@ var errNoMemory = errors.New("this runtime does not remember events; use -w to f
 func (a *App) eventsCommand() *cobra.Command {
 	var watch bool
 	c := &cobra.Command{
-		Use: "events [-w]", Short: "Print the latest events of pods and containers (-w: and new ones until interrupted)", Args: cobra.NoArgs,
+		Use: "events [-w]", Short: "Print the latest events of pods, containers and compilations (-w: and new ones until interrupted)", Args: cobra.NoArgs,
 		Long: `Print the events that the node remembers: the latest 512 since the daemon started, without those of delegates' pods.
+The compilation of an image's component has events of its own: compiling, compiled, and failed with the reason.
 With -w, go on with new events until interrupted, also those of delegates. If the daemon restarts, the command follows it again
 and says that events may be missing. With -o json each event is one line.`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -142,6 +143,9 @@ func (p *eventPrinter) print(e *runtimeapi.ContainerEventResponse) error {
 	for _, s := range e.GetContainersStatuses() {
 		p.names[s.GetId()] = s.GetMetadata().GetName()
 	}
+	if e.GetContainerEventType() == cri.CompilationEvent {
+		return p.printCompilation(e)
+	}
 	container := "-"
 	if id := e.GetContainerId(); id != e.GetPodSandboxStatus().GetId() {
 		container = cmp.Or(p.names[id], shortID(id))
@@ -149,6 +153,23 @@ func (p *eventPrinter) print(e *runtimeapi.ContainerEventResponse) error {
 	if e.GetContainerEventType() == runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT {
 		delete(p.names, e.GetContainerId())
 	}
+	pod := e.GetPodSandboxStatus()
+	kind := strings.TrimSuffix(strings.TrimPrefix(e.GetContainerEventType().String(), "CONTAINER_"), "_EVENT")
+	return p.printRow(e, strings.ToLower(kind), pod.GetMetadata().GetNamespace()+"/"+pod.GetMetadata().GetName(), container)
+}
+
+// printCompilation prints the image in the place of the pod, and the reason of a failure in that of the container.
+func (p *eventPrinter) printCompilation(e *runtimeapi.ContainerEventResponse) error {
+	var image, kind, reason string
+	for _, s := range e.GetContainersStatuses() {
+		image, kind, reason = s.GetImage().GetImage(), s.GetReason(), s.GetMessage()
+	}
+	return p.printRow(e, kind, image, cmp.Or(reason, "-"))
+}
+
+// printRow prints a row of a table, whose columns have fixed widths because later rows are not known. It does not print
+// events that an earlier stream had.
+func (p *eventPrinter) printRow(e *runtimeapi.ContainerEventResponse, kind, pod, container string) error {
 	if e.GetCreatedAt() <= p.skip {
 		return nil
 	}
@@ -156,26 +177,19 @@ func (p *eventPrinter) print(e *runtimeapi.ContainerEventResponse) error {
 	if !p.app.asTable() {
 		return p.app.printItem(e)
 	}
-	return p.printRow(e, container)
-}
-
-// printRow prints a row of a table, whose columns have fixed widths because later rows are not known.
-func (p *eventPrinter) printRow(e *runtimeapi.ContainerEventResponse, container string) error {
 	if !p.began {
 		p.began = true
 		if err := p.row("TIME", "TYPE", "POD", "CONTAINER", "POD ID", "CONTAINER ID"); err != nil {
 			return err
 		}
 	}
-	pod := e.GetPodSandboxStatus()
-	kind := strings.TrimSuffix(strings.TrimPrefix(e.GetContainerEventType().String(), "CONTAINER_"), "_EVENT")
-	return p.row(time.Unix(0, e.GetCreatedAt()).Format("2006-01-02T15:04:05.000Z07:00"), strings.ToLower(kind),
-		pod.GetMetadata().GetNamespace()+"/"+pod.GetMetadata().GetName(), container, pod.GetId(), e.GetContainerId())
+	return p.row(time.Unix(0, e.GetCreatedAt()).Format("2006-01-02T15:04:05.000Z07:00"), kind, pod, container,
+		e.GetPodSandboxStatus().GetId(), e.GetContainerId())
 }
 
 // row prints the cells; the IDs only in the wide format.
 func (p *eventPrinter) row(at, kind, pod, container, podID, containerID string) error {
-	line := fmt.Sprintf("%-29s  %-7s  %-40s  %-20s", at, kind, printable(pod), printable(container))
+	line := fmt.Sprintf("%-29s  %-9s  %-40s  %-20s", at, kind, printable(pod), printable(container))
 	if p.app.format == formatWide {
 		line += fmt.Sprintf("  %-64s  %s", podID, containerID)
 	}

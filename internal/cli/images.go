@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -9,6 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 func (a *App) imagesCommand() *cobra.Command {
@@ -24,7 +29,7 @@ func (a *App) imagesCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.listImages(images)
+				return a.listImages(ctx, client, images)
 			})
 		},
 	}
@@ -33,7 +38,7 @@ func (a *App) imagesCommand() *cobra.Command {
 	return c
 }
 
-func (a *App) listImages(images []*runtimeapi.Image) error {
+func (a *App) listImages(ctx context.Context, client *Client, images []*runtimeapi.Image) error {
 	slices.SortFunc(images, func(x, y *runtimeapi.Image) int { return strings.Compare(firstName(x), firstName(y)) })
 	if a.quiet {
 		for _, i := range images {
@@ -41,26 +46,47 @@ func (a *App) listImages(images []*runtimeapi.Image) error {
 		}
 		return nil
 	}
-	return a.Print(&runtimeapi.ListImagesResponse{Images: images}, func(wide bool) error { return a.imageTable(images, wide) })
+	return a.Print(&runtimeapi.ListImagesResponse{Images: images}, func(wide bool) error { return a.imageTable(ctx, client, images, wide) })
 }
 
-func (a *App) imageTable(images []*runtimeapi.Image, wide bool) error {
+// imageTable prints a table of images. The wide one asks for the state of each image's component.
+func (a *App) imageTable(ctx context.Context, client *Client, images []*runtimeapi.Image, wide bool) error {
 	header := []string{"IMAGE", "TAG", "IMAGE ID", "SIZE"}
 	if wide {
-		header = append(header, "PINNED", "USER", "DIGESTS")
+		header = append(header, "PINNED", "USER", "CODE", "DIGESTS")
 	}
 	t := newTable(a.Stdout, header...)
 	for _, i := range images {
+		code := "-"
+		if wide {
+			var err error
+			if code, err = client.codeOf(ctx, i.GetId()); err != nil {
+				return err
+			}
+		}
 		for _, tag := range namesOf(i) {
 			name, label := splitTag(tag)
 			row := []string{name, label, shortID(i.GetId()), size(i.GetSize())}
 			if wide {
-				row = append(row, fmt.Sprint(i.GetPinned()), userOf(i), strings.Join(i.GetRepoDigests(), ","))
+				row = append(row, fmt.Sprint(i.GetPinned()), userOf(i), code, strings.Join(i.GetRepoDigests(), ","))
 			}
 			t.row(row...)
 		}
 	}
 	return t.flush()
+}
+
+// codeOf returns the state of the machine code of an image's component, or "-" if the image has no component.
+func (c *Client) codeOf(ctx context.Context, id string) (string, error) {
+	resp, err := c.Images.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: id}, true)
+	if err != nil {
+		return "", err
+	}
+	var info map[string]json.RawMessage
+	var compilation sandbox.Compilation
+	_ = json.Unmarshal([]byte(resp.GetInfo()["info"]), &info) // other runtimes have other information
+	_ = json.Unmarshal(info[cri.InfoCompilation], &compilation)
+	return cmp.Or(string(compilation.State), "-"), nil
 }
 
 func namesOf(i *runtimeapi.Image) []string {
@@ -131,7 +157,7 @@ func (a *App) printPulled(ctx context.Context, client *Client, id string) error 
 	if err != nil {
 		return err
 	}
-	return a.Print(image, func(wide bool) error { return a.imageTable([]*runtimeapi.Image{image}, wide) })
+	return a.Print(image, func(wide bool) error { return a.imageTable(ctx, client, []*runtimeapi.Image{image}, wide) })
 }
 
 func parseCreds(creds string) (*runtimeapi.AuthConfig, error) {

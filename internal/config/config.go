@@ -130,19 +130,20 @@ type Linux struct {
 
 // Wasm configures the backend for components.
 type Wasm struct {
-	Program        string   `toml:"program"`
-	Worker         string   `toml:"worker"`
-	User           int      `toml:"user"`
-	Instances      int      `toml:"instances"`
-	MaxMemory      uint64   `toml:"max_memory"`
-	MaxConcurrency int      `toml:"max_concurrency"`
-	MaxFiles       int64    `toml:"max_files"`
-	MaxHandles     int64    `toml:"max_handles"`
-	MaxHostBytes   int64    `toml:"max_host_bytes"`
-	MaxSockets     int64    `toml:"max_sockets"`
-	CompileTimeout Duration `toml:"compile_timeout"`
-	CompileMemory  int64    `toml:"compile_memory"`
-	CORSOrigins    []string `toml:"cors_origins"`
+	Program         string   `toml:"program"`
+	Worker          string   `toml:"worker"`
+	User            int      `toml:"user"`
+	Instances       int      `toml:"instances"`
+	MaxMemory       uint64   `toml:"max_memory"`
+	MaxConcurrency  int      `toml:"max_concurrency"`
+	MaxFiles        int64    `toml:"max_files"`
+	MaxHandles      int64    `toml:"max_handles"`
+	MaxHostBytes    int64    `toml:"max_host_bytes"`
+	MaxSockets      int64    `toml:"max_sockets"`
+	CompileTimeout  Duration `toml:"compile_timeout"`
+	CompileMemory   int64    `toml:"compile_memory"`
+	CORSOrigins     []string `toml:"cors_origins"`
+	CompileParallel int      `toml:"compile_parallel"`
 }
 
 // VM configures the backend for virtual machines.

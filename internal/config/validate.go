@@ -182,6 +182,7 @@ func (c *Config) validateWasm(v *validator) {
 		err := origin.Check(o)
 		v.check(err == nil, "wasm.cors_origins", "%v", err)
 	}
+	v.check(w.CompileParallel >= 0, "wasm.compile_parallel", "%d is negative", w.CompileParallel)
 }
 
 const (

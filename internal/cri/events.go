@@ -20,6 +20,12 @@ const (
 	HeaderEventsAll    = "all"
 )
 
+// CompilationEvent is the type of events about the compilation of an image's component. Only clients that send
+// HeaderEvents get them, because the CRI has no events of images. The container's ID is the image's. There is no
+// sandbox, and one status, with the image's name, the state (sandbox.CompilationState) as its reason, and the reason of a
+// failure as its message.
+const CompilationEvent = runtimeapi.ContainerEventType(100)
+
 // GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). If the
 // client falls behind, the stream ends, so that no event is lost unnoticed. The client must then subscribe again and
 // list all pods again.
@@ -65,8 +71,14 @@ func (s *Server) recentEvents(stream runtimeapi.RuntimeService_GetContainerEvent
 	return nil
 }
 
-// sendEvent sends an event, unless it is one of an edge module and the client did not ask for these.
+// sendEvent sends an event, unless it is one of an edge module or of an image and the client did not ask for these.
 func sendEvent(stream runtimeapi.RuntimeService_GetContainerEventsServer, event node.Event) error {
+	if event.Compilation != nil {
+		if !wantsEvents(stream.Context(), HeaderEventsRecent) && !wantsEvents(stream.Context(), HeaderEventsAll) {
+			return nil
+		}
+		return stream.Send(compilationMessage(event))
+	}
 	if event.Pod != nil && isModule(event.Pod) && !listsAll(stream.Context()) {
 		return nil
 	}
@@ -77,6 +89,16 @@ func sendEvent(stream runtimeapi.RuntimeService_GetContainerEventsServer, event 
 func wantsEvents(ctx context.Context, value string) bool {
 	md, _ := metadata.FromIncomingContext(ctx)
 	return slices.Contains(md.Get(HeaderEvents), value)
+}
+
+func compilationMessage(e node.Event) *runtimeapi.ContainerEventResponse {
+	c := e.Compilation
+	return &runtimeapi.ContainerEventResponse{
+		ContainerId: c.ImageID, ContainerEventType: CompilationEvent, CreatedAt: nano(e.At),
+		ContainersStatuses: []*runtimeapi.ContainerStatus{{
+			Id: c.ImageID, ImageRef: c.ImageID, Image: &runtimeapi.ImageSpec{Image: c.Image}, Reason: string(c.State), Message: c.Reason,
+		}},
+	}
 }
 
 // eventMessage describes an event and the statuses immediately after it.

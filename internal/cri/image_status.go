@@ -25,18 +25,26 @@ func (s *Server) ImageStatus(ctx context.Context, req *runtimeapi.ImageStatusReq
 	}
 	resp := &runtimeapi.ImageStatusResponse{Image: imageMessage(&img)}
 	if req.GetVerbose() {
-		if resp.Info, err = imageInfo(&img); err != nil {
+		if resp.Info, err = s.imageInfo(&img); err != nil {
 			return nil, err
 		}
 	}
 	return resp, nil
 }
 
+// InfoCompilation is the key of the state of an image's component (sandbox.Compilation) in the verbose part of
+// ImageStatus.
+const InfoCompilation = "compilation"
+
 // imageInfo returns the verbose part of ImageStatus. crictl reads the configuration from "info", under "imageSpec".
-func imageInfo(img *image.Image) (map[string]string, error) {
-	raw, err := json.Marshal(map[string]any{
+func (s *Server) imageInfo(img *image.Image) (map[string]string, error) {
+	info := map[string]any{
 		"kind": img.Kind, "manifest": img.Manifest, "chainID": img.ChainID, "annotations": img.Annotations, "imageSpec": img.Config,
-	})
+	}
+	if c, ok := s.compilation(img.ID); ok {
+		info[InfoCompilation] = c
+	}
+	raw, err := json.Marshal(info)
 	if err != nil {
 		return nil, fmt.Errorf("encode the configuration of image %s: %w", img.ID, err)
 	}

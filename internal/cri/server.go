@@ -11,6 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // MaxMessageSize limits messages in both directions, in bytes; the kubelet's client has the same limit. Longer lists
@@ -35,7 +36,7 @@ type Streams interface {
 	GetPortForward(*runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error)
 }
 
-// Config configures a Server. Plugins, Health and Logger are optional.
+// Config configures a Server. Plugins, Compilation, Health and Logger are optional.
 type Config struct {
 	Node    *node.Node
 	Images  Images
@@ -46,6 +47,9 @@ type Config struct {
 	CgroupDriver string
 	// Plugins lists the connected node plugins; nil if there cannot be any.
 	Plugins func() []string
+	// Compilation returns the state of the code of an image's component, or false if the image has none; nil if no
+	// backend compiles.
+	Compilation func(imageID string) (sandbox.Compilation, bool)
 	// Health reports problems of the node; nil reports none.
 	Health *health.Board
 	// Logger receives the node's own faults; nil discards them.
@@ -65,6 +69,7 @@ type Server struct {
 	streams      Streams
 	version      string
 	plugins      func() []string
+	compilation  func(imageID string) (sandbox.Compilation, bool)
 	health       *health.Board
 	cgroupDriver runtimeapi.CgroupDriver
 	log          *slog.Logger
@@ -86,6 +91,9 @@ func New(c Config) *Server {
 	}
 	if c.CgroupDriver == "systemd" {
 		s.cgroupDriver = runtimeapi.CgroupDriver_SYSTEMD
+	}
+	if s.compilation = c.Compilation; s.compilation == nil {
+		s.compilation = func(string) (sandbox.Compilation, bool) { return sandbox.Compilation{}, false }
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

@@ -19,6 +19,8 @@ type Config struct {
 	// ContainersDir is a directory on another file system than Root, for the containers' writable layers. Empty: they are
 	// below Root.
 	ContainersDir string
+	// DerivedDirs are directories of files that other parts make from images, and delete with them. FsInfo counts them.
+	DerivedDirs []string
 	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first directory with an entry
 	// for a host applies.
 	HostsDir []string

@@ -51,6 +51,7 @@ func (s *Store) record(ctx context.Context, d *details, target ocispec.Descripto
 	if err != nil {
 		return Image{}, err
 	}
+	defer s.watchers.notify()
 	return s.index.put(d, s.pinned, names...), nil
 }
 
@@ -101,6 +102,7 @@ func (s *Store) deleteImage(ctx context.Context, id string) error {
 	}
 	e, err := s.index.find(id)
 	s.index.drop(id)
+	s.watchers.notify()
 	if err != nil || e.image.ChainID == "" {
 		return nil // nobody has unpacked it
 	}

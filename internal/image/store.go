@@ -91,6 +91,9 @@ type Store struct {
 	// dropped holds the images that Open dropped: it maps the name of each to the reason.
 	dropped sync.Map
 
+	// watchers are the channels that Changes has returned.
+	watchers watchers
+
 	// base is the context of background work; Close cancels it.
 	base   context.Context
 	cancel context.CancelFunc
@@ -181,6 +184,7 @@ func (s *Store) open(ctx context.Context) (err error) {
 	s.wg.Go(guard.Loop(s.cfg.Logger, "image usage", s.usageLoop))
 	s.wg.Go(guard.Loop(s.cfg.Logger, "removal of containers' layers", s.sweepLoop))
 	s.Kick()
+	s.watchers.notify()
 	return nil
 }
 

@@ -208,7 +208,17 @@ func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err er
 
 func (s *Store) measureFiles(into *FsUsage) error {
 	elsewhere := []string{filepath.Join(s.cfg.Root, "snapshots", "snapshots"), s.place(""), s.place(s.cfg.ContainersDir)}
-	return filepath.WalkDir(s.cfg.Root, func(path string, d fs.DirEntry, err error) error {
+	for _, dir := range append([]string{s.cfg.Root}, s.cfg.DerivedDirs...) {
+		if err := s.measureDir(dir, elsewhere, into); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measureDir adds the usage of the files below dir, except those below the directories elsewhere.
+func (s *Store) measureDir(dir string, elsewhere []string, into *FsUsage) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if slices.Contains(elsewhere, path) {
 			return filepath.SkipDir
 		}

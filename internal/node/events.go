@@ -9,6 +9,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // eventBuffer is how many events a subscriber can lag behind before its subscription ends.
@@ -17,13 +19,15 @@ const eventBuffer = 4096
 // recentEvents is how many events the node remembers.
 const recentEvents = 512
 
-// Event reports a transition that has an event in CRI v1. An event of the sandbox itself has the sandbox's ID in both
+// Event reports a transition that has an event in CRI v1, or the progress of a compilation. An event of the sandbox itself has the sandbox's ID in both
 // ID fields.
 type Event struct {
 	Type        runtimeapi.ContainerEventType
 	ContainerID string
 	PodID       string
 	At          time.Time
+	// Compilation is set in events about the compilation of an image's component. They have no other fields but At.
+	Compilation *sandbox.Compilation
 	// Pod is the pod after the transition or, if the transition removed the pod, its last snapshot.
 	Pod *Pod
 }
@@ -106,10 +110,13 @@ func (h *hub) close() {
 	}
 }
 
-// emit queues the events of a pod's transition for every subscriber. It never blocks; instead, it ends a subscription
-// whose buffer is full.
+// emit queues the events of a pod's transition for every subscriber.
 func (h *hub) emit(old, next *Pod) {
-	events := transitionEvents(old, next)
+	h.send(transitionEvents(old, next))
+}
+
+// send queues events for every subscriber. It never blocks; instead, it ends a subscription whose buffer is full.
+func (h *hub) send(events []Event) {
 	if len(events) == 0 {
 		return
 	}

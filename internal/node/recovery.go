@@ -150,6 +150,10 @@ func (n *Node) report(e sandbox.Event) {
 }
 
 func (n *Node) record(e sandbox.Event) {
+	if e.Compilation != nil {
+		n.events.send([]Event{{At: time.Now(), Compilation: e.Compilation}})
+		return
+	}
 	p, err := n.pool.pod(e.PodID)
 	if err != nil {
 		return // removed in the meantime

@@ -188,11 +188,12 @@ type Status struct {
 }
 
 // Event reports that a container ended on its own. If ContainerID is empty, the event reports that the sandbox became
-// unusable, because its init process or machine is gone.
+// unusable, because its init process or machine is gone. If Compilation is set, the event is about an image instead.
 type Event struct {
 	PodID       string
 	ContainerID string
 	Status      Status
+	Compilation *Compilation
 }
 
 // Sink receives events. It does not block and is safe for concurrent use.

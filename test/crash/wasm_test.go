@@ -62,11 +62,10 @@ func visitWasm(t *testing.T, handler string, names []string) {
 	before := resources(d)
 	for _, point := range names {
 		t.Run(point, func(t *testing.T) {
-			d.Stop()
 			removeMade(t, d, point)
 			d.Start(failpoint.Variable + "=" + point + "=kill")
 			pod, container := wasmVictim(t)
-			err := script(d, handler, pod, container)
+			err := pullAndScript(d, handler, pod, container)
 			state := d.WaitExit(10 * time.Second)
 			if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
 				t.Fatalf("the daemon ended with %v, the script with error %v; want SIGKILL at the fail point", state, err)
@@ -96,17 +95,36 @@ func visitWasm(t *testing.T, handler string, names []string) {
 	}
 }
 
-// removeMade removes the compiled code or the node's authority, so that the next script creates it and passes the fail
-// point.
+// pullAndScript pulls the victim's image, and makes the calls of the script.
+func pullAndScript(d *harness.Daemon, handler string, pod *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig) error {
+	if _, err := d.Images().PullImage(context.Background(), container.GetImage(), nil, nil); err != nil {
+		return err
+	}
+	return script(d, handler, pod, container)
+}
+
+// removeMade stops the daemon. It removes the victim's image and compiled code, or the node's authority, so that the next
+// pull or script creates them and passes the fail point.
 func removeMade(t *testing.T, d *harness.Daemon, point string) {
 	t.Helper()
 	var names []string
 	switch {
 	case strings.HasPrefix(point, "wasm.cache."):
-		names = []string{"cache"}
+		cache := filepath.Join(d.Root, "wasm", "cache")
+		if err := d.Images().RemoveImage(context.Background(), &runtimeapi.ImageSpec{Image: harness.GreeterC}); err != nil {
+			t.Fatal(err)
+		}
+		harness.Eventually(t, 10*time.Second, func() error {
+			entries, err := os.ReadDir(cache)
+			if err == nil && len(entries) > 1 {
+				err = fmt.Errorf("code in %s: got %d components, want the bystander's", cache, len(entries))
+			}
+			return err
+		})
 	case strings.HasPrefix(point, "wasm.tls."):
 		names = []string{"ca.crt", "ca.key"}
 	}
+	d.Stop()
 	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(d.Root, "wasm", name)); err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
@@ -131,7 +132,7 @@ func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
-		if h.closing || h.stdinOnce && !isClosed(h.noInput) || !isClosed(h.previous) {
+		if h.closing || h.stdinOnce && !guard.IsClosed(h.noInput) || !guard.IsClosed(h.previous) {
 			return true // with stdin_once, disconnecting would close stdin before the first client's input
 		}
 		h.closing = true
@@ -211,14 +212,5 @@ func (h *hub) send(ctx context.Context, input io.Reader) {
 			}
 			return
 		}
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }

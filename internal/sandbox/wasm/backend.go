@@ -60,9 +60,11 @@ type Config struct {
 	Concurrency int
 	// Origins are the web pages that can call pods without an annotation of their own, as patterns of package origin.
 	Origins []string
-	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
-	CompileTimeout time.Duration
-	CompileMemory  int64
+	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component. CompileParallel bounds the number
+	// of concurrent ones; 0 means a number that suits the host's processors and memory.
+	CompileTimeout  time.Duration
+	CompileMemory   int64
+	CompileParallel int
 	// LogLevel is the workers' slog level.
 	LogLevel string
 }
@@ -94,8 +96,9 @@ type ImageStore interface {
 	Component(ctx context.Context, imageID string) (*artifact.Artifact, error)
 	// Get returns the image with the given ID or reference.
 	Get(ctx context.Context, refOrID string) (image.Image, error)
-	// List returns all images.
+	// List returns all images. Changes returns a channel that receives a value when the list has changed.
 	List(ctx context.Context) ([]image.Image, error)
+	Changes() <-chan struct{}
 	// Hold keeps the blobs of an image, even if the image is removed, until Unhold is called with the same key. Holds
 	// returns all keys, including those of the store's other users.
 	Hold(ctx context.Context, key, imageID string) error
@@ -124,18 +127,24 @@ type Network interface {
 
 // Backend is the sandbox.Backend for component pods. Use Open.
 type Backend struct {
-	cfg      setup
-	log      *slog.Logger
-	cache    *cache
-	keeper   *keeper
-	dialers  *dialers
-	catalog  *catalog
-	tls      *authority
-	watcher  *certWatcher
-	sampler  *stats.Sampler
-	figures  figures
-	sweeping sync.WaitGroup
-	stop     context.CancelFunc
+	cfg         setup
+	log         *slog.Logger
+	cache       *cache
+	precompiler *precompiler
+	keeper      *keeper
+	dialers     *dialers
+	catalog     *catalog
+	tls         *authority
+	watcher     *certWatcher
+	sampler     *stats.Sampler
+	figures     figures
+	// sweeping counts the background tasks, which end when stop cancels background.
+	sweeping   sync.WaitGroup
+	background context.Context
+	stop       context.CancelFunc
+	// recovered is closed when Recover has succeeded.
+	recovered     chan struct{}
+	recoveredOnce sync.Once
 
 	ledger *ledger.Ledger[state, life]
 
@@ -197,19 +206,23 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, dialers: newDialers(keeper), catalog: newCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
+		recovered: make(chan struct{}),
 	}
+	b.precompiler = newPrecompiler(b.cache, b.catalog, func(c sandbox.Compilation) { b.ledger.Report(sandbox.Event{Compilation: &c}) })
 	b.keeper.exited, b.keeper.died, b.keeper.reconnected, b.keeper.hasPods = b.podExited, b.workerDied, b.resync, b.hasPods
 	b.watcher.changed, b.dialers.died = b.certificateChanged, b.dialerDied
-	ctx, stop := context.WithCancel(context.Background())
-	b.stop = stop
-	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(ctx) }))
+	b.background, b.stop = context.WithCancel(context.Background())
+	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(b.background) }))
+	b.sweeping.Go(guard.Loop(b.log, "wasm compilations", func() { b.followImages(b.background) }))
 	return b, nil
 }
 
-// Close ends the workers and dialers that have no pods. The others continue to run.
+// Close ends the compilations, and the workers and dialers that have no pods. The others continue to run.
 func (b *Backend) Close() error {
 	b.stop()
 	b.sweeping.Wait()
+	b.precompiler.waits.Wait()
+	b.cache.compiling.Wait()
 	b.watcher.close()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*endTime)
 	defer cancel()

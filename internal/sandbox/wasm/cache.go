@@ -9,15 +9,18 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
@@ -38,8 +41,31 @@ type cache struct {
 	compiler *compiler
 	log      *slog.Logger
 
+	// changed is called when a compilation begins and when it ends, by the digest of the component.
+	changed func(digest string, c sandbox.Compilation)
+	figures compileFigures
+	// compiling counts the flights.
+	compiling sync.WaitGroup
+
 	mu      sync.Mutex
 	flights map[string]*flight
+	// failed holds the last failures by the digest of the component.
+	failed map[string]failure
+}
+
+// failureMemory is how long a component that the compiler has refused is refused without another attempt.
+const failureMemory = 10 * time.Minute
+
+// failure is the end of a compilation without code.
+type failure struct {
+	err error
+	at  time.Time
+}
+
+// final reports whether another attempt would end in the same way.
+func (f failure) final() bool {
+	_, refused := errors.AsType[refusal](f.err)
+	return refused && time.Since(f.at) < failureMemory
 }
 
 // entry describes one file of code.
@@ -52,9 +78,10 @@ type entry struct {
 	SHA256 string `json:"sha256"`
 }
 
-// flight is a compilation in progress. The field waiting is the number of callers.
+// flight is a compilation that is queued or in progress. The field waiting is the number of callers.
 type flight struct {
 	waiting int
+	ticket  *ticket
 	cancel  context.CancelCauseFunc
 	done    chan struct{}
 	code    *os.File
@@ -62,14 +89,18 @@ type flight struct {
 }
 
 func newCache(cfg setup, compiler *compiler) *cache {
-	return &cache{dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, flights: map[string]*flight{}}
+	return &cache{
+		dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, figures: newCompileFigures(compiler.queue),
+		changed: func(string, sandbox.Compilation) {}, flights: map[string]*flight{}, failed: map[string]failure{},
+	}
 }
 
 // source opens the binary of a component for compilation.
 type source func(ctx context.Context) (*os.File, error)
 
 // open returns the verified code of a component, as a file at offset 0. It compiles the component if needed. Concurrent
-// callers share one compilation, which is cancelled once every caller's context has ended.
+// callers share one compilation, which is cancelled once every caller's context has ended. A component that the compiler
+// has refused recently is refused with the same error.
 func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
@@ -80,38 +111,124 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	} else if !errdefs.IsNotFound(err) {
 		c.log.Warn("compiled code is damaged; compiling again", "component", digest, "err", err)
 	}
-	f := c.join(ctx, digest, engine, component)
-	defer c.leave(digest, f)
-	select {
-	case <-f.done:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for the compilation of %s: %w", digest, context.Cause(ctx))
+	if err := c.refused(digest); err != nil {
+		return nil, err
 	}
-	if f.err != nil {
-		return nil, f.err
+	f := c.join(ctx, digest, engine, priorityPod, component)
+	defer c.leave(digest, f)
+	if err := f.wait(ctx, digest); err != nil {
+		return nil, err
 	}
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // each caller gets its own file offset
 }
 
-// join joins the component's compilation if one is in progress, and starts one otherwise.
-func (c *cache) join(ctx context.Context, digest, engine string, component source) *flight {
+// refused returns the error of a recent compilation if another one would fail, too.
+func (c *cache) refused(digest string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f := c.failed[digest]; f.final() {
+		return f.err
+	}
+	return nil
+}
+
+// prepare queues the compilation of a component without code. The returned function waits for its end; it is nil if
+// there is nothing to compile.
+func (c *cache) prepare(ctx context.Context, digest string, p priority, component source) (func(context.Context) error, error) {
+	engine, err := c.compiler.engine()
+	if err != nil {
+		return nil, err
+	}
+	if c.stored(digest, engine) || c.refused(digest) != nil {
+		return nil, nil
+	}
+	f := c.join(ctx, digest, engine, p, component)
+	return func(ctx context.Context) error {
+		defer c.leave(digest, f)
+		return f.wait(ctx, digest)
+	}, nil
+}
+
+// wait waits for the end of the compilation and returns its error.
+func (f *flight) wait(ctx context.Context, digest string) error {
+	select {
+	case <-f.done:
+		return f.err
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the compilation of %s: %w", digest, context.Cause(ctx))
+	}
+}
+
+// join joins the component's compilation if one is queued or in progress, and queues one otherwise.
+func (c *cache) join(ctx context.Context, digest, engine string, p priority, component source) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := c.flights[digest]
 	if f == nil {
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-		f = &flight{cancel: cancel, done: make(chan struct{})}
+		f = &flight{ticket: c.compiler.queue.enter(p), cancel: cancel, done: make(chan struct{})}
 		c.flights[digest] = f
-		go func() {
-			defer close(f.done)
-			f.err = guard.Call(c.log, "compilation", func() (err error) {
-				f.code, err = c.make(ctx, digest, engine, component)
-				return err
-			})
-		}()
+		c.compiling.Go(func() { c.fly(ctx, digest, engine, f, component) })
 	}
+	f.ticket.raise(p)
 	f.waiting++
 	return f
+}
+
+// fly waits until the compilation may begin, compiles the component, and records and reports the result.
+func (c *cache) fly(ctx context.Context, digest, engine string, f *flight, component source) {
+	defer f.ticket.leave()
+	if f.err = f.ticket.wait(ctx); f.err != nil {
+		close(f.done)
+		return
+	}
+	began := time.Now()
+	c.changed(digest, sandbox.Compilation{State: sandbox.CompilationRunning})
+	f.err = guard.Call(c.log, "compilation", func() (err error) {
+		f.code, err = c.make(ctx, digest, engine, f.ticket, component)
+		return err
+	})
+	result := sandbox.Compilation{State: sandbox.CompilationDone, Took: time.Since(began)}
+	if f.err != nil {
+		result.State, result.Reason = sandbox.CompilationFailed, f.err.Error()
+		c.log.Warn("component was not compiled", "component", digest, "took", result.Took, "err", f.err)
+	} else {
+		c.log.Info("component compiled", "component", digest, "took", result.Took)
+	}
+	c.figures.ended(ctx, result)
+	c.remember(ctx, digest, f.err)
+	close(f.done)
+	c.changed(digest, result)
+}
+
+// remember records the result of a compilation. A cancelled one says nothing about the component.
+func (c *cache) remember(ctx context.Context, digest string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.failed, digest)
+	if err != nil && ctx.Err() == nil {
+		c.failed[digest] = failure{err: err, at: time.Now()}
+	}
+}
+
+// state returns the state of a component's code.
+func (c *cache) state(digest string) sandbox.Compilation {
+	c.mu.Lock()
+	f, failed := c.flights[digest], c.failed[digest]
+	c.mu.Unlock()
+	engine, err := c.compiler.engine()
+	switch {
+	case f != nil && !guard.IsClosed(f.ticket.admitted):
+		return sandbox.Compilation{State: sandbox.CompilationQueued}
+	case f != nil && !guard.IsClosed(f.done):
+		return sandbox.Compilation{State: sandbox.CompilationRunning}
+	case err == nil && c.stored(digest, engine):
+		return sandbox.Compilation{State: sandbox.CompilationDone}
+	case failed.err != nil:
+		return sandbox.Compilation{State: sandbox.CompilationFailed, Reason: failed.err.Error()}
+	default:
+		return sandbox.Compilation{State: sandbox.CompilationNone}
+	}
 }
 
 // leave removes a caller from a compilation. When the last caller leaves, the compilation is cancelled and its code is
@@ -133,13 +250,13 @@ func (c *cache) leave(digest string, f *flight) {
 }
 
 // make compiles a component and stores the code. It returns the code even if storing fails.
-func (c *cache) make(ctx context.Context, digest, engine string, component source) (*os.File, error) {
+func (c *cache) make(ctx context.Context, digest, engine string, t *ticket, component source) (*os.File, error) {
 	in, err := component(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer in.Close()
-	code, err := c.compiler.compile(ctx, in)
+	code, err := c.compiler.compile(ctx, in, t)
 	if err != nil {
 		return nil, err
 	}
@@ -202,6 +319,16 @@ func (c *cache) drop(digest, engine string) {
 	}
 }
 
+// stored reports whether there is code for the component and the engine. It does not read the code, unlike verified.
+func (c *cache) stored(digest, engine string) bool {
+	var e entry
+	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil || e.Digest != digest || e.Engine != engine {
+		return false
+	}
+	info, err := os.Lstat(c.file(digest, engine, ".code"))
+	return err == nil && info.Mode().IsRegular() && info.Size() == e.Size
+}
+
 // verified opens code after checking it against its entry. It returns errdefs.ErrNotFound if there is no code, and
 // ErrDataLoss if the code is damaged.
 func (c *cache) verified(digest, engine string) (*os.File, error) {
@@ -254,6 +381,7 @@ func (c *cache) evict(wanted map[string]bool) error {
 	for digest := range c.flights {
 		keep[shortName(digest)] = true
 	}
+	maps.DeleteFunc(c.failed, func(digest string, _ failure) bool { return !keep[shortName(digest)] })
 	for _, e := range entries {
 		if !keep[e.Name()] {
 			errs = append(errs, os.RemoveAll(filepath.Join(c.dir, e.Name())))

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -88,6 +89,11 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 		found := &component{artifact: a}
 		return found, found.read(ctx, c.images)
 	})
+}
+
+// source returns a function that opens the binary of a component.
+func (c *catalog) source(a *artifact.Artifact) source {
+	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, c.images) }
 }
 
 // recall returns the component of an existing container, even if the image was removed.

@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,16 +25,27 @@ import (
 // compiler runs `tripod-wasm compile` in an unprivileged process with limits, because components are untrusted.
 type compiler struct {
 	cfg Config
-	// slots bounds the number of concurrent compilations, because each can use hundreds of megabytes.
-	slots chan struct{}
-	// engine returns the cached fingerprint of the program's engine.
-	engine func() (string, error)
+	// queue bounds the number of concurrent compilations, because each can use hundreds of megabytes.
+	queue *queue
+
+	mu          sync.Mutex
+	fingerprint string // empty until the program has answered
 }
 
 func newCompiler(cfg Config) *compiler {
-	return &compiler{cfg: cfg, slots: make(chan struct{}, max(1, runtime.NumCPU()/2)), engine: sync.OnceValues(func() (string, error) {
-		return askFingerprint(cfg)
-	})}
+	return &compiler{cfg: cfg, queue: newQueue(cmp.Or(cfg.CompileParallel, defaultParallel()))}
+}
+
+// engine returns the fingerprint of the program's engine. It asks the program until it gets an answer.
+func (c *compiler) engine() (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fingerprint != "" {
+		return c.fingerprint, nil
+	}
+	var err error
+	c.fingerprint, err = askFingerprint(c.cfg)
+	return c.fingerprint, err
 }
 
 // fingerprintTimeout bounds how long `tripod-wasm fingerprint` can run.
@@ -88,18 +100,20 @@ func withStderr(err error) error {
 // programEnv returns the environment of tripod-wasm. It contains nothing from the daemon's environment.
 func programEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
 
-// compile compiles a component into a memory file, so that the compiler needs no access to files. compile returns
-// errdefs.ErrInvalidArgument with the compiler's message if the component is invalid.
-func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File, err error) {
-	select {
-	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for other compilations: %w", context.Cause(ctx))
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.CompileTimeout,
-		fmt.Errorf("compilation takes longer than %s (wasm.compile_timeout): %w", c.cfg.CompileTimeout, errdefs.ErrInvalidArgument))
-	defer cancel()
+// idlePatience is how many times longer than CompileTimeout a compilation can take while no pod waits for it, because it
+// gets only the processor time that others leave. The compiler itself limits its processor time to CompileTimeout.
+const idlePatience = 10
+
+// compile compiles a component into a memory file, so that the compiler needs no access to files. The ticket must have
+// been admitted. compile returns errdefs.ErrInvalidArgument with the compiler's message if the component is invalid.
+func (c *compiler) compile(ctx context.Context, component *os.File, t *ticket) (_ *os.File, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	limit := time.AfterFunc(idlePatience*c.cfg.CompileTimeout, func() {
+		cancel(fmt.Errorf("compilation takes longer than %s (wasm.compile_timeout): %w", c.cfg.CompileTimeout, errdefs.ErrInvalidArgument))
+	})
+	defer limit.Stop()
+	t.whenUrgent(func() { limit.Reset(c.cfg.CompileTimeout) })
 	code, err := memoryFile("code")
 	if err != nil {
 		return nil, err
@@ -109,7 +123,7 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 			code.Close()
 		}
 	}()
-	stderr, err := c.run(ctx, component, code)
+	stderr, err := c.run(ctx, component, code, t)
 	if err != nil {
 		return nil, compileError(ctx, err, stderr)
 	}
@@ -118,7 +132,7 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 
 // run runs the compiler and returns the end of its standard error. The kernel kills the compiler when the thread that
 // started it ends (Pdeathsig), so the goroutine that starts the compiler stays locked to its thread.
-func (c *compiler) run(ctx context.Context, component, code *os.File) ([]byte, error) {
+func (c *compiler) run(ctx context.Context, component, code *os.File, t *ticket) ([]byte, error) {
 	config, err := json.Marshal(workerapi.CompileConfig{
 		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,
 	})
@@ -136,12 +150,25 @@ func (c *compiler) run(ctx context.Context, component, code *os.File) ([]byte, e
 	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		done <- cmd.Run()
+		runtime.LockOSThread() // and not unlocked, so the thread ends with its nice value
+		err := t.start(cmd)
+		if err == nil {
+			err = cmd.Wait()
+			t.ended()
+		}
+		done <- err
 	}()
 	err = <-done
 	return stderr.bytes(), err
+}
+
+// refusal is the compiler's own judgement of a component, which another attempt would repeat.
+type refusal struct{ error }
+
+func (r refusal) Unwrap() error { return r.error }
+
+func refuse(format string, args ...any) error {
+	return refusal{fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)}
 }
 
 // compileError returns the error for a failed compilation. It distinguishes invalid components, exceeded limits, and
@@ -155,9 +182,9 @@ func compileError(ctx context.Context, err error, stderr []byte) error {
 	status, _ := exit.Sys().(syscall.WaitStatus)
 	switch {
 	case exit.ExitCode() == workerapi.CompileInvalid:
-		return fmt.Errorf("the image's component cannot run on this node: %s: %w", line, errdefs.ErrInvalidArgument)
+		return refuse("the image's component cannot run on this node: %s", line)
 	case exit.ExitCode() == workerapi.CompileLimit:
-		return fmt.Errorf("the component cannot be compiled within the limits of this node: %s: %w", line, errdefs.ErrInvalidArgument)
+		return refuse("the component cannot be compiled within the limits of this node: %s", line)
 	case status.Signaled() && (status.Signal() == unix.SIGXCPU || status.Signal() == unix.SIGKILL):
 		return fmt.Errorf("the component cannot be compiled within the limits of this node (%s killed the compiler): %w",
 			status.Signal(), errdefs.ErrInvalidArgument)

@@ -83,7 +83,7 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, comp *component) error {
 	scope := b.scopeOf(p, c)
 	if isOwn(scope) {
-		code, err := b.cache.open(ctx, comp.artifact.Wasm.Digest.String(), b.source(comp.artifact))
+		code, err := b.cache.open(ctx, comp.artifact.Wasm.Digest.String(), b.catalog.source(comp.artifact))
 		if err != nil {
 			return err
 		}
@@ -98,11 +98,6 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 		err = b.assignOwnWorker(p, loaded.OwnWorkerReason)
 	}
 	return err
-}
-
-// source returns a function that opens the binary of a component.
-func (b *Backend) source(a *artifact.Artifact) source {
-	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, b.cfg.Images) }
 }
 
 // load loads a component into a worker, unless the component is already loaded. If the worker refuses the code because
@@ -127,7 +122,7 @@ func (b *Backend) loadOnce(ctx context.Context, w *worker, a *artifact.Artifact,
 			return workerapi.Code{}, err
 		}
 		code := comp.code()
-		code.Image.File, err = b.cache.open(ctx, a.Wasm.Digest.String(), b.source(a))
+		code.Image.File, err = b.cache.open(ctx, a.Wasm.Digest.String(), b.catalog.source(a))
 		return code, err
 	})
 }

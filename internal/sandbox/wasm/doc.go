@@ -2,6 +2,8 @@
 // and compiles the component, opens the pod's sockets, log and mounts, and passes them to a worker process
 // (tripod-wasm), which runs the guest and serves the requests to the pod.
 //
+//	images ─▶ precompiler ─▶ cache: what a pull brings is compiled before a pod needs it
+//
 //	node ──▶ Backend                                    <Root>/                       survives a reboot
 //	           │ CreateContainer                            cache/<digest>/<engine>.{code,json}
 //	           │   artifact ─▶ cache ─▶ compile (a child)   ca.crt  ca.key

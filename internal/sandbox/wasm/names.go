@@ -31,8 +31,11 @@ func shortName(digest string) string {
 
 // Directories of the backend.
 
-func (c Config) cacheDir() string        { return filepath.Join(c.Root, "cache") }
+func (c Config) cacheDir() string        { return CodeDir(c.Root) }
 func (c Config) podsDir() string         { return filepath.Join(c.RunDir, "pods") }
 func (c Config) workersDir() string      { return filepath.Join(c.RunDir, "workers") }
 func (c Config) dialersDir() string      { return filepath.Join(c.RunDir, "dialers") }
 func (c Config) podDir(id string) string { return filepath.Join(c.podsDir(), keyOf(id)) }
+
+// CodeDir returns the directory of the compiled code below Config.Root.
+func CodeDir(root string) string { return filepath.Join(root, "cache") }

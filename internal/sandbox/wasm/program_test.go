@@ -39,6 +39,7 @@ import (
 //	world=grpc                        serves, and greets clients on its cleartext port
 //	deaf                              does not exit before the grace period expires
 //	invalid, limit, crash, slow       makes the compiler fail or hang
+//	pause=500ms                       makes the compiler slower
 //	mismatch                          does not match its descriptors
 //	apart=why                         must not share a worker
 //	import=name connect=address       imports an interface, and connects to an address when its log is reopened
@@ -157,6 +158,8 @@ func fakeCompile() int {
 		select {}
 	case "slow":
 		time.Sleep(time.Hour)
+	case "pause=500ms":
+		time.Sleep(500 * time.Millisecond) // pacing: a compilation takes a while
 	}
 	fmt.Printf("%s%s\n%s", codeMagic, engineOf(), in)
 	return workerapi.CompileOK

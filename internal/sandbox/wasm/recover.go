@@ -50,6 +50,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		// Orphans do not affect the known pods, so Recover does not fail.
 		b.log.Error("remove orphans failed", "err", err)
 	}
+	b.recoveredOnce.Do(func() { close(b.recovered) })
 	return found, nil
 }
 

@@ -37,6 +37,8 @@ type shelf struct {
 	images map[string]*shelved
 	opened int
 	held   map[string]string // image by key
+	// changes is never closed; the backend receives from it.
+	changes chan struct{}
 }
 
 func (s *shelf) Hold(_ context.Context, key, imageID string) error {
@@ -131,6 +133,11 @@ func (s *shelf) List(context.Context) (list []image.Image, err error) {
 	return list, nil
 }
 
+func (s *shelf) Changes() <-chan struct{} { return s.changes }
+
+// announce says that the images have changed.
+func (s *shelf) announce() { s.changes <- struct{}{} }
+
 func (s *shelf) OpenBlob(_ context.Context, desc ocispec.Descriptor) (*os.File, error) {
 	s.mu.Lock()
 	s.opened++
@@ -195,7 +202,7 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	dir := t.TempDir()
 	r := &rig{
-		TB: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}, held: map[string]string{}}, ports: &ports{at: map[string]string{}},
+		TB: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}, held: map[string]string{}, changes: make(chan struct{}, 1)}, ports: &ports{at: map[string]string{}},
 		events: make(chan sandbox.Event, 100_000), known: map[string]sandbox.Known{},
 	}
 	r.config = Config{
@@ -248,6 +255,8 @@ func (r *rig) killDaemon() {
 	r.keeper.tasks.Wait()
 	r.dialers.stop()
 	r.dialers.tasks.Wait()
+	r.sweeping.Wait()
+	r.precompiler.waits.Wait()
 	r.watcher.close()
 }
 

@@ -21,7 +21,7 @@ func (b *Backend) Route(ctx context.Context, components Components, c RouteConfi
 	return router.Open(ctx, router.Config{Components: components, Services: b.servicesOf, Dial: b.dialData, Logger: c.Logger}, c)
 }
 
-// Collector returns a Prometheus collector for the metrics of components.
-func (b *Backend) Collector(components Components) prometheus.Collector {
-	return &collector.Components{List: b.metrics, Running: components.All}
+// Collectors returns Prometheus collectors for the metrics of components and of their compilations.
+func (b *Backend) Collectors(components Components) []prometheus.Collector {
+	return []prometheus.Collector{&collector.Components{List: b.metrics, Running: components.All}, b.cache.figures}
 }

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 )
 
@@ -37,8 +37,10 @@ func (b *Backend) upkeep(ctx context.Context) {
 		case <-tick.C:
 		}
 		b.renewDue(ctx, time.Now())
-		if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
-			b.log.Warn("remove unused code failed", "err", err)
+		if guard.IsClosed(b.recovered) { // before, the containers that need code are not known
+			if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
+				b.log.Warn("remove unused code failed", "err", err)
+			}
 		}
 		b.probe(ctx, probeTime)
 		for _, w := range b.keeper.all() {
@@ -81,15 +83,14 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 	}
 }
 
-// sweep removes what no container needs: it unloads unneeded code from the workers, deletes unneeded code from the disk
-// unless an image still contains the component, and releases the holds on unused images. A hold on an image that was
+// sweep removes what no container needs: it unloads unneeded code from the workers, releases the holds on unused images,
+// and deletes unneeded code from the disk unless an image still contains the component. A hold on an image that was
 // requested after the given time is kept.
 func (b *Backend) sweep(ctx context.Context, since time.Time) error {
-	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	loaded, inUse := map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {
 		if s, _ := h.Snapshot(); s.Artifact != nil {
 			loaded[codeName(s.Artifact, s.Description)] = true
-			wanted[s.Artifact.Wasm.Digest.String()] = true
 			inUse[s.Artifact.ImageID] = true
 		}
 	}
@@ -99,22 +100,5 @@ func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	if err := b.catalog.release(ctx, inUse, since); err != nil {
 		return err
 	}
-	images, err := b.cfg.Images.List(ctx)
-	if err != nil {
-		return err
-	}
-	for _, img := range images {
-		if img.Component == nil {
-			continue
-		}
-		a, err := b.cfg.Images.Component(ctx, img.ID)
-		if errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err) {
-			continue // removed in the meantime, or not a component
-		}
-		if err != nil {
-			return err // delete nothing without the complete list
-		}
-		wanted[a.Wasm.Digest.String()] = true
-	}
-	return b.cache.evict(wanted)
+	return b.collectCode(ctx)
 }
