@@ -80,9 +80,9 @@ test-daemon: build images ## run the end-to-end and crash tests against real dae
 	TRIPOD_TEST_WORLDS=3 $(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real kubelet with its node specs, soak, short fuzzing, a real Debian
+test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, a real kubelet with its node specs, soak, short fuzzing, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-delegate test-connect test-kubelet test-e2e-node test-release fuzz debian
+	$(MAKE) test-attack test-delegate test-connect test-browser test-kubelet test-e2e-node test-release fuzz debian
 	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-delegate
@@ -101,6 +101,21 @@ test-connect: build images build/tools/connectconformance ## run the public conf
 
 build/tools/connectconformance: hack/connect/go.mod hack/connect/go.sum
 	go build -C hack/connect -o $(CURDIR)/$@ connectrpc.com/conformance/cmd/connectconformance
+
+.PHONY: test-browser
+test-browser: build images build/browser/page.js build/tools/kubelet-probe ## call components from a page in Chromium, through nginx and HAProxy, and by a kubelet's probes (2 min; installs Chromium)
+	@hack/setup.sh browser
+	$(GOTEST) ./test/browser/...
+
+# The page's packages are pinned in its package-lock.json.
+build/browser/page.js: $(wildcard test/browser/page/*)
+	@command -v npm >/dev/null || hack/setup.sh browser
+	mkdir -p build/browser && cp test/browser/page/package*.json build/browser
+	npm ci --prefix build/browser --no-audit --no-fund --loglevel=error
+	NODE_PATH=build/browser/node_modules build/browser/node_modules/.bin/esbuild test/browser/page/page.js --bundle --log-level=warning --outfile=$@
+
+build/tools/kubelet-probe: hack/kube/probe/main.go hack/kube/go.mod
+	go build -C hack/kube -o $(CURDIR)/$@ ./probe
 
 .PHONY: test-kubelet
 test-kubelet: build images kube ## test pods of each kind with a real kubelet, in a cluster of one node and in one of two

@@ -1,8 +1,8 @@
 #!/bin/bash
-# setup.sh [bench | debian | kubelet | release]: install, as root, what building, testing and running Tripod needs on Debian 12. It is safe
+# setup.sh [bench | browser | debian | kubelet | release]: install, as root, what building, testing and running Tripod needs on Debian 12. It is safe
 # to repeat, and quick if everything is installed. It starts no service and changes no setting of the host.
 #
-# Additionally: "bench" installs what `make bench` compares with, "debian" what hack/images/debian.sh needs for its image, and
+# Additionally: "bench" installs what `make bench` compares with, "browser" a browser and gateways (1 GB), "debian" what hack/images/debian.sh needs for its image, and
 # "kubelet" what a cluster needs beside the programs that hack/kube.sh builds, "release" what builds the Debian package.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,6 +24,7 @@ packages=(
   make git                              # the build itself
 )
 bench_packages=(containerd)
+browser_packages=(chromium nginx haproxy openssl)
 kubelet_packages=(etcd-server dbus-daemon)
 debian_packages=(mmdebstrap e2fsprogs)
 release_packages=(dpkg-dev)
@@ -35,10 +36,14 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 case ${1-} in
   '') ;;
   bench) packages+=("${bench_packages[@]}") ;;
+  browser)
+    packages+=("${browser_packages[@]}")
+    command -v npm >/dev/null || packages+=(nodejs npm) # one from elsewhere than Debian is fine, too
+    ;;
   debian) packages+=("${debian_packages[@]}") ;;
   kubelet) packages+=("${kubelet_packages[@]}") ;;
   release) packages+=("${release_packages[@]}") ;;
-  *) die "unknown argument $1; usage: hack/setup.sh [bench | debian | kubelet | release]" ;;
+  *) die "unknown argument $1; usage: hack/setup.sh [bench | browser | debian | kubelet | release]" ;;
 esac
 
 # missing prints the packages that are not installed.
@@ -85,6 +90,8 @@ if [ ${#want[@]} -gt 0 ]; then
   # Only if it was just installed: an existing service is in use.
   [[ " ${want[*]} " != *" mosquitto "* ]] || stay_off mosquitto
   [[ " ${want[*]} " != *" etcd-server "* ]] || stay_off etcd
+  [[ " ${want[*]} " != *" nginx "* ]] || stay_off nginx
+  [[ " ${want[*]} " != *" haproxy "* ]] || stay_off haproxy
   mapfile -t want < <(missing "${packages[@]}")
   [ ${#want[@]} -eq 0 ] || die "still not installed: ${want[*]}"
 fi
