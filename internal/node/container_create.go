@@ -79,6 +79,9 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	if err := p.node.checkImage(rec, config.Image); err != nil {
 		return "", err
 	}
+	if err := rec.checkTarget(config); err != nil {
+		return "", err
+	}
 	img, err := p.node.Images.Get(ctx, config.Image.GetImage())
 	if err != nil {
 		return "", fmt.Errorf("image of container %q: %w", config.Metadata.Name, err)

@@ -43,6 +43,18 @@ func (p *livePod) backendOf(c *Container) sandbox.Backend {
 	return p.backend
 }
 
+// checkTarget rejects a container that is to share the processes of a foreign container, because no container of the pod
+// can see those.
+func (p *Pod) checkTarget(config *runtimeapi.ContainerConfig) error {
+	target := p.Container(config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetTargetId())
+	if target == nil || target.Handler == "" {
+		return nil
+	}
+	return fmt.Errorf("linux.security_context.namespace_options.target_id: container %q is a component, which has no PID namespace to share; "+
+		"without a target (`kubectl debug` without --target), the new container shares the pod's network: %w",
+		target.Config.GetMetadata().GetName(), errdefs.ErrNotImplemented)
+}
+
 // componentHandler returns the handler that runs a new container if its image is a component, and "" if the pod's own
 // backend runs the container. Errors: ErrNotImplemented if no handler of the node can, ErrUnavailable if it is not ready.
 func (n *Node) componentHandler(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) (string, error) {

@@ -52,6 +52,15 @@ func TestForeignContainers(t *testing.T) {
 	if p, err := b.Pod(pod); err != nil || p.Unit() || len(p.Visible()) != 3 {
 		t.Errorf("pod: got %+v, %v; want three containers", p, err)
 	}
+	debug := containerConfig("debug")
+	debug.Linux = &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+		NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: component},
+	}}
+	if _, err := b.CreateContainer(t.Context(), pod, debug); !errdefs.IsNotImplemented(err) {
+		t.Errorf("a container in the PID namespace of a component: got error %v, want not implemented", err)
+	}
+	debug.Linux.SecurityContext.NamespaceOptions.TargetId = plain
+	b.create(t, pod, debug)
 	s, err := b.ContainerSession(t.Context(), component, sandbox.SessionAttach)
 	if !errdefs.IsNotImplemented(err) {
 		t.Errorf("session: got %+v, %v; want the error of a fake backend", s, err)

@@ -142,6 +142,7 @@ func TestComponentsInLinuxPods(t *testing.T) {
 		"resize":    testForeignResize,
 		"node":      testForeignOnTheNode,
 		"users":     testForeignUsers,
+		"manifest":  testForeignManifest,
 		"plugins":   testForeignPlugins,
 		"two names": testTwoComponents,
 	} {
@@ -352,4 +353,28 @@ func testForeignPlugins(t *testing.T, d *harness.Daemon) {
 	plugin.waitCalls(t, c.ID, containerCalls[:5]...)
 	c.Pod.Remove()
 	plugin.waitCalls(t, c.ID, containerCalls...)
+}
+
+// testForeignManifest: `tripod run -f` runs components as an init container and as a sidecar.
+func testForeignManifest(t *testing.T, d *harness.Daemon) {
+	r := manifestRun{t, d, filepath.Join(t.TempDir(), "volumes")}
+	_, stderr, code := r.run(`
+apiVersion: v1
+kind: Pod
+metadata: {name: mixed, annotations: {vimana.host/cleartext-port.web: "8080", vimana.host/tls: "off"}}
+spec:
+  restartPolicy: Never
+  initContainers:
+  - {name: write, image: `+harness.CommandGo+`, args: [write, /v/a, hello], volumeMounts: [{name: v, mountPath: /v}]}
+  - {name: web, image: `+harness.HelloHTTP+`, restartPolicy: Always}
+  containers:
+  - name: main
+    image: `+harness.Busybox+`
+    command: [sh, -c, 'test "$(cat /v/a)" = hello && wget -q -O - http://127.0.0.1:8080/x | grep "hello from"']
+    volumeMounts: [{name: v, mountPath: /v}]
+  volumes: [{name: v, emptyDir: {}}]
+`, "--rm")
+	if code != 0 {
+		t.Errorf("run -f: got exit code %d and %q, want 0", code, stderr)
+	}
 }

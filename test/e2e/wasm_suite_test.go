@@ -46,3 +46,27 @@ func component(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) {
 		sandboxtest.Ends: {"exit", "7"}, sandboxtest.Deaf: {"sleep", "1h"},
 	}[w]
 }
+
+// TestSuiteOfComponentsInLinuxPods runs the suite of all backends with pods of the handler linux whose containers are
+// components, including kills of the daemon.
+func TestSuiteOfComponentsInLinuxPods(t *testing.T) {
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	for _, image := range []string{harness.CommandGo, harness.UnknownImportWasm} {
+		d.Pull(t, image)
+	}
+	sandboxtest.Run(t, sandboxtest.Subject{
+		Conn:    func() *grpc.ClientConn { return d.Conn() },
+		Handler: "linux",
+		Pod: func(c *runtimeapi.PodSandboxConfig) {
+			full := harness.PodConfig(t, c.Metadata.Name)
+			c.LogDirectory, c.Linux = full.LogDirectory, full.Linux
+		},
+		Container: func(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) {
+			component(c, w)
+			if w == sandboxtest.Runs { // not a server, because the containers of a pod share its ports
+				c.Image.Image, c.Args, c.Stdin = harness.CommandGo, []string{"stdin"}, true
+			}
+		},
+		Restart: func(testing.TB) { d.Kill(); d.Start() },
+	})
+}

@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -53,6 +54,12 @@ func (r *rig) hasWorker(c *sandbox.Container) bool {
 	return false
 }
 
+// listed is a node's map of running containers.
+type listed map[string][]string
+
+func (l listed) Running(component string) []string { return l[component] }
+func (l listed) All() map[string][]string          { return l }
+
 // TestForeignContainers runs two containers in a pod of another backend: each has a worker of its own, which ends with the
 // container and outlives the daemon.
 func TestForeignContainers(t *testing.T) {
@@ -67,6 +74,10 @@ func TestForeignContainers(t *testing.T) {
 	r.eventually("the worker of a foreign container that has ended is gone", func() bool { return !r.hasWorker(job) })
 	if got := r.greeting(); got != "hello" {
 		t.Errorf("greeting = %q, want hello", got)
+	}
+	const name = "registry.example:greeter@1.2.0"
+	if got := r.running(listed{name: {"unit"}}); !slices.Equal(got[name], []string{"unit", server.ID}) {
+		t.Errorf("running containers: got %v, want that of the node's map and %s", got, server.ID)
 	}
 	before := r.wantState(p, server, sandbox.StateRunning)
 	found := r.restartDaemon()

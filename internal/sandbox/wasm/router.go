@@ -2,9 +2,12 @@ package wasm
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/collector"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/router"
 )
@@ -23,5 +26,18 @@ func (b *Backend) Route(ctx context.Context, components Components, c RouteConfi
 
 // Collectors returns Prometheus collectors for the metrics of components and of their compilations.
 func (b *Backend) Collectors(components Components) []prometheus.Collector {
-	return []prometheus.Collector{&collector.Components{List: b.metrics, Running: components.All}, b.cache.figures}
+	running := func() map[string][]string { return b.running(components) }
+	return []prometheus.Collector{&collector.Components{List: b.metrics, Running: running}, b.cache.figures}
+}
+
+// running returns the running containers of each component: those of the node's map, and foreign ones, which are not in
+// the map because the node's addresses do not lead to them.
+func (b *Backend) running(components Components) map[string][]string {
+	all := maps.Clone(components.All())
+	for _, h := range b.ledger.All() {
+		if s, l := h.Snapshot(); l != nil && sandbox.IsForeign(l.pod, l.container) {
+			all[s.Component] = append(slices.Clone(all[s.Component]), h.ID)
+		}
+	}
+	return all
 }
