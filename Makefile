@@ -96,7 +96,7 @@ test-attack: build images ## run hostile containers, components, machines, image
 	TRIPOD_TEST_FULL=1 $(GOTEST) -v ./test/attack/...
 
 .PHONY: test-connect
-test-connect: build images build/tools/connectconformance ## run the public conformance suite of Connect, gRPC and gRPC-Web against a component (2 min)
+test-connect: build images build/tools/connectconformance ## run the public conformance suite of Connect, gRPC and gRPC-Web, and the gRPC interop cases, against a component and a Go server (6 min)
 	$(GOTEST) -timeout 40m ./test/connect/...
 
 build/tools/connectconformance: hack/connect/go.mod hack/connect/go.sum
@@ -172,8 +172,8 @@ lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lin
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 go vet -tags failpoints ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
-	@for dir in $(MODULES); do (cd $$dir && go mod tidy -diff && go vet ./... && GOOS=wasip1 GOARCH=wasm go vet ./...) || exit 1; done
-	cd sdk/go && ../../build/tools/golangci-lint run && GOOS=wasip1 GOARCH=wasm ../../build/tools/golangci-lint run
+	@for dir in $(MODULES); do (cd $$dir && go mod tidy -diff && go vet ./...) || exit 1; done
+	cd sdk/go && ../../build/tools/golangci-lint run && export GOOS=wasip1 GOARCH=wasm && go vet ./... && ../../build/tools/golangci-lint run
 # What no program and no test calls, and what no program calls but tests do.
 	@dead=$$(export CGO_ENABLED=1; build/tools/deadcode -test -tags failpoints ./... && build/tools/deadcode ./cmd/...) && \
 	  { ! grep -vEf <(sed '/^#/d; /^$$/d' hack/deadcode.allow) <<<"$$dead" || { echo 'remove these functions, or move them to the tests' >&2; exit 1; }; }
@@ -183,7 +183,7 @@ lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lin
 	@for f in hack/*.sh hack/images/*.sh examples/*/build.sh .ci/run; do bash -n "$$f"; done
 
 # Modules of their own: the SDK, and guests that are built with it.
-MODULES := sdk/go examples/wasm/greeter-go
+MODULES := sdk/go examples/wasm/greeter-go test/guests
 
 # Pinned in a separate module, to keep their 200 dependencies out of the product's. Takes about a minute, once.
 LINTERS := github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/tools/cmd/deadcode

@@ -99,6 +99,6 @@ fi
 # Download all modules at once, so that everything else works offline. The stamp saves half a second of checking.
 stamp=build/.modules
 if ! [ "$stamp" -nt go.sum ] || ! [ -d "$(go env GOMODCACHE)/cache/download" ]; then
-  { go mod download && for dir in sdk/go examples/wasm/greeter-go; do go -C "$dir" mod download || exit 1; done; } || die "go mod download failed: the Go module proxy cannot be reached, or go.sum does not match"
+  { go mod download && for dir in sdk/go examples/wasm/greeter-go test/guests; do go -C "$dir" mod download || exit 1; done; } || die "go mod download failed: the Go module proxy cannot be reached, or go.sum does not match"
   mkdir -p build && touch "$stamp"
 fi

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// runTime limits the suite, which takes two minutes on an idle machine.
+// runTime limits a run of the suite, which takes two minutes on an idle machine.
 const runTime = 30 * time.Minute
 
 // minCases is the least number of cases that the runner must derive from config.yaml.
@@ -65,32 +65,45 @@ func output(t *testing.T, dir string, argv ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// push pushes an image with the component and the suite's service.proto, and returns its name.
-func push(t *testing.T) string {
+// push pushes an image and returns its name.
+func push(t *testing.T, name, source string, more ...string) string {
 	t.Helper()
 	bin, err := harness.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	protos := filepath.Join(output(t, "hack/connect", "go", "list", "-m", "-f", "{{.Dir}}", "connectrpc.com/conformance"), "proto")
-	const name = "tripod/wasm/conformance-js:1"
-	c := exec.Command(bin, "push", "--plain-http", filepath.Join(harness.Root(), "examples/wasm/conformance-js/conformance-js.wasm"),
-		harness.Registry(t).Addr+"/"+name, "-I", protos, "--proto", filepath.Join(protos, "connectrpc/conformance/v1/service.proto"))
-	if out, err := c.CombinedOutput(); err != nil {
+	args := append([]string{"push", "--plain-http", filepath.Join(harness.Root(), source), harness.Registry(t).Addr + "/" + name}, more...)
+	if out, err := exec.Command(bin, args...).CombinedOutput(); err != nil {
 		t.Fatalf("tripod push: %v: %s", err, out)
 	}
-	return "images.test/" + name
+	return harness.ImagePrefix + name
+}
+
+// guests are the servers for the conformance suite: a typed component, with the suite's service.proto, and a Go server.
+var guests = map[string]func(t *testing.T) (image string){
+	"JavaScript": func(t *testing.T) string {
+		protos := filepath.Join(output(t, "hack/connect", "go", "list", "-m", "-f", "{{.Dir}}", "connectrpc.com/conformance"), "proto")
+		return push(t, "tripod/wasm/conformance-js:1", "examples/wasm/conformance-js/conformance-js.wasm",
+			"-I", protos, "--proto", filepath.Join(protos, "connectrpc/conformance/v1/service.proto"))
+	},
+	"Go": func(t *testing.T) string { return push(t, "tripod/wasm/conformance-go:1", "test/guests/conformance") },
 }
 
 // TestConformance runs the suite. The runner fails if a case outside the list fails, or if a case in the list passes.
 func TestConformance(t *testing.T) {
+	for name, image := range guests {
+		t.Run(name, func(t *testing.T) { conform(t, image(t)) })
+	}
+}
+
+func conform(t *testing.T, image string) {
 	runner := filepath.Join(harness.Root(), "build/tools/connectconformance")
 	if _, err := os.Stat(runner); err != nil {
 		t.Fatalf("%v; make test-connect builds it", err)
 	}
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
-	image := push(t)
-	d.Pull(t, image)
+	// The first pod waits until the guest is compiled, which can take longer than the runner waits for a server.
+	d.RunWasm(t, &harness.PodSpec{Image: image})
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -111,6 +112,81 @@ func TestRawNoticesItsEnd(t *testing.T) {
 			t.Errorf("%s: %d instances are kept; want %d", fault, n, kept)
 		}
 	}
+}
+
+// waitingCall is a bidirectional call whose client sends when the test does.
+type waitingCall struct {
+	streamCall
+	in, out  chan string
+	broken   chan struct{} // closed by Interrupt
+	received atomic.Int32  // calls of Receive in progress
+}
+
+func newWaitingCall() *waitingCall {
+	return &waitingCall{in: make(chan string), out: make(chan string, 100), broken: make(chan struct{})}
+}
+
+func (c *waitingCall) Receive() ([]byte, error) {
+	c.received.Add(1)
+	defer c.received.Add(-1)
+	select {
+	case m, ok := <-c.in:
+		if !ok {
+			return nil, io.EOF
+		}
+		return []byte(m), nil
+	case <-c.broken:
+		return nil, dataplane.Errorf(codes.Canceled, "interrupted")
+	}
+}
+
+func (c *waitingCall) Send(m []byte) error {
+	c.out <- string(m)
+	return nil
+}
+
+func (c *waitingCall) Interrupt() { close(c.broken) }
+
+// TestRawWaitsBesideOthers: a guest waits for its client and its clock at once, so that a runtime with goroutines can run
+// others meanwhile.
+func TestRawWaitsBesideOthers(t *testing.T) {
+	s := rawServer(t, "testdata/raw-faults.wasm", workerapi.Limits{}, 0)
+	c := newWaitingCall()
+	m := &dataplane.Method{Procedure: "/f/poll", Desc: s.methodOf(t, "/sum.v1.Sums/Running").Desc}
+	done := make(chan error, 1)
+	go func() { done <- s.Invoke(t.Context(), m, c) }()
+	next := func(skip string) string {
+		for {
+			select {
+			case got := <-c.out:
+				if got != skip {
+					return got
+				}
+			case <-time.After(soon):
+				t.Fatal("the guest has sent nothing")
+			}
+		}
+	}
+	require.Equal(t, "tick", next("")) // nothing has arrived
+	for _, message := range []string{"one", "two"} {
+		c.in <- message
+		require.Equal(t, message, next("tick"))
+		require.Equal(t, "tick", next(""))
+	}
+	close(c.in)
+	require.NoError(t, <-done)
+}
+
+// TestRawLeavesAWait: a guest that returns while a message is awaited ends the wait with its call.
+func TestRawLeavesAWait(t *testing.T) {
+	s := rawServer(t, "testdata/raw-faults.wasm", workerapi.Limits{Reuse: true}, 0)
+	for range 3 {
+		c := newWaitingCall()
+		m := &dataplane.Method{Procedure: "/f/leave", Desc: s.methodOf(t, "/sum.v1.Sums/Running").Desc}
+		require.NoError(t, s.Invoke(t.Context(), m, c))
+		require.Zero(t, c.received.Load(), "waits that remain")
+	}
+	require.Len(t, s.pool.idle, 1)
 }
 
 // TestRawC: the example in C serves unary and streaming methods without conversion of messages.

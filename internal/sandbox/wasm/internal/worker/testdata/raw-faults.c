@@ -1,4 +1,6 @@
-// A server on tripod:grpc/raw that breaks the contract in the way that the method's name says.
+// A server on tripod:grpc/raw that breaks the contract in the way that the method's name says, or waits for its client.
+#include <wasi/api.h>
+
 #include "../../../../../../examples/wasm/include/raw.h"
 
 static DONE result;
@@ -6,6 +8,20 @@ static DONE result;
 static void answer(const char *text, uint32_t len) {
   DONE done;
   raw_send(text, len, &done);
+}
+
+// await waits until the client's next message or 20 ms have passed. It returns whether the message has arrived.
+static int await(uint32_t events) {
+  __wasi_subscription_t subs[2] = {
+    {.userdata = 0, .u = {.tag = __WASI_EVENTTYPE_CLOCK, .u.clock = {.id = __WASI_CLOCKID_MONOTONIC, .timeout = 20000000}}},
+    {.userdata = 1, .u = {.tag = __WASI_EVENTTYPE_FD_READ, .u.fd_read = {events}}},
+  };
+  __wasi_event_t got[2];
+  __wasi_size_t n;
+  if (__wasi_poll_oneoff(subs, got, 2, &n)) __builtin_trap();
+  for (__wasi_size_t k = 0; k < n; k++)
+    if (got[k].userdata == 1) return 1;
+  return 0;
 }
 
 HANDLE {
@@ -43,6 +59,16 @@ HANDLE {
     for (DONE ended = {0}; !ended.failed;) raw_ended(&ended);
     result = (DONE){1, {1, STR("noticed"), {NULL, 0}}};
   }
+  if (eq(fault, STR("/f/poll"))) { // answers each message, and the time while there is none
+    uint32_t events = raw_events();
+    for (;;) {
+      raw_receive(0, &r);
+      if (r.failed || r.which == RECEIVED_END) break;
+      if (r.which == RECEIVED_MESSAGE) raw_take(&message), answer(message.ptr, message.len);
+      else if (!await(events)) answer("tick", 4);
+    }
+  }
+  if (eq(fault, STR("/f/leave"))) raw_receive(0, &r); // without waiting for the answer
   if (eq(fault, STR("/f/good"))) answer("", 0);
   return &result;
 }

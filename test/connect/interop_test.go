@@ -1,0 +1,48 @@
+package connect
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// caseTime limits one case, which takes milliseconds on an idle machine, or a few seconds.
+const caseTime = 2 * time.Minute
+
+// TestInterop runs the cases of the public gRPC interop tests against a Go server, with a fresh instance for each call and
+// with instances that are reused.
+func TestInterop(t *testing.T) {
+	client := filepath.Join(t.TempDir(), "interopclient")
+	output(t, "test/guests", "go", "build", "-o", client, "./interopclient")
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	image := push(t, "tripod/wasm/interop-go:1", "test/guests/interop")
+	for _, reuse := range []string{"false", "true"} {
+		c := d.RunWasm(t, &harness.PodSpec{Image: image, Pod: []harness.PodOption{func(c *runtimeapi.PodSandboxConfig) {
+			c.Annotations = map[string]string{"vimana.host/reuse": reuse}
+		}}})
+		for _, name := range strings.Fields(output(t, "", client)) {
+			for version, args := range map[string][]string{
+				"HTTP2": {"-address", net.JoinHostPort(c.Pod.IP(), "80")}, "HTTP3": {"-http3", "-address", net.JoinHostPort(c.Pod.IP(), "443")},
+			} {
+				t.Run("reuse="+reuse+"/"+version+"/"+name, func(t *testing.T) {
+					ctx, cancel := context.WithTimeout(t.Context(), caseTime)
+					defer cancel()
+					run := exec.CommandContext(ctx, client, append(args, "-case", name)...)
+					run.Env = append(os.Environ(), "GRPC_GO_LOG_SEVERITY_LEVEL=info")
+					if out, err := run.CombinedOutput(); err != nil {
+						t.Errorf("%v\n%s", err, out)
+					}
+				})
+			}
+		}
+	}
+}
