@@ -123,30 +123,23 @@ var errOver = errors.New("the call is over")
 
 // receive implements host. Without block, it lets other goroutines run while it waits.
 func (c *rawCall) receive(block bool) ([]byte, error) {
-	for {
-		size, pending, err := c.look(block)
-		if err != nil {
-			return nil, err
+	size, pending, err := c.look(block)
+	if pending {
+		events, closed := c.events()
+		if closed == nil {
+			closed = events.Read(func(uintptr) bool { // before the first wait, and after each
+				size, pending, err = c.look(false)
+				return !pending
+			})
 		}
-		if !pending {
-			return c.take(size), nil
-		}
-		events, err := c.events()
-		if err != nil {
+		if closed != nil {
 			return nil, errClosed
 		}
-		// The function is called before the first wait, too.
-		if err := events.Read(func(uintptr) bool {
-			size, pending, err = c.look(false)
-			return !pending
-		}); err != nil {
-			return nil, errClosed
-		}
-		if err != nil {
-			return nil, err
-		}
-		return c.take(size), nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	return c.take(size), nil
 }
 
 // look asks for the size of the next message.

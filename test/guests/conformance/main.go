@@ -167,10 +167,10 @@ func (service) ClientStream(stream grpc.ClientStreamingServer[pb.ClientStreamReq
 	return stream.SendAndClose(&pb.ClientStreamResponse{Payload: p})
 }
 
-// begin sets the metadata of a call that streams its responses. A header is sent at once, before any delay.
-func begin(stream grpc.ServerStream, d *pb.StreamResponseDefinition) error {
+// begin sets the metadata of a call that streams its responses. If it can, it sends the header at once, before any delay.
+func begin(stream grpc.ServerStream, d *pb.StreamResponseDefinition, atOnce bool) error {
 	stream.SetTrailer(metadataOf(d.GetResponseTrailers()))
-	if len(d.GetResponseData()) == 0 {
+	if len(d.GetResponseData()) == 0 || !atOnce {
 		return stream.SetHeader(metadataOf(d.GetResponseHeaders()))
 	}
 	return stream.SendHeader(metadataOf(d.GetResponseHeaders()))
@@ -199,7 +199,7 @@ func (service) ServerStream(r *pb.ServerStreamRequest, stream grpc.ServerStreami
 	if err != nil {
 		return err
 	}
-	if err := begin(stream, r.ResponseDefinition); err != nil {
+	if err := begin(stream, r.ResponseDefinition, true); err != nil {
 		return err
 	}
 	return several(stream.Context(), r.ResponseDefinition, 0, seen, func(p *pb.ConformancePayload) error {
@@ -216,7 +216,8 @@ func (service) BidiStream(stream grpc.BidiStreamingServer[pb.BidiStreamRequest, 
 		return err
 	}
 	d, ctx := first.ResponseDefinition, stream.Context()
-	if err := begin(stream, d); err != nil {
+	// A half-duplex call over HTTP/1.1 must not answer before the end of its request.
+	if err := begin(stream, d, first.FullDuplex); err != nil {
 		return err
 	}
 	seen, err := info(ctx, first)
