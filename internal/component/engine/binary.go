@@ -58,8 +58,11 @@ func inBytes(n uint64) string {
 
 // coreShape returns why the binary cannot take the core path, or "" if it can.
 func coreShape(b *wasmbin.Binary) string {
-	if !b.Component || b.Unsupported != "" || len(b.Modules) == 0 {
+	if !b.Component || b.Unsupported != "" {
 		return b.Unsupported
+	}
+	if len(b.Modules) == 0 {
+		return "the component has no core module of its own"
 	}
 	if len(b.Nested) > 0 {
 		return "a nested component has core modules"

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -62,6 +63,7 @@ func TestBadGuests(t *testing.T) {
 		says string
 	}{
 		"nothing":          {nil, "not WebAssembly"},
+		"empty component":  {[]byte(wasmbin.ComponentHeader), "exports nothing that could be served"},
 		"text":             {[]byte("(module)"), `not WebAssembly: the file begins with "(module)"`},
 		"ELF":              {[]byte("\x7fELF\x02\x01\x01"), "not WebAssembly"},
 		"another version":  {[]byte("\x00asm\x02\x00\x00\x00"), "version 2, layer 0"},
@@ -220,4 +222,28 @@ func FuzzParseBinary(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestCoreOnlyImage checks that a guest that is compiled for the core path only, whose types come from its skeleton, is
+// described as by the compilation of the whole component, and has the same code.
+func TestCoreOnlyImage(t *testing.T) {
+	e := testEngine(t)
+	compiled := func(both bool) *image {
+		raw, err := e.Compile(context.Background(), read(t, "guest.wasm"), CompileOptions{Provided: func(string) bool { return true }, Both: both})
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := decodeImage(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return img
+	}
+	whole, core := compiled(true), compiled(false)
+	if len(core.component) != 0 || len(core.module) == 0 || !bytes.Equal(core.module, whole.module) {
+		t.Errorf("code of the core path: got %d and %d bytes, want none and the %d bytes of the other image", len(core.component), len(core.module), len(whole.module))
+	}
+	if !reflect.DeepEqual(core.inspection, whole.inspection) {
+		t.Errorf("inspection of the skeleton: got %+v, want %+v", core.inspection, whole.inspection)
+	}
 }

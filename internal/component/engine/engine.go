@@ -141,8 +141,8 @@ func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 // Compile makes the code image of a component, or of a core module: a command with _start, or a server that exports
 // tripod:grpc/handler by the canonical ABI. The error is errdefs.ErrInvalidArgument if the guest is not valid
 // WebAssembly, needs an import that nothing provides, declares memory or tables beyond the limits, or exports nothing
-// that can be served. Compile takes CPU and memory in proportion to the guest (10 s and 600
-// MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
+// that can be served. Compile takes CPU and memory in proportion to the guest (12 s of CPU
+// time and 500 MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
 func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) ([]byte, error) {
 	bin, err := wasmbin.Parse(wasm)
 	if err != nil {
@@ -235,37 +235,56 @@ func (e *Engine) tryLink(img *image) error {
 	return err
 }
 
+// compileComponent compiles either the whole component or, if it can take the core path, only its first core module. The
+// component's types come from the engine, which tells them only of compiled components; if the core path is possible, its
+// skeleton is compiled for them, because compiling everything twice would take twice as long.
 func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin.Binary, opts CompileOptions, img *image) error {
+	coreOnly := coreImports(bin, opts.Provided) == "" && !opts.Both
+	if coreOnly {
+		skeleton, err := wasmbin.Skeleton(wasm)
+		if err != nil {
+			return err
+		}
+		if _, err := e.inspectComponent(ctx, skeleton, bin, opts, img); err != nil {
+			return err
+		}
+		coreOnly = img.CoreOdd == ""
+	}
+	if !coreOnly {
+		var err error
+		if img.component, err = e.inspectComponent(ctx, wasm, bin, opts, img); err != nil || img.CoreOdd != "" {
+			return err
+		}
+	}
+	return e.compileModule(ctx, bin.Modules[0].Code, img)
+}
+
+// inspectComponent compiles a component, or its skeleton, describes it in img, and returns the serialized code.
+func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin.Binary, opts CompileOptions, img *image) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
 	var c *C.wasmtime_component_t
 	if err := failure(C.wasmtime_component_new(e.plain, bytePtr(wasm), C.size_t(len(wasm)), &c)); err != nil {
-		return invalid("%v", err)
+		return nil, invalid("%v", err)
 	}
 	defer C.wasmtime_component_delete(c)
-	img.Component = true
+	img.inspection = inspection{Component: true, MinMemory: img.MinMemory, Memories: img.Memories}
 	if err := inspect(e.plain, c, &img.inspection); err != nil {
-		return err
+		return nil, err
 	}
 	if err := img.checkImports(opts.Provided); err != nil {
-		return err
+		return nil, err
 	}
 	if img.World = worldOf(img.Exports); img.World == "" {
-		return invalid("the component exports nothing that could be served: no function, wasi:http/incoming-handler or wasi:cli/run")
+		return nil, invalid("the component exports nothing that could be served: no function, wasi:http/incoming-handler or wasi:cli/run")
 	}
 	img.findCore(bin, opts.Provided)
-	if img.CoreOdd != "" || opts.Both {
-		var v C.wasm_byte_vec_t
-		if err := failure(C.wasmtime_component_serialize(c, &v)); err != nil {
-			return fmt.Errorf("serialize the component: %w", err)
-		}
-		img.component = takeBytes(&v)
+	var v C.wasm_byte_vec_t
+	if err := failure(C.wasmtime_component_serialize(c, &v)); err != nil {
+		return nil, fmt.Errorf("serialize the component: %w", err)
 	}
-	if img.CoreOdd != "" {
-		return nil
-	}
-	return e.compileModule(ctx, bin.Modules[0].Code, img)
+	return takeBytes(&v), nil
 }
 
 func worldOf(exports []Item) (w World) {

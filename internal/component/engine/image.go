@@ -126,22 +126,28 @@ func (i *inspection) describeCore(m wasmbin.Module) {
 
 // findCore determines whether the component can be called through its core module alone.
 func (i *inspection) findCore(bin *wasmbin.Binary, host func(string) bool) {
-	if i.CoreOdd = coreShape(bin); i.CoreOdd != "" {
+	if i.CoreOdd = coreImports(bin, host); i.CoreOdd != "" {
 		return
 	}
-	m := bin.Modules[0]
-	for _, imp := range m.Imports {
+	i.describeCore(bin.Modules[0])
+	i.CoreOdd = i.coreExports(bin)
+}
+
+// coreImports returns why the component has no core path as far as its shape and its core module's imports tell, or "".
+func coreImports(bin *wasmbin.Binary, host func(string) bool) string {
+	if odd := coreShape(bin); odd != "" {
+		return odd
+	}
+	for _, imp := range bin.Modules[0].Imports {
 		iface := imp.Module
 		if iface == rootModule {
 			iface = ""
 		}
 		if iface != preview1 && (host == nil || !host(iface)) {
-			i.CoreOdd = fmt.Sprintf("the core module imports %s, which only the component path provides", imp.Module)
-			return
+			return fmt.Sprintf("the core module imports %s, which only the component path provides", imp.Module)
 		}
 	}
-	i.describeCore(m)
-	i.CoreOdd = i.coreExports(bin)
+	return ""
 }
 
 // checkImports returns an error that names the imports that neither WASI nor the host provides, or nil.

@@ -148,3 +148,51 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// TestSkeleton checks that a skeleton has the structure of its component, at any depth, and none of its code and data.
+func TestSkeleton(t *testing.T) {
+	module := moduleHead +
+		sec(0, name("name")+"anything") +
+		sec(1, "\x01\x60\x00\x00") + sec(3, "\x02\x00\x00") + sec(5, "\x01\x00\x01") + sec(7, "\x01"+name("f")+"\x00\x00") + sec(12, "\x01") +
+		sec(10, "\x02"+"\x05\x01\x01\x7f\x01\x0b"+"\x02\x00\x0b") + sec(11, "\x01\x01\x04data")
+	bare := moduleHead +
+		sec(1, "\x01\x60\x00\x00") + sec(3, "\x02\x00\x00") + sec(5, "\x01\x00\x01") + sec(7, "\x01"+name("f")+"\x00\x00") +
+		sec(10, "\x02"+trap+trap)
+	note := sec(0, name("note")+"kept")
+	inner, bareInner := componentHead+sec(1, module), componentHead+sec(1, bare)
+	got, err := Skeleton([]byte(componentHead + note + sec(1, module) + sec(4, inner)))
+	if want := componentHead + note + sec(1, bare) + sec(4, bareInner); err != nil || string(got) != want {
+		t.Errorf("Skeleton = %q, %v; want %q", got, err, want)
+	}
+	for what, bad := range map[string]string{
+		"a module":            module,
+		"truncated":           componentHead + "\x01\x7f",
+		"more functions":      componentHead + sec(1, moduleHead+sec(10, "\xff\xff\xff\xff\x0f\x02\x00\x0b")),
+		"a short module":      componentHead + sec(1, "\x00asm"),
+		"a short component":   componentHead + sec(4, ""),
+		"a truncated section": componentHead + sec(1, moduleHead+"\x0a\x7f"),
+		"no count":            componentHead + sec(1, moduleHead+sec(10, "")),
+	} {
+		if _, err := Skeleton([]byte(bad)); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: Skeleton = %v, want ErrInvalidArgument", what, err)
+		}
+	}
+	for _, file := range []string{"greeter-c", "greeter-js", "hello-http-c"} {
+		data, err := os.ReadFile("../../../examples/wasm/" + file + "/" + file + ".wasm")
+		if err != nil {
+			t.Fatal(err)
+		}
+		bare, err := Skeleton(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, err := Read(bytes.NewReader(data), int64(len(data)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := Read(bytes.NewReader(bare), int64(len(bare)))
+		if err != nil || !slices.Equal(before.Imports, after.Imports) || !slices.Equal(before.Exports, after.Exports) || len(bare) > len(data)/2 {
+			t.Errorf("the skeleton of %s has %d of %d bytes, %+v, %v; want the imports and exports of %+v", file, len(bare), len(data), after, err, before)
+		}
+	}
+}
