@@ -31,22 +31,6 @@ func outside(t *testing.T, handler http.HandlerFunc) string {
 	return port
 }
 
-// gatewayOf returns the node's address in the network of a pod.
-func gatewayOf(t *testing.T, podIP string) string {
-	t.Helper()
-	interfaces, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, addr := range interfaces {
-		if ipnet, ok := addr.(*net.IPNet); ok && ipnet.Contains(net.ParseIP(podIP)) {
-			return ipnet.IP.String()
-		}
-	}
-	t.Fatalf("the node has no address in the network of %s", podIP)
-	return ""
-}
-
 // fetcher runs examples/wasm/fetch-c.
 type fetcher struct {
 	*harness.Container
@@ -103,7 +87,7 @@ func TestWasmEgress(t *testing.T) {
 	})
 	f := startFetcher(t, d)
 	ip := f.Pod.IP()
-	url := "http://" + net.JoinHostPort(gatewayOf(t, ip), port)
+	url := "http://" + net.JoinHostPort(harness.NodeAddress(t, ip), port)
 	want := "200 from " + ip + "\n"
 	if got := f.fetch(ip, url+"/"); got != want {
 		t.Fatalf("answer: got %q, want %q", got, want)
@@ -130,7 +114,7 @@ func TestWasmEgress(t *testing.T) {
 			t.Errorf("%s: got %q, want destination-IP-prohibited", forbidden, got)
 		}
 	}
-	limited := startFetcher(t, d, annotate("egress", "*.example:443, "+gatewayOf(t, ip)+":1"))
+	limited := startFetcher(t, d, annotate("egress", "*.example:443, "+harness.NodeAddress(t, ip)+":1"))
 	for _, forbidden := range []string{url, "http://other.test"} {
 		if got := limited.fetch(limited.Pod.IP(), forbidden+"/"); !strings.HasPrefix(got, "502 ") || strings.Contains(got, "refused") {
 			t.Errorf("%s with an allow-list: got %q, want a refusal", forbidden, got)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -314,4 +315,20 @@ func (c *Container) Must(argv ...string) string {
 		c.Pod.t.Fatalf("%q: %v", argv, errors.Join(fmt.Errorf("exit code %d", code), errors.New(stdout), errors.New(stderr)))
 	}
 	return stdout
+}
+
+// NodeAddress returns the node's address in the network of a pod.
+func NodeAddress(t testing.TB, podIP string) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range all {
+		if ipnet, ok := addr.(*net.IPNet); ok && ipnet.Contains(net.ParseIP(podIP)) {
+			return ipnet.IP.String()
+		}
+	}
+	t.Fatalf("the node has no address in the network of %s", podIP)
+	return ""
 }

@@ -2,6 +2,8 @@
 //
 //   /fetch   the response to a request like this one, with the same method and body, to the URL in the header x-url.
 //            With the header x-follow, redirects are followed.
+//   /drain   sends as many requests to the URL in x-url as the header x-count says, one after the other, and reads the
+//            responses: the number of bytes
 //   /hoard   sends requests to the URL in x-url without reading the responses, until one fails: "N calls, then CODE"
 //
 // If the other server cannot be reached, the status is 502, and the body is the name of the error-code.
@@ -64,6 +66,7 @@ IMPORT(TYPES, "[resource-drop]incoming-response") void response_drop(int32_t sel
 IMPORT("wasi:io/poll@0.2.0", "[method]pollable.block") void pollable_block(int32_t self);
 IMPORT("wasi:io/poll@0.2.0", "[resource-drop]pollable") void pollable_drop(int32_t self);
 
+IMPORT(STREAMS, "[method]input-stream.blocking-read") void in_read(int32_t self, int64_t length, uint32_t *result);
 IMPORT(STREAMS, "[method]output-stream.blocking-splice")
 void out_splice(int32_t self, int32_t from, int64_t length, uint64_t *result); // result<u64, stream-error>
 IMPORT(STREAMS, "[method]output-stream.flush") void out_flush(int32_t self, uint32_t *result);
@@ -230,6 +233,47 @@ static void forward(int32_t outparam, int32_t response) {
   response_drop(response);
 }
 
+// read_all reads a response to its end and returns the number of bytes.
+static uint64_t read_all(int32_t response) {
+  res_handle body, from;
+  uint64_t bytes = 0;
+  response_consume(response, &body);
+  check(body.err);
+  in_body_stream(body.value, &from);
+  check(from.err);
+  for (;;) {
+    chunk *mark = chunks;
+    uint32_t result[3]; // result<list<u8>, stream-error>
+    in_read(from.value, 64 << 10, result);
+    if ((uint8_t)result[0]) {
+      if ((uint8_t)result[1] == 0) error_drop(result[2]);
+      break;
+    }
+    bytes += result[2];
+    release(mark);
+  }
+  in_drop(from.value);
+  in_body_drop(body.value);
+  response_drop(response);
+  return bytes;
+}
+
+static void drain(int32_t outparam, str url, str count) {
+  uint64_t bytes = 0;
+  for (int left = atoi(join(count, STR("\0")).ptr); left > 0; left--) {
+    chunk *mark = chunks;
+    str code;
+    int32_t response = fetch(url, GET, 0, &code);
+    if (response == 0) {
+      reply(outparam, 502, code);
+      return;
+    }
+    bytes += read_all(response);
+    release(mark);
+  }
+  reply(outparam, 200, decimal(bytes));
+}
+
 static void hoard(int32_t outparam, str url) {
   for (int calls = 0;; calls++) {
     uint64_t sent[6];
@@ -255,10 +299,13 @@ EXPORT("wasi:http/incoming-handler@0.2.0#handle") void handle(int32_t request, i
   request_path(request, &path);
   int32_t headers = request_headers(request);
   str url = first(headers, STR("x-url"));
+  str count = first(headers, STR("x-count"));
   int follow = first(headers, STR("x-follow")).len > 0;
   fields_drop(headers);
   if (path.some && eq(path.value, STR("/hoard"))) {
     hoard(outparam, url);
+  } else if (path.some && eq(path.value, STR("/drain"))) {
+    drain(outparam, url, count);
   } else {
     str code;
     int32_t response = fetch(url, (uint8_t)method[0], request, &code);

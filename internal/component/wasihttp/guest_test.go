@@ -18,21 +18,28 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasi"
 )
 
-// hello serves the component of examples/wasm/hello-http-c, written in C on the bare ABI, on one of the engine's two
-// paths.
+// hello serves a component of examples/wasm, written in C on the bare ABI, on one of the engine's two paths.
 type hello struct {
 	t      *testing.T
+	client http.RoundTripper // for the guest's requests
 	code   *engine.Code
 	handle *engine.Func
 	path   engine.Path
 }
 
-var compiled = sync.OnceValues(func() (*engine.Code, error) {
-	wasm, err := os.ReadFile("../../../examples/wasm/hello-http-c/hello-http-c.wasm")
+var testEngine = sync.OnceValues(func() (*engine.Engine, error) { return engine.New(engine.Config{Instances: 16}) })
+
+var (
+	helloCode = sync.OnceValues(func() (*engine.Code, error) { return compile("hello-http-c") })
+	fetchCode = sync.OnceValues(func() (*engine.Code, error) { return compile("fetch-c") })
+)
+
+func compile(example string) (*engine.Code, error) {
+	wasm, err := os.ReadFile("../../../examples/wasm/" + example + "/" + example + ".wasm")
 	if err != nil {
 		return nil, err
 	}
-	e, err := engine.New(engine.Config{Instances: 16})
+	e, err := testEngine()
 	if err != nil {
 		return nil, err
 	}
@@ -41,10 +48,12 @@ var compiled = sync.OnceValues(func() (*engine.Code, error) {
 		return nil, err
 	}
 	return e.Load(image, Host())
-})
+}
 
-// paths runs a test with the example on both paths.
-func paths(t *testing.T, test func(t *testing.T, url string)) {
+// paths runs a test with the example hello-http-c on both paths.
+func paths(t *testing.T, test func(t *testing.T, url string)) { pathsOf(t, helloCode, test) }
+
+func pathsOf(t *testing.T, compiled func() (*engine.Code, error), test func(t *testing.T, url string)) {
 	code, err := compiled()
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +67,7 @@ func paths(t *testing.T, test func(t *testing.T, url string)) {
 	}
 	for name, path := range map[string]engine.Path{"component path": engine.PathComponent, "core path": engine.PathCore} {
 		t.Run(name, func(t *testing.T) {
-			server := httptest.NewServer(&hello{t, code, handle, path})
+			server := httptest.NewServer(&hello{t, &http.Transport{DisableCompression: true, DisableKeepAlives: true}, code, handle, path})
 			defer server.Close()
 			test(t, server.URL)
 		})
@@ -73,7 +82,7 @@ func (h *hello) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *hello) serve(w http.ResponseWriter, r *http.Request) error {
-	s := NewSession(wasi.Options{})
+	s := NewSession(wasi.Options{HTTP: h.client})
 	defer s.Close()
 	i, err := h.code.Instantiate(r.Context(), engine.InstanceOptions{Host: s, Deadline: 10 * time.Second, Path: h.path})
 	if err != nil {
@@ -83,6 +92,54 @@ func (h *hello) serve(w http.ResponseWriter, r *http.Request) error {
 	return s.Serve(w, r, func(ctx context.Context, params []byte) error {
 		_, err := i.Call(ctx, h.handle, params, nil)
 		return err
+	})
+}
+
+// TestOutgoingExample: a guest passes requests, bodies and errors of another server on.
+func TestOutgoingExample(t *testing.T) {
+	target := target(t, false, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/moved":
+			http.Redirect(w, r, "http://"+r.Host+"/there", http.StatusFound)
+		case "/echo":
+			w.WriteHeader(http.StatusAccepted)
+			_, _ = io.Copy(w, r.Body)
+		default:
+			_, _ = io.WriteString(w, r.Method+" "+r.URL.Path)
+		}
+	})
+	pathsOf(t, fetchCode, func(t *testing.T, url string) {
+		fetch := func(method, path, to string, body []byte, headers ...string) (int, string) {
+			t.Helper()
+			r := request(t, method, url+path, bytes.NewReader(body))
+			r.Header.Set("X-Url", to)
+			for _, h := range headers {
+				r.Header.Set(h, "3")
+			}
+			resp, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			text, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp.StatusCode, string(text)
+		}
+		big := bytes.Repeat([]byte("0123456789"), 300_000)
+		if status, body := fetch("POST", "/fetch", target.URL+"/echo", big); status != http.StatusAccepted || body != string(big) {
+			t.Errorf("POST: status %d, %d bytes came back", status, len(body))
+		}
+		if status, body := fetch("GET", "/fetch", target.URL+"/moved", nil, "X-Follow"); status != http.StatusOK || body != "GET /there" {
+			t.Errorf("redirect: %d %q", status, body)
+		}
+		if status, body := fetch("GET", "/drain", target.URL+"/there", nil, "X-Count"); status != http.StatusOK || body != "30" {
+			t.Errorf("three requests: %d %q, want 30 bytes", status, body)
+		}
+		if status, body := fetch("GET", "/fetch", "http://127.0.0.1:1/", nil); status != http.StatusBadGateway || !strings.HasPrefix(body, "internal-error") {
+			t.Errorf("nobody listens: %d %q", status, body) // only the dialer has codes for connections
+		}
 	})
 }
 
@@ -152,7 +209,7 @@ func TestExampleWithCurl(t *testing.T) {
 
 // BenchmarkExample measures one request to a fresh instance, without the network.
 func BenchmarkExample(b *testing.B) {
-	code, err := compiled()
+	code, err := helloCode()
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -162,7 +219,7 @@ func BenchmarkExample(b *testing.B) {
 	}
 	for name, path := range map[string]engine.Path{"component path": engine.PathComponent, "core path": engine.PathCore} {
 		b.Run(name, func(b *testing.B) {
-			h := &hello{nil, code, handle, path}
+			h := &hello{nil, nil, code, handle, path}
 			r := httptest.NewRequest("GET", "/path", nil)
 			for b.Loop() {
 				if err := h.serve(httptest.NewRecorder(), r); err != nil {
