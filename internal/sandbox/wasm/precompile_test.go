@@ -304,9 +304,14 @@ func compilerPids(program string) (pids []string) {
 	return pids
 }
 
-// nicenessOf returns the nice values of all compilers' threads.
+// nicenessOf returns the nice values of all compilers' threads and, if the kernel groups by session, of their sessions.
 func nicenessOf(program string) (values []int) {
 	for _, pid := range compilerPids(program) {
+		if group, err := os.ReadFile("/proc/" + pid + "/autogroup"); err == nil && len(group) > 0 {
+			_, text, _ := strings.Cut(strings.TrimSpace(string(group)), " nice ")
+			value, _ := strconv.Atoi(text)
+			values = append(values, value)
+		}
 		threads, _ := filepath.Glob("/proc/" + pid + "/task/[0-9]*")
 		for _, thread := range threads {
 			tid, _ := strconv.Atoi(filepath.Base(thread))

@@ -3,6 +3,7 @@ package wasm
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -165,6 +166,8 @@ func (t *ticket) start(cmd *exec.Cmd) error {
 	t.pid = cmd.Process.Pid
 	if now := niceness[t.priority]; now != nice {
 		renice(t.pid, now)
+	} else {
+		reniceSession(t.pid, nice)
 	}
 	return nil
 }
@@ -205,6 +208,7 @@ func (q *queue) lengths() (queued, running [len(priorities)]int) {
 // inherit the value. A thread that is just being made can still get the old one, so renice repeats until it twice finds
 // no thread with another value.
 func renice(pid, nice int) {
+	reniceSession(pid, nice)
 	const kernelOffset = 20 // getpriority(2): the system call returns 20 minus the nice value
 	for quiet := 0; quiet < 2; quiet++ {
 		threads, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task", "[0-9]*"))
@@ -218,4 +222,11 @@ func renice(pid, nice int) {
 			}
 		}
 	}
+}
+
+// reniceSession sets the nice value of the session that a compiler leads. If the kernel groups processes by session
+// (sched(7), "The autogroup feature"), the values of threads count only within a session. Other kernels have no such file.
+func reniceSession(pid, nice int) {
+	file := filepath.Join("/proc", strconv.Itoa(pid), "autogroup")
+	_ = os.WriteFile(file, []byte(strconv.Itoa(nice)), 0)
 }
