@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -22,8 +24,8 @@ func isStream(contentType string) bool {
 // HalfDuplex makes a stream over HTTP/1.1 half-duplex: before the response begins, the rest of the request is read
 // into memory. Clients of HTTP/1.1 read the response after they have sent the request, and net/http would discard the
 // rest. If the rest has more than limit bytes, it is discarded, and reading it fails with RESOURCE_EXHAUSTED. If the
-// client does not end its request within wait, it expects full duplex, and the response is 505 (Connect protocol,
-// "Streaming RPCs").
+// client does not end its request within wait or its own timeout, it expects full duplex, and the response is 505
+// (Connect protocol, "Streaming RPCs").
 //
 // HalfDuplex returns w and r if r is not a stream over HTTP/1.1.
 func HalfDuplex(w http.ResponseWriter, r *http.Request, limit int, wait time.Duration) (http.ResponseWriter, *http.Request) {
@@ -33,9 +35,20 @@ func HalfDuplex(w http.ResponseWriter, r *http.Request, limit int, wait time.Dur
 	body := &halfDuplexBody{ReadCloser: r.Body}
 	r = r.WithContext(r.Context()) // a copy
 	r.Body = body
-	half := &halfDuplexWriter{body: body, limit: limit, wait: wait}
+	half := &halfDuplexWriter{body: body, limit: limit, wait: min(wait, clientTimeout(r.Header))}
 	half.hookedWriter = hookedWriter{ResponseWriter: w, begin: half.readAhead}
 	return half, r
+}
+
+// clientTimeout returns the client's timeout for a stream, or the longest duration if there is none or it is invalid.
+func clientTimeout(header http.Header) time.Duration {
+	if ms, err := strconv.ParseUint(firstValue(header, "Connect-Timeout-Ms"), 10, 32); err == nil {
+		return time.Duration(ms) * time.Millisecond
+	}
+	if timeout, err := parseTimeout(firstValue(header, "Grpc-Timeout")); err == nil && timeout >= 0 {
+		return timeout
+	}
+	return math.MaxInt64
 }
 
 // halfDuplexBody reads from the client until the writer reads ahead.

@@ -83,7 +83,7 @@ func (p pausing) Read([]byte) (int, error) {
 // closed.
 func TestHalfDuplexEndless(t *testing.T) {
 	const wait = 300 * time.Millisecond
-	for name, invoker := range map[string]Invoker{
+	invokers := map[string]Invoker{
 		"answers first": invokerFunc(func(_ context.Context, _ *Method, c Call) error { return c.Send(nil) }),
 		"echoes":        &echo{},
 		"reads beside": invokerFunc(func(_ context.Context, _ *Method, c Call) error {
@@ -100,28 +100,36 @@ func TestHalfDuplexEndless(t *testing.T) {
 			<-read
 			return err
 		}),
-	} {
-		s := startServer(t, invoker, func(o *GRPCOptions, c *Config, _ *Material) {
-			o.ReceiveTimeout = wait
-			c.Handler = WithCORS(CORS{Origins: []string{"*"}}, newGRPC(t)(*o))
-		})
-		conn, err := net.Dial("tcp", s.CleartextAddress)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
-		head := "POST " + testPath + "FullDuplexCall HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\nContent-Type: application/connect+proto\r\nContent-Length: 1000\r\n\r\n"
-		if _, err := conn.Write(append([]byte(head), webFrame(t, &pb.StreamingOutputCallRequest{})...)); err != nil {
-			t.Fatal(err)
-		}
-		started := time.Now()
-		answer, err := io.ReadAll(conn) // ends when the server closes the connection
-		if got := string(answer); err != nil || !strings.HasPrefix(got, "HTTP/1.1 505") || !strings.Contains(got, "HTTP/3") || !strings.Contains(got, "Access-Control-Allow-Origin: *") {
-			t.Errorf("answer of a component that %s = %q, %v; want 505", name, answer, err)
-		}
-		if elapsed := time.Since(started); elapsed < wait || elapsed > 20*wait {
-			t.Errorf("answer of a component that %s took %s, want about %s", name, elapsed, wait)
+	}
+	for name, invoker := range invokers {
+		for field, receiveTimeout := range map[string]time.Duration{
+			"Content-Type: application/connect+proto":                               wait,
+			"Content-Type: application/connect+proto\r\nConnect-Timeout-Ms: 300":    time.Hour,
+			"Content-Type: application/grpc-web+proto\r\nGrpc-Timeout: 300m":        time.Hour,
+			"Content-Type: application/grpc-web+proto\r\nConnect-Timeout-Ms: never": wait,
+		} {
+			s := startServer(t, invoker, func(o *GRPCOptions, c *Config, _ *Material) {
+				o.ReceiveTimeout = receiveTimeout
+				c.Handler = WithCORS(CORS{Origins: []string{"*"}}, newGRPC(t)(*o))
+			})
+			conn, err := net.Dial("tcp", s.CleartextAddress)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			head := "POST " + testPath + "FullDuplexCall HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n" + field + "\r\nContent-Length: 1000\r\n\r\n"
+			if _, err := conn.Write(append([]byte(head), webFrame(t, &pb.StreamingOutputCallRequest{})...)); err != nil {
+				t.Fatal(err)
+			}
+			started := time.Now()
+			answer, err := io.ReadAll(conn) // ends when the server closes the connection
+			if got := string(answer); err != nil || !strings.HasPrefix(got, "HTTP/1.1 505") || !strings.Contains(got, "HTTP/3") || !strings.Contains(got, "Access-Control-Allow-Origin: *") {
+				t.Errorf("answer of a component that %s to %q = %q, %v; want 505", name, field, answer, err)
+			}
+			if elapsed := time.Since(started); elapsed < wait || elapsed > 20*wait {
+				t.Errorf("answer of a component that %s to %q took %s, want about %s", name, field, elapsed, wait)
+			}
 		}
 	}
 }
