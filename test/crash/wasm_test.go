@@ -111,7 +111,8 @@ func removeMade(t *testing.T, d *harness.Daemon, point string) {
 	switch {
 	case strings.HasPrefix(point, "wasm.cache."):
 		cache := filepath.Join(d.Root, "wasm", "cache")
-		if err := d.Images().RemoveImage(context.Background(), &runtimeapi.ImageSpec{Image: harness.GreeterC}); err != nil {
+		_, container := wasmVictim(t)
+		if err := d.Images().RemoveImage(context.Background(), container.GetImage()); err != nil {
 			t.Fatal(err)
 		}
 		harness.Eventually(t, 10*time.Second, func() error {
