@@ -130,6 +130,7 @@ type Backend struct {
 	cfg         setup
 	log         *slog.Logger
 	cache       *cache
+	collecting  sync.Mutex // held by collectCode
 	precompiler *precompiler
 	keeper      *keeper
 	dialers     *dialers
