@@ -34,18 +34,40 @@ type rule struct {
 }
 
 // special are the addresses that a name, a wildcard or a larger prefix never allows: those of this host and this link,
-// which have services that trust their neighbours, and those of many hosts. To allow some of them, a rule must name
-// them by a prefix inside of the special one.
-var special = []netip.Prefix{
+// which have services that trust their neighbours, those where clouds serve credentials, and those of many hosts. To
+// allow some of them, a rule must name them by a prefix inside of the special one.
+var special = withTranslated(
 	netip.MustParsePrefix("0.0.0.0/8"), // RFC 1122, 3.2.1.3; Linux connects 0.0.0.0 to the own host
 	netip.MustParsePrefix("127.0.0.0/8"),
-	netip.MustParsePrefix("169.254.0.0/16"), // RFC 3927; clouds serve credentials at 169.254.169.254
+	netip.MustParsePrefix("169.254.0.0/16"),     // RFC 3927; clouds serve credentials at 169.254.169.254
+	netip.MustParsePrefix("100.100.100.200/32"), // the metadata service of Alibaba Cloud
+	netip.MustParsePrefix("168.63.129.16/32"),   // the wire server of Azure
 	netip.MustParsePrefix("224.0.0.0/4"),
 	netip.MustParsePrefix("240.0.0.0/4"), // reserved, and the broadcast address
 	netip.MustParsePrefix("::/96"),       // unspecified, loopback, and IPv4 addresses in a form that is obsolete
 	netip.MustParsePrefix("fe80::/10"),
 	netip.MustParsePrefix("fd00:ec2::254/128"), // the metadata service of Amazon EC2
+	netip.MustParsePrefix("fd20:ce::254/128"),  // the metadata service of Google Cloud
 	netip.MustParsePrefix("ff00::/8"),
+)
+
+// translators are the prefixes whose addresses contain an IPv4 address right after the prefix, to which a gateway
+// translates or carries the packets: NAT64 (RFC 6052, 2.1) and 6to4 (RFC 3056, 2).
+var translators = []netip.Prefix{netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("2002::/16")}
+
+// withTranslated adds to each IPv4 prefix the IPv6 prefixes that lead to it by a translator.
+func withTranslated(list ...netip.Prefix) []netip.Prefix {
+	for _, p := range slices.Clone(list) {
+		if !p.Addr().Is4() {
+			continue
+		}
+		for _, t := range translators {
+			addr := t.Addr().As16()
+			copy(addr[t.Bits()/8:], p.Addr().AsSlice())
+			list = append(list, netip.PrefixFrom(netip.AddrFrom16(addr), t.Bits()+p.Bits()))
+		}
+	}
+	return list
 }
 
 // localhost is the name that always means the loopback addresses (RFC 6761, 6.3).
