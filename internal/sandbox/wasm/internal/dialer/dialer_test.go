@@ -6,16 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/fdpass"
@@ -228,12 +232,77 @@ func TestLookupsAreLimited(t *testing.T) {
 	}
 }
 
+// TestOnlyAllowedNamesAreAsked: of the names that a name can stand for, the name server is asked only for those that the
+// rules allow.
+func TestOnlyAllowedNamesAreAsked(t *testing.T) {
+	r := newRig(t, time.Hour)
+	var mu sync.Mutex
+	asked := map[string]bool{}
+	serveNames(t, func(name string) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked[name] = true
+	})
+	dns := egress.DNS{Servers: []string{"127.0.0.1"}, Searches: []string{"svc.cluster.local", "cluster.local"}, Options: []string{"ndots:5"}}
+	for _, c := range []struct {
+		rules, host, asked string
+		code               egress.Code
+	}{
+		{"*.svc.cluster.local:443", "secret.attacker.example", "secret.attacker.example.svc.cluster.local.", egress.CodeNotFound},
+		{"*.svc.cluster.local:443", "secret.attacker.example.", "", egress.CodeDenied},
+		{"db.svc.cluster.local", "db", "db.svc.cluster.local.", egress.CodeNotFound},
+		{"db.example.com", "db.example.com.", "db.example.com.", egress.CodeNotFound},
+		{"db", "db", "db. db.cluster.local. db.svc.cluster.local.", egress.CodeNotFound},
+		{"*.other.example", "db", "", egress.CodeDenied},
+		{"10.0.0.0/8", "db.", "db.", egress.CodeNotFound},
+	} {
+		client := egress.NewClient(r.pod(c.rules, dns))
+		_, err := client.Resolve(t.Context(), c.host)
+		client.Close()
+		mu.Lock()
+		got := strings.Join(slices.Sorted(maps.Keys(asked)), " ")
+		clear(asked)
+		mu.Unlock()
+		if e, ok := errors.AsType[*egress.Error](err); got != c.asked || !ok || e.Code != c.code {
+			t.Errorf("%s: Resolve(%s) asked for %q and returned %v; want %q and %s", c.rules, c.host, got, err, c.asked, c.code)
+		}
+	}
+}
+
+// serveNames runs a name server that knows no name, and reports the names that it is asked for.
+func serveNames(t *testing.T, report func(name string)) {
+	t.Helper()
+	conn, err := net.ListenPacket("udp", "127.0.0.1:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	go func() {
+		buf := make([]byte, 1500)
+		for {
+			n, from, err := conn.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			var m dnsmessage.Message
+			if m.Unpack(buf[:n]) != nil || len(m.Questions) != 1 {
+				continue
+			}
+			report(m.Questions[0].Name.String())
+			m.Response, m.RCode, m.Additionals = true, dnsmessage.RCodeNameError, nil
+			if reply, err := m.Pack(); err == nil {
+				_, _ = conn.WriteTo(reply, from)
+			}
+		}
+	}()
+}
+
 func TestCandidates(t *testing.T) {
 	r := newResolver(egress.DNS{Servers: []string{"10.0.0.1", "junk", "::1"}, Searches: []string{"a.test.", "b.test"}, Options: []string{"ndots:2", "timeout:99", "attempts:x"}}, nil)
 	if len(r.servers) != 2 || r.timeout != maxTimeout || r.attempts != defaultAttempts {
 		t.Errorf("newResolver = %+v", r)
 	}
-	for host, want := range map[string]string{"db": "[db.a.test db.b.test db]", "x.y.z": "[x.y.z x.y.z.a.test x.y.z.b.test]"} {
+	for host, want := range map[string]string{"db": "[db.a.test db.b.test db]", "DB.": "[db]", "x.y.z": "[x.y.z x.y.z.a.test x.y.z.b.test]"} {
 		if got, err := r.candidates(host); fmt.Sprint(got) != want || err != nil {
 			t.Errorf("candidates(%s) = %v, %v; want %s", host, got, err, want)
 		}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -123,16 +124,15 @@ func (p *pod) begin(ctx context.Context, q egress.Request, running *sync.WaitGro
 
 // do carries out a request.
 func (p *pod) do(ctx context.Context, q egress.Request) ([]netip.Addr, *os.File, error) {
-	host := egress.Normalize(q.Host)
 	switch q.Op {
 	case egress.OpResolve:
-		names, addrs, err := p.resolve(ctx, host, 0)
+		names, addrs, err := p.resolve(ctx, q.Host, 0)
 		if err == nil {
-			addrs, err = p.allowed(host, names, addrs, 0)
+			addrs, err = p.allowed(q.Host, names, addrs, 0)
 		}
 		return addrs, nil, err
 	case egress.OpConnect:
-		socket, err := p.connect(ctx, q.Network, host, q.Port)
+		socket, err := p.connect(ctx, q.Network, q.Host, q.Port)
 		return nil, socket, err
 	}
 	return nil, nil, failure(egress.CodeInvalid, "operation %q", q.Op)
@@ -165,24 +165,26 @@ func (p *pod) reply(id uint64, addrs []netip.Addr, socket *os.File, failed error
 // resolve returns the addresses of a host, and the names that they belong to: the host, and its full name if the
 // resolver has completed it. An address has no names.
 func (p *pod) resolve(ctx context.Context, host string, port uint16) (names []string, addrs []netip.Addr, err error) {
-	if addr, err := netip.ParseAddr(host); err == nil {
+	name := egress.Normalize(host)
+	if addr, err := netip.ParseAddr(name); err == nil {
 		return nil, []netip.Addr{addr.Unmap().WithZone("")}, nil
 	}
-	if isLocalhost(host) {
-		return []string{host}, []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	if isLocalhost(name) {
+		return []string{name}, []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
 	}
 	candidates, err := p.resolver.candidates(host)
 	if err != nil {
 		return nil, nil, err
 	}
-	if !p.rules.MayResolve(append([]string{host}, candidates...), port) {
+	candidates = slices.DeleteFunc(candidates, func(full string) bool { return !p.rules.MayResolve([]string{name, full}, port) })
+	if len(candidates) == 0 {
 		return nil, nil, failure(egress.CodeDenied, "the pod's egress rules do not allow %s", describe(host, port))
 	}
 	if err := p.lookups.Wait(ctx); err != nil {
 		return nil, nil, failure(egress.CodeNameTimeout, "more than %d lookups per second", lookupRate)
 	}
 	full, addrs, err := p.resolver.lookup(ctx, candidates)
-	return []string{host, full}, addrs, err
+	return []string{name, full}, addrs, err
 }
 
 // allowed returns the addresses that the rules allow.

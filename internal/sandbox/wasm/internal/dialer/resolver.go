@@ -76,10 +76,16 @@ func isLocalhost(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost")
 }
 
-// candidates returns the full names that a name can stand for, in the order of resolv.conf(5).
+// candidates returns the full names that a name can stand for, in the order of resolv.conf(5). A name with a final dot
+// is full.
 func (r *resolver) candidates(host string) ([]string, error) {
+	full := strings.HasSuffix(host, ".")
+	host = egress.Normalize(host)
 	if host == "" || len(host) > 253 {
 		return nil, failure(egress.CodeInvalid, "%q is not a host name", host)
+	}
+	if full {
+		return []string{host}, nil
 	}
 	var list []string
 	for _, s := range r.searches {
