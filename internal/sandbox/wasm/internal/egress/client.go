@@ -16,13 +16,13 @@ import (
 // Client is a pod's connection to the dialer. All methods can be called concurrently.
 type Client struct {
 	conn    *net.UnixConn
-	slots   chan struct{} // limits the requests in progress
+	slots   chan struct{} // one for each pending request
 	done    chan struct{}
 	writing sync.Mutex
 
 	mu      sync.Mutex
 	last    uint64
-	pending map[uint64]chan answer
+	pending map[uint64]chan answer // requests without a reply; nil if nobody waits for it
 	closed  bool
 }
 
@@ -70,11 +70,13 @@ func (c *Client) Resolve(ctx context.Context, name string) ([]netip.Addr, error)
 	return a.Addrs, err
 }
 
-// do sends a request and waits for the answer. If ctx ends first, do cancels the request.
+// do sends a request and waits for the answer. If ctx ends first, do cancels the request, which then keeps its slot until
+// the dialer replies.
 func (c *Client) do(ctx context.Context, r Request) (answer, error) {
 	select {
 	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
+	case <-c.done:
+		return answer{}, errGone
 	case <-ctx.Done():
 		return answer{}, context.Cause(ctx)
 	}
@@ -89,7 +91,9 @@ func (c *Client) do(ctx context.Context, r Request) (answer, error) {
 	c.pending[r.ID] = answered
 	c.mu.Unlock()
 	if err := c.send(r); err != nil {
-		c.forget(r.ID, answered)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.take(r.ID) // there will be no reply
 		return answer{}, err
 	}
 	select {
@@ -99,24 +103,34 @@ func (c *Client) do(ctx context.Context, r Request) (answer, error) {
 		}
 		return a, nil
 	case <-ctx.Done():
-		c.forget(r.ID, answered)
-		_ = c.send(Request{ID: r.ID, Op: OpCancel})
+		if c.giveUp(r.ID) {
+			_ = c.send(Request{ID: r.ID, Op: OpCancel})
+		} else if a := <-answered; a.file != nil {
+			a.file.Close()
+		}
 		return answer{}, context.Cause(ctx)
 	}
 }
 
-// forget gives up a request. If its answer has just arrived, forget closes the socket.
-func (c *Client) forget(id uint64, answered chan answer) {
+// giveUp makes the client discard the reply to a request. It returns false if the reply has arrived.
+func (c *Client) giveUp(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.pending, id)
-	select {
-	case a := <-answered:
-		if a.file != nil {
-			a.file.Close()
-		}
-	default:
+	_, pending := c.pending[id]
+	if pending {
+		c.pending[id] = nil
 	}
+	return pending
+}
+
+// take removes a request and frees its slot. It returns nil if nobody waits for the reply. The caller holds c.mu.
+func (c *Client) take(id uint64) chan answer {
+	answered, pending := c.pending[id]
+	if pending {
+		delete(c.pending, id)
+		<-c.slots
+	}
+	return answered
 }
 
 func (c *Client) send(r Request) error {
@@ -160,14 +174,13 @@ func (c *Client) deliver(f *fdpass.Frame) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	answered := c.pending[a.ID]
+	answered := c.take(a.ID)
 	if answered == nil {
 		return nil // the request was given up
 	}
 	if len(f.Files) > 0 {
 		a.file, f.Files[0] = f.Files[0], nil
 	}
-	delete(c.pending, a.ID)
 	answered <- a
 	return nil
 }
@@ -177,9 +190,10 @@ func (c *Client) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
-	for id, answered := range c.pending {
-		answered <- answer{Reply: Reply{Error: errGone}}
-		delete(c.pending, id)
+	for id := range c.pending {
+		if answered := c.take(id); answered != nil {
+			answered <- answer{Reply: Reply{Error: errGone}}
+		}
 	}
 	close(c.done)
 }
