@@ -14,6 +14,16 @@ type Conn interface {
 	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
 }
 
+// NoFiles returns a Conn for a peer that must not pass files. The kernel discards those that it passes (recvmsg(2)), and
+// Stream.Read returns ErrFrame.
+func NoFiles(conn *net.UnixConn) Conn { return noFiles{conn} }
+
+type noFiles struct{ conn *net.UnixConn }
+
+func (c noFiles) ReadMsgUnix(b, _ []byte) (n, oobn, flags int, addr *net.UnixAddr, err error) {
+	return c.conn.ReadMsgUnix(b, nil)
+}
+
 // Stream reads the bytes of a connection, and keeps the files that come with them. The bytes need not be frames: OCI
 // runtimes send other messages.
 type Stream struct {
@@ -37,7 +47,7 @@ func (s *Stream) Read(b []byte) (int, error) {
 	case keepErr != nil:
 		return 0, keepErr
 	case flags&unix.MSG_CTRUNC != 0:
-		return 0, fmt.Errorf("%w: files were lost in transit (out of file descriptors?)", ErrFrame)
+		return 0, fmt.Errorf("%w: files were lost in transit (unexpected, or out of file descriptors)", ErrFrame)
 	case n == 0 && len(b) > 0:
 		return 0, io.EOF
 	}

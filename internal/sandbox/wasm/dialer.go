@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
@@ -148,6 +149,7 @@ func (d *dialers) spawn(ctx context.Context, p *dialerProcess) error {
 		return err
 	}
 	p.child = cmd
+	d.limitMemory(in)
 	if p.proc, err = process.Open(cmd.Process.Pid); err != nil {
 		return err
 	}
@@ -161,6 +163,23 @@ func (d *dialers) spawn(ctx context.Context, p *dialerProcess) error {
 		return fmt.Errorf("%w: %s", err, lastLine(process.LogTail(filepath.Join(p.dir, workerLog), 4<<10)))
 	}
 	return nil
+}
+
+// dialerShare is the part of the node's memory, one in so many, that a dialer may use. The buffers of the connections that
+// it has opened count, too, even in the workers; the kernel keeps those of TCP below a tenth of the memory (tcp_mem in
+// tcp(7)).
+const dialerShare = 4
+
+// limitMemory bounds the memory of a dialer that has its own cgroup. A kernel without the memory controller cannot do
+// that, but pods can call out there, too.
+func (d *dialers) limitMemory(in place) {
+	if in.dir == "" {
+		return
+	}
+	limit := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: nodeMemory() / dialerShare}
+	if err := in.tree.Apply(in.dir, in.tree.Limits(limit, nil)); err != nil {
+		d.cfg.Logger.Warn("the dialer runs without a memory limit", "err", err)
+	}
 }
 
 // record writes the process and the cgroup to the dialer's directory, for the next daemon.

@@ -92,6 +92,20 @@ func TestEgress(t *testing.T) {
 	r.eventually("the pod gets another dialer from the next daemon", func() bool { return r.connects(p, c) == "<nil>" })
 }
 
+// TestDialerIsLimited: the dialer's cgroup has a memory limit.
+func TestDialerIsLimited(t *testing.T) {
+	r := newRig(t)
+	p := onHostNetwork(r, "caller", "*")
+	r.must(r.StartContainer(r.ctx(), p, r.create(p, importsHTTP)))
+	_, s, err := recordedProcess(r.dialersLeft()[0])
+	r.must(err)
+	limit, err := r.keeper.cgroups.MemoryLimit(s.Cgroup)
+	r.must(err)
+	if all := uint64(nodeMemory()); limit == 0 || limit > all/dialerShare || limit < all/dialerShare/2 {
+		t.Errorf("limit = %d bytes of %d, want a part in %d", limit, all, dialerShare)
+	}
+}
+
 // TestEgressNeedsAnImportAndRules: no dialer runs for pods that cannot use it.
 func TestEgressNeedsAnImportAndRules(t *testing.T) {
 	r := newRig(t)

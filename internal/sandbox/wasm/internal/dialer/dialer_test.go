@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -154,7 +155,43 @@ func TestJunkClosesTheWayOut(t *testing.T) {
 	}
 }
 
-// TestRequestsAreBounded: a worker that sends requests without waiting gets refusals, and cancels work.
+// TestFilesCloseTheWayOut: a worker that passes files loses the connection, also if it announces none.
+func TestFilesCloseTheWayOut(t *testing.T) {
+	r := newRig(t, time.Hour)
+	for _, announced := range []byte{0, 1} {
+		conn := r.pod("*", egress.DNS{})
+		payload := `{"id":1,"op":"resolve","host":"10.0.0.1"}`
+		frame := append([]byte{0, 0, 0, byte(len(payload)), 0, 0, 0, announced}, payload...)
+		if _, _, err := conn.WriteMsgUnix(frame, unix.UnixRights(0), nil); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if n, err := conn.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%d files announced: Read = %d, %v; want the end", announced, n, err)
+		}
+	}
+}
+
+// TestUnreadRepliesAreBounded: a worker that reads no replies loses the connection, before they pile up.
+func TestUnreadRepliesAreBounded(t *testing.T) {
+	r := newRig(t, time.Hour)
+	conn := r.pod("*", egress.DNS{})
+	before, most := runtime.NumGoroutine(), 0
+	_ = conn.SetWriteDeadline(time.Now().Add(8 * time.Second)) // less than replyTime
+	var err error
+	for id := uint64(0); err == nil && id < 50_000; id++ {
+		err = fdpass.Write(conn, egress.MaxMessage, fmt.Appendf(nil, `{"id":%d,"op":"resolve","host":"127.0.0.1"}`, id), nil)
+		most = max(most, runtime.NumGoroutine()-before)
+	}
+	if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Write = %v, want the end", err)
+	}
+	if most > egress.MaxPending+10 {
+		t.Errorf("%d goroutines, want at most one for each of %d requests", most, egress.MaxPending)
+	}
+}
+
+// TestRequestsAreBounded: a worker that sends too many requests without waiting loses the connection, and cancels work.
 func TestRequestsAreBounded(t *testing.T) {
 	r := newRig(t, time.Hour)
 	silent, err := net.ListenPacket("udp", "127.0.0.1:53")
@@ -173,8 +210,7 @@ func TestRequestsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const extra = 5
-	for id := range uint64(egress.MaxPending + extra) {
+	for id := range uint64(egress.MaxPending) {
 		send(egress.Request{ID: id, Op: egress.OpResolve, Host: "slow.example"})
 	}
 	frames := fdpass.NewReader(conn, egress.MaxMessage)
@@ -191,14 +227,47 @@ func TestRequestsAreBounded(t *testing.T) {
 		}
 		return reply
 	}
-	for range extra {
-		if reply := next(); reply.Error == nil || reply.Error.Code != egress.CodeLimit {
-			t.Errorf("reply %+v, want %s", reply, egress.CodeLimit)
-		}
-	}
 	send(egress.Request{ID: 3, Op: egress.OpCancel})
 	if reply := next(); reply.ID != 3 || reply.Error == nil {
 		t.Errorf("reply %+v to a cancelled request", reply)
+	}
+	send(egress.Request{ID: egress.MaxPending, Op: egress.OpResolve, Host: "10.0.0.1"})
+	if reply := next(); reply.ID != egress.MaxPending || reply.Error != nil {
+		t.Errorf("reply %+v to a request after a cancelled one", reply)
+	}
+	send(egress.Request{ID: 3, Op: egress.OpResolve, Host: "slow.example"})
+	send(egress.Request{ID: egress.MaxPending + 1, Op: egress.OpResolve, Host: "slow.example"})
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if f, err := frames.Next(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("reply %s, %v to more than %d requests; want the end", f.Payload, err, egress.MaxPending)
+	}
+}
+
+// TestRequestsThatTimeOutTogether: a guest whose requests end together can send as many again at once.
+func TestRequestsThatTimeOutTogether(t *testing.T) {
+	r := newRig(t, time.Hour)
+	silent, err := net.ListenPacket("udp", "127.0.0.1:53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	client := egress.NewClient(r.pod("*", egress.DNS{Servers: []string{"127.0.0.1"}}))
+	defer client.Close()
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		var all sync.WaitGroup
+		for range egress.MaxPending {
+			all.Go(func() {
+				if _, err := client.Resolve(ctx, "10.0.0.1"); err != nil && ctx.Err() == nil {
+					t.Errorf("Resolve(10.0.0.1) = %v", err)
+				}
+				if _, err := client.Resolve(ctx, "slow.example"); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Resolve(slow.example) = %v, want %v", err, context.DeadlineExceeded)
+				}
+			})
+		}
+		all.Wait()
+		cancel()
 	}
 }
 

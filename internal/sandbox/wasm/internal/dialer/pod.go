@@ -47,7 +47,7 @@ type pod struct {
 	writing sync.Mutex
 
 	mu      sync.Mutex
-	pending map[uint64]context.CancelFunc
+	pending map[uint64]context.CancelFunc // requests until their reply is sent
 }
 
 func makePod(o egress.Order, rules egress.Rules, netns *os.File, conn *net.UnixConn, logger *slog.Logger) *pod {
@@ -68,19 +68,22 @@ func (p *pod) close() {
 func (p *pod) serve() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	r := fdpass.NewReader(p.conn, egress.MaxMessage)
+	r := fdpass.NewReader(fdpass.NoFiles(p.conn), egress.MaxMessage)
 	for {
 		f, err := r.Next()
-		f.Close() // requests have no files
+		var q egress.Request
+		if err == nil && json.Unmarshal(f.Payload, &q) != nil {
+			err = fmt.Errorf("%w: not a JSON request", fdpass.ErrFrame)
+		}
+		if err == nil {
+			err = p.begin(ctx, q, &running)
+		}
+		if errors.Is(err, fdpass.ErrFrame) {
+			p.logger.Error("the worker breaks the protocol; its way out is closed", "err", err)
+		}
 		if err != nil {
 			break
 		}
-		var q egress.Request
-		if json.Unmarshal(f.Payload, &q) != nil {
-			p.logger.Error("the worker sent something else than a request; its way out is closed")
-			break
-		}
-		p.begin(ctx, q, &running)
 	}
 	cancel()
 	p.conn.Close()
@@ -89,24 +92,25 @@ func (p *pod) serve() {
 	p.netns.Close()
 }
 
-// begin starts to carry out a request. If there are too many, begin refuses it and waits until the worker has read that.
-func (p *pod) begin(ctx context.Context, q egress.Request, running *sync.WaitGroup) {
+// begin starts to carry out a request. It does not wait for the worker. It returns fdpass.ErrFrame if the worker may not
+// send the request now.
+func (p *pod) begin(ctx context.Context, q egress.Request, running *sync.WaitGroup) error {
 	p.mu.Lock()
-	if q.Op == egress.OpCancel {
-		if cancel := p.pending[q.ID]; cancel != nil {
-			cancel()
-		}
-		p.mu.Unlock()
-		return
-	}
-	if p.pending[q.ID] != nil || len(p.pending) >= egress.MaxPending {
-		p.mu.Unlock()
-		p.reply(q.ID, nil, nil, failure(egress.CodeLimit, "more than %d requests at a time", egress.MaxPending))
-		return
+	defer p.mu.Unlock()
+	known := p.pending[q.ID]
+	switch {
+	case q.Op == egress.OpCancel && known != nil:
+		known()
+		return nil
+	case q.Op == egress.OpCancel:
+		return nil
+	case known != nil:
+		return fmt.Errorf("%w: request %d was sent twice", fdpass.ErrFrame, q.ID)
+	case len(p.pending) >= egress.MaxPending:
+		return fmt.Errorf("%w: more than %d requests at a time", fdpass.ErrFrame, egress.MaxPending)
 	}
 	ctx, cancel := context.WithTimeout(ctx, egress.DialTime)
 	p.pending[q.ID] = cancel
-	p.mu.Unlock()
 	running.Go(func() {
 		var addrs []netip.Addr
 		var socket *os.File
@@ -115,11 +119,9 @@ func (p *pod) begin(ctx context.Context, q egress.Request, running *sync.WaitGro
 			return err
 		})
 		cancel()
-		p.mu.Lock()
-		delete(p.pending, q.ID) // before the reply, because the worker may then send the next request
-		p.mu.Unlock()
 		p.reply(q.ID, addrs, socket, err)
 	})
+	return nil
 }
 
 // do carries out a request.
@@ -138,7 +140,8 @@ func (p *pod) do(ctx context.Context, q egress.Request) ([]netip.Addr, *os.File,
 	return nil, nil, failure(egress.CodeInvalid, "operation %q", q.Op)
 }
 
-// reply sends a reply and closes the socket.
+// reply sends a reply and closes the socket. The request is pending until it is the turn of its reply, so that replies
+// that the worker does not read are bounded, too.
 func (p *pod) reply(id uint64, addrs []netip.Addr, socket *os.File, failed error) {
 	reply := egress.Reply{ID: id, Addrs: addrs}
 	var files []*os.File
@@ -152,10 +155,14 @@ func (p *pod) reply(id uint64, addrs []netip.Addr, socket *os.File, failed error
 	payload, err := json.Marshal(reply)
 	if err != nil {
 		p.logger.Error("encode a reply failed", "err", err)
+		p.conn.Close() // ends serve
 		return
 	}
 	p.writing.Lock()
 	defer p.writing.Unlock()
+	p.mu.Lock()
+	delete(p.pending, id) // before the reply, because the worker may then send the next request
+	p.mu.Unlock()
 	_ = p.conn.SetWriteDeadline(time.Now().Add(replyTime))
 	if err := fdpass.Write(p.conn, egress.MaxMessage, payload, files); err != nil {
 		p.conn.Close() // ends serve

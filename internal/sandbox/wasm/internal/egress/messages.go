@@ -13,8 +13,8 @@ const (
 	MaxOrder   = 256 << 10
 )
 
-// MaxPending bounds the requests of a pod that are in progress. The dialer refuses further ones with CodeLimit; a Client
-// makes them wait.
+// MaxPending bounds the requests of a pod that have no reply yet. A Client makes further ones wait; the dialer closes the
+// connection of a worker that sends them.
 const MaxPending = 64
 
 // DialTime bounds a request, whatever its timeout.

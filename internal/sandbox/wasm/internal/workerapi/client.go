@@ -250,7 +250,7 @@ func (c *Client) fail(err error) {
 }
 
 func (c *Client) read() {
-	r := fdpass.NewReader(c.conn, MaxMessage)
+	r := fdpass.NewReader(fdpass.NoFiles(c.conn), MaxMessage)
 	defer r.Close()
 	defer c.events.finish()
 	for {
@@ -259,7 +259,6 @@ func (c *Client) read() {
 			c.fail(err)
 			return
 		}
-		f.Close() // workers send no files
 		var m message
 		if err := json.Unmarshal(f.Payload, &m); err != nil {
 			c.fail(fmt.Errorf("%w: %w", fdpass.ErrFrame, err))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/fdpass"
@@ -185,6 +186,28 @@ func file(t testing.TB, content string) *os.File {
 	_, err = f.Seek(0, io.SeekStart)
 	require.NoError(t, err)
 	return f
+}
+
+// TestWorkersPassNoFiles: a worker that passes a file loses the connection, and the file is not kept.
+func TestWorkersPassNoFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	require.NoError(t, err)
+	defer l.Close()
+	go func() {
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _, _ = conn.WriteMsgUnix(make([]byte, 1), unix.UnixRights(0), nil) // the begin of a frame
+		_, _ = conn.Read(make([]byte, MaxMessage))
+		_, _ = conn.Read(make([]byte, 1)) // the end
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err = connect(ctx, path)
+	require.ErrorIs(t, err, fdpass.ErrFrame)
 }
 
 func openFiles(t testing.TB) int {
