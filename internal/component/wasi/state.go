@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -23,6 +24,9 @@ type Options struct {
 	Files, Bytes Quota
 	// HTTP sends the guest's requests (package wasihttp). If it is nil, each request is denied.
 	HTTP http.RoundTripper
+	// Guard runs a background function of the host and returns its error. If the function panics, Guard recovers and
+	// returns an error that names the place. If Guard is nil, a panic ends the process.
+	Guard func(where string, f func() error) error
 }
 
 // Quota limits how much of something several instances hold. Take adds n, or returns false if the sum would exceed the
@@ -40,7 +44,7 @@ type Preopen struct {
 }
 
 // State is the host's data for one instance: the guest's resources, and a channel that wakes the guest. Only the
-// guest's thread may call the methods of a State, except Wake.
+// guest's thread may call the methods of a State, except Wake, Hold and Guard.
 type State struct {
 	options Options
 	slots   []any
@@ -48,10 +52,12 @@ type State struct {
 	wake    chan struct{}
 	out     []byte
 	open    int // files and directories
-	held    int // see Hold
 	stdin   *Reader
 	alive   context.Context // ends with Close; nil until Alive is called
 	end     context.CancelFunc
+
+	holding sync.Mutex
+	held    int // see Hold; guarded by holding
 }
 
 // maxHeld limits the host memory of all resources of an instance, in bytes. The window of each stream does not count.
@@ -61,8 +67,10 @@ const maxHeld = 16 << 20
 var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
 
 // Hold adds n, which can be negative, to the number of bytes that the host stores for resources. If the sum would
-// exceed a limit, Hold adds nothing and returns false.
+// exceed a limit, Hold adds nothing and returns false. Any goroutine may call it until the State is closed.
 func (s *State) Hold(n int) bool {
+	s.holding.Lock()
+	defer s.holding.Unlock()
 	if n > 0 && n > maxHeld-s.held || !count(s.options.Bytes, n) {
 		return false
 	}
@@ -104,6 +112,14 @@ func (s *State) Alive() context.Context {
 		s.alive, s.end = context.WithCancel(context.Background())
 	}
 	return s.alive
+}
+
+// Guard calls Options.Guard, or f if there is none.
+func (s *State) Guard(where string, f func() error) error {
+	if s.options.Guard == nil {
+		return f()
+	}
+	return s.options.Guard(where, f)
 }
 
 // HTTP returns Options.HTTP.

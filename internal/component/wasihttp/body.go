@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 
 	"github.com/tripod-run/tripod/internal/component/wasi"
@@ -35,21 +34,21 @@ type outBody struct {
 	to     bodySink
 	stream *wasi.Writer // nil as long as the sink is nil
 	taken  bool         // the guest has taken the body's output-stream
-	early  *earlyOutput // what the guest writes before there is a sink
+	early  earlyOutput  // what the guest writes before there is a sink
 	limit  int64        // how many bytes of the content-length are left, or -1 if there is no content-length
 
-	// finished means that the guest has finished the body. If there was no sink then, late holds the trailers.
+	// finished means that the guest has finished the body. If there was no sink then, late holds the trailers, or nil.
 	finished bool
-	late     []field
+	late     *fields
 }
+
+func newOutBody(s *wasi.State) *outBody { return &outBody{early: earlyOutput{state: s}} }
 
 // open connects the body to its sink.
 func (b *outBody) open(to bodySink, flush func() error, wake func(), length int64) {
 	b.to, b.limit = to, length
 	b.stream = wasi.NewWriter(b, flush, wake)
-	if b.early != nil {
-		b.early.connect(b.output())
-	}
+	b.early.connect(b.output())
 }
 
 // output returns the Output for the guest.
@@ -79,17 +78,37 @@ func (b *outBody) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// finish ends the body, with trailers if there are any.
-func (b *outBody) finish(c *wasi.Call, trailers []field) error {
+// finish ends the body, and takes the trailers, which are nil if there are none.
+func (b *outBody) finish(c *wasi.Call, trailers *fields) error {
 	b.finished = true
-	if b.to == nil {
-		b.late = slices.Clone(trailers)
-		if b.early != nil {
-			b.early.closed = true
-		}
+	if b.to == nil && !b.early.closed {
+		b.early.closed, b.late = true, trailers
 		return nil
 	}
-	return b.to.finish(c, b, trailers)
+	defer trailers.Close()
+	if b.to == nil {
+		return nil
+	}
+	return b.to.finish(c, b, trailers.entries())
+}
+
+// takeLate returns the trailers of a body that was finished before it had a sink. They no longer count as held.
+func (b *outBody) takeLate() []field {
+	list := b.late.entries()
+	_ = b.late.Close()
+	b.late = nil
+	return list
+}
+
+// lose is called when the request or response of the body is dropped or sent. If the body has no sink then, it will
+// never have one, so lose discards what the guest has written. A nil outBody has nothing to discard.
+func (b *outBody) lose() {
+	if b == nil || b.to != nil {
+		return
+	}
+	b.early.closed = true
+	b.early.discard()
+	b.takeLate()
 }
 
 // earlyOutput is the output-stream of a body until the response is set or the request is sent. It accepts up to
@@ -109,28 +128,18 @@ func (e *earlyOutput) connect(to wasi.Output) {
 	e.discard()
 }
 
-// size returns the number of bytes that wait for the sink. A nil earlyOutput has none.
-func (e *earlyOutput) size() int {
-	if e == nil {
-		return 0
-	}
-	return len(e.written)
-}
-
 func (e *earlyOutput) discard() {
 	e.state.Hold(-len(e.written))
 	e.written = nil
 }
 
-// Close is called when the guest drops the body. If there is no sink yet, Close discards what the guest has written.
+// Close is called when the guest drops the body without finishing it. If there is no sink yet, Close discards what the
+// guest has written.
 func (b *outBody) Close() error {
-	switch {
-	case b.to != nil && !b.finished:
+	if b.to != nil {
 		b.to.abandon()
-	case b.early != nil && b.stream == nil && !b.finished:
-		b.early.closed = true
-		b.early.discard()
 	}
+	b.lose()
 	return nil
 }
 

@@ -19,9 +19,24 @@ import (
 // defaultTimeout is the default of each timeout in request-options.
 const defaultTimeout = 10 * time.Minute
 
-// callSize is the host memory of one call, in bytes, that the State counts: the buffers of a connection and of both
-// bodies. So the limits of an instance and of a pod on held bytes also limit their calls.
-const callSize = 128 << 10
+// StreamWindow bounds the bytes of a response that the guest has not read, in each stream of HTTP/2. The transport must
+// enforce it (http.HTTP2Config.MaxReceiveBufferPerStream), because callSize includes it.
+const StreamWindow = 128 << 10
+
+// callSize is the host memory of one call, in bytes, that the State counts besides headers: the window of a stream or
+// the buffers of a connection, and the buffers of both bodies. So the limits of an instance and of a pod on held bytes
+// also limit their calls.
+const callSize = StreamWindow + 128<<10
+
+// requestSize returns the host memory of what the guest has set in a request, in bytes, with the trailers of a body that
+// is already finished.
+func requestSize(r *http.Request, body *outBody) int {
+	n := headerSize(r.Header) + headerSize(r.Trailer) + len(r.Method) + len(r.Host) + len(r.URL.Path) + len(r.URL.RawPath) + len(r.URL.RawQuery)
+	if body != nil {
+		n += listSize(body.late.entries())
+	}
+	return n
+}
 
 // errDropped is the cause of a call that ends because the guest has dropped its response.
 var errDropped = errors.New("the guest dropped the response")
@@ -45,6 +60,8 @@ type call struct {
 	body *wasi.Reader // the response's body; nil until the guest asks for it
 
 	mu       sync.Mutex
+	held     int         // the bytes that the State counts for the call, in which those of fields are included
+	fields   int         // the bytes of the response's header and trailers
 	timer    *time.Timer // enforces the timeout of the present phase
 	over     bool        // the call has ended, so nobody takes the response
 	answered bool
@@ -52,37 +69,37 @@ type call struct {
 	err      error // of the request, or of the response's body
 }
 
-// start sends a request in the background. The call belongs to the caller, who must release it.
-func start(c *wasi.Call, request *http.Request, body *outBody, t timeouts) *call {
-	x := &call{state: c.State, timeouts: t, refs: 1, sent: body}
+// start sends a request in the background. The State already counts held bytes for it. The call belongs to the caller,
+// who must release it.
+func start(c *wasi.Call, request *http.Request, body *outBody, t timeouts, held int) *call {
+	x := &call{state: c.State, timeouts: t, refs: 1, sent: body, held: held}
 	x.ctx, x.cancel = context.WithCancelCause(c.Alive())
-	if body != nil {
-		x.setBody(request, body)
-	}
 	x.request = request.WithContext(x.trace())
+	if body != nil {
+		x.setBody(body)
+	}
 	go x.run(c.State.HTTP())
 	return x
 }
 
-// setBody connects the body of a request. A body that the guest has already finished has a known length.
-func (x *call) setBody(request *http.Request, body *outBody) {
-	if body.finished && len(request.Trailer) == 0 && request.ContentLength < 0 {
-		request.ContentLength = int64(body.early.size())
+// setBody connects the body of the request. A body that the guest has already finished has a known length.
+func (x *call) setBody(body *outBody) {
+	late := body.takeLate()
+	if body.finished && len(x.request.Trailer) == 0 && len(late) == 0 && x.request.ContentLength < 0 {
+		x.request.ContentLength = int64(len(body.early.written))
 	}
 	var from *io.PipeReader
 	from, x.pipe = io.Pipe()
-	request.Body = &requestBody{from, x}
-	body.open(x, nil, x.state.Wake, request.ContentLength)
-	if request.ContentLength == 0 {
-		request.Body = http.NoBody
+	x.request.Body = &requestBody{from, x}
+	body.open(x, nil, x.state.Wake, x.request.ContentLength)
+	if x.request.ContentLength == 0 {
+		x.request.Body = http.NoBody
 	}
 	if body.finished {
 		go func() { // the early bytes fit into the stream, but sending them can block
-			if err := body.stream.Close(); err == nil && body.limit <= 0 {
-				_ = x.complete(body.late)
-				return
+			if err := x.state.Guard("outgoing body", func() error { return x.end(body, late) }); err != nil {
+				x.abort(codeOf(err))
 			}
-			x.abandon()
 		}()
 	}
 }
@@ -114,23 +131,50 @@ func (x *call) after(d time.Duration, code string) *time.Timer {
 
 // run sends the request and stores the response.
 func (x *call) run(client http.RoundTripper) {
-	response, err := client.RoundTrip(x.request)
-	if err == nil && response.StatusCode == http.StatusSwitchingProtocols {
-		response.Body.Close()
-		err = &CodeError{Code: "HTTP-upgrade-failed"}
-	}
+	var response *http.Response
+	err := x.state.Guard("outgoing request", func() (err error) {
+		response, err = client.RoundTrip(x.request)
+		return err
+	})
 	x.mu.Lock()
 	x.timer.Stop()
-	over := x.over
-	x.answered, x.err = true, x.cause(err)
-	if err == nil {
+	switch {
+	case err != nil:
+		err = x.cause(err)
+	case response.StatusCode == http.StatusSwitchingProtocols:
+		err = &CodeError{Code: "HTTP-upgrade-failed"}
+	case !x.holdFields(response):
+		err = &CodeError{Code: "HTTP-response-header-section-size"}
+	default:
 		x.response = response
 	}
+	x.answered, x.err = true, err
 	x.mu.Unlock()
-	if over && err == nil {
+	if err != nil && response != nil {
 		response.Body.Close()
 	}
 	x.state.Wake()
+}
+
+// hold adds n to the bytes that the State counts for the call. It returns false at a limit, and if the call has ended.
+// The caller holds the lock.
+func (x *call) hold(n int) bool {
+	if x.over || !x.state.Hold(n) {
+		return false
+	}
+	x.held += n
+	return true
+}
+
+// holdFields counts the header and the trailers of the response. The names of the trailers can arrive with the header,
+// and their values after the body. The caller holds the lock.
+func (x *call) holdFields(response *http.Response) bool {
+	size := headerSize(response.Header) + headerSize(response.Trailer)
+	if !x.hold(size - x.fields) {
+		return false
+	}
+	x.fields = size
+	return true
 }
 
 // cause returns the error for the guest: the reason why the call was cancelled, if it was.
@@ -159,7 +203,7 @@ func (x *call) release() {
 	x.cancel(errDropped)
 	x.mu.Lock()
 	x.over = true
-	response := x.response
+	response, held := x.response, x.held
 	x.mu.Unlock()
 	if x.body != nil {
 		x.body.Release(func() { response.Body.Close() })
@@ -171,7 +215,7 @@ func (x *call) release() {
 		x.pipe.CloseWithError(errDropped)
 		_ = x.sent.stream.Close()
 	}
-	x.state.Hold(-callSize)
+	x.state.Hold(-held)
 }
 
 // send implements bodySink: it passes bytes of the request's body to the transport.
@@ -185,22 +229,34 @@ func (x *call) send(p []byte) (int, error) {
 
 // finish implements bodySink.
 func (x *call) finish(c *wasi.Call, body *outBody, trailers []field) error {
+	if x.refs == 0 { // the call is over
+		return nil
+	}
 	if err := c.Drain(body.stream.Background()); err != nil {
 		return err
 	}
-	err := body.stream.Close()
-	switch {
-	case errors.Is(err, io.ErrClosedPipe): // the transport has stopped reading; the response says why
-		return nil
-	case err == nil && body.limit > 0:
-		err = body.tooShort()
-	case err == nil:
-		err = x.complete(trailers)
+	x.mu.Lock()
+	held := x.hold(listSize(trailers))
+	x.mu.Unlock()
+	var err error = &CodeError{Code: "HTTP-request-trailer-section-size"}
+	if held {
+		err = x.end(body, trailers)
 	}
 	if err != nil {
 		x.abort(codeOf(err))
 	}
 	return err
+}
+
+// end sends the rest of the request's body, and ends it.
+func (x *call) end(body *outBody, trailers []field) error {
+	switch err := body.stream.Close(); {
+	case errors.Is(err, io.ErrClosedPipe): // the transport has stopped reading; the response says why
+		return nil
+	case err != nil || body.limit > 0: // longer or shorter than the content-length
+		return &CodeError{Code: "HTTP-request-body-size"}
+	}
+	return x.complete(trailers)
 }
 
 // complete ends the request's body. net/http sends only trailers that the header announces (RFC 9110, 6.6.2).
@@ -266,7 +322,15 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	timer := x.after(x.timeouts.betweenBytes, "connection-read-timeout")
 	n, err := x.response.Body.Read(p)
 	timer.Stop()
-	if err == nil || errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err == nil {
+		return n, nil
+	}
+	if errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if !x.holdFields(x.response) { // the body is complete, but not the trailers
+			x.response.Trailer, x.err = nil, &CodeError{Code: "HTTP-response-trailer-section-size"}
+		}
 		return n, err
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {

@@ -94,6 +94,7 @@ func failedWithCode(c *wasi.Call, e *CodeError) {
 // failures maps errors of net/http that have no type of their own, by a part of their texts.
 var failures = []struct{ text, code string }{
 	{"server response headers exceeded", "HTTP-response-header-section-size"},
+	{"response header list larger than advertised limit", "HTTP-response-header-section-size"},
 	{"http: ContentLength=", "HTTP-request-body-size"},
 	{"TLS handshake timeout", "connection-timeout"},
 	{"timeout awaiting response headers", "connection-read-timeout"},

@@ -88,7 +88,7 @@ func (x *exchange) begin(response *outgoingResponse) {
 		x.interruptWrite()
 	}
 	if x.out.finished {
-		_ = x.finish(nil, x.out, x.out.late) // if the length is wrong, the response stays unfinished
+		_ = x.finish(nil, x.out, x.out.takeLate()) // if the length is wrong, the response stays unfinished
 	}
 }
 

@@ -26,6 +26,29 @@ const (
 	fieldOverhead = 32
 )
 
+// fieldCost is the memory of a field in an http.Header, in bytes, besides its name and value: the map's entry, the slice
+// of values, and what allocations are rounded up by.
+const fieldCost = 128
+
+// headerSize returns the memory of a header, in bytes.
+func headerSize(header http.Header) (n int) {
+	for name, values := range header {
+		n += len(name) + fieldCost*max(len(values), 1)
+		for _, v := range values {
+			n += len(v)
+		}
+	}
+	return n
+}
+
+// listSize returns the memory of a list of fields as an http.Header, in bytes.
+func listSize(list []field) (n int) {
+	for _, x := range list {
+		n += len(x.name) + len(x.value) + fieldCost
+	}
+	return n
+}
+
 // fields is the resource "fields" of wasi:http/types. The names of the fields are in lower case. The fields are in the
 // order in which they were added.
 type fields struct {
@@ -53,8 +76,20 @@ func ownFields(c *wasi.Call, list []field, immutable bool) error {
 	return nil
 }
 
-// Close releases the fields. It is called when the guest drops the resource or passes it to the host.
+// entries returns the list of fields. A nil fields has none.
+func (f *fields) entries() []field {
+	if f == nil {
+		return nil
+	}
+	return f.list
+}
+
+// Close releases the fields. It is called when the guest drops the resource or passes it to the host. A nil fields has
+// nothing to release.
 func (f *fields) Close() error {
+	if f == nil {
+		return nil
+	}
 	f.state.Hold(-f.size)
 	f.list, f.size = nil, 0
 	return nil

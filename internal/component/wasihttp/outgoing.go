@@ -72,8 +72,10 @@ func (o *requestOptions) Close() error {
 	return nil
 }
 
-// Close releases the request. It is called when the guest drops the request or the host takes it.
+// Close releases the request. It is called when the guest drops the request or the host takes it. The body is a separate
+// resource, but without a request it is never sent.
 func (q *outgoingRequest) Close() error {
+	q.body.lose()
 	q.free(q.headers.state)
 	return q.headers.Close()
 }
@@ -116,7 +118,7 @@ func outgoingFuncs() map[string]wasi.Func {
 		},
 		"[method]outgoing-request.body": on(func(c *wasi.Call, q *outgoingRequest) error {
 			given := q.body != nil
-			return once(c, &given, func() any { q.body = &outBody{}; return q.body })
+			return once(c, &given, func() any { q.body = newOutBody(c.State); return q.body })
 		}),
 		"[method]outgoing-request.headers": on(func(c *wasi.Call, q *outgoingRequest) error {
 			return ownFields(c, q.headers.list, true)
@@ -196,20 +198,24 @@ func send(c *wasi.Call) error {
 		t = o.timeouts()
 	}
 	request, code := q.build()
+	size := callSize
+	if code == nil {
+		size += requestSize(request, q.body)
+	}
 	switch {
 	case code != nil:
 	case c.HTTP() == nil:
 		code = &CodeError{Code: "HTTP-request-denied"}
-	case q.body != nil && q.body.early != nil && q.body.early.closed && !q.body.finished:
+	case q.body != nil && q.body.early.closed && !q.body.finished:
 		code = &CodeError{Code: "HTTP-request-body-size"}
-	case !c.Hold(callSize):
+	case !c.Hold(size):
 		code = &CodeError{Code: "connection-limit-reached"}
 	}
 	if code != nil {
 		failedWithCode(c, code)
 		return nil
 	}
-	x := start(c, request, q.body, t)
+	x := start(c, request, q.body, t, size)
 	c.OK()
 	c.Own(&futureIncomingResponse{call: x})
 	return nil

@@ -33,8 +33,11 @@ type (
 	}
 )
 
-// Close releases the headers. It does not release the body, which is a separate resource.
-func (o *outgoingResponse) Close() error { return o.headers.Close() }
+// Close releases the headers. The body is a separate resource, but without a response it is never sent.
+func (o *outgoingResponse) Close() error {
+	o.body.lose()
+	return o.headers.Close()
+}
 
 // Close is called when the guest drops the body. A future-trailers takes over its source.
 func (b *incomingBody) Close() error {
@@ -192,15 +195,14 @@ var responseFuncs = map[string]wasi.Func{
 	}),
 	"[method]outgoing-response.body": on(func(c *wasi.Call, o *outgoingResponse) error {
 		given := o.body != nil
-		return once(c, &given, func() any { o.body = &outBody{}; return o.body })
+		return once(c, &given, func() any { o.body = newOutBody(c.State); return o.body })
 	}),
 	"[method]outgoing-body.write": on(func(c *wasi.Call, b *outBody) error {
 		return once(c, &b.taken, func() any {
 			if b.stream != nil {
 				return &wasi.OutputStream{Output: b.output()}
 			}
-			b.early = &earlyOutput{state: c.State}
-			return &wasi.OutputStream{Output: b.early}
+			return &wasi.OutputStream{Output: &b.early}
 		})
 	}),
 	"[static]outgoing-body.finish":                 bodyFinish,
@@ -228,14 +230,11 @@ func bodyFinish(c *wasi.Call) error {
 	if err != nil {
 		return err
 	}
-	var trailers []field
+	var trailers *fields
 	if c.In.Option() {
-		given, err := wasi.Take[*fields](c.State, c.In.U32())
-		if err != nil {
+		if trailers, err = wasi.Take[*fields](c.State, c.In.U32()); err != nil {
 			return err
 		}
-		defer given.Close()
-		trailers = given.list
 	}
 	if err := b.finish(c, trailers); err != nil {
 		if cause := context.Cause(c); cause != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/component/wasihttp"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -124,7 +125,7 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 // wasiOptions converts the engine's options to options of package wasi, Tripod's own WASI 0.2 host.
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
-		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}}
+		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard}
 	if p.wayOut != nil {
 		own.HTTP = p.wayOut
 	}
@@ -132,6 +133,11 @@ func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 		own.Preopens = append(own.Preopens, wasi.Preopen(d))
 	}
 	return own
+}
+
+// guard implements wasi.Options.Guard.
+func (p *pod) guard(where string, f func() error) error {
+	return guard.Call(p.worker.logger.With("pod", p.spec.ID), where, f)
 }
 
 // quota is a wasi.Quota that charges a pod's account.

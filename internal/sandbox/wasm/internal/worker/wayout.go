@@ -32,13 +32,13 @@ const (
 	idleConnTime   = 30 * time.Second
 	handshakeTime  = 30 * time.Second
 	continueTime   = time.Second
-	// maxAnswerHeader bounds the header of a response, in bytes.
-	maxAnswerHeader = 1 << 20
-	// connBuffer is the size of each of a connection's two buffers. With HTTP/2, a server can send streamWindow bytes of
-	// a stream, and connWindow bytes of all streams of a connection, that the guest has not read.
-	connBuffer   = 32 << 10
-	streamWindow = 512 << 10
-	connWindow   = 4 << 20
+	// maxAnswerHeader bounds the header of a response, in bytes. The worker reads the header before it is counted, and
+	// small fields need thirty times as much memory.
+	maxAnswerHeader = 64 << 10
+	// connBuffer is the size of each of a connection's two buffers. With HTTP/2, a server can send connWindow bytes of all
+	// streams of a connection that the guests have not read.
+	connBuffer = 32 << 10
+	connWindow = 4 << 20
 	// maxRoots bounds the size of a file with authorities, in bytes.
 	maxRoots = 8 << 20
 )
@@ -130,7 +130,7 @@ func (o *wayOut) transport(config *tls.Config) *http.Transport {
 		MaxIdleConns: maxIdleConns, MaxIdleConnsPerHost: maxIdlePerHost, IdleConnTimeout: idleConnTime,
 		TLSHandshakeTimeout: handshakeTime, ExpectContinueTimeout: continueTime,
 		MaxResponseHeaderBytes: maxAnswerHeader, ReadBufferSize: connBuffer, WriteBufferSize: connBuffer,
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: streamWindow, MaxReceiveBufferPerConnection: connWindow},
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: wasihttp.StreamWindow, MaxReceiveBufferPerConnection: connWindow},
 	}
 }
 
