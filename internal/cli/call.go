@@ -105,7 +105,7 @@ func (a *App) call(ctx context.Context, o callOptions, args []string) error {
 	took := make([]time.Duration, 0, o.repeat)
 	for i := range max(1, o.repeat) {
 		begin := time.Now()
-		if err := call.Exchange(ctx, c, m, o.header, requests, a.reply(i == 0)); err != nil {
+		if _, err := call.Exchange(ctx, c, m, o.header, requests, a.reply(i == 0)); err != nil {
 			return err
 		}
 		took = append(took, time.Since(begin))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/quic-go/quic-go/http3"
@@ -34,6 +35,10 @@ type Stream interface {
 	Send(proto.Message) error
 	CloseSend() error
 	Receive() (proto.Message, error)
+	// Header returns the response's header, and waits for it. Trailer returns the trailer once Receive has returned an
+	// error or the only reply.
+	Header() (metadata.MD, error)
+	Trailer() metadata.MD
 }
 
 // Options configures the connection.
@@ -138,6 +143,24 @@ func (s *connectStream) CloseSend() error { return asStatus(s.s.CloseRequest()) 
 func (s *connectStream) Receive() (proto.Message, error) {
 	reply, err := s.s.Receive()
 	return reply, asStatus(err)
+}
+
+func (s *connectStream) Header() (metadata.MD, error) { return metadataOf(s.s.ResponseHeader()), nil }
+
+func (s *connectStream) Trailer() metadata.MD { return metadataOf(s.s.ResponseTrailer()) }
+
+// metadataOf converts a header from connect-go, which leaves binary values encoded.
+func metadataOf(h http.Header) metadata.MD {
+	md := metadata.MD{}
+	for key, values := range h {
+		for _, v := range values {
+			if raw, err := connect.DecodeBinaryHeader(v); err == nil && strings.HasSuffix(strings.ToLower(key), "-bin") {
+				v = string(raw)
+			}
+			md.Append(key, v)
+		}
+	}
+	return md
 }
 
 // asStatus converts an error from connect-go to a gRPC status error.

@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -33,26 +34,34 @@ func Requests(m protoreflect.MethodDescriptor, texts []string) ([]proto.Message,
 	return all, nil
 }
 
-// Exchange makes a call: it sends all requests and passes each reply to the given function as it arrives.
-func Exchange(ctx context.Context, c Client, m protoreflect.MethodDescriptor, header map[string]string, requests []proto.Message, reply func(proto.Message) error) error {
+// Metadata is what a server sends besides messages.
+type Metadata struct{ Header, Trailer metadata.MD }
+
+// Exchange makes a call: it sends all requests and passes each reply to the given function as it arrives. It returns the
+// metadata of a call that has ended with whatever status.
+func Exchange(ctx context.Context, c Client, m protoreflect.MethodDescriptor, header map[string]string, requests []proto.Message, reply func(proto.Message) error) (md Metadata, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s, err := c.Open(ctx, m, header)
 	if err != nil {
-		return err
+		return md, err
 	}
 	sent := make(chan error, 1)
 	go func() { sent <- sendAll(s, requests) }()
 	for {
 		message, err := s.Receive()
+		if err != nil {
+			md.Header, _ = s.Header() // a call without one has failed
+			md.Trailer = s.Trailer()
+		}
 		if errors.Is(err, io.EOF) {
-			return <-sent
+			return md, <-sent
 		}
 		if err != nil {
-			return err
+			return md, err
 		}
 		if err := reply(message); err != nil {
-			return err
+			return md, err
 		}
 	}
 }
