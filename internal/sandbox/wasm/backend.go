@@ -130,7 +130,6 @@ type Backend struct {
 	cfg         setup
 	log         *slog.Logger
 	cache       *cache
-	collecting  sync.Mutex // held by collectCode
 	precompiler *precompiler
 	keeper      *keeper
 	dialers     *dialers

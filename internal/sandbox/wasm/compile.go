@@ -54,7 +54,7 @@ const fingerprintTimeout = 30 * time.Second
 func askFingerprint(cfg Config) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), fingerprintTimeout)
 	defer cancel()
-	cmd, err := cfg.unprivileged(ctx, "fingerprint")
+	cmd, err := cfg.unprivileged(ctx, nil, "fingerprint")
 	if err != nil {
 		return "", err
 	}
@@ -68,19 +68,24 @@ func askFingerprint(cfg Config) (string, error) {
 }
 
 // unprivileged returns a command that runs tripod-wasm as the unprivileged user, in new namespaces, without the
-// daemon's environment. The command runs the program through a file descriptor, because the user may lack access to the
-// program's directory. The caller closes the command's ExtraFiles.
-func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, error) {
+// daemon's environment. Without root privileges, the command runs as the user of this process, in the same namespaces. It
+// inherits the given files from file descriptor 3 on. The command runs the program through a file descriptor, because the
+// user may lack access to the program's directory. The caller closes the command's ExtraFiles, which include the given
+// files; if unprivileged fails, it has closed them.
+func (c Config) unprivileged(ctx context.Context, inherited []*os.File, args ...string) (*exec.Cmd, error) {
 	fd, err := unix.Open(c.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
+		closeAll(inherited)
 		return nil, fmt.Errorf("%s: %w: %w", c.Program, err, errdefs.ErrUnavailable)
 	}
-	cmd := exec.CommandContext(ctx, "/proc/self/fd/3", args...) // 3 is the first of ExtraFiles
+	const firstFD = 3 // of ExtraFiles
+	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", firstFD+len(inherited)), args...)
 	cmd.Args[0] = ProgramName
-	cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), c.Program)}
+	cmd.ExtraFiles = append(inherited, os.NewFile(uintptr(fd), c.Program))
 	cmd.Env, cmd.Dir = programEnv(), "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setsid: true, Credential: c.credential(), Cloneflags: workerapi.Namespaces &^ unix.CLONE_NEWNS,
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr.Credential, cmd.SysProcAttr.Cloneflags = c.credential(), workerapi.Namespaces&^unix.CLONE_NEWNS
 	}
 	return cmd, nil
 }
@@ -140,7 +145,7 @@ func (c *compiler) run(ctx context.Context, component, code *os.File, t *ticket)
 		return nil, err
 	}
 	stderr := &tail{limit: 4 << 10}
-	cmd, err := c.cfg.unprivileged(ctx, "compile", string(config))
+	cmd, err := c.cfg.unprivileged(ctx, nil, "compile", string(config))
 	if err != nil {
 		return nil, err
 	}

@@ -171,8 +171,6 @@ func (b *Backend) followImages(ctx context.Context) {
 // collectCode queues the compilation of components that have no code, those of pods first, and deletes the code that no
 // image or container needs.
 func (b *Backend) collectCode(ctx context.Context) error {
-	b.collecting.Lock() // an older list of images must not undo what followed from a newer one
-	defer b.collecting.Unlock()
 	wanted, inUse := map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {
 		if s, _ := h.Snapshot(); s.Artifact != nil {

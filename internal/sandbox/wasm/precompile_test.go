@@ -292,12 +292,15 @@ func TestQueueOrder(t *testing.T) {
 }
 
 // compilerPids finds the compilers that tests have started.
-func compilerPids(program string) (pids []string) {
+func compilerPids(program string) []string { return childPids(program, "compile") }
+
+// childPids finds the processes of the program in a mode that tests have started.
+func childPids(program, mode string) (pids []string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range files {
 		cmdline, _ := os.ReadFile(file)
 		parent, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
-		if strings.HasPrefix(string(cmdline), filepath.Base(program)+"\x00compile") && strings.Contains(string(parent), "\nPPid:\t"+strconv.Itoa(os.Getpid())+"\n") {
+		if strings.HasPrefix(string(cmdline), filepath.Base(program)+"\x00"+mode) && strings.Contains(string(parent), "\nPPid:\t"+strconv.Itoa(os.Getpid())+"\n") {
 			pids = append(pids, filepath.Base(filepath.Dir(file)))
 		}
 	}

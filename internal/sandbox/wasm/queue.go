@@ -208,16 +208,13 @@ func (q *queue) lengths() (queued, running [len(priorities)]int) {
 	return queued, running
 }
 
-// niceRounds is how often renice looks for threads with another value.
-const niceRounds = 10
-
 // renice sets the nice value of all threads of a process, because setpriority(2) applies to one thread. New threads
 // inherit the value. A thread that is just being made can still get the old one, so renice repeats until it twice finds
-// no thread with another value. It gives up after niceRounds, because a process can change its own values for ever.
+// no thread with another value.
 func renice(pid, nice int) {
 	reniceSession(pid, nice)
 	const kernelOffset = 20 // getpriority(2): the system call returns 20 minus the nice value
-	for round, quiet := 0, 0; quiet < 2 && round < niceRounds; round, quiet = round+1, quiet+1 {
+	for quiet := 0; quiet < 2; quiet++ {
 		threads, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task", "[0-9]*"))
 		for _, thread := range threads {
 			tid, _ := strconv.Atoi(filepath.Base(thread))
