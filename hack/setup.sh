@@ -98,7 +98,8 @@ fi
 
 # Download all modules at once, so that everything else works offline. The stamp saves half a second of checking.
 stamp=build/.modules
-if ! [ "$stamp" -nt go.sum ] || ! [ -d "$(go env GOMODCACHE)/cache/download" ]; then
-  { go mod download && for dir in sdk/go examples/wasm/greeter-go test/guests; do go -C "$dir" mod download || exit 1; done; } || die "go mod download failed: the Go module proxy cannot be reached, or go.sum does not match"
+plugins=internal/cli/scaffold/plugins.mod # of `tripod component new`
+if ! [ "$stamp" -nt go.sum ] || ! [ "$stamp" -nt "$plugins" ] || ! [ -d "$(go env GOMODCACHE)/cache/download" ]; then
+  { go mod download && for dir in sdk/go examples/wasm/greeter-go test/guests; do go -C "$dir" mod download || exit 1; done && go mod download -modfile="$plugins"; } || die "go mod download failed: the Go module proxy cannot be reached, or go.sum does not match"
   mkdir -p build && touch "$stamp"
 fi

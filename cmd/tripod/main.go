@@ -62,9 +62,11 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		interruptible(c)
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{app.WITCommand(), app.PushCommand(), app.CallCommand()} {
-		if c.RunE != nil {
-			interruptible(c)
+	for _, c := range []*cobra.Command{app.WITCommand(), app.ComponentCommand(), app.PushCommand(), app.CallCommand()} {
+		for _, runs := range append(c.Commands(), c) {
+			if runs.RunE != nil {
+				interruptible(runs)
+			}
 		}
 		c.GroupID = groupWasm
 		root.AddCommand(c)

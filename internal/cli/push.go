@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -54,10 +55,7 @@ func (a *App) PushCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&p.protos, "proto", nil, "FILE.proto with the services that the component serves")
-	f.StringSliceVarP(&p.imports, "proto-path", "I", nil, "search path of imports (default: the files' directories)")
-	f.StringVar(&p.descriptors, "descriptors", "", "a FileDescriptorSet (protoc --include_imports --descriptor_set_out) instead of --proto")
-	f.StringSliceVar(&p.services, "service", nil, "full name of a service (default: all of the files)")
+	p.flags(f)
 	f.StringVar(&p.component, "component", "", "DOMAIN:SERVER@VERSION, the component's name in the labels of pods")
 	f.StringVar(&p.prefix, "label-prefix", config.Default().Node.ComponentLabelPrefix, "prefix of the labels for --component")
 	f.StringToStringVar(&p.annotations, "annotation", nil, "KEY=VALUE for the manifest")
@@ -84,15 +82,27 @@ func dockerConfig() string {
 }
 
 type push struct {
-	app                       *App
+	app *App
+	description
+	component, prefix string
+	annotations       map[string]string
+	registries        image.Registries
+	creds             string
+	dryRun            bool
+	timeout           time.Duration
+}
+
+// description says which services a component serves.
+type description struct {
 	protos, imports, services []string
 	descriptors               string
-	component, prefix         string
-	annotations               map[string]string
-	registries                image.Registries
-	creds                     string
-	dryRun                    bool
-	timeout                   time.Duration
+}
+
+func (d *description) flags(f *pflag.FlagSet) {
+	f.StringSliceVar(&d.protos, "proto", nil, "FILE.proto with the services that the component serves")
+	f.StringSliceVarP(&d.imports, "proto-path", "I", nil, "search path of imports (default: the files' directories)")
+	f.StringVar(&d.descriptors, "descriptors", "", "a FileDescriptorSet (protoc --include_imports --descriptor_set_out) instead of --proto")
+	f.StringSliceVar(&d.services, "service", nil, "full name of a service (default: all of the files)")
 }
 
 // pushed is the result of a push.
@@ -113,35 +123,44 @@ type pushedLayer struct {
 }
 
 func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
-	binary, err := p.binary(ctx, file)
+	spec, result, err := p.load(ctx, file)
 	if errors.Is(err, errDisk) {
 		return p.runDisk(ctx, file, ref)
 	}
 	if err != nil {
 		return nil, err
 	}
+	built, err := artifact.Build(*spec)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	result.Digest = built.Manifest.Digest.String()
+	return result, p.send(ctx, result, ref, built.Manifest, built.Blobs)
+}
+
+// load reads or builds a component, and checks that a node would run it. The result lacks what only an image has.
+func (p *push) load(ctx context.Context, file string) (*artifact.Spec, *pushed, error) {
+	binary, err := p.binary(ctx, file)
+	if err != nil {
+		return nil, nil, err
+	}
 	outline, err := wasmbin.Read(bytes.NewReader(binary), int64(len(binary)))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return nil, nil, fmt.Errorf("%s: %w", file, err)
 	}
-	spec := artifact.Spec{Wasm: binary}
+	spec := &artifact.Spec{Wasm: binary}
 	if spec.Annotations, err = p.manifestAnnotations(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	served, err := p.describe(ctx, &spec, outline)
+	served, err := p.describe(ctx, spec, outline)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return nil, nil, fmt.Errorf("%s: %w", file, err)
 	}
-	built, err := artifact.Build(spec)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+	result := &pushed{Services: served.services, Annotations: spec.Annotations, Warnings: artifact.Warnings(binary, served.methods)}
+	if result.World, err = artifact.Check(outline, served.interfaces); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", file, err)
 	}
-	result := &pushed{Digest: built.Manifest.Digest.String(), Services: served.services, Annotations: spec.Annotations}
-	if result.World, err = artifact.Check(built.Outline, served.interfaces); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	result.Warnings = artifact.Warnings(binary, served.methods)
-	return result, p.send(ctx, result, ref, built.Manifest, built.Blobs)
+	return spec, result, nil
 }
 
 // runDisk implements run for the disk of a VM.

@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"fmt"
 	"runtime/debug"
 
 	"sync"
@@ -13,9 +12,6 @@ type elsewhere struct {
 	stack []byte
 }
 
-// String is what the process prints if nothing recovers the panic.
-func (e *elsewhere) String() string { return fmt.Sprintf("%v\n%s", e.value, e.stack) }
-
 // Part prepares f to run on another goroutine as part of a request. Start run there, once, and call wait, which returns
 // f's error. If f panics, wait panics, so that the request's own recover() ends it as if f had run in place.
 func Part(f func() error) (run func(), wait func() error) {
@@ -25,11 +21,7 @@ func Part(f func() error) (run func(), wait func() error) {
 	run = func() {
 		defer close(done)
 		defer func() {
-			switch p := recover().(type) {
-			case nil:
-			case *elsewhere: // of a part of this part
-				panicked = p
-			default:
+			if p := recover(); p != nil {
 				panicked = &elsewhere{value: p, stack: debug.Stack()}
 			}
 		}()

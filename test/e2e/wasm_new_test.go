@@ -1,0 +1,156 @@
+package e2e
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+const echoProto = `syntax = "proto3";
+package echo.v1;
+service Echo {
+  rpc Say(Text) returns (Text);
+  rpc Stream(Text) returns (stream Text);
+  rpc Collect(stream Text) returns (Text);
+  rpc Talk(stream Text) returns (stream Text);
+}
+message Text { string text = 1; int64 id = 2; }
+`
+
+const echoCases = `
+cases:
+- name: says
+  method: echo.v1.Echo/Say
+  requests: [{text: a, id: 9007199254740993}]
+  responses: [{text: a, id: "9007199254740993"}]
+- name: streams
+  method: echo.v1.Echo/Stream
+  requests: [{text: a}]
+  responses: [{text: a}]
+- name: collects
+  method: echo.v1.Echo/Collect
+  requests: [{text: a}, {text: b}]
+  responses: [{}]
+- name: talks
+  method: echo.v1.Echo/Talk
+  requests: [{text: a}, {text: b}]
+  responses: [{text: a}, {text: b}]
+`
+
+// componentCommand runs `tripod component` in a directory and returns its output and exit code.
+func componentCommand(t *testing.T, dir string, args ...string) (output string, code int) {
+	t.Helper()
+	tripod, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(t.Context(), tripod, append([]string{"component"}, args...)...)
+	c.Dir = dir
+	out, err := c.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return string(out), exit.ExitCode()
+	}
+	if err != nil {
+		t.Fatalf("%q: %v\n%s", c.Args, err, out)
+	}
+	return string(out), 0
+}
+
+// TestWasmComponentNew: a .proto becomes a server in Go that passes its own cases in a worker, and then runs as a pod.
+func TestWasmComponentNew(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "echo")
+	proto := dir + ".proto"
+	if err := os.WriteFile(proto, []byte(echoProto), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := componentCommand(t, filepath.Dir(dir), "new", "--sdk", filepath.Join(harness.Root(), "sdk", "go"), "echo", "echo.proto"); code != 0 {
+		t.Fatalf("component new: exit code %d, output %s", code, out)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "tests.yaml"), []byte(echoCases), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n4 passed, 0 failed\n") {
+		t.Fatalf("component test: exit code %d, output %s", code, out)
+	}
+	image := pushWasm(t, dir, "pushed/echo:1")
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	_, s := startComponent(t, d, image, "echo.v1.Echo")
+	if got := s.call("echo.v1.Echo/Say", `{"text":"a","id":"9007199254740993"}`); got != `{"text":"a","id":"9007199254740993"}` {
+		t.Errorf("Say: got %s, want the request", got)
+	}
+	for method, want := range map[string][]string{"Collect": {`{}`}, "Talk": {`{"text":"a"}`, `{"text":"b"}`}} {
+		if got, err := s.exchange("echo.v1.Echo/"+method, `{"text":"a"}`, `{"text":"b"}`); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, error %v; want %v", method, got, err, want)
+		}
+	}
+	if got, err := s.exchange("echo.v1.Echo/Stream", `{"text":"a"}`); err != nil || !slices.Equal(got, []string{`{"text":"a"}`}) {
+		t.Errorf("Stream: got %v, error %v", got, err)
+	}
+}
+
+// TestWasmComponentTest: what differs from a case is reported, with the component's output and exit code 1. A case with
+// another outcome than it expects never passes.
+func TestWasmComponentTest(t *testing.T) {
+	examples := filepath.Join(harness.Root(), "examples", "wasm")
+	args := []string{"test", "greeter-c/greeter-c.wasm", "--proto", "greeter/greeter.proto", "--tests"}
+	run := func(cases string, more ...string) (string, int) {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "cases.yaml")
+		if err := os.WriteFile(file, []byte("env: {POD_NAME: solo}\ncases:\n"+cases), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return componentCommand(t, examples, append(append(slices.Clone(args), file), more...)...)
+	}
+	const (
+		hello = "- name: hello\n  method: greet.v1.Greeter/SayHello\n  requests: [{name: Ada}]\n"
+		empty = "- name: empty\n  method: greet.v1.Greeter/SayHello\n"
+		count = "- name: count\n  method: greet.v1.Greeter/Countdown\n  requests: [{from: 1}]\n"
+	)
+	good := hello + "  metadata: {x-request-id: r1, x-trace-bin: \"\\x01\"}\n  responses: [{message: \"Hello, Ada!\", servedBy: solo}]\n  header: {x-request-id: r1}\n  trailer: {x-trace-bin: \"\\x01\"}\n" +
+		empty + "  code: INVALID_ARGUMENT\n  message: 'name: must not be empty'\n" + count + "  responses: [{number: 1}, {}]\n"
+	if out, code := run(good); code != 0 || !strings.HasSuffix(out, "\n3 passed, 0 failed\n") {
+		t.Errorf("good cases: exit code %d, output %s", code, out)
+	}
+	if out, code := run(good, "--run", "^e", "-o", "json"); code != 0 || !strings.Contains(out, `"name": "empty"`) || strings.Contains(out, `"name": "hello"`) {
+		t.Errorf("--run ^e: exit code %d, output %s", code, out)
+	}
+	for cases, want := range map[string]string{
+		hello + "  responses: [{message: Hi}]\n":                        `response 1: got {"message":"Hello, Ada!","servedBy":"solo"}, want {"message":"Hi"}`,
+		hello + "  responses: []\n":                                     "want none",
+		hello + "  code: NOT_FOUND\n":                                   "want none",
+		empty + "  responses: [{}]\n":                                   `status: got InvalidArgument ("name: must not be empty"), want OK`,
+		empty + "  code: INVALID_ARGUMENT\n  message: other\n":          `status message: got "name: must not be empty", want "other"`,
+		count + "  responses: [{number: 1}]\n":                          "response 2: got {}, want none",
+		count + "  responses: [{number: 1}, {}, {}]\n":                  "responses: got 2, want 3",
+		count + "  responses: [{number: 1}, {}]\n  header: {x: '1'}\n":  `header x: got [], want "1"`,
+		count + "  responses: [{number: 1}, {}]\n  trailer: {x: '1'}\n": `trailer x: got [], want "1"`,
+		"- name: slow\n  method: greet.v1.Greeter/Countdown\n  requests: [{from: 1, intervalMs: 60000}]\n  responses: [{number: 1}, {}]\n  timeout: 300ms\n": "status: got DeadlineExceeded",
+	} {
+		out, code := run(cases)
+		if code != 1 || !strings.Contains(out, "FAIL  ") || !strings.Contains(out, want) || !strings.HasSuffix(out, "0 passed, 1 failed\n") {
+			t.Errorf("cases %s: exit code %d, output %s; want %q", cases, code, out, want)
+		}
+	}
+	for cases, want := range map[string]string{
+		"":                                      "the file has no cases",
+		"- name: x\n":                           "cases[0]: name or method is missing",
+		hello + "  replies: []\n":               "replies",
+		hello + "  code: BAD\n":                 "invalid code",
+		hello + "  timeout: fast\n":             `timeout "fast"`,
+		hello + "  responses: [{massage: x}]\n": "massage",
+		"- name: x\n  method: greet.v1.Greeter/None\n": "no method greet.v1.Greeter/None",
+	} {
+		if out, code := run(cases); code != 1 || !strings.Contains(out, want) {
+			t.Errorf("cases %q: exit code %d, output %s; want %q", cases, code, out, want)
+		}
+	}
+	if out, code := run(good, "--run", "none"); code != 1 || !strings.Contains(out, "--run none matches no case") {
+		t.Errorf("--run none: exit code %d, output %s", code, out)
+	}
+}
