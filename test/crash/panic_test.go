@@ -27,7 +27,7 @@ func TestN12PanicAtEveryFailPoint(t *testing.T) {
 	d := harness.NewDaemon(t, harness.Wasm(t, "namespace"), harness.VM(t), harness.Set("vm.default_memory", 32<<20))
 	d.Start(failpoint.Variable + "=" + strings.Join(names, "=1*panic,") + "=1*panic")
 	pid := d.Pid()
-	for _, image := range []string{harness.Busybox, harness.GreeterC, harness.TinyGuest} {
+	for _, image := range []string{harness.Busybox, harness.FetchC, harness.TinyGuest} {
 		d.Pull(t, image)
 	}
 	for _, kind := range []struct {

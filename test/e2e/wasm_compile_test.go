@@ -37,10 +37,13 @@ func compilationOf(t *testing.T, d *harness.Daemon, ref string) (c compilation) 
 	return c
 }
 
+// compileLimit is long, because a compiler for which no pod waits gets little of a busy processor.
+const compileLimit = 4 * time.Minute
+
 // waitCompilation waits until the compilation of an image's component has ended, and returns the result.
 func waitCompilation(t *testing.T, d *harness.Daemon, ref string) (c compilation) {
 	t.Helper()
-	harness.Eventually(t, waitLimit, func() error {
+	harness.Eventually(t, compileLimit, func() error {
 		if c = compilationOf(t, d, ref); c.State != "compiled" && c.State != "failed" {
 			return fmt.Errorf("compilation of %s: got %+v, want its end", ref, c)
 		}
