@@ -90,7 +90,8 @@ func (h *grpcHandler) serveConnect(w http.ResponseWriter, r *http.Request, next 
 		_ = connect.NewErrorWriter().Write(w, r, err) // the client is gone if this fails
 		return
 	}
-	w, half := HalfDuplex(w, r, h.MaxMessageBytes, h.ReceiveTimeout)
+	w, half, done := HalfDuplex(w, r, Ahead{Bytes: h.MaxMessageBytes, Wait: h.ReceiveTimeout, Memory: h.Ahead})
+	defer done()
 	if half != r {
 		half.ProtoMajor = 2 // connect-go refuses streams in both directions over HTTP/1.1
 	}
@@ -127,11 +128,19 @@ func idempotency(m protoreflect.MethodDescriptor) connect.IdempotencyLevel {
 
 // runConnect runs a call that streams its responses.
 func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCall) error {
-	c.writer = ctx.Value(writerKey{}).(http.ResponseWriter)
-	if status := h.run(ctx, e, c, c.peer.Protocol); status != nil {
+	if status := h.runStream(ctx, e, c); status != nil {
 		return status.connectError()
 	}
 	return nil
+}
+
+// runStream runs a call. Afterwards, nobody reads the request.
+func (h *grpcHandler) runStream(ctx context.Context, e *endpoint, c *connectCall) *Status {
+	c.writer = ctx.Value(writerKey{}).(http.ResponseWriter)
+	if half, ok := c.writer.(*halfDuplexWriter); ok {
+		defer half.body.Close()
+	}
+	return h.run(ctx, e, c, c.peer.Protocol)
 }
 
 // runConnectOne runs a call that has one response. It sets metadata through connect-go's CallInfo, which keeps header
@@ -139,7 +148,6 @@ func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCal
 func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connectCall) (*connect.Response[frame], error) {
 	info, _ := connect.CallInfoForHandlerContext(ctx)
 	c.header, c.trailer = info.ResponseHeader(), info.ResponseTrailer()
-	c.writer = ctx.Value(writerKey{}).(http.ResponseWriter)
 	var response *frame
 	c.send = func(f *frame) error {
 		if response != nil {
@@ -148,7 +156,7 @@ func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connect
 		response = &frame{bytes: append([]byte(nil), f.bytes...)}
 		return nil
 	}
-	if status := h.run(ctx, e, c, c.peer.Protocol); status != nil {
+	if status := h.runStream(ctx, e, c); status != nil {
 		return nil, status.connectError()
 	}
 	if response == nil {

@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -21,23 +20,49 @@ func isStream(contentType string) bool {
 	return strings.HasPrefix(contentType, webContentType) || strings.HasPrefix(contentType, "application/connect+")
 }
 
+// Ahead bounds what HalfDuplex reads before a response begins.
+type Ahead struct {
+	// Bytes bounds the rest of one request.
+	Bytes int
+	// Wait bounds the wait for the end of the request.
+	Wait time.Duration
+	// Memory is charged for what is kept.
+	Memory Memory
+	// Refuse says what happens if the rest exceeds Bytes or Memory: the response is 505 if Refuse is true. Otherwise,
+	// reading the rest fails with RESOURCE_EXHAUSTED.
+	Refuse bool
+}
+
+// Memory is an amount of memory, in bytes, that requests share. *semaphore.Weighted implements it.
+type Memory interface {
+	// TryAcquire takes n bytes. If there are fewer, it takes none and returns false.
+	TryAcquire(n int64) bool
+	// Release gives back n bytes.
+	Release(n int64)
+}
+
+// AheadMemory is the memory, in bytes, that a process keeps for the rests of half-duplex streams.
+const AheadMemory = 64 << 20
+
 // HalfDuplex makes a stream over HTTP/1.1 half-duplex: before the response begins, the rest of the request is read
 // into memory. Clients of HTTP/1.1 read the response after they have sent the request, and net/http would discard the
-// rest. If the rest has more than limit bytes, it is discarded, and reading it fails with RESOURCE_EXHAUSTED. If the
-// client does not end its request within wait or its own timeout, it expects full duplex, and the response is 505
-// (Connect protocol, "Streaming RPCs").
+// rest. If the rest exceeds the limits, or nobody will read it, it is discarded. Nobody will read it once the returned
+// request's body is closed, or if the status of the response is not 2xx. If the client does not end its request within
+// a.Wait or its own timeout, it expects full duplex, and the response is 505 (Connect protocol, "Streaming RPCs").
 //
-// HalfDuplex returns w and r if r is not a stream over HTTP/1.1.
-func HalfDuplex(w http.ResponseWriter, r *http.Request, limit int, wait time.Duration) (http.ResponseWriter, *http.Request) {
+// done says that nobody will read the request any more. Call it at the latest when the handler returns. HalfDuplex returns w and r if r is not a stream over
+// HTTP/1.1.
+func HalfDuplex(w http.ResponseWriter, r *http.Request, a Ahead) (_ http.ResponseWriter, _ *http.Request, done func()) {
 	if r.ProtoMajor != 1 || r.Method != http.MethodPost || !isStream(firstValue(r.Header, "Content-Type")) {
-		return w, r
+		return w, r, func() {}
 	}
-	body := &halfDuplexBody{ReadCloser: r.Body}
+	a.Wait = min(a.Wait, clientTimeout(r.Header))
+	body := &halfDuplexBody{client: r.Body, limits: a}
 	r = r.WithContext(r.Context()) // a copy
 	r.Body = body
-	half := &halfDuplexWriter{body: body, limit: limit, wait: min(wait, clientTimeout(r.Header))}
+	half := &halfDuplexWriter{body: body}
 	half.hookedWriter = hookedWriter{ResponseWriter: w, begin: half.readAhead}
-	return half, r
+	return half, r, func() { _ = body.Close() }
 }
 
 // clientTimeout returns the client's timeout for a stream, or the longest duration if there is none or it is invalid.
@@ -51,71 +76,162 @@ func clientTimeout(header http.Header) time.Duration {
 	return math.MaxInt64
 }
 
+// chunkSize is the size, in bytes, of the pieces in which the rest of a body is kept.
+const chunkSize = 16 << 10
+
 // halfDuplexBody reads from the client until the writer reads ahead.
 type halfDuplexBody struct {
-	io.ReadCloser
-	mu    sync.Mutex
-	ahead bytes.Buffer // what was read ahead
-	err   error        // from the client's last Read; it comes after the bytes in ahead
+	client  io.ReadCloser
+	limits  Ahead
+	reading sync.Mutex // held while client is read
+
+	mu     sync.Mutex
+	ahead  [][]byte // chunks that were read ahead, each with chunkSize bytes of memory; the first one is partly read
+	size   int      // bytes that were read ahead
+	err    error    // comes after the bytes in ahead
+	unread bool     // nobody will read any more
 }
 
 func (b *halfDuplexBody) Read(p []byte) (int, error) {
+	b.reading.Lock()
+	defer b.reading.Unlock()
+	if n, err := b.readKept(p); n > 0 || err != nil || len(p) == 0 {
+		return n, err
+	}
+	n, err := b.client.Read(p)
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.ahead.Len() > 0 {
-		return b.ahead.Read(p)
-	}
-	if b.err != nil {
-		return 0, b.err
-	}
-	n, err := b.ReadCloser.Read(p)
 	b.err = err
+	b.mu.Unlock()
 	return n, err
 }
 
-// readAhead reads the rest of the body into memory. It returns nil at the end of the body.
-func (b *halfDuplexBody) readAhead(limit int) error {
+// readKept reads what was read ahead. It returns 0 and nil if the client must be read.
+func (b *halfDuplexBody) readKept(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.err == nil {
-		n, err := b.ahead.ReadFrom(io.LimitReader(b.ReadCloser, int64(limit)+1))
-		switch {
-		case err != nil:
-			b.err = err
-		case n > int64(limit):
-			b.ahead.Truncate(0)
-			b.err = connect.NewError(connect.CodeResourceExhausted,
-				fmt.Errorf("more than %d bytes of the stream were left when the response began; use HTTP/2 or HTTP/3", limit))
-			_, err = io.Copy(io.Discard, b.ReadCloser)
-			return err
-		default:
-			b.err = io.EOF
-		}
+	if b.unread {
+		return 0, http.ErrBodyReadAfterClose
 	}
-	if errors.Is(b.err, io.EOF) {
+	if len(b.ahead) == 0 {
+		return 0, b.err
+	}
+	n := copy(p, b.ahead[0])
+	if b.ahead[0] = b.ahead[0][n:]; len(b.ahead[0]) == 0 {
+		b.ahead[0] = nil // for the garbage collector
+		b.ahead = b.ahead[1:]
+		b.limits.Memory.Release(chunkSize)
+	}
+	return n, nil
+}
+
+// Close implements io.Closer: nobody will read any more. It does not wait for a Read, and it leaves the client's body to
+// net/http, which closes it at the end of the request.
+func (b *halfDuplexBody) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unread = true
+	b.drop()
+	return nil
+}
+
+// drop releases what was read ahead.
+func (b *halfDuplexBody) drop() {
+	b.limits.Memory.Release(int64(len(b.ahead)) * chunkSize)
+	b.ahead = nil
+}
+
+// readAhead reads the rest of the body. It returns nil at the end of the body.
+func (b *halfDuplexBody) readAhead() error {
+	b.reading.Lock()
+	defer b.reading.Unlock()
+	b.mu.Lock()
+	err := b.err
+	b.mu.Unlock()
+	for err == nil && b.reserve() {
+		chunk, n := make([]byte, chunkSize), 0
+		for n < len(chunk) && err == nil {
+			var read int
+			read, err = b.client.Read(chunk[n:])
+			n += read
+		}
+		b.keep(chunk[:n], err)
+	}
+	if err == nil {
+		_, err = io.Copy(io.Discard, b.client)
+	}
+	if errors.Is(err, io.EOF) {
 		return nil
 	}
-	return b.err
+	return err
+}
+
+// reserve reserves the memory for a chunk. It returns false if the rest of the body is to be discarded.
+func (b *halfDuplexBody) reserve() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.unread:
+		return false
+	case b.size > b.limits.Bytes:
+		b.err = tooLong(fmt.Sprintf("more than %d bytes", b.limits.Bytes))
+	case !b.limits.Memory.TryAcquire(chunkSize):
+		b.err = tooLong("more than there is memory for")
+	default:
+		return true
+	}
+	b.drop()
+	return false
+}
+
+// keep keeps a chunk whose memory is reserved, and the error that comes after it.
+func (b *halfDuplexBody) keep(chunk []byte, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.err = err
+	b.size += len(chunk)
+	if b.unread || len(chunk) == 0 {
+		b.limits.Memory.Release(chunkSize)
+		return
+	}
+	b.ahead = append(b.ahead, chunk)
+}
+
+// tooLong returns the error for a rest that is not kept.
+func tooLong(what string) error {
+	return connect.NewError(connect.CodeResourceExhausted,
+		fmt.Errorf("%s of the stream were left when the response began; use HTTP/2 or HTTP/3", what))
+}
+
+// refusal returns the reason to refuse the request because its rest was not kept, or "".
+func (b *halfDuplexBody) refusal() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	over, ok := errors.AsType[*connect.Error](b.err)
+	if !ok || b.unread || !b.limits.Refuse {
+		return ""
+	}
+	return over.Message()
 }
 
 // halfDuplexWriter reads the body ahead before the response begins.
 type halfDuplexWriter struct {
 	hookedWriter
 	body    *halfDuplexBody
-	limit   int
-	wait    time.Duration
 	refused error // the response is this error, and the handler's response is discarded
 }
 
 func (w *halfDuplexWriter) readAhead() {
-	control := http.NewResponseController(w.ResponseWriter)
-	_ = control.SetReadDeadline(time.Now().Add(w.wait)) // also ends a Read in progress
-	err := w.body.readAhead(w.limit)
+	control, wait := http.NewResponseController(w.ResponseWriter), w.body.limits.Wait
+	_ = control.SetReadDeadline(time.Now().Add(wait)) // also ends a Read in progress
+	err := w.body.readAhead()
 	if errors.Is(err, os.ErrDeadlineExceeded) { // the deadline stays, or net/http would wait for the rest, too
-		w.refuse(fmt.Sprintf("the request did not end within %s; streams in both directions at once need HTTP/2 or HTTP/3", w.wait))
+		w.refuse(fmt.Sprintf("the request did not end within %s; streams in both directions at once need HTTP/2 or HTTP/3", wait))
 		return
 	}
 	_ = control.SetReadDeadline(time.Time{})
+	if reason := w.body.refusal(); reason != "" {
+		w.refuse(reason)
+	}
 }
 
 // refuse sends 505 instead of the handler's response.
@@ -127,11 +243,18 @@ func (w *halfDuplexWriter) refuse(message string) {
 		}
 	}
 	header.Set("Connection", "close") // the client still sends
-	http.Error(w.ResponseWriter, message, http.StatusHTTPVersionNotSupported)
+	header.Set("Content-Type", "text/plain; charset=utf-8")
+	header.Set("Content-Length", strconv.Itoa(len(message)+1))
+	w.ResponseWriter.WriteHeader(http.StatusHTTPVersionNotSupported)
+	_, _ = io.WriteString(w.ResponseWriter, message+"\n")    // the client is gone if this fails
+	_ = http.NewResponseController(w.ResponseWriter).Flush() // now, because the handler can abort the connection
 	w.refused = errors.New(message)
 }
 
 func (w *halfDuplexWriter) WriteHeader(status int) {
+	if status >= http.StatusMultipleChoices {
+		_ = w.body.Close()
+	}
 	if status >= http.StatusOK { // not informational
 		w.start()
 	}

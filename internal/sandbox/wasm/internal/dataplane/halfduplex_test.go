@@ -1,17 +1,22 @@
 package dataplane
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc/codes"
 	pb "google.golang.org/grpc/interop/grpc_testing"
 )
 
@@ -119,10 +124,10 @@ func TestHalfDuplexEndless(t *testing.T) {
 			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 			head := "POST " + testPath + "FullDuplexCall HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n" + field + "\r\nContent-Length: 1000\r\n\r\n"
+			started := time.Now()
 			if _, err := conn.Write(append([]byte(head), webFrame(t, &pb.StreamingOutputCallRequest{})...)); err != nil {
 				t.Fatal(err)
 			}
-			started := time.Now()
 			answer, err := io.ReadAll(conn) // ends when the server closes the connection
 			if got := string(answer); err != nil || !strings.HasPrefix(got, "HTTP/1.1 505") || !strings.Contains(got, "HTTP/3") || !strings.Contains(got, "Access-Control-Allow-Origin: *") {
 				t.Errorf("answer of a component that %s to %q = %q, %v; want 505", name, field, answer, err)
@@ -195,4 +200,122 @@ func TestHalfDuplexCut(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("Receive does not return")
 	}
+}
+
+// begin sends a stream of Connect over HTTP/1.1 that announces size bytes after its header and sends all but the last
+// one. It returns the connection.
+func (s *testServer) begin(t *testing.T, size int) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", s.CleartextAddress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	head := fmt.Sprintf("POST %sFullDuplexCall HTTP/1.1\r\nHost: a\r\nContent-Type: application/connect+proto\r\nContent-Length: %d\r\n\r\n", testPath, size)
+	if _, err := conn.Write(append([]byte(head), make([]byte, size-1)...)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// countedMemory counts what is taken.
+type countedMemory struct {
+	*semaphore.Weighted
+	used, most atomic.Int64
+}
+
+func (m *countedMemory) TryAcquire(n int64) bool {
+	if !m.Weighted.TryAcquire(n) {
+		return false
+	}
+	used := m.used.Add(n)
+	for most := m.most.Load(); used > most && !m.most.CompareAndSwap(most, used); most = m.most.Load() {
+	}
+	return true
+}
+
+func (m *countedMemory) Release(n int64) {
+	m.used.Add(-n)
+	m.Weighted.Release(n)
+}
+
+// TestHalfDuplexUnread checks that the server keeps nothing of a request that nobody reads any more: the component has
+// returned, or the request was refused.
+func TestHalfDuplexUnread(t *testing.T) {
+	const n, size = 8, 2 << 20
+	hold := make(chan struct{})
+	defer close(hold)
+	denied := invokerFunc(func(context.Context, *Method, Call) error { return Errorf(codes.PermissionDenied, "no") })
+	busy := NewLimiter(1, time.Millisecond)
+	if busy.acquire(t.Context()) != nil {
+		t.Fatal("no slot")
+	}
+	for want, limiter := range map[string]*Limiter{"permission_denied": NewLimiter(1, time.Minute), "resource_exhausted": busy} {
+		memory := &countedMemory{Weighted: semaphore.NewWeighted(AheadMemory)}
+		s := startServer(t, denied, func(o *GRPCOptions, _ *Config, _ *Material) { o.Limiter, o.Ahead = limiter, memory })
+		before := heap()
+		conns := make([]net.Conn, n)
+		for i := range conns {
+			conns[i] = s.begin(t, size) // returns when the server has read most of it
+		}
+		if grown := int64(heap()) - int64(before); grown > size || memory.most.Load() > 0 {
+			t.Errorf("%s: heap grew by %d bytes for %d clients, and %d bytes were charged", want, grown, n, memory.most.Load())
+		}
+		for _, conn := range conns {
+			if _, err := conn.Write([]byte{0}); err != nil {
+				t.Fatal(err)
+			}
+			response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := io.ReadAll(response.Body)
+			response.Body.Close()
+			if err != nil || !strings.Contains(string(b), want) {
+				t.Errorf("answer = %s %q, %v; want %s", response.Status, b, err, want)
+			}
+		}
+	}
+}
+
+// TestHalfDuplexMemory checks that all requests share the memory for what they left when their responses began, that it
+// is given back, and that a request beyond it fails with RESOURCE_EXHAUSTED.
+func TestHalfDuplexMemory(t *testing.T) {
+	const n, size, most = 6, 1 << 20, 2 << 20
+	memory := &countedMemory{Weighted: semaphore.NewWeighted(most)}
+	received := make(chan error, n)
+	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		err := c.Send(nil)
+		for err == nil {
+			_, err = c.Receive()
+		}
+		received <- err
+		if err == io.EOF {
+			return nil
+		}
+		return err
+	}), func(o *GRPCOptions, _ *Config, _ *Material) { o.Ahead = memory })
+	conns := make([]net.Conn, n)
+	for i := range conns {
+		conns[i] = s.begin(t, size/5*5)
+	}
+	for _, conn := range conns {
+		if _, err := conn.Write([]byte{0}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exhausted := 0
+	for range n {
+		if err := <-received; err != io.EOF {
+			exhausted++
+			if s, ok := errors.AsType[*Status](err); !ok || s.Code != codes.ResourceExhausted || !strings.Contains(s.Message, "memory") {
+				t.Errorf("Receive = %v, want RESOURCE_EXHAUSTED", err)
+			}
+		}
+	}
+	if exhausted == 0 || exhausted > n-1 || memory.most.Load() > most {
+		t.Errorf("%d of %d requests found no memory; %d bytes were taken, want at most %d", exhausted, n, memory.most.Load(), most)
+	}
+	eventually(t, "all memory is given back", func() bool { return memory.used.Load() == 0 })
 }

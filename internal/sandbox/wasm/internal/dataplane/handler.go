@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
@@ -43,6 +44,8 @@ type GRPCOptions struct {
 	// ReceiveTimeout bounds the wait for the message of a request that is not client-streaming, because a waiting
 	// request occupies a slot of the Limiter. 30 seconds by default.
 	ReceiveTimeout time.Duration
+	// Ahead is the memory for the rests of half-duplex streams; AheadMemory bytes by default.
+	Ahead Memory
 	// Health serves grpc.health.v1.Health; by default every service of Methods is SERVING.
 	Health *Health
 	// Files are the descriptors for server reflection (v1 and v1alpha) and for google.protobuf.Any in JSON; nil
@@ -77,6 +80,9 @@ func NewGRPC(o GRPCOptions) (http.Handler, error) {
 	o.MaxMessageBytes = cmp.Or(o.MaxMessageBytes, 4<<20)
 	o.ReceiveTimeout = cmp.Or(o.ReceiveTimeout, 30*time.Second)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
+	if o.Ahead == nil {
+		o.Ahead = semaphore.NewWeighted(AheadMemory)
+	}
 	if o.Health == nil {
 		o.Health = NewHealth(serviceNames(o.Methods)...)
 	}

@@ -32,11 +32,12 @@ func (l *load) begin(container string) (done func()) {
 	})
 }
 
-// retryBody is a request body that ignores Close until the request has been sent. A transport closes the body even if
-// it cannot connect, but the next attempt needs the body.
+// retryBody is the request body of one attempt. It calls unread if the transport closes it after the request has been
+// sent. A transport closes the body even if it cannot connect, but the next attempt needs the body.
 type retryBody struct {
 	io.ReadCloser
-	sent, read atomic.Bool
+	unread             func()
+	sent, read, closed atomic.Bool
 }
 
 func (b *retryBody) Read(p []byte) (int, error) {
@@ -45,10 +46,19 @@ func (b *retryBody) Read(p []byte) (int, error) {
 }
 
 func (b *retryBody) Close() error {
+	b.closed.Store(true)
 	if b.sent.Load() {
-		return b.ReadCloser.Close()
+		b.unread()
 	}
 	return nil // the server closes the body when the handler returns
+}
+
+// markSent says that the request has been sent. The response can be complete by now, and the body closed.
+func (b *retryBody) markSent() {
+	b.sent.Store(true)
+	if b.closed.Load() {
+		b.unread()
+	}
 }
 
 // countedBody is a response body that calls done on Close.

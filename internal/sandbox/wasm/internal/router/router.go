@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
@@ -56,13 +58,14 @@ type Router struct {
 	transport *http.Transport
 	load      load
 	services  serviceCache
-	turn      atomic.Uint64 // rotates between containers with equal load
+	ahead     *semaphore.Weighted // memory for the rests of half-duplex streams, in bytes
+	turn      atomic.Uint64       // rotates between containers with equal load
 }
 
 // New makes a Router.
 func New(c Config) *Router {
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	r := &Router{Config: c}
+	r := &Router{Config: c, ahead: semaphore.NewWeighted(dataplane.AheadMemory)}
 	protocols := &http.Protocols{}
 	protocols.SetUnencryptedHTTP2(true)
 	r.transport = &http.Transport{
@@ -94,6 +97,9 @@ type target struct {
 	containers []string
 	// byAuthority says that :authority names the component instead of a host.
 	byAuthority bool
+	// unread tells HalfDuplex that nobody will read the request any more. httputil.ReverseProxy hides the end of its
+	// body from it.
+	unread func()
 }
 
 // ServeHTTP implements http.Handler.
@@ -107,7 +113,9 @@ func (r *Router) serve(w http.ResponseWriter, req *http.Request) {
 		refuse(w, req, err)
 		return
 	}
-	w, req = dataplane.HalfDuplex(w, req, maxAhead, aheadTime)
+	w, req, done := dataplane.HalfDuplex(w, req, dataplane.Ahead{Bytes: maxAhead, Wait: aheadTime, Memory: r.ahead, Refuse: true})
+	defer done()
+	t.unread = done
 	r.proxy.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), targetKey{}, t)))
 }
 
@@ -190,16 +198,18 @@ func rewrite(p *httputil.ProxyRequest) {
 // RoundTrip implements http.RoundTripper. It sends a request to the least loaded container. If that container cannot be
 // reached, RoundTrip tries the next one.
 func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
-	containers := slices.Clone(req.Context().Value(targetKey{}).(*target).containers)
-	body := &retryBody{ReadCloser: req.Body}
-	if req.Body != nil && req.Body != http.NoBody {
-		req.Body = body
-	}
+	t := req.Context().Value(targetKey{}).(*target)
+	containers := slices.Clone(t.containers)
+	client := req.Body
 	for {
+		body := &retryBody{ReadCloser: client, unread: t.unread}
+		if client != nil && client != http.NoBody {
+			req.Body = body
+		}
 		container := r.pick(containers)
 		response, err := r.send(req, container)
 		if err == nil {
-			body.sent.Store(true)
+			body.markSent()
 			return response, nil
 		}
 		containers = slices.DeleteFunc(containers, func(c string) bool { return c == container })

@@ -35,6 +35,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 const (
@@ -537,5 +538,61 @@ func TestHalfDuplex(t *testing.T) {
 	answer, err := io.ReadAll(response.Body)
 	if err != nil || len(answer) < n*len(message) || !bytes.Contains(answer, []byte("data_loss")) {
 		t.Errorf("answer = %s, %d bytes, %v; want %d messages and the status", response.Status, len(answer), err, n)
+	}
+}
+
+// TestHalfDuplexUnread checks that the node keeps nothing of a request whose response is complete.
+func TestHalfDuplexUnread(t *testing.T) {
+	r := newRig(t)
+	r.run(testComponent, testComponent+"#1")
+	for range 20 { // the response can be complete before the node has returned its header
+		conn, err := net.Dial("tcp", r.clearAddess)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+		const size = 1 << 20 // bytes
+		head := fmt.Sprintf("POST /grpc.testing.TestService/HalfDuplexCall HTTP/1.1\r\nHost: a\r\nContent-Type: application/connect+proto\r\nContent-Length: %d\r\n\r\n", size)
+		if _, err := conn.Write(append([]byte(head), make([]byte, size-1)...)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond) // pacing: the node reads what it has been sent
+		until.Within(t, 10*time.Second, "the node keeps nothing", func() bool {
+			const nearly = dataplane.AheadMemory - 64<<10 // a Read in progress keeps its buffer
+			free := r.router.ahead.TryAcquire(nearly)
+			if free {
+				r.router.ahead.Release(nearly)
+			}
+			return free
+		})
+		if _, err := conn.Write([]byte{0}); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil || response.StatusCode != http.StatusOK || !bytes.Contains(answer, []byte("unimplemented")) {
+			t.Errorf("answer = %s, %q, %v; want the component's status", response.Status, answer, err)
+		}
+	}
+}
+
+// TestHalfDuplexLimit checks that the node answers 505 if a request leaves too much when its response begins.
+func TestHalfDuplexLimit(t *testing.T) {
+	r := newRig(t)
+	r.run(testComponent, testComponent+"#1")
+	response, err := http.Post("http://"+r.clearAddess+"/grpc.testing.TestService/FullDuplexCall", "application/connect+proto",
+		bytes.NewReader(make([]byte, maxAhead+2<<20)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusHTTPVersionNotSupported || !bytes.Contains(answer, []byte("HTTP/3")) {
+		t.Errorf("answer = %s, %.100q, %v; want 505", response.Status, answer, err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -234,4 +235,22 @@ func (c *streamCall) ResponseHeader() http.Header {
 		c.header = http.Header{}
 	}
 	return c.header
+}
+
+// TestAheadMemory checks that the rests of half-duplex streams count for their pod and for its worker.
+func TestAheadMemory(t *testing.T) {
+	s := rawServer(t, "testdata/raw-faults.wasm", workerapi.Limits{}, 0)
+	s.pod.account.Bound(engine.HeldBytes, 100)
+	m := aheadMemory{s.pod}
+	require.False(t, m.TryAcquire(101), "more than the pod can hold")
+	require.True(t, m.TryAcquire(100))
+	require.EqualValues(t, 100, s.pod.account.Held(engine.HeldBytes))
+	m.Release(100)
+	require.Zero(t, s.pod.account.Held(engine.HeldBytes))
+	s.pod.account.Bound(engine.HeldBytes, 0)
+	require.False(t, m.TryAcquire(dataplane.AheadMemory+1), "more than the worker has")
+	require.True(t, m.TryAcquire(dataplane.AheadMemory))
+	require.False(t, aheadMemory{s.pod}.TryAcquire(1))
+	m.Release(dataplane.AheadMemory)
+	require.Zero(t, s.pod.account.Held(engine.HeldBytes))
 }

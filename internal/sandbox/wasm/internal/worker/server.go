@@ -163,8 +163,30 @@ func (s *server) makeHandler(options dataplane.Options, l workerapi.Limits) (htt
 	}
 	return dataplane.NewGRPC(dataplane.GRPCOptions{
 		Options: options, Methods: s.pod.code.methods, Invoker: s, MaxMessageBytes: int(l.MaxMessageBytes),
-		Health: s.health, Files: s.pod.code.files,
+		Health: s.health, Files: s.pod.code.files, Ahead: aheadMemory{s.pod},
 	})
+}
+
+// aheadMemory is the memory for the rests of half-duplex streams to a pod. It belongs to the worker, and the pod's
+// account is charged as well.
+type aheadMemory struct{ pod *pod }
+
+// TryAcquire implements dataplane.Memory.
+func (m aheadMemory) TryAcquire(n int64) bool {
+	if !m.pod.worker.ahead.TryAcquire(n) {
+		return false
+	}
+	if !m.pod.account.Take(engine.HeldBytes, n) {
+		m.pod.worker.ahead.Release(n)
+		return false
+	}
+	return true
+}
+
+// Release implements dataplane.Memory.
+func (m aheadMemory) Release(n int64) {
+	m.pod.account.Give(engine.HeldBytes, n)
+	m.pod.worker.ahead.Release(n)
 }
 
 // ServeHTTP serves a request from the pod's own sockets or the node's router. When the grace period expires, the

@@ -14,11 +14,13 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/connlimit"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -51,7 +53,8 @@ type Worker struct {
 	router      *channel.Router
 	connections *connlimit.Group
 	account     *engine.Account
-	sockets     atomic.Int64 // that guests have opened
+	ahead       *semaphore.Weighted // memory for the rests of half-duplex streams, in bytes
+	sockets     atomic.Int64        // that guests have opened
 	roots       rootCache
 
 	loading sync.Mutex // serializes Load
@@ -68,6 +71,7 @@ func New(c Config) *Worker {
 		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
 		connections: connlimit.NewGroup(c.Logger),
 		codes:       map[string]*code{}, pods: map[string]*pod{}, router: newRouter(), account: engine.NewAccount(0),
+		ahead: semaphore.NewWeighted(dataplane.AheadMemory),
 	}
 	if c.Spans {
 		w.spans = newSpans(c.Publish)
