@@ -42,6 +42,7 @@ func components(ctx context.Context) ([]component, error) {
 	b.add("faults-c:1", b.example("faults-c"), faults, nil)
 	b.add("hello-http-c:1", b.example("hello-http-c"), nil, nil)
 	b.add("fetch-c:1", b.example("fetch-c"), nil, nil)
+	b.add("sockets-c:1", b.example("sockets-c"), nil, nil)
 	b.add("command-go:1", b.example("command-go"), nil, nil)
 
 	// Pods can run either of the next two artifacts as example.com:greet.Greeter@1.0.0: the first because of its

@@ -13,6 +13,7 @@ const (
 	FaultsC       = wasmPrefix + "faults-c:1"   // faults.v1.Faults
 	HelloHTTP     = wasmPrefix + "hello-http-c:1"
 	FetchC        = wasmPrefix + "fetch-c:1"
+	SocketsC      = wasmPrefix + "sockets-c:1"
 	CommandGo     = wasmPrefix + "command-go:1"
 	WasmRootfs    = wasmPrefix + "rootfs:1"                        // a container image whose entrypoint is command-go
 	NamedGreeter  = wasmPrefix + "named:1"                         // named example.com:greet.Greeter@1.0.0 by an annotation

@@ -13,9 +13,9 @@
 // A guest runs on one thread, so a State needs no lock. Only the background work of a stream (reading ahead, writing
 // behind) is concurrent. So each stream has a lock of its own, and its background work calls State.Wake.
 //
-// Sockets are not supported: every function that would make a socket returns access-denied. Guests can open the files
-// below their preopened directories. The package opens these files through os.Root, which follows no link out of such a
-// directory.
+// A Network opens the guest's sockets, connected: the package itself calls neither socket nor connect. Listening and
+// binding to an address of the guest's choice are denied. Guests can open the files below their preopened directories.
+// The package opens these files through os.Root, which follows no link out of such a directory.
 //
 // The package is pure Go and does not depend on the engine, so that its tests need no guest.
 package wasi

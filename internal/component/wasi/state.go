@@ -24,6 +24,8 @@ type Options struct {
 	Files, Bytes Quota
 	// HTTP sends the guest's requests (package wasihttp). If it is nil, each request is denied.
 	HTTP http.RoundTripper
+	// Network opens the guest's connections. If it is nil, the guest can make no sockets and resolve no names.
+	Network Network
 	// Guard runs a background function of the host and returns its error. If the function panics, Guard recovers and
 	// returns an error that names the place. If Guard is nil, a panic ends the process.
 	Guard func(where string, f func() error) error

@@ -13,13 +13,31 @@ import (
 // InputStream is the resource input-stream of wasi:io/streams.
 type InputStream struct {
 	Input
-	failed bool
+	failed  bool
+	release func() // called when the guest drops the stream, unless it is nil
 }
 
 // OutputStream is the resource output-stream of wasi:io/streams.
 type OutputStream struct {
 	Output
-	failed bool
+	failed  bool
+	release func() // called when the guest drops the stream, unless it is nil
+}
+
+// Close is called when the guest drops the stream.
+func (s *InputStream) Close() error {
+	if s.release != nil {
+		s.release()
+	}
+	return nil
+}
+
+// Close is called when the guest drops the stream.
+func (s *OutputStream) Close() error {
+	if s.release != nil {
+		s.release()
+	}
+	return nil
 }
 
 // StreamError is the resource "error" of wasi:io/error.

@@ -234,11 +234,3 @@ func TestResourcesAreReused(t *testing.T) {
 		t.Error("Get found a resource that does not exist")
 	}
 }
-
-func TestSocketsAreRefused(t *testing.T) {
-	g := newGuest(t, Options{})
-	failed(t, g.call("wasi:sockets/tcp-create-socket", "create-tcp-socket", u32(0)), accessDenied)
-	failed(t, g.call("wasi:sockets/udp-create-socket", "create-udp-socket", u32(1)), accessDenied)
-	network := g.call("wasi:sockets/instance-network", "instance-network").U32()
-	failed(t, g.call("wasi:sockets/ip-name-lookup", "resolve-addresses", u32(network), str("example.com")), accessDenied)
-}

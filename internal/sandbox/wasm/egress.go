@@ -40,9 +40,15 @@ func rulesOf(o options, c *runtimeapi.ContainerConfig) string {
 	return cmp.Or(o.egress, egress.Any)
 }
 
-// callsOut reports whether a component imports an interface that can open connections.
+// waysOut are the interfaces that can open connections or send queries.
+var waysOut = []string{"wasi:http/outgoing-handler", "wasi:sockets/tcp-create-socket", "wasi:sockets/udp-create-socket", "wasi:sockets/ip-name-lookup"}
+
+// callsOut reports whether a component imports an interface that can open connections or send queries.
 func callsOut(loaded workerapi.Loaded) bool {
-	return slices.ContainsFunc(loaded.Imports, func(name string) bool { return strings.HasPrefix(name, "wasi:http/outgoing-handler@") })
+	return slices.ContainsFunc(loaded.Imports, func(name string) bool {
+		iface, _, _ := strings.Cut(name, "@")
+		return slices.Contains(waysOut, iface)
+	})
 }
 
 // openEgress gives a pod its way out, and returns the name of its dialer. The name is "" if the component does not import

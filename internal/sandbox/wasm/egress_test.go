@@ -12,9 +12,22 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 const importsHTTP = "import=wasi:http/outgoing-handler@0.2.3#handle"
+
+// TestCallsOut: which imports need a dialer. A component that only names the types of sockets does not.
+func TestCallsOut(t *testing.T) {
+	for name, want := range map[string]bool{
+		"wasi:http/outgoing-handler@0.2.3": true, "wasi:sockets/tcp-create-socket@0.2.0": true, "wasi:sockets/udp-create-socket@0.2.12": true,
+		"wasi:sockets/ip-name-lookup@0.2.1": true, "wasi:sockets/tcp@0.2.0": false, "wasi:sockets/instance-network@0.2.0": false, "wasi:http/types@0.2.3": false,
+	} {
+		if got := callsOut(workerapi.Loaded{Imports: []string{"wasi:io/poll@0.2.0", name}}); got != want {
+			t.Errorf("callsOut(%s) = %v, want %v", name, got, want)
+		}
+	}
+}
 
 // onHostNetwork puts a pod on the node's network, and gives it egress rules.
 func onHostNetwork(r *rig, name, rules string) *sandbox.Pod {

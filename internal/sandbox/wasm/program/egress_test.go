@@ -218,10 +218,10 @@ func (w *world) order(rules string) *os.File {
 	return workers
 }
 
-// caller starts a pod of fetch-c with egress rules.
-func (w *world) caller(rules string, change ...func(*workerapi.PodSpec)) *caller {
+// caller starts a pod of an example with egress rules.
+func (w *world) caller(example, rules string, change ...func(*workerapi.PodSpec)) *caller {
 	w.t.Helper()
-	p := w.serve("fetch-c", append([]func(*workerapi.PodSpec){func(s *workerapi.PodSpec) {
+	p := w.serve(example, append([]func(*workerapi.PodSpec){func(s *workerapi.PodSpec) {
 		s.Egress = &workerapi.Egress{Dialer: workerapi.File{File: w.order(rules)}}
 		if w.roots != nil {
 			roots, err := os.Open(w.roots.Name())
@@ -303,7 +303,7 @@ func TestEgress(t *testing.T) {
 	w.roots = filepathFile(t, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}))
 	w.dns.set("example.com", worldIP) // httptest's certificate is for example.com
 	w.dns.set("api.cluster.test", worldIP)
-	c := w.caller("*")
+	c := w.caller("fetch-c", "*")
 	status, body := c.fetch(plain.URL + "/")
 	require.Equal(t, http.StatusOK, status, body)
 	require.Equal(t, "HTTP/1.1 GET "+plain.Listener.Addr().String()+" from "+podIP, body)
@@ -364,7 +364,7 @@ func TestEgressRules(t *testing.T) {
 	w.dns.set("rebound.example", worldIP, "127.0.0.1")
 	w.dns.set("metadata.example", "169.254.169.254")
 
-	all := w.caller("*")
+	all := w.caller("fetch-c", "*")
 	for _, url := range []string{"http://169.254.169.254/", "http://127.0.0.1/", "http://[::1]/", "http://0.0.0.0/", "http://[::ffff:127.0.0.1]/",
 		"http://localhost/", "http://metadata.example/", "http://[fe80::1]/", "http://224.0.0.1/", "http://255.255.255.255/"} {
 		all.requireCode("destination-IP-prohibited", url)
@@ -376,7 +376,7 @@ func TestEgressRules(t *testing.T) {
 	status, body := all.fetch(server.URL+"/redirect", "X-Follow")
 	require.Equal(t, http.StatusOK, status, body)
 
-	named := w.caller("good.example:" + port + ", *.example:" + port)
+	named := w.caller("fetch-c", "good.example:"+port+", *.example:"+port)
 	status, body = named.fetch("http://good.example:" + port + "/")
 	require.Equal(t, http.StatusOK, status, body)
 	named.requireCode("HTTP-request-denied", "http://good.example:1/")
@@ -390,7 +390,7 @@ func TestEgressRules(t *testing.T) {
 		named.requireCode("destination-IP-prohibited", "http://rebound.example:"+port+"/")
 	}
 
-	loopback := w.caller("127.0.0.1/32")
+	loopback := w.caller("fetch-c", "127.0.0.1/32")
 	status, body = loopback.fetch("http://" + inside.Addr().String() + "/")
 	require.Equal(t, http.StatusOK, status, body)
 	loopback.requireCode("destination-IP-prohibited", server.URL+"/")
@@ -400,7 +400,7 @@ func TestEgressRules(t *testing.T) {
 func TestEgressObeysTheFirewallOfThePod(t *testing.T) {
 	w := newWorld(t)
 	server := w.listen(worldIP+":0", hello, false)
-	c := w.caller("*")
+	c := w.caller("fetch-c", "*")
 	status, body := c.fetch(server.URL + "/")
 	require.Equal(t, http.StatusOK, status, body)
 	require.NoError(t, netthread.In(int(w.netns.Fd()), func() error {
@@ -433,8 +433,8 @@ func TestEgressIsBounded(t *testing.T) {
 		}
 	}, false)
 	defer close(block)
-	neighbour := w.caller("*")
-	hoarder := w.caller("*", func(s *workerapi.PodSpec) { s.Holdings.Sockets = 20 })
+	neighbour := w.caller("fetch-c", "*")
+	hoarder := w.caller("fetch-c", "*", func(s *workerapi.PodSpec) { s.Holdings.Sockets = 20 })
 	resp := hoarder.do(withTimeout(t, time.Minute), http.MethodGet, "/hoard", server.URL+"/forever", nil)
 	text, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
@@ -460,7 +460,7 @@ func TestEgressAfterTheDialer(t *testing.T) {
 			<-next
 		}
 	}, false)
-	c := w.caller("*")
+	c := w.caller("fetch-c", "*")
 	resp := c.do(t.Context(), http.MethodGet, "/fetch", server.URL+"/parts", nil)
 	lines := bufio.NewReader(resp.Body)
 	_, err := lines.ReadString('\n')
@@ -496,7 +496,7 @@ func BenchmarkEgress(b *testing.B) {
 			_, _ = rw.Write(block)
 		}
 	}, false)
-	c := w.caller("*", func(s *workerapi.PodSpec) { s.Limits.RequestTimeout = time.Hour })
+	c := w.caller("fetch-c", "*", func(s *workerapi.PodSpec) { s.Limits.RequestTimeout = time.Hour })
 	native := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32, DisableCompression: true, DialContext: func(_ context.Context, network, addr string) (conn net.Conn, err error) {
 		err = netthread.In(int(w.netns.Fd()), func() error {
 			conn, err = net.Dial(network, addr)

@@ -43,6 +43,7 @@ type pod struct {
 	resolver resolver
 	connects *rate.Limiter
 	lookups  *rate.Limiter
+	resolved resolved
 
 	writing sync.Mutex
 
@@ -132,6 +133,7 @@ func (p *pod) do(ctx context.Context, q egress.Request) ([]netip.Addr, *os.File,
 		if err == nil {
 			addrs, err = p.allowed(q.Host, names, addrs, 0)
 		}
+		p.resolved.add(names, addrs)
 		return addrs, nil, err
 	case egress.OpConnect:
 		socket, err := p.connect(ctx, q.Network, q.Host, q.Port)
@@ -170,11 +172,12 @@ func (p *pod) reply(id uint64, addrs []netip.Addr, socket *os.File, failed error
 }
 
 // resolve returns the addresses of a host, and the names that they belong to: the host, and its full name if the
-// resolver has completed it. An address has no names.
+// resolver has completed it. An address has the names whose lookup has led to it (OpResolve).
 func (p *pod) resolve(ctx context.Context, host string, port uint16) (names []string, addrs []netip.Addr, err error) {
 	name := egress.Normalize(host)
 	if addr, err := netip.ParseAddr(name); err == nil {
-		return nil, []netip.Addr{addr.Unmap().WithZone("")}, nil
+		addr = addr.Unmap().WithZone("")
+		return p.resolved.names(addr), []netip.Addr{addr}, nil
 	}
 	if isLocalhost(name) {
 		return []string{name}, []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil

@@ -127,7 +127,7 @@ func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard}
 	if p.wayOut != nil {
-		own.HTTP = p.wayOut
+		own.HTTP, own.Network = p.wayOut, &network{p.wayOut}
 	}
 	for _, d := range o.Preopens {
 		own.Preopens = append(own.Preopens, wasi.Preopen(d))

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 	"weak"
 
@@ -48,7 +49,7 @@ const (
 type wayOut struct {
 	pod    *pod
 	limit  int64 // open sockets; 0 means unlimited
-	open   atomic.Int64
+	opened atomic.Int64
 	client atomic.Pointer[egress.Client]
 	plain  *http.Transport
 
@@ -121,7 +122,7 @@ func (o *wayOut) sockets() int64 {
 	if o == nil {
 		return 0
 	}
-	return o.open.Load()
+	return o.opened.Load()
 }
 
 func (o *wayOut) transport(config *tls.Config) *http.Transport {
@@ -157,16 +158,29 @@ func (o *wayOut) dial(ctx context.Context, _, address string) (net.Conn, error) 
 	if err != nil {
 		return nil, &wasihttp.CodeError{Code: "HTTP-request-URI-invalid"}
 	}
+	conn, err := o.open(ctx, "tcp", host, uint16(port))
+	if err != nil {
+		return nil, httpCode(err)
+	}
+	return conn, nil
+}
+
+// errSockets is the error of open at the limit of open sockets.
+var errSockets = &egress.Error{Code: egress.CodeLimit, Message: "the limit of open sockets is reached"}
+
+// open opens a socket, which counts until it is closed. If there are too many, it first closes connections that nobody
+// uses.
+func (o *wayOut) open(ctx context.Context, network, host string, port uint16) (*countedConn, error) {
 	if !o.take() {
 		o.closeIdle()
 		if !o.take() {
-			return nil, &wasihttp.CodeError{Code: "connection-limit-reached"}
+			return nil, errSockets
 		}
 	}
-	conn, err := o.client.Load().Connect(ctx, "tcp", host, uint16(port))
+	conn, err := o.client.Load().Connect(ctx, network, host, port)
 	if err != nil {
 		o.give()
-		return nil, httpCode(err)
+		return nil, err
 	}
 	return &countedConn{Conn: conn, give: sync.OnceFunc(o.give)}, nil
 }
@@ -181,8 +195,8 @@ func (o *wayOut) closeIdle() {
 
 // take counts a socket. It returns false at the limit of the pod or of the worker.
 func (o *wayOut) take() bool {
-	if n := o.open.Add(1); o.limit > 0 && n > o.limit {
-		o.open.Add(-1)
+	if n := o.opened.Add(1); o.limit > 0 && n > o.limit {
+		o.opened.Add(-1)
 		return false
 	}
 	if o.pod.worker.sockets.Add(1) > maxSockets() {
@@ -193,7 +207,7 @@ func (o *wayOut) take() bool {
 }
 
 func (o *wayOut) give() {
-	o.open.Add(-1)
+	o.opened.Add(-1)
 	o.pod.worker.sockets.Add(-1)
 }
 
@@ -207,10 +221,19 @@ func maxSockets() int64 {
 	return int64(min(limit.Cur, math.MaxInt64) / 4)
 }
 
-// countedConn is a connection that counts as an open socket until it is closed.
+// countedConn is a connection that counts as an open socket until it is closed. It implements wasi.Socket.
 type countedConn struct {
 	net.Conn
 	give func()
+}
+
+// SyscallConn implements syscall.Conn.
+func (c *countedConn) SyscallConn() (syscall.RawConn, error) {
+	socket, ok := c.Conn.(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("%T is not a socket: %w", c.Conn, errdefs.ErrInternal)
+	}
+	return socket.SyscallConn()
 }
 
 func (c *countedConn) Close() error {
