@@ -149,6 +149,9 @@ func rawReceive(hc *engine.HostCall, c *grpcCall, args *wit.Reader) ([]byte, err
 			return nil, err
 		}
 	} else if !in.start(c.call) {
+		if st := c.raw.ended(); st != nil {
+			return c.fail(st), nil
+		}
 		return wit.AppendCase(wit.AppendCase(c.reply[:0], resultOK), protowit.ReceivedPending), nil
 	}
 	if in.err == io.EOF {
@@ -238,16 +241,24 @@ func (c *grpcCall) done(err error) []byte {
 	return wit.AppendCase(c.reply[:0], resultOK)
 }
 
+// ended returns why the client no longer waits, or nil while it does.
+func (r *rawCall) ended() *dataplane.Status {
+	switch r.ctx.Err() {
+	case nil:
+		return nil
+	case context.DeadlineExceeded:
+		return dataplane.Errorf(codes.DeadlineExceeded, "the request's deadline has passed")
+	}
+	return dataplane.Errorf(codes.Canceled, "the client no longer waits")
+}
+
 // rawEnded implements ended: func() -> option<status>.
 func rawEnded(_ *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
-	status := protowit.Status{Code: uint32(codes.Canceled), Message: "the client no longer waits"}
-	switch c.raw.ctx.Err() {
-	case nil:
+	st := c.raw.ended()
+	if st == nil {
 		return wit.AppendOption(c.reply[:0], false), nil
-	case context.DeadlineExceeded:
-		status = protowit.Status{Code: uint32(codes.DeadlineExceeded), Message: "the request's deadline has passed"}
 	}
-	return protowit.AppendStatus(wit.AppendOption(c.reply[:0], true), &status), nil
+	return protowit.AppendStatus(wit.AppendOption(c.reply[:0], true), &protowit.Status{Code: uint32(st.Code), Message: st.Message}), nil
 }
 
 // rawEvents implements events: func() -> u32.

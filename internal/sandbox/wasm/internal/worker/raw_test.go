@@ -115,6 +115,27 @@ func TestRawNoticesItsEnd(t *testing.T) {
 	}
 }
 
+// TestRawWaitEndsWithCall: at the end of the call, a guest that waits by events learns from receive why the call ended,
+// and its instance is kept.
+func TestRawWaitEndsWithCall(t *testing.T) {
+	s := rawServer(t, "testdata/raw-faults.wasm", workerapi.Limits{Reuse: true}, 0)
+	m := &dataplane.Method{Procedure: "/f/poll", Desc: s.methodOf(t, "/sum.v1.Sums/Running").Desc}
+	for range 3 {
+		c := newWaitingCall()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		code, text := codeOf(s.Invoke(ctx, m, c))
+		cancel()
+		require.Equal(t, codes.DeadlineExceeded, code, text)
+		require.Equal(t, "the request's deadline has passed", text)
+		require.Zero(t, c.received.Load(), "waits that remain")
+		require.Len(t, s.pool.idle, 1)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	require.NoError(t, s.Invoke(ctx, m, newWaitingCall())) // nobody gets this answer
+	require.Len(t, s.pool.idle, 1)
+}
+
 // waitingCall is a bidirectional call whose client sends when the test does.
 type waitingCall struct {
 	streamCall
