@@ -105,6 +105,7 @@ func (i *Instance) enter(ctx context.Context, guest func(*C.tw_inst, C.uint64_t)
 		return err
 	}
 	defer i.end()
+	i.closeCallChannels()
 	if why != C.TW_OK {
 		return i.outcome(ctx, why)
 	}

@@ -54,10 +54,11 @@ const (
 	maxChannels = 1 << 16 // open descriptors of channels per guest
 )
 
-// descriptor is a guest's open channel; rest is the unread part of the current message.
+// descriptor is a guest's open channel.
 type descriptor struct {
 	Channel
-	rest []byte
+	rest   []byte // the unread part of the current message
+	ofCall bool   // it is closed when the call ends
 }
 
 // stdioNames are the names of the channels that replace standard streams. The index is the descriptor.
@@ -107,9 +108,10 @@ func (i *Instance) openStdio(o *C.tw_opts) error {
 }
 
 // OpenChannel gives the guest a descriptor of preview 1 for a channel, with which it can wait in poll_oneoff. The
-// function open gets the wake function of the channel (see Channels.Open). The channel is closed when the guest closes
-// the descriptor, but not when the instance ends. If too many descriptors are open, or the guest has no preview 1, the
-// error is errdefs.ErrResourceExhausted or ErrFailedPrecondition.
+// function open gets the wake function of the channel (see Channels.Open). The descriptor and
+// the channel are closed when the guest closes the descriptor, at the latest when the call ends. If the guest is
+// abandoned, the channel is not closed. If too many descriptors are open, or the guest has no preview 1, the error is
+// errdefs.ErrResourceExhausted or ErrFailedPrecondition.
 func (c *HostCall) OpenChannel(open func(wake func()) Channel) (uint32, error) {
 	i := c.inst
 	if i.link.module == nil || !i.code.img.CoreWASI {
@@ -125,7 +127,20 @@ func (c *HostCall) OpenChannel(open func(wake func()) Channel) (uint32, error) {
 		i.channels[n] = nil
 		return 0, fmt.Errorf("the guest has too many open descriptors: %w", errdefs.ErrResourceExhausted)
 	}
+	i.channels[n].ofCall = true
 	return uint32(number), nil
+}
+
+// closeCallChannels closes the descriptors that OpenChannel has given the guest in this call. The guest must not be
+// running.
+func (i *Instance) closeCallChannels() {
+	for n, d := range i.channels {
+		if d != nil && d.ofCall {
+			C.tw_fd_free(i.c, C.uint32_t(n))
+			i.channels[n] = nil
+			d.Close()
+		}
+	}
 }
 
 func (i *Instance) openChannel(name string, read, write bool) (int, error) {

@@ -35,6 +35,11 @@ bool tw_fd_new(tw_inst *i, tw_fd d, uint32_t *number) {
   return *number = k, true;
 }
 
+void tw_fd_free(tw_inst *i, uint32_t channel) {
+  for (uint32_t k = 0; k < i->nfds; k++)
+    if (i->fds[k].kind == FD_CHANNEL && i->fds[k].n == channel) i->fds[k].kind = FD_NONE;
+}
+
 // ---- arguments and environment: consecutive NUL-terminated strings ----
 
 static int sizes(const call *c, const char *from, const char *to, uint32_t n) {

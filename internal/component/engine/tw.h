@@ -270,6 +270,7 @@ char *tw_define_preview1(wasmtime_linker_t *);
 // the parameters that are descriptors; NULL at the end.
 const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds);
 bool tw_fd_new(tw_inst *, tw_fd, uint32_t *number); // gives a descriptor the lowest free number; false if too many are open
+void tw_fd_free(tw_inst *, uint32_t channel); // frees the number of the descriptor of a channel
 
 // ---- stores, instances, calls (inst.c) ----
 

@@ -26,9 +26,10 @@ const rawGrace = 100 * time.Millisecond
 
 // rawCall is the part of a grpcCall that only guests in the raw world have.
 type rawCall struct {
-	ctx   context.Context // of the request, without rawGrace
-	inbox *inbox
-	stop  func() bool // ends the wake-up of the guest at the end of ctx; nil before the guest asked for its events
+	ctx    context.Context // of the request, without rawGrace
+	inbox  *inbox
+	events *uint32     // the open descriptor of the guest's events; nil if there is none
+	stop   func() bool // ends the wake-up of the guest at the end of ctx; nil before the guest asked for its events
 }
 
 // inbox holds what the client sends next. A guest that does not want to block has its message received by a goroutine.
@@ -263,37 +264,34 @@ func rawEnded(_ *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
 
 // rawEvents implements events: func() -> u32.
 func rawEvents(hc *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
-	number, err := hc.OpenChannel(func(wake func()) engine.Channel {
-		in := c.raw.inbox
-		in.mu.Lock()
-		in.wake = wake
-		in.mu.Unlock()
-		if c.raw.stop == nil {
-			c.raw.stop = context.AfterFunc(c.raw.ctx, wake)
+	if c.raw.events == nil {
+		number, err := hc.OpenChannel(func(wake func()) engine.Channel {
+			in := c.raw.inbox
+			in.mu.Lock()
+			in.wake = wake
+			in.mu.Unlock()
+			if c.raw.stop == nil {
+				c.raw.stop = context.AfterFunc(c.raw.ctx, wake)
+			}
+			return &rawReadiness{c}
+		})
+		if err != nil {
+			return nil, err
 		}
-		return &rawReadiness{c, c.call}
-	})
-	if err != nil {
-		return nil, err
+		c.raw.events = &number
 	}
-	return wit.AppendU32(c.reply[:0], number), nil
+	return wit.AppendU32(c.reply[:0], *c.raw.events), nil
 }
 
 // rawReadiness is the descriptor that events returns. It transfers nothing; a guest waits for it in poll_oneoff.
-type rawReadiness struct {
-	guest *grpcCall
-	call  dataplane.Call // the descriptor's; a later call of the instance has another one
-}
+type rawReadiness struct{ guest *grpcCall }
 
 var errReadiness = fmt.Errorf("the descriptor is for poll_oneoff only: %w", errdefs.ErrInvalidArgument)
 
 // Ready implements engine.Channel.
 func (r *rawReadiness) Ready(write bool) bool {
 	c := r.guest
-	if c.call != r.call || c.raw.ctx.Err() != nil {
-		return true
-	}
-	return !write && c.raw.inbox.start(c.call)
+	return c.raw.ctx.Err() != nil || !write && c.raw.inbox.start(c.call)
 }
 
 // Send implements engine.Channel.
@@ -303,6 +301,6 @@ func (r *rawReadiness) Send([]byte) error { return errReadiness }
 func (r *rawReadiness) Receive() ([]byte, error) { return nil, errReadiness }
 
 // Close implements engine.Channel.
-func (r *rawReadiness) Close() {}
+func (r *rawReadiness) Close() { r.guest.raw.events = nil }
 
 var _ engine.Channel = (*rawReadiness)(nil)

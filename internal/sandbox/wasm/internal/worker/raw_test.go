@@ -70,7 +70,6 @@ func TestRawMalformedAnswers(t *testing.T) {
 		"send-100-mib":          {codes.Internal, "trapped: canonical ABI"}, // its memory is smaller
 		"take-without-message":  {codes.Internal, "trapped: host function failed"},
 		"take-twice":            {codes.Internal, "trapped: host function failed"},
-		"endless-events":        {codes.ResourceExhausted, "limits"},
 		"endless-receive":       {codes.DeadlineExceeded, ""},
 		"endless-loop":          {codes.DeadlineExceeded, ""},
 		"endless-header":        {codes.ResourceExhausted, "limits"},
@@ -133,6 +132,19 @@ func TestRawWaitEndsWithCall(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	require.NoError(t, s.Invoke(ctx, m, newWaitingCall())) // nobody gets this answer
+	require.Len(t, s.pool.idle, 1)
+}
+
+// TestRawEventsEndWithCall: the descriptor of events is one per call and is closed with the call, so that an instance can
+// be reused without end.
+func TestRawEventsEndWithCall(t *testing.T) {
+	const descriptors = 2048 // of a guest
+	s := rawServer(t, "testdata/raw-faults.wasm", workerapi.Limits{Reuse: true}, 0)
+	for n := range descriptors + 1 {
+		if code, text := codeOf(s.Invoke(t.Context(), faulty(t, s, "events"), &streamCall{one: true})); code != codes.OK {
+			t.Fatalf("call %d: %v %s", n, code, text)
+		}
+	}
 	require.Len(t, s.pool.idle, 1)
 }
 
