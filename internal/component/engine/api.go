@@ -46,9 +46,10 @@ type CompileOptions struct {
 	// return false for WASI 0.2 and preview 1, because the engine provides them. nil means that there are no other
 	// interfaces.
 	Provided func(iface string) bool
-	// ProvidedToModule is the same for a core module that is a server (see Engine.Compile). nil means that it gets
-	// preview 1 only.
-	ProvidedToModule func(iface string) bool
+	// ModuleHost is what the host will provide to a core module that is a server (see Engine.Compile), in addition to
+	// preview 1. ModuleExports are the functions that such a module must export.
+	ModuleHost    Host
+	ModuleExports []Signature
 	// If Both is set, the guest is compiled for both paths, so that the paths can be compared. Otherwise the image
 	// contains only the fastest path that the guest allows.
 	Both bool

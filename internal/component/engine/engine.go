@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -156,13 +157,10 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 		img.MinMemory += minMemory(m)
 		img.Memories += len(m.Memories)
 	}
-	switch {
-	case bin.Component:
+	if bin.Component {
 		err = e.compileComponent(ctx, wasm, bin, opts, img)
-	case bin.Modules[0].HasExport("_start", wasmbin.Func):
-		err = e.compileCommand(ctx, bin, img)
-	default:
-		err = e.compileServer(ctx, bin, opts, img)
+	} else {
+		err = e.compileCore(ctx, bin.Modules[0], opts, img)
 	}
 	if err != nil {
 		return nil, err
@@ -170,42 +168,59 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 	return img.encode()
 }
 
-// compileCommand compiles a core module, which must be a preview 1 command.
-func (e *Engine) compileCommand(ctx context.Context, bin *wasmbin.Binary, img *image) error {
-	m := bin.Modules[0]
+// compileCore compiles a core module: a server, or a preview 1 command.
+func (e *Engine) compileCore(ctx context.Context, m wasmbin.Module, opts CompileOptions, img *image) error {
+	img.describeModule(m)
+	handles := func(i Item) bool { return compatName(i.Interface) == rawHandler && i.Name == "handle" }
+	switch {
+	case slices.ContainsFunc(img.Exports, handles):
+		img.World = WorldRaw
+		return e.compileServer(ctx, m, opts, img)
+	case m.HasExport("_start", wasmbin.Func):
+		img.World = WorldCommand
+		return e.compileCommand(ctx, m, img)
+	}
+	return invalid("the core module exports neither _start nor %s.0: it is neither a component nor a WASI preview 1 command nor a gRPC server", rawHandler)
+}
+
+// compileCommand compiles a core module that is a preview 1 command.
+func (e *Engine) compileCommand(ctx context.Context, m wasmbin.Module, img *image) error {
 	for _, i := range m.Imports {
 		if i.Module != preview1 {
 			return invalid("import %s.%s: nothing provides it (a command that is a core module gets %s only)", i.Module, i.Name, preview1)
 		}
 	}
-	img.describeModule(m, WorldCommand)
 	if err := e.compileModule(ctx, m.Code, img); err != nil {
 		return err
 	}
-	return e.tryLink(img)
+	return e.tryLink(img, Host{}, nil)
 }
 
 // compileServer compiles a core module whose exports and imports follow the canonical ABI, as if it were the main module
-// of a component. There is no component around it that could give types to its functions: [Code.Func] and Load check
-// only their core types.
-func (e *Engine) compileServer(ctx context.Context, bin *wasmbin.Binary, opts CompileOptions, img *image) error {
-	m := bin.Modules[0]
-	img.describeModule(m, WorldRaw)
-	if worldOf(img.Exports) != WorldRaw {
-		return invalid("the core module exports neither _start nor %s.0: it is neither a component nor a WASI preview 1 command nor a gRPC server", rawHandler)
+// of a component. There is no component around it that could give types to its functions: only their core types are
+// checked.
+func (e *Engine) compileServer(ctx context.Context, m wasmbin.Module, opts CompileOptions, img *image) error {
+	provided := func(iface string) bool {
+		return slices.ContainsFunc(opts.ModuleHost.Funcs, func(f HostFunc) bool { return f.Interface == iface })
 	}
 	for _, i := range m.Imports {
 		switch {
 		case i.Kind != wasmbin.Func:
 			return invalid("import %s.%s: a core module can import functions only", i.Module, i.Name)
-		case i.Module != preview1 && (opts.ProvidedToModule == nil || !opts.ProvidedToModule(i.Module)):
+		case i.Module != preview1 && !provided(i.Module):
 			return invalid("import %s.%s: not supported in a core module", i.Module, i.Name)
 		}
 	}
-	if !m.HasExport("memory", wasmbin.Memory) || !m.HasExport("cabi_realloc", wasmbin.Func) {
+	switch {
+	case m.HasExport("_start", wasmbin.Func):
+		return invalid("the core module exports %s.0, but also _start; build it as a library (a reactor)", rawHandler)
+	case !m.HasExport("memory", wasmbin.Memory) || !m.HasExport("cabi_realloc", wasmbin.Func):
 		return invalid("the core module does not export its memory and cabi_realloc, which the canonical ABI needs")
 	}
-	return e.compileModule(ctx, m.Code, img)
+	if err := e.compileModule(ctx, m.Code, img); err != nil {
+		return err
+	}
+	return e.tryLink(img, opts.ModuleHost, opts.ModuleExports)
 }
 
 func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (err error) {
@@ -225,14 +240,21 @@ func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (er
 	return nil
 }
 
-// tryLink links a command as Load will, to find imports of preview 1 that do not exist or have the wrong type.
-func (e *Engine) tryLink(img *image) error {
+// tryLink links a core module as Load will and looks up its exports, to find functions that do not exist or have the
+// wrong type.
+func (e *Engine) tryLink(img *image, host Host, exports []Signature) error {
 	loading := *img
-	c, err := e.load(&loading, Host{})
-	if err == nil {
-		c.Close()
+	c, err := e.load(&loading, host)
+	if err != nil {
+		return err
 	}
-	return err
+	defer c.Close()
+	for _, sig := range exports {
+		if _, err := c.Func(sig); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // compileComponent compiles either the whole component or, if it can take the core path, only its first core module. The

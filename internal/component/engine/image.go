@@ -97,9 +97,8 @@ func stale(why string) error {
 var waitingFuncs = []string{"poll_oneoff", "fd_read", "fd_pread", "sock_accept", "sock_recv"}
 
 // describeModule describes a guest that is a core module. An export named INTERFACE#NAME is a function of that interface.
-func (i *inspection) describeModule(m wasmbin.Module, world World) {
+func (i *inspection) describeModule(m wasmbin.Module) {
 	i.describeCore(m)
-	i.World = world
 	for name, kind := range m.Exports {
 		if kind != wasmbin.Func || strings.HasPrefix(name, "cabi_post_") {
 			continue

@@ -12,23 +12,16 @@ func rawModule(imports []coreFn, funcs ...coreFn) coreMod {
 	return coreMod{imports: imports, funcs: append(funcs, coreFn{name: rawHandler + ".0#handle", params: 1, results: 1, body: *new(bin).i32(7)})}
 }
 
-func compileRaw(t *testing.T, m coreMod) (*Code, error) {
-	t.Helper()
-	e := testEngine(t)
-	image, err := e.Compile(t.Context(), m.bytes(), CompileOptions{
-		Provided: func(string) bool { return true }, ProvidedToModule: func(i string) bool { return i == "tripod:grpc/raw@0.1.0" },
-	})
-	if err != nil {
-		return nil, err
+// rawOptions are what a server in a core module gets, and must export.
+func rawOptions() CompileOptions {
+	return CompileOptions{
+		Provided: func(string) bool { return true },
+		ModuleHost: Host{Funcs: []HostFunc{{
+			Interface: "tripod:grpc/raw@0.1.0", Name: "twice", Params: []*wit.Type{tU32}, Result: tU32,
+			Call: func(_ *HostCall, args []byte) ([]byte, error) { return u32s(2 * wit.NewReader(args).U32()), nil },
+		}}},
+		ModuleExports: []Signature{{Interface: rawHandler + ".0", Name: "handle", Params: []*wit.Type{tU32}, Result: tU32}},
 	}
-	c, err := e.Load(image, Host{Funcs: []HostFunc{{
-		Interface: "tripod:grpc/raw@0.1.0", Name: "twice", Params: []*wit.Type{tU32}, Result: tU32,
-		Call: func(_ *HostCall, args []byte) ([]byte, error) { return u32s(2 * wit.NewReader(args).U32()), nil },
-	}}})
-	if err == nil {
-		t.Cleanup(c.Close)
-	}
-	return c, err
 }
 
 // TestServerModule: a core module with exports and imports of the canonical ABI is called like a component.
@@ -39,14 +32,20 @@ func TestServerModule(t *testing.T) {
 		imports: []coreFn{{module: "tripod:grpc/raw@0.1.0", name: "twice", params: 1, results: 1}},
 		funcs:   []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}},
 	}
-	c, err := compileRaw(t, m)
+	e, opts := testEngine(t), rawOptions()
+	image, err := e.Compile(t.Context(), m.bytes(), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
+	c, err := e.Load(image, opts.ModuleHost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
 	if c.World() != WorldRaw || c.Component() || c.Path() != PathCore {
 		t.Errorf("World, Component, Path = %v, %v, %v; want raw, false, core", c.World(), c.Component(), c.Path())
 	}
-	f, err := c.Func(Signature{Interface: rawHandler + ".0", Name: "handle", Params: []*wit.Type{tU32}, Result: tU32})
+	f, err := c.Func(opts.ModuleExports[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,21 +57,30 @@ func TestServerModule(t *testing.T) {
 	}
 }
 
-// TestServerModuleRefused: a core module that is no server, or needs what core modules do not get, is refused by name.
+// TestServerModuleRefused: a core module that is no server, or needs what core modules do not get, is refused by name,
+// when it is compiled and not only when it is loaded.
 func TestServerModuleRefused(t *testing.T) {
 	imports := func(module, name string) []coreFn {
 		return []coreFn{{module: module, name: name, params: 1, results: 1}}
 	}
-	start := coreFn{name: "f", params: 1, results: 1, body: *new(bin).i32(7)}
+	seven := func(name string, params, results int) coreFn {
+		f := coreFn{name: name, params: params, results: results}
+		if results > 0 {
+			f.body = *new(bin).i32(7)
+		}
+		return f
+	}
 	for want, m := range map[string]coreMod{
 		"import wasi:http/types@0.2.0.f: not supported in a core module":   rawModule(imports("wasi:http/types@0.2.0", "f")),
 		"import env.f: not supported in a core module":                     rawModule(imports("env", "f")),
 		"import tripod:grpc/raw@0.1.0#trice: nothing provides it":          rawModule(imports("tripod:grpc/raw@0.1.0", "trice")),
 		"incompatible import type":                                         rawModule([]coreFn{{module: "tripod:grpc/raw@0.1.0", name: "twice", params: 2, results: 1}}),
 		"unknown import: `wasi_snapshot_preview1::fd_frob`":                rawModule(imports(preview1, "fd_frob")),
-		"the core module exports neither _start nor tripod:grpc/handler@0": {funcs: []coreFn{start}},
+		"the core module exports neither _start nor tripod:grpc/handler@0": {funcs: []coreFn{seven("f", 1, 1)}},
+		"but also _start; build it as a library":                           rawModule(nil, seven("_start", 0, 0)),
+		`its core function has type "ii>i", not "i>i"`:                     {funcs: []coreFn{seven(rawHandler+".0#handle", 2, 1)}},
 	} {
-		if _, err := compileRaw(t, m); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := testEngine(t).Compile(t.Context(), m.bytes(), rawOptions()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error = %v; want %q", err, want)
 		}
 	}

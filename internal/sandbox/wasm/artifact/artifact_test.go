@@ -167,6 +167,9 @@ func TestCheck(t *testing.T) {
 	module := func(export, imports string) *wasmbin.Outline {
 		return &wasmbin.Outline{Exports: []string{export}, Imports: []string{imports}}
 	}
+	raw := func(exports ...string) *wasmbin.Outline {
+		return &wasmbin.Outline{Exports: append(exports, "tripod:grpc/handler@0.1.0#handle", "memory", "cabi_realloc"), Imports: []string{"tripod:grpc/raw@0.1.0 take"}}
+	}
 	for name, c := range map[string]struct {
 		outline  *wasmbin.Outline
 		services []string
@@ -190,6 +193,8 @@ func TestCheck(t *testing.T) {
 		"library":        {module("memory", ""), nil, "", "does not export _start"},
 		"module import":  {module("_start", "env missing"), nil, "", `imports "missing" from "env"`},
 		"module service": {module("_start", ""), greeter, "", "a core module cannot serve proto:greet-v1/greeter"},
+		"raw":            {raw(), nil, wit.WorldRaw, ""},
+		"raw program":    {raw("_start"), nil, "", "but also _start; build it as a library"},
 	} {
 		world, err := Check(c.outline, c.services)
 		if world != c.world || (err == nil) != (c.words == "") {

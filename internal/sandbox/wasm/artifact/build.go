@@ -197,6 +197,9 @@ const preview1 = "wasi_snapshot_preview1"
 
 // checkRawModule checks a core module of the raw world.
 func checkRawModule(o *wasmbin.Outline) (World, error) {
+	if o.HasExport(exportStart) {
+		return "", fmt.Errorf("the core module exports %s, but also %s; build it as a library (a reactor): %w", exportRaw, exportStart, errdefs.ErrInvalidArgument)
+	}
 	for _, name := range []string{"memory", "cabi_realloc"} {
 		if !o.HasExport(name) {
 			return "", fmt.Errorf("the core module exports %s, but not %s, which the canonical ABI needs: %w", exportRaw, name, errdefs.ErrInvalidArgument)

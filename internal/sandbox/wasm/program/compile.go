@@ -63,7 +63,7 @@ func compileWithin(config workerapi.CompileConfig, in io.Reader, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	code, err := e.Compile(context.Background(), wasm, engine.CompileOptions{Provided: worker.Provided, ProvidedToModule: worker.ProvidedToModule})
+	code, err := e.Compile(context.Background(), wasm, worker.CompileOptions())
 	if err != nil {
 		return err
 	}

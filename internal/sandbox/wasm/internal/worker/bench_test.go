@@ -52,7 +52,7 @@ func newServingOn(tb testing.TB, e *engine.Engine, binary, file string, spec wor
 	tb.Helper()
 	wasm, err := os.ReadFile(binary)
 	require.NoError(tb, err)
-	image, err := e.Compile(context.Background(), wasm, engine.CompileOptions{Provided: Provided, ProvidedToModule: ProvidedToModule})
+	image, err := e.Compile(context.Background(), wasm, CompileOptions())
 	require.NoError(tb, err)
 	path := filepath.Join(tb.TempDir(), "code")
 	require.NoError(tb, os.WriteFile(path, image, 0o600))

@@ -47,7 +47,7 @@ func loadFile(tb testing.TB, w *Worker, file string) {
 	tb.Helper()
 	wasm, err := os.ReadFile(file)
 	require.NoError(tb, err)
-	image, err := w.engine.Compile(context.Background(), wasm, engine.CompileOptions{Provided: Provided})
+	image, err := w.engine.Compile(context.Background(), wasm, CompileOptions())
 	require.NoError(tb, err)
 	path := filepath.Join(tb.TempDir(), "code")
 	require.NoError(tb, os.WriteFile(path, image, 0o600))

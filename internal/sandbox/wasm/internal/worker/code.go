@@ -40,17 +40,23 @@ type boundMethod struct {
 	call *engine.Func
 }
 
-// Provided reports whether the worker provides an interface. The compiler uses Provided to check a component's imports.
-// Provided accepts every interface in the namespace proto, because a service's stream interfaces are unknown until the
-// descriptors are read.
-func Provided(iface string) bool {
-	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
-		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
+// CompileOptions returns what the compiler needs to know about the worker, to check a guest's imports and exports.
+func CompileOptions() engine.CompileOptions {
+	host := rawHost()
+	return engine.CompileOptions{
+		Provided: provided,
+		ModuleHost: engine.Host{Funcs: slices.DeleteFunc(slices.Clone(host.Funcs), func(f engine.HostFunc) bool {
+			return f.Interface != protowit.RawInterface && f.Interface != protowit.ResponseInterface
+		})},
+		ModuleExports: []engine.Signature{rawSignature()},
+	}
 }
 
-// ProvidedToModule reports whether the worker provides an interface to a server that is a core module.
-func ProvidedToModule(iface string) bool {
-	return iface == protowit.RawInterface || iface == protowit.ResponseInterface
+// provided reports whether the worker provides an interface to components. It accepts every interface in the namespace
+// proto, because a service's stream interfaces are unknown until the descriptors are read.
+func provided(iface string) bool {
+	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
+		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
 }
 
 // loadCode loads a component from its compiled code, and checks the component against its descriptors.
