@@ -102,7 +102,7 @@ func (d *description) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&d.protos, "proto", nil, "FILE.proto with the services that the component serves")
 	f.StringSliceVarP(&d.imports, "proto-path", "I", nil, "search path of imports (default: the files' directories)")
 	f.StringVar(&d.descriptors, "descriptors", "", "a FileDescriptorSet (protoc --include_imports --descriptor_set_out) instead of --proto")
-	f.StringSliceVar(&d.services, "service", nil, "full name of a service (default: all of the files)")
+	f.StringSliceVar(&d.services, "service", nil, "full name of a service (default: all)")
 }
 
 // pushed is the result of a push.
@@ -250,12 +250,16 @@ func (p *push) describe(ctx context.Context, spec *artifact.Spec, outline *wasmb
 		if spec.Descriptors, err = os.ReadFile(p.descriptors); err != nil {
 			return served{}, err
 		}
-	case len(services) > 0:
-		return served{}, fmt.Errorf("--service needs --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
 	case artifact.IsRaw(outline):
-		if services, err = describeItself(ctx, spec, outline); err != nil {
+		own, err := describeItself(ctx, spec, outline)
+		if err != nil {
 			return served{}, err
 		}
+		if services, err = chooseServices(services, own); err != nil {
+			return served{}, err
+		}
+	case len(services) > 0:
+		return served{}, fmt.Errorf("--service needs --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
 	default:
 		return served{}, nil
 	}
@@ -276,6 +280,19 @@ func describeItself(ctx context.Context, spec *artifact.Spec, outline *wasmbin.O
 	}
 	spec.Descriptors = d.Files
 	return d.Services, nil
+}
+
+// chooseServices returns the services in names, or all that a program serves if there are none.
+func chooseServices(names, own []string) ([]string, error) {
+	if len(names) == 0 {
+		return own, nil
+	}
+	for _, name := range names {
+		if !slices.Contains(own, name) {
+			return nil, fmt.Errorf("--service: the program does not serve %s; it serves %s: %w", name, strings.Join(own, ", "), errdefs.ErrInvalidArgument)
+		}
+	}
+	return names, nil
 }
 
 // serves reads the descriptors as a node does. It adds the services to the annotations if a node would choose different
