@@ -145,6 +145,8 @@ type Backend struct {
 	// recovered is closed when Recover has succeeded.
 	recovered     chan struct{}
 	recoveredOnce sync.Once
+	// dialerLost wakes followDialers.
+	dialerLost chan struct{}
 
 	ledger *ledger.Ledger[state, life]
 
@@ -206,13 +208,14 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, dialers: newDialers(keeper), catalog: newCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
-		recovered: make(chan struct{}),
+		recovered: make(chan struct{}), dialerLost: make(chan struct{}, 1),
 	}
 	b.precompiler = newPrecompiler(b.cache, b.catalog, func(c sandbox.Compilation) { b.ledger.Report(sandbox.Event{Compilation: &c}) })
 	b.keeper.exited, b.keeper.died, b.keeper.reconnected, b.keeper.hasPods = b.podExited, b.workerDied, b.resync, b.hasPods
-	b.watcher.changed, b.dialers.died = b.certificateChanged, b.dialerDied
+	b.watcher.changed, b.dialers.died = b.certificateChanged, b.reconnectSoon
 	b.background, b.stop = context.WithCancel(context.Background())
 	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(b.background) }))
+	b.sweeping.Go(guard.Loop(b.log, "wasm dialers", func() { b.followDialers(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm compilations", func() { b.followImages(b.background) }))
 	return b, nil
 }

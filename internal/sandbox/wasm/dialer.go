@@ -38,7 +38,7 @@ type dialers struct {
 	cfg    setup
 	keeper *keeper
 	// died is called when a dialer has ended.
-	died func(name string)
+	died func()
 	ctx  context.Context // ends with close
 	stop context.CancelFunc
 
@@ -234,7 +234,7 @@ func (d *dialers) followLocked(p *dialerProcess) {
 			d.cfg.Logger.Error("clean up dialer failed", "dialer", p.name, "err", err)
 		}
 		if d.ctx.Err() == nil {
-			d.died(p.name)
+			d.died()
 		}
 	}))
 }

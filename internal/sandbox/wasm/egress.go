@@ -179,31 +179,43 @@ func (b *Backend) usesDialer(name string) bool {
 	})
 }
 
-// dialerDied connects the pods of a dialer that has ended to another one.
-func (b *Backend) dialerDied(name string) {
-	b.reconnect(func(dialer string) bool { return dialer == name })
+// followDialers connects the pods whose dialer has ended to another one each time that b.dialerLost says so, until ctx
+// ends.
+func (b *Backend) followDialers(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.dialerLost:
+		}
+		b.reconnectAll(ctx)
+	}
 }
 
-// reconnectAll connects the pods whose dialer ended while no daemon was running.
-func (b *Backend) reconnectAll() {
-	b.reconnect(func(dialer string) bool { return !b.dialers.alive(dialer) })
+// reconnectSoon makes followDialers look for pods whose dialer has ended.
+func (b *Backend) reconnectSoon() {
+	select {
+	case b.dialerLost <- struct{}{}:
+	default: // it will look anyway
+	}
 }
 
-// reconnect connects the running pods whose dialer is lost to another one.
-func (b *Backend) reconnect(lost func(dialer string) bool) {
+// reconnectAll connects the running pods whose dialer has ended to another one. Upkeep repeats what fails.
+func (b *Backend) reconnectAll(ctx context.Context) {
 	for _, h := range b.ledger.All() {
 		s, l := h.Snapshot()
-		if l == nil || l.worker == nil || s.Phase != ledger.Started || s.Dialer == "" || !lost(s.Dialer) {
+		if l == nil || l.worker == nil || s.Phase != ledger.Started || s.Dialer == "" || b.dialers.alive(s.Dialer) {
 			continue
 		}
-		if err := b.reconnectPod(h, l); err != nil {
+		if err := b.reconnect(ctx, h, l); err != nil && ctx.Err() == nil {
 			b.log.Error("the pod cannot call out: connect it to a new dialer failed", "pod", l.pod.ID, "err", err)
 		}
 	}
 }
 
-func (b *Backend) reconnectPod(h *handle, l *life) error {
-	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+// reconnect connects a running pod to another dialer.
+func (b *Backend) reconnect(ctx context.Context, h *handle, l *life) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTime)
 	defer cancel()
 	o, err := b.optionsOf(l.pod, l.container)
 	if err != nil {

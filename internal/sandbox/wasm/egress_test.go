@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -50,6 +51,21 @@ func (r *rig) dialersLeft() []string {
 	return dirs
 }
 
+// killDialer kills the dialer.
+func (r *rig) killDialer() {
+	r.Helper()
+	r.killIn(r.dialersLeft()[0])
+}
+
+// killIn kills the process that is recorded in a directory.
+func (r *rig) killIn(dir string) {
+	r.Helper()
+	proc, _, err := recordedProcess(dir)
+	r.must(err)
+	r.must(proc.Signal(unix.SIGKILL))
+	<-proc.Dead
+}
+
 // connects lets a container call out and returns the result.
 func (r *rig) connects(p *sandbox.Pod, c *sandbox.Container) string {
 	r.Helper()
@@ -86,23 +102,64 @@ func TestEgress(t *testing.T) {
 	if dirs := r.dialersLeft(); len(dirs) != 1 {
 		t.Fatalf("dialers: %v, want one for all pods", dirs)
 	}
-	kill := func() {
-		t.Helper()
-		proc, _, err := recordedProcess(r.dialersLeft()[0])
-		r.must(err)
-		r.must(proc.Signal(9))
-		<-proc.Dead
-	}
 	r.restartDaemon()
 	if got := r.connects(p, c); got != "<nil>" {
 		t.Errorf("connect after a restart of the daemon = %s", got)
 	}
-	kill()
+	r.killDialer()
 	r.eventually("the pod gets another dialer", func() bool { return r.connects(p, c) == "<nil>" })
 	r.killDaemon()
-	kill()
+	r.killDialer()
 	r.open()
 	r.eventually("the pod gets another dialer from the next daemon", func() bool { return r.connects(p, c) == "<nil>" })
+}
+
+// TestNoDialerForAWhile: when no dialer can start, upkeep connects the pod later.
+func TestNoDialerForAWhile(t *testing.T) {
+	r := newRig(t)
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	r.must(err)
+	defer server.Close()
+	p := onHostNetwork(r, "caller", "127.0.0.1")
+	c := r.create(p, importsHTTP+" connect="+server.Addr().String())
+	r.must(r.StartContainer(r.ctx(), p, c))
+	dir, name := r.config.dialersDir(), filepath.Base(r.dialersLeft()[0])
+	r.must(os.Rename(dir, dir+".away"))
+	r.must(os.WriteFile(dir, nil, 0o600)) // no dialer can have a directory in it
+	r.killIn(filepath.Join(dir+".away", name))
+	r.dialers.tasks.Wait()
+	r.reconnectAll(r.ctx())
+	if got := r.connects(p, c); !strings.Contains(got, "ended") {
+		t.Errorf("connect without a dialer = %s", got)
+	}
+	r.must(os.Remove(dir))
+	r.must(os.RemoveAll(dir + ".away"))
+	r.must(os.MkdirAll(dir, 0o700))
+	r.maintain(r.ctx())
+	r.eventually("the pod gets another dialer", func() bool { return r.connects(p, c) == "<nil>" })
+}
+
+// TestDialerDiesDuringTheStart: a pod whose dialer dies before the worker has the pod gets another one.
+func TestDialerDiesDuringTheStart(t *testing.T) {
+	r := newRig(t)
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	r.must(err)
+	defer server.Close()
+	other := onHostNetwork(r, "other", "127.0.0.1") // keeps the next dialer from ending as idle
+	r.must(r.StartContainer(r.ctx(), other, r.create(other, importsHTTP)))
+	p := onHostNetwork(r, "caller", "127.0.0.1")
+	c := r.create(p, importsHTTP+" slowstart connect="+server.Addr().String())
+	started := make(chan error, 1)
+	go func() { started <- r.StartContainer(r.ctx(), p, c) }()
+	r.eventually("the start has a dialer", func() bool {
+		h, err := r.ledger.Find(p.ID, c.ID)
+		r.must(err)
+		s, _ := h.Snapshot()
+		return s.Dialer != ""
+	})
+	r.killDialer()
+	r.must(<-started)
+	r.eventually("the pod gets another dialer", func() bool { return r.connects(p, c) == "<nil>" })
 }
 
 // TestDialerIsLimited: the dialer's cgroup has a memory limit.

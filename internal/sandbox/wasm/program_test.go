@@ -203,7 +203,7 @@ func fakeWorker(argument string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	h := &fakeHandler{config: config, engine: engineOf(), code: map[string][]string{}, pods: map[string]*fakePod{}, started: time.Now()}
+	h := &fakeHandler{config: config, engine: engineOf(), code: map[string][]string{}, pods: map[string]*fakePod{}, started: time.Now(), refused: make(chan struct{}, 1)}
 	h.server = workerapi.NewServer(l.(*net.UnixListener), h, slog.New(slog.NewJSONHandler(os.Stderr, nil)))
 	ready := os.NewFile(workerapi.FDReady, "ready")
 	fmt.Fprintln(ready, "ready")
@@ -225,6 +225,9 @@ type fakeHandler struct {
 	engine  string
 	server  *workerapi.Server
 	started time.Time
+
+	// refused gets a value when UpdateDialer names an unknown pod. A start of the component "slowstart" waits for that.
+	refused chan struct{}
 
 	mu   sync.Mutex
 	code map[string][]string
@@ -285,6 +288,14 @@ func (h *fakeHandler) Start(_ context.Context, spec workerapi.PodSpec) (workerap
 	if p := h.pods[spec.ID]; p != nil && p.status.State == workerapi.StateRunning {
 		spec.CloseFiles()
 		return workerapi.Status{}, fmt.Errorf("pod %s: %w", spec.ID, errdefs.ErrAlreadyExists)
+	}
+	if has(words, "slowstart") {
+		h.mu.Unlock()
+		select {
+		case <-h.refused:
+		case <-time.After(10 * time.Second):
+		}
+		h.mu.Lock()
 	}
 	p := &fakePod{spec: spec, words: words, ended: make(chan struct{})}
 	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning, StartedAt: time.Now()}
@@ -496,6 +507,10 @@ func (h *fakeHandler) UpdateDialer(_ context.Context, id string, dialer *os.File
 	p, err := h.pod(id)
 	if err != nil {
 		dialer.Close()
+		select {
+		case h.refused <- struct{}{}:
+		default:
+		}
 		return err
 	}
 	h.mu.Lock()

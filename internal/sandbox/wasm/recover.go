@@ -45,7 +45,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		}
 	}
 	b.keeper.followAll()
-	b.reconnectAll()
+	b.reconnectSoon()
 	if err := b.removeOrphans(ctx, keep, in); err != nil {
 		// Orphans do not affect the known pods, so Recover does not fail.
 		b.log.Error("remove orphans failed", "err", err)

@@ -25,8 +25,8 @@ const (
 	maxWorkerLog = 8 << 20
 )
 
-// upkeep periodically renews certificates, removes unused code, kills hanging workers and trims the workers' logs,
-// until ctx ends.
+// upkeep periodically renews certificates, reconnects pods to a dialer, removes unused code, kills hanging workers and
+// trims the workers' logs, until ctx ends.
 func (b *Backend) upkeep(ctx context.Context) {
 	tick := time.NewTicker(upkeepInterval)
 	defer tick.Stop()
@@ -36,17 +36,23 @@ func (b *Backend) upkeep(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		b.renewDue(ctx, time.Now())
-		if guard.IsClosed(b.recovered) { // before, the containers that need code are not known
-			if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
-				b.log.Warn("remove unused code failed", "err", err)
-			}
+		b.maintain(ctx)
+	}
+}
+
+// maintain is one round of upkeep.
+func (b *Backend) maintain(ctx context.Context) {
+	b.renewDue(ctx, time.Now())
+	b.reconnectSoon()
+	if guard.IsClosed(b.recovered) { // before, the containers that need code are not known
+		if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
+			b.log.Warn("remove unused code failed", "err", err)
 		}
-		b.probe(ctx, probeTime)
-		for _, w := range b.keeper.all() {
-			if err := process.TrimLog(w.logFile(), maxWorkerLog, maxWorkerLog/4); err != nil && !errors.Is(err, os.ErrNotExist) {
-				b.log.Warn("trim worker log failed", "worker", w.name, "err", err)
-			}
+	}
+	b.probe(ctx, probeTime)
+	for _, w := range b.keeper.all() {
+		if err := process.TrimLog(w.logFile(), maxWorkerLog, maxWorkerLog/4); err != nil && !errors.Is(err, os.ErrNotExist) {
+			b.log.Warn("trim worker log failed", "worker", w.name, "err", err)
 		}
 	}
 }

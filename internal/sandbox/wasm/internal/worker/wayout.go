@@ -53,6 +53,9 @@ type wayOut struct {
 	client atomic.Pointer[egress.Client]
 	plain  *http.Transport
 
+	connecting sync.Mutex // guards closed, and changes of client
+	closed     bool
+
 	opening sync.Mutex
 	secure  atomic.Pointer[http.Transport] // nil until the first request needs the authorities
 }
@@ -90,7 +93,8 @@ func (o *wayOut) secureTransport() (*http.Transport, error) {
 	return t, nil
 }
 
-// connect makes the wayOut use a connection to the dialer, and closes the file and the previous connection.
+// connect makes the wayOut use a connection to the dialer, and closes the file and the previous connection. It returns
+// errdefs.ErrFailedPrecondition after close.
 func (o *wayOut) connect(dialer *os.File) error {
 	if dialer == nil {
 		return fmt.Errorf("no connection to the dialer was passed: %w", errdefs.ErrInvalidArgument)
@@ -105,6 +109,12 @@ func (o *wayOut) connect(dialer *os.File) error {
 		conn.Close()
 		return fmt.Errorf("the connection to the dialer is not a unix socket: %w", errdefs.ErrInvalidArgument)
 	}
+	o.connecting.Lock()
+	defer o.connecting.Unlock()
+	if o.closed {
+		conn.Close()
+		return fmt.Errorf("the pod has exited: %w", errdefs.ErrFailedPrecondition)
+	}
 	if previous := o.client.Swap(egress.NewClient(unix)); previous != nil {
 		previous.Close()
 	}
@@ -113,7 +123,10 @@ func (o *wayOut) connect(dialer *os.File) error {
 
 // close ends the wayOut. The guests' requests have ended by then.
 func (o *wayOut) close() {
+	o.connecting.Lock()
+	o.closed = true
 	o.client.Load().Close()
+	o.connecting.Unlock()
 	o.closeIdle()
 }
 
