@@ -74,7 +74,7 @@ func expose(header http.Header, origin, credentials []string) {
 			names = append(names, name)
 		}
 	}
-	if !slices.ContainsFunc(header["Vary"], func(v string) bool { return strings.Contains(strings.ToLower(v), "origin") }) {
+	if !lists(header["Vary"], "Origin") {
 		header["Vary"] = append(header["Vary"], "Origin") // the component has replaced the field
 	}
 	if origin == nil {
@@ -86,4 +86,14 @@ func expose(header http.Header, origin, credentials []string) {
 	}
 	slices.Sort(names)
 	header["Access-Control-Expose-Headers"] = []string{strings.Join(slices.Compact(names), ", ")}
+}
+
+// lists reports whether a header field, which is a list of case-insensitive names (RFC 9110, 5.6.1), contains name.
+func lists(field []string, name string) bool {
+	for element := range strings.SplitSeq(strings.Join(field, ","), ",") {
+		if strings.EqualFold(strings.TrimSpace(element), name) {
+			return true
+		}
+	}
+	return false
 }

@@ -171,3 +171,16 @@ func TestCORSOfComponent(t *testing.T) {
 		t.Errorf("OPTIONS = %q %v, want the component's answer", body, response.Header)
 	}
 }
+
+// TestCORSVary checks that caches keep the answers for each origin apart, whatever else the component names.
+func TestCORSVary(t *testing.T) {
+	for vary, want := range map[string][]string{
+		"X-Original-Host": {"X-Original-Host", "Origin"}, "accept, origin": {"accept, origin"}, "Accept,ORIGIN ,Range": {"Accept,ORIGIN ,Range"},
+	} {
+		h := http.Header{"Vary": {vary}}
+		expose(h, nil, nil)
+		if got := h.Values("Vary"); !slices.Equal(got, want) {
+			t.Errorf("Vary of a component's %q = %q, want %q", vary, got, want)
+		}
+	}
+}
