@@ -134,11 +134,14 @@ func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCal
 	return nil
 }
 
-// runStream runs a call. Afterwards, nobody reads the request.
+// runStream runs a call, and ends its reads and writes with its deadline. Afterwards, nobody reads the request.
 func (h *grpcHandler) runStream(ctx context.Context, e *endpoint, c *connectCall) *Status {
 	c.writer = ctx.Value(writerKey{}).(http.ResponseWriter)
 	if half, ok := c.writer.(*halfDuplexWriter); ok {
 		defer half.body.Close()
+	}
+	if e.Desc.IsStreamingClient() || e.Desc.IsStreamingServer() {
+		defer unblockAtEnd(ctx, c.writer)()
 	}
 	return h.run(ctx, e, c, c.peer.Protocol)
 }
@@ -259,6 +262,9 @@ func (s *Status) connectError() *connect.Error {
 
 // fromConnect converts connect-go's error for a broken stream to a Status.
 func fromConnect(err error) error {
+	if isTimeout(err) {
+		return streamError(err)
+	}
 	if ce, ok := errors.AsType[*connect.Error](err); ok {
 		return &Status{Code: codes.Code(ce.Code()), Message: ce.Message()}
 	}

@@ -60,9 +60,9 @@ func HalfDuplex(w http.ResponseWriter, r *http.Request, a Ahead) (_ http.Respons
 	body := &halfDuplexBody{client: r.Body, limits: a}
 	r = r.WithContext(r.Context()) // a copy
 	r.Body = body
-	half := &halfDuplexWriter{body: body}
+	half := &halfDuplexWriter{body: body, control: http.NewResponseController(w)}
 	half.hookedWriter = hookedWriter{ResponseWriter: w, begin: half.readAhead}
-	return half, r, func() { _ = body.Close() }
+	return half, r, half.done
 }
 
 // clientTimeout returns the client's timeout for a stream, or the longest duration if there is none or it is invalid.
@@ -85,11 +85,11 @@ type halfDuplexBody struct {
 	limits  Ahead
 	reading sync.Mutex // held while client is read
 
-	mu     sync.Mutex
-	ahead  [][]byte // chunks that were read ahead, each with chunkSize bytes of memory; the first one is partly read
-	size   int      // bytes that were read ahead
-	err    error    // comes after the bytes in ahead
-	unread bool     // nobody will read any more
+	mu    sync.Mutex
+	ahead [][]byte // chunks that were read ahead, each with chunkSize bytes of memory; the first one is partly read
+	size  int      // bytes that were read ahead
+	err   error    // comes after the bytes in ahead
+	ended error    // what later Reads return, because nobody will read any more; nil before that
 }
 
 func (b *halfDuplexBody) Read(p []byte) (int, error) {
@@ -100,8 +100,10 @@ func (b *halfDuplexBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.client.Read(p)
 	b.mu.Lock()
-	b.err = err
-	b.mu.Unlock()
+	defer b.mu.Unlock()
+	if b.ended == nil || !errors.Is(err, os.ErrDeadlineExceeded) { // an interrupted Read says nothing about the client
+		b.err = err
+	}
 	return n, err
 }
 
@@ -109,8 +111,8 @@ func (b *halfDuplexBody) Read(p []byte) (int, error) {
 func (b *halfDuplexBody) readKept(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.unread {
-		return 0, http.ErrBodyReadAfterClose
+	if b.ended != nil {
+		return 0, b.ended
 	}
 	if len(b.ahead) == 0 {
 		return 0, b.err
@@ -127,11 +129,18 @@ func (b *halfDuplexBody) readKept(p []byte) (int, error) {
 // Close implements io.Closer: nobody will read any more. It does not wait for a Read, and it leaves the client's body to
 // net/http, which closes it at the end of the request.
 func (b *halfDuplexBody) Close() error {
+	b.end(http.ErrBodyReadAfterClose)
+	return nil
+}
+
+// end makes all later Reads fail with err.
+func (b *halfDuplexBody) end(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.unread = true
+	if b.ended == nil {
+		b.ended = err
+	}
 	b.drop()
-	return nil
 }
 
 // drop releases what was read ahead.
@@ -170,7 +179,7 @@ func (b *halfDuplexBody) reserve() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.unread:
+	case b.ended != nil:
 		return false
 	case b.size > b.limits.Bytes:
 		b.err = tooLong(fmt.Sprintf("more than %d bytes", b.limits.Bytes))
@@ -189,7 +198,7 @@ func (b *halfDuplexBody) keep(chunk []byte, err error) {
 	defer b.mu.Unlock()
 	b.err = err
 	b.size += len(chunk)
-	if b.unread || len(chunk) == 0 {
+	if b.ended != nil || len(chunk) == 0 {
 		b.limits.Memory.Release(chunkSize)
 		return
 	}
@@ -207,7 +216,7 @@ func (b *halfDuplexBody) refusal() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	over, ok := errors.AsType[*connect.Error](b.err)
-	if !ok || b.unread || !b.limits.Refuse {
+	if !ok || b.ended != nil || !b.limits.Refuse {
 		return ""
 	}
 	return over.Message()
@@ -217,20 +226,90 @@ func (b *halfDuplexBody) refusal() string {
 type halfDuplexWriter struct {
 	hookedWriter
 	body    *halfDuplexBody
-	refused error // the response is this error, and the handler's response is discarded
+	control *http.ResponseController // of the client's connection
+	refused error                    // the response is this error, and the handler's response is discarded
+
+	mu          sync.Mutex
+	phase       int           // of the response
+	interrupted bool          // the connection had a read deadline before the response began
+	limited     bool          // the connection has a write deadline
+	grace       time.Duration // for writes after the response has begun; 0 means no limit
+}
+
+// The phases of a response.
+const (
+	phaseRequest = iota // it has not begun
+	phaseAhead          // the body is read ahead
+	phaseResponse
+)
+
+// SetReadDeadline ends the handler's reads. It does not shorten the wait for the end of the request: a client of HTTP/1.1
+// does not read the response before that. The only deadline is the present.
+func (w *halfDuplexWriter) SetReadDeadline(t time.Time) error {
+	w.body.end(os.ErrDeadlineExceeded)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.phase != phaseRequest {
+		return nil
+	}
+	w.interrupted = true
+	return w.control.SetReadDeadline(t) // ends a Read in progress
+}
+
+// SetWriteDeadline limits writes. Until the response begins, its time does not pass.
+func (w *halfDuplexWriter) SetWriteDeadline(t time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.phase != phaseResponse {
+		w.grace = time.Until(t)
+		return nil
+	}
+	w.limited = true
+	return w.control.SetWriteDeadline(t)
+}
+
+// done says that nobody will read the request any more.
+func (w *halfDuplexWriter) done() {
+	_ = w.body.Close()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.limited { // the connection's next request has its own deadline
+		_ = w.control.SetWriteDeadline(time.Time{})
+	}
 }
 
 func (w *halfDuplexWriter) readAhead() {
-	control, wait := http.NewResponseController(w.ResponseWriter), w.body.limits.Wait
-	_ = control.SetReadDeadline(time.Now().Add(wait)) // also ends a Read in progress
+	wait := w.body.limits.Wait
+	until := time.Now().Add(wait)
+	w.mu.Lock()
+	w.phase = phaseAhead
+	_ = w.control.SetReadDeadline(until) // also ends a Read in progress
+	w.mu.Unlock()
 	err := w.body.readAhead()
-	if errors.Is(err, os.ErrDeadlineExceeded) { // the deadline stays, or net/http would wait for the rest, too
+	w.beginResponse()
+	// An earlier error is that of an interrupted Read, which net/http keeps for the rest of a chunked body.
+	timedOut := errors.Is(err, os.ErrDeadlineExceeded) && !time.Now().Before(until)
+	if timedOut { // the deadline stays, or net/http would wait for the rest, too
 		w.refuse(fmt.Sprintf("the request did not end within %s; streams in both directions at once need HTTP/2 or HTTP/3", wait))
 		return
 	}
-	_ = control.SetReadDeadline(time.Time{})
+	_ = w.control.SetReadDeadline(time.Time{})
 	if reason := w.body.refusal(); reason != "" {
 		w.refuse(reason)
+	}
+}
+
+// beginResponse applies the limit for writes, and ends the connection after an interruption.
+func (w *halfDuplexWriter) beginResponse() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.phase = phaseResponse
+	if w.interrupted { // net/http has cancelled the connection's context, and with it that of further requests
+		w.Header().Set("Connection", "close")
+	}
+	if w.grace > 0 {
+		w.limited = true
+		_ = w.control.SetWriteDeadline(time.Now().Add(w.grace))
 	}
 }
 
@@ -244,10 +323,11 @@ func (w *halfDuplexWriter) refuse(message string) {
 	}
 	header.Set("Connection", "close") // the client still sends
 	header.Set("Content-Type", "text/plain; charset=utf-8")
+	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Content-Length", strconv.Itoa(len(message)+1))
 	w.ResponseWriter.WriteHeader(http.StatusHTTPVersionNotSupported)
-	_, _ = io.WriteString(w.ResponseWriter, message+"\n")    // the client is gone if this fails
-	_ = http.NewResponseController(w.ResponseWriter).Flush() // now, because the handler can abort the connection
+	_, _ = io.WriteString(w.ResponseWriter, message+"\n") // the client is gone if this fails
+	_ = w.control.Flush()                                 // now, because the handler can abort the connection
 	w.refused = errors.New(message)
 }
 

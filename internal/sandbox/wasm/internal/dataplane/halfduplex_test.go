@@ -319,3 +319,38 @@ func TestHalfDuplexMemory(t *testing.T) {
 	}
 	eventually(t, "all memory is given back", func() bool { return memory.used.Load() == 0 })
 }
+
+// TestHalfDuplexInterrupt checks that a component's status reaches a client that still sends, although the component has
+// interrupted its own read. The connection ends, because net/http has cancelled its context.
+func TestHalfDuplexInterrupt(t *testing.T) {
+	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		read := make(chan error, 1)
+		go func() {
+			var err error
+			for err == nil {
+				_, err = c.Receive()
+			}
+			read <- err
+		}()
+		time.Sleep(50 * time.Millisecond) // pacing: the goroutine reads, and the client still sends
+		c.Interrupt()
+		if err := <-read; err == io.EOF {
+			t.Error("Receive = EOF, want an error")
+		}
+		return Errorf(codes.PermissionDenied, "no")
+	}))
+	conn := s.begin(t, 1<<20)
+	time.Sleep(200 * time.Millisecond) // pacing: the component has returned
+	if _, err := conn.Write([]byte{0}); err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	b, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusOK || !strings.Contains(string(b), "permission_denied") || !response.Close {
+		t.Errorf("answer = %s %v %q, %v; want the component's status and the end of the connection", response.Status, response.Header, b, err)
+	}
+}

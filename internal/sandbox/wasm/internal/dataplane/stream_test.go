@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -308,6 +309,58 @@ func TestReceiveTimeout(t *testing.T) {
 		w.Close()
 		if _, err := s.dial(t, false).UnaryCall(t.Context(), &pb.SimpleRequest{}); err != nil {
 			t.Errorf("%s: next request = %v", way, err)
+		}
+	}
+}
+
+// TestStreamDeadline checks that the client's deadline ends a component's wait for the next message over all protocols.
+func TestStreamDeadline(t *testing.T) {
+	received := make(chan error, 1)
+	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		_, err := c.Receive() // looks at no context, like a host function
+		received <- err
+		return err
+	}))
+	clients := s.httpClients(t)
+	clients["http1"] = s.http1(t)
+	for contentType, timeout := range map[string]string{
+		"application/connect+proto": "Connect-Timeout-Ms: 300", "application/grpc-web+proto": "Grpc-Timeout: 300m",
+		"application/grpc+proto": "Grpc-Timeout: 300m", "application/grpc+json": "Grpc-Timeout: 300m",
+	} {
+		for way, c := range clients {
+			if way == "http1" && isGRPC(contentType) {
+				continue // gRPC needs HTTP/2
+			}
+			for _, method := range []string{"FullDuplexCall", "StreamingInputCall"} {
+				body, client := io.Pipe() // the client neither sends nor disconnects
+				request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+testPath+method, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				request.Header.Set("Content-Type", contentType)
+				name, value, _ := strings.Cut(timeout, ": ")
+				request.Header.Set(name, value)
+				answered := make(chan error, 1)
+				go func() {
+					response, err := c.Do(request)
+					if err == nil {
+						response.Body.Close()
+					}
+					answered <- err
+				}()
+				select {
+				case err := <-received:
+					if s, ok := errors.AsType[*Status](err); !ok || s.Code != codes.DeadlineExceeded {
+						t.Errorf("Receive of %s of %s over %s = %v; want DEADLINE_EXCEEDED", method, contentType, way, err)
+					}
+				case <-time.After(10 * time.Second):
+					t.Errorf("Receive of %s of %s over %s goes on after the deadline", method, contentType, way)
+				}
+				client.Close()
+				if err := <-answered; err != nil {
+					t.Errorf("answer of %s of %s over %s = %v", method, contentType, way, err)
+				}
+			}
 		}
 	}
 }
