@@ -145,11 +145,17 @@ func (c *grpcCall) endRaw() {
 // rawReceive implements receive: func(wait: bool) -> result<received, status>.
 func rawReceive(hc *engine.HostCall, c *grpcCall, args *wit.Reader) ([]byte, error) {
 	wait, in := args.Bool(), c.raw.inbox
-	if wait {
-		if err := in.wait(hc.Context(), c.call); err != nil {
-			return nil, err
+	arriving := in.start(c.call)
+	if arriving != nil && wait {
+		select {
+		case <-arriving:
+			arriving = nil
+		case <-c.raw.ctx.Done():
+		case <-hc.Context().Done():
+			return nil, context.Cause(hc.Context())
 		}
-	} else if !in.start(c.call) {
+	}
+	if arriving != nil {
 		if st := c.raw.ended(); st != nil {
 			return c.fail(st), nil
 		}
@@ -164,32 +170,13 @@ func rawReceive(hc *engine.HostCall, c *grpcCall, args *wit.Reader) ([]byte, err
 	return wit.AppendU32(wit.AppendCase(wit.AppendCase(c.reply[:0], resultOK), protowit.ReceivedMessage), uint32(len(in.message))), nil
 }
 
-// wait waits until the inbox is full, on the guest's thread.
-func (in *inbox) wait(ctx context.Context, call dataplane.Call) error {
-	in.mu.Lock()
-	arriving, full := in.arriving, in.full
-	in.mu.Unlock()
-	switch {
-	case full:
-	case arriving == nil: // no goroutine is needed
-		in.message, in.err = call.Receive()
-		in.full = true
-	default:
-		select {
-		case <-arriving:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
-}
-
-// start reports whether the inbox is full. If not, it starts a goroutine that fills it and wakes the guest.
-func (in *inbox) start(call dataplane.Call) bool {
+// start returns nil if the inbox is full. If not, it starts a goroutine that fills it and wakes the guest, and returns a
+// channel that is closed then.
+func (in *inbox) start(call dataplane.Call) <-chan struct{} {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.full || in.arriving != nil {
-		return in.full
+		return in.arriving
 	}
 	arriving := make(chan struct{})
 	in.arriving = arriving
@@ -204,7 +191,7 @@ func (in *inbox) start(call dataplane.Call) bool {
 			wake()
 		}
 	}()
-	return false
+	return arriving
 }
 
 // rawTake implements take: func() -> list<u8>.
@@ -291,7 +278,7 @@ var errReadiness = fmt.Errorf("the descriptor is for poll_oneoff only: %w", errd
 // Ready implements engine.Channel.
 func (r *rawReadiness) Ready(write bool) bool {
 	c := r.guest
-	return c.raw.ctx.Err() != nil || !write && c.raw.inbox.start(c.call)
+	return c.raw.ctx.Err() != nil || !write && c.raw.inbox.start(c.call) == nil
 }
 
 // Send implements engine.Channel.

@@ -287,3 +287,28 @@ func TestAheadMemory(t *testing.T) {
 	m.Release(dataplane.AheadMemory)
 	require.Zero(t, s.pod.account.Held(engine.HeldBytes))
 }
+
+// TestRawReceiveEnds checks that the end of a call ends each way to wait for its client, and that the instance is reused.
+// The client neither sends nor disconnects.
+func TestRawReceiveEnds(t *testing.T) {
+	for _, guest := range []struct{ binary, method string }{
+		{"testdata/raw-faults.wasm", "/f/poll"},
+		{examples + "raw-c/raw-c.wasm", "/sum.v1.Sums/Running"},
+	} {
+		s := rawServer(t, guest.binary, workerapi.Limits{Reuse: true}, 0)
+		m := &dataplane.Method{Procedure: guest.method, Desc: s.methodOf(t, "/sum.v1.Sums/Running").Desc}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		c := newWaitingCall()
+		begin := time.Now()
+		code, text := codeOf(s.Invoke(ctx, m, c))
+		require.Equal(t, codes.DeadlineExceeded, code, "%s: %s", guest.method, text)
+		require.Less(t, time.Since(begin), soon, guest.method)
+		require.Len(t, s.pool.idle, 1, "%s: instances that are kept", guest.method)
+		require.Zero(t, c.received.Load(), "waits that remain")
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(100*time.Millisecond, cancel)
+		_ = s.Invoke(ctx, m, newWaitingCall()) // the guest can succeed: nobody waits for its answer
+		require.Len(t, s.pool.idle, 1, "%s: instances that are kept", guest.method)
+	}
+}
