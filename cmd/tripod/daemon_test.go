@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -198,7 +199,7 @@ func testReading(t *testing.T, c *config.Config, container, pod string) {
 	must(t, c, "inspectp", "one", "-o", "yaml")
 	must(t, c, "stats")
 	must(t, c, "stats", "--pods", "-o", "json")
-	if out := must(t, c, "events"); !strings.HasPrefix(out, "TIME") || !strings.Contains(out, "started  default/one") {
+	if out := must(t, c, "events"); !strings.HasPrefix(out, "TIME") || !regexp.MustCompile(`started +default/one`).MatchString(out) {
 		t.Errorf("events: %s", out)
 	}
 	if out := must(t, c, "events", "-o", "wide"); !strings.Contains(out, pod) || !strings.Contains(out, container) {
