@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -89,6 +90,21 @@ func pause(t *testing.T, d *harness.Daemon, s syscall.Signal) {
 	if err := syscall.Kill(d.Pid(), s); err != nil {
 		t.Fatal(err)
 	}
+	if s != syscall.SIGSTOP {
+		return
+	}
+	harness.Eventually(t, waitLimit, func() error { // a thread stops only when it next returns from the kernel
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", d.Pid()))
+		if err != nil || len(threads) == 0 {
+			return fmt.Errorf("threads of the daemon: got %d, error %v", len(threads), err)
+		}
+		for _, file := range threads {
+			if stat, err := os.ReadFile(file); err == nil && !strings.Contains(string(stat), ") T ") {
+				return fmt.Errorf("%s: got %s, want it stopped", file, stat)
+			}
+		}
+		return nil
+	})
 }
 
 // killedAt kills the front at a fail point in the life of a pod, and checks that the next start knows what the delegate
