@@ -53,7 +53,7 @@ type world struct {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("needs root, for network namespaces")
+		t.Fatal("needs root, for network namespaces")
 	}
 	w := &world{rig: startWorker(t, workerapi.WorkerConfig{}), netns: podNetns(t), dns: serveNames(t)}
 	w.startDialer()

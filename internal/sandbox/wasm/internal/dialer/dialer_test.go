@@ -38,7 +38,7 @@ type rig struct {
 func newRig(t testing.TB, idle time.Duration) *rig {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("needs root, because a dialer takes orders only from root and enters network namespaces")
+		t.Fatal("needs root, because a dialer takes orders only from root and enters network namespaces")
 	}
 	r := &rig{t: t, path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1)}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.path})
