@@ -61,9 +61,6 @@ func (x *exchange) requestBody() wasi.Input {
 		return wasi.Empty{}
 	}
 	if x.body == nil {
-		// Without this call, an HTTP/1.1 server would read the rest of the body before it writes a response. Ignore
-		// the error: a server that does not support the call does not need it either.
-		_ = x.control.EnableFullDuplex()
 		x.body = wasi.NewReader(x.r.Body, x.state.Wake)
 	}
 	return x.body

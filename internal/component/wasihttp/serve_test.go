@@ -138,6 +138,32 @@ func TestBodiesAreStreamed(t *testing.T) {
 	})
 }
 
+// TestResponseBeforeBody uses a guest that asks for the request's body after the header of its response has been sent.
+func TestResponseBeforeBody(t *testing.T) {
+	data := strings.Repeat("0123456789abcdef", 1<<12) // few enough for net/http to discard them
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			body := g.respond(out, 200)
+			to := g.stream(body)
+			g.write(to, "begun\n")
+			g.ok(g.call(streams, "[method]output-stream.blocking-flush", u32(to)))
+			time.Sleep(20 * time.Millisecond) // pacing: the header leaves in the background
+			n := 0
+			_, in := g.input(q)
+			for piece, more := g.read(in); more; piece, more = g.read(in) {
+				n += len(piece)
+			}
+			g.write(to, fmt.Sprint(n))
+			g.finish(body)
+		})
+		_, got := do(t, server, request(t, "POST", server.URL, strings.NewReader(data)))
+		if want := fmt.Sprint("begun\n", len(data)); got != want {
+			t.Errorf("the guest answered %q, want %q", got, want)
+		}
+		want(t, <-outcomes, nil)
+	})
+}
+
 // TestPollingGuest uses a guest that blocks only in poll: it reads and writes what it can, in both directions.
 func TestPollingGuest(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {

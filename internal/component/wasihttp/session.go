@@ -34,6 +34,12 @@ func (s *Session) Close() { s.state.Close() }
 // context of r.
 func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, params []byte) error) error {
 	x := &exchange{state: s.state, w: w, r: r, control: http.NewResponseController(w)}
+	if r.Body != nil && r.Body != http.NoBody {
+		// Without this call, an HTTP/1.1 server would read the rest of the body, or drop it, before it writes a
+		// response. A guest can begin its response before it asks for the body, so the call cannot wait until then.
+		// Ignore the error: a server that does not support the call does not need it either.
+		_ = x.control.EnableFullDuplex()
+	}
 	params := wit.AppendU32(nil, s.state.Put(&incomingRequest{exchange: x}))
 	params = wit.AppendU32(params, s.state.Put(&outparam{exchange: x}))
 	interrupted := make(chan struct{})
