@@ -1,6 +1,7 @@
 package wasihttp
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -103,6 +104,9 @@ func (x *exchange) end(err error) error {
 		_ = x.out.stream.Close()
 	}
 	switch {
+	case x.begun && x.r.Method == http.MethodHead && errors.Is(err, context.Canceled):
+		// The header is the whole response. An HTTP/2 server ends the request's context when it has sent the header.
+		return nil
 	case err != nil:
 	case x.failed != nil:
 		err = x.failed
