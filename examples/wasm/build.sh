@@ -51,6 +51,7 @@ c faults-c/faults.c "$work/faults.wit" server faults-c
 c hello-http-c/hello.c hello-http-c/wasi-http.wit hello hello-http-c
 c fetch-c/fetch.c fetch-c/wasi-http.wit fetch fetch-c
 c sockets-c/sockets.c sockets-c/wasi-sockets.wit sockets sockets-c
+c cloud-c/cloud.c cloud-c/wasi-cloud.wit cloud cloud-c
 # A snapshot of a running engine differs each time, so rebuild it only if its inputs have changed.
 if ! cmp -s <(sha256sum greeter-js/* greeter/* tools/*) <(grep -E '  (greeter|greeter-js|tools)/' SHA256SUMS); then
   cat "$work/greeter.wit" greeter-js/world.wit >"$work/greeter-js.wit"

@@ -110,6 +110,10 @@ func (i *inspection) describeModule(m wasmbin.Module) {
 		i.Exports = append(i.Exports, item)
 	}
 	for _, imp := range m.Imports {
+		if resource, ok := strings.CutPrefix(imp.Name, "[resource-drop]"); ok && imp.Module != preview1 {
+			i.Resources = append(i.Resources, resourceItem{imp.Module, resource, compatName(imp.Module) + "#" + resource})
+			continue
+		}
 		i.Imports = append(i.Imports, Item{Interface: imp.Module, Name: imp.Name})
 	}
 }

@@ -8,6 +8,9 @@
 //	                                   ├─► Bound: name, types, Go function ──► engine.Host (internal/component/wasihttp)
 //	streams.go, files.go … functions ──┘
 //
+// Besides WASI 0.2, the package implements proposals, in the versions that toolchains know (Drafts): wasi:config and
+// wasi:logging.
+//
 //	State: the host's data for one instance, that is, the table of its resources and a channel that wakes the guest
 //
 // A guest runs on one thread, so a State needs no lock. Only the background work of a stream (reading ahead, writing

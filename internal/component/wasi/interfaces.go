@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 )
 
@@ -28,13 +29,15 @@ var functions = map[string]map[string]Func{
 	"wasi:sockets/tcp@0.2.12":               tcpFuncs,
 	"wasi:sockets/udp-create-socket@0.2.12": {"create-udp-socket": createUDP},
 	"wasi:sockets/udp@0.2.12":               udpFuncs,
+	"wasi:config/store@0.2.0-rc.1":          configFuncs,
+	"wasi:logging/logging@0.1.0-draft":      loggingFuncs,
 }
 
 // Interfaces returns the interfaces of this package, and the functions of all these interfaces.
 var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	var known []*Interface
 	var bound []Bound
-	for _, name := range []string{"io", "clocks", "cli", "filesystem", "sockets"} {
+	for _, name := range []string{"io", "clocks", "cli", "filesystem", "sockets", "config", "logging"} {
 		text, err := texts.ReadFile("wit/" + name + ".wit")
 		if err != nil {
 			panic(err) // impossible: the file is embedded
@@ -54,3 +57,22 @@ var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	}
 	return known, bound
 })
+
+// Drafts returns the names of the interfaces that are proposals: not part of a release of WASI. Versions of a proposal
+// are not compatible with each other.
+var Drafts = sync.OnceValue(func() []string {
+	var names []string
+	known, _ := Interfaces()
+	for _, i := range known {
+		if IsDraft(i.Name) {
+			names = append(names, i.Name)
+		}
+	}
+	return names
+})
+
+// IsDraft reports whether the name of an interface has a pre-release version (https://semver.org, 9).
+func IsDraft(name string) bool {
+	_, version, _ := strings.Cut(name, "@")
+	return strings.Contains(version, "-")
+}

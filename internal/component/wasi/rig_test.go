@@ -3,6 +3,7 @@ package wasi
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
@@ -21,7 +22,7 @@ func newGuest(t *testing.T, o Options) *guest {
 	return g
 }
 
-// call calls a function by its interface, without version, and its name. params are flat bytes.
+// call calls a function by its interface, which needs a version only if there are several, and its name. params are flat bytes.
 func (g *guest) call(iface, name string, params ...[]byte) *wit.Reader {
 	g.t.Helper()
 	r, err := g.try(iface, name, params...)
@@ -34,7 +35,10 @@ func (g *guest) call(iface, name string, params ...[]byte) *wit.Reader {
 func (g *guest) try(iface, name string, params ...[]byte) (*wit.Reader, error) {
 	g.t.Helper()
 	_, bound := Interfaces()
-	i := slices.IndexFunc(bound, func(b Bound) bool { return b.Interface == iface+"@0.2.12" && b.Name == name })
+	i := slices.IndexFunc(bound, func(b Bound) bool {
+		known, _, _ := strings.Cut(b.Interface, "@")
+		return (b.Interface == iface || known == iface) && b.Name == name
+	})
 	if i < 0 {
 		g.t.Fatalf("function %s#%s does not exist", iface, name)
 	}

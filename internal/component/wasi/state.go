@@ -24,6 +24,10 @@ type Options struct {
 	Files, Bytes Quota
 	// HTTP sends the guest's requests (package wasihttp). If it is nil, each request is denied.
 	HTTP http.RoundTripper
+	// Config is what wasi:config gives to the guest.
+	Config Config
+	// Log writes an entry of wasi:logging, which ends with a line break. If it is nil, entries are discarded.
+	Log func(entry []byte)
 	// Network opens the guest's connections. If it is nil, the guest can make no sockets and resolve no names.
 	Network Network
 	// Guard runs a background function of the host and returns its error. If the function panics, Guard recovers and
@@ -64,6 +68,9 @@ type State struct {
 
 // maxHeld limits the host memory of all resources of an instance, in bytes. The window of each stream does not count.
 const maxHeld = 16 << 20
+
+// maxKept is the size, in bytes, of the largest result whose memory is kept for the next call.
+const maxKept = 64 << 10
 
 // ErrHeld ends the guest's call if the guest's resources would use more than maxHeld.
 var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
@@ -260,7 +267,9 @@ func (b *Bound) Invoke(ctx context.Context, s *State, args []byte, renew func())
 	if err := b.Do(c); err != nil {
 		return nil, fmt.Errorf("%s#%s: %w", b.Interface, b.Name, err)
 	}
-	s.out = c.Out
+	if s.out = c.Out; cap(s.out) > maxKept {
+		s.out = nil
+	}
 	return c.Out, c.In.Err()
 }
 

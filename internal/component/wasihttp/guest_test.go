@@ -20,11 +20,11 @@ import (
 
 // hello serves a component of examples/wasm, written in C on the bare ABI, on one of the engine's two paths.
 type hello struct {
-	t      *testing.T
-	client http.RoundTripper // for the guest's requests
-	code   *engine.Code
-	handle *engine.Func
-	path   engine.Path
+	t       *testing.T
+	options wasi.Options
+	code    *engine.Code
+	handle  *engine.Func
+	path    engine.Path
 }
 
 var testEngine = sync.OnceValues(func() (*engine.Engine, error) { return engine.New(engine.Config{Instances: 16}) })
@@ -51,9 +51,11 @@ func compile(example string) (*engine.Code, error) {
 }
 
 // paths runs a test with the example hello-http-c on both paths.
-func paths(t *testing.T, test func(t *testing.T, url string)) { pathsOf(t, helloCode, test) }
+func paths(t *testing.T, test func(t *testing.T, url string)) {
+	pathsOf(t, helloCode, wasi.Options{}, test)
+}
 
-func pathsOf(t *testing.T, compiled func() (*engine.Code, error), test func(t *testing.T, url string)) {
+func pathsOf(t *testing.T, compiled func() (*engine.Code, error), options wasi.Options, test func(t *testing.T, url string)) {
 	code, err := compiled()
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +69,7 @@ func pathsOf(t *testing.T, compiled func() (*engine.Code, error), test func(t *t
 	}
 	for name, path := range map[string]engine.Path{"component path": engine.PathComponent, "core path": engine.PathCore} {
 		t.Run(name, func(t *testing.T) {
-			server := httptest.NewServer(&hello{t, &http.Transport{DisableCompression: true, DisableKeepAlives: true}, code, handle, path})
+			server := httptest.NewServer(&hello{t, options, code, handle, path})
 			defer server.Close()
 			test(t, server.URL)
 		})
@@ -82,7 +84,7 @@ func (h *hello) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *hello) serve(w http.ResponseWriter, r *http.Request) error {
-	s := NewSession(wasi.Options{HTTP: h.client})
+	s := NewSession(h.options)
 	defer s.Close()
 	i, err := h.code.Instantiate(r.Context(), engine.InstanceOptions{Host: s, Deadline: 10 * time.Second, Path: h.path})
 	if err != nil {
@@ -108,7 +110,8 @@ func TestOutgoingExample(t *testing.T) {
 			_, _ = io.WriteString(w, r.Method+" "+r.URL.Path)
 		}
 	})
-	pathsOf(t, fetchCode, func(t *testing.T, url string) {
+	client := &http.Transport{DisableCompression: true, DisableKeepAlives: true}
+	pathsOf(t, fetchCode, wasi.Options{HTTP: client}, func(t *testing.T, url string) {
 		fetch := func(method, path, to string, body []byte, headers ...string) (int, string) {
 			t.Helper()
 			r := request(t, method, url+path, bytes.NewReader(body))
@@ -219,7 +222,7 @@ func BenchmarkExample(b *testing.B) {
 	}
 	for name, path := range map[string]engine.Path{"component path": engine.PathComponent, "core path": engine.PathCore} {
 		b.Run(name, func(b *testing.B) {
-			h := &hello{nil, nil, code, handle, path}
+			h := &hello{nil, wasi.Options{}, code, handle, path}
 			r := httptest.NewRequest("GET", "/path", nil)
 			for b.Loop() {
 				if err := h.serve(httptest.NewRecorder(), r); err != nil {

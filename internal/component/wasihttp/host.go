@@ -46,13 +46,17 @@ func hostFunc(f wasi.Bound) engine.HostFunc {
 		}}
 }
 
-// Provided reports whether Host includes an interface of that name, in any compatible version.
+// Provided reports whether Host includes an interface of that name, in any compatible version. Pre-release versions are
+// compatible only with themselves.
 func Provided(iface string) bool {
+	if wasi.IsDraft(iface) {
+		return slices.Contains(wasi.Drafts(), iface)
+	}
 	all, _ := interfaces()
 	name, version, _ := strings.Cut(iface, "@")
 	return strings.HasPrefix(version, "0.2.") && slices.ContainsFunc(all, func(i *wasi.Interface) bool {
 		known, _, _ := strings.Cut(i.Name, "@")
-		return known == name
+		return known == name && !wasi.IsDraft(i.Name)
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/health"
 )
 
@@ -18,7 +19,7 @@ func Doctor(_ context.Context, cfg Config) []health.Finding {
 		return []health.Finding{{Subject: ProgramName, Detail: err.Error(),
 			Remedy: "install tripod-wasm beside tripod, or set wasm.program; without it the handler \"wasm\" is missing"}}
 	}
-	return []health.Finding{programFinding(cfg), userFinding(cfg), addressFinding()}
+	return []health.Finding{programFinding(cfg), interfacesFinding(), userFinding(cfg), addressFinding()}
 }
 
 // programFinding checks that the program can run under the same conditions as the compiler: as the unprivileged user,
@@ -33,6 +34,11 @@ func programFinding(cfg Config) health.Finding {
 	}
 	f.OK, f.Detail = true, fmt.Sprintf("%s: engine %s; starts as user %d in new namespaces", cfg.Program, engine, cfg.UID)
 	return f
+}
+
+// interfacesFinding lists what components can import.
+func interfacesFinding() health.Finding {
+	return health.Finding{Subject: "wasm interfaces", OK: true, Detail: "WASI 0.2, " + strings.Join(wasi.Drafts(), ", ")}
 }
 
 // userFinding warns if the workers' user has an account, because a guest that escapes could access the account's files.

@@ -103,6 +103,34 @@ func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 	return os.NewFile(uintptr(mount), host), nil
 }
 
+// serviceAccount is the mount of the token with which a pod calls the Kubernetes API
+// (https://kubernetes.io/docs/tasks/run-application/access-api-from-pod).
+const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// chooseConfig sets which mounts have the values of wasi:config.
+func chooseConfig(o options, config *runtimeapi.ContainerConfig, mounts []workerapi.Mount) {
+	for i := range mounts {
+		m := &mounts[i]
+		if o.config != nil {
+			m.Config = slices.Contains(o.config, m.Guest)
+			continue
+		}
+		m.Config = m.Guest != serviceAccount && hasDataLink(config, m.Guest)
+	}
+}
+
+// hasDataLink reports whether a mount has the link by which a kubelet replaces the files of a ConfigMap, a Secret, the
+// downward API or a projected volume.
+func hasDataLink(config *runtimeapi.ContainerConfig, containerPath string) bool {
+	return slices.ContainsFunc(config.GetMounts(), func(m *runtimeapi.Mount) bool {
+		if path.Clean(m.GetContainerPath()) != containerPath {
+			return false
+		}
+		info, err := os.Lstat(path.Join(m.GetHostPath(), "..data"))
+		return err == nil && info.Mode()&os.ModeSymlink != 0
+	})
+}
+
 func closeMounts(mounts []workerapi.Mount) {
 	for _, m := range mounts {
 		m.Dir.Close()

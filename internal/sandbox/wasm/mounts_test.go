@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,5 +90,50 @@ func TestMountsThatAreNone(t *testing.T) {
 		if _, err := checkMounts(withMounts(m)); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), say) {
 			t.Errorf("checkMounts = %v, want %q", err, say)
 		}
+	}
+}
+
+// TestConfigVolumes checks which mounts are configuration: those that a kubelet keeps up to date, except the token of
+// the service account, or those that the annotation names.
+func TestConfigVolumes(t *testing.T) {
+	kept, plain := t.TempDir(), t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(kept, "..1"), 0o755), os.Symlink("..1", filepath.Join(kept, "..data"))); err != nil {
+		t.Fatal(err)
+	}
+	config := withMounts(&runtimeapi.Mount{ContainerPath: "/etc/app/", HostPath: kept}, &runtimeapi.Mount{ContainerPath: "/data", HostPath: plain},
+		&runtimeapi.Mount{ContainerPath: serviceAccount, HostPath: kept})
+	for annotation, want := range map[string]string{
+		"": "[/etc/app]", "none": "[]", "/data": "[/data]", "/data/, /etc/app": "[/etc/app /data]", serviceAccount: "[" + serviceAccount + "]",
+	} {
+		pod := &runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/config": annotation}}
+		o, err := parseOptions(pod, "c", "p/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		mounts, err := openMounts(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chooseConfig(o, config, mounts)
+		chosen := []string{}
+		for _, m := range mounts {
+			if m.Config {
+				chosen = append(chosen, m.Guest)
+			}
+		}
+		closeMounts(mounts)
+		if got := fmt.Sprint(chosen); got != want {
+			t.Errorf("annotation %q: configuration is in %s, want %s", annotation, got, want)
+		}
+		if err := validateMounted(o.config, keyConfig, config.GetMounts(), "p/"); err != nil {
+			t.Errorf("annotation %q: %v", annotation, err)
+		}
+	}
+	if err := validateMounted([]string{"/missing"}, keyConfig, config.GetMounts(), "p/"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/config: the container has no mount at") {
+		t.Errorf("a mount that is missing: %v", err)
+	}
+	relative := &runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/config": "data"}}
+	if _, err := parseOptions(relative, "c", "p/"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a relative path: %v", err)
 	}
 }

@@ -32,6 +32,7 @@ const (
 	keyOrigins        = "cors-origins"      // patterns of package origin, separated by commas, or "off"
 	keyCredentials    = "cors-credentials"  // "true" allows cookies and client certificates
 	keyEgress         = "egress"            // which connections guests can open; see package egress
+	keyConfig         = "config"            // mounts whose files are values of wasi:config, or "none"
 	keyEgressCA       = "egress-ca"         // a PEM file in a mount, with the authorities that guests trust
 )
 
@@ -63,6 +64,9 @@ type options struct {
 	// egress are the rules for connections that guests open, or "" for the default. egressCA is the container path of a
 	// file, or "" for the node's authorities.
 	egress, egressCA string
+	// config are the container paths of the mounts whose files are values of wasi:config. It is nil for the default,
+	// which is all mounts that a kubelet keeps up to date, and empty for none.
+	config []string
 }
 
 // optionsOf reads the options of a container; c is nil for a unit pod's.
@@ -90,6 +94,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 		o.cleartext = r.port(keyCleartextPort, defaultCleartextPort)
 	}
 	o.egress, o.egressCA = r.egress(), r.file(keyEgressCA)
+	o.config = r.mounts(keyConfig)
 	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),
@@ -179,6 +184,25 @@ func (r *optionReader) file(key string) string {
 		r.fail(key, "%q is not the absolute container path of a file in a mount", v)
 	}
 	return path.Clean(v)
+}
+
+// mounts returns a list of container paths: nil if there is no such annotation, or an empty list for "none".
+func (r *optionReader) mounts(key string) []string {
+	v := r.text(key)
+	if v == "" {
+		return nil
+	}
+	list := []string{}
+	if v == "none" {
+		return list
+	}
+	for p := range strings.SplitSeq(v, ",") {
+		if p = strings.TrimSpace(p); !path.IsAbs(p) {
+			r.fail(key, "%q is neither none nor the absolute container path of a mount", p)
+		}
+		list = append(list, path.Clean(p))
+	}
+	return list
 }
 
 // choice returns the value of the given annotation, which must be one of the allowed values. The first of them is the

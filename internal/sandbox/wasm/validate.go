@@ -82,6 +82,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		func() error { return reasons.Mounts(c.Config.GetMounts(), nil) },
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { return validateEgressCA(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
+		func() error { return validateMounted(o.config, keyConfig, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
 	} {
@@ -174,10 +175,17 @@ func validateTLSMount(o options, mounts []*runtimeapi.Mount, prefix string) erro
 	if o.tls == tlsGenerated || o.tls == tlsOff {
 		return nil
 	}
-	if slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool { return path.Clean(m.GetContainerPath()) == o.tls }) {
-		return nil
+	return validateMounted([]string{o.tls}, keyTLS, mounts, prefix)
+}
+
+// validateMounted checks that the container has the mounts that an annotation names.
+func validateMounted(paths []string, key string, mounts []*runtimeapi.Mount, prefix string) error {
+	for _, at := range paths {
+		if !slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool { return path.Clean(m.GetContainerPath()) == at }) {
+			return fmt.Errorf("annotation %s: the container has no mount at %q: %w", prefix+key, at, errdefs.ErrInvalidArgument)
+		}
 	}
-	return fmt.Errorf("annotation %s: the container has no mount at %q: %w", prefix+keyTLS, o.tls, errdefs.ErrInvalidArgument)
+	return nil
 }
 
 // validateEgressCA checks that the file that the annotation names is in a mount of the container.

@@ -165,7 +165,7 @@ func TestCheck(t *testing.T) {
 		return &wasmbin.Outline{Component: true, Exports: strings.Fields(exports), Imports: strings.Fields(imports)}
 	}
 	module := func(export, imports string) *wasmbin.Outline {
-		return &wasmbin.Outline{Exports: []string{export}, Imports: []string{imports}}
+		return &wasmbin.Outline{Exports: strings.Fields(export), Imports: []string{imports}}
 	}
 	raw := func(exports ...string) *wasmbin.Outline {
 		return &wasmbin.Outline{Exports: append(exports, "tripod:grpc/handler@0.1.0#handle", "memory", "cabi_realloc"), Imports: []string{"tripod:grpc/raw@0.1.0 take"}}
@@ -186,7 +186,10 @@ func TestCheck(t *testing.T) {
 		"unknown import": {component("proto:greet-v1/greeter", "acme:secrets/store"), greeter, "", "imports acme:secrets/store"},
 		"other package":  {component("proto:greet-v1/greeter", "proto:greet/types"), greeter, "", "imports proto:greet/types"},
 		"wasi 0.3":       {component("wasi:http/incoming-handler@0.2.0", "wasi:io/poll@0.3.0"), nil, "", "imports wasi:io/poll@0.3.0"},
-		"draft":          {component("wasi:http/incoming-handler@0.2.0", "wasi:keyvalue/store@0.2.0-draft2"), nil, "", "imports wasi:keyvalue/store@0.2.0-draft2"},
+		"draft":          {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0-rc.1 wasi:logging/logging@0.1.0-draft"), nil, wit.WorldHTTP, ""},
+		"draft module":   {module("tripod:grpc/handler@0.1.0#handle memory cabi_realloc", "wasi:logging/logging@0.1.0-draft log"), nil, wit.WorldRaw, ""},
+		"other draft":    {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0-draft"), nil, "", "imports wasi:config/store@0.2.0-draft, which no node provides (they provide wasi:config/store@0.2.0-rc.1)"},
+		"later draft":    {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0"), nil, "", "imports wasi:config/store@0.2.0, which"},
 		"draft package":  {component("wasi:http/incoming-handler@0.2.0", "wasi:nn/graph@0.2.0"), nil, "", "imports wasi:nn/graph@0.2.0"},
 		"old draft":      {component("wasi:cli/run@0.2.0", "wasi:io/streams@0.2.0-rc-2023-11-10"), nil, "", "imports wasi:io/streams@0.2.0-rc-2023-11-10"},
 		"draft export":   {component("wasi:cli/run@0.2.0-rc-2023-12-05", ""), nil, "", "neither wasi:http/incoming-handler@0.2 nor wasi:cli/run@0.2"},

@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/image"
@@ -157,7 +158,7 @@ func Check(o *wasmbin.Outline, services []string) (World, error) {
 	}
 	for _, name := range o.Imports {
 		if !provided(name, services) {
-			return "", fmt.Errorf("the component imports %s, which no node provides: %w", name, errdefs.ErrInvalidArgument)
+			return "", fmt.Errorf("the component imports %s, which no node provides%s: %w", name, otherVersions(name), errdefs.ErrInvalidArgument)
 		}
 	}
 	return world, nil
@@ -205,7 +206,7 @@ func checkRawModule(o *wasmbin.Outline) (World, error) {
 			return "", fmt.Errorf("the core module exports %s, but not %s, which the canonical ABI needs: %w", exportRaw, name, errdefs.ErrInvalidArgument)
 		}
 	}
-	return checkModuleImports(o, wit.WorldRaw, preview1, protowit.RawInterface, protowit.ResponseInterface)
+	return checkModuleImports(o, wit.WorldRaw, append([]string{preview1, protowit.RawInterface, protowit.ResponseInterface}, wasi.Drafts()...)...)
 }
 
 // checkModuleImports returns the world of a core module that imports only from the given modules.
@@ -218,12 +219,27 @@ func checkModuleImports(o *wasmbin.Outline, world World, provided ...string) (Wo
 	return world, nil
 }
 
-// provided reports whether nodes provide the named import of a component. Nodes provide WASI 0.2, the package
-// tripod:grpc, and the types and streams in the packages of the component's services.
+// otherVersions names the versions of a proposal that nodes provide, if an import has another one.
+func otherVersions(name string) string {
+	base, _, _ := strings.Cut(name, "@")
+	var others []string
+	for _, draft := range wasi.Drafts() {
+		if known, _, _ := strings.Cut(draft, "@"); known == base {
+			others = append(others, draft)
+		}
+	}
+	if len(others) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (they provide %s)", strings.Join(others, " and "))
+}
+
+// provided reports whether nodes provide the named import of a component. Nodes provide WASI 0.2, some proposals in
+// certain versions (wasi.Drafts), the package tripod:grpc, and the types and streams in the packages of the component's services.
 func provided(name string, services []string) bool {
 	if strings.HasPrefix(name, "wasi:") {
 		_, ok := release(name)
-		return ok
+		return ok || slices.Contains(wasi.Drafts(), name)
 	}
 	pkg, _, _ := strings.Cut(name, "/")
 	return pkg == "tripod:grpc" || slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })

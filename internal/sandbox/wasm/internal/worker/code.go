@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/component/wasihttp"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
@@ -45,11 +46,17 @@ func CompileOptions() engine.CompileOptions {
 	host := rawHost()
 	return engine.CompileOptions{
 		Provided: provided,
-		ModuleHost: engine.Host{Funcs: slices.DeleteFunc(slices.Clone(host.Funcs), func(f engine.HostFunc) bool {
-			return f.Interface != protowit.RawInterface && f.Interface != protowit.ResponseInterface
-		})},
+		ModuleHost: engine.Host{
+			Funcs:     slices.DeleteFunc(host.Funcs, func(f engine.HostFunc) bool { return !moduleInterface(f.Interface) }),
+			Resources: slices.DeleteFunc(host.Resources, func(r engine.HostResource) bool { return !moduleInterface(r.Interface) }),
+		},
 		ModuleExports: []engine.Signature{rawSignature()},
 	}
+}
+
+// moduleInterface reports whether a core module that is a server can import an interface.
+func moduleInterface(iface string) bool {
+	return iface == protowit.RawInterface || iface == protowit.ResponseInterface || slices.Contains(wasi.Drafts(), iface)
 }
 
 // provided reports whether the worker provides an interface to components. It accepts every interface in the namespace

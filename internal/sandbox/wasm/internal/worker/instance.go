@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -113,11 +115,25 @@ func (g *guest) release() {
 	g.stdio.flush()
 }
 
-// preopens returns the guest's directories, each as the path of a descriptor that the daemon passed.
+// configVolumes returns the directories whose files are values of wasi:config, in the order of their paths in the guest.
+func configVolumes(mounts []workerapi.Mount) []string {
+	var list []string
+	for _, m := range slices.SortedFunc(slices.Values(mounts), func(a, b workerapi.Mount) int { return strings.Compare(a.Guest, b.Guest) }) {
+		if m.Config {
+			list = append(list, hostPath(m))
+		}
+	}
+	return list
+}
+
+// hostPath returns the path of a mounted directory, as the descriptor that the daemon passed.
+func hostPath(m workerapi.Mount) string { return fmt.Sprintf("/proc/self/fd/%d", m.Dir.Fd()) }
+
+// preopens returns the guest's directories.
 func preopens(mounts []workerapi.Mount) []engine.Preopen {
 	list := make([]engine.Preopen, len(mounts))
 	for i, m := range mounts {
-		list[i] = engine.Preopen{Path: fmt.Sprintf("/proc/self/fd/%d", m.Dir.Fd()), Guest: m.Guest, ReadOnly: m.ReadOnly}
+		list[i] = engine.Preopen{Path: hostPath(m), Guest: m.Guest, ReadOnly: m.ReadOnly}
 	}
 	return list
 }
@@ -125,7 +141,8 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 // wasiOptions converts the engine's options to options of package wasi, Tripod's own WASI 0.2 host.
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
-		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard}
+		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard,
+		Config: wasi.Config{Env: p.spec.Env, Volumes: p.configVolumes}, Log: p.output.logEntry}
 	if p.wayOut != nil {
 		own.HTTP, own.Network = p.wayOut, &network{p.wayOut}
 	}

@@ -81,9 +81,12 @@ func (s *outputStream) Close() error {
 }
 
 // logLine writes a line from the worker to the pod's log and clients.
-func (o *output) logLine(line string) {
+func (o *output) logLine(line string) { o.logEntry([]byte(line + "\n")) }
+
+// logEntry writes a complete line to the pod's log and clients, as standard error.
+func (o *output) logEntry(line []byte) {
 	s := o.stream(true)
-	_, _ = io.WriteString(s, line+"\n")
+	_, _ = s.Write(line)
 	_ = s.Close()
 }
 

@@ -64,7 +64,8 @@ type pod struct {
 	program  program
 	counts   counts
 
-	preopens []engine.Preopen
+	preopens      []engine.Preopen
+	configVolumes []string // paths of directories, for wasi:config
 
 	lifecycle sync.Mutex // held while the pod starts
 	started   bool       // guarded by lifecycle
@@ -92,7 +93,7 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 	p := &pod{worker: w, spec: spec, code: c, done: make(chan struct{})}
 	p.alive, p.kill = context.WithCancelCause(context.Background())
 	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning, StartedAt: time.Now()}
-	p.preopens = preopens(spec.Mounts)
+	p.preopens, p.configVolumes = preopens(spec.Mounts), configVolumes(spec.Mounts)
 	p.channels = newChannels(spec, w.router)
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
 	p.account.Within(w.account)

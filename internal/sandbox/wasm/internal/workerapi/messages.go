@@ -145,6 +145,8 @@ type Mount struct {
 	// Guest is the absolute path that the guest sees.
 	Guest    string `json:"guest"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
+	// Config makes the directory's files values of wasi:config.
+	Config bool `json:"config,omitempty"`
 	// Dir is the directory, opened at least with O_PATH|O_DIRECTORY.
 	Dir File `json:"dir"`
 }
