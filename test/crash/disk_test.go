@@ -214,6 +214,7 @@ func TestN11ImageStoreIsDamaged(t *testing.T) {
 				if out := c.Must("cat", "/kept"); strings.TrimSpace(out) != "kept" {
 					t.Errorf("the container's file after the repair: got %q, want kept", out)
 				}
+				d.AwaitRemovals()
 				d.Stop()
 				if err := before.Leaks(harness.Snapshot(d)); err != nil {
 					t.Error(err)

@@ -361,12 +361,29 @@ func (d *Daemon) end(sig syscall.Signal) {
 	}
 }
 
+// AwaitRemovals waits until the daemon has removed the files of removed containers, which it does in the background. A
+// daemon that stops earlier leaves the rest to the next one.
+func (d *Daemon) AwaitRemovals() {
+	d.t.Helper()
+	err := until.Poll(10*time.Second, func() error {
+		left, err := filepath.Glob(filepath.Join(d.Root, "image", "containers", ".gone-*"))
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("not yet removed: %s", strings.Join(left, ", "))
+		}
+		return err
+	})
+	if err != nil {
+		d.t.Error(err)
+	}
+}
+
 // cleanUp removes the pods, stops the daemon, checks for leaks and, if the test failed, prints the daemon's log.
 func (d *Daemon) cleanUp() {
 	if d.Running() {
 		if err := d.RemoveAllPods(); err != nil {
 			d.t.Errorf("removing the test's pods: %v", err)
 		}
+		d.AwaitRemovals()
 	}
 	d.Stop()
 	d.EndCarriers()
