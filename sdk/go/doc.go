@@ -26,5 +26,6 @@
 //
 // # Limits
 //
-// A guest has no sockets. A stream's SendMsg blocks all goroutines of the instance while the client does not read.
+// A guest has no sockets. Calls to other servers begin with [NewClient], and end with the call that the guest serves. A
+// stream's SendMsg blocks all goroutines of the instance while the client does not read.
 package tripodgrpc

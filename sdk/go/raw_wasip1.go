@@ -85,7 +85,7 @@ func listOf(b []byte) list {
 // could call the host in the middle of that call. So cabi_realloc serves small values from scratch and a message from
 // the buffer that take has prepared. Only the arguments of a new call can be larger.
 var (
-	scratch  [4096]uint64
+	scratch  = make([]uint64, 4096)
 	used     uintptr // bytes of scratch
 	prepared []byte  // for the message that take is about to receive
 	pinned   [][]uint64
@@ -97,9 +97,9 @@ var (
 func cabiRealloc(old unsafe.Pointer, oldSize, align, size uint32) unsafe.Pointer {
 	if n := uintptr(size); n > 0 && int(size) == len(prepared) {
 		return unsafe.Pointer(unsafe.SliceData(prepared))
-	} else if at := (used + 7) &^ 7; at+n <= unsafe.Sizeof(scratch) {
+	} else if at, room := (used+7)&^7, uintptr(len(scratch))*8; at+n <= room {
 		used = at + n
-		return unsafe.Add(unsafe.Pointer(&scratch), min(at, unsafe.Sizeof(scratch)-8))
+		return unsafe.Add(unsafe.Pointer(unsafe.SliceData(scratch)), min(at, room-8))
 	}
 	more := make([]uint64, (size+7)/8)
 	pinned = append(pinned, more)
@@ -249,6 +249,10 @@ func (c *rawCall) end() {
 	}
 }
 
+// endCalls closes the calls to other servers; nil if there were none. It is a variable so that programs without clients do
+// not import tripod:grpc/client.
+var endCalls func()
+
 // ---- exports ----
 
 // result is where the exported functions leave their results.
@@ -279,6 +283,11 @@ func handle(method, methodSize, peer, peerSize, hasTimeout uint32, timeout uint6
 	}
 	c := &rawCall{}
 	defer c.end()
+	defer func() {
+		if endCalls != nil {
+			endCalls()
+		}
+	}()
 	left := time.Duration(-1)
 	if hasTimeout != 0 {
 		left = time.Duration(min(timeout, 1<<62))

@@ -13,3 +13,8 @@ var Host string
 //
 //go:embed tripod-grpc-raw.wit
 var Raw string
+
+// Client is the part for guests that exchange protobuf bytes with other servers. It follows Raw.
+//
+//go:embed tripod-grpc-client.wit
+var Client string

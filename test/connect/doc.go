@@ -3,6 +3,7 @@
 // and why.
 //
 // TestInterop runs the public gRPC interop cases against a Go server (test/guests), over HTTP/2 and HTTP/3.
+// TestInteropFromGuest runs them in a Go guest, which calls a grpc-go server.
 //
 // The suite's runner (hack/connect/go.mod pins its version, make test-connect builds it) calls
 // examples/wasm/conformance-js and a Go server (test/guests/conformance). For each kind of server, the runner starts this

@@ -10,6 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
@@ -44,5 +48,43 @@ func TestInterop(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestInteropFromGuest runs the cases in a Go guest, which calls a grpc-go server.
+func TestInteropFromGuest(t *testing.T) {
+	dir := t.TempDir()
+	client, server := filepath.Join(dir, "interopclient"), filepath.Join(dir, "interop")
+	output(t, "test/guests", "go", "build", "-o", client, "./interopclient")
+	output(t, "test/guests", "go", "build", "-o", server, "./interop") // natively it is a grpc-go server
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	c := d.RunWasm(t, &harness.PodSpec{Image: push(t, "tripod/wasm/interopcaller-go:1", "test/guests/interopcaller")})
+	address := net.JoinHostPort(harness.NodeAddress(t, c.Pod.IP()), "50051")
+	native := exec.CommandContext(t.Context(), server)
+	native.Env = append(os.Environ(), "TRIPODGRPC_ADDRESS="+address)
+	if err := native.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = native.Wait() }) // the context of the test has ended by then
+	conn, err := grpc.NewClient(net.JoinHostPort(c.Pod.IP(), "80"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	harness.Eventually(t, caseTime, func() error {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	for _, name := range strings.Fields(output(t, "", client)) {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "x-case", name, "x-target", address), caseTime)
+			defer cancel()
+			if _, err := pb.NewTestServiceClient(conn).EmptyCall(ctx, &pb.Empty{}); err != nil {
+				t.Errorf("%v; the guest's log:\n%s", err, harness.Text(c.Logs(), "stderr"))
+			}
+		})
 	}
 }

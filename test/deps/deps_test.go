@@ -24,11 +24,11 @@ type rule struct {
 }
 
 // engine lists the packages that contain the engine. tripod-wasm may depend on them, the daemon must not.
-var engine = []string{"internal/component/engine", "internal/component/wasihttp", "internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/program", "!github.com/bytecodealliance/wasmtime-go"}
+var engine = []string{"internal/component/engine", "internal/component/wasihttp", "internal/sandbox/wasm/internal/grpcclient", "internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/program", "!github.com/bytecodealliance/wasmtime-go"}
 
 // workers lists the packages that run in the workers of components, in addition to the engine.
 var workers = []string{
-	"cmd/tripod-wasm", "internal/sandbox/wasm/program", "internal/sandbox/wasm/internal/dataplane", "internal/sandbox/wasm/internal/lockdown",
+	"cmd/tripod-wasm", "internal/sandbox/wasm/program", "internal/sandbox/wasm/internal/dataplane", "internal/sandbox/wasm/internal/grpcclient", "internal/sandbox/wasm/internal/lockdown",
 	"internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/internal/workerapi",
 }
 

@@ -52,4 +52,4 @@ var (
 )
 
 // RawDocument is the text of the WIT world for guests that exchange protobuf bytes.
-func RawDocument() string { return witfiles.Host + witfiles.Raw }
+func RawDocument() string { return witfiles.Host + witfiles.Raw + witfiles.Client }

@@ -20,13 +20,13 @@ import (
 const defaultTimeout = 10 * time.Minute
 
 // StreamWindow bounds the bytes of a response that the guest has not read, in each stream of HTTP/2. The transport must
-// enforce it (http.HTTP2Config.MaxReceiveBufferPerStream), because callSize includes it.
+// enforce it (http.HTTP2Config.MaxReceiveBufferPerStream), because CallSize includes it.
 const StreamWindow = 128 << 10
 
-// callSize is the host memory of one call, in bytes, that the State counts besides headers: the window of a stream or
+// CallSize is the host memory of one call, in bytes, that the State counts besides headers: the window of a stream or
 // the buffers of a connection, and the buffers of both bodies. So the limits of an instance and of a pod on held bytes
 // also limit their calls.
-const callSize = StreamWindow + 128<<10
+const CallSize = StreamWindow + 128<<10
 
 // requestSize returns the host memory of what the guest has set in a request, in bytes, with the trailers of a body that
 // is already finished.
@@ -98,7 +98,7 @@ func (x *call) setBody(body *outBody) {
 	if body.finished {
 		go func() { // the early bytes fit into the stream, but sending them can block
 			if err := x.state.Guard("outgoing body", func() error { return x.end(body, late) }); err != nil {
-				x.abort(codeOf(err))
+				x.abort(CodeOf(err))
 			}
 		}()
 	}
@@ -185,7 +185,7 @@ func (x *call) cause(err error) error {
 	if reason, ok := errors.AsType[*CodeError](context.Cause(x.ctx)); ok {
 		return reason
 	}
-	return codeOf(err)
+	return CodeOf(err)
 }
 
 // ready reports whether the response has arrived or the request has failed.
@@ -243,7 +243,7 @@ func (x *call) finish(c *wasi.Call, body *outBody, trailers []field) error {
 		err = x.end(body, trailers)
 	}
 	if err != nil {
-		x.abort(codeOf(err))
+		x.abort(CodeOf(err))
 	}
 	return err
 }

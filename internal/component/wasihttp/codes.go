@@ -112,8 +112,8 @@ var failures = []struct{ text, code string }{
 	{"tls: ", "TLS-protocol-error"},
 }
 
-// codeOf returns the error-code for an error of an http.RoundTripper or of a response's body.
-func codeOf(err error) *CodeError {
+// CodeOf returns the error-code for an error of an http.RoundTripper or of a response's body.
+func CodeOf(err error) *CodeError {
 	if e, ok := errors.AsType[*CodeError](err); ok {
 		return e
 	}

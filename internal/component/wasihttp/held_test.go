@@ -141,7 +141,7 @@ func TestOutgoingTrailersCount(t *testing.T) {
 		}
 		body, in := g.incoming(response)
 		g.readAll(in)
-		if n := m.Load(); n < callSize+6000*fieldCost {
+		if n := m.Load(); n < CallSize+6000*fieldCost {
 			t.Errorf("%s: a response with more than 6000 trailers counts %d bytes", name, n)
 		}
 		for _, r := range []uint32{in, body, response, future} {
@@ -233,7 +233,7 @@ func TestOutgoingRequestsCount(t *testing.T) {
 		if code != "" || n > 20 {
 			t.Fatalf("call %d: %q", n, code)
 		}
-		if counted, want := m.Load(), int64(n+1)*(callSize+3*int64(len(big))); counted < want {
+		if counted, want := m.Load(), int64(n+1)*(CallSize+3*int64(len(big))); counted < want {
 			t.Fatalf("%d calls count %d bytes, want at least %d", n+1, counted, want)
 		}
 	}

@@ -169,7 +169,7 @@ func responseGet(c *wasi.Call, f *futureIncomingResponse) error {
 	f.given = true
 	c.OK()
 	if f.response == nil {
-		failedWithCode(c, codeOf(f.err))
+		failedWithCode(c, CodeOf(f.err))
 		return nil
 	}
 	if c.Renew != nil {
@@ -198,7 +198,7 @@ func send(c *wasi.Call) error {
 		t = o.timeouts()
 	}
 	request, code := q.build()
-	size := callSize
+	size := CallSize
 	if code == nil {
 		size += requestSize(request, q.body)
 	}

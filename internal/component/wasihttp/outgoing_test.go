@@ -447,10 +447,10 @@ func TestOutgoingErrorCodes(t *testing.T) {
 		}
 	}
 	var unknown error = x509.UnknownAuthorityError{}
-	if code := codeOf(fmt.Errorf("x: %w", unknown)).Code; code != "TLS-certificate-error" {
+	if code := CodeOf(fmt.Errorf("x: %w", unknown)).Code; code != "TLS-certificate-error" {
 		t.Error(code)
 	}
-	if code := codeOf(errors.New("strange")); code.Code != "internal-error" || code.Message != "strange" {
+	if code := CodeOf(errors.New("strange")); code.Code != "internal-error" || code.Message != "strange" {
 		t.Error(code)
 	}
 }

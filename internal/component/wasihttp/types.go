@@ -156,7 +156,7 @@ func trailersGet(c *wasi.Call, t *futureTrailers) error {
 	trailers, err := t.trailers()
 	c.OK()
 	if err != nil {
-		failedWithCode(c, codeOf(err))
+		failedWithCode(c, CodeOf(err))
 		return nil
 	}
 	c.OK()

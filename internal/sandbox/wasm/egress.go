@@ -41,7 +41,7 @@ func rulesOf(o options, c *runtimeapi.ContainerConfig) string {
 }
 
 // waysOut are the interfaces that can open connections or send queries.
-var waysOut = []string{"wasi:http/outgoing-handler", "wasi:sockets/tcp-create-socket", "wasi:sockets/udp-create-socket", "wasi:sockets/ip-name-lookup"}
+var waysOut = []string{"tripod:grpc/client", "wasi:http/outgoing-handler", "wasi:sockets/tcp-create-socket", "wasi:sockets/udp-create-socket", "wasi:sockets/ip-name-lookup"}
 
 // callsOut reports whether a component imports an interface that can open connections or send queries.
 func callsOut(loaded workerapi.Loaded) bool {

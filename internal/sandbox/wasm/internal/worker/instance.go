@@ -70,6 +70,9 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	case engine.WorldGRPC, engine.WorldRaw:
 		g.state = wasi.NewState(own)
 		g.call = &grpcCall{state: g.state}
+		if p.wayOut != nil {
+			g.call.outgoing.transport = grpcWayOut{p.wayOut}
+		}
 		options.Host = g.call
 	case engine.WorldHTTP:
 		g.http = wasihttp.NewSession(own)

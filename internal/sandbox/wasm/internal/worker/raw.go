@@ -45,6 +45,7 @@ type inbox struct {
 // rawHost returns the host functions of the raw world.
 func rawHost() engine.Host {
 	host := responseHost()
+	host.Funcs = append(host.Funcs, clientHost()...)
 	for name, f := range map[string]struct {
 		params []*wit.Type
 		result *wit.Type
@@ -139,6 +140,7 @@ func (c *grpcCall) endRaw() {
 		c.call.Interrupt()
 		<-arriving
 	}
+	c.outgoing.close()
 	c.end()
 }
 

@@ -49,10 +49,12 @@ type grpcCall struct {
 	// status is the first error from receiving, decoding or sending a message. It overrides the guest's result.
 	status *dataplane.Status
 	raw    rawCall // in the raw world
+	// outgoing are the guest's calls to other servers, in the raw world.
+	outgoing outCalls
 }
 
 func (c *grpcCall) begin(call dataplane.Call) {
-	*c = grpcCall{state: c.state, call: call, out: c.out, reply: c.reply}
+	*c = grpcCall{state: c.state, call: call, out: c.out, reply: c.reply, outgoing: outCalls{transport: c.outgoing.transport}}
 }
 
 // WASI implements wasihttp.Guest.

@@ -52,6 +52,7 @@ type wayOut struct {
 	opened atomic.Int64
 	client atomic.Pointer[egress.Client]
 	plain  *http.Transport
+	h2c    *http.Transport // HTTP/2 without TLS, for gRPC
 
 	connecting sync.Mutex // guards closed, and changes of client
 	closed     bool
@@ -71,7 +72,9 @@ func (p *pod) openWayOut() error {
 		return fmt.Errorf("pod %s: %w", p.spec.ID, err)
 	}
 	e.Dialer.File = nil
-	o.plain = o.transport(nil)
+	o.plain, o.h2c = o.transport(nil), o.transport(nil)
+	o.h2c.Protocols = new(http.Protocols)
+	o.h2c.Protocols.SetUnencryptedHTTP2(true)
 	p.wayOut = o
 	return nil
 }
@@ -160,6 +163,17 @@ func (o *wayOut) RoundTrip(r *http.Request) (*http.Response, error) {
 	return secure.RoundTrip(r)
 }
 
+// grpcWayOut sends the requests of gRPC calls, for which targets without TLS get HTTP/2.
+type grpcWayOut struct{ *wayOut }
+
+// RoundTrip implements http.RoundTripper.
+func (o grpcWayOut) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Scheme != "https" {
+		return o.h2c.RoundTrip(r)
+	}
+	return o.wayOut.RoundTrip(r)
+}
+
 // dial opens a TCP connection for a transport. The transports call it for each new connection, so each is compared with
 // the pod's rules, wherever a redirect or a name leads.
 func (o *wayOut) dial(ctx context.Context, _, address string) (net.Conn, error) {
@@ -201,6 +215,7 @@ func (o *wayOut) open(ctx context.Context, network, host string, port uint16) (*
 // closeIdle closes the connections that no request uses.
 func (o *wayOut) closeIdle() {
 	o.plain.CloseIdleConnections()
+	o.h2c.CloseIdleConnections()
 	if secure := o.secure.Load(); secure != nil {
 		secure.CloseIdleConnections()
 	}
