@@ -18,6 +18,7 @@ packages=(
   gpg gpg-agent                         # skopeo's signatures of images
   libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts its own
   mosquitto mosquitto-clients           # an independent MQTT broker and clients; the service stays off, tests start their own
+  redis-server                          # a store for components; the service stays off, tests start their own
   gcc libc6-dev                         # for tripod-wasm, whose engine is a C library, and go test -race
   curl                                  # an independent client of the pods
   jq procps util-linux ca-certificates xz-utils
@@ -89,6 +90,7 @@ if [ ${#want[@]} -gt 0 ]; then
   install_packages "${want[@]}"
   # Only if it was just installed: an existing service is in use.
   [[ " ${want[*]} " != *" mosquitto "* ]] || stay_off mosquitto
+  [[ " ${want[*]} " != *" redis-server "* ]] || stay_off redis-server
   [[ " ${want[*]} " != *" etcd-server "* ]] || stay_off etcd
   [[ " ${want[*]} " != *" nginx "* ]] || stay_off nginx
   [[ " ${want[*]} " != *" haproxy "* ]] || stay_off haproxy

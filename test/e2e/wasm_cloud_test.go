@@ -6,12 +6,14 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // ask sends a request to examples/wasm/cloud-c and returns the status and the text of the response.
@@ -82,4 +84,65 @@ func TestWasmConfigAndLogging(t *testing.T) {
 	ask(t, ip, "/log", "x-level", "4", "x-context", "orders", "x-message", "order 7 failed")
 	d.Start()
 	c.WaitLog(`level=ERROR msg="order 7 failed" context=orders`)
+}
+
+// TestWasmKeyvalue: components of two pods share the pairs in a Redis server, whose address is in a variable, through the
+// pods' networks, also while the daemon is away; the allow-list applies.
+func TestWasmKeyvalue(t *testing.T) {
+	image := pushWasm(t, "cloud-c/cloud-c.wasm", "pushed/cloud-c:1")
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	run := func(address string, annotations ...string) string {
+		t.Helper()
+		return d.RunWasm(t, &harness.PodSpec{Image: image,
+			Pod: []harness.PodOption{annotate(append([]string{"keyvalue", "$(REDIS_URL)"}, annotations...)...)},
+			Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+				c.Envs = append(c.Envs, &runtimeapi.KeyValue{Key: "REDIS_URL", Value: []byte(address)})
+			}},
+		}).Pod.IP()
+	}
+	address := startRedis(t, d)
+	first, second := run(address), run(address)
+	add := func(ip, want string) {
+		t.Helper()
+		if got := ask(t, ip, "/kv", "x-op", "increment", "x-key", "n", "x-value", "1"); got != want {
+			t.Errorf("increment: got %q, want %q", got, want)
+		}
+	}
+	add(first, "200 1")
+	add(second, "200 2")
+	d.Kill()
+	add(first, "200 3")
+	d.Start()
+	add(second, "200 4")
+	add(run(address, "egress", "192.0.2.1"), "502 access-denied")
+}
+
+// startRedis starts Debian's redis-server on the node and returns its URL for pods.
+func startRedis(t *testing.T, d *harness.Daemon) string {
+	t.Helper()
+	probe := d.RunPodWith(t, harness.PodConfig(t, "probe"), "wasm") // the node has an address in the pods' network from the first pod on
+	t.Cleanup(probe.Remove)
+	node := harness.NodeAddress(t, probe.IP())
+	l, err := net.Listen("tcp", net.JoinHostPort(node, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().(*net.TCPAddr)
+	l.Close()
+	c := exec.Command("redis-server", "--bind", node, "--port", fmt.Sprint(at.Port), "--requirepass", "secret", "--save", "", "--dir", t.TempDir())
+	if err := c.Start(); err != nil {
+		t.Fatalf("start redis-server, which hack/setup.sh installs: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+	until.Holds(t, "redis-server listens", func() bool {
+		conn, err := net.Dial("tcp", at.String())
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	return "redis://:secret@" + at.String()
 }

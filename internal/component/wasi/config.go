@@ -56,22 +56,8 @@ var (
 	errNoValue       = errors.New("there is no such value") // stays inside the package
 )
 
-// configCall reads values for one call of the guest. Their memory counts until release.
-type configCall struct {
-	*Call
-	held int
-}
-
-// hold counts n bytes, which exist twice: as text, and in the result.
-func (c *configCall) hold(n int) error {
-	if !c.Call.Hold(2 * n) {
-		return ErrHeld
-	}
-	c.held += 2 * n
-	return nil
-}
-
-func (c *configCall) release() { c.Call.Hold(-c.held) }
+// configCall reads values for one call of the guest.
+type configCall struct{ holding }
 
 // get returns the value of a key, or errNoValue.
 func (c *configCall) get(key string) (string, error) {
@@ -250,7 +236,7 @@ func (c *configCall) failed(what string, err error) error {
 
 var configFuncs = map[string]Func{
 	"get": func(call *Call) error {
-		c := &configCall{Call: call}
+		c := &configCall{holding{Call: call}}
 		defer c.release()
 		key := c.In.String()
 		value, err := c.get(key)
@@ -267,7 +253,7 @@ var configFuncs = map[string]Func{
 		return nil
 	},
 	"get-all": func(call *Call) error {
-		c := &configCall{Call: call}
+		c := &configCall{holding{Call: call}}
 		defer c.release()
 		all, err := c.all()
 		if err != nil {

@@ -8,8 +8,8 @@
 //	                                   ├─► Bound: name, types, Go function ──► engine.Host (internal/component/wasihttp)
 //	streams.go, files.go … functions ──┘
 //
-// Besides WASI 0.2, the package implements proposals, in the versions that toolchains know (Drafts): wasi:config and
-// wasi:logging.
+// Besides WASI 0.2, the package implements proposals, in the versions that toolchains know (Drafts): wasi:config,
+// wasi:keyvalue and wasi:logging.
 //
 //	State: the host's data for one instance, that is, the table of its resources and a channel that wakes the guest
 //

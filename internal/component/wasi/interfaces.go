@@ -31,13 +31,19 @@ var functions = map[string]map[string]Func{
 	"wasi:sockets/udp@0.2.12":               udpFuncs,
 	"wasi:config/store@0.2.0-rc.1":          configFuncs,
 	"wasi:logging/logging@0.1.0-draft":      loggingFuncs,
+	"wasi:keyvalue/store@0.2.0-draft":       storeDraft,
+	"wasi:keyvalue/atomics@0.2.0-draft":     atomicsDraft,
+	"wasi:keyvalue/batch@0.2.0-draft":       batchDraft,
+	"wasi:keyvalue/store@0.2.0-draft2":      storeDraft2,
+	"wasi:keyvalue/atomics@0.2.0-draft2":    atomicsDraft2,
+	"wasi:keyvalue/batch@0.2.0-draft2":      batchDraft2,
 }
 
 // Interfaces returns the interfaces of this package, and the functions of all these interfaces.
 var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	var known []*Interface
 	var bound []Bound
-	for _, name := range []string{"io", "clocks", "cli", "filesystem", "sockets", "config", "logging"} {
+	for _, name := range []string{"io", "clocks", "cli", "filesystem", "sockets", "config", "logging", "keyvalue-draft", "keyvalue-draft2"} {
 		text, err := texts.ReadFile("wit/" + name + ".wit")
 		if err != nil {
 			panic(err) // impossible: the file is embedded

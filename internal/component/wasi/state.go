@@ -28,6 +28,8 @@ type Options struct {
 	Config Config
 	// Log writes an entry of wasi:logging, which ends with a line break. If it is nil, entries are discarded.
 	Log func(entry []byte)
+	// Store keeps the pairs of wasi:keyvalue. If it is nil, there is no store to open.
+	Store Store
 	// Network opens the guest's connections. If it is nil, the guest can make no sockets and resolve no names.
 	Network Network
 	// Guard runs a background function of the host and returns its error. If the function panics, Guard recovers and

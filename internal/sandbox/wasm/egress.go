@@ -43,11 +43,11 @@ func rulesOf(o options, c *runtimeapi.ContainerConfig) string {
 // waysOut are the interfaces that can open connections or send queries.
 var waysOut = []string{"tripod:grpc/client", "wasi:http/outgoing-handler", "wasi:sockets/tcp-create-socket", "wasi:sockets/udp-create-socket", "wasi:sockets/ip-name-lookup"}
 
-// callsOut reports whether a component imports an interface that can open connections or send queries.
-func callsOut(loaded workerapi.Loaded) bool {
+// imports reports whether a component imports one of the given interfaces, whose names have no versions.
+func imports(loaded workerapi.Loaded, ifaces ...string) bool {
 	return slices.ContainsFunc(loaded.Imports, func(name string) bool {
 		iface, _, _ := strings.Cut(name, "@")
-		return slices.Contains(waysOut, iface)
+		return slices.Contains(ifaces, iface)
 	})
 }
 
@@ -55,7 +55,7 @@ func callsOut(loaded workerapi.Loaded) bool {
 // one, or if its rules allow nothing.
 func (b *Backend) openEgress(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, loaded workerapi.Loaded, spec *workerapi.PodSpec) (dialer string, err error) {
 	o, err := b.optionsOf(p, c)
-	if err != nil || !callsOut(loaded) {
+	if err != nil || !imports(loaded, waysOut...) && spec.KeyValue == "" {
 		return "", err
 	}
 	rules, err := egress.ParseRules(rulesOf(o, c.Config))

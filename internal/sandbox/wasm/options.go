@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/origin"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -33,6 +34,7 @@ const (
 	keyCredentials    = "cors-credentials"  // "true" allows cookies and client certificates
 	keyEgress         = "egress"            // which connections guests can open; see package egress
 	keyConfig         = "config"            // mounts whose files are values of wasi:config, or "none"
+	keyStore          = "keyvalue"          // the URL of a Redis server for wasi:keyvalue, or $(NAME): the container's variable with it
 	keyEgressCA       = "egress-ca"         // a PEM file in a mount, with the authorities that guests trust
 )
 
@@ -67,6 +69,8 @@ type options struct {
 	// config are the container paths of the mounts whose files are values of wasi:config. It is nil for the default,
 	// which is all mounts that a kubelet keeps up to date, and empty for none.
 	config []string
+	// store is the URL of the store for wasi:keyvalue, $(NAME) or "".
+	store string
 }
 
 // optionsOf reads the options of a container; c is nil for a unit pod's.
@@ -94,7 +98,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 		o.cleartext = r.port(keyCleartextPort, defaultCleartextPort)
 	}
 	o.egress, o.egressCA = r.egress(), r.file(keyEgressCA)
-	o.config = r.mounts(keyConfig)
+	o.config, o.store = r.mounts(keyConfig), r.store()
 	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),
@@ -203,6 +207,18 @@ func (r *optionReader) mounts(key string) []string {
 		list = append(list, path.Clean(p))
 	}
 	return list
+}
+
+// store returns where the store for wasi:keyvalue is, or "". A URL is not in the error, because it can have a password.
+func (r *optionReader) store() string {
+	v := r.text(keyStore)
+	if v == "" || variable.MatchString(v) {
+		return v
+	}
+	if _, err := redis.ParseURL(v); err != nil {
+		r.fail(keyStore, "neither $(NAME), with the name of a variable of the container, nor a valid address: %v", err)
+	}
+	return v
 }
 
 // choice returns the value of the given annotation, which must be one of the allowed values. The first of them is the

@@ -176,6 +176,9 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return spec, renewAt, err
 	}
 	chooseConfig(o, c.Config, spec.Mounts)
+	if spec.KeyValue, err = b.storeURL(o, loaded, spec.Env); err != nil {
+		return spec, renewAt, err
+	}
 	if spec.Channels, err = sandbox.ParseChannels(c.Config.GetAnnotations()); err != nil {
 		return spec, renewAt, err
 	}

@@ -146,6 +146,9 @@ func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard,
 		Config: wasi.Config{Env: p.spec.Env, Volumes: p.configVolumes}, Log: p.output.logEntry}
+	if p.store != nil {
+		own.Store = p.store
+	}
 	if p.wayOut != nil {
 		own.HTTP, own.Network = p.wayOut, &network{p.wayOut}
 	}

@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -57,9 +59,10 @@ type pod struct {
 	spec     workerapi.PodSpec
 	code     *code
 	output   *output
-	stdin    *stdin    // nil without standard input
-	wayOut   *wayOut   // nil if guests may not call out
-	channels *channels // nil without channels
+	stdin    *stdin        // nil without standard input
+	wayOut   *wayOut       // nil if guests may not call out
+	store    *redis.Client // nil without a store for wasi:keyvalue
+	channels *channels     // nil without channels
 	account  *engine.Account
 	program  program
 	counts   counts
@@ -121,7 +124,7 @@ func (p *pod) start() error {
 	if p.spec.Stdin {
 		p.stdin = newStdin(p.spec.StdinOnce)
 	}
-	err := p.openWayOut()
+	err := errors.Join(p.openWayOut(), p.openStore())
 	if err == nil {
 		err = p.program.start()
 	}
@@ -161,6 +164,9 @@ func (p *pod) watch() {
 func (p *pod) release() {
 	if p.stdin != nil {
 		p.stdin.end()
+	}
+	if p.store != nil {
+		p.store.Close()
 	}
 	if p.wayOut != nil {
 		p.wayOut.close()

@@ -86,14 +86,22 @@ func (o *wayOut) secureTransport() (*http.Transport, error) {
 	if t := o.secure.Load(); t != nil {
 		return t, nil
 	}
-	roots, err := o.pod.worker.roots.read(o.pod.spec.Egress.Roots.File)
+	roots, err := o.roots()
 	if err != nil {
-		o.pod.output.logLine(fmt.Sprintf("tripod: the authorities for outgoing requests: %v", err))
 		return nil, &wasihttp.CodeError{Code: "TLS-certificate-error"}
 	}
 	t := o.transport(&tls.Config{RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(maxIdlePerHost)})
 	o.secure.Store(t)
 	return t, nil
+}
+
+// roots reads the pod's authorities. It logs an error.
+func (o *wayOut) roots() (*x509.CertPool, error) {
+	roots, err := o.pod.worker.roots.read(o.pod.spec.Egress.Roots.File)
+	if err != nil {
+		o.pod.output.logLine(fmt.Sprintf("tripod: the authorities for outgoing connections: %v", err))
+	}
+	return roots, err
 }
 
 // connect makes the wayOut use a connection to the dialer, and closes the file and the previous connection. It returns
@@ -218,6 +226,9 @@ func (o *wayOut) closeIdle() {
 	o.h2c.CloseIdleConnections()
 	if secure := o.secure.Load(); secure != nil {
 		secure.CloseIdleConnections()
+	}
+	if store := o.pod.store; store != nil {
+		store.CloseIdle()
 	}
 }
 

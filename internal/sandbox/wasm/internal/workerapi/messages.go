@@ -120,6 +120,8 @@ type PodSpec struct {
 	CORS  CORS   `json:"cors,omitzero"`
 
 	Egress *Egress `json:"egress,omitempty"` // nil for a guest that may not call out
+	// KeyValue is the URL of the store for wasi:keyvalue, by package redis; "" for no store.
+	KeyValue string `json:"keyValue,omitempty"`
 
 	Log File `json:"log"` // the container's log, opened for appending; nil for no log
 	// Stdin connects the guest's standard input to attached clients; otherwise the guest reads end of file. StdinOnce

@@ -1,0 +1,63 @@
+package worker
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
+)
+
+// openStore makes the client for wasi:keyvalue, if the pod has a store. Connections are opened when guests need them.
+func (p *pod) openStore() error {
+	if p.spec.KeyValue == "" {
+		return nil
+	}
+	a, err := redis.ParseURL(p.spec.KeyValue)
+	if err != nil {
+		return fmt.Errorf("pod %s: the store: %w", p.spec.ID, err)
+	}
+	p.store = redis.New(a, func(ctx context.Context) (net.Conn, error) { return p.wayOut.dialStore(ctx, a) })
+	return nil
+}
+
+// dialStore opens a connection to the server of a store. A nil wayOut may not.
+func (o *wayOut) dialStore(ctx context.Context, a redis.Address) (net.Conn, error) {
+	if o == nil {
+		return nil, fmt.Errorf("the pod may not call out: %w", errdefs.ErrPermissionDenied)
+	}
+	conn, err := o.open(ctx, "tcp", a.Host, a.Port)
+	if err != nil {
+		return nil, storeError(err)
+	}
+	if !a.TLS {
+		return conn, nil
+	}
+	roots, err := o.roots()
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	secure := tls.Client(conn, &tls.Config{ServerName: a.Host, RootCAs: roots})
+	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+	defer cancel()
+	if err := secure.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("TLS: %w", err)
+	}
+	return secure, nil
+}
+
+// storeError gives errors of the dialer their class.
+func storeError(err error) error {
+	e, ok := errors.AsType[*egress.Error](err)
+	if ok && (e.Code == egress.CodeDenied || e.Code == egress.CodeProhibited) {
+		return fmt.Errorf("%w: %w", e, errdefs.ErrPermissionDenied)
+	}
+	return err
+}
