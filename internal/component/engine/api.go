@@ -167,6 +167,11 @@ type InstanceOptions struct {
 	// Account, if set, adds up and limits the resources of several instances.
 	Account *Account
 	Path    Path
+
+	// Snapshot, if set, is the state in which the instance begins, without initialization of its own. If the pool is
+	// full, or the snapshot is closed, the instance is initialized as usual. Capture makes Instance.Capture possible.
+	Snapshot *Snapshot
+	Capture  bool
 }
 
 // Trap is the error of a call in which the guest failed. The instance is dead.

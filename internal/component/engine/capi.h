@@ -56,9 +56,19 @@ typedef struct wasm_importtype_vec_t { size_t size; wasm_importtype_t **data; } 
 typedef struct wasmtime_func { uint64_t store_id; void *inner; } wasmtime_func_t;
 typedef struct wasmtime_instance { uint64_t store_id; size_t inner; } wasmtime_instance_t;
 typedef struct wasmtime_memory { struct { uint64_t store_id; uint32_t inner; }; uint32_t inner2; } wasmtime_memory_t;
-typedef union wasmtime_extern_union { wasmtime_func_t func; wasmtime_memory_t memory; uint64_t room[3]; } wasmtime_extern_union_t;
+typedef struct wasmtime_table { struct { uint64_t store_id; uint32_t inner; }; uint32_t inner2; } wasmtime_table_t;
+typedef struct wasmtime_global { uint64_t store_id; uint32_t inner, inner2, inner3; } wasmtime_global_t;
+typedef union wasmtime_extern_union {
+  wasmtime_func_t func;
+  wasmtime_global_t global;
+  wasmtime_table_t table;
+  wasmtime_memory_t memory;
+} wasmtime_extern_union_t;
 typedef struct wasmtime_extern { uint8_t kind; wasmtime_extern_union_t of; } wasmtime_extern_t;
 typedef union wasmtime_val_raw { int32_t i32; int64_t i64; float f32; double f64; uint8_t v128[16]; void *funcref; } wasmtime_val_raw_t;
+
+typedef union wasmtime_valunion { int32_t i32; int64_t i64; float f32; double f64; wasmtime_func_t funcref; uint64_t room[3]; } wasmtime_valunion_t;
+typedef struct wasmtime_val { uint8_t kind; wasmtime_valunion_t of; } wasmtime_val_t;
 
 typedef struct wasmtime_component_instance { uint64_t store_id; uint32_t inner; } wasmtime_component_instance_t;
 typedef struct wasmtime_component_func { struct { uint64_t store_id; uint32_t inner; }; uint32_t inner2; } wasmtime_component_func_t;
@@ -115,7 +125,8 @@ typedef struct wasmtime_component_item_t {
 
 // Kinds, numbered by wasmtime.
 enum { TW_WASM_I32, TW_WASM_I64, TW_WASM_F32, TW_WASM_F64 };
-enum { TW_EXTERN_FUNC = 0, TW_EXTERN_MEMORY = 3 };
+enum { TW_EXTERN_FUNC, TW_EXTERN_GLOBAL, TW_EXTERN_TABLE, TW_EXTERN_MEMORY };
+enum { TW_VALUE_FUNCREF = 5 };
 enum { TW_ITEM_INSTANCE = 1, TW_ITEM_FUNC = 3, TW_ITEM_RESOURCE = 4, TW_ITEM_TYPE = 6 };
 enum {
   TW_VAL_BOOL, TW_VAL_S8, TW_VAL_U8, TW_VAL_S16, TW_VAL_U16, TW_VAL_S32, TW_VAL_U32, TW_VAL_S64, TW_VAL_U64, TW_VAL_F32,
@@ -215,7 +226,7 @@ void wasi_config_set_stderr_custom(wasi_config_t *, ptrdiff_t (*)(void *, const 
 bool wasi_config_preopen_dir(wasi_config_t *, const char *, const char *, size_t, size_t);
 void wasi_config_delete(wasi_config_t *);
 
-// wasmtime/module.h, linker.h, instance.h, func.h, memory.h
+// wasmtime/module.h, linker.h, instance.h, func.h, memory.h, global.h, table.h, val.h
 wasmtime_error_t *wasmtime_module_new(wasm_engine_t *, const uint8_t *, size_t, wasmtime_module_t **);
 void wasmtime_module_delete(wasmtime_module_t *);
 void wasmtime_module_imports(const wasmtime_module_t *, wasm_importtype_vec_t *);
@@ -246,6 +257,11 @@ wasmtime_context_t *wasmtime_caller_context(wasmtime_caller_t *);
 bool wasmtime_caller_export_get(wasmtime_caller_t *, const char *, size_t, wasmtime_extern_t *);
 uint8_t *wasmtime_memory_data(const wasmtime_context_t *, const wasmtime_memory_t *);
 size_t wasmtime_memory_data_size(const wasmtime_context_t *, const wasmtime_memory_t *);
+void wasmtime_global_get(wasmtime_context_t *, const wasmtime_global_t *, wasmtime_val_t *);
+wasmtime_error_t *wasmtime_global_set(wasmtime_context_t *, const wasmtime_global_t *, const wasmtime_val_t *);
+bool wasmtime_table_get(wasmtime_context_t *, const wasmtime_table_t *, uint64_t, wasmtime_val_t *);
+uint64_t wasmtime_table_size(const wasmtime_context_t *, const wasmtime_table_t *);
+void wasmtime_val_unroot(wasmtime_val_t *);
 
 // wasmtime/component/*.h
 wasmtime_error_t *wasmtime_component_new(const wasm_engine_t *, const uint8_t *, size_t, wasmtime_component_t **);

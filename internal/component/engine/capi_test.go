@@ -19,6 +19,8 @@ int main(void) {
   SIZE(wasm_exporttype_vec_t); AT(wasm_exporttype_vec_t, data);
   SIZE(wasmtime_func_t); SIZE(wasmtime_instance_t); SIZE(wasmtime_memory_t); SIZE(wasmtime_val_raw_t);
   SIZE(wasmtime_extern_t); AT(wasmtime_extern_t, kind); AT(wasmtime_extern_t, of.func); AT(wasmtime_extern_t, of.memory);
+  AT(wasmtime_extern_t, of.global); AT(wasmtime_extern_t, of.table); SIZE(wasmtime_global_t); SIZE(wasmtime_table_t);
+  SIZE(wasmtime_val_t); AT(wasmtime_val_t, kind); AT(wasmtime_val_t, of); AT(wasmtime_val_t, of.funcref); AT(wasmtime_val_t, of.i64);
   AT(wasmtime_val_raw_t, i32); AT(wasmtime_val_raw_t, i64); AT(wasmtime_val_raw_t, f32); AT(wasmtime_val_raw_t, f64);
   SIZE(wasmtime_component_instance_t); SIZE(wasmtime_component_func_t);
   SIZE(wasmtime_component_val_t); AT(wasmtime_component_val_t, kind); AT(wasmtime_component_val_t, of);
@@ -37,6 +39,8 @@ int main(void) {
 // constants checks wasmtime's numbers, which capi.h repeats.
 const constants = `
 _Static_assert(TW_EXTERN_FUNC == WASMTIME_EXTERN_FUNC && TW_EXTERN_MEMORY == WASMTIME_EXTERN_MEMORY, "externs");
+_Static_assert(TW_EXTERN_GLOBAL == WASMTIME_EXTERN_GLOBAL && TW_EXTERN_TABLE == WASMTIME_EXTERN_TABLE, "externs");
+_Static_assert(TW_VALUE_FUNCREF == WASMTIME_FUNCREF, "values of core types");
 _Static_assert(TW_WASM_I32 == WASM_I32 && TW_WASM_F64 == WASM_F64, "core types");
 _Static_assert(TW_ITEM_INSTANCE == WASMTIME_COMPONENT_ITEM_COMPONENT_INSTANCE, "items");
 _Static_assert(TW_ITEM_FUNC == WASMTIME_COMPONENT_ITEM_COMPONENT_FUNC, "items");

@@ -36,7 +36,8 @@ type link struct {
 	slot   int
 	c      C.tw_code
 	module *C.wasmtime_module_t
-	sigs   map[string]string // core path: exported functions and their types ("ii>i")
+	memory *C.wasmtime_module_t // of a detached module, otherwise nil
+	sigs   map[string]string    // core path: exported functions and their types ("ii>i")
 }
 
 // Load makes a guest from a code image. The image contains machine code, so it must be the unchanged result of Compile,
@@ -67,7 +68,7 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 	}
 	// The link holds its own copy of the code, and the caller may reuse the image's bytes. Of these bytes, keep only a
 	// copy of the component, and only if the component path could still be needed.
-	if img.module = nil; c.path == PathComponent {
+	if img.module, img.memory = nil, nil; c.path == PathComponent {
 		img.component = nil
 	}
 	img.component = bytes.Clone(img.component)
@@ -162,25 +163,25 @@ func (c *Code) linked(path Path, pooled bool) (*link, error) {
 }
 
 func (c *Code) linkCore(l *link) error {
-	code, err := c.moduleBytes()
+	code, err := c.moduleBytes(c.img.module, func(l *link) *C.wasmtime_module_t { return l.module })
 	if err != nil {
 		return err
 	}
-	if err := failure(C.wasmtime_module_deserialize(l.c.engine, bytePtr(code), C.size_t(len(code)), &l.module)); err != nil {
-		return stale(err.Error())
+	if l.module, err = deserialized(l.c.engine, code); err != nil {
+		return err
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.module) })
 	if l.sigs, err = exportedFuncs(l.module); err != nil {
 		return err
 	}
 	l.c.wasi = C.bool(c.img.CoreWASI)
-	return c.preInstance(l)
+	return c.bindImports(l)
 }
 
-// preInstance binds the module to WASI and to the host's functions.
-func (c *Code) preInstance(l *link) error {
+// bindImports binds the module to WASI and to the host's functions.
+func (c *Code) bindImports(l *link) error {
 	linker := C.wasmtime_linker_new(l.c.engine)
-	defer C.wasmtime_linker_delete(linker)
+	c.frees = append(c.frees, func() { C.wasmtime_linker_delete(linker) })
 	if c.img.CoreWASI {
 		if text := takeString(C.tw_define_preview1(linker)); text != "" {
 			return fmt.Errorf("link WASI: %s", text)
@@ -188,6 +189,9 @@ func (c *Code) preInstance(l *link) error {
 	}
 	if err := c.host.defineCore(linker); err != nil {
 		return err
+	}
+	if c.img.Snapshot.Detached {
+		return c.linkDetached(l, linker)
 	}
 	var pre *C.wasmtime_instance_pre_t
 	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.module, &pre)); err != nil {
@@ -198,20 +202,14 @@ func (c *Code) preInstance(l *link) error {
 	return nil
 }
 
-// moduleBytes returns the serialized module: from the image during load, later from an engine that has loaded the
-// module.
-func (c *Code) moduleBytes() ([]byte, error) {
-	if len(c.img.module) > 0 {
-		return c.img.module, nil
+// moduleBytes returns a serialized module: during load that from the image, later that of an engine that has loaded it.
+func (c *Code) moduleBytes(loading []byte, of func(*link) *C.wasmtime_module_t) ([]byte, error) {
+	if len(loading) > 0 {
+		return loading, nil
 	}
 	for _, l := range c.links {
-		if l != nil && l.module != nil {
-			var v C.wasm_byte_vec_t
-			err := failure(C.wasmtime_module_serialize(l.module, &v))
-			if err != nil {
-				return nil, err
-			}
-			return takeBytes(&v), nil
+		if l != nil && of(l) != nil {
+			return serialized(of(l))
 		}
 	}
 	return nil, fmt.Errorf("the guest has no core path (%s): %w", c.img.CoreOdd, errdefs.ErrFailedPrecondition)

@@ -23,7 +23,7 @@ import (
 const wasmtimeVersion = "39.0.1"
 
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
-const codeVersion = 2
+const codeVersion = 3
 
 // Defaults of Config.
 const (
@@ -190,7 +190,7 @@ func (e *Engine) compileCommand(ctx context.Context, m wasmbin.Module, img *imag
 			return invalid("import %s.%s: nothing provides it (a command that is a core module gets %s only)", i.Module, i.Name, preview1)
 		}
 	}
-	if err := e.compileModule(ctx, m.Code, img); err != nil {
+	if err := e.compileModule(ctx, m, img); err != nil {
 		return err
 	}
 	return e.tryLink(img, Host{}, nil)
@@ -217,27 +217,68 @@ func (e *Engine) compileServer(ctx context.Context, m wasmbin.Module, opts Compi
 	case !m.HasExport("memory", wasmbin.Memory) || !m.HasExport("cabi_realloc", wasmbin.Func):
 		return invalid("the core module does not export its memory and cabi_realloc, which the canonical ABI needs")
 	}
-	if err := e.compileModule(ctx, m.Code, img); err != nil {
+	if err := e.compileModule(ctx, m, img); err != nil {
 		return err
 	}
-	return e.tryLink(img, opts.ModuleHost, opts.ModuleExports)
+	exports := opts.ModuleExports
+	if img.Snapshot.Detached {
+		exports = append(slices.Clip(exports), PrepareSignature())
+	}
+	return e.tryLink(img, opts.ModuleHost, exports)
 }
 
-func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (err error) {
+// compileModule compiles a core module, and its memory as another module if the guest can have snapshots.
+func (e *Engine) compileModule(ctx context.Context, m wasmbin.Module, img *image) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var m *C.wasmtime_module_t
-	if err := failure(C.wasmtime_module_new(e.plain, bytePtr(code), C.size_t(len(code)), &m)); err != nil {
-		return invalid("%v", err)
+	detached, err := img.detach(m)
+	if err != nil {
+		return err
+	}
+	code := m.Code
+	if detached != nil {
+		code = detached.Code
+		if img.memory, err = compiled(e.plain, detached.Memory); err != nil {
+			return err
+		}
+	}
+	img.module, err = compiled(e.plain, code)
+	return err
+}
+
+// compiled compiles a core module and returns the serialized code.
+func compiled(engine *C.wasm_engine_t, code []byte) ([]byte, error) {
+	m, err := newModule(engine, code)
+	if err != nil {
+		return nil, err
 	}
 	defer C.wasmtime_module_delete(m)
+	return serialized(m)
+}
+
+func newModule(engine *C.wasm_engine_t, code []byte) (*C.wasmtime_module_t, error) {
+	var m *C.wasmtime_module_t
+	if err := failure(C.wasmtime_module_new(engine, bytePtr(code), C.size_t(len(code)), &m)); err != nil {
+		return nil, invalid("%v", err)
+	}
+	return m, nil
+}
+
+func serialized(m *C.wasmtime_module_t) ([]byte, error) {
 	var v C.wasm_byte_vec_t
 	if err := failure(C.wasmtime_module_serialize(m, &v)); err != nil {
-		return fmt.Errorf("serialize the module: %w", err)
+		return nil, fmt.Errorf("serialize the module: %w", err)
 	}
-	img.module = takeBytes(&v)
-	return nil
+	return takeBytes(&v), nil
+}
+
+func deserialized(engine *C.wasm_engine_t, code []byte) (*C.wasmtime_module_t, error) {
+	var m *C.wasmtime_module_t
+	if err := failure(C.wasmtime_module_deserialize(engine, bytePtr(code), C.size_t(len(code)), &m)); err != nil {
+		return nil, stale(err.Error())
+	}
+	return m, nil
 }
 
 // tryLink links a core module as Load will and looks up its exports, to find functions that do not exist or have the
@@ -278,7 +319,7 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 			return err
 		}
 	}
-	return e.compileModule(ctx, bin.Modules[0].Code, img)
+	return e.compileModule(ctx, bin.Modules[0], img)
 }
 
 // inspectComponent compiles a component, or its skeleton, describes it in img, and returns the serialized code.

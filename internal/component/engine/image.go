@@ -27,13 +27,13 @@ const (
 // image is a decoded code image. The encoded form is:
 //
 //	magic (8 bytes) | SHA-256 of the rest | u32 length, fingerprint | u32 length, inspection (gob) |
-//	u32 length, component | u32 length, module
+//	u32 length, component | u32 length, module | u32 length, memory
 //
 // Lengths are little-endian. The checksum detects damage, not forgery, so callers must store images where nobody can
 // change them.
 type image struct {
 	inspection
-	component, module []byte // serialized by wasmtime; empty if absent
+	component, module, memory []byte // serialized by wasmtime; empty if absent
 }
 
 const imageMagic = "TRIPODWX"
@@ -43,8 +43,8 @@ func (i *image) encode() ([]byte, error) {
 	if err := gob.NewEncoder(&head).Encode(&i.inspection); err != nil {
 		return nil, fmt.Errorf("encode the inspection: %w", err)
 	}
-	out := make([]byte, len(imageMagic)+sha256.Size, 1024+head.Len()+len(i.component)+len(i.module))
-	for _, part := range [][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.module} {
+	out := make([]byte, len(imageMagic)+sha256.Size, 1024+head.Len()+len(i.component)+len(i.module)+len(i.memory))
+	for _, part := range [][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.module, i.memory} {
 		out = binary.LittleEndian.AppendUint32(out, uint32(len(part)))
 		out = append(out, part...)
 	}
@@ -61,7 +61,7 @@ func decodeImage(b []byte) (*image, error) {
 	if sum := sha256.Sum256(b[head:]); !bytes.Equal(sum[:], b[len(imageMagic):head]) {
 		return nil, stale("wrong checksum")
 	}
-	var parts [4][]byte
+	var parts [5][]byte
 	for rest, n := b[head:], 0; n < len(parts); n++ {
 		if len(rest) < 4 || uint64(binary.LittleEndian.Uint32(rest)) > uint64(len(rest)-4) {
 			return nil, stale("it is truncated")
@@ -72,7 +72,7 @@ func decodeImage(b []byte) (*image, error) {
 	if string(parts[0]) != Fingerprint() {
 		return nil, stale(fmt.Sprintf("it was made by %s, this is %s", parts[0], Fingerprint()))
 	}
-	i := &image{component: parts[2], module: parts[3]}
+	i := &image{component: parts[2], module: parts[3], memory: parts[4]}
 	if err := gob.NewDecoder(bytes.NewReader(parts[1])).Decode(&i.inspection); err != nil {
 		return nil, stale(err.Error())
 	}

@@ -23,6 +23,7 @@ type inspection struct {
 	CoreOdd   string         // why there is no core path; "" if there is one
 	CoreWASI  bool           // the core module imports preview 1
 	CoreWaits bool           // the core module imports functions of preview 1 that can wait
+	Snapshot  snapshotInspection
 }
 
 // resourceItem is a resource that the guest imports as Interface#Name. Of is the resource's name in the interface that

@@ -117,6 +117,7 @@ static void descriptors(tw_inst *i, const tw_opts *o) {
     bool channel = o->channels && o->stdio[k] >= 0;
     i->fds[k] = (tw_fd){channel ? FD_CHANNEL : FD_STREAM, k ? TW_WRITE : TW_READ, 0, channel ? (uint32_t)o->stdio[k] : k};
   }
+  i->preopened = i->files;
   for (uint32_t k = 0; k < i->files; k++) tw_fd_new(i, (tw_fd){FD_PASSED, TW_READ | TW_WRITE, 0, FIRST + k}, &number);
   if (o->channels) tw_fd_new(i, (tw_fd){FD_ROOM, 0, 0, 0}, &number);
 }
@@ -158,16 +159,21 @@ static bool export(tw_inst *i, const char *name, uint8_t kind, wasmtime_extern_t
   return wasmtime_instance_export_get(i->cx, &i->mod, name, strlen(name), e) && e->kind == kind;
 }
 
-static void instantiate_core(tw_inst *i, const tw_code *c) {
+static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *from) {
   wasm_trap_t *trap = NULL;
-  wasmtime_error_t *err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->mod, &trap);
-  if (tw_took(i, err, trap)) return;
+  wasmtime_error_t *err;
   wasmtime_extern_t e;
+  if (c->detached) {
+    if (!tw_instantiate_detached(i, c->detached, from, i->capture)) return;
+  } else {
+    err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->mod, &trap);
+    if (tw_took(i, err, trap)) return;
+  }
   if ((i->has_memory = export(i, "memory", TW_EXTERN_MEMORY, &e))) i->memory = e.of.memory;
   if ((i->has_realloc = export(i, "cabi_realloc", TW_EXTERN_FUNC, &e))) i->realloc = e.of.func;
   i->ready = true;
   tw_memory(i);
-  if (!export(i, "_initialize", TW_EXTERN_FUNC, &e)) return;
+  if (from || !export(i, "_initialize", TW_EXTERN_FUNC, &e)) return;
   wasmtime_val_raw_t none;
   err = wasmtime_func_call_unchecked(i->cx, &e.of.func, &none, 0, &trap);
   tw_took(i, err, trap);
@@ -176,7 +182,7 @@ static void instantiate_core(tw_inst *i, const tw_code *c) {
 tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t len) {
   tw_inst *i = tw_zeroed(sizeof *i);
   if (!i) return NULL;
-  i->core = c->pre != NULL, i->go_ = o->go_, i->account = o->account;
+  i->core = c->pre || c->detached, i->go_ = o->go_, i->account = o->account;
   i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
   i->store = wasmtime_store_new(c->engine, i, NULL);
@@ -199,14 +205,14 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
   }
   if (c->wasi && (!i->core || o->npreopens)) set_wasi(i, o, dirs);
   if (i->core) descriptors(i, o);
-  i->passing = o->passing;
+  i->passing = o->passing, i->capture = o->capture;
   return i;
 }
 
-int tw_start(tw_inst *i, const tw_code *c, uint64_t seq) {
+int tw_start(tw_inst *i, const tw_code *c, const tw_snapshot *from, uint64_t seq) {
   i->seq = seq, i->serving = false;
   tw_enter(i);
-  if (i->core) instantiate_core(i, c);
+  if (i->core) instantiate_core(i, c, from);
   else tw_took(i, wasmtime_component_linker_instantiate(c->linker, i->cx, c->component, &i->comp), NULL);
   tw_leave(i);
   return i->why;

@@ -120,7 +120,9 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 		i.Close()
 		return nil, err
 	}
-	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_start(c, &l.c, seq) },
+	from, release := opts.Snapshot.begin(l)
+	defer release()
+	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_start(c, &l.c, from, seq) },
 		func(*C.tw_inst) error { return nil })
 	if errors.Is(err, errNoRoom) {
 		i.closeChannels() // because Instantiate can try again
@@ -141,7 +143,7 @@ func (i *Instance) memoryLimit() (uint64, error) {
 	if a := i.opts.Account; a != nil && a.limit() > 0 {
 		limit = min(limit, a.limit())
 	}
-	if need := i.code.img.MinMemory; need > limit {
+	if need := max(i.code.img.MinMemory, i.opts.Snapshot.memory()); need > limit {
 		return 0, fmt.Errorf("%w: it declares %s, its limit is %s", ErrMemory, inBytes(need), inBytes(limit))
 	}
 	return limit, nil
@@ -184,7 +186,7 @@ func (i *Instance) copts() C.tw_opts {
 		max_memory: C.uint64_t(i.limit), max_table: C.uint64_t(i.code.engine.cfg.MaxTableElements),
 		max_calls: C.uint64_t(i.opts.MaxHostCalls), max_value: defaultMaxValue, max_handles: defaultMaxHandles,
 		min_memory: C.uint64_t(i.code.img.MinMemory), memories: C.uint32_t(i.code.img.Memories),
-		nargs: C.uint32_t(len(i.opts.Args)), nenv: C.uint32_t(len(i.opts.Env)),
+		nargs: C.uint32_t(len(i.opts.Args)), nenv: C.uint32_t(len(i.opts.Env)), capture: C.bool(i.opts.Capture),
 		npreopens: C.uint32_t(len(i.opts.Preopens)), stdin_fd: -1,
 	}
 	if i.opts.Account != nil {

@@ -175,8 +175,15 @@ typedef struct tw_inst {
   int stdin_fd;
   tw_fd *fds, stdio[4]; // by number; points to stdio until more are needed
   uint32_t nfds, files;       // files: descriptors in wasmtime's WASI, which are counted (tw_take)
+  uint32_t preopened;         // the first of them, for directories
   tw_passing passing;
   wasmtime_func_t *passed; // wasmtime's functions by number; made on first use
+
+  // What the guest has done since it was instantiated, for snapshots (snapshot.c).
+  bool capture;     // tables is set
+  uint64_t tables;  // a checksum of the tables' initial contents
+  uint32_t used;    // TW_USED_*
+  uint32_t randoms; // calls of random_get
 
   tw_handle *handles;
   uint32_t nhandles, cap_handles, free_handle, live, borrows;
@@ -274,9 +281,38 @@ void tw_fd_free(tw_inst *, uint32_t channel); // frees the number of the descrip
 
 // ---- stores, instances, calls (inst.c) ----
 
+// tw_detached is a module whose memory is another module's (wasmbin.Detach).
+typedef struct {
+  const char *module, *name;
+  size_t module_size, name_size;
+} tw_import;
+
+typedef struct {
+  const wasmtime_module_t *module, *memory; // memory: with the initial data
+  const wasmtime_linker_t *linker;          // of the functions that it imports
+  const tw_import *imports;                 // these functions; the memory comes after them
+  uint32_t nimports, nglobals, ntables;
+} tw_detached;
+
+// tw_snapshot is the state from which instances of a detached module begin.
+typedef struct {
+  const wasmtime_module_t *memory;
+  const wasmtime_val_t *globals;
+  uint32_t nglobals;
+} tw_snapshot;
+
+enum { TW_USED_CLOCK = 1, TW_USED_FILES = 2, TW_USED_HOST = 4 }; // the time of day, files, functions of the host
+
+// tw_instantiate_detached instantiates a module with its initial memory, or from a snapshot. With capture, tw_capture is
+// possible later.
+bool tw_instantiate_detached(tw_inst *, const tw_detached *, const tw_snapshot *, bool capture);
+// tw_capture returns why the guest's state is more than its memory and globals, or NULL and the values of the globals.
+const char *tw_capture(tw_inst *, const tw_detached *, wasmtime_val_t *globals);
+
 typedef struct {
   wasm_engine_t *engine;
-  const wasmtime_instance_pre_t *pre; // core path; otherwise NULL
+  const wasmtime_instance_pre_t *pre; // core path with a memory of its own; otherwise NULL
+  const tw_detached *detached;        // core path with a detached memory; otherwise NULL
   const wasmtime_component_linker_t *linker;
   const wasmtime_component_t *component;
   bool wasi; // whether the guest can call WASI
@@ -292,6 +328,7 @@ typedef struct {
   uint32_t nargs, nenv, npreopens;
   int stdin_fd;       // the pipe to read, or -1
   bool channels;      // the guest has /ch (core path)
+  bool capture;       // see tw_instantiate_detached
   tw_passing passing; // for directories (core path)
   int stdio[3];       // channels that replace standard streams, or -1
   uint64_t read_only; // bit n: preopen n
@@ -301,8 +338,9 @@ typedef struct {
 // strings are NUL-terminated and consecutive: args, env (NAME=value), and for each preopen its path on the host and in
 // the guest.
 tw_inst *tw_new(const tw_code *, const tw_opts *, const char *strings, size_t len);
-// tw_start instantiates the guest and runs its initialization. It returns why.
-int tw_start(tw_inst *, const tw_code *, uint64_t seq);
+// tw_start instantiates the guest and runs its initialization, or begins from a snapshot, which can be NULL. It returns
+// why.
+int tw_start(tw_inst *, const tw_code *, const tw_snapshot *, uint64_t seq);
 void tw_free(tw_inst *);
 
 typedef struct {

@@ -34,7 +34,10 @@ const (
 	moduleImports  = 2
 	moduleTables   = 4
 	moduleMemories = 5
+	moduleGlobals  = 6
 	moduleExports  = 7
+	moduleStart    = 8
+	moduleData     = 11
 
 	componentImports = 10
 	componentExports = 11

@@ -29,7 +29,7 @@ func skeleton(b []byte, header string, depth int) ([]byte, error) {
 	err := bodies(b, func(id byte, c *cursor) (err error) {
 		body := c.rest
 		switch {
-		case module && (id == sectionCustom || id == 11 || id == 12): // 11: data, 12: data count
+		case module && (id == sectionCustom || id == moduleData || id == 12): // 12: data count
 			return nil
 		case module && id == 10: // code
 			body, err = traps(c)
@@ -38,9 +38,7 @@ func skeleton(b []byte, header string, depth int) ([]byte, error) {
 		case !module && id == 4: // a component
 			body, err = skeleton(c.rest, ComponentHeader, depth+1)
 		}
-		out = append(out, id)
-		out = binary.AppendUvarint(out, uint64(len(body)))
-		out = append(out, body...)
+		out = appendSection(out, id, body)
 		return err
 	})
 	return out, err

@@ -1,0 +1,82 @@
+// Guests whose memory is detached from their code (wasmbin.Detach), and their state (snapshot.go).
+#include "p1.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+// The names of exports that wasmbin.Detach adds, and that of the memory.
+static const char memory_export[] = "memory", global_export[] = "tripod:global/", table_export[] = "tripod:table/";
+
+static bool numbered(tw_inst *i, const char *prefix, uint32_t n, uint8_t kind, wasmtime_extern_t *e) {
+  char name[40];
+  int len = snprintf(name, sizeof name, "%s%u", prefix, n);
+  return wasmtime_instance_export_get(i->cx, &i->mod, name, (size_t)len, e) && e->kind == kind;
+}
+
+// look calculates a checksum of the tables: their sizes, and the functions in them. It returns false for a table that
+// holds anything else.
+static bool look(tw_inst *i, uint32_t ntables, uint64_t *sum) {
+  const uint64_t prime = 1099511628211u; // of FNV-1a
+  *sum = 14695981039346656037u;
+  for (uint32_t k = 0; k < ntables; k++) {
+    wasmtime_extern_t e;
+    if (!numbered(i, table_export, k, TW_EXTERN_TABLE, &e)) return false;
+    uint64_t n = wasmtime_table_size(i->cx, &e.of.table);
+    *sum = (*sum ^ n) * prime;
+    for (uint64_t at = 0; at < n; at++) {
+      wasmtime_val_t v;
+      if (!wasmtime_table_get(i->cx, &e.of.table, at, &v)) return false;
+      bool function = v.kind == TW_VALUE_FUNCREF;
+      if (function && v.of.funcref.store_id) *sum ^= (uintptr_t)v.of.funcref.inner;
+      *sum *= prime;
+      if (!function) return wasmtime_val_unroot(&v), false;
+    }
+  }
+  return true;
+}
+
+// begin_from sets the globals to their values in a snapshot.
+static bool begin_from(tw_inst *i, const tw_snapshot *s) {
+  for (uint32_t k = 0; k < s->nglobals; k++) {
+    wasmtime_extern_t e;
+    if (!numbered(i, global_export, k, TW_EXTERN_GLOBAL, &e)) return tw_fail(i, TW_FAILED, "no global %u", k), false;
+    if (tw_took(i, wasmtime_global_set(i->cx, &e.of.global, &s->globals[k]), NULL)) return false;
+  }
+  return true;
+}
+
+bool tw_instantiate_detached(tw_inst *i, const tw_detached *d, const tw_snapshot *from, bool capture) {
+  wasm_trap_t *trap = NULL;
+  wasmtime_instance_t memory;
+  wasmtime_extern_t all[d->nimports + 1];
+  wasmtime_error_t *e = wasmtime_instance_new(i->cx, from ? from->memory : d->memory, NULL, 0, &memory, &trap);
+  if (tw_took(i, e, trap)) return false;
+  for (uint32_t k = 0; k < d->nimports; k++) {
+    const tw_import *at = &d->imports[k];
+    if (!wasmtime_linker_get(d->linker, i->cx, at->module, at->module_size, at->name, at->name_size, &all[k]))
+      return tw_fail(i, TW_FAILED, "no import %s.%s", at->module, at->name), false;
+  }
+  if (!wasmtime_instance_export_get(i->cx, &memory, memory_export, sizeof memory_export - 1, &all[d->nimports]))
+    return tw_fail(i, TW_FAILED, "no memory"), false;
+  e = wasmtime_instance_new(i->cx, d->module, all, d->nimports + 1, &i->mod, &trap);
+  if (tw_took(i, e, trap)) return false;
+  i->capture = capture && look(i, d->ntables, &i->tables);
+  return !from || begin_from(i, from);
+}
+
+const char *tw_capture(tw_inst *i, const tw_detached *d, wasmtime_val_t *globals) {
+  uint64_t tables;
+  if (!i->capture || !look(i, d->ntables, &tables)) return "it has a table of other values than functions";
+  if (tables != i->tables) return "it has changed a table of functions";
+  if (i->live) return "it holds resources of the host";
+  for (uint32_t k = 0; k < i->nfds; k++) {
+    const tw_fd *fd = &i->fds[k];
+    if (k < 3 ? fd->kind != FD_STREAM || fd->n != k : k < 3 + i->preopened ? fd->kind != FD_PASSED || fd->n != k : fd->kind)
+      return "it has opened or closed descriptors";
+  }
+  for (uint32_t k = 0; k < d->nglobals; k++) {
+    wasmtime_extern_t e;
+    if (!numbered(i, global_export, k, TW_EXTERN_GLOBAL, &e)) return "it lacks a global";
+    wasmtime_global_get(i->cx, &e.of.global, &globals[k]);
+  }
+  return NULL;
+}

@@ -1,0 +1,263 @@
+package engine
+
+// #include "tw.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// snapshotInterface is the interface that a guest exports if it can continue from a snapshot (sdk/wit).
+const snapshotInterface = "tripod:grpc/snapshot@0.1"
+
+// snapshotInspection says whether instances of the guest can begin from a snapshot.
+type snapshotInspection struct {
+	// Reason is why they cannot, or "".
+	Reason string
+	// Detached says that the code image has the memory as a module of its own.
+	Detached bool
+	MaxPages uint64 // the largest size of its memory; 0 if there is none
+	Globals  int    // number of mutable globals
+	Tables   int
+}
+
+// detach separates the module from its memory if the guest can have snapshots. Otherwise it returns nil.
+func (i *inspection) detach(m wasmbin.Module) (*wasmbin.Detached, error) {
+	i.Snapshot = snapshotInspection{}
+	if !m.HasExport(snapshotInterface+".0#prepare", wasmbin.Func) {
+		i.Snapshot.Reason = fmt.Sprintf("the guest does not export %s.0", snapshotInterface)
+		return nil, nil
+	}
+	d, reason, err := wasmbin.Detach(m.Code)
+	if d == nil {
+		i.Snapshot.Reason = reason
+		return nil, err
+	}
+	i.Snapshot = snapshotInspection{Detached: true, MaxPages: d.MaxPages, Globals: d.Globals, Tables: d.Tables}
+	return d, nil
+}
+
+// linkDetached loads the initial memory of a detached module, and prepares the list of its imports.
+func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
+	code, err := c.moduleBytes(c.img.memory, func(l *link) *C.wasmtime_module_t { return l.memory })
+	if err != nil {
+		return err
+	}
+	if l.memory, err = deserialized(l.c.engine, code); err != nil {
+		return err
+	}
+	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.memory) })
+	d, err := callocOne[C.tw_detached]()
+	if err != nil {
+		return err
+	}
+	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(d)) })
+	var v C.wasm_importtype_vec_t
+	C.wasmtime_module_imports(l.module, &v)
+	c.frees = append(c.frees, func() { C.wasm_importtype_vec_delete(&v) }) // it owns the names
+	types := unsafe.Slice(v.data, int(v.size))
+	types = types[:len(types)-1] // the memory
+	imports := (*C.tw_import)(C.tw_zeroed(C.size_t(len(types)+1) * C.sizeof_tw_import))
+	if imports == nil {
+		return ErrStarved
+	}
+	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(imports)) })
+	for n, t := range types {
+		module, name := C.wasm_importtype_module(t), C.wasm_importtype_name(t)
+		unsafe.Slice(imports, len(types))[n] = C.tw_import{
+			module: module.data, name: name.data, module_size: module.size, name_size: name.size,
+		}
+	}
+	*d = C.tw_detached{
+		module: l.module, memory: l.memory, linker: linker, imports: imports, nimports: C.uint32_t(len(types)),
+		nglobals: C.uint32_t(c.img.Snapshot.Globals), ntables: C.uint32_t(c.img.Snapshot.Tables),
+	}
+	l.c.detached = d
+	return nil
+}
+
+// PrepareSignature is the function that a guest with snapshots exports. Call it before Instance.Capture. Its result is the
+// number of random values that the guest has asked for and renews at its next call, or why it cannot have a snapshot.
+func PrepareSignature() Signature {
+	return Signature{
+		Interface: snapshotInterface + ".0", Name: "prepare",
+		Result: &wit.Type{Kind: wit.Result, Ok: &wit.Type{Kind: wit.U32}, Err: &wit.Type{Kind: wit.String}},
+	}
+}
+
+// WhyNoSnapshot returns why instances of the guest cannot begin from a snapshot, or "" if they can.
+func (c *Code) WhyNoSnapshot() string {
+	if c.img.Snapshot.Detached {
+		return ""
+	}
+	return cmp.Or(c.img.Snapshot.Reason, "the guest is not called on its linear memory")
+}
+
+// Snapshot is the state of an instance of a guest, from which other instances begin: its memory, which they share until
+// they write to it, and its global variables. It is safe for concurrent use.
+type Snapshot struct {
+	link *link
+	size uint64 // of the memory, in bytes
+	data uint64
+
+	mu  sync.RWMutex // held while an instance begins
+	c   *C.tw_snapshot
+	mem *C.wasmtime_module_t
+}
+
+// Limits on snapshots.
+const (
+	// pageBytes is the granularity in which zeros are left out.
+	pageBytes = 4096
+	// maxSparse is the largest memory image, in bytes, that the engine shares between instances if more than half of it
+	// are zeros. Others it would copy for each instance (wasmtime's memory_guaranteed_dense_image_size).
+	maxSparse = 16 << 20
+)
+
+// Capture makes a snapshot of an instance that was made with InstanceOptions.Capture and that has run nothing but its
+// initialization and PrepareSignature, whose result is renewed: the number of random values that the guest renews. The
+// snapshot's memory, of at most most bytes, belongs to the caller.
+//
+// The error is errdefs.ErrFailedPrecondition, and says why, if the guest's state is more than its memory: it holds
+// resources, open files, or other functions in its tables. Unless trusted is set, this is also the error if the guest has
+// seen what other instances must see for themselves: more random values than it renews, the time of day, or files.
+func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot, error) {
+	if _, err := i.begin(context.Background()); err != nil {
+		return nil, err
+	}
+	defer i.end()
+	detached := i.link.c.detached
+	switch {
+	case detached == nil:
+		return nil, unsuitable("%s", i.code.WhyNoSnapshot())
+	case i.overflow && i.code.engine.pooled != nil:
+		return nil, errNoRoom // others could not begin from it
+	}
+	globals := (*C.wasmtime_val_t)(C.tw_zeroed(C.size_t(i.code.img.Snapshot.Globals+1) * C.sizeof_wasmtime_val_t))
+	if globals == nil {
+		return nil, ErrStarved
+	}
+	s := &Snapshot{link: i.link}
+	defer func() {
+		if s.c == nil {
+			C.free(unsafe.Pointer(globals))
+		}
+	}()
+	if why := C.tw_capture(i.c, detached, globals); why != nil {
+		return nil, unsuitable("%s", C.GoString(why))
+	}
+	if err := i.mayCapture(renewed, trusted); err != nil {
+		return nil, err
+	}
+	memory := unsafe.Slice((*byte)(C.wasmtime_memory_data(i.c.cx, &i.c.memory)), int(C.wasmtime_memory_data_size(i.c.cx, &i.c.memory)))
+	data, size := nonZero(memory)
+	if span := spanOf(data); size > most || span > maxSparse && size < span/2 {
+		return nil, unsuitable("its initialized memory has %s of data within %s, limit %s", inBytes(size), inBytes(span), inBytes(most))
+	}
+	s.size, s.data = uint64(len(memory)), size
+	module := wasmbin.MemoryModule(uint64(len(memory)/wasmbin.PageSize), i.code.img.Snapshot.MaxPages, data)
+	var err error
+	if s.mem, err = newModule(i.link.c.engine, module); err != nil {
+		return nil, err
+	}
+	if s.c, err = callocOne[C.tw_snapshot](); err != nil {
+		C.wasmtime_module_delete(s.mem)
+		return nil, err
+	}
+	*s.c = C.tw_snapshot{memory: s.mem, globals: globals, nglobals: detached.nglobals}
+	return s, nil
+}
+
+// mayCapture checks what the guest has seen.
+func (i *Instance) mayCapture(renewed uint32, trusted bool) error {
+	used := i.c.used
+	switch {
+	case used&C.TW_USED_HOST != 0:
+		return unsuitable("it calls the host before its first request")
+	case trusted:
+		return nil
+	case uint32(i.c.randoms) > renewed:
+		return unsuitable("it asks for random values before its first request, which all requests would share")
+	case used&C.TW_USED_CLOCK != 0:
+		return unsuitable("it asks for the time of day before its first request")
+	case used&C.TW_USED_FILES != 0:
+		return unsuitable("it reads files before its first request")
+	}
+	return nil
+}
+
+func unsuitable(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, errdefs.ErrFailedPrecondition)...)
+}
+
+// nonZero returns the pages of a memory that are not zero, joined where they are adjacent, and their size in bytes.
+func nonZero(memory []byte) (data []wasmbin.Data, size uint64) {
+	zero := make([]byte, pageBytes)
+	for at := 0; at < len(memory); at += pageBytes {
+		page := memory[at : at+pageBytes]
+		if bytes.Equal(page, zero) {
+			continue
+		}
+		size += pageBytes
+		if n := len(data) - 1; n >= 0 && int(data[n].Offset)+len(data[n].Bytes) == at {
+			data[n].Bytes = memory[data[n].Offset : at+pageBytes]
+			continue
+		}
+		data = append(data, wasmbin.Data{Offset: uint32(at), Bytes: page})
+	}
+	return data, size
+}
+
+// spanOf returns the distance in bytes from the first to the last byte of data.
+func spanOf(data []wasmbin.Data) uint64 {
+	if len(data) == 0 {
+		return 0
+	}
+	last := data[len(data)-1]
+	return uint64(last.Offset) + uint64(len(last.Bytes)) - uint64(data[0].Offset)
+}
+
+// begin returns the C half of the snapshot for an instance of a link, and a function to call once the instance has begun.
+// It returns nil if the snapshot is closed or belongs to another link.
+func (s *Snapshot) begin(l *link) (*C.tw_snapshot, func()) {
+	if s == nil || s.link != l {
+		return nil, func() {}
+	}
+	s.mu.RLock()
+	return s.c, s.mu.RUnlock
+}
+
+// memory returns the size of the memory with which instances begin, in bytes.
+func (s *Snapshot) memory() uint64 {
+	if s == nil {
+		return 0
+	}
+	return s.size
+}
+
+// Size returns the memory that the snapshot itself uses, in bytes.
+func (s *Snapshot) Size() uint64 { return s.data }
+
+// Close releases the snapshot. Instances that have begun from it are not affected.
+func (s *Snapshot) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.c == nil {
+		return
+	}
+	C.free(unsafe.Pointer(s.c.globals))
+	C.free(unsafe.Pointer(s.c))
+	C.wasmtime_module_delete(s.mem)
+	s.c, s.mem = nil, nil
+}

@@ -1,0 +1,319 @@
+package wasmbin
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+)
+
+// Names that Detach adds to a module.
+const (
+	// A detached module imports its memory as MemoryExport of the module memoryModule. MemoryExport is also the only export
+	// of the modules that WithData makes.
+	memoryModule = "tripod:memory"
+	MemoryExport = "memory"
+	// GlobalExport and TableExport, followed by the index among the mutable globals or the tables (from 0), name the
+	// exports that show a module's state.
+	GlobalExport = "tripod:global/"
+	TableExport  = "tripod:table/"
+)
+
+// Detached is a core module without its memory. The code is compiled once, and the memory can then be replaced at the
+// cost of its data alone.
+type Detached struct {
+	// Code is the module. It imports its memory as its last import; all indices stay. It also exports its mutable globals
+	// and its tables (GlobalExport, TableExport), whose numbers are Globals and Tables.
+	Code            []byte
+	Globals, Tables int
+	// Memory is a core module that exports the memory with the data that the original module begins with.
+	Memory []byte
+	// MaxPages is the largest size of the memory in pages, or 0 if it has none.
+	MaxPages uint64
+}
+
+// Data are bytes in a memory, at an offset.
+type Data struct {
+	Offset uint32
+	Bytes  []byte
+}
+
+// Detach separates a core module from its memory. If that is impossible, it returns nil and the reason. A module that
+// cannot be read is an error.
+func Detach(module []byte) (d *Detached, reason string, err error) {
+	var s state
+	if err := bodies(module, s.read); err != nil {
+		return nil, "", err
+	}
+	switch {
+	case s.reason != "":
+		return nil, s.reason, nil
+	case len(s.memories) != 1:
+		return nil, fmt.Sprintf("it defines %d memories", len(s.memories)), nil
+	case !s.imports || !s.exports:
+		return nil, "it has no imports or no exports", nil
+	}
+	memory := s.memories[0]
+	d = &Detached{Globals: len(s.globals), Tables: s.tables, MaxPages: memory.max, Memory: MemoryModule(memory.min, memory.max, s.data)}
+	d.Code = []byte(ModuleHeader)
+	err = bodies(module, func(id byte, c *cursor) error {
+		if id != moduleMemories {
+			d.Code = appendSection(d.Code, id, s.rewrite(id, c))
+		}
+		return nil
+	})
+	return d, "", err
+}
+
+// MemoryModule returns a core module that exports a memory as MemoryExport, with data. The sizes count pages; max is 0 if
+// there is none.
+func MemoryModule(min, max uint64, data []Data) []byte {
+	out := appendSection([]byte(ModuleHeader), moduleMemories, append([]byte{1}, memoryType(min, max)...))
+	out = appendSection(out, moduleExports, append(appendName([]byte{1}, MemoryExport), byte(Memory), 0))
+	size := 0
+	for _, d := range data {
+		size += len(d.Bytes) + 2 + 3*maxLEB
+	}
+	body := binary.AppendUvarint(make([]byte, 0, size), uint64(len(data)))
+	for _, d := range data {
+		body = append(appendSigned(append(body, 0, opI32Const), int64(int32(d.Offset))), opEnd)
+		body = append(binary.AppendUvarint(body, uint64(len(d.Bytes))), d.Bytes...)
+	}
+	return appendSection(out, moduleData, body)
+}
+
+// memoryType encodes the type of a memory (5.3.9): a flag whether there is a maximum, and the sizes in pages.
+func memoryType(min, max uint64) []byte {
+	if max == 0 {
+		return binary.AppendUvarint([]byte{0}, min)
+	}
+	return binary.AppendUvarint(binary.AppendUvarint([]byte{1}, min), max)
+}
+
+// state is what Detach must know of a module before it copies the module.
+type state struct {
+	reason           string // why the module cannot be detached
+	imports, exports bool
+	memories         []struct{ min, max uint64 }
+	globals          []uint32 // the mutable ones
+	defined          uint32   // number of globals
+	tables           int
+	data             []Data
+}
+
+// refuse records why the module cannot be detached, unless what it is based on could not be read.
+func (s *state) refuse(c *cursor, format string, args ...any) {
+	if s.reason == "" && c.err == nil {
+		s.reason = fmt.Sprintf(format, args...)
+	}
+}
+
+// read reads one section.
+func (s *state) read(id byte, c *cursor) error {
+	switch id {
+	case moduleImports:
+		s.imports = true
+		c.each(func() {
+			if i := c.moduleImport(); i.Kind != Func {
+				s.refuse(c, "it imports %s.%s, which is not a function", i.Module, i.Name)
+			}
+		})
+	case moduleTables:
+		var m Module
+		c.each(func() { m.table(c) })
+		s.tables = len(m.Tables)
+	case moduleMemories:
+		c.each(func() { s.memory(c) })
+	case moduleGlobals:
+		c.each(func() { s.global(c) })
+	case moduleExports:
+		s.exports = true
+		c.each(func() {
+			if name, _ := c.moduleExport(); strings.HasPrefix(name, GlobalExport) || strings.HasPrefix(name, TableExport) {
+				s.refuse(c, "it exports %s", name)
+			}
+		})
+	case moduleStart:
+		s.refuse(c, "it has a start function")
+	case moduleData:
+		c.each(func() {
+			if d := s.segment(c); d.active {
+				s.data = append(s.data, d.Data)
+			}
+		})
+	}
+	if s.reason != "" {
+		c.err = nil // what refuse has found can also make the rest of the section unreadable
+	}
+	return nil
+}
+
+func (s *state) memory(c *cursor) {
+	flags := c.u8()
+	m := struct{ min, max uint64 }{min: c.leb(64)}
+	if flags&1 != 0 {
+		if m.max = c.leb(64); m.max == 0 {
+			s.refuse(c, "its memory is empty")
+		}
+	}
+	if flags&^1 != 0 {
+		s.refuse(c, "its memory has the flags %#x", flags)
+	}
+	s.memories = append(s.memories, m)
+}
+
+// global reads a global: its type, whether it is mutable, and its initial value.
+func (s *state) global(c *cursor) {
+	kind := c.u8()
+	if kind == 0x63 || kind == 0x64 { // a heap type follows
+		c.leb(33)
+	}
+	if mutable := c.u8(); mutable == 1 {
+		if kind < typeF64 || kind > typeI32 {
+			s.refuse(c, "it has a mutable global that is not a number")
+		}
+		s.globals = append(s.globals, s.defined)
+	}
+	s.defined++
+	s.constant(c)
+}
+
+// segmentData is a data segment. A passive one is copied by an instruction of the module.
+type segmentData struct {
+	Data
+	active bool
+}
+
+func (s *state) segment(c *cursor) segmentData {
+	var d segmentData
+	flags := c.u8()
+	if flags == 2 {
+		c.u32() // the memory
+	}
+	if d.active = flags != 1; d.active {
+		offset, ok := s.constant(c)
+		if !ok {
+			s.refuse(c, "the offset of its data is not a constant")
+		}
+		d.Offset = uint32(offset)
+	}
+	d.Bytes = c.take(c.u32())
+	return d
+}
+
+// Instructions in constant expressions, and types.
+const (
+	opEnd       = 0x0b
+	opGlobalGet = 0x23
+	opI32Const  = 0x41
+	opI64Const  = 0x42
+	opF32Const  = 0x43
+	opF64Const  = 0x44
+	opRefNull   = 0xd0
+	opRefFunc   = 0xd2
+
+	typeF64 = 0x7c
+	typeI32 = 0x7f
+)
+
+// constant reads a constant expression (3.3.13). It returns the value of a single i32.const.
+func (s *state) constant(c *cursor) (value int32, ok bool) {
+	for n := 0; c.err == nil; n++ {
+		switch op := c.u8(); op {
+		case opEnd:
+			return value, ok && n == 1
+		case opI32Const:
+			value, ok = int32(c.signed()), true
+		case opI64Const:
+			c.signed()
+		case opF32Const:
+			c.take(4)
+		case opF64Const:
+			c.take(8)
+		case opGlobalGet, opRefFunc:
+			c.u32()
+		case opRefNull:
+			c.leb(33)
+		default:
+			s.refuse(c, "it has a constant expression with the instruction %#x", op)
+			return 0, false
+		}
+		ok = ok && n == 0
+	}
+	return 0, false
+}
+
+// rewrite returns the content of a section of the detached module.
+func (s *state) rewrite(id byte, c *cursor) []byte {
+	body := c.rest
+	switch id {
+	case moduleImports:
+		n := c.u32()
+		out := append(binary.AppendUvarint(nil, uint64(n)+1), c.rest...)
+		out = append(appendName(appendName(out, memoryModule), MemoryExport), byte(Memory))
+		// The size is checked when the module is linked, and the memory can have grown by then.
+		return append(out, memoryType(s.memories[0].min, s.memories[0].max)...)
+	case moduleExports:
+		n := c.u32()
+		out := append(binary.AppendUvarint(nil, uint64(n)+uint64(len(s.globals)+s.tables)), c.rest...)
+		for k, index := range s.globals {
+			out = append(appendName(out, fmt.Sprint(GlobalExport, k)), byte(Global))
+			out = binary.AppendUvarint(out, uint64(index))
+		}
+		for k := range s.tables {
+			out = append(appendName(out, fmt.Sprint(TableExport, k)), byte(Table))
+			out = binary.AppendUvarint(out, uint64(k))
+		}
+		return out
+	case moduleData:
+		out := binary.AppendUvarint(nil, uint64(c.u32()))
+		for len(c.rest) > 0 && c.err == nil {
+			d := s.segment(c)
+			if d.active {
+				d.Bytes = nil // as after instantiation: an active segment is dropped then
+			}
+			out = append(binary.AppendUvarint(append(out, 1), uint64(len(d.Bytes))), d.Bytes...)
+		}
+		return out
+	}
+	return body
+}
+
+func appendSection(out []byte, id byte, body []byte) []byte {
+	return append(binary.AppendUvarint(append(out, id), uint64(len(body))), body...)
+}
+
+func appendName(out []byte, name string) []byte {
+	return append(binary.AppendUvarint(out, uint64(len(name))), name...)
+}
+
+// appendSigned appends a number in signed LEB128 (5.2.2).
+func appendSigned(out []byte, n int64) []byte {
+	for {
+		b := byte(n & 0x7f)
+		if n >>= 7; n == 0 && b&0x40 == 0 || n == -1 && b&0x40 != 0 {
+			return append(out, b)
+		}
+		out = append(out, b|0x80)
+	}
+}
+
+// signed reads a number in signed LEB128.
+func (c *cursor) signed() (v int64) {
+	for shift := 0; ; {
+		b := c.u8()
+		if c.err != nil {
+			return 0
+		}
+		if shift > 63 {
+			c.fail("a number of more than 64 bits")
+			return 0
+		}
+		v |= int64(b&0x7f) << shift
+		if shift += 7; b < 0x80 {
+			if shift < 64 && b&0x40 != 0 {
+				v |= -1 << shift
+			}
+			return v
+		}
+	}
+}

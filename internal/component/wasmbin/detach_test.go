@@ -1,0 +1,136 @@
+package wasmbin
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+// parts are the sections of a module that can be detached.
+func parts() map[byte]string {
+	return map[byte]string{
+		1: "\x01\x60\x00\x00",                                 // one type
+		2: "\x01" + name("m") + name("f") + "\x00\x00",        // a function
+		3: "\x01\x00",                                         // one function
+		4: "\x01\x70\x00\x02",                                 // a table of 2 functions
+		5: "\x01\x01\x02\x08",                                 // a memory of 2 to 8 pages
+		6: "\x02\x7f\x01\x41\x7f\x0b\x7e\x00\x42\x80\x01\x0b", // a mutable i32, -1, and an i64
+		7: "\x01" + name("memory") + "\x02\x00",
+		// 2 bytes at 300, and a passive segment of one byte
+		11: "\x02\x00\x41\xac\x02\x0b\x02hi\x01\x01x",
+	}
+}
+
+func moduleOf(sections map[byte]string) []byte {
+	text := moduleHead
+	for id := byte(1); id < 12; id++ {
+		if s, ok := sections[id]; ok {
+			text += sec(id, s)
+		}
+	}
+	return []byte(text)
+}
+
+// TestDetach checks the sections of a detached module, and of its memory.
+func TestDetach(t *testing.T) {
+	d, reason, err := Detach(moduleOf(parts()))
+	if err != nil || reason != "" {
+		t.Fatal(reason, err)
+	}
+	if d.Globals != 1 || d.Tables != 1 || d.MaxPages != 8 {
+		t.Errorf("Globals, Tables, MaxPages = %d, %d, %d; want 1, 1, 8", d.Globals, d.Tables, d.MaxPages)
+	}
+	want := parts()
+	delete(want, 5)
+	want[2] = "\x02" + want[2][1:] + name("tripod:memory") + name("memory") + "\x02\x01\x02\x08"
+	want[7] = "\x03" + want[7][1:] + name("tripod:global/0") + "\x03\x00" + name("tripod:table/0") + "\x01\x00"
+	want[11] = "\x02\x01\x00\x01\x01x" // a dropped segment, and the passive one
+	if got, want := string(d.Code), string(moduleOf(want)); got != want {
+		t.Errorf("Code = %q\nwant   %q", got, want)
+	}
+	memory := string(moduleOf(map[byte]string{5: parts()[5], 7: parts()[7], 11: "\x01\x00\x41\xac\x02\x0b\x02hi"}))
+	if got := string(d.Memory); got != memory {
+		t.Errorf("Memory = %q\nwant     %q", got, memory)
+	}
+	for _, code := range [][]byte{d.Code, d.Memory} {
+		if _, err := Parse(code); err != nil {
+			t.Error(err)
+		}
+	}
+	high := string(MemoryModule(1<<16, 0, []Data{{1<<32 - 1, []byte("x")}}))
+	if !strings.HasSuffix(high, "\x00\x41\x7f\x0b\x01x") { // i32.const -1
+		t.Errorf("data at the end of the memory: %q", high)
+	}
+}
+
+// TestDetachRefused checks that modules whose state is not only memory and numbers are refused, and damaged ones are
+// errors.
+func TestDetachRefused(t *testing.T) {
+	for want, change := range map[string]map[byte]string{
+		"it defines 0 memories":           {5: ""},
+		"it defines 2 memories":           {5: "\x02\x00\x01\x00\x01"},
+		"its memory has the flags 0x2":    {5: "\x01\x02\x01\x01"},
+		"its memory has the flags 0x4":    {5: "\x01\x04\x01"},
+		"its memory is empty":             {5: "\x01\x01\x00\x00"},
+		"it has no imports or no exports": {2: ""},
+		"which is not a function":         {2: "\x01" + name("m") + name("g") + "\x03\x7f\x00"},
+		"it exports tripod:global/9":      {7: "\x01" + name("tripod:global/9") + "\x02\x00"},
+		"it has a start function":         {8: "\x00"},
+		"a mutable global that is not":    {6: "\x01\x70\x01\xd0\x70\x0b"},
+		"with the instruction 0x6a":       {6: "\x01\x7f\x00\x41\x00\x41\x00\x6a\x0b"},
+		"of its data is not a constant":   {11: "\x01\x00\x23\x00\x0b\x00"},
+	} {
+		sections := parts()
+		for id, s := range change {
+			if sections[id] = s; s == "" {
+				delete(sections, id)
+			}
+		}
+		if d, reason, err := Detach(moduleOf(sections)); d != nil || err != nil || !strings.Contains(reason, want) {
+			t.Errorf("Detach = %v, %q, %v; want %q", d, reason, err, want)
+		}
+	}
+	for id := byte(1); id < 12; id++ {
+		sections := parts()
+		if id == 1 || id == 3 || sections[id] == "" {
+			continue // not read
+		}
+		sections[id] = sections[id][:len(sections[id])-1]
+		if d, reason, err := Detach(moduleOf(sections)); d != nil || !errdefs.IsInvalidArgument(err) {
+			t.Errorf("section %d cut off: %v, %q, %v; want ErrInvalidArgument", id, d, reason, err)
+		}
+	}
+}
+
+// TestDetachExample checks that a guest made by a C compiler can be detached, and its parts can be read.
+func TestDetachExample(t *testing.T) {
+	wasm, err := os.ReadFile("../../../examples/wasm/raw-c/raw-c.wasm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, reason, err := Detach(wasm)
+	if err != nil || reason != "" || d.Globals == 0 {
+		t.Fatal(d, reason, err)
+	}
+	code, err := Parse(d.Code)
+	if err != nil || len(code.Modules[0].Memories) != 0 || code.Modules[0].Exports["tripod:global/0"] != Global {
+		t.Errorf("Code = %v, %v", code, err)
+	}
+}
+
+func FuzzDetach(f *testing.F) {
+	f.Add(moduleOf(parts()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		d, reason, err := Detach(b)
+		if (d != nil) == (reason != "" || err != nil) {
+			t.Errorf("Detach = %v, %q, %v", d, reason, err)
+		}
+		if d != nil {
+			if _, err := Parse(d.Memory); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
