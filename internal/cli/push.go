@@ -157,6 +157,9 @@ func (p *push) load(ctx context.Context, file string) (*artifact.Spec, *pushed, 
 		return nil, nil, fmt.Errorf("%s: %w", file, err)
 	}
 	result := &pushed{Services: served.services, Annotations: spec.Annotations, Warnings: artifact.Warnings(binary, served.methods)}
+	if served.noSnapshot != "" {
+		result.Warnings = append(result.Warnings, "each request will initialize the component again: "+served.noSnapshot)
+	}
 	if result.World, err = artifact.Check(outline, served.interfaces); err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -225,12 +228,13 @@ func (p *push) manifestAnnotations() (map[string]string, error) {
 type served struct {
 	interfaces, services []string
 	methods              []protoreflect.MethodDescriptor
+	noSnapshot           string // why each request will initialize the component, or ""
 }
 
 // describe sets the component's descriptors in spec and returns what it serves, which is nothing for a component without
 // services.
 func (p *push) describe(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) (served, error) {
-	services := p.services
+	services, noSnapshot := p.services, ""
 	var err error
 	switch {
 	case len(p.protos) > 0 && p.descriptors != "":
@@ -255,19 +259,22 @@ func (p *push) describe(ctx context.Context, spec *artifact.Spec, outline *wasmb
 		if err != nil {
 			return served{}, err
 		}
-		if services, err = chooseServices(services, own); err != nil {
+		if services, err = chooseServices(services, own.Services); err != nil {
 			return served{}, err
 		}
+		noSnapshot = own.NoSnapshot
 	case len(services) > 0:
 		return served{}, fmt.Errorf("--service needs --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
 	default:
 		return served{}, nil
 	}
-	return serves(spec, services, artifact.IsRaw(outline))
+	s, err := serves(spec, services, artifact.IsRaw(outline))
+	s.noSnapshot = noSnapshot
+	return s, err
 }
 
-// describeItself takes the descriptors from a guest of the raw world, and returns its services.
-func describeItself(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) ([]string, error) {
+// describeItself takes the descriptors from a guest of the raw world, and returns its description.
+func describeItself(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) (*describe.Description, error) {
 	if outline.Component {
 		return nil, fmt.Errorf("a component that exports %s needs --proto or --descriptors: %w", protowit.HandlerInterface, errdefs.ErrInvalidArgument)
 	}
@@ -279,7 +286,7 @@ func describeItself(ctx context.Context, spec *artifact.Spec, outline *wasmbin.O
 		return nil, err
 	}
 	spec.Descriptors = d.Files
-	return d.Services, nil
+	return d, nil
 }
 
 // chooseServices returns the services in names, or all that a program serves if there are none.

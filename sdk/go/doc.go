@@ -20,8 +20,9 @@
 //	             ▲                                                  │
 //	             └── receive, send (raw_wasip1.go) ◄── stream.go ◄──┘
 //
-// The first call of an instance starts main in a goroutine and waits until main calls Serve. An instance serves one
-// call at a time. Goroutines run only during a call, so a goroutine that outlives its call pauses until the next one,
+// The first call of an instance starts main in a goroutine and waits until main calls Serve. Usually the host does so
+// once for a pod, and the instances of the pod begin in the state that main has left (snapshot_wasip1.go). An instance
+// serves one call at a time. Goroutines run only during a call, so a goroutine that outlives its call pauses until the next one,
 // if there is one: by default each call gets a fresh instance.
 //
 // # Limits

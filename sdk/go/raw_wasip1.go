@@ -268,6 +268,7 @@ type lowEntry struct{ key, value list }
 //
 //go:wasmexport tripod:grpc/handler@0.1.0#handle
 func handle(method, methodSize, peer, peerSize, hasTimeout uint32, timeout uint64, entries, count uint32) unsafe.Pointer {
+	renew() // first of all, before anything can use a random value
 	procedure, address := string(bytesAt(list{method, methodSize})), string(bytesAt(list{peer, peerSize}))
 	md := make(metadata.MD, count)
 	if count > 0 {

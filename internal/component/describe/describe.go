@@ -3,7 +3,6 @@ package describe
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
@@ -33,6 +32,9 @@ const (
 type Description struct {
 	Services []string // full names
 	Files    []byte   // a serialized FileDescriptorSet, not validated
+	// NoSnapshot is why nodes will initialize the guest for each request, or "". What a guest does with its mounts and its
+	// environment is not known here.
+	NoSnapshot string
 }
 
 // ErrNoExport is the error for a module that cannot describe itself.
@@ -63,9 +65,10 @@ func run(ctx context.Context, wasm []byte, timeout time.Duration) (*Description,
 	if err := imports(ctx, r, code); err != nil {
 		return nil, err
 	}
-	output := &tail{}
+	output, seen := &tail{}, &seen{}
 	m, err := r.InstantiateModule(ctx, code, wazero.NewModuleConfig().WithStartFunctions("_initialize").WithName("guest").
-		WithStdout(output).WithStderr(output).WithSysWalltime().WithSysNanotime().WithNanosleep(sleep(ctx)).WithRandSource(rand.Reader))
+		WithStdout(output).WithStderr(output).WithWalltime(seen.walltime, sys.ClockResolution(time.Microsecond)).
+		WithSysNanotime().WithNanosleep(sleep(ctx)).WithRandSource(seen))
 	if err != nil {
 		return nil, failed(ctx, "its initialization", err, output)
 	}
@@ -76,7 +79,12 @@ func run(ctx context.Context, wasm []byte, timeout time.Duration) (*Description,
 	if len(results) != 1 || m.Memory() == nil {
 		return nil, malformed("%s has the wrong type or there is no memory", name)
 	}
-	return lift(m.Memory(), uint32(results[0]))
+	d, err := lift(m.Memory(), uint32(results[0]))
+	if err != nil {
+		return nil, err
+	}
+	d.NoSnapshot, err = seen.prepare(ctx, m)
+	return d, err
 }
 
 // sleep returns a function that sleeps for nanoseconds, but not beyond ctx.

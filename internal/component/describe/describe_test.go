@@ -19,6 +19,12 @@ const sdk = "../../../sdk/go"
 // build builds a guest with the SDK from the body of its main function.
 func build(t *testing.T, main string) []byte {
 	t.Helper()
+	return buildWith(t, "", main)
+}
+
+// buildWith builds a guest with further declarations.
+func buildWith(t *testing.T, declarations, main string) []byte {
+	t.Helper()
 	dir := t.TempDir()
 	root, err := filepath.Abs(sdk)
 	if err != nil {
@@ -33,7 +39,7 @@ func build(t *testing.T, main string) []byte {
 	for name, text := range map[string]string{
 		"go.mod":  strings.Replace(string(mod), module, "example.com/guest", 1) + "\nrequire " + module + " v0.0.0\nreplace " + module + " => " + root + "\n",
 		"go.sum":  string(sum),
-		"main.go": "package main\n\nimport (\n\t\"os\"\n\t\"time\"\n\n\tpb \"google.golang.org/grpc/interop/grpc_testing\"\n\n\ttripodgrpc \"" + module + "\"\n)\n\nvar _, _, _ = os.Exit, time.Sleep, pb.RegisterTestServiceServer\n\nvar server = tripodgrpc.NewServer()\n\nfunc main() {\n" + main + "\n}\n",
+		"main.go": "package main\n\nimport (\n\tcrand \"crypto/rand\"\n\t\"fmt\"\n\t\"math/rand/v2\"\n\t\"os\"\n\t\"time\"\n\n\tpb \"google.golang.org/grpc/interop/grpc_testing\"\n\n\ttripodgrpc \"" + module + "\"\n)\n\nvar _, _, _, _, _, _ = os.Exit, time.Sleep, pb.RegisterTestServiceServer, crand.Text, fmt.Sprint, rand.Uint64\n\nvar server = tripodgrpc.NewServer()\n\n" + declarations + "\n\nfunc main() {\n" + main + "\n}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

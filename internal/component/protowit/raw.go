@@ -10,6 +10,7 @@ const (
 	RawInterface         = "tripod:grpc/raw@0.1.0"
 	HandlerInterface     = "tripod:grpc/handler@0.1.0"
 	DescriptorsInterface = "tripod:grpc/descriptors@0.1.0"
+	SnapshotInterface    = "tripod:grpc/snapshot@0.1.0"
 )
 
 // The functions of RawInterface.
@@ -23,10 +24,11 @@ const (
 )
 
 // Handle is the function of HandlerInterface, of type func(ContextType) -> DoneType. Describe is the function of
-// DescriptorsInterface.
+// DescriptorsInterface. Prepare is the function of SnapshotInterface.
 const (
 	Handle   = "handle"
 	Describe = "describe"
+	Prepare  = "prepare"
 )
 
 // Cases of ReceivedType.

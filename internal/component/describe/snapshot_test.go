@@ -1,0 +1,97 @@
+package describe
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+)
+
+// TestNoSnapshot checks what is said about guests whose initialization must run for each request.
+func TestNoSnapshot(t *testing.T) {
+	for main, want := range map[string]string{
+		"tripodgrpc.Serve(server)": "",
+		"time.Sleep(time.Millisecond); rand.Uint64(); tripodgrpc.Serve(server)": "", // renewed, and monotonic
+		"time.Now(); tripodgrpc.Serve(server)":                                  "the time of day",
+		"crand.Text(); tripodgrpc.Serve(server)":                                "random values",
+	} {
+		d, err := Run(t.Context(), build(t, register+main))
+		if err != nil || (d.NoSnapshot == "") != (want == "") || !strings.Contains(d.NoSnapshot, want) {
+			t.Errorf("main with %q: %+v, %v; want %q", main, d, err, want)
+		}
+	}
+}
+
+// random gives a guest a number of bytes for the Go runtime that are the same in all instances, and then others.
+type random struct{ same, other *bytes.Reader }
+
+func (r *random) Read(p []byte) (int, error) {
+	if r.same.Len() > 0 {
+		return r.same.Read(p)
+	}
+	return r.other.Read(p)
+}
+
+// TestRenew checks that a guest in Go that continues from a snapshot has random values of its own. Two instances have the
+// same values up to the snapshot, and others after it, with prepare and, to see the difference, without it.
+func TestRenew(t *testing.T) {
+	wasm := buildWith(t, `type service struct{ pb.UnimplementedTestServiceServer }
+
+func (service) FullDuplexCall(pb.TestService_FullDuplexCallServer) error {
+	return fmt.Errorf("%x %v", rand.Uint64(), map[int]int{1: 2})
+}`, "pb.RegisterTestServiceServer(server, service{}); tripodgrpc.Serve(server)")
+	ctx := t.Context()
+	r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter())
+	defer r.Close(ctx)
+	code, err := r.CompileModule(ctx, wasm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := imports(ctx, r, code); err != nil {
+		t.Fatal(err)
+	}
+	// says returns what the handler says in an instance that gets the given random values after its initialization.
+	says := func(prepare bool, other byte) string {
+		source := &random{bytes.NewReader(bytes.Repeat([]byte{7}, 32)), bytes.NewReader(bytes.Repeat([]byte{other}, 10000))}
+		m, err := r.InstantiateModule(ctx, code, wazero.NewModuleConfig().WithStartFunctions("_initialize").WithName("").
+			WithStdout(t.Output()).WithStderr(t.Output()).WithSysNanotime().WithRandSource(source))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close(ctx)
+		if prepare {
+			at := uint32(call(ctx, t, m, "tripod:grpc/snapshot@0.1.0#prepare"))
+			failed, _ := m.Memory().ReadByte(at)
+			if renewed, _ := m.Memory().ReadUint32Le(at + 4); failed != 0 || renewed != 1 {
+				t.Fatalf("prepare failed (%d), or renews %d values instead of 1", failed, renewed)
+			}
+		}
+		const name = "/grpc.testing.TestService/FullDuplexCall"
+		to := call(ctx, t, m, "cabi_realloc", 0, 0, 1, uint64(len(name)))
+		m.Memory().Write(uint32(to), []byte(name))
+		at := uint32(call(ctx, t, m, "tripod:grpc/handler@0.1.0#handle", to, uint64(len(name)), to, 0, 0, 0, 0, 0))
+		text, err := list(m.Memory(), at+8, 1, maxText) // the message of the status, after its code
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	if first, second := says(false, 1), says(false, 2); first != second {
+		t.Fatalf("without prepare: %q and %q; want the same, or this test shows nothing", first, second)
+	}
+	if first, second := says(true, 1), says(true, 2); first == second || !strings.HasPrefix(first, "101010101010101 ") {
+		t.Errorf("with prepare: %q and %q; want the values from after the snapshot", first, second)
+	}
+}
+
+func call(ctx context.Context, t *testing.T, m api.Module, name string, args ...uint64) uint64 {
+	t.Helper()
+	results, err := m.ExportedFunction(name).Call(ctx, args...)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return results[0]
+}
