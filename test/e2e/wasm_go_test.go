@@ -41,6 +41,15 @@ func TestWasmGoServer(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	c, s := startComponent(t, d, image, greeter, env("POD_NAME", "pod-1"))
 	s.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-1"}`)
+	harness.Eventually(t, waitLimit, func() error { // the figures are shared for a moment
+		info, err := d.Runtime().ContainerStatus(s.context(), c.ID, true)
+		if text := info.GetInfo()["info"]; err != nil || !strings.Contains(text, `"snapshot":{"bytes":`) {
+			return fmt.Errorf("inspect: got %s, %v; want a snapshot, from which the requests begin", text, err)
+		}
+		return nil
+	})
+	_, other := startComponent(t, d, image, greeter, env("POD_NAME", "pod-2"))
+	other.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-2"}`) // each pod has its own environment
 
 	var header, trailer metadata.MD
 	ctx := metadata.AppendToOutgoingContext(s.context(), "x-request-id", "1", "x-request-id", "2", "x-trace-bin", "\x00\xff")

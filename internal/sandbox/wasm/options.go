@@ -30,6 +30,7 @@ const (
 	keyRequestTimeout = "request-timeout"   // "30s"
 	keyMaxMessage     = "max-message-bytes" // maximum size of a client message
 	keyReuse          = "reuse"             // "true" lets an instance serve more than one request
+	keySnapshot       = "snapshot"          // "auto" (default), "always" or "never"; see workerapi.SnapshotMode
 	keyOrigins        = "cors-origins"      // patterns of package origin, separated by commas, or "off"
 	keyCredentials    = "cors-credentials"  // "true" allows cookies and client certificates
 	keyEgress         = "egress"            // which connections guests can open; see package egress
@@ -104,6 +105,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),
 		RequestTimeout:  r.duration(keyRequestTimeout),
 		Reuse:           r.choice(keyReuse, "false", "true") == "true",
+		Snapshot:        r.snapshot(),
 	}
 	o.cors = workerapi.CORS{Origins: r.origins(), Credentials: r.choice(keyCredentials, "false", "true") == "true"}
 	switch {
@@ -232,6 +234,17 @@ func (r *optionReader) choice(key string, allowed ...string) string {
 		r.fail(key, "%q is not %q", v, allowed[len(allowed)-1])
 	}
 	return v
+}
+
+func (r *optionReader) snapshot() workerapi.SnapshotMode {
+	switch v := r.text(keySnapshot); v {
+	case "", "auto":
+	case string(workerapi.SnapshotAlways), string(workerapi.SnapshotNever):
+		return workerapi.SnapshotMode(v)
+	default:
+		r.fail(keySnapshot, "%q is not %q, %q or %q", v, "auto", workerapi.SnapshotAlways, workerapi.SnapshotNever)
+	}
+	return workerapi.SnapshotAuto
 }
 
 // origins returns the list of origins, nil if there is no such annotation, or an empty list for "off".

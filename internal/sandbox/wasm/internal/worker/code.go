@@ -33,6 +33,8 @@ type code struct {
 	bound  map[*dataplane.Method]*boundMethod
 	// In the HTTP world and the raw gRPC world:
 	handle *engine.Func
+	// prepare prepares an instance for a snapshot; nil if the component cannot have one.
+	prepare *engine.Func
 }
 
 // boundMethod is a method of the schema with the guest function that implements it.
@@ -162,6 +164,11 @@ func mapImage(file *os.File) ([]byte, error) {
 
 // bind looks up the guest functions that the worker calls, and checks their types.
 func (c *code) bind() (err error) {
+	if c.engine.WhyNoSnapshot() == "" {
+		if c.prepare, err = c.engine.Func(engine.PrepareSignature()); err != nil {
+			return err
+		}
+	}
 	switch c.World {
 	case engine.WorldHTTP:
 		c.handle, err = c.engine.Func(wasihttp.Signature())

@@ -14,7 +14,8 @@
 //
 // # Isolation
 //
-// Each request gets a fresh instance, which is closed afterwards. If the pod's limits allow reuse, the pod keeps a few
+// Each request gets a fresh instance, which is closed afterwards. It can begin in the state that the initialization of
+// another instance has left (snapshot.go). If the pod's limits allow reuse, the pod keeps a few
 // idle instances. An instance that failed in any way is never reused.
 //
 // # Exit codes

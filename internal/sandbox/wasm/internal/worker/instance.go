@@ -81,10 +81,20 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 		g.state = wasi.NewState(own)
 		options.Host = &channelGuest{g.state, p.channels}
 	}
+	options.Snapshot, options.Capture = p.snapshots.get(limits.Snapshot)
 	var err error
 	if g.Instance, err = p.code.engine.Instantiate(ctx, options); err != nil {
+		if options.Capture {
+			p.snapshots.failed(ctx, err)
+		}
 		g.release()
 		return nil, err
+	}
+	if options.Capture {
+		if p.snapshots.make(ctx, g, limits); !g.Alive() {
+			g.Close()
+			return p.instantiate(ctx, limits)
+		}
 	}
 	return g, nil
 }

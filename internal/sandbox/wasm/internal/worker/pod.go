@@ -67,6 +67,7 @@ type pod struct {
 	program  program
 	counts   counts
 
+	snapshots     snapshotter
 	preopens      []engine.Preopen
 	configVolumes []string // paths of directories, for wasi:config
 
@@ -96,6 +97,7 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 	p := &pod{worker: w, spec: spec, code: c, done: make(chan struct{})}
 	p.alive, p.kill = context.WithCancelCause(context.Background())
 	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning, StartedAt: time.Now()}
+	p.snapshots.pod, p.snapshots.patience = p, snapshotPatience
 	p.preopens, p.configVolumes = preopens(spec.Mounts), configVolumes(spec.Mounts)
 	p.channels = newChannels(spec, w.router)
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
@@ -162,6 +164,7 @@ func (p *pod) watch() {
 
 // release closes the pod's resources. Call it once the pod's guests have ended.
 func (p *pod) release() {
+	p.snapshots.close()
 	if p.stdin != nil {
 		p.stdin.end()
 	}
@@ -269,6 +272,7 @@ func (p *pod) stats() workerapi.Stats {
 			Files: p.account.Held(engine.HeldFiles), Handles: p.account.Held(engine.HeldResources), HostBytes: p.account.Held(engine.HeldBytes),
 			Sockets: p.wayOut.sockets(),
 		},
+		Snapshot: p.snapshots.state(),
 	}
 	s.Connections, s.Rejected = p.connections()
 	if p.channels != nil {

@@ -85,6 +85,7 @@ func (s *server) start() error {
 // request.
 func (s *server) probe() error {
 	limits := *s.limits.Load()
+	limits.Snapshot = workerapi.SnapshotNever // the first request makes it
 	g, err := s.get(s.pod.alive, limits)
 	if err != nil {
 		return startError(s.pod, err)

@@ -211,6 +211,29 @@ type Limits struct {
 	Concurrency int `json:"concurrency,omitempty"`
 	// Reuse lets an instance serve more than one request, one at a time.
 	Reuse bool `json:"reuse,omitempty"`
+	// Snapshot says when instances begin from a snapshot.
+	Snapshot SnapshotMode `json:"snapshot,omitempty"`
+}
+
+// SnapshotMode says when the instances of a pod begin from a snapshot: a copy of the state that an instance has after its
+// initialization.
+type SnapshotMode string
+
+const (
+	// SnapshotAuto: unless the guest has seen during its initialization what each request must see for itself.
+	SnapshotAuto SnapshotMode = ""
+	// SnapshotAlways: even if it has asked for the time of day or random values, or has read files.
+	SnapshotAlways SnapshotMode = "always"
+	// SnapshotNever: each instance is initialized.
+	SnapshotNever SnapshotMode = "never"
+)
+
+// SnapshotState describes the snapshot of a pod.
+type SnapshotState struct {
+	// Bytes is its memory, or 0 if there is none.
+	Bytes int64 `json:"bytes,omitempty"`
+	// Reason is why there will be none, or "".
+	Reason string `json:"reason,omitempty"`
 }
 
 // CORS says which web pages can call a server from a browser; without Origins none can.
@@ -270,12 +293,14 @@ type Stats struct {
 	ThrottledNanos uint64   `json:"throttledNanos"` // how long guests have waited for CPU quota
 	Instances      int      `json:"instances"`      // current
 	Holdings       Holdings `json:"holdings"`       // current
-	Active         int      `json:"active"`         // requests in progress
-	Requests       uint64   `json:"requests"`
-	Traps          uint64   `json:"traps"`
-	Timeouts       uint64   `json:"timeouts"`   // guests killed at their deadline
-	OutOfMemory    uint64   `json:"oom"`        // guests killed at their memory limit
-	LogDropped     uint64   `json:"logDropped"` // bytes of output that could not be logged
+	// Snapshot is the state from which the pod's instances begin.
+	Snapshot    SnapshotState `json:"snapshot,omitzero"`
+	Active      int           `json:"active"` // requests in progress
+	Requests    uint64        `json:"requests"`
+	Traps       uint64        `json:"traps"`
+	Timeouts    uint64        `json:"timeouts"`   // guests killed at their deadline
+	OutOfMemory uint64        `json:"oom"`        // guests killed at their memory limit
+	LogDropped  uint64        `json:"logDropped"` // bytes of output that could not be logged
 	// ChannelDropped is the number of channel messages lost because the daemon was absent or the guest did not read.
 	ChannelDropped uint64 `json:"channelDropped,omitempty"`
 	// Connections is the number of open connections. Rejected counts refused and forcibly closed connections by reason

@@ -1,6 +1,6 @@
 #!/bin/bash
 # build.sh rebuilds relay.wasm, which is examples/edge/relay-wit-c with a world that needs the engine's component path,
-# and raw-faults.wasm.
+# and raw-faults.wasm and snapshot.wasm.
 # `make examples` installs what it needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -11,6 +11,8 @@ cp ../../../../../../examples/edge/component.mjs "$tools/edge-component.mjs"
 clang-14 --target=wasm32-wasi -O2 -mexec-model=reactor -DREACTOR -Wl,--strip-all -Wall -Wextra -Werror \
   -o "$work/relay.wasm" ../../../../../../examples/edge/relay-wit-c/relay.c
 node "$tools/edge-component.mjs" module "$work/relay.wasm" relay.wasm run.wit ../channels.wit cli.wit
-clang-14 --target=wasm32-wasi -O2 -mexec-model=reactor -Wl,--strip-all -Wall -Wextra -Werror -Wno-unused-parameter \
-  -Wno-unused-function -o raw-faults.wasm raw-faults.c
-chmod 644 raw-faults.wasm
+for guest in raw-faults snapshot; do
+  clang-14 --target=wasm32-wasi -O2 -mexec-model=reactor -Wl,--strip-all -Wall -Wextra -Werror -Wno-unused-parameter \
+    -Wno-unused-function -o $guest.wasm $guest.c
+  chmod 644 $guest.wasm
+done

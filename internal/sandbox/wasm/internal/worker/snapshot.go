@@ -1,0 +1,183 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+const (
+	// maxSnapshot bounds the memory of a pod's snapshot, in bytes. It also counts as memory that the worker holds for the
+	// pod.
+	maxSnapshot = 64 << 20
+	// snapshotIdle is how long a pod without requests keeps its snapshot. The next request makes another one.
+	snapshotIdle = time.Minute
+	// snapshotRetry is how long to wait after an attempt that failed because its client gave up or memory was short. Other
+	// failures are final.
+	snapshotRetry = 10 * time.Second
+	// snapshotPatience is how long the initialization of a guest can take, at most half of the time of a request, so that
+	// the request can do without. After snapshotTimeouts attempts that took longer there are no others.
+	snapshotPatience = 10 * time.Second
+	snapshotTimeouts = 3
+)
+
+// snapshotter makes and keeps the snapshot from which a pod's instances begin. The first request makes it in its own
+// instance, so it costs no other instance; requests beside it are initialized as usual. It belongs to the pod and not to
+// the image, because guests read their environment when they are initialized.
+type snapshotter struct {
+	pod *pod
+
+	patience time.Duration
+
+	mu       sync.Mutex
+	current  *engine.Snapshot
+	making   bool
+	reason   string    // why the last attempt failed
+	final    bool      // there will be none
+	timeouts int       // number of attempts that took too long
+	retry    time.Time // no attempt before
+	used     time.Time
+	timer    *time.Timer // runs while there is a snapshot
+	closed   bool
+}
+
+// errSlow means that the initialization took longer than the request could wait for it.
+var errSlow = errors.New("too long for a request")
+
+// get returns the snapshot for an instance, or nil, and whether the caller must make one.
+func (s *snapshotter) get(mode workerapi.SnapshotMode) (current *engine.Snapshot, mustMake bool) {
+	if mode == workerapi.SnapshotNever || s.pod.code.prepare == nil {
+		return nil, false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != nil {
+		s.used = time.Now()
+		return s.current, false
+	}
+	if s.making || s.closed || s.final || time.Now().Before(s.retry) {
+		return nil, false
+	}
+	s.making = true
+	return nil, true
+}
+
+// make makes the snapshot from an instance that has just been initialized. If it fails, the instance may be dead.
+func (s *snapshotter) make(ctx context.Context, g *guest, limits workerapi.Limits) {
+	patience := min(s.patience, limits.RequestTimeout/2)
+	if deadline, ok := ctx.Deadline(); ok {
+		patience = min(patience, time.Until(deadline)/2)
+	}
+	within, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it takes longer than %v: %w", patience, errSlow))
+	defer cancel()
+	snapshot, err := s.capture(within, g, limits.Snapshot)
+	if err != nil {
+		s.failed(ctx, err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.making = false
+	if s.closed {
+		s.discard(snapshot)
+		return
+	}
+	s.current, s.used, s.reason = snapshot, time.Now(), ""
+	s.timer = time.AfterFunc(snapshotIdle, s.expire)
+}
+
+// failed ends the making of a snapshot without one.
+func (s *snapshotter) failed(ctx context.Context, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.making = false
+	s.reason, s.retry = shorten(err.Error()), time.Now().Add(snapshotRetry)
+	if errors.Is(err, errSlow) {
+		s.timeouts++
+	}
+	switch {
+	case ctx.Err() != nil, errors.Is(err, errSlow) && s.timeouts < snapshotTimeouts:
+		return
+	case errdefs.IsResourceExhausted(err) && !errors.Is(err, engine.ErrMemory):
+		return
+	}
+	s.final = true
+	s.pod.output.logLine("tripod: each request initializes the component again, because there is no snapshot: " + s.reason)
+	s.pod.worker.logger.Info("no snapshot", "pod", s.pod.spec.ID, "component", s.pod.spec.Component, "err", s.reason)
+}
+
+// capture makes a snapshot and charges the pod for it.
+func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.SnapshotMode) (*engine.Snapshot, error) {
+	out, err := g.Call(ctx, s.pod.code.prepare, nil, nil)
+	if err != nil {
+		return nil, fmt.Errorf("its initialization failed: %w", err)
+	}
+	r := wit.NewReader(out)
+	if r.Case(2) != resultOK {
+		return nil, fmt.Errorf("%s: %w", shorten(r.String()), errdefs.ErrFailedPrecondition)
+	}
+	snapshot, err := g.Capture(r.U32(), mode == workerapi.SnapshotAlways, maxSnapshot)
+	if err != nil {
+		return nil, err
+	}
+	if !s.pod.account.Take(engine.HeldBytes, int64(snapshot.Size())) {
+		snapshot.Close()
+		return nil, fmt.Errorf("its %d bytes exceed what the worker may hold for the pod: %w", snapshot.Size(), errdefs.ErrResourceExhausted)
+	}
+	return snapshot, nil
+}
+
+// expire discards the snapshot of a pod that has been without requests.
+func (s *snapshotter) expire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil {
+		return
+	}
+	if left := snapshotIdle - time.Since(s.used); left > 0 {
+		s.timer.Reset(left)
+		return
+	}
+	s.discard(s.current)
+	s.current = nil
+}
+
+// discard releases a snapshot. The caller holds s.mu.
+func (s *snapshotter) discard(snapshot *engine.Snapshot) {
+	s.pod.account.Give(engine.HeldBytes, int64(snapshot.Size()))
+	snapshot.Close()
+}
+
+// close releases the snapshot. Afterwards there is no other.
+func (s *snapshotter) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if s.current != nil {
+		s.timer.Stop()
+		s.discard(s.current)
+		s.current = nil
+	}
+}
+
+// state describes the snapshot.
+func (s *snapshotter) state() workerapi.SnapshotState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state := workerapi.SnapshotState{Reason: s.reason}
+	if s.current != nil {
+		state.Bytes = int64(s.current.Size())
+	}
+	if s.pod.code.prepare == nil {
+		state.Reason = s.pod.code.engine.WhyNoSnapshot()
+	}
+	return state
+}

@@ -1,0 +1,240 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// snapshotServer starts a pod with the guest testdata/snapshot.c, whose initialization does what the argument says.
+func snapshotServer(t *testing.T, do string, limits workerapi.Limits) *server {
+	t.Helper()
+	spec := workerapi.PodSpec{Limits: limits, Env: []string{"DO=" + do}, Resources: workerapi.Resources{MemoryBytes: 256 << 20}}
+	if strings.Contains(do, "file") {
+		dir := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+		opened, err := os.Open(dir)
+		require.NoError(t, err)
+		spec.Mounts = []workerapi.Mount{{Guest: "/data", Dir: workerapi.File{File: opened}}}
+	}
+	return newServingOn(t, channelEngine(), "testdata/snapshot.wasm", sumProto, spec)
+}
+
+// asked sends a request and returns the guest's answer.
+func asked(t *testing.T, s *server) string {
+	t.Helper()
+	c := &streamCall{one: true}
+	require.NoError(t, s.Invoke(t.Context(), s.methodOf(t, "/sum.v1.Sums/Add"), c))
+	require.Len(t, c.sent, 1)
+	return string(c.sent[0])
+}
+
+// TestSnapshot checks that the first request initializes the guest for all others, and that each one begins in the state
+// after the initialization.
+func TestSnapshot(t *testing.T) {
+	for _, do := range []string{"", "monotonic", "renew"} {
+		s := snapshotServer(t, do, workerapi.Limits{})
+		require.Zero(t, s.pod.snapshots.state(), "before the first request")
+		seen := map[string]bool{}
+		for range 20 {
+			answer := asked(t, s)
+			require.True(t, strings.HasPrefix(answer, "1 initialized, 0 requests, "), answer)
+			seen[answer] = true
+		}
+		if want := map[string]int{"renew": 20}[do]; len(seen) != max(want, 1) {
+			t.Errorf("%q: %d different answers; want %d", do, len(seen), max(want, 1))
+		}
+		state := s.pod.snapshots.state()
+		require.Empty(t, state.Reason)
+		require.Positive(t, state.Bytes)
+		require.Equal(t, state.Bytes, s.pod.account.Held(engine.HeldBytes), "it counts for the pod")
+		require.Zero(t, s.pod.account.Instances())
+	}
+}
+
+// TestSnapshotRefused checks that a guest whose state is more than its memory, or that has seen during its initialization
+// what each request must see for itself, is initialized for each request, and that the pod says why.
+func TestSnapshotRefused(t *testing.T) {
+	for do, c := range map[string]struct {
+		why    string
+		always bool // it can have a snapshot if the pod's owner says so
+	}{
+		"random":     {"random values", true},
+		"clock":      {"time of day", true},
+		"file":       {"reads files", true},
+		"open-file":  {"opened or closed descriptors", false},
+		"close":      {"opened or closed descriptors", false},
+		"error":      {"not today", false},
+		"bad-result": {"canonical ABI", false},
+		"trap":       {"unreachable", false},
+		"exit":       {"exited with code 3", false},
+		"call":       {"tripod:grpc/raw@0.1.0#receive", false},
+		"memory":     {"out of memory", false},
+		"fill":       {"limit 64 MiB", false},
+		"sparse":     {"of data within", false},
+	} {
+		for _, mode := range []workerapi.SnapshotMode{workerapi.SnapshotAuto, workerapi.SnapshotAlways} {
+			t.Run(do+string(mode), func(t *testing.T) {
+				s := snapshotServer(t, do, workerapi.Limits{Snapshot: mode, RequestTimeout: time.Hour})
+				s.pod.snapshots.patience = soon
+				for range 3 {
+					require.Contains(t, asked(t, s), "initialized, 0 requests, ")
+				}
+				state := s.pod.snapshots.state()
+				if c.always && mode == workerapi.SnapshotAlways {
+					require.Empty(t, state.Reason)
+					require.Positive(t, state.Bytes)
+					return
+				}
+				require.Contains(t, state.Reason, c.why)
+				require.Zero(t, state.Bytes)
+				require.Zero(t, s.pod.account.Held(engine.HeldBytes))
+				require.Zero(t, s.pod.account.Instances())
+			})
+		}
+	}
+}
+
+// TestSnapshotIsPatient checks that an initialization that does not end costs a part of a few requests, and no more.
+func TestSnapshotIsPatient(t *testing.T) {
+	s := snapshotServer(t, "loop", workerapi.Limits{RequestTimeout: time.Minute})
+	s.pod.snapshots.patience = 50 * time.Millisecond
+	for n := range snapshotTimeouts + 1 {
+		require.Equal(t, n == snapshotTimeouts, s.pod.snapshots.final)
+		s.pod.snapshots.retry = time.Time{}
+		require.Contains(t, asked(t, s), "0 initialized")
+	}
+	require.Contains(t, s.pod.snapshots.state().Reason, "takes longer than 50ms")
+	require.Zero(t, s.pod.account.Instances())
+}
+
+// TestSnapshotNever checks that a pod can do without, and that a guest without the export has none.
+func TestSnapshotNever(t *testing.T) {
+	s := snapshotServer(t, "", workerapi.Limits{Snapshot: workerapi.SnapshotNever})
+	require.Contains(t, asked(t, s), "0 initialized")
+	require.Zero(t, s.pod.snapshots.state())
+	s = rawServer(t, examples+"raw-c/raw-c.wasm", workerapi.Limits{}, 0)
+	require.Contains(t, s.pod.snapshots.state().Reason, "does not export tripod:grpc/snapshot")
+}
+
+// TestSnapshotIsBounded checks that a snapshot counts as memory that the worker holds for the pod.
+func TestSnapshotIsBounded(t *testing.T) {
+	s := snapshotServer(t, "", workerapi.Limits{})
+	s.pod.account.Bound(engine.HeldBytes, 1000)
+	require.Contains(t, asked(t, s), "1 initialized")
+	require.Contains(t, s.pod.snapshots.state().Reason, "hold for the pod")
+	require.Zero(t, s.pod.account.Held(engine.HeldBytes))
+	require.Contains(t, asked(t, s), "0 initialized", "without another attempt at once")
+}
+
+// TestSnapshotOfImpatientClient checks that a client that gives up during the initialization does not decide for others.
+func TestSnapshotOfImpatientClient(t *testing.T) {
+	s := snapshotServer(t, "loop", workerapi.Limits{RequestTimeout: time.Minute})
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	code, text := codeOf(s.Invoke(ctx, s.methodOf(t, "/sum.v1.Sums/Add"), &streamCall{one: true}))
+	require.Equal(t, codes.Canceled, code, text)
+	require.False(t, s.pod.snapshots.final)
+	require.NotEmpty(t, s.pod.snapshots.state().Reason)
+	require.Contains(t, asked(t, s), "0 initialized", "the next request does not wait for another attempt")
+}
+
+// TestSnapshotOfManyRequests checks that requests at the same time share one snapshot and never each other's memory, also
+// while the snapshot is discarded and made again, and that nothing remains of it at the end of the pod.
+func TestSnapshotOfManyRequests(t *testing.T) {
+	s := snapshotServer(t, "renew", workerapi.Limits{})
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	seen := map[string]int{}
+	for range 8 {
+		wg.Go(func() {
+			for range 25 {
+				c := &streamCall{one: true}
+				if err := s.Invoke(t.Context(), s.methodOf(t, "/sum.v1.Sums/Add"), c); err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				seen[string(c.sent[0])]++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Go(func() {
+		for range 50 {
+			s.pod.snapshots.mu.Lock()
+			s.pod.snapshots.used = time.Now().Add(-snapshotIdle)
+			s.pod.snapshots.mu.Unlock()
+			s.pod.snapshots.expire()
+		}
+	})
+	wg.Wait()
+	for answer, n := range seen {
+		if !strings.Contains(answer, "initialized, 0 requests") {
+			t.Errorf("a request saw another one: %s", answer)
+		}
+		if strings.HasPrefix(answer, "1 initialized") && n > 1 {
+			t.Errorf("%d requests share a random value: %s", n, answer)
+		}
+	}
+	asked(t, s)
+	s.pod.stop(0)
+	<-s.pod.done
+	require.Zero(t, s.pod.account.Held(engine.HeldBytes))
+	current, mustMake := s.pod.snapshots.get(workerapi.SnapshotAuto)
+	require.Nil(t, current)
+	require.False(t, mustMake)
+}
+
+// TestSnapshotExpires checks that a pod without requests gives its snapshot back.
+func TestSnapshotExpires(t *testing.T) {
+	s := snapshotServer(t, "", workerapi.Limits{})
+	asked(t, s)
+	s.pod.snapshots.expire()
+	require.NotZero(t, s.pod.snapshots.state().Bytes, "it has just been used")
+	s.pod.snapshots.mu.Lock()
+	s.pod.snapshots.used = time.Now().Add(-snapshotIdle)
+	s.pod.snapshots.mu.Unlock()
+	s.pod.snapshots.expire()
+	require.Zero(t, s.pod.snapshots.state())
+	require.Zero(t, s.pod.account.Held(engine.HeldBytes))
+	require.Contains(t, asked(t, s), fmt.Sprintf("%d initialized", 1), "it is made again")
+}
+
+// BenchmarkSnapshot measures a unary call of a server in Go without the network: with a fresh instance that is
+// initialized, with one that begins from the pod's snapshot, and with one that is reused.
+func BenchmarkSnapshot(b *testing.B) {
+	wasm := filepath.Join(b.TempDir(), "greeter.wasm")
+	c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", wasm, ".")
+	c.Dir, c.Env = examples+"greeter-go", append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
+	out, err := c.CombinedOutput()
+	require.NoError(b, err, string(out))
+	s := newServingOn(b, channelEngine(), wasm, examples+"greeter/greeter.proto", workerapi.PodSpec{})
+	method := s.methodOf(b, "/greet.v1.Greeter/SayHello")
+	for _, limits := range []workerapi.Limits{{Snapshot: workerapi.SnapshotNever}, {}, {Reuse: true}} {
+		name := map[bool]string{true: "reused"}[limits.Reuse] + string(limits.Snapshot)
+		b.Run(cmp.Or(name, "snapshot"), func(b *testing.B) {
+			require.NoError(b, fillLimits(&limits))
+			s.limits.Store(&limits)
+			for b.Loop() {
+				if err := s.Invoke(context.Background(), method, &streamCall{messages: [][]byte{[]byte("\x0a\x03Ada")}, one: true}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	require.Empty(b, s.pod.snapshots.state().Reason)
+}
