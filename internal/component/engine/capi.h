@@ -233,6 +233,7 @@ void wasmtime_module_imports(const wasmtime_module_t *, wasm_importtype_vec_t *)
 void wasmtime_module_exports(const wasmtime_module_t *, wasm_exporttype_vec_t *);
 wasmtime_error_t *wasmtime_module_serialize(wasmtime_module_t *, wasm_byte_vec_t *);
 wasmtime_error_t *wasmtime_module_deserialize(wasm_engine_t *, const uint8_t *, size_t, wasmtime_module_t **);
+wasmtime_error_t *wasmtime_module_deserialize_file(wasm_engine_t *, const char *, wasmtime_module_t **);
 wasmtime_linker_t *wasmtime_linker_new(wasm_engine_t *);
 void wasmtime_linker_delete(wasmtime_linker_t *);
 wasmtime_error_t *wasmtime_linker_define_wasi(wasmtime_linker_t *);

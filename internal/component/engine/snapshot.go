@@ -9,10 +9,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"sync"
 	"unsafe"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
@@ -168,7 +170,7 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 	s.size, s.data = uint64(len(memory)), size
 	module := wasmbin.MemoryModule(uint64(len(memory)/wasmbin.PageSize), i.code.img.Snapshot.MaxPages, data)
 	var err error
-	if s.mem, err = newModule(i.link.c.engine, module); err != nil {
+	if s.mem, err = mappedModule(i.link.c.engine, module); err != nil {
 		return nil, err
 	}
 	if s.c, err = callocOne[C.tw_snapshot](); err != nil {
@@ -177,6 +179,31 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 	}
 	*s.c = C.tw_snapshot{memory: s.mem, globals: globals, nglobals: detached.nglobals}
 	return s, nil
+}
+
+// mappedModule compiles a core module and loads it from a file in memory. wasmtime maps its data from there into each
+// instance; without the file it would keep two copies.
+func mappedModule(engine *C.wasm_engine_t, wasm []byte) (*C.wasmtime_module_t, error) {
+	code, err := compiled(engine, wasm)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("snapshot", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("snapshot: %w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	file := os.NewFile(uintptr(fd), "snapshot")
+	defer file.Close() // the mapping stays
+	if _, err := file.Write(code); err != nil {
+		return nil, fmt.Errorf("snapshot: %w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	path, free := cString(fmt.Sprintf("/proc/self/fd/%d", fd))
+	defer free()
+	var m *C.wasmtime_module_t
+	if err := failure(C.wasmtime_module_deserialize_file(engine, path, &m)); err != nil {
+		return nil, fmt.Errorf("load the snapshot: %w", err)
+	}
+	return m, nil
 }
 
 // mayCapture checks what the guest has seen.

@@ -30,6 +30,8 @@ const (
 	keyRequestTimeout = "request-timeout"   // "30s"
 	keyMaxMessage     = "max-message-bytes" // maximum size of a client message
 	keyReuse          = "reuse"             // "true" lets an instance serve more than one request
+	keyReuseRequests  = "reuse-requests"    // how many requests an instance serves
+	keyReuseAge       = "reuse-age"         // "10m"
 	keySnapshot       = "snapshot"          // "auto" (default), "always" or "never"; see workerapi.SnapshotMode
 	keyOrigins        = "cors-origins"      // patterns of package origin, separated by commas, or "off"
 	keyCredentials    = "cors-credentials"  // "true" allows cookies and client certificates
@@ -43,6 +45,8 @@ const (
 	defaultPort          = 443
 	defaultCleartextPort = 80
 	maxRequestTimeout    = 24 * time.Hour
+	maxReuseRequests     = 1_000_000_000
+	maxReuseAge          = 24 * time.Hour
 	maxMaxMessage        = 1 << 30
 	maxConcurrency       = 100_000
 	maxOrigins           = 100
@@ -103,8 +107,10 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),
-		RequestTimeout:  r.duration(keyRequestTimeout),
+		RequestTimeout:  r.duration(keyRequestTimeout, maxRequestTimeout),
 		Reuse:           r.choice(keyReuse, "false", "true") == "true",
+		ReuseRequests:   int(r.number(keyReuseRequests, 1, maxReuseRequests)),
+		ReuseAge:        r.duration(keyReuseAge, maxReuseAge),
 		Snapshot:        r.snapshot(),
 	}
 	o.cors = workerapi.CORS{Origins: r.origins(), Credentials: r.choice(keyCredentials, "false", "true") == "true"}
@@ -296,14 +302,14 @@ func (r *optionReader) number(key string, low, high int64) int64 {
 	return n
 }
 
-func (r *optionReader) duration(key string) time.Duration {
+func (r *optionReader) duration(key string, most time.Duration) time.Duration {
 	v := r.text(key)
 	if v == "" {
 		return 0
 	}
 	d, err := time.ParseDuration(v)
-	if err != nil || d <= 0 || d > maxRequestTimeout {
-		r.fail(key, "%q is not a duration such as \"30s\", of at most %s", v, maxRequestTimeout)
+	if err != nil || d <= 0 || d > most {
+		r.fail(key, "%q is not a duration such as \"30s\", of at most %s", v, most)
 	}
 	return d
 }

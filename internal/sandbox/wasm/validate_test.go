@@ -156,10 +156,10 @@ func TestOptions(t *testing.T) {
 	}{
 		"nothing said": {nil, options{port: 443, cleartext: 80, tls: tlsGenerated}},
 		"all said": {
-			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true",
+			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true", "reuse-requests": "5", "reuse-age": "1m", "snapshot": "always",
 				"cors-origins": "https://app.example, https://*.example.com", "cors-credentials": "true"},
 			options{port: 8443, cleartext: 8080, tls: tlsGenerated, limits: workerapi.Limits{
-				Concurrency: 7, RequestTimeout: 2 * time.Second, MaxMessageBytes: 1024, Reuse: true,
+				Concurrency: 7, RequestTimeout: 2 * time.Second, MaxMessageBytes: 1024, Reuse: true, ReuseRequests: 5, ReuseAge: time.Minute, Snapshot: workerapi.SnapshotAlways,
 			}, cors: workerapi.CORS{Origins: []string{"https://app.example", "https://*.example.com"}, Credentials: true}},
 		},
 		"no TLS":            {map[string]string{"tls": "off"}, options{cleartext: 80, tls: tlsOff}},
@@ -184,7 +184,7 @@ func TestOptions(t *testing.T) {
 	}
 	for key, values := range map[string][]string{
 		"port": {"0", "65536", "-1", "80"}, "cleartext-port": {"on", "443"}, "tls": {"on", "relative/path"}, "client-auth": {"maybe", "require"},
-		"concurrency": {"0", "many"}, "request-timeout": {"0s", "5", "48h"}, "max-message-bytes": {"0", "1.5"}, "reuse": {"yes"},
+		"concurrency": {"0", "many"}, "request-timeout": {"0s", "5", "48h"}, "max-message-bytes": {"0", "1.5"}, "reuse": {"yes"}, "reuse-requests": {"0", "some"}, "reuse-age": {"0s", "25h"}, "snapshot": {"true", "on"},
 		"cors-origins": {"app.example", "https://app.example/", "null", "https://a.example,", strings.Repeat("https://a.example,", maxOrigins) + "*"}, "cors-credentials": {"yes", "true"},
 	} {
 		for _, v := range values {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -31,6 +32,9 @@ type guest struct {
 	call  *grpcCall         // in the gRPC worlds
 	http  *wasihttp.Session // in the HTTP world
 	state *wasi.State       // in the gRPC worlds and the command world
+
+	served         int // requests
+	begun, expires time.Time
 }
 
 // stdio is an instance's standard output and standard error.
@@ -47,7 +51,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	if limit := 2*limits.Concurrency + maxIdle; p.account.Instances() >= limit {
 		return nil, fmt.Errorf("the component has reached its limit of %d instances, which includes killed ones that are still asleep: %w", limit, errdefs.ErrResourceExhausted)
 	}
-	g := &guest{stdio: p.output.stdio()}
+	g := &guest{stdio: p.output.stdio(), begun: time.Now()}
 	options := engine.InstanceOptions{
 		Args: p.spec.Args, Env: p.spec.Env, Preopens: p.preopens, Stdout: g.stdio.out, Stderr: g.stdio.err,
 		MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,

@@ -2,7 +2,9 @@ package worker
 
 import (
 	"context"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -10,10 +12,11 @@ import (
 // maxIdle bounds the idle instances that a pod keeps for reuse.
 const maxIdle = 8
 
-// pool is a stack of a pod's idle instances.
+// pool is a stack of a pod's idle instances. Each has a time at which it is closed.
 type pool struct {
 	mu     sync.Mutex
 	idle   []*guest
+	timer  *time.Timer // for the instance that expires first; nil if there is none
 	closed bool
 }
 
@@ -29,15 +32,44 @@ func (p *pool) take() *guest {
 	return g
 }
 
-// keep adds an idle instance. It returns false if the pool is full or closed.
+// keep adds an idle instance. It returns false if the pool is full or closed, or the instance has expired.
 func (p *pool) keep(g *guest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || len(p.idle) >= maxIdle {
+	left := time.Until(g.expires)
+	if p.closed || len(p.idle) >= maxIdle || left <= 0 {
 		return false
 	}
 	p.idle = append(p.idle, g)
+	if p.timer == nil {
+		p.timer = time.AfterFunc(left, p.expire)
+	}
 	return true
+}
+
+// expire closes the instances that have expired, and waits for the next one.
+func (p *pool) expire() {
+	now := time.Now()
+	var expired []*guest
+	defer func() {
+		for _, g := range expired {
+			g.Close()
+		}
+	}()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer = nil
+	p.idle = slices.DeleteFunc(p.idle, func(g *guest) bool {
+		over := !now.Before(g.expires)
+		if over {
+			expired = append(expired, g)
+		}
+		return over
+	})
+	if len(p.idle) > 0 {
+		first := slices.MinFunc(p.idle, func(a, b *guest) int { return a.expires.Compare(b.expires) })
+		p.timer = time.AfterFunc(first.expires.Sub(now), p.expire)
+	}
 }
 
 // close closes the idle instances. Afterwards, keep always returns false.
@@ -45,6 +77,10 @@ func (p *pool) close() {
 	p.mu.Lock()
 	idle := p.idle
 	p.idle, p.closed = nil, true
+	if p.timer != nil {
+		p.timer.Stop()
+		p.timer = nil
+	}
 	p.mu.Unlock()
 	for _, g := range idle {
 		g.Close()
@@ -63,7 +99,9 @@ func (s *server) get(ctx context.Context, limits workerapi.Limits) (*guest, erro
 
 // put keeps an instance for reuse after its request, or closes it.
 func (s *server) put(g *guest, limits workerapi.Limits) {
-	if limits.Reuse && g.Alive() {
+	g.served++
+	g.expires = g.begun.Add(limits.ReuseAge)
+	if limits.Reuse && g.served < limits.ReuseRequests && g.Alive() {
 		g.stdio.flush()
 		if s.pool.keep(g) {
 			return

@@ -90,6 +90,7 @@ func (s *server) probe() error {
 	if err != nil {
 		return startError(s.pod, err)
 	}
+	g.served-- // this was no request
 	s.put(g, limits)
 	return nil
 }

@@ -214,6 +214,21 @@ func TestSnapshotExpires(t *testing.T) {
 	require.Contains(t, asked(t, s), fmt.Sprintf("%d initialized", 1), "it is made again")
 }
 
+// TestReuseIsBounded checks that an instance ends after its number of requests, and at its age even while it is idle.
+func TestReuseIsBounded(t *testing.T) {
+	s := snapshotServer(t, "", workerapi.Limits{Reuse: true, ReuseRequests: 3})
+	for n := range 9 {
+		require.Contains(t, asked(t, s), fmt.Sprintf("%d requests", n%3))
+	}
+	require.Zero(t, s.pod.account.Instances())
+	s = snapshotServer(t, "", workerapi.Limits{Reuse: true, ReuseAge: 50 * time.Millisecond})
+	asked(t, s)
+	require.Eventually(t, func() bool { return s.pod.account.Instances() == 0 }, soon, time.Millisecond)
+	require.Contains(t, asked(t, s), "0 requests", "a fresh one")
+	_, err := s.pod.worker.Start(t.Context(), workerapi.PodSpec{ID: "other", Digest: "d", Limits: workerapi.Limits{ReuseAge: -1}})
+	require.ErrorContains(t, err, "negative limits")
+}
+
 // BenchmarkSnapshot measures a unary call of a server in Go without the network: with a fresh instance that is
 // initialized, with one that begins from the pod's snapshot, and with one that is reused.
 func BenchmarkSnapshot(b *testing.B) {

@@ -172,12 +172,14 @@ func validate(s *workerapi.PodSpec) error {
 }
 
 func fillLimits(l *workerapi.Limits) error {
-	if l.RequestTimeout < 0 || l.MaxMessageBytes < 0 || l.Concurrency < 0 {
+	if l.RequestTimeout < 0 || l.MaxMessageBytes < 0 || l.Concurrency < 0 || l.ReuseRequests < 0 || l.ReuseAge < 0 {
 		return fmt.Errorf("negative limits: %w", errdefs.ErrInvalidArgument)
 	}
 	l.RequestTimeout = cmp.Or(l.RequestTimeout, workerapi.DefaultRequestTimeout)
 	l.MaxMessageBytes = cmp.Or(l.MaxMessageBytes, workerapi.DefaultMaxMessageBytes)
 	l.Concurrency = cmp.Or(l.Concurrency, workerapi.DefaultConcurrency)
+	l.ReuseRequests = cmp.Or(l.ReuseRequests, workerapi.DefaultReuseRequests)
+	l.ReuseAge = cmp.Or(l.ReuseAge, workerapi.DefaultReuseAge)
 	return nil
 }
 

@@ -211,6 +211,10 @@ type Limits struct {
 	Concurrency int `json:"concurrency,omitempty"`
 	// Reuse lets an instance serve more than one request, one at a time.
 	Reuse bool `json:"reuse,omitempty"`
+	// ReuseRequests and ReuseAge bound the requests that an instance serves and its age. The defaults are 10,000 and ten
+	// minutes.
+	ReuseRequests int           `json:"reuseRequests,omitempty"`
+	ReuseAge      time.Duration `json:"reuseAge,omitempty"`
 	// Snapshot says when instances begin from a snapshot.
 	Snapshot SnapshotMode `json:"snapshot,omitempty"`
 }
@@ -249,6 +253,8 @@ const (
 	DefaultRequestTimeout  = 30 * time.Second
 	DefaultMaxMessageBytes = 4 << 20
 	DefaultConcurrency     = 64
+	DefaultReuseRequests   = 10_000
+	DefaultReuseAge        = 10 * time.Minute
 )
 
 // TLS is a server's TLS configuration, in PEM.
