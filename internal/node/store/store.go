@@ -277,7 +277,9 @@ func (s *Store) Next(name string) (uint64, error) {
 	return n, err
 }
 
-// All calls the function with every record of the kind. The function can keep the slices.
+// All calls the function with every record of the kind. The function can keep the slices, and it can use the store and
+// wait for others that do: no transaction is open while it runs. (A write that enlarges the file waits for all reading
+// transactions, and new ones wait for that write.)
 func (s *Store) All(kind string, each func(key string, value []byte) error) error {
 	all, err := s.drafts.list(s.id)
 	if err != nil {
@@ -289,22 +291,33 @@ func (s *Store) All(kind string, each func(key string, value []byte) error) erro
 			pending[d.key] = d
 		}
 	}
+	type record struct {
+		key   string
+		value []byte
+	}
+	var records []record
 	err = s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(kind))
 		if b == nil {
 			return nil
 		}
 		return b.ForEach(func(k, v []byte) error {
-			d, drafted := pending[string(k)]
-			delete(pending, string(k))
-			if drafted && d.base == hashOf(v) {
-				return each(string(k), d.value)
-			}
-			return each(string(k), bytes.Clone(v))
+			records = append(records, record{string(k), bytes.Clone(v)})
+			return nil
 		})
 	})
 	if err != nil {
 		return err
+	}
+	for _, r := range records {
+		d, drafted := pending[r.key]
+		delete(pending, r.key)
+		if drafted && d.base == hashOf(r.value) {
+			r.value = d.value
+		}
+		if err := each(r.key, r.value); err != nil {
+			return err
+		}
 	}
 	for key, d := range pending {
 		if d.base != hashOf(nil) {

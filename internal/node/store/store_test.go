@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"go.etcd.io/bbolt"
@@ -264,5 +265,26 @@ func TestUpdate(t *testing.T) {
 	}
 	if !slices.Equal(got, []string{"b2", "c3"}) {
 		t.Errorf("records: got %v, want b2 and c3", got)
+	}
+}
+
+// TestRecordsCanBeWrittenWhileTheyAreRead: a write that enlarges the file waits for all reading transactions, so All
+// must have none open while it calls the function.
+func TestRecordsCanBeWrittenWhileTheyAreRead(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "node.db"))
+	if err := s.Put("kind", "a", []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- s.All("kind", func(string, []byte) error { return s.Put("kind", "b", make([]byte, 4<<20)) })
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("a write waits for the function that All calls, and the function waits for the write")
 	}
 }
