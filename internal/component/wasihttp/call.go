@@ -90,6 +90,9 @@ func (x *call) setBody(body *outBody) {
 	}
 	var from *io.PipeReader
 	from, x.pipe = io.Pipe()
+	// While an HTTP/2 transport waits for the body, it does not notice the end of the context.
+	pipe := x.pipe
+	context.AfterFunc(x.ctx, func() { pipe.CloseWithError(context.Cause(x.ctx)) })
 	x.request.Body = &requestBody{from, x}
 	body.open(x, nil, x.state.Wake, x.request.ContentLength)
 	if x.request.ContentLength == 0 {
@@ -98,7 +101,7 @@ func (x *call) setBody(body *outBody) {
 	if body.finished {
 		go func() { // the early bytes fit into the stream, but sending them can block
 			if err := x.state.Guard("outgoing body", func() error { return x.end(body, late) }); err != nil {
-				x.abort(CodeOf(err))
+				x.cancel(CodeOf(err))
 			}
 		}()
 	}
@@ -243,7 +246,7 @@ func (x *call) finish(c *wasi.Call, body *outBody, trailers []field) error {
 		err = x.end(body, trailers)
 	}
 	if err != nil {
-		x.abort(CodeOf(err))
+		x.cancel(CodeOf(err))
 	}
 	return err
 }
@@ -288,12 +291,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 }
 
 // abandon implements bodySink. The request is corrupt, so it is aborted.
-func (x *call) abandon() { x.abort(&CodeError{Code: "HTTP-request-body-size"}) }
-
-func (x *call) abort(code *CodeError) {
-	x.cancel(code)
-	x.pipe.CloseWithError(code)
-}
+func (x *call) abandon() { x.cancel(&CodeError{Code: "HTTP-request-body-size"}) }
 
 // input implements bodySource.
 func (x *call) input() wasi.Input {

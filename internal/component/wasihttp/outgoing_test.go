@@ -560,6 +560,37 @@ func TestOutgoingDrops(t *testing.T) {
 	})
 }
 
+// TestOutgoingTimeoutWithUnfinishedBody: the timeout between bytes applies while the guest has not finished its own body.
+func TestOutgoingTimeoutWithUnfinishedBody(t *testing.T) {
+	versions(t, func(t *testing.T, h2 bool) {
+		server := target(t, h2, func(w http.ResponseWriter, r *http.Request) {
+			control := http.NewResponseController(w)
+			_ = control.EnableFullDuplex()
+			_, _ = io.WriteString(w, "x")
+			_ = control.Flush()
+			_, _ = io.Copy(io.Discard, r.Body)
+		})
+		g := caller(t, transportTo(t, server))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		g.ctx = ctx
+		q := g.request(post, server.URL+"/")
+		_, out := g.outBody(q)
+		g.write(out, "x")
+		o := g.call(types, "[constructor]request-options").U32()
+		g.ok(g.call(types, "[method]request-options.set-between-bytes-timeout", u32(o), some(u64(uint64(50*time.Millisecond)))))
+		future, _ := g.send(q, o)
+		response, code := g.answer(future)
+		if code != "" {
+			t.Fatal(code)
+		}
+		_, in := g.incoming(response)
+		if got := g.readAll(in); got != "x" || ctx.Err() != nil {
+			t.Errorf("response %q, error %v; want x and a timeout", got, ctx.Err())
+		}
+	})
+}
+
 // TestOutgoingCallsAreBounded: calls that are never answered count against what an instance may hold.
 func TestOutgoingCallsAreBounded(t *testing.T) {
 	release := make(chan struct{})
