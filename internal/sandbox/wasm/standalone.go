@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -45,7 +46,7 @@ type Standalone struct {
 	// Address is where the component answers.
 	Address netip.AddrPort
 
-	dir    string
+	log    *os.File           // in memory, so that nothing of it remains if this process is killed
 	stop   context.CancelFunc // kills the worker
 	exited <-chan struct{}
 	client *workerapi.Client
@@ -68,9 +69,6 @@ func StartStandalone(ctx context.Context, c Config, g Guest) (_ *Standalone, err
 	}
 	defer code.Close()
 	s := &Standalone{}
-	if s.dir, err = os.MkdirTemp("", "tripod-component-"); err != nil {
-		return nil, err
-	}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -117,15 +115,15 @@ func (s *Standalone) launch(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	control, err := unixsocket.Listen(filepath.Join(s.dir, controlSocket))
+	control, data, conn, err := workerSockets(ctx)
 	if err != nil {
 		return err
 	}
-	data, err := unixsocket.Listen(filepath.Join(s.dir, dataSocket))
-	if err != nil {
-		control.Close()
-		return err
-	}
+	defer func() {
+		if s.client == nil {
+			conn.Close()
+		}
+	}()
 	ready, writer, err := os.Pipe()
 	if err != nil {
 		closeAll([]*os.File{control, data})
@@ -147,12 +145,32 @@ func (s *Standalone) launch(ctx context.Context, c Config) error {
 	if err := awaitReady(ctx, ready); err != nil {
 		return fmt.Errorf("%w: %s", err, lastLine(log.bytes()))
 	}
-	conn, err := unixsocket.Dial(ctx, filepath.Join(s.dir, controlSocket))
-	if err != nil {
-		return err
-	}
 	s.client, err = workerapi.NewClient(ctx, conn)
 	return err
+}
+
+// workerSockets returns the listening sockets of a worker, and a connection to the first one. It removes their names, so
+// that nothing remains if this process is killed.
+func workerSockets(ctx context.Context) (control, data *os.File, conn *net.UnixConn, err error) {
+	dir, err := os.MkdirTemp("", "tripod-component-")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	defer os.RemoveAll(dir)
+	if control, err = unixsocket.Listen(filepath.Join(dir, controlSocket)); err != nil {
+		return nil, nil, nil, err
+	}
+	if data, err = unixsocket.Listen(filepath.Join(dir, dataSocket)); err == nil {
+		conn, err = unixsocket.Dial(ctx, filepath.Join(dir, controlSocket)) // accepted by the worker
+	}
+	if err != nil {
+		control.Close()
+		if data != nil {
+			data.Close()
+		}
+		return nil, nil, nil, err
+	}
+	return control, data, conn, nil
 }
 
 // start starts the worker and closes the files that it inherits. The kernel kills the worker when the thread that started
@@ -186,24 +204,20 @@ func (s *Standalone) serve(ctx context.Context, c Config, g Guest, codeDigest st
 		return err
 	}
 	defer socket.Close()
-	log, err := os.OpenFile(s.logPath(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
+	if s.log, err = memoryFile("log"); err != nil {
 		return err
 	}
-	defer log.Close()
 	_, err = s.client.Start(ctx, workerapi.PodSpec{
-		ID: g.Name, Component: g.Name, Digest: codeDigest, Args: []string{g.Name}, Env: g.Env, Log: workerapi.File{File: log},
+		ID: g.Name, Component: g.Name, Digest: codeDigest, Args: []string{g.Name}, Env: g.Env, Log: workerapi.File{File: s.log},
 		Resources: workerapi.Resources{MemoryBytes: standaloneMemory}, Holdings: c.Holdings,
 		Ports: []workerapi.Port{{Kind: workerapi.PortCleartext, Socket: workerapi.File{File: socket}}},
 	})
 	return err
 }
 
-func (s *Standalone) logPath() string { return filepath.Join(s.dir, "guest.log") }
-
 // Output returns what the guests have written to their standard streams, at most the last maxBytes.
 func (s *Standalone) Output(maxBytes int) ([]byte, error) {
-	log, err := os.ReadFile(s.logPath())
+	log, err := io.ReadAll(io.NewSectionReader(s.log, 0, standaloneLog))
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +236,7 @@ func (s *Standalone) Output(maxBytes int) ([]byte, error) {
 	return output.bytes(), nil
 }
 
-// Close ends the worker and removes its files.
+// Close ends the worker.
 func (s *Standalone) Close() error {
 	if s.client != nil {
 		s.client.Close()
@@ -233,5 +247,8 @@ func (s *Standalone) Close() error {
 	if s.exited != nil {
 		<-s.exited
 	}
-	return os.RemoveAll(s.dir)
+	if s.log != nil {
+		s.log.Close()
+	}
+	return nil
 }

@@ -53,6 +53,9 @@ func TestStandalone(t *testing.T) {
 	if out, err := s.Output(5); err != nil || string(out) != "solo\n" {
 		t.Errorf("output of 5 bytes: got %q, error %v, want the end", out, err)
 	}
+	if files, err := filepath.Glob(dir + "/*"); err != nil || len(files) > 0 {
+		t.Errorf("files that would remain if this process were killed: %v, error %v", files, err)
+	}
 	workers := childPids(program, "worker")
 	if len(workers) != 1 {
 		t.Errorf("workers: got %v, want one", workers)
