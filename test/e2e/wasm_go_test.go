@@ -90,7 +90,7 @@ func TestWasmGoServer(t *testing.T) {
 func TestWasmRawC(t *testing.T) {
 	image := pushWasm(t, "raw-c/raw-c.wasm", "pushed/raw-c:1", "--proto", "raw-c/sum.proto")
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
-	_, s := startComponent(t, d, image, "sum.v1.Sums")
+	c, s := startComponent(t, d, image, "sum.v1.Sums")
 	if got := s.call("sum.v1.Sums/Add", `{"numbers":["1","2","300"]}`); got != `{"total":"303"}` {
 		t.Errorf("Add: got %s, want 303", got)
 	}
@@ -99,6 +99,7 @@ func TestWasmRawC(t *testing.T) {
 	}
 	_, err := s.try(s.context(), "sum.v1.Sums/Add", `{}`)
 	wantCode(t, err, codes.InvalidArgument)
+	c.WaitLog(`level=WARN msg="numbers: must not be empty" context=sum.v1.Sums`)
 	if got, err := s.exchange("sum.v1.Sums/Running", `{"numbers":["1"]}`, `{"numbers":["5","6"]}`); err != nil || !slices.Equal(got, []string{`{"total":"1"}`, `{"total":"12"}`}) {
 		t.Errorf("Running: got %v, error %v; want 1 and 12", got, err)
 	}

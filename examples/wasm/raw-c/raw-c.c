@@ -1,5 +1,5 @@
 // A gRPC service in C that reads and writes protobuf itself: a core module on tripod:grpc/raw, without a component around
-// it. It gets each message as the client has serialized it.
+// it. It gets each message as the client has serialized it, and logs failures by wasi:logging.
 #include "../include/raw.h"
 
 enum { UNIMPLEMENTED = 12 };
@@ -63,7 +63,13 @@ static int reply(uint64_t total) {
 
 static DONE result;
 
+enum { WARN = 3 };
+IMPORT("wasi:logging/logging@0.1.0-draft", "log")
+void log_entry(int32_t level, const char *context, uint32_t context_len, const char *message, uint32_t message_len);
+
 static DONE *fail(uint32_t code, str message) {
+  str context = STR("sum.v1.Sums");
+  log_entry(WARN, FLAT(context), FLAT(message));
   result = (DONE){1, {code, message, {NULL, 0}}};
   return &result;
 }

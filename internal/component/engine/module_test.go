@@ -57,6 +57,47 @@ func TestServerModule(t *testing.T) {
 	}
 }
 
+// TestServerModuleResources: a core module gets resources of the host and drops them.
+func TestServerModuleResources(t *testing.T) {
+	const iface = "test:guest/host@0.1.0-draft"
+	var body bin
+	body.u8(0x10, 0, 0x10, 1).i32(7) // drop(constructor())
+	m := coreMod{
+		imports: []coreFn{{module: iface, name: "[constructor]thing", results: 1}, {module: iface, name: "[resource-drop]thing", params: 1}},
+		funcs:   []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}},
+	}
+	var made, dropped uint32
+	e, opts := testEngine(t), rawOptions()
+	opts.ModuleHost.Funcs = append(opts.ModuleHost.Funcs, HostFunc{
+		Interface: iface, Name: "[constructor]thing", Result: &wit.Type{Kind: wit.Own, Name: iface + "#thing"},
+		Call: func(*HostCall, []byte) ([]byte, error) { made++; return u32s(41 + made), nil },
+	})
+	opts.ModuleHost.Resources = []HostResource{{Interface: iface, Name: "thing", Drop: func(_ any, rep uint32) { dropped = rep }}}
+	image, err := e.Compile(t.Context(), m.bytes(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := e.Load(image, opts.ModuleHost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	f, err := c.Func(opts.ModuleExports[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := instance(t, c, InstanceOptions{}).Call(t.Context(), f, u32s(1), nil); err != nil {
+		t.Fatal(err)
+	}
+	if made != 1 || dropped != 42 {
+		t.Errorf("%d resources were made, and %d dropped; want 1 and number 42", made, dropped)
+	}
+	opts.ModuleHost.Resources = nil
+	if _, err := e.Compile(t.Context(), m.bytes(), opts); err == nil || !strings.Contains(err.Error(), "thing") {
+		t.Errorf("a resource that the host does not have: %v", err)
+	}
+}
+
 // TestServerModuleRefused: a core module that is no server, or needs what core modules do not get, is refused by name,
 // when it is compiled and not only when it is loaded.
 func TestServerModuleRefused(t *testing.T) {
