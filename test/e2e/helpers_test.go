@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -76,25 +77,24 @@ const waitLimit = 30 * time.Second
 func lines(text string) []string { return strings.Split(strings.TrimSpace(text), "\n") }
 
 // killByCommand sends SIGKILL to a process in the test's PID namespace with this command line, whose arguments end with
-// NUL.
+// NUL. It waits for the process: a container that was just started may not have executed its program yet.
 func killByCommand(t *testing.T, cmdline string) {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		if data, err := os.ReadFile(file); err != nil || string(data) != cmdline {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+	harness.Eventually(t, waitLimit, func() error {
+		files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
+		for _, file := range files {
+			if data, err := os.ReadFile(file); err != nil || string(data) != cmdline {
+				continue
+			}
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			if err != nil {
+				return err
+			}
+			return syscall.Kill(pid, syscall.SIGKILL)
 		}
-		return
-	}
-	t.Fatalf("found no process with the command line %q", cmdline)
+		return fmt.Errorf("found no process with the command line %q", cmdline)
+	})
 }
