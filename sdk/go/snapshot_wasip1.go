@@ -2,6 +2,7 @@ package tripodgrpc
 
 import (
 	"errors"
+	"runtime"
 	"unsafe"
 )
 
@@ -28,9 +29,6 @@ type chacha8 struct {
 // generator is the state of the runtime's generator, once prepare has found it.
 var generator *chacha8
 
-// renewals is the number of times that the runtime asks the host for random values: once, when it starts.
-const renewals = 1
-
 var errGenerator = errors.New("the state of the Go runtime's random number generator was not found; a newer version of the SDK may know this version of Go")
 
 // prepare is tripod:grpc/snapshot#prepare: func() -> result<u32, string>.
@@ -49,7 +47,14 @@ func prepare() unsafe.Pointer {
 		result.low = lowResult{1, lowStatus{code: l.at, message: list{at: l.size}}}
 		return unsafe.Pointer(&result.low)
 	}
-	result.low.status.code = renewals
+	// Complete the collection and the sweeping that the initialization has begun. Each instance would do it again, in
+	// pages of its own.
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	// The runtime has asked for random values once, when it started, and it reads the time of day at each collection, for
+	// its statistics.
+	result.low.status.code = 1 + m.NumGC
 	return unsafe.Pointer(&result.low)
 }
 

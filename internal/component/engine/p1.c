@@ -86,7 +86,7 @@ static int clock_res_get_(call *c) {
 static int clock_time_get(call *c) {
   uint64_t ns;
   if (!p1_clock(arg(c, 0), false, &ns)) return EINVAL_;
-  if (arg(c, 0) == REALTIME) c->i->used |= TW_USED_CLOCK;
+  if (arg(c, 0) == REALTIME) c->i->clocks++;
   if (!fits(c, arg(c, 2), 8)) return EFAULT_;
   return put64(c, arg(c, 2), ns), OK;
 }

@@ -90,7 +90,8 @@ func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
 }
 
 // PrepareSignature is the function that a guest with snapshots exports. Call it before Instance.Capture. Its result is the
-// number of random values that the guest has asked for and renews at its next call, or why it cannot have a snapshot.
+// number of random values and readings of the time of day that other instances can share, or why the guest cannot have a
+// snapshot.
 func PrepareSignature() Signature {
 	return Signature{
 		Interface: snapshotInterface + ".0", Name: "prepare",
@@ -128,12 +129,13 @@ const (
 )
 
 // Capture makes a snapshot of an instance that was made with InstanceOptions.Capture and that has run nothing but its
-// initialization and PrepareSignature, whose result is renewed: the number of random values that the guest renews. The
-// snapshot's memory, of at most most bytes, belongs to the caller.
+// initialization and PrepareSignature, whose result is renewed. The snapshot's memory, of at most most bytes, belongs to
+// the caller.
 //
 // The error is errdefs.ErrFailedPrecondition, and says why, if the guest's state is more than its memory: it holds
 // resources, open files, or other functions in its tables. Unless trusted is set, this is also the error if the guest has
-// seen what other instances must see for themselves: more random values than it renews, the time of day, or files.
+// seen what other instances must see for themselves: more random values and readings of the time of day than renewed, or
+// files.
 func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot, error) {
 	if _, err := i.begin(context.Background()); err != nil {
 		return nil, err
@@ -214,10 +216,8 @@ func (i *Instance) mayCapture(renewed uint32, trusted bool) error {
 		return unsuitable("it calls the host before its first request")
 	case trusted:
 		return nil
-	case uint32(i.c.randoms) > renewed:
-		return unsuitable("it asks for random values before its first request, which all requests would share")
-	case used&C.TW_USED_CLOCK != 0:
-		return unsuitable("it asks for the time of day before its first request")
+	case uint64(i.c.randoms)+uint64(i.c.clocks) > uint64(renewed):
+		return unsuitable("it asks for random values or the time of day before its first request, and all requests would share them")
 	case used&C.TW_USED_FILES != 0:
 		return unsuitable("it reads files before its first request")
 	}

@@ -183,7 +183,8 @@ typedef struct tw_inst {
   bool capture;     // tables is set
   uint64_t tables;  // a checksum of the tables' initial contents
   uint32_t used;    // TW_USED_*
-  uint32_t randoms; // calls of random_get
+  uint64_t randoms; // calls of random_get
+  uint64_t clocks;  // readings of the time of day
 
   tw_handle *handles;
   uint32_t nhandles, cap_handles, free_handle, live, borrows;
@@ -301,7 +302,7 @@ typedef struct {
   uint32_t nglobals;
 } tw_snapshot;
 
-enum { TW_USED_CLOCK = 1, TW_USED_FILES = 2, TW_USED_HOST = 4 }; // the time of day, files, functions of the host
+enum { TW_USED_FILES = 1, TW_USED_HOST = 2 }; // files, functions of the host
 
 // tw_instantiate_detached instantiates a module with its initial memory, or from a snapshot. With capture, tw_capture is
 // possible later.
