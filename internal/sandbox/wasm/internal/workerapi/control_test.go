@@ -263,7 +263,8 @@ func TestFilesTravelWithTheirRequest(t *testing.T) {
 		require.Equal(t, spec.Args, s.Args)
 		require.Equal(t, []string{"log", "mount a", "mount b", "port"}, h.contents[4*i:4*i+4])
 	}
-	require.Equal(t, before, openFiles(t), "the worker's copies are closed")
+	// Connections of earlier tests may end meanwhile. A copy that is left open would be left by each of the requests.
+	require.LessOrEqual(t, openFiles(t), before, "the worker's copies are closed")
 	require.Nil(t, spec.Log.Index, "the caller's spec is as it was")
 }
 
