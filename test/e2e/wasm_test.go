@@ -64,8 +64,8 @@ func TestWasmServesGRPC(t *testing.T) {
 		t.Run(strings.TrimSuffix(image[strings.LastIndexByte(image, '/')+1:], ":1"), func(t *testing.T) {
 			c, s := startComponent(t, d, image, greeter, env("POD_NAME", "pod-1"))
 			info, err := d.Runtime().ContainerStatus(s.context(), c.ID, true)
-			if apart := strings.Contains(info.GetInfo()["info"], `"apart":`); err != nil || apart != (image == harness.GreeterJS) {
-				t.Errorf("verbose status: got own worker %v, error %v, information %v; want an own worker only for JavaScript", apart, err, info.GetInfo()["info"])
+			if err != nil || strings.Contains(info.GetInfo()["info"], `"apart":`) {
+				t.Errorf("verbose status: error %v, information %v; want a shared worker", err, info.GetInfo()["info"])
 			}
 			s.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-1"}`)
 		})

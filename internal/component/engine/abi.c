@@ -21,13 +21,14 @@ bool tw_range(tw_inst *i, uint32_t addr, uint64_t size, uint32_t align) {
 }
 
 bool tw_alloc(tw_inst *i, uint32_t size, uint32_t align, uint32_t *addr) {
-  if (!i->has_realloc) return broken(i, "the guest exports no cabi_realloc");
+  const wasmtime_func_t *realloc = tw_allocator_of(i);
+  if (!realloc) return broken(i, "the guest exports no cabi_realloc");
   wasmtime_val_raw_t v[4];
   memset(v, 0, sizeof v);
   v[2].i32 = (int32_t)align, v[3].i32 = (int32_t)size;
   wasm_trap_t *trap = NULL;
   i->may_leave = false;
-  wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &i->realloc, v, 4, &trap);
+  wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, realloc, v, 4, &trap);
   i->may_leave = true;
   if (tw_took(i, err, trap)) {
     // A trap is the only way in which an allocator can report that there is no more memory.

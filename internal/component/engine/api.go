@@ -53,6 +53,10 @@ type CompileOptions struct {
 	// If Both is set, the guest is compiled for both paths, so that the paths can be compared. Otherwise the image
 	// contains only the fastest path that the guest allows.
 	Both bool
+	// If ComponentPath is set, a component takes the component path even if the core path is possible, for comparisons.
+	ComponentPath bool
+	// plan makes a component take the core path by its plan even if its first core module suffices, for tests.
+	plan bool
 }
 
 // Item is a function that a guest exports or imports.
@@ -98,6 +102,7 @@ type HostFunc struct {
 	// Call takes the flat parameters and returns the flat result. The parameters are valid until Call returns; the
 	// result is copied immediately. Call runs on the guest's thread and may block, but must return when c.Context()
 	// ends. If Call returns an error, the guest traps, and Instance.Call or Run returns an error that wraps this error.
+	// If the error is an *Exit, the guest exits.
 	// Call takes ownership of each resource that args contains as own<T>; Drop is not called for such a resource. A
 	// resource that the result contains as own<T> belongs to the guest until the guest returns or drops it.
 	Call func(c *HostCall, args []byte) ([]byte, error)
@@ -200,7 +205,8 @@ const (
 
 func (t *Trap) Error() string { return fmt.Sprintf("guest trapped: %s", t.Kind) }
 
-// Exit is the error of a Call in which the guest called exit. Run returns the exit code instead of this error.
+// Exit is the error of a Call in which the guest called exit. Run returns the exit code instead of this error. A host
+// function returns it to make the guest exit.
 type Exit struct{ Code int }
 
 func (e *Exit) Error() string { return fmt.Sprintf("guest exited with code %d", e.Code) }

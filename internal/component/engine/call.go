@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
 // Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest returns, or
@@ -53,6 +54,9 @@ func (i *Instance) Run(ctx context.Context) (int, error) {
 	if i.code.img.World != WorldCommand {
 		return 0, invalid("the guest is not a command; its world is %s", i.code.img.World)
 	}
+	if err := i.bindRun(); err != nil {
+		return 0, err
+	}
 	code := 0
 	i.running = true
 	err := i.enter(ctx, i.run, func(c *C.tw_inst) error {
@@ -69,20 +73,23 @@ func (i *Instance) Run(ctx context.Context) (int, error) {
 
 // run runs the command on the guest's thread, which can outlive Run.
 func (i *Instance) run(c *C.tw_inst, seq C.uint64_t) C.int {
-	if i.link.module != nil {
-		return C.tw_run(c, nil, seq)
+	return C.tw_run(c, i.runFunc, seq)
+}
+
+// bindRun finds the function that Run calls. It is nil for a preview 1 command on the core path, which has _start.
+func (i *Instance) bindRun() (err error) {
+	if i.link.c.component != nil || !i.code.img.Start {
+		i.runFunc, err = i.code.run.bind(i.link)
 	}
-	var index *C.wasmtime_component_export_index_t
-	for _, item := range i.code.img.Exports {
-		if compatName(item.Interface) == cliRun && item.Name == "run" {
-			index = exportIndex(i.link.c.component, item)
-			break
-		}
+	return err
+}
+
+// findRun finds the function run of a component that is a command.
+func (c *Code) findRun() (err error) {
+	if c.img.World == WorldCommand && c.img.Component {
+		c.run, err = c.Func(Signature{Interface: cliRun, Name: "run", Result: &wit.Type{Kind: wit.Result}})
 	}
-	if index != nil {
-		defer C.wasmtime_component_export_index_delete(index)
-	}
-	return C.tw_run(c, index, seq)
+	return err
 }
 
 var errRan = fmt.Errorf("%w: it has already run", ErrDead)
@@ -407,6 +414,11 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 	case C.TW_ABI:
 		return &Trap{Kind: TrapABI, Message: text}
 	case C.TW_HOST:
+		select {
+		case <-i.killed: // so the host function gave up
+			return i.ended(ctx)
+		default:
+		}
 		return &hostTrap{Trap{Kind: TrapHost, Message: i.hostErr.Error()}, i.hostErr}
 	case C.TW_ARGS:
 		return invalid("flat arguments: %s", text)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
@@ -23,6 +24,7 @@ type Code struct {
 	img    *image
 	host   *hostTable
 	path   Path
+	run    *Func // run of a component that is a command; otherwise nil
 
 	mu     sync.Mutex
 	links  [4]*link // indexed by slotOf
@@ -33,11 +35,13 @@ type Code struct {
 
 // link is the guest after it has been loaded into one engine for one path and its imports have been bound.
 type link struct {
-	slot   int
-	c      C.tw_code
-	module *C.wasmtime_module_t
-	memory *C.wasmtime_module_t // of a detached module, otherwise nil
-	sigs   map[string]string    // core path: exported functions and their types ("ii>i")
+	slot int
+	c    C.tw_code
+	// The core path's modules and, for each, its exported functions and their types ("ii>i").
+	modules    []*C.wasmtime_module_t
+	sigs       []map[string]string
+	memory     *C.wasmtime_module_t // of a detached module, otherwise nil
+	allocators []wasmbin.Core       // of the plan
 }
 
 // Load makes a guest from a code image. The image contains machine code, so it must be the unchanged result of Compile,
@@ -54,7 +58,7 @@ func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 
 func (e *Engine) load(img *image, host Host) (*Code, error) {
 	c := &Code{engine: e, img: img, path: PathCore}
-	if len(img.module) == 0 {
+	if len(img.modules) == 0 {
 		c.path = PathComponent
 	}
 	var err error
@@ -66,9 +70,13 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
+	if err := c.findRun(); err != nil {
+		c.Close()
+		return nil, err
+	}
 	// The link holds its own copy of the code, and the caller may reuse the image's bytes. Of these bytes, keep only a
 	// copy of the component, and only if the component path could still be needed.
-	if img.module, img.memory = nil, nil; c.path == PathComponent {
+	if img.modules, img.memory = nil, nil; c.path == PathComponent {
 		img.component = nil
 	}
 	img.component = bytes.Clone(img.component)
@@ -163,15 +171,22 @@ func (c *Code) linked(path Path, pooled bool) (*link, error) {
 }
 
 func (c *Code) linkCore(l *link) error {
-	code, err := c.moduleBytes(c.img.module, func(l *link) *C.wasmtime_module_t { return l.module })
+	all, err := c.moduleBytes(c.img.modules, func(l *link) []*C.wasmtime_module_t { return l.modules })
 	if err != nil {
 		return err
 	}
-	if l.module, err = deserialized(l.c.engine, code); err != nil {
-		return err
+	for _, code := range all {
+		m, err := deserialized(l.c.engine, code)
+		if err != nil {
+			return err
+		}
+		c.frees = append(c.frees, func() { C.wasmtime_module_delete(m) })
+		l.modules, l.sigs = append(l.modules, m), append(l.sigs, exportedFuncs(m))
 	}
-	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.module) })
-	if l.sigs, err = exportedFuncs(l.module); err != nil {
+	if c.img.Plan != nil {
+		return c.linkPlan(l)
+	}
+	if err := checkSigs(l.sigs[0]); err != nil {
 		return err
 	}
 	l.c.wasi = C.bool(c.img.CoreWASI)
@@ -194,7 +209,7 @@ func (c *Code) bindImports(l *link) error {
 		return c.linkDetached(l, linker)
 	}
 	var pre *C.wasmtime_instance_pre_t
-	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.module, &pre)); err != nil {
+	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.modules[0], &pre)); err != nil {
 		return invalid("%v", err)
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_instance_pre_delete(pre) })
@@ -202,15 +217,24 @@ func (c *Code) bindImports(l *link) error {
 	return nil
 }
 
-// moduleBytes returns a serialized module: during load that from the image, later that of an engine that has loaded it.
-func (c *Code) moduleBytes(loading []byte, of func(*link) *C.wasmtime_module_t) ([]byte, error) {
+// moduleBytes returns serialized modules: during load those from the image, later those of an engine that has loaded them.
+func (c *Code) moduleBytes(loading [][]byte, of func(*link) []*C.wasmtime_module_t) ([][]byte, error) {
 	if len(loading) > 0 {
 		return loading, nil
 	}
 	for _, l := range c.links {
-		if l != nil && of(l) != nil {
-			return serialized(of(l))
+		if l == nil || len(of(l)) == 0 {
+			continue
 		}
+		var all [][]byte
+		for _, m := range of(l) {
+			code, err := serialized(m)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, code)
+		}
+		return all, nil
 	}
 	return nil, fmt.Errorf("the guest has no core path (%s): %w", c.img.CoreOdd, errdefs.ErrFailedPrecondition)
 }
@@ -261,7 +285,7 @@ func (c *Code) linkComponent(l *link) error {
 
 // exportedFuncs returns the types of a module's exported functions by name. The types come from wasmtime and not from
 // our own parser, because calls on the core path are unchecked and a wrong type would do damage.
-func exportedFuncs(m *C.wasmtime_module_t) (map[string]string, error) {
+func exportedFuncs(m *C.wasmtime_module_t) map[string]string {
 	var v C.wasm_exporttype_vec_t
 	C.wasmtime_module_exports(m, &v)
 	defer C.wasm_exporttype_vec_delete(&v)
@@ -275,12 +299,19 @@ func exportedFuncs(m *C.wasmtime_module_t) (map[string]string, error) {
 		f := C.wasm_externtype_as_functype_const(t)
 		sigs[nameOf(name.data, name.size)] = kinds(C.wasm_functype_params(f)) + ">" + kinds(C.wasm_functype_results(f))
 	}
-	for name, want := range map[string]string{"cabi_realloc": "iiii>i", "_initialize": ">", "_start": ">"} {
+	return sigs
+}
+
+const allocatorType = "iiii>i" // of cabi_realloc
+
+// checkSigs checks the types of the functions of a core module that the engine calls by their names.
+func checkSigs(sigs map[string]string) error {
+	for name, want := range map[string]string{"cabi_realloc": allocatorType, "_initialize": ">", "_start": ">"} {
 		if got, ok := sigs[name]; ok && got != want {
-			return nil, invalid("the core module's %s has type %s, not %s", name, got, want)
+			return invalid("the core module's %s has type %s, not %s", name, got, want)
 		}
 	}
-	return sigs, nil
+	return nil
 }
 
 func kinds(v *C.wasm_valtype_vec_t) string {

@@ -11,10 +11,11 @@
 // a test checks that both give the same results:
 //
 //   - the component path: wasmtime's component API with dynamic values. It works for every component. Long lists are slow.
-//   - the core path: the component's main core module alone, with the canonical ABI implemented in C on the module's
-//     linear memory (GB/s for list<u8>). It needs a component of the shape that common tools produce: the first core
-//     module is the guest, wit-component made the others, and the guest imports only WASI preview 1 and interfaces of
-//     the [Host]. [InstanceOptions].Path can force either path.
+//   - the core path: the component's core modules, with the canonical ABI implemented in C on their linear memory (GB/s
+//     for list<u8>). The modules are connected by a plan ([wasmbin.Plan]), which exists for components that common tools
+//     make from one program, and which may import only interfaces of the [Host]. If the first core module is the guest,
+//     and imports only WASI preview 1 and interfaces of the [Host], it is used alone, with preview 1 by the engine.
+//     [InstanceOptions].Path can force either path.
 //
 // # Limits
 //

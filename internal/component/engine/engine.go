@@ -4,6 +4,7 @@ package engine
 import "C"
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ import (
 const wasmtimeVersion = "39.0.1"
 
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
-const codeVersion = 3
+const codeVersion = 4
 
 // Defaults of Config.
 const (
@@ -121,7 +122,7 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 // pool configures the pooling allocator. Each component gets slots for its main core instance and for a few small core
 // instances.
 func (e *Engine) pool(c *C.wasm_config_t, slots int) {
-	const coreInstances = 4
+	const coreInstances = 8
 	p := C.wasmtime_pooling_allocation_config_new()
 	defer C.wasmtime_pooling_allocation_config_delete(p)
 	n := C.uint32_t(slots)
@@ -177,7 +178,7 @@ func (e *Engine) compileCore(ctx context.Context, m wasmbin.Module, opts Compile
 		img.World = WorldRaw
 		return e.compileServer(ctx, m, opts, img)
 	case m.HasExport("_start", wasmbin.Func):
-		img.World = WorldCommand
+		img.World, img.Start = WorldCommand, true
 		return e.compileCommand(ctx, m, img)
 	}
 	return invalid("the core module exports neither _start nor %s.0: it is neither a component nor a WASI preview 1 command nor a gRPC server", rawHandler)
@@ -243,7 +244,16 @@ func (e *Engine) compileModule(ctx context.Context, m wasmbin.Module, img *image
 			return err
 		}
 	}
-	img.module, err = compiled(e.plain, code)
+	return e.addModule(ctx, code, img)
+}
+
+// addModule compiles a core module and adds it to the image.
+func (e *Engine) addModule(ctx context.Context, code []byte, img *image) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	module, err := compiled(e.plain, code)
+	img.modules = append(img.modules, module)
 	return err
 }
 
@@ -298,32 +308,49 @@ func (e *Engine) tryLink(img *image, host Host, exports []Signature) error {
 	return nil
 }
 
-// compileComponent compiles either the whole component or, if it can take the core path, only its first core module. The
+// compileComponent compiles either the whole component or, if it can take the core path, only its core modules. The
 // component's types come from the engine, which tells them only of compiled components; if the core path is possible, its
 // skeleton is compiled for them, because compiling everything twice would take twice as long.
 func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin.Binary, opts CompileOptions, img *image) error {
-	coreOnly := coreImports(bin, opts.Provided) == "" && !opts.Both
+	plan, err := planOf(wasm, opts.Provided)
+	if err != nil {
+		return err
+	}
+	if opts.ComponentPath {
+		img.component, err = e.inspectComponent(ctx, wasm, bin, plan, opts, img)
+		img.Plan, img.CoreOdd = nil, cmp.Or(img.CoreOdd, "the component path was chosen")
+		return err
+	}
+	coreOnly := (plan.odd == "" || !opts.plan && coreImports(bin, opts.Provided) == "") && !opts.Both
 	if coreOnly {
 		skeleton, err := wasmbin.Skeleton(wasm)
 		if err != nil {
 			return err
 		}
-		if _, err := e.inspectComponent(ctx, skeleton, bin, opts, img); err != nil {
+		if _, err := e.inspectComponent(ctx, skeleton, bin, plan, opts, img); err != nil {
 			return err
 		}
 		coreOnly = img.CoreOdd == ""
 	}
 	if !coreOnly {
-		var err error
-		if img.component, err = e.inspectComponent(ctx, wasm, bin, opts, img); err != nil || img.CoreOdd != "" {
+		if img.component, err = e.inspectComponent(ctx, wasm, bin, plan, opts, img); err != nil || img.CoreOdd != "" {
 			return err
 		}
 	}
-	return e.compileModule(ctx, bin.Modules[0], img)
+	if img.Plan == nil {
+		return e.compileModule(ctx, bin.Modules[0], img)
+	}
+	img.Snapshot = snapshotInspection{Reason: "the guest has several core modules"}
+	for _, m := range plan.Modules {
+		if err := e.addModule(ctx, m.Code, img); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // inspectComponent compiles a component, or its skeleton, describes it in img, and returns the serialized code.
-func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin.Binary, opts CompileOptions, img *image) ([]byte, error) {
+func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin.Binary, plan planned, opts CompileOptions, img *image) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -342,7 +369,7 @@ func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin
 	if img.World = worldOf(img.Exports); img.World == "" {
 		return nil, invalid("the component exports nothing that could be served: no function, wasi:http/incoming-handler or wasi:cli/run")
 	}
-	img.findCore(bin, opts.Provided)
+	img.findCore(bin, plan, opts)
 	var v C.wasm_byte_vec_t
 	if err := failure(C.wasmtime_component_serialize(c, &v)); err != nil {
 		return nil, fmt.Errorf("serialize the component: %w", err)
@@ -379,9 +406,4 @@ func failure(err *C.wasmtime_error_t) error {
 func takeBytes(v *C.wasm_byte_vec_t) []byte {
 	defer C.wasm_byte_vec_delete(v)
 	return C.GoBytes(unsafe.Pointer(v.data), C.int(v.size))
-}
-
-func hasKey[K comparable, V any](m map[K]V, k K) bool {
-	_, ok := m[k]
-	return ok
 }

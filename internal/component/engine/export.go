@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"runtime/cgo"
@@ -37,6 +38,10 @@ func twHost(handle C.uintptr_t, fn C.uint32_t, args *C.uint8_t, n C.size_t, ci *
 	defer i.hosting.Store(false)
 	f := &i.code.host.funcs[fn]
 	out, err := callHost(f, &HostCall{inst: i, c: ci}, unsafe.Slice((*byte)(args), int(n)))
+	if exit := (*Exit)(nil); errors.As(err, &exit) {
+		ci.exit_code = C.int(exit.Code)
+		return C.TW_EXIT
+	}
 	if err != nil {
 		i.hostErr = fmt.Errorf("host function %s#%s: %w", f.Interface, f.Name, err)
 		return C.TW_HOST

@@ -21,6 +21,19 @@ type forwarders struct {
 	made map[*C.wasm_engine_t]forwarder
 }
 
+// preview1Funcs returns the names of the functions of preview 1.
+var preview1Funcs = sync.OnceValue(func() (all []string) {
+	for n := C.uint32_t(0); ; n++ {
+		var params *C.char
+		var fds C.uint32_t
+		name := C.tw_preview1(n, &params, &fds)
+		if name == nil {
+			return all
+		}
+		all = append(all, C.GoString(name))
+	}
+})
+
 // forEngine returns the forwarder of an engine. The forwarder is never freed, because engines are never freed.
 func (p *forwarders) forEngine(engine *C.wasm_engine_t) (forwarder, error) {
 	p.mu.Lock()

@@ -23,7 +23,6 @@ type Func struct {
 	code *Code
 	item Item
 	prog *C.tw_prog
-	name *C.char
 
 	mu    sync.Mutex
 	bound [4]*C.tw_func // indexed by link.slot
@@ -45,7 +44,7 @@ func (c *Code) Func(sig Signature) (*Func, error) {
 			return nil, fmt.Errorf("exported function %w", err)
 		}
 	}
-	if c.path == PathCore {
+	if c.path == PathCore && !c.img.Start {
 		if err := c.coreFunc(item, params, result); err != nil {
 			return nil, err
 		}
@@ -54,7 +53,7 @@ func (c *Code) Func(sig Signature) (*Func, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Func{code: c, item: item, prog: prog, name: C.CString(item.String())}
+	f := &Func{code: c, item: item, prog: prog}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.frees = append(c.frees, func() { C.tw_prog_free(prog) }, f.free)
@@ -107,13 +106,12 @@ func sameTypes(item Item, params []*wit.Type, result *wit.Type) error {
 
 // coreFunc checks the types of the core functions that implement item, because calls on the core path are unchecked.
 func (c *Code) coreFunc(item Item, params []*wit.Type, result *wit.Type) error {
-	sigs, want := c.links[slotOf(PathCore, c.engine.pooled != nil)].sigs, coreType(params, result)
-	if got := sigs[item.String()]; got != want {
-		return invalid("%v: its core function has type %q, not %q", item, got, want)
+	e, want := c.links[slotOf(PathCore, c.engine.pooled != nil)].coreExport(c.img, item), coreType(params, result)
+	if e.sig != want {
+		return invalid("%v: its core function has type %q, not %q", item, e.sig, want)
 	}
-	_, out, _ := strings.Cut(want, ">")
-	if got, ok := sigs[postReturn(item)]; ok && got != out+">" {
-		return invalid("%v: its core function has type %q, not %q", postReturn(item), got, out+">")
+	if _, out, _ := strings.Cut(want, ">"); e.post != "" && e.postSig != out+">" {
+		return invalid("%v: its core function has type %q, not %q", postReturn(item), e.postSig, out+">")
 	}
 	return nil
 }
@@ -131,10 +129,13 @@ func (f *Func) bind(l *link) (*C.tw_func, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.prog, b.name = f.prog, f.name
-	if l.module != nil {
-		if hasKey(l.sigs, postReturn(f.item)) {
-			b.post = C.CString(postReturn(f.item))
+	b.prog = f.prog
+	if len(l.modules) > 0 {
+		e := l.coreExport(f.code.img, f.item)
+		b.name, b.instance, b.post_instance = C.CString(e.name), C.uint32_t(e.instance), C.uint32_t(e.postInstance)
+		b.allocator = C.uint32_t(e.allocator)
+		if e.post != "" {
+			b.post = C.CString(e.post)
 		}
 	} else if b.index = exportIndex(l.c.component, f.item); b.index == nil {
 		C.free(unsafe.Pointer(b))
@@ -149,13 +150,13 @@ func (f *Func) free() {
 		if b == nil {
 			continue
 		}
+		C.free(unsafe.Pointer(b.name))
 		C.free(unsafe.Pointer(b.post))
 		if b.index != nil {
 			C.wasmtime_component_export_index_delete((*C.wasmtime_component_export_index_t)(b.index))
 		}
 		C.free(unsafe.Pointer(b))
 	}
-	C.free(unsafe.Pointer(f.name))
 }
 
 func exportIndex(c *C.wasmtime_component_t, item Item) *C.wasmtime_component_export_index_t {

@@ -80,6 +80,7 @@ wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *caller, wasmtime_val_raw_
   uint8_t small[512];
   tw_buf args = {small, 0, sizeof small, i->max_value, false, false, false};
   bool ok = may(i);
+  if (ok) i->allocator = f->allocator;
   if (ok && f->drop) ok = drop(i, f, (uint32_t)v->i32);
   else if (ok) ok = lift_params(i, f->prog, v, &args) && call_go(i, f, &args) && lower_result(i, f->prog, v);
   tw_buf_free(&args);

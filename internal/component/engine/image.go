@@ -27,13 +27,15 @@ const (
 // image is a decoded code image. The encoded form is:
 //
 //	magic (8 bytes) | SHA-256 of the rest | u32 length, fingerprint | u32 length, inspection (gob) |
-//	u32 length, component | u32 length, module | u32 length, memory
+//	u32 length, component | u32 length, memory | u32 length, module | ...
 //
 // Lengths are little-endian. The checksum detects damage, not forgery, so callers must store images where nobody can
 // change them.
 type image struct {
 	inspection
-	component, module, memory []byte // serialized by wasmtime; empty if absent
+	// Serialized by wasmtime, and empty if absent. The core path needs several modules if there is a Plan.
+	component, memory []byte
+	modules           [][]byte
 }
 
 const imageMagic = "TRIPODWX"
@@ -43,8 +45,13 @@ func (i *image) encode() ([]byte, error) {
 	if err := gob.NewEncoder(&head).Encode(&i.inspection); err != nil {
 		return nil, fmt.Errorf("encode the inspection: %w", err)
 	}
-	out := make([]byte, len(imageMagic)+sha256.Size, 1024+head.Len()+len(i.component)+len(i.module)+len(i.memory))
-	for _, part := range [][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.module, i.memory} {
+	parts := append([][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.memory}, i.modules...)
+	size := 1024
+	for _, part := range parts {
+		size += len(part)
+	}
+	out := make([]byte, len(imageMagic)+sha256.Size, size)
+	for _, part := range parts {
 		out = binary.LittleEndian.AppendUint32(out, uint32(len(part)))
 		out = append(out, part...)
 	}
@@ -61,18 +68,18 @@ func decodeImage(b []byte) (*image, error) {
 	if sum := sha256.Sum256(b[head:]); !bytes.Equal(sum[:], b[len(imageMagic):head]) {
 		return nil, stale("wrong checksum")
 	}
-	var parts [5][]byte
-	for rest, n := b[head:], 0; n < len(parts); n++ {
+	var parts [][]byte
+	for rest := b[head:]; len(rest) > 0 || len(parts) < 4; {
 		if len(rest) < 4 || uint64(binary.LittleEndian.Uint32(rest)) > uint64(len(rest)-4) {
 			return nil, stale("it is truncated")
 		}
 		length := binary.LittleEndian.Uint32(rest)
-		parts[n], rest = rest[4:4+length], rest[4+length:]
+		parts, rest = append(parts, rest[4:4+length]), rest[4+length:]
 	}
 	if string(parts[0]) != Fingerprint() {
 		return nil, stale(fmt.Sprintf("it was made by %s, this is %s", parts[0], Fingerprint()))
 	}
-	i := &image{component: parts[2], module: parts[3], memory: parts[4]}
+	i := &image{component: parts[2], memory: parts[3], modules: parts[4:]}
 	if err := gob.NewDecoder(bytes.NewReader(parts[1])).Decode(&i.inspection); err != nil {
 		return nil, stale(err.Error())
 	}
@@ -127,28 +134,70 @@ func (i *inspection) describeCore(m wasmbin.Module) {
 	}
 }
 
-// findCore determines whether the component can be called through its core module alone.
-func (i *inspection) findCore(bin *wasmbin.Binary, host func(string) bool) {
-	if i.CoreOdd = coreImports(bin, host); i.CoreOdd != "" {
+// findCore determines whether the component can be called through its core modules: preferably through the first alone,
+// otherwise by the plan.
+func (i *inspection) findCore(bin *wasmbin.Binary, plan planned, opts CompileOptions) {
+	if !opts.plan && coreImports(bin, opts.Provided) == "" && i.named(bin.Modules[0]) && i.coreExports(bin) == "" {
+		i.describeCore(bin.Modules[0])
+		i.Start = i.World == WorldCommand && len(bin.Lifted) == 0
 		return
 	}
-	i.describeCore(bin.Modules[0])
-	i.CoreOdd = i.coreExports(bin)
+	if i.CoreOdd = plan.odd; i.CoreOdd != "" {
+		return
+	}
+	i.Plan = &wasmbin.Plan{Steps: plan.Steps, Exports: plan.Exports, Memory: plan.Memory} // without the modules
+	i.CoreOdd = i.planExports()
 }
 
-// coreImports returns why the component has no core path as far as its shape and its core module's imports tell, or "".
+// named reports whether each import of a core module has the name of a function of preview 1, or of a function or resource
+// that the component imports. Tools can give an import another name, such as "fd_write [v2]" for a second import of
+// fd_write, or another version.
+func (i *inspection) named(m wasmbin.Module) bool {
+	for _, imp := range m.Imports {
+		iface := imp.Module
+		if iface == rootModule {
+			iface = ""
+		}
+		resource, drop := strings.CutPrefix(imp.Name, "[resource-drop]")
+		switch {
+		case iface == preview1:
+			if !slices.Contains(preview1Funcs(), imp.Name) {
+				return false
+			}
+		case drop:
+			if !slices.ContainsFunc(i.Resources, func(r resourceItem) bool { return r.Interface == iface && r.Name == resource }) {
+				return false
+			}
+		case !slices.ContainsFunc(i.Imports, func(item Item) bool { return item.Interface == iface && item.Name == imp.Name }):
+			return false
+		}
+	}
+	return true
+}
+
+// coreImports returns why the first core module alone is no core path, as far as the component's shape and the module's
+// imports tell, or "".
 func coreImports(bin *wasmbin.Binary, host func(string) bool) string {
 	if odd := coreShape(bin); odd != "" {
 		return odd
 	}
+	var both [2]bool // preview 1, and interfaces of WASI 0.2 that share what it uses
 	for _, imp := range bin.Modules[0].Imports {
 		iface := imp.Module
 		if iface == rootModule {
 			iface = ""
 		}
-		if iface != preview1 && (host == nil || !host(iface)) {
+		if iface == preview1 {
+			both[0] = true
+			continue
+		}
+		if host == nil || !host(iface) {
 			return fmt.Sprintf("the core module imports %s, which only the component path provides", imp.Module)
 		}
+		both[1] = both[1] || strings.HasPrefix(iface, "wasi:cli/") || strings.HasPrefix(iface, "wasi:filesystem/")
+	}
+	if both[0] && both[1] {
+		return "the core module uses both preview 1 and WASI 0.2 for standard streams or files"
 	}
 	return ""
 }
@@ -174,12 +223,9 @@ func (i *inspection) checkImports(host func(string) bool) error {
 // coreExports returns why the component's functions cannot be called through its core module, or "" if they can.
 func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	m := bin.Modules[0]
-	if i.World == WorldCommand {
-		// A preview 1 command has _start, but the component lifts no function of this core module: it lifts a function
-		// of the preview 1 adapter, which calls _start.
-		if !hasKey(m.Exports, "_start") || len(bin.Lifted) > 0 {
-			return "the core module is not a preview 1 command"
-		}
+	// A preview 1 command has _start, but the component lifts no function of this core module: it lifts a function of the
+	// preview 1 adapter, which calls _start.
+	if i.World == WorldCommand && len(bin.Lifted) == 0 && m.HasExport("_start", wasmbin.Func) {
 		return ""
 	}
 	if len(bin.Foreign) > 0 {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
@@ -20,6 +21,8 @@ type inspection struct {
 	Resources []resourceItem // only imported resources
 	MinMemory uint64         // total bytes of memory that the guest's core modules declare
 	Memories  int            // number of memories that the guest's core modules define
+	Plan      *wasmbin.Plan  // of the core path, without its Modules; nil if the first core module suffices
+	Start     bool           // the core path of a command calls _start
 	CoreOdd   string         // why there is no core path; "" if there is one
 	CoreWASI  bool           // the core module imports preview 1
 	CoreWaits bool           // the core module imports functions of preview 1 that can wait

@@ -155,8 +155,8 @@ static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
   tw_took(i, wasmtime_context_set_wasi(i->cx, w), NULL);
 }
 
-static bool export(tw_inst *i, const char *name, uint8_t kind, wasmtime_extern_t *e) {
-  return wasmtime_instance_export_get(i->cx, &i->mod, name, strlen(name), e) && e->kind == kind;
+static bool export(tw_inst *i, uint32_t instance, const char *name, uint8_t kind, wasmtime_extern_t *e) {
+  return wasmtime_instance_export_get(i->cx, &i->mods[instance], name, strlen(name), e) && e->kind == kind;
 }
 
 static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *from) {
@@ -169,11 +169,11 @@ static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *fr
     err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->mod, &trap);
     if (tw_took(i, err, trap)) return;
   }
-  if ((i->has_memory = export(i, "memory", TW_EXTERN_MEMORY, &e))) i->memory = e.of.memory;
-  if ((i->has_realloc = export(i, "cabi_realloc", TW_EXTERN_FUNC, &e))) i->realloc = e.of.func;
+  if ((i->has_memory = export(i, 0, "memory", TW_EXTERN_MEMORY, &e))) i->memory = e.of.memory;
+  if ((i->cabi_realloc.found = export(i, 0, "cabi_realloc", TW_EXTERN_FUNC, &e))) i->cabi_realloc.func = e.of.func;
   i->ready = true;
   tw_memory(i);
-  if (from || !export(i, "_initialize", TW_EXTERN_FUNC, &e)) return;
+  if (from || !export(i, 0, "_initialize", TW_EXTERN_FUNC, &e)) return;
   wasmtime_val_raw_t none;
   err = wasmtime_func_call_unchecked(i->cx, &e.of.func, &none, 0, &trap);
   tw_took(i, err, trap);
@@ -182,9 +182,10 @@ static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *fr
 tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t len) {
   tw_inst *i = tw_zeroed(sizeof *i);
   if (!i) return NULL;
-  i->core = c->pre || c->detached, i->go_ = o->go_, i->account = o->account;
+  i->core = c->pre || c->plan || c->detached, i->go_ = o->go_, i->account = o->account;
   i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
+  i->mods = &i->mod, i->allocators = &i->cabi_realloc;
   i->store = wasmtime_store_new(c->engine, i, NULL);
   i->cx = wasmtime_store_context(i->store);
   // The limit is per memory, so a component's memories get equal shares. The limits of instances and tables protect the
@@ -212,7 +213,8 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
 int tw_start(tw_inst *i, const tw_code *c, const tw_snapshot *from, uint64_t seq) {
   i->seq = seq, i->serving = false;
   tw_enter(i);
-  if (i->core) instantiate_core(i, c, from);
+  if (c->plan) tw_instantiate_plan(i, c->plan);
+  else if (i->core) instantiate_core(i, c, from);
   else tw_took(i, wasmtime_component_linker_instantiate(c->linker, i->cx, c->component, &i->comp), NULL);
   tw_leave(i);
   return i->why;
@@ -226,6 +228,8 @@ void tw_free(tw_inst *i) {
   tw_buf_free(&i->scratch);
   tw_buf_free(&i->out);
   free(i->handles);
+  if (i->mods != &i->mod) free(i->mods);
+  if (i->allocators != &i->cabi_realloc) free(i->allocators);
   if (i->fds != i->stdio) free(i->fds);
   free(i->passed);
   free(i->strings);
@@ -272,7 +276,8 @@ static void afterwards(tw_inst *i) {
 
 static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {
   wasmtime_extern_t fn, post;
-  if (!export(i, f->name, TW_EXTERN_FUNC, &fn) || (f->post && !export(i, f->post, TW_EXTERN_FUNC, &post))) {
+  if (!export(i, f->instance, f->name, TW_EXTERN_FUNC, &fn) ||
+      (f->post && !export(i, f->post_instance, f->post, TW_EXTERN_FUNC, &post))) {
     tw_fail(i, TW_FAILED, "%s is not exported", f->name);
     return;
   }
@@ -280,6 +285,7 @@ static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
   wasmtime_val_raw_t v[TW_MAX_FLAT + 1];
   memset(v, 0, sizeof v);
   tw_src s = {i, p, args};
+  i->allocator = f->allocator;
   if (!lower_params(&s, v)) return;
   wasm_trap_t *trap = NULL;
   size_t n = p->param_core == TW_NONE ? 1 : p->param_core;
@@ -338,22 +344,30 @@ int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, siz
   return i->why;
 }
 
-int tw_run(tw_inst *i, const wasmtime_component_export_index_t *run, uint64_t seq) {
+// run_core runs a command. The result of run is 0 for ok, and 1 for an error.
+static void run_core(tw_inst *i, const tw_func *run) {
+  wasmtime_extern_t start;
+  wasmtime_val_raw_t result;
+  wasm_trap_t *trap = NULL;
+  const char *name = run ? run->name : "_start";
+  if (!export(i, run ? run->instance : 0, name, TW_EXTERN_FUNC, &start)) {
+    tw_fail(i, TW_FAILED, "%s is not exported", name);
+    return;
+  }
+  memset(&result, 0, sizeof result);
+  wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &start.of.func, &result, run != NULL, &trap);
+  if (!tw_took(i, err, trap) && run) i->exit_code = result.i32 != 0;
+}
+
+int tw_run(tw_inst *i, const tw_func *run, uint64_t seq) {
   i->seq = seq, i->budget = 0, i->command = true;
   tw_enter(i);
-  if (i->core) {
-    wasmtime_extern_t start;
-    wasmtime_val_raw_t none;
-    wasm_trap_t *trap = NULL;
-    if (export(i, "_start", TW_EXTERN_FUNC, &start)) {
-      wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &start.of.func, &none, 0, &trap);
-      tw_took(i, err, trap);
-    } else tw_fail(i, TW_FAILED, "_start is not exported");
-  } else {
+  if (i->core) run_core(i, run);
+  else {
     wasmtime_component_func_t fn;
     wasmtime_component_val_t result;
     memset(&result, 0, sizeof result);
-    if (!run || !wasmtime_component_instance_get_func(&i->comp, i->cx, run, &fn)) tw_fail(i, TW_FAILED, "run is not exported");
+    if (!run || !wasmtime_component_instance_get_func(&i->comp, i->cx, run->index, &fn)) tw_fail(i, TW_FAILED, "run is not exported");
     else if (!tw_took(i, wasmtime_component_func_call(&fn, i->cx, NULL, 0, &result, 1), NULL)) {
       i->exit_code = !result.of.result.is_ok;
       wasmtime_component_val_delete(&result);

@@ -64,8 +64,9 @@ type Instance struct {
 	derived context.Context
 	cancel  context.CancelFunc
 	hostErr error
-	late    bool // await killed the call, because its budget was used up
-	running bool // the call is a Run, which has no budget
+	late    bool       // await killed the call, because its budget was used up
+	runFunc *C.tw_func // what Run calls; nil for _start
+	running bool       // the call is a Run, which has no budget
 }
 
 // Instantiate makes an instance and runs the guest's own initialization, within opts.Deadline and ctx. It returns the

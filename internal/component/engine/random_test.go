@@ -122,7 +122,13 @@ func echoOf(t *wit.Type) signature {
 // guest compiles and loads a component or command.
 func guest(t *testing.T, e *Engine, wasm []byte, host Host) *Code {
 	t.Helper()
-	img, err := e.Compile(t.Context(), wasm, CompileOptions{Both: true, Provided: func(string) bool { return true }})
+	return guestBy(t, e, wasm, host, CompileOptions{Both: true})
+}
+
+func guestBy(t *testing.T, e *Engine, wasm []byte, host Host, options CompileOptions) *Code {
+	t.Helper()
+	options.Provided = func(string) bool { return true }
+	img, err := e.Compile(t.Context(), wasm, options)
 	if err != nil {
 		t.Fatalf("Compile: %v", err)
 	}
@@ -145,7 +151,7 @@ func instance(t *testing.T, c *Code, o InstanceOptions) *Instance {
 }
 
 // TestDifferential sends random values of random types through a guest that returns them, directly and through a host
-// function, on both paths. The output must equal the input.
+// function, on both paths, and on the core path with all core modules. The output must equal the input.
 func TestDifferential(t *testing.T) {
 	e := testEngine(t)
 	seed := rand.Uint64()
@@ -174,11 +180,17 @@ func TestDifferential(t *testing.T) {
 				{name: "relay", params: 1, results: 1, body: ask},
 			},
 		}
-		c := guest(t, e, wrapped(m, map[string]signature{"echo": sig, "relay": sig}, "ask", sig), host)
-		if c.Path() != PathCore {
-			t.Fatalf("no core path: %s", c.WhyComponent())
+		wasm := wrapped(m, map[string]signature{"echo": sig, "relay": sig}, "ask", sig)
+		c := guest(t, e, wasm, host)
+		byPlan := guestBy(t, e, wasm, host, CompileOptions{plan: true})
+		if c.Path() != PathCore || byPlan.img.Plan == nil {
+			t.Fatalf("no core path: %s%s", c.WhyComponent(), byPlan.WhyComponent())
 		}
-		for _, path := range []Path{PathCore, PathComponent} {
+		for _, on := range []struct {
+			*Code
+			path Path
+		}{{c, PathCore}, {c, PathComponent}, {byPlan, PathCore}} {
+			c, path := on.Code, on.path
 			i := instance(t, c, InstanceOptions{Path: path})
 			for k := range 8 {
 				for _, name := range []string{"echo", "relay"} {
@@ -198,6 +210,7 @@ func TestDifferential(t *testing.T) {
 					}
 				}
 			}
+			i.Close()
 		}
 	}
 }

@@ -2,12 +2,14 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
@@ -136,31 +138,68 @@ func read(t testing.TB, name string) []byte {
 // theGuest returns testdata/guest.wasm, loaded once.
 func theGuest(t testing.TB) *Code {
 	t.Helper()
-	if sharedGuest == nil {
+	c := sharedGuests[byPlan]
+	if c == nil {
 		e := testEngine(t)
-		img, err := e.Compile(context.Background(), read(t, "guest.wasm"),
-			CompileOptions{Both: true, Provided: func(i string) bool { return i == "test:guest/host@1.2.0" }})
+		host, options := thingsHost(), CompileOptions{Both: !byPlan, plan: byPlan}
+		options.Provided = func(i string) bool { return i == "test:guest/host@1.2.0" || byPlan && engineProvides(i) }
+		if byPlan {
+			host = withWASI(host)
+		}
+		img, err := e.Compile(context.Background(), read(t, "guest.wasm"), options)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sharedGuest, err = e.Load(img, thingsHost()); err != nil {
+		if c, err = e.Load(img, host); err != nil {
 			t.Fatal(err)
 		}
-		if sharedGuest.Path() != PathCore || sharedGuest.World() != WorldGRPC {
-			t.Fatalf("Path() = %v (%s), World() = %s", sharedGuest.Path(), sharedGuest.WhyComponent(), sharedGuest.World())
+		if c.Path() != PathCore || c.World() != WorldGRPC || (c.img.Plan != nil) != byPlan {
+			t.Fatalf("Path() = %v (%s), World() = %s, plan %v", c.Path(), c.WhyComponent(), c.World(), c.img.Plan)
 		}
+		sharedGuests[byPlan] = c
 	}
-	return sharedGuest
+	return c
 }
 
-var sharedGuest *Code
+// byPlan makes theGuest and bound return the guest on the core path with all its core modules, instead of the one that
+// has both paths. sharedGuests and boundFuncs are indexed by it.
+var (
+	byPlan       bool
+	sharedGuests = make(map[bool]*Code)
+)
+
+// withWASI adds WASI to a host. The resources of WASI are kept until the tests end.
+func withWASI(h Host) Host {
+	interfaces, bound := wasi.Interfaces()
+	for _, i := range interfaces {
+		for _, r := range i.Resources {
+			h.Resources = append(h.Resources, HostResource{Interface: i.Name, Name: r})
+		}
+	}
+	var states sync.Map
+	for _, f := range bound {
+		h.Funcs = append(h.Funcs, HostFunc{Interface: f.Interface, Name: f.Name, Params: f.Params, Result: f.Result,
+			Call: func(c *HostCall, args []byte) ([]byte, error) {
+				o := c.inst.opts
+				s, _ := states.LoadOrStore(c.inst, wasi.NewState(wasi.Options{
+					Args: o.Args, Env: o.Env, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
+				}))
+				out, err := f.Invoke(c.Context(), s.(*wasi.State), args, c.Renew)
+				if exit := (*wasi.Exit)(nil); errors.As(err, &exit) {
+					err = &Exit{Code: exit.Code}
+				}
+				return out, err
+			}})
+	}
+	return h
+}
 
 // bound binds a function of the guest, once, because a Func lives as long as its Code.
 func bound(t testing.TB, name string) *Func {
 	t.Helper()
 	boundMu.Lock()
 	defer boundMu.Unlock()
-	if f := boundFuncs[name]; f != nil {
+	if f := boundFuncs[byPlan][name]; f != nil {
 		return f
 	}
 	sig := guestSigs[name]
@@ -168,13 +207,13 @@ func bound(t testing.TB, name string) *Func {
 	if err != nil {
 		t.Fatal(err)
 	}
-	boundFuncs[name] = f
+	boundFuncs[byPlan][name] = f
 	return f
 }
 
 var (
 	boundMu    sync.Mutex
-	boundFuncs = make(map[string]*Func)
+	boundFuncs = map[bool]map[string]*Func{false: {}, true: {}}
 )
 
 // u32s returns flat parameters.
@@ -185,9 +224,14 @@ func u32s(all ...uint32) (b []byte) {
 	return b
 }
 
-// onBothPaths runs a test on each path.
+// onBothPaths runs a test on each path, and on the core path with all core modules of the guest.
 func onBothPaths(t *testing.T, f func(t *testing.T, p Path)) {
 	for _, p := range []Path{PathCore, PathComponent} {
 		t.Run(p.String(), func(t *testing.T) { f(t, p) })
 	}
+	t.Run("core modules", func(t *testing.T) {
+		byPlan = true
+		defer func() { byPlan = false }()
+		f(t, PathCore)
+	})
 }

@@ -52,11 +52,20 @@ func (i *inspection) detach(m wasmbin.Module) (*wasmbin.Detached, error) {
 
 // linkDetached loads the initial memory of a detached module, and prepares the list of its imports.
 func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
-	code, err := c.moduleBytes(c.img.memory, func(l *link) *C.wasmtime_module_t { return l.memory })
+	var loading [][]byte
+	if len(c.img.memory) > 0 {
+		loading = [][]byte{c.img.memory}
+	}
+	code, err := c.moduleBytes(loading, func(l *link) []*C.wasmtime_module_t {
+		if l.memory == nil {
+			return nil
+		}
+		return []*C.wasmtime_module_t{l.memory}
+	})
 	if err != nil {
 		return err
 	}
-	if l.memory, err = deserialized(l.c.engine, code); err != nil {
+	if l.memory, err = deserialized(l.c.engine, code[0]); err != nil {
 		return err
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.memory) })
@@ -66,7 +75,7 @@ func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
 	}
 	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(d)) })
 	var v C.wasm_importtype_vec_t
-	C.wasmtime_module_imports(l.module, &v)
+	C.wasmtime_module_imports(l.modules[0], &v)
 	c.frees = append(c.frees, func() { C.wasm_importtype_vec_delete(&v) }) // it owns the names
 	types := unsafe.Slice(v.data, int(v.size))
 	types = types[:len(types)-1] // the memory
@@ -82,7 +91,7 @@ func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
 		}
 	}
 	*d = C.tw_detached{
-		module: l.module, memory: l.memory, linker: linker, imports: imports, nimports: C.uint32_t(len(types)),
+		module: l.modules[0], memory: l.memory, linker: linker, imports: imports, nimports: C.uint32_t(len(types)),
 		nglobals: C.uint32_t(c.img.Snapshot.Globals), ntables: C.uint32_t(c.img.Snapshot.Tables),
 	}
 	l.c.detached = d

@@ -132,14 +132,22 @@ typedef struct {
   const wasmtime_module_t *module;
 } tw_passing;
 
+// tw_allocator is a function of the guest that allocates memory in it.
+typedef struct {
+  wasmtime_func_t func;
+  bool found;
+} tw_allocator;
+
 typedef struct tw_inst {
   wasmtime_store_t *store;
   wasmtime_context_t *cx;
-  bool core, serving, ready, has_memory, has_realloc, may_leave, renew, demoted, over, spent, command, on_cpu_clock;
-  wasmtime_instance_t mod;
+  bool core, serving, ready, has_memory, may_leave, renew, demoted, over, spent, command, on_cpu_clock;
+  wasmtime_instance_t *mods, mod; // core path: mods points to the only instance, or to those of the plan
+  const struct tw_plan *plan;     // NULL if there is only one core module
   wasmtime_component_instance_t comp;
   wasmtime_memory_t memory;
-  wasmtime_func_t realloc;
+  tw_allocator *allocators, cabi_realloc; // as mods
+  uint32_t allocator;                     // of the current function, or TW_NONE
   uintptr_t go_; // the Go half, as a cgo.Handle
   tw_account *account;
 
@@ -260,6 +268,7 @@ typedef struct {
   uint32_t index;    // among the host's functions; with drop, among its resources
   bool drop;         // [resource-drop]
   const tw_prog *prog;
+  uint32_t allocator; // core path: for its result, or TW_NONE
 } tw_hostfn;
 
 wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *, wasmtime_val_raw_t *, size_t);
@@ -269,6 +278,7 @@ wasmtime_error_t *tw_comp_drop(void *fn, wasmtime_context_t *, uint32_t rep);
 
 wasm_functype_t *tw_core_type(const uint8_t *params, uint32_t, const uint8_t *results, uint32_t); // TW_WASM_*
 char *tw_define_core(wasmtime_linker_t *, const char *module, const char *name, const tw_hostfn *);
+char *tw_define_trap(wasmtime_linker_t *, const char *name, const wasm_functype_t *); // a function that traps
 char *tw_define_comp(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 char *tw_define_resource(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 
@@ -279,6 +289,32 @@ char *tw_define_preview1(wasmtime_linker_t *);
 const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds);
 bool tw_fd_new(tw_inst *, tw_fd, uint32_t *number); // gives a descriptor the lowest free number; false if too many are open
 void tw_fd_free(tw_inst *, uint32_t channel); // frees the number of the descriptor of a channel
+
+// ---- core modules (plan.c) ----
+
+// tw_core is an export of a core instance, or a definition of the host.
+typedef struct {
+  bool hosted;
+  uint32_t instance;
+  const char *name;
+} tw_core;
+
+typedef struct {
+  const wasmtime_module_t *module;
+  uint32_t nimports;
+  const tw_core *imports;
+} tw_step;
+
+// tw_plan says how the instances of several core modules are made: wasmbin.Plan.
+typedef struct tw_plan {
+  const wasmtime_linker_t *hosts; // the definitions of the host
+  uint32_t nsteps, nallocators;
+  const tw_step *steps;
+  const tw_core *allocators, *memory; // memory: NULL if no function needs one
+} tw_plan;
+
+void tw_instantiate_plan(tw_inst *, const tw_plan *);
+const wasmtime_func_t *tw_allocator_of(tw_inst *); // for the current function, or NULL
 
 // ---- stores, instances, calls (inst.c) ----
 
@@ -312,7 +348,8 @@ const char *tw_capture(tw_inst *, const tw_detached *, wasmtime_val_t *globals);
 
 typedef struct {
   wasm_engine_t *engine;
-  const wasmtime_instance_pre_t *pre; // core path with a memory of its own; otherwise NULL
+  const wasmtime_instance_pre_t *pre; // core path with one core module and a memory of its own; otherwise NULL
+  const tw_plan *plan;                // core path with several core modules; otherwise NULL
   const tw_detached *detached;        // core path with a detached memory; otherwise NULL
   const wasmtime_component_linker_t *linker;
   const wasmtime_component_t *component;
@@ -346,6 +383,7 @@ void tw_free(tw_inst *);
 
 typedef struct {
   const tw_prog *prog;
+  uint32_t instance, post_instance, allocator;    // core path
   const char *name, *post;                        // core path: names of exports; post can be NULL
   const wasmtime_component_export_index_t *index; // component path
 } tw_func;
@@ -353,8 +391,8 @@ typedef struct {
 // tw_call calls a function with flat arguments. It returns why. The flat result is in out, which begins in the caller's
 // room.
 int tw_call(tw_inst *, const tw_func *, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap);
-// tw_run runs a command: _start on the core path, wasi:cli/run on the component path. It returns why.
-int tw_run(tw_inst *, const wasmtime_component_export_index_t *, uint64_t seq);
+// tw_run runs a command: _start if run is NULL, otherwise run of wasi:cli/run. It returns why.
+int tw_run(tw_inst *, const tw_func *run, uint64_t seq);
 
 char *tw_error(wasmtime_error_t *); // returns the message, for tw_free_error, and frees the error; NULL for NULL
 void tw_free_error(char *);

@@ -1,8 +1,7 @@
-// Package wasi implements the part of WASI 0.2 that uses streams: streams and pollables (wasi:io), and the interfaces
-// that create them (standard streams, the monotonic clock, files). Wasmtime has a WASI too. However, Go code cannot
-// make streams for it, and the body of an HTTP request must be a stream of the same type as all other streams.
-// Wasmtime's WASI also does not count open files and cannot wake a waiting guest. Wasmtime does provide the interfaces
-// without streams (random, environment and others).
+// Package wasi implements WASI 0.2 without wasi:http. Wasmtime has a WASI too. However, it is only for components that
+// wasmtime itself calls (the engine's component path). Go code cannot make streams for it, and the body of an HTTP
+// request must be a stream of the same type as all other streams. Wasmtime's WASI also does not count open files, cannot
+// wake a waiting guest, and starts background tasks for each instance.
 //
 //	wit/*.wit ──ParseWIT──► signatures ┐
 //	                                   ├─► Bound: name, types, Go function ──► engine.Host (internal/component/wasihttp)

@@ -17,6 +17,15 @@ var functions = map[string]map[string]Func{
 	"wasi:io/poll@0.2.12":                   pollFuncs,
 	"wasi:io/streams@0.2.12":                streamFuncs,
 	"wasi:clocks/monotonic-clock@0.2.12":    clockFuncs,
+	"wasi:clocks/wall-clock@0.2.12":         wallClockFuncs,
+	"wasi:random/random@0.2.12":             {"get-random-bytes": randomBytes, "get-random-u64": randomU64},
+	"wasi:random/insecure@0.2.12":           {"get-insecure-random-bytes": randomBytes, "get-insecure-random-u64": randomU64},
+	"wasi:random/insecure-seed@0.2.12":      {"insecure-seed": insecureSeed},
+	"wasi:cli/environment@0.2.12":           environmentFuncs,
+	"wasi:cli/exit@0.2.12":                  {"exit": exit},
+	"wasi:cli/terminal-stdin@0.2.12":        {"get-terminal-stdin": noTerminal},
+	"wasi:cli/terminal-stdout@0.2.12":       {"get-terminal-stdout": noTerminal},
+	"wasi:cli/terminal-stderr@0.2.12":       {"get-terminal-stderr": noTerminal},
 	"wasi:cli/stdin@0.2.12":                 {"get-stdin": stdin},
 	"wasi:cli/stdout@0.2.12":                {"get-stdout": stdout(func(o Options) io.Writer { return o.Stdout })},
 	"wasi:cli/stderr@0.2.12":                {"get-stderr": stdout(func(o Options) io.Writer { return o.Stderr })},
@@ -43,7 +52,7 @@ var functions = map[string]map[string]Func{
 var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	var known []*Interface
 	var bound []Bound
-	for _, name := range []string{"io", "clocks", "cli", "filesystem", "sockets", "config", "logging", "keyvalue-draft", "keyvalue-draft2"} {
+	for _, name := range []string{"io", "clocks", "random", "cli", "filesystem", "sockets", "config", "logging", "keyvalue-draft", "keyvalue-draft2"} {
 		text, err := texts.ReadFile("wit/" + name + ".wit")
 		if err != nil {
 			panic(err) // impossible: the file is embedded

@@ -16,6 +16,8 @@ import (
 
 // Options configure what an instance may use.
 type Options struct {
+	Args           []string  // the first is the program's name
+	Env            []string  // NAME=value
 	Stdin          io.Reader // nil means empty
 	Stdout, Stderr io.Writer // nil discards the output
 	Preopens       []Preopen

@@ -1,6 +1,7 @@
 package wasihttp
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,7 +43,11 @@ func hostFunc(f wasi.Bound) engine.HostFunc {
 			if !ok {
 				return nil, fmt.Errorf("%s was called in an instance without a State: %w", f.Name, errdefs.ErrInternal)
 			}
-			return f.Invoke(c.Context(), g.WASI(), args, c.Renew)
+			out, err := f.Invoke(c.Context(), g.WASI(), args, c.Renew)
+			if exit := (*wasi.Exit)(nil); errors.As(err, &exit) {
+				return nil, &engine.Exit{Code: exit.Code}
+			}
+			return out, err
 		}}
 }
 

@@ -28,17 +28,21 @@ func (r *rig) resident() int {
 
 // TestIdlePodsAreSmall checks that an idle pod that has served requests uses much less than a megabyte in the worker.
 func TestIdlePodsAreSmall(t *testing.T) {
-	r := startWorker(t, workerapi.WorkerConfig{})
-	r.serve("greeter-c").greeter().must("SayHello", `{"name":"Ada"}`)
-	before := r.resident()
-	const pods = 100
-	for range pods {
-		p := r.serve("greeter-c")
-		s := p.greeter()
-		s.must("SayHello", `{"name":"Ada"}`)
-		s.conn.Close()
+	for _, example := range []string{"greeter-c", "greeter-js"} {
+		t.Run(example, func(t *testing.T) {
+			r := startWorker(t, workerapi.WorkerConfig{})
+			r.serve(example).greeter().must("SayHello", `{"name":"Ada"}`)
+			before := r.resident()
+			const pods = 100
+			for range pods {
+				p := r.serve(example)
+				s := p.greeter()
+				s.must("SayHello", `{"name":"Ada"}`)
+				s.conn.Close()
+			}
+			each := (r.resident() - before) / pods
+			t.Logf("%d KiB for each of %d pods", each>>10, pods)
+			require.Less(t, each, 1<<20) // includes the race detector's shadow memory; a tenth without it
+		})
 	}
-	each := (r.resident() - before) / pods
-	t.Logf("%d KiB for each of %d pods", each>>10, pods)
-	require.Less(t, each, 1<<20) // includes the race detector's shadow memory; a tenth without it
 }

@@ -50,9 +50,14 @@ func newServing(tb testing.TB, example, file string, limits workerapi.Limits) *s
 // newServingOn starts a pod of a binary with the services of a .proto file.
 func newServingOn(tb testing.TB, e *engine.Engine, binary, file string, spec workerapi.PodSpec) *server {
 	tb.Helper()
+	return newServingBy(tb, e, binary, file, spec, CompileOptions())
+}
+
+func newServingBy(tb testing.TB, e *engine.Engine, binary, file string, spec workerapi.PodSpec, options engine.CompileOptions) *server {
+	tb.Helper()
 	wasm, err := os.ReadFile(binary)
 	require.NoError(tb, err)
-	image, err := e.Compile(context.Background(), wasm, CompileOptions())
+	image, err := e.Compile(context.Background(), wasm, options)
 	require.NoError(tb, err)
 	path := filepath.Join(tb.TempDir(), "code")
 	require.NoError(tb, os.WriteFile(path, image, 0o600))

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -16,14 +17,23 @@ import (
 
 var relayChannels = []channel.Channel{ch("in", "app/in", channel.Read|channel.QoS1), ch("out", "app/out", channel.Write)}
 
-// onBothPaths runs a test with a component on the engine's core path and with one on the component path.
+// onBothPaths runs a test with a component of one core module and with one of several on the engine's core path, and
+// with the latter on the component path.
 func onBothPaths(t *testing.T, test func(t *testing.T, w *Worker)) {
-	for file, path := range map[string]engine.Path{
-		"../../../../../examples/edge/relay-wit-c/relay.wasm": engine.PathCore, "testdata/relay.wasm": engine.PathComponent,
+	for name, c := range map[string]struct {
+		file string
+		path engine.Path
+	}{
+		"core":         {"../../../../../examples/edge/relay-wit-c/relay.wasm", engine.PathCore},
+		"core modules": {"testdata/relay.wasm", engine.PathCore}, "component": {"testdata/relay.wasm", engine.PathComponent},
 	} {
-		t.Run(path.String(), func(t *testing.T) {
-			w := channelWorker(t, file)
-			require.Equal(t, path, w.codes["d"].engine.Path(), w.codes["d"].OwnWorkerReason)
+		t.Run(name, func(t *testing.T) {
+			w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
+			t.Cleanup(w.Close)
+			options := CompileOptions()
+			options.ComponentPath = c.path == engine.PathComponent
+			loadFile(t, w, c.file, options)
+			require.Equal(t, c.path, w.codes["d"].engine.Path(), w.codes["d"].OwnWorkerReason)
 			test(t, w)
 		})
 	}

@@ -39,15 +39,15 @@ func channelWorker(tb testing.TB, file ...string) *Worker {
 	tb.Helper()
 	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
 	tb.Cleanup(w.Close)
-	loadFile(tb, w, append(file, "../../../../component/engine/testdata/channels.wasm")[0])
+	loadFile(tb, w, append(file, "../../../../component/engine/testdata/channels.wasm")[0], CompileOptions())
 	return w
 }
 
-func loadFile(tb testing.TB, w *Worker, file string) {
+func loadFile(tb testing.TB, w *Worker, file string, options engine.CompileOptions) {
 	tb.Helper()
 	wasm, err := os.ReadFile(file)
 	require.NoError(tb, err)
-	image, err := w.engine.Compile(context.Background(), wasm, CompileOptions())
+	image, err := w.engine.Compile(context.Background(), wasm, options)
 	require.NoError(tb, err)
 	path := filepath.Join(tb.TempDir(), "code")
 	require.NoError(tb, os.WriteFile(path, image, 0o600))

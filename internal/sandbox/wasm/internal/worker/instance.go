@@ -157,7 +157,7 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 
 // wasiOptions converts the engine's options to options of package wasi, Tripod's own WASI 0.2 host.
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
-	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
+	own := wasi.Options{Args: o.Args, Env: o.Env, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard,
 		Config: wasi.Config{Env: p.spec.Env, Volumes: p.configVolumes}, Log: p.output.logEntry}
 	if p.store != nil {

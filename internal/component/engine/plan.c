@@ -1,0 +1,63 @@
+// Instances of several core modules, made and connected by a plan (plan.go).
+#include "tw.h"
+#include <stdlib.h>
+#include <string.h>
+
+// find looks up what a plan refers to. Everything that it refers to has been made before.
+static bool find(tw_inst *i, const tw_plan *p, const tw_core *c, wasmtime_extern_t *e) {
+  if (c->hosted ? wasmtime_linker_get(p->hosts, i->cx, "", 0, c->name, strlen(c->name), e)
+                : wasmtime_instance_export_get(i->cx, &i->mods[c->instance], c->name, strlen(c->name), e))
+    return true;
+  tw_fail(i, TW_FAILED, "core instance %u has no export %s", c->instance, c->name);
+  return false;
+}
+
+static bool step(tw_inst *i, const tw_plan *p, uint32_t n) {
+  const tw_step *s = &p->steps[n];
+  wasmtime_extern_t imports[s->nimports + 1];
+  for (uint32_t k = 0; k < s->nimports; k++)
+    if (!find(i, p, &s->imports[k], &imports[k])) return false;
+  wasm_trap_t *trap = NULL;
+  wasmtime_error_t *err = wasmtime_instance_new(i->cx, s->module, imports, s->nimports, &i->mods[n], &trap);
+  return !tw_took(i, err, trap);
+}
+
+void tw_instantiate_plan(tw_inst *i, const tw_plan *p) {
+  i->mods = tw_zeroed(p->nsteps * sizeof *i->mods), i->allocators = tw_zeroed(p->nallocators * sizeof *i->allocators);
+  if (!i->mods || !i->allocators) {
+    tw_starve(i, "core instances");
+    return;
+  }
+  i->plan = p, i->ready = true;
+  for (uint32_t n = 0; n < p->nsteps; n++) {
+    if (!step(i, p, n)) return;
+    if (!p->memory || p->memory->instance != n) continue;
+    wasmtime_extern_t e;
+    if (!find(i, p, p->memory, &e)) return;
+    if (e.kind != TW_EXTERN_MEMORY) {
+      tw_fail(i, TW_FAILED, "%s is not a memory", p->memory->name);
+      return;
+    }
+    i->memory = e.of.memory, i->has_memory = true;
+    tw_memory(i);
+  }
+}
+
+const wasmtime_func_t *tw_allocator_of(tw_inst *i) {
+  if (i->allocator == TW_NONE) return NULL;
+  tw_allocator *a = &i->allocators[i->allocator];
+  wasmtime_extern_t e;
+  if (!a->found && i->plan && find(i, i->plan, &i->plan->allocators[i->allocator], &e) && e.kind == TW_EXTERN_FUNC)
+    a->func = e.of.func, a->found = true;
+  return a->found ? &a->func : NULL;
+}
+
+static wasm_trap_t *trap(void *none, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n) {
+  (void)none, (void)caller, (void)v, (void)n;
+  static const char text[] = "wasm trap: wasm `unreachable` instruction executed";
+  return wasmtime_trap_new(text, sizeof text - 1);
+}
+
+char *tw_define_trap(wasmtime_linker_t *l, const char *name, const wasm_functype_t *t) {
+  return tw_error(wasmtime_linker_define_func_unchecked(l, "", 0, name, strlen(name), t, trap, NULL, NULL));
+}

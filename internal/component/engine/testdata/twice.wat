@@ -1,0 +1,10 @@
+(module
+  (type $write (func (param i32 i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "fd_write" (func $one (type $write)))
+  (import "wasi_snapshot_preview1" "fd_write" (func $two (type $write)))
+  (memory (export "memory") 1)
+  (data (i32.const 0) "\10\00\00\00\06\00\00\00")
+  (data (i32.const 16) "twice\0a")
+  (func (export "_start")
+    (drop (call $one (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 32)))
+    (drop (call $two (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 32)))))

@@ -1,0 +1,663 @@
+package wasmbin
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+)
+
+// Plan says how a component makes the instances of its core modules, how it connects them with each other and with the
+// host, and which of their functions it exports. A host that follows the Plan needs no implementation of components.
+//
+// A Plan exists only for a component whose component instances (nested ones included) have no functions, resources or
+// memories that other ones use, because these need more than core instances and a host.
+type Plan struct {
+	Modules []Module
+	// Steps make the core instances, in order.
+	Steps []Step
+	// Exports are the exported functions by their full name (INTERFACE#NAME, or NAME at the top level).
+	Exports map[string]Lift
+	// Memory is the memory of all functions, or nil if none needs one.
+	Memory *Core
+}
+
+// Step makes an instance of a core module.
+type Step struct {
+	Module  int    // index in Plan.Modules
+	Imports []Core // one for each import of the module, in order
+}
+
+// Core is a core function, table, memory or global of a Plan.
+type Core struct {
+	Kind Kind
+	From Origin
+	// Instance is the number of the Step and Name is the export's name, for FromInstance.
+	Instance int
+	Name     string
+	// Interface is the full name of an interface that the component imports, or "" at its top level. Item is the name of
+	// a function of that interface (FromHost), or of a resource (FromDrop).
+	Interface, Item string
+	// Realloc is the allocator for the results of a function of the host, or nil.
+	Realloc *Core
+}
+
+// Origin says where a Core comes from.
+type Origin byte
+
+// The origins.
+const (
+	FromInstance Origin = iota // the export of an instance
+	FromHost                   // a function that the host provides, by the canonical ABI
+	FromDrop                   // the function resource.drop for a resource of the host
+	FromTrap                   // a function that traps
+)
+
+// Lift is an exported function of the component: a core function that follows the canonical ABI.
+type Lift struct {
+	Func Core
+	// Realloc is the allocator for the parameters, and Post is called after the result has been read. Both can be nil.
+	Realloc, Post *Core
+	memory        *Core
+}
+
+// Limits of a Plan. A component can make instances of components that make instances of components.
+const (
+	maxComponents = 32
+	maxSteps      = 32
+	maxItems      = 100_000 // definitions in all components
+)
+
+// errPlan is an error that names why there is no Plan for a component.
+type errPlan string
+
+func (e errPlan) Error() string { return string(e) }
+
+func unplanned(format string, args ...any) error { return errPlan(fmt.Sprintf(format, args...)) }
+
+// NewPlan returns the Plan of a component, or nil and the reason why there is none. It returns an error for a binary that
+// it cannot read.
+func NewPlan(component []byte) (plan *Plan, why string, err error) {
+	p := &planner{known: make(map[*byte]int)}
+	exports, err := p.instantiate(closure{code: component}, nil)
+	if err == nil {
+		err = p.finish(exports)
+	}
+	if reason := errPlan(""); errors.As(err, &reason) {
+		return nil, string(reason), nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	return &p.Plan, "", nil
+}
+
+// planner instantiates a component without running it.
+type planner struct {
+	Plan
+	known      map[*byte]int // indices in Modules, by the first byte of the code
+	components int           // instances of components
+	items      int
+	user       *scope // the only component instance that uses the host
+	lifts      []Lift // of all component instances
+	memory     []Core // the memories that functions use
+}
+
+// closure is a component that has not been instantiated, with the component around it.
+type closure struct {
+	code  []byte
+	outer *scope
+}
+
+// An item of a component is one of: function, *instance, typ, closure.
+type item any
+
+// function is a function of the host, or one that a component lifts.
+type function struct {
+	iface, name string
+	lift        int    // index in planner.lifts, or -1
+	owner       *scope // of the lift
+}
+
+// typ is a type. Only resources that the component imports have a name.
+type typ struct{ iface, name string }
+
+// instance is an instance of an interface: one that the component imports, or a list of exports.
+type instance struct {
+	iface   string
+	exports map[string]item // nil for an imported interface
+}
+
+// scope is an instance of a component: its index spaces.
+type scope struct {
+	outer      *scope
+	modules    []int
+	instances  []*instance
+	components []closure
+	funcs      []function
+	types      []typ
+	cores      []coreInstance
+	core       [Tag + 1][]Core // by kind
+}
+
+// coreInstance is the number of a Step, or a list of exports.
+type coreInstance struct {
+	step    int
+	exports map[string]Core // nil for the instance of a module
+}
+
+// instantiate makes an instance of a component. The args of the outermost component are nil.
+func (p *planner) instantiate(c closure, args map[string]item) (map[string]item, error) {
+	if p.components++; p.components > maxComponents {
+		return nil, unplanned("the component has more than %d instances of components", maxComponents)
+	}
+	s := &scope{outer: c.outer}
+	exports := make(map[string]item)
+	err := bodies(c.code, func(id byte, body *cursor) error {
+		switch id {
+		case 1:
+			return p.module(s, body.rest)
+		case 4:
+			s.components = append(s.components, closure{body.rest, s})
+			return p.count(1)
+		case sectionCustom:
+			return nil
+		case 3: // core types: only modules without code refer to them
+			return p.count(1)
+		case 7:
+			n := body.u32()
+			if err := p.count(int(n)); err != nil {
+				return err
+			}
+			s.types = append(s.types, make([]typ, n)...)
+			return nil
+		}
+		for n := body.u32(); n > 0 && body.err == nil; n-- {
+			if err := p.count(1); err != nil {
+				return err
+			}
+			if err := p.definition(s, id, body, args, exports); err != nil && body.err == nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return exports, err
+}
+
+func (p *planner) count(n int) error {
+	if n > maxItems-p.items {
+		return unplanned("the component has more than %d definitions", maxItems)
+	}
+	p.items += n
+	return nil
+}
+
+func (p *planner) module(s *scope, code []byte) error {
+	if !bytes.HasPrefix(code, []byte(ModuleHeader)) {
+		return damaged("a core module within the component has no module header")
+	}
+	n, ok := p.known[&code[0]]
+	if !ok {
+		m, err := parseModule(code)
+		if err != nil {
+			return err
+		}
+		n = len(p.Modules)
+		p.known[&code[0]] = n
+		p.Modules = append(p.Modules, m)
+	}
+	s.modules = append(s.modules, n)
+	return p.count(1)
+}
+
+// definition reads one definition of a section.
+func (p *planner) definition(s *scope, section byte, c *cursor, args, exports map[string]item) error {
+	switch section {
+	case 2:
+		return p.coreInstance(s, c)
+	case 5:
+		return p.instance(s, c)
+	case 6:
+		return p.alias(s, c)
+	case 8:
+		return p.canon(s, c)
+	case componentImports:
+		return p.imported(s, c, args)
+	case componentExports:
+		name := c.externName()
+		i, err := s.item(c)
+		if err != nil {
+			return err
+		}
+		if c.u8() != 0 {
+			c.externDesc()
+		}
+		exports[name] = i
+		return s.add(i)
+	}
+	return unplanned("the component has a section %d", section)
+}
+
+// at returns element i of an index space.
+func at[T any](all []T, i uint32) (T, error) {
+	if uint64(i) >= uint64(len(all)) {
+		var none T
+		return none, unplanned("the component refers to item %d of %d", i, len(all))
+	}
+	return all[i], nil
+}
+
+// item reads a sort and an index.
+func (s *scope) item(c *cursor) (item, error) {
+	switch sort := c.u8(); sort {
+	case 1:
+		return boxed(at(s.funcs, c.u32()))
+	case 3:
+		return boxed(at(s.types, c.u32()))
+	case 4:
+		return boxed(at(s.components, c.u32()))
+	case 5:
+		return boxed(at(s.instances, c.u32()))
+	case 0:
+		return nil, unplanned("the component passes on a core module")
+	default:
+		return nil, unplanned("the component has values")
+	}
+}
+
+func boxed[T any](v T, err error) (item, error) { return v, err }
+
+// add appends an item to its index space.
+func (s *scope) add(i item) error {
+	switch i := i.(type) {
+	case function:
+		s.funcs = append(s.funcs, i)
+	case typ:
+		s.types = append(s.types, i)
+	case closure:
+		s.components = append(s.components, i)
+	case *instance:
+		s.instances = append(s.instances, i)
+	}
+	return nil
+}
+
+// imported reads an import. For the outermost component, the host provides it; for others, args do.
+func (p *planner) imported(s *scope, c *cursor, args map[string]item) error {
+	name := c.externName()
+	kind := byte(255)
+	if len(c.rest) > 0 {
+		kind = c.rest[0]
+	}
+	c.externDesc()
+	if args != nil {
+		i, ok := args[name]
+		if !ok {
+			return unplanned("nothing is passed for the import %s of a nested component", name)
+		}
+		return s.add(i)
+	}
+	switch kind {
+	case 1:
+		return s.add(function{name: name, lift: -1})
+	case 3:
+		return s.add(typ{name: name})
+	case 5:
+		return s.add(&instance{iface: name})
+	}
+	return unplanned("the import %s is neither an interface nor a function", name)
+}
+
+// instance reads the instantiation of a component, or a list of exports.
+func (p *planner) instance(s *scope, c *cursor) error {
+	items := make(map[string]item)
+	switch kind := c.u8(); kind {
+	case 0:
+		component, err := at(s.components, c.u32())
+		if err != nil {
+			return err
+		}
+		for n := c.u32(); n > 0 && c.err == nil; n-- {
+			name := c.name()
+			if items[name], err = s.item(c); err != nil {
+				return err
+			}
+		}
+		if c.err != nil {
+			return nil
+		}
+		exports, err := p.instantiate(component, items)
+		if err != nil {
+			return err
+		}
+		return s.add(&instance{exports: exports})
+	case 1:
+		for n := c.u32(); n > 0 && c.err == nil; n-- {
+			name := c.externName()
+			var err error
+			if items[name], err = s.item(c); err != nil {
+				return err
+			}
+		}
+		return s.add(&instance{exports: items})
+	default:
+		return unplanned("an instance of kind %#x", kind)
+	}
+}
+
+// export returns an export of an instance. The sort is the one of a component item.
+func (i *instance) export(sort byte, name string) (item, error) {
+	if i.exports != nil {
+		e, ok := i.exports[name]
+		if !ok {
+			return nil, unplanned("an instance has no export %s", name)
+		}
+		return e, nil
+	}
+	switch sort {
+	case 1:
+		return function{iface: i.iface, name: name, lift: -1}, nil
+	case 3:
+		return typ{i.iface, name}, nil
+	}
+	return nil, unplanned("the interface %s contains an instance or a component", i.iface)
+}
+
+func (p *planner) alias(s *scope, c *cursor) error {
+	sort, core := c.u8(), byte(0)
+	if sort == 0 {
+		core = c.u8()
+	}
+	switch target := c.u8(); target {
+	case 0:
+		from, err := at(s.instances, c.u32())
+		name := c.name()
+		if err != nil {
+			return err
+		}
+		if sort == 0 {
+			return unplanned("the component gets a core module from elsewhere")
+		}
+		i, err := from.export(sort, name)
+		if err != nil {
+			return err
+		}
+		return s.add(i)
+	case 1:
+		from, err := at(s.cores, c.u32())
+		name := c.name()
+		if err != nil {
+			return err
+		}
+		if Kind(core) > Tag {
+			return unplanned("a core alias of kind %#x", core)
+		}
+		e, err := from.export(Kind(core), name)
+		if err != nil {
+			return err
+		}
+		s.core[core] = append(s.core[core], e)
+		return nil
+	case 2:
+		return s.outerAlias(sort, core, c.u32(), c.u32())
+	default:
+		return unplanned("an alias of kind %#x", target)
+	}
+}
+
+func (s *scope) outerAlias(sort, core byte, depth, index uint32) error {
+	from := s
+	for ; depth > 0 && from != nil; depth-- {
+		from = from.outer
+	}
+	if from == nil {
+		return unplanned("an alias leads out of the component")
+	}
+	switch {
+	case sort == 3:
+		t, err := at(from.types, index)
+		s.types = append(s.types, t)
+		return err
+	case sort == 4:
+		c, err := at(from.components, index)
+		s.components = append(s.components, c)
+		return err
+	case sort == 0 && core == 0x11:
+		m, err := at(from.modules, index)
+		s.modules = append(s.modules, m)
+		return err
+	case sort == 0 && core == 0x10:
+		return nil // a core type
+	}
+	return unplanned("an outer alias of kind %#x", sort)
+}
+
+// export returns an export of a core instance.
+func (i coreInstance) export(kind Kind, name string) (Core, error) {
+	if i.exports == nil {
+		return Core{Kind: kind, Instance: i.step, Name: name}, nil
+	}
+	e, ok := i.exports[name]
+	if !ok || e.Kind != kind {
+		return Core{}, unplanned("a core instance has no export %s", name)
+	}
+	return e, nil
+}
+
+// coreInstance reads the instantiation of a core module, or a list of exports.
+func (p *planner) coreInstance(s *scope, c *cursor) error {
+	switch kind := c.u8(); kind {
+	case 0:
+		module, err := at(s.modules, c.u32())
+		if err != nil {
+			return err
+		}
+		args := make(map[string]coreInstance)
+		for n := c.u32(); n > 0 && c.err == nil; n-- {
+			name := c.name()
+			c.u8()
+			if args[name], err = at(s.cores, c.u32()); err != nil {
+				return err
+			}
+		}
+		return p.step(s, module, args)
+	case 1:
+		exports := make(map[string]Core)
+		for n := c.u32(); n > 0 && c.err == nil; n-- {
+			name, kind := c.name(), c.u8()
+			if Kind(kind) > Tag {
+				return unplanned("a core export of kind %#x", kind)
+			}
+			e, err := at(s.core[kind], c.u32())
+			if err != nil {
+				return err
+			}
+			exports[name] = e
+		}
+		s.cores = append(s.cores, coreInstance{exports: exports})
+		return nil
+	default:
+		return unplanned("a core instance of kind %#x", kind)
+	}
+}
+
+func (p *planner) step(s *scope, module int, args map[string]coreInstance) error {
+	if len(p.Steps) == maxSteps {
+		return unplanned("the component has more than %d core instances", maxSteps)
+	}
+	step := Step{Module: module}
+	for _, i := range p.Modules[module].Imports {
+		from, ok := args[i.Module]
+		if !ok {
+			return unplanned("nothing is passed for the import %s of a core module", i.Module)
+		}
+		e, err := from.export(i.Kind, i.Name)
+		if err != nil {
+			return err
+		}
+		step.Imports = append(step.Imports, e)
+	}
+	s.cores = append(s.cores, coreInstance{step: len(p.Steps)})
+	p.Steps = append(p.Steps, step)
+	return nil
+}
+
+// options are the canonical options of a function.
+type options struct{ memory, realloc, post *Core }
+
+func (s *scope) options(c *cursor) (o options, err error) {
+	ref := func(all []Core) *Core {
+		e, missing := at(all, c.u32())
+		if missing != nil {
+			err = missing
+		}
+		return &e
+	}
+	for n := c.u32(); n > 0 && c.err == nil; n-- {
+		switch opt := c.u8(); opt {
+		case 0: // UTF-8
+		case 1, 2:
+			return o, unplanned("strings in UTF-16 or Latin-1")
+		case 3:
+			o.memory = ref(s.core[Memory])
+		case 4:
+			o.realloc = ref(s.core[Func])
+		case 5:
+			o.post = ref(s.core[Func])
+		default:
+			return o, unplanned("canonical option %#x", opt)
+		}
+	}
+	return o, err
+}
+
+func (p *planner) canon(s *scope, c *cursor) error {
+	switch op := c.u8(); op {
+	case 0:
+		c.u8()
+		f, err := at(s.core[Func], c.u32())
+		o, badOptions := s.options(c)
+		c.u32()
+		if err := errors.Join(err, badOptions); err != nil {
+			return err
+		}
+		p.lifts = append(p.lifts, Lift{Func: f, Realloc: o.realloc, Post: o.post, memory: o.memory})
+		return s.add(function{lift: len(p.lifts) - 1, owner: s})
+	case 1:
+		c.u8()
+		f, err := at(s.funcs, c.u32())
+		o, badOptions := s.options(c)
+		if err := errors.Join(err, badOptions); err != nil {
+			return err
+		}
+		return p.lower(s, f, o)
+	case 3:
+		t, err := at(s.types, c.u32())
+		if err != nil {
+			return err
+		}
+		if t.name == "" {
+			return unplanned("the guest defines resources")
+		}
+		s.core[Func] = append(s.core[Func], Core{Kind: Func, From: FromDrop, Interface: t.iface, Item: t.name})
+		return p.uses(s)
+	case 2, 4:
+		return unplanned("the guest defines resources")
+	default:
+		return unplanned("canonical function %#x", op)
+	}
+}
+
+// lower makes a core function of a function of the host. A function of another component instance would need a copy of
+// the parameters and results between two memories; only those that trap at once are supported.
+func (p *planner) lower(s *scope, f function, o options) error {
+	if f.lift < 0 {
+		s.core[Func] = append(s.core[Func], Core{Kind: Func, From: FromHost, Interface: f.iface, Item: f.name, Realloc: o.realloc})
+		if o.memory != nil {
+			p.memory = append(p.memory, *o.memory)
+		}
+		return p.uses(s)
+	}
+	if !p.hasBody(p.lifts[f.lift].Func, trapBody) {
+		return unplanned("a component instance calls another one")
+	}
+	s.core[Func] = append(s.core[Func], Core{Kind: Func, From: FromTrap})
+	return nil
+}
+
+// uses records that a component instance uses the host. Each component instance has handles of its own, so only one may.
+func (p *planner) uses(s *scope) error {
+	if p.user != nil && p.user != s {
+		return unplanned("several component instances use the host")
+	}
+	p.user = s
+	return nil
+}
+
+// finish collects the exports of the outermost component.
+func (p *planner) finish(exports map[string]item) error {
+	p.Exports = make(map[string]Lift)
+	for name, e := range exports {
+		switch e := e.(type) {
+		case function:
+			if err := p.export(name, e); err != nil {
+				return err
+			}
+		case *instance:
+			for member, f := range e.exports {
+				if f, ok := f.(function); ok {
+					if err := p.export(name+"#"+member, f); err != nil {
+						return err
+					}
+				}
+			}
+			if e.exports == nil {
+				return unplanned("the component exports the imported interface %s", e.iface)
+			}
+		case closure:
+			return unplanned("the component exports a component")
+		}
+	}
+	return p.oneMemory()
+}
+
+func (p *planner) export(name string, f function) error {
+	if f.lift < 0 {
+		return unplanned("the component exports the function %s, which it imports", f.name)
+	}
+	if err := p.uses(f.owner); err != nil {
+		return err
+	}
+	l := p.lifts[f.lift]
+	for _, c := range []*Core{&l.Func, l.Realloc, l.Post} {
+		if c != nil && c.From != FromInstance {
+			return unplanned("the component exports a function that is not a core module's")
+		}
+	}
+	if l.memory != nil {
+		p.memory = append(p.memory, *l.memory)
+	}
+	p.Exports[name] = l
+	return nil
+}
+
+// oneMemory checks that all functions use the same memory.
+func (p *planner) oneMemory() error {
+	for _, m := range p.memory {
+		if m.From != FromInstance || m != p.memory[0] {
+			return unplanned("its functions use several memories")
+		}
+	}
+	if len(p.memory) > 0 {
+		p.Memory = &p.memory[0]
+	}
+	p.prune()
+	memories := 0
+	for _, s := range p.Steps {
+		memories += len(p.Modules[s.Module].Memories)
+	}
+	if memories > 1 {
+		return unplanned("its core modules have %d memories", memories)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package wasmbin
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestPlans plans components of common tools.
+func TestPlans(t *testing.T) {
+	for file, c := range map[string]struct {
+		steps  []int // imports of each step
+		export string
+		lift   int // the step of the exported function
+	}{
+		// wit-component: shim, main module, adapter for preview 1, fixup.
+		"greeter-c":    {[]int{0, 13, 29, 26}, "proto:greet-v1/greeter#say-hello", 1},
+		"hello-http-c": {[]int{0, 22, 14}, "wasi:http/incoming-handler@0.2.0#handle", 1},
+		// componentize-qjs: several modules with one memory, in a nested component. The two modules of the other nested
+		// component, whose functions only trap, are left out.
+		"greeter-js": {[]int{0, 1, 6, 43, 85, 35}, "proto:greet-v1/greeter#say-hello", 4},
+	} {
+		data, err := os.ReadFile("../../../examples/wasm/" + file + "/" + file + ".wasm")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, why, err := NewPlan(data)
+		if err != nil || why != "" {
+			t.Errorf("%s: %q, %v", file, why, err)
+			continue
+		}
+		var imports []int
+		for _, s := range p.Steps {
+			imports = append(imports, len(s.Imports))
+		}
+		l := p.Exports[c.export]
+		if !slices.Equal(imports, c.steps) || len(p.Modules) != len(c.steps) || l.Func.Instance != c.lift || l.Func.Name != c.export || p.Memory == nil {
+			t.Errorf("%s: imports %v of %d modules, %s in step %+v, memory %v; want %v, step %d", file, imports, len(p.Modules), c.export, l.Func, p.Memory, c.steps, c.lift)
+		}
+	}
+}
+
+// TestNoPlan checks what the planner refuses, and that its reasons are useful.
+func TestNoPlan(t *testing.T) {
+	module := sec(1, moduleHead+sec(1, "\x01\x60\x00\x00")+sec(3, "\x01\x00")+sec(7, "\x01"+name("f")+"\x00\x00")+sec(10, "\x01\x03\x00\x01\x0b"))
+	started := module + sec(2, "\x01\x00\x00\x00") + sec(6, "\x01\x00\x00\x01\x00"+name("f")) + sec(7, "\x01\x40\x00\x01\x00")
+	lifted := started + sec(8, "\x01\x00\x00\x00\x00\x00")
+	// 20 components, each of which makes two instances of the next one.
+	bomb := ""
+	for range 20 {
+		bomb = sec4(componentHead+bomb) + sec(5, "\x02\x00\x00\x00\x00\x00\x00")
+	}
+	for name, c := range map[string]struct{ text, why string }{
+		"a bomb of instances":        {bomb, "more than 32 instances of components"},
+		"a bomb of definitions":      {sec(7, "\xff\xff\xff\xff\x0f"), "more than 100000 definitions"},
+		"many core instances":        {module + sec(2, "\x21"+strings.Repeat("\x00\x00\x00", 33)), "more than 32 core instances"},
+		"another component's":        {sec4(componentHead+lifted+sec(11, "\x01\x00"+name("f")+"\x01\x00\x00")) + sec(5, "\x01\x00\x00\x00") + sec(6, "\x01\x01\x00\x00"+name("f")) + sec(8, "\x01\x01\x00\x00\x00"), "a component instance calls another one"},
+		"a resource of the guest":    {sec(7, "\x01\x3f\x7f\x00") + sec(8, "\x01\x03\x00"), "defines resources"},
+		"a start function":           {sec(9, "\x01\x00\x00\x00"), "section 9"},
+		"an alias out of the file":   {sec(6, "\x01\x03\x02\x05\x00"), "leads out of the component"},
+		"an index beyond the end":    {sec(8, "\x01\x01\x00\x07\x00"), "item 7 of 0"},
+		"a module from elsewhere":    {sec(10, "\x01\x00"+name("m")+"\x00\x11\x00"), "neither an interface nor a function"},
+		"strings in UTF-16":          {started + sec(8, "\x01\x00\x00\x00\x01\x01\x00"), "UTF-16"},
+		"an asynchronous function":   {started + sec(8, "\x01\x00\x00\x00\x01\x06\x00"), "canonical option 0x6"},
+		"an import that is missing":  {sec(1, moduleHead+sec(1, "\x01\x60\x00\x00")+sec(2, "\x01"+name("m")+name("f")+"\x00\x00")) + sec(2, "\x01\x00\x00\x00"), "nothing is passed"},
+		"a reexport of the host's":   {sec(10, "\x01\x00"+name("f")+"\x01\x00") + sec(11, "\x01\x00"+name("g")+"\x01\x00\x00"), "which it imports"},
+		"an exported component":      {sec4(componentHead) + sec(11, "\x01\x00"+name("c")+"\x04\x00\x00"), "exports a component"},
+		"an instance of its imports": {sec(10, "\x01\x00"+name("a:b/c")+"\x05\x00") + sec(11, "\x01\x00"+name("a:b/c")+"\x05\x00\x00"), "exports the imported interface"},
+	} {
+		p, why, err := NewPlan([]byte(componentHead + c.text))
+		if p != nil || err != nil || !strings.Contains(why, c.why) {
+			t.Errorf("%s: NewPlan = %v, %q, %v; want %q", name, p != nil, why, err, c.why)
+		}
+	}
+	if p, why, err := NewPlan([]byte(componentHead + lifted + sec(11, "\x01\x00"+name("f")+"\x01\x00\x00"))); err != nil || why != "" || len(p.Steps) != 1 || p.Exports["f"].Func.Name != "f" {
+		t.Errorf("a simple component: %+v, %q, %v", p, why, err)
+	}
+}
+
+// sec4 is a section with a nested component of any size.
+func sec4(component string) string {
+	n := len(component)
+	return "\x04" + string([]byte{byte(n) | 0x80, byte(n>>7) | 0x80, byte(n >> 14)}) + component
+}
+
+func FuzzPlan(f *testing.F) {
+	for _, file := range []string{"greeter-c", "hello-http-c"} {
+		data, err := os.ReadFile("../../../examples/wasm/" + file + "/" + file + ".wasm")
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		if p, _, err := NewPlan(data); err == nil && p != nil && len(p.Steps) > maxSteps {
+			panic("too many steps")
+		}
+	})
+}

@@ -1,0 +1,81 @@
+package worker
+
+import (
+	"bytes"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// BenchmarkJavaScript measures a unary call of a component in JavaScript on both of the engine's paths, without the
+// network: the worker's share of a request.
+func BenchmarkJavaScript(b *testing.B) {
+	for _, path := range []engine.Path{engine.PathCore, engine.PathComponent} {
+		b.Run(path.String(), func(b *testing.B) {
+			e, err := engine.New(engine.Config{Instances: 64})
+			require.NoError(b, err)
+			options := CompileOptions()
+			options.ComponentPath = path == engine.PathComponent
+			s := newServingBy(b, e, examples+"greeter-js/greeter-js.wasm", examples+"greeter/greeter.proto", workerapi.PodSpec{}, options)
+			require.Equal(b, path, s.pod.code.engine.Path(), s.pod.code.OwnWorkerReason)
+			m := s.methodOf(b, "/greet.v1.Greeter/SayHello")
+			b.Run("one", func(b *testing.B) {
+				call := &oneCall{request: []byte("\x0a\x03Ada"), header: http.Header{}, trailer: http.Header{}}
+				for b.Loop() {
+					if err := s.Invoke(b.Context(), m, call); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.Run("parallel", func(b *testing.B) {
+				b.SetParallelism(16)
+				b.RunParallel(func(pb *testing.PB) {
+					call := &oneCall{request: []byte("\x0a\x03Ada"), header: http.Header{}, trailer: http.Header{}}
+					for pb.Next() {
+						if err := s.Invoke(b.Context(), m, call); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			})
+		})
+	}
+}
+
+// TestPathsAgree sends the same calls to a component in JavaScript on both paths: messages, metadata and errors must be
+// the same.
+func TestPathsAgree(t *testing.T) {
+	servers := make(map[engine.Path]*server)
+	for _, path := range []engine.Path{engine.PathCore, engine.PathComponent} {
+		e, err := engine.New(engine.Config{Instances: 16})
+		require.NoError(t, err)
+		options := CompileOptions()
+		options.ComponentPath = path == engine.PathComponent
+		spec := workerapi.PodSpec{Env: []string{"POD_NAME=ada's"}}
+		s := newServingBy(t, e, examples+"greeter-js/greeter-js.wasm", examples+"greeter/greeter.proto", spec, options)
+		require.Equal(t, path, s.pod.code.engine.Path(), s.pod.code.OwnWorkerReason)
+		require.Equal(t, path == engine.PathComponent, s.pod.code.OwnWorkerReason != "")
+		servers[path] = s
+	}
+	long := append([]byte("\x0a\x80\x80\x40"), bytes.Repeat([]byte("a"), 1<<20)...)
+	for name, request := range map[string][]byte{
+		"a name": []byte("\x0a\x03Ada"), "another language": []byte("\x0a\x03Ada\x10\x01"), "an error": nil, "Unicode": []byte("\x0a\x04\xf0\x9f\x90\x99"),
+		"1 MiB": long, "an unknown field": []byte("\x0a\x03Ada\xa0\x06\x01"), "no protobuf": []byte("\xff"),
+	} {
+		var calls []*oneCall
+		var errs []error
+		for _, path := range []engine.Path{engine.PathCore, engine.PathComponent} {
+			call := &oneCall{request: request, header: http.Header{}, trailer: http.Header{}}
+			errs = append(errs, servers[path].Invoke(t.Context(), servers[path].methodOf(t, "/greet.v1.Greeter/SayHello"), call))
+			calls = append(calls, call)
+		}
+		require.Equal(t, calls[1], calls[0], name)
+		require.Equal(t, errs[1], errs[0], name)
+		require.Equal(t, name == "an error" || name == "no protobuf", errs[0] != nil, "%s: %v", name, errs[0])
+	}
+}
