@@ -61,7 +61,7 @@ func TestNoDialerAfterTheExit(t *testing.T) {
 		_, err := dialers.Read(make([]byte, 1))
 		require.ErrorIs(t, err, io.EOF)
 	}
-	o := &wayOut{plain: &http.Transport{}, h2c: &http.Transport{}}
+	o := &wayOut{pod: &pod{}, plain: &http.Transport{}, h2c: &http.Transport{}}
 	workers, dialers := pair()
 	require.NoError(t, o.connect(workers))
 	o.close()
