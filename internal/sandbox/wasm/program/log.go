@@ -19,15 +19,17 @@ type boundedLog struct {
 }
 
 func (l *boundedLog) Write(line []byte) (int, error) {
-	if info, err := l.file.Stat(); err == nil && info.Mode().IsRegular() && info.Size()+int64(len(line)) > l.limit {
+	out := line
+	if l.lost > 0 {
+		out = fmt.Appendf(nil, "{\"level\":\"WARN\",\"msg\":\"lines lost while the log was full\",\"lines\":%d}\n%s", l.lost, line)
+	}
+	if info, err := l.file.Stat(); err == nil && info.Mode().IsRegular() && info.Size()+int64(len(out)) > l.limit {
 		l.lost++
 		return len(line), nil
 	}
-	if l.lost > 0 {
-		if _, err := fmt.Fprintf(l.file, "{\"level\":\"WARN\",\"msg\":\"lines lost while the log was full\",\"lines\":%d}\n", l.lost); err != nil {
-			return 0, err
-		}
-		l.lost = 0
+	if _, err := l.file.Write(out); err != nil {
+		return 0, err
 	}
-	return l.file.Write(line)
+	l.lost = 0
+	return len(line), nil
 }

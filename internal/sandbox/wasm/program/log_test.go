@@ -38,3 +38,21 @@ func TestFaultC10WorkerLog(t *testing.T) {
 		t.Errorf("log after truncation = %s", text)
 	}
 }
+
+// TestShortLineInAFullLog: a line that would fit alone is dropped if it does not fit with the count of lost lines.
+func TestShortLineInAFullLog(t *testing.T) {
+	file, err := os.OpenFile(filepath.Join(t.TempDir(), "log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	log := &boundedLog{file: file, limit: 100}
+	for _, n := range []int{90, 20, 10} {
+		if got, err := log.Write(bytes.Repeat([]byte("x"), n)); got != n || err != nil {
+			t.Fatalf("Write of %d bytes: got %d, error %v", n, got, err)
+		}
+	}
+	if info, err := file.Stat(); err != nil || info.Size() != 90 || log.lost != 2 {
+		t.Errorf("size of the log = %d, %v, with %d lines lost; want 90 with 2 lines lost", info.Size(), err, log.lost)
+	}
+}
