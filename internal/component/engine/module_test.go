@@ -98,6 +98,43 @@ func TestServerModuleResources(t *testing.T) {
 	}
 }
 
+// TestLargeResultIsFreed: an instance does not keep the memory of a host function's large result.
+func TestLargeResultIsFreed(t *testing.T) {
+	const iface, kept = "tripod:grpc/raw@0.1.0", 64 << 10
+	var body bin
+	body.i32(64).u8(0x10, 0).i32(68).u8(0x28, 2, 0) // the length of blob's result
+	m := coreMod{
+		imports: []coreFn{{module: iface, name: "blob", params: 1}},
+		funcs:   []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}},
+	}
+	e, opts, size := testEngine(t), rawOptions(), 0
+	opts.ModuleHost.Funcs = append(opts.ModuleHost.Funcs, HostFunc{Interface: iface, Name: "blob", Result: tBytes,
+		Call: func(*HostCall, []byte) ([]byte, error) { return wit.AppendBytes(nil, make([]byte, size)), nil },
+	})
+	image, err := e.Compile(t.Context(), m.bytes(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := e.Load(image, opts.ModuleHost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	f, err := c.Func(opts.ModuleExports[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := instance(t, c, InstanceOptions{})
+	for _, size = range []int{10, 16 * kept, 10} {
+		if out, err := i.Call(t.Context(), f, u32s(0), nil); err != nil || string(out) != string(u32s(uint32(size))) {
+			t.Fatalf("handle = %x, %v; want %d", out, err, size)
+		}
+		if n := int(i.c.scratch.cap); n > kept {
+			t.Errorf("the instance keeps %d bytes", n)
+		}
+	}
+}
+
 // TestServerModuleRefused: a core module that is no server, or needs what core modules do not get, is refused by name,
 // when it is compiled and not only when it is loaded.
 func TestServerModuleRefused(t *testing.T) {

@@ -264,6 +264,8 @@ bool tw_from_val(tw_inst *, const tw_prog *, uint32_t node, const wasmtime_compo
 
 // ---- host functions (host.c) ----
 
+enum { TW_KEPT = 64 << 10 }; // bytes of the largest result whose memory an instance keeps for the next call
+
 typedef struct {
   uint32_t index;    // among the host's functions; with drop, among its resources
   bool drop;         // [resource-drop]
