@@ -10,7 +10,7 @@ import (
 // Names that Detach adds to a module.
 const (
 	// A detached module imports its memory as MemoryExport of the module memoryModule. MemoryExport is also the only export
-	// of the modules that WithData makes.
+	// of the modules that MemoryModule makes.
 	memoryModule = "tripod:memory"
 	MemoryExport = "memory"
 	// GlobalExport and TableExport, followed by the index among the mutable globals or the tables (from 0), name the
