@@ -103,7 +103,6 @@ type outCall struct {
 	file   *os.File
 	ready  syscall.RawConn
 	buffer []byte
-	event  lowEvent // of look
 }
 
 // open holds the calls that the host knows.
@@ -149,9 +148,6 @@ func startCall(r *clientRequest) (clientHost, error) {
 	}
 	c.number = answer.status.code
 	open[c] = struct{}{}
-	if c.closed {
-		return nil, errClosed
-	}
 	c.file = os.NewFile(uintptr(clientEvents(c.number)), "tripod:grpc/client")
 	var err error
 	if c.ready, err = c.file.SyscallConn(); err != nil {
@@ -243,10 +239,10 @@ func (c *outCall) look() (e clientEvent, pending bool, err error) {
 	if c.closed {
 		return e, false, errClosed
 	}
-	low := &c.event
+	var low lowEvent
 	saved, savedUsed := scratch, used
 	scratch, used = mine, 0
-	clientNext(c.number, unsafe.Pointer(low))
+	clientNext(c.number, unsafe.Pointer(&low))
 	scratch, used = saved, savedUsed
 	switch low.which {
 	case eventHeader:
@@ -273,7 +269,8 @@ func (c *outCall) take(size uint32) ([]byte, error) {
 		return nil, errClosed
 	}
 	prepared = c.buffer[:size]
-	clientTake(c.number, unsafe.Pointer(&taken))
+	var message list
+	clientTake(c.number, unsafe.Pointer(&message))
 	used, prepared = 0, nil
 	return c.buffer[:size], nil
 }

@@ -164,11 +164,7 @@ func (c *conn) begin(ctx context.Context, a Address) error {
 		if a.User != "" {
 			args = [][]byte{[]byte(a.User), []byte(a.Password)}
 		}
-		_, err := c.do(ctx, small, "AUTH", args...)
-		if e, ok := errors.AsType[serverError](err); ok {
-			return e.class() // the rest can repeat the password
-		}
-		if err != nil {
+		if _, err := c.do(ctx, small, "AUTH", args...); err != nil {
 			return err
 		}
 	}

@@ -125,20 +125,20 @@ func clientSend(_ *engine.HostCall, c *grpcCall, to *grpcclient.Call, in *wit.Re
 // clientNext implements next: func(call: u32) -> event.
 func clientNext(_ *engine.HostCall, c *grpcCall, to *grpcclient.Call, _ *wit.Reader) ([]byte, error) {
 	e := to.Next()
-	reply := wit.AppendCase(c.reply[:0], int(e.Kind))
+	c.reply = wit.AppendCase(c.reply[:0], int(e.Kind))
 	switch e.Kind {
 	case grpcclient.Header:
-		reply = appendMetadata(reply, e.Metadata)
+		c.reply = appendMetadata(c.reply, e.Metadata)
 	case grpcclient.Message:
-		reply = wit.AppendU32(reply, uint32(e.Size))
+		c.reply = wit.AppendU32(c.reply, uint32(e.Size))
 	case grpcclient.End:
-		reply = wit.AppendOption(reply, e.Status != nil)
+		c.reply = wit.AppendOption(c.reply, e.Status != nil)
 		if e.Status != nil {
-			reply = protowit.AppendStatus(reply, rawStatus(e.Status))
+			c.reply = protowit.AppendStatus(c.reply, rawStatus(e.Status))
 		}
-		reply = appendMetadata(reply, e.Metadata)
+		c.reply = appendMetadata(c.reply, e.Metadata)
 	}
-	return keep(&c.reply, reply), nil
+	return c.reply, nil
 }
 
 // appendMetadata appends a list<entry>.
@@ -161,7 +161,8 @@ func clientTake(hc *engine.HostCall, c *grpcCall, to *grpcclient.Call, _ *wit.Re
 	if !ok {
 		return nil, errors.New("take was called without a message that next announced")
 	}
-	return keep(&c.reply, wit.AppendBytes(c.reply[:0], message)), nil
+	c.reply = wit.AppendBytes(c.reply[:0], message)
+	return c.reply, nil
 }
 
 // clientEvents implements events: func(call: u32) -> u32.
